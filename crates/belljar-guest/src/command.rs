@@ -1,0 +1,162 @@
+//! One command in a fresh process.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::rc::Rc;
+use std::time::Duration;
+
+use belljar_proto::exec::{ExecSpec, KernelState, Status};
+use belljar_sys::process::{self, Ended};
+use belljar_sys::procfs;
+use tokio::io::AsyncWriteExt;
+use tokio::net::unix::pipe;
+use tokio::time::{sleep, timeout};
+
+use crate::Guest;
+use crate::execs::{Ending, Exec};
+use crate::output::Output;
+use crate::reaper::End;
+
+const SIGINT: i32 = 2;
+const SIGKILL: i32 = 9;
+
+/// Processes may appear while we kill their parents; this many sweeps find them all or the pids
+/// limit has long stopped them.
+const KILL_SWEEPS: usize = 16;
+
+/// How long a killed process may take to be gone.
+const KILL_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Starts the command; the rest happens in the background and ends up in `exec`.
+pub(crate) fn start(
+    guest: &Rc<Guest>,
+    spec: &ExecSpec,
+    argv: &[String],
+    cwd: &str,
+    stdin: Vec<u8>,
+    exec: &Rc<Exec>,
+) -> io::Result<()> {
+    let oom_before = guest.oom_kills();
+    let (output, write_ends) = Output::new()?;
+    output.attach(exec);
+    let (stdin_read, stdin_write) = io::pipe()?;
+    let fds = [
+        stdin_read.as_fd(),
+        write_ends.stdout.as_fd(),
+        write_ends.stderr.as_fd(),
+    ];
+    let pid = process::spawn(&process::Command {
+        argv,
+        env: &spec.env,
+        cwd,
+        fds: &fds,
+    })?;
+    let end = guest.reaper.watch(pid);
+    drop((stdin_read, write_ends));
+
+    let feed = pipe::Sender::from_owned_fd(stdin_write.into())?;
+    tokio::task::spawn_local(async move {
+        let mut feed = feed;
+        // A command that does not read its input is its own business.
+        let _ = feed.write_all(&stdin).await;
+    });
+    tokio::task::spawn_local(Rc::clone(&output).pump());
+    let supervised = Supervised {
+        pid,
+        end,
+        output,
+        oom_before,
+    };
+    let (guest, exec) = (Rc::clone(guest), Rc::clone(exec));
+    let (limit, grace) = (
+        Duration::from_millis(spec.timeout_ms),
+        Duration::from_millis(spec.grace_ms),
+    );
+    tokio::task::spawn_local(async move {
+        let ending = supervised.to_its_end(&guest, &exec, limit, grace).await;
+        exec.finish(ending);
+    });
+    Ok(())
+}
+
+struct Supervised {
+    pid: u32,
+    end: End,
+    output: Rc<Output>,
+    oom_before: u64,
+}
+
+impl Supervised {
+    async fn to_its_end(
+        self,
+        guest: &Guest,
+        exec: &Exec,
+        limit: Duration,
+        grace: Duration,
+    ) -> Ending {
+        let mut interrupt = exec.interrupt.subscribe();
+        let stopped_by = tokio::select! {
+            biased;
+            _ = self.end.ended() => None,
+            () = sleep(limit) => Some(Status::Timeout),
+            _ = interrupt.wait_for(|asked| *asked) => Some(Status::Interrupted),
+        };
+        if stopped_by.is_some() {
+            let _ = process::signal_group(self.pid, SIGINT);
+            if timeout(grace, self.end.ended()).await.is_err() {
+                kill_tree(self.pid, &[], false);
+                let _ = timeout(KILL_TIMEOUT, self.end.ended()).await;
+            }
+        }
+        // Whoever still holds the pipe open may write on; the command itself has said its last.
+        self.output.drain();
+        let ended = self.end.now().unwrap_or(Ended::Signaled(SIGKILL));
+        let out_of_memory = guest.oom_kills() > self.oom_before;
+        let (status, exit_code) = match (stopped_by, ended) {
+            (Some(Status::Timeout), _) => (Status::Timeout, 124),
+            (Some(status), _) => (status, 130),
+            (None, Ended::Signaled(SIGKILL)) if out_of_memory => (Status::Oom, 137),
+            (None, Ended::Exited(0)) => (Status::Ok, 0),
+            (None, ended) => (Status::Error, ended.exit_code()),
+        };
+        Ending {
+            status,
+            exit_code,
+            reason: None,
+            kernel_state: KernelState::Kept,
+            execution_count: 0,
+        }
+    }
+}
+
+/// Kills a process and its descendants; with `orphans` also every process that lost its parent and
+/// is not among `spare`.
+pub(crate) fn kill_tree(root: u32, spare: &[u32], orphans: bool) {
+    const INIT: u32 = 1;
+    // Stopped first, the root cannot start anything new while its children are looked up.
+    let _ = process::signal(root, 19);
+    for _ in 0..KILL_SWEEPS {
+        let parents = procfs::parents();
+        let mut doomed = procfs::descendants(&parents, root);
+        if orphans {
+            let strays: Vec<u32> = parents
+                .iter()
+                .filter(|(pid, parent)| **parent == INIT && **pid != root && !spare.contains(pid))
+                .map(|(pid, _)| *pid)
+                .collect();
+            for stray in strays {
+                doomed.extend(procfs::descendants(&parents, stray));
+                doomed.push(stray);
+            }
+        }
+        // Those already dead stay visible until we reap them, which happens after this.
+        doomed.retain(|&pid| !procfs::is_zombie(pid));
+        if doomed.is_empty() {
+            break;
+        }
+        for pid in doomed {
+            let _ = process::signal(pid, SIGKILL);
+        }
+    }
+    let _ = process::signal(root, SIGKILL);
+}

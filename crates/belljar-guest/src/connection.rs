@@ -1,0 +1,412 @@
+//! One connection from the host: requests in, replies and events out.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::rc::Rc;
+use std::time::Duration;
+
+use belljar_proto::exec::{ExecSpec, Language, What};
+use belljar_proto::frame::{self, Decoder, Frame};
+use belljar_proto::guest::{
+    Answer, Call, FromGuest, Probe, ProbeReport, Refusal, RefusalCode, ReplyOutcome, Request,
+    Skipped, Tree, TreeFile, TreeLimits,
+};
+use belljar_proto::{OLDEST_PROTOCOL, PROTOCOL};
+use belljar_sys::{channel, probe, process, tree};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::net::unix::OwnedReadHalf;
+use tokio::sync::mpsc;
+
+use crate::Guest;
+use crate::execs::{Exec, Place};
+use crate::kernel::{Kernel, Phase};
+
+/// Messages waiting to be written. Events are pulled from the spool, so a slow host fills this and
+/// nothing else.
+const OUTBOX: usize = 16;
+
+/// A frame on its way out, with descriptors for its first byte.
+struct Outgoing {
+    bytes: Vec<u8>,
+    fds: Vec<OwnedFd>,
+}
+
+type Outbox = mpsc::Sender<Outgoing>;
+
+/// An answer, the descriptors that go with it, and what the body of the reply is.
+struct Reply {
+    answer: Answer,
+    fds: Vec<OwnedFd>,
+}
+
+impl From<Answer> for Reply {
+    fn from(answer: Answer) -> Self {
+        Reply {
+            answer,
+            fds: Vec::new(),
+        }
+    }
+}
+
+pub(crate) async fn serve(guest: Rc<Guest>, stream: UnixStream) {
+    guest.connections.set(guest.connections.get() + 1);
+    let (outbox, to_write) = mpsc::channel(OUTBOX);
+    let (reader, writer) = stream.into_split();
+    let writing = tokio::task::spawn_local(write(writer, to_write));
+    read(&guest, reader, outbox).await;
+    // Events of executions that this connection followed end with it; the spool keeps them.
+    writing.abort();
+    guest.connections.set(guest.connections.get() - 1);
+    if guest.connections.get() == 0 && !guest.outlives_host {
+        process::exit_now(0);
+    }
+}
+
+async fn read(guest: &Rc<Guest>, mut reader: OwnedReadHalf, outbox: Outbox) {
+    let mut decoder = Decoder::default();
+    let mut buffer = vec![0; 8 * 1024];
+    let mut welcome = false;
+    loop {
+        loop {
+            let frame = match decoder.next_frame() {
+                Ok(Some(frame)) => frame,
+                Ok(None) => break,
+                // Out of step: nothing that follows can be understood.
+                Err(_) => return,
+            };
+            let Ok(Request { id, call }) = frame.head::<Request>() else {
+                return;
+            };
+            if !welcome && !matches!(call, Call::Hello { .. }) {
+                return;
+            }
+            if let Call::Hello { protocol, nonce } = &call {
+                welcome = *nonce == guest.nonce && *protocol >= OLDEST_PROTOCOL;
+            }
+            if !answer(guest, id, call, frame, welcome, &outbox).await {
+                return;
+            }
+        }
+        match reader.read(&mut buffer).await {
+            Ok(0) | Err(_) => return,
+            Ok(n) => decoder.push(&buffer[..n]),
+        }
+    }
+}
+
+/// Deals with one request; false when the connection is of no further use.
+async fn answer(
+    guest: &Rc<Guest>,
+    id: u64,
+    call: Call,
+    frame: Frame,
+    welcome: bool,
+    outbox: &Outbox,
+) -> bool {
+    let outcome: Result<Reply, Refusal> = match call {
+        Call::Hello { .. } if !welcome => Err(refuse(
+            RefusalCode::NotWelcome,
+            format!(
+                "this guest speaks protocol {OLDEST_PROTOCOL} to {PROTOCOL} and knows its host"
+            ),
+        )),
+        Call::Hello { .. } => Ok(Answer::Welcome {
+            protocol: PROTOCOL,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            execs: guest.execs.ids(),
+        }
+        .into()),
+        Call::PrepareKernel { language } => prepare_kernel(guest, language),
+        Call::SpawnKernel {
+            language,
+            argv,
+            env,
+            cwd,
+        } => Kernel::spawn(guest, language, &argv, &env, &cwd)
+            .map(|()| Answer::Done.into())
+            .map_err(|error| failed(format!("failed to start {}: {error}", argv.join(" ")))),
+        Call::AwaitKernel { language } => {
+            // Answered when it is known, without holding up other requests.
+            let (guest, outbox) = (Rc::clone(guest), outbox.clone());
+            tokio::task::spawn_local(async move {
+                let outcome = await_kernel(&guest, language).await;
+                reply(&outbox, id, outcome).await;
+            });
+            return true;
+        }
+        Call::Exec(spec) => match begin(guest, spec, frame.body) {
+            Ok(exec) => {
+                let alive = reply(outbox, id, Ok(Answer::Started.into())).await;
+                follow(exec, Place::default(), outbox.clone());
+                return alive;
+            }
+            Err(refusal) => Err(refusal),
+        },
+        Call::Join {
+            exec_id,
+            from,
+            offset,
+        } => match guest.execs.get(&exec_id) {
+            Some(exec) => {
+                let alive = reply(outbox, id, Ok(Answer::Started.into())).await;
+                follow(
+                    exec,
+                    Place {
+                        entry: from,
+                        offset,
+                    },
+                    outbox.clone(),
+                );
+                return alive;
+            }
+            None => Err(unknown(&exec_id)),
+        },
+        Call::Interrupt { exec_id } => match guest.execs.get(&exec_id) {
+            Some(exec) => {
+                exec.interrupt.send_replace(true);
+                Ok(Answer::Done.into())
+            }
+            None => Err(unknown(&exec_id)),
+        },
+        Call::Forget { exec_id } => {
+            guest.execs.forget(&exec_id);
+            Ok(Answer::Done.into())
+        }
+        Call::ListTree { root, limits } => list_tree(&root, limits),
+        Call::OpenFile { root, path } => open_file(&root, &path),
+        Call::Probe { probe } => run_probe(probe),
+        Call::Shutdown => process::exit_now(0),
+    };
+    reply(outbox, id, outcome).await
+}
+
+fn prepare_kernel(guest: &Rc<Guest>, language: Language) -> Result<Reply, Refusal> {
+    let ends = Kernel::prepare(guest, language).map_err(|e| failed(e.to_string()))?;
+    let landlock = guest.landlock.as_ref().and_then(|fd| fd.try_clone().ok());
+    let answer = Answer::KernelEnds {
+        landlock: landlock.is_some(),
+    };
+    let mut fds = vec![ends.control, ends.stdin, ends.stdout, ends.stderr];
+    fds.extend(landlock);
+    Ok(Reply { answer, fds })
+}
+
+async fn await_kernel(guest: &Guest, language: Language) -> Result<Reply, Refusal> {
+    let kernel = guest.kernels.borrow().get(&language).cloned();
+    let kernel =
+        kernel.ok_or_else(|| refuse(RefusalCode::NoKernel, "no kernel was started".into()))?;
+    let language_version = kernel
+        .ready()
+        .await
+        .map_err(|why| refuse(RefusalCode::NoKernel, format!("the kernel {why}")))?;
+    Ok(Answer::KernelReady { language_version }.into())
+}
+
+fn begin(guest: &Rc<Guest>, spec: ExecSpec, body: Vec<u8>) -> Result<Rc<Exec>, Refusal> {
+    let duplicate = || {
+        refuse(
+            RefusalCode::DuplicateExec,
+            format!("execution {} exists already", spec.exec_id),
+        )
+    };
+    match spec.what.clone() {
+        What::Cell { language, echo } => {
+            let kernel = guest.kernels.borrow().get(&language).cloned();
+            let Some(kernel) = kernel else {
+                return Err(refuse(
+                    RefusalCode::NoKernel,
+                    "there is no live kernel".into(),
+                ));
+            };
+            let mut refused = None;
+            kernel.phase.send_if_modified(|phase| match phase {
+                Phase::Idle { language_version } => {
+                    *phase = Phase::Busy {
+                        language_version: std::mem::take(language_version),
+                    };
+                    true
+                }
+                Phase::Busy { .. } => {
+                    refused = Some((RefusalCode::Busy, "the kernel runs another execution"));
+                    false
+                }
+                Phase::Starting | Phase::Dead { .. } => {
+                    refused = Some((RefusalCode::NoKernel, "there is no live kernel"));
+                    false
+                }
+            });
+            if let Some((code, message)) = refused {
+                return Err(refuse(code, message.into()));
+            }
+            let Some(exec) = guest.execs.begin(&spec.exec_id, spec.output_limit) else {
+                kernel.release();
+                return Err(duplicate());
+            };
+            let running = kernel.run_cell(
+                Rc::clone(guest),
+                language,
+                spec,
+                echo,
+                body,
+                Rc::clone(&exec),
+            );
+            tokio::task::spawn_local(running);
+            Ok(exec)
+        }
+        What::Command { argv, cwd } => {
+            let exec = guest
+                .execs
+                .begin(&spec.exec_id, spec.output_limit)
+                .ok_or_else(duplicate)?;
+            match crate::command::start(guest, &spec, &argv, &cwd, body, &exec) {
+                Ok(()) => Ok(exec),
+                Err(error) => {
+                    guest.execs.discard(&spec.exec_id);
+                    let program = argv.first().map_or("", String::as_str);
+                    Err(failed(format!(
+                        "failed to start `{program}` in `{cwd}`: {error}"
+                    )))
+                }
+            }
+        }
+    }
+}
+
+/// Sends the events of an execution from `place` on, until its end or the connection's.
+fn follow(exec: Rc<Exec>, mut place: Place, outbox: Outbox) {
+    tokio::task::spawn_local(async move {
+        while let Some((from, event, body)) = exec.next(&mut place).await {
+            let head = FromGuest::Event {
+                exec_id: exec.id.clone(),
+                seq: from.entry,
+                offset: from.offset,
+                event,
+            };
+            let bytes = frame::encode(&head, &body);
+            if outbox
+                .send(Outgoing {
+                    bytes,
+                    fds: Vec::new(),
+                })
+                .await
+                .is_err()
+            {
+                return;
+            }
+        }
+    });
+}
+
+fn list_tree(root: &str, limits: TreeLimits) -> Result<Reply, Refusal> {
+    let listing = tree::list(root, limits.files, limits.depth)
+        .map_err(|error| failed(format!("failed to list `{root}`: {error}")))?;
+    let files = listing
+        .files
+        .into_iter()
+        .map(|(path, size)| TreeFile { path, size })
+        .collect();
+    let skipped = listing
+        .skipped
+        .into_iter()
+        .map(|(path, reason)| Skipped { path, reason })
+        .collect();
+    Ok(Answer::Tree(Tree {
+        files,
+        skipped,
+        skipped_more: listing.skipped_more,
+    })
+    .into())
+}
+
+fn open_file(root: &str, path: &[u8]) -> Result<Reply, Refusal> {
+    let file = tree::open_file(root, path).map_err(|error| {
+        let code = match error.kind() {
+            std::io::ErrorKind::NotFound => RefusalCode::NotFound,
+            _ => RefusalCode::NotAFile,
+        };
+        refuse(
+            code,
+            format!(
+                "failed to open `{}`: {error}",
+                String::from_utf8_lossy(path)
+            ),
+        )
+    })?;
+    let size = channel::check_plain_file(&file).map_err(|e| failed(e.to_string()))?;
+    Ok(Reply {
+        answer: Answer::File { size },
+        fds: vec![file],
+    })
+}
+
+fn run_probe(probe: Probe) -> Result<Reply, Refusal> {
+    let millis = |d: Duration| u64::try_from(d.as_millis()).unwrap_or(u64::MAX);
+    let report = match probe {
+        Probe::Memory { bytes } => {
+            probe::memory(bytes).map(|killed| ProbeReport::Memory { killed })
+        }
+        Probe::Processes { count } => {
+            probe::processes(count).map(|started| ProbeReport::Processes { started })
+        }
+        Probe::Cpu { wall_ms } => {
+            probe::cpu(Duration::from_millis(wall_ms)).map(|(used, wall)| ProbeReport::Cpu {
+                used_ms: millis(used),
+                wall_ms: millis(wall),
+            })
+        }
+        Probe::Network => probe::network().map(|(interfaces, reached_out)| ProbeReport::Network {
+            interfaces,
+            reached_out,
+        }),
+    };
+    report
+        .map(|report| Answer::Probed(report).into())
+        .map_err(|error| failed(format!("the probe itself failed: {error}")))
+}
+
+/// Queues a reply; false when the connection is gone.
+async fn reply(outbox: &Outbox, id: u64, outcome: Result<Reply, Refusal>) -> bool {
+    let (outcome, fds) = match outcome {
+        Ok(reply) => (ReplyOutcome::Ok(reply.answer), reply.fds),
+        Err(refusal) => (ReplyOutcome::Err(refusal), Vec::new()),
+    };
+    let bytes = frame::encode(&FromGuest::Reply { id, outcome }, &[]);
+    outbox.send(Outgoing { bytes, fds }).await.is_ok()
+}
+
+async fn write(mut writer: tokio::net::unix::OwnedWriteHalf, mut outbox: mpsc::Receiver<Outgoing>) {
+    while let Some(Outgoing { bytes, fds }) = outbox.recv().await {
+        let mut rest = &bytes[..];
+        if !fds.is_empty() {
+            let borrowed: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+            let sent = writer
+                .as_ref()
+                .async_io(tokio::io::Interest::WRITABLE, || {
+                    channel::send_with_fds(writer.as_ref(), &bytes, &borrowed)
+                })
+                .await;
+            match sent {
+                Ok(n) => rest = &bytes[n..],
+                Err(_) => return,
+            }
+        }
+        if writer.write_all(rest).await.is_err() {
+            return;
+        }
+    }
+}
+
+fn refuse(code: RefusalCode, message: String) -> Refusal {
+    Refusal { code, message }
+}
+
+fn failed(message: String) -> Refusal {
+    refuse(RefusalCode::Failed, message)
+}
+
+fn unknown(exec_id: &str) -> Refusal {
+    refuse(
+        RefusalCode::UnknownExec,
+        format!("there is no execution {exec_id}"),
+    )
+}

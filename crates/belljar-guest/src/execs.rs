@@ -1,0 +1,353 @@
+//! What executions produced, kept until the host has it.
+//!
+//! The spool of an execution is a list of entries. Consecutive output of one stream grows the last
+//! entry instead of adding one, so a reader's place is a pair: entry number and offset within it.
+//! Readers pull at their own pace; a slow or lost reader holds up nobody and costs no more memory
+//! than the bounds below allow.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{HashMap, VecDeque};
+use std::rc::Rc;
+use std::time::Instant;
+
+use belljar_proto::exec::{Dropped, Event, KernelState, Outcome, Status};
+use tokio::sync::{Notify, watch};
+
+/// Finished executions that are remembered if the host never says `Forget`.
+const MAX_FINISHED: usize = 64;
+
+/// Displays and results of one execution, together.
+const MAX_RESULT_BYTES: usize = 32 * 1024 * 1024;
+
+/// Entries of one execution. Only output that alternates between streams, or displays, add many.
+const MAX_ENTRIES: usize = 16 * 1024;
+
+/// An entry of output grows to this size before a new one is begun.
+const ENTRY_SIZE: usize = 64 * 1024;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stream {
+    Stdout,
+    Stderr,
+}
+
+#[derive(Debug)]
+pub(crate) struct Exec {
+    pub(crate) id: String,
+    started: Instant,
+    entries: RefCell<Vec<(Event, Vec<u8>)>>,
+    grown: Notify,
+    done: Cell<bool>,
+    output_left: [Cell<u64>; 2],
+    dropped: Cell<Dropped>,
+    results_left: Cell<usize>,
+    /// Set when the host asks for an interrupt; the supervisor of this execution acts on it.
+    pub(crate) interrupt: watch::Sender<bool>,
+}
+
+impl Exec {
+    fn new(id: String, output_limit: u64) -> Exec {
+        Exec {
+            id,
+            started: Instant::now(),
+            entries: RefCell::default(),
+            grown: Notify::new(),
+            done: Cell::new(false),
+            output_left: [Cell::new(output_limit), Cell::new(output_limit)],
+            dropped: Cell::default(),
+            results_left: Cell::new(MAX_RESULT_BYTES),
+            interrupt: watch::Sender::new(false),
+        }
+    }
+
+    /// Output, of which as much is kept as the limit allows.
+    pub(crate) fn output(&self, stream: Stream, bytes: &[u8]) {
+        let (event, left) = match stream {
+            Stream::Stdout => (Event::Stdout, &self.output_left[0]),
+            Stream::Stderr => (Event::Stderr, &self.output_left[1]),
+        };
+        let room = usize::try_from(left.get())
+            .unwrap_or(usize::MAX)
+            .min(bytes.len());
+        let kept = self.keep(event, &bytes[..room]);
+        left.set(left.get() - kept as u64);
+        let lost = (bytes.len() - kept) as u64;
+        if lost > 0 {
+            let mut dropped = self.dropped.get();
+            match stream {
+                Stream::Stdout => dropped.stdout_bytes += lost,
+                Stream::Stderr => dropped.stderr_bytes += lost,
+            }
+            self.dropped.set(dropped);
+        }
+    }
+
+    /// Appends to the last entry or begins a new one; returns how many bytes found a place.
+    fn keep(&self, event: Event, bytes: &[u8]) -> usize {
+        if bytes.is_empty() {
+            return 0;
+        }
+        let mut entries = self.entries.borrow_mut();
+        let full = entries.len() >= MAX_ENTRIES;
+        match entries.last_mut() {
+            Some((last, body)) if *last == event && body.len() < ENTRY_SIZE => {
+                body.extend_from_slice(bytes);
+            }
+            _ if full => return 0,
+            _ => entries.push((event, bytes.to_vec())),
+        }
+        self.grown.notify_waiters();
+        bytes.len()
+    }
+
+    /// A display, result or error report.
+    pub(crate) fn publish(&self, event: Event, body: Vec<u8>) {
+        let mut entries = self.entries.borrow_mut();
+        let Some(left) = self
+            .results_left
+            .get()
+            .checked_sub(body.len())
+            .filter(|_| entries.len() < MAX_ENTRIES)
+        else {
+            let mut dropped = self.dropped.get();
+            dropped.results += 1;
+            self.dropped.set(dropped);
+            return;
+        };
+        self.results_left.set(left);
+        entries.push((event, body));
+        self.grown.notify_waiters();
+    }
+
+    /// The end. Later calls change nothing.
+    pub(crate) fn finish(&self, end: Ending) {
+        if self.done.replace(true) {
+            return;
+        }
+        let duration = self.started.elapsed();
+        self.entries.borrow_mut().push((
+            Event::Done(Outcome {
+                status: end.status,
+                exit_code: end.exit_code,
+                reason: end.reason,
+                kernel_state: end.kernel_state,
+                execution_count: end.execution_count,
+                duration_us: u64::try_from(duration.as_micros()).unwrap_or(u64::MAX),
+                dropped: self.dropped.get(),
+            }),
+            Vec::new(),
+        ));
+        self.grown.notify_waiters();
+    }
+
+    /// Moves `place` on to the next thing a reader has not seen, waiting for it if need be.
+    /// `None` after the end.
+    pub(crate) async fn next(&self, place: &mut Place) -> Option<(Place, Event, Vec<u8>)> {
+        loop {
+            let grown = self.grown.notified();
+            if let Some(found) = self.look(place) {
+                return Some(found);
+            }
+            let entries = self.entries.borrow().len() as u64;
+            if self.done.get() && place.entry >= entries {
+                return None;
+            }
+            grown.await;
+        }
+    }
+
+    fn look(&self, place: &mut Place) -> Option<(Place, Event, Vec<u8>)> {
+        let entries = self.entries.borrow();
+        loop {
+            let index = usize::try_from(place.entry).ok()?;
+            let (event, body) = entries.get(index)?;
+            let offset = usize::try_from(place.offset).ok()?;
+            let grows = matches!(event, Event::Stdout | Event::Stderr);
+            if grows && offset >= body.len() {
+                // Read up to its present end: go on only if a later entry exists.
+                entries.get(index + 1)?;
+                *place = Place {
+                    entry: place.entry + 1,
+                    offset: 0,
+                };
+                continue;
+            }
+            let from = *place;
+            *place = if grows {
+                Place {
+                    offset: body.len() as u64,
+                    ..from
+                }
+            } else {
+                Place {
+                    entry: from.entry + 1,
+                    offset: 0,
+                }
+            };
+            return Some((from, event.clone(), body[offset.min(body.len())..].to_vec()));
+        }
+    }
+}
+
+/// Where a reader is: entries before `entry` and `offset` bytes of it were seen.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) entry: u64,
+    pub(crate) offset: u64,
+}
+
+/// How an execution ended, as its supervisor saw it.
+#[derive(Debug)]
+pub(crate) struct Ending {
+    pub(crate) status: Status,
+    pub(crate) exit_code: i32,
+    pub(crate) reason: Option<String>,
+    pub(crate) kernel_state: KernelState,
+    pub(crate) execution_count: u64,
+}
+
+/// All executions the guest remembers.
+#[derive(Debug, Default)]
+pub(crate) struct Execs {
+    by_id: RefCell<HashMap<String, Rc<Exec>>>,
+    /// In the order they were begun, to forget the oldest finished ones first.
+    order: RefCell<VecDeque<String>>,
+}
+
+impl Execs {
+    /// `None` if the id was used already.
+    pub(crate) fn begin(&self, id: &str, output_limit: u64) -> Option<Rc<Exec>> {
+        let mut by_id = self.by_id.borrow_mut();
+        if by_id.contains_key(id) {
+            return None;
+        }
+        let exec = Rc::new(Exec::new(id.to_owned(), output_limit));
+        by_id.insert(id.to_owned(), Rc::clone(&exec));
+        let mut order = self.order.borrow_mut();
+        order.push_back(id.to_owned());
+        while order.len() > MAX_FINISHED {
+            let finished = order
+                .iter()
+                .position(|id| by_id.get(id).is_none_or(|e| e.done.get()));
+            let Some(oldest) = finished.and_then(|at| order.remove(at)) else {
+                break;
+            };
+            by_id.remove(&oldest);
+        }
+        Some(exec)
+    }
+
+    pub(crate) fn get(&self, id: &str) -> Option<Rc<Exec>> {
+        self.by_id.borrow().get(id).cloned()
+    }
+
+    /// A running execution is not forgotten, whoever asks.
+    pub(crate) fn forget(&self, id: &str) {
+        let mut by_id = self.by_id.borrow_mut();
+        if by_id.get(id).is_some_and(|exec| exec.done.get()) {
+            by_id.remove(id);
+            self.order.borrow_mut().retain(|known| known != id);
+        }
+    }
+
+    /// Takes back an execution that never began.
+    pub(crate) fn discard(&self, id: &str) {
+        self.by_id.borrow_mut().remove(id);
+        self.order.borrow_mut().retain(|known| known != id);
+    }
+
+    pub(crate) fn ids(&self) -> Vec<String> {
+        self.order.borrow().iter().cloned().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all(exec: &Exec) -> Vec<(Place, Event, Vec<u8>)> {
+        let mut place = Place::default();
+        std::iter::from_fn(|| exec.look(&mut place)).collect()
+    }
+
+    #[test]
+    fn output_of_one_stream_grows_one_entry() {
+        let exec = Exec::new("x".into(), 1000);
+        exec.output(Stream::Stdout, b"ab");
+        let mut place = Place::default();
+        assert_eq!(exec.look(&mut place).unwrap().2, b"ab");
+        assert!(exec.look(&mut place).is_none());
+        exec.output(Stream::Stdout, b"cd");
+        let (from, event, bytes) = exec.look(&mut place).unwrap();
+        assert_eq!(
+            (from, event, &bytes[..]),
+            (
+                Place {
+                    entry: 0,
+                    offset: 2
+                },
+                Event::Stdout,
+                &b"cd"[..]
+            )
+        );
+        exec.output(Stream::Stderr, b"e");
+        assert_eq!(
+            exec.look(&mut place).unwrap().0,
+            Place {
+                entry: 1,
+                offset: 0
+            }
+        );
+        assert_eq!(all(&exec).len(), 2);
+    }
+
+    #[test]
+    fn output_beyond_its_limit_is_counted() {
+        let exec = Exec::new("x".into(), 10);
+        exec.output(Stream::Stdout, &[b'a'; 8]);
+        exec.output(Stream::Stdout, &[b'b'; 8]);
+        exec.output(Stream::Stdout, &[b'c'; 8]);
+        exec.output(Stream::Stderr, &[b'd'; 10]);
+        assert_eq!(all(&exec)[0].2, b"aaaaaaaabb");
+        assert_eq!(
+            exec.dropped.get(),
+            Dropped {
+                stdout_bytes: 14,
+                stderr_bytes: 0,
+                results: 0
+            }
+        );
+    }
+
+    #[test]
+    fn alternating_streams_cannot_grow_the_spool_without_bound() {
+        let exec = Exec::new("x".into(), u64::MAX);
+        for _ in 0..MAX_ENTRIES {
+            exec.output(Stream::Stdout, b"o");
+            exec.output(Stream::Stderr, b"e");
+        }
+        assert_eq!(exec.entries.borrow().len(), MAX_ENTRIES);
+        let dropped = exec.dropped.get();
+        assert_eq!(
+            dropped.stdout_bytes + dropped.stderr_bytes,
+            MAX_ENTRIES as u64
+        );
+    }
+
+    #[test]
+    fn the_oldest_finished_executions_are_forgotten_but_never_a_running_one() {
+        let execs = Execs::default();
+        let running = execs.begin("running", 1).unwrap();
+        for n in 0..2 * MAX_FINISHED {
+            let exec = execs.begin(&n.to_string(), 1).unwrap();
+            exec.done.set(true);
+        }
+        assert!(execs.begin("running", 1).is_none(), "ids are not reused");
+        assert!(execs.get("running").is_some() && execs.get("0").is_none());
+        execs.forget("running");
+        assert!(execs.get("running").is_some());
+        running.done.set(true);
+        execs.forget("running");
+        assert!(execs.get("running").is_none());
+    }
+}

@@ -1,0 +1,116 @@
+//! The guest: our process inside the sandbox, its PID 1.
+//!
+//! It starts processes and supervises kernels, keeps their output within bounds until the host has
+//! fetched it, opens files on the host's behalf and reaps orphans. It has no more rights than the
+//! code it supervises: same user, same seccomp filter, same Landlock rules, no capabilities.
+//!
+//! ```text
+//!  host ──UNIX socket──▶ connection ──▶ execs (spool) ◀── kernel ◀──private socket──▶ python
+//!                            ▲                ▲              └── stdout, stderr pipes ──┘
+//!                            └── events ──────┘        command ──▶ process
+//! ```
+//!
+//! The guest outlives the server: connections come and go, executions go on. One thread, one
+//! event loop; nothing here is shared with anybody, so state is `Rc` and `Cell`.
+
+#![forbid(unsafe_code)]
+
+mod command;
+mod connection;
+mod execs;
+mod kernel;
+mod output;
+mod reaper;
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixListener;
+use std::rc::Rc;
+
+use belljar_proto::exec::Language;
+
+use execs::Execs;
+use kernel::Kernel;
+use reaper::Reaper;
+
+/// What the guest is born with.
+#[derive(Debug)]
+pub struct Start {
+    /// Bound by the host, at a path nobody inside can see.
+    pub listener: UnixListener,
+    /// Whoever connects must know it.
+    pub nonce: String,
+    /// Where the kernel counts processes it killed for memory.
+    pub oom_events: Option<File>,
+    /// The rules we live under, for kernels that join later.
+    pub landlock: Option<OwnedFd>,
+    /// Whether to go on while nobody is connected.
+    pub outlives_host: bool,
+}
+
+/// Serves the host until it says `Shutdown`.
+pub fn run(start: Start) -> io::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    let local = tokio::task::LocalSet::new();
+    local.block_on(&runtime, serve(start))
+}
+
+async fn serve(start: Start) -> io::Result<()> {
+    start.listener.set_nonblocking(true)?;
+    let listener = tokio::net::UnixListener::from_std(start.listener)?;
+    let guest = Rc::new(Guest {
+        nonce: start.nonce,
+        oom_events: start.oom_events,
+        landlock: start.landlock,
+        outlives_host: start.outlives_host,
+        execs: Execs::default(),
+        reaper: Reaper::start()?,
+        kernels: RefCell::default(),
+        lost_kernel: RefCell::default(),
+        connections: Cell::new(0),
+    });
+    loop {
+        let (stream, _) = listener.accept().await?;
+        if guest.connections.get() >= MAX_CONNECTIONS {
+            continue;
+        }
+        tokio::task::spawn_local(connection::serve(Rc::clone(&guest), stream));
+    }
+}
+
+/// The host needs one connection, and a second while it takes over from a predecessor; in a
+/// container the socket can be reached from inside, and must not be a way to exhaust us.
+const MAX_CONNECTIONS: usize = 64;
+
+/// Everything the guest knows.
+#[derive(Debug)]
+struct Guest {
+    nonce: String,
+    oom_events: Option<File>,
+    landlock: Option<OwnedFd>,
+    outlives_host: bool,
+    execs: Execs,
+    reaper: Reaper,
+    kernels: RefCell<HashMap<Language, Rc<Kernel>>>,
+    /// How a kernel died that nobody was told about yet.
+    lost_kernel: RefCell<HashMap<Language, String>>,
+    connections: Cell<usize>,
+}
+
+impl Guest {
+    /// How many processes of this sandbox the kernel has killed for memory so far.
+    fn oom_kills(&self) -> u64 {
+        let Some(file) = &self.oom_events else {
+            return 0;
+        };
+        let mut text = [0; 1024];
+        let len = file.read_at(&mut text, 0).unwrap_or(0);
+        belljar_sys::cgroup::parse_oom_kills(&String::from_utf8_lossy(&text[..len]))
+    }
+}

@@ -1,0 +1,131 @@
+//! The pipes behind a process's standard output and error.
+
+use std::cell::RefCell;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+
+use tokio::net::unix::pipe;
+
+use crate::execs::{Exec, Stream};
+
+/// Output that arrives while no execution runs (a background thread, a daemon) is kept up to this
+/// size and shown at the start of the next one.
+const MAX_IDLE_OUTPUT: usize = 64 * 1024;
+
+/// A pipe holds 64 KiB unless enlarged, so one drain after a message never needs more; a bound
+/// keeps an endless writer from holding the event loop.
+const MAX_DRAIN: usize = 256 * 1024;
+
+/// Both pipes of one process or kernel, and where their contents go at the moment.
+#[derive(Debug)]
+pub(crate) struct Output {
+    stdout: pipe::Receiver,
+    stderr: pipe::Receiver,
+    sink: RefCell<Sink>,
+}
+
+#[derive(Debug, Default)]
+struct Sink {
+    exec: Option<Rc<Exec>>,
+    idle: Vec<(Stream, Vec<u8>)>,
+    idle_bytes: usize,
+}
+
+/// The ends a new process is given.
+#[derive(Debug)]
+pub(crate) struct WriteEnds {
+    pub(crate) stdout: OwnedFd,
+    pub(crate) stderr: OwnedFd,
+}
+
+impl Output {
+    pub(crate) fn new() -> io::Result<(Rc<Output>, WriteEnds)> {
+        let (out_read, out_write) = io::pipe()?;
+        let (err_read, err_write) = io::pipe()?;
+        let output = Rc::new(Output {
+            stdout: pipe::Receiver::from_owned_fd(out_read.into())?,
+            stderr: pipe::Receiver::from_owned_fd(err_read.into())?,
+            sink: RefCell::default(),
+        });
+        Ok((
+            output,
+            WriteEnds {
+                stdout: out_write.into(),
+                stderr: err_write.into(),
+            },
+        ))
+    }
+
+    /// From now on output belongs to this execution, starting with what came unasked.
+    pub(crate) fn attach(&self, exec: &Rc<Exec>) {
+        let mut sink = self.sink.borrow_mut();
+        for (stream, bytes) in sink.idle.drain(..) {
+            exec.output(stream, &bytes);
+        }
+        sink.idle_bytes = 0;
+        sink.exec = Some(Rc::clone(exec));
+    }
+
+    pub(crate) fn detach(&self) {
+        self.sink.borrow_mut().exec = None;
+    }
+
+    /// Reads both pipes until nobody can write to them any more. Never stops reading: a full pipe
+    /// would stop the process that writes.
+    pub(crate) async fn pump(self: Rc<Self>) {
+        let mut open = [true, true];
+        while open[0] || open[1] {
+            tokio::select! {
+                _ = self.stdout.readable(), if open[0] => open[0] = self.read(Stream::Stdout, MAX_DRAIN),
+                _ = self.stderr.readable(), if open[1] => open[1] = self.read(Stream::Stderr, MAX_DRAIN),
+            }
+        }
+    }
+
+    /// Takes what is in the pipes right now: all that was written before the message we just got.
+    pub(crate) fn drain(&self) {
+        self.read(Stream::Stdout, MAX_DRAIN);
+        self.read(Stream::Stderr, MAX_DRAIN);
+    }
+
+    /// Reads up to `most` bytes without waiting; false at the end of the pipe.
+    fn read(&self, stream: Stream, most: usize) -> bool {
+        let pipe = match stream {
+            Stream::Stdout => &self.stdout,
+            Stream::Stderr => &self.stderr,
+        };
+        // On the stack and shared by nobody: an idle guest holds no buffers.
+        let mut buffer = [0; 16 * 1024];
+        let mut total = 0;
+        while total < most {
+            match pipe.try_read(&mut buffer) {
+                Ok(0) => return false,
+                Ok(n) => {
+                    total += n;
+                    self.sink.borrow_mut().accept(stream, &buffer[..n]);
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return true,
+                Err(_) => return false,
+            }
+        }
+        true
+    }
+}
+
+impl Sink {
+    fn accept(&mut self, stream: Stream, bytes: &[u8]) {
+        match &self.exec {
+            Some(exec) => exec.output(stream, bytes),
+            None => {
+                let room = MAX_IDLE_OUTPUT
+                    .saturating_sub(self.idle_bytes)
+                    .min(bytes.len());
+                if room > 0 {
+                    self.idle_bytes += room;
+                    self.idle.push((stream, bytes[..room].to_vec()));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! PID 1 must collect every child that ends, its own and the orphans of everybody else.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::io;
+use std::rc::Rc;
+
+use belljar_sys::process::{self, Ended};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+
+/// Tells those who ask how a process ended.
+#[derive(Debug)]
+pub(crate) struct Reaper {
+    waiting: Rc<RefCell<HashMap<u32, watch::Sender<Option<Ended>>>>>,
+}
+
+/// Resolves when a process has ended; can be asked any number of times.
+#[derive(Debug, Clone)]
+pub(crate) struct End(watch::Receiver<Option<Ended>>);
+
+impl Reaper {
+    pub(crate) fn start() -> io::Result<Reaper> {
+        let waiting: Rc<RefCell<HashMap<u32, watch::Sender<Option<Ended>>>>> = Rc::default();
+        let mut children = signal(SignalKind::child())?;
+        let reaper = Reaper {
+            waiting: Rc::clone(&waiting),
+        };
+        tokio::task::spawn_local(async move {
+            loop {
+                children.recv().await;
+                while let Some((pid, ended)) = process::reap_any() {
+                    if let Some(sender) = waiting.borrow_mut().remove(&pid) {
+                        sender.send_replace(Some(ended));
+                    }
+                }
+            }
+        });
+        Ok(reaper)
+    }
+
+    /// Must be called before control returns to the event loop after the process was started, or
+    /// its end may have been collected already.
+    pub(crate) fn watch(&self, pid: u32) -> End {
+        let (sender, receiver) = watch::channel(None);
+        self.waiting.borrow_mut().insert(pid, sender);
+        End(receiver)
+    }
+
+    /// Processes that somebody waits for: not orphans, whatever their parent is.
+    pub(crate) fn watched(&self) -> Vec<u32> {
+        self.waiting.borrow().keys().copied().collect()
+    }
+}
+
+impl End {
+    /// How it ended, if it has.
+    pub(crate) fn now(&self) -> Option<Ended> {
+        *self.0.borrow()
+    }
+
+    pub(crate) async fn ended(&self) -> Ended {
+        let mut receiver = self.0.clone();
+        match receiver.wait_for(Option::is_some).await {
+            Ok(ended) => (*ended).unwrap_or(Ended::Exited(0)),
+            // The sender is only dropped with a value, or replaced by a process of the same
+            // number, which means that this one ended.
+            Err(_) => Ended::Exited(0),
+        }
+    }
+}

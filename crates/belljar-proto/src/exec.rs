@@ -1,0 +1,157 @@
+//! An execution: what was asked for, what happened on the way, how it ended.
+
+use serde::{Deserialize, Serialize};
+
+/// How much of a stream is kept and delivered, unless the caller asks otherwise.
+pub const DEFAULT_OUTPUT_LIMIT: u64 = 1024 * 1024;
+
+/// How long code may run, unless the caller asks otherwise.
+pub const DEFAULT_TIMEOUT_MS: u64 = 60_000;
+
+/// How long an interrupted kernel gets to come back before it is killed.
+pub const DEFAULT_GRACE_MS: u64 = 2_000;
+
+/// One execution as the guest is asked to do it. Code travels in the body of the frame.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExecSpec {
+    pub exec_id: String,
+    pub what: What,
+    /// Added to the environment for this execution: for good in a kernel, where later cells see
+    /// it too, and for the one process in a command.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub env: Vec<(String, String)>,
+    pub timeout_ms: u64,
+    pub grace_ms: u64,
+    /// Bytes of stdout and of stderr that are kept, each; the rest is dropped and counted.
+    pub output_limit: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum What {
+    /// A cell in the language's kernel; the body is the code.
+    Cell {
+        language: Language,
+        /// Publish the value of a last expression, as a notebook does and a script does not.
+        echo: bool,
+    },
+    /// One command in a fresh process; the body is its standard input.
+    Command { argv: Vec<String>, cwd: String },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Language {
+    Python,
+}
+
+/// One thing that happened during an execution. Its payload is the body of the frame.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum Event {
+    /// Bytes written to standard output.
+    Stdout,
+    /// Bytes written to standard error.
+    Stderr,
+    /// Something shown on the way: a JSON [`MimeBundle`].
+    Display,
+    /// The value of the last expression: a JSON [`MimeBundle`].
+    Result,
+    /// The exception that ended the code: a JSON [`ErrorReport`].
+    Error,
+    /// The end; nothing follows.
+    Done(Outcome),
+}
+
+/// How an execution ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Outcome {
+    pub status: Status,
+    pub exit_code: i32,
+    /// For a crash, what is known of its cause, in words.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    pub kernel_state: KernelState,
+    pub execution_count: u64,
+    pub duration_us: u64,
+    pub dropped: Dropped,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Status {
+    /// It ran to its end, or left with `sys.exit`; the exit code tells which.
+    Ok,
+    /// An exception reached the top, or a command ended with a non-zero status.
+    Error,
+    Timeout,
+    Interrupted,
+    /// The process died: a signal, `os._exit`, a fault.
+    Crashed,
+    /// The kernel of the operating system killed it for want of memory.
+    Oom,
+}
+
+impl Status {
+    /// The name used in JSON, for people.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Status::Ok => "ok",
+            Status::Error => "error",
+            Status::Timeout => "timeout",
+            Status::Interrupted => "interrupted",
+            Status::Crashed => "crashed",
+            Status::Oom => "oom",
+        }
+    }
+}
+
+/// What became of the variables the code left behind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum KernelState {
+    Kept,
+    Lost,
+}
+
+/// Output that was produced but exceeded its bound.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Dropped {
+    pub stdout_bytes: u64,
+    pub stderr_bytes: u64,
+    /// Displays and results beyond what one execution may publish.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub results: u64,
+}
+
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "the signature serde asks for"
+)]
+fn is_zero(n: &u64) -> bool {
+    *n == 0
+}
+
+/// One value in every form it can be shown in, keyed by MIME type; binary forms are base64.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct MimeBundle {
+    pub data: serde_json::Map<String, serde_json::Value>,
+    #[serde(default, skip_serializing_if = "serde_json::Map::is_empty")]
+    pub metadata: serde_json::Map<String, serde_json::Value>,
+}
+
+impl MimeBundle {
+    /// The plain-text form, which every kernel provides.
+    #[must_use]
+    pub fn text(&self) -> Option<&str> {
+        self.data.get("text/plain")?.as_str()
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ErrorReport {
+    pub name: String,
+    pub value: String,
+    pub traceback: String,
+}

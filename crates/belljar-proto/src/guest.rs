@@ -1,0 +1,291 @@
+//! Between the host and the guest, PID 1 of a sandbox.
+//!
+//! The host connects to a UNIX socket that it bound itself; it may connect several times and come
+//! back after a crash. Every request has an id and gets exactly one reply with that id. The events
+//! of an execution follow its `Started` reply on the connection that asked, numbered from zero; a
+//! lost connection loses none of them, `Join` asks for the rest.
+//!
+//! The guest is not trusted: user code might have taken it over. The host bounds every frame,
+//! checks every file descriptor and believes no path.
+
+use serde::{Deserialize, Serialize};
+
+use crate::exec::{Event, ExecSpec, Language};
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Request {
+    pub id: u64,
+    #[serde(flatten)]
+    pub call: Call,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "call", rename_all = "snake_case")]
+pub enum Call {
+    /// Must come first on every connection. The nonce shows that the caller is the host that made
+    /// this sandbox (or its successor) and not a process inside that found the socket.
+    Hello {
+        protocol: u32,
+        nonce: String,
+    },
+    /// Make the guest's half of a kernel that the zygote is going to fork into this sandbox.
+    /// Answered with [`Answer::KernelEnds`] and the other half as file descriptors.
+    PrepareKernel {
+        language: Language,
+    },
+    /// Start a kernel the slow way, by executing its interpreter.
+    SpawnKernel {
+        language: Language,
+        argv: Vec<String>,
+        env: Vec<(String, String)>,
+        cwd: String,
+    },
+    /// Wait until the kernel that was prepared or spawned has said hello.
+    AwaitKernel {
+        language: Language,
+    },
+    /// Run something; the body is the code or the standard input.
+    Exec(ExecSpec),
+    /// Send the events of an execution again, from byte `offset` of number `from` on, and those
+    /// still to come.
+    Join {
+        exec_id: String,
+        from: u64,
+        offset: u64,
+    },
+    Interrupt {
+        exec_id: String,
+    },
+    /// The result is safe with the host: the guest may forget this execution.
+    Forget {
+        exec_id: String,
+    },
+    /// List what lies below a directory, without following links.
+    ListTree {
+        root: String,
+        limits: TreeLimits,
+    },
+    /// Open a file that `ListTree` reported, below `root`; answered with its descriptor.
+    OpenFile {
+        root: String,
+        #[serde(with = "path_bytes")]
+        path: Vec<u8>,
+    },
+    /// Try to exceed a limit, from inside, on purpose.
+    Probe {
+        probe: Probe,
+    },
+    /// End everything in the sandbox.
+    Shutdown,
+}
+
+/// What the guest tells the host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "message", rename_all = "snake_case")]
+pub enum FromGuest {
+    Reply {
+        id: u64,
+        #[serde(flatten)]
+        outcome: ReplyOutcome,
+    },
+    /// Event number `seq` of an execution; the payload is the body. Output grows while it is
+    /// read: the same number may come again with a higher `offset` and the bytes from there on.
+    Event {
+        exec_id: String,
+        seq: u64,
+        offset: u64,
+        #[serde(flatten)]
+        event: Event,
+    },
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ReplyOutcome {
+    Ok(Answer),
+    Err(Refusal),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "answer", rename_all = "snake_case")]
+pub enum Answer {
+    Welcome {
+        protocol: u32,
+        /// Version of the belljar binary the guest runs.
+        version: String,
+        /// Executions the guest still remembers.
+        execs: Vec<String>,
+    },
+    /// Descriptors follow: control, stdin, stdout, stderr and, if the sandbox has one, the
+    /// Landlock ruleset.
+    KernelEnds {
+        landlock: bool,
+    },
+    KernelReady {
+        language_version: String,
+    },
+    /// Events follow.
+    Started,
+    Done,
+    Tree(Tree),
+    /// One descriptor follows.
+    File {
+        size: u64,
+    },
+    Probed(ProbeReport),
+}
+
+/// Why the guest did not do what it was asked.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[error("{message}")]
+pub struct Refusal {
+    pub code: RefusalCode,
+    pub message: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RefusalCode {
+    /// The nonce or the protocol version does not fit.
+    NotWelcome,
+    /// There is no live kernel for this language: start one and ask again.
+    NoKernel,
+    /// The kernel runs something else.
+    Busy,
+    UnknownExec,
+    /// The exec id was used already.
+    DuplicateExec,
+    NotFound,
+    /// Not a plain file, or a link on the way to it.
+    NotAFile,
+    Invalid,
+    Failed,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TreeLimits {
+    pub files: u64,
+    pub depth: u32,
+}
+
+/// What was found below a directory. Names are bytes: a sandbox may choose any.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tree {
+    pub files: Vec<TreeFile>,
+    /// Entries that are not plain files, or lie beyond a limit, each with the reason.
+    pub skipped: Vec<Skipped>,
+    /// How many more were skipped than the list names.
+    pub skipped_more: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TreeFile {
+    /// Relative to the root, components joined by `/`.
+    #[serde(with = "path_bytes")]
+    pub path: Vec<u8>,
+    pub size: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Skipped {
+    #[serde(with = "path_bytes")]
+    pub path: Vec<u8>,
+    pub reason: String,
+}
+
+/// A deliberate attempt to exceed a limit, made by a child of the guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "probe", rename_all = "snake_case")]
+pub enum Probe {
+    /// Touch this much memory.
+    Memory { bytes: u64 },
+    /// Start this many processes.
+    Processes { count: u32 },
+    /// Burn processor time on two threads of execution for this long.
+    Cpu { wall_ms: u64 },
+    /// Look for a network interface that is up, other than loopback, and try to leave.
+    Network,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "probed", rename_all = "snake_case")]
+pub enum ProbeReport {
+    /// The child was killed (the limit works) or touched everything (it does not).
+    Memory {
+        killed: bool,
+    },
+    /// How many processes could be started.
+    Processes {
+        started: u32,
+    },
+    Cpu {
+        used_ms: u64,
+        wall_ms: u64,
+    },
+    Network {
+        interfaces: Vec<String>,
+        reached_out: bool,
+    },
+}
+
+/// Paths are bytes on Linux and text in JSON: bytes that are not printable ASCII, and `%`, travel
+/// as `%XX`.
+mod path_bytes {
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    #[expect(clippy::ptr_arg, reason = "the signature serde asks for")]
+    pub(super) fn serialize<S: Serializer>(
+        bytes: &Vec<u8>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        use std::fmt::Write as _;
+        let mut text = String::with_capacity(bytes.len());
+        for &byte in bytes {
+            if (0x20..0x7f).contains(&byte) && byte != b'%' {
+                text.push(byte as char);
+            } else {
+                write!(text, "%{byte:02X}").expect("writing to a string succeeds");
+            }
+        }
+        serializer.serialize_str(&text)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Vec<u8>, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let mut bytes = Vec::with_capacity(text.len());
+        let mut rest = text.as_bytes();
+        while let Some((&byte, after)) = rest.split_first() {
+            rest = after;
+            if byte != b'%' {
+                bytes.push(byte);
+                continue;
+            }
+            let decoded = rest
+                .split_at_checked(2)
+                .and_then(|(hex, after)| {
+                    rest = after;
+                    u8::from_str_radix(std::str::from_utf8(hex).ok()?, 16).ok()
+                })
+                .ok_or_else(|| D::Error::custom("stray % in a path"))?;
+            bytes.push(decoded);
+        }
+        Ok(bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn any_file_name_survives_the_wire(path in prop::collection::vec(any::<u8>(), 0..60)) {
+            let file = TreeFile { path, size: 7 };
+            let text = serde_json::to_string(&file).unwrap();
+            prop_assert_eq!(serde_json::from_str::<TreeFile>(&text).unwrap(), file);
+        }
+    }
+}

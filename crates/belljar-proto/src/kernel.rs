@@ -1,0 +1,61 @@
+//! Between the guest and a kernel: a conversation over a private socket, so that nothing user code
+//! prints can be taken for a message.
+//!
+//! User code shares the process with the kernel and can, if it tries, write to that socket. All it
+//! gains is to lie about its own results, so the guest treats every message as untrusted.
+
+use serde::{Deserialize, Serialize};
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "op", rename_all = "snake_case")]
+pub enum ToKernel {
+    /// Run the code in the body.
+    Exec {
+        exec_id: String,
+        echo: bool,
+        #[serde(default, skip_serializing_if = "serde_json::Map::is_empty")]
+        env: serde_json::Map<String, serde_json::Value>,
+    },
+    Shutdown,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "op", rename_all = "snake_case")]
+pub enum FromKernel {
+    /// The first message of a kernel that is sealed and ready.
+    Hello {
+        protocol: u32,
+        language: String,
+        language_version: String,
+        pid: u32,
+    },
+    /// The kernel could not start; the body is JSON `{"message"}`.
+    Fatal,
+    /// Body: a [`crate::exec::MimeBundle`].
+    Display { kind: DisplayKind },
+    /// Body: a [`crate::exec::ErrorReport`].
+    Error,
+    Done {
+        exec_id: String,
+        status: CellStatus,
+        exit_code: i32,
+        execution_count: u64,
+    },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DisplayKind {
+    Display,
+    Result,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CellStatus {
+    Ok,
+    Error,
+    Interrupted,
+    /// The code left with `sys.exit`; the kernel lives on.
+    Exit,
+}

@@ -1,0 +1,27 @@
+//! What is said between the host, the guest and the kernels, and how it is framed.
+//!
+//! There is no I/O here: everything turns values into bytes and bytes into values, so that the
+//! same code serves an async server, a single-threaded guest and the tests.
+//!
+//! Two conversations use the same [`frame`]:
+//!
+//! * host and guest ([`guest`]): requests with an id, replies, and the events of executions;
+//! * guest and kernel ([`kernel`]): "run this cell", and what came of it.
+//!
+//! Compatibility: a guest outlives the server that started it, so a newer host must understand an
+//! older guest. Messages grow by optional fields and new variants only; a change of meaning needs
+//! a new [`PROTOCOL`] number, which both sides tell each other in `Hello`. `tests/surface.rs`
+//! holds one example of every message as it stands on the wire and fails when one changes.
+
+#![forbid(unsafe_code)]
+
+pub mod exec;
+pub mod frame;
+pub mod guest;
+pub mod kernel;
+
+/// The generation of the host/guest protocol this build speaks.
+pub const PROTOCOL: u32 = 1;
+
+/// The oldest generation this build still understands.
+pub const OLDEST_PROTOCOL: u32 = 1;

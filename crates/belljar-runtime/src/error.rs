@@ -1,0 +1,52 @@
+//! What can go wrong with a sandbox. Each says what was tried; the cause is its source.
+
+use std::io;
+use std::path::PathBuf;
+
+use belljar_proto::frame::FrameError;
+use belljar_proto::guest::Refusal;
+use belljar_sys::cgroup::CgroupError;
+
+#[derive(Debug, thiserror::Error)]
+pub enum RuntimeError {
+    #[error("failed to start the spawner")]
+    StartSpawner(#[source] io::Error),
+    #[error("failed to map user ids for the spawner")]
+    MapIds(#[source] io::Error),
+    #[error("lost the spawner")]
+    SpawnerGone(#[source] io::Error),
+    #[error("failed to build the sandbox: {0}")]
+    Build(String),
+    #[error("failed to prepare the image: {0}")]
+    Image(String),
+    #[error("failed to limit the sandbox")]
+    Limit(#[from] CgroupError),
+    #[error("failed to reserve user ids for the sandbox")]
+    Ids(#[source] io::Error),
+    #[error("failed to open `{path}`")]
+    Open {
+        path: PathBuf,
+        #[source]
+        cause: io::Error,
+    },
+    #[error("failed to prepare `{path}`")]
+    Prepare {
+        path: PathBuf,
+        #[source]
+        cause: io::Error,
+    },
+    #[error("failed to reach the guest")]
+    Connect(#[source] io::Error),
+    #[error("the sandbox is gone")]
+    Gone,
+    #[error("the guest sent something that makes no sense")]
+    Nonsense(#[source] FrameError),
+    #[error("the guest answered with something that was not asked for")]
+    UnexpectedAnswer,
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    #[error("no answer within {0} s")]
+    TimedOut(u64),
+    #[error("failed to start a kernel: {0}")]
+    Kernel(String),
+}

@@ -1,0 +1,18 @@
+//! Makes sandboxes and talks to their guests.
+//!
+//! [`native`] builds them from namespaces on this machine; a [`Sandbox`] is what one gets,
+//! [`link`] the conversation with the guest inside. There is one backend so far; the trait that
+//! several share comes with the second one.
+
+#![forbid(unsafe_code)]
+
+mod error;
+pub mod kernels;
+pub mod link;
+pub mod native;
+mod sandbox;
+mod spec;
+
+pub use error::RuntimeError;
+pub use sandbox::{KernelStart, Sandbox};
+pub use spec::{DataMount, Limits, SandboxSpec, USER_ID, paths};

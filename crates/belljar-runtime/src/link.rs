@@ -1,0 +1,300 @@
+//! The host's end of the conversation with a guest.
+//!
+//! One connection carries everything: requests are matched to replies by number, events go to
+//! whoever follows the execution. The guest is not trusted, so what it may make us hold is bounded;
+//! when it exceeds a bound or talks nonsense the link is closed and every waiter is told.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use belljar_proto::PROTOCOL;
+use belljar_proto::exec::{Event, ExecSpec};
+use belljar_proto::frame::{self, Decoder, Frame};
+use belljar_proto::guest::{Answer, Call, FromGuest, ReplyOutcome, Request};
+use belljar_sys::channel;
+use tokio::io::{AsyncWriteExt, Interest};
+use tokio::net::UnixStream;
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::RuntimeError;
+
+/// Events received and not yet taken by their reader, in bytes. The guest's own spool holds less
+/// than this for one execution, so only a guest gone mad gets here.
+const MAX_BACKLOG: usize = 256 * 1024 * 1024;
+
+/// Descriptors that arrived and belong to no reply yet.
+const MAX_STRAY_FDS: usize = channel::MAX_FDS;
+
+/// How long a guest may take to answer what it answers at once.
+const CALL_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// An answer and the descriptors that came with it.
+type Reply = (ReplyOutcome, Vec<OwnedFd>);
+
+#[derive(Debug)]
+pub struct Link {
+    writer: tokio::sync::Mutex<OwnedWriteHalf>,
+    shared: Arc<Shared>,
+    next_id: AtomicU64,
+    reader: tokio::task::JoinHandle<()>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    waiting: Mutex<Waiting>,
+    backlog: AtomicUsize,
+}
+
+#[derive(Debug, Default)]
+struct Waiting {
+    replies: HashMap<u64, oneshot::Sender<Reply>>,
+    events: HashMap<String, mpsc::UnboundedSender<ExecEvent>>,
+    closed: bool,
+}
+
+/// Something that happened in an execution, and where it stands in the spool.
+#[derive(Debug)]
+pub struct ExecEvent {
+    pub seq: u64,
+    pub offset: u64,
+    pub event: Event,
+    pub body: Vec<u8>,
+}
+
+impl Link {
+    /// Connects to the guest that listens at `socket` and knows `nonce`.
+    pub async fn connect(socket: &Path, nonce: &str) -> Result<Link, RuntimeError> {
+        let stream = UnixStream::connect(socket)
+            .await
+            .map_err(RuntimeError::Connect)?;
+        let (reader, writer) = stream.into_split();
+        let shared = Arc::new(Shared::default());
+        let reader = tokio::spawn(listen(reader, Arc::clone(&shared)));
+        let link = Link {
+            writer: tokio::sync::Mutex::new(writer),
+            shared,
+            next_id: AtomicU64::new(1),
+            reader,
+        };
+        match link
+            .call(
+                Call::Hello {
+                    protocol: PROTOCOL,
+                    nonce: nonce.to_owned(),
+                },
+                &[],
+            )
+            .await?
+        {
+            (Answer::Welcome { .. }, _) => Ok(link),
+            _ => Err(RuntimeError::UnexpectedAnswer),
+        }
+    }
+
+    /// One request and its answer.
+    pub async fn call(
+        &self,
+        call: Call,
+        body: &[u8],
+    ) -> Result<(Answer, Vec<OwnedFd>), RuntimeError> {
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        let (sender, receiver) = oneshot::channel();
+        {
+            let mut waiting = self.shared.lock();
+            if waiting.closed {
+                return Err(RuntimeError::Gone);
+            }
+            waiting.replies.insert(id, sender);
+        }
+        let bytes = frame::encode(&Request { id, call }, body);
+        self.writer
+            .lock()
+            .await
+            .write_all(&bytes)
+            .await
+            .map_err(|_| RuntimeError::Gone)?;
+        match tokio::time::timeout(CALL_TIMEOUT, receiver).await {
+            Ok(Ok((ReplyOutcome::Ok(answer), fds))) => Ok((answer, fds)),
+            Ok(Ok((ReplyOutcome::Err(refusal), _))) => Err(refusal.into()),
+            Ok(Err(_)) => Err(RuntimeError::Gone),
+            Err(_) => {
+                self.shared.lock().replies.remove(&id);
+                Err(RuntimeError::TimedOut(CALL_TIMEOUT.as_secs()))
+            }
+        }
+    }
+
+    /// Starts an execution and follows it.
+    pub async fn exec(&self, spec: ExecSpec, body: &[u8]) -> Result<Following, RuntimeError> {
+        let exec_id = spec.exec_id.clone();
+        self.follow(exec_id, Call::Exec(spec), body).await
+    }
+
+    /// Follows an execution that was begun earlier, by this or another connection.
+    pub async fn join(
+        &self,
+        exec_id: &str,
+        from: u64,
+        offset: u64,
+    ) -> Result<Following, RuntimeError> {
+        let call = Call::Join {
+            exec_id: exec_id.to_owned(),
+            from,
+            offset,
+        };
+        self.follow(exec_id.to_owned(), call, &[]).await
+    }
+
+    async fn follow(
+        &self,
+        exec_id: String,
+        call: Call,
+        body: &[u8],
+    ) -> Result<Following, RuntimeError> {
+        // Registered first: events follow the reply at once.
+        let (sender, events) = mpsc::unbounded_channel();
+        let previous = self.shared.lock().events.insert(exec_id.clone(), sender);
+        let following = Following {
+            exec_id: exec_id.clone(),
+            events,
+            shared: Arc::clone(&self.shared),
+        };
+        match self.call(call, body).await {
+            Ok((Answer::Started, _)) => Ok(following),
+            Ok(_) => Err(RuntimeError::UnexpectedAnswer),
+            Err(error) => {
+                // Dropping `following` unregisters it; another follower keeps its place.
+                drop(following);
+                if let Some(previous) = previous {
+                    self.shared.lock().events.insert(exec_id, previous);
+                }
+                Err(error)
+            }
+        }
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.reader.abort();
+    }
+}
+
+/// The events of one execution, as they arrive.
+#[derive(Debug)]
+pub struct Following {
+    exec_id: String,
+    events: mpsc::UnboundedReceiver<ExecEvent>,
+    shared: Arc<Shared>,
+}
+
+impl Following {
+    /// The next event; `None` when the link was lost before the end.
+    pub async fn next(&mut self) -> Option<ExecEvent> {
+        let event = self.events.recv().await?;
+        self.shared
+            .backlog
+            .fetch_sub(event.body.len(), Ordering::Relaxed);
+        Some(event)
+    }
+}
+
+impl Drop for Following {
+    fn drop(&mut self) {
+        self.shared.lock().events.remove(&self.exec_id);
+        self.events.close();
+        while let Ok(event) = self.events.try_recv() {
+            self.shared
+                .backlog
+                .fetch_sub(event.body.len(), Ordering::Relaxed);
+        }
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Waiting> {
+        // Nobody panics while holding it: the critical sections only move values.
+        self.waiting
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+async fn listen(reader: OwnedReadHalf, shared: Arc<Shared>) {
+    // Whatever the reason, the link is over; the waiters learn it by their channels closing.
+    let _ = hear(reader, &shared).await;
+    let mut waiting = shared.lock();
+    waiting.closed = true;
+    waiting.replies.clear();
+    waiting.events.clear();
+}
+
+async fn hear(reader: OwnedReadHalf, shared: &Shared) -> io::Result<()> {
+    let stream: &UnixStream = reader.as_ref();
+    let mut decoder = Decoder::default();
+    let mut fds = Vec::new();
+    let mut buffer = vec![0; 16 * 1024];
+    loop {
+        let read = stream
+            .async_io(Interest::READABLE, || {
+                channel::recv_with_fds(stream, &mut buffer, &mut fds)
+            })
+            .await?;
+        if read == 0 {
+            return Ok(());
+        }
+        decoder.push(&buffer[..read]);
+        while let Some(frame) = decoder.next_frame().map_err(io::Error::other)? {
+            dispatch(shared, frame, &mut fds)?;
+        }
+        if fds.len() > MAX_STRAY_FDS || shared.backlog.load(Ordering::Relaxed) > MAX_BACKLOG {
+            return Err(io::Error::other("the guest exceeded its bounds"));
+        }
+    }
+}
+
+fn dispatch(shared: &Shared, frame: Frame, fds: &mut Vec<OwnedFd>) -> io::Result<()> {
+    match frame.head().map_err(io::Error::other)? {
+        FromGuest::Reply { id, outcome } => {
+            let wanted = match &outcome {
+                ReplyOutcome::Ok(Answer::KernelEnds { landlock }) => 4 + usize::from(*landlock),
+                ReplyOutcome::Ok(Answer::File { .. }) => 1,
+                _ => 0,
+            };
+            if fds.len() < wanted {
+                return Err(io::Error::other("descriptors are missing"));
+            }
+            let with: Vec<OwnedFd> = fds.drain(..wanted).collect();
+            if let Some(waiter) = shared.lock().replies.remove(&id) {
+                // Whoever asked may have given up.
+                let _ = waiter.send((outcome, with));
+            }
+        }
+        FromGuest::Event {
+            exec_id,
+            seq,
+            offset,
+            event,
+        } => {
+            if let Some(follower) = shared.lock().events.get(&exec_id) {
+                let size = frame.body.len();
+                let sent = follower.send(ExecEvent {
+                    seq,
+                    offset,
+                    event,
+                    body: frame.body,
+                });
+                if sent.is_ok() {
+                    shared.backlog.fetch_add(size, Ordering::Relaxed);
+                }
+            }
+        }
+    }
+    Ok(())
+}

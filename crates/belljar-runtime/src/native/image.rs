@@ -1,0 +1,252 @@
+//! The `host` image: the machine's own `/usr`, read-only, a small generated `/etc`, and the Python
+//! environment that `belljar setup` made. Nothing else of the host is there.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use belljar_sys::plan::{Access, Source, Step};
+use serde::{Deserialize, Serialize};
+
+use crate::spec::paths;
+
+/// Where the spawner keeps the assembled root.
+pub(crate) fn staged_root() -> PathBuf {
+    PathBuf::from(super::spawner::STAGE).join("image")
+}
+
+/// What the root of a sandbox is made of.
+#[derive(Debug, Clone)]
+pub struct Image {
+    pub python: Python,
+    /// Directory with the kernels' scripts, on the host.
+    pub kernels: PathBuf,
+    /// Modules the zygote imports before it forks kernels.
+    pub preload: Vec<String>,
+}
+
+/// An interpreter and where it finds its packages.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Python {
+    /// The environment that setup made, if it did; shown at a fixed place inside.
+    pub environment: Option<PathBuf>,
+    /// The interpreter, as a path inside the sandbox.
+    pub executable: PathBuf,
+    /// Where the interpreter is installed; shown at the same place inside unless it is below
+    /// `/usr`, which is there anyway.
+    pub base_prefix: PathBuf,
+    pub version: String,
+}
+
+impl Python {
+    /// The interpreter that comes with the distribution, without any package.
+    #[must_use]
+    pub fn of_distribution() -> Option<Python> {
+        let executable = PathBuf::from("/usr/bin/python3");
+        executable.exists().then(|| Python {
+            environment: None,
+            executable,
+            base_prefix: "/usr".into(),
+            version: String::new(),
+        })
+    }
+}
+
+/// Files and directories below `/etc` that programs need and that hold no secrets.
+const ETC_SHOWN: [&str; 9] = [
+    "/etc/alternatives",
+    "/etc/fonts",
+    "/etc/ld.so.cache",
+    "/etc/ld.so.conf",
+    "/etc/ld.so.conf.d",
+    "/etc/mime.types",
+    "/etc/ssl/certs",
+    "/etc/ssl/openssl.cnf",
+    "/etc/R",
+];
+
+/// Top-level directories that are links into `/usr` on a merged system and real ones elsewhere.
+const USR_ALIASES: [&str; 6] = ["bin", "sbin", "lib", "lib32", "lib64", "libx32"];
+
+const DEVICES: [&str; 6] = ["null", "zero", "full", "random", "urandom", "tty"];
+
+const PASSWD: &str = "\
+root:x:0:0:root:/nonexistent:/usr/sbin/nologin
+belljar:x:1000:1000:belljar:/session:/bin/bash
+nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin
+";
+const GROUP: &str = "root:x:0:\nbelljar:x:1000:\nnogroup:x:65534:\n";
+const HOSTS: &str = "127.0.0.1 localhost belljar\n::1 localhost\n";
+const NSSWITCH: &str = "passwd: files\ngroup: files\nhosts: files dns\n";
+
+/// The steps that assemble the image's root at [`staged_root`].
+pub(crate) fn steps(image: &Image) -> Vec<Step> {
+    let mut assembly = Assembly {
+        root: staged_root(),
+        steps: Vec::new(),
+        made: Vec::new(),
+    };
+    assembly.steps.push(Step::MakeDir {
+        path: staged_root(),
+        mode: 0o755,
+        owner: None,
+    });
+    assembly.steps.push(Step::Tmpfs {
+        target: staged_root(),
+        size: 4 << 20,
+        inodes: 1024,
+        mode: 0o755,
+    });
+    assembly.show(Path::new("/usr"), Access::READ_EXEC);
+    for name in USR_ALIASES {
+        let path = Path::new("/").join(name);
+        match fs::read_link(&path) {
+            Ok(to) => assembly.link(&path, &to),
+            Err(_) if path.is_dir() => assembly.show(&path, Access::READ_EXEC),
+            Err(_) => {}
+        }
+    }
+    for (name, contents) in [
+        ("passwd", PASSWD),
+        ("group", GROUP),
+        ("hosts", HOSTS),
+        ("nsswitch.conf", NSSWITCH),
+    ] {
+        assembly.file(&Path::new("/etc").join(name), contents);
+    }
+    for path in ETC_SHOWN
+        .iter()
+        .map(Path::new)
+        .chain(debian_python_etc().iter().map(PathBuf::as_path))
+    {
+        if path.exists() {
+            assembly.show(path, Access::READ);
+        }
+    }
+    if let Ok(zone) = fs::read_link("/etc/localtime") {
+        assembly.link(Path::new("/etc/localtime"), &zone);
+    }
+    for device in DEVICES.map(|name| Path::new("/dev").join(name)) {
+        if device.exists() {
+            assembly.show(&device, Access::DEVICE);
+        }
+    }
+    for (name, to) in [
+        ("ptmx", "pts/ptmx"),
+        ("fd", "/proc/self/fd"),
+        ("stdin", "/proc/self/fd/0"),
+        ("stdout", "/proc/self/fd/1"),
+        ("stderr", "/proc/self/fd/2"),
+    ] {
+        assembly.link(&Path::new("/dev").join(name), Path::new(to));
+    }
+    for path in [
+        "/dev/pts",
+        "/dev/shm",
+        "/proc",
+        "/tmp",
+        "/run",
+        paths::SESSION,
+        paths::DATA,
+    ] {
+        assembly.directory(Path::new(path));
+    }
+    assembly.link(Path::new("/work"), Path::new(paths::SESSION));
+    assembly.link(Path::new("/var/tmp"), Path::new("/tmp"));
+    assembly.show_at(&image.kernels, Path::new(paths::KERNELS), Access::READ_EXEC);
+    if let Some(environment) = &image.python.environment {
+        assembly.show_at(environment, Path::new(paths::PYTHON), Access::READ_EXEC);
+    }
+    if !image.python.base_prefix.starts_with("/usr") {
+        assembly.show(&image.python.base_prefix, Access::READ_EXEC);
+    }
+    assembly.steps.push(Step::ReadOnly {
+        target: staged_root(),
+    });
+    assembly.steps
+}
+
+/// Debian keeps the site customisation of its Python below `/etc`.
+fn debian_python_etc() -> Vec<PathBuf> {
+    let Ok(entries) = fs::read_dir("/etc") else {
+        return Vec::new();
+    };
+    let mut found: Vec<PathBuf> = entries
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .filter(|path| {
+            path.file_name()
+                .and_then(|name| name.to_str()?.strip_prefix("python3"))
+                .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+        })
+        .collect();
+    found.sort();
+    found
+}
+
+/// Collects steps and makes parent directories on the way, once each.
+struct Assembly {
+    root: PathBuf,
+    steps: Vec<Step>,
+    made: Vec<PathBuf>,
+}
+
+impl Assembly {
+    /// The place in the staged root of what will be `path` inside.
+    fn inside(&self, path: &Path) -> PathBuf {
+        self.root.join(path.strip_prefix("/").unwrap_or(path))
+    }
+
+    fn directory(&mut self, path: &Path) {
+        if path == Path::new("/") || self.made.iter().any(|made| made == path) {
+            return;
+        }
+        self.parents(path);
+        let step = Step::MakeDir {
+            path: self.inside(path),
+            mode: 0o755,
+            owner: None,
+        };
+        self.steps.push(step);
+        self.made.push(path.to_owned());
+    }
+
+    fn parents(&mut self, path: &Path) {
+        if let Some(parent) = path.parent() {
+            self.directory(parent);
+        }
+    }
+
+    fn file(&mut self, path: &Path, contents: &str) {
+        self.parents(path);
+        self.steps.push(Step::MakeFile {
+            path: self.inside(path),
+            contents: contents.to_owned(),
+        });
+    }
+
+    fn link(&mut self, path: &Path, to: &Path) {
+        self.parents(path);
+        self.steps.push(Step::Symlink {
+            path: self.inside(path),
+            to: to.to_owned(),
+        });
+    }
+
+    /// Shows a path of the host at the same place inside.
+    fn show(&mut self, path: &Path, access: Access) {
+        self.show_at(path, path, access);
+    }
+
+    fn show_at(&mut self, host: &Path, inside: &Path, access: Access) {
+        if host.is_dir() {
+            self.directory(inside);
+        } else {
+            self.file(inside, "");
+        }
+        let source = Source::Path(host.to_owned());
+        self.steps.push(Step::Bind {
+            source,
+            target: self.inside(inside),
+            access,
+        });
+    }
+}

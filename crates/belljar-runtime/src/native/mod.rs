@@ -1,0 +1,457 @@
+//! Sandboxes made of namespaces, on this machine, without a container engine.
+//!
+//! ```text
+//!   NativeRuntime ── orders ──▶ spawner ── clone3 ──▶ guest (PID 1 of its sandbox)
+//!        │                         └── starts ──▶ zygote ── forks kernels into ──▲
+//!        ├── cgroup, block of ids, socket: made before, removed after
+//!        └── Link ◀────────────── UNIX socket ──────────────────────▶ guest
+//! ```
+//!
+//! Run by root, every sandbox gets its own block of user ids and full limits. Run by anybody else
+//! the same steps work with one shared id, and limits as far as they were delegated; what is not
+//! enforced is found out by [`selftest`] and said.
+
+pub mod image;
+pub(crate) mod plan;
+pub mod selftest;
+pub mod spawner;
+pub mod zygote;
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+
+use belljar_sys::cgroup::{self, CgroupError, Parent};
+use belljar_sys::ids::{IdBlock, IdBlocks};
+use belljar_sys::plan::{FdIndex, Source, Step};
+use belljar_sys::{mount, privileges, process, procfs};
+use tokio::io::AsyncReadExt;
+
+use crate::sandbox::{Parts, Sandbox};
+use crate::spec::{SandboxSpec, paths};
+use crate::{RuntimeError, link::Link};
+use image::{Image, Python};
+use spawner::{AsyncSpawner, SandboxOrder, Spawner};
+use zygote::{Keeper, Zygote, ZygoteState};
+
+/// Where the runtime keeps things that do not survive a reboot.
+#[derive(Debug, Clone)]
+pub struct NativeConfig {
+    pub run_dir: PathBuf,
+    /// Name of our cgroup, below the root of every tree.
+    pub cgroup_parent: String,
+    pub image: Image,
+}
+
+/// A runtime whose spawner runs, not yet inside an async runtime.
+#[derive(Debug)]
+pub struct Prepared {
+    config: NativeConfig,
+    spawner: Spawner,
+    privileged: bool,
+}
+
+#[derive(Debug)]
+pub struct NativeRuntime {
+    config: NativeConfig,
+    spawner: AsyncSpawner,
+    cgroups: Result<Parent, CgroupError>,
+    /// Blocks of user ids to hand out; none without root.
+    ids: Option<Mutex<IdBlocks>>,
+    zygote: OnceLock<Keeper>,
+    /// Tells the sandboxes of this process from those of others, also after its end.
+    instance: String,
+    next: AtomicU64,
+}
+
+impl Prepared {
+    /// Starts the spawner and lets it assemble the image. To be called while the process has one
+    /// thread: nothing is ever forked from a threaded one.
+    pub fn start(config: NativeConfig) -> Result<Prepared, RuntimeError> {
+        let privileged = privileges::is_root() && privileges::may_mount();
+        let spawner = Spawner::start(plan::outer_id_map(privileged))?;
+        let mut steps = image::steps(&config.image);
+        let trees = if privileged {
+            open_sources(&mut steps)?
+        } else {
+            Vec::new()
+        };
+        let fds: Vec<BorrowedFd<'_>> = trees.iter().map(AsFd::as_fd).collect();
+        spawner.stage(steps, &fds)?;
+        Ok(Prepared {
+            config,
+            spawner,
+            privileged,
+        })
+    }
+
+    /// Goes on inside an async runtime.
+    pub fn launch(self) -> Result<Arc<NativeRuntime>, RuntimeError> {
+        let Prepared {
+            config,
+            spawner,
+            privileged,
+        } = self;
+        make_private_dir(&config.run_dir)?;
+        let ids = if privileged {
+            let blocks = IdBlocks::new(config.run_dir.join("ids")).map_err(RuntimeError::Ids)?;
+            Some(Mutex::new(blocks))
+        } else {
+            None
+        };
+        let cgroups = Parent::prepare(&config.cgroup_parent, privileged);
+        let pid = std::process::id();
+        let started = procfs::start_time(pid).unwrap_or(0);
+        let runtime = NativeRuntime {
+            spawner: spawner.into_async()?,
+            cgroups,
+            ids,
+            zygote: OnceLock::new(),
+            instance: format!("{pid}.{started}"),
+            next: AtomicU64::new(1),
+            config,
+        };
+        runtime.remove_leftovers();
+        Ok(Arc::new(runtime))
+    }
+}
+
+impl NativeRuntime {
+    /// Begins to warm a zygote in the background and keeps one from then on.
+    pub fn keep_zygote(self: &Arc<Self>) {
+        self.zygote.get_or_init(|| Keeper::start(self));
+    }
+
+    /// Waits for the zygote to be warm, or to have failed.
+    pub async fn zygote_settled(&self) -> ZygoteState {
+        match self.zygote.get() {
+            Some(keeper) => keeper.settled().await,
+            None => ZygoteState::Failed("it was not asked for".into()),
+        }
+    }
+
+    pub fn zygote_state(&self) -> Option<ZygoteState> {
+        self.zygote.get().map(Keeper::state)
+    }
+
+    pub(crate) fn warm_zygote(&self) -> Option<Arc<Zygote>> {
+        self.zygote.get()?.warm()
+    }
+
+    /// A sandbox with its guest, and no kernel yet.
+    pub async fn create(self: &Arc<Self>, spec: &SandboxSpec) -> Result<Sandbox, RuntimeError> {
+        let name = format!(
+            "{}.{}",
+            self.instance,
+            self.next.fetch_add(1, Ordering::Relaxed)
+        );
+        let mut fds: Vec<OwnedFd> = Vec::new();
+        let mut add = |fd: OwnedFd| {
+            fds.push(fd);
+            FdIndex(fds.len() - 1)
+        };
+
+        // Guards: whatever was made is unmade if a later step fails.
+        let cgroup = match &self.cgroups {
+            Ok(parent) => Some(parent.create(&name, &limits(spec))?),
+            Err(_) => None,
+        };
+        let procs = cgroup
+            .as_ref()
+            .map_or(Ok(Vec::new()), cgroup::Cgroup::procs)?;
+        let cgroups = procs.len();
+        procs.into_iter().for_each(|fd| {
+            add(fd);
+        });
+        let oom_events = cgroup.as_ref().and_then(cgroup::Cgroup::oom_events);
+        let oom_events = oom_events.map(|file| add(file.into()));
+        let data = match (&spec.data, self.ids.is_some()) {
+            (Some(data), true) => Some(add(open_tree(&data.host_path)?)),
+            _ => None,
+        };
+        let block = self.ids.as_ref().map(|ids| lock(ids).take()).transpose();
+        let block = block.map_err(RuntimeError::Ids)?;
+        let (block, id_lock) = match block {
+            Some(IdBlock { block, lock }) => (Some(block), Some(add(lock))),
+            None => (None, None),
+        };
+        let block = BlockGuard {
+            runtime: Arc::clone(self),
+            block,
+        };
+        let socket = SocketGuard(self.config.run_dir.join(format!("{name}.sock")));
+        let listener = UnixListener::bind(&socket.0).map_err(|cause| RuntimeError::Prepare {
+            path: socket.0.clone(),
+            cause,
+        })?;
+        let listener = add(listener.into());
+        let nonce = process::random_name();
+
+        let order = SandboxOrder {
+            plan: plan::sandbox(spec, block.block, plan::SandboxFds { cgroups, data }),
+            listener,
+            oom_events,
+            id_lock,
+            nonce: nonce.clone(),
+            outlives_host: spec.outlives_host,
+        };
+        let borrowed: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
+        let spawned = self.spawner.sandbox(order, &borrowed).await?;
+        drop(fds);
+        await_status(spawned.status).await?;
+        let link = Link::connect(&socket.0, &nonce).await?;
+        Sandbox::assemble(Parts {
+            name,
+            spec: spec.clone(),
+            pid: spawned.pid,
+            pidfd: spawned.pidfd,
+            link,
+            cgroup,
+            socket,
+            block,
+            runtime: Arc::clone(self),
+        })
+    }
+
+    /// Whether sandboxes have blocks of user ids of their own.
+    #[must_use]
+    pub fn separates_ids(&self) -> bool {
+        self.ids.is_some()
+    }
+
+    /// Why there are no cgroups for our sandboxes, where there are none.
+    #[must_use]
+    pub fn cgroups(&self) -> Result<&Parent, &CgroupError> {
+        self.cgroups.as_ref()
+    }
+
+    /// The process id of the spawner.
+    #[must_use]
+    pub fn spawner_pid(&self) -> u32 {
+        self.spawner.pid()
+    }
+
+    #[must_use]
+    pub fn image(&self) -> &Image {
+        &self.config.image
+    }
+
+    pub(crate) fn spawner(&self) -> &AsyncSpawner {
+        &self.spawner
+    }
+
+    /// The command line of the image's Python kernel or zygote; its socket is descriptor 3.
+    pub(crate) fn kernel_argv(&self, role: &str) -> Vec<String> {
+        let Python {
+            executable,
+            environment,
+            ..
+        } = &self.config.image.python;
+        let mut argv = vec![
+            executable.display().to_string(),
+            "-I".into(),
+            format!("{}/python/main.py", paths::KERNELS),
+            role.into(),
+            "--fd".into(),
+            "3".into(),
+        ];
+        if role == "kernel" && environment.is_some() {
+            argv.extend([
+                "--font-cache".into(),
+                format!("{}/share/belljar", paths::PYTHON),
+            ]);
+        }
+        argv
+    }
+
+    /// The environment of everything in a sandbox.
+    pub(crate) fn kernel_env(&self, extra: &[(String, String)]) -> Vec<(String, String)> {
+        let python = &self.config.image.python;
+        let tools = if python.environment.is_some() {
+            format!("{}/bin:", paths::PYTHON)
+        } else {
+            String::new()
+        };
+        let base = [
+            ("HOME", paths::SESSION),
+            ("LANG", "C.UTF-8"),
+            ("LOGNAME", "belljar"),
+            ("MPLCONFIGDIR", "/tmp/.matplotlib"),
+            (
+                "PATH",
+                &format!("/session/.local/bin:{tools}/usr/local/bin:/usr/bin:/bin"),
+            ),
+            // The environment is read-only; what pip installs goes to the session.
+            ("PIP_PREFIX", "/session/.local"),
+            ("PIP_DISABLE_PIP_VERSION_CHECK", "1"),
+            ("PIP_NO_CACHE_DIR", "1"),
+            ("SHELL", "/bin/bash"),
+            ("TERM", "dumb"),
+            ("TMPDIR", "/tmp"),
+            ("USER", "belljar"),
+            ("XDG_CACHE_HOME", "/tmp/.cache"),
+            // One thread per library: the zygote must be single-threaded to be forked, and a
+            // sandbox has one processor unless told otherwise.
+            ("ARROW_DEFAULT_MEMORY_POOL", "system"),
+            ("OMP_NUM_THREADS", "1"),
+            ("OPENBLAS_NUM_THREADS", "1"),
+        ];
+        let mut env: Vec<(String, String)> = base
+            .iter()
+            .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
+            .collect();
+        for (key, value) in extra {
+            env.retain(|(known, _)| known != key);
+            env.push((key.clone(), value.clone()));
+        }
+        env
+    }
+
+    /// Removes what processes of ours left behind that died without cleaning up: their sandboxes
+    /// ended with them, their cgroups and sockets did not.
+    fn remove_leftovers(&self) {
+        if let Ok(parent) = &self.cgroups {
+            for name in parent.names().iter().filter(|name| is_orphaned(name)) {
+                let leftover = parent.adopt(name);
+                leftover.kill();
+                let _ = leftover.remove();
+            }
+        }
+        let Ok(entries) = fs::read_dir(&self.config.run_dir) else {
+            return;
+        };
+        for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
+            let name = path
+                .file_name()
+                .and_then(|name| name.to_str()?.strip_suffix(".sock"));
+            if name.is_some_and(is_orphaned) {
+                let _ = fs::remove_file(&path);
+            }
+        }
+    }
+}
+
+/// Names are `PID.START.N`; the process that made this one no longer exists.
+fn is_orphaned(name: &str) -> bool {
+    let mut parts = name.split('.').map(str::parse::<u64>);
+    let (Some(Ok(pid)), Some(Ok(started)), Some(Ok(_)), None) =
+        (parts.next(), parts.next(), parts.next(), parts.next())
+    else {
+        return false;
+    };
+    u32::try_from(pid).is_ok_and(|pid| procfs::start_time(pid).ok() != Some(started))
+}
+
+/// Gives a sandbox's block of ids back when dropped.
+#[derive(Debug)]
+pub(crate) struct BlockGuard {
+    runtime: Arc<NativeRuntime>,
+    block: Option<u32>,
+}
+
+impl Drop for BlockGuard {
+    fn drop(&mut self) {
+        if let (Some(ids), Some(block)) = (&self.runtime.ids, self.block) {
+            lock(ids).give_back(block);
+        }
+    }
+}
+
+/// Removes a socket from the file system when dropped.
+#[derive(Debug)]
+pub(crate) struct SocketGuard(PathBuf);
+
+impl Drop for SocketGuard {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+fn limits(spec: &SandboxSpec) -> cgroup::Limits {
+    cgroup::Limits {
+        memory: spec.limits.memory,
+        millicpus: spec.limits.millicpus,
+        pids: spec.limits.pids,
+    }
+}
+
+/// The child closes its status pipe when its plan was carried out, and writes to it when not.
+pub(crate) async fn await_status(status: OwnedFd) -> Result<(), RuntimeError> {
+    let mut pipe = tokio::net::unix::pipe::Receiver::from_owned_fd(status)
+        .map_err(RuntimeError::SpawnerGone)?;
+    let mut message = String::new();
+    pipe.read_to_string(&mut message)
+        .await
+        .map_err(RuntimeError::SpawnerGone)?;
+    if message.is_empty() {
+        Ok(())
+    } else {
+        Err(RuntimeError::Build(message))
+    }
+}
+
+/// Replaces the paths of bind mounts by trees opened here: the spawner has no rights of ours and
+/// could not pass through, say, somebody's home directory.
+fn open_sources(steps: &mut [Step]) -> Result<Vec<OwnedFd>, RuntimeError> {
+    let mut trees = Vec::new();
+    for step in steps {
+        if let Step::Bind { source, .. } = step
+            && let Source::Path(path) = &*source
+        {
+            trees.push(open_tree(path)?);
+            *source = Source::Tree(FdIndex(trees.len() - 1));
+        }
+    }
+    Ok(trees)
+}
+
+fn open_tree(path: &Path) -> Result<OwnedFd, RuntimeError> {
+    mount::clone_tree(path).map_err(|cause| RuntimeError::Open {
+        path: path.into(),
+        cause,
+    })
+}
+
+/// Sockets in here lead into sandboxes.
+fn make_private_dir(path: &Path) -> Result<(), RuntimeError> {
+    let prepare = |cause: io::Error| RuntimeError::Prepare {
+        path: path.into(),
+        cause,
+    };
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(path)
+        .map_err(prepare)?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o700)).map_err(prepare)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_names_of_dead_processes_are_orphaned() {
+        let pid = std::process::id();
+        let started = procfs::start_time(pid).unwrap();
+        assert!(!is_orphaned(&format!("{pid}.{started}.1")));
+        assert!(
+            is_orphaned(&format!("{pid}.{}.1", started + 1)),
+            "the number was reused"
+        );
+        for foreign in ["docker", "a.b.c", "1.2", "1.2.3.4", ""] {
+            assert!(!is_orphaned(foreign), "{foreign}");
+        }
+    }
+}

@@ -1,0 +1,306 @@
+//! What a sandbox and a zygote are made of, as plans.
+
+use std::path::{Path, PathBuf};
+
+use belljar_sys::ids;
+use belljar_sys::plan::{Access, FdIndex, IdMap, Namespace, Plan, Source, Step};
+
+use super::image::staged_root;
+use super::spawner::STAGE;
+use crate::spec::{SandboxSpec, USER_ID, paths};
+
+/// Higher than any ordinary process: when the machine itself runs out of memory, sandboxes go
+/// first.
+const OOM_ADJUST: i32 = 500;
+
+/// Enough for any program that does not leak, small enough that one sandbox cannot exhaust the
+/// machine's table.
+const MAX_OPEN_FILES: u64 = 4096;
+
+/// Parts of `/proc` that tell about the machine or reach beyond the sandbox.
+const PROC_MASKED: [&str; 12] = [
+    "acpi",
+    "asound",
+    "driver",
+    "kcore",
+    "key-users",
+    "keys",
+    "kmsg",
+    "latency_stats",
+    "sched_debug",
+    "scsi",
+    "sysrq-trigger",
+    "timer_list",
+];
+
+/// Parts of `/proc` that may be read but never written.
+const PROC_SEALED: [&str; 4] = ["bus", "fs", "irq", "sys"];
+
+/// Where a sandbox may write, as Landlock sees it. The devices are there to be written to.
+const WRITABLE: [&str; 3] = [paths::SESSION, "/tmp", "/dev"];
+
+/// The descriptors that travel with a sandbox's plan, in this order.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SandboxFds {
+    /// How many `cgroup.procs` there are; they come first.
+    pub(crate) cgroups: usize,
+    /// The tree to show at `/data`, where the server opened it for us.
+    pub(crate) data: Option<FdIndex>,
+}
+
+/// `block` is the sandbox's block of user ids; without one it shares the server's only id.
+pub(crate) fn sandbox(spec: &SandboxSpec, block: Option<u32>, fds: SandboxFds) -> Plan {
+    let root = Path::new(STAGE).join("root");
+    let scratch = Path::new(STAGE).join("scratch");
+    let inside = |path: &str| root.join(path.trim_start_matches('/'));
+    let owner = Some(USER_ID);
+    let mut steps = Vec::new();
+
+    steps.extend((0..fds.cgroups).map(|n| Step::JoinCgroup { procs: FdIndex(n) }));
+    // Before the ids change, after which files of ours in /proc belong to somebody else.
+    steps.push(Step::OomScore { adjust: OOM_ADJUST });
+    steps.push(Step::HideCgroupPath);
+    if block.is_some() {
+        steps.push(Step::SetIds { uid: 0, gid: 0 });
+    }
+    steps.extend([
+        Step::SetHostname {
+            name: "belljar".into(),
+        },
+        Step::LoopbackUp,
+        Step::PrivateMounts,
+        image_at(&root),
+        Step::Proc {
+            target: inside("/proc"),
+        },
+    ]);
+    steps.extend(PROC_MASKED.map(|name| Step::Mask {
+        path: inside("/proc").join(name),
+    }));
+    steps.extend(PROC_SEALED.map(|name| Step::Seal {
+        path: inside("/proc").join(name),
+    }));
+
+    // One tmpfs for everything that may be written, so that one limit holds for all of it.
+    let (size, inodes) = (spec.limits.effective_tmpfs(), spec.limits.tmpfs_inodes());
+    steps.push(Step::Tmpfs {
+        target: scratch.clone(),
+        size,
+        inodes,
+        mode: 0o755,
+    });
+    for (name, mode, owner) in [
+        ("session", 0o755, owner),
+        ("session/artifacts", 0o755, owner),
+        ("session/data", 0o755, owner),
+        ("tmp", 0o1777, None),
+        ("shm", 0o1777, None),
+    ] {
+        steps.push(Step::MakeDir {
+            path: scratch.join(name),
+            mode,
+            owner,
+        });
+    }
+    for (name, target) in [
+        ("session", paths::SESSION),
+        ("tmp", "/tmp"),
+        ("shm", "/dev/shm"),
+    ] {
+        let source = Source::Path(scratch.join(name));
+        steps.push(Step::Bind {
+            source,
+            target: inside(target),
+            access: Access::WRITE,
+        });
+    }
+    steps.push(Step::Devpts {
+        target: inside("/dev/pts"),
+    });
+    if let Some(data) = &spec.data {
+        let source = match fds.data {
+            Some(index) => Source::Tree(index),
+            None => Source::Path(data.host_path.clone()),
+        };
+        steps.push(Step::Bind {
+            source,
+            target: inside(paths::DATA),
+            access: Access::READ,
+        });
+    }
+
+    steps.extend([
+        Step::PivotRoot { root: root.clone() },
+        Step::ChangeDir {
+            path: paths::SESSION.into(),
+        },
+        Step::NoCoreDumps,
+        Step::MaxOpenFiles {
+            count: MAX_OPEN_FILES,
+        },
+        Step::DropBoundingSet,
+        Step::SetIds {
+            uid: USER_ID,
+            gid: USER_ID,
+        },
+        Step::DropCapabilities,
+        Step::Undumpable,
+        Step::NoNewPrivileges,
+        Step::Landlock {
+            writable: WRITABLE.map(PathBuf::from).to_vec(),
+        },
+        Step::Seccomp,
+    ]);
+    Plan {
+        namespaces: vec![
+            Namespace::User,
+            Namespace::Mount,
+            Namespace::Pid,
+            Namespace::Net,
+            Namespace::Ipc,
+            Namespace::Uts,
+        ],
+        ids: Some(id_map(block)),
+        steps,
+    }
+}
+
+/// The zygote sees the image as a sandbox does, so that what it imported is found at the same
+/// paths later; it has no network and nothing to write to but an empty `/tmp`. It stays in the
+/// spawner's user namespace, with the rights over sandboxes that joining them takes.
+pub(crate) fn zygote() -> Plan {
+    let root = Path::new(STAGE).join("root");
+    Plan {
+        namespaces: vec![
+            Namespace::Mount,
+            Namespace::Net,
+            Namespace::Ipc,
+            Namespace::Uts,
+        ],
+        ids: None,
+        steps: vec![
+            Step::OomScore { adjust: OOM_ADJUST },
+            Step::PrivateMounts,
+            image_at(&root),
+            Step::Bind {
+                source: Source::Path("/proc".into()),
+                target: root.join("proc"),
+                access: Access::READ,
+            },
+            Step::Tmpfs {
+                target: root.join("tmp"),
+                size: 64 << 20,
+                inodes: 4096,
+                mode: 0o1777,
+            },
+            Step::PivotRoot { root },
+            Step::ChangeDir { path: "/".into() },
+            Step::NoCoreDumps,
+            Step::NoNewPrivileges,
+        ],
+    }
+}
+
+fn image_at(root: &Path) -> Step {
+    // Every part of the image carries its own restrictions already; devices must stay devices.
+    let access = Access {
+        write: true,
+        exec: true,
+        devices: true,
+    };
+    Step::Bind {
+        source: Source::Path(staged_root()),
+        target: root.to_owned(),
+        access,
+    }
+}
+
+/// The ids of one sandbox, as the spawner, which lives in the outer namespace, must write them.
+fn id_map(block: Option<u32>) -> IdMap {
+    match block {
+        Some(block) => IdMap {
+            inside: 0,
+            outside: ids::offset(block),
+            count: ids::BLOCK_SIZE,
+            setgroups: true,
+        },
+        None => IdMap {
+            inside: USER_ID,
+            outside: 0,
+            count: 1,
+            setgroups: false,
+        },
+    }
+}
+
+/// The ids of the outer namespace, as the server must write them.
+pub(crate) fn outer_id_map(privileged: bool) -> IdMap {
+    if privileged {
+        IdMap {
+            inside: 0,
+            outside: ids::FIRST_HOST_ID,
+            count: ids::BLOCKS * ids::BLOCK_SIZE,
+            setgroups: true,
+        }
+    } else {
+        let (uid, _) = belljar_sys::privileges::own_ids();
+        IdMap {
+            inside: 0,
+            outside: uid,
+            count: 1,
+            setgroups: false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spec::{DataMount, Limits};
+
+    #[test]
+    fn a_sandbox_is_built_in_these_steps() {
+        let spec = SandboxSpec {
+            limits: Limits::default(),
+            env: Vec::new(),
+            data: Some(DataMount {
+                host_path: "/srv/datasets".into(),
+            }),
+            outlives_host: false,
+        };
+        let fds = SandboxFds {
+            cgroups: 4,
+            data: Some(FdIndex(7)),
+        };
+        insta::assert_snapshot!(sandbox(&spec, Some(3), fds));
+    }
+
+    #[test]
+    fn without_root_one_id_is_shared_and_paths_are_opened_inside() {
+        let spec = SandboxSpec {
+            limits: Limits {
+                memory: 64 << 20,
+                ..Limits::default()
+            },
+            env: Vec::new(),
+            data: Some(DataMount {
+                host_path: "/srv/datasets".into(),
+            }),
+            outlives_host: false,
+        };
+        let plan = sandbox(
+            &spec,
+            None,
+            SandboxFds {
+                cgroups: 0,
+                data: None,
+            },
+        );
+        insta::assert_snapshot!(plan);
+    }
+
+    #[test]
+    fn a_zygote_is_built_in_these_steps() {
+        insta::assert_snapshot!(zygote());
+    }
+}

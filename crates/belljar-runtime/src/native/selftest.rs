@@ -1,0 +1,176 @@
+//! Tries to exceed every limit from inside throw-away sandboxes and reports which ones hold.
+//!
+//! Flags were seen to be accepted and ignored: a runtime registered without cgroups ran 600 MiB
+//! under a limit of 512. So nothing is believed that was not tried.
+
+use std::sync::Arc;
+
+use belljar_proto::guest::{Answer, Call, Probe, ProbeReport};
+use serde::{Deserialize, Serialize};
+
+use super::NativeRuntime;
+use crate::RuntimeError;
+use crate::spec::{Limits, SandboxSpec};
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Verdict {
+    pub limit: Limit,
+    pub enforced: bool,
+    /// What was seen.
+    pub detail: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Limit {
+    Memory,
+    Processes,
+    Cpu,
+    Network,
+}
+
+impl Limit {
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Limit::Memory => "memory limit",
+            Limit::Processes => "process limit",
+            Limit::Cpu => "cpu limit",
+            Limit::Network => "no network",
+        }
+    }
+}
+
+/// Small, so that the test is quick and cannot hurt the machine where the limits are void.
+const TEST_LIMITS: Limits = Limits {
+    memory: 48 << 20,
+    millicpus: 200,
+    pids: 16,
+    tmpfs: 8 << 20,
+};
+
+/// Beyond the limit by enough to leave no doubt.
+const MEMORY_TRIED: u64 = 96 << 20;
+const PROCESSES_TRIED: u32 = 40;
+const CPU_WALL_MS: u64 = 300;
+
+/// The share of a processor beyond which the limit is void: two burning processes under a limit of
+/// 0.2 get 0.2 if it holds, between 1 and 2 if not.
+const CPU_SHARE_ALLOWED: f64 = 0.6;
+
+pub async fn run(runtime: &Arc<NativeRuntime>) -> Result<Vec<Verdict>, RuntimeError> {
+    let spec = SandboxSpec {
+        limits: TEST_LIMITS,
+        env: Vec::new(),
+        data: None,
+        outlives_host: false,
+    };
+    let probes = [
+        Probe::Network,
+        Probe::Processes {
+            count: PROCESSES_TRIED,
+        },
+        Probe::Memory {
+            bytes: MEMORY_TRIED,
+        },
+        Probe::Cpu {
+            wall_ms: CPU_WALL_MS,
+        },
+    ];
+    let sandbox = runtime.create(&spec).await?;
+    let mut verdicts = Vec::new();
+    for probe in probes {
+        match sandbox.link().call(Call::Probe { probe }, &[]).await? {
+            (Answer::Probed(report), _) => verdicts.push(judge(&report)),
+            _ => return Err(RuntimeError::UnexpectedAnswer),
+        }
+    }
+    sandbox.destroy().await;
+    Ok(verdicts)
+}
+
+fn judge(report: &ProbeReport) -> Verdict {
+    let (limit, enforced, detail) = match report {
+        ProbeReport::Memory { killed } => (
+            Limit::Memory,
+            *killed,
+            if *killed {
+                "a process beyond the limit was killed".to_owned()
+            } else {
+                format!(
+                    "{} MiB could be used under a limit of {} MiB",
+                    MEMORY_TRIED >> 20,
+                    TEST_LIMITS.memory >> 20
+                )
+            },
+        ),
+        ProbeReport::Processes { started } => (
+            Limit::Processes,
+            u64::from(*started) < TEST_LIMITS.pids,
+            format!(
+                "{started} processes could be started under a limit of {}",
+                TEST_LIMITS.pids
+            ),
+        ),
+        ProbeReport::Cpu { used_ms, wall_ms } => {
+            #[expect(clippy::cast_precision_loss, reason = "milliseconds of a short test")]
+            let share = *used_ms as f64 / (*wall_ms).max(1) as f64;
+            (
+                Limit::Cpu,
+                share < CPU_SHARE_ALLOWED,
+                format!(
+                    "{share:.2} processors were used under a limit of {:.1}",
+                    f64::from(TEST_LIMITS.millicpus) / 1000.0
+                ),
+            )
+        }
+        ProbeReport::Network {
+            interfaces,
+            reached_out,
+        } => (
+            Limit::Network,
+            interfaces.is_empty() && !reached_out,
+            if interfaces.is_empty() {
+                "only loopback is there".to_owned()
+            } else {
+                format!("interfaces are visible: {}", interfaces.join(", "))
+            },
+        ),
+    };
+    Verdict {
+        limit,
+        enforced,
+        detail,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_void_limit_is_seen_as_such() {
+        let enforced = |report| judge(&report).enforced;
+        assert!(enforced(ProbeReport::Memory { killed: true }));
+        assert!(!enforced(ProbeReport::Memory { killed: false }));
+        assert!(!enforced(ProbeReport::Processes { started: 40 }));
+        assert!(enforced(ProbeReport::Processes { started: 14 }));
+        assert!(enforced(ProbeReport::Cpu {
+            used_ms: 70,
+            wall_ms: 300
+        }));
+        assert!(!enforced(ProbeReport::Cpu {
+            used_ms: 300,
+            wall_ms: 300
+        }));
+        let eth = vec!["eth0".to_owned()];
+        assert!(!enforced(ProbeReport::Network {
+            interfaces: eth,
+            reached_out: false
+        }));
+        assert!(!enforced(ProbeReport::Network {
+            interfaces: vec![],
+            reached_out: true
+        }));
+    }
+}

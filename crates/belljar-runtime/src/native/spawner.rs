@@ -1,0 +1,467 @@
+//! The spawner: a small, single-threaded process that makes sandboxes.
+//!
+//! Started by the server before its async runtime, with an empty environment. It moves itself into
+//! a user namespace in which it is root and outside of which it is nobody: all it can do, on this
+//! machine, is make namespaces below its own. Sandboxes are clones of it, so what is not in its
+//! memory cannot leak into one.
+//!
+//! ```text
+//!  server (host ids)            spawner (outer user namespace)      sandbox (inner)
+//!    start ───────────────────▶ unshare user + mount
+//!    write id maps ◀── Unshared ──┘
+//!    Enter ───────────────────▶ become root there, stage on /sys
+//!    Stage(steps) ────────────▶ assemble the image's root once
+//!    Sandbox(plan) + fds ─────▶ clone3 ───────────────────────────▶ wait for id maps
+//!                               write id maps ────────────────────▶ steps, then guest
+//!    pid, pidfd, status ◀────── Started                             status pipe closes
+//! ```
+//!
+//! When the server goes away its socket closes and the spawner ends. The sandboxes go on.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::process::{Child, Command, Stdio};
+
+use belljar_sys::plan::{FdIndex, IdMap, Plan, Step};
+use belljar_sys::process::{self, Forked};
+use belljar_sys::{apply, channel, privileges};
+use serde::{Deserialize, Serialize};
+use tokio::io::unix::AsyncFd;
+
+use crate::RuntimeError;
+
+/// In the spawner's own mount namespace this directory holds what sandboxes are made from. No
+/// sandbox has a `/sys`, every Linux does, and nobody keeps data below it.
+pub const STAGE: &str = "/sys";
+
+/// From the server.
+#[derive(Debug, Serialize, Deserialize)]
+enum Order {
+    Enter,
+    Stage {
+        steps: Vec<Step>,
+    },
+    Sandbox(SandboxOrder),
+    Program {
+        plan: Plan,
+        argv: Vec<String>,
+        env: Vec<(String, String)>,
+        fds: Vec<FdIndex>,
+    },
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub struct SandboxOrder {
+    pub plan: Plan,
+    pub listener: FdIndex,
+    pub oom_events: Option<FdIndex>,
+    /// Held by the guest for as long as it lives.
+    pub id_lock: Option<FdIndex>,
+    pub nonce: String,
+    pub outlives_host: bool,
+}
+
+/// From the spawner.
+#[derive(Debug, Serialize, Deserialize)]
+enum Report {
+    Unshared,
+    Done,
+    /// With a pidfd and the read end of the child's status pipe.
+    Started {
+        pid: u32,
+    },
+    Failed {
+        message: String,
+    },
+}
+
+/// What a newborn guest is given; the binary knows how to be one.
+#[derive(Debug)]
+pub struct GuestStart {
+    pub listener: UnixListener,
+    pub nonce: String,
+    pub oom_events: Option<std::fs::File>,
+    pub landlock: Option<OwnedFd>,
+    pub outlives_host: bool,
+}
+
+/// The server's handle of its spawner.
+#[derive(Debug)]
+pub struct Spawner {
+    process: Child,
+    socket: OwnedFd,
+}
+
+impl Spawner {
+    /// Starts the spawner: `belljar spawner`, with one end of a socket as standard input.
+    pub fn start(map: IdMap) -> Result<Spawner, RuntimeError> {
+        let (ours, theirs) = channel::packet_pair().map_err(RuntimeError::StartSpawner)?;
+        let process = Command::new("/proc/self/exe")
+            .arg("spawner")
+            .env_clear()
+            .stdin(Stdio::from(theirs))
+            .stdout(Stdio::null())
+            .spawn()
+            .map_err(RuntimeError::StartSpawner)?;
+        let spawner = Spawner {
+            process,
+            socket: ours,
+        };
+        match spawner.receive()? {
+            (Report::Unshared, _) => {}
+            (Report::Failed { message }, _) => return Err(RuntimeError::Build(message)),
+            _ => return Err(RuntimeError::UnexpectedAnswer),
+        }
+        apply::map_ids(spawner.process.id(), map).map_err(RuntimeError::MapIds)?;
+        spawner
+            .send(&Order::Enter, &[])
+            .map_err(RuntimeError::SpawnerGone)?;
+        expect_done(spawner.receive()?)?;
+        Ok(spawner)
+    }
+
+    /// Carries out steps in the spawner's own mount namespace, below [`STAGE`].
+    pub fn stage(&self, steps: Vec<Step>, fds: &[BorrowedFd<'_>]) -> Result<(), RuntimeError> {
+        self.send(&Order::Stage { steps }, fds)
+            .map_err(RuntimeError::SpawnerGone)?;
+        expect_done(self.receive()?)
+    }
+
+    /// Moves the conversation into an async runtime.
+    pub fn into_async(self) -> Result<AsyncSpawner, RuntimeError> {
+        let socket = nonblocking(self.socket).map_err(RuntimeError::SpawnerGone)?;
+        Ok(AsyncSpawner {
+            process: self.process,
+            socket: tokio::sync::Mutex::new(socket),
+        })
+    }
+
+    fn send(&self, order: &Order, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        channel::send_packet(&self.socket, &to_bytes(order), fds)
+    }
+
+    fn receive(&self) -> Result<(Report, Vec<OwnedFd>), RuntimeError> {
+        understand(channel::recv_packet(&self.socket))
+    }
+}
+
+/// A process that the spawner started.
+#[derive(Debug)]
+pub struct Spawned {
+    pub pid: u32,
+    pub pidfd: OwnedFd,
+    /// Closes when the plan was carried out; holds the reason when it was not.
+    pub status: OwnedFd,
+}
+
+#[derive(Debug)]
+pub struct AsyncSpawner {
+    process: Child,
+    /// One order at a time: the spawner answers each before it reads the next.
+    socket: tokio::sync::Mutex<AsyncFd<OwnedFd>>,
+}
+
+impl AsyncSpawner {
+    pub async fn sandbox(
+        &self,
+        order: SandboxOrder,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<Spawned, RuntimeError> {
+        self.start(&Order::Sandbox(order), fds).await
+    }
+
+    /// Starts a program that gets the named descriptors as 0, 1, 2, ...
+    pub async fn program(
+        &self,
+        plan: Plan,
+        argv: Vec<String>,
+        env: Vec<(String, String)>,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<Spawned, RuntimeError> {
+        let indices = (0..fds.len()).map(FdIndex).collect();
+        self.start(
+            &Order::Program {
+                plan,
+                argv,
+                env,
+                fds: indices,
+            },
+            fds,
+        )
+        .await
+    }
+
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
+    async fn start(&self, order: &Order, fds: &[BorrowedFd<'_>]) -> Result<Spawned, RuntimeError> {
+        let bytes = to_bytes(order);
+        let (report, fds) = {
+            let socket = self.socket.lock().await;
+            send_packet(&socket, &bytes, fds)
+                .await
+                .map_err(RuntimeError::SpawnerGone)?;
+            understand(recv_packet(&socket).await)?
+        };
+        match (report, <[OwnedFd; 2]>::try_from(fds)) {
+            (Report::Started { pid }, Ok([pidfd, status])) => Ok(Spawned { pid, pidfd, status }),
+            (Report::Failed { message }, _) => Err(RuntimeError::Build(message)),
+            _ => Err(RuntimeError::UnexpectedAnswer),
+        }
+    }
+}
+
+impl Drop for AsyncSpawner {
+    fn drop(&mut self) {
+        // Its socket closes with us, which ends it; being collected keeps it from lingering as a
+        // zombie while we live on.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+pub(crate) fn nonblocking(socket: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    let socket = std::os::unix::net::UnixStream::from(socket);
+    socket.set_nonblocking(true)?;
+    channel::watched(socket.into())
+}
+
+pub(crate) async fn send_packet(
+    socket: &AsyncFd<OwnedFd>,
+    bytes: &[u8],
+    fds: &[BorrowedFd<'_>],
+) -> io::Result<()> {
+    socket
+        .async_io(tokio::io::Interest::WRITABLE, |s| {
+            channel::send_packet(s, bytes, fds)
+        })
+        .await
+}
+
+pub(crate) async fn recv_packet(
+    socket: &AsyncFd<OwnedFd>,
+) -> io::Result<Option<(Vec<u8>, Vec<OwnedFd>)>> {
+    socket
+        .async_io(tokio::io::Interest::READABLE, |s| channel::recv_packet(s))
+        .await
+}
+
+fn to_bytes<T: Serialize>(message: &T) -> Vec<u8> {
+    serde_json::to_vec(message).expect("wire types serialize to JSON")
+}
+
+fn understand(
+    packet: io::Result<Option<(Vec<u8>, Vec<OwnedFd>)>>,
+) -> Result<(Report, Vec<OwnedFd>), RuntimeError> {
+    let closed = || io::Error::from(io::ErrorKind::UnexpectedEof);
+    let (bytes, fds) = packet
+        .and_then(|p| p.ok_or_else(closed))
+        .map_err(RuntimeError::SpawnerGone)?;
+    let report = serde_json::from_slice(&bytes)
+        .map_err(|error| RuntimeError::SpawnerGone(io::Error::other(error)))?;
+    Ok((report, fds))
+}
+
+fn expect_done((report, _): (Report, Vec<OwnedFd>)) -> Result<(), RuntimeError> {
+    match report {
+        Report::Done => Ok(()),
+        Report::Failed { message } => Err(RuntimeError::Image(message)),
+        _ => Err(RuntimeError::UnexpectedAnswer),
+    }
+}
+
+/// The life of the spawner process. `become_guest` is called in each new sandbox, as its PID 1.
+pub fn serve(become_guest: fn(GuestStart) -> io::Result<()>) -> io::Result<()> {
+    let socket = process::take_stdin()?;
+    process::leave_terminal();
+    process::reap_automatically()?;
+    privileges::forbid_core_dumps()?;
+    if let Err(error) = process::unshare_user_and_mounts() {
+        let message = format!(
+            "failed to make a user namespace: {error} (is unprivileged use of user namespaces \
+             switched off on this machine?)"
+        );
+        report(&socket, &Report::Failed { message }, &[])?;
+        return Ok(());
+    }
+    report(&socket, &Report::Unshared, &[])?;
+    while let Some((bytes, fds)) = channel::recv_packet(&socket)? {
+        let order: Order = serde_json::from_slice(&bytes).map_err(io::Error::other)?;
+        let borrowed: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
+        match order {
+            Order::Enter => answer(&socket, enter())?,
+            Order::Stage { steps } => answer(&socket, carry_out(&steps, &borrowed))?,
+            Order::Sandbox(order) => {
+                drop(borrowed);
+                start(&socket, &order.plan.clone(), fds, |fds, status| {
+                    guest_in_child(order, fds, status, become_guest)
+                })?;
+            }
+            Order::Program {
+                plan,
+                argv,
+                env,
+                fds: wanted,
+            } => {
+                drop(borrowed);
+                start(&socket, &plan.clone(), fds, |fds, _| {
+                    program_in_child(&plan, &argv, &env, &wanted, &fds)
+                })?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn enter() -> Result<(), String> {
+    privileges::set_ids(0, 0).map_err(|e| format!("failed to become root inside: {e}"))?;
+    // The id maps of our children are files of theirs in /proc, which we must be able to write.
+    // Nobody else has our uid, and each guest makes itself undumpable.
+    privileges::become_dumpable().map_err(|e| e.to_string())?;
+    let stage = |sub: &str| format!("{STAGE}{sub}").into();
+    carry_out(
+        &[
+            Step::PrivateMounts,
+            Step::Tmpfs {
+                target: stage(""),
+                size: 1 << 20,
+                inodes: 64,
+                mode: 0o755,
+            },
+            Step::MakeDir {
+                path: stage("/root"),
+                mode: 0o755,
+                owner: None,
+            },
+            Step::MakeDir {
+                path: stage("/scratch"),
+                mode: 0o755,
+                owner: None,
+            },
+        ],
+        &[],
+    )
+}
+
+fn carry_out(steps: &[Step], fds: &[BorrowedFd<'_>]) -> Result<(), String> {
+    apply::apply(steps, fds)
+        .map(|_| ())
+        .map_err(|error| in_full(&error))
+}
+
+fn in_full(error: &apply::StepError) -> String {
+    format!("{error}: {}", error.cause)
+}
+
+/// Clones a child that does `work` once its ids are mapped, and tells the server.
+///
+/// `work` closes the status pipe when all went well; what it returns otherwise is written there.
+fn start(
+    socket: &OwnedFd,
+    plan: &Plan,
+    fds: Vec<OwnedFd>,
+    work: impl FnOnce(Vec<OwnedFd>, &mut Option<OwnedFd>) -> Result<(), String>,
+) -> io::Result<()> {
+    let (status_read, status_write) = io::pipe()?;
+    let (go_read, go_write) = io::pipe()?;
+    match process::clone_process(&plan.namespaces) {
+        Ok(Forked::Child) => {
+            drop((status_read, go_write));
+            let mut keep = fds;
+            keep.push(status_write.into());
+            let outcome = wait_for_go(go_read).and_then(|()| process::detach_from_parent(keep));
+            if let Ok(mut fds) = outcome {
+                let mut status = fds.pop();
+                if let (Err(message), Some(status)) = (work(fds, &mut status), status) {
+                    let mut status = std::fs::File::from(status);
+                    let _ = io::Write::write_all(&mut status, message.as_bytes());
+                }
+            }
+            process::exit_now(1);
+        }
+        Ok(Forked::Parent(started)) => {
+            drop((status_write, go_read));
+            if let Some(map) = plan.ids
+                && let Err(error) = apply::map_ids(started.pid, map)
+            {
+                let message = format!("failed to map user ids: {error}");
+                return report(socket, &Report::Failed { message }, &[]);
+            }
+            io::Write::write_all(&mut &go_write, b"!")?;
+            let fds = [started.pidfd.as_fd(), status_read.as_fd()];
+            report(socket, &Report::Started { pid: started.pid }, &fds)
+        }
+        Err(error) => {
+            let message = format!("failed to clone: {error}");
+            report(socket, &Report::Failed { message }, &[])
+        }
+    }
+}
+
+/// A spawner that dies before the ids are mapped must not leave a child that believes they are.
+fn wait_for_go(go: io::PipeReader) -> io::Result<()> {
+    let mut byte = [0];
+    io::Read::read_exact(&mut &go, &mut byte)
+}
+
+fn guest_in_child(
+    order: SandboxOrder,
+    fds: Vec<OwnedFd>,
+    status: &mut Option<OwnedFd>,
+    become_guest: fn(GuestStart) -> io::Result<()>,
+) -> Result<(), String> {
+    let applied = {
+        let borrowed: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
+        apply::apply(&order.plan.steps, &borrowed).map_err(|error| in_full(&error))?
+    };
+    let mut fds: Vec<Option<OwnedFd>> = fds.into_iter().map(Some).collect();
+    let mut take = |FdIndex(n): FdIndex| fds.get_mut(n).and_then(Option::take);
+    let listener = take(order.listener).ok_or("no listener was given")?;
+    let start = GuestStart {
+        listener: listener.into(),
+        nonce: order.nonce,
+        oom_events: order.oom_events.and_then(&mut take).map(Into::into),
+        landlock: applied.landlock,
+        outlives_host: order.outlives_host,
+    };
+    // Never closed while the guest lives: the lock on its block of ids goes with it.
+    let _id_lock = order.id_lock.and_then(&mut take);
+    drop(fds);
+    *status = None;
+    become_guest(start).map_err(|error| error.to_string())
+}
+
+fn program_in_child(
+    plan: &Plan,
+    argv: &[String],
+    env: &[(String, String)],
+    wanted: &[FdIndex],
+    fds: &[OwnedFd],
+) -> Result<(), String> {
+    let borrowed: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
+    carry_out(&plan.steps, &borrowed)?;
+    let chosen: Vec<BorrowedFd<'_>> = wanted
+        .iter()
+        .filter_map(|FdIndex(n)| borrowed.get(*n).copied())
+        .collect();
+    let error = process::execute(argv, env, &chosen);
+    Err(format!(
+        "failed to execute {}: {error}",
+        argv.first().map_or("", String::as_str)
+    ))
+}
+
+fn answer(socket: &OwnedFd, outcome: Result<(), String>) -> io::Result<()> {
+    let message = match outcome {
+        Ok(()) => Report::Done,
+        Err(message) => Report::Failed { message },
+    };
+    report(socket, &message, &[])
+}
+
+fn report(socket: &OwnedFd, report: &Report, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    channel::send_packet(socket, &to_bytes(report), fds)
+}

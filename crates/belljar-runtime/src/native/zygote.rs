@@ -1,0 +1,322 @@
+//! The host's handle of a zygote: a Python with the image's packages loaded, which forks kernels
+//! into sandboxes in milliseconds.
+//!
+//! A zygote that dies is replaced in the background; until the new one is warm, kernels start the
+//! slow way. It is told what to do over a socket of packets and ends when that closes.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use base64::Engine as _;
+use belljar_sys::{channel, seccomp};
+use serde::{Deserialize, Serialize};
+use tokio::io::unix::AsyncFd;
+use tokio::sync::watch;
+
+use super::NativeRuntime;
+use super::plan;
+use super::spawner::{self, Spawned};
+use crate::RuntimeError;
+use crate::spec::USER_ID;
+
+/// Importing a large preload list on a cold disk takes a while.
+const WARM_TIMEOUT: Duration = Duration::from_secs(180);
+
+/// A fork takes milliseconds; a zygote that needs this long is stuck.
+const FORK_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Between attempts to replace a zygote that keeps dying.
+const RESTART_PAUSES: [Duration; 4] = [
+    Duration::from_millis(100),
+    Duration::from_secs(1),
+    Duration::from_secs(5),
+    Duration::from_secs(30),
+];
+
+#[derive(Debug, Serialize)]
+#[serde(tag = "op", rename_all = "snake_case")]
+enum ToZygote<'a> {
+    Configure {
+        preload: &'a [String],
+        seccomp: String,
+    },
+    Fork {
+        id: u64,
+        fds: Vec<&'static str>,
+        uid: u32,
+        gid: u32,
+        cwd: &'a str,
+        env: serde_json::Map<String, serde_json::Value>,
+    },
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(tag = "op", rename_all = "snake_case")]
+enum FromZygote {
+    Ready(Warm),
+    Forked {
+        id: u64,
+        ok: bool,
+        #[serde(default)]
+        error: String,
+    },
+    Error {
+        #[serde(default)]
+        error: String,
+    },
+}
+
+/// What a warm zygote says of itself.
+#[derive(Debug, Clone, Default, Deserialize)]
+pub struct Warm {
+    pub python: String,
+    pub modules: Vec<String>,
+    /// Modules of the preload list that could not be imported, and why.
+    #[serde(default)]
+    pub failed: std::collections::BTreeMap<String, String>,
+    /// Threads it found itself to have; more than one would make forking unsafe.
+    #[serde(default)]
+    pub threads: Vec<String>,
+    #[serde(default)]
+    pub rss_kib: u64,
+    /// Its process id on the host.
+    #[serde(skip)]
+    pub pid: u32,
+}
+
+#[derive(Debug, Clone)]
+pub enum ZygoteState {
+    Warming,
+    Warm(Warm),
+    /// It cannot be had; the reason, for people.
+    Failed(String),
+}
+
+/// A warm zygote, ready to fork.
+#[derive(Debug)]
+pub(crate) struct Zygote {
+    socket: tokio::sync::Mutex<(AsyncFd<OwnedFd>, u64)>,
+    /// Its end of life, seen by the keeper.
+    process: AsyncFd<OwnedFd>,
+}
+
+/// What a new kernel is connected to.
+#[derive(Debug)]
+pub(crate) struct KernelFds<'a> {
+    pub(crate) pidfd: BorrowedFd<'a>,
+    /// Control, stdin, stdout, stderr and perhaps the Landlock ruleset, from the guest.
+    pub(crate) ends: &'a [OwnedFd],
+    pub(crate) cgroups: &'a [OwnedFd],
+}
+
+impl Zygote {
+    /// Starts one and waits until it is warm.
+    async fn start(runtime: &NativeRuntime) -> Result<(Zygote, Warm), RuntimeError> {
+        let (ours, theirs) = channel::packet_pair().map_err(RuntimeError::SpawnerGone)?;
+        let null = std::fs::File::options()
+            .read(true)
+            .write(true)
+            .open("/dev/null")
+            .map_err(RuntimeError::SpawnerGone)?;
+        let stderr = std::io::stderr();
+        // Standard error is shown when someone debugs the zygote, and not otherwise.
+        let errors = if std::env::var_os("BELLJAR_DEBUG_ZYGOTE").is_some() {
+            stderr.as_fd()
+        } else {
+            null.as_fd()
+        };
+        let fds = [null.as_fd(), null.as_fd(), errors, theirs.as_fd()];
+        let argv = runtime.kernel_argv("zygote");
+        let env = runtime.kernel_env(&[]);
+        let spawned = runtime
+            .spawner()
+            .program(plan::zygote(), argv, env, &fds)
+            .await?;
+        drop(theirs);
+        let Spawned { pid, pidfd, status } = spawned;
+        super::await_status(status).await?;
+        let mut socket = spawner::nonblocking(ours).map_err(RuntimeError::SpawnerGone)?;
+        let process = channel::watched(pidfd).map_err(RuntimeError::SpawnerGone)?;
+        let filter =
+            seccomp::Filter::sandbox().map_err(|error| RuntimeError::Kernel(error.to_string()))?;
+        let configure = ToZygote::Configure {
+            preload: &runtime.image().preload,
+            seccomp: base64::engine::general_purpose::STANDARD.encode(filter.to_bytes()),
+        };
+        send(&mut socket, &configure, &[]).await?;
+        match tokio::time::timeout(WARM_TIMEOUT, receive(&socket)).await {
+            Ok(Ok(FromZygote::Ready(warm))) => {
+                let zygote = Zygote {
+                    socket: tokio::sync::Mutex::new((socket, 0)),
+                    process,
+                };
+                Ok((zygote, Warm { pid, ..warm }))
+            }
+            Ok(Ok(_)) => Err(RuntimeError::UnexpectedAnswer),
+            Ok(Err(error)) => Err(error),
+            Err(_) => Err(RuntimeError::TimedOut(WARM_TIMEOUT.as_secs())),
+        }
+    }
+
+    /// Forks a kernel into a sandbox. It reports to the guest by itself when it is ready.
+    pub(crate) async fn fork(
+        &self,
+        kernel: KernelFds<'_>,
+        cwd: &str,
+        env: &[(String, String)],
+    ) -> Result<(), RuntimeError> {
+        let names = ["control", "stdin", "stdout", "stderr", "landlock"];
+        let mut fds = vec![kernel.pidfd];
+        fds.extend(kernel.ends.iter().map(AsFd::as_fd));
+        fds.extend(kernel.cgroups.iter().map(AsFd::as_fd));
+        let mut described = vec!["pidfd"];
+        described.extend(&names[..kernel.ends.len().min(names.len())]);
+        described.extend(kernel.cgroups.iter().map(|_| "cgroup"));
+
+        let mut guard = self.socket.lock().await;
+        let (socket, next_id) = &mut *guard;
+        *next_id += 1;
+        let id = *next_id;
+        let order = ToZygote::Fork {
+            id,
+            fds: described,
+            uid: USER_ID,
+            gid: USER_ID,
+            cwd,
+            env: env
+                .iter()
+                .map(|(k, v)| (k.clone(), v.clone().into()))
+                .collect(),
+        };
+        let conversation = async {
+            send(socket, &order, &fds).await?;
+            loop {
+                match receive(socket).await? {
+                    FromZygote::Forked {
+                        id: answered,
+                        ok: true,
+                        ..
+                    } if answered == id => {
+                        return Ok(());
+                    }
+                    FromZygote::Forked {
+                        id: answered,
+                        error,
+                        ..
+                    } if answered == id => {
+                        return Err(RuntimeError::Kernel(error));
+                    }
+                    FromZygote::Error { error } => return Err(RuntimeError::Kernel(error)),
+                    // A late answer to someone who stopped waiting.
+                    _ => {}
+                }
+            }
+        };
+        tokio::time::timeout(FORK_TIMEOUT, conversation)
+            .await
+            .unwrap_or(Err(RuntimeError::TimedOut(FORK_TIMEOUT.as_secs())))
+    }
+}
+
+impl Drop for Zygote {
+    fn drop(&mut self) {
+        let _ = belljar_sys::process::kill_by_pidfd(self.process.get_ref());
+    }
+}
+
+async fn send(
+    socket: &mut AsyncFd<OwnedFd>,
+    message: &ToZygote<'_>,
+    fds: &[BorrowedFd<'_>],
+) -> Result<(), RuntimeError> {
+    let bytes = serde_json::to_vec(message).expect("wire types serialize to JSON");
+    spawner::send_packet(socket, &bytes, fds)
+        .await
+        .map_err(|error| RuntimeError::Kernel(format!("lost the zygote: {error}")))
+}
+
+async fn receive(socket: &AsyncFd<OwnedFd>) -> Result<FromZygote, RuntimeError> {
+    match spawner::recv_packet(socket).await {
+        Ok(Some((bytes, _))) => serde_json::from_slice(&bytes)
+            .map_err(|error| RuntimeError::Kernel(format!("the zygote talks nonsense: {error}"))),
+        Ok(None) => Err(RuntimeError::Kernel("the zygote died".into())),
+        Err(error) => Err(RuntimeError::Kernel(format!("lost the zygote: {error}"))),
+    }
+}
+
+/// Keeps a warm zygote at hand.
+#[derive(Debug)]
+pub(crate) struct Keeper {
+    current: watch::Receiver<(ZygoteState, Option<Arc<Zygote>>)>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Keeper {
+    pub(crate) fn start(runtime: &Arc<NativeRuntime>) -> Keeper {
+        let (publish, current) = watch::channel((ZygoteState::Warming, None));
+        // Weak: the keeper must not keep the runtime alive that owns it.
+        let runtime = Arc::downgrade(runtime);
+        let task = tokio::spawn(async move {
+            let mut failures = 0;
+            loop {
+                let Some(strong) = runtime.upgrade() else {
+                    return;
+                };
+                let started = Zygote::start(&strong).await;
+                drop(strong);
+                match started {
+                    Ok((zygote, warm)) => {
+                        failures = 0;
+                        tracing::info!(
+                            zygote.rss_kib = warm.rss_kib,
+                            "zygote is warm: Python {} with {} modules",
+                            warm.python,
+                            warm.modules.len()
+                        );
+                        let zygote = Arc::new(zygote);
+                        publish.send_replace((ZygoteState::Warm(warm), Some(Arc::clone(&zygote))));
+                        // Readable when it has ended.
+                        let _ = zygote.process.readable().await;
+                        tracing::warn!("the zygote died; kernels start slowly until it is back");
+                        publish.send_replace((ZygoteState::Warming, None));
+                    }
+                    Err(error) => {
+                        tracing::warn!("failed to start a zygote: {error}");
+                        publish.send_replace((ZygoteState::Failed(error.to_string()), None));
+                    }
+                }
+                let pause = RESTART_PAUSES[usize::min(failures, RESTART_PAUSES.len() - 1)];
+                failures += 1;
+                tokio::time::sleep(pause).await;
+            }
+        });
+        Keeper { current, task }
+    }
+
+    pub(crate) fn warm(&self) -> Option<Arc<Zygote>> {
+        self.current.borrow().1.clone()
+    }
+
+    pub(crate) fn state(&self) -> ZygoteState {
+        self.current.borrow().0.clone()
+    }
+
+    /// Waits until the zygote is warm or has failed.
+    pub(crate) async fn settled(&self) -> ZygoteState {
+        let mut current = self.current.clone();
+        match current
+            .wait_for(|(state, _)| !matches!(state, ZygoteState::Warming))
+            .await
+        {
+            Ok(settled) => settled.0.clone(),
+            Err(_) => ZygoteState::Failed("its keeper ended".into()),
+        }
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}

@@ -1,0 +1,241 @@
+//! A live sandbox, as its owner holds it.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use belljar_proto::exec::{ExecSpec, Language};
+use belljar_proto::guest::{Answer, Call, Tree, TreeLimits};
+use belljar_sys::cgroup::Cgroup;
+use belljar_sys::{channel, process};
+use tokio::io::unix::AsyncFd;
+
+use crate::RuntimeError;
+use crate::link::{Following, Link};
+use crate::native::zygote::KernelFds;
+use crate::native::{BlockGuard, NativeRuntime, SocketGuard};
+use crate::spec::{SandboxSpec, paths};
+
+/// The kernel ends a killed sandbox at once; an overloaded machine gets this long.
+const DESTROY_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How a kernel came to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KernelStart {
+    /// Forked from a warm zygote.
+    Forked,
+    /// By executing the interpreter.
+    Executed,
+}
+
+/// Killed when dropped; [`Sandbox::destroy`] also waits until everything is gone.
+#[derive(Debug)]
+pub struct Sandbox {
+    name: String,
+    spec: SandboxSpec,
+    pid: u32,
+    process: AsyncFd<OwnedFd>,
+    link: Link,
+    runtime: Arc<NativeRuntime>,
+    /// In the order in which they must go: the cgroup when its processes have ended, the block of
+    /// ids when nobody uses it any more.
+    cgroup: Option<Cgroup>,
+    _socket: SocketGuard,
+    _block: BlockGuard,
+}
+
+pub(crate) struct Parts {
+    pub(crate) name: String,
+    pub(crate) spec: SandboxSpec,
+    pub(crate) pid: u32,
+    pub(crate) pidfd: OwnedFd,
+    pub(crate) link: Link,
+    pub(crate) cgroup: Option<Cgroup>,
+    pub(crate) socket: SocketGuard,
+    pub(crate) block: BlockGuard,
+    pub(crate) runtime: Arc<NativeRuntime>,
+}
+
+impl Sandbox {
+    pub(crate) fn assemble(parts: Parts) -> Result<Sandbox, RuntimeError> {
+        Ok(Sandbox {
+            name: parts.name,
+            spec: parts.spec,
+            pid: parts.pid,
+            process: channel::watched(parts.pidfd).map_err(RuntimeError::Connect)?,
+            link: parts.link,
+            runtime: parts.runtime,
+            cgroup: parts.cgroup,
+            _socket: parts.socket,
+            _block: parts.block,
+        })
+    }
+
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// PID 1 of the sandbox, as the host counts.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    #[must_use]
+    pub fn link(&self) -> &Link {
+        &self.link
+    }
+
+    /// The environment of everything inside, the session's own variables included.
+    #[must_use]
+    pub fn environment(&self) -> Vec<(String, String)> {
+        self.runtime.kernel_env(&self.spec.env)
+    }
+
+    /// Bytes of memory charged to this sandbox.
+    #[must_use]
+    pub fn memory_used(&self) -> Option<u64> {
+        self.cgroup.as_ref()?.memory_used()
+    }
+
+    /// How many processes of this sandbox were killed for memory.
+    #[must_use]
+    pub fn oom_kills(&self) -> u64 {
+        self.cgroup.as_ref().map_or(0, Cgroup::oom_kills)
+    }
+
+    /// A fresh Python kernel, replacing any other: forked if a zygote is warm, executed if not.
+    pub async fn start_kernel(&self) -> Result<KernelStart, RuntimeError> {
+        let start = match self.fork_kernel().await {
+            Some(Ok(())) => KernelStart::Forked,
+            Some(Err(error)) => {
+                tracing::warn!("failed to fork a kernel, starting one slowly: {error}");
+                self.execute_kernel().await?;
+                KernelStart::Executed
+            }
+            None => {
+                self.execute_kernel().await?;
+                KernelStart::Executed
+            }
+        };
+        Ok(start)
+    }
+
+    /// `None` when no zygote is warm.
+    async fn fork_kernel(&self) -> Option<Result<(), RuntimeError>> {
+        let zygote = self.runtime.warm_zygote()?;
+        Some(
+            async {
+                let language = Language::Python;
+                let (_, ends) = self
+                    .link
+                    .call(Call::PrepareKernel { language }, &[])
+                    .await?;
+                let cgroups = self.cgroup.as_ref().map_or(Ok(Vec::new()), Cgroup::procs)?;
+                let fds = KernelFds {
+                    pidfd: self.process.get_ref().as_fd(),
+                    ends: &ends,
+                    cgroups: &cgroups,
+                };
+                zygote
+                    .fork(fds, paths::SESSION, &self.environment())
+                    .await?;
+                drop(ends);
+                self.link
+                    .call(Call::AwaitKernel { language }, &[])
+                    .await
+                    .map(|_| ())
+            }
+            .await,
+        )
+    }
+
+    async fn execute_kernel(&self) -> Result<(), RuntimeError> {
+        let language = Language::Python;
+        let call = Call::SpawnKernel {
+            language,
+            argv: self.runtime.kernel_argv("kernel"),
+            env: self.environment(),
+            cwd: paths::SESSION.into(),
+        };
+        self.link.call(call, &[]).await?;
+        self.link
+            .call(Call::AwaitKernel { language }, &[])
+            .await
+            .map(|_| ())
+    }
+
+    /// Starts an execution; `body` is code for a cell and standard input for a command.
+    pub async fn exec(&self, spec: ExecSpec, body: &[u8]) -> Result<Following, RuntimeError> {
+        self.link.exec(spec, body).await
+    }
+
+    pub async fn interrupt(&self, exec_id: &str) -> Result<(), RuntimeError> {
+        let call = Call::Interrupt {
+            exec_id: exec_id.to_owned(),
+        };
+        self.link.call(call, &[]).await.map(|_| ())
+    }
+
+    /// The plain files below a directory of the sandbox, as the guest tells.
+    pub async fn list_tree(&self, root: &str, limits: TreeLimits) -> Result<Tree, RuntimeError> {
+        match self
+            .link
+            .call(
+                Call::ListTree {
+                    root: root.to_owned(),
+                    limits,
+                },
+                &[],
+            )
+            .await?
+        {
+            (Answer::Tree(tree), _) => Ok(tree),
+            _ => Err(RuntimeError::UnexpectedAnswer),
+        }
+    }
+
+    /// A file of the sandbox, opened by the guest and checked by us: plain, read-only. With its
+    /// size, beyond which nothing of it must be read.
+    pub async fn open_file(
+        &self,
+        root: &str,
+        path: &[u8],
+    ) -> Result<(std::fs::File, u64), RuntimeError> {
+        let call = Call::OpenFile {
+            root: root.to_owned(),
+            path: path.to_vec(),
+        };
+        let (_, fds) = self.link.call(call, &[]).await?;
+        let fd = fds
+            .into_iter()
+            .next()
+            .ok_or(RuntimeError::UnexpectedAnswer)?;
+        let size = channel::check_plain_file(&fd).map_err(|cause| RuntimeError::Open {
+            path: String::from_utf8_lossy(path).into_owned().into(),
+            cause,
+        })?;
+        Ok((fd.into(), size))
+    }
+
+    /// Resolves when the sandbox has ended, for whatever reason.
+    pub async fn ended(&self) {
+        // A pidfd becomes readable at the end of its process, and stays so.
+        let _ = self.process.readable().await;
+    }
+
+    /// Ends the sandbox and removes every trace of it.
+    pub async fn destroy(self) {
+        let _ = process::kill_by_pidfd(self.process.get_ref());
+        let _ = tokio::time::timeout(DESTROY_TIMEOUT, self.ended()).await;
+        // Removing a cgroup may have to wait a moment for the kernel; not on an async thread.
+        let _ = tokio::task::spawn_blocking(move || drop(self)).await;
+    }
+}
+
+impl Drop for Sandbox {
+    fn drop(&mut self) {
+        let _ = process::kill_by_pidfd(self.process.get_ref());
+    }
+}

@@ -1,0 +1,80 @@
+//! What one can ask of a sandbox.
+
+use std::path::PathBuf;
+
+/// Everything inside runs as this user and group.
+pub const USER_ID: u32 = 1000;
+
+/// Places inside every sandbox.
+pub mod paths {
+    /// Working directory and home, writable.
+    pub const SESSION: &str = "/session";
+    /// What code leaves here is an artifact.
+    pub const ARTIFACTS: &str = "/session/artifacts";
+    /// The name of the artifact directory in an ephemeral run; `/work` is a link to `/session`.
+    pub const RUN_ARTIFACTS: &str = "/work/artifacts";
+    /// Staged datasets and what `save()` wrote.
+    pub const SESSION_DATA: &str = "/session/data";
+    /// Datasets of the host, read-only.
+    pub const DATA: &str = "/data";
+    /// Where the kernels' own scripts are mounted.
+    pub const KERNELS: &str = "/opt/belljar/kernels";
+    /// Where the image's Python environment is mounted.
+    pub const PYTHON: &str = "/opt/belljar/python";
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SandboxSpec {
+    pub limits: Limits,
+    /// Added to the environment of everything inside.
+    pub env: Vec<(String, String)>,
+    /// A directory of the host to show at `/data`.
+    pub data: Option<DataMount>,
+    /// Whether the sandbox goes on without anybody connected to it. An ephemeral run does not: it
+    /// must end with the process that asked for it, however that ends.
+    pub outlives_host: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DataMount {
+    pub host_path: PathBuf,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Bytes of memory, swap included; files in a tmpfs count.
+    pub memory: u64,
+    /// Thousandths of a processor.
+    pub millicpus: u32,
+    /// Processes and threads, ours included.
+    pub pids: u64,
+    /// Bytes of files in `/session`, `/tmp` and `/dev/shm` together, where they are in memory.
+    pub tmpfs: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits {
+            memory: 512 << 20,
+            millicpus: 1000,
+            pids: 256,
+            tmpfs: 1024 << 20,
+        }
+    }
+}
+
+impl Limits {
+    /// What the tmpfs may really hold. Its files are memory: a tmpfs as large as the memory limit
+    /// would get code killed where it should see "no space left on device".
+    #[must_use]
+    pub fn effective_tmpfs(&self) -> u64 {
+        self.tmpfs.min(self.memory / 4 * 3)
+    }
+
+    /// One inode for every 4 KiB and a floor that lets a small sandbox unpack a package. Inodes
+    /// are kernel memory.
+    #[must_use]
+    pub fn tmpfs_inodes(&self) -> u64 {
+        (self.effective_tmpfs() / 4096).max(16 * 1024)
+    }
+}

@@ -1,0 +1,314 @@
+//! Limits on memory, processor time and processes, on v2, v1 and hybrid hosts.
+//!
+//! A sandbox has one directory of the same name in every tree of the [`Layout`], below a parent of
+//! ours. The server makes and removes them; who is to be limited joins by writing to the
+//! `cgroup.procs` descriptors the server opened, and so needs no rights of its own.
+
+mod layout;
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+pub use layout::{Layout, Limits, parse_oom_kills};
+
+#[derive(Debug, thiserror::Error)]
+pub enum CgroupError {
+    #[error("this machine has no cgroups mounted")]
+    Absent,
+    #[error("failed to make the cgroup `{path}`")]
+    Make {
+        path: PathBuf,
+        #[source]
+        cause: io::Error,
+    },
+    #[error("failed to enable the controllers {controllers} in `{path}`")]
+    Enable {
+        path: PathBuf,
+        controllers: String,
+        #[source]
+        cause: io::Error,
+    },
+    #[error("failed to set {value} in `{path}`")]
+    Set {
+        path: PathBuf,
+        value: String,
+        #[source]
+        cause: io::Error,
+    },
+    #[error("failed to open `{path}`")]
+    Open {
+        path: PathBuf,
+        #[source]
+        cause: io::Error,
+    },
+}
+
+/// The place in the machine's trees below which our sandboxes live.
+#[derive(Debug, Clone)]
+pub struct Parent {
+    layout: Layout,
+    /// Our directory in each tree, with the controllers that are at work there.
+    directories: Vec<(PathBuf, Vec<&'static str>)>,
+}
+
+impl Parent {
+    /// Prepares `name` below the root of every tree (for root), or below our own cgroup (for an
+    /// ordinary user whose session manager delegated one).
+    pub fn prepare(name: &str, privileged: bool) -> Result<Parent, CgroupError> {
+        let mountinfo = read(Path::new("/proc/self/mountinfo"))?;
+        let layout = Layout::parse(&mountinfo);
+        let base = match (&layout, privileged) {
+            (Layout::Absent, _) => return Err(CgroupError::Absent),
+            (_, true) => PathBuf::new(),
+            (Layout::Unified { root }, false) => make_room_in_own_cgroup(root)?,
+            // Version 1 delegates nothing to ordinary users; making the directory will say so.
+            (Layout::Legacy { .. }, false) => PathBuf::new(),
+        };
+        let mut directories = Vec::new();
+        for (root, controllers) in layout.trees() {
+            let start = root.join(&base);
+            let directory = start.join(name);
+            make_directory(&directory)?;
+            if let Layout::Unified { .. } = layout {
+                // A controller is at work in a directory when every one above it passes it on.
+                enable(&start, &controllers)?;
+                enable(&directory, &controllers)?;
+            }
+            directories.push((directory, controllers));
+        }
+        Ok(Parent {
+            layout,
+            directories,
+        })
+    }
+
+    #[must_use]
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// A new cgroup with these limits, empty so far.
+    pub fn create(&self, name: &str, limits: &Limits) -> Result<Cgroup, CgroupError> {
+        // Made first and handed over at the end: what was made before a failure is removed.
+        let mut cgroup = Cgroup {
+            directories: Vec::new(),
+        };
+        for (parent, controllers) in &self.directories {
+            let directory = parent.join(name);
+            make_directory(&directory)?;
+            cgroup.directories.push(directory.clone());
+            for setting in controllers
+                .iter()
+                .flat_map(|c| self.layout.settings(c, limits))
+            {
+                let path = directory.join(setting.file);
+                if setting.required || path.exists() {
+                    write(&path, &setting.value)?;
+                }
+            }
+        }
+        Ok(cgroup)
+    }
+
+    /// The cgroup of a sandbox that an earlier server made.
+    #[must_use]
+    pub fn adopt(&self, name: &str) -> Cgroup {
+        Cgroup {
+            directories: self
+                .directories
+                .iter()
+                .map(|(path, _)| path.join(name))
+                .collect(),
+        }
+    }
+
+    /// Names of all cgroups below ours, including those nobody remembers.
+    #[must_use]
+    pub fn names(&self) -> Vec<String> {
+        let mut names: Vec<String> = self
+            .directories
+            .iter()
+            .filter_map(|(path, _)| fs::read_dir(path).ok())
+            .flatten()
+            .filter_map(|entry| {
+                let entry = entry.ok()?;
+                entry
+                    .file_type()
+                    .ok()?
+                    .is_dir()
+                    .then(|| entry.file_name().into_string().ok())?
+            })
+            .collect();
+        names.sort();
+        names.dedup();
+        names
+    }
+}
+
+/// One sandbox's cgroup, removed when dropped: by then whatever was in it must have ended.
+#[derive(Debug)]
+pub struct Cgroup {
+    directories: Vec<PathBuf>,
+}
+
+/// A cgroup empties a moment after its last process ended; this is how often and how long we look.
+const REMOVE_ATTEMPTS: u32 = 50;
+const REMOVE_PAUSE: Duration = Duration::from_millis(2);
+
+impl Cgroup {
+    /// Descriptors of every `cgroup.procs`: writing `0` to all of them joins.
+    pub fn procs(&self) -> Result<Vec<OwnedFd>, CgroupError> {
+        self.directories
+            .iter()
+            .map(|directory| {
+                let path = directory.join("cgroup.procs");
+                let file = File::options().write(true).open(&path);
+                Ok(file
+                    .map_err(|cause| CgroupError::Open { path, cause })?
+                    .into())
+            })
+            .collect()
+    }
+
+    /// The file in which the kernel counts those it killed for memory.
+    #[must_use]
+    pub fn oom_events(&self) -> Option<File> {
+        self.find("memory.events")
+            .or_else(|| self.find("memory.oom_control"))
+            .and_then(|path| File::open(path).ok())
+    }
+
+    /// How many processes in it the kernel has killed for memory.
+    #[must_use]
+    pub fn oom_kills(&self) -> u64 {
+        let mut text = String::new();
+        let read = self
+            .oom_events()
+            .map(|mut file| io::Read::read_to_string(&mut file, &mut text));
+        read.map_or(0, |_| parse_oom_kills(&text))
+    }
+
+    /// Bytes charged to the sandbox at the moment.
+    #[must_use]
+    pub fn memory_used(&self) -> Option<u64> {
+        let path = self
+            .find("memory.current")
+            .or_else(|| self.find("memory.usage_in_bytes"))?;
+        fs::read_to_string(path).ok()?.trim().parse().ok()
+    }
+
+    /// Kills every process in the cgroup. The PID namespace's end does the same for those in it;
+    /// this is for what may have been on its way in.
+    pub fn kill(&self) {
+        if let Some(path) = self.find("cgroup.kill") {
+            let _ = fs::write(path, "1");
+            return;
+        }
+        for directory in &self.directories {
+            let pids = fs::read_to_string(directory.join("cgroup.procs")).unwrap_or_default();
+            for pid in pids.lines().filter_map(|line| line.parse().ok()) {
+                let _ = crate::process::signal(pid, libc::SIGKILL);
+            }
+        }
+    }
+
+    /// Removes the directories and says whether that worked. They must be, or become, empty.
+    #[must_use]
+    pub fn remove(mut self) -> bool {
+        self.try_remove()
+    }
+
+    fn try_remove(&mut self) -> bool {
+        for attempt in 0..REMOVE_ATTEMPTS {
+            self.directories
+                .retain(|directory| match fs::remove_dir(directory) {
+                    Ok(()) => false,
+                    Err(error) => error.kind() != io::ErrorKind::NotFound,
+                });
+            if self.directories.is_empty() {
+                return true;
+            }
+            if attempt == REMOVE_ATTEMPTS / 2 {
+                self.kill();
+            }
+            std::thread::sleep(REMOVE_PAUSE);
+        }
+        false
+    }
+
+    fn find(&self, file: &str) -> Option<PathBuf> {
+        self.directories
+            .iter()
+            .map(|directory| directory.join(file))
+            .find(|path| path.exists())
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        if !self.directories.is_empty() {
+            self.try_remove();
+        }
+    }
+}
+
+/// An ordinary user's session manager delegates a cgroup with our process in it. A cgroup that
+/// passes controllers on may hold no processes itself, so ours moves one level down.
+fn make_room_in_own_cgroup(root: &Path) -> Result<PathBuf, CgroupError> {
+    let text = read(Path::new("/proc/self/cgroup"))?;
+    let own = text
+        .lines()
+        .find_map(|line| line.strip_prefix("0::/"))
+        .unwrap_or_default();
+    let base = PathBuf::from(own);
+    let leaf = root.join(&base).join("belljar-server");
+    make_directory(&leaf)?;
+    write(&leaf.join("cgroup.procs"), "0")?;
+    Ok(base)
+}
+
+fn enable(directory: &Path, controllers: &[&str]) -> Result<(), CgroupError> {
+    let wanted: Vec<String> = controllers.iter().map(|c| format!("+{c}")).collect();
+    let path = directory.join("cgroup.subtree_control");
+    let enabled = fs::read_to_string(&path).unwrap_or_default();
+    if controllers
+        .iter()
+        .all(|c| enabled.split_whitespace().any(|e| e == *c))
+    {
+        return Ok(());
+    }
+    fs::write(&path, wanted.join(" ")).map_err(|cause| CgroupError::Enable {
+        path,
+        controllers: controllers.join(", "),
+        cause,
+    })
+}
+
+fn make_directory(path: &Path) -> Result<(), CgroupError> {
+    match fs::create_dir(path) {
+        Ok(()) => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        Err(cause) => Err(CgroupError::Make {
+            path: path.into(),
+            cause,
+        }),
+    }
+}
+
+fn write(path: &Path, value: &str) -> Result<(), CgroupError> {
+    fs::write(path, value).map_err(|cause| CgroupError::Set {
+        path: path.into(),
+        value: value.into(),
+        cause,
+    })
+}
+
+fn read(path: &Path) -> Result<String, CgroupError> {
+    fs::read_to_string(path).map_err(|cause| CgroupError::Open {
+        path: path.into(),
+        cause,
+    })
+}

@@ -1,0 +1,134 @@
+//! Messages that carry descriptors, over UNIX sockets.
+//!
+//! Packets ([`send_packet`], [`recv_packet`]) serve the spawner and the zygote: one JSON object, a
+//! few descriptors, bounded in size. On a stream ([`send_with_fds`], [`recv_with_fds`]) descriptors
+//! are attached to the first byte of a frame and taken from a queue when the frame is understood.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
+};
+use tokio::io::unix::AsyncFd;
+
+/// The largest packet: a plan with its generated files. The kernel's default send buffer takes
+/// more than this.
+pub const MAX_PACKET: usize = 128 * 1024;
+
+/// Descriptors beside one message: a sandbox needs a listener, cgroups and a few mounts.
+pub const MAX_FDS: usize = 32;
+
+/// Two connected ends that keep packets apart.
+pub fn packet_pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    pair(SocketType::SEQPACKET)
+}
+
+/// Two connected ends of a byte stream.
+pub fn stream_pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    pair(SocketType::STREAM)
+}
+
+fn pair(kind: SocketType) -> io::Result<(OwnedFd, OwnedFd)> {
+    Ok(rustix::net::socketpair(
+        AddressFamily::UNIX,
+        kind,
+        SocketFlags::CLOEXEC,
+        None,
+    )?)
+}
+
+pub fn send_packet(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    if bytes.len() > MAX_PACKET || fds.len() > MAX_FDS {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "message exceeds its bounds",
+        ));
+    }
+    send_with_fds(socket, bytes, fds).map(|_| ())
+}
+
+/// Sends as much of `bytes` as the socket takes, the descriptors with the first of them.
+pub fn send_with_fds(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<usize> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "too many descriptors",
+        ));
+    }
+    let sent = rustix::net::sendmsg(
+        socket,
+        &[IoSlice::new(bytes)],
+        &mut ancillary,
+        SendFlags::NOSIGNAL,
+    )?;
+    Ok(sent)
+}
+
+/// One packet and its descriptors; `None` when the other side is gone.
+pub fn recv_packet(socket: impl AsFd) -> io::Result<Option<(Vec<u8>, Vec<OwnedFd>)>> {
+    let mut bytes = vec![0; MAX_PACKET];
+    let mut fds = Vec::new();
+    let got = recv_with_fds(socket, &mut bytes, &mut fds)?;
+    bytes.truncate(got);
+    Ok((got > 0).then_some((bytes, fds)))
+}
+
+/// Reads what is there into `bytes` and appends descriptors to `fds`. Zero means end of stream.
+pub fn recv_with_fds(
+    socket: impl AsFd,
+    bytes: &mut [u8],
+    fds: &mut Vec<OwnedFd>,
+) -> io::Result<usize> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let received = rustix::net::recvmsg(
+        socket,
+        &mut [IoSliceMut::new(bytes)],
+        &mut ancillary,
+        RecvFlags::CMSG_CLOEXEC,
+    )?;
+    for message in ancillary.drain() {
+        if let RecvAncillaryMessage::ScmRights(received) = message {
+            fds.extend(received);
+        }
+    }
+    if received
+        .flags
+        .intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC)
+    {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "message was cut off",
+        ));
+    }
+    Ok(received.bytes)
+}
+
+/// Lets the async runtime watch a descriptor: a socket of packets, a pidfd.
+pub fn watched(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    // SAFETY: the runtime needs `as_raw_fd` to name the same open descriptor for as long as it is
+    // registered; an owned descriptor does, and nobody can take it out without unregistering it.
+    Ok(unsafe { AsyncFd::register(fd) }?)
+}
+
+/// Tells a regular, read-only descriptor from anything else someone untrusted might hand us.
+///
+/// Returns its size. Reading a regular file up to its size never blocks: there is no FUSE inside a
+/// sandbox, and files of `/proc` report a size of zero.
+pub fn check_plain_file(fd: impl AsFd) -> io::Result<u64> {
+    let refuse = |why| Err(io::Error::new(io::ErrorKind::InvalidData, why));
+    let stat = rustix::fs::fstat(fd.as_fd())?;
+    if rustix::fs::FileType::from_raw_mode(stat.st_mode) != rustix::fs::FileType::RegularFile {
+        return refuse("not a regular file");
+    }
+    let flags = rustix::fs::fcntl_getfl(fd.as_fd())?;
+    if flags.contains(rustix::fs::OFlags::PATH) || flags.intersects(rustix::fs::OFlags::RWMODE) {
+        return refuse("not opened for reading only");
+    }
+    u64::try_from(stat.st_size).or_else(|_| refuse("negative size"))
+}

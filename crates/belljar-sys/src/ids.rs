@@ -1,0 +1,125 @@
+//! Blocks of host user ids, one per sandbox, so that no two sandboxes ever share a uid: shared uids
+//! share quotas (inotify, keys, pending signals) and could signal and trace each other if a
+//! namespace failed.
+//!
+//! ```text
+//! host uid   0x7000_0000 + block * 4096 + uid inside
+//! ```
+//!
+//! The range 0x7000_0000..0x7FFE_0000 is unused by distributions and by systemd. Block 0 belongs to
+//! the spawner and the zygotes. A block is taken by locking a file; the lock is handed to the
+//! sandbox's PID 1 and is released by the kernel when that dies, whatever became of the server. So
+//! blocks are recycled for ever, are never leaked, and two servers on one machine never collide.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::PathBuf;
+
+use rustix::fs::FlockOperation;
+
+pub const FIRST_HOST_ID: u32 = 0x7000_0000;
+pub const BLOCK_SIZE: u32 = 4096;
+/// Up to, and not including, the range that systemd keeps for foreign ids.
+pub const BLOCKS: u32 = (0x7FFE_0000 - FIRST_HOST_ID) / BLOCK_SIZE;
+
+/// A block of ids and the lock that keeps it ours.
+#[derive(Debug)]
+pub struct IdBlock {
+    pub block: u32,
+    pub lock: OwnedFd,
+}
+
+/// Hands out blocks, the lowest free one first.
+#[derive(Debug)]
+pub struct IdBlocks {
+    directory: PathBuf,
+    /// Blocks we gave away ourselves and know to be taken still; it saves trying their locks.
+    taken: BTreeSet<u32>,
+}
+
+impl IdBlocks {
+    pub fn new(directory: PathBuf) -> io::Result<Self> {
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&directory)?;
+        Ok(IdBlocks {
+            directory,
+            taken: BTreeSet::new(),
+        })
+    }
+
+    pub fn take(&mut self) -> io::Result<IdBlock> {
+        for block in (1..BLOCKS).filter(|block| !self.taken.contains(block)) {
+            let file = self.open(block)?;
+            match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => {
+                    self.taken.insert(block);
+                    return Ok(IdBlock {
+                        block,
+                        lock: file.into(),
+                    });
+                }
+                Err(rustix::io::Errno::WOULDBLOCK) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+        Err(io::Error::other("all blocks of user ids are taken"))
+    }
+
+    /// Opened for reading only: the sandbox that keeps it holds the lock and can do nothing else.
+    fn open(&self, block: u32) -> io::Result<File> {
+        let path = self.directory.join(block.to_string());
+        match File::open(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                File::create(&path)?;
+                File::open(&path)
+            }
+            opened => opened,
+        }
+    }
+
+    /// The sandbox that had this block is gone.
+    pub fn give_back(&mut self, block: u32) {
+        self.taken.remove(&block);
+    }
+}
+
+/// The first id of a block, counted from the first id of all blocks.
+#[must_use]
+pub fn offset(block: u32) -> u32 {
+    block * BLOCK_SIZE
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_sandboxes_than_blocks_can_live_one_after_another() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut blocks = IdBlocks::new(dir.path().into()).unwrap();
+        for _ in 0..70_000 {
+            let taken = blocks.take().unwrap();
+            assert_eq!(taken.block, 1);
+            drop(taken.lock);
+            blocks.give_back(1);
+        }
+    }
+
+    #[test]
+    fn two_servers_never_hand_out_the_same_block() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut ours = IdBlocks::new(dir.path().into()).unwrap();
+        let mut theirs = IdBlocks::new(dir.path().into()).unwrap();
+        let a = ours.take().unwrap();
+        let b = theirs.take().unwrap();
+        assert_ne!(a.block, b.block);
+        // A forgotten server: its sandbox died, nobody gave anything back.
+        drop(a.lock);
+        assert_eq!(theirs.take().unwrap().block, a.block);
+    }
+}

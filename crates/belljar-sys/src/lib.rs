@@ -1,0 +1,23 @@
+//! The kernel lives in this room: `unsafe`, `libc` and the parsing of `/proc` and `/sys` are found
+//! here and nowhere else in the project. Every other crate forbids unsafe code.
+//!
+//! * [`plan`] describes a sandbox as data, [`apply`] carries it out in one loop;
+//! * [`process`] starts, finds and ends processes; [`channel`] passes messages with descriptors;
+//! * [`cgroup`] holds limits on v2, v1 and hybrid hosts, [`ids`] the blocks of user ids;
+//! * [`seccomp`], [`landlock`] and [`privileges`] are the walls a process builds around itself;
+//! * [`tree`] reads directories that hostile code wrote, [`probe`] attacks limits on purpose.
+
+pub mod apply;
+mod arch;
+pub mod cgroup;
+pub mod channel;
+pub mod ids;
+pub mod landlock;
+pub mod mount;
+pub mod plan;
+pub mod privileges;
+pub mod probe;
+pub mod process;
+pub mod procfs;
+pub mod seccomp;
+pub mod tree;

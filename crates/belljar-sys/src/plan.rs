@@ -1,0 +1,278 @@
+//! A sandbox as data: which namespaces, and which steps, in which order.
+//!
+//! Nothing here touches the system. The server builds a [`Plan`], tests show it as text, the
+//! spawner's child carries it out ([`crate::apply`]). A step that fails is named in the error, so
+//! the plan is also the vocabulary in which trouble is reported.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+/// Position of a descriptor in the list that travels beside the plan.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FdIndex(pub usize);
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Plan {
+    pub namespaces: Vec<Namespace>,
+    /// How ids inside a new user namespace map to ids outside.
+    pub ids: Option<IdMap>,
+    pub steps: Vec<Step>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Namespace {
+    User,
+    Mount,
+    Pid,
+    Net,
+    Ipc,
+    Uts,
+}
+
+/// One run of ids; the same for users and groups.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct IdMap {
+    pub inside: u32,
+    pub outside: u32,
+    pub count: u32,
+    /// Whether the writer may map groups without first giving up `setgroups`.
+    pub setgroups: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Step {
+    /// Enter the cgroup whose `cgroup.procs` this is. First, so that all that follows is charged.
+    JoinCgroup {
+        procs: FdIndex,
+    },
+    /// See the cgroup just joined as the root of the tree.
+    HideCgroupPath,
+    /// Become this user and group, which must be mapped.
+    SetIds {
+        uid: u32,
+        gid: u32,
+    },
+    SetHostname {
+        name: String,
+    },
+    LoopbackUp,
+    /// Die before the host's own processes do when memory runs out.
+    OomScore {
+        adjust: i32,
+    },
+    /// Let no mount made from here on spread to the namespace we came from, nor back.
+    PrivateMounts,
+    Bind {
+        source: Source,
+        target: PathBuf,
+        access: Access,
+    },
+    Tmpfs {
+        target: PathBuf,
+        size: u64,
+        inodes: u64,
+        mode: u32,
+    },
+    /// A fresh view of our own PID namespace.
+    Proc {
+        target: PathBuf,
+    },
+    /// A fresh, empty set of pseudo terminals.
+    Devpts {
+        target: PathBuf,
+    },
+    MakeDir {
+        path: PathBuf,
+        mode: u32,
+        owner: Option<u32>,
+    },
+    MakeFile {
+        path: PathBuf,
+        contents: String,
+    },
+    Symlink {
+        path: PathBuf,
+        to: PathBuf,
+    },
+    /// Nothing below this mount can be written from here on.
+    ReadOnly {
+        target: PathBuf,
+    },
+    /// Put an empty, unwritable thing over a path, if it exists.
+    Mask {
+        path: PathBuf,
+    },
+    /// Make a path unwritable by mounting it over itself, if it exists.
+    Seal {
+        path: PathBuf,
+    },
+    /// Make this the root and drop the old one.
+    PivotRoot {
+        root: PathBuf,
+    },
+    ChangeDir {
+        path: PathBuf,
+    },
+    /// No core dumps; they would write memory to disk.
+    NoCoreDumps,
+    MaxOpenFiles {
+        count: u64,
+    },
+    /// No capability can be gained again. Before the ids change, which takes the right to do so.
+    DropBoundingSet,
+    DropCapabilities,
+    NoNewPrivileges,
+    /// A second wall behind the read-only mounts: only below these paths may anything be written.
+    Landlock {
+        writable: Vec<PathBuf>,
+    },
+    Seccomp,
+    /// Processes inside must not look into this one, whatever their uid.
+    Undumpable,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Source {
+    Path(PathBuf),
+    /// A detached mount that somebody with more rights opened for us.
+    Tree(FdIndex),
+}
+
+/// What may be done below a bind mount. Set-user-id bits never count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Access {
+    pub write: bool,
+    pub exec: bool,
+    pub devices: bool,
+}
+
+impl Access {
+    /// Programs and libraries.
+    pub const READ_EXEC: Access = Access {
+        write: false,
+        exec: true,
+        devices: false,
+    };
+    /// Data that nobody should run by accident of a path.
+    pub const READ: Access = Access {
+        write: false,
+        exec: false,
+        devices: false,
+    };
+    pub const WRITE: Access = Access {
+        write: true,
+        exec: true,
+        devices: false,
+    };
+    /// Device nodes.
+    pub const DEVICE: Access = Access {
+        write: true,
+        exec: false,
+        devices: true,
+    };
+}
+
+impl fmt::Display for Access {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.write { "rw" } else { "ro" })?;
+        f.write_str(if self.exec { "" } else { ",noexec" })?;
+        f.write_str(if self.devices { "" } else { ",nodev" })?;
+        f.write_str(",nosuid")
+    }
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Source::Path(path) => write!(f, "{}", path.display()),
+            Source::Tree(FdIndex(n)) => write!(f, "descriptor {n}"),
+        }
+    }
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let p = Path::display;
+        match self {
+            Step::JoinCgroup { procs: FdIndex(n) } => write!(f, "join cgroup of descriptor {n}"),
+            Step::HideCgroupPath => write!(f, "unshare the cgroup namespace"),
+            Step::SetIds { uid, gid } => write!(f, "become uid {uid}, gid {gid}"),
+            Step::SetHostname { name } => write!(f, "set the host name to {name}"),
+            Step::LoopbackUp => write!(f, "bring up the loopback interface"),
+            Step::OomScore { adjust } => write!(f, "set the oom score adjustment to {adjust}"),
+            Step::PrivateMounts => write!(f, "make all mounts private"),
+            Step::Bind {
+                source,
+                target,
+                access,
+            } => {
+                write!(f, "bind {source} at {} ({access})", p(target))
+            }
+            Step::Tmpfs {
+                target,
+                size,
+                inodes,
+                mode,
+            } => {
+                write!(
+                    f,
+                    "tmpfs at {} (size {size}, inodes {inodes}, mode {mode:o})",
+                    p(target)
+                )
+            }
+            Step::Proc { target } => write!(f, "proc at {}", p(target)),
+            Step::Devpts { target } => write!(f, "devpts at {}", p(target)),
+            Step::MakeDir {
+                path,
+                mode,
+                owner: None,
+            } => {
+                write!(f, "make directory {} (mode {mode:o})", p(path))
+            }
+            Step::MakeDir {
+                path,
+                mode,
+                owner: Some(uid),
+            } => {
+                write!(f, "make directory {} (mode {mode:o}, owner {uid})", p(path))
+            }
+            Step::MakeFile { path, contents } => {
+                write!(f, "make file {} ({} bytes)", p(path), contents.len())
+            }
+            Step::Symlink { path, to } => write!(f, "link {} -> {}", p(path), p(to)),
+            Step::ReadOnly { target } => write!(f, "make {} read-only", p(target)),
+            Step::Mask { path } => write!(f, "mask {}", p(path)),
+            Step::Seal { path } => write!(f, "seal {}", p(path)),
+            Step::PivotRoot { root } => write!(f, "pivot the root to {}", p(root)),
+            Step::ChangeDir { path } => write!(f, "change directory to {}", p(path)),
+            Step::NoCoreDumps => write!(f, "forbid core dumps"),
+            Step::MaxOpenFiles { count } => write!(f, "limit open files to {count}"),
+            Step::DropBoundingSet => write!(f, "empty the capability bounding set"),
+            Step::DropCapabilities => write!(f, "drop all capabilities"),
+            Step::NoNewPrivileges => write!(f, "set no_new_privs"),
+            Step::Landlock { writable } => {
+                let paths: Vec<_> = writable.iter().map(|p| p.display().to_string()).collect();
+                write!(f, "landlock: write only below {}", paths.join(" "))
+            }
+            Step::Seccomp => write!(f, "install the seccomp filter"),
+            Step::Undumpable => write!(f, "become undumpable"),
+        }
+    }
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<_> = self.namespaces.iter().map(|n| format!("{n:?}")).collect();
+        writeln!(f, "new namespaces: {}", names.join(" "))?;
+        if let Some(map) = self.ids {
+            writeln!(
+                f,
+                "ids {} + {} are {} outside",
+                map.inside, map.count, map.outside
+            )?;
+        }
+        self.steps.iter().try_for_each(|step| writeln!(f, "{step}"))
+    }
+}

@@ -1,0 +1,120 @@
+//! Giving up power, for good.
+
+use std::io;
+
+use rustix::process::{DumpableBehavior, Resource, Rlimit};
+use rustix::thread::{CapabilitySet, CapabilitySets, Gid, Uid};
+
+/// Becomes this user and group in every sense and leaves all supplementary groups.
+pub fn set_ids(uid: u32, gid: u32) -> io::Result<()> {
+    // A single-id map made without privilege forbids setgroups; the groups are then unmapped
+    // inside, and all they could open is outside our root.
+    match rustix::thread::set_thread_groups(&[]) {
+        Ok(()) | Err(rustix::io::Errno::PERM) => {}
+        Err(errno) => return Err(errno.into()),
+    }
+    let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
+    rustix::thread::set_thread_res_gid(gid, gid, gid)?;
+    Ok(rustix::thread::set_thread_res_uid(uid, uid, uid)?)
+}
+
+/// Makes sure no capability can ever be gained again, not even by executing a program that has
+/// some. Needs the capability to do so, and so comes before [`drop_capabilities`].
+pub fn drop_bounding_set() -> io::Result<()> {
+    for bit in 0..64 {
+        // SAFETY: takes integers only.
+        if unsafe { libc::prctl(libc::PR_CAPBSET_DROP, bit, 0, 0, 0) } != 0 {
+            let error = io::Error::last_os_error();
+            return match error.raw_os_error() {
+                // Beyond the last capability that this kernel knows.
+                Some(libc::EINVAL) if bit > 0 => Ok(()),
+                _ => Err(error),
+            };
+        }
+    }
+    Ok(())
+}
+
+/// Empties the ambient, inheritable, permitted and effective sets.
+pub fn drop_capabilities() -> io::Result<()> {
+    rustix::thread::clear_ambient_capability_set()?;
+    let none = CapabilitySets {
+        effective: CapabilitySet::empty(),
+        permitted: CapabilitySet::empty(),
+        inheritable: CapabilitySet::empty(),
+    };
+    Ok(rustix::thread::set_capabilities(None, none)?)
+}
+
+pub fn set_no_new_privileges() -> io::Result<()> {
+    Ok(rustix::thread::set_no_new_privs(true)?)
+}
+
+/// From here on nobody without privilege over our user namespace can read our memory, environment
+/// or descriptors through `/proc`, or trace us.
+pub fn become_undumpable() -> io::Result<()> {
+    Ok(rustix::process::set_dumpable_behavior(
+        DumpableBehavior::NotDumpable,
+    )?)
+}
+
+/// Undoes what changing ids did: our `/proc` files belong to us again and not to the host's root.
+pub fn become_dumpable() -> io::Result<()> {
+    Ok(rustix::process::set_dumpable_behavior(
+        DumpableBehavior::Dumpable,
+    )?)
+}
+
+pub fn forbid_core_dumps() -> io::Result<()> {
+    set_limit(Resource::Core, 0)
+}
+
+pub fn limit_open_files(count: u64) -> io::Result<()> {
+    set_limit(Resource::Nofile, count)
+}
+
+/// Raises the soft limit of open files to the hard one; a server of many sandboxes needs it.
+pub fn raise_open_files() {
+    let limit = rustix::process::getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        maximum: limit.maximum,
+    };
+    // Failing to raise is no reason not to run.
+    let _ = rustix::process::setrlimit(Resource::Nofile, raised);
+}
+
+fn set_limit(resource: Resource, value: u64) -> io::Result<()> {
+    let hard = rustix::process::getrlimit(resource)
+        .maximum
+        .unwrap_or(u64::MAX);
+    let value = Some(value.min(hard));
+    Ok(rustix::process::setrlimit(
+        resource,
+        Rlimit {
+            current: value,
+            maximum: value,
+        },
+    )?)
+}
+
+/// Does this process hold the capability that mounting needs, in its own user namespace?
+#[must_use]
+pub fn may_mount() -> bool {
+    rustix::thread::capabilities(None)
+        .is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN))
+}
+
+#[must_use]
+pub fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// The effective user and group of this process.
+#[must_use]
+pub fn own_ids() -> (u32, u32) {
+    (
+        rustix::process::geteuid().as_raw(),
+        rustix::process::getegid().as_raw(),
+    )
+}

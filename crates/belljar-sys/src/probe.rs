@@ -1,0 +1,128 @@
+//! Attacks on our own limits, run by a child of the guest inside a throw-away sandbox.
+//!
+//! A limit that was configured but is not enforced is worse than none, because it is trusted. So at
+//! start each runtime lets these loose and looks at what happens.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use crate::process::{self, Ended, Forked};
+
+/// Touches `bytes` of memory in a child. True when the kernel killed the child for it.
+pub fn memory(bytes: u64) -> io::Result<bool> {
+    let ended = in_child(move || {
+        const CHUNK: usize = 1024 * 1024;
+        let mut held: Vec<Vec<u8>> = Vec::new();
+        for _ in 0..bytes.div_ceil(CHUNK as u64) {
+            // Non-zero bytes, so that every page is really there.
+            held.push(std::hint::black_box(vec![1; CHUNK]));
+        }
+        0
+    })?;
+    Ok(ended == Ended::Signaled(libc::SIGKILL))
+}
+
+/// Starts up to `count` processes that do nothing, and says how many there were.
+pub fn processes(count: u32) -> io::Result<u32> {
+    let mut children = Vec::new();
+    for _ in 0..count {
+        match process::fork_process() {
+            Ok(Forked::Child) => loop {
+                std::thread::sleep(Duration::from_secs(60));
+            },
+            Ok(Forked::Parent(pid)) => children.push(pid),
+            Err(_) => break,
+        }
+    }
+    let started = u32::try_from(children.len()).map_err(io::Error::other)?;
+    for child in children {
+        process::signal(child, libc::SIGKILL)?;
+        wait_for(child)?;
+    }
+    Ok(started)
+}
+
+/// Burns processor time in two children for `wall`, and says how much they got.
+pub fn cpu(wall: Duration) -> io::Result<(Duration, Duration)> {
+    let before = children_time();
+    let start = Instant::now();
+    let burn = move || {
+        while start.elapsed() < wall {
+            std::hint::black_box(0);
+        }
+        0
+    };
+    let first = start_child(burn)?;
+    let second = start_child(burn)?;
+    wait_for(first)?;
+    wait_for(second)?;
+    Ok((children_time().saturating_sub(before), start.elapsed()))
+}
+
+/// Interfaces other than loopback, and whether a packet could be addressed to the outside.
+pub fn network() -> io::Result<(Vec<String>, bool)> {
+    let interfaces = std::fs::read_to_string("/proc/net/dev")?
+        .lines()
+        .skip(2)
+        .filter_map(|line| Some(line.split_once(':')?.0.trim().to_owned()))
+        .filter(|name| name != "lo")
+        // Kernels with these built in give every namespace its own, down and without an address.
+        .filter(|name| {
+            ![
+                "tunl0", "sit0", "ip6tnl0", "gre0", "gretap0", "erspan0", "ip_vti0", "ip6_vti0",
+                "ip6gre0",
+            ]
+            .contains(&name.as_str())
+        })
+        .collect();
+    // Connecting a datagram socket sends nothing; it asks the kernel for a route. The address
+    // belongs to the range reserved for documentation.
+    let socket = std::net::UdpSocket::bind(("0.0.0.0", 0))?;
+    let reached_out = socket.connect(("192.0.2.1", 9)).is_ok();
+    Ok((interfaces, reached_out))
+}
+
+fn in_child(work: impl FnOnce() -> i32) -> io::Result<Ended> {
+    wait_for(start_child(work)?)
+}
+
+fn start_child(work: impl FnOnce() -> i32) -> io::Result<u32> {
+    match process::fork_process()? {
+        Forked::Child => process::exit_now(work()),
+        Forked::Parent(pid) => Ok(pid),
+    }
+}
+
+fn wait_for(pid: u32) -> io::Result<Ended> {
+    let pid = i32::try_from(pid).map_err(io::Error::other)?;
+    let mut status = 0;
+    loop {
+        // SAFETY: `status` is live for the call.
+        if unsafe { libc::waitpid(pid, &raw mut status, 0) } == pid {
+            break;
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+    Ok(if libc::WIFSIGNALED(status) {
+        Ended::Signaled(libc::WTERMSIG(status))
+    } else {
+        Ended::Exited(libc::WEXITSTATUS(status))
+    })
+}
+
+fn children_time() -> Duration {
+    // SAFETY: all-zero is a valid `rusage`, and the call fills it.
+    let usage = unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        libc::getrusage(libc::RUSAGE_CHILDREN, &raw mut usage);
+        usage
+    };
+    let of = |time: libc::timeval| {
+        Duration::from_secs(time.tv_sec.unsigned_abs())
+            + Duration::from_micros(time.tv_usec.unsigned_abs())
+    };
+    of(usage.ru_utime) + of(usage.ru_stime)
+}

@@ -1,0 +1,374 @@
+//! Starting, finding and ending processes.
+
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+
+use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, WaitStatus};
+
+use crate::plan::Namespace;
+
+/// Which side of a clone we are on.
+#[derive(Debug)]
+pub enum Forked<P> {
+    Parent(P),
+    Child,
+}
+
+/// A process we started.
+#[derive(Debug)]
+pub struct Started {
+    pub pid: u32,
+    pub pidfd: OwnedFd,
+}
+
+/// Continues in two processes, the child in new namespaces.
+///
+/// The caller must be single-threaded: the child goes on with a copy of this process in which any
+/// other thread, and whatever lock it held, no longer moves.
+pub fn clone_process(namespaces: &[Namespace]) -> io::Result<Forked<Started>> {
+    insist_on_one_thread()?;
+    let flags = namespaces
+        .iter()
+        .fold(libc::CLONE_PIDFD, |flags, n| flags | flag_of(*n));
+    let mut pidfd: RawFd = -1;
+    // SAFETY: all-zero is a valid `clone_args`.
+    let mut args: libc::clone_args = unsafe { std::mem::zeroed() };
+    args.flags = u64::try_from(flags).map_err(io::Error::other)?;
+    args.pidfd = (&raw mut pidfd) as u64;
+    args.exit_signal = u64::try_from(libc::SIGCHLD).map_err(io::Error::other)?;
+    // SAFETY: the structure and the place for the pidfd are live; no memory is shared and no stack
+    // is given, so this behaves as fork does. Being single-threaded, the child may go on using
+    // everything it inherits.
+    let pid = unsafe {
+        libc::syscall(
+            libc::SYS_clone3,
+            &raw mut args,
+            size_of::<libc::clone_args>(),
+        )
+    };
+    match pid {
+        0 => Ok(Forked::Child),
+        pid if pid > 0 => Ok(Forked::Parent(Started {
+            pid: u32::try_from(pid).map_err(io::Error::other)?,
+            // SAFETY: the kernel just stored a descriptor there that nothing else owns.
+            pidfd: unsafe { OwnedFd::from_raw_fd(pidfd) },
+        })),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Continues in two processes, in the namespaces we are in; the same rule holds. The guest uses
+/// this: its own seccomp filter refuses clone3.
+pub fn fork_process() -> io::Result<Forked<u32>> {
+    insist_on_one_thread()?;
+    // SAFETY: single-threaded, so the child may go on using everything it inherits.
+    match unsafe { libc::fork() } {
+        0 => Ok(Forked::Child),
+        pid if pid > 0 => Ok(Forked::Parent(pid.unsigned_abs())),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+fn insist_on_one_thread() -> io::Result<()> {
+    assert_eq!(
+        crate::procfs::own_threads()?,
+        1,
+        "only a single-threaded process may be forked"
+    );
+    Ok(())
+}
+
+fn flag_of(namespace: Namespace) -> libc::c_int {
+    match namespace {
+        Namespace::User => libc::CLONE_NEWUSER,
+        Namespace::Mount => libc::CLONE_NEWNS,
+        Namespace::Pid => libc::CLONE_NEWPID,
+        Namespace::Net => libc::CLONE_NEWNET,
+        Namespace::Ipc => libc::CLONE_NEWIPC,
+        Namespace::Uts => libc::CLONE_NEWUTS,
+    }
+}
+
+/// Moves this process into new user and mount namespaces. It must be single-threaded.
+pub fn unshare_user_and_mounts() -> io::Result<()> {
+    unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWNS)
+}
+
+pub(crate) fn unshare(flags: libc::c_int) -> io::Result<()> {
+    // SAFETY: takes an integer. Descriptors stay shared with nobody: the process has one thread.
+    let result = unsafe { libc::unshare(flags) };
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(())
+    }
+}
+
+/// Ends this process at once, running nothing on the way.
+pub fn exit_now(status: i32) -> ! {
+    // SAFETY: never returns and touches no memory of ours.
+    unsafe { libc::_exit(status) }
+}
+
+/// Closes every descriptor but the standard three and those in `keep`.
+///
+/// # Safety
+///
+/// Whoever owns a descriptor that is closed here must never use it again: call this only in a
+/// child that goes on with nothing but `keep`.
+unsafe fn close_all_but(keep: &[RawFd]) {
+    let mut keep: Vec<_> = keep.iter().copied().filter(|&fd| fd > 2).collect();
+    keep.sort_unstable();
+    let mut first = 3;
+    for fd in keep.into_iter().chain([RawFd::MAX]) {
+        if first < fd {
+            // SAFETY: integers only; the caller vouches for the owners.
+            unsafe { libc::syscall(libc::SYS_close_range, first, fd - 1, 0) };
+        }
+        first = fd.saturating_add(1);
+    }
+}
+
+/// Forgets everything inherited but the given descriptors, and gives standard input, output and
+/// error to `/dev/null`. For a child that goes on as another program.
+pub fn detach_from_parent(keep: Vec<OwnedFd>) -> io::Result<Vec<OwnedFd>> {
+    let null = rustix::fs::open(
+        "/dev/null",
+        rustix::fs::OFlags::RDWR | rustix::fs::OFlags::CLOEXEC,
+        rustix::fs::Mode::empty(),
+    )?;
+    for target in 0..3 {
+        // SAFETY: both are descriptors; whatever stood at 0 to 2 is a standard stream, which
+        // nothing owns in the sense of Rust.
+        if unsafe { libc::dup2(null.as_raw_fd(), target) } < 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    let raw: Vec<RawFd> = keep.into_iter().map(IntoRawFd::into_raw_fd).collect();
+    // SAFETY: the caller goes on with `keep` only, as documented.
+    unsafe { close_all_but(&raw) };
+    // `null` was closed with the rest.
+    let _ = null.into_raw_fd();
+    // SAFETY: these were given to us as owned and stayed open.
+    Ok(raw
+        .into_iter()
+        .map(|fd| unsafe { OwnedFd::from_raw_fd(fd) })
+        .collect())
+}
+
+/// Replaces this process by a program that gets exactly these descriptors as 0, 1, 2, 3, ...
+/// Returns only to report a failure.
+pub fn execute(argv: &[String], env: &[(String, String)], fds: &[BorrowedFd<'_>]) -> io::Error {
+    match try_execute(argv, env, fds) {
+        Err(error) => error,
+        Ok(never) => match never {},
+    }
+}
+
+fn try_execute(
+    argv: &[String],
+    env: &[(String, String)],
+    fds: &[BorrowedFd<'_>],
+) -> io::Result<std::convert::Infallible> {
+    let argv = argv
+        .iter()
+        .map(|a| CString::new(a.as_str()))
+        .collect::<Result<Vec<_>, _>>()?;
+    let env = env
+        .iter()
+        .map(|(key, value)| CString::new(format!("{key}={value}")))
+        .collect::<Result<Vec<_>, _>>()?;
+    let program = argv
+        .first()
+        .ok_or_else(|| io::Error::other("no program given"))?;
+    // Duplicates above every target first, so that no dup2 below overwrites one still needed.
+    let above = RawFd::try_from(fds.len()).map_err(io::Error::other)? + 3;
+    let sources = fds
+        .iter()
+        .map(|fd| rustix::io::fcntl_dupfd_cloexec(fd, above))
+        .collect::<Result<Vec<_>, _>>()?;
+    for (target, source) in (0..).zip(&sources) {
+        // SAFETY: `source` is open; the target is below every descriptor still of use.
+        if unsafe { libc::dup2(source.as_raw_fd(), target) } < 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    let kept: Vec<RawFd> = (0..above - 3).collect();
+    // SAFETY: this process ends here, by exec or by exit; the duplicates were marked cloexec.
+    unsafe { close_all_but(&kept) };
+    let pointers = |strings: &[CString]| {
+        strings
+            .iter()
+            .map(|s| s.as_ptr())
+            .chain([std::ptr::null()])
+            .collect::<Vec<_>>()
+    };
+    let (argv_pointers, env_pointers) = (pointers(&argv), pointers(&env));
+    // SAFETY: both arrays end with a null pointer and point to live C strings.
+    unsafe {
+        libc::execve(
+            program.as_ptr(),
+            argv_pointers.as_ptr(),
+            env_pointers.as_ptr(),
+        )
+    };
+    Err(io::Error::last_os_error())
+}
+
+/// What a new process of the guest gets.
+#[derive(Debug)]
+pub struct Command<'a> {
+    pub argv: &'a [String],
+    pub env: &'a [(String, String)],
+    pub cwd: &'a str,
+    /// Become 0, 1, 2, 3, ... of the new process.
+    pub fds: &'a [BorrowedFd<'a>],
+}
+
+/// Starts a program in a session of its own and returns its pid. The caller is single-threaded and
+/// reaps all children itself.
+pub fn spawn(command: &Command<'_>) -> io::Result<u32> {
+    let (report, failed) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+    match fork_process()? {
+        Forked::Child => {
+            let error = in_child(command);
+            let errno = error.raw_os_error().unwrap_or(libc::EINVAL);
+            let _ = rustix::io::write(&failed, &errno.to_ne_bytes());
+            exit_now(127);
+        }
+        Forked::Parent(pid) => {
+            drop(failed);
+            let mut errno = [0; 4];
+            // The pipe closes by itself when the exec succeeds.
+            match rustix::io::read(&report, &mut errno)? {
+                4 => Err(io::Error::from_raw_os_error(i32::from_ne_bytes(errno))),
+                _ => Ok(pid),
+            }
+        }
+    }
+}
+
+fn in_child(command: &Command<'_>) -> io::Error {
+    // SAFETY: no arguments; a fresh child is never a group leader, so this succeeds.
+    unsafe { libc::setsid() };
+    // SAFETY: restores defaults that the guest's async runtime changed; both are plain calls.
+    unsafe {
+        libc::signal(libc::SIGPIPE, libc::SIG_DFL);
+        let mut none: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&raw mut none);
+        libc::sigprocmask(libc::SIG_SETMASK, &raw const none, std::ptr::null_mut());
+    }
+    if let Err(errno) = rustix::process::chdir(command.cwd) {
+        return errno.into();
+    }
+    execute(command.argv, command.env, command.fds)
+}
+
+/// How a child ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ended {
+    Exited(i32),
+    Signaled(i32),
+}
+
+impl Ended {
+    /// The number a shell would report.
+    #[must_use]
+    pub fn exit_code(self) -> i32 {
+        match self {
+            Ended::Exited(code) => code,
+            Ended::Signaled(signal) => 128 + signal,
+        }
+    }
+}
+
+/// Collects one child that has ended, any of them; `None` when there is none at the moment.
+pub fn reap_any() -> Option<(u32, Ended)> {
+    loop {
+        let (pid, status): (Pid, WaitStatus) =
+            rustix::process::wait(WaitOptions::NOHANG).ok().flatten()?;
+        let ended = match (status.exit_status(), status.terminating_signal()) {
+            (Some(code), _) => Ended::Exited(code),
+            (_, Some(signal)) => Ended::Signaled(signal),
+            // Stopped or continued: still alive.
+            _ => continue,
+        };
+        return Some((pid.as_raw_pid().unsigned_abs(), ended));
+    }
+}
+
+/// Signals a process by its number. Only for children that were not reaped yet, whose number
+/// cannot have passed to somebody else.
+pub fn signal(pid: u32, signal: i32) -> io::Result<()> {
+    kill_raw(i32::try_from(pid).map_err(io::Error::other)?, signal)
+}
+
+/// Signals the process group that `pid` leads.
+pub fn signal_group(pid: u32, signal: i32) -> io::Result<()> {
+    kill_raw(-i32::try_from(pid).map_err(io::Error::other)?, signal)
+}
+
+fn kill_raw(target: i32, signal: i32) -> io::Result<()> {
+    // SAFETY: integers only.
+    let result = unsafe { libc::kill(target, signal) };
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(())
+    }
+}
+
+/// Kills exactly the process behind the descriptor, whatever became of its number.
+pub fn kill_by_pidfd(pidfd: impl AsFd) -> io::Result<()> {
+    match rustix::process::pidfd_send_signal(pidfd, Signal::KILL) {
+        Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+pub fn pidfd_open(pid: u32) -> io::Result<OwnedFd> {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    let pid = pid.ok_or_else(|| io::Error::from_raw_os_error(libc::ESRCH))?;
+    Ok(rustix::process::pidfd_open(pid, PidfdFlags::empty())?)
+}
+
+/// Children that end are collected by the kernel at once; their pidfds still tell of it. Programs
+/// executed later start with the ordinary behaviour.
+pub fn reap_automatically() -> io::Result<()> {
+    // SAFETY: all-zero is a valid `sigaction`: the default action and no flags.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    action.sa_sigaction = libc::SIG_DFL;
+    action.sa_flags = libc::SA_NOCLDWAIT;
+    // SAFETY: the structure is live, and no handler of ours is involved.
+    let result = unsafe { libc::sigaction(libc::SIGCHLD, &raw const action, std::ptr::null_mut()) };
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(())
+    }
+}
+
+/// Leaves the terminal and the process group of whoever started us: a Ctrl-C there is not meant
+/// for us.
+pub fn leave_terminal() {
+    // It fails only for the leader of a group, which has nothing to leave.
+    let _ = rustix::process::setsid();
+}
+
+/// Takes standard input, which our parent replaced by something else, and leaves `/dev/null`.
+pub fn take_stdin() -> io::Result<OwnedFd> {
+    let taken = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3)?;
+    let null = std::fs::File::open("/dev/null")?;
+    rustix::stdio::dup2_stdin(&null)?;
+    Ok(taken)
+}
+
+/// A name nobody can guess: 128 random bits in hexadecimal.
+#[must_use]
+pub fn random_name() -> String {
+    let mut bytes = [0u8; 16];
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
+        .expect("the kernel has random bytes once it has booted");
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

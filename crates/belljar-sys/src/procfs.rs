@@ -1,0 +1,144 @@
+//! What `/proc` tells, parsed once and here.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+
+/// How many threads this process has.
+pub fn own_threads() -> io::Result<usize> {
+    // The link count would do on most kernels; counting entries is right on all of them.
+    match fs::read_dir("/proc/self/task") {
+        Ok(entries) => Ok(entries.count()),
+        // Inside a new PID namespace whose /proc is not mounted yet there is nothing to read;
+        // a process that just came out of clone has one thread.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(1),
+        Err(error) => Err(error),
+    }
+}
+
+/// The moment a process started, in clock ticks since boot: together with its number this names a
+/// process for ever.
+pub fn start_time(pid: u32) -> io::Result<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    nth_after_name(&stat, 19).ok_or_else(|| io::Error::other("unexpected form of /proc/PID/stat"))
+}
+
+/// Every process we can see, with its parent.
+#[must_use]
+pub fn parents() -> BTreeMap<u32, u32> {
+    let Ok(entries) = fs::read_dir("/proc") else {
+        return BTreeMap::new();
+    };
+    entries
+        .filter_map(|entry| {
+            let pid: u32 = entry.ok()?.file_name().to_str()?.parse().ok()?;
+            // A process that ended meanwhile has no stat any more.
+            let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+            Some((pid, u32::try_from(nth_after_name(&stat, 1)?).ok()?))
+        })
+        .collect()
+}
+
+/// All descendants of `root`, nearest first.
+#[must_use]
+pub fn descendants(parents: &BTreeMap<u32, u32>, root: u32) -> Vec<u32> {
+    let mut found = vec![root];
+    let mut next = 0;
+    while let Some(&parent) = found.get(next) {
+        next += 1;
+        // A name in /proc is read while the world moves: a cycle is impossible in the kernel but
+        // not in our snapshot.
+        let children: Vec<u32> = parents
+            .iter()
+            .filter(|(pid, of)| **of == parent && !found.contains(pid))
+            .map(|(pid, _)| *pid)
+            .collect();
+        found.extend(children);
+    }
+    found.split_off(1)
+}
+
+/// Has this process ended, with only its parent yet to hear of it?
+#[must_use]
+pub fn is_zombie(pid: u32) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| {
+        stat.rsplit_once(')')
+            .is_some_and(|(_, rest)| rest.trim_start().starts_with('Z'))
+    })
+}
+
+/// Field number `n` (from zero) after the name of the process, which may itself hold spaces and
+/// parentheses.
+fn nth_after_name(stat: &str, n: usize) -> Option<u64> {
+    stat.rsplit_once(')')?
+        .1
+        .split_whitespace()
+        .nth(n)?
+        .parse()
+        .ok()
+}
+
+/// A number from `/proc/PID/status`, such as `VmRSS` in KiB or `Threads`.
+#[must_use]
+pub fn status_field(pid: u32, field: &str) -> Option<u64> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix(field)?.strip_prefix(':'))?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
+/// Memory that only this process uses, in KiB: what would be free without it.
+#[must_use]
+pub fn private_kib(pid: u32) -> Option<u64> {
+    let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
+    let sum = rollup
+        .lines()
+        .filter(|line| line.starts_with("Private_"))
+        .filter_map(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok())
+        .sum();
+    Some(sum)
+}
+
+/// Changes with every boot of the machine.
+#[must_use]
+pub fn boot_id() -> String {
+    fs::read_to_string("/proc/sys/kernel/random/boot_id")
+        .unwrap_or_default()
+        .trim()
+        .to_owned()
+}
+
+/// The running kernel, as `uname -r` prints it.
+#[must_use]
+pub fn kernel_release() -> String {
+    rustix::system::uname()
+        .release()
+        .to_string_lossy()
+        .into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_may_be_called_anything() {
+        let stat = "7 (a) (b c) S 3 7 7 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 12345 0 0";
+        assert_eq!(nth_after_name(stat, 1), Some(3));
+        assert_eq!(nth_after_name(stat, 19), Some(12345));
+    }
+
+    #[test]
+    fn descendants_are_found_at_any_depth() {
+        let parents = BTreeMap::from([(2, 1), (3, 2), (4, 3), (5, 1), (6, 5)]);
+        assert_eq!(descendants(&parents, 2), [3, 4]);
+        assert_eq!(descendants(&parents, 6), Vec::<u32>::new());
+    }
+
+    #[test]
+    fn our_own_start_time_is_stable() {
+        let pid = std::process::id();
+        assert_eq!(start_time(pid).unwrap(), start_time(pid).unwrap());
+    }
+}

@@ -1,0 +1,297 @@
+//! Turns the [`policy`] into a program for the kernel's seccomp machine.
+//!
+//! The program has two parts. A short prelude of our own kills foreign ABIs (another audit
+//! architecture; x32, which shares x86_64's number and which seccompiler does not look for) and
+//! answers ENOSYS to calls that programs have a fallback for and to calls newer than our tables.
+//! The allow-list itself is compiled by seccompiler and answers EPERM to the rest.
+
+mod policy;
+
+use std::collections::BTreeMap;
+
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen as Width, SeccompCmpOp as Op, SeccompCondition,
+    SeccompFilter, SeccompRule, sock_filter,
+};
+
+use crate::arch::native;
+use policy::{ABSENT, ALLOWED, CONDITIONAL, Test};
+
+#[derive(Debug, thiserror::Error)]
+#[error("failed to compile the seccomp policy")]
+pub struct CompileError(#[source] seccompiler::BackendError);
+
+/// The compiled filter, ready to be installed here or handed to a zygote as bytes.
+#[derive(Debug, Clone)]
+pub struct Filter(BpfProgram);
+
+impl Filter {
+    /// The policy for everything that runs inside a sandbox, the guest included.
+    pub fn sandbox() -> Result<Self, CompileError> {
+        let mut program = prelude();
+        program.extend(allow_list().map_err(CompileError)?);
+        Ok(Filter(program))
+    }
+
+    /// The program as an array of the kernel's `struct sock_filter`.
+    #[must_use]
+    pub fn to_bytes(&self) -> Vec<u8> {
+        self.0
+            .iter()
+            .flat_map(|i| {
+                let [c0, c1] = i.code.to_ne_bytes();
+                let [k0, k1, k2, k3] = i.k.to_ne_bytes();
+                [c0, c1, i.jt, i.jf, k0, k1, k2, k3]
+            })
+            .collect()
+    }
+
+    /// Puts the calling thread, and all it will start, behind the filter for good.
+    pub fn install(&self) -> std::io::Result<()> {
+        seccompiler::apply_filter(&self.0).map_err(std::io::Error::other)
+    }
+}
+
+fn number(name: &str) -> Option<i64> {
+    native::SYSCALLS
+        .iter()
+        .find(|(known, _)| *known == name)
+        .map(|(_, number)| *number)
+}
+
+fn allow_list() -> Result<BpfProgram, seccompiler::BackendError> {
+    let mut rules: BTreeMap<i64, Vec<SeccompRule>> = BTreeMap::new();
+    for name in ALLOWED.iter().flat_map(|(_, names)| *names) {
+        if let Some(number) = number(name) {
+            // No rules: any arguments.
+            rules.insert(number, Vec::new());
+        }
+    }
+    for (name, _, alternatives) in CONDITIONAL {
+        if let Some(number) = number(name) {
+            let alternatives = alternatives
+                .iter()
+                .map(|tests| SeccompRule::new(conditions(tests)?))
+                .collect::<Result<Vec<_>, _>>()?;
+            rules.insert(number, alternatives);
+        }
+    }
+    SeccompFilter::new(
+        rules,
+        SeccompAction::Errno(libc::EPERM.unsigned_abs()),
+        SeccompAction::Allow,
+        native::TARGET,
+    )?
+    .try_into()
+}
+
+fn conditions(tests: &[(u8, Test)]) -> Result<Vec<SeccompCondition>, seccompiler::BackendError> {
+    tests
+        .iter()
+        .map(|(argument, test)| match *test {
+            Test::Is(v) => SeccompCondition::new(*argument, Width::Dword, Op::Eq, v.into()),
+            Test::IsNot(v) => SeccompCondition::new(*argument, Width::Dword, Op::Ne, v.into()),
+            Test::NoneOf(bits) => {
+                SeccompCondition::new(*argument, Width::Qword, Op::MaskedEq(bits), 0)
+            }
+            Test::Only(bits) => {
+                SeccompCondition::new(*argument, Width::Dword, Op::MaskedEq(!bits), 0)
+            }
+        })
+        .collect()
+}
+
+/// Offsets into the kernel's `struct seccomp_data`.
+const DATA_NR: u32 = 0;
+const DATA_ARCH: u32 = 4;
+
+fn prelude() -> BpfProgram {
+    const KILL: u32 = libc::SECCOMP_RET_KILL_PROCESS;
+    const NOSYS: u32 = libc::SECCOMP_RET_ERRNO | libc::ENOSYS.unsigned_abs();
+    let mut program = vec![
+        load(DATA_ARCH),
+        skip_if_equal(native::AUDIT_ARCH),
+        answer(KILL),
+    ];
+    program.push(load(DATA_NR));
+    if let Some(bit) = native::FOREIGN_ABI_BIT {
+        program.extend([skip_if_below(bit), answer(KILL)]);
+    }
+    for number in ABSENT.iter().filter_map(|(name, _)| number(name)) {
+        program.extend([skip_unless_equal(unsigned(number)), answer(NOSYS)]);
+    }
+    let newest = native::SYSCALLS
+        .iter()
+        .map(|(_, number)| *number)
+        .max()
+        .unwrap_or(0);
+    program.extend([skip_if_below(unsigned(newest) + 1), answer(NOSYS)]);
+    program
+}
+
+fn unsigned(number: i64) -> u32 {
+    u32::try_from(number).expect("system call numbers are small and positive")
+}
+
+fn instruction(code: u32, k: u32, jt: u8, jf: u8) -> sock_filter {
+    sock_filter {
+        code: u16::try_from(code).expect("BPF opcodes have 16 bits"),
+        jt,
+        jf,
+        k,
+    }
+}
+
+fn load(offset: u32) -> sock_filter {
+    instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, offset, 0, 0)
+}
+
+fn skip_if_equal(value: u32) -> sock_filter {
+    instruction(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, value, 1, 0)
+}
+
+fn skip_unless_equal(value: u32) -> sock_filter {
+    instruction(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, value, 0, 1)
+}
+
+fn skip_if_below(value: u32) -> sock_filter {
+    instruction(libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K, value, 0, 1)
+}
+
+fn answer(action: u32) -> sock_filter {
+    instruction(libc::BPF_RET | libc::BPF_K, action, 0, 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arch::{aarch64, x86_64};
+
+    /// Runs the program as the kernel would, for one system call.
+    fn verdict(arch: u32, nr: i64, args: [u64; 6]) -> u32 {
+        let mut data = Vec::new();
+        data.extend(u32::try_from(nr).unwrap().to_ne_bytes());
+        data.extend(arch.to_ne_bytes());
+        data.extend(0u64.to_ne_bytes());
+        args.iter().for_each(|a| data.extend(a.to_ne_bytes()));
+        let word = |at: u32| {
+            let at = at as usize;
+            u32::from_ne_bytes(data[at..at + 4].try_into().unwrap())
+        };
+        let Filter(program) = Filter::sandbox().unwrap();
+        let (mut pc, mut acc) = (0usize, 0u32);
+        loop {
+            let i = &program[pc];
+            pc += 1;
+            let code = u32::from(i.code);
+            let jump = |yes: bool| usize::from(if yes { i.jt } else { i.jf });
+            match code & 0x07 {
+                libc::BPF_LD => acc = word(i.k),
+                libc::BPF_ALU => {
+                    assert_eq!(code & 0xf0, libc::BPF_AND);
+                    acc &= i.k;
+                }
+                libc::BPF_JMP => match code & 0xf0 {
+                    libc::BPF_JA => pc += i.k as usize,
+                    libc::BPF_JEQ => pc += jump(acc == i.k),
+                    libc::BPF_JGE => pc += jump(acc >= i.k),
+                    libc::BPF_JGT => pc += jump(acc > i.k),
+                    other => panic!("unexpected jump {other:#x}"),
+                },
+                libc::BPF_RET => return i.k,
+                other => panic!("unexpected instruction class {other}"),
+            }
+        }
+    }
+
+    fn native_verdict(name: &str, args: [u64; 6]) -> u32 {
+        verdict(native::AUDIT_ARCH, number(name).unwrap(), args)
+    }
+
+    const ALLOW: u32 = libc::SECCOMP_RET_ALLOW;
+    const PERM: u32 = libc::SECCOMP_RET_ERRNO | libc::EPERM as u32;
+    const NOSYS: u32 = libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32;
+    const KILL: u32 = libc::SECCOMP_RET_KILL_PROCESS;
+
+    #[test]
+    fn every_name_exists_on_some_architecture() {
+        let known = |name: &&&str| {
+            [x86_64::SYSCALLS, aarch64::SYSCALLS]
+                .iter()
+                .any(|table| table.iter().any(|(known, _)| known == *name))
+        };
+        let names = ALLOWED
+            .iter()
+            .flat_map(|(_, names)| *names)
+            .chain(CONDITIONAL.iter().map(|(name, ..)| name))
+            .chain(ABSENT.iter().map(|(name, _)| name));
+        let unknown: Vec<_> = names.filter(|name| !known(name)).collect();
+        assert!(unknown.is_empty(), "misspelt in the policy: {unknown:?}");
+    }
+
+    #[test]
+    fn the_policy_decides_by_name_and_argument() {
+        assert_eq!(native_verdict("read", [0; 6]), ALLOW);
+        for name in [
+            "mount",
+            "unshare",
+            "setns",
+            "ptrace",
+            "bpf",
+            "keyctl",
+            "kexec_load",
+        ] {
+            assert_eq!(native_verdict(name, [0; 6]), PERM, "{name}");
+        }
+        assert_eq!(native_verdict("clone", [0x11, 0, 0, 0, 0, 0]), ALLOW);
+        assert_eq!(native_verdict("clone", [0x1000_0011, 0, 0, 0, 0, 0]), PERM);
+        assert_eq!(native_verdict("clone3", [0; 6]), NOSYS);
+        assert_eq!(native_verdict("io_uring_setup", [0; 6]), NOSYS);
+        let socket =
+            |family, kind, protocol| native_verdict("socket", [family, kind, protocol, 0, 0, 0]);
+        assert_eq!(socket(1, 1, 0), ALLOW);
+        assert_eq!(socket(2, 0o2_000_001, 6), ALLOW);
+        assert_eq!(socket(10, 2, 0), ALLOW);
+        assert_eq!(socket(2, 3, 1), PERM, "a raw socket");
+        assert_eq!(socket(16, 3, 0), ALLOW, "netlink, routing");
+        assert_eq!(socket(16, 3, 6), PERM, "netlink, XFRM");
+        assert_eq!(socket(38, 5, 0), PERM, "AF_ALG");
+        assert_eq!(
+            socket(0xffff_ffff_0000_0026, 5, 0),
+            PERM,
+            "AF_ALG behind high bits"
+        );
+        assert_eq!(
+            native_verdict("ioctl", [0, 0x5412, 0, 0, 0, 0]),
+            PERM,
+            "TIOCSTI"
+        );
+        assert_eq!(
+            native_verdict("ioctl", [0, 0xffff_ffff_0000_5412, 0, 0, 0, 0]),
+            PERM
+        );
+        assert_eq!(
+            native_verdict("ioctl", [0, 0x5401, 0, 0, 0, 0]),
+            ALLOW,
+            "TCGETS"
+        );
+        assert_eq!(native_verdict("prlimit64", [1, 0, 0, 0, 0, 0]), PERM);
+    }
+
+    #[test]
+    fn foreign_abis_die_and_unknown_calls_are_absent() {
+        assert_eq!(verdict(0x4000_0003, 1, [0; 6]), KILL, "i386");
+        assert_eq!(
+            verdict(native::AUDIT_ARCH, 4000, [0; 6]),
+            NOSYS,
+            "from the future"
+        );
+        if let Some(bit) = native::FOREIGN_ABI_BIT {
+            assert_eq!(
+                verdict(native::AUDIT_ARCH, i64::from(bit) + 1, [0; 6]),
+                KILL,
+                "x32"
+            );
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! The command line, as the user writes it.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+/// Sealed computers for AI agents, on your own machine.
+#[derive(Debug, Parser)]
+#[command(
+    name = "belljar",
+    version,
+    arg_required_else_help = true,
+    max_term_width = 100
+)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Run code once in a fresh sandbox, and throw the sandbox away
+    Run(RunArgs),
+    /// Prepare this machine: the Python environment of sandboxes, and a commented .env here
+    Setup(SetupArgs),
+    /// What this machine can enforce, what not, and what to do about it
+    Doctor(DoctorArgs),
+    /// Latency, memory and density on this machine, beside docker and plain python3
+    Bench(BenchArgs),
+    /// Makes sandboxes on behalf of the server that starts it
+    #[command(hide = true)]
+    Spawner,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The exit status is the code's own; 124 after a timeout, 137 when memory ran out, 125 when the
+sandbox itself failed. Files written to /work/artifacts are copied to OUTPUTS/<run id>/.
+
+Examples:
+  belljar run -c 'import pandas as pd; pd.DataFrame({\"x\": [1, 2]}).describe()'
+  belljar run analysis.py --data ./datasets --memory 2G --timeout 300
+  echo 'print(6 * 7)' | belljar run -")]
+pub(crate) struct RunArgs {
+    /// A file with code, or - for standard input
+    #[arg(
+        value_name = "FILE",
+        required_unless_present = "code",
+        conflicts_with = "code"
+    )]
+    pub(crate) file: Option<PathBuf>,
+    /// Code given here; the value of a last expression is printed
+    #[arg(
+        short = 'c',
+        long = "code",
+        value_name = "CODE",
+        allow_hyphen_values = true
+    )]
+    pub(crate) code: Option<String>,
+    /// Language of the code [default: by the file's name, else python]
+    #[arg(long, value_enum)]
+    pub(crate) lang: Option<Lang>,
+    /// Seconds the code may run
+    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = parse_seconds)]
+    pub(crate) timeout: u64,
+    /// Memory, files in RAM included: a number of bytes, or with K, M, G
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub(crate) memory: Option<u64>,
+    /// Processors, such as 0.5 or 2
+    #[arg(long, value_name = "N", value_parser = parse_cpus)]
+    pub(crate) cpus: Option<u32>,
+    /// Processes and threads
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(4..=100_000))]
+    pub(crate) pids: Option<u64>,
+    /// A directory to show read-only at /data
+    #[arg(long, value_name = "DIR")]
+    pub(crate) data: Option<PathBuf>,
+    /// A variable for the code's environment; may be repeated
+    #[arg(long, value_name = "KEY=VALUE", value_parser = parse_env)]
+    pub(crate) env: Vec<(String, String)>,
+    /// Bytes of stdout and of stderr to keep, each
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub(crate) max_output: Option<u64>,
+    /// Where artifacts go
+    #[arg(long, value_name = "DIR", default_value = "outputs")]
+    pub(crate) outputs: PathBuf,
+    /// Print the whole result as JSON at the end, instead of output as it comes
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Lang {
+    Python,
+    Bash,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SetupArgs {
+    /// The interpreter to build on [default: python3 on the PATH]
+    #[arg(long, value_name = "PYTHON")]
+    pub(crate) python: Option<PathBuf>,
+    /// A package to install besides the usual ones; may be repeated
+    #[arg(long = "with", value_name = "PACKAGE")]
+    pub(crate) with: Vec<String>,
+    /// Build the environment anew even if it is complete
+    #[arg(long)]
+    pub(crate) force: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DoctorArgs {
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchArgs {
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Fewer rounds and fewer live sessions, for a first impression
+    #[arg(long)]
+    pub(crate) quick: bool,
+    /// The largest number of live sessions
+    #[arg(long, value_name = "N", default_value_t = 1000)]
+    pub(crate) sessions: usize,
+}
+
+fn parse_seconds(text: &str) -> Result<u64, String> {
+    // A year, in seconds: more is a mistake.
+    const MOST: f64 = 366.0 * 86400.0;
+    let seconds: f64 = text
+        .parse()
+        .map_err(|_| "expected a number of seconds".to_owned())?;
+    if !(seconds > 0.0 && seconds <= MOST) {
+        return Err("expected more than 0 seconds and at most a year".into());
+    }
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "checked above"
+    )]
+    let millis = (seconds * 1000.0).ceil() as u64;
+    Ok(millis)
+}
+
+pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
+    let expected = || format!("expected a size such as 512M or 2G, not `{text}`");
+    let trimmed = text.trim().trim_end_matches(['i', 'B', 'b']);
+    let (digits, unit) = match trimmed.char_indices().last() {
+        Some((at, unit)) if unit.is_ascii_alphabetic() => (&trimmed[..at], unit),
+        _ => (trimmed, 'b'),
+    };
+    let shift = match unit.to_ascii_lowercase() {
+        'b' => 0,
+        'k' => 10,
+        'm' => 20,
+        'g' => 30,
+        't' => 40,
+        _ => return Err(expected()),
+    };
+    let number: u64 = digits.trim().parse().map_err(|_| expected())?;
+    number.checked_mul(1 << shift).ok_or_else(expected)
+}
+
+fn parse_cpus(text: &str) -> Result<u32, String> {
+    let cpus: f64 = text
+        .parse()
+        .map_err(|_| "expected a number of processors".to_owned())?;
+    if !(0.01..=1024.0).contains(&cpus) {
+        return Err("expected between 0.01 and 1024 processors".into());
+    }
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "checked above"
+    )]
+    let millicpus = (cpus * 1000.0).round() as u32;
+    Ok(millicpus)
+}
+
+fn parse_env(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((key, value)) if !key.is_empty() && !text.contains('\0') => {
+            Ok((key.to_owned(), value.to_owned()))
+        }
+        _ => Err("expected KEY=VALUE".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_understood_in_every_common_form() {
+        for (text, bytes) in [
+            ("512M", 512 << 20),
+            ("1g", 1 << 30),
+            ("2GiB", 2 << 30),
+            ("64kb", 64 << 10),
+            ("7", 7),
+        ] {
+            assert_eq!(parse_size(text), Ok(bytes), "{text}");
+        }
+        for text in ["", "M", "-1", "1.5G", "12X", "99999999999T"] {
+            assert!(parse_size(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        for text in ["0", "-3", "inf", "NaN", "1e30", ""] {
+            assert!(parse_seconds(text).is_err(), "{text}");
+            assert!(parse_cpus(text).is_err(), "{text}");
+        }
+        assert_eq!(parse_seconds("0.5"), Ok(500));
+        assert_eq!(parse_cpus("1.5"), Ok(1500));
+        assert!(parse_env("=x").is_err() && parse_env("x").is_err());
+    }
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        use clap::CommandFactory as _;
+        Cli::command().debug_assert();
+    }
+}

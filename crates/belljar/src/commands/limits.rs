@@ -1,0 +1,104 @@
+//! Which limits hold on this machine: tried once per boot, remembered, and never silent.
+
+use std::fs;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use belljar_runtime::native::NativeRuntime;
+use belljar_runtime::native::selftest::{self, Verdict};
+use belljar_sys::{privileges, procfs};
+use serde::{Deserialize, Serialize};
+
+use crate::settings::Settings;
+
+/// A verdict is good for as long as nothing it depends on has changed.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Circumstances {
+    boot: String,
+    version: String,
+    uid: u32,
+    cgroup_parent: String,
+    /// Where we stand in the machine's control groups decides what was delegated to us.
+    cgroup: String,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Remembered {
+    circumstances: Circumstances,
+    verdicts: Vec<Verdict>,
+}
+
+/// The verdicts, from memory if they are there.
+pub(super) async fn verdicts(
+    runtime: &Arc<NativeRuntime>,
+    settings: &Settings,
+) -> Result<Vec<Verdict>> {
+    let now = circumstances(settings);
+    let remembered = fs::read(path(settings))
+        .ok()
+        .and_then(|text| serde_json::from_slice::<Remembered>(&text).ok())
+        .filter(|remembered| remembered.circumstances == now);
+    match remembered {
+        Some(remembered) => Ok(remembered.verdicts),
+        None => test(runtime, settings).await,
+    }
+}
+
+/// Tries all limits, whatever is remembered.
+pub(super) async fn test(
+    runtime: &Arc<NativeRuntime>,
+    settings: &Settings,
+) -> Result<Vec<Verdict>> {
+    let verdicts = selftest::run(runtime)
+        .await
+        .context("failed to test the limits")?;
+    let remembered = Remembered {
+        circumstances: circumstances(settings),
+        verdicts: verdicts.clone(),
+    };
+    // Not being able to remember costs time at the next start and nothing else.
+    if let Ok(text) = serde_json::to_vec(&remembered) {
+        let _ = fs::write(path(settings), text);
+    }
+    Ok(verdicts)
+}
+
+/// Says which limits do not hold, or refuses to go on without them.
+pub(super) fn insist(verdicts: &[Verdict], settings: &Settings) -> Result<()> {
+    let void: Vec<&Verdict> = verdicts
+        .iter()
+        .filter(|verdict| !verdict.enforced)
+        .collect();
+    let named = |verdict: &&Verdict| format!("{} ({})", verdict.limit.name(), verdict.detail);
+    let list: Vec<String> = void.iter().map(named).collect();
+    if void.is_empty() {
+        return Ok(());
+    }
+    if settings.strict {
+        bail!(
+            "not enforced on this machine: {}; BELLJAR_STRICT=1 forbids to run without, \
+             `belljar doctor` says what to do",
+            list.join("; ")
+        );
+    }
+    eprintln!(
+        "belljar: warning: not enforced on this machine: {}; see `belljar doctor`",
+        list.join("; ")
+    );
+    Ok(())
+}
+
+fn path(settings: &Settings) -> PathBuf {
+    settings.run_dir.join("selftest.json")
+}
+
+fn circumstances(settings: &Settings) -> Circumstances {
+    Circumstances {
+        boot: procfs::boot_id(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        uid: privileges::own_ids().0,
+        cgroup_parent: settings.cgroup_parent.clone(),
+        cgroup: fs::read_to_string("/proc/self/cgroup").unwrap_or_default(),
+    }
+}

@@ -1,0 +1,21 @@
+//! `belljar spawner`: started by ourselves, never by people.
+
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use belljar_runtime::native::spawner::{self, GuestStart};
+
+pub(super) fn spawner() -> Result<ExitCode> {
+    spawner::serve(become_guest).context("the spawner failed")?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn become_guest(start: GuestStart) -> std::io::Result<()> {
+    belljar_guest::run(belljar_guest::Start {
+        listener: start.listener,
+        nonce: start.nonce,
+        oom_events: start.oom_events,
+        landlock: start.landlock,
+        outlives_host: start.outlives_host,
+    })
+}

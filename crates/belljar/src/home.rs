@@ -1,0 +1,87 @@
+//! What `belljar setup` leaves behind and every other command starts from.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result};
+use belljar_runtime::native::image::{Image, Python};
+use belljar_runtime::native::{NativeConfig, Prepared};
+use belljar_runtime::{kernels, paths};
+use serde::{Deserialize, Serialize};
+
+use crate::settings::Settings;
+
+/// The record of a finished setup, written last: its presence means that all the rest is there.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Manifest {
+    /// Version of this file's format.
+    pub(crate) format: u32,
+    pub(crate) python_version: String,
+    pub(crate) base_prefix: PathBuf,
+    pub(crate) packages: Vec<String>,
+}
+
+pub(crate) const MANIFEST_FORMAT: u32 = 1;
+
+pub(crate) fn environment_dir(settings: &Settings) -> PathBuf {
+    settings.home.join("python")
+}
+
+pub(crate) fn manifest_path(environment: &Path) -> PathBuf {
+    environment.join("belljar.json")
+}
+
+pub(crate) fn read_manifest(environment: &Path) -> Option<Manifest> {
+    let text = fs::read_to_string(manifest_path(environment)).ok()?;
+    let manifest: Manifest = serde_json::from_str(&text).ok()?;
+    (manifest.format == MANIFEST_FORMAT && manifest.base_prefix.is_dir()).then_some(manifest)
+}
+
+/// The image of this machine: the environment that setup made, or the distribution's bare Python.
+pub(crate) fn image(settings: &Settings) -> Result<Image> {
+    let environment = environment_dir(settings);
+    let (python, host_python) = match read_manifest(&environment) {
+        Some(manifest) => {
+            let host_python = environment.join("bin/python");
+            let python = Python {
+                executable: Path::new(paths::PYTHON).join("bin/python"),
+                base_prefix: manifest.base_prefix,
+                version: manifest.python_version,
+                environment: Some(environment),
+            };
+            (python, host_python)
+        }
+        None => {
+            let python = Python::of_distribution()
+                .context("there is no Python for sandboxes yet; run `belljar setup` first")?;
+            let host_python = python.executable.clone();
+            (python, host_python)
+        }
+    };
+    let kernels = kernels::materialize(&settings.home, |directory| {
+        // Only saves time later, so a failure is nobody's concern.
+        let _ = Command::new(&host_python)
+            .args(["-I", "-m", "compileall", "-q"])
+            .arg(directory)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status();
+    })
+    .with_context(|| format!("failed to write below `{}`", settings.home.display()))?;
+    Ok(Image {
+        python,
+        kernels,
+        preload: settings.preload.clone(),
+    })
+}
+
+/// Starts the spawner. Must come before any thread.
+pub(crate) fn prepare_runtime(settings: &Settings) -> Result<Prepared> {
+    let config = NativeConfig {
+        run_dir: settings.run_dir.clone(),
+        cgroup_parent: settings.cgroup_parent.clone(),
+        image: image(settings)?,
+    };
+    Ok(Prepared::start(config)?)
+}

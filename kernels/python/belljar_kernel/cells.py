@@ -1,0 +1,130 @@
+"""From the source of a cell to code objects.
+
+A cell is compiled in two parts, so that the value of a last expression can be published: the statements
+before it, and the expression. Either part may contain a top-level `await`, and then evaluates to a coroutine.
+
+The path of a plain Python cell never touches IPython. Only source that Python cannot parse, and that looks
+as if it contained `%magic`, `!command` or `help?`, is handed to IPython's transformer and compiled again.
+"""
+
+from __future__ import annotations
+
+import __future__
+
+import linecache
+import re
+from _ast import (
+    AST,
+    Expr,
+    Expression,
+    Module,
+    PyCF_ALLOW_TOP_LEVEL_AWAIT,
+    PyCF_ONLY_AST,
+)
+from types import CodeType
+
+TYPE_CHECKING = False  # see __init__.py
+if TYPE_CHECKING:
+    from typing import Callable
+
+# Tracebacks and inspect.getsource() can show the source of this many cells; older ones are forgotten.
+KEPT_CELL_SOURCES = 1000
+
+CO_COROUTINE = 0x80  # inspect.CO_COROUTINE, without importing inspect
+
+_FUTURE_FLAGS = 0
+for _name in __future__.all_feature_names:
+    _FUTURE_FLAGS |= getattr(__future__, _name).compiler_flag
+
+# Lines that only IPython understands: %magic, %%cell, !command, x = %magic, x = !command, ?help, help?
+_IPYTHON_LINE = re.compile(r"^\s*[%!?]|^[^#\n]*=\s*[%!]|\?\s*$", re.MULTILINE)
+
+
+class Cell:
+    """The code of one cell. `body` are its statements, `last` the expression whose value is its result."""
+
+    __slots__ = ("body", "last")
+
+    def __init__(self, body: CodeType | None, last: CodeType | None) -> None:
+        self.body = body
+        self.last = last
+
+    @property
+    def awaits(self) -> bool:
+        return any(code is not None and code.co_flags & CO_COROUTINE for code in (self.body, self.last))
+
+
+class Compiler:
+    """Compiles cells one after another. `from __future__` imports stay in force for the cells that follow."""
+
+    def __init__(self, transform: Callable[[str], str]) -> None:
+        self._flags = PyCF_ALLOW_TOP_LEVEL_AWAIT
+        self._transform = transform
+
+    def compile(self, source: str, number: int, echo: bool) -> Cell:
+        """Compiles the cell; with `echo`, its last expression apart."""
+        filename = f"<cell {number}>"
+        if "\r" in source:
+            # Python's tokenizer counts lines this way, and linecache has to agree with it.
+            source = source.replace("\r\n", "\n").replace("\r", "\n")
+        # Before compiling, so that warnings and errors of the compiler can quote the line.
+        _remember(filename, source, number)
+        try:
+            tree = self._parse(source, filename)
+        except SyntaxError as error:
+            if _IPYTHON_LINE.search(source) is None:
+                raise
+            transformed = self._transform_or_raise(source, filename, error)
+            source = transformed
+            _remember(filename, source, number)
+            tree = self._parse(source, filename)
+        return self._compile_tree(tree, source, filename, echo)
+
+    def _parse(self, source: str, filename: str) -> AST:
+        return compile(source, filename, "exec", self._flags | PyCF_ONLY_AST, dont_inherit=True)
+
+    def _transform_or_raise(self, source: str, filename: str, error: SyntaxError) -> str:
+        """What IPython makes of the source; the plain Python error when it sees nothing of its own there."""
+        try:
+            transformed = self._transform(source)
+        except SyntaxError:
+            raise error from None
+        except ImportError:
+            line = _IPYTHON_LINE.search(source)
+            number = source.count("\n", 0, line.end()) + 1
+            message = "this cell uses IPython syntax (%magic, !command or ?help), and IPython is not installed here"
+            text = source.split("\n")[number - 1]
+            raise SyntaxError(message, (filename, number, 1, text)) from None
+        if transformed.strip() == source.strip():
+            raise error from None
+        return transformed
+
+    def _compile_tree(self, tree: AST, source: str, filename: str, echo: bool) -> Cell:
+        statements = tree.body
+        expression = None
+        if echo and statements and isinstance(statements[-1], Expr):
+            if not _ends_in_semicolon(source, statements[-1]):
+                expression = statements.pop().value
+        body = last = None
+        if statements:
+            body = compile(tree, filename, "exec", self._flags, dont_inherit=True)
+            self._flags |= body.co_flags & _FUTURE_FLAGS
+        if expression is not None:
+            last = compile(Expression(expression), filename, "eval", self._flags, dont_inherit=True)
+        return Cell(body, last)
+
+
+def _remember(filename: str, source: str, number: int) -> None:
+    lines = [line + "\n" for line in source.split("\n")]
+    # An entry without a modification time is never checked against the file system.
+    linecache.cache[filename] = (len(source), None, lines, filename)
+    linecache.cache.pop(f"<cell {number - KEPT_CELL_SOURCES}>", None)
+
+
+def _ends_in_semicolon(source: str, statement: Expr) -> bool:
+    """Whether a `;` follows the statement, which is the last one: after it only comments are possible."""
+    if ";" not in source:
+        return False
+    line = source.split("\n")[statement.end_lineno - 1]
+    # Column offsets count UTF-8 bytes.
+    return line.encode()[statement.end_col_offset :].lstrip().startswith(b";")

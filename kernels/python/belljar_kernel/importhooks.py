@@ -1,0 +1,68 @@
+"""Code that runs when, and only when, the user imports a certain module.
+
+matplotlib needs its backend and font cache, IPython needs a shell behind `display`, getpass has to say why it
+cannot ask. Importing any of them at start-up would cost more than the rest of the kernel, so a finder in front
+of `sys.meta_path` waits for their names.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+
+TYPE_CHECKING = False  # see __init__.py
+if TYPE_CHECKING:
+    from typing import Any, Callable
+
+    # A hook is given the module and a function that executes the module's code, which it calls exactly once.
+    Hook = Callable[[ModuleType, Callable[[], None]], None]
+
+_hooks: dict[str, Hook] = {}
+
+
+def add(name: str, hook: Hook) -> None:
+    """Registers a hook for a module that has not been imported yet."""
+    if _finder not in sys.meta_path:
+        sys.meta_path.insert(0, _finder)
+    _hooks[name] = hook
+
+
+class _Finder:
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name not in _hooks:
+            return None
+        for finder in sys.meta_path:
+            if finder is self or not hasattr(finder, "find_spec"):
+                continue
+            spec = finder.find_spec(name, path, target)
+            if spec is not None:
+                spec.loader = _Loader(spec.loader)
+                return spec
+        return None
+
+
+class _Loader:
+    """Stands in for the real loader until the module's code runs, then makes itself invisible."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def create_module(self, spec: Any) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__.loader = module.__loader__ = self._loader
+        # Finding a spec is not importing (`importlib.util.find_spec` does only that), so the hook is used up
+        # here. A module that fails to import gets its hook again at the next attempt.
+        hook = _hooks.pop(module.__name__)
+        try:
+            hook(module, lambda: self._loader.exec_module(module))
+        except BaseException:
+            _hooks[module.__name__] = hook
+            raise
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+
+_finder = _Finder()

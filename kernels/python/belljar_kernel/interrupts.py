@@ -1,0 +1,91 @@
+"""SIGINT reaches user code, and nothing but user code.
+
+A flag that says "user code is running" cannot be switched off atomically: a second SIGINT may raise just
+before the statement that clears the flag. The stack can: `call_user` has either returned or it has not.
+So the handler looks at the interrupted stack and decides:
+
+    ... user frames ... call_user ...          raise KeyboardInterrupt
+    ... Channel.send ... call_user ...         remember it; raised as soon as the frame has been sent
+    kernel code, an exec is about to start     remember it; `call_user` raises at once
+    kernel code otherwise (late, or idle)      ignore
+
+Python runs signal handlers in the main thread only, between two bytecodes, and the kernel executes cells in
+the main thread, so the frame the handler is given is always the right one.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType
+
+from .wire import Channel
+
+TYPE_CHECKING = False  # see __init__.py
+if TYPE_CHECKING:
+    from typing import Any, Callable
+
+_pending = False
+_starting = False
+
+
+def call_user(function: Callable, *args: Any) -> Any:
+    """Calls `function`; everything below this frame may be interrupted."""
+    global _starting
+    _starting = False
+    if _pending:
+        _raise_pending()
+    return function(*args)
+
+
+def expect_user_code() -> None:
+    """An exec has arrived: from now on a SIGINT is meant for it, even before its code runs."""
+    global _pending, _starting
+    _pending = False
+    _starting = True
+
+
+def forget() -> None:
+    """The exec is over: an interrupt that could not be delivered any more is dropped."""
+    global _pending, _starting
+    _starting = _pending = False
+    if signal.getsignal(signal.SIGINT) is not _on_sigint:
+        install()
+
+
+def install() -> None:
+    signal.signal(signal.SIGINT, _on_sigint)
+
+
+def send_from_user_code(channel: Channel, head: dict, body: bytes) -> None:
+    """Sends a frame while user code is on the stack, then raises the interrupt that arrived meanwhile."""
+    channel.send(head, body)
+    if _pending and threading.current_thread() is threading.main_thread():
+        _raise_pending()
+
+
+def _raise_pending() -> None:
+    global _pending
+    _pending = False
+    raise KeyboardInterrupt
+
+
+def _on_sigint(_signum: int, frame: FrameType | None) -> None:
+    global _pending
+    sending = False
+    while frame is not None:
+        code = frame.f_code
+        if code is _CALL_USER:
+            if not sending:
+                raise KeyboardInterrupt
+            _pending = True
+            return
+        if code is _SEND:
+            sending = True
+        frame = frame.f_back
+    if _starting:
+        _pending = True
+
+
+_CALL_USER = call_user.__code__
+_SEND = Channel.send.__code__

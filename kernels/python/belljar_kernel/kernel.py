@@ -1,0 +1,279 @@
+"""The kernel: takes one exec after another and answers with what it produced.
+
+    start -> hello -> idle -> exec -> done -> idle ... -> shutdown, or end of file -> atexit handlers -> exit
+
+Idle means blocked in one read(): no thread, no timer, nothing wakes up. An exec runs in the main thread, so
+that signals, asyncio and matplotlib behave as in a script, and it never ends the kernel: exceptions, sys.exit
+and interrupts all become a status.
+
+A child that user code forks shares our stack but not our job. It loses the control socket at once, and
+when it comes to the end of the cell it exits, as a script's child would at the end of the script.
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import os
+import signal
+import sys
+from types import ModuleType
+
+from . import display, figures, importhooks, interrupts, streams
+from .cells import CO_COROUTINE, Cell, Compiler
+from .wire import Channel, encode_json
+
+TYPE_CHECKING = False  # see __init__.py
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+PROTOCOL = 1
+
+EXIT_ERROR = 1
+EXIT_FATAL = 70  # EX_SOFTWARE: the kernel itself could not start
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
+
+
+def run_kernel(fd: int, font_cache: str | None = None) -> NoReturn:
+    """`main.py kernel`: everything from a fresh interpreter to its exit."""
+    main = new_main_module()
+    prepare_imports(main, font_cache)
+    Kernel(Channel(fd), main).serve()
+
+
+def new_main_module() -> ModuleType:
+    """The module in which cells run. It is really `__main__`, or pickle would not find what they define."""
+    main = ModuleType("__main__")
+    main.__dict__["__builtins__"] = builtins
+    sys.modules["__main__"] = main
+    return main
+
+
+def prepare_imports(main: ModuleType, font_cache: str | None) -> None:
+    """Puts the import hooks in place; in a zygote, before anything is preloaded."""
+
+    def ipython(_module: ModuleType, load: Any) -> None:
+        load()
+        from . import magics
+
+        magics.create_shell(main)
+
+    def getpass(module: ModuleType, load: Any) -> None:
+        load()
+        streams.refuse_getpass(module)
+
+    importhooks.add("IPython", ipython)
+    importhooks.add("getpass", getpass)
+    figures.prepare(font_cache)
+
+
+class Kernel:
+    def __init__(self, channel: Channel, main: ModuleType) -> None:
+        self._channel = channel
+        self._main = main
+        self._namespace: dict[str, Any] = main.__dict__
+        self._compiler = Compiler(_transform)
+        self._count = 0
+        # True in a child that user code forked.
+        self._forked = False
+
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        interrupts.install()
+        self._streams = streams.Streams()
+        display.publish = self._publish
+        builtins.display = display.display  # type: ignore[attr-defined]
+        os.register_at_fork(after_in_child=self._after_fork_in_child)
+
+        sys.argv = [""]
+        # `-I` keeps PYTHONPATH away from our own imports; the user's imports may have it.
+        sys.path[:0] = ["", *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+
+    def serve(self) -> NoReturn:
+        """Says hello and works until the guest has had enough."""
+        self._channel.send(
+            {
+                "op": "hello",
+                "protocol": PROTOCOL,
+                "language": "python",
+                "language_version": "{}.{}.{}".format(*sys.version_info),
+                "implementation": sys.implementation.name,
+                "pid": os.getpid(),
+            }
+        )
+        while True:
+            frame = self._channel.receive()
+            if frame is None:
+                break
+            head, body = frame
+            op = head.get("op")
+            if op == "exec":
+                self._exec(head, body)
+            elif op == "shutdown":
+                break
+        self._exit()
+
+    def _exec(self, head: dict, body: bytes) -> None:
+        interrupts.expect_user_code()
+        self._streams.repair()
+        self._count += 1
+        status, exit_code = "ok", 0
+        try:
+            environment = head.get("env")
+            if environment:
+                os.environ.update(environment)
+            interrupts.call_user(self._run, body, head.get("echo", True))
+        except BaseException as error:
+            status, exit_code = self._report(error)
+            # A traceback holds every frame and with it the user's data; the cycle through this frame goes too.
+            del error
+        interrupts.forget()
+        self._streams.flush()
+        if self._forked:
+            os._exit(exit_code)
+        self._channel.send(
+            {
+                "op": "done",
+                "exec_id": head.get("exec_id"),
+                "status": status,
+                "exit_code": exit_code,
+                "execution_count": self._count,
+            }
+        )
+
+    def _run(self, source: bytes, echo: bool) -> None:
+        """The cell itself, its result and its figures: all that is user code, or may call some."""
+        # Otherwise a warning would be shown only by the first cell that causes it on a given line.
+        self._namespace.pop("__warningregistry__", None)
+        rendering = True
+        try:
+            cell = self._compiler.compile(source.decode(), self._count, echo)
+            if b"get_ipython" in source:
+                _want_ipython()
+            if cell.awaits:
+                from . import aio
+
+                value = aio.run(_evaluate_async(cell, self._namespace))
+            else:
+                value = _evaluate(cell, self._namespace)
+            if value is not None and not self._forked:
+                # Where the standard displayhook keeps it: a user's own global `_` is left alone.
+                builtins._ = value  # type: ignore[attr-defined]
+                bundle = display.bundle_of(value)
+                if bundle is not None:
+                    self._publish("result", bundle)
+        except KeyboardInterrupt:
+            rendering = False
+            raise
+        finally:
+            if not self._forked:
+                figures.end_of_cell(rendering)
+            self._streams.flush_replacements()
+
+    def _report(self, error: BaseException) -> tuple[str, int]:
+        """Tells the guest (in a forked child: stderr) how the cell failed; returns status and exit code."""
+        try:
+            if isinstance(error, SystemExit):
+                return "exit", interrupts.call_user(_exit_code, error)
+            description = interrupts.call_user(_describe, error)
+        except BaseException as reason:
+            # A __str__ that raises, or an interrupt while a huge traceback was being formatted.
+            from . import tracebacks
+
+            description = tracebacks.fallback(error, reason)
+        if self._forked:
+            self._streams.stderr.write(description["traceback"])
+        else:
+            self._streams.flush()
+            self._channel.send({"op": "error"}, encode_json(description))
+        if isinstance(error, KeyboardInterrupt):
+            return "interrupted", EXIT_INTERRUPTED
+        return "error", EXIT_ERROR
+
+    def _publish(self, kind: str, bundle: display.Bundle) -> None:
+        """Sends a bundle to the guest, after everything that was printed before it."""
+        body = display.encode_bundle(bundle)
+        self._streams.flush_replacements()
+        self._streams.flush()
+        if self._forked:
+            # The parent speaks to the guest; the child still has stdout.
+            print(bundle[0].get(display.TEXT, ""))
+            return
+        interrupts.send_from_user_code(self._channel, {"op": "display", "kind": kind}, body)
+
+    def _after_fork_in_child(self) -> None:
+        self._forked = True
+        self._channel.close()
+        self._streams.close_private()
+        aio = sys.modules.get("belljar_kernel.aio")
+        if aio is not None:
+            aio.forget()
+
+    def _exit(self) -> NoReturn:
+        """Runs the user's atexit handlers and leaves.
+
+        The interpreter's own finalization is skipped: it would visit, and so copy, every page that is shared
+        with the zygote, and wait for threads that may never end.
+        """
+        aio = sys.modules.get("belljar_kernel.aio")
+        if aio is not None:
+            aio.close()
+        atexit._run_exitfuncs()
+        self._streams.flush()
+        os._exit(0)
+
+
+def send_fatal(channel: Channel, message: str) -> NoReturn:
+    """The kernel could not start: says why and ends the process."""
+    channel.send({"op": "fatal"}, encode_json({"message": message}))
+    os._exit(EXIT_FATAL)
+
+
+def _evaluate(cell: Cell, namespace: dict[str, Any]) -> Any:
+    if cell.body is not None:
+        eval(cell.body, namespace)
+    return None if cell.last is None else eval(cell.last, namespace)
+
+
+async def _evaluate_async(cell: Cell, namespace: dict[str, Any]) -> Any:
+    """One coroutine for both parts: code between two awaits expects to find a running loop."""
+    value = None
+    for code in (cell.body, cell.last):
+        if code is not None:
+            value = eval(code, namespace)
+            if code.co_flags & CO_COROUTINE:
+                value = await value
+    return None if cell.last is None else value
+
+
+def _describe(error: BaseException) -> dict:
+    from . import tracebacks
+
+    return tracebacks.describe(error)
+
+
+def _exit_code(request: SystemExit) -> int:
+    """The status a process would end with, were it to end."""
+    code = request.code
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code & 0xFF
+    print(code, file=sys.stderr)
+    return EXIT_ERROR
+
+
+def _transform(source: str) -> str:
+    # Importing IPython makes the import hook create the shell, from the module imported next.
+    import IPython  # noqa: F401
+
+    from . import magics
+
+    return magics.transform(source)
+
+
+def _want_ipython() -> None:
+    """The cell mentions get_ipython(): make it exist, unless there is no IPython."""
+    try:
+        import IPython  # noqa: F401  (the import hook creates the shell)
+    except ImportError:
+        pass

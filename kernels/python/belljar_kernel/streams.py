@@ -1,0 +1,108 @@
+"""stdin, stdout and stderr, made whole again before every exec.
+
+User code may close descriptors 0, 1 and 2, point them elsewhere, or replace `sys.stdout`. None of that may
+outlive the cell: the guest reads descriptors 1 and 2 for as long as the kernel lives, so private duplicates
+are kept, and put back with one system call each before the next exec. That is cheaper than finding out
+whether anything was changed.
+"""
+
+from __future__ import annotations
+
+import builtins
+import io
+import os
+import sys
+
+from .wire import private_fd
+
+TYPE_CHECKING = False  # see __init__.py
+if TYPE_CHECKING:
+    from typing import Any, NoReturn, TextIO
+
+_NO_INPUT = "{} is not available here: nobody can answer a prompt; pass the value in the code instead"
+
+
+class Streams:
+    def __init__(self) -> None:
+        # Whatever the parent gave us as stdin, nobody will ever type there: reading must end at once.
+        null = os.open(os.devnull, os.O_RDONLY)
+        self._saved = [private_fd(null), private_fd(1), private_fd(2)]
+        os.close(null)
+        self.stdin = self.stdout = self.stderr = io.StringIO()
+        builtins.input = _refuse_input  # type: ignore[assignment]
+        self.repair()
+
+    def repair(self) -> None:
+        """Gives the next exec working descriptors and stream objects."""
+        for fd, saved in enumerate(self._saved):
+            os.dup2(saved, fd)
+        # A program that shares the pipe (node does) may have left it non-blocking, and print() would fail.
+        os.set_blocking(1, True)
+        os.set_blocking(2, True)
+        if self.stdin.closed or not isinstance(self.stdin, io.TextIOWrapper):
+            self.stdin = _open_stdin()
+        if _unusable(self.stdout):
+            self.stdout = _open_output(1)
+        if _unusable(self.stderr):
+            self.stderr = _open_output(2)
+        sys.stdin = sys.__stdin__ = self.stdin
+        sys.stdout = sys.__stdout__ = self.stdout
+        sys.stderr = sys.__stderr__ = self.stderr
+
+    def flush(self) -> None:
+        """Pushes everything printed so far into the pipes.
+
+        A failing flush is the user's doing (a closed descriptor) and not worth dying for: the buffer keeps
+        its bytes, and they go out after the next `repair`.
+        """
+        for stream in (self.stdout, self.stderr):
+            try:
+                stream.flush()
+            except (OSError, ValueError):
+                pass
+
+    def flush_replacements(self) -> None:
+        """Flushes what the user put in place of our streams. Runs user code."""
+        for stream, ours in ((sys.stdout, self.stdout), (sys.stderr, self.stderr)):
+            if stream is not ours and stream is not None:
+                try:
+                    stream.flush()
+                except Exception:
+                    # It belongs to the user and may be closed, or not be a stream at all.
+                    pass
+
+    def close_private(self) -> None:
+        """In a forked child: nothing to repair there, and the pipes must close when the child lets go."""
+        for fd in self._saved:
+            os.close(fd)
+
+
+def refuse_getpass(module: Any) -> None:
+    """Makes `getpass.getpass` say what is the matter, instead of warning about a missing terminal."""
+
+    def getpass(prompt: str = "Password: ", stream: Any = None, **_: Any) -> NoReturn:
+        raise EOFError(_NO_INPUT.format("getpass()"))
+
+    module.getpass = getpass
+
+
+def _refuse_input(prompt: object = "", /) -> NoReturn:
+    # EOFError is what input() raises when stdin has ended, so careful programs already expect it.
+    raise EOFError(_NO_INPUT.format("input()"))
+
+
+def _unusable(stream: TextIO) -> bool:
+    """True when the user closed the stream, or took its buffer away with detach()."""
+    try:
+        return stream.closed or not isinstance(stream, io.TextIOWrapper)
+    except ValueError:
+        return True
+
+
+def _open_stdin() -> TextIO:
+    return open(0, encoding="utf-8", errors="replace", closefd=False)
+
+
+def _open_output(fd: int) -> TextIO:
+    # open() with buffering=1 on text means line buffering: a write that contains \n or \r is flushed.
+    return open(fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)

@@ -1,0 +1,73 @@
+"""Exceptions as the user wants to read them: the standard format, without the kernel's own frames."""
+
+from __future__ import annotations
+
+import os
+import traceback
+
+MAX_TRACEBACK_CHARS = 256 << 10
+MAX_MESSAGE_CHARS = 16 << 10
+
+_OUR_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_IPYTHON_FOLDER = f"{os.sep}IPython{os.sep}"
+
+
+def describe(error: BaseException) -> dict:
+    """The body of an `error` message. Runs user code (`__str__` of the exception, for one)."""
+    return {"name": type(error).__name__, "value": _message(error), "traceback": render(error)}
+
+
+def fallback(error: BaseException, reason: BaseException) -> dict:
+    """What can be said of an exception that cannot even be formatted."""
+    name = type(error).__name__
+    note = f"<the exception could not be formatted: {type(reason).__name__}>"
+    return {"name": name, "value": note, "traceback": f"{name}: {note}\n"}
+
+
+def render(error: BaseException) -> str:
+    """The traceback as Python would print it for a script."""
+    if isinstance(error, SyntaxError) and not _has_user_frame(error):
+        # A cell that does not compile was never run: Python shows such errors without a stack.
+        error = error.with_traceback(None)
+    summary = traceback.TracebackException.from_exception(error, compact=True)
+    _strip(summary, set())
+    text = "".join(summary.format())
+    if len(text) > MAX_TRACEBACK_CHARS:
+        half = MAX_TRACEBACK_CHARS // 2
+        dropped = len(text) - 2 * half
+        text = f"{text[:half]}\n... {dropped} characters of this traceback left out ...\n{text[-half:]}"
+    return text
+
+
+def _message(error: BaseException) -> str:
+    text = str(error)
+    if len(text) > MAX_MESSAGE_CHARS:
+        text = f"{text[:MAX_MESSAGE_CHARS]}... ({len(text)} characters)"
+    return text
+
+
+def _has_user_frame(error: BaseException) -> bool:
+    frame = error.__traceback__
+    while frame is not None:
+        if not _is_ours(frame.tb_frame.f_code.co_filename):
+            return True
+        frame = frame.tb_next
+    return False
+
+
+def _strip(summary: traceback.TracebackException | None, seen: set) -> None:
+    """Removes our frames from an exception, from those it is chained to, and from those it groups."""
+    pending = [summary]
+    while pending:
+        summary = pending.pop()
+        if summary is None or id(summary) in seen:
+            continue
+        seen.add(id(summary))
+        if summary.stack:
+            summary.stack[:] = [frame for frame in summary.stack if not _is_ours(frame.filename)]
+        pending += [summary.__cause__, summary.__context__, *(getattr(summary, "exceptions", None) or ())]
+
+
+def _is_ours(filename: str) -> bool:
+    """True for the kernel's files and for IPython's, which lie between a cell and what a magic does for it."""
+    return filename.startswith((_OUR_FOLDER, "<decorator-gen-")) or _IPYTHON_FOLDER in filename

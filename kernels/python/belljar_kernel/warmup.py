@@ -1,0 +1,166 @@
+"""What the zygote does before its first fork: import, and use once, whatever a first use is slow at.
+
+Modules that build tables, compile patterns or import more on first use would do so in every kernel, in memory
+of its own. Here it happens once, in memory that all kernels share.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import signal
+import sys
+
+from . import seal
+
+TYPE_CHECKING = False  # see __init__.py
+if TYPE_CHECKING:
+    from typing import Callable
+
+# Parts of the standard library that cells commonly reach for.
+_STANDARD_LIBRARY = (
+    "argparse asyncio base64 bisect calendar collections concurrent.futures.process "
+    "concurrent.futures.thread contextlib copy csv ctypes dataclasses datetime decimal difflib enum "
+    "fractions functools getpass glob gzip hashlib heapq html http.client inspect io itertools json "
+    "logging math mimetypes multiprocessing.pool multiprocessing.popen_fork multiprocessing.queues "
+    "multiprocessing.shared_memory multiprocessing.synchronize operator pathlib pickle platform pprint "
+    "queue random re secrets shutil sqlite3 ssl statistics string subprocess tempfile textwrap threading "
+    "time timeit traceback typing unicodedata urllib.request uuid warnings weakref xml.etree.ElementTree "
+    "zipfile zoneinfo"
+).split()
+
+_HUGE_PAGE = 2 << 20
+
+# Libraries read these when they are loaded. A thread of theirs would not survive the fork, but its locks would.
+# A kernel's environment is its own: this one does not reach it.
+_SINGLE_THREADED = {
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
+}
+
+
+def preload(names: list[str]) -> dict[str, str]:
+    """Imports the modules and uses them a little; returns what failed, with the reason."""
+    for name, value in _SINGLE_THREADED.items():
+        os.environ.setdefault(name, value)
+    failed = {}
+    for name in names:
+        _try(lambda: importlib.import_module(name), name, failed)
+    for name in _STANDARD_LIBRARY:
+        # Distributions leave parts of it out; nobody has asked for these by name, so that is no failure.
+        _try(lambda: importlib.import_module(name), name, {})
+    if importlib.util.find_spec("IPython") is not None:
+        _try(lambda: importlib.import_module("IPython"), "IPython", failed)
+    for use in (_use_compiler, _use_ipython, _use_pandas, _use_matplotlib):
+        _try(use, f"warm-up: {use.__name__[1:]}", failed)
+    return failed
+
+
+def _try(step: Callable[[], object], name: str, failed: dict[str, str]) -> None:
+    try:
+        step()
+    except (Exception, SystemExit) as error:
+        failed[name] = f"{type(error).__name__}: {error}"
+
+
+def forget_host() -> None:
+    """Undoes what importing and warming up left behind. Once here, instead of once in every kernel."""
+    os.environ.clear()
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            # Installed by a library. What Python itself ignores (SIGPIPE) stays ignored.
+            signal.signal(number, signal.SIG_DFL)
+    tempfile = sys.modules.get("tempfile")
+    if tempfile is not None:
+        # Found with the host's environment.
+        tempfile.tempdir = None
+
+
+def use_huge_pages() -> None:
+    """Halves the time of a fork, which is spent on copying one table entry per page.
+
+    A kernel that writes to a huge page still copies only four kilobytes of it. Linux before 6.1 does not know
+    the request, and a range with nothing in it is refused: both do no harm.
+    """
+    with open("/proc/self/maps") as file:
+        regions = [line.split() for line in file]
+    for addresses, permissions, *rest in regions:
+        anonymous = len(rest) < 4 or rest[3] == "[heap]"
+        if permissions == "rw-p" and anonymous:
+            start, end = (int(address, 16) for address in addresses.split("-"))
+            for page in range(-(-start // _HUGE_PAGE) * _HUGE_PAGE, end - _HUGE_PAGE + 1, _HUGE_PAGE):
+                seal.collapse_pages(page, _HUGE_PAGE)
+
+
+def other_threads() -> list[str]:
+    """The names of all threads but the main one, as the system knows them; there should be none."""
+    names = []
+    for task in os.listdir("/proc/self/task"):
+        if int(task) != os.getpid():
+            with open(f"/proc/self/task/{task}/comm") as file:
+                names.append(file.read().strip())
+    return names
+
+
+def resident_kib() -> int:
+    with open("/proc/self/statm") as file:
+        pages = int(file.read().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") // 1024
+
+
+def _use_compiler() -> None:
+    from . import aio, display, tracebacks  # noqa: F401  (a kernel imports aio late)
+    from .cells import Compiler
+
+    cell = Compiler(str).compile("import os\nx = [1]\nx", 0, True)
+    display.encode_bundle(display.bundle_of([eval(cell.last, {"x": {"y": list(range(100))}})]))
+    try:
+        eval("1/0")
+    except ZeroDivisionError as error:
+        tracebacks.describe(error)
+
+
+def _use_ipython() -> None:
+    magics = sys.modules.get("belljar_kernel.magics")
+    if magics is not None:
+        magics.transform("%time x\n!true\nx?")
+
+
+def _use_pandas() -> None:
+    pandas = sys.modules.get("pandas")
+    if pandas is None:
+        return
+    import io
+
+    from . import display
+
+    frame = pandas.read_csv(io.StringIO("name,day,value\na,2024-01-01,1\nb,2024-01-02,2.5\n"))
+    frame["day"] = pandas.to_datetime(frame["day"])
+    frame.groupby("name")["value"].sum().sort_values()
+    frame.describe()
+    frame.merge(frame, on="name")
+    for value in (frame, frame["value"], frame.dtypes):
+        display.encode_bundle(display.bundle_of(value))
+
+
+def _use_matplotlib() -> None:
+    pyplot = sys.modules.get("matplotlib.pyplot")
+    if pyplot is None:
+        return
+    from . import figures
+
+    figure, axes = pyplot.subplots()
+    axes.plot([1, 2], [3, 4], label="x")
+    axes.bar([1, 2], [3, 4])
+    axes.set_title("x")
+    axes.legend()
+    figures.png(figure)
+    pyplot.close(figure)
+    # Cached fonts hold open files. A kernel closes all descriptors it does not know, and matplotlib would read
+    # its glyphs from whatever gets the same number next.
+    from matplotlib import font_manager
+
+    font_manager._get_font.cache_clear()

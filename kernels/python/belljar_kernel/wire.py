@@ -1,0 +1,110 @@
+"""Frames between the kernel and the guest, over a UNIX stream socket.
+
+    u32 LE head length | u32 LE body length | head: JSON object | body: raw bytes
+
+Bulky things (code, mime bundles) travel in the body, so the head stays small enough to parse for nothing.
+The descriptor is used with plain `os.read` and `os.write`: importing `socket` would cost two milliseconds
+of start-up for the same two system calls.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import struct
+import threading
+
+TYPE_CHECKING = False  # see __init__.py
+if TYPE_CHECKING:
+    from typing import Any
+
+# The guest never sends more; a bigger number means that the two sides no longer agree where a frame starts.
+MAX_HEAD_BYTES = 1 << 20
+MAX_BODY_BYTES = 256 << 20
+
+# Out of the way of the user's own descriptors, yet below 1024: the usual soft limit, and the most that
+# select() can watch.
+PRIVATE_FD_FLOOR = 960
+# Used when the limit on open files is lower than that.
+PRIVATE_FD_FLOOR_LOW = 100
+
+_READ_BYTES = 1 << 16
+_LENGTHS = struct.Struct("<II")
+
+
+class ProtocolError(Exception):
+    """The guest sent something that is not a frame."""
+
+
+def encode_json(value: Any) -> bytes:
+    """JSON that strict parsers accept: no NaN, and no lone surrogates (they become `?`)."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return text.encode("utf-8", "replace")
+
+
+def private_fd(fd: int) -> int:
+    """Duplicates `fd` to a high number that no exec'd program inherits."""
+    try:
+        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, PRIVATE_FD_FLOOR)
+    except OSError:
+        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, PRIVATE_FD_FLOOR_LOW)
+
+
+class Channel:
+    """The kernel's end of the control socket. Takes ownership of `fd`."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = private_fd(fd)
+        os.close(fd)
+        os.set_blocking(self._fd, True)
+        self._buffer = bytearray()
+        # `display()` may be called from any of the user's threads.
+        self._lock = threading.Lock()
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def receive(self) -> tuple[dict, bytes] | None:
+        """The next frame, or None when the guest has gone away."""
+        if not self._fill(_LENGTHS.size):
+            return None
+        head_len, body_len = _LENGTHS.unpack_from(self._buffer)
+        if head_len > MAX_HEAD_BYTES or body_len > MAX_BODY_BYTES:
+            raise ProtocolError(f"a frame of {head_len} + {body_len} bytes is over the limit")
+        body_start = _LENGTHS.size + head_len
+        end = body_start + body_len
+        if not self._fill(end):
+            return None
+        head = json.loads(self._buffer[_LENGTHS.size : body_start])
+        body = bytes(self._buffer[body_start:end])
+        del self._buffer[:end]
+        return head, body
+
+    def send(self, head: dict, body: bytes = b"") -> None:
+        """Sends one whole frame. `interrupts` knows this method and never raises inside it."""
+        # In a forked child the descriptor is closed, and the lock may be held by a thread that is not there.
+        if self._fd < 0:
+            return
+        encoded = encode_json(head)
+        frame = _LENGTHS.pack(len(encoded), len(body)) + encoded + body
+        with self._lock:
+            sent = os.write(self._fd, frame)
+            if sent < len(frame):
+                rest = memoryview(frame)[sent:]
+                while rest:
+                    rest = rest[os.write(self._fd, rest) :]
+
+    def _fill(self, size: int) -> bool:
+        """Reads until the buffer holds `size` bytes; False at the end of the stream."""
+        while len(self._buffer) < size:
+            chunk = os.read(self._fd, max(_READ_BYTES, size - len(self._buffer)))
+            if not chunk:
+                return False
+            self._buffer += chunk
+        return True

@@ -1,0 +1,289 @@
+"""The zygote: an interpreter with everything imported, which forks kernels into sandboxes.
+
+    host                        zygote                              sandbox
+     | configure {preload, seccomp} ->| imports, warms up, freezes
+     |<- ready ...................... |
+     | fork {id} + descriptors ------>| setns(pid), fork
+     |                                |--- child: cgroups, setns(the rest), fork
+     |                                |      |--- kernel: seals itself, says hello to the guest
+     |                                |      x exits, so the guest, PID 1 in there, adopts the kernel
+     |<- forked {id, ok} ............ | reaps the child
+
+The zygote is root over the sandboxes and reads nothing but its control socket. It stays single-threaded, since
+fork() would leave a second thread's locks held for ever. It holds no secrets: whatever is in its memory can
+be read by every kernel. The kernel seals itself completely before it looks at the first byte from the guest, and
+one failing step ends it.
+"""
+
+from __future__ import annotations
+
+import base64
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from types import ModuleType
+
+from . import kernel, seal
+from .wire import Channel, private_fd
+
+TYPE_CHECKING = False  # see __init__.py
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+# One packet of the control socket; an environment is a few kilobytes, a seccomp program one.
+MAX_PACKET_BYTES = 1 << 18
+# SCM_MAX_FD is 253; stdio, control, pidfd, landlock and a handful of cgroups are less than this.
+MAX_PACKET_FDS = 64
+# A child needs a few milliseconds. One that takes this long hangs in a dying namespace, and is killed.
+FORK_TIMEOUT_SECONDS = 10.0
+
+# What the process in between reports when all went well; anything else is an error message.
+_FORKED = b"ok"
+
+# Descriptors a fork request must bring; "pidfd", "landlock" and any number of "cgroup" are optional.
+_REQUIRED_FDS = frozenset(("control", "stdin", "stdout", "stderr"))
+_KNOWN_FDS = _REQUIRED_FDS | {"pidfd", "landlock", "cgroup"}
+
+
+def run_zygote(fd: int) -> NoReturn:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    control = socket.socket(fileno=fd)
+    control.set_inheritable(False)
+    main = kernel.new_main_module()
+    kernel.prepare_imports(main, font_cache=None)
+    Zygote(control, main).serve()
+
+
+class BadRequest(Exception):
+    """A packet that makes no sense. The zygote says so and goes on."""
+
+
+class Zygote:
+    def __init__(self, control: socket.socket, main: ModuleType) -> None:
+        self._control = control
+        self._main = main
+        # None until the host has configured us.
+        self._seccomp: bytes | None = None
+        # True once our children are born into a sandbox: then a request without a pidfd would put its kernel
+        # into whichever sandbox came last.
+        self._entered_sandbox = False
+        # The process between us and the last kernel, until it is reaped.
+        self._child: int | None = None
+
+    def serve(self) -> NoReturn:
+        while True:
+            packet, fds, flags, _ = socket.recv_fds(
+                self._control, MAX_PACKET_BYTES, MAX_PACKET_FDS, socket.MSG_CMSG_CLOEXEC
+            )
+            if not packet and not fds:
+                os._exit(0)
+            try:
+                if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+                    raise BadRequest("the packet is too big")
+                answer = self._handle(_parse(packet), fds)
+            except BadRequest as problem:
+                answer = {"op": "error", "error": str(problem)}
+            finally:
+                for received in fds:
+                    os.close(received)
+            self._control.send(json.dumps(answer).encode())
+            if self._child is not None:
+                # Only now: giving back a copy of our address space takes it longer than its work did, and the
+                # host need not wait for that. It is about to exit, or was killed.
+                os.waitpid(self._child, 0)
+                self._child = None
+
+    def _handle(self, request: dict, fds: list[int]) -> dict:
+        op = request.get("op")
+        if op == "configure":
+            return self._configure(request)
+        if op == "fork":
+            return self._fork(ForkRequest(request, fds))
+        raise BadRequest(f"unknown op {op!r}")
+
+    def _configure(self, request: dict) -> dict:
+        if self._seccomp is not None:
+            raise BadRequest("already configured")
+        try:
+            seccomp = base64.b64decode(request.get("seccomp", ""), validate=True)
+            preload = [str(name) for name in request.get("preload", ())]
+        except (TypeError, ValueError) as problem:
+            raise BadRequest(f"bad configuration: {problem}") from None
+        from . import warmup
+
+        failed = warmup.preload(preload)
+        warmup.forget_host()
+        self._seccomp = seccomp
+        # Everything alive now is taken out of the collector's sight: a collection in a kernel would otherwise
+        # write to the header of every object, and so copy every page.
+        gc.collect()
+        gc.freeze()
+        warmup.use_huge_pages()
+        return {
+            "op": "ready",
+            "python": "{}.{}.{}".format(*sys.version_info),
+            "modules": [name for name in preload if name not in failed],
+            "failed": failed,
+            "threads": warmup.other_threads(),
+            "rss_kib": warmup.resident_kib(),
+        }
+
+    def _fork(self, request: "ForkRequest") -> dict:
+        if self._seccomp is None:
+            raise BadRequest("not configured yet")
+        answer: dict[str, Any] = {"op": "forked", "id": request.id, "ok": True}
+        try:
+            self._fork_kernel(request)
+        except (OSError, ForkFailed) as problem:
+            answer.update(ok=False, error=str(problem))
+        return answer
+
+    def _fork_kernel(self, request: "ForkRequest") -> None:
+        if request.pidfd is not None:
+            seal.enter_namespaces(request.pidfd, seal.CLONE_NEWPID)
+            self._entered_sandbox = True
+        elif self._entered_sandbox:
+            raise ForkFailed("no pidfd, from a zygote that forks into sandboxes")
+        result_read, result_write = os.pipe2(os.O_CLOEXEC)
+        try:
+            self._child = os.fork()
+            if self._child == 0:
+                self._be_child(request, result_write)
+        finally:
+            os.close(result_write)
+        try:
+            _await_child(self._child, result_read)
+        finally:
+            os.close(result_read)
+
+    def _be_child(self, request: "ForkRequest", result: int) -> NoReturn:
+        """The process between zygote and kernel: goes where the kernel shall live, forks it, and dies."""
+        try:
+            for cgroup in request.cgroups:
+                os.write(cgroup, b"0")
+            if request.pidfd is not None:
+                seal.enter_namespaces(request.pidfd, seal.SANDBOX_NAMESPACES)
+            if os.fork() == 0:
+                self._be_kernel(request)
+            os.write(result, _FORKED)
+        except BaseException as problem:
+            os.write(result, str(problem).encode("utf-8", "replace"))
+        os._exit(0)
+
+    def _be_kernel(self, request: "ForkRequest") -> NoReturn:
+        channel = None
+        try:
+            # The socket object must not close, some day, a descriptor that has got its number.
+            self._control.detach()
+            os.setsid()
+            for target, fd in enumerate((request.stdin, request.stdout, request.stderr)):
+                os.dup2(fd, target)
+            channel = Channel(request.control)
+            kept = [channel.fileno()]
+            landlock = None
+            if request.landlock is not None:
+                landlock = private_fd(request.landlock)
+                kept.append(landlock)
+            seal.close_other_fds(kept)
+            self._seal(request, landlock)
+            _adapt(request)
+        except BaseException as problem:
+            if channel is not None:
+                kernel.send_fatal(channel, f"the kernel could not be sealed: {problem}")
+            os._exit(kernel.EXIT_FATAL)
+        try:
+            kernel.Kernel(channel, self._main).serve()
+        finally:
+            # Not reached unless the kernel itself is broken: the zygote's code above us must never go on.
+            os._exit(kernel.EXIT_FATAL)
+
+    def _seal(self, request: "ForkRequest", landlock: int | None) -> None:
+        """Every step or none: whoever calls this ends the process when it raises."""
+        try:
+            seal.drop_bounding_set()
+        except PermissionError:
+            # Inside a container the zygote may have no privilege to begin with. The bounding set is then out
+            # of reach for us, and with no_new_privs also for whatever we execute.
+            if request.pidfd is not None:
+                raise
+        seal.become(request.uid, request.gid)
+        seal.drop_capabilities()
+        seal.forbid_new_privileges()
+        seal.forbid_core_dumps()
+        if landlock is not None:
+            seal.restrict_files(landlock)
+            os.close(landlock)
+        os.chdir(request.cwd)
+        if self._seccomp:
+            seal.filter_syscalls(self._seccomp)
+
+
+class ForkFailed(Exception):
+    """A kernel could not be forked; the reason is for the host."""
+
+
+class ForkRequest:
+    """What a fork packet says, checked."""
+
+    def __init__(self, request: dict, fds: list[int]) -> None:
+        names = request.get("fds")
+        if not isinstance(names, list) or len(names) != len(fds):
+            raise BadRequest(f"{len(fds)} descriptors came with the names {names!r}")
+        if not _REQUIRED_FDS <= set(names) <= _KNOWN_FDS:
+            raise BadRequest(f"wrong set of descriptors: {names!r}")
+        by_name = dict(zip(names, fds))
+        self.pidfd: int | None = by_name.get("pidfd")
+        self.landlock: int | None = by_name.get("landlock")
+        self.control, self.stdin = by_name["control"], by_name["stdin"]
+        self.stdout, self.stderr = by_name["stdout"], by_name["stderr"]
+        self.cgroups = [fd for name, fd in zip(names, fds) if name == "cgroup"]
+        try:
+            self.id = request["id"]
+            self.uid, self.gid = int(request["uid"]), int(request["gid"])
+            self.cwd = str(request["cwd"])
+            self.env = {str(name): str(value) for name, value in request["env"].items()}
+        except (KeyError, TypeError, ValueError, AttributeError) as problem:
+            raise BadRequest(f"bad fork request: {problem!r}") from None
+
+
+def _parse(packet: bytes) -> dict:
+    try:
+        request = json.loads(packet)
+    except ValueError as problem:
+        raise BadRequest(f"not JSON: {problem}") from None
+    if not isinstance(request, dict):
+        raise BadRequest("not a JSON object")
+    return request
+
+
+def _await_child(child: int, result: int) -> None:
+    """Waits for the report of the process in between, and raises it unless it is good."""
+    poll = select.poll()
+    poll.register(result, select.POLLIN)
+    if not poll.poll(FORK_TIMEOUT_SECONDS * 1000):
+        os.kill(child, signal.SIGKILL)
+        raise ForkFailed(f"entering the sandbox took longer than {FORK_TIMEOUT_SECONDS:.0f} s")
+    report = os.read(result, 4096)
+    if report != _FORKED:
+        raise ForkFailed(report.decode("utf-8", "replace") or "the process on its way into the sandbox died")
+
+
+def _adapt(request: ForkRequest) -> None:
+    """Gives the kernel what it must not share with other kernels: environment and randomness."""
+    # The zygote emptied its own environment before the first fork.
+    os.environ.update(request.env)
+    time.tzset()
+    # `random` and OpenSSL notice a fork by themselves.
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        # A plain integer seed: the thorough way, seed(), would cost every kernel another 200 KiB.
+        numpy_random.seed(int.from_bytes(os.urandom(4), "little"))
+    processes = sys.modules.get("multiprocessing.process")
+    if processes is not None:
+        # The key that authenticates multiprocessing connections, drawn when the module was imported.
+        processes.current_process().authkey = os.urandom(32)
