@@ -78,6 +78,13 @@ pub fn recv_packet(socket: impl AsFd) -> io::Result<Option<(Vec<u8>, Vec<OwnedFd
     Ok((got > 0).then_some((bytes, fds)))
 }
 
+/// Waits until a packet has come, and leaves it where it is.
+pub fn await_packet(socket: impl AsFd) -> io::Result<()> {
+    let mut byte = [0u8];
+    rustix::net::recv(socket, &mut byte, RecvFlags::PEEK)?;
+    Ok(())
+}
+
 /// Reads what is there into `bytes` and appends descriptors to `fds`. Zero means end of stream.
 pub fn recv_with_fds(
     socket: impl AsFd,

@@ -58,13 +58,6 @@ pub fn become_undumpable() -> io::Result<()> {
     )?)
 }
 
-/// Undoes what changing ids did: our `/proc` files belong to us again and not to the host's root.
-pub fn become_dumpable() -> io::Result<()> {
-    Ok(rustix::process::set_dumpable_behavior(
-        DumpableBehavior::Dumpable,
-    )?)
-}
-
 pub fn forbid_core_dumps() -> io::Result<()> {
     set_limit(Resource::Core, 0)
 }

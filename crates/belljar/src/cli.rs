@@ -29,7 +29,11 @@ pub(crate) enum Command {
     Bench(BenchArgs),
     /// Makes sandboxes on behalf of the server that starts it
     #[command(hide = true)]
-    Spawner,
+    Spawner {
+        /// Already inside the user namespace
+        #[arg(long)]
+        inside: bool,
+    },
 }
 
 #[derive(Debug, Args)]

@@ -38,13 +38,9 @@ def run(coroutine: Coroutine) -> Any:
 
 def close() -> None:
     """At shutdown: ends what is left, without the warnings of a loop that is simply dropped."""
-    global _loop
-    loop, _loop = _loop, None
-    if loop is not None and not loop.is_closed():
-        _loop = loop
+    if _loop is not None and not _loop.is_closed():
         _cancel_all()
-        _loop = None
-        loop.close()
+        _loop.close()
 
 
 def forget() -> None:

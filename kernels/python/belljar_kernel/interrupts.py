@@ -15,7 +15,9 @@ the main thread, so the frame the handler is given is always the right one.
 
 from __future__ import annotations
 
-import signal
+# Not `signal`: its wrappers look up an enum member for every argument and result, which takes longer than the
+# system call.
+import _signal
 import threading
 from types import FrameType
 
@@ -49,12 +51,23 @@ def forget() -> None:
     """The exec is over: an interrupt that could not be delivered any more is dropped."""
     global _pending, _starting
     _starting = _pending = False
-    if signal.getsignal(signal.SIGINT) is not _on_sigint:
-        install()
 
 
 def install() -> None:
-    signal.signal(signal.SIGINT, _on_sigint)
+    """Takes SIGINT over, at the start of the kernel."""
+    _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
+    _signal.signal(_signal.SIGINT, _on_sigint)
+
+
+def reclaim() -> None:
+    """The user's code has ended: its handler of SIGINT and its alarm were for that code only.
+
+    Called below `call_user`, where an exception from a handler of the user's can still be reported. Once the
+    kernel's own code runs, it would end the kernel.
+    """
+    _signal.setitimer(_signal.ITIMER_REAL, 0)
+    if _signal.getsignal(_signal.SIGINT) is not _on_sigint:
+        _signal.signal(_signal.SIGINT, _on_sigint)
 
 
 def send_from_user_code(channel: Channel, head: dict, body: bytes) -> None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import atexit
 import builtins
 import os
-import signal
 import sys
 from types import ModuleType
 
@@ -38,7 +37,12 @@ def run_kernel(fd: int, font_cache: str | None = None) -> NoReturn:
     """`main.py kernel`: everything from a fresh interpreter to its exit."""
     main = new_main_module()
     prepare_imports(main, font_cache)
-    Kernel(Channel(fd), main).serve()
+    channel = Channel(fd)
+    try:
+        kernel = Kernel(channel, main)
+    except BaseException as problem:
+        send_fatal(channel, problem)
+    kernel.serve()
 
 
 def new_main_module() -> ModuleType:
@@ -77,7 +81,6 @@ class Kernel:
         # True in a child that user code forked.
         self._forked = False
 
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
         interrupts.install()
         self._streams = streams.Streams()
         display.publish = self._publish
@@ -101,7 +104,11 @@ class Kernel:
             }
         )
         while True:
-            frame = self._channel.receive()
+            try:
+                frame = self._channel.receive()
+            except BaseException as error:
+                self._survive_handler(error)
+                continue
             if frame is None:
                 break
             head, body = frame
@@ -124,8 +131,6 @@ class Kernel:
             interrupts.call_user(self._run, body, head.get("echo", True))
         except BaseException as error:
             status, exit_code = self._report(error)
-            # A traceback holds every frame and with it the user's data; the cycle through this frame goes too.
-            del error
         interrupts.forget()
         self._streams.flush()
         if self._forked:
@@ -168,6 +173,7 @@ class Kernel:
             if not self._forked:
                 figures.end_of_cell(rendering)
             self._streams.flush_replacements()
+            interrupts.reclaim()
 
     def _report(self, error: BaseException) -> tuple[str, int]:
         """Tells the guest (in a forked child: stderr) how the cell failed; returns status and exit code."""
@@ -200,6 +206,15 @@ class Kernel:
             return
         interrupts.send_from_user_code(self._channel, {"op": "display", "kind": kind}, body)
 
+    def _survive_handler(self, error: BaseException) -> None:
+        """Prints what a signal handler of the user's raised while no cell was running; raises anything else."""
+        from . import tracebacks
+
+        if not tracebacks.has_user_frame(error):
+            raise error
+        self._streams.stderr.write(tracebacks.render(error))
+        self._streams.flush()
+
     def _after_fork_in_child(self) -> None:
         self._forked = True
         self._channel.close()
@@ -222,8 +237,9 @@ class Kernel:
         os._exit(0)
 
 
-def send_fatal(channel: Channel, message: str) -> NoReturn:
-    """The kernel could not start: says why and ends the process."""
+def send_fatal(channel: Channel, problem: BaseException) -> NoReturn:
+    """Says why the kernel could not start, and ends the process."""
+    message = f"the kernel could not start: {type(problem).__name__}: {problem}"
     channel.send({"op": "fatal"}, encode_json({"message": message}))
     os._exit(EXIT_FATAL)
 

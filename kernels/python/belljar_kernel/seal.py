@@ -12,7 +12,6 @@ import os
 import platform
 import resource
 
-
 CLONE_NEWNS = 0x00020000
 CLONE_NEWCGROUP = 0x02000000
 CLONE_NEWUTS = 0x04000000
@@ -94,7 +93,15 @@ def become(uid: int, gid: int) -> None:
         pass
     os.setresgid(gid, gid, gid)
     os.setresuid(uid, uid, uid)
-    # Changing ids made the process non-dumpable: it could not even read its own /proc/self/fd.
+
+
+def hide_memory() -> None:
+    """Nobody without privileges over our own user namespace may trace this process or open its /proc/PID/mem."""
+    _prctl("PR_SET_DUMPABLE", _PR_SET_DUMPABLE, 0)
+
+
+def show_memory() -> None:
+    """Undoes `hide_memory`; without it a process cannot even read its own /proc/self/fd."""
     _prctl("PR_SET_DUMPABLE", _PR_SET_DUMPABLE, 1)
 
 

@@ -26,7 +26,7 @@ def fallback(error: BaseException, reason: BaseException) -> dict:
 
 def render(error: BaseException) -> str:
     """The traceback as Python would print it for a script."""
-    if isinstance(error, SyntaxError) and not _has_user_frame(error):
+    if isinstance(error, SyntaxError) and not has_user_frame(error):
         # A cell that does not compile was never run: Python shows such errors without a stack.
         error = error.with_traceback(None)
     summary = traceback.TracebackException.from_exception(error, compact=True)
@@ -39,20 +39,21 @@ def render(error: BaseException) -> str:
     return text
 
 
-def _message(error: BaseException) -> str:
-    text = str(error)
-    if len(text) > MAX_MESSAGE_CHARS:
-        text = f"{text[:MAX_MESSAGE_CHARS]}... ({len(text)} characters)"
-    return text
-
-
-def _has_user_frame(error: BaseException) -> bool:
+def has_user_frame(error: BaseException) -> bool:
+    """Whether any code of the user's, or of a library, was involved."""
     frame = error.__traceback__
     while frame is not None:
         if not _is_ours(frame.tb_frame.f_code.co_filename):
             return True
         frame = frame.tb_next
     return False
+
+
+def _message(error: BaseException) -> str:
+    text = str(error)
+    if len(text) > MAX_MESSAGE_CHARS:
+        text = f"{text[:MAX_MESSAGE_CHARS]}... ({len(text)} characters)"
+    return text
 
 
 def _strip(summary: traceback.TracebackException | None, seen: set) -> None:

@@ -31,6 +31,8 @@ PRIVATE_FD_FLOOR_LOW = 100
 
 _READ_BYTES = 1 << 16
 _LENGTHS = struct.Struct("<II")
+# json.dumps() with options would build an encoder for every message.
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 
 
 class ProtocolError(Exception):
@@ -39,8 +41,7 @@ class ProtocolError(Exception):
 
 def encode_json(value: Any) -> bytes:
     """JSON that strict parsers accept: no NaN, and no lone surrogates (they become `?`)."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    return text.encode("utf-8", "replace")
+    return _encode(value).encode("utf-8", "replace")
 
 
 def private_fd(fd: int) -> int:

@@ -7,7 +7,7 @@
      |                                |--- child: cgroups, setns(the rest), fork
      |                                |      |--- kernel: seals itself, says hello to the guest
      |                                |      x exits, so the guest, PID 1 in there, adopts the kernel
-     |<- forked {id, ok} ............ | reaps the child
+     |<- forked {id, ok} ............ |
 
 The zygote is root over the sandboxes and reads nothing but its control socket. It stays single-threaded, since
 fork() would leave a second thread's locks held for ever. It holds no secrets: whatever is in its memory can
@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 MAX_PACKET_BYTES = 1 << 18
 # SCM_MAX_FD is 253; stdio, control, pidfd, landlock and a handful of cgroups are less than this.
 MAX_PACKET_FDS = 64
-# A child needs a few milliseconds. One that takes this long hangs in a dying namespace, and is killed.
+# The process in between needs a few milliseconds. One that takes this long is stuck in a frozen cgroup or a dying
+# namespace; it is in the sandbox's PID namespace, so it ends with the sandbox, which the host gives up now.
 FORK_TIMEOUT_SECONDS = 10.0
 
 # What the process in between reports when all went well; anything else is an error message.
@@ -52,6 +53,8 @@ _KNOWN_FDS = _REQUIRED_FDS | {"pidfd", "landlock", "cgroup"}
 
 def run_zygote(fd: int) -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Inherited by what we fork, until it is sealed: processes in a sandbox must not look into it before.
+    seal.hide_memory()
     control = socket.socket(fileno=fd)
     control.set_inheritable(False)
     main = kernel.new_main_module()
@@ -72,8 +75,6 @@ class Zygote:
         # True once our children are born into a sandbox: then a request without a pidfd would put its kernel
         # into whichever sandbox came last.
         self._entered_sandbox = False
-        # The process between us and the last kernel, until it is reaped.
-        self._child: int | None = None
 
     def serve(self) -> NoReturn:
         while True:
@@ -91,12 +92,10 @@ class Zygote:
             finally:
                 for received in fds:
                     os.close(received)
-            self._control.send(json.dumps(answer).encode())
-            if self._child is not None:
-                # Only now: giving back a copy of our address space takes it longer than its work did, and the
-                # host need not wait for that. It is about to exit, or was killed.
-                os.waitpid(self._child, 0)
-                self._child = None
+            try:
+                self._control.send(json.dumps(answer).encode())
+            except BrokenPipeError:
+                os._exit(0)
 
     def _handle(self, request: dict, fds: list[int]) -> dict:
         op = request.get("op")
@@ -119,6 +118,10 @@ class Zygote:
         failed = warmup.preload(preload)
         warmup.forget_host()
         self._seccomp = seccomp
+        # The system reaps our children, at once and without our waiting for any. As a zombie, the process that
+        # has forked a kernel would still be in the sandbox's PID namespace, which cannot end before it is gone;
+        # and one that is stuck in there must not hold us up.
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
         # Everything alive now is taken out of the collector's sight: a collection in a kernel would otherwise
         # write to the header of every object, and so copy every page.
         gc.collect()
@@ -133,7 +136,7 @@ class Zygote:
             "rss_kib": warmup.resident_kib(),
         }
 
-    def _fork(self, request: "ForkRequest") -> dict:
+    def _fork(self, request: ForkRequest) -> dict:
         if self._seccomp is None:
             raise BadRequest("not configured yet")
         answer: dict[str, Any] = {"op": "forked", "id": request.id, "ok": True}
@@ -143,25 +146,24 @@ class Zygote:
             answer.update(ok=False, error=str(problem))
         return answer
 
-    def _fork_kernel(self, request: "ForkRequest") -> None:
+    def _fork_kernel(self, request: ForkRequest) -> None:
         if request.pidfd is not None:
             seal.enter_namespaces(request.pidfd, seal.CLONE_NEWPID)
             self._entered_sandbox = True
         elif self._entered_sandbox:
             raise ForkFailed("no pidfd, from a zygote that forks into sandboxes")
-        result_read, result_write = os.pipe2(os.O_CLOEXEC)
+        report, report_write = os.pipe2(os.O_CLOEXEC)
         try:
-            self._child = os.fork()
-            if self._child == 0:
-                self._be_child(request, result_write)
+            try:
+                if os.fork() == 0:
+                    self._be_child(request, report_write)
+            finally:
+                os.close(report_write)
+            _await_report(report)
         finally:
-            os.close(result_write)
-        try:
-            _await_child(self._child, result_read)
-        finally:
-            os.close(result_read)
+            os.close(report)
 
-    def _be_child(self, request: "ForkRequest", result: int) -> NoReturn:
+    def _be_child(self, request: ForkRequest, report: int) -> NoReturn:
         """The process between zygote and kernel: goes where the kernel shall live, forks it, and dies."""
         try:
             for cgroup in request.cgroups:
@@ -170,12 +172,12 @@ class Zygote:
                 seal.enter_namespaces(request.pidfd, seal.SANDBOX_NAMESPACES)
             if os.fork() == 0:
                 self._be_kernel(request)
-            os.write(result, _FORKED)
+            os.write(report, _FORKED)
         except BaseException as problem:
-            os.write(result, str(problem).encode("utf-8", "replace"))
+            os.write(report, str(problem).encode("utf-8", "replace"))
         os._exit(0)
 
-    def _be_kernel(self, request: "ForkRequest") -> NoReturn:
+    def _be_kernel(self, request: ForkRequest) -> NoReturn:
         channel = None
         try:
             # The socket object must not close, some day, a descriptor that has got its number.
@@ -192,18 +194,26 @@ class Zygote:
             seal.close_other_fds(kept)
             self._seal(request, landlock)
             _adapt(request)
+            sealed = kernel.Kernel(channel, self._main)
         except BaseException as problem:
             if channel is not None:
-                kernel.send_fatal(channel, f"the kernel could not be sealed: {problem}")
+                kernel.send_fatal(channel, problem)
             os._exit(kernel.EXIT_FATAL)
         try:
-            kernel.Kernel(channel, self._main).serve()
+            sealed.serve()
+        except BaseException:
+            # serve() does not return, so this is a bug of ours. Whatever it is, the zygote's code above us on
+            # the stack must not go on in here.
+            sys.excepthook(*sys.exc_info())
         finally:
-            # Not reached unless the kernel itself is broken: the zygote's code above us must never go on.
             os._exit(kernel.EXIT_FATAL)
 
-    def _seal(self, request: "ForkRequest", landlock: int | None) -> None:
-        """Every step or none: whoever calls this ends the process when it raises."""
+    def _seal(self, request: ForkRequest, landlock: int | None) -> None:
+        """Every step or none: whoever calls this ends the process when it raises.
+
+        The memory becomes visible last. The sandbox may already run other processes of the same user, and one
+        that writes to /proc/PID/mem of a half-sealed kernel would get its own code past the seccomp filter.
+        """
         try:
             seal.drop_bounding_set()
         except PermissionError:
@@ -221,6 +231,7 @@ class Zygote:
         os.chdir(request.cwd)
         if self._seccomp:
             seal.filter_syscalls(self._seccomp)
+        seal.show_memory()
 
 
 class ForkFailed(Exception):
@@ -261,20 +272,20 @@ def _parse(packet: bytes) -> dict:
     return request
 
 
-def _await_child(child: int, result: int) -> None:
-    """Waits for the report of the process in between, and raises it unless it is good."""
+def _await_report(pipe: int) -> None:
+    """Waits for what the process in between has to say, and raises it unless it is good."""
     poll = select.poll()
-    poll.register(result, select.POLLIN)
+    poll.register(pipe, select.POLLIN)
     if not poll.poll(FORK_TIMEOUT_SECONDS * 1000):
-        os.kill(child, signal.SIGKILL)
         raise ForkFailed(f"entering the sandbox took longer than {FORK_TIMEOUT_SECONDS:.0f} s")
-    report = os.read(result, 4096)
+    report = os.read(pipe, 4096)
     if report != _FORKED:
         raise ForkFailed(report.decode("utf-8", "replace") or "the process on its way into the sandbox died")
 
 
 def _adapt(request: ForkRequest) -> None:
-    """Gives the kernel what it must not share with other kernels: environment and randomness."""
+    """Gives the kernel what it must not share with us or other kernels: signals, environment, randomness."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     # The zygote emptied its own environment before the first fork.
     os.environ.update(request.env)
     time.tzset()

@@ -9,7 +9,7 @@
 //!  server (host ids)            spawner (outer user namespace)      sandbox (inner)
 //!    start ───────────────────▶ unshare user + mount
 //!    write id maps ◀── Unshared ──┘
-//!    Enter ───────────────────▶ become root there, stage on /sys
+//!    Enter ───────────────────▶ become root there, exec again, stage on /sys
 //!    Stage(steps) ────────────▶ assemble the image's root once
 //!    Sandbox(plan) + fds ─────▶ clone3 ───────────────────────────▶ wait for id maps
 //!                               write id maps ────────────────────▶ steps, then guest
@@ -273,26 +273,55 @@ fn expect_done((report, _): (Report, Vec<OwnedFd>)) -> Result<(), RuntimeError> 
     }
 }
 
-/// The life of the spawner process. `become_guest` is called in each new sandbox, as its PID 1.
-pub fn serve(become_guest: fn(GuestStart) -> io::Result<()>) -> io::Result<()> {
+/// The first half of the spawner's life: into a user namespace, and start again there.
+///
+/// Executing ourselves a second time matters: memory belongs to the user namespace in which its
+/// program was executed. That of the guests, which are clones of us, must belong to the outer one,
+/// or the zygote, which is root there and nowhere else, could not join them.
+pub fn enter_user_namespace() -> io::Result<()> {
     let socket = process::take_stdin()?;
     process::leave_terminal();
-    process::reap_automatically()?;
-    privileges::forbid_core_dumps()?;
     if let Err(error) = process::unshare_user_and_mounts() {
         let message = format!(
             "failed to make a user namespace: {error} (is unprivileged use of user namespaces \
              switched off on this machine?)"
         );
-        report(&socket, &Report::Failed { message }, &[])?;
-        return Ok(());
+        return report(&socket, &Report::Failed { message }, &[]);
     }
     report(&socket, &Report::Unshared, &[])?;
+    // Our ids are mapped when the first order arrives; it stays in the socket for our successor.
+    channel::await_packet(&socket)?;
+    privileges::set_ids(0, 0)?;
+    let null = std::fs::File::options()
+        .read(true)
+        .write(true)
+        .open("/dev/null")?;
+    let argv = [
+        "/proc/self/exe".to_owned(),
+        "spawner".to_owned(),
+        "--inside".to_owned(),
+    ];
+    let stderr = io::stderr();
+    let fds = [socket.as_fd(), null.as_fd(), stderr.as_fd()];
+    let error = process::execute(&argv, &[], &fds);
+    let message = format!(
+        "failed to start again inside a user namespace: {error} (the belljar binary must be \
+         readable and executable by everybody)"
+    );
+    report(&socket, &Report::Failed { message }, &[])
+}
+
+/// The second half: make sandboxes until the server goes away. `become_guest` is called in each
+/// new sandbox, as its PID 1.
+pub fn serve(become_guest: fn(GuestStart) -> io::Result<()>) -> io::Result<()> {
+    let socket = process::take_stdin()?;
+    process::reap_automatically()?;
+    privileges::forbid_core_dumps()?;
     while let Some((bytes, fds)) = channel::recv_packet(&socket)? {
         let order: Order = serde_json::from_slice(&bytes).map_err(io::Error::other)?;
         let borrowed: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
         match order {
-            Order::Enter => answer(&socket, enter())?,
+            Order::Enter => answer(&socket, make_stage())?,
             Order::Stage { steps } => answer(&socket, carry_out(&steps, &borrowed))?,
             Order::Sandbox(order) => {
                 drop(borrowed);
@@ -316,11 +345,7 @@ pub fn serve(become_guest: fn(GuestStart) -> io::Result<()>) -> io::Result<()> {
     Ok(())
 }
 
-fn enter() -> Result<(), String> {
-    privileges::set_ids(0, 0).map_err(|e| format!("failed to become root inside: {e}"))?;
-    // The id maps of our children are files of theirs in /proc, which we must be able to write.
-    // Nobody else has our uid, and each guest makes itself undumpable.
-    privileges::become_dumpable().map_err(|e| e.to_string())?;
+fn make_stage() -> Result<(), String> {
     let stage = |sub: &str| format!("{STAGE}{sub}").into();
     carry_out(
         &[

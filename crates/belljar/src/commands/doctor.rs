@@ -1,6 +1,265 @@
-use crate::{cli::DoctorArgs, settings::Settings};
-use anyhow::Result;
+//! `belljar doctor`: what this machine can enforce, tried and not guessed.
+
+use std::fs;
 use std::process::ExitCode;
-pub(super) fn doctor(_: &DoctorArgs, _: &Settings) -> Result<ExitCode> {
-    Ok(ExitCode::SUCCESS)
+
+use anyhow::{Context, Result};
+use belljar_runtime::native::NativeRuntime;
+use belljar_runtime::native::selftest::Limit;
+use belljar_sys::{landlock, procfs};
+use serde::Serialize;
+
+use super::limits;
+use crate::cli::DoctorArgs;
+use crate::settings::Settings;
+use crate::{home, table};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum State {
+    Ok,
+    /// Sandboxes run, with less protection or comfort.
+    Weak,
+    /// No sandbox can run.
+    Broken,
+}
+
+#[derive(Debug, Serialize)]
+struct Finding {
+    feature: &'static str,
+    state: State,
+    detail: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    advice: String,
+}
+
+#[derive(Debug, Serialize)]
+struct Diagnosis {
+    /// Whether sandboxes can run at all.
+    usable: bool,
+    /// Whether every limit is enforced.
+    all_enforced: bool,
+    findings: Vec<Finding>,
+}
+
+pub(super) fn doctor(args: &DoctorArgs, settings: &Settings) -> Result<ExitCode> {
+    let mut findings = vec![kernel(), seccomp(), landlock_finding(), python(settings)];
+    findings.extend(sandboxes(settings)?);
+    let diagnosis = Diagnosis {
+        usable: findings
+            .iter()
+            .all(|finding| finding.state != State::Broken),
+        all_enforced: findings.iter().all(|finding| finding.state == State::Ok),
+        findings,
+    };
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&diagnosis)?);
+    } else {
+        print(&diagnosis);
+    }
+    Ok(if diagnosis.usable {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+fn print(diagnosis: &Diagnosis) {
+    let rows: Vec<Vec<String>> = diagnosis
+        .findings
+        .iter()
+        .map(|finding| {
+            let state = match finding.state {
+                State::Ok => "ok",
+                State::Weak => "weak",
+                State::Broken => "broken",
+            };
+            let what = if finding.advice.is_empty() {
+                "-"
+            } else {
+                &finding.advice
+            };
+            vec![
+                finding.feature.into(),
+                state.into(),
+                finding.detail.clone(),
+                what.into(),
+            ]
+        })
+        .collect();
+    print!(
+        "{}",
+        table::render(&["feature", "state", "seen", "what to do"], &rows)
+    );
+    let verdict = match (diagnosis.usable, diagnosis.all_enforced) {
+        (true, true) => "Sandboxes can run, and every limit is enforced.",
+        (true, false) => "Sandboxes can run, but not everything above is enforced.",
+        (false, _) => "Sandboxes cannot run on this machine as it is.",
+    };
+    println!("\n{verdict}");
+}
+
+fn ok(feature: &'static str, detail: impl Into<String>) -> Finding {
+    Finding {
+        feature,
+        state: State::Ok,
+        detail: detail.into(),
+        advice: String::new(),
+    }
+}
+
+fn kernel() -> Finding {
+    const OLDEST: (u32, u32) = (5, 12);
+    let release = procfs::kernel_release();
+    let mut numbers = release
+        .split(|c: char| !c.is_ascii_digit())
+        .filter_map(|n| n.parse().ok());
+    let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    if version >= OLDEST {
+        return ok("kernel", format!("Linux {release}"));
+    }
+    Finding {
+        feature: "kernel",
+        state: State::Broken,
+        detail: format!("Linux {release}"),
+        advice: format!("upgrade to Linux {}.{} or newer", OLDEST.0, OLDEST.1),
+    }
+}
+
+fn seccomp() -> Finding {
+    let actions = fs::read_to_string("/proc/sys/kernel/seccomp/actions_avail").unwrap_or_default();
+    if actions
+        .split_whitespace()
+        .any(|action| action == "kill_process")
+    {
+        return ok("seccomp", "system calls are filtered");
+    }
+    Finding {
+        feature: "seccomp",
+        state: State::Broken,
+        detail: "the kernel has no seccomp filters".into(),
+        advice: "use a kernel with CONFIG_SECCOMP_FILTER".into(),
+    }
+}
+
+fn landlock_finding() -> Finding {
+    match landlock::generation() {
+        Some(generation) => ok("landlock", format!("generation {generation}")),
+        None => Finding {
+            feature: "landlock",
+            state: State::Weak,
+            detail: "absent; mounts alone protect files".into(),
+            advice: "boot a kernel with CONFIG_SECURITY_LANDLOCK and lsm=landlock,...".into(),
+        },
+    }
+}
+
+fn python(settings: &Settings) -> Finding {
+    let environment = home::environment_dir(settings);
+    match home::read_manifest(&environment) {
+        Some(manifest) => ok(
+            "python",
+            format!(
+                "{} with {}",
+                manifest.python_version,
+                manifest.packages.join(", ")
+            ),
+        ),
+        None => Finding {
+            feature: "python",
+            state: State::Weak,
+            detail: "no environment with packages yet".into(),
+            advice: "run `belljar setup`".into(),
+        },
+    }
+}
+
+/// Makes sandboxes and attacks their limits.
+fn sandboxes(settings: &Settings) -> Result<Vec<Finding>> {
+    let prepared = match home::prepare_runtime(settings) {
+        Ok(prepared) => prepared,
+        Err(error) => {
+            return Ok(vec![Finding {
+                feature: "namespaces",
+                state: State::Broken,
+                detail: format!("{error:#}"),
+                advice: "allow user namespaces: sysctl kernel.unprivileged_userns_clone=1, \
+                         user.max_user_namespaces>0, \
+                         kernel.apparmor_restrict_unprivileged_userns=0"
+                    .into(),
+            }]);
+        }
+    };
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("failed to start the event loop")?
+        .block_on(async {
+            let runtime = prepared.launch()?;
+            let mut findings = vec![ids(&runtime), cgroups(&runtime)];
+            match limits::test(&runtime, settings).await {
+                Ok(verdicts) => {
+                    findings.push(ok("namespaces", "user, mount, pid, net, ipc, uts, cgroup"));
+                    findings.extend(verdicts.into_iter().map(|verdict| Finding {
+                        feature: verdict.limit.name(),
+                        state: if verdict.enforced {
+                            State::Ok
+                        } else {
+                            State::Weak
+                        },
+                        advice: if verdict.enforced {
+                            String::new()
+                        } else {
+                            advice(verdict.limit)
+                        },
+                        detail: verdict.detail,
+                    }));
+                }
+                Err(error) => findings.push(Finding {
+                    feature: "namespaces",
+                    state: State::Broken,
+                    detail: format!("{error:#}"),
+                    advice: "the message names the step that failed".into(),
+                }),
+            }
+            Ok(findings)
+        })
+}
+
+fn ids(runtime: &NativeRuntime) -> Finding {
+    if runtime.separates_ids() {
+        return ok("user ids", "every sandbox has a block of its own");
+    }
+    Finding {
+        feature: "user ids",
+        state: State::Weak,
+        detail: "all sandboxes share your uid outside, separated by namespaces only".into(),
+        advice: "run the server as root to give each its own".into(),
+    }
+}
+
+fn cgroups(runtime: &NativeRuntime) -> Finding {
+    match runtime.cgroups() {
+        Ok(parent) => ok("cgroups", parent.layout().name()),
+        Err(error) => {
+            let error = anyhow::Error::msg(belljar_engine::run::in_full(error));
+            Finding {
+                feature: "cgroups",
+                state: State::Weak,
+                detail: format!("{error:#}"),
+                advice: "run as root, or under `systemd-run --user --scope -p Delegate=yes`".into(),
+            }
+        }
+    }
+}
+
+fn advice(limit: Limit) -> String {
+    match limit {
+        Limit::Memory | Limit::Processes | Limit::Cpu => {
+            "run as root, or with delegated cgroups (v2): \
+             `systemd-run --user --scope -p Delegate=yes belljar ...`"
+        }
+        Limit::Network => "report this: a sandbox must have no network but loopback",
+    }
+    .into()
 }

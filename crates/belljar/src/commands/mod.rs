@@ -23,6 +23,6 @@ pub(crate) fn dispatch(command: Command) -> Result<ExitCode> {
         Command::Setup(args) => setup::setup(&args, &Settings::load()?),
         Command::Doctor(args) => doctor::doctor(&args, &Settings::load()?),
         Command::Bench(args) => bench::bench(&args, &Settings::load()?),
-        Command::Spawner => spawner::spawner(),
+        Command::Spawner { inside } => spawner::spawner(inside),
     }
 }

@@ -1,6 +1,291 @@
-use crate::{cli::SetupArgs, settings::Settings};
-use anyhow::Result;
-use std::process::ExitCode;
-pub(super) fn setup(_: &SetupArgs, _: &Settings) -> Result<ExitCode> {
+//! `belljar setup`: the Python environment of sandboxes, and a commented `.env`.
+//!
+//! Everything is done in place and recorded at the very end, so a setup that was interrupted goes
+//! on where it stopped: pip keeps what it has installed.
+
+use std::fs;
+use std::io::{self, BufRead, BufReader, IsTerminal, Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use belljar_runtime::paths;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Deserialize;
+
+use crate::cli::SetupArgs;
+use crate::home::{self, MANIFEST_FORMAT, Manifest};
+use crate::settings::{self, Settings};
+
+/// The oldest Python that kernels are written for.
+const OLDEST_PYTHON: (u32, u32) = (3, 10);
+
+pub(super) fn setup(args: &SetupArgs, settings: &Settings) -> Result<ExitCode> {
+    let environment = home::environment_dir(settings);
+    fs::create_dir_all(&settings.home)
+        .with_context(|| format!("failed to make `{}`", settings.home.display()))?;
+    let _lock = lock(&settings.home)?;
+
+    let python = inspect(args.python.as_deref().unwrap_or(&settings.python))?;
+    let mut packages = settings.packages.clone();
+    packages.extend(args.with.iter().cloned());
+    packages.sort();
+    packages.dedup();
+    let wanted = Manifest {
+        format: MANIFEST_FORMAT,
+        python_version: python.version.clone(),
+        base_prefix: python.base_prefix.clone(),
+        packages,
+    };
+    if !args.force && home::read_manifest(&environment).as_ref() == Some(&wanted) {
+        println!(
+            "The Python environment is complete: {}",
+            environment.display()
+        );
+    } else {
+        build(&environment, &python, &wanted, args.force)?;
+    }
+    home::image(settings)?;
+    write_env_file()?;
+    println!(
+        "\nReady. Try:\n  belljar run -c 'import pandas; pandas.__version__'\n  belljar doctor"
+    );
     Ok(ExitCode::SUCCESS)
+}
+
+/// What an interpreter says of itself.
+#[derive(Debug, Deserialize)]
+struct Interpreter {
+    executable: PathBuf,
+    base_prefix: PathBuf,
+    version: String,
+    has_venv: bool,
+}
+
+const QUESTIONS: &str = "\
+import json, sys, importlib.util as u, os
+print(json.dumps({
+    'executable': os.path.realpath(sys.executable),
+    'base_prefix': os.path.realpath(sys.base_prefix),
+    'version': '.'.join(map(str, sys.version_info[:3])),
+    'has_venv': all(u.find_spec(m) for m in ('venv', 'ensurepip')),
+}))";
+
+fn inspect(python: &Path) -> Result<Interpreter> {
+    let advice = "install Python 3.10 or newer, or name one with --python";
+    let output = Command::new(python)
+        .args(["-I", "-c", QUESTIONS])
+        .output()
+        .with_context(|| format!("failed to start `{}`; {advice}", python.display()))?;
+    if !output.status.success() {
+        let why = String::from_utf8_lossy(&output.stderr);
+        bail!(
+            "`{}` does not work ({}); {advice}",
+            python.display(),
+            why.trim()
+        );
+    }
+    let found: Interpreter = serde_json::from_slice(&output.stdout)
+        .with_context(|| format!("`{}` is not a Python; {advice}", python.display()))?;
+    let mut numbers = found.version.split('.').filter_map(|n| n.parse().ok());
+    let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    if version < OLDEST_PYTHON {
+        bail!(
+            "`{}` is Python {}; {advice}",
+            python.display(),
+            found.version
+        );
+    }
+    if !found.has_venv {
+        bail!(
+            "`{}` comes without venv and ensurepip; on Debian: apt-get install python3-venv",
+            python.display()
+        );
+    }
+    Ok(found)
+}
+
+fn build(environment: &Path, python: &Interpreter, wanted: &Manifest, force: bool) -> Result<()> {
+    let _ = fs::remove_file(home::manifest_path(environment));
+    if force || !belongs_to(environment, python) {
+        let _ = fs::remove_dir_all(environment);
+        step(
+            &format!("Making a Python {} environment", python.version),
+            |_| {
+                run(
+                    Command::new(&python.executable)
+                        .args(["-I", "-m", "venv"])
+                        .arg(environment),
+                    |_| {},
+                )
+            },
+        )?;
+    }
+    let env_python = environment.join("bin/python");
+    step(
+        &format!("Installing {}", wanted.packages.join(", ")),
+        |bar| {
+            let mut pip = Command::new(&env_python);
+            pip.args([
+                "-I",
+                "-m",
+                "pip",
+                "install",
+                "--disable-pip-version-check",
+                "--no-input",
+            ])
+            .args(["--progress-bar", "off"])
+            .args(&wanted.packages);
+            run(&mut pip, |line| bar.set_message(line.to_owned()))
+        },
+    )?;
+    step("Compiling, and preparing fonts", |_| {
+        // A sandbox cannot write here: what the first use would compile or cache must be there.
+        let mut compile = Command::new(&env_python);
+        compile
+            .args(["-I", "-m", "compileall", "-q", "-j", "0"])
+            .arg(environment.join("lib"));
+        // Some packages ship files that are not meant to compile; that is not our concern.
+        let _ = run(&mut compile, |_| {});
+        prepare_fonts(environment, &env_python);
+        relocate_scripts(environment)
+    })?;
+    let text = serde_json::to_string_pretty(wanted)?;
+    let path = home::manifest_path(environment);
+    fs::write(&path, text).with_context(|| format!("failed to write `{}`", path.display()))?;
+    println!(
+        "The Python environment is complete: {}",
+        environment.display()
+    );
+    Ok(())
+}
+
+/// An environment that an interrupted setup began with the same interpreter can be finished.
+fn belongs_to(environment: &Path, python: &Interpreter) -> bool {
+    let config = fs::read_to_string(environment.join("pyvenv.cfg")).unwrap_or_default();
+    let version = config.lines().find_map(|line| {
+        line.strip_prefix("version")?
+            .trim_start()
+            .strip_prefix('=')
+            .map(str::trim)
+    });
+    let executable = fs::canonicalize(environment.join("bin/python")).ok();
+    version == Some(&python.version) && executable.as_ref() == Some(&python.executable)
+}
+
+/// Matplotlib looks at every font of the machine once; sandboxes get a copy of what it found.
+fn prepare_fonts(environment: &Path, python: &Path) {
+    let cache = environment.join("share/belljar");
+    let _ = fs::create_dir_all(&cache);
+    // Without matplotlib there is nothing to prepare.
+    let _ = Command::new(python)
+        .args(["-I", "-c", "import matplotlib.font_manager"])
+        .env("MPLCONFIGDIR", &cache)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status();
+}
+
+/// Console scripts name their interpreter by the path it has here; inside it has another.
+fn relocate_scripts(environment: &Path) -> Result<()> {
+    let bin = environment.join("bin");
+    let here = format!("#!{}/", bin.display());
+    let there = format!("#!{}/bin/", paths::PYTHON);
+    for entry in fs::read_dir(&bin)? {
+        let path = entry?.path();
+        if path.is_symlink() || !path.is_file() {
+            continue;
+        }
+        let contents = fs::read(&path)?;
+        if let Some(rest) = contents.strip_prefix(here.as_bytes()) {
+            let mode = fs::metadata(&path)?.permissions().mode();
+            fs::write(&path, [there.as_bytes(), rest].concat())?;
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode))?;
+        }
+    }
+    Ok(())
+}
+
+/// Announces a step, shows that it is alive while it takes its time, and says that it is done.
+fn step(name: &str, work: impl FnOnce(&ProgressBar) -> Result<()>) -> Result<()> {
+    let bar = if io::stderr().is_terminal() {
+        ProgressBar::new_spinner()
+    } else {
+        eprintln!("{name} ...");
+        ProgressBar::hidden()
+    };
+    bar.set_style(
+        ProgressStyle::with_template("{spinner} {prefix} ({elapsed}) {wide_msg:.dim}")
+            .expect("the template is valid"),
+    );
+    bar.set_prefix(name.to_owned());
+    bar.enable_steady_tick(Duration::from_millis(120));
+    let started = std::time::Instant::now();
+    work(&bar)?;
+    bar.finish_and_clear();
+    eprintln!("{name}: done in {:.1} s", started.elapsed().as_secs_f64());
+    Ok(())
+}
+
+/// Runs a program to its end, showing each line of its output; its errors become ours.
+fn run(command: &mut Command, mut show: impl FnMut(&str)) -> Result<()> {
+    let program = command.get_program().to_string_lossy().into_owned();
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("failed to start `{program}`"))?;
+    let errors = child.stderr.take().map(|mut pipe| {
+        std::thread::spawn(move || {
+            let mut text = Vec::new();
+            let _ = pipe.read_to_end(&mut text);
+            text
+        })
+    });
+    if let Some(output) = child.stdout.take() {
+        for line in BufReader::new(output).lines() {
+            show(line?.trim());
+        }
+    }
+    let status = child.wait()?;
+    let errors = errors
+        .and_then(|reader| reader.join().ok())
+        .unwrap_or_default();
+    if !status.success() {
+        let errors = String::from_utf8_lossy(&errors);
+        bail!("`{program}` failed ({status}):\n{}", errors.trim_end());
+    }
+    Ok(())
+}
+
+fn write_env_file() -> Result<()> {
+    match fs::File::create_new(".env") {
+        Ok(mut file) => {
+            file.write_all(settings::commented_env_file().as_bytes())
+                .context("failed to write .env")?;
+            println!("Wrote .env with every setting, commented out.");
+            Ok(())
+        }
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        Err(error) => Err(error).context("failed to write .env"),
+    }
+}
+
+/// Two setups at once would step on each other's packages.
+fn lock(home: &Path) -> Result<fs::File> {
+    let path = home.join("setup.lock");
+    let file =
+        fs::File::create(&path).with_context(|| format!("failed to open `{}`", path.display()))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(fs::TryLockError::WouldBlock) => {
+            eprintln!("Another setup is at work; waiting for it.");
+            file.lock()?;
+            Ok(file)
+        }
+        Err(fs::TryLockError::Error(error)) => Err(error.into()),
+    }
 }

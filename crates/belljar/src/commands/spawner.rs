@@ -5,8 +5,13 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use belljar_runtime::native::spawner::{self, GuestStart};
 
-pub(super) fn spawner() -> Result<ExitCode> {
-    spawner::serve(become_guest).context("the spawner failed")?;
+pub(super) fn spawner(inside: bool) -> Result<ExitCode> {
+    let outcome = if inside {
+        spawner::serve(become_guest)
+    } else {
+        spawner::enter_user_namespace()
+    };
+    outcome.context("the spawner failed")?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -1,0 +1,100 @@
+//! The same work done by others, in the same run, on the same machine.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+
+use super::samples::{Samples, Summary};
+use crate::home;
+use crate::settings::Settings;
+
+/// An image with the same packages, if the user has one.
+const IMAGE_VARIABLE: &str = "BELLJAR_BENCH_IMAGE";
+
+fn timed(command: &mut Command, rounds: usize) -> Result<Summary> {
+    let mut samples = Samples::default();
+    for _ in 0..rounds {
+        let start = Instant::now();
+        let output = command
+            .stdin(Stdio::null())
+            .output()
+            .with_context(|| format!("failed to start {:?}", command.get_program()))?;
+        samples.push(start.elapsed());
+        if !output.status.success() {
+            bail!("{}", String::from_utf8_lossy(&output.stderr).trim());
+        }
+    }
+    Ok(samples.summary())
+}
+
+/// Our own command line, with no server, and plain `python3` doing the same, in turns.
+pub(super) fn command_line(rounds: usize) -> Result<(Summary, Summary)> {
+    let ours = std::env::current_exe()?;
+    let (mut ours_samples, mut theirs_samples) = (Samples::default(), Samples::default());
+    for _ in 0..rounds {
+        let start = Instant::now();
+        timed(Command::new("python3").args(["-c", "print(1)"]), 1)?;
+        theirs_samples.push(start.elapsed());
+        let start = Instant::now();
+        timed(Command::new(&ours).args(["run", "-c", "print(1)"]), 1)?;
+        ours_samples.push(start.elapsed());
+    }
+    Ok((ours_samples.summary(), theirs_samples.summary()))
+}
+
+/// A fresh interpreter of the sandboxes' own environment, without any isolation.
+pub(super) fn python(settings: &Settings, code: &str, rounds: usize) -> Result<Summary> {
+    let environment = home::environment_dir(settings).join("bin/python");
+    let python = if environment.exists() {
+        environment
+    } else {
+        "python3".into()
+    };
+    timed(Command::new(python).args(["-I", "-c", code]), rounds)
+}
+
+/// `docker run` of an image that has the packages.
+pub(super) fn docker(code: &str, rounds: usize) -> Result<Summary> {
+    let answers = Command::new("docker")
+        .args(["version", "--format", "{{.Server.Version}}"])
+        .output()
+        .is_ok_and(|output| output.status.success());
+    if !answers {
+        bail!("no docker engine answers");
+    }
+    let image = std::env::var(IMAGE_VARIABLE)
+        .with_context(|| format!("set {IMAGE_VARIABLE} to an image with pandas"))?;
+    let mut command = Command::new("docker");
+    command.args([
+        "run",
+        "--rm",
+        "--network",
+        "none",
+        "--memory",
+        "512m",
+        "--cpus",
+        "1",
+    ]);
+    command.args([image.as_str(), "python3", "-c", code]);
+    timed(&mut command, rounds)
+}
+
+/// Resident memory of one interpreter that has done the work, in KiB.
+pub(super) fn python_rss_kib(settings: &Settings, code: &str) -> Option<u64> {
+    let environment = home::environment_dir(settings).join("bin/python");
+    let python: &Path = if environment.exists() {
+        &environment
+    } else {
+        Path::new("python3")
+    };
+    let code = format!(
+        "{code}\nimport resource\nprint(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    );
+    let output = Command::new(python)
+        .args(["-I", "-c", &code])
+        .output()
+        .ok()?;
+    String::from_utf8(output.stdout).ok()?.trim().parse().ok()
+}

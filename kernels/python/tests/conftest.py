@@ -1,0 +1,226 @@
+"""Drives the real main.py, as the guest and the host do: over sockets and pipes."""
+
+import importlib.util
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+MAIN = Path(__file__).resolve().parent.parent / "main.py"
+TIMEOUT = 60.0
+
+
+def has(module):
+    return importlib.util.find_spec(module) is not None
+
+
+needs_ipython = pytest.mark.skipif(not has("IPython"), reason="IPython is not installed")
+needs_matplotlib = pytest.mark.skipif(not has("matplotlib"), reason="matplotlib is not installed")
+needs_pandas = pytest.mark.skipif(not has("pandas"), reason="pandas is not installed")
+
+
+class Result:
+    """Everything one exec produced."""
+
+    def __init__(self, messages, done, stdout, stderr):
+        self.messages = messages
+        self.done = done
+        self.status = done["status"]
+        self.exit_code = done["exit_code"]
+        self.stdout = stdout
+        self.stderr = stderr
+
+    @property
+    def bundles(self):
+        return [json.loads(body) for head, body in self.messages if head["op"] == "display"]
+
+    @property
+    def displays(self):
+        return self._data("display")
+
+    @property
+    def results(self):
+        return self._data("result")
+
+    @property
+    def text(self):
+        """text/plain of the result, or None."""
+        return self.results[0]["text/plain"] if self.results else None
+
+    @property
+    def error(self):
+        return next((json.loads(body) for head, body in self.messages if head["op"] == "error"), None)
+
+    def _data(self, kind):
+        return [json.loads(body)["data"] for head, body in self.messages if head.get("kind") == kind]
+
+    def __repr__(self):
+        return f"Result({self.done}, {self.messages}, stdout={self.stdout!r}, stderr={self.stderr!r})"
+
+
+class Client:
+    """The guest's side of one kernel: the control socket and the two pipes."""
+
+    def __init__(self, control, stdout, stderr):
+        self.control = control
+        self.control.settimeout(TIMEOUT)
+        self.pipes = {"stdout": stdout, "stderr": stderr}
+        self.output = {"stdout": b"", "stderr": b""}
+        self.buffer = b""
+        self.pid = None
+        for fd in self.pipes.values():
+            os.set_blocking(fd, False)
+        # Pipes are small: a cell that prints much must find a reader, also while we wait for messages.
+        self._pump_wanted = threading.Lock()
+        threading.Thread(target=self._pump, daemon=True).start()
+
+    def _pump(self):
+        names = {fd: name for name, fd in self.pipes.items()}
+        poll = select.poll()
+        for fd in names:
+            poll.register(fd, select.POLLIN)
+        while names:
+            for fd, _ in poll.poll():
+                with self._pump_wanted:
+                    if not self._read_pipe(names[fd], fd):
+                        poll.unregister(fd)
+                        del names[fd]
+
+    def _read_pipe(self, name, fd):
+        """Reads what is there now; False at the end."""
+        while True:
+            try:
+                chunk = os.read(fd, 1 << 16)
+            except BlockingIOError:
+                return True
+            except OSError:
+                return False
+            if not chunk:
+                return False
+            self.output[name] += chunk
+
+    def take_output(self):
+        """What the pipes hold is older than the message just received: reading what is there is enough."""
+        with self._pump_wanted:
+            for name, fd in self.pipes.items():
+                self._read_pipe(name, fd)
+            taken, self.output = self.output, {"stdout": b"", "stderr": b""}
+        return taken["stdout"].decode(), taken["stderr"].decode()
+
+    def send(self, head, body=b""):
+        encoded = json.dumps(head).encode()
+        self.control.sendall(struct.pack("<II", len(encoded), len(body)) + encoded + body)
+
+    def receive(self):
+        head_len, body_len = struct.unpack("<II", self._read(8))
+        return json.loads(self._read(head_len)), self._read(body_len)
+
+    def _read(self, size):
+        while len(self.buffer) < size:
+            chunk = self.control.recv(1 << 16)
+            if not chunk:
+                raise EOFError("the kernel closed the control socket")
+            self.buffer += chunk
+        taken, self.buffer = self.buffer[:size], self.buffer[size:]
+        return taken
+
+    def hello(self):
+        head, body = self.receive()
+        assert head["op"] == "hello", (head, body)
+        self.pid = head["pid"]
+        return head
+
+    def start(self, code, **options):
+        source = code if isinstance(code, bytes) else code.encode()
+        self.send({"op": "exec", "exec_id": "x1", "echo": True, **options}, source)
+
+    def finish(self):
+        messages = []
+        while True:
+            head, body = self.receive()
+            if head["op"] == "done":
+                return Result(messages, head, *self.take_output())
+            messages.append((head, body))
+
+    def run(self, code, **options):
+        self.start(code, **options)
+        return self.finish()
+
+    def wait_for_stdout(self, text):
+        deadline = time.monotonic() + TIMEOUT
+        while time.monotonic() < deadline:
+            with self._pump_wanted:
+                if text.encode() in self.output["stdout"]:
+                    return
+            time.sleep(0.002)
+        raise AssertionError(f"no {text!r} in {self.output}")
+
+    def close(self):
+        self.control.close()
+
+
+class KernelProcess(Client):
+    """A kernel started directly, as the guest does inside a container."""
+
+    def __init__(self, *arguments, env=None, python=sys.executable, flags=()):
+        ours, theirs = socket.socketpair()
+        out_read, out_write = os.pipe()
+        err_read, err_write = os.pipe()
+        command = [python, "-I", *flags, str(MAIN), "kernel", "--fd", str(theirs.fileno()), *arguments]
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=out_write,
+            stderr=err_write,
+            pass_fds=[theirs.fileno()],
+            env={"PATH": os.environ["PATH"], "LANG": "C.UTF-8", **(env or {})},
+            start_new_session=True,
+        )
+        theirs.close()
+        os.close(out_write)
+        os.close(err_write)
+        super().__init__(ours, out_read, err_read)
+        self.greeting = self.hello()
+
+    def interrupt(self):
+        os.killpg(self.process.pid, signal.SIGINT)
+
+    def shutdown(self):
+        self.send({"op": "shutdown"})
+        code = self.process.wait(TIMEOUT)
+        return code, *self.take_output()
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+        self.close()
+
+
+@pytest.fixture
+def kernel(tmp_path):
+    kernel = KernelProcess(env={"HOME": str(tmp_path)})
+    yield kernel
+    kernel.kill()
+
+
+@pytest.fixture
+def start_kernel():
+    """Starts kernels with arguments or environments of their own."""
+    started = []
+
+    def start(*arguments, **options):
+        started.append(KernelProcess(*arguments, **options))
+        return started[-1]
+
+    yield start
+    for kernel in started:
+        kernel.kill()
