@@ -7,9 +7,7 @@ use std::path::{Path, PathBuf};
 use std::{env, fs, io};
 
 fn main() -> io::Result<()> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../../kernels")
-        .canonicalize()?;
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../kernels").canonicalize()?;
     println!("cargo::rerun-if-changed={}", root.display());
     let mut files = Vec::new();
     collect(&root, &mut files)?;
@@ -17,25 +15,13 @@ fn main() -> io::Result<()> {
     let mut hash = DefaultHasher::new();
     let mut code = String::from("pub(super) const FILES: &[(&str, &str)] = &[\n");
     for file in &files {
-        let name = file
-            .strip_prefix(&root)
-            .expect("found below it")
-            .display()
-            .to_string();
+        let name = file.strip_prefix(&root).expect("found below it").display().to_string();
         (&name, fs::read(file)?).hash(&mut hash);
-        writeln!(
-            code,
-            "    ({name:?}, include_str!({:?})),",
-            file.display().to_string()
-        )
-        .expect("writing to a string succeeds");
+        writeln!(code, "    ({name:?}, include_str!({:?})),", file.display().to_string())
+            .expect("writing to a string succeeds");
     }
-    write!(
-        code,
-        "];\npub(super) const VERSION: &str = \"{:016x}\";\n",
-        hash.finish()
-    )
-    .expect("writing to a string succeeds");
+    write!(code, "];\npub(super) const VERSION: &str = \"{:016x}\";\n", hash.finish())
+        .expect("writing to a string succeeds");
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("set by cargo"));
     fs::write(out.join("kernels.rs"), code)
 }
@@ -44,10 +30,7 @@ fn main() -> io::Result<()> {
 fn collect(directory: &Path, files: &mut Vec<PathBuf>) -> io::Result<()> {
     for entry in fs::read_dir(directory)? {
         let path = entry?.path();
-        let name = path
-            .file_name()
-            .and_then(|name| name.to_str())
-            .unwrap_or_default();
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         if path.is_dir() {
             if !matches!(name, "tests" | "__pycache__") && !name.starts_with('.') {
                 collect(&path, files)?;

@@ -6,6 +6,7 @@
 //! host itself has just made.
 
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
@@ -29,12 +30,7 @@ pub struct ArtifactLimits {
 
 impl Default for ArtifactLimits {
     fn default() -> Self {
-        ArtifactLimits {
-            files: 10_000,
-            depth: 32,
-            file_bytes: 1 << 30,
-            total_bytes: 4 << 30,
-        }
+        ArtifactLimits { files: 10_000, depth: 32, file_bytes: 1 << 30, total_bytes: 4 << 30 }
     }
 }
 
@@ -69,47 +65,34 @@ pub async fn promote(
     directory: &Path,
     limits: ArtifactLimits,
 ) -> Result<Artifacts, EngineError> {
-    let tree_limits = TreeLimits {
-        files: limits.files,
-        depth: limits.depth,
-    };
+    let tree_limits = TreeLimits { files: limits.files, depth: limits.depth };
     let tree = sandbox
         .list_tree(paths::ARTIFACTS, tree_limits)
         .await
         .map_err(EngineError::ListArtifacts)?;
     let mut promoted = Artifacts::default();
-    let mut refuse = |path: &[u8], reason: String| {
-        promoted.artifacts_refused.push(Refused {
-            path: shown(path),
-            reason,
-        });
-    };
     for skipped in tree.skipped {
-        refuse(&skipped.path, skipped.reason);
+        refuse(&mut promoted, &skipped.path, skipped.reason);
     }
     if tree.skipped_more > 0 {
-        refuse(b"...", format!("{} more were not taken", tree.skipped_more));
+        refuse(&mut promoted, b"...", format!("{} more were not taken", tree.skipped_more));
     }
     let mut total = 0;
     // The guest is asked to keep the limit and is not believed to have done so.
-    for file in tree
-        .files
-        .into_iter()
-        .take(usize::try_from(limits.files).unwrap_or(usize::MAX))
-    {
+    for file in tree.files.into_iter().take(usize::try_from(limits.files).unwrap_or(usize::MAX)) {
         let Some(relative) = harmless(&file.path) else {
-            refuse(&file.path, "its name leads elsewhere".into());
+            refuse(&mut promoted, &file.path, "its name leads elsewhere".into());
             continue;
         };
         let (opened, size) = match sandbox.open_file(paths::ARTIFACTS, &file.path).await {
             Ok(opened) => opened,
             Err(error) => {
-                refuse(&file.path, crate::run::in_full(&error));
+                refuse(&mut promoted, &file.path, crate::run::in_full(&error));
                 continue;
             }
         };
         if size > limits.file_bytes || total + size > limits.total_bytes {
-            refuse(&file.path, format!("{size} bytes are too many"));
+            refuse(&mut promoted, &file.path, format!("{size} bytes are too many"));
             continue;
         }
         let host_path = directory.join(&relative);
@@ -119,49 +102,60 @@ pub async fn promote(
             Ok(size) => {
                 total += size;
                 let path = shown(&file.path);
-                promoted
-                    .artifact_map
-                    .insert(path.clone(), host_path.clone());
-                let name = relative
-                    .file_name()
-                    .unwrap_or_default()
-                    .to_string_lossy()
-                    .into_owned();
-                promoted.artifacts.push(Artifact {
-                    name,
-                    path,
-                    host_path,
-                    size,
-                });
+                promoted.artifact_map.insert(path.clone(), host_path.clone());
+                let name = relative.file_name().unwrap_or_default().to_string_lossy().into_owned();
+                promoted.artifacts.push(Artifact { name, path, host_path, size });
             }
-            Err(cause) => {
-                return Err(EngineError::Write {
-                    path: host_path,
-                    cause,
-                });
-            }
+            Err(error) => refuse(
+                &mut promoted,
+                &file.path,
+                format!("failed to write `{}`: {error}", host_path.display()),
+            ),
         }
     }
     Ok(promoted)
 }
 
+fn refuse(promoted: &mut Artifacts, path: &[u8], reason: String) {
+    promoted.artifacts_refused.push(Refused { path: shown(path), reason });
+}
+
 /// The path as code in the sandbox knows it; bytes that are no text are shown as `%XX`.
 fn shown(relative: &[u8]) -> String {
-    let mut text = format!("{}/", paths::RUN_ARTIFACTS);
-    for chunk in relative.utf8_chunks() {
-        text.push_str(chunk.valid());
-        for byte in chunk.invalid() {
-            text.push_str(&format!("%{byte:02X}"));
+    format!("{}/{}", paths::RUN_ARTIFACTS, readable(relative, |_| false))
+}
+
+/// Bytes as text; what is no text, and characters that `escape` picks, as `%XX`.
+fn readable(bytes: &[u8], escape: impl Fn(char) -> bool) -> String {
+    let mut text = String::with_capacity(bytes.len());
+    let percent = |text: &mut String, bytes: &[u8]| {
+        for byte in bytes {
+            let _ = write!(text, "%{byte:02X}");
         }
+    };
+    for chunk in bytes.utf8_chunks() {
+        for character in chunk.valid().chars() {
+            if escape(character) {
+                percent(&mut text, character.encode_utf8(&mut [0; 4]).as_bytes());
+            } else {
+                text.push(character);
+            }
+        }
+        percent(&mut text, chunk.invalid());
     }
     text
 }
 
-/// The path as a relative one of plain names, if that is what it is.
+/// The path to use on the host, if it is a relative one of plain names: always text, and without
+/// characters that a terminal or a log would obey.
 fn harmless(path: &[u8]) -> Option<PathBuf> {
     let path = Path::new(std::ffi::OsStr::from_bytes(path));
-    let plain = path.components().all(|c| matches!(c, Component::Normal(_)));
-    (plain && path.components().next().is_some()).then(|| path.to_owned())
+    let mut names = path.components().map(|component| match component {
+        Component::Normal(name) => Some(readable(name.as_bytes(), char::is_control)),
+        _ => None,
+    });
+    let first = names.next()??;
+    names.try_fold(PathBuf::from(first), |path, name| Some(path.join(name?)))
 }
 
 /// Copies at most `size` bytes: a file that grows meanwhile is cut where it was when we looked.
@@ -180,26 +174,15 @@ mod tests {
     #[test]
     fn names_that_lead_elsewhere_are_refused() {
         for hostile in [&b"../x"[..], b"a/../../x", b"/etc/passwd", b"", b"..", b"."] {
-            assert_eq!(
-                harmless(hostile),
-                None,
-                "{}",
-                String::from_utf8_lossy(hostile)
-            );
+            assert_eq!(harmless(hostile), None, "{}", String::from_utf8_lossy(hostile));
         }
-        assert_eq!(
-            harmless(b"a/b\n\xff").unwrap().as_os_str().as_bytes(),
-            b"a/b\n\xff"
-        );
+        assert_eq!(harmless(b"a/b\n\xff"), Some("a/b%0A%FF".into()));
         assert_eq!(harmless(b"..."), Some("...".into()));
     }
 
     #[test]
     fn any_name_can_be_shown() {
-        assert_eq!(
-            shown("pl\u{f6}t.png".as_bytes()),
-            "/work/artifacts/pl\u{f6}t.png"
-        );
+        assert_eq!(shown("pl\u{f6}t.png".as_bytes()), "/work/artifacts/pl\u{f6}t.png");
         assert_eq!(shown(b"a\xff\n"), "/work/artifacts/a%FF\n");
     }
 }

@@ -1,6 +1,3 @@
-use std::io;
-use std::path::PathBuf;
-
 use belljar_runtime::RuntimeError;
 
 #[derive(Debug, thiserror::Error)]
@@ -13,10 +10,4 @@ pub enum EngineError {
     Exec(#[source] RuntimeError),
     #[error("failed to look for artifacts")]
     ListArtifacts(#[source] RuntimeError),
-    #[error("failed to write `{path}`")]
-    Write {
-        path: PathBuf,
-        #[source]
-        cause: io::Error,
-    },
 }

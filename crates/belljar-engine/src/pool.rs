@@ -82,10 +82,7 @@ impl Pool {
     /// How often a sandbox was ready, and how often not.
     #[must_use]
     pub fn hits_and_misses(&self) -> (u64, u64) {
-        (
-            self.shared.hits.load(Ordering::Relaxed),
-            self.shared.misses.load(Ordering::Relaxed),
-        )
+        (self.shared.hits.load(Ordering::Relaxed), self.shared.misses.load(Ordering::Relaxed))
     }
 
     /// Ends every sandbox still in the pool.
@@ -106,9 +103,7 @@ impl Drop for Pool {
 
 impl Shared {
     fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Sandbox>> {
-        self.ready
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.ready.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }
 

@@ -61,10 +61,7 @@ impl Run {
         interrupt: watch::Receiver<bool>,
         watch: impl FnMut(&ExecEvent),
     ) -> Result<ExecResult, EngineError> {
-        let sandbox = runtime
-            .create(&self.spec)
-            .await
-            .map_err(EngineError::Create)?;
+        let sandbox = runtime.create(&self.spec).await.map_err(EngineError::Create)?;
         let outcome = self.execute_in(&sandbox, interrupt, watch).await;
         sandbox.destroy().await;
         outcome
@@ -78,27 +75,12 @@ impl Run {
     ) -> Result<ExecResult, EngineError> {
         let (what, body) = match self.code {
             Code::Python { code, echo } => {
-                sandbox
-                    .start_kernel()
-                    .await
-                    .map_err(EngineError::StartKernel)?;
-                (
-                    What::Cell {
-                        language: Language::Python,
-                        echo,
-                    },
-                    code,
-                )
+                sandbox.start_kernel().await.map_err(EngineError::StartKernel)?;
+                (What::Cell { language: Language::Python, echo }, code)
             }
             Code::Bash { code } => {
                 let argv = vec!["/bin/bash".into(), "-c".into(), code];
-                (
-                    What::Command {
-                        argv,
-                        cwd: paths::SESSION.into(),
-                    },
-                    Vec::new(),
-                )
+                (What::Command { argv, cwd: paths::SESSION.into() }, Vec::new())
             }
         };
         let env = match what {
@@ -138,7 +120,6 @@ impl Run {
         let directory = self.outputs.join(&self.id);
         match artifacts::promote(sandbox, &directory, ArtifactLimits::default()).await {
             Ok(promoted) => result.artifacts = promoted,
-            Err(error @ EngineError::Write { .. }) => return Err(error),
             // The code has run and its result is worth having, with a word on what is missing.
             Err(error) => result.artifacts.artifacts_refused.push(artifacts::Refused {
                 path: paths::RUN_ARTIFACTS.into(),

@@ -40,17 +40,8 @@ pub(crate) fn start(
     let (output, write_ends) = Output::new()?;
     output.attach(exec);
     let (stdin_read, stdin_write) = io::pipe()?;
-    let fds = [
-        stdin_read.as_fd(),
-        write_ends.stdout.as_fd(),
-        write_ends.stderr.as_fd(),
-    ];
-    let pid = process::spawn(&process::Command {
-        argv,
-        env: &spec.env,
-        cwd,
-        fds: &fds,
-    })?;
+    let fds = [stdin_read.as_fd(), write_ends.stdout.as_fd(), write_ends.stderr.as_fd()];
+    let pid = process::spawn(&process::Command { argv, env: &spec.env, cwd, fds: &fds })?;
     let end = guest.reaper.watch(pid);
     drop((stdin_read, write_ends));
 
@@ -61,17 +52,10 @@ pub(crate) fn start(
         let _ = feed.write_all(&stdin).await;
     });
     tokio::task::spawn_local(Rc::clone(&output).pump());
-    let supervised = Supervised {
-        pid,
-        end,
-        output,
-        oom_before,
-    };
+    let supervised = Supervised { pid, end, output, oom_before };
     let (guest, exec) = (Rc::clone(guest), Rc::clone(exec));
-    let (limit, grace) = (
-        Duration::from_millis(spec.timeout_ms),
-        Duration::from_millis(spec.grace_ms),
-    );
+    let (limit, grace) =
+        (Duration::from_millis(spec.timeout_ms), Duration::from_millis(spec.grace_ms));
     tokio::task::spawn_local(async move {
         let ending = supervised.to_its_end(&guest, &exec, limit, grace).await;
         exec.finish(ending);

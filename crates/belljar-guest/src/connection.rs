@@ -41,10 +41,7 @@ struct Reply {
 
 impl From<Answer> for Reply {
     fn from(answer: Answer) -> Self {
-        Reply {
-            answer,
-            fds: Vec::new(),
-        }
+        Reply { answer, fds: Vec::new() }
     }
 }
 
@@ -117,14 +114,11 @@ async fn answer(
         }
         .into()),
         Call::PrepareKernel { language } => prepare_kernel(guest, language),
-        Call::SpawnKernel {
-            language,
-            argv,
-            env,
-            cwd,
-        } => Kernel::spawn(guest, language, &argv, &env, &cwd)
-            .map(|()| Answer::Done.into())
-            .map_err(|error| failed(format!("failed to start {}: {error}", argv.join(" ")))),
+        Call::SpawnKernel { language, argv, env, cwd } => {
+            Kernel::spawn(guest, language, &argv, &env, &cwd)
+                .map(|()| Answer::Done.into())
+                .map_err(|error| failed(format!("failed to start {}: {error}", argv.join(" "))))
+        }
         Call::AwaitKernel { language } => {
             // Answered when it is known, without holding up other requests.
             let (guest, outbox) = (Rc::clone(guest), outbox.clone());
@@ -142,21 +136,10 @@ async fn answer(
             }
             Err(refusal) => Err(refusal),
         },
-        Call::Join {
-            exec_id,
-            from,
-            offset,
-        } => match guest.execs.get(&exec_id) {
+        Call::Join { exec_id, from, offset } => match guest.execs.get(&exec_id) {
             Some(exec) => {
                 let alive = reply(outbox, id, Ok(Answer::Started.into())).await;
-                follow(
-                    exec,
-                    Place {
-                        entry: from,
-                        offset,
-                    },
-                    outbox.clone(),
-                );
+                follow(exec, Place { entry: from, offset }, outbox.clone());
                 return alive;
             }
             None => Err(unknown(&exec_id)),
@@ -183,9 +166,7 @@ async fn answer(
 fn prepare_kernel(guest: &Rc<Guest>, language: Language) -> Result<Reply, Refusal> {
     let ends = Kernel::prepare(guest, language).map_err(|e| failed(e.to_string()))?;
     let landlock = guest.landlock.as_ref().and_then(|fd| fd.try_clone().ok());
-    let answer = Answer::KernelEnds {
-        landlock: landlock.is_some(),
-    };
+    let answer = Answer::KernelEnds { landlock: landlock.is_some() };
     let mut fds = vec![ends.control, ends.stdin, ends.stdout, ends.stderr];
     fds.extend(landlock);
     Ok(Reply { answer, fds })
@@ -203,27 +184,18 @@ async fn await_kernel(guest: &Guest, language: Language) -> Result<Reply, Refusa
 }
 
 fn begin(guest: &Rc<Guest>, spec: ExecSpec, body: Vec<u8>) -> Result<Rc<Exec>, Refusal> {
-    let duplicate = || {
-        refuse(
-            RefusalCode::DuplicateExec,
-            format!("execution {} exists already", spec.exec_id),
-        )
-    };
+    let duplicate =
+        || refuse(RefusalCode::DuplicateExec, format!("execution {} exists already", spec.exec_id));
     match spec.what.clone() {
         What::Cell { language, echo } => {
             let kernel = guest.kernels.borrow().get(&language).cloned();
             let Some(kernel) = kernel else {
-                return Err(refuse(
-                    RefusalCode::NoKernel,
-                    "there is no live kernel".into(),
-                ));
+                return Err(refuse(RefusalCode::NoKernel, "there is no live kernel".into()));
             };
             let mut refused = None;
             kernel.phase.send_if_modified(|phase| match phase {
                 Phase::Idle { language_version } => {
-                    *phase = Phase::Busy {
-                        language_version: std::mem::take(language_version),
-                    };
+                    *phase = Phase::Busy { language_version: std::mem::take(language_version) };
                     true
                 }
                 Phase::Busy { .. } => {
@@ -242,30 +214,19 @@ fn begin(guest: &Rc<Guest>, spec: ExecSpec, body: Vec<u8>) -> Result<Rc<Exec>, R
                 kernel.release();
                 return Err(duplicate());
             };
-            let running = kernel.run_cell(
-                Rc::clone(guest),
-                language,
-                spec,
-                echo,
-                body,
-                Rc::clone(&exec),
-            );
+            let running =
+                kernel.run_cell(Rc::clone(guest), language, spec, echo, body, Rc::clone(&exec));
             tokio::task::spawn_local(running);
             Ok(exec)
         }
         What::Command { argv, cwd } => {
-            let exec = guest
-                .execs
-                .begin(&spec.exec_id, spec.output_limit)
-                .ok_or_else(duplicate)?;
+            let exec = guest.execs.begin(&spec.exec_id, spec.output_limit).ok_or_else(duplicate)?;
             match crate::command::start(guest, &spec, &argv, &cwd, body, &exec) {
                 Ok(()) => Ok(exec),
                 Err(error) => {
                     guest.execs.discard(&spec.exec_id);
                     let program = argv.first().map_or("", String::as_str);
-                    Err(failed(format!(
-                        "failed to start `{program}` in `{cwd}`: {error}"
-                    )))
+                    Err(failed(format!("failed to start `{program}` in `{cwd}`: {error}")))
                 }
             }
         }
@@ -283,14 +244,7 @@ fn follow(exec: Rc<Exec>, mut place: Place, outbox: Outbox) {
                 event,
             };
             let bytes = frame::encode(&head, &body);
-            if outbox
-                .send(Outgoing {
-                    bytes,
-                    fds: Vec::new(),
-                })
-                .await
-                .is_err()
-            {
+            if outbox.send(Outgoing { bytes, fds: Vec::new() }).await.is_err() {
                 return;
             }
         }
@@ -300,22 +254,10 @@ fn follow(exec: Rc<Exec>, mut place: Place, outbox: Outbox) {
 fn list_tree(root: &str, limits: TreeLimits) -> Result<Reply, Refusal> {
     let listing = tree::list(root, limits.files, limits.depth)
         .map_err(|error| failed(format!("failed to list `{root}`: {error}")))?;
-    let files = listing
-        .files
-        .into_iter()
-        .map(|(path, size)| TreeFile { path, size })
-        .collect();
-    let skipped = listing
-        .skipped
-        .into_iter()
-        .map(|(path, reason)| Skipped { path, reason })
-        .collect();
-    Ok(Answer::Tree(Tree {
-        files,
-        skipped,
-        skipped_more: listing.skipped_more,
-    })
-    .into())
+    let files = listing.files.into_iter().map(|(path, size)| TreeFile { path, size }).collect();
+    let skipped =
+        listing.skipped.into_iter().map(|(path, reason)| Skipped { path, reason }).collect();
+    Ok(Answer::Tree(Tree { files, skipped, skipped_more: listing.skipped_more }).into())
 }
 
 fn open_file(root: &str, path: &[u8]) -> Result<Reply, Refusal> {
@@ -324,19 +266,10 @@ fn open_file(root: &str, path: &[u8]) -> Result<Reply, Refusal> {
             std::io::ErrorKind::NotFound => RefusalCode::NotFound,
             _ => RefusalCode::NotAFile,
         };
-        refuse(
-            code,
-            format!(
-                "failed to open `{}`: {error}",
-                String::from_utf8_lossy(path)
-            ),
-        )
+        refuse(code, format!("failed to open `{}`: {error}", String::from_utf8_lossy(path)))
     })?;
     let size = channel::check_plain_file(&file).map_err(|e| failed(e.to_string()))?;
-    Ok(Reply {
-        answer: Answer::File { size },
-        fds: vec![file],
-    })
+    Ok(Reply { answer: Answer::File { size }, fds: vec![file] })
 }
 
 fn run_probe(probe: Probe) -> Result<Reply, Refusal> {
@@ -348,16 +281,10 @@ fn run_probe(probe: Probe) -> Result<Reply, Refusal> {
         Probe::Processes { count } => {
             probe::processes(count).map(|started| ProbeReport::Processes { started })
         }
-        Probe::Cpu { wall_ms } => {
-            probe::cpu(Duration::from_millis(wall_ms)).map(|(used, wall)| ProbeReport::Cpu {
-                used_ms: millis(used),
-                wall_ms: millis(wall),
-            })
-        }
-        Probe::Network => probe::network().map(|(interfaces, reached_out)| ProbeReport::Network {
-            interfaces,
-            reached_out,
-        }),
+        Probe::Cpu { wall_ms } => probe::cpu(Duration::from_millis(wall_ms))
+            .map(|(used, wall)| ProbeReport::Cpu { used_ms: millis(used), wall_ms: millis(wall) }),
+        Probe::Network => probe::network()
+            .map(|(interfaces, reached_out)| ProbeReport::Network { interfaces, reached_out }),
     };
     report
         .map(|report| Answer::Probed(report).into())
@@ -405,8 +332,5 @@ fn failed(message: String) -> Refusal {
 }
 
 fn unknown(exec_id: &str) -> Refusal {
-    refuse(
-        RefusalCode::UnknownExec,
-        format!("there is no execution {exec_id}"),
-    )
+    refuse(RefusalCode::UnknownExec, format!("there is no execution {exec_id}"))
 }

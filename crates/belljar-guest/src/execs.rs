@@ -66,9 +66,7 @@ impl Exec {
             Stream::Stdout => (Event::Stdout, &self.output_left[0]),
             Stream::Stderr => (Event::Stderr, &self.output_left[1]),
         };
-        let room = usize::try_from(left.get())
-            .unwrap_or(usize::MAX)
-            .min(bytes.len());
+        let room = usize::try_from(left.get()).unwrap_or(usize::MAX).min(bytes.len());
         let kept = self.keep(event, &bytes[..room]);
         left.set(left.get() - kept as u64);
         let lost = (bytes.len() - kept) as u64;
@@ -103,11 +101,8 @@ impl Exec {
     /// A display, result or error report.
     pub(crate) fn publish(&self, event: Event, body: Vec<u8>) {
         let mut entries = self.entries.borrow_mut();
-        let Some(left) = self
-            .results_left
-            .get()
-            .checked_sub(body.len())
-            .filter(|_| entries.len() < MAX_ENTRIES)
+        let Some(left) =
+            self.results_left.get().checked_sub(body.len()).filter(|_| entries.len() < MAX_ENTRIES)
         else {
             let mut dropped = self.dropped.get();
             dropped.results += 1;
@@ -166,23 +161,14 @@ impl Exec {
             if grows && offset >= body.len() {
                 // Read up to its present end: go on only if a later entry exists.
                 entries.get(index + 1)?;
-                *place = Place {
-                    entry: place.entry + 1,
-                    offset: 0,
-                };
+                *place = Place { entry: place.entry + 1, offset: 0 };
                 continue;
             }
             let from = *place;
             *place = if grows {
-                Place {
-                    offset: body.len() as u64,
-                    ..from
-                }
+                Place { offset: body.len() as u64, ..from }
             } else {
-                Place {
-                    entry: from.entry + 1,
-                    offset: 0,
-                }
+                Place { entry: from.entry + 1, offset: 0 }
             };
             return Some((from, event.clone(), body[offset.min(body.len())..].to_vec()));
         }
@@ -226,9 +212,7 @@ impl Execs {
         let mut order = self.order.borrow_mut();
         order.push_back(id.to_owned());
         while order.len() > MAX_FINISHED {
-            let finished = order
-                .iter()
-                .position(|id| by_id.get(id).is_none_or(|e| e.done.get()));
+            let finished = order.iter().position(|id| by_id.get(id).is_none_or(|e| e.done.get()));
             let Some(oldest) = finished.and_then(|at| order.remove(at)) else {
                 break;
             };
@@ -281,23 +265,10 @@ mod tests {
         let (from, event, bytes) = exec.look(&mut place).unwrap();
         assert_eq!(
             (from, event, &bytes[..]),
-            (
-                Place {
-                    entry: 0,
-                    offset: 2
-                },
-                Event::Stdout,
-                &b"cd"[..]
-            )
+            (Place { entry: 0, offset: 2 }, Event::Stdout, &b"cd"[..])
         );
         exec.output(Stream::Stderr, b"e");
-        assert_eq!(
-            exec.look(&mut place).unwrap().0,
-            Place {
-                entry: 1,
-                offset: 0
-            }
-        );
+        assert_eq!(exec.look(&mut place).unwrap().0, Place { entry: 1, offset: 0 });
         assert_eq!(all(&exec).len(), 2);
     }
 
@@ -309,14 +280,7 @@ mod tests {
         exec.output(Stream::Stdout, &[b'c'; 8]);
         exec.output(Stream::Stderr, &[b'd'; 10]);
         assert_eq!(all(&exec)[0].2, b"aaaaaaaabb");
-        assert_eq!(
-            exec.dropped.get(),
-            Dropped {
-                stdout_bytes: 14,
-                stderr_bytes: 0,
-                results: 0
-            }
-        );
+        assert_eq!(exec.dropped.get(), Dropped { stdout_bytes: 14, stderr_bytes: 0, results: 0 });
     }
 
     #[test]
@@ -328,10 +292,7 @@ mod tests {
         }
         assert_eq!(exec.entries.borrow().len(), MAX_ENTRIES);
         let dropped = exec.dropped.get();
-        assert_eq!(
-            dropped.stdout_bytes + dropped.stderr_bytes,
-            MAX_ENTRIES as u64
-        );
+        assert_eq!(dropped.stdout_bytes + dropped.stderr_bytes, MAX_ENTRIES as u64);
     }
 
     #[test]

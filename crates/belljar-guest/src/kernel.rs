@@ -98,10 +98,7 @@ impl Kernel {
             end: RefCell::default(),
             current: RefCell::default(),
         });
-        let replaced = guest
-            .kernels
-            .borrow_mut()
-            .insert(language, Rc::clone(&kernel));
+        let replaced = guest.kernels.borrow_mut().insert(language, Rc::clone(&kernel));
         if let Some(old) = replaced {
             old.kill_everything(guest);
         }
@@ -127,18 +124,8 @@ impl Kernel {
         // A blocking socket is what a plain interpreter expects.
         let control = std::os::unix::net::UnixStream::from(ends.control);
         control.set_nonblocking(false)?;
-        let fds = [
-            ends.stdin.as_fd(),
-            ends.stdout.as_fd(),
-            ends.stderr.as_fd(),
-            control.as_fd(),
-        ];
-        let pid = process::spawn(&process::Command {
-            argv,
-            env,
-            cwd,
-            fds: &fds,
-        })?;
+        let fds = [ends.stdin.as_fd(), ends.stdout.as_fd(), ends.stderr.as_fd(), control.as_fd()];
+        let pid = process::spawn(&process::Command { argv, env, cwd, fds: &fds })?;
         let end = guest.reaper.watch(pid);
         let kernel = guest.kernels.borrow().get(&language).cloned();
         if let Some(kernel) = kernel {
@@ -160,10 +147,7 @@ impl Kernel {
                 Phase::Dead { reason } => Err(reason.clone()),
                 Phase::Starting => Err("the kernel is still starting".into()),
             },
-            _ => Err(format!(
-                "the kernel did not start within {} s",
-                START_TIMEOUT.as_secs()
-            )),
+            _ => Err(format!("the kernel did not start within {} s", START_TIMEOUT.as_secs())),
         }
     }
 
@@ -184,16 +168,8 @@ impl Kernel {
         *self.current.borrow_mut() = Some((Rc::clone(&exec), done_sender));
         self.output.attach(&exec);
 
-        let env = spec
-            .env
-            .into_iter()
-            .map(|(key, value)| (key, value.into()))
-            .collect();
-        let message = ToKernel::Exec {
-            exec_id: spec.exec_id,
-            echo,
-            env,
-        };
+        let env = spec.env.into_iter().map(|(key, value)| (key, value.into())).collect();
+        let message = ToKernel::Exec { exec_id: spec.exec_id, echo, env };
         let frame = frame::encode(&message, &code);
         drop(code);
         let mut interrupt = exec.interrupt.subscribe();
@@ -247,14 +223,7 @@ impl Kernel {
         let reason = timeout(KILL_TIMEOUT, self.died())
             .await
             .unwrap_or_else(|_| "was killed but does not go away".into());
-        self.finish_dead(
-            &guest,
-            language,
-            &exec,
-            Some(stopped_by),
-            oom_before,
-            reason,
-        );
+        self.finish_dead(&guest, language, &exec, Some(stopped_by), oom_before, reason);
     }
 
     fn finish_cell(
@@ -284,27 +253,18 @@ impl Kernel {
         };
         let killed = guest.oom_kills().saturating_sub(oom_before);
         let reason = match lost_before.as_ref() {
-            Some(how) => Some(format!(
-                "the kernel of earlier executions {how}; their variables are gone"
-            )),
-            None if killed > 0 => Some(format!(
-                "{killed} process(es) started by the code were killed for memory"
-            )),
+            Some(how) => {
+                Some(format!("the kernel of earlier executions {how}; their variables are gone"))
+            }
+            None if killed > 0 => {
+                Some(format!("{killed} process(es) started by the code were killed for memory"))
+            }
             None => None,
         };
-        let kernel_state = if lost_before.is_some() {
-            KernelState::Lost
-        } else {
-            KernelState::Kept
-        };
+        let kernel_state =
+            if lost_before.is_some() { KernelState::Lost } else { KernelState::Kept };
         let execution_count = done.execution_count;
-        exec.finish(Ending {
-            status,
-            exit_code,
-            reason,
-            kernel_state,
-            execution_count,
-        });
+        exec.finish(Ending { status, exit_code, reason, kernel_state, execution_count });
     }
 
     fn finish_dead(
@@ -345,9 +305,7 @@ impl Kernel {
     pub(crate) fn release(&self) {
         self.phase.send_modify(|phase| {
             if let Phase::Busy { language_version } = phase {
-                *phase = Phase::Idle {
-                    language_version: std::mem::take(language_version),
-                };
+                *phase = Phase::Idle { language_version: std::mem::take(language_version) };
             }
         });
     }
@@ -355,10 +313,7 @@ impl Kernel {
     /// Resolves when the kernel is dead, with how it died.
     async fn died(&self) -> String {
         let mut phase = self.phase.subscribe();
-        match phase
-            .wait_for(|phase| matches!(phase, Phase::Dead { .. }))
-            .await
-        {
+        match phase.wait_for(|phase| matches!(phase, Phase::Dead { .. })).await {
             Ok(phase) => match &*phase {
                 Phase::Dead { reason } => reason.clone(),
                 _ => String::new(),
@@ -393,19 +348,13 @@ impl Kernel {
             kernel.output.drain();
             let unnoticed = matches!(*kernel.phase.borrow(), Phase::Idle { .. });
             if unnoticed {
-                guest
-                    .lost_kernel
-                    .borrow_mut()
-                    .insert(language, reason.clone());
+                guest.lost_kernel.borrow_mut().insert(language, reason.clone());
             }
             kernel.phase.send_replace(Phase::Dead { reason });
             *kernel.current.borrow_mut() = None;
             // A successor may have taken the place already.
             let mut kernels = guest.kernels.borrow_mut();
-            if kernels
-                .get(&language)
-                .is_some_and(|current| Rc::ptr_eq(current, &kernel))
-            {
+            if kernels.get(&language).is_some_and(|current| Rc::ptr_eq(current, &kernel)) {
                 kernels.remove(&language);
             }
         }
@@ -442,11 +391,7 @@ impl Kernel {
     fn obey(&self, guest: &Guest, message: FromKernel, frame: Frame) -> Option<String> {
         let current = self.current.borrow();
         match message {
-            FromKernel::Hello {
-                language_version,
-                pid,
-                ..
-            } => {
+            FromKernel::Hello { language_version, pid, .. } => {
                 // Said again by user code, it would only point our signals at the wrong process.
                 if *self.phase.borrow() == Phase::Starting {
                     if self.pid.get().is_none() {
@@ -476,21 +421,12 @@ impl Kernel {
                     exec.publish(Event::Error, frame.body);
                 }
             }
-            FromKernel::Done {
-                exec_id,
-                status,
-                exit_code,
-                execution_count,
-            } => {
+            FromKernel::Done { exec_id, status, exit_code, execution_count } => {
                 if let Some((exec, done)) = &*current
                     && exec.id == exec_id
                 {
                     self.output.drain();
-                    done.send_replace(Some(CellDone {
-                        status,
-                        exit_code,
-                        execution_count,
-                    }));
+                    done.send_replace(Some(CellDone { status, exit_code, execution_count }));
                 }
             }
         }

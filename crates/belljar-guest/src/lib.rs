@@ -54,9 +54,9 @@ pub struct Start {
 
 /// Serves the host until it says `Shutdown`.
 pub fn run(start: Start) -> io::Result<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()?;
+    // The language's own handlers for faults would let code inside reach us with a signal.
+    belljar_sys::process::forget_signal_handlers();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let local = tokio::task::LocalSet::new();
     local.block_on(&runtime, serve(start))
 }

@@ -48,13 +48,7 @@ impl Output {
             stderr: pipe::Receiver::from_owned_fd(err_read.into())?,
             sink: RefCell::default(),
         });
-        Ok((
-            output,
-            WriteEnds {
-                stdout: out_write.into(),
-                stderr: err_write.into(),
-            },
-        ))
+        Ok((output, WriteEnds { stdout: out_write.into(), stderr: err_write.into() }))
     }
 
     /// From now on output belongs to this execution, starting with what came unasked.
@@ -118,9 +112,7 @@ impl Sink {
         match &self.exec {
             Some(exec) => exec.output(stream, bytes),
             None => {
-                let room = MAX_IDLE_OUTPUT
-                    .saturating_sub(self.idle_bytes)
-                    .min(bytes.len());
+                let room = MAX_IDLE_OUTPUT.saturating_sub(self.idle_bytes).min(bytes.len());
                 if room > 0 {
                     self.idle_bytes += room;
                     self.idle.push((stream, bytes[..room].to_vec()));

@@ -23,9 +23,7 @@ impl Reaper {
     pub(crate) fn start() -> io::Result<Reaper> {
         let waiting: Rc<RefCell<HashMap<u32, watch::Sender<Option<Ended>>>>> = Rc::default();
         let mut children = signal(SignalKind::child())?;
-        let reaper = Reaper {
-            waiting: Rc::clone(&waiting),
-        };
+        let reaper = Reaper { waiting: Rc::clone(&waiting) };
         tokio::task::spawn_local(async move {
             loop {
                 children.recv().await;

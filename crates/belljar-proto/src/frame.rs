@@ -53,10 +53,7 @@ pub fn encode<T: Serialize>(head: &T, body: &[u8]) -> Vec<u8> {
     let mut bytes = vec![0; PREFIX];
     serde_json::to_writer(&mut bytes, head).expect("wire types serialize to JSON");
     let head_len = bytes.len() - PREFIX;
-    assert!(
-        head_len <= MAX_HEAD && body.len() <= MAX_BODY,
-        "frame exceeds its bounds"
-    );
+    assert!(head_len <= MAX_HEAD && body.len() <= MAX_BODY, "frame exceeds its bounds");
     bytes[..4].copy_from_slice(&length(head_len));
     bytes[4..PREFIX].copy_from_slice(&length(body.len()));
     bytes.extend_from_slice(body);
@@ -64,9 +61,7 @@ pub fn encode<T: Serialize>(head: &T, body: &[u8]) -> Vec<u8> {
 }
 
 fn length(len: usize) -> [u8; 4] {
-    u32::try_from(len)
-        .expect("the bounds of a frame fit in 32 bits")
-        .to_le_bytes()
+    u32::try_from(len).expect("the bounds of a frame fit in 32 bits").to_le_bytes()
 }
 
 /// Collects bytes as they arrive and hands out whole frames.
@@ -112,10 +107,7 @@ impl Decoder {
             return Ok(None);
         }
         let (head, rest) = rest.split_at(head_len);
-        let frame = Frame {
-            head: head.to_vec(),
-            body: rest[..body_len].to_vec(),
-        };
+        let frame = Frame { head: head.to_vec(), body: rest[..body_len].to_vec() };
         self.taken += PREFIX + head_len + body_len;
         if self.buffer.capacity() > MAX_HEAD && self.taken == self.buffer.len() {
             // One huge frame must not pin its memory for the rest of a connection's life.
@@ -161,15 +153,9 @@ mod tests {
     fn an_announced_length_is_refused_before_it_is_allocated() {
         let mut decoder = Decoder::default();
         decoder.push(&[0xff; 8]);
-        assert!(matches!(
-            decoder.next_frame(),
-            Err(FrameError::HeadTooLarge(_))
-        ));
+        assert!(matches!(decoder.next_frame(), Err(FrameError::HeadTooLarge(_))));
         let mut decoder = Decoder::default();
         decoder.push(&[2, 0, 0, 0, 0xff, 0xff, 0xff, 0xff]);
-        assert!(matches!(
-            decoder.next_frame(),
-            Err(FrameError::BodyTooLarge(_))
-        ));
+        assert!(matches!(decoder.next_frame(), Err(FrameError::BodyTooLarge(_))));
     }
 }

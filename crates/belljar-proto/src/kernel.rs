@@ -32,7 +32,9 @@ pub enum FromKernel {
     /// The kernel could not start; the body is JSON `{"message"}`.
     Fatal,
     /// Body: a [`crate::exec::MimeBundle`].
-    Display { kind: DisplayKind },
+    Display {
+        kind: DisplayKind,
+    },
     /// Body: a [`crate::exec::ErrorReport`].
     Error,
     Done {

@@ -17,9 +17,7 @@ pub fn materialize(state_dir: &Path, prepare: impl FnOnce(&Path)) -> io::Result<
     if directory.is_dir() {
         return Ok(directory);
     }
-    let fresh = state_dir
-        .join("kernels")
-        .join(format!(".new-{}", std::process::id()));
+    let fresh = state_dir.join("kernels").join(format!(".new-{}", std::process::id()));
     let _ = fs::remove_dir_all(&fresh);
     for (name, contents) in embedded::FILES {
         let path = fresh.join(name);
@@ -34,11 +32,7 @@ pub fn materialize(state_dir: &Path, prepare: impl FnOnce(&Path)) -> io::Result<
         Err(error) => {
             let _ = fs::remove_dir_all(&fresh);
             // Somebody else was quicker with the same contents.
-            if directory.is_dir() {
-                Ok(directory)
-            } else {
-                Err(error)
-            }
+            if directory.is_dir() { Ok(directory) } else { Err(error) }
         }
     }
 }

@@ -70,9 +70,7 @@ pub struct ExecEvent {
 impl Link {
     /// Connects to the guest that listens at `socket` and knows `nonce`.
     pub async fn connect(socket: &Path, nonce: &str) -> Result<Link, RuntimeError> {
-        let stream = UnixStream::connect(socket)
-            .await
-            .map_err(RuntimeError::Connect)?;
+        let stream = UnixStream::connect(socket).await.map_err(RuntimeError::Connect)?;
         let (reader, writer) = stream.into_split();
         let shared = Arc::new(Shared::default());
         let reader = tokio::spawn(listen(reader, Arc::clone(&shared)));
@@ -82,16 +80,7 @@ impl Link {
             next_id: AtomicU64::new(1),
             reader,
         };
-        match link
-            .call(
-                Call::Hello {
-                    protocol: PROTOCOL,
-                    nonce: nonce.to_owned(),
-                },
-                &[],
-            )
-            .await?
-        {
+        match link.call(Call::Hello { protocol: PROTOCOL, nonce: nonce.to_owned() }, &[]).await? {
             (Answer::Welcome { .. }, _) => Ok(link),
             _ => Err(RuntimeError::UnexpectedAnswer),
         }
@@ -113,12 +102,7 @@ impl Link {
             waiting.replies.insert(id, sender);
         }
         let bytes = frame::encode(&Request { id, call }, body);
-        self.writer
-            .lock()
-            .await
-            .write_all(&bytes)
-            .await
-            .map_err(|_| RuntimeError::Gone)?;
+        self.writer.lock().await.write_all(&bytes).await.map_err(|_| RuntimeError::Gone)?;
         match tokio::time::timeout(CALL_TIMEOUT, receiver).await {
             Ok(Ok((ReplyOutcome::Ok(answer), fds))) => Ok((answer, fds)),
             Ok(Ok((ReplyOutcome::Err(refusal), _))) => Err(refusal.into()),
@@ -143,11 +127,7 @@ impl Link {
         from: u64,
         offset: u64,
     ) -> Result<Following, RuntimeError> {
-        let call = Call::Join {
-            exec_id: exec_id.to_owned(),
-            from,
-            offset,
-        };
+        let call = Call::Join { exec_id: exec_id.to_owned(), from, offset };
         self.follow(exec_id.to_owned(), call, &[]).await
     }
 
@@ -160,11 +140,8 @@ impl Link {
         // Registered first: events follow the reply at once.
         let (sender, events) = mpsc::unbounded_channel();
         let previous = self.shared.lock().events.insert(exec_id.clone(), sender);
-        let following = Following {
-            exec_id: exec_id.clone(),
-            events,
-            shared: Arc::clone(&self.shared),
-        };
+        let following =
+            Following { exec_id: exec_id.clone(), events, shared: Arc::clone(&self.shared) };
         match self.call(call, body).await {
             Ok((Answer::Started, _)) => Ok(following),
             Ok(_) => Err(RuntimeError::UnexpectedAnswer),
@@ -198,9 +175,7 @@ impl Following {
     /// The next event; `None` when the link was lost before the end.
     pub async fn next(&mut self) -> Option<ExecEvent> {
         let event = self.events.recv().await?;
-        self.shared
-            .backlog
-            .fetch_sub(event.body.len(), Ordering::Relaxed);
+        self.shared.backlog.fetch_sub(event.body.len(), Ordering::Relaxed);
         Some(event)
     }
 }
@@ -210,9 +185,7 @@ impl Drop for Following {
         self.shared.lock().events.remove(&self.exec_id);
         self.events.close();
         while let Ok(event) = self.events.try_recv() {
-            self.shared
-                .backlog
-                .fetch_sub(event.body.len(), Ordering::Relaxed);
+            self.shared.backlog.fetch_sub(event.body.len(), Ordering::Relaxed);
         }
     }
 }
@@ -220,9 +193,7 @@ impl Drop for Following {
 impl Shared {
     fn lock(&self) -> std::sync::MutexGuard<'_, Waiting> {
         // Nobody panics while holding it: the critical sections only move values.
-        self.waiting
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.waiting.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }
 
@@ -242,9 +213,7 @@ async fn hear(reader: OwnedReadHalf, shared: &Shared) -> io::Result<()> {
     let mut buffer = vec![0; 16 * 1024];
     loop {
         let read = stream
-            .async_io(Interest::READABLE, || {
-                channel::recv_with_fds(stream, &mut buffer, &mut fds)
-            })
+            .async_io(Interest::READABLE, || channel::recv_with_fds(stream, &mut buffer, &mut fds))
             .await?;
         if read == 0 {
             return Ok(());
@@ -276,20 +245,10 @@ fn dispatch(shared: &Shared, frame: Frame, fds: &mut Vec<OwnedFd>) -> io::Result
                 let _ = waiter.send((outcome, with));
             }
         }
-        FromGuest::Event {
-            exec_id,
-            seq,
-            offset,
-            event,
-        } => {
+        FromGuest::Event { exec_id, seq, offset, event } => {
             if let Some(follower) = shared.lock().events.get(&exec_id) {
                 let size = frame.body.len();
-                let sent = follower.send(ExecEvent {
-                    seq,
-                    offset,
-                    event,
-                    body: frame.body,
-                });
+                let sent = follower.send(ExecEvent { seq, offset, event, body: frame.body });
                 if sent.is_ok() {
                     shared.backlog.fetch_add(size, Ordering::Relaxed);
                 }

@@ -128,24 +128,16 @@ impl Sandbox {
         Some(
             async {
                 let language = Language::Python;
-                let (_, ends) = self
-                    .link
-                    .call(Call::PrepareKernel { language }, &[])
-                    .await?;
+                let (_, ends) = self.link.call(Call::PrepareKernel { language }, &[]).await?;
                 let cgroups = self.cgroup.as_ref().map_or(Ok(Vec::new()), Cgroup::procs)?;
                 let fds = KernelFds {
                     pidfd: self.process.get_ref().as_fd(),
                     ends: &ends,
                     cgroups: &cgroups,
                 };
-                zygote
-                    .fork(fds, paths::SESSION, &self.environment())
-                    .await?;
+                zygote.fork(fds, paths::SESSION, &self.environment()).await?;
                 drop(ends);
-                self.link
-                    .call(Call::AwaitKernel { language }, &[])
-                    .await
-                    .map(|_| ())
+                self.link.call(Call::AwaitKernel { language }, &[]).await.map(|_| ())
             }
             .await,
         )
@@ -160,10 +152,7 @@ impl Sandbox {
             cwd: paths::SESSION.into(),
         };
         self.link.call(call, &[]).await?;
-        self.link
-            .call(Call::AwaitKernel { language }, &[])
-            .await
-            .map(|_| ())
+        self.link.call(Call::AwaitKernel { language }, &[]).await.map(|_| ())
     }
 
     /// Starts an execution; `body` is code for a cell and standard input for a command.
@@ -172,25 +161,13 @@ impl Sandbox {
     }
 
     pub async fn interrupt(&self, exec_id: &str) -> Result<(), RuntimeError> {
-        let call = Call::Interrupt {
-            exec_id: exec_id.to_owned(),
-        };
+        let call = Call::Interrupt { exec_id: exec_id.to_owned() };
         self.link.call(call, &[]).await.map(|_| ())
     }
 
     /// The plain files below a directory of the sandbox, as the guest tells.
     pub async fn list_tree(&self, root: &str, limits: TreeLimits) -> Result<Tree, RuntimeError> {
-        match self
-            .link
-            .call(
-                Call::ListTree {
-                    root: root.to_owned(),
-                    limits,
-                },
-                &[],
-            )
-            .await?
-        {
+        match self.link.call(Call::ListTree { root: root.to_owned(), limits }, &[]).await? {
             (Answer::Tree(tree), _) => Ok(tree),
             _ => Err(RuntimeError::UnexpectedAnswer),
         }
@@ -203,15 +180,9 @@ impl Sandbox {
         root: &str,
         path: &[u8],
     ) -> Result<(std::fs::File, u64), RuntimeError> {
-        let call = Call::OpenFile {
-            root: root.to_owned(),
-            path: path.to_vec(),
-        };
+        let call = Call::OpenFile { root: root.to_owned(), path: path.to_vec() };
         let (_, fds) = self.link.call(call, &[]).await?;
-        let fd = fds
-            .into_iter()
-            .next()
-            .ok_or(RuntimeError::UnexpectedAnswer)?;
+        let fd = fds.into_iter().next().ok_or(RuntimeError::UnexpectedAnswer)?;
         let size = channel::check_plain_file(&fd).map_err(|cause| RuntimeError::Open {
             path: String::from_utf8_lossy(path).into_owned().into(),
             cause,

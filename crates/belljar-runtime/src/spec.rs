@@ -54,12 +54,7 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Limits {
-            memory: 512 << 20,
-            millicpus: 1000,
-            pids: 256,
-            tmpfs: 1024 << 20,
-        }
+        Limits { memory: 512 << 20, millicpus: 1000, pids: 256, tmpfs: 1024 << 20 }
     }
 }
 

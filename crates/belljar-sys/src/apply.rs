@@ -10,6 +10,9 @@ use rustix::mount::{MountAttrFlags, MountPropagationFlags};
 use crate::plan::{Access, FdIndex, IdMap, Source, Step};
 use crate::{landlock, mount, privileges, process, seccomp};
 
+/// Terminals are a resource of the whole machine; a sandbox needs a few.
+const MAX_PTYS: &str = "64";
+
 /// A step that could not be carried out.
 #[derive(Debug, thiserror::Error)]
 #[error("failed to {step}")]
@@ -30,19 +33,15 @@ pub struct Applied {
 pub fn apply(steps: &[Step], fds: &[BorrowedFd<'_>]) -> Result<Applied, StepError> {
     let mut applied = Applied::default();
     for step in steps {
-        apply_one(step, fds, &mut applied).map_err(|cause| StepError {
-            step: step.to_string(),
-            cause,
-        })?;
+        apply_one(step, fds, &mut applied)
+            .map_err(|cause| StepError { step: step.to_string(), cause })?;
     }
     Ok(applied)
 }
 
 fn apply_one(step: &Step, fds: &[BorrowedFd<'_>], applied: &mut Applied) -> io::Result<()> {
     let descriptor = |FdIndex(n): FdIndex| {
-        fds.get(n)
-            .copied()
-            .ok_or_else(|| io::Error::other("the plan names a missing descriptor"))
+        fds.get(n).copied().ok_or_else(|| io::Error::other("the plan names a missing descriptor"))
     };
     match step {
         Step::JoinCgroup { procs } => join_cgroup(descriptor(*procs)?),
@@ -50,31 +49,18 @@ fn apply_one(step: &Step, fds: &[BorrowedFd<'_>], applied: &mut Applied) -> io::
         Step::SetIds { uid, gid } => privileges::set_ids(*uid, *gid),
         Step::SetHostname { name } => Ok(rustix::system::sethostname(name.as_bytes())?),
         Step::LoopbackUp => loopback_up(),
-        Step::OomScore { adjust } => std::fs::write("/proc/self/oom_score_adj", adjust.to_string()),
         Step::PrivateMounts => {
             // First a slave, since a namespace of another owner may not be cut off in one go.
-            for change in [
-                MountPropagationFlags::DOWNSTREAM,
-                MountPropagationFlags::PRIVATE,
-            ] {
+            for change in [MountPropagationFlags::DOWNSTREAM, MountPropagationFlags::PRIVATE] {
                 rustix::mount::mount_change("/", change | MountPropagationFlags::REC)?;
             }
             Ok(())
         }
-        Step::Bind {
-            source,
-            target,
-            access,
-        } => match source {
+        Step::Bind { source, target, access } => match source {
             Source::Path(path) => bind(&mount::clone_tree(path)?, target, *access),
             Source::Tree(index) => bind(descriptor(*index)?, target, *access),
         },
-        Step::Tmpfs {
-            target,
-            size,
-            inodes,
-            mode,
-        } => mount::filesystem(
+        Step::Tmpfs { target, size, inodes, mode } => mount::filesystem(
             "tmpfs",
             &[
                 ("size", &size.to_string()),
@@ -87,7 +73,7 @@ fn apply_one(step: &Step, fds: &[BorrowedFd<'_>], applied: &mut Applied) -> io::
         Step::Proc { target } => mount::filesystem("proc", &[], no_exec(), target),
         Step::Devpts { target } => mount::filesystem(
             "devpts",
-            &[("newinstance", ""), ("ptmxmode", "0666"), ("mode", "0620")],
+            &[("newinstance", ""), ("ptmxmode", "0666"), ("mode", "0620"), ("max", MAX_PTYS)],
             MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NOEXEC,
             target,
         ),
@@ -95,7 +81,7 @@ fn apply_one(step: &Step, fds: &[BorrowedFd<'_>], applied: &mut Applied) -> io::
         Step::MakeFile { path, contents } => make_file(path, contents.as_bytes()),
         Step::Symlink { path, to } => Ok(rustix::fs::symlink(to, path)?),
         Step::ReadOnly { target } => mount::make_read_only(target),
-        Step::Mask { path } => mask(path),
+        Step::Mask { path, cover } => mask(path, cover),
         Step::Seal { path } => match mount::kind_of(path) {
             Some(_) => bind(&mount::clone_tree(path)?, path, Access::READ),
             None => Ok(()),
@@ -109,14 +95,9 @@ fn apply_one(step: &Step, fds: &[BorrowedFd<'_>], applied: &mut Applied) -> io::
         Step::NoNewPrivileges => privileges::set_no_new_privileges(),
         Step::Landlock { writable } => {
             applied.landlock = landlock::ruleset(writable)?;
-            applied
-                .landlock
-                .as_ref()
-                .map_or(Ok(()), landlock::restrict_self)
+            applied.landlock.as_ref().map_or(Ok(()), landlock::restrict_self)
         }
-        Step::Seccomp => seccomp::Filter::sandbox()
-            .map_err(io::Error::other)?
-            .install(),
+        Step::Seccomp => seccomp::Filter::sandbox().map_err(io::Error::other)?.install(),
         Step::Undumpable => privileges::become_undumpable(),
     }
 }
@@ -138,9 +119,7 @@ fn no_exec() -> MountAttrFlags {
 }
 
 fn join_cgroup(procs: BorrowedFd<'_>) -> io::Result<()> {
-    rustix::io::write(procs, b"0")
-        .map(|_| ())
-        .map_err(Into::into)
+    rustix::io::write(procs, b"0").map(|_| ()).map_err(Into::into)
 }
 
 fn bind(tree: impl AsFd, target: &Path, access: Access) -> io::Result<()> {
@@ -172,7 +151,7 @@ fn make_file(path: &Path, contents: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-fn mask(path: &Path) -> io::Result<()> {
+fn mask(path: &Path, cover: &Path) -> io::Result<()> {
     match mount::kind_of(path) {
         None => Ok(()),
         Some(FileType::Directory) => mount::filesystem(
@@ -181,14 +160,7 @@ fn mask(path: &Path) -> io::Result<()> {
             no_exec() | MountAttrFlags::MOUNT_ATTR_RDONLY,
             path,
         ),
-        Some(_) => bind(
-            &mount::clone_tree(Path::new("/dev/null"))?,
-            path,
-            Access {
-                write: false,
-                ..Access::DEVICE
-            },
-        ),
+        Some(_) => bind(&mount::clone_tree(cover)?, path, Access::READ),
     }
 }
 
@@ -209,11 +181,7 @@ fn loopback_up() -> io::Result<()> {
     use std::os::fd::AsRawFd as _;
     // SAFETY: SIOCSIFFLAGS reads one `ifreq`, which is live and names an interface.
     let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS, &raw const request) };
-    if result < 0 {
-        Err(io::Error::last_os_error())
-    } else {
-        Ok(())
-    }
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 #[cfg(test)]
@@ -222,12 +190,8 @@ mod tests {
 
     #[test]
     fn a_failed_step_is_named_with_its_cause() {
-        let steps = [
-            Step::ChangeDir { path: "/".into() },
-            Step::ChangeDir {
-                path: "/nowhere".into(),
-            },
-        ];
+        let steps =
+            [Step::ChangeDir { path: "/".into() }, Step::ChangeDir { path: "/nowhere".into() }];
         let error = apply(&steps, &[]).unwrap_err();
         assert_eq!(error.to_string(), "failed to change directory to /nowhere");
         assert_eq!(error.cause.kind(), io::ErrorKind::NotFound);

@@ -32,20 +32,12 @@ pub fn stream_pair() -> io::Result<(OwnedFd, OwnedFd)> {
 }
 
 fn pair(kind: SocketType) -> io::Result<(OwnedFd, OwnedFd)> {
-    Ok(rustix::net::socketpair(
-        AddressFamily::UNIX,
-        kind,
-        SocketFlags::CLOEXEC,
-        None,
-    )?)
+    Ok(rustix::net::socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)?)
 }
 
 pub fn send_packet(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     if bytes.len() > MAX_PACKET || fds.len() > MAX_FDS {
-        return Err(io::Error::new(
-            io::ErrorKind::InvalidInput,
-            "message exceeds its bounds",
-        ));
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "message exceeds its bounds"));
     }
     send_with_fds(socket, bytes, fds).map(|_| ())
 }
@@ -55,17 +47,10 @@ pub fn send_with_fds(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) ->
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     if !fds.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(fds)) {
-        return Err(io::Error::new(
-            io::ErrorKind::InvalidInput,
-            "too many descriptors",
-        ));
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "too many descriptors"));
     }
-    let sent = rustix::net::sendmsg(
-        socket,
-        &[IoSlice::new(bytes)],
-        &mut ancillary,
-        SendFlags::NOSIGNAL,
-    )?;
+    let sent =
+        rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut ancillary, SendFlags::NOSIGNAL)?;
     Ok(sent)
 }
 
@@ -104,14 +89,8 @@ pub fn recv_with_fds(
             fds.extend(received);
         }
     }
-    if received
-        .flags
-        .intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC)
-    {
-        return Err(io::Error::new(
-            io::ErrorKind::InvalidData,
-            "message was cut off",
-        ));
+    if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "message was cut off"));
     }
     Ok(received.bytes)
 }

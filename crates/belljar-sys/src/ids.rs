@@ -42,14 +42,8 @@ pub struct IdBlocks {
 
 impl IdBlocks {
     pub fn new(directory: PathBuf) -> io::Result<Self> {
-        fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(&directory)?;
-        Ok(IdBlocks {
-            directory,
-            taken: BTreeSet::new(),
-        })
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(&directory)?;
+        Ok(IdBlocks { directory, taken: BTreeSet::new() })
     }
 
     pub fn take(&mut self) -> io::Result<IdBlock> {
@@ -58,10 +52,7 @@ impl IdBlocks {
             match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => {
                     self.taken.insert(block);
-                    return Ok(IdBlock {
-                        block,
-                        lock: file.into(),
-                    });
+                    return Ok(IdBlock { block, lock: file.into() });
                 }
                 Err(rustix::io::Errno::WOULDBLOCK) => {}
                 Err(errno) => return Err(errno.into()),

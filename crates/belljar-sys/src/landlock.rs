@@ -30,15 +30,11 @@ pub fn ruleset(writable: &[PathBuf]) -> io::Result<Option<OwnedFd>> {
         .and_then(Ruleset::create)
         .map_err(io::Error::other)?;
     let everywhere = PathFd::new("/").map_err(io::Error::other)?;
-    rules = rules
-        .add_rule(PathBeneath::new(everywhere, harmless()))
-        .map_err(io::Error::other)?;
+    rules = rules.add_rule(PathBeneath::new(everywhere, harmless())).map_err(io::Error::other)?;
     for path in writable {
         // A path that this sandbox does not have needs no rule.
         let Ok(fd) = PathFd::new(path) else { continue };
-        rules = rules
-            .add_rule(PathBeneath::new(fd, all))
-            .map_err(io::Error::other)?;
+        rules = rules.add_rule(PathBeneath::new(fd, all)).map_err(io::Error::other)?;
     }
     Ok(rules.into())
 }
@@ -46,18 +42,9 @@ pub fn ruleset(writable: &[PathBuf]) -> io::Result<Option<OwnedFd>> {
 /// Puts this process and all it will start under the rules. Needs no_new_privs.
 pub fn restrict_self(ruleset: impl AsFd) -> io::Result<()> {
     // SAFETY: takes an open descriptor and a number.
-    let result = unsafe {
-        libc::syscall(
-            libc::SYS_landlock_restrict_self,
-            ruleset.as_fd().as_raw_fd(),
-            0,
-        )
-    };
-    if result < 0 {
-        Err(io::Error::last_os_error())
-    } else {
-        Ok(())
-    }
+    let result =
+        unsafe { libc::syscall(libc::SYS_landlock_restrict_self, ruleset.as_fd().as_raw_fd(), 0) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 /// The generation of Landlock the running kernel speaks, if any.

@@ -22,13 +22,7 @@ pub fn clone_tree(path: &Path) -> io::Result<OwnedFd> {
 }
 
 pub(crate) fn attach(tree: impl AsFd, target: &Path) -> io::Result<()> {
-    Ok(rustix::mount::move_mount(
-        tree,
-        "",
-        CWD,
-        target,
-        MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH,
-    )?)
+    Ok(rustix::mount::move_mount(tree, "", CWD, target, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?)
 }
 
 /// Restricts a whole tree, attached or not, to `access`.
@@ -58,12 +52,7 @@ pub(crate) fn make_read_only(target: &Path) -> io::Result<()> {
 }
 
 fn set_attributes(tree: BorrowedFd<'_>, attr_set: u64) -> io::Result<()> {
-    let attributes = libc::mount_attr {
-        attr_set,
-        attr_clr: 0,
-        propagation: 0,
-        userns_fd: 0,
-    };
+    let attributes = libc::mount_attr { attr_set, attr_clr: 0, propagation: 0, userns_fd: 0 };
     // SAFETY: the descriptor is open, the path is an empty C string, and the structure is live
     // for the call and as large as we say.
     let result = unsafe {
@@ -76,11 +65,7 @@ fn set_attributes(tree: BorrowedFd<'_>, attr_set: u64) -> io::Result<()> {
             size_of::<libc::mount_attr>(),
         )
     };
-    if result < 0 {
-        Err(io::Error::last_os_error())
-    } else {
-        Ok(())
-    }
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 /// A new file system of the given kind, mounted at `target`.

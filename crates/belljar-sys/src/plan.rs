@@ -58,10 +58,6 @@ pub enum Step {
         name: String,
     },
     LoopbackUp,
-    /// Die before the host's own processes do when memory runs out.
-    OomScore {
-        adjust: i32,
-    },
     /// Let no mount made from here on spread to the namespace we came from, nor back.
     PrivateMounts,
     Bind {
@@ -100,9 +96,10 @@ pub enum Step {
     ReadOnly {
         target: PathBuf,
     },
-    /// Put an empty, unwritable thing over a path, if it exists.
+    /// Put an empty directory, or the empty file `cover`, over a path, if it exists.
     Mask {
         path: PathBuf,
+        cover: PathBuf,
     },
     /// Make a path unwritable by mounting it over itself, if it exists.
     Seal {
@@ -150,28 +147,12 @@ pub struct Access {
 
 impl Access {
     /// Programs and libraries.
-    pub const READ_EXEC: Access = Access {
-        write: false,
-        exec: true,
-        devices: false,
-    };
+    pub const READ_EXEC: Access = Access { write: false, exec: true, devices: false };
     /// Data that nobody should run by accident of a path.
-    pub const READ: Access = Access {
-        write: false,
-        exec: false,
-        devices: false,
-    };
-    pub const WRITE: Access = Access {
-        write: true,
-        exec: true,
-        devices: false,
-    };
+    pub const READ: Access = Access { write: false, exec: false, devices: false };
+    pub const WRITE: Access = Access { write: true, exec: true, devices: false };
     /// Device nodes.
-    pub const DEVICE: Access = Access {
-        write: true,
-        exec: false,
-        devices: true,
-    };
+    pub const DEVICE: Access = Access { write: true, exec: false, devices: true };
 }
 
 impl fmt::Display for Access {
@@ -201,41 +182,19 @@ impl fmt::Display for Step {
             Step::SetIds { uid, gid } => write!(f, "become uid {uid}, gid {gid}"),
             Step::SetHostname { name } => write!(f, "set the host name to {name}"),
             Step::LoopbackUp => write!(f, "bring up the loopback interface"),
-            Step::OomScore { adjust } => write!(f, "set the oom score adjustment to {adjust}"),
             Step::PrivateMounts => write!(f, "make all mounts private"),
-            Step::Bind {
-                source,
-                target,
-                access,
-            } => {
+            Step::Bind { source, target, access } => {
                 write!(f, "bind {source} at {} ({access})", p(target))
             }
-            Step::Tmpfs {
-                target,
-                size,
-                inodes,
-                mode,
-            } => {
-                write!(
-                    f,
-                    "tmpfs at {} (size {size}, inodes {inodes}, mode {mode:o})",
-                    p(target)
-                )
+            Step::Tmpfs { target, size, inodes, mode } => {
+                write!(f, "tmpfs at {} (size {size}, inodes {inodes}, mode {mode:o})", p(target))
             }
             Step::Proc { target } => write!(f, "proc at {}", p(target)),
             Step::Devpts { target } => write!(f, "devpts at {}", p(target)),
-            Step::MakeDir {
-                path,
-                mode,
-                owner: None,
-            } => {
+            Step::MakeDir { path, mode, owner: None } => {
                 write!(f, "make directory {} (mode {mode:o})", p(path))
             }
-            Step::MakeDir {
-                path,
-                mode,
-                owner: Some(uid),
-            } => {
+            Step::MakeDir { path, mode, owner: Some(uid) } => {
                 write!(f, "make directory {} (mode {mode:o}, owner {uid})", p(path))
             }
             Step::MakeFile { path, contents } => {
@@ -243,7 +202,7 @@ impl fmt::Display for Step {
             }
             Step::Symlink { path, to } => write!(f, "link {} -> {}", p(path), p(to)),
             Step::ReadOnly { target } => write!(f, "make {} read-only", p(target)),
-            Step::Mask { path } => write!(f, "mask {}", p(path)),
+            Step::Mask { path, .. } => write!(f, "mask {}", p(path)),
             Step::Seal { path } => write!(f, "seal {}", p(path)),
             Step::PivotRoot { root } => write!(f, "pivot the root to {}", p(root)),
             Step::ChangeDir { path } => write!(f, "change directory to {}", p(path)),
@@ -267,11 +226,7 @@ impl fmt::Display for Plan {
         let names: Vec<_> = self.namespaces.iter().map(|n| format!("{n:?}")).collect();
         writeln!(f, "new namespaces: {}", names.join(" "))?;
         if let Some(map) = self.ids {
-            writeln!(
-                f,
-                "ids {} + {} are {} outside",
-                map.inside, map.count, map.outside
-            )?;
+            writeln!(f, "ids {} + {} are {} outside", map.inside, map.count, map.outside)?;
         }
         self.steps.iter().try_for_each(|step| writeln!(f, "{step}"))
     }

@@ -53,9 +53,7 @@ pub fn set_no_new_privileges() -> io::Result<()> {
 /// From here on nobody without privilege over our user namespace can read our memory, environment
 /// or descriptors through `/proc`, or trace us.
 pub fn become_undumpable() -> io::Result<()> {
-    Ok(rustix::process::set_dumpable_behavior(
-        DumpableBehavior::NotDumpable,
-    )?)
+    Ok(rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)?)
 }
 
 pub fn forbid_core_dumps() -> io::Result<()> {
@@ -69,26 +67,15 @@ pub fn limit_open_files(count: u64) -> io::Result<()> {
 /// Raises the soft limit of open files to the hard one; a server of many sandboxes needs it.
 pub fn raise_open_files() {
     let limit = rustix::process::getrlimit(Resource::Nofile);
-    let raised = Rlimit {
-        current: limit.maximum,
-        maximum: limit.maximum,
-    };
+    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
     // Failing to raise is no reason not to run.
     let _ = rustix::process::setrlimit(Resource::Nofile, raised);
 }
 
 fn set_limit(resource: Resource, value: u64) -> io::Result<()> {
-    let hard = rustix::process::getrlimit(resource)
-        .maximum
-        .unwrap_or(u64::MAX);
+    let hard = rustix::process::getrlimit(resource).maximum.unwrap_or(u64::MAX);
     let value = Some(value.min(hard));
-    Ok(rustix::process::setrlimit(
-        resource,
-        Rlimit {
-            current: value,
-            maximum: value,
-        },
-    )?)
+    Ok(rustix::process::setrlimit(resource, Rlimit { current: value, maximum: value })?)
 }
 
 /// Does this process hold the capability that mounting needs, in its own user namespace?
@@ -106,8 +93,5 @@ pub fn is_root() -> bool {
 /// The effective user and group of this process.
 #[must_use]
 pub fn own_ids() -> (u32, u32) {
-    (
-        rustix::process::geteuid().as_raw(),
-        rustix::process::getegid().as_raw(),
-    )
+    (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw())
 }

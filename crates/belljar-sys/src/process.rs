@@ -28,9 +28,7 @@ pub struct Started {
 /// other thread, and whatever lock it held, no longer moves.
 pub fn clone_process(namespaces: &[Namespace]) -> io::Result<Forked<Started>> {
     insist_on_one_thread()?;
-    let flags = namespaces
-        .iter()
-        .fold(libc::CLONE_PIDFD, |flags, n| flags | flag_of(*n));
+    let flags = namespaces.iter().fold(libc::CLONE_PIDFD, |flags, n| flags | flag_of(*n));
     let mut pidfd: RawFd = -1;
     // SAFETY: all-zero is a valid `clone_args`.
     let mut args: libc::clone_args = unsafe { std::mem::zeroed() };
@@ -40,13 +38,8 @@ pub fn clone_process(namespaces: &[Namespace]) -> io::Result<Forked<Started>> {
     // SAFETY: the structure and the place for the pidfd are live; no memory is shared and no stack
     // is given, so this behaves as fork does. Being single-threaded, the child may go on using
     // everything it inherits.
-    let pid = unsafe {
-        libc::syscall(
-            libc::SYS_clone3,
-            &raw mut args,
-            size_of::<libc::clone_args>(),
-        )
-    };
+    let pid =
+        unsafe { libc::syscall(libc::SYS_clone3, &raw mut args, size_of::<libc::clone_args>()) };
     match pid {
         0 => Ok(Forked::Child),
         pid if pid > 0 => Ok(Forked::Parent(Started {
@@ -71,11 +64,7 @@ pub fn fork_process() -> io::Result<Forked<u32>> {
 }
 
 fn insist_on_one_thread() -> io::Result<()> {
-    assert_eq!(
-        crate::procfs::own_threads()?,
-        1,
-        "only a single-threaded process may be forked"
-    );
+    assert_eq!(crate::procfs::own_threads()?, 1, "only a single-threaded process may be forked");
     Ok(())
 }
 
@@ -98,11 +87,7 @@ pub fn unshare_user_and_mounts() -> io::Result<()> {
 pub(crate) fn unshare(flags: libc::c_int) -> io::Result<()> {
     // SAFETY: takes an integer. Descriptors stay shared with nobody: the process has one thread.
     let result = unsafe { libc::unshare(flags) };
-    if result < 0 {
-        Err(io::Error::last_os_error())
-    } else {
-        Ok(())
-    }
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 /// Ends this process at once, running nothing on the way.
@@ -151,10 +136,7 @@ pub fn detach_from_parent(keep: Vec<OwnedFd>) -> io::Result<Vec<OwnedFd>> {
     // `null` was closed with the rest.
     let _ = null.into_raw_fd();
     // SAFETY: these were given to us as owned and stayed open.
-    Ok(raw
-        .into_iter()
-        .map(|fd| unsafe { OwnedFd::from_raw_fd(fd) })
-        .collect())
+    Ok(raw.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }).collect())
 }
 
 /// Replaces this process by a program that gets exactly these descriptors as 0, 1, 2, 3, ...
@@ -171,17 +153,12 @@ fn try_execute(
     env: &[(String, String)],
     fds: &[BorrowedFd<'_>],
 ) -> io::Result<std::convert::Infallible> {
-    let argv = argv
-        .iter()
-        .map(|a| CString::new(a.as_str()))
-        .collect::<Result<Vec<_>, _>>()?;
+    let argv = argv.iter().map(|a| CString::new(a.as_str())).collect::<Result<Vec<_>, _>>()?;
     let env = env
         .iter()
         .map(|(key, value)| CString::new(format!("{key}={value}")))
         .collect::<Result<Vec<_>, _>>()?;
-    let program = argv
-        .first()
-        .ok_or_else(|| io::Error::other("no program given"))?;
+    let program = argv.first().ok_or_else(|| io::Error::other("no program given"))?;
     // Duplicates above every target first, so that no dup2 below overwrites one still needed.
     let above = RawFd::try_from(fds.len()).map_err(io::Error::other)? + 3;
     let sources = fds
@@ -198,21 +175,11 @@ fn try_execute(
     // SAFETY: this process ends here, by exec or by exit; the duplicates were marked cloexec.
     unsafe { close_all_but(&kept) };
     let pointers = |strings: &[CString]| {
-        strings
-            .iter()
-            .map(|s| s.as_ptr())
-            .chain([std::ptr::null()])
-            .collect::<Vec<_>>()
+        strings.iter().map(|s| s.as_ptr()).chain([std::ptr::null()]).collect::<Vec<_>>()
     };
     let (argv_pointers, env_pointers) = (pointers(&argv), pointers(&env));
     // SAFETY: both arrays end with a null pointer and point to live C strings.
-    unsafe {
-        libc::execve(
-            program.as_ptr(),
-            argv_pointers.as_ptr(),
-            env_pointers.as_ptr(),
-        )
-    };
+    unsafe { libc::execve(program.as_ptr(), argv_pointers.as_ptr(), env_pointers.as_ptr()) };
     Err(io::Error::last_os_error())
 }
 
@@ -312,11 +279,7 @@ pub fn signal_group(pid: u32, signal: i32) -> io::Result<()> {
 fn kill_raw(target: i32, signal: i32) -> io::Result<()> {
     // SAFETY: integers only.
     let result = unsafe { libc::kill(target, signal) };
-    if result < 0 {
-        Err(io::Error::last_os_error())
-    } else {
-        Ok(())
-    }
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 /// Kills exactly the process behind the descriptor, whatever became of its number.
@@ -342,11 +305,25 @@ pub fn reap_automatically() -> io::Result<()> {
     action.sa_flags = libc::SA_NOCLDWAIT;
     // SAFETY: the structure is live, and no handler of ours is involved.
     let result = unsafe { libc::sigaction(libc::SIGCHLD, &raw const action, std::ptr::null_mut()) };
-    if result < 0 {
-        Err(io::Error::last_os_error())
-    } else {
-        Ok(())
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Takes back every signal handler, our runtime's own included. To PID 1 of a namespace the kernel
+/// then delivers no signal from inside at all.
+pub fn forget_signal_handlers() {
+    for signal in 1..=64 {
+        // A broken pipe stays an error of the write that met it.
+        if signal != libc::SIGPIPE {
+            // SAFETY: integers only. It fails for SIGKILL, SIGSTOP and libc's own, which is right.
+            unsafe { libc::signal(signal, libc::SIG_DFL) };
+        }
     }
+}
+
+/// Lets a process, and all it will start, die before others when the machine runs out of memory.
+/// Set from outside by someone with privilege, it cannot be lowered again from inside.
+pub fn prefer_as_oom_victim(pid: u32) -> io::Result<()> {
+    std::fs::write(format!("/proc/{pid}/oom_score_adj"), "500")
 }
 
 /// Leaves the terminal and the process group of whoever started us: a Ctrl-C there is not meant

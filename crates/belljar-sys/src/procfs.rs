@@ -62,29 +62,21 @@ pub fn descendants(parents: &BTreeMap<u32, u32>, root: u32) -> Vec<u32> {
 #[must_use]
 pub fn is_zombie(pid: u32) -> bool {
     fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| {
-        stat.rsplit_once(')')
-            .is_some_and(|(_, rest)| rest.trim_start().starts_with('Z'))
+        stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('Z'))
     })
 }
 
 /// Field number `n` (from zero) after the name of the process, which may itself hold spaces and
 /// parentheses.
 fn nth_after_name(stat: &str, n: usize) -> Option<u64> {
-    stat.rsplit_once(')')?
-        .1
-        .split_whitespace()
-        .nth(n)?
-        .parse()
-        .ok()
+    stat.rsplit_once(')')?.1.split_whitespace().nth(n)?.parse().ok()
 }
 
 /// A number from `/proc/PID/status`, such as `VmRSS` in KiB or `Threads`.
 #[must_use]
 pub fn status_field(pid: u32, field: &str) -> Option<u64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let line = status
-        .lines()
-        .find_map(|line| line.strip_prefix(field)?.strip_prefix(':'))?;
+    let line = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'))?;
     line.split_whitespace().next()?.parse().ok()
 }
 
@@ -103,19 +95,13 @@ pub fn private_kib(pid: u32) -> Option<u64> {
 /// Changes with every boot of the machine.
 #[must_use]
 pub fn boot_id() -> String {
-    fs::read_to_string("/proc/sys/kernel/random/boot_id")
-        .unwrap_or_default()
-        .trim()
-        .to_owned()
+    fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
 }
 
 /// The running kernel, as `uname -r` prints it.
 #[must_use]
 pub fn kernel_release() -> String {
-    rustix::system::uname()
-        .release()
-        .to_string_lossy()
-        .into_owned()
+    rustix::system::uname().release().to_string_lossy().into_owned()
 }
 
 #[cfg(test)]

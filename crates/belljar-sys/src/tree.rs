@@ -84,9 +84,7 @@ pub fn list(root: &str, max_files: u64, max_depth: u32) -> io::Result<Listing> {
                     listing.skip(path, format!("more than {max_files} files"));
                 }
                 FileType::RegularFile => {
-                    listing
-                        .files
-                        .push((path, u64::try_from(stat.st_size).unwrap_or(0)));
+                    listing.files.push((path, u64::try_from(stat.st_size).unwrap_or(0)));
                 }
                 FileType::Directory if depth >= max_depth => {
                     listing.skip(path, format!("deeper than {max_depth} directories"));
@@ -139,10 +137,7 @@ mod tests {
         symlink("/etc/passwd", root.join("link")).unwrap();
         symlink("/etc", root.join("linked-dir")).unwrap();
         let listing = list(root.to_str().unwrap(), 10, 2).unwrap();
-        assert_eq!(
-            listing.files,
-            [(b"a/b/deep".to_vec(), 0), (b"top".to_vec(), 5)]
-        );
+        assert_eq!(listing.files, [(b"a/b/deep".to_vec(), 0), (b"top".to_vec(), 5)]);
         let mut skipped: Vec<_> = listing
             .skipped
             .iter()
@@ -169,19 +164,8 @@ mod tests {
         symlink("../secret", root.join("link")).unwrap();
         symlink("..", root.join("up")).unwrap();
         let root = root.to_str().unwrap();
-        for hostile in [
-            &b"link"[..],
-            b"../secret",
-            b"up/secret",
-            b"/etc/passwd",
-            b"",
-            b"plain/x",
-        ] {
-            assert!(
-                open_file(root, hostile).is_err(),
-                "{}",
-                String::from_utf8_lossy(hostile)
-            );
+        for hostile in [&b"link"[..], b"../secret", b"up/secret", b"/etc/passwd", b"", b"plain/x"] {
+            assert!(open_file(root, hostile).is_err(), "{}", String::from_utf8_lossy(hostile));
         }
         assert!(open_file(root, b"plain").is_ok());
     }

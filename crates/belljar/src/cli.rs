@@ -6,12 +6,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 /// Sealed computers for AI agents, on your own machine.
 #[derive(Debug, Parser)]
-#[command(
-    name = "belljar",
-    version,
-    arg_required_else_help = true,
-    max_term_width = 100
-)]
+#[command(name = "belljar", version, arg_required_else_help = true, max_term_width = 100)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -47,19 +42,10 @@ Examples:
   echo 'print(6 * 7)' | belljar run -")]
 pub(crate) struct RunArgs {
     /// A file with code, or - for standard input
-    #[arg(
-        value_name = "FILE",
-        required_unless_present = "code",
-        conflicts_with = "code"
-    )]
+    #[arg(value_name = "FILE", required_unless_present = "code", conflicts_with = "code")]
     pub(crate) file: Option<PathBuf>,
     /// Code given here; the value of a last expression is printed
-    #[arg(
-        short = 'c',
-        long = "code",
-        value_name = "CODE",
-        allow_hyphen_values = true
-    )]
+    #[arg(short = 'c', long = "code", value_name = "CODE", allow_hyphen_values = true)]
     pub(crate) code: Option<String>,
     /// Language of the code [default: by the file's name, else python]
     #[arg(long, value_enum)]
@@ -133,17 +119,11 @@ pub(crate) struct BenchArgs {
 fn parse_seconds(text: &str) -> Result<u64, String> {
     // A year, in seconds: more is a mistake.
     const MOST: f64 = 366.0 * 86400.0;
-    let seconds: f64 = text
-        .parse()
-        .map_err(|_| "expected a number of seconds".to_owned())?;
+    let seconds: f64 = text.parse().map_err(|_| "expected a number of seconds".to_owned())?;
     if !(seconds > 0.0 && seconds <= MOST) {
         return Err("expected more than 0 seconds and at most a year".into());
     }
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "checked above"
-    )]
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked above")]
     let millis = (seconds * 1000.0).ceil() as u64;
     Ok(millis)
 }
@@ -168,17 +148,11 @@ pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
 }
 
 fn parse_cpus(text: &str) -> Result<u32, String> {
-    let cpus: f64 = text
-        .parse()
-        .map_err(|_| "expected a number of processors".to_owned())?;
+    let cpus: f64 = text.parse().map_err(|_| "expected a number of processors".to_owned())?;
     if !(0.01..=1024.0).contains(&cpus) {
         return Err("expected between 0.01 and 1024 processors".into());
     }
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "checked above"
-    )]
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked above")]
     let millicpus = (cpus * 1000.0).round() as u32;
     Ok(millicpus)
 }
@@ -198,13 +172,9 @@ mod tests {
 
     #[test]
     fn sizes_are_understood_in_every_common_form() {
-        for (text, bytes) in [
-            ("512M", 512 << 20),
-            ("1g", 1 << 30),
-            ("2GiB", 2 << 30),
-            ("64kb", 64 << 10),
-            ("7", 7),
-        ] {
+        for (text, bytes) in
+            [("512M", 512 << 20), ("1g", 1 << 30), ("2GiB", 2 << 30), ("64kb", 64 << 10), ("7", 7)]
+        {
             assert_eq!(parse_size(text), Ok(bytes), "{text}");
         }
         for text in ["", "M", "-1", "1.5G", "12X", "99999999999T"] {

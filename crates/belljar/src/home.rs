@@ -14,32 +14,32 @@ use crate::settings::Settings;
 
 /// The record of a finished setup, written last: its presence means that all the rest is there.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Manifest {
+pub struct Manifest {
     /// Version of this file's format.
-    pub(crate) format: u32,
-    pub(crate) python_version: String,
-    pub(crate) base_prefix: PathBuf,
-    pub(crate) packages: Vec<String>,
+    pub format: u32,
+    pub python_version: String,
+    pub base_prefix: PathBuf,
+    pub packages: Vec<String>,
 }
 
-pub(crate) const MANIFEST_FORMAT: u32 = 1;
+pub const MANIFEST_FORMAT: u32 = 1;
 
-pub(crate) fn environment_dir(settings: &Settings) -> PathBuf {
+pub fn environment_dir(settings: &Settings) -> PathBuf {
     settings.home.join("python")
 }
 
-pub(crate) fn manifest_path(environment: &Path) -> PathBuf {
+pub fn manifest_path(environment: &Path) -> PathBuf {
     environment.join("belljar.json")
 }
 
-pub(crate) fn read_manifest(environment: &Path) -> Option<Manifest> {
+pub fn read_manifest(environment: &Path) -> Option<Manifest> {
     let text = fs::read_to_string(manifest_path(environment)).ok()?;
     let manifest: Manifest = serde_json::from_str(&text).ok()?;
     (manifest.format == MANIFEST_FORMAT && manifest.base_prefix.is_dir()).then_some(manifest)
 }
 
 /// The image of this machine: the environment that setup made, or the distribution's bare Python.
-pub(crate) fn image(settings: &Settings) -> Result<Image> {
+pub fn image(settings: &Settings) -> Result<Image> {
     let environment = environment_dir(settings);
     let (python, host_python) = match read_manifest(&environment) {
         Some(manifest) => {
@@ -69,16 +69,13 @@ pub(crate) fn image(settings: &Settings) -> Result<Image> {
             .status();
     })
     .with_context(|| format!("failed to write below `{}`", settings.home.display()))?;
-    Ok(Image {
-        python,
-        kernels,
-        preload: settings.preload.clone(),
-    })
+    Ok(Image { python, kernels, preload: settings.preload.clone() })
 }
 
 /// Starts the spawner. Must come before any thread.
-pub(crate) fn prepare_runtime(settings: &Settings) -> Result<Prepared> {
+pub fn prepare_runtime(settings: &Settings) -> Result<Prepared> {
     let config = NativeConfig {
+        executable: "/proc/self/exe".into(),
         run_dir: settings.run_dir.clone(),
         cgroup_parent: settings.cgroup_parent.clone(),
         image: image(settings)?,

@@ -1,35 +1,5 @@
-//! `belljar`: one binary, configuration and commands.
+//! The binary; everything is in the library.
 
-#![forbid(unsafe_code)]
-
-mod cli;
-mod commands;
-mod home;
-mod settings;
-mod table;
-
-use std::process::ExitCode;
-
-use clap::Parser;
-
-fn main() -> ExitCode {
-    let cli = cli::Cli::parse();
-    start_logging();
-    match commands::dispatch(cli.command) {
-        Ok(code) => code,
-        Err(error) => {
-            // The whole chain, once, in one sentence.
-            eprintln!("belljar: {error:#}");
-            ExitCode::from(commands::EXIT_TROUBLE)
-        }
-    }
-}
-
-fn start_logging() {
-    let filter = tracing_subscriber::EnvFilter::try_from_env("BELLJAR_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .init();
+fn main() -> std::process::ExitCode {
+    belljar::main()
 }

@@ -10,13 +10,14 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use belljar_runtime::Limits;
 
-pub(crate) struct Variable {
-    pub(crate) name: &'static str,
-    pub(crate) default: &'static str,
-    pub(crate) help: &'static str,
+#[derive(Debug)]
+pub struct Variable {
+    pub name: &'static str,
+    pub default: &'static str,
+    pub help: &'static str,
 }
 
-pub(crate) const VARIABLES: &[Variable] = &[
+pub const VARIABLES: &[Variable] = &[
     Variable {
         name: "BELLJAR_HOME",
         default: "",
@@ -51,16 +52,8 @@ pub(crate) const VARIABLES: &[Variable] = &[
         default: "512M",
         help: "Memory of a sandbox, files in RAM included.",
     },
-    Variable {
-        name: "BELLJAR_CPUS",
-        default: "1",
-        help: "Processors of a sandbox.",
-    },
-    Variable {
-        name: "BELLJAR_PIDS",
-        default: "256",
-        help: "Processes and threads of a sandbox.",
-    },
+    Variable { name: "BELLJAR_CPUS", default: "1", help: "Processors of a sandbox." },
+    Variable { name: "BELLJAR_PIDS", default: "256", help: "Processes and threads of a sandbox." },
     Variable {
         name: "TMPFS_SIZE_MB",
         default: "1024",
@@ -85,20 +78,20 @@ pub(crate) const VARIABLES: &[Variable] = &[
 ];
 
 #[derive(Debug)]
-pub(crate) struct Settings {
-    pub(crate) home: PathBuf,
-    pub(crate) run_dir: PathBuf,
-    pub(crate) python: PathBuf,
-    pub(crate) packages: Vec<String>,
-    pub(crate) preload: Vec<String>,
-    pub(crate) limits: Limits,
-    pub(crate) cgroup_parent: String,
-    pub(crate) strict: bool,
+pub struct Settings {
+    pub home: PathBuf,
+    pub run_dir: PathBuf,
+    pub python: PathBuf,
+    pub packages: Vec<String>,
+    pub preload: Vec<String>,
+    pub limits: Limits,
+    pub cgroup_parent: String,
+    pub strict: bool,
 }
 
 impl Settings {
     /// Reads the environment and the `.env` of the current directory.
-    pub(crate) fn load() -> Result<Settings> {
+    pub fn load() -> Result<Settings> {
         let file = match fs::read_to_string(".env") {
             Ok(text) => parse_env_file(&text).context("failed to read .env")?,
             Err(error) if error.kind() == io::ErrorKind::NotFound => HashMap::new(),
@@ -110,12 +103,8 @@ impl Settings {
     fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Result<Settings> {
         let value = |name: &str| {
             let declared = VARIABLES.iter().find(|variable| variable.name == name);
-            let default = declared
-                .expect("every variable that is read is declared")
-                .default;
-            lookup(name)
-                .filter(|value| !value.is_empty())
-                .unwrap_or_else(|| default.to_owned())
+            let default = declared.expect("every variable that is read is declared").default;
+            lookup(name).filter(|value| !value.is_empty()).unwrap_or_else(|| default.to_owned())
         };
         let words = |name: &str| value(name).split_whitespace().map(str::to_owned).collect();
         let parsed = |name: &str, parse: &dyn Fn(&str) -> Result<u64, String>| {
@@ -135,19 +124,13 @@ impl Settings {
                     let millicpus = (cpus * 1000.0).round() as u32;
                     millicpus
                 }
-                _ => bail!(
-                    "BELLJAR_CPUS={}: expected 0.01 to 1024",
-                    value("BELLJAR_CPUS")
-                ),
+                _ => bail!("BELLJAR_CPUS={}: expected 0.01 to 1024", value("BELLJAR_CPUS")),
             },
             pids: parsed("BELLJAR_PIDS", &number)?,
             tmpfs: parsed("TMPFS_SIZE_MB", &number)?.saturating_mul(1 << 20),
         };
         if limits.memory < MIN_MEMORY {
-            bail!(
-                "BELLJAR_MEMORY: a sandbox needs at least {} MiB",
-                MIN_MEMORY >> 20
-            );
+            bail!("BELLJAR_MEMORY: a sandbox needs at least {} MiB", MIN_MEMORY >> 20);
         }
         let strict = match value("BELLJAR_STRICT").as_str() {
             "1" | "true" | "yes" => true,
@@ -171,11 +154,7 @@ impl Settings {
 pub(crate) const MIN_MEMORY: u64 = 16 << 20;
 
 fn path_or(value: String, default: fn() -> Result<PathBuf>) -> Result<PathBuf> {
-    let path = if value.is_empty() {
-        default()?
-    } else {
-        PathBuf::from(value)
-    };
+    let path = if value.is_empty() { default()? } else { PathBuf::from(value) };
     std::path::absolute(&path).with_context(|| format!("failed to resolve `{}`", path.display()))
 }
 
@@ -279,12 +258,7 @@ mod tests {
         assert_eq!(values["A"], "1");
         assert_eq!(values["B"], "two words");
         assert_eq!(values["C"], "x=y");
-        assert!(
-            parse_env_file("A=1\nnonsense\n")
-                .unwrap_err()
-                .to_string()
-                .contains("line 2")
-        );
+        assert!(parse_env_file("A=1\nnonsense\n").unwrap_err().to_string().contains("line 2"));
     }
 
     #[test]

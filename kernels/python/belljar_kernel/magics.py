@@ -1,7 +1,7 @@
 """The IPython shell behind `%magic`, `!command`, `name?` and IPython.display.
 
 It is a real InteractiveShell, on the user's own namespace, but only a toolbox: cells are run by our kernel.
-It writes no file, starts no thread and keeps no history. Importing IPython takes a good part of a second, so
+It writes no file, starts no thread and keeps no history. Importing IPython takes 0.1 to 0.3 s, so
 the shell is made when a cell first needs it, or in the zygote, where every kernel gets it for nothing.
 """
 

@@ -6,7 +6,7 @@ import sys
 import time
 
 import pytest
-from conftest import MAIN, needs_ipython
+from conftest import MAIN, TIMEOUT, needs_ipython
 
 
 def test_hello_names_the_interpreter(kernel):
@@ -244,6 +244,7 @@ def test_unknown_operations_are_ignored(kernel):
 
 def test_a_kernel_that_cannot_start_says_why():
     ours, theirs = socket.socketpair()
+    ours.settimeout(TIMEOUT)
     command = f"exec '{sys.executable}' -I '{MAIN}' kernel --fd {theirs.fileno()} >&-"
     process = subprocess.Popen(["sh", "-c", command], pass_fds=[theirs.fileno()])
     theirs.close()

@@ -4,6 +4,7 @@ The control channel may carry other runs' code, secrets, or descriptors of host 
 through it only what this run's code may know.
 """
 # expect: any
+# belljar: --timeout 5
 import hashlib
 import os
 import re

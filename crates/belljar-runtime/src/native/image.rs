@@ -80,16 +80,8 @@ const NSSWITCH: &str = "passwd: files\ngroup: files\nhosts: files dns\n";
 
 /// The steps that assemble the image's root at [`staged_root`].
 pub(crate) fn steps(image: &Image) -> Vec<Step> {
-    let mut assembly = Assembly {
-        root: staged_root(),
-        steps: Vec::new(),
-        made: Vec::new(),
-    };
-    assembly.steps.push(Step::MakeDir {
-        path: staged_root(),
-        mode: 0o755,
-        owner: None,
-    });
+    let mut assembly = Assembly { root: staged_root(), steps: Vec::new(), made: Vec::new() };
+    assembly.steps.push(Step::MakeDir { path: staged_root(), mode: 0o755, owner: None });
     assembly.steps.push(Step::Tmpfs {
         target: staged_root(),
         size: 4 << 20,
@@ -105,18 +97,13 @@ pub(crate) fn steps(image: &Image) -> Vec<Step> {
             Err(_) => {}
         }
     }
-    for (name, contents) in [
-        ("passwd", PASSWD),
-        ("group", GROUP),
-        ("hosts", HOSTS),
-        ("nsswitch.conf", NSSWITCH),
-    ] {
+    for (name, contents) in
+        [("passwd", PASSWD), ("group", GROUP), ("hosts", HOSTS), ("nsswitch.conf", NSSWITCH)]
+    {
         assembly.file(&Path::new("/etc").join(name), contents);
     }
-    for path in ETC_SHOWN
-        .iter()
-        .map(Path::new)
-        .chain(debian_python_etc().iter().map(PathBuf::as_path))
+    for path in
+        ETC_SHOWN.iter().map(Path::new).chain(debian_python_etc().iter().map(PathBuf::as_path))
     {
         if path.exists() {
             assembly.show(path, Access::READ);
@@ -139,15 +126,7 @@ pub(crate) fn steps(image: &Image) -> Vec<Step> {
     ] {
         assembly.link(&Path::new("/dev").join(name), Path::new(to));
     }
-    for path in [
-        "/dev/pts",
-        "/dev/shm",
-        "/proc",
-        "/tmp",
-        "/run",
-        paths::SESSION,
-        paths::DATA,
-    ] {
+    for path in ["/dev/pts", "/dev/shm", "/proc", "/tmp", "/run", paths::SESSION, paths::DATA] {
         assembly.directory(Path::new(path));
     }
     assembly.link(Path::new("/work"), Path::new(paths::SESSION));
@@ -159,9 +138,7 @@ pub(crate) fn steps(image: &Image) -> Vec<Step> {
     if !image.python.base_prefix.starts_with("/usr") {
         assembly.show(&image.python.base_prefix, Access::READ_EXEC);
     }
-    assembly.steps.push(Step::ReadOnly {
-        target: staged_root(),
-    });
+    assembly.steps.push(Step::ReadOnly { target: staged_root() });
     assembly.steps
 }
 
@@ -200,11 +177,7 @@ impl Assembly {
             return;
         }
         self.parents(path);
-        let step = Step::MakeDir {
-            path: self.inside(path),
-            mode: 0o755,
-            owner: None,
-        };
+        let step = Step::MakeDir { path: self.inside(path), mode: 0o755, owner: None };
         self.steps.push(step);
         self.made.push(path.to_owned());
     }
@@ -217,18 +190,12 @@ impl Assembly {
 
     fn file(&mut self, path: &Path, contents: &str) {
         self.parents(path);
-        self.steps.push(Step::MakeFile {
-            path: self.inside(path),
-            contents: contents.to_owned(),
-        });
+        self.steps.push(Step::MakeFile { path: self.inside(path), contents: contents.to_owned() });
     }
 
     fn link(&mut self, path: &Path, to: &Path) {
         self.parents(path);
-        self.steps.push(Step::Symlink {
-            path: self.inside(path),
-            to: to.to_owned(),
-        });
+        self.steps.push(Step::Symlink { path: self.inside(path), to: to.to_owned() });
     }
 
     /// Shows a path of the host at the same place inside.
@@ -243,10 +210,6 @@ impl Assembly {
             self.file(inside, "");
         }
         let source = Source::Path(host.to_owned());
-        self.steps.push(Step::Bind {
-            source,
-            target: self.inside(inside),
-            access,
-        });
+        self.steps.push(Step::Bind { source, target: self.inside(inside), access });
     }
 }

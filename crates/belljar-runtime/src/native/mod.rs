@@ -42,6 +42,8 @@ use zygote::{Keeper, Zygote, ZygoteState};
 /// Where the runtime keeps things that do not survive a reboot.
 #[derive(Debug, Clone)]
 pub struct NativeConfig {
+    /// The belljar binary, to be started again as spawner.
+    pub executable: PathBuf,
     pub run_dir: PathBuf,
     /// Name of our cgroup, below the root of every tree.
     pub cgroup_parent: String,
@@ -74,29 +76,17 @@ impl Prepared {
     /// thread: nothing is ever forked from a threaded one.
     pub fn start(config: NativeConfig) -> Result<Prepared, RuntimeError> {
         let privileged = privileges::is_root() && privileges::may_mount();
-        let spawner = Spawner::start(plan::outer_id_map(privileged))?;
+        let spawner = Spawner::start(&config.executable, plan::outer_id_map(privileged))?;
         let mut steps = image::steps(&config.image);
-        let trees = if privileged {
-            open_sources(&mut steps)?
-        } else {
-            Vec::new()
-        };
+        let trees = if privileged { open_sources(&mut steps)? } else { Vec::new() };
         let fds: Vec<BorrowedFd<'_>> = trees.iter().map(AsFd::as_fd).collect();
         spawner.stage(steps, &fds)?;
-        Ok(Prepared {
-            config,
-            spawner,
-            privileged,
-        })
+        Ok(Prepared { config, spawner, privileged })
     }
 
     /// Goes on inside an async runtime.
     pub fn launch(self) -> Result<Arc<NativeRuntime>, RuntimeError> {
-        let Prepared {
-            config,
-            spawner,
-            privileged,
-        } = self;
+        let Prepared { config, spawner, privileged } = self;
         make_private_dir(&config.run_dir)?;
         let ids = if privileged {
             let blocks = IdBlocks::new(config.run_dir.join("ids")).map_err(RuntimeError::Ids)?;
@@ -145,11 +135,7 @@ impl NativeRuntime {
 
     /// A sandbox with its guest, and no kernel yet.
     pub async fn create(self: &Arc<Self>, spec: &SandboxSpec) -> Result<Sandbox, RuntimeError> {
-        let name = format!(
-            "{}.{}",
-            self.instance,
-            self.next.fetch_add(1, Ordering::Relaxed)
-        );
+        let name = format!("{}.{}", self.instance, self.next.fetch_add(1, Ordering::Relaxed));
         let mut fds: Vec<OwnedFd> = Vec::new();
         let mut add = |fd: OwnedFd| {
             fds.push(fd);
@@ -161,9 +147,7 @@ impl NativeRuntime {
             Ok(parent) => Some(parent.create(&name, &limits(spec))?),
             Err(_) => None,
         };
-        let procs = cgroup
-            .as_ref()
-            .map_or(Ok(Vec::new()), cgroup::Cgroup::procs)?;
+        let procs = cgroup.as_ref().map_or(Ok(Vec::new()), cgroup::Cgroup::procs)?;
         let cgroups = procs.len();
         procs.into_iter().for_each(|fd| {
             add(fd);
@@ -180,15 +164,10 @@ impl NativeRuntime {
             Some(IdBlock { block, lock }) => (Some(block), Some(add(lock))),
             None => (None, None),
         };
-        let block = BlockGuard {
-            runtime: Arc::clone(self),
-            block,
-        };
+        let block = BlockGuard { runtime: Arc::clone(self), block };
         let socket = SocketGuard(self.config.run_dir.join(format!("{name}.sock")));
-        let listener = UnixListener::bind(&socket.0).map_err(|cause| RuntimeError::Prepare {
-            path: socket.0.clone(),
-            cause,
-        })?;
+        let listener = UnixListener::bind(&socket.0)
+            .map_err(|cause| RuntimeError::Prepare { path: socket.0.clone(), cause })?;
         let listener = add(listener.into());
         let nonce = process::random_name();
 
@@ -247,11 +226,7 @@ impl NativeRuntime {
 
     /// The command line of the image's Python kernel or zygote; its socket is descriptor 3.
     pub(crate) fn kernel_argv(&self, role: &str) -> Vec<String> {
-        let Python {
-            executable,
-            environment,
-            ..
-        } = &self.config.image.python;
+        let Python { executable, environment, .. } = &self.config.image.python;
         let mut argv = vec![
             executable.display().to_string(),
             "-I".into(),
@@ -261,10 +236,7 @@ impl NativeRuntime {
             "3".into(),
         ];
         if role == "kernel" && environment.is_some() {
-            argv.extend([
-                "--font-cache".into(),
-                format!("{}/share/belljar", paths::PYTHON),
-            ]);
+            argv.extend(["--font-cache".into(), format!("{}/share/belljar", paths::PYTHON)]);
         }
         argv
     }
@@ -282,10 +254,7 @@ impl NativeRuntime {
             ("LANG", "C.UTF-8"),
             ("LOGNAME", "belljar"),
             ("MPLCONFIGDIR", "/tmp/.matplotlib"),
-            (
-                "PATH",
-                &format!("/session/.local/bin:{tools}/usr/local/bin:/usr/bin:/bin"),
-            ),
+            ("PATH", &format!("/session/.local/bin:{tools}/usr/local/bin:/usr/bin:/bin")),
             // The environment is read-only; what pip installs goes to the session.
             ("PIP_PREFIX", "/session/.local"),
             ("PIP_DISABLE_PIP_VERSION_CHECK", "1"),
@@ -301,10 +270,8 @@ impl NativeRuntime {
             ("OMP_NUM_THREADS", "1"),
             ("OPENBLAS_NUM_THREADS", "1"),
         ];
-        let mut env: Vec<(String, String)> = base
-            .iter()
-            .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
-            .collect();
+        let mut env: Vec<(String, String)> =
+            base.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
         for (key, value) in extra {
             env.retain(|(known, _)| known != key);
             env.push((key.clone(), value.clone()));
@@ -326,9 +293,7 @@ impl NativeRuntime {
             return;
         };
         for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
-            let name = path
-                .file_name()
-                .and_then(|name| name.to_str()?.strip_suffix(".sock"));
+            let name = path.file_name().and_then(|name| name.to_str()?.strip_suffix(".sock"));
             if name.is_some_and(is_orphaned) {
                 let _ = fs::remove_file(&path);
             }
@@ -373,9 +338,7 @@ impl Drop for SocketGuard {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex
-        .lock()
-        .unwrap_or_else(std::sync::PoisonError::into_inner)
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 fn limits(spec: &SandboxSpec) -> cgroup::Limits {
@@ -391,14 +354,8 @@ pub(crate) async fn await_status(status: OwnedFd) -> Result<(), RuntimeError> {
     let mut pipe = tokio::net::unix::pipe::Receiver::from_owned_fd(status)
         .map_err(RuntimeError::SpawnerGone)?;
     let mut message = String::new();
-    pipe.read_to_string(&mut message)
-        .await
-        .map_err(RuntimeError::SpawnerGone)?;
-    if message.is_empty() {
-        Ok(())
-    } else {
-        Err(RuntimeError::Build(message))
-    }
+    pipe.read_to_string(&mut message).await.map_err(RuntimeError::SpawnerGone)?;
+    if message.is_empty() { Ok(()) } else { Err(RuntimeError::Build(message)) }
 }
 
 /// Replaces the paths of bind mounts by trees opened here: the spawner has no rights of ours and
@@ -417,23 +374,13 @@ fn open_sources(steps: &mut [Step]) -> Result<Vec<OwnedFd>, RuntimeError> {
 }
 
 fn open_tree(path: &Path) -> Result<OwnedFd, RuntimeError> {
-    mount::clone_tree(path).map_err(|cause| RuntimeError::Open {
-        path: path.into(),
-        cause,
-    })
+    mount::clone_tree(path).map_err(|cause| RuntimeError::Open { path: path.into(), cause })
 }
 
 /// Sockets in here lead into sandboxes.
 fn make_private_dir(path: &Path) -> Result<(), RuntimeError> {
-    let prepare = |cause: io::Error| RuntimeError::Prepare {
-        path: path.into(),
-        cause,
-    };
-    fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(path)
-        .map_err(prepare)?;
+    let prepare = |cause: io::Error| RuntimeError::Prepare { path: path.into(), cause };
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(prepare)?;
     fs::set_permissions(path, fs::Permissions::from_mode(0o700)).map_err(prepare)
 }
 
@@ -446,10 +393,7 @@ mod tests {
         let pid = std::process::id();
         let started = procfs::start_time(pid).unwrap();
         assert!(!is_orphaned(&format!("{pid}.{started}.1")));
-        assert!(
-            is_orphaned(&format!("{pid}.{}.1", started + 1)),
-            "the number was reused"
-        );
+        assert!(is_orphaned(&format!("{pid}.{}.1", started + 1)), "the number was reused");
         for foreign in ["docker", "a.b.c", "1.2", "1.2.3.4", ""] {
             assert!(!is_orphaned(foreign), "{foreign}");
         }

@@ -9,16 +9,12 @@ use super::image::staged_root;
 use super::spawner::STAGE;
 use crate::spec::{SandboxSpec, USER_ID, paths};
 
-/// Higher than any ordinary process: when the machine itself runs out of memory, sandboxes go
-/// first.
-const OOM_ADJUST: i32 = 500;
-
 /// Enough for any program that does not leak, small enough that one sandbox cannot exhaust the
 /// machine's table.
 const MAX_OPEN_FILES: u64 = 4096;
 
 /// Parts of `/proc` that tell about the machine or reach beyond the sandbox.
-const PROC_MASKED: [&str; 12] = [
+const PROC_MASKED: [&str; 16] = [
     "acpi",
     "asound",
     "driver",
@@ -26,7 +22,11 @@ const PROC_MASKED: [&str; 12] = [
     "key-users",
     "keys",
     "kmsg",
+    "kpagecgroup",
+    "kpagecount",
+    "kpageflags",
     "latency_stats",
+    "pressure",
     "sched_debug",
     "scsi",
     "sysrq-trigger",
@@ -57,38 +57,27 @@ pub(crate) fn sandbox(spec: &SandboxSpec, block: Option<u32>, fds: SandboxFds) -
     let mut steps = Vec::new();
 
     steps.extend((0..fds.cgroups).map(|n| Step::JoinCgroup { procs: FdIndex(n) }));
-    // Before the ids change, after which files of ours in /proc belong to somebody else.
-    steps.push(Step::OomScore { adjust: OOM_ADJUST });
     steps.push(Step::HideCgroupPath);
     if block.is_some() {
         steps.push(Step::SetIds { uid: 0, gid: 0 });
     }
     steps.extend([
-        Step::SetHostname {
-            name: "belljar".into(),
-        },
+        Step::SetHostname { name: "belljar".into() },
         Step::LoopbackUp,
         Step::PrivateMounts,
         image_at(&root),
-        Step::Proc {
-            target: inside("/proc"),
-        },
+        Step::Proc { target: inside("/proc") },
     ]);
-    steps.extend(PROC_MASKED.map(|name| Step::Mask {
-        path: inside("/proc").join(name),
-    }));
-    steps.extend(PROC_SEALED.map(|name| Step::Seal {
-        path: inside("/proc").join(name),
-    }));
+    let cover = Path::new(STAGE).join("empty");
+    steps.extend(
+        PROC_MASKED
+            .map(|name| Step::Mask { path: inside("/proc").join(name), cover: cover.clone() }),
+    );
+    steps.extend(PROC_SEALED.map(|name| Step::Seal { path: inside("/proc").join(name) }));
 
     // One tmpfs for everything that may be written, so that one limit holds for all of it.
     let (size, inodes) = (spec.limits.effective_tmpfs(), spec.limits.tmpfs_inodes());
-    steps.push(Step::Tmpfs {
-        target: scratch.clone(),
-        size,
-        inodes,
-        mode: 0o755,
-    });
+    steps.push(Step::Tmpfs { target: scratch.clone(), size, inodes, mode: 0o755 });
     for (name, mode, owner) in [
         ("session", 0o755, owner),
         ("session/artifacts", 0o755, owner),
@@ -96,59 +85,32 @@ pub(crate) fn sandbox(spec: &SandboxSpec, block: Option<u32>, fds: SandboxFds) -
         ("tmp", 0o1777, None),
         ("shm", 0o1777, None),
     ] {
-        steps.push(Step::MakeDir {
-            path: scratch.join(name),
-            mode,
-            owner,
-        });
+        steps.push(Step::MakeDir { path: scratch.join(name), mode, owner });
     }
-    for (name, target) in [
-        ("session", paths::SESSION),
-        ("tmp", "/tmp"),
-        ("shm", "/dev/shm"),
-    ] {
+    for (name, target) in [("session", paths::SESSION), ("tmp", "/tmp"), ("shm", "/dev/shm")] {
         let source = Source::Path(scratch.join(name));
-        steps.push(Step::Bind {
-            source,
-            target: inside(target),
-            access: Access::WRITE,
-        });
+        steps.push(Step::Bind { source, target: inside(target), access: Access::WRITE });
     }
-    steps.push(Step::Devpts {
-        target: inside("/dev/pts"),
-    });
+    steps.push(Step::Devpts { target: inside("/dev/pts") });
     if let Some(data) = &spec.data {
         let source = match fds.data {
             Some(index) => Source::Tree(index),
             None => Source::Path(data.host_path.clone()),
         };
-        steps.push(Step::Bind {
-            source,
-            target: inside(paths::DATA),
-            access: Access::READ,
-        });
+        steps.push(Step::Bind { source, target: inside(paths::DATA), access: Access::READ });
     }
 
     steps.extend([
         Step::PivotRoot { root: root.clone() },
-        Step::ChangeDir {
-            path: paths::SESSION.into(),
-        },
+        Step::ChangeDir { path: paths::SESSION.into() },
         Step::NoCoreDumps,
-        Step::MaxOpenFiles {
-            count: MAX_OPEN_FILES,
-        },
+        Step::MaxOpenFiles { count: MAX_OPEN_FILES },
         Step::DropBoundingSet,
-        Step::SetIds {
-            uid: USER_ID,
-            gid: USER_ID,
-        },
+        Step::SetIds { uid: USER_ID, gid: USER_ID },
         Step::DropCapabilities,
         Step::Undumpable,
         Step::NoNewPrivileges,
-        Step::Landlock {
-            writable: WRITABLE.map(PathBuf::from).to_vec(),
-        },
+        Step::Landlock { writable: WRITABLE.map(PathBuf::from).to_vec() },
         Step::Seccomp,
     ]);
     Plan {
@@ -171,15 +133,9 @@ pub(crate) fn sandbox(spec: &SandboxSpec, block: Option<u32>, fds: SandboxFds) -
 pub(crate) fn zygote() -> Plan {
     let root = Path::new(STAGE).join("root");
     Plan {
-        namespaces: vec![
-            Namespace::Mount,
-            Namespace::Net,
-            Namespace::Ipc,
-            Namespace::Uts,
-        ],
+        namespaces: vec![Namespace::Mount, Namespace::Net, Namespace::Ipc, Namespace::Uts],
         ids: None,
         steps: vec![
-            Step::OomScore { adjust: OOM_ADJUST },
             Step::PrivateMounts,
             image_at(&root),
             Step::Bind {
@@ -187,12 +143,7 @@ pub(crate) fn zygote() -> Plan {
                 target: root.join("proc"),
                 access: Access::READ,
             },
-            Step::Tmpfs {
-                target: root.join("tmp"),
-                size: 64 << 20,
-                inodes: 4096,
-                mode: 0o1777,
-            },
+            Step::Tmpfs { target: root.join("tmp"), size: 64 << 20, inodes: 4096, mode: 0o1777 },
             Step::PivotRoot { root },
             Step::ChangeDir { path: "/".into() },
             Step::NoCoreDumps,
@@ -203,16 +154,8 @@ pub(crate) fn zygote() -> Plan {
 
 fn image_at(root: &Path) -> Step {
     // Every part of the image carries its own restrictions already; devices must stay devices.
-    let access = Access {
-        write: true,
-        exec: true,
-        devices: true,
-    };
-    Step::Bind {
-        source: Source::Path(staged_root()),
-        target: root.to_owned(),
-        access,
-    }
+    let access = Access { write: true, exec: true, devices: true };
+    Step::Bind { source: Source::Path(staged_root()), target: root.to_owned(), access }
 }
 
 /// The ids of one sandbox, as the spawner, which lives in the outer namespace, must write them.
@@ -224,12 +167,7 @@ fn id_map(block: Option<u32>) -> IdMap {
             count: ids::BLOCK_SIZE,
             setgroups: true,
         },
-        None => IdMap {
-            inside: USER_ID,
-            outside: 0,
-            count: 1,
-            setgroups: false,
-        },
+        None => IdMap { inside: USER_ID, outside: 0, count: 1, setgroups: false },
     }
 }
 
@@ -244,12 +182,7 @@ pub(crate) fn outer_id_map(privileged: bool) -> IdMap {
         }
     } else {
         let (uid, _) = belljar_sys::privileges::own_ids();
-        IdMap {
-            inside: 0,
-            outside: uid,
-            count: 1,
-            setgroups: false,
-        }
+        IdMap { inside: 0, outside: uid, count: 1, setgroups: false }
     }
 }
 
@@ -263,39 +196,22 @@ mod tests {
         let spec = SandboxSpec {
             limits: Limits::default(),
             env: Vec::new(),
-            data: Some(DataMount {
-                host_path: "/srv/datasets".into(),
-            }),
+            data: Some(DataMount { host_path: "/srv/datasets".into() }),
             outlives_host: false,
         };
-        let fds = SandboxFds {
-            cgroups: 4,
-            data: Some(FdIndex(7)),
-        };
+        let fds = SandboxFds { cgroups: 4, data: Some(FdIndex(7)) };
         insta::assert_snapshot!(sandbox(&spec, Some(3), fds));
     }
 
     #[test]
     fn without_root_one_id_is_shared_and_paths_are_opened_inside() {
         let spec = SandboxSpec {
-            limits: Limits {
-                memory: 64 << 20,
-                ..Limits::default()
-            },
+            limits: Limits { memory: 64 << 20, ..Limits::default() },
             env: Vec::new(),
-            data: Some(DataMount {
-                host_path: "/srv/datasets".into(),
-            }),
+            data: Some(DataMount { host_path: "/srv/datasets".into() }),
             outlives_host: false,
         };
-        let plan = sandbox(
-            &spec,
-            None,
-            SandboxFds {
-                cgroups: 0,
-                data: None,
-            },
-        );
+        let plan = sandbox(&spec, None, SandboxFds { cgroups: 0, data: None });
         insta::assert_snapshot!(plan);
     }
 

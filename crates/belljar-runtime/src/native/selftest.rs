@@ -42,12 +42,7 @@ impl Limit {
 }
 
 /// Small, so that the test is quick and cannot hurt the machine where the limits are void.
-const TEST_LIMITS: Limits = Limits {
-    memory: 48 << 20,
-    millicpus: 200,
-    pids: 16,
-    tmpfs: 8 << 20,
-};
+const TEST_LIMITS: Limits = Limits { memory: 48 << 20, millicpus: 200, pids: 16, tmpfs: 8 << 20 };
 
 /// Beyond the limit by enough to leave no doubt.
 const MEMORY_TRIED: u64 = 96 << 20;
@@ -59,23 +54,13 @@ const CPU_WALL_MS: u64 = 300;
 const CPU_SHARE_ALLOWED: f64 = 0.6;
 
 pub async fn run(runtime: &Arc<NativeRuntime>) -> Result<Vec<Verdict>, RuntimeError> {
-    let spec = SandboxSpec {
-        limits: TEST_LIMITS,
-        env: Vec::new(),
-        data: None,
-        outlives_host: false,
-    };
+    let spec =
+        SandboxSpec { limits: TEST_LIMITS, env: Vec::new(), data: None, outlives_host: false };
     let probes = [
         Probe::Network,
-        Probe::Processes {
-            count: PROCESSES_TRIED,
-        },
-        Probe::Memory {
-            bytes: MEMORY_TRIED,
-        },
-        Probe::Cpu {
-            wall_ms: CPU_WALL_MS,
-        },
+        Probe::Processes { count: PROCESSES_TRIED },
+        Probe::Memory { bytes: MEMORY_TRIED },
+        Probe::Cpu { wall_ms: CPU_WALL_MS },
     ];
     let sandbox = runtime.create(&spec).await?;
     let mut verdicts = Vec::new();
@@ -107,10 +92,7 @@ fn judge(report: &ProbeReport) -> Verdict {
         ProbeReport::Processes { started } => (
             Limit::Processes,
             u64::from(*started) < TEST_LIMITS.pids,
-            format!(
-                "{started} processes could be started under a limit of {}",
-                TEST_LIMITS.pids
-            ),
+            format!("{started} processes could be started under a limit of {}", TEST_LIMITS.pids),
         ),
         ProbeReport::Cpu { used_ms, wall_ms } => {
             #[expect(clippy::cast_precision_loss, reason = "milliseconds of a short test")]
@@ -124,10 +106,7 @@ fn judge(report: &ProbeReport) -> Verdict {
                 ),
             )
         }
-        ProbeReport::Network {
-            interfaces,
-            reached_out,
-        } => (
+        ProbeReport::Network { interfaces, reached_out } => (
             Limit::Network,
             interfaces.is_empty() && !reached_out,
             if interfaces.is_empty() {
@@ -137,11 +116,7 @@ fn judge(report: &ProbeReport) -> Verdict {
             },
         ),
     };
-    Verdict {
-        limit,
-        enforced,
-        detail,
-    }
+    Verdict { limit, enforced, detail }
 }
 
 #[cfg(test)]
@@ -155,22 +130,10 @@ mod tests {
         assert!(!enforced(ProbeReport::Memory { killed: false }));
         assert!(!enforced(ProbeReport::Processes { started: 40 }));
         assert!(enforced(ProbeReport::Processes { started: 14 }));
-        assert!(enforced(ProbeReport::Cpu {
-            used_ms: 70,
-            wall_ms: 300
-        }));
-        assert!(!enforced(ProbeReport::Cpu {
-            used_ms: 300,
-            wall_ms: 300
-        }));
+        assert!(enforced(ProbeReport::Cpu { used_ms: 70, wall_ms: 300 }));
+        assert!(!enforced(ProbeReport::Cpu { used_ms: 300, wall_ms: 300 }));
         let eth = vec!["eth0".to_owned()];
-        assert!(!enforced(ProbeReport::Network {
-            interfaces: eth,
-            reached_out: false
-        }));
-        assert!(!enforced(ProbeReport::Network {
-            interfaces: vec![],
-            reached_out: true
-        }));
+        assert!(!enforced(ProbeReport::Network { interfaces: eth, reached_out: false }));
+        assert!(!enforced(ProbeReport::Network { interfaces: vec![], reached_out: true }));
     }
 }

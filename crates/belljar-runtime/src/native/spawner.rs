@@ -21,6 +21,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use belljar_sys::plan::{FdIndex, IdMap, Plan, Step};
@@ -39,16 +40,9 @@ pub const STAGE: &str = "/sys";
 #[derive(Debug, Serialize, Deserialize)]
 enum Order {
     Enter,
-    Stage {
-        steps: Vec<Step>,
-    },
+    Stage { steps: Vec<Step> },
     Sandbox(SandboxOrder),
-    Program {
-        plan: Plan,
-        argv: Vec<String>,
-        env: Vec<(String, String)>,
-        fds: Vec<FdIndex>,
-    },
+    Program { plan: Plan, argv: Vec<String>, env: Vec<(String, String)>, fds: Vec<FdIndex> },
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -95,46 +89,39 @@ pub struct Spawner {
 
 impl Spawner {
     /// Starts the spawner: `belljar spawner`, with one end of a socket as standard input.
-    pub fn start(map: IdMap) -> Result<Spawner, RuntimeError> {
+    pub fn start(executable: &Path, map: IdMap) -> Result<Spawner, RuntimeError> {
         let (ours, theirs) = channel::packet_pair().map_err(RuntimeError::StartSpawner)?;
-        let process = Command::new("/proc/self/exe")
+        let process = Command::new(executable)
             .arg("spawner")
             .env_clear()
             .stdin(Stdio::from(theirs))
             .stdout(Stdio::null())
             .spawn()
             .map_err(RuntimeError::StartSpawner)?;
-        let spawner = Spawner {
-            process,
-            socket: ours,
-        };
+        let spawner = Spawner { process, socket: ours };
+        // Sandboxes inherit it. Not being allowed to is no reason not to run.
+        let _ = process::prefer_as_oom_victim(spawner.process.id());
         match spawner.receive()? {
             (Report::Unshared, _) => {}
             (Report::Failed { message }, _) => return Err(RuntimeError::Build(message)),
             _ => return Err(RuntimeError::UnexpectedAnswer),
         }
         apply::map_ids(spawner.process.id(), map).map_err(RuntimeError::MapIds)?;
-        spawner
-            .send(&Order::Enter, &[])
-            .map_err(RuntimeError::SpawnerGone)?;
+        spawner.send(&Order::Enter, &[]).map_err(RuntimeError::SpawnerGone)?;
         expect_done(spawner.receive()?)?;
         Ok(spawner)
     }
 
     /// Carries out steps in the spawner's own mount namespace, below [`STAGE`].
     pub fn stage(&self, steps: Vec<Step>, fds: &[BorrowedFd<'_>]) -> Result<(), RuntimeError> {
-        self.send(&Order::Stage { steps }, fds)
-            .map_err(RuntimeError::SpawnerGone)?;
+        self.send(&Order::Stage { steps }, fds).map_err(RuntimeError::SpawnerGone)?;
         expect_done(self.receive()?)
     }
 
     /// Moves the conversation into an async runtime.
     pub fn into_async(self) -> Result<AsyncSpawner, RuntimeError> {
         let socket = nonblocking(self.socket).map_err(RuntimeError::SpawnerGone)?;
-        Ok(AsyncSpawner {
-            process: self.process,
-            socket: tokio::sync::Mutex::new(socket),
-        })
+        Ok(AsyncSpawner { process: self.process, socket: tokio::sync::Mutex::new(socket) })
     }
 
     fn send(&self, order: &Order, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
@@ -180,16 +167,7 @@ impl AsyncSpawner {
         fds: &[BorrowedFd<'_>],
     ) -> Result<Spawned, RuntimeError> {
         let indices = (0..fds.len()).map(FdIndex).collect();
-        self.start(
-            &Order::Program {
-                plan,
-                argv,
-                env,
-                fds: indices,
-            },
-            fds,
-        )
-        .await
+        self.start(&Order::Program { plan, argv, env, fds: indices }, fds).await
     }
 
     #[must_use]
@@ -201,9 +179,7 @@ impl AsyncSpawner {
         let bytes = to_bytes(order);
         let (report, fds) = {
             let socket = self.socket.lock().await;
-            send_packet(&socket, &bytes, fds)
-                .await
-                .map_err(RuntimeError::SpawnerGone)?;
+            send_packet(&socket, &bytes, fds).await.map_err(RuntimeError::SpawnerGone)?;
             understand(recv_packet(&socket).await)?
         };
         match (report, <[OwnedFd; 2]>::try_from(fds)) {
@@ -234,19 +210,13 @@ pub(crate) async fn send_packet(
     bytes: &[u8],
     fds: &[BorrowedFd<'_>],
 ) -> io::Result<()> {
-    socket
-        .async_io(tokio::io::Interest::WRITABLE, |s| {
-            channel::send_packet(s, bytes, fds)
-        })
-        .await
+    socket.async_io(tokio::io::Interest::WRITABLE, |s| channel::send_packet(s, bytes, fds)).await
 }
 
 pub(crate) async fn recv_packet(
     socket: &AsyncFd<OwnedFd>,
 ) -> io::Result<Option<(Vec<u8>, Vec<OwnedFd>)>> {
-    socket
-        .async_io(tokio::io::Interest::READABLE, |s| channel::recv_packet(s))
-        .await
+    socket.async_io(tokio::io::Interest::READABLE, |s| channel::recv_packet(s)).await
 }
 
 fn to_bytes<T: Serialize>(message: &T) -> Vec<u8> {
@@ -257,9 +227,8 @@ fn understand(
     packet: io::Result<Option<(Vec<u8>, Vec<OwnedFd>)>>,
 ) -> Result<(Report, Vec<OwnedFd>), RuntimeError> {
     let closed = || io::Error::from(io::ErrorKind::UnexpectedEof);
-    let (bytes, fds) = packet
-        .and_then(|p| p.ok_or_else(closed))
-        .map_err(RuntimeError::SpawnerGone)?;
+    let (bytes, fds) =
+        packet.and_then(|p| p.ok_or_else(closed)).map_err(RuntimeError::SpawnerGone)?;
     let report = serde_json::from_slice(&bytes)
         .map_err(|error| RuntimeError::SpawnerGone(io::Error::other(error)))?;
     Ok((report, fds))
@@ -292,15 +261,8 @@ pub fn enter_user_namespace() -> io::Result<()> {
     // Our ids are mapped when the first order arrives; it stays in the socket for our successor.
     channel::await_packet(&socket)?;
     privileges::set_ids(0, 0)?;
-    let null = std::fs::File::options()
-        .read(true)
-        .write(true)
-        .open("/dev/null")?;
-    let argv = [
-        "/proc/self/exe".to_owned(),
-        "spawner".to_owned(),
-        "--inside".to_owned(),
-    ];
+    let null = std::fs::File::options().read(true).write(true).open("/dev/null")?;
+    let argv = ["/proc/self/exe".to_owned(), "spawner".to_owned(), "--inside".to_owned()];
     let stderr = io::stderr();
     let fds = [socket.as_fd(), null.as_fd(), stderr.as_fd()];
     let error = process::execute(&argv, &[], &fds);
@@ -329,12 +291,7 @@ pub fn serve(become_guest: fn(GuestStart) -> io::Result<()>) -> io::Result<()> {
                     guest_in_child(order, fds, status, become_guest)
                 })?;
             }
-            Order::Program {
-                plan,
-                argv,
-                env,
-                fds: wanted,
-            } => {
+            Order::Program { plan, argv, env, fds: wanted } => {
                 drop(borrowed);
                 start(&socket, &plan.clone(), fds, |fds, _| {
                     program_in_child(&plan, &argv, &env, &wanted, &fds)
@@ -350,31 +307,17 @@ fn make_stage() -> Result<(), String> {
     carry_out(
         &[
             Step::PrivateMounts,
-            Step::Tmpfs {
-                target: stage(""),
-                size: 1 << 20,
-                inodes: 64,
-                mode: 0o755,
-            },
-            Step::MakeDir {
-                path: stage("/root"),
-                mode: 0o755,
-                owner: None,
-            },
-            Step::MakeDir {
-                path: stage("/scratch"),
-                mode: 0o755,
-                owner: None,
-            },
+            Step::Tmpfs { target: stage(""), size: 1 << 20, inodes: 64, mode: 0o755 },
+            Step::MakeDir { path: stage("/root"), mode: 0o755, owner: None },
+            Step::MakeDir { path: stage("/scratch"), mode: 0o755, owner: None },
+            Step::MakeFile { path: stage("/empty"), contents: String::new() },
         ],
         &[],
     )
 }
 
 fn carry_out(steps: &[Step], fds: &[BorrowedFd<'_>]) -> Result<(), String> {
-    apply::apply(steps, fds)
-        .map(|_| ())
-        .map_err(|error| in_full(&error))
+    apply::apply(steps, fds).map(|_| ()).map_err(|error| in_full(&error))
 }
 
 fn in_full(error: &apply::StepError) -> String {
@@ -468,15 +411,10 @@ fn program_in_child(
 ) -> Result<(), String> {
     let borrowed: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
     carry_out(&plan.steps, &borrowed)?;
-    let chosen: Vec<BorrowedFd<'_>> = wanted
-        .iter()
-        .filter_map(|FdIndex(n)| borrowed.get(*n).copied())
-        .collect();
+    let chosen: Vec<BorrowedFd<'_>> =
+        wanted.iter().filter_map(|FdIndex(n)| borrowed.get(*n).copied()).collect();
     let error = process::execute(argv, env, &chosen);
-    Err(format!(
-        "failed to execute {}: {error}",
-        argv.first().map_or("", String::as_str)
-    ))
+    Err(format!("failed to execute {}: {error}", argv.first().map_or("", String::as_str)))
 }
 
 fn answer(socket: &OwnedFd, outcome: Result<(), String>) -> io::Result<()> {

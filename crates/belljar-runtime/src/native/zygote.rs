@@ -129,10 +129,7 @@ impl Zygote {
         let fds = [null.as_fd(), null.as_fd(), errors, theirs.as_fd()];
         let argv = runtime.kernel_argv("zygote");
         let env = runtime.kernel_env(&[]);
-        let spawned = runtime
-            .spawner()
-            .program(plan::zygote(), argv, env, &fds)
-            .await?;
+        let spawned = runtime.spawner().program(plan::zygote(), argv, env, &fds).await?;
         drop(theirs);
         let Spawned { pid, pidfd, status } = spawned;
         super::await_status(status).await?;
@@ -147,10 +144,7 @@ impl Zygote {
         send(&mut socket, &configure, &[]).await?;
         match tokio::time::timeout(WARM_TIMEOUT, receive(&socket)).await {
             Ok(Ok(FromZygote::Ready(warm))) => {
-                let zygote = Zygote {
-                    socket: tokio::sync::Mutex::new((socket, 0)),
-                    process,
-                };
+                let zygote = Zygote { socket: tokio::sync::Mutex::new((socket, 0)), process };
                 Ok((zygote, Warm { pid, ..warm }))
             }
             Ok(Ok(_)) => Err(RuntimeError::UnexpectedAnswer),
@@ -184,27 +178,16 @@ impl Zygote {
             uid: USER_ID,
             gid: USER_ID,
             cwd,
-            env: env
-                .iter()
-                .map(|(k, v)| (k.clone(), v.clone().into()))
-                .collect(),
+            env: env.iter().map(|(k, v)| (k.clone(), v.clone().into())).collect(),
         };
         let conversation = async {
             send(socket, &order, &fds).await?;
             loop {
                 match receive(socket).await? {
-                    FromZygote::Forked {
-                        id: answered,
-                        ok: true,
-                        ..
-                    } if answered == id => {
+                    FromZygote::Forked { id: answered, ok: true, .. } if answered == id => {
                         return Ok(());
                     }
-                    FromZygote::Forked {
-                        id: answered,
-                        error,
-                        ..
-                    } if answered == id => {
+                    FromZygote::Forked { id: answered, error, .. } if answered == id => {
                         return Err(RuntimeError::Kernel(error));
                     }
                     FromZygote::Error { error } => return Err(RuntimeError::Kernel(error)),
@@ -305,10 +288,7 @@ impl Keeper {
     /// Waits until the zygote is warm or has failed.
     pub(crate) async fn settled(&self) -> ZygoteState {
         let mut current = self.current.clone();
-        match current
-            .wait_for(|(state, _)| !matches!(state, ZygoteState::Warming))
-            .await
-        {
+        match current.wait_for(|(state, _)| !matches!(state, ZygoteState::Warming)).await {
             Ok(settled) => settled.0.clone(),
             Err(_) => ZygoteState::Failed("its keeper ended".into()),
         }

@@ -3,15 +3,9 @@
 //! Both tables are always compiled, so that a name in the seccomp policy is checked against both
 //! wherever the tests run. A new architecture is one more file here.
 
-#[cfg_attr(
-    not(target_arch = "aarch64"),
-    expect(dead_code, reason = "checked, not used, here")
-)]
+#[cfg_attr(not(target_arch = "aarch64"), expect(dead_code, reason = "checked, not used, here"))]
 pub(crate) mod aarch64;
-#[cfg_attr(
-    not(target_arch = "x86_64"),
-    expect(dead_code, reason = "checked, not used, here")
-)]
+#[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "checked, not used, here"))]
 pub(crate) mod x86_64;
 
 #[cfg(target_arch = "aarch64")]

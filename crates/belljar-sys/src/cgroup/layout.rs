@@ -56,9 +56,7 @@ impl Layout {
                     let options = right.split(' ').nth(2).unwrap_or_default();
                     for controller in CONTROLLERS {
                         if options.split(',').any(|option| option == controller) {
-                            controllers
-                                .entry(controller)
-                                .or_insert_with(|| PathBuf::from(path));
+                            controllers.entry(controller).or_insert_with(|| PathBuf::from(path));
                         }
                     }
                 }
@@ -66,10 +64,7 @@ impl Layout {
             }
         }
         match unified {
-            _ if !controllers.is_empty() => Layout::Legacy {
-                controllers,
-                unified,
-            },
+            _ if !controllers.is_empty() => Layout::Legacy { controllers, unified },
             Some(root) => Layout::Unified { root },
             None => Layout::Absent,
         }
@@ -80,9 +75,7 @@ impl Layout {
     pub fn name(&self) -> &'static str {
         match self {
             Layout::Unified { .. } => "v2",
-            Layout::Legacy {
-                unified: Some(_), ..
-            } => "hybrid",
+            Layout::Legacy { unified: Some(_), .. } => "hybrid",
             Layout::Legacy { unified: None, .. } => "v1",
             Layout::Absent => "absent",
         }
@@ -92,10 +85,7 @@ impl Layout {
     pub(super) fn trees(&self) -> Vec<(PathBuf, Vec<&'static str>)> {
         match self {
             Layout::Unified { root } => vec![(root.clone(), CONTROLLERS.to_vec())],
-            Layout::Legacy {
-                controllers,
-                unified,
-            } => {
+            Layout::Legacy { controllers, unified } => {
                 let mut trees: Vec<(PathBuf, Vec<&'static str>)> = Vec::new();
                 for (controller, path) in controllers {
                     // Two controllers may share a mount, as cpu and cpuacct often do.
@@ -117,10 +107,9 @@ impl Layout {
         let quota = u64::from(limits.millicpus) * PERIOD_US / 1000;
         let memory = limits.memory.to_string();
         match (self, controller) {
-            (Layout::Unified { .. }, "memory") => vec![
-                Setting::must("memory.max", memory),
-                Setting::if_there("memory.swap.max", "0"),
-            ],
+            (Layout::Unified { .. }, "memory") => {
+                vec![Setting::must("memory.max", memory), Setting::if_there("memory.swap.max", "0")]
+            }
             (Layout::Unified { .. }, "cpu") => {
                 vec![Setting::must("cpu.max", format!("{quota} {PERIOD_US}"))]
             }
@@ -149,28 +138,18 @@ pub(super) struct Setting {
 
 impl Setting {
     fn must(file: &'static str, value: impl Into<String>) -> Self {
-        Setting {
-            file,
-            value: value.into(),
-            required: true,
-        }
+        Setting { file, value: value.into(), required: true }
     }
 
     fn if_there(file: &'static str, value: impl Into<String>) -> Self {
-        Setting {
-            file,
-            value: value.into(),
-            required: false,
-        }
+        Setting { file, value: value.into(), required: false }
     }
 }
 
 /// How often the kernel killed for memory, from `memory.events` (v2) or `memory.oom_control` (v1).
 #[must_use]
 pub fn parse_oom_kills(text: &str) -> u64 {
-    text.lines()
-        .find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok())
-        .unwrap_or(0)
+    text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok()).unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -196,37 +175,21 @@ mod tests {
 
     #[test]
     fn layouts_are_recognised() {
-        assert_eq!(
-            Layout::parse(DEBIAN_12),
-            Layout::Unified {
-                root: "/sys/fs/cgroup".into()
-            }
-        );
+        assert_eq!(Layout::parse(DEBIAN_12), Layout::Unified { root: "/sys/fs/cgroup".into() });
         assert_eq!(Layout::parse(HYBRID).name(), "hybrid");
         assert_eq!(Layout::parse(UBUNTU_18).name(), "v1");
-        assert_eq!(
-            Layout::parse("25 1 8:1 / / rw - ext4 /dev/sda rw\n"),
-            Layout::Absent
-        );
+        assert_eq!(Layout::parse("25 1 8:1 / / rw - ext4 /dev/sda rw\n"), Layout::Absent);
         assert_eq!(Layout::parse("nonsense\n\n - \n"), Layout::Absent);
     }
 
     fn written(mountinfo: &str) -> String {
         let layout = Layout::parse(mountinfo);
-        let limits = Limits {
-            memory: 512 << 20,
-            millicpus: 1500,
-            pids: 256,
-        };
+        let limits = Limits { memory: 512 << 20, millicpus: 1500, pids: 256 };
         let mut text = String::new();
         for (root, controllers) in layout.trees() {
             text += &format!("{}\n", root.display());
             for setting in controllers.iter().flat_map(|c| layout.settings(c, &limits)) {
-                let mark = if setting.required {
-                    ""
-                } else {
-                    " (where it exists)"
-                };
+                let mark = if setting.required { "" } else { " (where it exists)" };
                 text += &format!("  {} = {}{mark}\n", setting.file, setting.value);
             }
         }
@@ -267,14 +230,8 @@ mod tests {
 
     #[test]
     fn kills_for_memory_are_counted_in_both_generations() {
-        assert_eq!(
-            parse_oom_kills("low 0\nhigh 0\nmax 12\noom 3\noom_kill 2\n"),
-            2
-        );
-        assert_eq!(
-            parse_oom_kills("oom_kill_disable 0\nunder_oom 0\noom_kill 7\n"),
-            7
-        );
+        assert_eq!(parse_oom_kills("low 0\nhigh 0\nmax 12\noom 3\noom_kill 2\n"), 2);
+        assert_eq!(parse_oom_kills("oom_kill_disable 0\nunder_oom 0\noom_kill 7\n"), 7);
         assert_eq!(parse_oom_kills(""), 0);
     }
 }

@@ -79,10 +79,7 @@ impl Parent {
             }
             directories.push((directory, controllers));
         }
-        Ok(Parent {
-            layout,
-            directories,
-        })
+        Ok(Parent { layout, directories })
     }
 
     #[must_use]
@@ -93,17 +90,12 @@ impl Parent {
     /// A new cgroup with these limits, empty so far.
     pub fn create(&self, name: &str, limits: &Limits) -> Result<Cgroup, CgroupError> {
         // Made first and handed over at the end: what was made before a failure is removed.
-        let mut cgroup = Cgroup {
-            directories: Vec::new(),
-        };
+        let mut cgroup = Cgroup { directories: Vec::new() };
         for (parent, controllers) in &self.directories {
             let directory = parent.join(name);
             make_directory(&directory)?;
             cgroup.directories.push(directory.clone());
-            for setting in controllers
-                .iter()
-                .flat_map(|c| self.layout.settings(c, limits))
-            {
+            for setting in controllers.iter().flat_map(|c| self.layout.settings(c, limits)) {
                 let path = directory.join(setting.file);
                 if setting.required || path.exists() {
                     write(&path, &setting.value)?;
@@ -116,13 +108,7 @@ impl Parent {
     /// The cgroup of a sandbox that an earlier server made.
     #[must_use]
     pub fn adopt(&self, name: &str) -> Cgroup {
-        Cgroup {
-            directories: self
-                .directories
-                .iter()
-                .map(|(path, _)| path.join(name))
-                .collect(),
-        }
+        Cgroup { directories: self.directories.iter().map(|(path, _)| path.join(name)).collect() }
     }
 
     /// Names of all cgroups below ours, including those nobody remembers.
@@ -135,11 +121,7 @@ impl Parent {
             .flatten()
             .filter_map(|entry| {
                 let entry = entry.ok()?;
-                entry
-                    .file_type()
-                    .ok()?
-                    .is_dir()
-                    .then(|| entry.file_name().into_string().ok())?
+                entry.file_type().ok()?.is_dir().then(|| entry.file_name().into_string().ok())?
             })
             .collect();
         names.sort();
@@ -166,9 +148,7 @@ impl Cgroup {
             .map(|directory| {
                 let path = directory.join("cgroup.procs");
                 let file = File::options().write(true).open(&path);
-                Ok(file
-                    .map_err(|cause| CgroupError::Open { path, cause })?
-                    .into())
+                Ok(file.map_err(|cause| CgroupError::Open { path, cause })?.into())
             })
             .collect()
     }
@@ -185,18 +165,14 @@ impl Cgroup {
     #[must_use]
     pub fn oom_kills(&self) -> u64 {
         let mut text = String::new();
-        let read = self
-            .oom_events()
-            .map(|mut file| io::Read::read_to_string(&mut file, &mut text));
+        let read = self.oom_events().map(|mut file| io::Read::read_to_string(&mut file, &mut text));
         read.map_or(0, |_| parse_oom_kills(&text))
     }
 
     /// Bytes charged to the sandbox at the moment.
     #[must_use]
     pub fn memory_used(&self) -> Option<u64> {
-        let path = self
-            .find("memory.current")
-            .or_else(|| self.find("memory.usage_in_bytes"))?;
+        let path = self.find("memory.current").or_else(|| self.find("memory.usage_in_bytes"))?;
         fs::read_to_string(path).ok()?.trim().parse().ok()
     }
 
@@ -223,11 +199,10 @@ impl Cgroup {
 
     fn try_remove(&mut self) -> bool {
         for attempt in 0..REMOVE_ATTEMPTS {
-            self.directories
-                .retain(|directory| match fs::remove_dir(directory) {
-                    Ok(()) => false,
-                    Err(error) => error.kind() != io::ErrorKind::NotFound,
-                });
+            self.directories.retain(|directory| match fs::remove_dir(directory) {
+                Ok(()) => false,
+                Err(error) => error.kind() != io::ErrorKind::NotFound,
+            });
             if self.directories.is_empty() {
                 return true;
             }
@@ -240,10 +215,7 @@ impl Cgroup {
     }
 
     fn find(&self, file: &str) -> Option<PathBuf> {
-        self.directories
-            .iter()
-            .map(|directory| directory.join(file))
-            .find(|path| path.exists())
+        self.directories.iter().map(|directory| directory.join(file)).find(|path| path.exists())
     }
 }
 
@@ -259,10 +231,7 @@ impl Drop for Cgroup {
 /// passes controllers on may hold no processes itself, so ours moves one level down.
 fn make_room_in_own_cgroup(root: &Path) -> Result<PathBuf, CgroupError> {
     let text = read(Path::new("/proc/self/cgroup"))?;
-    let own = text
-        .lines()
-        .find_map(|line| line.strip_prefix("0::/"))
-        .unwrap_or_default();
+    let own = text.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default();
     let base = PathBuf::from(own);
     let leaf = root.join(&base).join("belljar-server");
     make_directory(&leaf)?;
@@ -274,10 +243,7 @@ fn enable(directory: &Path, controllers: &[&str]) -> Result<(), CgroupError> {
     let wanted: Vec<String> = controllers.iter().map(|c| format!("+{c}")).collect();
     let path = directory.join("cgroup.subtree_control");
     let enabled = fs::read_to_string(&path).unwrap_or_default();
-    if controllers
-        .iter()
-        .all(|c| enabled.split_whitespace().any(|e| e == *c))
-    {
+    if controllers.iter().all(|c| enabled.split_whitespace().any(|e| e == *c)) {
         return Ok(());
     }
     fs::write(&path, wanted.join(" ")).map_err(|cause| CgroupError::Enable {
@@ -291,10 +257,7 @@ fn make_directory(path: &Path) -> Result<(), CgroupError> {
     match fs::create_dir(path) {
         Ok(()) => Ok(()),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-        Err(cause) => Err(CgroupError::Make {
-            path: path.into(),
-            cause,
-        }),
+        Err(cause) => Err(CgroupError::Make { path: path.into(), cause }),
     }
 }
 
@@ -307,8 +270,5 @@ fn write(path: &Path, value: &str) -> Result<(), CgroupError> {
 }
 
 fn read(path: &Path) -> Result<String, CgroupError> {
-    fs::read_to_string(path).map_err(|cause| CgroupError::Open {
-        path: path.into(),
-        cause,
-    })
+    fs::read_to_string(path).map_err(|cause| CgroupError::Open { path: path.into(), cause })
 }

@@ -53,10 +53,7 @@ impl Filter {
 }
 
 fn number(name: &str) -> Option<i64> {
-    native::SYSCALLS
-        .iter()
-        .find(|(known, _)| *known == name)
-        .map(|(_, number)| *number)
+    native::SYSCALLS.iter().find(|(known, _)| *known == name).map(|(_, number)| *number)
 }
 
 fn allow_list() -> Result<BpfProgram, seccompiler::BackendError> {
@@ -108,11 +105,7 @@ const DATA_ARCH: u32 = 4;
 fn prelude() -> BpfProgram {
     const KILL: u32 = libc::SECCOMP_RET_KILL_PROCESS;
     const NOSYS: u32 = libc::SECCOMP_RET_ERRNO | libc::ENOSYS.unsigned_abs();
-    let mut program = vec![
-        load(DATA_ARCH),
-        skip_if_equal(native::AUDIT_ARCH),
-        answer(KILL),
-    ];
+    let mut program = vec![load(DATA_ARCH), skip_if_equal(native::AUDIT_ARCH), answer(KILL)];
     program.push(load(DATA_NR));
     if let Some(bit) = native::FOREIGN_ABI_BIT {
         program.extend([skip_if_below(bit), answer(KILL)]);
@@ -120,11 +113,7 @@ fn prelude() -> BpfProgram {
     for number in ABSENT.iter().filter_map(|(name, _)| number(name)) {
         program.extend([skip_unless_equal(unsigned(number)), answer(NOSYS)]);
     }
-    let newest = native::SYSCALLS
-        .iter()
-        .map(|(_, number)| *number)
-        .max()
-        .unwrap_or(0);
+    let newest = native::SYSCALLS.iter().map(|(_, number)| *number).max().unwrap_or(0);
     program.extend([skip_if_below(unsigned(newest) + 1), answer(NOSYS)]);
     program
 }
@@ -134,12 +123,7 @@ fn unsigned(number: i64) -> u32 {
 }
 
 fn instruction(code: u32, k: u32, jt: u8, jf: u8) -> sock_filter {
-    sock_filter {
-        code: u16::try_from(code).expect("BPF opcodes have 16 bits"),
-        jt,
-        jf,
-        k,
-    }
+    sock_filter { code: u16::try_from(code).expect("BPF opcodes have 16 bits"), jt, jf, k }
 }
 
 fn load(offset: u32) -> sock_filter {
@@ -232,15 +216,7 @@ mod tests {
     #[test]
     fn the_policy_decides_by_name_and_argument() {
         assert_eq!(native_verdict("read", [0; 6]), ALLOW);
-        for name in [
-            "mount",
-            "unshare",
-            "setns",
-            "ptrace",
-            "bpf",
-            "keyctl",
-            "kexec_load",
-        ] {
+        for name in ["mount", "unshare", "setns", "ptrace", "bpf", "keyctl", "kexec_load"] {
             assert_eq!(native_verdict(name, [0; 6]), PERM, "{name}");
         }
         assert_eq!(native_verdict("clone", [0x11, 0, 0, 0, 0, 0]), ALLOW);
@@ -256,42 +232,19 @@ mod tests {
         assert_eq!(socket(16, 3, 0), ALLOW, "netlink, routing");
         assert_eq!(socket(16, 3, 6), PERM, "netlink, XFRM");
         assert_eq!(socket(38, 5, 0), PERM, "AF_ALG");
-        assert_eq!(
-            socket(0xffff_ffff_0000_0026, 5, 0),
-            PERM,
-            "AF_ALG behind high bits"
-        );
-        assert_eq!(
-            native_verdict("ioctl", [0, 0x5412, 0, 0, 0, 0]),
-            PERM,
-            "TIOCSTI"
-        );
-        assert_eq!(
-            native_verdict("ioctl", [0, 0xffff_ffff_0000_5412, 0, 0, 0, 0]),
-            PERM
-        );
-        assert_eq!(
-            native_verdict("ioctl", [0, 0x5401, 0, 0, 0, 0]),
-            ALLOW,
-            "TCGETS"
-        );
+        assert_eq!(socket(0xffff_ffff_0000_0026, 5, 0), PERM, "AF_ALG behind high bits");
+        assert_eq!(native_verdict("ioctl", [0, 0x5412, 0, 0, 0, 0]), PERM, "TIOCSTI");
+        assert_eq!(native_verdict("ioctl", [0, 0xffff_ffff_0000_5412, 0, 0, 0, 0]), PERM);
+        assert_eq!(native_verdict("ioctl", [0, 0x5401, 0, 0, 0, 0]), ALLOW, "TCGETS");
         assert_eq!(native_verdict("prlimit64", [1, 0, 0, 0, 0, 0]), PERM);
     }
 
     #[test]
     fn foreign_abis_die_and_unknown_calls_are_absent() {
         assert_eq!(verdict(0x4000_0003, 1, [0; 6]), KILL, "i386");
-        assert_eq!(
-            verdict(native::AUDIT_ARCH, 4000, [0; 6]),
-            NOSYS,
-            "from the future"
-        );
+        assert_eq!(verdict(native::AUDIT_ARCH, 4000, [0; 6]), NOSYS, "from the future");
         if let Some(bit) = native::FOREIGN_ABI_BIT {
-            assert_eq!(
-                verdict(native::AUDIT_ARCH, i64::from(bit) + 1, [0; 6]),
-                KILL,
-                "x32"
-            );
+            assert_eq!(verdict(native::AUDIT_ARCH, i64::from(bit) + 1, [0; 6]), KILL, "x32");
         }
     }
 }

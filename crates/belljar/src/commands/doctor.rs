@@ -46,9 +46,7 @@ pub(super) fn doctor(args: &DoctorArgs, settings: &Settings) -> Result<ExitCode>
     let mut findings = vec![kernel(), seccomp(), landlock_finding(), python(settings)];
     findings.extend(sandboxes(settings)?);
     let diagnosis = Diagnosis {
-        usable: findings
-            .iter()
-            .all(|finding| finding.state != State::Broken),
+        usable: findings.iter().all(|finding| finding.state != State::Broken),
         all_enforced: findings.iter().all(|finding| finding.state == State::Ok),
         findings,
     };
@@ -57,11 +55,7 @@ pub(super) fn doctor(args: &DoctorArgs, settings: &Settings) -> Result<ExitCode>
     } else {
         print(&diagnosis);
     }
-    Ok(if diagnosis.usable {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    })
+    Ok(if diagnosis.usable { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn print(diagnosis: &Diagnosis) {
@@ -74,23 +68,11 @@ fn print(diagnosis: &Diagnosis) {
                 State::Weak => "weak",
                 State::Broken => "broken",
             };
-            let what = if finding.advice.is_empty() {
-                "-"
-            } else {
-                &finding.advice
-            };
-            vec![
-                finding.feature.into(),
-                state.into(),
-                finding.detail.clone(),
-                what.into(),
-            ]
+            let what = if finding.advice.is_empty() { "-" } else { &finding.advice };
+            vec![finding.feature.into(), state.into(), finding.detail.clone(), what.into()]
         })
         .collect();
-    print!(
-        "{}",
-        table::render(&["feature", "state", "seen", "what to do"], &rows)
-    );
+    print!("{}", table::render(&["feature", "state", "seen", "what to do"], &rows));
     let verdict = match (diagnosis.usable, diagnosis.all_enforced) {
         (true, true) => "Sandboxes can run, and every limit is enforced.",
         (true, false) => "Sandboxes can run, but not everything above is enforced.",
@@ -100,20 +82,13 @@ fn print(diagnosis: &Diagnosis) {
 }
 
 fn ok(feature: &'static str, detail: impl Into<String>) -> Finding {
-    Finding {
-        feature,
-        state: State::Ok,
-        detail: detail.into(),
-        advice: String::new(),
-    }
+    Finding { feature, state: State::Ok, detail: detail.into(), advice: String::new() }
 }
 
 fn kernel() -> Finding {
     const OLDEST: (u32, u32) = (5, 12);
     let release = procfs::kernel_release();
-    let mut numbers = release
-        .split(|c: char| !c.is_ascii_digit())
-        .filter_map(|n| n.parse().ok());
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).filter_map(|n| n.parse().ok());
     let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
     if version >= OLDEST {
         return ok("kernel", format!("Linux {release}"));
@@ -128,10 +103,7 @@ fn kernel() -> Finding {
 
 fn seccomp() -> Finding {
     let actions = fs::read_to_string("/proc/sys/kernel/seccomp/actions_avail").unwrap_or_default();
-    if actions
-        .split_whitespace()
-        .any(|action| action == "kill_process")
-    {
+    if actions.split_whitespace().any(|action| action == "kill_process") {
         return ok("seccomp", "system calls are filtered");
     }
     Finding {
@@ -159,11 +131,7 @@ fn python(settings: &Settings) -> Finding {
     match home::read_manifest(&environment) {
         Some(manifest) => ok(
             "python",
-            format!(
-                "{} with {}",
-                manifest.python_version,
-                manifest.packages.join(", ")
-            ),
+            format!("{} with {}", manifest.python_version, manifest.packages.join(", ")),
         ),
         None => Finding {
             feature: "python",
@@ -202,11 +170,7 @@ fn sandboxes(settings: &Settings) -> Result<Vec<Finding>> {
                     findings.push(ok("namespaces", "user, mount, pid, net, ipc, uts, cgroup"));
                     findings.extend(verdicts.into_iter().map(|verdict| Finding {
                         feature: verdict.limit.name(),
-                        state: if verdict.enforced {
-                            State::Ok
-                        } else {
-                            State::Weak
-                        },
+                        state: if verdict.enforced { State::Ok } else { State::Weak },
                         advice: if verdict.enforced {
                             String::new()
                         } else {

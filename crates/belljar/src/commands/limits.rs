@@ -50,13 +50,9 @@ pub(super) async fn test(
     runtime: &Arc<NativeRuntime>,
     settings: &Settings,
 ) -> Result<Vec<Verdict>> {
-    let verdicts = selftest::run(runtime)
-        .await
-        .context("failed to test the limits")?;
-    let remembered = Remembered {
-        circumstances: circumstances(settings),
-        verdicts: verdicts.clone(),
-    };
+    let verdicts = selftest::run(runtime).await.context("failed to test the limits")?;
+    let remembered =
+        Remembered { circumstances: circumstances(settings), verdicts: verdicts.clone() };
     // Not being able to remember costs time at the next start and nothing else.
     if let Ok(text) = serde_json::to_vec(&remembered) {
         let _ = fs::write(path(settings), text);
@@ -66,10 +62,7 @@ pub(super) async fn test(
 
 /// Says which limits do not hold, or refuses to go on without them.
 pub(super) fn insist(verdicts: &[Verdict], settings: &Settings) -> Result<()> {
-    let void: Vec<&Verdict> = verdicts
-        .iter()
-        .filter(|verdict| !verdict.enforced)
-        .collect();
+    let void: Vec<&Verdict> = verdicts.iter().filter(|verdict| !verdict.enforced).collect();
     let named = |verdict: &&Verdict| format!("{} ({})", verdict.limit.name(), verdict.detail);
     let list: Vec<String> = void.iter().map(named).collect();
     if void.is_empty() {

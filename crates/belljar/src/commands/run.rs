@@ -38,16 +38,12 @@ pub(super) fn run(args: RunArgs, settings: &Settings) -> Result<ExitCode> {
         report(&result);
     }
     // Statuses are small numbers; anything else a process could not have returned anyway.
-    Ok(ExitCode::from(
-        u8::try_from(result.exit_code & 0xff).unwrap_or(1),
-    ))
+    Ok(ExitCode::from(u8::try_from(result.exit_code & 0xff).unwrap_or(1)))
 }
 
 /// Turns what the user asked for into a run, or says what is wrong with it.
 fn plan(args: RunArgs, settings: &Settings) -> Result<Run> {
-    let lang = args
-        .lang
-        .unwrap_or_else(|| language_of(args.file.as_deref()));
+    let lang = args.lang.unwrap_or_else(|| language_of(args.file.as_deref()));
     let (code, echo) = match (&args.code, &args.file) {
         (Some(code), _) => (code.clone().into_bytes(), true),
         (None, Some(path)) if path == Path::new("-") => (read_stdin()?, true),
@@ -55,10 +51,7 @@ fn plan(args: RunArgs, settings: &Settings) -> Result<Run> {
         (None, None) => bail!("give a FILE, - or -c CODE"),
     };
     if code.len() > MAX_BODY {
-        bail!(
-            "the code has {} bytes, more than the {MAX_BODY} allowed",
-            code.len()
-        );
+        bail!("the code has {} bytes, more than the {MAX_BODY} allowed", code.len());
     }
     let code = match lang {
         Lang::Python => Code::Python { code, echo },
@@ -76,18 +69,10 @@ fn plan(args: RunArgs, settings: &Settings) -> Result<Run> {
         tmpfs: settings.limits.tmpfs,
     };
     if limits.memory < MIN_MEMORY {
-        bail!(
-            "--memory: a sandbox needs at least {} MiB",
-            MIN_MEMORY >> 20
-        );
+        bail!("--memory: a sandbox needs at least {} MiB", MIN_MEMORY >> 20);
     }
     let data = args.data.map(|path| data_mount(&path)).transpose()?;
-    let spec = SandboxSpec {
-        limits,
-        env: args.env,
-        data,
-        outlives_host: false,
-    };
+    let spec = SandboxSpec { limits, env: args.env, data, outlives_host: false };
     let mut run = Run::new(new_id(), code, spec);
     run.timeout_ms = args.timeout;
     run.outputs = std::path::absolute(&args.outputs)?;
@@ -107,10 +92,7 @@ fn language_of(file: Option<&Path>) -> Lang {
 fn read_stdin() -> Result<Vec<u8>> {
     let mut code = Vec::new();
     let most = MAX_BODY as u64 + 1;
-    io::stdin()
-        .take(most)
-        .read_to_end(&mut code)
-        .context("failed to read standard input")?;
+    io::stdin().take(most).read_to_end(&mut code).context("failed to read standard input")?;
     Ok(code)
 }
 
@@ -122,10 +104,7 @@ fn read_code(path: &Path) -> Result<Vec<u8>> {
     }
     let mut code = Vec::new();
     let most = MAX_BODY as u64 + 1;
-    fs::File::open(path)
-        .with_context(context)?
-        .take(most)
-        .read_to_end(&mut code)?;
+    fs::File::open(path).with_context(context)?.take(most).read_to_end(&mut code)?;
     Ok(code)
 }
 
@@ -166,11 +145,7 @@ async fn execute(
 /// Ctrl-C and SIGTERM end the code, not us: the sandbox is cleaned up and the result reported.
 fn interruptions() -> Result<watch::Receiver<bool>> {
     let (sender, receiver) = watch::channel(false);
-    for kind in [
-        SignalKind::interrupt(),
-        SignalKind::terminate(),
-        SignalKind::hangup(),
-    ] {
+    for kind in [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()] {
         let mut signals = signal(kind).context("failed to listen for signals")?;
         let sender = sender.clone();
         tokio::spawn(async move {
@@ -225,36 +200,22 @@ fn report(result: &ExecResult) {
         (None, Some(reason)) => say(reason.clone()),
         (None, None) => {}
     }
-    for (stream, bytes) in [
-        ("stdout", result.dropped.stdout_bytes),
-        ("stderr", result.dropped.stderr_bytes),
-    ] {
+    for (stream, bytes) in
+        [("stdout", result.dropped.stdout_bytes), ("stderr", result.dropped.stderr_bytes)]
+    {
         if bytes > 0 {
-            say(format!(
-                "{bytes} bytes of {stream} exceeded --max-output and were dropped"
-            ));
+            say(format!("{bytes} bytes of {stream} exceeded --max-output and were dropped"));
         }
     }
-    let pictures = result
-        .results
-        .iter()
-        .filter(|bundle| bundle.data.contains_key("image/png"));
+    let pictures = result.results.iter().filter(|bundle| bundle.data.contains_key("image/png"));
     let pictures = pictures.count();
     if pictures > 0 {
         say(format!("{pictures} picture(s) were shown; --json has them"));
     }
     for artifact in &result.artifacts.artifacts {
-        say(format!(
-            "{} -> {}",
-            artifact.path,
-            artifact.host_path.display()
-        ));
+        say(format!("{} -> {}", artifact.path.escape_debug(), artifact.host_path.display()));
     }
     for refused in &result.artifacts.artifacts_refused {
-        say(format!(
-            "not taken: {} ({})",
-            refused.path.escape_debug(),
-            refused.reason
-        ));
+        say(format!("not taken: {} ({})", refused.path.escape_debug(), refused.reason));
     }
 }

@@ -40,10 +40,7 @@ pub(super) fn setup(args: &SetupArgs, settings: &Settings) -> Result<ExitCode> {
         packages,
     };
     if !args.force && home::read_manifest(&environment).as_ref() == Some(&wanted) {
-        println!(
-            "The Python environment is complete: {}",
-            environment.display()
-        );
+        println!("The Python environment is complete: {}", environment.display());
     } else {
         build(&environment, &python, &wanted, args.force)?;
     }
@@ -81,22 +78,14 @@ fn inspect(python: &Path) -> Result<Interpreter> {
         .with_context(|| format!("failed to start `{}`; {advice}", python.display()))?;
     if !output.status.success() {
         let why = String::from_utf8_lossy(&output.stderr);
-        bail!(
-            "`{}` does not work ({}); {advice}",
-            python.display(),
-            why.trim()
-        );
+        bail!("`{}` does not work ({}); {advice}", python.display(), why.trim());
     }
     let found: Interpreter = serde_json::from_slice(&output.stdout)
         .with_context(|| format!("`{}` is not a Python; {advice}", python.display()))?;
     let mut numbers = found.version.split('.').filter_map(|n| n.parse().ok());
     let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
     if version < OLDEST_PYTHON {
-        bail!(
-            "`{}` is Python {}; {advice}",
-            python.display(),
-            found.version
-        );
+        bail!("`{}` is Python {}; {advice}", python.display(), found.version);
     }
     if !found.has_venv {
         bail!(
@@ -111,42 +100,25 @@ fn build(environment: &Path, python: &Interpreter, wanted: &Manifest, force: boo
     let _ = fs::remove_file(home::manifest_path(environment));
     if force || !belongs_to(environment, python) {
         let _ = fs::remove_dir_all(environment);
-        step(
-            &format!("Making a Python {} environment", python.version),
-            |_| {
-                run(
-                    Command::new(&python.executable)
-                        .args(["-I", "-m", "venv"])
-                        .arg(environment),
-                    |_| {},
-                )
-            },
-        )?;
+        step(&format!("Making a Python {} environment", python.version), |_| {
+            run(
+                Command::new(&python.executable).args(["-I", "-m", "venv"]).arg(environment),
+                |_| {},
+            )
+        })?;
     }
     let env_python = environment.join("bin/python");
-    step(
-        &format!("Installing {}", wanted.packages.join(", ")),
-        |bar| {
-            let mut pip = Command::new(&env_python);
-            pip.args([
-                "-I",
-                "-m",
-                "pip",
-                "install",
-                "--disable-pip-version-check",
-                "--no-input",
-            ])
+    step(&format!("Installing {}", wanted.packages.join(", ")), |bar| {
+        let mut pip = Command::new(&env_python);
+        pip.args(["-I", "-m", "pip", "install", "--disable-pip-version-check", "--no-input"])
             .args(["--progress-bar", "off"])
             .args(&wanted.packages);
-            run(&mut pip, |line| bar.set_message(line.to_owned()))
-        },
-    )?;
+        run(&mut pip, |line| bar.set_message(line.to_owned()))
+    })?;
     step("Compiling, and preparing fonts", |_| {
         // A sandbox cannot write here: what the first use would compile or cache must be there.
         let mut compile = Command::new(&env_python);
-        compile
-            .args(["-I", "-m", "compileall", "-q", "-j", "0"])
-            .arg(environment.join("lib"));
+        compile.args(["-I", "-m", "compileall", "-q", "-j", "0"]).arg(environment.join("lib"));
         // Some packages ship files that are not meant to compile; that is not our concern.
         let _ = run(&mut compile, |_| {});
         prepare_fonts(environment, &env_python);
@@ -155,10 +127,7 @@ fn build(environment: &Path, python: &Interpreter, wanted: &Manifest, force: boo
     let text = serde_json::to_string_pretty(wanted)?;
     let path = home::manifest_path(environment);
     fs::write(&path, text).with_context(|| format!("failed to write `{}`", path.display()))?;
-    println!(
-        "The Python environment is complete: {}",
-        environment.display()
-    );
+    println!("The Python environment is complete: {}", environment.display());
     Ok(())
 }
 
@@ -166,10 +135,7 @@ fn build(environment: &Path, python: &Interpreter, wanted: &Manifest, force: boo
 fn belongs_to(environment: &Path, python: &Interpreter) -> bool {
     let config = fs::read_to_string(environment.join("pyvenv.cfg")).unwrap_or_default();
     let version = config.lines().find_map(|line| {
-        line.strip_prefix("version")?
-            .trim_start()
-            .strip_prefix('=')
-            .map(str::trim)
+        line.strip_prefix("version")?.trim_start().strip_prefix('=').map(str::trim)
     });
     let executable = fs::canonicalize(environment.join("bin/python")).ok();
     version == Some(&python.version) && executable.as_ref() == Some(&python.executable)
@@ -251,9 +217,7 @@ fn run(command: &mut Command, mut show: impl FnMut(&str)) -> Result<()> {
         }
     }
     let status = child.wait()?;
-    let errors = errors
-        .and_then(|reader| reader.join().ok())
-        .unwrap_or_default();
+    let errors = errors.and_then(|reader| reader.join().ok()).unwrap_or_default();
     if !status.success() {
         let errors = String::from_utf8_lossy(&errors);
         bail!("`{program}` failed ({status}):\n{}", errors.trim_end());

@@ -6,11 +6,8 @@ use anyhow::{Context, Result};
 use belljar_runtime::native::spawner::{self, GuestStart};
 
 pub(super) fn spawner(inside: bool) -> Result<ExitCode> {
-    let outcome = if inside {
-        spawner::serve(become_guest)
-    } else {
-        spawner::enter_user_namespace()
-    };
+    let outcome =
+        if inside { spawner::serve(become_guest) } else { spawner::enter_user_namespace() };
     outcome.context("the spawner failed")?;
     Ok(ExitCode::SUCCESS)
 }

@@ -127,11 +127,8 @@ struct Bench<'a> {
 async fn measure(args: &BenchArgs, settings: &Settings, prepared: Prepared) -> Result<Report> {
     let progress = progress();
     let say = |text: &str| progress.set_message(text.to_owned());
-    let (rounds, sessions) = if args.quick {
-        (20, args.sessions.min(100))
-    } else {
-        (100, args.sessions)
-    };
+    let (rounds, sessions) =
+        if args.quick { (20, args.sessions.min(100)) } else { (100, args.sessions) };
     let mut notes = Vec::new();
 
     say("warming the zygote");
@@ -151,17 +148,9 @@ async fn measure(args: &BenchArgs, settings: &Settings, prepared: Prepared) -> R
     for (module, why) in &warm.failed {
         notes.push(format!("not preloaded: {module} ({why})"));
     }
-    let spec = SandboxSpec {
-        limits: settings.limits,
-        env: Vec::new(),
-        data: None,
-        outlives_host: false,
-    };
-    let bench = Bench {
-        runtime,
-        spec,
-        args,
-    };
+    let spec =
+        SandboxSpec { limits: settings.limits, env: Vec::new(), data: None, outlives_host: false };
+    let bench = Bench { runtime, spec, args };
 
     say("command line");
     let (belljar_run, python3) = peers::command_line(if args.quick { 5 } else { 20 })?;
@@ -174,18 +163,13 @@ async fn measure(args: &BenchArgs, settings: &Settings, prepared: Prepared) -> R
     say("a burst of creates");
     let burst = bench.burst(100).await?;
     say("many live sessions");
-    let (density, memory) = bench
-        .density(sessions, settings, warm.pid, &progress)
-        .await?;
+    let (density, memory) = bench.density(sessions, settings, warm.pid, &progress).await?;
     say("peers");
     let few = if args.quick { 3 } else { 10 };
     let mut note = |what: &str, error: anyhow::Error| notes.push(format!("{what}: {error:#}"));
-    let python_process = peers::python(settings, WORK, few)
-        .map_err(|e| note("python3 not compared", e))
-        .ok();
-    let docker_run = peers::docker(WORK, few)
-        .map_err(|e| note("docker not compared", e))
-        .ok();
+    let python_process =
+        peers::python(settings, WORK, few).map_err(|e| note("python3 not compared", e)).ok();
+    let docker_run = peers::docker(WORK, few).map_err(|e| note("docker not compared", e)).ok();
     progress.finish_and_clear();
 
     Ok(Report {
@@ -201,10 +185,7 @@ async fn measure(args: &BenchArgs, settings: &Settings, prepared: Prepared) -> R
         burst,
         density,
         memory,
-        command_line: Compared {
-            belljar_run,
-            python3,
-        },
+        command_line: Compared { belljar_run, python3 },
         python_process,
         docker_run,
         notes,
@@ -237,11 +218,7 @@ impl Bench<'_> {
             sandbox.destroy().await;
         }
         let (hits, misses) = pool.hits_and_misses();
-        ensure!(
-            misses == 0,
-            "{misses} of {} creates missed the pool",
-            hits + misses
-        );
+        ensure!(misses == 0, "{misses} of {} creates missed the pool", hits + misses);
         pool.drain().await;
         Ok(samples.summary())
     }
@@ -282,11 +259,7 @@ impl Bench<'_> {
         for sandbox in made {
             sandbox.destroy().await;
         }
-        Ok(Burst {
-            sessions,
-            total_ms,
-            each: each.summary(),
-        })
+        Ok(Burst { sessions, total_ms, each: each.summary() })
     }
 
     /// Creates sessions up to the largest number, stopping at each mark to look.
@@ -297,10 +270,7 @@ impl Bench<'_> {
         zygote_pid: u32,
         progress: &ProgressBar,
     ) -> Result<(Vec<Density>, Memory)> {
-        let mut marks: Vec<usize> = [1, 100, 500, 1000]
-            .into_iter()
-            .filter(|&n| n < most)
-            .collect();
+        let mut marks: Vec<usize> = [1, 100, 500, 1000].into_iter().filter(|&n| n < most).collect();
         marks.push(most);
         let mut live: Vec<Sandbox> = Vec::new();
         let mut density = Vec::new();
@@ -367,10 +337,7 @@ impl Bench<'_> {
 async fn execute(sandbox: &Sandbox, code: &str) -> Result<()> {
     let spec = ExecSpec {
         exec_id: next_id(),
-        what: What::Cell {
-            language: Language::Python,
-            echo: true,
-        },
+        what: What::Cell { language: Language::Python, echo: true },
         env: Vec::new(),
         timeout_ms: 60_000,
         grace_ms: 1_000,
@@ -379,12 +346,7 @@ async fn execute(sandbox: &Sandbox, code: &str) -> Result<()> {
     let exec_id = spec.exec_id.clone();
     let mut following = sandbox.exec(spec, code.as_bytes()).await?;
     let (result, _) = result::collect(exec_id, &mut following, |_| {}).await;
-    ensure!(
-        result.status == Status::Ok,
-        "the code failed: {:?} {:?}",
-        result.reason,
-        result.error
-    );
+    ensure!(result.status == Status::Ok, "the code failed: {:?} {:?}", result.reason, result.error);
     Ok(())
 }
 
@@ -403,18 +365,12 @@ fn progress() -> ProgressBar {
     bar
 }
 
-#[expect(
-    clippy::cast_precision_loss,
-    reason = "sizes and counts of one machine"
-)]
+#[expect(clippy::cast_precision_loss, reason = "sizes and counts of one machine")]
 fn mib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }
 
-#[expect(
-    clippy::cast_precision_loss,
-    reason = "sizes and counts of one machine"
-)]
+#[expect(clippy::cast_precision_loss, reason = "sizes and counts of one machine")]
 fn count(n: usize) -> f64 {
     n.max(1) as f64
 }
@@ -434,11 +390,7 @@ impl Report {
         let mut rows = Vec::new();
         let mut row = |what: String, summary: &Summary, versus: String| {
             let ms = |value: f64| {
-                if value < 10.0 {
-                    format!("{value:.2}")
-                } else {
-                    format!("{value:.0}")
-                }
+                if value < 10.0 { format!("{value:.2}") } else { format!("{value:.0}") }
             };
             rows.push(vec![
                 what,
@@ -454,10 +406,8 @@ impl Report {
                 let theirs = theirs.as_ref()?;
                 Some(format!("{name} takes {:.0}x", theirs.p50_ms / ours.p50_ms))
             };
-            let parts = [
-                times(&self.docker_run, "docker run"),
-                times(&self.python_process, "python3"),
-            ];
+            let parts =
+                [times(&self.docker_run, "docker run"), times(&self.python_process, "python3")];
             parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
         };
         row(
@@ -479,38 +429,22 @@ impl Report {
         let first = self.density.first().map(|first| first.warm_exec.p50_ms);
         for density in &self.density {
             let n = density.sessions;
-            row(
-                format!("create with {n} live"),
-                &density.create,
-                String::new(),
-            );
+            row(format!("create with {n} live"), &density.create, String::new());
             let growth = first.map_or(String::new(), |first| {
                 format!("{:.2}x of the first", density.warm_exec.p50_ms / first)
             });
             let answered = format!("{growth}, {}/{n} answer", density.answered);
-            row(
-                format!("warm exec with {n} live"),
-                &density.warm_exec,
-                answered,
-            );
+            row(format!("warm exec with {n} live"), &density.warm_exec, answered);
         }
         let (ours, theirs) = (&self.command_line.belljar_run, &self.command_line.python3);
         let over = format!("{:.0} ms over python3", ours.p50_ms - theirs.p50_ms);
         row("belljar run -c 'print(1)'".into(), ours, over);
         row("python3 -c 'print(1)'".into(), theirs, String::new());
         if let Some(python) = &self.python_process {
-            row(
-                "same first result by python3".into(),
-                python,
-                "no isolation".into(),
-            );
+            row("same first result by python3".into(), python, "no isolation".into());
         }
         if let Some(docker) = &self.docker_run {
-            row(
-                "same first result by docker run".into(),
-                docker,
-                String::new(),
-            );
+            row("same first result by docker run".into(), docker, String::new());
         }
         let header = ["what", "p50 ms", "p99 ms", "max ms", "rounds", "compared"];
         print!("{}", table::render(&header, &rows));

@@ -47,11 +47,7 @@ pub(super) fn command_line(rounds: usize) -> Result<(Summary, Summary)> {
 /// A fresh interpreter of the sandboxes' own environment, without any isolation.
 pub(super) fn python(settings: &Settings, code: &str, rounds: usize) -> Result<Summary> {
     let environment = home::environment_dir(settings).join("bin/python");
-    let python = if environment.exists() {
-        environment
-    } else {
-        "python3".into()
-    };
+    let python = if environment.exists() { environment } else { "python3".into() };
     timed(Command::new(python).args(["-I", "-c", code]), rounds)
 }
 
@@ -67,16 +63,7 @@ pub(super) fn docker(code: &str, rounds: usize) -> Result<Summary> {
     let image = std::env::var(IMAGE_VARIABLE)
         .with_context(|| format!("set {IMAGE_VARIABLE} to an image with pandas"))?;
     let mut command = Command::new("docker");
-    command.args([
-        "run",
-        "--rm",
-        "--network",
-        "none",
-        "--memory",
-        "512m",
-        "--cpus",
-        "1",
-    ]);
+    command.args(["run", "--rm", "--network", "none", "--memory", "512m", "--cpus", "1"]);
     command.args([image.as_str(), "python3", "-c", code]);
     timed(&mut command, rounds)
 }
@@ -84,17 +71,10 @@ pub(super) fn docker(code: &str, rounds: usize) -> Result<Summary> {
 /// Resident memory of one interpreter that has done the work, in KiB.
 pub(super) fn python_rss_kib(settings: &Settings, code: &str) -> Option<u64> {
     let environment = home::environment_dir(settings).join("bin/python");
-    let python: &Path = if environment.exists() {
-        &environment
-    } else {
-        Path::new("python3")
-    };
+    let python: &Path = if environment.exists() { &environment } else { Path::new("python3") };
     let code = format!(
         "{code}\nimport resource\nprint(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
     );
-    let output = Command::new(python)
-        .args(["-I", "-c", &code])
-        .output()
-        .ok()?;
+    let output = Command::new(python).args(["-I", "-c", &code]).output().ok()?;
     String::from_utf8(output.stdout).ok()?.trim().parse().ok()
 }

@@ -28,16 +28,9 @@ impl Samples {
         let at = |percent: usize| {
             // The smallest sample that at least this share of all does not exceed.
             let rank = (sorted.len() * percent).div_ceil(100).max(1);
-            sorted
-                .get(rank - 1)
-                .map_or(0.0, |sample| sample.as_secs_f64() * 1000.0)
+            sorted.get(rank - 1).map_or(0.0, |sample| sample.as_secs_f64() * 1000.0)
         };
-        Summary {
-            rounds: sorted.len(),
-            p50_ms: at(50),
-            p99_ms: at(99),
-            max_ms: at(100),
-        }
+        Summary { rounds: sorted.len(), p50_ms: at(50), p99_ms: at(99), max_ms: at(100) }
     }
 }
 
@@ -55,10 +48,7 @@ mod tests {
     fn percentiles_are_samples_that_occurred() {
         let samples: Samples = (1..=200).map(Duration::from_millis).collect();
         let summary = samples.summary();
-        assert_eq!(
-            (summary.p50_ms, summary.p99_ms, summary.max_ms),
-            (100.0, 198.0, 200.0)
-        );
+        assert_eq!((summary.p50_ms, summary.p99_ms, summary.max_ms), (100.0, 198.0, 200.0));
         assert_eq!(Samples::default().summary().rounds, 0);
         let one: Samples = [Duration::from_millis(7)].into_iter().collect();
         assert_eq!(one.summary().p99_ms, 7.0);

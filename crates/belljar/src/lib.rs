@@ -1,0 +1,34 @@
+//! `belljar`: one binary, configuration and commands. A library only so that tests can start from
+//! the same configuration as the commands do.
+
+#![forbid(unsafe_code)]
+
+mod cli;
+mod commands;
+pub mod home;
+pub mod settings;
+mod table;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+/// The program.
+pub fn main() -> ExitCode {
+    let cli = cli::Cli::parse();
+    start_logging();
+    match commands::dispatch(cli.command) {
+        Ok(code) => code,
+        Err(error) => {
+            // The whole chain, once, in one sentence.
+            eprintln!("belljar: {error:#}");
+            ExitCode::from(commands::EXIT_TROUBLE)
+        }
+    }
+}
+
+fn start_logging() {
+    let filter = tracing_subscriber::EnvFilter::try_from_env("BELLJAR_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+}

@@ -1,0 +1,149 @@
+//! One attack: a file that tries one thing from inside, and how its outcome is judged.
+
+use std::collections::HashSet;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use belljar_proto::exec::Status;
+
+#[derive(Debug, Clone)]
+pub(crate) struct Attack {
+    pub(crate) name: String,
+    pub(crate) path: PathBuf,
+    pub(crate) flags: Vec<String>,
+    expect: Expect,
+    pub(crate) repeat: usize,
+    /// No `name=value` of the last line may be the same in two runs.
+    distinct: bool,
+    arch: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Expect {
+    Contained,
+    ContainedOrOom,
+    Ends(Status),
+    /// It may end in any way, as long as it ends and the host lives.
+    Any,
+    /// Contained, and what it left behind harms nobody.
+    Artifacts,
+}
+
+/// How a run of an attack went.
+#[derive(Debug)]
+pub(crate) struct Outcome {
+    pub(crate) status: Status,
+    pub(crate) exit_code: i32,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+    /// Where artifacts were promoted to.
+    pub(crate) outputs: PathBuf,
+}
+
+impl Attack {
+    pub(crate) fn all() -> Vec<Attack> {
+        let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/security/attacks");
+        let mut attacks: Vec<Attack> = fs::read_dir(directory)
+            .expect("the attacks are there")
+            .map(|entry| Attack::read(&entry.expect("a directory entry").path()))
+            .filter(|attack| {
+                attack.arch.as_deref().is_none_or(|arch| arch == std::env::consts::ARCH)
+            })
+            .collect();
+        attacks.sort_by(|a, b| a.name.cmp(&b.name));
+        attacks
+    }
+
+    fn read(path: &Path) -> Attack {
+        let text = fs::read_to_string(path).expect("an attack is text");
+        let header = |key: &str| {
+            text.lines().find_map(|line| Some(line.strip_prefix(key)?.trim().to_owned()))
+        };
+        let expect = match header("# expect:").as_deref() {
+            None => Expect::Contained,
+            Some("ok|oom") => Expect::ContainedOrOom,
+            Some("oom") => Expect::Ends(Status::Oom),
+            Some("timeout") => Expect::Ends(Status::Timeout),
+            Some("crashed") => Expect::Ends(Status::Crashed),
+            Some("any") => Expect::Any,
+            Some("artifacts") => Expect::Artifacts,
+            Some(other) => panic!("{}: unknown expectation `{other}`", path.display()),
+        };
+        Attack {
+            name: path.file_stem().expect("a name").to_string_lossy().into_owned(),
+            path: path.to_owned(),
+            flags: header("# belljar:")
+                .map_or(Vec::new(), |flags| flags.split_whitespace().map(str::to_owned).collect()),
+            expect,
+            repeat: header("# repeat:").map_or(1, |n| n.parse().expect("a number")),
+            distinct: header("# distinct:").is_some(),
+            arch: header("# arch:"),
+        }
+    }
+
+    /// Nothing if the sandbox held; otherwise what went wrong.
+    pub(crate) fn judge(&self, outcomes: &[Outcome], canary: &str) -> Result<(), String> {
+        outcomes.iter().try_for_each(|outcome| self.judge_one(outcome, canary))?;
+        if self.distinct {
+            let mut seen = HashSet::new();
+            for word in outcomes.iter().flat_map(|outcome| last_line(&outcome.stdout).split(' ')) {
+                if word.contains('=') && !seen.insert(word) {
+                    return Err(format!("two sandboxes drew the same {word}"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn judge_one(&self, outcome: &Outcome, canary: &str) -> Result<(), String> {
+        let fail = |why: String| Err(format!("{why}\n{outcome:#?}"));
+        let lines = || outcome.stdout.lines().chain(outcome.stderr.lines());
+        if let Some(line) = lines().find(|line| line.starts_with("ESCAPED")) {
+            return fail(line.to_owned());
+        }
+        if lines().any(|line| line.contains(canary)) {
+            return fail("the canary was seen".to_owned());
+        }
+        let contained =
+            last_line(&outcome.stdout).starts_with("CONTAINED") && outcome.exit_code == 0;
+        let held = match self.expect {
+            Expect::Contained => contained,
+            Expect::ContainedOrOom => contained || outcome.status == Status::Oom,
+            Expect::Ends(status) => outcome.status == status,
+            Expect::Any => true,
+            Expect::Artifacts => {
+                harmless(&outcome.outputs, canary)?;
+                contained
+            }
+        };
+        if held { Ok(()) } else { fail(format!("not as expected ({:?})", self.expect)) }
+    }
+}
+
+fn last_line(text: &str) -> &str {
+    text.trim_end().lines().last().unwrap_or_default()
+}
+
+/// Promoted artifacts are plain files without special rights and without anything of the host's.
+fn harmless(directory: &Path, canary: &str) -> Result<(), String> {
+    let Ok(entries) = fs::read_dir(directory) else { return Ok(()) };
+    for entry in entries {
+        let path = entry.map_err(|e| e.to_string())?.path();
+        let metadata = fs::symlink_metadata(&path).map_err(|e| e.to_string())?;
+        if metadata.is_dir() {
+            harmless(&path, canary)?;
+        } else if !metadata.is_file() {
+            return Err(format!("{} is no plain file", path.display()));
+        } else if metadata.permissions().mode() & 0o7000 != 0 {
+            return Err(format!("{} has special rights", path.display()));
+        } else if metadata.len() < 1 << 20 {
+            let contents = fs::read(&path).map_err(|e| e.to_string())?;
+            let contents = String::from_utf8_lossy(&contents);
+            if contents.contains(canary) || contents.contains("root:x:0:0:root:/root") {
+                return Err(format!("{} came from the host", path.display()));
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,41 @@
+//! The host that the attacks want to reach: see `host.py`.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+pub(crate) struct Host {
+    /// A secret that must never be seen inside.
+    pub(crate) canary: String,
+    /// What the attacks are told.
+    pub(crate) env: Vec<(String, String)>,
+    process: Child,
+}
+
+impl Host {
+    pub(crate) fn start() -> Host {
+        let canary = belljar_sys::process::random_name();
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/security/host.py");
+        let mut process = Command::new("python3")
+            .arg(script)
+            .arg(&canary)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("python3 is there");
+        let mut line = String::new();
+        let output = process.stdout.take().expect("it was piped");
+        BufReader::new(output).read_line(&mut line).expect("the host speaks");
+        let env: BTreeMap<String, String> =
+            serde_json::from_str(&line).expect("the host tells what it has");
+        Host { canary, env: env.into_iter().collect(), process }
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        drop(self.process.stdin.take());
+        let _ = self.process.wait();
+    }
+}

@@ -1,0 +1,150 @@
+//! Attacks from inside, each a small file under `attacks/` that tries one thing and fails the build
+//! if it succeeds.
+//!
+//! Every attack is made twice: through the command line, in a kernel started by executing Python,
+//! and in a kernel forked from a zygote, which is where the speed and the risk of residue are.
+
+mod attack;
+mod host;
+
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+
+use attack::{Attack, Outcome};
+use belljar::{home, settings::Settings};
+use belljar_engine::run::{Code, Run};
+use belljar_proto::exec::Status;
+use belljar_runtime::native::zygote::ZygoteState;
+use belljar_runtime::native::{NativeConfig, NativeRuntime, Prepared};
+use belljar_runtime::{Limits, SandboxSpec};
+use host::Host;
+use libtest_mimic::{Arguments, Failed, Trial};
+
+fn main() {
+    let arguments = Arguments::from_args();
+    let mut trials: Vec<Trial> = Attack::all()
+        .into_iter()
+        .map(|attack| {
+            Trial::test(format!("executed::{}", attack.name), move || by_command_line(&attack))
+        })
+        .collect();
+    trials.push(Trial::test("forked::all_attacks", in_forked_kernels));
+    libtest_mimic::run(&arguments, trials).exit();
+}
+
+fn by_command_line(attack: &Attack) -> Result<(), Failed> {
+    let host = Host::start();
+    let directory = tempfile::tempdir()?;
+    let outcomes = (0..attack.repeat)
+        .map(|_| run_command(attack, &host, directory.path()))
+        .collect::<Result<Vec<_>, String>>()?;
+    attack.judge(&outcomes, &host.canary).map_err(Failed::from)
+}
+
+fn run_command(attack: &Attack, host: &Host, directory: &Path) -> Result<Outcome, String> {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_belljar"));
+    command.current_dir(directory).args(["run", "--json"]).args(&attack.flags);
+    for (key, value) in &host.env {
+        command.arg("--env").arg(format!("{key}={value}"));
+    }
+    command.arg(&attack.path).env("BELLJAR_TEST_SECRET", &host.canary);
+    let output = command.output().map_err(|error| error.to_string())?;
+    let result: serde_json::Value = serde_json::from_slice(&output.stdout).map_err(|error| {
+        format!("belljar did not survive: {error}\n{}", String::from_utf8_lossy(&output.stderr))
+    })?;
+    let text = |key: &str| result[key].as_str().unwrap_or_default().to_owned();
+    Ok(Outcome {
+        status: serde_json::from_value(result["status"].clone()).map_err(|e| e.to_string())?,
+        exit_code: output.status.code().unwrap_or(-1),
+        stdout: text("stdout"),
+        stderr: text("stderr") + result["error"]["traceback"].as_str().unwrap_or_default(),
+        outputs: directory.join("outputs"),
+    })
+}
+
+fn in_forked_kernels() -> Result<(), Failed> {
+    let host = Host::start();
+    let settings = Settings::load()?;
+    let prepared = Prepared::start(NativeConfig {
+        executable: env!("CARGO_BIN_EXE_belljar").into(),
+        run_dir: settings.run_dir.clone(),
+        cgroup_parent: settings.cgroup_parent.clone(),
+        image: home::image(&settings)?,
+    })?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let failures = runtime.block_on(attack_forked_kernels(prepared, &host))?;
+    if failures.is_empty() { Ok(()) } else { Err(failures.join("\n\n").into()) }
+}
+
+async fn attack_forked_kernels(prepared: Prepared, host: &Host) -> Result<Vec<String>, Failed> {
+    let runtime = prepared.launch()?;
+    runtime.keep_zygote();
+    let ZygoteState::Warm(warm) = runtime.zygote_settled().await else {
+        return Err("the zygote did not get warm".into());
+    };
+    if warm.threads.len() != 1 {
+        return Err(format!("the zygote has several threads: {:?}", warm.threads).into());
+    }
+    let mut failures = Vec::new();
+    // Shell scripts do not meet the kernel and were tried through the command line.
+    for attack in Attack::all().iter().filter(|a| a.path.extension().is_some_and(|e| e == "py")) {
+        let directory = tempfile::tempdir()?;
+        let mut outcomes = Vec::new();
+        for _ in 0..attack.repeat {
+            outcomes.push(run_forked(attack, host, &runtime, directory.path()).await?);
+        }
+        if let Err(why) = attack.judge(&outcomes, &host.canary) {
+            failures.push(format!("{}: {why}", attack.name));
+        }
+    }
+    // Whatever the attacks did, the zygote is the one that was there before.
+    match runtime.zygote_state() {
+        Some(ZygoteState::Warm(after)) if after.pid == warm.pid => {}
+        other => failures.push(format!("the zygote did not survive: {other:?}")),
+    }
+    Ok(failures)
+}
+
+async fn run_forked(
+    attack: &Attack,
+    host: &Host,
+    runtime: &Arc<NativeRuntime>,
+    directory: &Path,
+) -> Result<Outcome, Failed> {
+    let mut limits = Limits::default();
+    let mut timeout_ms = 50_000;
+    for pair in attack.flags.chunks(2) {
+        let [flag, value] = pair else { return Err("flags come with values".into()) };
+        match flag.as_str() {
+            "--memory" => {
+                let mib: u64 = value.strip_suffix('M').ok_or("memory in M")?.parse()?;
+                limits.memory = mib << 20;
+            }
+            "--pids" => limits.pids = value.parse()?,
+            "--cpus" => {
+                #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+                let millicpus = (value.parse::<f64>()? * 1000.0) as u32;
+                limits.millicpus = millicpus;
+            }
+            "--timeout" => timeout_ms = value.parse::<u64>()? * 1000,
+            other => return Err(format!("unknown flag {other}").into()),
+        }
+    }
+    let spec = SandboxSpec { limits, env: host.env.clone(), data: None, outlives_host: false };
+    let code = Code::Python { code: std::fs::read(&attack.path)?, echo: false };
+    let mut run = Run::new(format!("attack_{}", attack.name), code, spec);
+    run.timeout_ms = timeout_ms;
+    run.outputs = directory.join(format!("{:?}", std::time::Instant::now()).replace('/', "_"));
+    let outputs = run.outputs.clone();
+    let (_never, interrupt) = tokio::sync::watch::channel(false);
+    let result = run.execute(runtime, interrupt, |_| {}).await?;
+    let traceback = result.error.map(|error| error.traceback).unwrap_or_default();
+    Ok(Outcome {
+        status: result.status,
+        exit_code: if result.status == Status::Ok { result.exit_code } else { 1 },
+        stdout: result.stdout,
+        stderr: result.stderr + &traceback,
+        outputs,
+    })
+}
