@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -43,6 +43,8 @@ pub struct Link {
     shared: Arc<Shared>,
     next_id: AtomicU64,
     reader: tokio::task::JoinHandle<()>,
+    /// Where the guest listens, and the nonce it wants to hear.
+    address: (PathBuf, String),
 }
 
 #[derive(Debug, Default)]
@@ -79,11 +81,17 @@ impl Link {
             shared,
             next_id: AtomicU64::new(1),
             reader,
+            address: (socket.to_owned(), nonce.to_owned()),
         };
         match link.call(Call::Hello { protocol: PROTOCOL, nonce: nonce.to_owned() }, &[]).await? {
             (Answer::Welcome { .. }, _) => Ok(link),
             _ => Err(RuntimeError::UnexpectedAnswer),
         }
+    }
+
+    /// A second connection to the same guest, as a successor of ours would make it.
+    pub async fn again(&self) -> Result<Link, RuntimeError> {
+        Link::connect(&self.address.0, &self.address.1).await
     }
 
     /// One request and its answer.

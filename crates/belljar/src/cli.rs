@@ -100,12 +100,14 @@ pub(crate) struct SetupArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct DoctorArgs {
+    /// Print the findings as JSON
     #[arg(long)]
     pub(crate) json: bool,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct BenchArgs {
+    /// Print the figures as JSON
     #[arg(long)]
     pub(crate) json: bool,
     /// Fewer rounds and fewer live sessions, for a first impression

@@ -245,7 +245,8 @@ def test_unknown_operations_are_ignored(kernel):
 def test_a_kernel_that_cannot_start_says_why():
     ours, theirs = socket.socketpair()
     ours.settimeout(TIMEOUT)
-    command = f"exec '{sys.executable}' -I '{MAIN}' kernel --fd {theirs.fileno()} >&-"
+    # Room for the control socket among the private descriptors, and for nothing else.
+    command = f"ulimit -n 101; exec '{sys.executable}' -I '{MAIN}' kernel --fd {theirs.fileno()}"
     process = subprocess.Popen(["sh", "-c", command], pass_fds=[theirs.fileno()])
     theirs.close()
     answer = b"".join(iter(lambda: ours.recv(4096), b""))

@@ -30,7 +30,6 @@ use belljar_sys::cgroup::{self, CgroupError, Parent};
 use belljar_sys::ids::{IdBlock, IdBlocks};
 use belljar_sys::plan::{FdIndex, Source, Step};
 use belljar_sys::{mount, privileges, process, procfs};
-use tokio::io::AsyncReadExt;
 
 use crate::sandbox::{Parts, Sandbox};
 use crate::spec::{SandboxSpec, paths};
@@ -102,7 +101,7 @@ impl Prepared {
             cgroups,
             ids,
             zygote: OnceLock::new(),
-            instance: format!("{pid}.{started}"),
+            instance: format!("{pid}.{started}.{}", &process::random_name()[..8]),
             next: AtomicU64::new(1),
             config,
         };
@@ -136,6 +135,10 @@ impl NativeRuntime {
     /// A sandbox with its guest, and no kernel yet.
     pub async fn create(self: &Arc<Self>, spec: &SandboxSpec) -> Result<Sandbox, RuntimeError> {
         let name = format!("{}.{}", self.instance, self.next.fetch_add(1, Ordering::Relaxed));
+        if let Ok(parent) = &self.cgroups {
+            let (parent, pid) = (parent.clone(), self.spawner.pid());
+            tokio::task::spawn_blocking(move || parent.anticipate_joining(pid));
+        }
         let mut fds: Vec<OwnedFd> = Vec::new();
         let mut add = |fd: OwnedFd| {
             fds.push(fd);
@@ -180,15 +183,15 @@ impl NativeRuntime {
             outlives_host: spec.outlives_host,
         };
         let borrowed: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
-        let spawned = self.spawner.sandbox(order, &borrowed).await?;
+        let mut spawned = self.spawner.sandbox(order, &borrowed).await?;
         drop(fds);
-        await_status(spawned.status).await?;
+        spawned.settled().await?;
         let link = Link::connect(&socket.0, &nonce).await?;
         Sandbox::assemble(Parts {
             name,
             spec: spec.clone(),
             pid: spawned.pid,
-            pidfd: spawned.pidfd,
+            pidfd: spawned.keep(),
             link,
             cgroup,
             socket,
@@ -301,15 +304,12 @@ impl NativeRuntime {
     }
 }
 
-/// Names are `PID.START.N`; the process that made this one no longer exists.
+/// Names are `PID.START.RANDOM.N`; the process that made this one no longer exists.
 fn is_orphaned(name: &str) -> bool {
-    let mut parts = name.split('.').map(str::parse::<u64>);
-    let (Some(Ok(pid)), Some(Ok(started)), Some(Ok(_)), None) =
-        (parts.next(), parts.next(), parts.next(), parts.next())
-    else {
-        return false;
-    };
-    u32::try_from(pid).is_ok_and(|pid| procfs::start_time(pid).ok() != Some(started))
+    let parts: Vec<&str> = name.split('.').collect();
+    let [pid, started, _, _] = parts[..] else { return false };
+    let (Ok(pid), Ok(started)) = (pid.parse::<u32>(), started.parse::<u64>()) else { return false };
+    procfs::start_time(pid).ok() != Some(started)
 }
 
 /// Gives a sandbox's block of ids back when dropped.
@@ -349,15 +349,6 @@ fn limits(spec: &SandboxSpec) -> cgroup::Limits {
     }
 }
 
-/// The child closes its status pipe when its plan was carried out, and writes to it when not.
-pub(crate) async fn await_status(status: OwnedFd) -> Result<(), RuntimeError> {
-    let mut pipe = tokio::net::unix::pipe::Receiver::from_owned_fd(status)
-        .map_err(RuntimeError::SpawnerGone)?;
-    let mut message = String::new();
-    pipe.read_to_string(&mut message).await.map_err(RuntimeError::SpawnerGone)?;
-    if message.is_empty() { Ok(()) } else { Err(RuntimeError::Build(message)) }
-}
-
 /// Replaces the paths of bind mounts by trees opened here: the spawner has no rights of ours and
 /// could not pass through, say, somebody's home directory.
 fn open_sources(steps: &mut [Step]) -> Result<Vec<OwnedFd>, RuntimeError> {
@@ -392,9 +383,9 @@ mod tests {
     fn only_names_of_dead_processes_are_orphaned() {
         let pid = std::process::id();
         let started = procfs::start_time(pid).unwrap();
-        assert!(!is_orphaned(&format!("{pid}.{started}.1")));
-        assert!(is_orphaned(&format!("{pid}.{}.1", started + 1)), "the number was reused");
-        for foreign in ["docker", "a.b.c", "1.2", "1.2.3.4", ""] {
+        assert!(!is_orphaned(&format!("{pid}.{started}.ab12.1")));
+        assert!(is_orphaned(&format!("{pid}.{}.ab12.1", started + 1)), "the number was reused");
+        for foreign in ["docker", "a.b.c.d", "1.2", "1.2.3.4.5", ""] {
             assert!(!is_orphaned(foreign), "{foreign}");
         }
     }

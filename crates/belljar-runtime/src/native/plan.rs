@@ -9,6 +9,8 @@ use super::image::staged_root;
 use super::spawner::STAGE;
 use crate::spec::{SandboxSpec, USER_ID, paths};
 
+const HOSTNAME: &str = "belljar";
+
 /// Enough for any program that does not leak, small enough that one sandbox cannot exhaust the
 /// machine's table.
 const MAX_OPEN_FILES: u64 = 4096;
@@ -62,7 +64,7 @@ pub(crate) fn sandbox(spec: &SandboxSpec, block: Option<u32>, fds: SandboxFds) -
         steps.push(Step::SetIds { uid: 0, gid: 0 });
     }
     steps.extend([
-        Step::SetHostname { name: "belljar".into() },
+        Step::SetHostname { name: HOSTNAME.into() },
         Step::LoopbackUp,
         Step::PrivateMounts,
         image_at(&root),
@@ -136,6 +138,8 @@ pub(crate) fn zygote() -> Plan {
         namespaces: vec![Namespace::Mount, Namespace::Net, Namespace::Ipc, Namespace::Uts],
         ids: None,
         steps: vec![
+            // Read once and remembered by some library, the name would be the host's in every kernel.
+            Step::SetHostname { name: HOSTNAME.into() },
             Step::PrivateMounts,
             image_at(&root),
             Step::Bind {

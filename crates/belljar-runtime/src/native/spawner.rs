@@ -26,9 +26,11 @@ use std::process::{Child, Command, Stdio};
 
 use belljar_sys::plan::{FdIndex, IdMap, Plan, Step};
 use belljar_sys::process::{self, Forked};
-use belljar_sys::{apply, channel, privileges};
+use belljar_sys::{apply, channel, privileges, seccomp};
 use serde::{Deserialize, Serialize};
+use tokio::io::AsyncReadExt;
 use tokio::io::unix::AsyncFd;
+use tokio::net::unix::pipe;
 
 use crate::RuntimeError;
 
@@ -121,7 +123,8 @@ impl Spawner {
     /// Moves the conversation into an async runtime.
     pub fn into_async(self) -> Result<AsyncSpawner, RuntimeError> {
         let socket = nonblocking(self.socket).map_err(RuntimeError::SpawnerGone)?;
-        Ok(AsyncSpawner { process: self.process, socket: tokio::sync::Mutex::new(socket) })
+        let conversation = tokio::sync::Mutex::new(Conversation { socket, owed: 0 });
+        Ok(AsyncSpawner { process: self.process, conversation })
     }
 
     fn send(&self, order: &Order, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
@@ -133,20 +136,81 @@ impl Spawner {
     }
 }
 
-/// A process that the spawner started.
+/// A process that the spawner started; killed when dropped, unless it is kept.
 #[derive(Debug)]
 pub struct Spawned {
     pub pid: u32,
-    pub pidfd: OwnedFd,
+    pidfd: Option<OwnedFd>,
     /// Closes when the plan was carried out; holds the reason when it was not.
-    pub status: OwnedFd,
+    status: Option<OwnedFd>,
+}
+
+impl Spawned {
+    /// Waits until the plan was carried out.
+    pub async fn settled(&mut self) -> Result<(), RuntimeError> {
+        let Some(status) = self.status.take() else { return Ok(()) };
+        let mut pipe = pipe::Receiver::from_owned_fd(status).map_err(RuntimeError::SpawnerGone)?;
+        let mut message = String::new();
+        pipe.read_to_string(&mut message).await.map_err(RuntimeError::SpawnerGone)?;
+        if message.is_empty() { Ok(()) } else { Err(RuntimeError::Build(message)) }
+    }
+
+    /// It lives on; the descriptor is the caller's to watch.
+    #[must_use]
+    pub fn keep(mut self) -> OwnedFd {
+        self.pidfd.take().expect("taken only here, which consumes it")
+    }
+}
+
+impl Drop for Spawned {
+    fn drop(&mut self) {
+        if let Some(pidfd) = &self.pidfd {
+            let _ = process::kill_by_pidfd(pidfd);
+        }
+    }
 }
 
 #[derive(Debug)]
 pub struct AsyncSpawner {
     process: Child,
-    /// One order at a time: the spawner answers each before it reads the next.
-    socket: tokio::sync::Mutex<AsyncFd<OwnedFd>>,
+    conversation: tokio::sync::Mutex<Conversation>,
+}
+
+/// One order at a time: the spawner answers each before it reads the next.
+#[derive(Debug)]
+struct Conversation {
+    socket: AsyncFd<OwnedFd>,
+    /// Orders that were sent and whose sender stopped waiting for the answer.
+    owed: u64,
+}
+
+impl Conversation {
+    /// Safe to be cancelled at any point: what was started for somebody who stopped waiting is
+    /// killed by whoever comes next.
+    async fn start(
+        &mut self,
+        bytes: &[u8],
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<Spawned, RuntimeError> {
+        while self.owed > 0 {
+            drop(self.answer().await);
+        }
+        send_packet(&self.socket, bytes, fds).await.map_err(RuntimeError::SpawnerGone)?;
+        self.owed += 1;
+        self.answer().await
+    }
+
+    async fn answer(&mut self) -> Result<Spawned, RuntimeError> {
+        let (report, fds) = understand(recv_packet(&self.socket).await)?;
+        self.owed -= 1;
+        match (report, <[OwnedFd; 2]>::try_from(fds)) {
+            (Report::Started { pid }, Ok([pidfd, status])) => {
+                Ok(Spawned { pid, pidfd: Some(pidfd), status: Some(status) })
+            }
+            (Report::Failed { message }, _) => Err(RuntimeError::Build(message)),
+            _ => Err(RuntimeError::UnexpectedAnswer),
+        }
+    }
 }
 
 impl AsyncSpawner {
@@ -177,16 +241,7 @@ impl AsyncSpawner {
 
     async fn start(&self, order: &Order, fds: &[BorrowedFd<'_>]) -> Result<Spawned, RuntimeError> {
         let bytes = to_bytes(order);
-        let (report, fds) = {
-            let socket = self.socket.lock().await;
-            send_packet(&socket, &bytes, fds).await.map_err(RuntimeError::SpawnerGone)?;
-            understand(recv_packet(&socket).await)?
-        };
-        match (report, <[OwnedFd; 2]>::try_from(fds)) {
-            (Report::Started { pid }, Ok([pidfd, status])) => Ok(Spawned { pid, pidfd, status }),
-            (Report::Failed { message }, _) => Err(RuntimeError::Build(message)),
-            _ => Err(RuntimeError::UnexpectedAnswer),
-        }
+        self.conversation.lock().await.start(&bytes, fds).await
     }
 }
 
@@ -279,6 +334,7 @@ pub fn serve(become_guest: fn(GuestStart) -> io::Result<()>) -> io::Result<()> {
     let socket = process::take_stdin()?;
     process::reap_automatically()?;
     privileges::forbid_core_dumps()?;
+    seccomp::Filter::sandbox().map_err(io::Error::other)?;
     while let Some((bytes, fds)) = channel::recv_packet(&socket)? {
         let order: Order = serde_json::from_slice(&bytes).map_err(io::Error::other)?;
         let borrowed: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();

@@ -16,7 +16,7 @@ use tokio::sync::watch;
 
 use super::NativeRuntime;
 use super::plan;
-use super::spawner::{self, Spawned};
+use super::spawner;
 use crate::RuntimeError;
 use crate::spec::USER_ID;
 
@@ -75,7 +75,7 @@ pub struct Warm {
     /// Modules of the preload list that could not be imported, and why.
     #[serde(default)]
     pub failed: std::collections::BTreeMap<String, String>,
-    /// Threads it found itself to have; more than one would make forking unsafe.
+    /// Threads besides the main one; any would make forking unsafe.
     #[serde(default)]
     pub threads: Vec<String>,
     #[serde(default)]
@@ -129,12 +129,12 @@ impl Zygote {
         let fds = [null.as_fd(), null.as_fd(), errors, theirs.as_fd()];
         let argv = runtime.kernel_argv("zygote");
         let env = runtime.kernel_env(&[]);
-        let spawned = runtime.spawner().program(plan::zygote(), argv, env, &fds).await?;
+        let mut spawned = runtime.spawner().program(plan::zygote(), argv, env, &fds).await?;
         drop(theirs);
-        let Spawned { pid, pidfd, status } = spawned;
-        super::await_status(status).await?;
+        spawned.settled().await?;
+        let pid = spawned.pid;
         let mut socket = spawner::nonblocking(ours).map_err(RuntimeError::SpawnerGone)?;
-        let process = channel::watched(pidfd).map_err(RuntimeError::SpawnerGone)?;
+        let process = channel::watched(spawned.keep()).map_err(RuntimeError::SpawnerGone)?;
         let filter =
             seccomp::Filter::sandbox().map_err(|error| RuntimeError::Kernel(error.to_string()))?;
         let configure = ToZygote::Configure {

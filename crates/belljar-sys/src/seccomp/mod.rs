@@ -8,6 +8,7 @@
 mod policy;
 
 use std::collections::BTreeMap;
+use std::sync::OnceLock;
 
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen as Width, SeccompCmpOp as Op, SeccompCondition,
@@ -27,10 +28,17 @@ pub struct Filter(BpfProgram);
 
 impl Filter {
     /// The policy for everything that runs inside a sandbox, the guest included.
-    pub fn sandbox() -> Result<Self, CompileError> {
+    ///
+    /// Compiled once per process: the spawner asks for it before its first clone, and every
+    /// sandbox inherits the result.
+    pub fn sandbox() -> Result<&'static Self, CompileError> {
+        static COMPILED: OnceLock<Filter> = OnceLock::new();
+        if let Some(filter) = COMPILED.get() {
+            return Ok(filter);
+        }
         let mut program = prelude();
         program.extend(allow_list().map_err(CompileError)?);
-        Ok(Filter(program))
+        Ok(COMPILED.get_or_init(|| Filter(program)))
     }
 
     /// The program as an array of the kernel's `struct sock_filter`.

@@ -27,8 +27,12 @@ use crate::settings::Settings;
 use crate::{home, table};
 use samples::{Samples, Summary};
 
-/// First work in a new session: it needs the preloaded stack and little else.
-const WORK: &str = "import pandas as pd; int(pd.Series([1, 2, 3]).sum())";
+/// First result of a new session: the whole stack is imported, nothing is done with it yet.
+const FIRST: &str =
+    "import numpy, pandas, pyarrow, matplotlib.pyplot, sklearn, scipy, PIL, openpyxl; 6 * 7";
+
+/// The same, and pandas is put to work.
+const FIRST_PANDAS: &str = "import pandas as pd; int(pd.Series([1, 2, 3]).sum())";
 
 /// A cell that costs the kernel nothing.
 const NOTHING: &str = "x = 1";
@@ -58,7 +62,9 @@ struct Report {
     machine: Machine,
     zygote: Zygote,
     create_pooled: Summary,
+    create_pooled_pandas: Summary,
     create_cold: Summary,
+    create_cold_pandas: Summary,
     warm_exec: Summary,
     burst: Burst,
     density: Vec<Density>,
@@ -153,11 +159,13 @@ async fn measure(args: &BenchArgs, settings: &Settings, prepared: Prepared) -> R
     let bench = Bench { runtime, spec, args };
 
     say("command line");
-    let (belljar_run, python3) = peers::command_line(if args.quick { 5 } else { 20 })?;
+    let (belljar_run, python3) = peers::command_line(settings, if args.quick { 5 } else { 20 })?;
     say("creating without a pool");
-    let create_cold = bench.create_cold(rounds).await?;
+    let create_cold = bench.create_cold(rounds, FIRST).await?;
+    let create_cold_pandas = bench.create_cold(rounds, FIRST_PANDAS).await?;
     say("creating from the pool");
-    let create_pooled = bench.create_pooled(rounds).await?;
+    let create_pooled = bench.create_pooled(rounds, FIRST).await?;
+    let create_pooled_pandas = bench.create_pooled(rounds, FIRST_PANDAS).await?;
     say("warm executions");
     let warm_exec = bench.warm_exec(if args.quick { 500 } else { 5000 }).await?;
     say("a burst of creates");
@@ -168,8 +176,8 @@ async fn measure(args: &BenchArgs, settings: &Settings, prepared: Prepared) -> R
     let few = if args.quick { 3 } else { 10 };
     let mut note = |what: &str, error: anyhow::Error| notes.push(format!("{what}: {error:#}"));
     let python_process =
-        peers::python(settings, WORK, few).map_err(|e| note("python3 not compared", e)).ok();
-    let docker_run = peers::docker(WORK, few).map_err(|e| note("docker not compared", e)).ok();
+        peers::python(settings, FIRST, few).map_err(|e| note("python3 not compared", e)).ok();
+    let docker_run = peers::docker(FIRST, few).map_err(|e| note("docker not compared", e)).ok();
     progress.finish_and_clear();
 
     Ok(Report {
@@ -180,7 +188,9 @@ async fn measure(args: &BenchArgs, settings: &Settings, prepared: Prepared) -> R
         },
         zygote,
         create_pooled,
+        create_pooled_pandas,
         create_cold,
+        create_cold_pandas,
         warm_exec,
         burst,
         density,
@@ -193,19 +203,19 @@ async fn measure(args: &BenchArgs, settings: &Settings, prepared: Prepared) -> R
 }
 
 impl Bench<'_> {
-    async fn create_cold(&self, rounds: usize) -> Result<Summary> {
+    async fn create_cold(&self, rounds: usize, code: &str) -> Result<Summary> {
         let mut samples = Samples::default();
         for _ in 0..rounds {
             let start = Instant::now();
             let sandbox = warm_sandbox(&self.runtime, &self.spec).await?;
-            execute(&sandbox, WORK).await?;
+            execute(&sandbox, code).await?;
             samples.push(start.elapsed());
             sandbox.destroy().await;
         }
         Ok(samples.summary())
     }
 
-    async fn create_pooled(&self, rounds: usize) -> Result<Summary> {
+    async fn create_pooled(&self, rounds: usize, code: &str) -> Result<Summary> {
         let pool = Pool::start(Arc::clone(&self.runtime), self.spec.clone(), POOL_SIZE);
         let mut samples = Samples::default();
         for _ in 0..rounds {
@@ -213,7 +223,7 @@ impl Bench<'_> {
             pool.full().await;
             let start = Instant::now();
             let sandbox = pool.take().await?;
-            execute(&sandbox, WORK).await?;
+            execute(&sandbox, code).await?;
             samples.push(start.elapsed());
             sandbox.destroy().await;
         }
@@ -225,7 +235,7 @@ impl Bench<'_> {
 
     async fn warm_exec(&self, rounds: usize) -> Result<Summary> {
         let sandbox = warm_sandbox(&self.runtime, &self.spec).await?;
-        execute(&sandbox, WORK).await?;
+        execute(&sandbox, FIRST).await?;
         let mut samples = Samples::default();
         for _ in 0..rounds {
             let start = Instant::now();
@@ -243,7 +253,7 @@ impl Bench<'_> {
                 let (runtime, spec) = (Arc::clone(&self.runtime), self.spec.clone());
                 tokio::spawn(async move {
                     let sandbox = warm_sandbox(&runtime, &spec).await?;
-                    execute(&sandbox, WORK).await?;
+                    execute(&sandbox, FIRST).await?;
                     anyhow::Ok((start.elapsed(), sandbox))
                 })
             })
@@ -329,7 +339,7 @@ impl Bench<'_> {
             cgroup_mib: share(charged),
             ours_mib: share(ours),
             per_session_mib: share(charged + ours),
-            python_process_mib: peers::python_rss_kib(settings, WORK).map(|kib| mib(kib * 1024)),
+            python_process_mib: peers::python_rss_kib(settings, FIRST).map(|kib| mib(kib * 1024)),
         }
     }
 }
@@ -410,16 +420,14 @@ impl Report {
                 [times(&self.docker_run, "docker run"), times(&self.python_process, "python3")];
             parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
         };
-        row(
-            "create -> first result, pool".into(),
-            &self.create_pooled,
-            against(&self.create_pooled),
-        );
-        row(
-            "create -> first result, no pool".into(),
-            &self.create_cold,
-            against(&self.create_cold),
-        );
+        for (what, summary) in [
+            ("create -> first result, pool", &self.create_pooled),
+            ("... that uses pandas", &self.create_pooled_pandas),
+            ("create -> first result, no pool", &self.create_cold),
+            ("... that uses pandas", &self.create_cold_pandas),
+        ] {
+            row(what.into(), summary, against(summary));
+        }
         row("warm exec".into(), &self.warm_exec, String::new());
         row(
             format!("burst of {}, each", self.burst.sessions),

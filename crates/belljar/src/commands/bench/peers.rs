@@ -1,6 +1,6 @@
 //! The same work done by others, in the same run, on the same machine.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
@@ -29,19 +29,30 @@ fn timed(command: &mut Command, rounds: usize) -> Result<Summary> {
     Ok(samples.summary())
 }
 
-/// Our own command line, with no server, and plain `python3` doing the same, in turns.
-pub(super) fn command_line(rounds: usize) -> Result<(Summary, Summary)> {
+/// Our own command line, with no server, and a plain interpreter doing the same, in turns.
+pub(super) fn command_line(settings: &Settings, rounds: usize) -> Result<(Summary, Summary)> {
     let ours = std::env::current_exe()?;
+    let theirs = plain_python(settings);
     let (mut ours_samples, mut theirs_samples) = (Samples::default(), Samples::default());
     for _ in 0..rounds {
         let start = Instant::now();
-        timed(Command::new("python3").args(["-c", "print(1)"]), 1)?;
+        timed(Command::new(&theirs).args(["-c", "print(1)"]), 1)?;
         theirs_samples.push(start.elapsed());
         let start = Instant::now();
         timed(Command::new(&ours).args(["run", "-c", "print(1)"]), 1)?;
         ours_samples.push(start.elapsed());
     }
     Ok((ours_samples.summary(), theirs_samples.summary()))
+}
+
+/// The interpreter itself: what is called `python3` on the PATH may be a wrapper that takes its
+/// time.
+fn plain_python(settings: &Settings) -> PathBuf {
+    let environment = home::environment_dir(settings);
+    match std::fs::canonicalize(environment.join("bin/python")) {
+        Ok(python) => python,
+        Err(_) => "python3".into(),
+    }
 }
 
 /// A fresh interpreter of the sandboxes' own environment, without any isolation.
