@@ -16,6 +16,10 @@ use crate::EngineError;
 /// After a failure to make a sandbox, the next attempt waits this long.
 const RETRY_PAUSE: Duration = Duration::from_millis(500);
 
+/// Whoever took a sandbox is about to use it; making the next one at the same moment would take
+/// the processor from them.
+const REFILL_DELAY: Duration = Duration::from_millis(20);
+
 #[derive(Debug)]
 pub struct Pool {
     shared: Arc<Shared>,
@@ -137,5 +141,6 @@ async fn fill(shared: Arc<Shared>) {
             }
         }
         shared.taken.notified().await;
+        tokio::time::sleep(REFILL_DELAY).await;
     }
 }

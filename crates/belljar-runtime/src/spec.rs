@@ -21,6 +21,8 @@ pub mod paths {
     pub const KERNELS: &str = "/opt/belljar/kernels";
     /// Where the image's Python environment is mounted.
     pub const PYTHON: &str = "/opt/belljar/python";
+    /// Where the interpreter behind it is mounted, unless it is part of `/usr`.
+    pub const PYTHON_BASE: &str = "/opt/belljar/base";
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]

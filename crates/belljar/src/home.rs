@@ -22,7 +22,7 @@ pub struct Manifest {
     pub packages: Vec<String>,
 }
 
-pub const MANIFEST_FORMAT: u32 = 1;
+pub const MANIFEST_FORMAT: u32 = 2;
 
 pub fn environment_dir(settings: &Settings) -> PathBuf {
     settings.home.join("python")

@@ -91,7 +91,7 @@ class Kernel:
         # `-I` keeps PYTHONPATH away from our own imports; the user's imports may have it.
         sys.path[:0] = ["", *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
 
-    def serve(self) -> NoReturn:
+    def serve(self, rehearse: bool = False) -> NoReturn:
         """Says hello and works until the guest has had enough."""
         self._channel.send(
             {
@@ -103,6 +103,8 @@ class Kernel:
                 "pid": os.getpid(),
             }
         )
+        if rehearse:
+            self._rehearse()
         while True:
             try:
                 frame = self._channel.receive()
@@ -118,6 +120,18 @@ class Kernel:
             elif op == "shutdown":
                 break
         self._exit()
+
+    def _rehearse(self) -> None:
+        """Goes through the motions of a cell once, in a namespace of its own.
+
+        In a forked kernel whatever is touched first must be copied from the zygote. Better while the kernel
+        waits for its first exec than while somebody waits for the result.
+        """
+        cell = self._compiler.compile("import sys\n0", 0, True)
+        bundle = display.bundle_of(_evaluate(cell, {}))
+        if bundle is not None:
+            display.encode_bundle(bundle)
+        self._streams.repair()
 
     def _exec(self, head: dict, body: bytes) -> None:
         interrupts.expect_user_code()

@@ -31,13 +31,23 @@ pub struct Python {
     pub environment: Option<PathBuf>,
     /// The interpreter, as a path inside the sandbox.
     pub executable: PathBuf,
-    /// Where the interpreter is installed; shown at the same place inside unless it is below
-    /// `/usr`, which is there anyway.
+    /// Where the interpreter is installed on the host.
     pub base_prefix: PathBuf,
     pub version: String,
 }
 
+/// Directory of an environment with the parts that differ inside a sandbox: scripts and links that
+/// name their interpreter by the path it has there.
+pub const INSIDE: &str = "inside";
+
 impl Python {
+    /// Whether the interpreter is shown at a place of its own: one below `/usr` is there anyway,
+    /// any other may be in somebody's home directory, which is nobody's business.
+    #[must_use]
+    pub fn is_relocated(&self) -> bool {
+        !self.base_prefix.starts_with("/usr")
+    }
+
     /// The interpreter that comes with the distribution, without any package.
     #[must_use]
     pub fn of_distribution() -> Option<Python> {
@@ -133,10 +143,20 @@ pub(crate) fn steps(image: &Image) -> Vec<Step> {
     assembly.link(Path::new("/var/tmp"), Path::new("/tmp"));
     assembly.show_at(&image.kernels, Path::new(paths::KERNELS), Access::READ_EXEC);
     if let Some(environment) = &image.python.environment {
-        assembly.show_at(environment, Path::new(paths::PYTHON), Access::READ_EXEC);
+        let inside = environment.join(INSIDE);
+        let parts = [
+            (inside.join("bin"), "bin"),
+            (inside.join("pyvenv.cfg"), "pyvenv.cfg"),
+            (environment.join("lib"), "lib"),
+            (environment.join("share"), "share"),
+        ];
+        for (host, name) in parts {
+            assembly.show_at(&host, &Path::new(paths::PYTHON).join(name), Access::READ_EXEC);
+        }
     }
-    if !image.python.base_prefix.starts_with("/usr") {
-        assembly.show(&image.python.base_prefix, Access::READ_EXEC);
+    if image.python.is_relocated() {
+        let base = Path::new(paths::PYTHON_BASE);
+        assembly.show_at(&image.python.base_prefix, base, Access::READ_EXEC);
     }
     assembly.steps.push(Step::ReadOnly { target: staged_root() });
     assembly.steps

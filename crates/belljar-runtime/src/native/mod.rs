@@ -275,6 +275,10 @@ impl NativeRuntime {
         ];
         let mut env: Vec<(String, String)> =
             base.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+        if python.is_relocated() {
+            // An interpreter built with a shared library looks for it where it was installed.
+            env.push(("LD_LIBRARY_PATH".into(), format!("{}/lib", paths::PYTHON_BASE)));
+        }
         for (key, value) in extra {
             env.retain(|(known, _)| known != key);
             env.push((key.clone(), value.clone()));

@@ -5,12 +5,12 @@
 
 use std::fs;
 use std::io::{self, BufRead, BufReader, IsTerminal, Read, Write};
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use belljar_runtime::native::image::INSIDE;
 use belljar_runtime::paths;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Deserialize;
@@ -122,7 +122,7 @@ fn build(environment: &Path, python: &Interpreter, wanted: &Manifest, force: boo
         // Some packages ship files that are not meant to compile; that is not our concern.
         let _ = run(&mut compile, |_| {});
         prepare_fonts(environment, &env_python);
-        relocate_scripts(environment)
+        make_inside(environment, python)
     })?;
     let text = serde_json::to_string_pretty(wanted)?;
     let path = home::manifest_path(environment);
@@ -154,21 +154,42 @@ fn prepare_fonts(environment: &Path, python: &Path) {
         .status();
 }
 
-/// Console scripts name their interpreter by the path it has here; inside it has another.
-fn relocate_scripts(environment: &Path) -> Result<()> {
+/// Makes the parts of the environment that differ inside a sandbox: the configuration and `bin`,
+/// with links and scripts that name the interpreter by the path it has there.
+fn make_inside(environment: &Path, python: &Interpreter) -> Result<()> {
+    let inside = environment.join(INSIDE);
+    let _ = fs::remove_dir_all(&inside);
+    fs::create_dir_all(inside.join("bin"))?;
+    let relative = python.executable.strip_prefix(&python.base_prefix);
+    let base = if python.base_prefix.starts_with("/usr") {
+        python.executable.clone()
+    } else {
+        Path::new(paths::PYTHON_BASE)
+            .join(relative.context("the interpreter is not in its prefix")?)
+    };
+    let home = base.parent().unwrap_or(Path::new("/")).display();
+    let version = &python.version;
+    let config =
+        format!("home = {home}\ninclude-system-site-packages = false\nversion = {version}\n");
+    fs::write(inside.join("pyvenv.cfg"), config)?;
+
     let bin = environment.join("bin");
     let here = format!("#!{}/", bin.display());
     let there = format!("#!{}/bin/", paths::PYTHON);
     for entry in fs::read_dir(&bin)? {
         let path = entry?.path();
-        if path.is_symlink() || !path.is_file() {
-            continue;
-        }
-        let contents = fs::read(&path)?;
-        if let Some(rest) = contents.strip_prefix(here.as_bytes()) {
-            let mode = fs::metadata(&path)?.permissions().mode();
-            fs::write(&path, [there.as_bytes(), rest].concat())?;
-            fs::set_permissions(&path, fs::Permissions::from_mode(mode))?;
+        let name = path.file_name().unwrap_or_default();
+        let target = inside.join("bin").join(name);
+        if name.to_string_lossy().starts_with("python") {
+            std::os::unix::fs::symlink(&base, target)?;
+        } else if path.is_file() {
+            let contents = fs::read(&path)?;
+            let contents = match contents.strip_prefix(here.as_bytes()) {
+                Some(rest) => [there.as_bytes(), rest].concat(),
+                None => contents,
+            };
+            fs::write(&target, contents)?;
+            fs::set_permissions(&target, fs::metadata(&path)?.permissions())?;
         }
     }
     Ok(())

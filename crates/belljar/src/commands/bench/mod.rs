@@ -43,8 +43,7 @@ const POOL_SIZE: usize = 8;
 pub(super) fn bench(args: &BenchArgs, settings: &Settings) -> Result<ExitCode> {
     privileges::raise_open_files();
     let prepared = home::prepare_runtime(settings)?;
-    let report = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
+    let report = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .context("failed to start the event loop")?
@@ -103,6 +102,7 @@ struct Burst {
 struct Density {
     sessions: usize,
     create: Summary,
+    first_of_visit: Summary,
     warm_exec: Summary,
     answered: usize,
 }
@@ -308,18 +308,23 @@ impl Bench<'_> {
         for sandbox in live {
             answered += usize::from(execute(sandbox, NOTHING).await.is_ok());
         }
-        // Spread over all sessions, so that none of them is in any cache by luck.
-        let probes = if self.args.quick { 200 } else { 1000 };
-        let mut warm_exec = Samples::default();
-        for n in 0..probes {
-            let sandbox = &live[n * 7919 % live.len()];
-            let start = Instant::now();
-            execute(sandbox, NOTHING).await?;
-            warm_exec.push(start.elapsed());
+        // Spread over all sessions. The first execution of a visit finds caches cold, as after a
+        // long pause; those that follow are what a conversation in full swing sees.
+        let visits = if self.args.quick { 20 } else { 100 };
+        let (mut first_of_visit, mut warm_exec) = (Samples::default(), Samples::default());
+        for visit in 0..visits {
+            let sandbox = &live[visit * 7919 % live.len()];
+            for n in 0..=10 {
+                let start = Instant::now();
+                execute(sandbox, NOTHING).await?;
+                let samples = if n == 0 { &mut first_of_visit } else { &mut warm_exec };
+                samples.push(start.elapsed());
+            }
         }
         Ok(Density {
             sessions: live.len(),
             create: create.summary(),
+            first_of_visit: first_of_visit.summary(),
             warm_exec: warm_exec.summary(),
             answered,
         })
@@ -438,6 +443,8 @@ impl Report {
         for density in &self.density {
             let n = density.sessions;
             row(format!("create with {n} live"), &density.create, String::new());
+            let cold = "after a pause, caches cold".to_owned();
+            row(format!("next exec with {n} live"), &density.first_of_visit, cold);
             let growth = first.map_or(String::new(), |first| {
                 format!("{:.2}x of the first", density.warm_exec.p50_ms / first)
             });

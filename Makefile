@@ -1,0 +1,56 @@
+# The recipes that people, CI and the README use. Each sets up what it needs and says so.
+
+CARGO   ?= cargo
+TRIPLE  := $(shell rustc -vV 2>/dev/null | sed -n 's/^host: //p')
+BELLJAR := target/release/belljar
+# Python packages that only tests and checks need; sandboxes never see them.
+TOOLS   := $(CURDIR)/target/python-tools
+# The environment that `belljar setup` makes; the settings decide where it is.
+HOME_DIR := $(or $(BELLJAR_HOME),$(if $(filter 0,$(shell id -u)),/var/lib/belljar,$(or $(XDG_DATA_HOME),$(HOME)/.local/share)/belljar))
+PYTHON  := $(HOME_DIR)/python/bin/python
+
+.PHONY: help build demo test lint bench setup system clean
+
+help:
+	@echo "make demo   set up this machine and show what Belljar does"
+	@echo "make test   set up and run every test"
+	@echo "make lint   formatting, clippy, licences, Python style"
+	@echo "make bench  latency, memory and density, beside docker and plain python3"
+	@echo "make build  the static binary, at $(BELLJAR)"
+
+system:
+	@scripts/prepare-system
+
+build: system
+	@echo "== building the static binary"
+	$(CARGO) build --release --locked --package belljar
+	@ln -sfn ../$(TRIPLE)/release/belljar $(BELLJAR)
+
+setup: build
+	@echo "== preparing the Python environment of sandboxes in $(HOME_DIR)"
+	@cd target && release/belljar setup
+
+demo: setup
+	@scripts/demo $(BELLJAR)
+
+test: setup
+	@scripts/tool cargo-nextest
+	@echo "== kernel tests: Python, outside of any sandbox"
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --upgrade --target $(TOOLS) pytest
+	cd kernels/python/tests && PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$(TOOLS) $(PYTHON) -m pytest -q -p no:cacheprovider
+	@echo "== all other tests: the real binary, real sandboxes"
+	$(CARGO) nextest run --locked --workspace
+
+lint: system
+	@scripts/tool cargo-deny
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+	$(CARGO) deny --log-level error check bans licenses sources
+	@python3 -m pip install --quiet --disable-pip-version-check --root-user-action ignore --upgrade --target $(TOOLS) ruff
+	PYTHONPATH=$(TOOLS) python3 -m ruff check --no-cache --config ruff.toml kernels tests examples
+
+bench: setup
+	$(BELLJAR) bench
+
+clean:
+	$(CARGO) clean
