@@ -57,7 +57,7 @@ pub(crate) fn start(
     let (limit, grace) =
         (Duration::from_millis(spec.timeout_ms), Duration::from_millis(spec.grace_ms));
     tokio::task::spawn_local(async move {
-        let ending = supervised.to_its_end(&guest, &exec, limit, grace).await;
+        let ending = supervised.supervise(&guest, &exec, limit, grace).await;
         exec.finish(ending);
     });
     Ok(())
@@ -71,7 +71,7 @@ struct Supervised {
 }
 
 impl Supervised {
-    async fn to_its_end(
+    async fn supervise(
         self,
         guest: &Guest,
         exec: &Exec,

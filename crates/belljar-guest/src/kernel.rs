@@ -55,8 +55,14 @@ pub(crate) struct Kernel {
     to_kernel: Mutex<OwnedWriteHalf>,
     pid: Cell<Option<u32>>,
     end: RefCell<Option<End>>,
-    /// The cell that runs, and the way to tell its supervisor that it is done.
-    current: RefCell<Option<(Rc<Exec>, watch::Sender<Option<CellDone>>)>>,
+    current: RefCell<Option<Running>>,
+}
+
+/// The cell that runs, and the way to tell its supervisor that it is done.
+#[derive(Debug)]
+struct Running {
+    exec: Rc<Exec>,
+    done: watch::Sender<Option<CellDone>>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -165,7 +171,7 @@ impl Kernel {
         let lost_before = guest.lost_kernel.borrow_mut().remove(&language);
         let deadline = Instant::now() + Duration::from_millis(spec.timeout_ms);
         let (done_sender, mut done) = watch::channel(None);
-        *self.current.borrow_mut() = Some((Rc::clone(&exec), done_sender));
+        *self.current.borrow_mut() = Some(Running { exec: Rc::clone(&exec), done: done_sender });
         self.output.attach(&exec);
 
         let env = spec.env.into_iter().map(|(key, value)| (key, value.into())).collect();
@@ -406,7 +412,7 @@ impl Kernel {
                 return Some(format!("could not start: {text}"));
             }
             FromKernel::Display { kind } => {
-                if let Some((exec, _)) = &*current {
+                if let Some(Running { exec, .. }) = &*current {
                     self.output.drain();
                     let event = match kind {
                         DisplayKind::Display => Event::Display,
@@ -416,13 +422,13 @@ impl Kernel {
                 }
             }
             FromKernel::Error => {
-                if let Some((exec, _)) = &*current {
+                if let Some(Running { exec, .. }) = &*current {
                     self.output.drain();
                     exec.publish(Event::Error, frame.body);
                 }
             }
             FromKernel::Done { exec_id, status, exit_code, execution_count } => {
-                if let Some((exec, done)) = &*current
+                if let Some(Running { exec, done }) = &*current
                     && exec.id == exec_id
                 {
                     self.output.drain();

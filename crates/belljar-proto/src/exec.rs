@@ -125,7 +125,6 @@ pub struct Dropped {
     pub results: u64,
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature serde asks for")]
 fn is_zero(n: &u64) -> bool {
     *n == 0
 }

@@ -233,7 +233,6 @@ pub enum ProbeReport {
 mod path_bytes {
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
 
-    #[expect(clippy::ptr_arg, reason = "the signature serde asks for")]
     pub(super) fn serialize<S: Serializer>(
         bytes: &Vec<u8>,
         serializer: S,

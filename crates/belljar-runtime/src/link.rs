@@ -5,6 +5,7 @@
 //! when it exceeds a bound or talks nonsense the link is closed and every waiter is told.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -15,7 +16,7 @@ use std::time::Duration;
 use belljar_proto::PROTOCOL;
 use belljar_proto::exec::{Event, ExecSpec};
 use belljar_proto::frame::{self, Decoder, Frame};
-use belljar_proto::guest::{Answer, Call, FromGuest, ReplyOutcome, Request};
+use belljar_proto::guest::{Answer, Call, FromGuest, Refusal, RefusalCode, ReplyOutcome, Request};
 use belljar_sys::channel;
 use tokio::io::{AsyncWriteExt, Interest};
 use tokio::net::UnixStream;
@@ -147,20 +148,18 @@ impl Link {
     ) -> Result<Following, RuntimeError> {
         // Registered first: events follow the reply at once.
         let (sender, events) = mpsc::unbounded_channel();
-        let previous = self.shared.lock().events.insert(exec_id.clone(), sender);
-        let following =
-            Following { exec_id: exec_id.clone(), events, shared: Arc::clone(&self.shared) };
-        match self.call(call, body).await {
-            Ok((Answer::Started, _)) => Ok(following),
-            Ok(_) => Err(RuntimeError::UnexpectedAnswer),
-            Err(error) => {
-                // Dropping `following` unregisters it; another follower keeps its place.
-                drop(following);
-                if let Some(previous) = previous {
-                    self.shared.lock().events.insert(exec_id, previous);
-                }
-                Err(error)
+        match self.shared.lock().events.entry(exec_id.clone()) {
+            Entry::Vacant(place) => place.insert(sender),
+            // Events do not say for whom they are: a second follower would rob the first.
+            Entry::Occupied(_) => {
+                let message = format!("execution {exec_id} is followed on this connection already");
+                return Err(Refusal { code: RefusalCode::DuplicateExec, message }.into());
             }
+        };
+        let following = Following { exec_id, events, shared: Arc::clone(&self.shared) };
+        match self.call(call, body).await? {
+            (Answer::Started, _) => Ok(following),
+            _ => Err(RuntimeError::UnexpectedAnswer),
         }
     }
 }

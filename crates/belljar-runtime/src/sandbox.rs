@@ -105,6 +105,12 @@ impl Sandbox {
         self.cgroup.as_ref().map_or(0, Cgroup::oom_kills)
     }
 
+    /// How often the processor limit held its processes back.
+    #[must_use]
+    pub fn throttled(&self) -> u64 {
+        self.cgroup.as_ref().map_or(0, Cgroup::throttled)
+    }
+
     /// A fresh Python kernel, replacing any other: forked if a zygote is warm, executed if not.
     pub async fn start_kernel(&self) -> Result<KernelStart, RuntimeError> {
         let start = match self.fork_kernel().await {

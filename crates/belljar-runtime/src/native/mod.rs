@@ -207,7 +207,6 @@ impl NativeRuntime {
     }
 
     /// Why there are no cgroups for our sandboxes, where there are none.
-    #[must_use]
     pub fn cgroups(&self) -> Result<&Parent, &CgroupError> {
         self.cgroups.as_ref()
     }

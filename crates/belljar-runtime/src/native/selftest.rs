@@ -70,6 +70,13 @@ pub async fn run(runtime: &Arc<NativeRuntime>) -> Result<Vec<Verdict>, RuntimeEr
             _ => return Err(RuntimeError::UnexpectedAnswer),
         }
     }
+    // Little processor time proves nothing on a busy machine: whom the limit held, it held back.
+    if sandbox.throttled() == 0 {
+        for verdict in verdicts.iter_mut().filter(|verdict| verdict.limit == Limit::Cpu) {
+            verdict.enforced = false;
+            verdict.detail += ", and nothing held them back";
+        }
+    }
     sandbox.destroy().await;
     Ok(verdicts)
 }

@@ -72,6 +72,9 @@ impl Parent {
             let start = root.join(&base);
             let directory = start.join(name);
             make_directory(&directory)?;
+            // One that somebody else has made, say root before us, is there and closed to us.
+            rustix::fs::access(&directory, rustix::fs::Access::WRITE_OK)
+                .map_err(|e| CgroupError::Make { path: directory.clone(), cause: e.into() })?;
             if let Layout::Unified { .. } = layout {
                 // A controller is at work in a directory when every one above it passes it on.
                 enable(&start, &controllers)?;
@@ -182,6 +185,14 @@ impl Cgroup {
         let mut text = String::new();
         let read = self.oom_events().map(|mut file| io::Read::read_to_string(&mut file, &mut text));
         read.map_or(0, |_| parse_oom_kills(&text))
+    }
+
+    /// How often its processes were held back because they had used up their processor time.
+    #[must_use]
+    pub fn throttled(&self) -> u64 {
+        let stat = self.find("cpu.stat").and_then(|path| fs::read_to_string(path).ok());
+        let field = |line: &str| line.strip_prefix("nr_throttled ")?.trim().parse().ok();
+        stat.and_then(|text| text.lines().find_map(field)).unwrap_or(0)
     }
 
     /// Bytes charged to the sandbox at the moment.

@@ -1,0 +1,166 @@
+//! One example of every message, as it stands on the wire.
+//!
+//! A guest outlives the server that started it, so what is written here is a promise: a change to
+//! an existing line needs a new protocol generation, a new line does not.
+
+use belljar_proto::exec::{Dropped, Event, ExecSpec, KernelState, Language, Outcome, Status, What};
+use belljar_proto::guest::{
+    Answer, Call, FromGuest, Probe, ProbeReport, Refusal, RefusalCode, ReplyOutcome, Request,
+    Skipped, Tree, TreeFile, TreeLimits,
+};
+use belljar_proto::kernel::{CellStatus, DisplayKind, FromKernel, ToKernel};
+use serde::{Serialize, de::DeserializeOwned};
+
+/// Each as one line of JSON; all must survive the way back.
+fn lines<T: Serialize + DeserializeOwned + PartialEq + std::fmt::Debug>(messages: &[T]) -> String {
+    messages
+        .iter()
+        .map(|message| {
+            let line = serde_json::to_string(message).unwrap();
+            assert_eq!(serde_json::from_str::<T>(&line).unwrap(), *message);
+            line + "\n"
+        })
+        .collect()
+}
+
+fn spec(what: What) -> ExecSpec {
+    ExecSpec {
+        exec_id: "e1".into(),
+        what,
+        env: vec![("K".into(), "V".into())],
+        timeout_ms: 60_000,
+        grace_ms: 2_000,
+        output_limit: 1_048_576,
+    }
+}
+
+#[test]
+fn from_host_to_guest() {
+    let language = Language::Python;
+    let calls = [
+        Call::Hello { protocol: 1, nonce: "n".into() },
+        Call::PrepareKernel { language },
+        Call::SpawnKernel {
+            language,
+            argv: vec!["/usr/bin/python3".into()],
+            env: vec![("K".into(), "V".into())],
+            cwd: "/session".into(),
+        },
+        Call::AwaitKernel { language },
+        Call::Exec(spec(What::Cell { language, echo: true })),
+        Call::Exec(spec(What::Command { argv: vec!["true".into()], cwd: "/session".into() })),
+        Call::Join { exec_id: "e1".into(), from: 3, offset: 17 },
+        Call::Interrupt { exec_id: "e1".into() },
+        Call::Forget { exec_id: "e1".into() },
+        Call::ListTree { root: "/session".into(), limits: TreeLimits { files: 10, depth: 3 } },
+        Call::OpenFile { root: "/session".into(), path: b"a b/\xff\n%".to_vec() },
+        Call::Probe { probe: Probe::Memory { bytes: 1 } },
+        Call::Probe { probe: Probe::Processes { count: 1 } },
+        Call::Probe { probe: Probe::Cpu { wall_ms: 1 } },
+        Call::Probe { probe: Probe::Network },
+        Call::Shutdown,
+    ];
+    let requests: Vec<Request> = (1..).zip(calls).map(|(id, call)| Request { id, call }).collect();
+    insta::assert_snapshot!(lines(&requests));
+}
+
+#[test]
+fn from_guest_to_host() {
+    let answers = [
+        Answer::Welcome { protocol: 1, version: "0.1.0".into(), execs: vec!["e1".into()] },
+        Answer::KernelEnds { landlock: true },
+        Answer::KernelReady { language_version: "3.11.7".into() },
+        Answer::Started,
+        Answer::Done,
+        Answer::Tree(Tree {
+            files: vec![TreeFile { path: b"plot.png".to_vec(), size: 5 }],
+            skipped: vec![Skipped { path: b"link".to_vec(), reason: "a symbolic link".into() }],
+            skipped_more: 0,
+        }),
+        Answer::File { size: 5 },
+        Answer::Probed(ProbeReport::Memory { killed: true }),
+        Answer::Probed(ProbeReport::Processes { started: 14 }),
+        Answer::Probed(ProbeReport::Cpu { used_ms: 60, wall_ms: 300 }),
+        Answer::Probed(ProbeReport::Network { interfaces: vec![], reached_out: false }),
+    ];
+    let codes = [
+        RefusalCode::NotWelcome,
+        RefusalCode::NoKernel,
+        RefusalCode::Busy,
+        RefusalCode::UnknownExec,
+        RefusalCode::DuplicateExec,
+        RefusalCode::NotFound,
+        RefusalCode::NotAFile,
+        RefusalCode::Invalid,
+        RefusalCode::Failed,
+    ];
+    let outcome = |status| Outcome {
+        status,
+        exit_code: 137,
+        reason: Some("the kernel was killed by signal 9".into()),
+        kernel_state: KernelState::Lost,
+        execution_count: 2,
+        duration_us: 1234,
+        dropped: Dropped { stdout_bytes: 1, stderr_bytes: 2, results: 3 },
+    };
+    let events = [
+        Event::Stdout,
+        Event::Stderr,
+        Event::Display,
+        Event::Result,
+        Event::Error,
+        Event::Done(outcome(Status::Ok)),
+        Event::Done(outcome(Status::Error)),
+        Event::Done(outcome(Status::Timeout)),
+        Event::Done(outcome(Status::Interrupted)),
+        Event::Done(outcome(Status::Crashed)),
+        Event::Done(Outcome { reason: None, dropped: Dropped::default(), ..outcome(Status::Oom) }),
+    ];
+    let replies = answers
+        .map(ReplyOutcome::Ok)
+        .into_iter()
+        .chain(codes.map(|code| ReplyOutcome::Err(Refusal { code, message: "why".into() })));
+    let mut messages: Vec<FromGuest> =
+        (1..).zip(replies).map(|(id, outcome)| FromGuest::Reply { id, outcome }).collect();
+    messages.extend((0..).zip(events).map(|(seq, event)| FromGuest::Event {
+        exec_id: "e1".into(),
+        seq,
+        offset: 0,
+        event,
+    }));
+    insta::assert_snapshot!(lines(&messages));
+}
+
+#[test]
+fn between_guest_and_kernel() {
+    let env = serde_json::Map::from_iter([("K".to_owned(), "V".into())]);
+    insta::assert_snapshot!(lines(&[
+        ToKernel::Exec { exec_id: "e1".into(), echo: true, env },
+        ToKernel::Shutdown,
+    ]), @r#"
+    {"op":"exec","exec_id":"e1","echo":true,"env":{"K":"V"}}
+    {"op":"shutdown"}
+    "#);
+    let done = |status| FromKernel::Done {
+        exec_id: "e1".into(),
+        status,
+        exit_code: 0,
+        execution_count: 1,
+    };
+    insta::assert_snapshot!(lines(&[
+        FromKernel::Hello {
+            protocol: 1,
+            language: "python".into(),
+            language_version: "3.11.7".into(),
+            pid: 2,
+        },
+        FromKernel::Fatal,
+        FromKernel::Display { kind: DisplayKind::Display },
+        FromKernel::Display { kind: DisplayKind::Result },
+        FromKernel::Error,
+        done(CellStatus::Ok),
+        done(CellStatus::Error),
+        done(CellStatus::Interrupted),
+        done(CellStatus::Exit),
+    ]));
+}
