@@ -58,7 +58,12 @@ impl Pool {
 
     /// A sandbox with a warm kernel: from the pool, or a new one if that is empty.
     pub async fn take(&self) -> Result<Sandbox, EngineError> {
-        let ready = self.shared.lock().pop();
+        let ready = {
+            let mut ready = self.shared.lock();
+            // One that died while it waited is of no use to anybody.
+            ready.retain(|sandbox| sandbox.link().is_open());
+            ready.pop()
+        };
         self.shared.taken.notify_one();
         match ready {
             Some(sandbox) => {

@@ -95,6 +95,12 @@ impl Link {
         Link::connect(&self.address.0, &self.address.1).await
     }
 
+    /// Whether the guest is still there, as far as we have heard.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        !self.shared.lock().closed
+    }
+
     /// One request and its answer.
     pub async fn call(
         &self,

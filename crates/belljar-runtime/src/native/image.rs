@@ -48,6 +48,16 @@ impl Python {
         !self.base_prefix.starts_with("/usr")
     }
 
+    /// Whether most of the interpreter is in a library beside it.
+    pub(crate) fn has_shared_library(&self) -> bool {
+        let Ok(entries) = fs::read_dir(self.base_prefix.join("lib")) else { return false };
+        entries.filter_map(Result::ok).any(|entry| {
+            let name = entry.file_name();
+            let name = name.to_string_lossy();
+            name.starts_with("libpython3") && name.contains(".so")
+        })
+    }
+
     /// The interpreter that comes with the distribution, without any package.
     #[must_use]
     pub fn of_distribution() -> Option<Python> {

@@ -274,8 +274,8 @@ impl NativeRuntime {
         ];
         let mut env: Vec<(String, String)> =
             base.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
-        if python.is_relocated() {
-            // An interpreter built with a shared library looks for it where it was installed.
+        if python.is_relocated() && python.has_shared_library() {
+            // It is looked for where it was installed, which is not where it is inside.
             env.push(("LD_LIBRARY_PATH".into(), format!("{}/lib", paths::PYTHON_BASE)));
         }
         for (key, value) in extra {

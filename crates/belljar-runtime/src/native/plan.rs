@@ -151,6 +151,8 @@ pub(crate) fn zygote() -> Plan {
             Step::PivotRoot { root },
             Step::ChangeDir { path: "/".into() },
             Step::NoCoreDumps,
+            // Kernels inherit it.
+            Step::MaxOpenFiles { count: MAX_OPEN_FILES },
             Step::NoNewPrivileges,
         ],
     }

@@ -36,6 +36,7 @@ pub(super) fn run(args: RunArgs, settings: &Settings) -> Result<ExitCode> {
         println!("{}", serde_json::to_string_pretty(&result)?);
     } else {
         report(&result);
+        hint(&result, settings);
     }
     // Statuses are small numbers; anything else a process could not have returned anyway.
     Ok(ExitCode::from(u8::try_from(result.exit_code & 0xff).unwrap_or(1)))
@@ -182,6 +183,16 @@ fn pass_through(event: &ExecEvent) {
 /// A reader that went away is no reason to stop the code; there is just nobody to tell.
 fn write_all(to: &mut impl Write, bytes: &[u8]) {
     let _ = to.write_all(bytes).and_then(|()| to.flush());
+}
+
+/// Points out what is easily fixed.
+fn hint(result: &ExecResult, settings: &Settings) {
+    let missing = result.error.as_ref().is_some_and(|error| error.name == "ModuleNotFoundError");
+    if missing && home::read_manifest(&home::environment_dir(settings)).is_none() {
+        eprintln!(
+            "belljar: sandboxes have no packages yet; `belljar setup` installs the usual ones"
+        );
+    }
 }
 
 /// What the output itself did not say.
