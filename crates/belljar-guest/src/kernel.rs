@@ -106,7 +106,7 @@ impl Kernel {
         });
         let replaced = guest.kernels.borrow_mut().insert(language, Rc::clone(&kernel));
         if let Some(old) = replaced {
-            old.kill_everything(guest);
+            old.retire(guest, language);
         }
         tokio::task::spawn_local(Rc::clone(&kernel.output).pump());
         tokio::task::spawn_local(kernel.listen(Rc::clone(guest), language, from_kernel));
@@ -116,6 +116,16 @@ impl Kernel {
             stdout: write_ends.stdout,
             stderr: write_ends.stderr,
         })
+    }
+
+    /// Another takes its place. One that is still on its way here dies when it says hello.
+    fn retire(&self, guest: &Guest, language: Language) {
+        let reason = "was replaced".to_owned();
+        let before = self.phase.send_replace(Phase::Dead { reason: reason.clone() });
+        if matches!(before, Phase::Idle { .. }) {
+            guest.lost_kernel.borrow_mut().insert(language, reason);
+        }
+        self.kill_everything(guest);
     }
 
     /// Starts the interpreter ourselves, the slow way. The control socket becomes descriptor 3.
@@ -399,11 +409,14 @@ impl Kernel {
         match message {
             FromKernel::Hello { language_version, pid, .. } => {
                 // Said again by user code, it would only point our signals at the wrong process.
+                if self.pid.get().is_none() {
+                    self.pid.set(Some(pid));
+                    *self.end.borrow_mut() = Some(guest.reaper.watch(pid));
+                }
+                if matches!(*self.phase.borrow(), Phase::Dead { .. }) {
+                    return Some("was replaced".into());
+                }
                 if *self.phase.borrow() == Phase::Starting {
-                    if self.pid.get().is_none() {
-                        self.pid.set(Some(pid));
-                        *self.end.borrow_mut() = Some(guest.reaper.watch(pid));
-                    }
                     self.phase.send_replace(Phase::Idle { language_version });
                 }
             }

@@ -155,7 +155,7 @@ class Zygote:
         report, report_write = os.pipe2(os.O_CLOEXEC)
         try:
             try:
-                if os.fork() == 0:
+                if seal.fork_without_hooks() == 0:
                     self._be_child(request, report_write)
             finally:
                 os.close(report_write)

@@ -110,15 +110,13 @@ impl Parent {
 
     /// Tells the kernel that somebody is about to join a cgroup.
     ///
-    /// Joining an existing cgroup, the only way on version 1, makes the kernel wait for a grace
-    /// period of several milliseconds unless one was waited for just before. Moving a process to
-    /// where it already is does nothing else, and can be done while the sandbox is still being
-    /// cloned. To be called from a thread that may block.
+    /// Joining makes the kernel wait for a grace period of several milliseconds, unless one was
+    /// waited for just before. Asking it to move a process that is ours to our own directory makes
+    /// it wait too, and can be done while the sandbox is still being cloned. Version 1 moves it,
+    /// version 2 then refuses, because a directory with children may hold no processes; neither
+    /// matters. To be called from a thread that may block.
     pub fn anticipate_joining(&self, pid: u32) {
-        if let (Layout::Legacy { .. }, Some((directory, _))) =
-            (&self.layout, self.directories.first())
-        {
-            // It saves time if it works and changes nothing if not.
+        if let Some((directory, _)) = self.directories.first() {
             let _ = fs::write(directory.join("cgroup.procs"), pid.to_string());
         }
     }

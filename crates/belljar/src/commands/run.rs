@@ -33,7 +33,12 @@ pub(super) fn run(args: RunArgs, settings: &Settings) -> Result<ExitCode> {
         .context("failed to start the event loop")?
         .block_on(execute(run, prepared, settings, json))?;
     if json {
-        println!("{}", serde_json::to_string_pretty(&result)?);
+        let text = serde_json::to_string_pretty(&result)? + "\n";
+        match io::stdout().write_all(text.as_bytes()) {
+            // Who reads only the beginning has what they wanted.
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
+            printed => printed.context("failed to print the result")?,
+        }
     } else {
         report(&result);
         hint(&result, settings);
@@ -163,7 +168,7 @@ fn pass_through(event: &ExecEvent) {
     match event.event {
         Event::Stdout => write_all(&mut io::stdout(), &event.body),
         Event::Stderr => write_all(&mut io::stderr(), &event.body),
-        Event::Result => {
+        Event::Display | Event::Result => {
             let bundle = serde_json::from_slice::<MimeBundle>(&event.body).ok();
             if let Some(text) = bundle.as_ref().and_then(MimeBundle::text) {
                 write_all(&mut io::stdout(), format!("{text}\n").as_bytes());
@@ -176,7 +181,7 @@ fn pass_through(event: &ExecEvent) {
                 write_all(&mut io::stderr(), text.as_bytes());
             }
         }
-        Event::Display | Event::Done(_) => {}
+        Event::Done(_) => {}
     }
 }
 
