@@ -1,1 +1,13 @@
+//! The `belljar` command as its users meet it: the real binary, real sandboxes, whole outputs.
 
+mod artifacts;
+mod code;
+mod context;
+#[path = "../leaks/corner.rs"]
+mod corner;
+mod endings;
+mod flags;
+mod interruptions;
+mod machine;
+mod output;
+mod timeouts;

@@ -6,6 +6,9 @@ use serde::Serialize;
 
 use crate::artifacts::Artifacts;
 
+/// Displays and results of one execution, together; a guest of ours sends less.
+const MAX_RESULT_BYTES: usize = 64 * 1024 * 1024;
+
 /// Everything one wants to know of an execution that has ended.
 #[derive(Debug, Clone, Serialize)]
 pub struct ExecResult {
@@ -28,26 +31,34 @@ pub struct ExecResult {
     pub artifacts: Artifacts,
 }
 
-/// Collects the events of an execution to its end, showing each to `watch` on the way.
-///
-/// `None` in place of an outcome means that the sandbox was lost before the end.
+/// Collects the events of an execution to its end, showing each to `watch` on the way. True when
+/// the sandbox was lost before the end.
 pub async fn collect(
     exec_id: String,
     following: &mut Following,
+    output_limit: u64,
     mut watch: impl FnMut(&ExecEvent),
 ) -> (ExecResult, bool) {
+    // The guest keeps the same limits, and is not believed to.
+    let limit = usize::try_from(output_limit).unwrap_or(usize::MAX);
     let mut stdout = Vec::new();
     let mut stderr = Vec::new();
     let mut results = Vec::new();
+    let mut result_bytes = 0;
     let mut error = None;
     let mut outcome = None;
     while let Some(event) = following.next().await {
         watch(&event);
         match event.event {
-            Event::Stdout => stdout.extend(event.body),
-            Event::Stderr => stderr.extend(event.body),
+            Event::Stdout => extend(&mut stdout, &event.body, limit),
+            Event::Stderr => extend(&mut stderr, &event.body, limit),
             // What does not parse was not written by our kernel; there is nothing to show.
-            Event::Display | Event::Result => results.extend(serde_json::from_slice(&event.body)),
+            Event::Display | Event::Result => {
+                result_bytes += event.body.len();
+                if result_bytes <= MAX_RESULT_BYTES {
+                    results.extend(serde_json::from_slice::<MimeBundle>(&event.body));
+                }
+            }
             Event::Error => error = serde_json::from_slice(&event.body).ok(),
             Event::Done(end) => {
                 outcome = Some(end);
@@ -55,26 +66,22 @@ pub async fn collect(
             }
         }
     }
-    let lost = outcome.is_none();
-    let end = outcome.unwrap_or_else(sandbox_lost);
-    #[expect(clippy::cast_precision_loss, reason = "microseconds of an execution")]
-    let duration_ms = end.duration_us as f64 / 1000.0;
+    let was_lost = outcome.is_none();
+    let end = outcome
+        .unwrap_or_else(|| lost(Status::Crashed, 137, "the sandbox ended before the code did"));
     let result = ExecResult {
-        exec_id,
-        status: end.status,
-        exit_code: end.exit_code,
-        reason: end.reason,
         stdout: text(stdout),
         stderr: text(stderr),
-        dropped: end.dropped,
         results,
         error,
-        execution_count: end.execution_count,
-        duration_ms,
-        kernel_state: end.kernel_state,
-        artifacts: Artifacts::default(),
+        ..ExecResult::new(exec_id, end)
     };
-    (result, lost)
+    (result, was_lost)
+}
+
+fn extend(kept: &mut Vec<u8>, bytes: &[u8], limit: usize) {
+    let room = limit.saturating_sub(kept.len()).min(bytes.len());
+    kept.extend_from_slice(&bytes[..room]);
 }
 
 /// Output is bytes; what is not UTF-8 is replaced, never fatal.
@@ -85,14 +92,43 @@ fn text(bytes: Vec<u8>) -> String {
     }
 }
 
-fn sandbox_lost() -> Outcome {
+/// The end of an execution that nobody told us about.
+fn lost(status: Status, exit_code: i32, reason: &str) -> Outcome {
     Outcome {
-        status: Status::Crashed,
-        exit_code: 137,
-        reason: Some("the sandbox ended before the code did".into()),
+        status,
+        exit_code,
+        reason: Some(reason.into()),
         kernel_state: KernelState::Lost,
         execution_count: 0,
         duration_us: 0,
         dropped: Dropped::default(),
+    }
+}
+
+impl ExecResult {
+    fn new(exec_id: String, end: Outcome) -> ExecResult {
+        #[expect(clippy::cast_precision_loss, reason = "microseconds of an execution")]
+        let duration_ms = end.duration_us as f64 / 1000.0;
+        ExecResult {
+            exec_id,
+            status: end.status,
+            exit_code: end.exit_code,
+            reason: end.reason,
+            stdout: String::new(),
+            stderr: String::new(),
+            dropped: end.dropped,
+            results: Vec::new(),
+            error: None,
+            execution_count: end.execution_count,
+            duration_ms,
+            kernel_state: end.kernel_state,
+            artifacts: Artifacts::default(),
+        }
+    }
+
+    /// The time is long over and the guest says nothing.
+    pub(crate) fn unanswered(exec_id: String) -> ExecResult {
+        let reason = "the sandbox does not answer any more and was ended";
+        ExecResult::new(exec_id, lost(Status::Timeout, 124, reason))
     }
 }

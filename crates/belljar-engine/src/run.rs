@@ -4,6 +4,7 @@ use std::error::Error;
 use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use belljar_proto::exec::{
     DEFAULT_GRACE_MS, DEFAULT_OUTPUT_LIMIT, DEFAULT_TIMEOUT_MS, ExecSpec, Language, Status, What,
@@ -16,6 +17,9 @@ use tokio::sync::watch;
 use crate::EngineError;
 use crate::artifacts::{self, ArtifactLimits};
 use crate::result::{self, ExecResult};
+
+/// How much later than its own limits a healthy guest reports the end of an execution, at most.
+const GUEST_SLACK: Duration = Duration::from_secs(10);
 
 /// What to run and how.
 #[derive(Debug, Clone)]
@@ -98,17 +102,28 @@ impl Run {
         };
         let mut following = sandbox.exec(spec, &body).await.map_err(EngineError::Exec)?;
         drop(body);
-        let (mut result, lost) = {
-            let collecting = result::collect(self.id.clone(), &mut following, watch);
+        // The guest keeps the time. Should it not be able to any more, we do.
+        let grace = Duration::from_millis(DEFAULT_GRACE_MS) + GUEST_SLACK;
+        let limit = Duration::from_millis(self.timeout_ms) + grace;
+        let outcome = {
+            let collecting =
+                result::collect(self.id.clone(), &mut following, self.output_limit, watch);
             tokio::pin!(collecting);
             tokio::select! {
-                ended = &mut collecting => ended,
+                ended = &mut collecting => Some(ended),
+                () = tokio::time::sleep(limit) => None,
                 () = asked(interrupt) => {
                     // If the guest cannot be asked any more, the end is near anyway.
-                    let _ = sandbox.interrupt(&self.id).await;
-                    collecting.await
+                    let asking = async {
+                        let _ = sandbox.interrupt(&self.id).await;
+                        collecting.await
+                    };
+                    tokio::time::timeout(grace, asking).await.ok()
                 }
             }
+        };
+        let Some((mut result, lost)) = outcome else {
+            return Ok(ExecResult::unanswered(self.id));
         };
         if lost {
             if sandbox.oom_kills() > 0 {

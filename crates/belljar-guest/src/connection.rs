@@ -33,29 +33,45 @@ struct Outgoing {
 
 type Outbox = mpsc::Sender<Outgoing>;
 
-/// An answer, the descriptors that go with it, and what the body of the reply is.
+/// An answer, and what goes with it.
 struct Reply {
     answer: Answer,
+    body: Vec<u8>,
     fds: Vec<OwnedFd>,
 }
 
 impl From<Answer> for Reply {
     fn from(answer: Answer) -> Self {
-        Reply { answer, fds: Vec::new() }
+        Reply { answer, body: Vec::new(), fds: Vec::new() }
     }
 }
 
 pub(crate) async fn serve(guest: Rc<Guest>, stream: UnixStream) {
-    guest.connections.set(guest.connections.get() + 1);
+    let _present = Present::new(guest.clone());
     let (outbox, to_write) = mpsc::channel(OUTBOX);
     let (reader, writer) = stream.into_split();
     let writing = tokio::task::spawn_local(write(writer, to_write));
     read(&guest, reader, outbox).await;
     // Events of executions that this connection followed end with it; the spool keeps them.
     writing.abort();
-    guest.connections.set(guest.connections.get() - 1);
-    if guest.connections.get() == 0 && !guest.outlives_host {
-        process::exit_now(0);
+}
+
+/// Counts a connection for as long as it lives.
+struct Present(Rc<Guest>);
+
+impl Present {
+    fn new(guest: Rc<Guest>) -> Present {
+        guest.connections.set(guest.connections.get() + 1);
+        Present(guest)
+    }
+}
+
+impl Drop for Present {
+    fn drop(&mut self) {
+        self.0.connections.set(self.0.connections.get() - 1);
+        if self.0.connections.get() == 0 && !self.0.outlives_host {
+            process::exit_now(0);
+        }
     }
 }
 
@@ -169,7 +185,7 @@ fn prepare_kernel(guest: &Rc<Guest>, language: Language) -> Result<Reply, Refusa
     let answer = Answer::KernelEnds { landlock: landlock.is_some() };
     let mut fds = vec![ends.control, ends.stdin, ends.stdout, ends.stderr];
     fds.extend(landlock);
-    Ok(Reply { answer, fds })
+    Ok(Reply { answer, body: Vec::new(), fds })
 }
 
 async fn await_kernel(guest: &Guest, language: Language) -> Result<Reply, Refusal> {
@@ -257,7 +273,9 @@ fn list_tree(root: &str, limits: TreeLimits) -> Result<Reply, Refusal> {
     let files = listing.files.into_iter().map(|(path, size)| TreeFile { path, size }).collect();
     let skipped =
         listing.skipped.into_iter().map(|(path, reason)| Skipped { path, reason }).collect();
-    Ok(Answer::Tree(Tree { files, skipped, skipped_more: listing.skipped_more }).into())
+    let tree = Tree { files, skipped, skipped_more: listing.skipped_more };
+    let body = serde_json::to_vec(&tree).map_err(|e| failed(e.to_string()))?;
+    Ok(Reply { answer: Answer::Tree, body, fds: Vec::new() })
 }
 
 fn open_file(root: &str, path: &[u8]) -> Result<Reply, Refusal> {
@@ -269,7 +287,7 @@ fn open_file(root: &str, path: &[u8]) -> Result<Reply, Refusal> {
         refuse(code, format!("failed to open `{}`: {error}", String::from_utf8_lossy(path)))
     })?;
     let size = channel::check_plain_file(&file).map_err(|e| failed(e.to_string()))?;
-    Ok(Reply { answer: Answer::File { size }, fds: vec![file] })
+    Ok(Reply { answer: Answer::File { size }, body: Vec::new(), fds: vec![file] })
 }
 
 fn run_probe(probe: Probe) -> Result<Reply, Refusal> {
@@ -293,11 +311,11 @@ fn run_probe(probe: Probe) -> Result<Reply, Refusal> {
 
 /// Queues a reply; false when the connection is gone.
 async fn reply(outbox: &Outbox, id: u64, outcome: Result<Reply, Refusal>) -> bool {
-    let (outcome, fds) = match outcome {
-        Ok(reply) => (ReplyOutcome::Ok(reply.answer), reply.fds),
-        Err(refusal) => (ReplyOutcome::Err(refusal), Vec::new()),
+    let (outcome, body, fds) = match outcome {
+        Ok(reply) => (ReplyOutcome::Ok(reply.answer), reply.body, reply.fds),
+        Err(refusal) => (ReplyOutcome::Err(refusal), Vec::new(), Vec::new()),
     };
-    let bytes = frame::encode(&FromGuest::Reply { id, outcome }, &[]);
+    let bytes = frame::encode(&FromGuest::Reply { id, outcome }, &body);
     outbox.send(Outgoing { bytes, fds }).await.is_ok()
 }
 

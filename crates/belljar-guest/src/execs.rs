@@ -62,6 +62,9 @@ impl Exec {
 
     /// Output, of which as much is kept as the limit allows.
     pub(crate) fn output(&self, stream: Stream, bytes: &[u8]) {
+        if self.done.get() {
+            return;
+        }
         let (event, left) = match stream {
             Stream::Stdout => (Event::Stdout, &self.output_left[0]),
             Stream::Stderr => (Event::Stderr, &self.output_left[1]),
@@ -100,6 +103,9 @@ impl Exec {
 
     /// A display, result or error report.
     pub(crate) fn publish(&self, event: Event, body: Vec<u8>) {
+        if self.done.get() {
+            return;
+        }
         let mut entries = self.entries.borrow_mut();
         let Some(left) =
             self.results_left.get().checked_sub(body.len()).filter(|_| entries.len() < MAX_ENTRIES)

@@ -45,6 +45,9 @@ const INTERRUPT_PACE: Duration = Duration::from_millis(200);
 /// A killed process is gone at once, unless the machine is in trouble; we do not wait for ever.
 const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// What a kernel wrote before it died is there already when we hear of its death.
+const LAST_WORDS: Duration = Duration::from_millis(50);
+
 const SIGINT: i32 = 2;
 const SIGKILL: i32 = 9;
 
@@ -326,6 +329,22 @@ impl Kernel {
         });
     }
 
+    /// Resolves when the process itself has ended, however many hold on to what it left.
+    async fn process_ended(&self) {
+        let mut phase = self.phase.subscribe();
+        loop {
+            let end = self.end.borrow().clone();
+            if let Some(end) = end {
+                end.ended().await;
+                return;
+            }
+            // Its number becomes known with its hello.
+            if phase.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+
     /// Resolves when the kernel is dead, with how it died.
     async fn died(&self) -> String {
         let mut phase = self.phase.subscribe();
@@ -347,7 +366,21 @@ impl Kernel {
     ) -> impl Future<Output = ()> + use<> {
         let kernel = Rc::clone(self);
         async move {
-            let why = kernel.hear(&guest, &mut from_kernel).await;
+            // Usually its end closes the connection; but a child that it forked behind our back may
+            // hold it open, and then only the process itself tells.
+            let mut decoder = Decoder::default();
+            let why = tokio::select! {
+                biased;
+                why = kernel.hear(&guest, &mut from_kernel, &mut decoder) => Some(why),
+                () = kernel.process_ended() => None,
+            };
+            let why = match why {
+                Some(why) => why,
+                None => {
+                    let last_words = kernel.hear(&guest, &mut from_kernel, &mut decoder);
+                    timeout(LAST_WORDS, last_words).await.unwrap_or(None)
+                }
+            };
             // Whatever is left of a kernel that stopped talking is of no use to anybody.
             if let Some(pid) = kernel.pid.get() {
                 let _ = process::signal(pid, SIGKILL);
@@ -378,8 +411,12 @@ impl Kernel {
 
     /// Acts on messages until the connection ends; a reason if the kernel itself gave one or if it
     /// broke the protocol.
-    async fn hear(&self, guest: &Guest, from_kernel: &mut OwnedReadHalf) -> Option<String> {
-        let mut decoder = Decoder::default();
+    async fn hear(
+        &self,
+        guest: &Guest,
+        from_kernel: &mut OwnedReadHalf,
+        decoder: &mut Decoder,
+    ) -> Option<String> {
         let mut buffer = vec![0; 8 * 1024];
         loop {
             loop {

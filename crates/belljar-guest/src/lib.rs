@@ -30,6 +30,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixListener;
 use std::rc::Rc;
+use std::time::Duration;
 
 use belljar_proto::exec::Language;
 
@@ -75,6 +76,15 @@ async fn serve(start: Start) -> io::Result<()> {
         lost_kernel: RefCell::default(),
         connections: Cell::new(0),
     });
+    if !guest.outlives_host {
+        let guest = Rc::clone(&guest);
+        tokio::task::spawn_local(async move {
+            tokio::time::sleep(FIRST_CONTACT).await;
+            if guest.connections.get() == 0 {
+                belljar_sys::process::exit_now(0);
+            }
+        });
+    }
     loop {
         let (stream, _) = listener.accept().await?;
         if guest.connections.get() >= MAX_CONNECTIONS {
@@ -83,6 +93,10 @@ async fn serve(start: Start) -> io::Result<()> {
         tokio::task::spawn_local(connection::serve(Rc::clone(&guest), stream));
     }
 }
+
+/// A host that has not connected by then died before it could, and nobody else knows of us. From
+/// then on it is the end of the last connection that ends a guest which does not outlive its host.
+const FIRST_CONTACT: Duration = Duration::from_secs(10);
 
 /// The host needs one connection, and a second while it takes over from a predecessor; in a
 /// container the socket can be reached from inside, and must not be a way to exhaust us.

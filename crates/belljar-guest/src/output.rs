@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
+use belljar_sys::channel;
 use tokio::net::unix::pipe;
 
 use crate::execs::{Exec, Stream};
@@ -13,9 +14,9 @@ use crate::execs::{Exec, Stream};
 /// size and shown at the start of the next one.
 const MAX_IDLE_OUTPUT: usize = 64 * 1024;
 
-/// A pipe holds 64 KiB unless enlarged, so one drain after a message never needs more; a bound
-/// keeps an endless writer from holding the event loop.
-const MAX_DRAIN: usize = 256 * 1024;
+/// A pipe holds 64 KiB, or up to 1 MiB if the code enlarges it, so one drain after a message never
+/// needs more; a bound keeps an endless writer from holding the event loop.
+const MAX_DRAIN: usize = 1024 * 1024;
 
 /// Both pipes of one process or kernel, and where their contents go at the moment.
 #[derive(Debug)]
@@ -71,29 +72,31 @@ impl Output {
         let mut open = [true, true];
         while open[0] || open[1] {
             tokio::select! {
-                _ = self.stdout.readable(), if open[0] => open[0] = self.read(Stream::Stdout, MAX_DRAIN),
-                _ = self.stderr.readable(), if open[1] => open[1] = self.read(Stream::Stderr, MAX_DRAIN),
+                _ = self.stdout.readable(), if open[0] => {
+                    open[0] = self.read(Stream::Stdout, |buffer| self.stdout.try_read(buffer));
+                }
+                _ = self.stderr.readable(), if open[1] => {
+                    open[1] = self.read(Stream::Stderr, |buffer| self.stderr.try_read(buffer));
+                }
             }
         }
     }
 
     /// Takes what is in the pipes right now: all that was written before the message we just got.
     pub(crate) fn drain(&self) {
-        self.read(Stream::Stdout, MAX_DRAIN);
-        self.read(Stream::Stderr, MAX_DRAIN);
+        for (stream, pipe) in [(Stream::Stdout, &self.stdout), (Stream::Stderr, &self.stderr)] {
+            // The runtime may not have heard yet that the pipe is readable; the kernel knows.
+            self.read(stream, |buffer| channel::read_now(pipe, buffer));
+        }
     }
 
-    /// Reads up to `most` bytes without waiting; false at the end of the pipe.
-    fn read(&self, stream: Stream, most: usize) -> bool {
-        let pipe = match stream {
-            Stream::Stdout => &self.stdout,
-            Stream::Stderr => &self.stderr,
-        };
+    /// Reads without waiting, up to a bound; false at the end of the pipe.
+    fn read(&self, stream: Stream, mut read: impl FnMut(&mut [u8]) -> io::Result<usize>) -> bool {
         // On the stack and shared by nobody: an idle guest holds no buffers.
         let mut buffer = [0; 16 * 1024];
         let mut total = 0;
-        while total < most {
-            match pipe.try_read(&mut buffer) {
+        while total < MAX_DRAIN {
+            match read(&mut buffer) {
                 Ok(0) => return false,
                 Ok(n) => {
                     total += n;

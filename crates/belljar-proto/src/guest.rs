@@ -127,7 +127,8 @@ pub enum Answer {
     /// Events follow.
     Started,
     Done,
-    Tree(Tree),
+    /// The body is a JSON [`Tree`]: a sandbox may have many files with long names.
+    Tree,
     /// One descriptor follows.
     File {
         size: u64,

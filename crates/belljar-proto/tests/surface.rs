@@ -72,11 +72,7 @@ fn from_guest_to_host() {
         Answer::KernelReady { language_version: "3.11.7".into() },
         Answer::Started,
         Answer::Done,
-        Answer::Tree(Tree {
-            files: vec![TreeFile { path: b"plot.png".to_vec(), size: 5 }],
-            skipped: vec![Skipped { path: b"link".to_vec(), reason: "a symbolic link".into() }],
-            skipped_more: 0,
-        }),
+        Answer::Tree,
         Answer::File { size: 5 },
         Answer::Probed(ProbeReport::Memory { killed: true }),
         Answer::Probed(ProbeReport::Processes { started: 14 }),
@@ -129,6 +125,15 @@ fn from_guest_to_host() {
         event,
     }));
     insta::assert_snapshot!(lines(&messages));
+}
+
+#[test]
+fn the_body_of_a_tree() {
+    insta::assert_snapshot!(lines(&[Tree {
+        files: vec![TreeFile { path: b"plot.png".to_vec(), size: 5 }],
+        skipped: vec![Skipped { path: b"link".to_vec(), reason: "a symbolic link".into() }],
+        skipped_more: 0,
+    }]), @r#"{"files":[{"path":"plot.png","size":5}],"skipped":[{"path":"link","reason":"a symbolic link"}],"skipped_more":0}"#);
 }
 
 #[test]

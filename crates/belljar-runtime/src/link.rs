@@ -17,7 +17,7 @@ use belljar_proto::PROTOCOL;
 use belljar_proto::exec::{Event, ExecSpec};
 use belljar_proto::frame::{self, Decoder, Frame};
 use belljar_proto::guest::{Answer, Call, FromGuest, Refusal, RefusalCode, ReplyOutcome, Request};
-use belljar_sys::channel;
+use belljar_sys::channel::{self, Kind};
 use tokio::io::{AsyncWriteExt, Interest};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
@@ -35,15 +35,27 @@ const MAX_STRAY_FDS: usize = channel::MAX_FDS;
 /// How long a guest may take to answer what it answers at once.
 const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// An answer and the descriptors that came with it.
-type Reply = (ReplyOutcome, Vec<OwnedFd>);
+/// Requests on their way to a guest that does not read them.
+const OUTBOX: usize = 64;
+
+/// What an event costs us besides its body.
+const EVENT_OVERHEAD: usize = 256;
+
+/// What a guest answers.
+#[derive(Debug)]
+pub struct Reply {
+    pub answer: Answer,
+    pub body: Vec<u8>,
+    pub fds: Vec<OwnedFd>,
+}
 
 #[derive(Debug)]
 pub struct Link {
-    writer: tokio::sync::Mutex<OwnedWriteHalf>,
+    /// Whole frames only: a caller that gives up half-way must not leave half a frame behind.
+    outbox: mpsc::Sender<Vec<u8>>,
     shared: Arc<Shared>,
     next_id: AtomicU64,
-    reader: tokio::task::JoinHandle<()>,
+    tasks: [tokio::task::JoinHandle<()>; 2],
     /// Where the guest listens, and the nonce it wants to hear.
     address: (PathBuf, String),
 }
@@ -56,9 +68,21 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct Waiting {
-    replies: HashMap<u64, oneshot::Sender<Reply>>,
+    replies: HashMap<u64, oneshot::Sender<Result<Reply, Refusal>>>,
     events: HashMap<String, mpsc::UnboundedSender<ExecEvent>>,
     closed: bool,
+}
+
+/// Stops waiting for a reply when whoever asked does.
+struct Expecting<'a> {
+    shared: &'a Shared,
+    id: u64,
+}
+
+impl Drop for Expecting<'_> {
+    fn drop(&mut self) {
+        self.shared.lock().replies.remove(&self.id);
+    }
 }
 
 /// Something that happened in an execution, and where it stands in the spool.
@@ -70,22 +94,32 @@ pub struct ExecEvent {
     pub body: Vec<u8>,
 }
 
+impl ExecEvent {
+    fn cost(&self) -> usize {
+        let words = match &self.event {
+            Event::Done(outcome) => outcome.reason.as_ref().map_or(0, String::len),
+            _ => 0,
+        };
+        self.body.len() + words + EVENT_OVERHEAD
+    }
+}
+
 impl Link {
     /// Connects to the guest that listens at `socket` and knows `nonce`.
     pub async fn connect(socket: &Path, nonce: &str) -> Result<Link, RuntimeError> {
         let stream = UnixStream::connect(socket).await.map_err(RuntimeError::Connect)?;
         let (reader, writer) = stream.into_split();
         let shared = Arc::new(Shared::default());
-        let reader = tokio::spawn(listen(reader, Arc::clone(&shared)));
-        let link = Link {
-            writer: tokio::sync::Mutex::new(writer),
-            shared,
-            next_id: AtomicU64::new(1),
-            reader,
-            address: (socket.to_owned(), nonce.to_owned()),
-        };
-        match link.call(Call::Hello { protocol: PROTOCOL, nonce: nonce.to_owned() }, &[]).await? {
-            (Answer::Welcome { .. }, _) => Ok(link),
+        let (outbox, to_write) = mpsc::channel(OUTBOX);
+        let tasks = [
+            tokio::spawn(listen(reader, Arc::clone(&shared))),
+            tokio::spawn(write(writer, to_write)),
+        ];
+        let address = (socket.to_owned(), nonce.to_owned());
+        let link = Link { outbox, shared, next_id: AtomicU64::new(1), tasks, address };
+        let hello = Call::Hello { protocol: PROTOCOL, nonce: nonce.to_owned() };
+        match link.call(hello, &[]).await?.answer {
+            Answer::Welcome { .. } => Ok(link),
             _ => Err(RuntimeError::UnexpectedAnswer),
         }
     }
@@ -102,11 +136,7 @@ impl Link {
     }
 
     /// One request and its answer.
-    pub async fn call(
-        &self,
-        call: Call,
-        body: &[u8],
-    ) -> Result<(Answer, Vec<OwnedFd>), RuntimeError> {
+    pub async fn call(&self, call: Call, body: &[u8]) -> Result<Reply, RuntimeError> {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let (sender, receiver) = oneshot::channel();
         {
@@ -116,17 +146,15 @@ impl Link {
             }
             waiting.replies.insert(id, sender);
         }
+        let _expecting = Expecting { shared: &self.shared, id };
         let bytes = frame::encode(&Request { id, call }, body);
-        self.writer.lock().await.write_all(&bytes).await.map_err(|_| RuntimeError::Gone)?;
-        match tokio::time::timeout(CALL_TIMEOUT, receiver).await {
-            Ok(Ok((ReplyOutcome::Ok(answer), fds))) => Ok((answer, fds)),
-            Ok(Ok((ReplyOutcome::Err(refusal), _))) => Err(refusal.into()),
-            Ok(Err(_)) => Err(RuntimeError::Gone),
-            Err(_) => {
-                self.shared.lock().replies.remove(&id);
-                Err(RuntimeError::TimedOut(CALL_TIMEOUT.as_secs()))
-            }
-        }
+        let conversation = async {
+            self.outbox.send(bytes).await.map_err(|_| RuntimeError::Gone)?;
+            Ok(receiver.await.map_err(|_| RuntimeError::Gone)??)
+        };
+        tokio::time::timeout(CALL_TIMEOUT, conversation)
+            .await
+            .unwrap_or(Err(RuntimeError::TimedOut(CALL_TIMEOUT.as_secs())))
     }
 
     /// Starts an execution and follows it.
@@ -163,8 +191,8 @@ impl Link {
             }
         };
         let following = Following { exec_id, events, shared: Arc::clone(&self.shared) };
-        match self.call(call, body).await? {
-            (Answer::Started, _) => Ok(following),
+        match self.call(call, body).await?.answer {
+            Answer::Started => Ok(following),
             _ => Err(RuntimeError::UnexpectedAnswer),
         }
     }
@@ -172,7 +200,7 @@ impl Link {
 
 impl Drop for Link {
     fn drop(&mut self) {
-        self.reader.abort();
+        self.tasks.iter().for_each(tokio::task::JoinHandle::abort);
     }
 }
 
@@ -188,7 +216,7 @@ impl Following {
     /// The next event; `None` when the link was lost before the end.
     pub async fn next(&mut self) -> Option<ExecEvent> {
         let event = self.events.recv().await?;
-        self.shared.backlog.fetch_sub(event.body.len(), Ordering::Relaxed);
+        self.shared.backlog.fetch_sub(event.cost(), Ordering::Relaxed);
         Some(event)
     }
 }
@@ -198,7 +226,7 @@ impl Drop for Following {
         self.shared.lock().events.remove(&self.exec_id);
         self.events.close();
         while let Ok(event) = self.events.try_recv() {
-            self.shared.backlog.fetch_sub(event.body.len(), Ordering::Relaxed);
+            self.shared.backlog.fetch_sub(event.cost(), Ordering::Relaxed);
         }
     }
 }
@@ -210,30 +238,47 @@ impl Shared {
     }
 }
 
+async fn write(mut writer: OwnedWriteHalf, mut outbox: mpsc::Receiver<Vec<u8>>) {
+    while let Some(bytes) = outbox.recv().await {
+        if writer.write_all(&bytes).await.is_err() {
+            return;
+        }
+    }
+}
+
 async fn listen(reader: OwnedReadHalf, shared: Arc<Shared>) {
     // Whatever the reason, the link is over; the waiters learn it by their channels closing.
-    let _ = hear(reader, &shared).await;
+    let mut fds = Vec::new();
+    let _ = hear(reader, &shared, &mut fds).await;
+    discard(fds);
     let mut waiting = shared.lock();
     waiting.closed = true;
     waiting.replies.clear();
     waiting.events.clear();
 }
 
-async fn hear(reader: OwnedReadHalf, shared: &Shared) -> io::Result<()> {
+/// Closes descriptors of unknown kind where waiting hurts nobody: closing a socket may take as long
+/// as its sender chose.
+fn discard(fds: Vec<OwnedFd>) {
+    if !fds.is_empty() {
+        std::thread::spawn(move || drop(fds));
+    }
+}
+
+async fn hear(reader: OwnedReadHalf, shared: &Shared, fds: &mut Vec<OwnedFd>) -> io::Result<()> {
     let stream: &UnixStream = reader.as_ref();
     let mut decoder = Decoder::default();
-    let mut fds = Vec::new();
     let mut buffer = vec![0; 16 * 1024];
     loop {
         let read = stream
-            .async_io(Interest::READABLE, || channel::recv_with_fds(stream, &mut buffer, &mut fds))
+            .async_io(Interest::READABLE, || channel::recv_with_fds(stream, &mut buffer, fds))
             .await?;
         if read == 0 {
             return Ok(());
         }
         decoder.push(&buffer[..read]);
         while let Some(frame) = decoder.next_frame().map_err(io::Error::other)? {
-            dispatch(shared, frame, &mut fds)?;
+            dispatch(shared, frame, fds)?;
         }
         if fds.len() > MAX_STRAY_FDS || shared.backlog.load(Ordering::Relaxed) > MAX_BACKLOG {
             return Err(io::Error::other("the guest exceeded its bounds"));
@@ -243,30 +288,43 @@ async fn hear(reader: OwnedReadHalf, shared: &Shared) -> io::Result<()> {
 
 fn dispatch(shared: &Shared, frame: Frame, fds: &mut Vec<OwnedFd>) -> io::Result<()> {
     match frame.head().map_err(io::Error::other)? {
-        FromGuest::Reply { id, outcome } => {
-            let wanted = match &outcome {
-                ReplyOutcome::Ok(Answer::KernelEnds { landlock }) => 4 + usize::from(*landlock),
-                ReplyOutcome::Ok(Answer::File { .. }) => 1,
-                _ => 0,
+        FromGuest::Reply { id, outcome: ReplyOutcome::Ok(answer) } => {
+            let wanted: &[Kind] = match &answer {
+                Answer::KernelEnds { landlock: false } => &KERNEL_ENDS[..4],
+                Answer::KernelEnds { landlock: true } => &KERNEL_ENDS,
+                Answer::File { .. } => &[Kind::PlainFile],
+                _ => &[],
             };
-            if fds.len() < wanted {
-                return Err(io::Error::other("descriptors are missing"));
+            // Checked where they arrive: nobody else has to wonder what they are.
+            let right = fds.len() >= wanted.len()
+                && fds.iter().zip(wanted).all(|(fd, kind)| channel::is_of_kind(fd, *kind));
+            if !right {
+                return Err(io::Error::other("the guest sent other descriptors than it should"));
             }
-            let with: Vec<OwnedFd> = fds.drain(..wanted).collect();
+            let fds = fds.drain(..wanted.len()).collect();
             if let Some(waiter) = shared.lock().replies.remove(&id) {
                 // Whoever asked may have given up.
-                let _ = waiter.send((outcome, with));
+                let _ = waiter.send(Ok(Reply { answer, body: frame.body, fds }));
+            }
+        }
+        FromGuest::Reply { id, outcome: ReplyOutcome::Err(refusal) } => {
+            if let Some(waiter) = shared.lock().replies.remove(&id) {
+                let _ = waiter.send(Err(refusal));
             }
         }
         FromGuest::Event { exec_id, seq, offset, event } => {
             if let Some(follower) = shared.lock().events.get(&exec_id) {
-                let size = frame.body.len();
-                let sent = follower.send(ExecEvent { seq, offset, event, body: frame.body });
-                if sent.is_ok() {
-                    shared.backlog.fetch_add(size, Ordering::Relaxed);
+                let event = ExecEvent { seq, offset, event, body: frame.body };
+                let cost = event.cost();
+                if follower.send(event).is_ok() {
+                    shared.backlog.fetch_add(cost, Ordering::Relaxed);
                 }
             }
         }
     }
     Ok(())
 }
+
+/// Control, stdin, stdout, stderr and the Landlock ruleset.
+const KERNEL_ENDS: [Kind; 5] =
+    [Kind::UnixSocket, Kind::CharacterDevice, Kind::Pipe, Kind::Pipe, Kind::Anonymous];

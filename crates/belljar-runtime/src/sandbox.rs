@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use belljar_proto::exec::{ExecSpec, Language};
-use belljar_proto::guest::{Answer, Call, Tree, TreeLimits};
+use belljar_proto::frame::FrameError;
+use belljar_proto::guest::{Call, Tree, TreeLimits};
 use belljar_sys::cgroup::Cgroup;
 use belljar_sys::{channel, process};
 use tokio::io::unix::AsyncFd;
@@ -134,7 +135,7 @@ impl Sandbox {
         Some(
             async {
                 let language = Language::Python;
-                let (_, ends) = self.link.call(Call::PrepareKernel { language }, &[]).await?;
+                let ends = self.link.call(Call::PrepareKernel { language }, &[]).await?.fds;
                 let cgroups = self.cgroup.as_ref().map_or(Ok(Vec::new()), Cgroup::procs)?;
                 let fds = KernelFds {
                     pidfd: self.process.get_ref().as_fd(),
@@ -173,10 +174,10 @@ impl Sandbox {
 
     /// The plain files below a directory of the sandbox, as the guest tells.
     pub async fn list_tree(&self, root: &str, limits: TreeLimits) -> Result<Tree, RuntimeError> {
-        match self.link.call(Call::ListTree { root: root.to_owned(), limits }, &[]).await? {
-            (Answer::Tree(tree), _) => Ok(tree),
-            _ => Err(RuntimeError::UnexpectedAnswer),
-        }
+        let call = Call::ListTree { root: root.to_owned(), limits };
+        let reply = self.link.call(call, &[]).await?;
+        let understood = serde_json::from_slice(&reply.body);
+        understood.map_err(|error| RuntimeError::Nonsense(FrameError::Head(error)))
     }
 
     /// A file of the sandbox, opened by the guest and checked by us: plain, read-only. With its
@@ -187,7 +188,7 @@ impl Sandbox {
         path: &[u8],
     ) -> Result<(std::fs::File, u64), RuntimeError> {
         let call = Call::OpenFile { root: root.to_owned(), path: path.to_vec() };
-        let (_, fds) = self.link.call(call, &[]).await?;
+        let fds = self.link.call(call, &[]).await?.fds;
         let fd = fds.into_iter().next().ok_or(RuntimeError::UnexpectedAnswer)?;
         let size = channel::check_plain_file(&fd).map_err(|cause| RuntimeError::Open {
             path: String::from_utf8_lossy(path).into_owned().into(),

@@ -89,6 +89,7 @@ fn apply_one(step: &Step, fds: &[BorrowedFd<'_>], applied: &mut Applied) -> io::
         Step::PivotRoot { root } => mount::pivot_root(root),
         Step::ChangeDir { path } => Ok(rustix::process::chdir(path)?),
         Step::NoCoreDumps => privileges::forbid_core_dumps(),
+        Step::NoRealtime => privileges::forbid_realtime(),
         Step::MaxOpenFiles { count } => privileges::limit_open_files(*count),
         Step::DropBoundingSet => privileges::drop_bounding_set(),
         Step::DropCapabilities => privileges::drop_capabilities(),
@@ -104,12 +105,12 @@ fn apply_one(step: &Step, fds: &[BorrowedFd<'_>], applied: &mut Applied) -> io::
 
 /// Writes the id maps of a child that waits for them in a new user namespace.
 pub fn map_ids(pid: u32, map: IdMap) -> io::Result<()> {
-    let line = format!("{} {} {}\n", map.inside, map.outside, map.count);
-    std::fs::write(format!("/proc/{pid}/uid_map"), &line)?;
+    let line = |outside: u32| format!("{} {} {}\n", map.inside, outside, map.count);
+    std::fs::write(format!("/proc/{pid}/uid_map"), line(map.outside))?;
     if !map.setgroups {
         std::fs::write(format!("/proc/{pid}/setgroups"), "deny")?;
     }
-    std::fs::write(format!("/proc/{pid}/gid_map"), &line)
+    std::fs::write(format!("/proc/{pid}/gid_map"), line(map.outside_group))
 }
 
 fn no_exec() -> MountAttrFlags {

@@ -19,7 +19,7 @@ use tokio::io::unix::AsyncFd;
 pub const MAX_PACKET: usize = 128 * 1024;
 
 /// Descriptors beside one message: a sandbox needs a listener, cgroups and a few mounts.
-pub const MAX_FDS: usize = 32;
+pub const MAX_FDS: usize = 64;
 
 /// Two connected ends that keep packets apart.
 pub fn packet_pair() -> io::Result<(OwnedFd, OwnedFd)> {
@@ -95,11 +95,44 @@ pub fn recv_with_fds(
     Ok(received.bytes)
 }
 
+/// Reads what is there right now from a descriptor that does not block. Unlike the async runtime,
+/// which remembers what it last heard of a descriptor, this asks the kernel.
+pub fn read_now(fd: impl AsFd, buffer: &mut [u8]) -> io::Result<usize> {
+    Ok(rustix::io::read(fd, buffer)?)
+}
+
 /// Lets the async runtime watch a descriptor: a socket of packets, a pidfd.
 pub fn watched(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     // SAFETY: the runtime needs `as_raw_fd` to name the same open descriptor for as long as it is
     // registered; an owned descriptor does, and nobody can take it out without unregistering it.
     Ok(unsafe { AsyncFd::register(fd) }?)
+}
+
+/// What a descriptor from somebody untrusted is expected to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    PlainFile,
+    UnixSocket,
+    CharacterDevice,
+    Pipe,
+    /// Belongs to no file system: a ruleset, an event counter.
+    Anonymous,
+}
+
+/// Whether it is. None of these kinds can make whoever closes it wait.
+pub fn is_of_kind(fd: impl AsFd, kind: Kind) -> bool {
+    use rustix::fs::FileType;
+    let Ok(stat) = rustix::fs::fstat(fd.as_fd()) else { return false };
+    match (kind, FileType::from_raw_mode(stat.st_mode)) {
+        (Kind::UnixSocket, FileType::Socket) => rustix::net::sockopt::socket_domain(fd.as_fd())
+            .is_ok_and(|domain| domain == AddressFamily::UNIX),
+        (Kind::PlainFile, FileType::RegularFile)
+        | (Kind::CharacterDevice, FileType::CharacterDevice)
+        | (Kind::Pipe, FileType::Fifo) => true,
+        // Anonymous inodes have no type at all.
+        (Kind::Anonymous, _) => stat.st_mode & libc::S_IFMT == 0,
+        _ => false,
+    }
 }
 
 /// Tells a regular, read-only descriptor from anything else someone untrusted might hand us.

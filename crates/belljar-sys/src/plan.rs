@@ -31,11 +31,12 @@ pub enum Namespace {
     Uts,
 }
 
-/// One run of ids; the same for users and groups.
+/// One run of ids, for users and groups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IdMap {
     pub inside: u32,
     pub outside: u32,
+    pub outside_group: u32,
     pub count: u32,
     /// Whether the writer may map groups without first giving up `setgroups`.
     pub setgroups: bool,
@@ -114,6 +115,8 @@ pub enum Step {
     },
     /// No core dumps; they would write memory to disk.
     NoCoreDumps,
+    /// No real-time scheduling and no negative niceness, whatever we inherited the right to.
+    NoRealtime,
     MaxOpenFiles {
         count: u64,
     },
@@ -207,6 +210,7 @@ impl fmt::Display for Step {
             Step::PivotRoot { root } => write!(f, "pivot the root to {}", p(root)),
             Step::ChangeDir { path } => write!(f, "change directory to {}", p(path)),
             Step::NoCoreDumps => write!(f, "forbid core dumps"),
+            Step::NoRealtime => write!(f, "forbid real-time scheduling"),
             Step::MaxOpenFiles { count } => write!(f, "limit open files to {count}"),
             Step::DropBoundingSet => write!(f, "empty the capability bounding set"),
             Step::DropCapabilities => write!(f, "drop all capabilities"),

@@ -60,6 +60,11 @@ pub fn forbid_core_dumps() -> io::Result<()> {
     set_limit(Resource::Core, 0)
 }
 
+pub fn forbid_realtime() -> io::Result<()> {
+    set_limit(Resource::Rtprio, 0)?;
+    set_limit(Resource::Nice, 0)
+}
+
 pub fn limit_open_files(count: u64) -> io::Result<()> {
     set_limit(Resource::Nofile, count)
 }

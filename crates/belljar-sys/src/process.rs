@@ -171,9 +171,11 @@ fn try_execute(
             return Err(io::Error::last_os_error());
         }
     }
-    let kept: Vec<RawFd> = (0..above - 3).collect();
-    // SAFETY: this process ends here, by exec or by exit; the duplicates were marked cloexec.
-    unsafe { close_all_but(&kept) };
+    // Marked and not closed: should the exec fail, there is somebody to tell.
+    // SAFETY: integers only; what is marked stays open until this process is another program.
+    unsafe {
+        libc::syscall(libc::SYS_close_range, above - 3, RawFd::MAX, libc::CLOSE_RANGE_CLOEXEC)
+    };
     let pointers = |strings: &[CString]| {
         strings.iter().map(|s| s.as_ptr()).chain([std::ptr::null()]).collect::<Vec<_>>()
     };
@@ -197,6 +199,7 @@ pub struct Command<'a> {
 /// reaps all children itself.
 pub fn spawn(command: &Command<'_>) -> io::Result<u32> {
     let (report, failed) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+    let failed = move_up(failed)?;
     match fork_process()? {
         Forked::Child => {
             let error = in_child(command);
@@ -207,6 +210,11 @@ pub fn spawn(command: &Command<'_>) -> io::Result<u32> {
         Forked::Parent(pid) => {
             drop(failed);
             let mut errno = [0; 4];
+            if !readable_within(&report, EXEC_TIMEOUT)? {
+                // Somebody inside stopped it half-way; we do not wait for them.
+                let _ = signal(pid, libc::SIGKILL);
+                return Err(io::ErrorKind::TimedOut.into());
+            }
             // The pipe closes by itself when the exec succeeds.
             match rustix::io::read(&report, &mut errno)? {
                 4 => Err(io::Error::from_raw_os_error(i32::from_ne_bytes(errno))),
@@ -214,6 +222,20 @@ pub fn spawn(command: &Command<'_>) -> io::Result<u32> {
             }
         }
     }
+}
+
+/// From fork to exec takes a millisecond.
+const EXEC_TIMEOUT: rustix::event::Timespec = rustix::event::Timespec { tv_sec: 5, tv_nsec: 0 };
+
+fn readable_within(fd: impl AsFd, limit: rustix::event::Timespec) -> io::Result<bool> {
+    let mut fds = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::IN)];
+    Ok(rustix::io::retry_on_intr(|| rustix::event::poll(&mut fds, Some(&limit)))? > 0)
+}
+
+/// The same, under a number that no program expects anything at.
+pub fn move_up(fd: OwnedFd) -> io::Result<OwnedFd> {
+    const ABOVE: RawFd = 100;
+    Ok(rustix::io::fcntl_dupfd_cloexec(&fd, ABOVE)?)
 }
 
 fn in_child(command: &Command<'_>) -> io::Error {

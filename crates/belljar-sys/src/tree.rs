@@ -13,6 +13,9 @@ use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags};
 /// Names that [`list`] passes over but mentions; more are only counted.
 const MAX_NAMED_SKIPS: usize = 100;
 
+/// Bytes of all paths in one listing, so that it fits into one message.
+const MAX_PATH_BYTES: usize = 8 * 1024 * 1024;
+
 #[derive(Debug, Default)]
 pub struct Listing {
     /// Path relative to the root, and size.
@@ -45,6 +48,7 @@ pub fn list(root: &str, max_files: u64, max_depth: u32) -> io::Result<Listing> {
     // Directories still to be read, by path from the root: holding paths instead of descriptors
     // keeps a wide tree from eating all of them, and openat2 keeps the paths below the root.
     let mut waiting: Vec<(Vec<u8>, u32)> = vec![(Vec::new(), 0)];
+    let mut path_bytes = 0;
     while let Some((directory, depth)) = waiting.pop() {
         let opened = if directory.is_empty() {
             rustix::io::fcntl_dupfd_cloexec(&root, 0)
@@ -80,10 +84,13 @@ pub fn list(root: &str, max_files: u64, max_depth: u32) -> io::Result<Listing> {
                 }
             };
             match FileType::from_raw_mode(stat.st_mode) {
-                FileType::RegularFile if listing.files.len() as u64 >= max_files => {
-                    listing.skip(path, format!("more than {max_files} files"));
+                FileType::RegularFile
+                    if listing.files.len() as u64 >= max_files || path_bytes > MAX_PATH_BYTES =>
+                {
+                    listing.skip(path, format!("more than {max_files} files, or long names"));
                 }
                 FileType::RegularFile => {
+                    path_bytes += path.len();
                     listing.files.push((path, u64::try_from(stat.st_size).unwrap_or(0)));
                 }
                 FileType::Directory if depth >= max_depth => {

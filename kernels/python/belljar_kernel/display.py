@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 # Bounds of what one message may carry. The note that replaces a dropped entry says what it was.
 MAX_ENTRY_BYTES = 8 << 20
+MAX_BUNDLE_BYTES = 24 << 20
 MAX_TEXT_CHARS = 1 << 20
 
 # Longer reprs of containers are laid out over several lines, up to a size where that is still quick.
@@ -100,6 +101,7 @@ def encode_bundle(bundle: Bundle) -> bytes:
     data, metadata = bundle
     clean: dict[str, Any] = {}
     notes = []
+    total = 0
     for mime, content in data.items():
         if isinstance(content, (bytes, bytearray, memoryview)):
             content = binascii.b2a_base64(content, newline=False).decode()
@@ -110,7 +112,10 @@ def encode_bundle(bundle: Bundle) -> bytes:
         size = _encoded_size(content)
         if size > MAX_ENTRY_BYTES:
             notes.append(f"[{mime} dropped: {size} bytes, the limit is {MAX_ENTRY_BYTES}]")
+        elif total + size > MAX_BUNDLE_BYTES:
+            notes.append(f"[{mime} dropped: the limit for all forms together is {MAX_BUNDLE_BYTES} bytes]")
         else:
+            total += size
             clean[str(mime)] = content
     if notes:
         clean[TEXT] = "\n".join([clean[TEXT], *notes] if TEXT in clean else notes)

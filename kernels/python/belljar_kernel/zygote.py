@@ -175,7 +175,9 @@ class Zygote:
             os.write(report, _FORKED)
         except BaseException as problem:
             os.write(report, str(problem).encode("utf-8", "replace"))
-        os._exit(0)
+        finally:
+            # Whatever happens, the zygote's code above us on the stack must not go on in here.
+            os._exit(0)
 
     def _be_kernel(self, request: ForkRequest) -> NoReturn:
         channel = None
@@ -231,6 +233,8 @@ class Zygote:
         os.chdir(request.cwd)
         if self._seccomp:
             seal.filter_syscalls(self._seccomp)
+        elif request.pidfd is not None:
+            raise RuntimeError("there is no seccomp program")
         seal.show_memory()
 
 

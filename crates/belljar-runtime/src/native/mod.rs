@@ -54,6 +54,7 @@ pub struct NativeConfig {
 pub struct Prepared {
     config: NativeConfig,
     spawner: Spawner,
+    cgroups: Result<Parent, CgroupError>,
     privileged: bool,
 }
 
@@ -75,17 +76,19 @@ impl Prepared {
     /// thread: nothing is ever forked from a threaded one.
     pub fn start(config: NativeConfig) -> Result<Prepared, RuntimeError> {
         let privileged = privileges::is_root() && privileges::may_mount();
+        // First: without root our cgroup must be cleared of processes, and the spawner would be one.
+        let cgroups = Parent::prepare(&config.cgroup_parent, privileged);
         let spawner = Spawner::start(&config.executable, plan::outer_id_map(privileged))?;
         let mut steps = image::steps(&config.image);
         let trees = if privileged { open_sources(&mut steps)? } else { Vec::new() };
         let fds: Vec<BorrowedFd<'_>> = trees.iter().map(AsFd::as_fd).collect();
         spawner.stage(steps, &fds)?;
-        Ok(Prepared { config, spawner, privileged })
+        Ok(Prepared { config, spawner, cgroups, privileged })
     }
 
     /// Goes on inside an async runtime.
     pub fn launch(self) -> Result<Arc<NativeRuntime>, RuntimeError> {
-        let Prepared { config, spawner, privileged } = self;
+        let Prepared { config, spawner, cgroups, privileged } = self;
         make_private_dir(&config.run_dir)?;
         let ids = if privileged {
             let blocks = IdBlocks::new(config.run_dir.join("ids")).map_err(RuntimeError::Ids)?;
@@ -93,7 +96,6 @@ impl Prepared {
         } else {
             None
         };
-        let cgroups = Parent::prepare(&config.cgroup_parent, privileged);
         let pid = std::process::id();
         let started = procfs::start_time(pid).unwrap_or(0);
         let runtime = NativeRuntime {
@@ -312,7 +314,11 @@ fn is_orphaned(name: &str) -> bool {
     let parts: Vec<&str> = name.split('.').collect();
     let [pid, started, _, _] = parts[..] else { return false };
     let (Ok(pid), Ok(started)) = (pid.parse::<u32>(), started.parse::<u64>()) else { return false };
-    procfs::start_time(pid).ok() != Some(started)
+    match procfs::start_time(pid) {
+        Ok(now) => now != started,
+        // Not being able to look is no proof.
+        Err(error) => error.kind() == io::ErrorKind::NotFound,
+    }
 }
 
 /// Gives a sandbox's block of ids back when dropped.

@@ -106,6 +106,7 @@ pub(crate) fn sandbox(spec: &SandboxSpec, block: Option<u32>, fds: SandboxFds) -
         Step::PivotRoot { root: root.clone() },
         Step::ChangeDir { path: paths::SESSION.into() },
         Step::NoCoreDumps,
+        Step::NoRealtime,
         Step::MaxOpenFiles { count: MAX_OPEN_FILES },
         Step::DropBoundingSet,
         Step::SetIds { uid: USER_ID, gid: USER_ID },
@@ -150,8 +151,9 @@ pub(crate) fn zygote() -> Plan {
             Step::Tmpfs { target: root.join("tmp"), size: 64 << 20, inodes: 4096, mode: 0o1777 },
             Step::PivotRoot { root },
             Step::ChangeDir { path: "/".into() },
+            // Kernels inherit these.
             Step::NoCoreDumps,
-            // Kernels inherit it.
+            Step::NoRealtime,
             Step::MaxOpenFiles { count: MAX_OPEN_FILES },
             Step::NoNewPrivileges,
         ],
@@ -170,10 +172,11 @@ fn id_map(block: Option<u32>) -> IdMap {
         Some(block) => IdMap {
             inside: 0,
             outside: ids::offset(block),
+            outside_group: ids::offset(block),
             count: ids::BLOCK_SIZE,
             setgroups: true,
         },
-        None => IdMap { inside: USER_ID, outside: 0, count: 1, setgroups: false },
+        None => IdMap { inside: USER_ID, outside: 0, outside_group: 0, count: 1, setgroups: false },
     }
 }
 
@@ -183,12 +186,13 @@ pub(crate) fn outer_id_map(privileged: bool) -> IdMap {
         IdMap {
             inside: 0,
             outside: ids::FIRST_HOST_ID,
+            outside_group: ids::FIRST_HOST_ID,
             count: ids::BLOCKS * ids::BLOCK_SIZE,
             setgroups: true,
         }
     } else {
-        let (uid, _) = belljar_sys::privileges::own_ids();
-        IdMap { inside: 0, outside: uid, count: 1, setgroups: false }
+        let (uid, gid) = belljar_sys::privileges::own_ids();
+        IdMap { inside: 0, outside: uid, outside_group: gid, count: 1, setgroups: false }
     }
 }
 

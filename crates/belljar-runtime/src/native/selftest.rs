@@ -65,8 +65,8 @@ pub async fn run(runtime: &Arc<NativeRuntime>) -> Result<Vec<Verdict>, RuntimeEr
     let sandbox = runtime.create(&spec).await?;
     let mut verdicts = Vec::new();
     for probe in probes {
-        match sandbox.link().call(Call::Probe { probe }, &[]).await? {
-            (Answer::Probed(report), _) => verdicts.push(judge(&report)),
+        match sandbox.link().call(Call::Probe { probe }, &[]).await?.answer {
+            Answer::Probed(report) => verdicts.push(judge(&report)),
             _ => return Err(RuntimeError::UnexpectedAnswer),
         }
     }

@@ -193,7 +193,9 @@ impl Conversation {
         fds: &[BorrowedFd<'_>],
     ) -> Result<Spawned, RuntimeError> {
         while self.owed > 0 {
-            drop(self.answer().await);
+            if let Err(gone @ RuntimeError::SpawnerGone(_)) = self.answer().await {
+                return Err(gone);
+            }
         }
         send_packet(&self.socket, bytes, fds).await.map_err(RuntimeError::SpawnerGone)?;
         self.owed += 1;
@@ -201,8 +203,11 @@ impl Conversation {
     }
 
     async fn answer(&mut self) -> Result<Spawned, RuntimeError> {
-        let (report, fds) = understand(recv_packet(&self.socket).await)?;
-        self.owed -= 1;
+        let packet = recv_packet(&self.socket).await;
+        if matches!(packet, Ok(Some(_))) {
+            self.owed -= 1;
+        }
+        let (report, fds) = understand(packet)?;
         match (report, <[OwnedFd; 2]>::try_from(fds)) {
             (Report::Started { pid }, Ok([pidfd, status])) => {
                 Ok(Spawned { pid, pidfd: Some(pidfd), status: Some(status) })
@@ -390,12 +395,14 @@ fn start(
     work: impl FnOnce(Vec<OwnedFd>, &mut Option<OwnedFd>) -> Result<(), String>,
 ) -> io::Result<()> {
     let (status_read, status_write) = io::pipe()?;
+    // Out of the way of the descriptors that a program is given as 0, 1, 2, ...
+    let status_write = process::move_up(status_write.into())?;
     let (go_read, go_write) = io::pipe()?;
     match process::clone_process(&plan.namespaces) {
         Ok(Forked::Child) => {
             drop((status_read, go_write));
             let mut keep = fds;
-            keep.push(status_write.into());
+            keep.push(status_write);
             let outcome = wait_for_go(go_read).and_then(|()| process::detach_from_parent(keep));
             if let Ok(mut fds) = outcome {
                 let mut status = fds.pop();
@@ -414,7 +421,8 @@ fn start(
                 let message = format!("failed to map user ids: {error}");
                 return report(socket, &Report::Failed { message }, &[]);
             }
-            io::Write::write_all(&mut &go_write, b"!")?;
+            // A child that died already has said why, or says nothing; its pidfd tells.
+            let _ = io::Write::write_all(&mut &go_write, b"!");
             let fds = [started.pidfd.as_fd(), status_read.as_fd()];
             report(socket, &Report::Started { pid: started.pid }, &fds)
         }

@@ -133,20 +133,23 @@ impl Zygote {
         drop(theirs);
         spawned.settled().await?;
         let pid = spawned.pid;
-        let mut socket = spawner::nonblocking(ours).map_err(RuntimeError::SpawnerGone)?;
+        let socket = spawner::nonblocking(ours).map_err(RuntimeError::SpawnerGone)?;
         let process = channel::watched(spawned.keep()).map_err(RuntimeError::SpawnerGone)?;
+        // From here on it is killed if anything fails.
+        let zygote = Zygote { socket: tokio::sync::Mutex::new((socket, 0)), process };
         let filter =
             seccomp::Filter::sandbox().map_err(|error| RuntimeError::Kernel(error.to_string()))?;
         let configure = ToZygote::Configure {
             preload: &runtime.image().preload,
             seccomp: base64::engine::general_purpose::STANDARD.encode(filter.to_bytes()),
         };
-        send(&mut socket, &configure, &[]).await?;
-        match tokio::time::timeout(WARM_TIMEOUT, receive(&socket)).await {
-            Ok(Ok(FromZygote::Ready(warm))) => {
-                let zygote = Zygote { socket: tokio::sync::Mutex::new((socket, 0)), process };
-                Ok((zygote, Warm { pid, ..warm }))
-            }
+        let getting_warm = async {
+            let mut guard = zygote.socket.lock().await;
+            send(&mut guard.0, &configure, &[]).await?;
+            receive(&guard.0).await
+        };
+        match tokio::time::timeout(WARM_TIMEOUT, getting_warm).await {
+            Ok(Ok(FromZygote::Ready(warm))) => Ok((zygote, Warm { pid, ..warm })),
             Ok(Ok(_)) => Err(RuntimeError::UnexpectedAnswer),
             Ok(Err(error)) => Err(error),
             Err(_) => Err(RuntimeError::TimedOut(WARM_TIMEOUT.as_secs())),
@@ -196,9 +199,14 @@ impl Zygote {
                 }
             }
         };
-        tokio::time::timeout(FORK_TIMEOUT, conversation)
-            .await
-            .unwrap_or(Err(RuntimeError::TimedOut(FORK_TIMEOUT.as_secs())))
+        match tokio::time::timeout(FORK_TIMEOUT, conversation).await {
+            Ok(outcome) => outcome,
+            Err(_) => {
+                // Nobody else should have to find out; its keeper makes a new one.
+                let _ = belljar_sys::process::kill_by_pidfd(self.process.get_ref());
+                Err(RuntimeError::TimedOut(FORK_TIMEOUT.as_secs()))
+            }
+        }
     }
 }
 

@@ -251,13 +251,17 @@ impl Drop for Cgroup {
     }
 }
 
+/// Where our own process waits while its former cgroup passes controllers on.
+const LEAF: &str = "belljar-server";
+
 /// An ordinary user's session manager delegates a cgroup with our process in it. A cgroup that
 /// passes controllers on may hold no processes itself, so ours moves one level down.
 fn make_room_in_own_cgroup(root: &Path) -> Result<PathBuf, CgroupError> {
     let text = read(Path::new("/proc/self/cgroup"))?;
     let own = text.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default();
-    let base = PathBuf::from(own);
-    let leaf = root.join(&base).join("belljar-server");
+    // A server started by one that made room already must not go down another level.
+    let base = PathBuf::from(own.strip_suffix(LEAF).unwrap_or(own));
+    let leaf = root.join(&base).join(LEAF);
     make_directory(&leaf)?;
     write(&leaf.join("cgroup.procs"), "0")?;
     Ok(base)

@@ -237,6 +237,11 @@ mod tests {
         assert_eq!(socket(2, 0o2_000_001, 6), ALLOW);
         assert_eq!(socket(10, 2, 0), ALLOW);
         assert_eq!(socket(2, 3, 1), PERM, "a raw socket");
+        assert_eq!(socket(2, 1, 262), PERM, "MPTCP");
+        assert_eq!(socket(2, 2, 136), PERM, "UDP-Lite");
+        assert_eq!(native_verdict("sched_setscheduler", [1, 5, 0, 0, 0, 0]), PERM, "of PID 1");
+        assert_eq!(native_verdict("setpriority", [2, 0, 19, 0, 0, 0]), PERM, "of a whole user");
+        assert_eq!(native_verdict("setpriority", [0, 0, 19, 0, 0, 0]), ALLOW, "of oneself");
         assert_eq!(socket(16, 3, 0), ALLOW, "netlink, routing");
         assert_eq!(socket(16, 3, 6), PERM, "netlink, XFRM");
         assert_eq!(socket(38, 5, 0), PERM, "AF_ALG");

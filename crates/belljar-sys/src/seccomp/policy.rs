@@ -270,20 +270,14 @@ pub(super) const ALLOWED: &[(&str, &[&str])] = &[
         &[
             "sched_yield",
             "sched_getaffinity",
-            "sched_setaffinity",
             "sched_getparam",
-            "sched_setparam",
             "sched_getscheduler",
-            "sched_setscheduler",
             "sched_getattr",
-            "sched_setattr",
             "sched_get_priority_max",
             "sched_get_priority_min",
             "sched_rr_get_interval",
             "getpriority",
-            "setpriority",
             "ioprio_get",
-            "ioprio_set",
         ],
     ),
     (
@@ -385,19 +379,41 @@ pub(super) const CONDITIONAL: &[(&str, &str, &[Rule])] = &[
         "a process's own limits; PID 1 has the same uid and must not be reachable this way",
         &[&[(0, Test::Is(0))]],
     ),
+    ("sched_setaffinity", NOT_THE_GUEST, &[&[(0, Test::IsNot(GUEST))]]),
+    ("sched_setattr", NOT_THE_GUEST, &[&[(0, Test::IsNot(GUEST))]]),
+    ("sched_setparam", NOT_THE_GUEST, &[&[(0, Test::IsNot(GUEST))]]),
+    ("sched_setscheduler", NOT_THE_GUEST, &[&[(0, Test::IsNot(GUEST))]]),
+    ("setpriority", NOT_THE_GUEST, &[&[(0, Test::Is(PRIO_PROCESS)), (1, Test::IsNot(GUEST))]]),
+    ("ioprio_set", NOT_THE_GUEST, &[&[(0, Test::Is(IOPRIO_WHO_PROCESS)), (1, Test::IsNot(GUEST))]]),
 ];
 
+/// Why scheduling calls are restricted: who keeps the time must get time, and PID 1 has the uid of
+/// the code it supervises. Whole groups and users are refused because they include it.
+const NOT_THE_GUEST: &str = "priorities of single processes, but not of PID 1";
+const GUEST: u32 = 1;
+const PRIO_PROCESS: u32 = 0;
+const IOPRIO_WHO_PROCESS: u32 = 1;
+
+/// The type may carry SOCK_NONBLOCK and SOCK_CLOEXEC. Raw sockets need a capability anyway, but
+/// their code need not be reachable; nor need that of MPTCP, SCTP, SMC and other protocols, which
+/// the kernel would even load for us.
 const SOCKET_RULES: &[Rule] = &[
     &[(0, Test::Is(AF_UNIX))],
-    // The type may carry SOCK_NONBLOCK and SOCK_CLOEXEC; raw sockets need a capability anyway,
-    // but their code need not be reachable. 1 is SOCK_STREAM, 2 is SOCK_DGRAM.
-    &[(0, Test::Is(AF_INET)), (1, Test::Only(SOCK_FLAGS | 1))],
-    &[(0, Test::Is(AF_INET)), (1, Test::Only(SOCK_FLAGS | 2))],
-    &[(0, Test::Is(AF_INET6)), (1, Test::Only(SOCK_FLAGS | 1))],
-    &[(0, Test::Is(AF_INET6)), (1, Test::Only(SOCK_FLAGS | 2))],
+    &[(0, Test::Is(AF_INET)), (1, STREAM), (2, Test::Is(0))],
+    &[(0, Test::Is(AF_INET)), (1, STREAM), (2, Test::Is(IPPROTO_TCP))],
+    &[(0, Test::Is(AF_INET)), (1, DGRAM), (2, Test::Is(0))],
+    &[(0, Test::Is(AF_INET)), (1, DGRAM), (2, Test::Is(IPPROTO_UDP))],
+    &[(0, Test::Is(AF_INET6)), (1, STREAM), (2, Test::Is(0))],
+    &[(0, Test::Is(AF_INET6)), (1, STREAM), (2, Test::Is(IPPROTO_TCP))],
+    &[(0, Test::Is(AF_INET6)), (1, DGRAM), (2, Test::Is(0))],
+    &[(0, Test::Is(AF_INET6)), (1, DGRAM), (2, Test::Is(IPPROTO_UDP))],
     &[(0, Test::Is(AF_NETLINK)), (2, Test::Is(NETLINK_ROUTE))],
 ];
 
+const STREAM: Test = Test::Only(SOCK_FLAGS | 1);
+const DGRAM: Test = Test::Only(SOCK_FLAGS | 2);
+const IPPROTO_TCP: u32 = 6;
+const IPPROTO_UDP: u32 = 17;
 const AF_UNIX: u32 = 1;
 const AF_INET: u32 = 2;
 const AF_INET6: u32 = 10;

@@ -360,7 +360,7 @@ async fn execute(sandbox: &Sandbox, code: &str) -> Result<()> {
     };
     let exec_id = spec.exec_id.clone();
     let mut following = sandbox.exec(spec, code.as_bytes()).await?;
-    let (result, _) = result::collect(exec_id, &mut following, |_| {}).await;
+    let (result, _) = result::collect(exec_id, &mut following, 1 << 20, |_| {}).await;
     ensure!(result.status == Status::Ok, "the code failed: {:?} {:?}", result.reason, result.error);
     Ok(())
 }

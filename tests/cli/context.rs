@@ -1,0 +1,314 @@
+//! A directory of its own to call `belljar` from, and transcripts of what it said there.
+
+use std::ffi::OsStr;
+use std::fmt;
+use std::fs;
+use std::io::{BufRead, BufReader, Lines, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use belljar_sys::{process, procfs};
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::corner::Corner;
+
+/// Where things are on this machine; everything else starts from the defaults.
+const INHERITED: [&str; 5] =
+    ["PATH", "HOME", "BELLJAR_HOME", "BELLJAR_RUN_DIR", "BELLJAR_CGROUP_PARENT"];
+
+/// How long anything may take that takes a moment, on a machine that does much else.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+pub(crate) struct TestContext {
+    directory: TempDir,
+    env: Vec<(String, String)>,
+}
+
+impl TestContext {
+    pub(crate) fn new() -> TestContext {
+        TestContext { directory: tempfile::tempdir().expect("a directory"), env: Vec::new() }
+    }
+
+    /// Sandboxes leave their traces in `corner` instead of among everybody else's.
+    pub(crate) fn inside(corner: &Corner) -> TestContext {
+        TestContext::new()
+            .env("BELLJAR_RUN_DIR", &corner.run_dir().display().to_string())
+            .env("BELLJAR_CGROUP_PARENT", corner.cgroup_parent())
+    }
+
+    pub(crate) fn env(mut self, name: &str, value: &str) -> TestContext {
+        self.env.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// A file in the current directory, with the directories that lead to it.
+    pub(crate) fn file(self, name: &str, contents: impl AsRef<[u8]>) -> TestContext {
+        let path = self.path(name);
+        fs::create_dir_all(path.parent().expect("below our directory")).expect("a directory");
+        fs::write(path, contents).expect("a file");
+        self
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// `belljar run ARGS`, to its end.
+    pub(crate) fn run<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Finished {
+        self.finish(self.belljar(["run"]).args(args))
+    }
+
+    /// `belljar run ARGS` with something on its standard input.
+    pub(crate) fn run_with_input<S: AsRef<OsStr>>(
+        &self,
+        args: impl IntoIterator<Item = S>,
+        input: impl AsRef<[u8]>,
+    ) -> Finished {
+        let started = Instant::now();
+        let mut command = self.belljar(["run"]);
+        command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().expect("belljar starts");
+        let mut stdin = child.stdin.take().expect("it was piped");
+        // It may end without reading all of it.
+        let _ = stdin.write_all(input.as_ref());
+        drop(stdin);
+        self.transcript(started, child.wait_with_output().expect("belljar ends"))
+    }
+
+    /// The result of `belljar run --json ARGS`.
+    pub(crate) fn json<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Value {
+        self.finish(self.belljar(["run", "--json"]).args(args)).json()
+    }
+
+    /// Any command of belljar's, to its end.
+    pub(crate) fn call<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Finished {
+        self.finish(&mut self.belljar(args))
+    }
+
+    /// `belljar run ARGS`, left running.
+    pub(crate) fn start<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Running {
+        use std::os::unix::process::CommandExt as _;
+        let mut command = self.belljar(["run"]);
+        // A group of its own, as a shell gives it: Ctrl-C goes to all of it and to nobody else.
+        command.args(args).process_group(0).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let started = Instant::now();
+        let mut child = command.spawn().expect("belljar starts");
+        let lines = BufReader::new(child.stdout.take().expect("it was piped")).lines();
+        let directory = self.directory.path().display().to_string();
+        Running { child: Some(child), lines: Some(lines), started, directory }
+    }
+
+    fn belljar<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_belljar"));
+        command.args(args).current_dir(self.directory.path()).stdin(Stdio::null()).env_clear();
+        for name in INHERITED {
+            command.envs(std::env::var_os(name).map(|value| (name, value)));
+        }
+        command.envs(self.env.iter().cloned());
+        command
+    }
+
+    fn finish(&self, command: &mut Command) -> Finished {
+        let started = Instant::now();
+        let output = command.output().expect("belljar starts");
+        self.transcript(started, output)
+    }
+
+    fn transcript(&self, started: Instant, output: Output) -> Finished {
+        Finished {
+            code: output.status.code(),
+            stdout: output.stdout,
+            stderr: output.stderr,
+            took: started.elapsed(),
+            directory: self.directory.path().display().to_string(),
+        }
+    }
+}
+
+/// What a call came to. Shown without what differs from one call to the next.
+#[derive(Debug)]
+pub(crate) struct Finished {
+    pub(crate) code: Option<i32>,
+    pub(crate) stdout: Vec<u8>,
+    pub(crate) stderr: Vec<u8>,
+    pub(crate) took: Duration,
+    directory: String,
+}
+
+impl Finished {
+    pub(crate) fn stdout(&self) -> String {
+        String::from_utf8_lossy(&self.stdout).into_owned()
+    }
+
+    pub(crate) fn stderr(&self) -> String {
+        String::from_utf8_lossy(&self.stderr).into_owned()
+    }
+
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_slice(&self.stdout).unwrap_or_else(|error| panic!("{error}\n{self}"))
+    }
+}
+
+impl fmt::Display for Finished {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let code = self.code.map_or("by a signal".to_owned(), |code| code.to_string());
+        let text = format!(
+            "exit {code}\n--- stdout\n{}--- stderr\n{}",
+            with_newline(self.stdout()),
+            self.stderr()
+        );
+        f.write_str(&hide_ids(&text.replace(&self.directory, "[CWD]")))
+    }
+}
+
+fn with_newline(mut text: String) -> String {
+    if !text.is_empty() && !text.ends_with('\n') {
+        text.push_str("[no newline]\n");
+    }
+    text
+}
+
+/// `run_0123456789ab` becomes `run_[ID]`.
+fn hide_ids(text: &str) -> String {
+    const ID: usize = 12;
+    let mut pieces = text.split("run_");
+    let mut hidden = pieces.next().unwrap_or_default().to_owned();
+    for piece in pieces {
+        let id = piece.bytes().take_while(u8::is_ascii_hexdigit).count() == ID;
+        hidden += if id { "run_[ID]" } else { "run_" };
+        hidden += if id { &piece[ID..] } else { piece };
+    }
+    hidden
+}
+
+/// A `belljar run` that is under way; killed if the test fails before its end.
+pub(crate) struct Running {
+    /// Until it was waited for.
+    child: Option<Child>,
+    /// While somebody reads them.
+    lines: Option<Lines<BufReader<ChildStdout>>>,
+    started: Instant,
+    directory: String,
+}
+
+impl Running {
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.as_ref().expect("it runs").id()
+    }
+
+    /// The next line of its output, as soon as it is there.
+    pub(crate) fn line(&mut self) -> String {
+        let lines = self.lines.as_mut().expect("somebody reads");
+        lines.next().expect("it goes on").expect("its output is text")
+    }
+
+    /// What the user does with Ctrl-C: the whole process group gets the signal.
+    pub(crate) fn press_ctrl_c(&self) {
+        const SIGINT: i32 = 2;
+        process::signal_group(self.pid(), SIGINT).expect("it runs");
+    }
+
+    /// It, its spawner, and everything in its sandbox.
+    pub(crate) fn processes(&self) -> Vec<LiveProcess> {
+        let mut pids = procfs::descendants(&procfs::parents(), self.pid());
+        pids.push(self.pid());
+        pids.into_iter().filter_map(LiveProcess::find).collect()
+    }
+
+    pub(crate) fn kill(mut self) {
+        let mut child = self.child.take().expect("it runs");
+        child.kill().and_then(|()| child.wait()).expect("it can be killed");
+    }
+
+    pub(crate) fn is_over(&mut self) -> bool {
+        self.child.as_mut().expect("it was not waited for").try_wait().expect("a child").is_some()
+    }
+
+    /// What is left of its output, and its end.
+    pub(crate) fn finish(mut self) -> Finished {
+        let mut rest = String::new();
+        for line in self.lines.take().into_iter().flatten() {
+            rest += &(line.expect("its output is text") + "\n");
+        }
+        self.end(rest)
+    }
+
+    /// Its end, without anybody who reads its output.
+    pub(crate) fn finish_unheard(mut self) -> Finished {
+        drop(self.lines.take());
+        self.end(String::new())
+    }
+
+    fn end(mut self, stdout: String) -> Finished {
+        let child = self.child.take().expect("it was not waited for");
+        let output = child.wait_with_output().expect("belljar ends");
+        Finished {
+            code: output.status.code(),
+            stdout: stdout.into_bytes(),
+            stderr: output.stderr,
+            took: self.started.elapsed(),
+            directory: self.directory.clone(),
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// A process, told from a later one with the same number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct LiveProcess {
+    pub(crate) pid: u32,
+    started: u64,
+}
+
+impl LiveProcess {
+    fn find(pid: u32) -> Option<LiveProcess> {
+        Some(LiveProcess { pid, started: procfs::start_time(pid).ok()? })
+    }
+
+    pub(crate) fn command(self) -> String {
+        let words = fs::read(format!("/proc/{}/cmdline", self.pid)).unwrap_or_default();
+        String::from_utf8_lossy(&words).replace('\0', " ")
+    }
+
+    pub(crate) fn is_gone(self) -> bool {
+        procfs::start_time(self.pid).ok() != Some(self.started) || procfs::is_zombie(self.pid)
+    }
+}
+
+/// Looks again and again until it is so; fails when it does not become so.
+#[track_caller]
+pub(crate) fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(Instant::now() < deadline, "never: {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Every path below a directory, sorted, relative to it.
+pub(crate) fn tree(root: &Path) -> Vec<String> {
+    fn walk(directory: &Path, root: &Path, found: &mut Vec<String>) {
+        for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+            let path = entry.path();
+            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                walk(&path, root, found);
+            }
+            let relative = path.strip_prefix(root).expect("found below it");
+            found.push(hide_ids(&relative.display().to_string()));
+        }
+    }
+    let mut found = Vec::new();
+    walk(root, root, &mut found);
+    found.sort();
+    found
+}

@@ -1,0 +1,139 @@
+//! Runs that are ended from outside, and runs that meet.
+
+use belljar_sys::process;
+use insta::assert_snapshot;
+
+use crate::context::{TestContext, eventually, tree};
+use crate::corner::Corner;
+
+/// Prints a line, and would go on for a long time.
+const LONG: &str = "import time\nprint('started')\ntime.sleep(1000)";
+
+/// The same, and deaf.
+const STUBBORN: &str = "\
+import signal, time
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+print('started')
+time.sleep(1000)";
+
+#[test]
+fn ctrl_c_interrupts_the_code_and_leaves_nothing_behind() {
+    let corner = Corner::new();
+    let context = TestContext::inside(&corner);
+    let mut running = context.start(["-c", LONG]);
+    assert_eq!(running.line(), "started");
+    assert!(!corner.traces().is_empty(), "a sandbox that lives is seen");
+    let processes = running.processes();
+    running.press_ctrl_c();
+    assert_snapshot!(running.finish(), @r#"
+    exit 130
+    --- stdout
+    --- stderr
+    Traceback (most recent call last):
+      File "<cell 1>", line 3, in <module>
+        time.sleep(1000)
+    KeyboardInterrupt
+    belljar: interrupted
+    "#);
+    assert_eq!(corner.traces(), [""; 0]);
+    eventually("the spawner ends", || processes.iter().all(|process| process.is_gone()));
+}
+
+#[test]
+fn whoever_asks_belljar_to_end_is_obeyed_in_the_same_way() {
+    const SIGHUP: i32 = 1;
+    const SIGTERM: i32 = 15;
+    let corner = Corner::new();
+    let context = TestContext::inside(&corner);
+    for signal in [SIGHUP, SIGTERM] {
+        let mut running = context.start(["-c", LONG]);
+        assert_eq!(running.line(), "started");
+        process::signal(running.pid(), signal).expect("it runs");
+        assert_eq!(running.finish().code, Some(130));
+        assert_eq!(corner.traces(), [""; 0]);
+    }
+}
+
+#[test]
+fn ctrl_c_ends_stubborn_code_too() {
+    let corner = Corner::new();
+    let context = TestContext::inside(&corner);
+    let mut running = context.start(["-c", STUBBORN]);
+    assert_eq!(running.line(), "started");
+    running.press_ctrl_c();
+    assert_snapshot!(running.finish(), @r"
+    exit 130
+    --- stdout
+    --- stderr
+    belljar: interrupted: the kernel was killed by signal 9
+    ");
+    assert_eq!(corner.traces(), [""; 0]);
+}
+
+#[test]
+fn an_interrupted_run_still_has_its_json_and_its_artifacts() {
+    let context = TestContext::new();
+    let code = "\
+import subprocess
+print('started')
+open('/work/artifacts/half.txt', 'w').write('half')
+subprocess.run(['sleep', '1000'])";
+    let running = context.start(["--json", "-c", code]);
+    eventually("the code comes to its last line", || {
+        running.processes().iter().any(|process| process.command().starts_with("sleep"))
+    });
+    running.press_ctrl_c();
+    let finished = running.finish();
+    assert_eq!(finished.code, Some(130), "{finished}");
+    let result = finished.json();
+    assert_eq!(result["status"], "interrupted");
+    assert_eq!(result["stdout"], "started\n");
+    assert_eq!(result["artifacts"][0]["path"], "/work/artifacts/half.txt", "{result:#}");
+}
+
+#[test]
+fn a_killed_belljar_takes_its_sandbox_with_it_and_the_next_one_tidies_up() {
+    let corner = Corner::new();
+    let context = TestContext::inside(&corner);
+    for code in [LONG, STUBBORN] {
+        let mut running = context.start(["-c", code]);
+        assert_eq!(running.line(), "started");
+        let processes = running.processes();
+        assert!(processes.len() >= 4, "itself, spawner, guest and kernel: {processes:?}");
+        running.kill();
+        eventually("its processes end", || processes.iter().all(|process| process.is_gone()));
+        assert!(!corner.traces().is_empty(), "nobody was left to remove its socket and cgroup");
+        assert_eq!(context.run(["-c", "print('next')"]).stdout(), "next\n");
+        // The machine's init collects orphans in its own time.
+        eventually("everything is tidied up", || corner.traces().is_empty());
+    }
+}
+
+#[test]
+fn runs_at_the_same_time_do_not_meet() {
+    let context = TestContext::new().file("data/README", "");
+    let code = "\
+import os, time
+open('/work/artifacts/mine.txt', 'w').write(os.environ['NAME'])
+print(os.environ['NAME'], len([name for name in os.listdir('/proc') if name.isdigit()]))
+while not os.path.exists('/data/go'): time.sleep(0.01)
+print(open('/work/artifacts/mine.txt').read())
+";
+    let mut runs: Vec<_> = ["ada", "bob", "eve"]
+        .map(|name| {
+            let env = format!("NAME={name}");
+            (name, context.start(["--data", "data", "--env", &env, "-c", code]))
+        })
+        .into();
+    for (name, running) in &mut runs {
+        // The guest and the kernel are all there is.
+        assert_eq!(running.line(), format!("{name} 2"));
+    }
+    let context = context.file("data/go", "");
+    for (name, running) in runs {
+        let finished = running.finish();
+        assert_eq!((finished.code, finished.stdout()), (Some(0), format!("{name}\n")));
+    }
+    let outputs = tree(&context.path("outputs"));
+    assert_eq!(outputs.iter().filter(|path| *path == "run_[ID]/mine.txt").count(), 3);
+}

@@ -1,0 +1,211 @@
+//! Settings, `doctor`, `setup`, help, and the binary itself.
+
+use std::fs;
+use std::process::Command;
+
+use belljar_sys::privileges;
+use insta::assert_snapshot;
+
+use crate::context::{Finished, TestContext};
+use crate::corner::Corner;
+
+#[test]
+fn flags_win_over_the_environment_and_the_environment_over_dotenv() {
+    let hungry = "print(len(b'x' * (150 << 20)) >> 20)";
+    let context = TestContext::new().file(".env", "# small\nexport BELLJAR_MEMORY='64M'\n");
+    assert_eq!(context.run(["-c", hungry]).code, Some(137), "by .env");
+    assert_eq!(context.run(["--memory", "512M", "-c", hungry]).code, Some(0), "by flag");
+    let context = context.env("BELLJAR_MEMORY", "512M");
+    assert_eq!(context.run(["-c", hungry]).code, Some(0), "by environment");
+    assert_eq!(context.run(["--memory", "64M", "-c", hungry]).code, Some(137), "by flag");
+}
+
+#[test]
+fn a_wrong_setting_is_named_with_what_was_expected() {
+    for (name, value, complaint) in [
+        ("BELLJAR_STRICT", "maybe", "BELLJAR_STRICT=maybe: expected 1 or 0"),
+        ("BELLJAR_CPUS", "none", "BELLJAR_CPUS=none: expected 0.01 to 1024"),
+        (
+            "BELLJAR_MEMORY",
+            "lots",
+            "BELLJAR_MEMORY=lots: expected a size such as 512M or 2G, not `lots`",
+        ),
+        ("BELLJAR_PIDS", "many", "BELLJAR_PIDS=many: expected a number"),
+    ] {
+        let expected = format!("exit 125\n--- stdout\n--- stderr\nbelljar: {complaint}\n");
+        let by_env = TestContext::new().env(name, value);
+        assert_eq!(by_env.run(["-c", "1"]).to_string(), expected);
+        let by_file = TestContext::new().file(".env", format!("{name}={value}\n"));
+        assert_eq!(by_file.run(["-c", "1"]).to_string(), expected);
+    }
+}
+
+#[test]
+fn a_broken_dotenv_is_named_with_its_line() {
+    let context = TestContext::new().file(".env", "BELLJAR_PIDS=100\n\nnonsense\n");
+    assert_snapshot!(context.run(["-c", "1"]), @r"
+    exit 125
+    --- stdout
+    --- stderr
+    belljar: failed to read .env: line 3 is neither a comment nor KEY=value
+    ");
+    let context = TestContext::new().file(".env", b"BELLJAR_PIDS=\xff\n");
+    assert_eq!(context.run(["-c", "1"]).code, Some(125));
+}
+
+#[test]
+fn strict_runs_where_every_limit_holds() {
+    if skip_without_root() {
+        return;
+    }
+    let context = TestContext::new().env("BELLJAR_STRICT", "1");
+    assert_eq!(context.run(["-c", "print(1)"]).to_string(), "exit 0\n--- stdout\n1\n--- stderr\n");
+}
+
+#[test]
+fn doctor_finds_this_machine_usable() {
+    if skip_without_root() {
+        return;
+    }
+    let corner = Corner::new();
+    let finished = TestContext::inside(&corner).call(["doctor", "--json"]);
+    assert_eq!(finished.code, Some(0), "{finished}");
+    let diagnosis = finished.json();
+    assert_eq!(diagnosis["usable"], true, "{diagnosis:#}");
+    let findings = diagnosis["findings"].as_array().expect("a list");
+    let not_ok: Vec<_> =
+        findings.iter().filter(|it| it["state"] != "ok" && it["feature"] != "landlock").collect();
+    assert!(not_ok.is_empty(), "{not_ok:#?}");
+    let features: Vec<_> = findings.iter().filter_map(|it| it["feature"].as_str()).collect();
+    assert_snapshot!(features.join("\n"), @r"
+    kernel
+    seccomp
+    landlock
+    python
+    user ids
+    cgroups
+    namespaces
+    no network
+    process limit
+    memory limit
+    cpu limit
+    ");
+    assert_eq!(corner.traces(), [""; 0]);
+}
+
+#[test]
+fn doctor_prints_a_table() {
+    let finished = TestContext::new().call(["doctor"]);
+    let table = finished.stdout();
+    assert_eq!(finished.code, Some(0), "{finished}");
+    assert!(table.starts_with("feature"), "{table}");
+    assert!(table.contains("Sandboxes can run"), "{table}");
+}
+
+#[test]
+fn setup_names_an_interpreter_it_cannot_use() {
+    let home = tempfile::tempdir().expect("a directory");
+    let context = TestContext::new()
+        .env("BELLJAR_HOME", &home.path().display().to_string())
+        .file("python", "#!/bin/sh\necho I am no Python\n");
+    assert_snapshot!(context.call(["setup", "--python", "/nowhere/python3"]), @r"
+    exit 125
+    --- stdout
+    --- stderr
+    belljar: failed to start `/nowhere/python3`; install Python 3.10 or newer, or name one with --python: No such file or directory (os error 2)
+    ");
+    assert_snapshot!(context.call(["setup", "--python", "/bin/false"]), @r"
+    exit 125
+    --- stdout
+    --- stderr
+    belljar: `/bin/false` does not work (); install Python 3.10 or newer, or name one with --python
+    ");
+    assert_snapshot!(context.call(["setup", "--python", "/bin/echo"]), @r"
+    exit 125
+    --- stdout
+    --- stderr
+    belljar: `/bin/echo` is not a Python; install Python 3.10 or newer, or name one with --python: invalid number at line 1 column 2
+    ");
+    assert!(!context.path(".env").exists(), "a setup that failed leaves no .env");
+}
+
+#[test]
+fn every_command_explains_itself() {
+    let context = TestContext::new();
+    let overview = context.call(["--help"]);
+    assert_snapshot!(overview, @r"
+    exit 0
+    --- stdout
+    Sealed computers for AI agents, on your own machine
+
+    Usage: belljar <COMMAND>
+
+    Commands:
+      run     Run code once in a fresh sandbox, and throw the sandbox away
+      setup   Prepare this machine: the Python environment of sandboxes, and a commented .env here
+      doctor  What this machine can enforce, what not, and what to do about it
+      bench   Latency, memory and density on this machine, beside docker and plain python3
+      help    Print this message or the help of the given subcommand(s)
+
+    Options:
+      -h, --help     Print help
+      -V, --version  Print version
+    --- stderr
+    ");
+    let text = overview.stdout();
+    let commands = text.lines().skip_while(|line| *line != "Commands:").skip(1);
+    let commands = commands.take_while(|line| !line.is_empty());
+    for command in commands.filter_map(|line| line.split_whitespace().next()) {
+        let help = context.call(["help", command]);
+        assert_eq!(help.code, Some(0), "{help}");
+        assert!(help.stdout().contains("Usage: belljar"), "{help}");
+        if command != "help" {
+            assert_eq!(context.call([command, "--help"]).stdout(), help.stdout());
+            assert!(flags_without_help(&help).is_empty(), "{:?}", flags_without_help(&help));
+        }
+    }
+}
+
+/// Lines of a help text that name a flag and say nothing of it.
+fn flags_without_help(help: &Finished) -> Vec<String> {
+    let text = help.stdout();
+    let lines: Vec<&str> = text.lines().map(str::trim).collect();
+    let explained = |line: &str, next: Option<&&str>| {
+        line.split_once("  ").is_some()
+            || next.is_some_and(|next| !next.is_empty() && !next.starts_with('-'))
+    };
+    lines
+        .iter()
+        .enumerate()
+        .filter(|(at, line)| line.starts_with('-') && !explained(line, lines.get(at + 1)))
+        .map(|(_, line)| (*line).to_owned())
+        .collect()
+}
+
+#[test]
+fn without_a_command_the_overview_is_shown() {
+    let finished = TestContext::new().call([""; 0]);
+    assert_eq!(finished.code, Some(2));
+    assert!(finished.stderr().contains("Commands:"), "{finished}");
+}
+
+#[test]
+fn the_binary_runs_in_an_empty_root() {
+    if skip_without_root() {
+        return;
+    }
+    let root = tempfile::tempdir().expect("a directory");
+    fs::copy(env!("CARGO_BIN_EXE_belljar"), root.path().join("belljar")).expect("a copy");
+    let output = Command::new("chroot").arg(root.path()).args(["/belljar", "--version"]).output();
+    let output = output.expect("chroot starts");
+    let version = format!("belljar {}\n", env!("CARGO_PKG_VERSION"));
+    assert_eq!(String::from_utf8_lossy(&output.stdout), version, "{output:?}");
+}
+
+fn skip_without_root() -> bool {
+    let skip = !privileges::is_root();
+    if skip {
+        println!("skipped: this needs root");
+    }
+    skip
+}

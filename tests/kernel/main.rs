@@ -1,0 +1,13 @@
+//! Kernels through the engine: what they remember, how they die, who may talk to them, and the
+//! zygote they are forked from.
+//!
+//! A zygote takes seconds to warm and every test runs in a process of its own, so each test asks
+//! several things about one subject. What must not depend on how a kernel was started is asked of
+//! both kinds, forked and executed.
+
+mod deaths;
+mod interrupts;
+mod joining;
+mod lab;
+mod state;
+mod zygote;

@@ -1,0 +1,89 @@
+//! Everything a sandbox is made of, counted.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use belljar_sys::ids::IdBlocks;
+use belljar_sys::procfs;
+
+use crate::corner::Corner;
+
+/// How long the machine may take to forget the dead.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What exists at one moment. Two are equal if nothing was lost or left in between.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Census {
+    /// Our descendants, zombies included, and whoever is in our control groups.
+    processes: Vec<String>,
+    mounts: Vec<String>,
+    /// Descriptors of this process, by what they lead to.
+    descriptors: Vec<String>,
+    /// Sockets and control groups of sandboxes.
+    traces: Vec<String>,
+    files: Vec<String>,
+}
+
+impl Census {
+    pub(crate) fn take(corner: &Corner) -> Census {
+        let descendants = procfs::descendants(&procfs::parents(), std::process::id());
+        Census {
+            processes: sorted(descendants.into_iter().map(|pid| pid.to_string())),
+            mounts: sorted(read("/proc/self/mountinfo").lines().map(str::to_owned)),
+            descriptors: sorted(descriptors()),
+            traces: sorted(corner.traces()),
+            files: sorted(names(corner.run_dir().to_str().expect("text"))),
+        }
+    }
+
+    /// Looks until everything is as it was.
+    #[track_caller]
+    pub(crate) fn wait_until_restored(&self, corner: &Corner) {
+        let deadline = Instant::now() + PATIENCE;
+        let mut now = Census::take(corner);
+        while now != *self && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(20));
+            now = Census::take(corner);
+        }
+        // Compared one by one, to see at once what it is.
+        assert_eq!(now.processes, self.processes);
+        assert_eq!(now.mounts, self.mounts);
+        assert_eq!(now.descriptors, self.descriptors);
+        assert_eq!(now.traces, self.traces);
+        assert_eq!(now.files, self.files);
+    }
+}
+
+/// Every block of user ids that was ever handed out can be had again.
+pub(crate) fn assert_no_ids_are_taken(corner: &Corner) {
+    let directory = corner.run_dir().join("ids");
+    let ever_used = names(directory.to_str().expect("text")).len();
+    assert!(ever_used > 0, "somebody has used ids");
+    let mut blocks = IdBlocks::new(directory).expect("the directory is there");
+    let taken: Vec<_> = (0..ever_used).map(|_| blocks.take().expect("a block")).collect();
+    let numbers: Vec<usize> = taken.iter().map(|taken| taken.block as usize).collect();
+    assert_eq!(numbers, (1..=ever_used).collect::<Vec<_>>());
+}
+
+fn descriptors() -> impl Iterator<Item = String> {
+    let entries = fs::read_dir("/proc/self/fd").expect("we have descriptors").flatten();
+    let targets: Vec<_> = entries.filter_map(|entry| fs::read_link(entry.path()).ok()).collect();
+    // Sockets and pipes have numbers of their own; the directory we just read is there as well.
+    let kinds = targets.into_iter().map(|target| target.display().to_string());
+    kinds.map(|kind| kind.split(":[").next().unwrap_or_default().to_owned())
+}
+
+fn names(directory: &str) -> Vec<String> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+}
+
+fn read(path: &str) -> String {
+    fs::read_to_string(path).expect("it is always there")
+}
+
+fn sorted<I: IntoIterator<Item = String>>(names: I) -> Vec<String> {
+    let mut names: Vec<String> = names.into_iter().collect();
+    names.sort();
+    names
+}

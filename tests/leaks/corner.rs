@@ -1,0 +1,77 @@
+//! A corner of the machine of our own, so that traces of our sandboxes can be told from others'.
+
+use std::fs;
+use std::path::Path;
+
+use belljar_sys::cgroup::Parent;
+use belljar_sys::{privileges, process};
+use tempfile::TempDir;
+
+/// A run directory and control groups that nobody else uses; both go with it.
+pub(crate) struct Corner {
+    run_dir: TempDir,
+    cgroup_parent: String,
+}
+
+impl Corner {
+    pub(crate) fn new() -> Corner {
+        Corner {
+            run_dir: tempfile::tempdir().expect("a directory"),
+            cgroup_parent: format!("belljar-test-{}", &process::random_name()[..12]),
+        }
+    }
+
+    pub(crate) fn run_dir(&self) -> &Path {
+        self.run_dir.path()
+    }
+
+    pub(crate) fn cgroup_parent(&self) -> &str {
+        &self.cgroup_parent
+    }
+
+    /// What sandboxes have left, or are using at the moment: sockets, control groups, processes.
+    pub(crate) fn traces(&self) -> Vec<String> {
+        let mut traces = self.sockets();
+        if let Some(parent) = self.parent() {
+            traces.extend(parent.names().iter().map(|name| format!("cgroup {name}")));
+        }
+        traces.extend(self.processes().iter().map(|pid| format!("process {pid}")));
+        traces
+    }
+
+    fn sockets(&self) -> Vec<String> {
+        let entries = fs::read_dir(self.run_dir()).into_iter().flatten().flatten();
+        let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+        names.filter(|name| name.ends_with(".sock")).map(|name| format!("socket {name}")).collect()
+    }
+
+    /// Processes in our control groups, wherever they have strayed otherwise.
+    fn processes(&self) -> Vec<u32> {
+        let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+        let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+        pids.filter(|pid| {
+            fs::read_to_string(format!("/proc/{pid}/cgroup"))
+                .is_ok_and(|groups| groups.contains(&self.cgroup_parent))
+        })
+        .collect()
+    }
+
+    /// Without root there are no control groups of ours to look at.
+    fn parent(&self) -> Option<Parent> {
+        privileges::is_root().then(|| Parent::prepare(&self.cgroup_parent, true).ok())?
+    }
+}
+
+impl Drop for Corner {
+    fn drop(&mut self) {
+        if let Some(parent) = self.parent() {
+            for name in parent.names() {
+                let left = parent.adopt(&name);
+                left.kill();
+                let _ = left.remove();
+            }
+            // The parent itself, in every tree.
+            let _ = parent.adopt("").remove();
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! Belljar without root: it works, and says exactly what it cannot enforce.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use belljar_sys::{privileges, procfs};
+use insta::assert_snapshot;
+use tempfile::TempDir;
+
+/// Nobody's, on any machine we know of.
+const UID: u32 = 54_321;
+
+/// How long processes may take to end.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+#[test]
+fn an_ordinary_user_gets_sandboxes_and_the_truth_about_them() {
+    if !privileges::is_root() {
+        println!("skipped: becoming another user needs root");
+        return;
+    }
+    let user = User::new();
+    code_runs(&user);
+    doctor_names_what_is_not_enforced(&user);
+    strict_refuses(&user);
+    no_sandbox_outlives_a_killed_host(&user);
+    nothing_is_left(&user);
+}
+
+/// With the distribution's Python: this user has no environment of packages.
+fn code_runs(user: &User) {
+    let run = user.belljar(&["run", "-c", "print(1)\nimport os; os.getuid()"]);
+    assert_eq!(text(&run.stdout), "1\n1000\n", "{run:?}");
+    assert_eq!(run.status.code(), Some(0));
+    let warning = text(&run.stderr);
+    assert!(warning.starts_with("belljar: warning: not enforced on this machine: "), "{warning}");
+    for limit in ["process limit", "memory limit", "cpu limit"] {
+        assert!(warning.contains(limit), "{warning}");
+    }
+    assert!(!warning.contains("network"), "{warning}");
+
+    let data = user.belljar(&["run", "--data", ".", "-c", "open('/data/new', 'w')"]);
+    assert_eq!(data.status.code(), Some(1), "{data:?}");
+    assert!(text(&data.stderr).contains("Read-only file system"), "{data:?}");
+    let late = user.belljar(&["run", "--timeout", "0.5", "-c", "while True: pass"]);
+    assert_eq!(late.status.code(), Some(124), "{late:?}");
+    let artifact = user.belljar(&["run", "-c", "open('/work/artifacts/a', 'w').write('mine')"]);
+    assert_eq!(artifact.status.code(), Some(0), "{artifact:?}");
+    let outputs = fs::read_dir(user.directory.path().join("home/outputs")).expect("outputs");
+    let run_id = outputs.flatten().next().expect("a run").path();
+    assert_eq!(fs::read_to_string(run_id.join("a")).expect("the artifact"), "mine");
+}
+
+fn doctor_names_what_is_not_enforced(user: &User) {
+    let doctor = user.belljar(&["doctor", "--json"]);
+    assert_eq!(doctor.status.code(), Some(0), "{doctor:?}");
+    let diagnosis: serde_json::Value = serde_json::from_slice(&doctor.stdout).expect("JSON");
+    assert_eq!(diagnosis["usable"], true);
+    assert_eq!(diagnosis["all_enforced"], false);
+    let findings = diagnosis["findings"].as_array().expect("a list").iter();
+    // Whether there is Landlock is the machine's affair, not the user's.
+    let states = findings.filter(|it| it["feature"] != "landlock").map(|it| {
+        format!(
+            "{}: {}",
+            it["feature"].as_str().unwrap_or("?"),
+            it["state"].as_str().unwrap_or("?")
+        )
+    });
+    assert_snapshot!(states.collect::<Vec<_>>().join("\n"), @r"
+    kernel: ok
+    seccomp: ok
+    python: weak
+    user ids: weak
+    cgroups: weak
+    namespaces: ok
+    no network: ok
+    process limit: weak
+    memory limit: weak
+    cpu limit: weak
+    ");
+    for finding in diagnosis["findings"].as_array().expect("a list") {
+        let helpless = finding["state"] == "weak" && finding["advice"].is_null();
+        assert!(!helpless, "no advice: {finding:#}");
+    }
+}
+
+fn strict_refuses(user: &User) {
+    let refused = user.command(&["run", "-c", "print(1)"]).env("BELLJAR_STRICT", "1").output();
+    let refused = refused.expect("setpriv starts");
+    assert_eq!((refused.status.code(), text(&refused.stdout)), (Some(125), String::new()));
+    let why = text(&refused.stderr);
+    assert!(why.contains("memory limit") && why.contains("BELLJAR_STRICT=1"), "{why}");
+}
+
+/// Without control groups nobody else could end a guest whose host died before it got in touch.
+fn no_sandbox_outlives_a_killed_host(user: &User) {
+    for milliseconds in (2..50).step_by(2).chain((2..50).step_by(2)) {
+        let mut run = user.command(&["run", "-c", "import time; time.sleep(1000)"]);
+        let mut run = run.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it starts");
+        std::thread::sleep(Duration::from_millis(milliseconds));
+        run.kill().and_then(|()| run.wait()).expect("it can be killed");
+    }
+    let deadline = Instant::now() + PATIENCE;
+    while !user.processes().is_empty() {
+        assert!(Instant::now() < deadline, "they live on: {:?}", user.processes());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    // The next run removes the sockets.
+    user.belljar(&["run", "-c", "1"]);
+}
+
+fn nothing_is_left(user: &User) {
+    let run_dir = fs::read_dir(user.directory.path().join("run")).expect("its run directory");
+    let left: Vec<_> = run_dir.flatten().map(|entry| entry.file_name()).collect();
+    assert_eq!(left, ["selftest.json"]);
+    assert_eq!(user.processes(), [0; 0]);
+}
+
+/// Somebody with a directory and a copy of the binary.
+struct User {
+    directory: TempDir,
+}
+
+impl User {
+    fn new() -> User {
+        let directory = tempfile::tempdir().expect("a directory");
+        let everybody = fs::Permissions::from_mode(0o755);
+        fs::set_permissions(directory.path(), everybody).expect("it is ours");
+        fs::copy(env!("CARGO_BIN_EXE_belljar"), directory.path().join("belljar")).expect("a copy");
+        for name in ["home", "run"] {
+            let path = directory.path().join(name);
+            fs::create_dir(&path).expect("a directory");
+            chown(&path, Some(UID), Some(UID)).expect("root may");
+        }
+        User { directory }
+    }
+
+    /// The living ones; the dead wait for the machine's init.
+    fn processes(&self) -> Vec<u32> {
+        let entries = fs::read_dir("/proc").expect("processes").flatten();
+        let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        let ours = |pid: &u32| procfs::status_field(*pid, "Uid") == Some(u64::from(UID));
+        pids.filter(ours).filter(|pid| !procfs::is_zombie(*pid)).collect()
+    }
+
+    fn belljar(&self, args: &[&str]) -> Output {
+        self.command(args).output().expect("setpriv starts")
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let home = self.directory.path().join("home");
+        let mut command = Command::new("setpriv");
+        command
+            .args([format!("--reuid={UID}"), format!("--regid={UID}"), "--clear-groups".into()])
+            .arg(self.directory.path().join("belljar"))
+            .args(args)
+            .current_dir(&home)
+            .env_clear()
+            .env("PATH", "/usr/bin:/bin")
+            .env("HOME", &home)
+            .env("BELLJAR_HOME", home.join("belljar"))
+            .env("BELLJAR_RUN_DIR", self.directory.path().join("run"));
+        command
+    }
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
