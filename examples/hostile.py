@@ -20,7 +20,7 @@ attempt("reach the network", lambda: socket.create_connection(("192.0.2.1", 80),
 attempt("see other processes", lambda: sorted(p for p in os.listdir("/proc") if p.isdigit()))
 attempt("look into PID 1", lambda: open("/proc/1/environ").read())
 attempt("become root", lambda: os.setuid(0))
-attempt("mount something", lambda: subprocess.check_output(["mount", "-t", "tmpfs", "x", "/mnt"], stderr=subprocess.STDOUT))
+attempt("mount something", lambda: subprocess.check_output("mount -t tmpfs x /tmp 2>&1", shell=True))
 attempt("make a new user namespace", lambda: ctypes.CDLL(None).unshare(0x10000000) and os.strerror(1))
 children = []
 try:

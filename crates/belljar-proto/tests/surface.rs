@@ -16,8 +16,9 @@ fn lines<T: Serialize + DeserializeOwned + PartialEq + std::fmt::Debug>(messages
     messages
         .iter()
         .map(|message| {
-            let line = serde_json::to_string(message).unwrap();
-            assert_eq!(serde_json::from_str::<T>(&line).unwrap(), *message);
+            let line = serde_json::to_string(message).expect("messages are JSON");
+            let back: T = serde_json::from_str(&line).expect("what we write we can read");
+            assert_eq!(back, *message);
             line + "\n"
         })
         .collect()

@@ -17,7 +17,6 @@ from _ast import (
     AST,
     Expr,
     Expression,
-    Module,
     PyCF_ALLOW_TOP_LEVEL_AWAIT,
     PyCF_ONLY_AST,
 )

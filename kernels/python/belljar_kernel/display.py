@@ -70,7 +70,7 @@ def display(*objects: Any, raw: bool = False, metadata: dict | None = None, **op
     for value in objects:
         bundle = (value, metadata or {}) if raw else bundle_of(value)
         if bundle is not None:
-            publish("display", bundle)
+            publish("display", bundle)  # noqa: F821 - the kernel assigns it
 
 
 def bundle_of(value: Any) -> Bundle | None:

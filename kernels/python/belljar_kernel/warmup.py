@@ -48,10 +48,10 @@ def preload(names: list[str]) -> dict[str, str]:
         os.environ.setdefault(name, value)
     failed = {}
     for name in names:
-        _try(lambda: importlib.import_module(name), name, failed)
+        _try(lambda name=name: importlib.import_module(name), name, failed)
     for name in _STANDARD_LIBRARY:
         # Distributions leave parts of it out; nobody has asked for these by name, so that is no failure.
-        _try(lambda: importlib.import_module(name), name, {})
+        _try(lambda name=name: importlib.import_module(name), name, {})
     if importlib.util.find_spec("IPython") is not None:
         _try(lambda: importlib.import_module("IPython"), "IPython", failed)
     for use in (_use_compiler, _use_ipython, _use_pandas, _use_matplotlib):

@@ -1,6 +1,5 @@
 """IPython's syntax, with IPython and without."""
 
-import pytest
 from conftest import needs_ipython
 
 

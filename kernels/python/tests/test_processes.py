@@ -1,6 +1,5 @@
 """Children of user code: forked, spawned, pooled."""
 
-import sys
 
 import pytest
 
@@ -38,7 +37,7 @@ def test_a_detached_child_does_not_keep_the_pipes_open(kernel):
     assert kernel.run(code).status == "ok"
     kernel.send({"op": "shutdown"})
     assert kernel.process.wait(10) == 0
-    import os, select
+    import select
 
     poll = select.poll()
     poll.register(kernel.pipes["stdout"], select.POLLIN)
