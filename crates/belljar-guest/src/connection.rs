@@ -153,6 +153,10 @@ async fn answer(
             Err(refusal) => Err(refusal),
         },
         Call::Join { exec_id, from, offset } => match guest.execs.get(&exec_id) {
+            Some(exec) if exec.is_over_before(from) => Err(refuse(
+                RefusalCode::Invalid,
+                format!("execution {exec_id} ended before event {from}"),
+            )),
             Some(exec) => {
                 let alive = reply(outbox, id, Ok(Answer::Started.into())).await;
                 follow(exec, Place { entry: from, offset }, outbox.clone());

@@ -141,6 +141,11 @@ impl Exec {
         self.grown.notify_waiters();
     }
 
+    /// Whether there is, and will be, no event with this number.
+    pub(crate) fn is_over_before(&self, entry: u64) -> bool {
+        self.done.get() && entry >= self.entries.borrow().len() as u64
+    }
+
     /// Moves `place` on to the next thing a reader has not seen, waiting for it if need be.
     /// `None` after the end.
     pub(crate) async fn next(&self, place: &mut Place) -> Option<(Place, Event, Vec<u8>)> {
@@ -149,8 +154,7 @@ impl Exec {
             if let Some(found) = self.look(place) {
                 return Some(found);
             }
-            let entries = self.entries.borrow().len() as u64;
-            if self.done.get() && place.entry >= entries {
+            if self.is_over_before(place.entry) {
                 return None;
             }
             grown.await;

@@ -9,7 +9,8 @@
 //! The range 0x7000_0000..0x7FFE_0000 is unused by distributions and by systemd. Block 0 belongs to
 //! the spawner and the zygotes. A block is taken by locking a file; the lock is handed to the
 //! sandbox's PID 1 and is released by the kernel when that dies, whatever became of the server. So
-//! blocks are recycled for ever, are never leaked, and two servers on one machine never collide.
+//! blocks are recycled for ever, are never leaked, and servers that share a run directory, which all
+//! do unless told otherwise, never collide.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};

@@ -81,7 +81,8 @@ fn plan(args: RunArgs, settings: &Settings) -> Result<Run> {
     let spec = SandboxSpec { limits, env: args.env, data, outlives_host: false };
     let mut run = Run::new(new_id(), code, spec);
     run.timeout_ms = args.timeout;
-    run.outputs = std::path::absolute(&args.outputs)?;
+    run.outputs = std::path::absolute(&args.outputs)
+        .with_context(|| format!("failed to find `{}`", args.outputs.display()))?;
     if let Some(limit) = args.max_output {
         run.output_limit = limit;
     }
