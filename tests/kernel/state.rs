@@ -1,7 +1,7 @@
 //! What one cell leaves to the next, and what cells can show.
 
 use belljar_engine::result::ExecResult;
-use belljar_proto::exec::{ExecSpec, KernelState, MimeBundle, Status};
+use belljar_proto::exec::{Event, ExecSpec, KernelState, MimeBundle, Status};
 use belljar_runtime::Limits;
 
 use crate::lab::{Session, cell, of_both_kinds};
@@ -19,6 +19,7 @@ async fn kernels_remember_and_show() {
         keeps_what_it_is_given(&session).await;
         shows_rich_results(&session).await;
         bounds_what_is_shown(&session).await;
+        keeps_displays_and_prints_in_order(&session).await;
         knows_magics(&session).await;
     })
     .await;
@@ -130,6 +131,27 @@ display(Rich(), 7)
     let broken =
         session.run("class Bad:\n    def __repr__(self): raise ValueError('no')\nBad()").await;
     assert_eq!(broken.status, Status::Ok, "a bad repr is not the end: {broken:#?}");
+}
+
+/// Displays and prints travel different ways and still arrive in the order they were made.
+async fn keeps_displays_and_prints_in_order(session: &Session) {
+    let code = "for n in range(40):\n    print('p', n)\n    display(n if n % 8 else 'x' * 300_000)";
+    let mut cell = session.begin(code).await;
+    let mut printed = 0;
+    let mut displayed = 0;
+    while let Some(event) = cell.following.next().await {
+        match event.event {
+            Event::Stdout => {
+                printed += event.body.iter().filter(|byte| **byte == b'\n').count();
+                assert_eq!(printed, displayed + 1, "a print overtook a display");
+            }
+            Event::Display => displayed += 1,
+            Event::Done(_) => break,
+            other => panic!("unexpected: {other:?}"),
+        }
+        assert!(printed - displayed <= 1, "a display overtook a print");
+    }
+    assert_eq!((printed, displayed), (40, 40));
 }
 
 async fn knows_magics(session: &Session) {

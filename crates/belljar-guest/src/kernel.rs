@@ -76,6 +76,13 @@ pub(crate) enum Phase {
     Dead { reason: String },
 }
 
+/// What to do after a message of the kernel's.
+enum Next {
+    GoOn,
+    Acknowledge,
+    GiveUp(String),
+}
+
 #[derive(Debug, Clone)]
 struct CellDone {
     status: CellStatus,
@@ -188,7 +195,7 @@ impl Kernel {
         self.output.attach(&exec);
 
         let env = spec.env.into_iter().map(|(key, value)| (key, value.into())).collect();
-        let message = ToKernel::Exec { exec_id: spec.exec_id, echo, env };
+        let message = ToKernel::Exec { exec_id: spec.exec_id, echo, acknowledges: true, env };
         let frame = frame::encode(&message, &code);
         drop(code);
         let mut interrupt = exec.interrupt.subscribe();
@@ -425,12 +432,14 @@ impl Kernel {
                     Ok(None) => break,
                     Err(error) => return Some(format!("sent nonsense ({error})")),
                 };
-                match frame.head() {
-                    Ok(message) => {
-                        if let Some(fatal) = self.obey(guest, message, frame) {
-                            return Some(fatal);
-                        }
+                match frame.head().map(|message| self.obey(guest, message, frame)) {
+                    Ok(Next::GoOn) => {}
+                    Ok(Next::Acknowledge) => {
+                        let seen = frame::encode(&ToKernel::Seen, &[]);
+                        // If it cannot be told it is dying, which we hear of here.
+                        let _ = self.to_kernel.lock().await.write_all(&seen).await;
                     }
+                    Ok(Next::GiveUp(why)) => return Some(why),
                     Err(error) => return Some(format!("sent nonsense ({error})")),
                 }
             }
@@ -441,7 +450,7 @@ impl Kernel {
         }
     }
 
-    fn obey(&self, guest: &Guest, message: FromKernel, frame: Frame) -> Option<String> {
+    fn obey(&self, guest: &Guest, message: FromKernel, frame: Frame) -> Next {
         let current = self.current.borrow();
         match message {
             FromKernel::Hello { language_version, pid, .. } => {
@@ -451,7 +460,7 @@ impl Kernel {
                     *self.end.borrow_mut() = Some(guest.reaper.watch(pid));
                 }
                 if matches!(*self.phase.borrow(), Phase::Dead { .. }) {
-                    return Some("was replaced".into());
+                    return Next::GiveUp("was replaced".into());
                 }
                 if *self.phase.borrow() == Phase::Starting {
                     self.phase.send_replace(Phase::Idle { language_version });
@@ -459,9 +468,9 @@ impl Kernel {
             }
             FromKernel::Fatal => {
                 let text = String::from_utf8_lossy(&frame.body);
-                return Some(format!("could not start: {text}"));
+                return Next::GiveUp(format!("could not start: {text}"));
             }
-            FromKernel::Display { kind } => {
+            FromKernel::Display { kind, wait } => {
                 if let Some(Running { exec, .. }) = &*current {
                     self.output.drain();
                     let event = match kind {
@@ -469,6 +478,9 @@ impl Kernel {
                         DisplayKind::Result => Event::Result,
                     };
                     exec.publish(event, frame.body);
+                }
+                if wait {
+                    return Next::Acknowledge;
                 }
             }
             FromKernel::Error => {
@@ -486,7 +498,7 @@ impl Kernel {
                 }
             }
         }
-        None
+        Next::GoOn
     }
 
     fn signal_group(&self, signal: i32) {

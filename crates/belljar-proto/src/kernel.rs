@@ -13,9 +13,14 @@ pub enum ToKernel {
     Exec {
         exec_id: String,
         echo: bool,
+        /// We answer displays that ask for it with [`ToKernel::Seen`].
+        #[serde(default)]
+        acknowledges: bool,
         #[serde(default, skip_serializing_if = "serde_json::Map::is_empty")]
         env: serde_json::Map<String, serde_json::Value>,
     },
+    /// The display was put in its place among the output; what is printed from now on comes after.
+    Seen,
     Shutdown,
 }
 
@@ -34,6 +39,10 @@ pub enum FromKernel {
     /// Body: a [`crate::exec::MimeBundle`].
     Display {
         kind: DisplayKind,
+        /// The kernel goes on when it hears [`ToKernel::Seen`]: what it prints next travels another
+        /// way and could overtake this.
+        #[serde(default)]
+        wait: bool,
     },
     /// Body: a [`crate::exec::ErrorReport`].
     Error,

@@ -141,10 +141,12 @@ fn the_body_of_a_tree() {
 fn between_guest_and_kernel() {
     let env = serde_json::Map::from_iter([("K".to_owned(), "V".into())]);
     insta::assert_snapshot!(lines(&[
-        ToKernel::Exec { exec_id: "e1".into(), echo: true, env },
+        ToKernel::Exec { exec_id: "e1".into(), echo: true, acknowledges: true, env },
+        ToKernel::Seen,
         ToKernel::Shutdown,
     ]), @r#"
-    {"op":"exec","exec_id":"e1","echo":true,"env":{"K":"V"}}
+    {"op":"exec","exec_id":"e1","echo":true,"acknowledges":true,"env":{"K":"V"}}
+    {"op":"seen"}
     {"op":"shutdown"}
     "#);
     let done = |status| FromKernel::Done {
@@ -161,8 +163,8 @@ fn between_guest_and_kernel() {
             pid: 2,
         },
         FromKernel::Fatal,
-        FromKernel::Display { kind: DisplayKind::Display },
-        FromKernel::Display { kind: DisplayKind::Result },
+        FromKernel::Display { kind: DisplayKind::Display, wait: true },
+        FromKernel::Display { kind: DisplayKind::Result, wait: false },
         FromKernel::Error,
         done(CellStatus::Ok),
         done(CellStatus::Error),

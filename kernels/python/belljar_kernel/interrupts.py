@@ -71,8 +71,14 @@ def reclaim() -> None:
 
 
 def send_from_user_code(channel: Channel, head: dict, body: bytes) -> None:
-    """Sends a frame while user code is on the stack, then raises the interrupt that arrived meanwhile."""
-    channel.send(head, body)
+    """Sends a frame while user code is on the stack, then raises the interrupt that arrived meanwhile.
+
+    With `wait` in the head it comes back when the guest has seen the frame.
+    """
+    if head.get("wait"):
+        channel.exchange(head, body)
+    else:
+        channel.send(head, body)
     if _pending and threading.current_thread() is threading.main_thread():
         _raise_pending()
 
@@ -93,7 +99,7 @@ def _on_sigint(_signum: int, frame: FrameType | None) -> None:
                 raise KeyboardInterrupt
             _pending = True
             return
-        if code is _SEND:
+        if code is _SEND or code is _EXCHANGE:
             sending = True
         frame = frame.f_back
     if _starting:
@@ -102,3 +108,4 @@ def _on_sigint(_signum: int, frame: FrameType | None) -> None:
 
 _CALL_USER = call_user.__code__
 _SEND = Channel.send.__code__
+_EXCHANGE = Channel.exchange.__code__

@@ -16,6 +16,7 @@ import atexit
 import builtins
 import os
 import sys
+import threading
 from types import ModuleType
 
 from . import display, figures, importhooks, interrupts, streams
@@ -80,6 +81,8 @@ class Kernel:
         self._count = 0
         # True in a child that user code forked.
         self._forked = False
+        # True while a cell runs for a guest that tells when it has seen a display.
+        self._acknowledged = False
 
         interrupts.install()
         self._streams = streams.Streams()
@@ -142,9 +145,11 @@ class Kernel:
             environment = head.get("env")
             if environment:
                 os.environ.update(environment)
+            self._acknowledged = head.get("acknowledges", False)
             interrupts.call_user(self._run, body, head.get("echo", True))
         except BaseException as error:
             status, exit_code = self._report(error)
+        self._acknowledged = False
         interrupts.forget()
         self._streams.flush()
         if self._forked:
@@ -218,7 +223,12 @@ class Kernel:
             # The parent speaks to the guest; the child still has stdout.
             print(bundle[0].get(display.TEXT, ""))
             return
-        interrupts.send_from_user_code(self._channel, {"op": "display", "kind": kind}, body)
+        head: dict[str, Any] = {"op": "display", "kind": kind}
+        # What the user prints next travels through a pipe and could overtake this. After a result nothing is
+        # printed any more, and a thread must not take the main thread's answers.
+        if kind == "display" and self._acknowledged and threading.current_thread() is threading.main_thread():
+            head["wait"] = True
+        interrupts.send_from_user_code(self._channel, head, body)
 
     def _survive_handler(self, error: BaseException) -> None:
         """Prints what a signal handler of the user's raised while no cell was running; raises anything else."""

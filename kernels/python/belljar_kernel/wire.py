@@ -101,6 +101,17 @@ class Channel:
                 while rest:
                     rest = rest[os.write(self._fd, rest) :]
 
+    def exchange(self, head: dict, body: bytes) -> None:
+        """Sends a frame and waits until the guest has seen it. `interrupts` never raises inside it either.
+
+        Only for the main thread, and only while a cell runs: nothing else comes from the guest then.
+        """
+        self.send(head, body)
+        while self._fd >= 0:
+            frame = self.receive()
+            if frame is None or frame[0].get("op") == "seen":
+                return
+
     def _fill(self, size: int) -> bool:
         """Reads until the buffer holds `size` bytes; False at the end of the stream."""
         while len(self._buffer) < size:
