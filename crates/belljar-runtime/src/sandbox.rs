@@ -134,6 +134,8 @@ impl Sandbox {
         let zygote = self.runtime.warm_zygote()?;
         Some(
             async {
+                // Forking takes as long as this does.
+                self.runtime.anticipate_joining();
                 let language = Language::Python;
                 let ends = self.link.call(Call::PrepareKernel { language }, &[]).await?.fds;
                 let cgroups = self.cgroup.as_ref().map_or(Ok(Vec::new()), Cgroup::procs)?;

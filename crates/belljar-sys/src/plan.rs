@@ -44,7 +44,7 @@ pub struct IdMap {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Step {
-    /// Enter the cgroup whose `cgroup.procs` this is. First, so that all that follows is charged.
+    /// Enter the cgroup whose `cgroup.procs` this is; what follows is charged to it.
     JoinCgroup {
         procs: FdIndex,
     },

@@ -137,10 +137,7 @@ impl NativeRuntime {
     /// A sandbox with its guest, and no kernel yet.
     pub async fn create(self: &Arc<Self>, spec: &SandboxSpec) -> Result<Sandbox, RuntimeError> {
         let name = format!("{}.{}", self.instance, self.next.fetch_add(1, Ordering::Relaxed));
-        if let Ok(parent) = &self.cgroups {
-            let (parent, pid) = (parent.clone(), self.spawner.pid());
-            tokio::task::spawn_blocking(move || parent.anticipate_joining(pid));
-        }
+        self.anticipate_joining();
         let mut fds: Vec<OwnedFd> = Vec::new();
         let mut add = |fd: OwnedFd| {
             fds.push(fd);
@@ -200,6 +197,14 @@ impl NativeRuntime {
             block,
             runtime: Arc::clone(self),
         })
+    }
+
+    /// Somebody is about to join a cgroup: lets the kernel begin to wait for it now.
+    pub(crate) fn anticipate_joining(&self) {
+        if let Ok(parent) = &self.cgroups {
+            let (parent, pid) = (parent.clone(), self.spawner.pid());
+            tokio::task::spawn_blocking(move || parent.anticipate_joining(pid));
+        }
     }
 
     /// Whether sandboxes have blocks of user ids of their own.

@@ -58,8 +58,6 @@ pub(crate) fn sandbox(spec: &SandboxSpec, block: Option<u32>, fds: SandboxFds) -
     let owner = Some(USER_ID);
     let mut steps = Vec::new();
 
-    steps.extend((0..fds.cgroups).map(|n| Step::JoinCgroup { procs: FdIndex(n) }));
-    steps.push(Step::HideCgroupPath);
     if block.is_some() {
         steps.push(Step::SetIds { uid: 0, gid: 0 });
     }
@@ -76,6 +74,11 @@ pub(crate) fn sandbox(spec: &SandboxSpec, block: Option<u32>, fds: SandboxFds) -
             .map(|name| Step::Mask { path: inside("/proc").join(name), cover: cover.clone() }),
     );
     steps.extend(PROC_SEALED.map(|name| Step::Seal { path: inside("/proc").join(name) }));
+
+    // Joining waits for the kernel, which was told in advance: the later, the shorter. Nothing of
+    // size was made so far, and everything that follows is charged.
+    steps.extend((0..fds.cgroups).map(|n| Step::JoinCgroup { procs: FdIndex(n) }));
+    steps.push(Step::HideCgroupPath);
 
     // One tmpfs for everything that may be written, so that one limit holds for all of it.
     let (size, inodes) = (spec.limits.effective_tmpfs(), spec.limits.tmpfs_inodes());
