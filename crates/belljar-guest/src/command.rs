@@ -17,15 +17,15 @@ use crate::execs::{Ending, Exec};
 use crate::output::Output;
 use crate::reaper::End;
 
-const SIGINT: i32 = 2;
-const SIGKILL: i32 = 9;
+pub(crate) const SIGINT: i32 = 2;
+pub(crate) const SIGKILL: i32 = 9;
 
 /// Processes may appear while we kill their parents; this many sweeps find them all or the pids
 /// limit has long stopped them.
 const KILL_SWEEPS: usize = 16;
 
-/// How long a killed process may take to be gone.
-const KILL_TIMEOUT: Duration = Duration::from_secs(5);
+/// A killed process is gone at once, unless the machine is in trouble; we do not wait for ever.
+pub(crate) const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Starts the command; the rest happens in the background and ends up in `exec`.
 pub(crate) fn start(

@@ -32,6 +32,7 @@ use tokio::sync::{Mutex, watch};
 use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::Guest;
+use crate::command::{KILL_TIMEOUT, SIGINT, SIGKILL, kill_tree};
 use crate::execs::{Ending, Exec};
 use crate::output::Output;
 use crate::reaper::End;
@@ -42,14 +43,8 @@ const START_TIMEOUT: Duration = Duration::from_secs(60);
 /// SIGINT is repeated at this pace until the cell ends or the grace period is over.
 const INTERRUPT_PACE: Duration = Duration::from_millis(200);
 
-/// A killed process is gone at once, unless the machine is in trouble; we do not wait for ever.
-const KILL_TIMEOUT: Duration = Duration::from_secs(5);
-
 /// What a kernel wrote before it died is there already when we hear of its death.
 const LAST_WORDS: Duration = Duration::from_millis(50);
-
-const SIGINT: i32 = 2;
-const SIGKILL: i32 = 9;
 
 #[derive(Debug)]
 pub(crate) struct Kernel {
@@ -516,7 +511,7 @@ impl Kernel {
         let Some(pid) = self.pid.get() else { return };
         let mut watched = guest.reaper.watched();
         watched.retain(|&other| other != pid);
-        crate::command::kill_tree(pid, &watched, true);
+        kill_tree(pid, &watched, true);
     }
 }
 

@@ -92,21 +92,6 @@ pub enum Status {
     Oom,
 }
 
-impl Status {
-    /// The name used in JSON, for people.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Status::Ok => "ok",
-            Status::Error => "error",
-            Status::Timeout => "timeout",
-            Status::Interrupted => "interrupted",
-            Status::Crashed => "crashed",
-            Status::Oom => "oom",
-        }
-    }
-}
-
 /// What became of the variables the code left behind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -23,16 +23,8 @@ pub const MAX_FDS: usize = 64;
 
 /// Two connected ends that keep packets apart.
 pub fn packet_pair() -> io::Result<(OwnedFd, OwnedFd)> {
-    pair(SocketType::SEQPACKET)
-}
-
-/// Two connected ends of a byte stream.
-pub fn stream_pair() -> io::Result<(OwnedFd, OwnedFd)> {
-    pair(SocketType::STREAM)
-}
-
-fn pair(kind: SocketType) -> io::Result<(OwnedFd, OwnedFd)> {
-    Ok(rustix::net::socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)?)
+    let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+    Ok(rustix::net::socketpair(family, kind, SocketFlags::CLOEXEC, None)?)
 }
 
 pub fn send_packet(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {

@@ -149,7 +149,7 @@ pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     number.checked_mul(1 << shift).ok_or_else(expected)
 }
 
-fn parse_cpus(text: &str) -> Result<u32, String> {
+pub(crate) fn parse_cpus(text: &str) -> Result<u32, String> {
     let cpus: f64 = text.parse().map_err(|_| "expected a number of processors".to_owned())?;
     if !(0.01..=1024.0).contains(&cpus) {
         return Err("expected between 0.01 and 1024 processors".into());

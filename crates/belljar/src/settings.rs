@@ -107,27 +107,15 @@ impl Settings {
             lookup(name).filter(|value| !value.is_empty()).unwrap_or_else(|| default.to_owned())
         };
         let words = |name: &str| value(name).split_whitespace().map(str::to_owned).collect();
-        let parsed = |name: &str, parse: &dyn Fn(&str) -> Result<u64, String>| {
-            let text = value(name);
-            parse(&text).map_err(|why| anyhow::anyhow!("{name}={text}: {why}"))
+        let cpus = |text: &str| {
+            crate::cli::parse_cpus(text).map_err(|_| "expected 0.01 to 1024".to_owned())
         };
-        let number = |text: &str| text.parse().map_err(|_| "expected a number".to_owned());
+        let number = |text: &str| text.parse::<u64>().map_err(|_| "expected a number".to_owned());
         let limits = Limits {
-            memory: parsed("BELLJAR_MEMORY", &crate::cli::parse_size)?,
-            millicpus: match value("BELLJAR_CPUS").parse::<f64>() {
-                Ok(cpus) if (0.01..=1024.0).contains(&cpus) => {
-                    #[expect(
-                        clippy::cast_possible_truncation,
-                        clippy::cast_sign_loss,
-                        reason = "checked"
-                    )]
-                    let millicpus = (cpus * 1000.0).round() as u32;
-                    millicpus
-                }
-                _ => bail!("BELLJAR_CPUS={}: expected 0.01 to 1024", value("BELLJAR_CPUS")),
-            },
-            pids: parsed("BELLJAR_PIDS", &number)?,
-            tmpfs: parsed("TMPFS_SIZE_MB", &number)?.saturating_mul(1 << 20),
+            memory: parsed(&value, "BELLJAR_MEMORY", crate::cli::parse_size)?,
+            millicpus: parsed(&value, "BELLJAR_CPUS", cpus)?,
+            pids: parsed(&value, "BELLJAR_PIDS", number)?,
+            tmpfs: parsed(&value, "TMPFS_SIZE_MB", number)?.saturating_mul(1 << 20),
         };
         if limits.memory < MIN_MEMORY {
             bail!("BELLJAR_MEMORY: a sandbox needs at least {} MiB", MIN_MEMORY >> 20);
@@ -148,6 +136,16 @@ impl Settings {
             strict,
         })
     }
+}
+
+/// A value as the command line would read it, or an error that names its variable.
+fn parsed<T>(
+    value: &impl Fn(&str) -> String,
+    name: &str,
+    parse: impl FnOnce(&str) -> Result<T, String>,
+) -> Result<T> {
+    let text = value(name);
+    parse(&text).map_err(|why| anyhow::anyhow!("{name}={text}: {why}"))
 }
 
 /// Below this not even an interpreter starts.

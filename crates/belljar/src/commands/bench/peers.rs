@@ -1,8 +1,8 @@
 //! The same work done by others, in the same run, on the same machine.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
@@ -13,53 +13,49 @@ use crate::settings::Settings;
 /// An image with the same packages, if the user has one.
 const IMAGE_VARIABLE: &str = "BELLJAR_BENCH_IMAGE";
 
-fn timed(command: &mut Command, rounds: usize) -> Result<Summary> {
-    let mut samples = Samples::default();
-    for _ in 0..rounds {
-        let start = Instant::now();
-        let output = command
-            .stdin(Stdio::null())
-            .output()
-            .with_context(|| format!("failed to start {:?}", command.get_program()))?;
-        samples.push(start.elapsed());
-        if !output.status.success() {
-            bail!("{}", String::from_utf8_lossy(&output.stderr).trim());
-        }
+/// How long one round of a command takes that must succeed.
+fn once(command: &mut Command) -> Result<Duration> {
+    let start = Instant::now();
+    let output = command
+        .stdin(Stdio::null())
+        .output()
+        .with_context(|| format!("failed to start {:?}", command.get_program()))?;
+    let took = start.elapsed();
+    if !output.status.success() {
+        bail!("{}", String::from_utf8_lossy(&output.stderr).trim());
     }
+    Ok(took)
+}
+
+fn timed(command: &mut Command, rounds: usize) -> Result<Summary> {
+    let samples = (0..rounds).map(|_| once(command)).collect::<Result<Samples>>()?;
     Ok(samples.summary())
 }
 
 /// Our own command line, with no server, and a plain interpreter doing the same, in turns.
 pub(super) fn command_line(settings: &Settings, rounds: usize) -> Result<(Summary, Summary)> {
     let ours = std::env::current_exe()?;
-    let theirs = plain_python(settings);
+    // The interpreter itself: what is called `python3` on the PATH may be a wrapper that takes its
+    // time.
+    let theirs = environment_python(settings);
+    let theirs = std::fs::canonicalize(&theirs).unwrap_or(theirs);
     let (mut ours_samples, mut theirs_samples) = (Samples::default(), Samples::default());
     for _ in 0..rounds {
-        let start = Instant::now();
-        timed(Command::new(&theirs).args(["-c", "print(1)"]), 1)?;
-        theirs_samples.push(start.elapsed());
-        let start = Instant::now();
-        timed(Command::new(&ours).args(["run", "-c", "print(1)"]), 1)?;
-        ours_samples.push(start.elapsed());
+        theirs_samples.push(once(Command::new(&theirs).args(["-c", "print(1)"]))?);
+        ours_samples.push(once(Command::new(&ours).args(["run", "-c", "print(1)"]))?);
     }
     Ok((ours_samples.summary(), theirs_samples.summary()))
 }
 
-/// The interpreter itself: what is called `python3` on the PATH may be a wrapper that takes its
-/// time.
-fn plain_python(settings: &Settings) -> PathBuf {
-    let environment = home::environment_dir(settings);
-    match std::fs::canonicalize(environment.join("bin/python")) {
-        Ok(python) => python,
-        Err(_) => "python3".into(),
-    }
+/// The interpreter of the sandboxes' own environment, as the host starts it.
+fn environment_python(settings: &Settings) -> PathBuf {
+    let python = home::environment_dir(settings).join("bin/python");
+    if python.exists() { python } else { "python3".into() }
 }
 
 /// A fresh interpreter of the sandboxes' own environment, without any isolation.
 pub(super) fn python(settings: &Settings, code: &str, rounds: usize) -> Result<Summary> {
-    let environment = home::environment_dir(settings).join("bin/python");
-    let python = if environment.exists() { environment } else { "python3".into() };
-    timed(Command::new(python).args(["-I", "-c", code]), rounds)
+    timed(Command::new(environment_python(settings)).args(["-I", "-c", code]), rounds)
 }
 
 /// `docker run` of an image that has the packages.
@@ -81,11 +77,10 @@ pub(super) fn docker(code: &str, rounds: usize) -> Result<Summary> {
 
 /// Resident memory of one interpreter that has done the work, in KiB.
 pub(super) fn python_rss_kib(settings: &Settings, code: &str) -> Option<u64> {
-    let environment = home::environment_dir(settings).join("bin/python");
-    let python: &Path = if environment.exists() { &environment } else { Path::new("python3") };
     let code = format!(
         "{code}\nimport resource\nprint(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
     );
-    let output = Command::new(python).args(["-I", "-c", &code]).output().ok()?;
+    let output =
+        Command::new(environment_python(settings)).args(["-I", "-c", &code]).output().ok()?;
     String::from_utf8(output.stdout).ok()?.trim().parse().ok()
 }
