@@ -73,7 +73,8 @@ class Streams:
 
     def close_private(self) -> None:
         """In a forked child: nothing to repair there, and the pipes must close when the child lets go."""
-        for fd in self._saved:
+        saved, self._saved = self._saved, []  # a child of the child comes here again
+        for fd in saved:
             os.close(fd)
 
 

@@ -44,6 +44,14 @@ def test_a_detached_child_does_not_keep_the_pipes_open(kernel):
     assert poll.poll(5000)[0][1] & select.POLLHUP
 
 
+def test_a_child_of_a_forked_child_is_silent_too(kernel):
+    reply = kernel.run(
+        "import os\nif os.fork() == 0:\n    if os.fork() == 0: os._exit(0)\n    os.wait()\n    os._exit(0)\nos.wait()[1]"
+    )
+    assert reply.text == "0"
+    assert reply.stderr == ""
+
+
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_multiprocessing_pools_work(kernel, method):
     code = f"import multiprocessing, math\nwith multiprocessing.get_context('{method}').Pool(2) as pool:\n    r = pool.map(math.sqrt, [1, 4, 9])\nr"
