@@ -33,6 +33,7 @@ impl Lab {
             executable: env!("CARGO_BIN_EXE_belljar").into(),
             run_dir: settings.run_dir.clone(),
             cgroup_parent: settings.cgroup_parent.clone(),
+            owner: None,
             image: home::image(&settings).expect("an image"),
         });
         Lab { runtime: prepared.and_then(Prepared::launch).expect("a runtime") }
@@ -74,7 +75,7 @@ impl Lab {
     }
 
     async fn sandbox(&self, limits: Limits) -> Session {
-        let spec = SandboxSpec { limits, env: Vec::new(), data: None, outlives_host: false };
+        let spec = SandboxSpec { limits, ..SandboxSpec::default() };
         let sandbox = self.runtime.create(&spec).await.expect("a sandbox");
         Session { sandbox, next: AtomicU64::new(1) }
     }

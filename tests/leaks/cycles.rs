@@ -55,6 +55,7 @@ async fn launch(corner: &Corner) -> Arc<NativeRuntime> {
         executable: env!("CARGO_BIN_EXE_belljar").into(),
         run_dir: corner.run_dir().to_owned(),
         cgroup_parent: corner.cgroup_parent().to_owned(),
+        owner: None,
         image: home::image(&settings).expect("an image"),
     });
     let runtime = prepared.and_then(Prepared::launch).expect("a runtime");
@@ -172,7 +173,7 @@ async fn is_not_mixed_up(runtime: &Arc<NativeRuntime>) {
 
 fn spec() -> SandboxSpec {
     let limits = Limits { memory: 256 << 20, pids: 24, ..Limits::default() };
-    SandboxSpec { limits, env: Vec::new(), data: None, outlives_host: false }
+    SandboxSpec { limits, ..SandboxSpec::default() }
 }
 
 async fn create(runtime: &Arc<NativeRuntime>) -> Sandbox {

@@ -70,6 +70,7 @@ fn in_forked_kernels() -> Result<(), Failed> {
         executable: env!("CARGO_BIN_EXE_belljar").into(),
         run_dir: settings.run_dir.clone(),
         cgroup_parent: settings.cgroup_parent.clone(),
+        owner: None,
         image: home::image(&settings)?,
     })?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
@@ -131,7 +132,7 @@ async fn run_forked(
             other => return Err(format!("unknown flag {other}").into()),
         }
     }
-    let spec = SandboxSpec { limits, env: host.env.clone(), data: None, outlives_host: false };
+    let spec = SandboxSpec { limits, env: host.env.clone(), ..SandboxSpec::default() };
     let code = Code::Python { code: std::fs::read(&attack.path)?, echo: false };
     let mut run = Run::new(format!("attack_{}", attack.name), code, spec);
     run.timeout_ms = timeout_ms;

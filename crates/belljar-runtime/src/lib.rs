@@ -14,5 +14,5 @@ mod sandbox;
 mod spec;
 
 pub use error::RuntimeError;
-pub use sandbox::{KernelStart, Sandbox};
+pub use sandbox::{Handle, KernelStart, Sandbox};
 pub use spec::{DataMount, Limits, SandboxSpec, USER_ID, paths};

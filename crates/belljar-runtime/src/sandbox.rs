@@ -9,6 +9,7 @@ use belljar_proto::frame::FrameError;
 use belljar_proto::guest::{Call, Tree, TreeLimits};
 use belljar_sys::cgroup::Cgroup;
 use belljar_sys::{channel, process};
+use serde::{Deserialize, Serialize};
 use tokio::io::unix::AsyncFd;
 
 use crate::RuntimeError;
@@ -29,12 +30,27 @@ pub enum KernelStart {
     Executed,
 }
 
+/// What one must know of a sandbox to find it again: written down before it is used.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Handle {
+    pub name: String,
+    /// PID 1 of the sandbox, as the host counts, and when it started: numbers are reused.
+    pub pid: u32,
+    pub started: u64,
+    /// Shows the guest that we are its host.
+    pub nonce: String,
+    /// Its block of user ids.
+    pub block: Option<u32>,
+}
+
 /// Killed when dropped; [`Sandbox::destroy`] also waits until everything is gone.
 #[derive(Debug)]
 pub struct Sandbox {
-    name: String,
+    handle: Handle,
+    /// Made by an earlier server. Its namespaces belong to that one's spawner, so our zygote cannot
+    /// enter them.
+    adopted: bool,
     spec: SandboxSpec,
-    pid: u32,
     process: AsyncFd<OwnedFd>,
     link: Link,
     runtime: Arc<NativeRuntime>,
@@ -46,9 +62,9 @@ pub struct Sandbox {
 }
 
 pub(crate) struct Parts {
-    pub(crate) name: String,
+    pub(crate) handle: Handle,
+    pub(crate) adopted: bool,
     pub(crate) spec: SandboxSpec,
-    pub(crate) pid: u32,
     pub(crate) pidfd: OwnedFd,
     pub(crate) link: Link,
     pub(crate) cgroup: Option<Cgroup>,
@@ -60,9 +76,9 @@ pub(crate) struct Parts {
 impl Sandbox {
     pub(crate) fn assemble(parts: Parts) -> Result<Sandbox, RuntimeError> {
         Ok(Sandbox {
-            name: parts.name,
+            handle: parts.handle,
+            adopted: parts.adopted,
             spec: parts.spec,
-            pid: parts.pid,
             process: channel::watched(parts.pidfd).map_err(RuntimeError::Connect)?,
             link: parts.link,
             runtime: parts.runtime,
@@ -74,13 +90,18 @@ impl Sandbox {
 
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.name
+        &self.handle.name
     }
 
     /// PID 1 of the sandbox, as the host counts.
     #[must_use]
     pub fn pid(&self) -> u32 {
-        self.pid
+        self.handle.pid
+    }
+
+    #[must_use]
+    pub fn handle(&self) -> &Handle {
+        &self.handle
     }
 
     #[must_use]
@@ -98,6 +119,12 @@ impl Sandbox {
     #[must_use]
     pub fn memory_used(&self) -> Option<u64> {
         self.cgroup.as_ref()?.memory_used()
+    }
+
+    /// Microseconds of processor time used so far.
+    #[must_use]
+    pub fn cpu_used_us(&self) -> Option<u64> {
+        self.cgroup.as_ref()?.cpu_used_us()
     }
 
     /// How many processes of this sandbox were killed for memory.
@@ -131,7 +158,7 @@ impl Sandbox {
 
     /// `None` when no zygote is warm.
     async fn fork_kernel(&self) -> Option<Result<(), RuntimeError>> {
-        let zygote = self.runtime.warm_zygote()?;
+        let zygote = self.runtime.warm_zygote().filter(|_| !self.adopted)?;
         Some(
             async {
                 // Forking takes as long as this does.
@@ -203,6 +230,12 @@ impl Sandbox {
     pub async fn ended(&self) {
         // A pidfd becomes readable at the end of its process, and stays so.
         let _ = self.process.readable().await;
+    }
+
+    /// Leaves the sandbox to a successor of this process, which is about to end.
+    pub fn leave(self) {
+        // What we hold of it must not be cleaned up; the kernel closes our descriptors.
+        std::mem::forget(self);
     }
 
     /// Ends the sandbox and removes every trace of it.

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use serde::{Deserialize, Serialize};
+
 /// Everything inside runs as this user and group.
 pub const USER_ID: u32 = 1000;
 
@@ -25,24 +27,27 @@ pub mod paths {
     pub const PYTHON_BASE: &str = "/opt/belljar/base";
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SandboxSpec {
     pub limits: Limits,
     /// Added to the environment of everything inside.
     pub env: Vec<(String, String)>,
     /// A directory of the host to show at `/data`.
     pub data: Option<DataMount>,
+    /// A directory of the host to be `/session`, where it is to outlive the sandbox. Nobody else
+    /// may write there; its contents are given to the sandbox's user.
+    pub session_dir: Option<PathBuf>,
     /// Whether the sandbox goes on without anybody connected to it. An ephemeral run does not: it
     /// must end with the process that asked for it, however that ends.
     pub outlives_host: bool,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DataMount {
     pub host_path: PathBuf,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {
     /// Bytes of memory, swap included; files in a tmpfs count.
     pub memory: u64,

@@ -74,10 +74,21 @@ impl IdBlocks {
         }
     }
 
+    /// A sandbox that an earlier server made has this block, and its lock.
+    pub fn remember(&mut self, block: u32) {
+        self.taken.insert(block);
+    }
+
     /// The sandbox that had this block is gone.
     pub fn give_back(&mut self, block: u32) {
         self.taken.remove(&block);
     }
+}
+
+/// The host's number for an id inside the sandbox that has this block.
+#[must_use]
+pub fn host_id(block: u32, inside: u32) -> u32 {
+    FIRST_HOST_ID + offset(block) + inside
 }
 
 /// The first id of a block, counted from the first id of all blocks.

@@ -7,8 +7,9 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::path::Path;
 
-use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags};
+use rustix::fs::{AtFlags, CWD, Dir, DirEntry, FileType, Gid, Mode, OFlags, ResolveFlags, Uid};
 
 /// Names that [`list`] passes over but mentions; more are only counted.
 const MAX_NAMED_SKIPS: usize = 100;
@@ -116,6 +117,42 @@ pub fn open_file(root: &str, path: &[u8]) -> io::Result<OwnedFd> {
     let file = open_beneath(&root, path, flags)?;
     crate::channel::check_plain_file(&file)?;
     Ok(file)
+}
+
+/// Gives everything below `root`, and the directory itself, to this user and group. Follows no
+/// links, so that names somebody chose lead nowhere else.
+pub fn give_to(root: &Path, uid: u32, gid: u32) -> io::Result<()> {
+    let (uid, gid) = (Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)));
+    let root = rustix::fs::openat(CWD, root, directory_flags(), Mode::empty())?;
+    let mut waiting: Vec<Vec<u8>> = vec![b".".to_vec()];
+    while let Some(directory) = waiting.pop() {
+        let opened = open_beneath(&root, &directory, directory_flags())?;
+        rustix::fs::fchown(&opened, uid, gid)?;
+        let mut entries = Dir::read_from(&opened)?;
+        while let Some(entry) = entries.next() {
+            let entry = entry?;
+            let name = entry.file_name();
+            match name.to_bytes() {
+                b"." | b".." => {}
+                bytes if is_directory(&opened, &entry)? => {
+                    waiting.push([&directory[..], b"/", bytes].concat());
+                }
+                _ => rustix::fs::chownat(&opened, name, uid, gid, AtFlags::SYMLINK_NOFOLLOW)?,
+            }
+        }
+    }
+    Ok(())
+}
+
+fn is_directory(parent: &OwnedFd, entry: &DirEntry) -> io::Result<bool> {
+    Ok(match entry.file_type() {
+        // Not every file system tells.
+        FileType::Unknown => {
+            let stat = rustix::fs::statat(parent, entry.file_name(), AtFlags::SYMLINK_NOFOLLOW)?;
+            FileType::from_raw_mode(stat.st_mode) == FileType::Directory
+        }
+        kind => kind == FileType::Directory,
+    })
 }
 
 fn directory_flags() -> OFlags {

@@ -73,11 +73,12 @@ pub fn image(settings: &Settings) -> Result<Image> {
 }
 
 /// Starts the spawner. Must come before any thread.
-pub fn prepare_runtime(settings: &Settings) -> Result<Prepared> {
+pub fn prepare_runtime(settings: &Settings, owner: Option<String>) -> Result<Prepared> {
     let config = NativeConfig {
         executable: "/proc/self/exe".into(),
         run_dir: settings.run_dir.clone(),
         cgroup_parent: settings.cgroup_parent.clone(),
+        owner,
         image: image(settings)?,
     };
     Ok(Prepared::start(config)?)

@@ -17,6 +17,7 @@ pub mod selftest;
 pub mod spawner;
 pub mod zygote;
 
+use std::collections::HashSet;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -29,10 +30,10 @@ use std::sync::{Arc, Mutex, OnceLock};
 use belljar_sys::cgroup::{self, CgroupError, Parent};
 use belljar_sys::ids::{IdBlock, IdBlocks};
 use belljar_sys::plan::{FdIndex, Source, Step};
-use belljar_sys::{mount, privileges, process, procfs};
+use belljar_sys::{ids, mount, privileges, process, procfs, tree};
 
-use crate::sandbox::{Parts, Sandbox};
-use crate::spec::{SandboxSpec, paths};
+use crate::sandbox::{Handle, Parts, Sandbox};
+use crate::spec::{SandboxSpec, USER_ID, paths};
 use crate::{RuntimeError, link::Link};
 use image::{Image, Python};
 use spawner::{AsyncSpawner, SandboxOrder, Spawner};
@@ -46,6 +47,9 @@ pub struct NativeConfig {
     pub run_dir: PathBuf,
     /// Name of our cgroup, below the root of every tree.
     pub cgroup_parent: String,
+    /// Whose sandboxes these are, where they outlive the process that makes them: their names begin
+    /// with it, and only who has the same name may clean up after us. `None`: this process's.
+    pub owner: Option<String>,
     pub image: Image,
 }
 
@@ -96,18 +100,24 @@ impl Prepared {
         } else {
             None
         };
-        let pid = std::process::id();
-        let started = procfs::start_time(pid).unwrap_or(0);
+        let random = &process::random_name()[..8];
+        let instance = match &config.owner {
+            Some(owner) => format!("{owner}.{random}"),
+            None => {
+                let pid = std::process::id();
+                format!("{pid}.{}.{random}", procfs::start_time(pid).unwrap_or(0))
+            }
+        };
         let runtime = NativeRuntime {
             spawner: spawner.into_async()?,
             cgroups,
             ids,
             zygote: OnceLock::new(),
-            instance: format!("{pid}.{started}.{}", &process::random_name()[..8]),
+            instance,
             next: AtomicU64::new(1),
             config,
         };
-        runtime.remove_leftovers();
+        runtime.remove_all(is_orphaned);
         Ok(Arc::new(runtime))
     }
 }
@@ -160,6 +170,10 @@ impl NativeRuntime {
             (Some(data), true) => Some(add(open_tree(&data.host_path)?)),
             _ => None,
         };
+        let session = match (&spec.session_dir, self.ids.is_some()) {
+            (Some(directory), true) => Some(add(open_tree(directory)?)),
+            _ => None,
+        };
         let block = self.ids.as_ref().map(|ids| lock(ids).take()).transpose();
         let block = block.map_err(RuntimeError::Ids)?;
         let (block, id_lock) = match block {
@@ -167,14 +181,18 @@ impl NativeRuntime {
             None => (None, None),
         };
         let block = BlockGuard { runtime: Arc::clone(self), block };
-        let socket = SocketGuard(self.config.run_dir.join(format!("{name}.sock")));
+        if let (Some(directory), Some(block)) = (&spec.session_dir, block.block) {
+            give_to_sandbox(directory.clone(), block).await?;
+        }
+        let socket = SocketGuard(self.socket_of(&name));
         let listener = UnixListener::bind(&socket.0)
             .map_err(|cause| RuntimeError::Prepare { path: socket.0.clone(), cause })?;
         let listener = add(listener.into());
         let nonce = process::random_name();
+        let fds_of = plan::SandboxFds { cgroups, data, session };
 
         let order = SandboxOrder {
-            plan: plan::sandbox(spec, block.block, plan::SandboxFds { cgroups, data }),
+            plan: plan::sandbox(spec, block.block, fds_of),
             listener,
             oom_events,
             id_lock,
@@ -186,10 +204,12 @@ impl NativeRuntime {
         drop(fds);
         spawned.settled().await?;
         let link = Link::connect(&socket.0, &nonce).await?;
+        let pid = spawned.pid;
+        let started = procfs::start_time(pid).map_err(RuntimeError::Connect)?;
         Sandbox::assemble(Parts {
-            name,
+            handle: Handle { name, pid, started, nonce, block: block.block },
+            adopted: false,
             spec: spec.clone(),
-            pid: spawned.pid,
             pidfd: spawned.keep(),
             link,
             cgroup,
@@ -197,6 +217,53 @@ impl NativeRuntime {
             block,
             runtime: Arc::clone(self),
         })
+    }
+
+    /// Takes over a sandbox that an earlier server made, if it is still there and is the one we
+    /// believe it to be.
+    pub async fn adopt(
+        self: &Arc<Self>,
+        handle: Handle,
+        spec: SandboxSpec,
+    ) -> Result<Sandbox, RuntimeError> {
+        let pidfd = process::pidfd_open(handle.pid).map_err(|_| RuntimeError::Gone)?;
+        // Looked at after it was opened: the number cannot have been given to another meanwhile.
+        if procfs::start_time(handle.pid).ok() != Some(handle.started) {
+            return Err(RuntimeError::Gone);
+        }
+        let socket = self.socket_of(&handle.name);
+        let link = Link::connect(&socket, &handle.nonce).await?;
+        // From here on it is ours, to be ended and removed if anything fails.
+        if let (Some(ids), Some(block)) = (&self.ids, handle.block) {
+            lock(ids).remember(block);
+        }
+        Sandbox::assemble(Parts {
+            adopted: true,
+            spec,
+            pidfd,
+            link,
+            cgroup: self.cgroups.as_ref().ok().map(|parent| parent.adopt(&handle.name)),
+            socket: SocketGuard(socket),
+            block: BlockGuard { runtime: Arc::clone(self), block: handle.block },
+            runtime: Arc::clone(self),
+            handle,
+        })
+    }
+
+    /// Ends and removes what is left of this owner's earlier sandboxes, but for those in `keep`.
+    pub fn reap(&self, keep: &HashSet<String>) {
+        let Some(owner) = &self.config.owner else { return };
+        let ours = |name: &str| {
+            let rest = name.strip_prefix(owner.as_str());
+            rest.is_some_and(|rest| rest.starts_with('.'))
+        };
+        self.remove_all(|name| {
+            ours(name) && !name.starts_with(&self.instance) && !keep.contains(name)
+        });
+    }
+
+    fn socket_of(&self, name: &str) -> PathBuf {
+        self.config.run_dir.join(format!("{name}.sock"))
     }
 
     /// Somebody is about to join a cgroup: lets the kernel begin to wait for it now.
@@ -292,11 +359,11 @@ impl NativeRuntime {
         env
     }
 
-    /// Removes what processes of ours left behind that died without cleaning up: their sandboxes
-    /// ended with them, their cgroups and sockets did not.
-    fn remove_leftovers(&self) {
+    /// Ends the sandboxes with these names and removes their cgroups and sockets: what somebody left
+    /// behind who died without cleaning up.
+    fn remove_all(&self, doomed: impl Fn(&str) -> bool) {
         if let Ok(parent) = &self.cgroups {
-            for name in parent.names().iter().filter(|name| is_orphaned(name)) {
+            for name in parent.names().iter().filter(|name| doomed(name)) {
                 let leftover = parent.adopt(name);
                 leftover.kill();
                 let _ = leftover.remove();
@@ -307,7 +374,7 @@ impl NativeRuntime {
         };
         for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
             let name = path.file_name().and_then(|name| name.to_str()?.strip_suffix(".sock"));
-            if name.is_some_and(is_orphaned) {
+            if name.is_some_and(&doomed) {
                 let _ = fs::remove_file(&path);
             }
         }
@@ -380,6 +447,17 @@ fn open_sources(steps: &mut [Step]) -> Result<Vec<OwnedFd>, RuntimeError> {
 
 fn open_tree(path: &Path) -> Result<OwnedFd, RuntimeError> {
     mount::clone_tree(path).map_err(|cause| RuntimeError::Open { path: path.into(), cause })
+}
+
+/// Makes everything in a session's directory belong to the sandbox that is about to get it: the
+/// one before may have had another block of ids.
+async fn give_to_sandbox(directory: PathBuf, block: u32) -> Result<(), RuntimeError> {
+    let id = ids::host_id(block, USER_ID);
+    let path = directory.clone();
+    tokio::task::spawn_blocking(move || tree::give_to(&directory, id, id))
+        .await
+        .unwrap_or_else(|panic| Err(io::Error::other(panic)))
+        .map_err(|cause| RuntimeError::Prepare { path, cause })
 }
 
 /// Sockets in here lead into sandboxes.

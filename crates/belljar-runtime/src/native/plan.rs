@@ -46,8 +46,9 @@ const WRITABLE: [&str; 3] = [paths::SESSION, "/tmp", "/dev"];
 pub(crate) struct SandboxFds {
     /// How many `cgroup.procs` there are; they come first.
     pub(crate) cgroups: usize,
-    /// The tree to show at `/data`, where the server opened it for us.
+    /// The trees to show at `/data` and `/session`, where the server opened them for us.
     pub(crate) data: Option<FdIndex>,
+    pub(crate) session: Option<FdIndex>,
 }
 
 /// `block` is the sandbox's block of user ids; without one it shares the server's only id.
@@ -92,8 +93,15 @@ pub(crate) fn sandbox(spec: &SandboxSpec, block: Option<u32>, fds: SandboxFds) -
     ] {
         steps.push(Step::MakeDir { path: scratch.join(name), mode, owner });
     }
-    for (name, target) in [("session", paths::SESSION), ("tmp", "/tmp"), ("shm", "/dev/shm")] {
-        let source = Source::Path(scratch.join(name));
+    let session = match (&spec.session_dir, fds.session) {
+        (Some(_), Some(index)) => Source::Tree(index),
+        (Some(path), None) => Source::Path(path.clone()),
+        (None, _) => Source::Path(scratch.join("session")),
+    };
+    let in_scratch = |name| Source::Path(scratch.join(name));
+    for (source, target) in
+        [(session, paths::SESSION), (in_scratch("tmp"), "/tmp"), (in_scratch("shm"), "/dev/shm")]
+    {
         steps.push(Step::Bind { source, target: inside(target), access: Access::WRITE });
     }
     steps.push(Step::Devpts { target: inside("/dev/pts") });
@@ -208,11 +216,10 @@ mod tests {
     fn a_sandbox_is_built_in_these_steps() {
         let spec = SandboxSpec {
             limits: Limits::default(),
-            env: Vec::new(),
             data: Some(DataMount { host_path: "/srv/datasets".into() }),
-            outlives_host: false,
+            ..SandboxSpec::default()
         };
-        let fds = SandboxFds { cgroups: 4, data: Some(FdIndex(7)) };
+        let fds = SandboxFds { cgroups: 4, data: Some(FdIndex(7)), session: None };
         insta::assert_snapshot!(sandbox(&spec, Some(3), fds));
     }
 
@@ -220,11 +227,10 @@ mod tests {
     fn without_root_one_id_is_shared_and_paths_are_opened_inside() {
         let spec = SandboxSpec {
             limits: Limits { memory: 64 << 20, ..Limits::default() },
-            env: Vec::new(),
             data: Some(DataMount { host_path: "/srv/datasets".into() }),
-            outlives_host: false,
+            ..SandboxSpec::default()
         };
-        let plan = sandbox(&spec, None, SandboxFds { cgroups: 0, data: None });
+        let plan = sandbox(&spec, None, SandboxFds { cgroups: 0, data: None, session: None });
         insta::assert_snapshot!(plan);
     }
 

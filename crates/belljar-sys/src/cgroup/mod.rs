@@ -193,6 +193,17 @@ impl Cgroup {
         stat.and_then(|text| text.lines().find_map(field)).unwrap_or(0)
     }
 
+    /// Microseconds of processor time that its processes have used.
+    #[must_use]
+    pub fn cpu_used_us(&self) -> Option<u64> {
+        // The unified tree counts even where the controllers are elsewhere.
+        let field = |line: &str| line.strip_prefix("usage_usec ")?.trim().parse().ok();
+        self.directories.iter().find_map(|directory| {
+            let text = fs::read_to_string(directory.join("cpu.stat")).ok()?;
+            text.lines().find_map(field)
+        })
+    }
+
     /// Bytes charged to the sandbox at the moment.
     #[must_use]
     pub fn memory_used(&self) -> Option<u64> {

@@ -26,7 +26,7 @@ use crate::settings::{MIN_MEMORY, Settings};
 pub(super) fn run(args: RunArgs, settings: &Settings) -> Result<ExitCode> {
     let json = args.json;
     let run = plan(args, settings)?;
-    let prepared = home::prepare_runtime(settings)?;
+    let prepared = home::prepare_runtime(settings, None)?;
     let result = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -78,7 +78,7 @@ fn plan(args: RunArgs, settings: &Settings) -> Result<Run> {
         bail!("--memory: a sandbox needs at least {} MiB", MIN_MEMORY >> 20);
     }
     let data = args.data.map(|path| data_mount(&path)).transpose()?;
-    let spec = SandboxSpec { limits, env: args.env, data, outlives_host: false };
+    let spec = SandboxSpec { limits, env: args.env, data, ..SandboxSpec::default() };
     let mut run = Run::new(new_id(), code, spec);
     run.timeout_ms = args.timeout;
     run.outputs = std::path::absolute(&args.outputs)

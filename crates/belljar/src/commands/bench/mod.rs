@@ -42,7 +42,7 @@ const POOL_SIZE: usize = 8;
 
 pub(super) fn bench(args: &BenchArgs, settings: &Settings) -> Result<ExitCode> {
     privileges::raise_open_files();
-    let prepared = home::prepare_runtime(settings)?;
+    let prepared = home::prepare_runtime(settings, None)?;
     let report = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -154,8 +154,7 @@ async fn measure(args: &BenchArgs, settings: &Settings, prepared: Prepared) -> R
     for (module, why) in &warm.failed {
         notes.push(format!("not preloaded: {module} ({why})"));
     }
-    let spec =
-        SandboxSpec { limits: settings.limits, env: Vec::new(), data: None, outlives_host: false };
+    let spec = SandboxSpec { limits: settings.limits, ..SandboxSpec::default() };
     let bench = Bench { runtime, spec, args };
 
     say("command line");
