@@ -1,13 +1,12 @@
-//! The result of an execution, put together from its events.
+//! The result of an execution, put together from what it said.
 
 use belljar_proto::exec::{Dropped, ErrorReport, Event, KernelState, MimeBundle, Outcome, Status};
 use belljar_runtime::link::{ExecEvent, Following};
 use serde::Serialize;
 
 use crate::artifacts::Artifacts;
-
-/// Displays and results of one execution, together; a guest of ours sends less.
-const MAX_RESULT_BYTES: usize = 64 * 1024 * 1024;
+use crate::exec::ended_by_us;
+use crate::transcript::Transcript;
 
 /// Everything one wants to know of an execution that has ended.
 #[derive(Debug, Clone, Serialize)]
@@ -31,57 +30,40 @@ pub struct ExecResult {
     pub artifacts: Artifacts,
 }
 
-/// Collects the events of an execution to its end, showing each to `watch` on the way. True when
-/// the sandbox was lost before the end.
+/// Follows an execution to its end. False when the sandbox was lost before that; the transcript has
+/// no end then.
+pub async fn follow(
+    transcript: &Transcript,
+    following: &mut Following,
+    mut watch: impl FnMut(&ExecEvent),
+) -> bool {
+    while let Some(event) = following.next().await {
+        watch(&event);
+        if transcript.push(event).is_err() {
+            // Nobody but our guest speaks on this connection: it was taken over, or is broken.
+            return false;
+        }
+        if transcript.outcome().is_some() {
+            return true;
+        }
+    }
+    false
+}
+
+/// Collects an execution to its end, showing each event to `watch` on the way. True when the
+/// sandbox was lost before the end.
 pub async fn collect(
     exec_id: String,
     following: &mut Following,
     output_limit: u64,
-    mut watch: impl FnMut(&ExecEvent),
+    watch: impl FnMut(&ExecEvent),
 ) -> (ExecResult, bool) {
-    // The guest keeps the same limits, and is not believed to.
-    let limit = usize::try_from(output_limit).unwrap_or(usize::MAX);
-    let mut stdout = Vec::new();
-    let mut stderr = Vec::new();
-    let mut results = Vec::new();
-    let mut result_bytes = 0;
-    let mut error = None;
-    let mut outcome = None;
-    while let Some(event) = following.next().await {
-        watch(&event);
-        match event.event {
-            Event::Stdout => extend(&mut stdout, &event.body, limit),
-            Event::Stderr => extend(&mut stderr, &event.body, limit),
-            // What does not parse was not written by our kernel; there is nothing to show.
-            Event::Display | Event::Result => {
-                result_bytes += event.body.len();
-                if result_bytes <= MAX_RESULT_BYTES {
-                    results.extend(serde_json::from_slice::<MimeBundle>(&event.body));
-                }
-            }
-            Event::Error => error = serde_json::from_slice(&event.body).ok(),
-            Event::Done(end) => {
-                outcome = Some(end);
-                break;
-            }
-        }
+    let transcript = Transcript::new(output_limit);
+    let ended = follow(&transcript, following, watch).await;
+    if !ended {
+        transcript.finish(ended_by_us(Status::Crashed, "the sandbox ended before the code did"));
     }
-    let was_lost = outcome.is_none();
-    let end = outcome
-        .unwrap_or_else(|| lost(Status::Crashed, 137, "the sandbox ended before the code did"));
-    let result = ExecResult {
-        stdout: text(stdout),
-        stderr: text(stderr),
-        results,
-        error,
-        ..ExecResult::new(exec_id, end)
-    };
-    (result, was_lost)
-}
-
-fn extend(kept: &mut Vec<u8>, bytes: &[u8], limit: usize) {
-    let room = limit.saturating_sub(kept.len()).min(bytes.len());
-    kept.extend_from_slice(&bytes[..room]);
+    (ExecResult::of(exec_id, &transcript), !ended)
 }
 
 /// Output is bytes; what is not UTF-8 is replaced, never fatal.
@@ -92,21 +74,36 @@ fn text(bytes: Vec<u8>) -> String {
     }
 }
 
-/// The end of an execution that nobody told us about.
-fn lost(status: Status, exit_code: i32, reason: &str) -> Outcome {
-    Outcome {
-        status,
-        exit_code,
-        reason: Some(reason.into()),
-        kernel_state: KernelState::Lost,
-        execution_count: 0,
-        duration_us: 0,
-        dropped: Dropped::default(),
-    }
-}
-
 impl ExecResult {
-    fn new(exec_id: String, end: Outcome) -> ExecResult {
+    /// The result that a finished transcript tells.
+    #[must_use]
+    pub fn of(exec_id: String, transcript: &Transcript) -> ExecResult {
+        let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+        let mut results = Vec::new();
+        let mut error = None;
+        let mut end = None;
+        transcript.for_each(|event, body| match event {
+            Event::Stdout => stdout.extend_from_slice(body),
+            Event::Stderr => stderr.extend_from_slice(body),
+            // What does not parse was not written by our kernel; there is nothing to show.
+            Event::Display | Event::Result => {
+                results.extend(serde_json::from_slice::<MimeBundle>(body));
+            }
+            Event::Error => error = serde_json::from_slice(body).ok(),
+            Event::Input => {}
+            Event::Done(outcome) => end = Some(outcome.clone()),
+        });
+        let end = end.unwrap_or_else(|| ended_by_us(Status::Crashed, "its end is not known"));
+        ExecResult {
+            stdout: text(stdout),
+            stderr: text(stderr),
+            results,
+            error,
+            ..ExecResult::without_output(exec_id, end)
+        }
+    }
+
+    fn without_output(exec_id: String, end: Outcome) -> ExecResult {
         #[expect(clippy::cast_precision_loss, reason = "microseconds of an execution")]
         let duration_ms = end.duration_us as f64 / 1000.0;
         ExecResult {
@@ -128,7 +125,8 @@ impl ExecResult {
 
     /// The time is long over and the guest says nothing.
     pub(crate) fn unanswered(exec_id: String) -> ExecResult {
-        let reason = "the sandbox does not answer any more and was ended";
-        ExecResult::new(exec_id, lost(Status::Timeout, 124, reason))
+        ExecResult::without_output(exec_id, ended_by_us(Status::Timeout, UNANSWERED))
     }
 }
+
+pub(crate) const UNANSWERED: &str = "the sandbox does not answer any more and was ended";

@@ -1,0 +1,174 @@
+//! How much may be alive at the same time, in total and per tenant. Decided before anything is
+//! built, and given back when the last trace of it is gone.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use belljar_runtime::Limits;
+
+/// The most of each; `None` is no limit.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Quota {
+    pub sessions: Option<u64>,
+    /// Bytes, as the sum of what sandboxes are allowed.
+    pub memory: Option<u64>,
+    pub pids: Option<u64>,
+}
+
+/// What is in use, or asked for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Load {
+    pub sessions: u64,
+    pub memory: u64,
+    pub pids: u64,
+}
+
+/// What there is not enough of, and whose limit says so.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("no room for another session: {whose} limit of {limit} {what} is reached ({used} in use)")]
+pub struct Full {
+    pub whose: &'static str,
+    pub what: &'static str,
+    pub limit: u64,
+    pub used: u64,
+}
+
+#[derive(Debug, Clone)]
+pub struct Admission {
+    total: Quota,
+    used: Arc<Mutex<Used>>,
+}
+
+#[derive(Debug, Default)]
+struct Used {
+    total: Load,
+    tenants: HashMap<String, Load>,
+}
+
+/// Room that was granted; given back when dropped.
+#[derive(Debug)]
+pub struct Reservation {
+    used: Arc<Mutex<Used>>,
+    tenant: String,
+    load: Load,
+}
+
+impl Admission {
+    #[must_use]
+    pub fn new(total: Quota) -> Admission {
+        Admission { total, used: Arc::default() }
+    }
+
+    /// Room for one more sandbox with these limits.
+    pub fn reserve(
+        &self,
+        tenant: &str,
+        quota: Quota,
+        limits: &Limits,
+    ) -> Result<Reservation, Full> {
+        let load = Load { sessions: 1, memory: limits.memory, pids: limits.pids };
+        let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        let own = used.tenants.get(tenant).copied().unwrap_or_default();
+        fits("this tenant's", own, load, quota)?;
+        fits("this server's", used.total, load, self.total)?;
+        used.total.add(load);
+        used.tenants.entry(tenant.to_owned()).or_default().add(load);
+        drop(used);
+        Ok(Reservation { used: Arc::clone(&self.used), tenant: tenant.to_owned(), load })
+    }
+
+    /// Room for a sandbox that lives already, whatever the limits say now.
+    #[must_use]
+    pub fn admit(&self, tenant: &str, limits: &Limits) -> Reservation {
+        Admission { total: Quota::default(), used: Arc::clone(&self.used) }
+            .reserve(tenant, Quota::default(), limits)
+            .expect("without a limit there is room")
+    }
+
+    #[must_use]
+    pub fn load(&self) -> Load {
+        self.used.lock().unwrap_or_else(PoisonError::into_inner).total
+    }
+}
+
+fn fits(whose: &'static str, used: Load, more: Load, quota: Quota) -> Result<(), Full> {
+    for (what, used, more, limit) in [
+        ("sessions", used.sessions, more.sessions, quota.sessions),
+        ("bytes of memory", used.memory, more.memory, quota.memory),
+        ("processes", used.pids, more.pids, quota.pids),
+    ] {
+        if let Some(limit) = limit
+            && used.saturating_add(more) > limit
+        {
+            return Err(Full { whose, what, limit, used });
+        }
+    }
+    Ok(())
+}
+
+impl Load {
+    fn add(&mut self, more: Load) {
+        self.sessions += more.sessions;
+        self.memory = self.memory.saturating_add(more.memory);
+        self.pids = self.pids.saturating_add(more.pids);
+    }
+
+    fn subtract(&mut self, less: Load) {
+        self.sessions = self.sessions.saturating_sub(less.sessions);
+        self.memory = self.memory.saturating_sub(less.memory);
+        self.pids = self.pids.saturating_sub(less.pids);
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        used.total.subtract(self.load);
+        if let Some(own) = used.tenants.get_mut(&self.tenant) {
+            own.subtract(self.load);
+            if *own == Load::default() {
+                used.tenants.remove(&self.tenant);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn limits(memory: u64) -> Limits {
+        Limits { memory, pids: 10, ..Limits::default() }
+    }
+
+    #[test]
+    fn room_is_granted_up_to_the_limit_and_given_back() {
+        let total = Quota { sessions: Some(3), memory: Some(100), pids: None };
+        let admission = Admission::new(total);
+        let own = Quota { sessions: Some(2), ..Quota::default() };
+        let first = admission.reserve("a", own, &limits(40)).unwrap();
+        let second = admission.reserve("a", own, &limits(40)).unwrap();
+        let refused = admission.reserve("a", own, &limits(1)).unwrap_err();
+        assert_eq!((refused.whose, refused.what), ("this tenant's", "sessions"));
+        let refused = admission.reserve("b", own, &limits(40)).unwrap_err();
+        assert_eq!((refused.whose, refused.what), ("this server's", "bytes of memory"));
+        drop(first);
+        let third = admission.reserve("b", own, &limits(40)).unwrap();
+        drop((second, third));
+        assert_eq!(admission.load(), Load::default());
+    }
+
+    #[test]
+    fn what_lives_already_is_never_refused() {
+        let admission = Admission::new(Quota { sessions: Some(0), ..Quota::default() });
+        let _kept = admission.admit("a", &limits(1 << 40));
+        assert_eq!(admission.load().sessions, 1);
+    }
+
+    #[test]
+    fn sums_cannot_overflow() {
+        let admission = Admission::new(Quota { memory: Some(u64::MAX), ..Quota::default() });
+        let _first = admission.admit("a", &limits(u64::MAX));
+        let _second = admission.reserve("a", Quota::default(), &limits(u64::MAX)).unwrap();
+    }
+}

@@ -1,0 +1,162 @@
+//! One execution in a session, as the server knows it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use belljar_proto::exec::{
+    DEFAULT_GRACE_MS, DEFAULT_OUTPUT_LIMIT, DEFAULT_TIMEOUT_MS, Dropped, ExecSpec, KernelState,
+    Language, Outcome, Status, What,
+};
+use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
+
+use crate::result::ExecResult;
+use crate::transcript::Transcript;
+
+/// What was asked, besides the code itself.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExecRequest {
+    #[serde(flatten)]
+    pub what: What,
+    pub timeout_ms: u64,
+    pub output_limit: u64,
+    #[serde(default)]
+    pub env: BTreeMap<String, String>,
+    /// Runs beside others and outlasts nobody's patience: whoever asked does not wait.
+    #[serde(default)]
+    pub background: bool,
+    /// Takes input while it runs.
+    #[serde(default)]
+    pub stdin: bool,
+}
+
+impl ExecRequest {
+    #[must_use]
+    pub fn new(what: What) -> ExecRequest {
+        ExecRequest {
+            what,
+            timeout_ms: DEFAULT_TIMEOUT_MS,
+            output_limit: DEFAULT_OUTPUT_LIMIT,
+            env: BTreeMap::new(),
+            background: false,
+            stdin: false,
+        }
+    }
+
+    /// A cell in the session's kernel of this language.
+    #[must_use]
+    pub fn cell(language: Language) -> ExecRequest {
+        ExecRequest::new(What::Cell { language, echo: true })
+    }
+
+    /// Cells share a kernel and wait for each other; commands have a process of their own.
+    #[must_use]
+    pub fn lane(&self) -> Option<Language> {
+        match self.what {
+            What::Cell { language, .. } => Some(language),
+            What::Command { .. } => None,
+        }
+    }
+
+    /// The name of what runs: a language, or `command`.
+    #[must_use]
+    pub fn language(&self) -> &'static str {
+        self.lane().map_or("command", language_name)
+    }
+
+    /// As the guest is asked to do it, with the session's environment where it is needed.
+    pub(crate) fn spec(&self, exec_id: &str, base_env: &[(String, String)]) -> ExecSpec {
+        let mut env: BTreeMap<String, String> = base_env.iter().cloned().collect();
+        env.extend(self.env.clone());
+        ExecSpec {
+            exec_id: exec_id.to_owned(),
+            what: self.what.clone(),
+            env: env.into_iter().collect(),
+            timeout_ms: self.timeout_ms,
+            grace_ms: DEFAULT_GRACE_MS,
+            output_limit: self.output_limit,
+            stdin: self.stdin,
+        }
+    }
+}
+
+#[must_use]
+pub fn language_name(language: Language) -> &'static str {
+    match language {
+        Language::Python => "python",
+        Language::Bash => "bash",
+    }
+}
+
+/// Where an execution is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(tag = "state", rename_all = "snake_case")]
+pub enum Stage {
+    /// Behind this many others.
+    Queued {
+        position: usize,
+    },
+    Running,
+    Finished,
+}
+
+/// An execution that has not ended, or has just.
+#[derive(Debug)]
+pub struct Exec {
+    pub id: String,
+    pub number: u64,
+    pub request: ExecRequest,
+    pub code: Arc<[u8]>,
+    pub accepted_ms: i64,
+    pub transcript: Arc<Transcript>,
+    pub(crate) stage: watch::Sender<Stage>,
+}
+
+impl Exec {
+    pub(crate) fn new(
+        id: String,
+        number: u64,
+        request: ExecRequest,
+        code: Arc<[u8]>,
+        accepted_ms: i64,
+    ) -> Exec {
+        let transcript = Arc::new(Transcript::new(request.output_limit));
+        let stage = watch::Sender::new(Stage::Queued { position: 0 });
+        Exec { id, number, request, code, accepted_ms, transcript, stage }
+    }
+
+    #[must_use]
+    pub fn stage(&self) -> Stage {
+        *self.stage.borrow()
+    }
+
+    /// Waits for the end.
+    pub async fn result(&self) -> ExecResult {
+        self.transcript.ended().await;
+        ExecResult::of(self.id.clone(), &self.transcript)
+    }
+
+    /// Ends it from our side.
+    pub(crate) fn end(&self, status: Status, reason: &str) {
+        self.transcript.finish(ended_by_us(status, reason));
+        self.stage.send_replace(Stage::Finished);
+    }
+}
+
+/// The end of an execution that the guest could not tell us.
+pub(crate) fn ended_by_us(status: Status, reason: &str) -> Outcome {
+    let exit_code = match status {
+        Status::Timeout => 124,
+        Status::Interrupted => 130,
+        _ => 137,
+    };
+    Outcome {
+        status,
+        exit_code,
+        reason: Some(reason.to_owned()),
+        kernel_state: KernelState::Lost,
+        execution_count: 0,
+        duration_us: 0,
+        dropped: Dropped::default(),
+    }
+}

@@ -1,0 +1,173 @@
+//! Counters for people who run this: an interface, with a test that each moves.
+
+use std::sync::atomic::AtomicU64;
+
+use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
+
+use crate::session::rules::Phase;
+use crate::store::status_name;
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct ByStatus {
+    pub status: Name,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct ByLanguage {
+    pub language: Name,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct ByState {
+    pub state: Name,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct ByHow {
+    pub how: Name,
+}
+
+/// One of a few names known in advance.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Name(pub &'static str);
+
+impl EncodeLabelValue for Name {
+    fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> Result<(), std::fmt::Error> {
+        EncodeLabelValue::encode(&self.0, encoder)
+    }
+}
+
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Registry,
+    sessions: Family<ByState, Gauge>,
+    /// How sessions came to be: pool, cold, found, restarted, refused, failed.
+    pub creates: Family<ByHow, Counter>,
+    pub create_seconds: Histogram,
+    pub execs: Family<ByStatus, Counter>,
+    pub exec_seconds: Family<ByLanguage, Histogram>,
+    pub runs: Counter,
+    pub oom: Counter,
+    pub dropped_bytes: Counter,
+    /// What became of sessions that an earlier server left: adopted, lost, cleaned.
+    pub adoptions: Family<ByHow, Counter>,
+    pub expired: Counter,
+    pool_ready: Gauge,
+    pool_taken: Family<ByHow, Counter<u64, AtomicU64>>,
+    queued: Gauge,
+}
+
+/// From half a millisecond to a quarter of an hour.
+fn buckets() -> impl Iterator<Item = f64> {
+    [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0]
+        .into_iter()
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        let mut metrics = Metrics {
+            registry: Registry::with_prefix("belljar"),
+            sessions: Family::default(),
+            creates: Family::default(),
+            create_seconds: Histogram::new(buckets()),
+            execs: Family::default(),
+            exec_seconds: Family::new_with_constructor(|| Histogram::new(buckets())),
+            runs: Counter::default(),
+            oom: Counter::default(),
+            dropped_bytes: Counter::default(),
+            adoptions: Family::default(),
+            expired: Counter::default(),
+            pool_ready: Gauge::default(),
+            pool_taken: Family::default(),
+            queued: Gauge::default(),
+        };
+        let r = &mut metrics.registry;
+        r.register("sessions", "Sessions by state", metrics.sessions.clone());
+        r.register("creates", "Requests for a session, by how they were met", metrics.creates.clone());
+        r.register("create_seconds", "Time to make a session", metrics.create_seconds.clone());
+        r.register("execs", "Executions by status", metrics.execs.clone());
+        r.register(
+            "exec_seconds",
+            "Time from acceptance to end of an execution",
+            metrics.exec_seconds.clone(),
+        );
+        r.register("runs", "Ephemeral runs", metrics.runs.clone());
+        r.register("oom", "Executions ended for want of memory", metrics.oom.clone());
+        r.register(
+            "dropped_output_bytes",
+            "Output beyond its limit",
+            metrics.dropped_bytes.clone(),
+        );
+        r.register(
+            "adoptions",
+            "Sessions left by an earlier server, by what became of them",
+            metrics.adoptions.clone(),
+        );
+        r.register("sessions_expired", "Sessions that reached their end of life", metrics.expired.clone());
+        r.register("pool_ready", "Warm sandboxes waiting", metrics.pool_ready.clone());
+        r.register(
+            "pool_taken",
+            "Sandboxes asked of the pool: hit, or miss and made cold",
+            metrics.pool_taken.clone(),
+        );
+        r.register("execs_queued", "Executions waiting for their turn", metrics.queued.clone());
+        metrics
+    }
+}
+
+/// What is counted where it is, at the moment of asking.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Snapshot {
+    pub(crate) sessions: [i64; Phase::ALL.len()],
+    pub(crate) queued: i64,
+    pub(crate) pool_ready: i64,
+    pub(crate) pool_hits: u64,
+    pub(crate) pool_misses: u64,
+}
+
+impl Metrics {
+    /// In the text format that Prometheus reads.
+    pub(crate) fn render(&self, now: Snapshot) -> String {
+        for (phase, count) in Phase::ALL.into_iter().zip(now.sessions) {
+            self.sessions.get_or_create(&ByState { state: Name(phase.name()) }).set(count);
+        }
+        self.queued.set(now.queued);
+        self.pool_ready.set(now.pool_ready);
+        for (how, count) in [("hit", now.pool_hits), ("miss", now.pool_misses)] {
+            let counter = self.pool_taken.get_or_create(&ByHow { how: Name(how) });
+            counter.inner().store(count, std::sync::atomic::Ordering::Relaxed);
+        }
+        let mut text = String::new();
+        encode(&mut text, &self.registry).expect("writing to a string succeeds");
+        text
+    }
+
+    pub(crate) fn created(&self, how: &'static str) {
+        self.creates.get_or_create(&ByHow { how: Name(how) }).inc();
+    }
+
+    pub(crate) fn adopted(&self, how: &'static str) {
+        self.adoptions.get_or_create(&ByHow { how: Name(how) }).inc();
+    }
+
+    pub(crate) fn finished(
+        &self,
+        language: &'static str,
+        outcome: &belljar_proto::exec::Outcome,
+        seconds: f64,
+    ) {
+        let status = Name(status_name(outcome.status));
+        self.execs.get_or_create(&ByStatus { status }).inc();
+        self.exec_seconds.get_or_create(&ByLanguage { language: Name(language) }).observe(seconds);
+        self.dropped_bytes.inc_by(outcome.dropped.stdout_bytes + outcome.dropped.stderr_bytes);
+        if outcome.status == belljar_proto::exec::Status::Oom {
+            self.oom.inc();
+        }
+    }
+}

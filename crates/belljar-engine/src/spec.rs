@@ -1,0 +1,139 @@
+//! What one can ask of a session.
+
+use std::collections::BTreeMap;
+
+use belljar_runtime::Limits;
+use serde::{Deserialize, Serialize};
+
+/// Where `/session` lives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Storage {
+    /// In memory; gone with the session.
+    #[serde(rename = "TMPFS")]
+    Tmpfs,
+    /// On disk, below the sessions root; stays.
+    #[serde(rename = "BIND")]
+    Bind,
+}
+
+/// How datasets come into a session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Datasets {
+    #[serde(rename = "NONE")]
+    None,
+    /// A directory of the host at `/data`, read-only.
+    #[serde(rename = "LOCAL_RO")]
+    LocalRo,
+    /// Staged on demand into `/session/data`.
+    #[serde(rename = "API", alias = "API_TMPFS")]
+    Api,
+}
+
+/// A session as it was asked for, every default filled in.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SessionSpec {
+    pub image: String,
+    pub storage: Storage,
+    pub datasets: Datasets,
+    pub limits: Limits,
+    #[serde(default)]
+    pub env: BTreeMap<String, String>,
+    /// Seconds it lives on after its last use.
+    pub ttl_s: u64,
+    /// Seconds without use after which it ends earlier.
+    #[serde(default)]
+    pub idle_s: Option<u64>,
+    /// The caller's own notes; not ours to understand.
+    #[serde(default)]
+    pub metadata: serde_json::Map<String, serde_json::Value>,
+}
+
+/// What a caller asks for; what is missing is up to the server.
+#[derive(Debug, Clone, Default)]
+pub struct SessionAsk {
+    pub key: Option<String>,
+    pub image: Option<String>,
+    pub storage: Option<Storage>,
+    pub datasets: Option<Datasets>,
+    pub memory: Option<u64>,
+    pub millicpus: Option<u32>,
+    pub pids: Option<u64>,
+    pub tmpfs: Option<u64>,
+    pub env: Option<BTreeMap<String, String>>,
+    pub ttl_s: Option<u64>,
+    pub idle_s: Option<u64>,
+    pub metadata: Option<serde_json::Map<String, serde_json::Value>>,
+}
+
+impl SessionAsk {
+    /// The session this asks for.
+    #[must_use]
+    pub fn with_defaults(&self, defaults: &SessionSpec) -> SessionSpec {
+        let own = defaults.clone();
+        SessionSpec {
+            image: self.image.clone().unwrap_or(own.image),
+            storage: self.storage.unwrap_or(own.storage),
+            datasets: self.datasets.unwrap_or(own.datasets),
+            limits: Limits {
+                memory: self.memory.unwrap_or(own.limits.memory),
+                millicpus: self.millicpus.unwrap_or(own.limits.millicpus),
+                pids: self.pids.unwrap_or(own.limits.pids),
+                tmpfs: self.tmpfs.unwrap_or(own.limits.tmpfs),
+            },
+            env: self.env.clone().unwrap_or(own.env),
+            ttl_s: self.ttl_s.unwrap_or(own.ttl_s),
+            idle_s: self.idle_s.or(own.idle_s),
+            metadata: self.metadata.clone().unwrap_or(own.metadata),
+        }
+    }
+
+    /// What was explicitly asked for and is not so in a session found by its key. A longer life is
+    /// no difference: it is granted.
+    #[must_use]
+    pub fn differences(&self, found: &SessionSpec) -> Vec<&'static str> {
+        fn differs<T: PartialEq>(asked: Option<&T>, found: &T) -> bool {
+            asked.is_some_and(|asked| asked != found)
+        }
+        let limits = &found.limits;
+        let all = [
+            ("image", differs(self.image.as_ref(), &found.image)),
+            ("storage", differs(self.storage.as_ref(), &found.storage)),
+            ("datasets", differs(self.datasets.as_ref(), &found.datasets)),
+            ("limits.memory", differs(self.memory.as_ref(), &limits.memory)),
+            ("limits.cpus", differs(self.millicpus.as_ref(), &limits.millicpus)),
+            ("limits.pids", differs(self.pids.as_ref(), &limits.pids)),
+            ("limits.tmpfs", differs(self.tmpfs.as_ref(), &limits.tmpfs)),
+            ("env", differs(self.env.as_ref(), &found.env)),
+        ];
+        all.into_iter().filter(|(_, differs)| *differs).map(|(name, _)| name).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_was_asked_for_can_differ() {
+        let defaults = SessionSpec {
+            image: "host".into(),
+            storage: Storage::Tmpfs,
+            datasets: Datasets::None,
+            limits: Limits::default(),
+            env: BTreeMap::new(),
+            ttl_s: 3600,
+            idle_s: None,
+            metadata: serde_json::Map::new(),
+        };
+        let ask = SessionAsk { memory: Some(64 << 20), ttl_s: Some(5), ..SessionAsk::default() };
+        let small = ask.with_defaults(&defaults);
+        assert_eq!((small.limits.memory, small.ttl_s, small.limits.pids), (64 << 20, 5, 256));
+        assert_eq!(SessionAsk::default().differences(&small), Vec::<&str>::new());
+        assert_eq!(ask.differences(&defaults), ["limits.memory"]);
+    }
+
+    #[test]
+    fn the_old_name_of_api_access_is_understood() {
+        assert_eq!(serde_json::from_str::<Datasets>("\"API_TMPFS\"").unwrap(), Datasets::Api);
+    }
+}

@@ -1,0 +1,223 @@
+//! Executions: what was asked, and once it has ended, everything that was said.
+
+use belljar_proto::exec::Status;
+use rusqlite::{Connection, OptionalExtension, Row, params};
+
+use super::{Durability, Json, Store, StoreError};
+use crate::exec::ExecRequest;
+
+/// Finished executions that are kept of a session.
+const KEPT_EXECS: u64 = 100;
+
+/// Bytes of transcripts that are kept of a session.
+const KEPT_BYTES: i64 = 64 * 1024 * 1024;
+
+/// How often, counted in executions, a session's oldest are looked for.
+const PRUNE_EVERY: u64 = 16;
+
+#[derive(Debug, Clone)]
+pub struct ExecRow {
+    pub session: String,
+    pub id: String,
+    pub number: u64,
+    pub request: ExecRequest,
+    pub code: Vec<u8>,
+    pub accepted_ms: i64,
+    pub ended_ms: Option<i64>,
+    pub status: Option<Status>,
+    /// As [`crate::transcript::Transcript::encode`] wrote it.
+    pub transcript: Option<Vec<u8>>,
+}
+
+/// An execution that has ended, and what that means for its session.
+#[derive(Debug)]
+pub struct FinishedExec {
+    pub session: String,
+    pub id: String,
+    pub number: u64,
+    pub ended_ms: i64,
+    pub status: Status,
+    pub transcript: Vec<u8>,
+    /// The session was in use until now.
+    pub expires_ms: i64,
+}
+
+/// Which executions of a session to list.
+#[derive(Debug, Clone, Copy)]
+pub struct ExecFilter {
+    /// The newest first, or the oldest.
+    pub newest_first: bool,
+    /// Only those beyond this number, in the direction of the list.
+    pub beyond: Option<u64>,
+    pub finished: bool,
+    pub limit: u32,
+}
+
+const COLUMNS: &str =
+    "session, id, number, request, code, accepted_ms, ended_ms, status, transcript";
+
+impl Store {
+    /// Writes an execution down before it begins. False if its id was used in this session before.
+    pub(crate) async fn accept_exec(&self, row: ExecRow) -> Result<bool, StoreError> {
+        self.write(Durability::Process, move |connection| {
+            let added = connection
+                .prepare_cached(
+                    "INSERT INTO execs (session, id, number, request, code, accepted_ms)
+                     VALUES (?1, ?2, ?3, ?4, ?5, ?6) ON CONFLICT DO NOTHING",
+                )?
+                .execute(params![
+                    row.session,
+                    row.id,
+                    row.number,
+                    Json(&row.request),
+                    row.code,
+                    row.accepted_ms
+                ])?;
+            if added > 0 {
+                connection
+                    .prepare_cached("UPDATE sessions SET execs = max(execs, ?2) WHERE id = ?1")?
+                    .execute(params![row.session, row.number])?;
+            }
+            Ok(added > 0)
+        })
+        .await
+    }
+
+    pub(crate) async fn finish_exec(&self, finished: FinishedExec) -> Result<(), StoreError> {
+        self.write(Durability::Process, move |connection| {
+            connection
+                .prepare_cached(
+                    "UPDATE execs SET ended_ms = ?3, status = ?4, transcript = ?5
+                     WHERE session = ?1 AND id = ?2",
+                )?
+                .execute(params![
+                    finished.session,
+                    finished.id,
+                    finished.ended_ms,
+                    status_name(finished.status),
+                    finished.transcript
+                ])?;
+            connection
+                .prepare_cached(
+                    "UPDATE sessions SET used_ms = max(used_ms, ?2),
+                         expires_ms = max(expires_ms, ?3) WHERE id = ?1",
+                )?
+                .execute(params![finished.session, finished.ended_ms, finished.expires_ms])?;
+            if finished.number % PRUNE_EVERY == 0 {
+                prune(connection, &finished.session, finished.number)?;
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    pub(crate) async fn exec(
+        &self,
+        session: &str,
+        id: &str,
+    ) -> Result<Option<ExecRow>, StoreError> {
+        let (session, id) = (session.to_owned(), id.to_owned());
+        self.read(move |connection| {
+            connection
+                .prepare_cached(&format!(
+                    "SELECT {COLUMNS} FROM execs WHERE session = ?1 AND id = ?2"
+                ))?
+                .query_row([session, id], from_row)
+                .optional()
+        })
+        .await
+    }
+
+    pub(crate) async fn execs(
+        &self,
+        session: &str,
+        filter: ExecFilter,
+    ) -> Result<Vec<ExecRow>, StoreError> {
+        let session = session.to_owned();
+        let (comparison, order) = if filter.newest_first { ("<", "DESC") } else { (">", "ASC") };
+        let finished = if filter.finished { "AND ended_ms IS NOT NULL" } else { "" };
+        self.read(move |connection| {
+            connection
+                .prepare_cached(&format!(
+                    "SELECT {COLUMNS} FROM execs
+                     WHERE session = ?1 AND (?2 IS NULL OR number {comparison} ?2) {finished}
+                     ORDER BY number {order} LIMIT ?3"
+                ))?
+                .query_map(params![session, filter.beyond, filter.limit], from_row)?
+                .collect()
+        })
+        .await
+    }
+
+    /// Executions of a session that were accepted and whose end was not written down.
+    pub(crate) async fn unfinished_execs(&self, session: &str) -> Result<Vec<ExecRow>, StoreError> {
+        let session = session.to_owned();
+        self.read(move |connection| {
+            connection
+                .prepare_cached(&format!(
+                    "SELECT {COLUMNS} FROM execs WHERE session = ?1 AND ended_ms IS NULL
+                     ORDER BY number"
+                ))?
+                .query_map([session], from_row)?
+                .collect()
+        })
+        .await
+    }
+}
+
+fn prune(connection: &Connection, session: &str, newest: u64) -> rusqlite::Result<()> {
+    connection
+        .prepare_cached(
+            "DELETE FROM execs WHERE session = ?1 AND ended_ms IS NOT NULL AND number <= ?2",
+        )?
+        .execute(params![session, newest.saturating_sub(KEPT_EXECS)])?;
+    connection
+        .prepare_cached(
+            "DELETE FROM execs WHERE session = ?1 AND ended_ms IS NOT NULL AND number < (
+                 SELECT min(number) FROM (
+                     SELECT number, sum(length(transcript) + length(code))
+                         OVER (ORDER BY number DESC) AS bytes
+                     FROM execs WHERE session = ?1)
+                 WHERE bytes <= ?2)",
+        )?
+        .execute(params![session, KEPT_BYTES])?;
+    Ok(())
+}
+
+fn from_row(row: &Row<'_>) -> rusqlite::Result<ExecRow> {
+    Ok(ExecRow {
+        session: row.get(0)?,
+        id: row.get(1)?,
+        number: row.get(2)?,
+        request: row.get::<_, Json<ExecRequest>>(3)?.0,
+        code: row.get(4)?,
+        accepted_ms: row.get(5)?,
+        ended_ms: row.get(6)?,
+        status: row.get::<_, Option<String>>(7)?.and_then(|name| parse_status(&name)),
+        transcript: row.get(8)?,
+    })
+}
+
+pub(crate) const STATUSES: [Status; 6] = [
+    Status::Ok,
+    Status::Error,
+    Status::Timeout,
+    Status::Interrupted,
+    Status::Crashed,
+    Status::Oom,
+];
+
+pub(crate) fn status_name(status: Status) -> &'static str {
+    match status {
+        Status::Ok => "ok",
+        Status::Error => "error",
+        Status::Timeout => "timeout",
+        Status::Interrupted => "interrupted",
+        Status::Crashed => "crashed",
+        Status::Oom => "oom",
+    }
+}
+
+fn parse_status(name: &str) -> Option<Status> {
+    STATUSES.into_iter().find(|status| status_name(*status) == name)
+}

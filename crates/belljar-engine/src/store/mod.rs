@@ -1,0 +1,325 @@
+//! What must not be lost: sessions, executions, keys, usage. One SQLite database, one writer.
+//!
+//! ```text
+//!   anybody ── job ──▶ queue ──▶ writer thread ── one transaction for all that wait ──▶ WAL
+//!   anybody ── query ──▶ reader connection (blocking thread)
+//! ```
+//!
+//! A write is in the file when its future resolves: a killed server has lost nothing it has told
+//! anybody. [`Durability`] says whether it must also survive a power cut, after which no sandbox is
+//! left anyway but files on disk are.
+
+mod execs;
+mod keys;
+mod lock;
+mod schema;
+mod sessions;
+mod usage;
+
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rusqlite::{Connection, OpenFlags};
+use tokio::sync::oneshot;
+
+pub(crate) use execs::status_name;
+pub use execs::{ExecFilter, ExecRow, FinishedExec};
+pub use keys::{KeyLimits, KeyRow};
+pub use lock::StateLock;
+pub use sessions::{SessionFilter, SessionRow};
+pub use usage::{UsageDelta, UsageRow};
+
+/// Jobs waiting for the writer. Beyond it callers wait, which slows down whoever asks for too much.
+const QUEUE: usize = 4096;
+
+/// Jobs in one transaction.
+const BATCH: usize = 256;
+
+/// Somebody else, a person with `sqlite3` perhaps, may hold the database for a moment.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
+
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    #[error("failed to open the database `{path}`")]
+    Open {
+        path: PathBuf,
+        #[source]
+        cause: rusqlite::Error,
+    },
+    #[error(
+        "the database `{path}` is damaged ({detail}); restore it from a copy, or move it away to \
+         begin anew without the sessions, keys and usage in it"
+    )]
+    Damaged { path: PathBuf, detail: String },
+    #[error(
+        "the database `{path}` was written by a newer belljar (schema {found}, this one knows \
+         {known})"
+    )]
+    Newer { path: PathBuf, found: i64, known: i64 },
+    #[error("failed to write to the database")]
+    Write(#[source] Arc<rusqlite::Error>),
+    #[error("failed to read from the database")]
+    Read(#[source] rusqlite::Error),
+    #[error("the database is closed")]
+    Closed,
+    #[error("failed to use the state directory `{path}`")]
+    StateDir {
+        path: PathBuf,
+        #[source]
+        cause: std::io::Error,
+    },
+    #[error("another belljar server{holder} uses the state directory `{path}`; stop it first, or give this one another with BELLJAR_STATE_DIR")]
+    Locked { path: PathBuf, holder: String },
+}
+
+impl StoreError {
+    /// Whether there is no room on the disk.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        match self {
+            StoreError::Write(cause) => matches!(
+                cause.sqlite_error_code(),
+                Some(rusqlite::ErrorCode::DiskFull | rusqlite::ErrorCode::SystemIoFailure)
+            ),
+            _ => false,
+        }
+    }
+}
+
+/// How safe a write must be before anybody is told of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Durability {
+    /// It survives the end of this process.
+    Process,
+    /// It survives a power cut.
+    Power,
+}
+
+type Job = (Durability, Box<dyn FnOnce(&Connection) -> Outcome + Send>);
+/// What a job did, to be told once the transaction is over; `Some` if that failed.
+type Outcome = Box<dyn FnOnce(Option<&Arc<rusqlite::Error>>) + Send>;
+
+/// A handle of the database; cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Store {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    jobs: Mutex<Option<SyncSender<Job>>>,
+    reader: Arc<Mutex<Connection>>,
+    writer: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Store {
+    /// Opens the database, making or migrating it as needed. What is there and is not ours, or is
+    /// broken, is left alone and reported.
+    pub fn open(path: &Path) -> Result<Store, StoreError> {
+        schema::create_if_absent(path)?;
+        let connection = schema::open(path)?;
+        let reader = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_ONLY)
+            .and_then(|reader| reader.busy_timeout(BUSY_TIMEOUT).map(|()| reader))
+            .map_err(|cause| StoreError::Open { path: path.into(), cause })?;
+        let (jobs, queue) = sync_channel(QUEUE);
+        let writer = std::thread::Builder::new()
+            .name("store-writer".into())
+            .spawn(move || write_until_closed(&connection, &queue))
+            .map_err(|cause| StoreError::StateDir { path: path.into(), cause })?;
+        Ok(Store {
+            shared: Arc::new(Shared {
+                jobs: Mutex::new(Some(jobs)),
+                reader: Arc::new(Mutex::new(reader)),
+                writer: Mutex::new(Some(writer)),
+            }),
+        })
+    }
+
+    /// Runs `job` in a transaction and returns when that is committed.
+    pub(crate) async fn write<T: Send + 'static>(
+        &self,
+        durability: Durability,
+        job: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let (sender, receiver) = oneshot::channel();
+        let job = Box::new(move |connection: &Connection| -> Outcome {
+            let result = job(connection);
+            Box::new(move |failure| {
+                let result = match (result, failure) {
+                    (Ok(_), Some(cause)) => Err(Arc::clone(cause)),
+                    (result, _) => result.map_err(Arc::new),
+                };
+                // Whoever asked may have given up.
+                let _ = sender.send(result.map_err(StoreError::Write));
+            })
+        });
+        let jobs = lock(&self.shared.jobs).clone().ok_or(StoreError::Closed)?;
+        let sent = match jobs.try_send((durability, job)) {
+            Ok(()) => true,
+            Err(std::sync::mpsc::TrySendError::Full(job)) => {
+                tokio::task::spawn_blocking(move || jobs.send(job).is_ok()).await.unwrap_or(false)
+            }
+            Err(std::sync::mpsc::TrySendError::Disconnected(_)) => false,
+        };
+        if !sent {
+            return Err(StoreError::Closed);
+        }
+        receiver.await.map_err(|_| StoreError::Closed)?
+    }
+
+    pub(crate) async fn read<T: Send + 'static>(
+        &self,
+        query: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let reader = Arc::clone(&self.shared.reader);
+        tokio::task::spawn_blocking(move || query(&lock(&reader)))
+            .await
+            .map_err(|_| StoreError::Closed)?
+            .map_err(StoreError::Read)
+    }
+
+    /// Whether the database can be written to, as far as we know.
+    pub async fn check(&self) -> Result<(), StoreError> {
+        self.write(Durability::Process, |connection| {
+            connection.execute("UPDATE meta SET value = value WHERE name = 'owner'", [])
+        })
+        .await
+        .map(|_| ())
+    }
+
+    /// The name under which our sandboxes are known across restarts.
+    pub fn owner(&self) -> Result<String, StoreError> {
+        lock(&self.shared.reader)
+            .query_row("SELECT value FROM meta WHERE name = 'owner'", [], |row| row.get(0))
+            .map_err(StoreError::Read)
+    }
+
+    /// Writes what is waiting and closes the file. Later writes fail.
+    pub async fn close(&self) {
+        lock(&self.shared.jobs).take();
+        let writer = lock(&self.shared.writer).take();
+        if let Some(writer) = writer {
+            let _ = tokio::task::spawn_blocking(move || writer.join()).await;
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn write_until_closed(connection: &Connection, queue: &Receiver<Job>) {
+    let mut durability = Durability::Power;
+    while let Ok(first) = queue.recv() {
+        let mut batch = vec![first];
+        batch.extend(queue.try_iter().take(BATCH - 1));
+        let wanted = if batch.iter().any(|(wanted, _)| *wanted == Durability::Power) {
+            Durability::Power
+        } else {
+            Durability::Process
+        };
+        if wanted != durability && set_durability(connection, wanted).is_ok() {
+            durability = wanted;
+        }
+        write_batch(connection, batch);
+    }
+    // Leaves one file instead of three. Failing costs the next start a moment.
+    let _ = connection.pragma_update(None, "wal_checkpoint", "TRUNCATE");
+}
+
+fn write_batch(connection: &Connection, batch: Vec<Job>) {
+    let begun = connection.execute_batch("BEGIN IMMEDIATE");
+    let mut outcomes = Vec::with_capacity(batch.len());
+    let mut failure = begun.err().map(Arc::new);
+    if failure.is_none() {
+        for (_, job) in batch {
+            outcomes.push(job(connection));
+        }
+        failure = connection.execute_batch("COMMIT").err().map(Arc::new);
+    }
+    if failure.is_some() && !connection.is_autocommit() {
+        let _ = connection.execute_batch("ROLLBACK");
+    }
+    outcomes.into_iter().for_each(|tell| tell(failure.as_ref()));
+}
+
+fn set_durability(connection: &Connection, durability: Durability) -> rusqlite::Result<()> {
+    let value = match durability {
+        Durability::Process => "NORMAL",
+        Durability::Power => "FULL",
+    };
+    connection.pragma_update(None, "synchronous", value)
+}
+
+/// A JSON column.
+pub(crate) struct Json<T>(pub(crate) T);
+
+impl<T: serde::Serialize> rusqlite::ToSql for Json<T> {
+    fn to_sql(&self) -> rusqlite::Result<rusqlite::types::ToSqlOutput<'_>> {
+        let text = serde_json::to_string(&self.0)
+            .map_err(|error| rusqlite::Error::ToSqlConversionFailure(error.into()))?;
+        Ok(text.into())
+    }
+}
+
+impl<T: serde::de::DeserializeOwned> rusqlite::types::FromSql for Json<T> {
+    fn column_result(value: rusqlite::types::ValueRef<'_>) -> rusqlite::types::FromSqlResult<Self> {
+        let text = value.as_str()?;
+        serde_json::from_str(text).map(Json).map_err(rusqlite::types::FromSqlError::other)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_failed_job_fails_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Store::open(&directory.path().join("belljar.db")).unwrap();
+        let bad = store.write(Durability::Process, |c| c.execute("INSERT INTO nowhere VALUES (1)", []));
+        let good = store.write(Durability::Power, |c| {
+            c.execute("INSERT INTO meta (name, value) VALUES ('a', 'b')", [])
+        });
+        let (bad, good) = tokio::join!(bad, good);
+        assert!(matches!(bad, Err(StoreError::Write(_))));
+        assert_eq!(good.unwrap(), 1);
+        store.close().await;
+        assert!(matches!(store.check().await, Err(StoreError::Closed)));
+        let again = Store::open(&directory.path().join("belljar.db")).unwrap();
+        assert_eq!(again.owner().unwrap(), store.owner().unwrap());
+    }
+
+    #[test]
+    fn damage_is_reported_and_nothing_is_touched() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("belljar.db");
+        let store = Store::open(&path).unwrap();
+        drop(store);
+        std::thread::sleep(Duration::from_millis(50));
+        let whole = std::fs::read(&path).unwrap();
+        let mut scratched = whole.clone();
+        scratched[4096..].fill(0xff);
+        for damaged in [&b""[..], b"SQLite", b"not a database at all, but long enough to be one", &whole[..whole.len() / 2], &scratched] {
+            for extra in ["-wal", "-shm"] {
+                let _ = std::fs::remove_file(format!("{}{extra}", path.display()));
+            }
+            std::fs::write(&path, damaged).unwrap();
+            let error = Store::open(&path).unwrap_err();
+            assert!(matches!(error, StoreError::Damaged { .. }), "{error:?}");
+            assert_eq!(std::fs::read(&path).unwrap(), damaged);
+        }
+    }
+
+    #[test]
+    fn a_database_of_the_future_is_left_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("belljar.db");
+        drop(Store::open(&path).unwrap());
+        Connection::open(&path).unwrap().pragma_update(None, "user_version", 999).unwrap();
+        assert!(matches!(Store::open(&path), Err(StoreError::Newer { found: 999, .. })));
+    }
+}

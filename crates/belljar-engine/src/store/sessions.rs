@@ -1,0 +1,222 @@
+//! Sessions, as they are written down.
+
+use belljar_runtime::Handle;
+use rusqlite::{Connection, OptionalExtension, Row, params};
+
+use super::{Durability, Json, Store, StoreError};
+use crate::session::rules::Phase;
+use crate::spec::SessionSpec;
+
+#[derive(Debug, Clone)]
+pub struct SessionRow {
+    pub id: String,
+    pub tenant: String,
+    pub key: Option<String>,
+    pub phase: Phase,
+    pub spec: SessionSpec,
+    pub handle: Option<Handle>,
+    pub created_ms: i64,
+    pub used_ms: i64,
+    pub expires_ms: i64,
+    pub ended_ms: Option<i64>,
+    pub ended_because: Option<String>,
+    /// How many executions it has had; also the number of the last.
+    pub execs: u64,
+}
+
+/// Which sessions to list, the newest first.
+#[derive(Debug, Clone, Default)]
+pub struct SessionFilter {
+    /// `None`: of all tenants.
+    pub tenant: Option<String>,
+    pub phase: Option<Phase>,
+    pub key: Option<String>,
+    /// Only those made before the session with this id.
+    pub before: Option<String>,
+    pub limit: u32,
+}
+
+const COLUMNS: &str = "id, tenant, key, phase, spec, handle, created_ms, used_ms, expires_ms, \
+                       ended_ms, ended_because, execs";
+
+impl Store {
+    /// Writes a session down for the first time, or anew.
+    pub(crate) async fn put_session(
+        &self,
+        row: SessionRow,
+        durability: Durability,
+    ) -> Result<(), StoreError> {
+        self.write(durability, move |connection| put(connection, &row)).await
+    }
+
+    /// The session ended, or changed its phase in another way that must be remembered.
+    pub(crate) async fn set_phase(
+        &self,
+        id: &str,
+        phase: Phase,
+        ended: Option<(i64, String)>,
+        durability: Durability,
+    ) -> Result<(), StoreError> {
+        let id = id.to_owned();
+        let (at, because) = ended.unzip();
+        self.write(durability, move |connection| {
+            connection
+                .prepare_cached(
+                    "UPDATE sessions SET phase = ?2, ended_ms = ?3, ended_because = ?4,
+                         handle = CASE WHEN ?3 IS NULL THEN handle END
+                     WHERE id = ?1",
+                )?
+                .execute(params![id, phase.name(), at, because])
+        })
+        .await
+        .map(|_| ())
+    }
+
+    pub(crate) async fn set_expiry(
+        &self,
+        id: &str,
+        used_ms: i64,
+        expires_ms: i64,
+    ) -> Result<(), StoreError> {
+        let id = id.to_owned();
+        self.write(Durability::Process, move |connection| {
+            connection
+                .prepare_cached("UPDATE sessions SET used_ms = ?2, expires_ms = ?3 WHERE id = ?1")?
+                .execute(params![id, used_ms, expires_ms])
+        })
+        .await
+        .map(|_| ())
+    }
+
+    pub async fn session(&self, id: &str) -> Result<Option<SessionRow>, StoreError> {
+        let id = id.to_owned();
+        self.read(move |connection| {
+            connection
+                .prepare_cached(&format!("SELECT {COLUMNS} FROM sessions WHERE id = ?1"))?
+                .query_row([id], from_row)
+                .optional()
+        })
+        .await
+    }
+
+    /// The last session that had this key.
+    pub(crate) async fn session_by_key(
+        &self,
+        tenant: &str,
+        key: &str,
+    ) -> Result<Option<SessionRow>, StoreError> {
+        let (tenant, key) = (tenant.to_owned(), key.to_owned());
+        self.read(move |connection| {
+            connection
+                .prepare_cached(&format!(
+                    "SELECT {COLUMNS} FROM sessions WHERE tenant = ?1 AND key = ?2
+                     ORDER BY created_ms DESC, id DESC LIMIT 1"
+                ))?
+                .query_row([tenant, key], from_row)
+                .optional()
+        })
+        .await
+    }
+
+    pub async fn sessions(&self, filter: SessionFilter) -> Result<Vec<SessionRow>, StoreError> {
+        self.read(move |connection| {
+            connection
+                .prepare_cached(&format!(
+                    "SELECT {COLUMNS} FROM sessions
+                     WHERE (?1 IS NULL OR tenant = ?1) AND (?2 IS NULL OR phase = ?2)
+                       AND (?3 IS NULL OR key = ?3)
+                       AND (?4 IS NULL OR (created_ms, id) <
+                            (SELECT created_ms, id FROM sessions WHERE id = ?4))
+                     ORDER BY created_ms DESC, id DESC LIMIT ?5"
+                ))?
+                .query_map(
+                    params![
+                        filter.tenant,
+                        filter.phase.map(Phase::name),
+                        filter.key,
+                        filter.before,
+                        filter.limit
+                    ],
+                    from_row,
+                )?
+                .collect()
+        })
+        .await
+    }
+
+    /// Sessions that had not ended when they were last written down.
+    pub(crate) async fn unended_sessions(&self) -> Result<Vec<SessionRow>, StoreError> {
+        self.read(|connection| {
+            connection
+                .prepare(&format!(
+                    "SELECT {COLUMNS} FROM sessions WHERE phase NOT IN ('stopped', 'failed')"
+                ))?
+                .query_map([], from_row)?
+                .collect()
+        })
+        .await
+    }
+
+    /// Forgets sessions that ended before `ended_before_ms` and left no files, with their executions.
+    pub(crate) async fn prune_sessions(&self, ended_before_ms: i64) -> Result<usize, StoreError> {
+        self.write(Durability::Process, move |connection| {
+            connection.execute(
+                "DELETE FROM execs WHERE session IN (SELECT id FROM sessions
+                     WHERE ended_ms < ?1 AND spec ->> 'storage' = 'TMPFS')",
+                [ended_before_ms],
+            )?;
+            connection.execute(
+                "DELETE FROM sessions WHERE ended_ms < ?1 AND spec ->> 'storage' = 'TMPFS'",
+                [ended_before_ms],
+            )
+        })
+        .await
+    }
+}
+
+fn put(connection: &Connection, row: &SessionRow) -> rusqlite::Result<()> {
+    connection
+        .prepare_cached(&format!(
+            "INSERT OR REPLACE INTO sessions ({COLUMNS})
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)"
+        ))?
+        .execute(params![
+            row.id,
+            row.tenant,
+            row.key,
+            row.phase.name(),
+            Json(&row.spec),
+            row.handle.as_ref().map(Json),
+            row.created_ms,
+            row.used_ms,
+            row.expires_ms,
+            row.ended_ms,
+            row.ended_because,
+            row.execs,
+        ])
+        .map(|_| ())
+}
+
+fn from_row(row: &Row<'_>) -> rusqlite::Result<SessionRow> {
+    let phase: String = row.get(3)?;
+    Ok(SessionRow {
+        id: row.get(0)?,
+        tenant: row.get(1)?,
+        key: row.get(2)?,
+        phase: Phase::parse(&phase).ok_or_else(|| {
+            rusqlite::Error::FromSqlConversionFailure(
+                3,
+                rusqlite::types::Type::Text,
+                format!("`{phase}` is no phase of a session").into(),
+            )
+        })?,
+        spec: row.get::<_, Json<SessionSpec>>(4)?.0,
+        handle: row.get::<_, Option<Json<Handle>>>(5)?.map(|json| json.0),
+        created_ms: row.get(6)?,
+        used_ms: row.get(7)?,
+        expires_ms: row.get(8)?,
+        ended_ms: row.get(9)?,
+        ended_because: row.get(10)?,
+        execs: row.get(11)?,
+    })
+}
