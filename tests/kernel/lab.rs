@@ -64,7 +64,7 @@ impl Lab {
 
     pub(crate) async fn session_with(&self, limits: Limits) -> Session {
         let session = self.sandbox(limits).await;
-        let start = session.sandbox.start_kernel().await.expect("a kernel");
+        let start = session.sandbox.start_kernel(Language::Python).await.expect("a kernel");
         let expected = match self.runtime.zygote_state() {
             Some(_) => KernelStart::Forked,
             None => KernelStart::Executed,
@@ -74,7 +74,7 @@ impl Lab {
     }
 
     async fn sandbox(&self, limits: Limits) -> Session {
-        let spec = SandboxSpec { limits, env: Vec::new(), data: None, outlives_host: false };
+        let spec = SandboxSpec { limits, env: Vec::new(), data: None, alone_for_s: 0 };
         let sandbox = self.runtime.create(&spec).await.expect("a sandbox");
         Session { sandbox, next: AtomicU64::new(1) }
     }
@@ -167,6 +167,7 @@ pub(crate) fn cell(id: &str) -> ExecSpec {
         timeout_ms: DEFAULT_TIMEOUT_MS,
         grace_ms: DEFAULT_GRACE_MS,
         output_limit: DEFAULT_OUTPUT_LIMIT,
+        stdin: false,
     }
 }
 

@@ -126,8 +126,8 @@ async fn hostile(runtime: Arc<NativeRuntime>, n: usize) {
         _ => {
             let sandbox = runtime.create(&spec()).await.expect("a sandbox");
             let pause = Duration::from_micros(100 * n as u64);
-            let _ = tokio::time::timeout(pause, sandbox.start_kernel()).await;
-            sandbox.start_kernel().await.expect("a second attempt may succeed");
+            let _ = tokio::time::timeout(pause, sandbox.start_kernel(Language::Python)).await;
+            sandbox.start_kernel(Language::Python).await.expect("a second attempt may succeed");
             assert_eq!(run(&sandbox, "1").await.status, Status::Ok);
             sandbox.destroy().await;
         }
@@ -172,12 +172,15 @@ async fn is_not_mixed_up(runtime: &Arc<NativeRuntime>) {
 
 fn spec() -> SandboxSpec {
     let limits = Limits { memory: 256 << 20, pids: 24, ..Limits::default() };
-    SandboxSpec { limits, env: Vec::new(), data: None, outlives_host: false }
+    SandboxSpec { limits, env: Vec::new(), data: None, alone_for_s: 0 }
 }
 
 async fn create(runtime: &Arc<NativeRuntime>) -> Sandbox {
     let sandbox = runtime.create(&spec()).await.expect("a sandbox");
-    assert_eq!(sandbox.start_kernel().await.expect("a kernel"), KernelStart::Forked);
+    assert_eq!(
+        sandbox.start_kernel(Language::Python).await.expect("a kernel"),
+        KernelStart::Forked
+    );
     sandbox
 }
 
@@ -201,5 +204,6 @@ fn cell() -> ExecSpec {
         timeout_ms: 60_000,
         grace_ms: 1000,
         output_limit: DEFAULT_OUTPUT_LIMIT,
+        stdin: false,
     }
 }

@@ -131,7 +131,7 @@ async fn run_forked(
             other => return Err(format!("unknown flag {other}").into()),
         }
     }
-    let spec = SandboxSpec { limits, env: host.env.clone(), data: None, outlives_host: false };
+    let spec = SandboxSpec { limits, env: host.env.clone(), data: None, alone_for_s: 0 };
     let code = Code::Python { code: std::fs::read(&attack.path)?, echo: false };
     let mut run = Run::new(format!("attack_{}", attack.name), code, spec);
     run.timeout_ms = timeout_ms;

@@ -60,6 +60,8 @@ pub async fn collect(
                 }
             }
             Event::Error => error = serde_json::from_slice(&event.body).ok(),
+            // Nothing that lasts; who follows the events may answer it.
+            Event::Input => {}
             Event::Done(end) => {
                 outcome = Some(end);
                 break;

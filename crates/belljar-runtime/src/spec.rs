@@ -32,9 +32,9 @@ pub struct SandboxSpec {
     pub env: Vec<(String, String)>,
     /// A directory of the host to show at `/data`.
     pub data: Option<DataMount>,
-    /// Whether the sandbox goes on without anybody connected to it. An ephemeral run does not: it
-    /// must end with the process that asked for it, however that ends.
-    pub outlives_host: bool,
+    /// For how many seconds the sandbox goes on without anybody connected to it. An ephemeral run
+    /// does not at all (0): it must end with the process that asked for it, however that ends.
+    pub alone_for_s: u64,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -210,7 +210,7 @@ mod tests {
             limits: Limits::default(),
             env: Vec::new(),
             data: Some(DataMount { host_path: "/srv/datasets".into() }),
-            outlives_host: false,
+            alone_for_s: 0,
         };
         let fds = SandboxFds { cgroups: 4, data: Some(FdIndex(7)) };
         insta::assert_snapshot!(sandbox(&spec, Some(3), fds));
@@ -222,7 +222,7 @@ mod tests {
             limits: Limits { memory: 64 << 20, ..Limits::default() },
             env: Vec::new(),
             data: Some(DataMount { host_path: "/srv/datasets".into() }),
-            outlives_host: false,
+            alone_for_s: 0,
         };
         let plan = sandbox(&spec, None, SandboxFds { cgroups: 0, data: None });
         insta::assert_snapshot!(plan);

@@ -54,8 +54,7 @@ const CPU_WALL_MS: u64 = 300;
 const CPU_SHARE_ALLOWED: f64 = 0.6;
 
 pub async fn run(runtime: &Arc<NativeRuntime>) -> Result<Vec<Verdict>, RuntimeError> {
-    let spec =
-        SandboxSpec { limits: TEST_LIMITS, env: Vec::new(), data: None, outlives_host: false };
+    let spec = SandboxSpec { limits: TEST_LIMITS, env: Vec::new(), data: None, alone_for_s: 0 };
     let probes = [
         Probe::Network,
         Probe::Processes { count: PROCESSES_TRIED },

@@ -78,7 +78,7 @@ fn plan(args: RunArgs, settings: &Settings) -> Result<Run> {
         bail!("--memory: a sandbox needs at least {} MiB", MIN_MEMORY >> 20);
     }
     let data = args.data.map(|path| data_mount(&path)).transpose()?;
-    let spec = SandboxSpec { limits, env: args.env, data, outlives_host: false };
+    let spec = SandboxSpec { limits, env: args.env, data, alone_for_s: 0 };
     let mut run = Run::new(new_id(), code, spec);
     run.timeout_ms = args.timeout;
     run.outputs = std::path::absolute(&args.outputs)
@@ -182,7 +182,8 @@ fn pass_through(event: &ExecEvent) {
                 write_all(&mut io::stderr(), text.as_bytes());
             }
         }
-        Event::Done(_) => {}
+        // A run takes no input while it goes on.
+        Event::Input | Event::Done(_) => {}
     }
 }
 

@@ -154,8 +154,7 @@ async fn measure(args: &BenchArgs, settings: &Settings, prepared: Prepared) -> R
     for (module, why) in &warm.failed {
         notes.push(format!("not preloaded: {module} ({why})"));
     }
-    let spec =
-        SandboxSpec { limits: settings.limits, env: Vec::new(), data: None, outlives_host: false };
+    let spec = SandboxSpec { limits: settings.limits, env: Vec::new(), data: None, alone_for_s: 0 };
     let bench = Bench { runtime, spec, args };
 
     say("command line");
@@ -357,6 +356,7 @@ async fn execute(sandbox: &Sandbox, code: &str) -> Result<()> {
         timeout_ms: 60_000,
         grace_ms: 1_000,
         output_limit: 1 << 20,
+        stdin: false,
     };
     let exec_id = spec.exec_id.clone();
     let mut following = sandbox.exec(spec, code.as_bytes()).await?;
