@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use belljar_engine::result::collect;
-use belljar_proto::exec::{KernelState, Status};
+use belljar_proto::exec::{KernelState, Language, Status};
 use belljar_proto::guest::RefusalCode;
 use belljar_runtime::{Limits, RuntimeError};
 use belljar_sys::process;
@@ -55,7 +55,7 @@ async fn a_dead_kernel_is_reported_and_the_next_one_works() {
 /// The dead kernel is refused, its successor is fresh and told nothing of it.
 async fn lives_again(session: &Session) {
     assert_eq!(session.refusal(cell("to the dead")).await, RefusalCode::NoKernel);
-    session.sandbox.start_kernel().await.expect("another kernel");
+    session.sandbox.start_kernel(Language::Python).await.expect("another kernel");
     let fresh = session.run("'x' in globals()").await;
     assert_eq!(fresh.results[0].text(), Some("False"));
     assert_eq!(fresh.kernel_state, KernelState::Kept, "its death was told already");
@@ -69,7 +69,7 @@ async fn is_not_missed(session: &Session) {
         process::signal(pid, SIGKILL).expect("it lives");
     }
     eventually("it is gone", || session.processes().is_empty()).await;
-    session.sandbox.start_kernel().await.expect("another kernel");
+    session.sandbox.start_kernel(Language::Python).await.expect("another kernel");
     let next = session.run("1 + 1").await;
     assert_eq!((next.status, next.kernel_state), (Status::Ok, KernelState::Lost));
     assert_eq!(
@@ -83,7 +83,7 @@ async fn is_not_missed(session: &Session) {
 /// Whoever replaces a live kernel is told once more what that means.
 async fn is_missed_after_a_restart(session: &Session) {
     session.run("x = 1").await;
-    session.sandbox.start_kernel().await.expect("another kernel");
+    session.sandbox.start_kernel(Language::Python).await.expect("another kernel");
     let next = session.run("'x' in globals()").await;
     assert_eq!(next.results[0].text(), Some("False"));
     assert_eq!((next.status, next.kernel_state), (Status::Ok, KernelState::Lost));
@@ -124,5 +124,8 @@ async fn a_sandbox_that_dies_under_its_code_is_reported() {
     assert_eq!((result.status, result.kernel_state), (Status::Crashed, KernelState::Lost));
     assert_eq!(result.reason.as_deref(), Some("the sandbox ended before the code did"));
     session.sandbox.ended().await;
-    assert!(matches!(session.sandbox.start_kernel().await, Err(RuntimeError::Gone)));
+    assert!(matches!(
+        session.sandbox.start_kernel(Language::Python).await,
+        Err(RuntimeError::Gone)
+    ));
 }

@@ -65,7 +65,7 @@ impl Lab {
 
     pub(crate) async fn session_with(&self, limits: Limits) -> Session {
         let session = self.sandbox(limits).await;
-        let start = session.sandbox.start_kernel().await.expect("a kernel");
+        let start = session.sandbox.start_kernel(Language::Python).await.expect("a kernel");
         let expected = match self.runtime.zygote_state() {
             Some(_) => KernelStart::Forked,
             None => KernelStart::Executed,
@@ -168,6 +168,7 @@ pub(crate) fn cell(id: &str) -> ExecSpec {
         timeout_ms: DEFAULT_TIMEOUT_MS,
         grace_ms: DEFAULT_GRACE_MS,
         output_limit: DEFAULT_OUTPUT_LIMIT,
+        stdin: false,
     }
 }
 

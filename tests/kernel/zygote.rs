@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use belljar_proto::exec::Status;
+use belljar_proto::exec::{Language, Status};
 use belljar_runtime::KernelStart;
 use belljar_runtime::native::zygote::ZygoteState;
 use belljar_sys::process;
@@ -144,8 +144,8 @@ async fn a_start_that_was_given_up_leaves_no_second_kernel() {
     for n in 0..12 {
         let session = lab.session_without_kernel().await;
         let pause = Duration::from_micros(800 * n);
-        let _ = timeout(pause, session.sandbox.start_kernel()).await;
-        session.sandbox.start_kernel().await.expect("a kernel");
+        let _ = timeout(pause, session.sandbox.start_kernel(Language::Python)).await;
+        session.sandbox.start_kernel(Language::Python).await.expect("a kernel");
         assert_eq!(session.value("1").await, "1");
         eventually("one is left", || session.processes().len() == 1).await;
     }
@@ -160,7 +160,7 @@ async fn a_killed_zygote_is_missed_and_comes_back() {
     process::signal(old.pid, SIGKILL).expect("it lives");
 
     let orphan = lab.session_without_kernel().await;
-    let start = orphan.sandbox.start_kernel().await.expect("a kernel");
+    let start = orphan.sandbox.start_kernel(Language::Python).await.expect("a kernel");
     assert_eq!((start, orphan.value("1").await.as_str()), (KernelStart::Executed, "1"));
     assert_eq!(survivor.value("x").await, "1", "kernels live on");
 

@@ -127,8 +127,8 @@ async fn hostile(runtime: Arc<NativeRuntime>, n: usize) {
         _ => {
             let sandbox = runtime.create(&spec()).await.expect("a sandbox");
             let pause = Duration::from_micros(100 * n as u64);
-            let _ = tokio::time::timeout(pause, sandbox.start_kernel()).await;
-            sandbox.start_kernel().await.expect("a second attempt may succeed");
+            let _ = tokio::time::timeout(pause, sandbox.start_kernel(Language::Python)).await;
+            sandbox.start_kernel(Language::Python).await.expect("a second attempt may succeed");
             assert_eq!(run(&sandbox, "1").await.status, Status::Ok);
             sandbox.destroy().await;
         }
@@ -178,7 +178,10 @@ fn spec() -> SandboxSpec {
 
 async fn create(runtime: &Arc<NativeRuntime>) -> Sandbox {
     let sandbox = runtime.create(&spec()).await.expect("a sandbox");
-    assert_eq!(sandbox.start_kernel().await.expect("a kernel"), KernelStart::Forked);
+    assert_eq!(
+        sandbox.start_kernel(Language::Python).await.expect("a kernel"),
+        KernelStart::Forked
+    );
     sandbox
 }
 
@@ -202,5 +205,6 @@ fn cell() -> ExecSpec {
         timeout_ms: 60_000,
         grace_ms: 1000,
         output_limit: DEFAULT_OUTPUT_LIMIT,
+        stdin: false,
     }
 }

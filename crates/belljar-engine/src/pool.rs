@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use belljar_proto::exec::Language;
 use belljar_runtime::native::NativeRuntime;
 use belljar_runtime::{Sandbox, SandboxSpec};
 use tokio::sync::Notify;
@@ -122,7 +123,7 @@ pub async fn warm_sandbox(
     spec: &SandboxSpec,
 ) -> Result<Sandbox, EngineError> {
     let sandbox = runtime.create(spec).await.map_err(EngineError::Create)?;
-    match sandbox.start_kernel().await {
+    match sandbox.start_kernel(Language::Python).await {
         Ok(_) => Ok(sandbox),
         Err(error) => {
             sandbox.destroy().await;

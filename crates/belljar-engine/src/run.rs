@@ -79,7 +79,7 @@ impl Run {
     ) -> Result<ExecResult, EngineError> {
         let (what, body) = match self.code {
             Code::Python { code, echo } => {
-                sandbox.start_kernel().await.map_err(EngineError::StartKernel)?;
+                sandbox.start_kernel(Language::Python).await.map_err(EngineError::StartKernel)?;
                 (What::Cell { language: Language::Python, echo }, code)
             }
             Code::Bash { code } => {
@@ -99,6 +99,7 @@ impl Run {
             timeout_ms: self.timeout_ms,
             grace_ms: DEFAULT_GRACE_MS,
             output_limit: self.output_limit,
+            stdin: false,
         };
         let mut following = sandbox.exec(spec, &body).await.map_err(EngineError::Exec)?;
         drop(body);

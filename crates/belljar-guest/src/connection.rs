@@ -47,32 +47,13 @@ impl From<Answer> for Reply {
 }
 
 pub(crate) async fn serve(guest: Rc<Guest>, stream: UnixStream) {
-    let _present = Present::new(guest.clone());
+    let _present = guest.company.join();
     let (outbox, to_write) = mpsc::channel(OUTBOX);
     let (reader, writer) = stream.into_split();
     let writing = tokio::task::spawn_local(write(writer, to_write));
     read(&guest, reader, outbox).await;
     // Events of executions that this connection followed end with it; the spool keeps them.
     writing.abort();
-}
-
-/// Counts a connection for as long as it lives.
-struct Present(Rc<Guest>);
-
-impl Present {
-    fn new(guest: Rc<Guest>) -> Present {
-        guest.connections.set(guest.connections.get() + 1);
-        Present(guest)
-    }
-}
-
-impl Drop for Present {
-    fn drop(&mut self) {
-        self.0.connections.set(self.0.connections.get() - 1);
-        if self.0.connections.get() == 0 && !self.0.outlives_host {
-            process::exit_now(0);
-        }
-    }
 }
 
 async fn read(guest: &Rc<Guest>, mut reader: OwnedReadHalf, outbox: Outbox) {
@@ -126,7 +107,7 @@ async fn answer(
         Call::Hello { .. } => Ok(Answer::Welcome {
             protocol: PROTOCOL,
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            execs: guest.execs.ids(),
+            execs: guest.execs.known(),
         }
         .into()),
         Call::PrepareKernel { language } => prepare_kernel(guest, language),
@@ -171,6 +152,16 @@ async fn answer(
             }
             None => Err(unknown(&exec_id)),
         },
+        Call::Stdin { exec_id, .. } => {
+            Err(refuse(RefusalCode::Invalid, format!("execution {exec_id} takes no input")))
+        }
+        Call::KernelState { .. } => {
+            Err(refuse(RefusalCode::Invalid, "this kernel does not tell its variables".into()))
+        }
+        Call::OutliveHost { alone_for_s } => {
+            guest.company.may_be_alone_for(alone_for_s);
+            Ok(Answer::Done.into())
+        }
         Call::Forget { exec_id } => {
             guest.execs.forget(&exec_id);
             Ok(Answer::Done.into())

@@ -11,6 +11,7 @@ use std::rc::Rc;
 use std::time::Instant;
 
 use belljar_proto::exec::{Dropped, Event, KernelState, Outcome, Status};
+use belljar_proto::guest::KnownExec;
 use tokio::sync::{Notify, watch};
 
 /// Finished executions that are remembered if the host never says `Forget`.
@@ -250,8 +251,14 @@ impl Execs {
         self.order.borrow_mut().retain(|known| known != id);
     }
 
-    pub(crate) fn ids(&self) -> Vec<String> {
-        self.order.borrow().iter().cloned().collect()
+    /// What a host that comes back should know of.
+    pub(crate) fn known(&self) -> Vec<KnownExec> {
+        let by_id = self.by_id.borrow();
+        let known = |id: &String| {
+            let running = !by_id.get(id)?.done.get();
+            Some(KnownExec { exec_id: id.clone(), running })
+        };
+        self.order.borrow().iter().filter_map(known).collect()
     }
 }
 
@@ -318,6 +325,8 @@ mod tests {
         assert!(execs.get("running").is_some() && execs.get("0").is_none());
         execs.forget("running");
         assert!(execs.get("running").is_some());
+        let known = |execs: &Execs| execs.known().iter().filter(|known| known.running).count();
+        assert_eq!((execs.known().len(), known(&execs)), (MAX_FINISHED, 1));
         running.done.set(true);
         execs.forget("running");
         assert!(execs.get("running").is_none());

@@ -190,7 +190,8 @@ impl Kernel {
         self.output.attach(&exec);
 
         let env = spec.env.into_iter().map(|(key, value)| (key, value.into())).collect();
-        let message = ToKernel::Exec { exec_id: spec.exec_id, echo, acknowledges: true, env };
+        let message =
+            ToKernel::Exec { exec_id: spec.exec_id, echo, acknowledges: true, stdin: false, env };
         let frame = frame::encode(&message, &code);
         drop(code);
         let mut interrupt = exec.interrupt.subscribe();
@@ -484,6 +485,11 @@ impl Kernel {
                     exec.publish(Event::Error, frame.body);
                 }
             }
+            // Nobody asked.
+            FromKernel::Input
+            | FromKernel::State
+            | FromKernel::Pong { .. }
+            | FromKernel::Begun { .. } => {}
             FromKernel::Done { exec_id, status, exit_code, execution_count } => {
                 if let Some(Running { exec, done }) = &*current
                     && exec.id == exec_id

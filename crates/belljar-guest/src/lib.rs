@@ -15,6 +15,7 @@
 
 #![forbid(unsafe_code)]
 
+mod alone;
 mod command;
 mod connection;
 mod execs;
@@ -22,7 +23,7 @@ mod kernel;
 mod output;
 mod reaper;
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
@@ -30,10 +31,10 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixListener;
 use std::rc::Rc;
-use std::time::Duration;
 
 use belljar_proto::exec::Language;
 
+use alone::Company;
 use execs::Execs;
 use kernel::Kernel;
 use reaper::Reaper;
@@ -49,8 +50,8 @@ pub struct Start {
     pub oom_events: Option<File>,
     /// The rules we live under, for kernels that join later.
     pub landlock: Option<OwnedFd>,
-    /// Whether to go on while nobody is connected.
-    pub outlives_host: bool,
+    /// For how many seconds to go on while nobody is connected; 0: end with the last connection.
+    pub alone_for_s: u64,
 }
 
 /// Serves the host until it says `Shutdown`.
@@ -69,34 +70,21 @@ async fn serve(start: Start) -> io::Result<()> {
         nonce: start.nonce,
         oom_events: start.oom_events,
         landlock: start.landlock,
-        outlives_host: start.outlives_host,
         execs: Execs::default(),
         reaper: Reaper::start()?,
         kernels: RefCell::default(),
         lost_kernel: RefCell::default(),
-        connections: Cell::new(0),
+        company: Rc::new(Company::new(start.alone_for_s)),
     });
-    if !guest.outlives_host {
-        let guest = Rc::clone(&guest);
-        tokio::task::spawn_local(async move {
-            tokio::time::sleep(FIRST_CONTACT).await;
-            if guest.connections.get() == 0 {
-                belljar_sys::process::exit_now(0);
-            }
-        });
-    }
+    tokio::task::spawn_local(alone::exit_when_deserted(Rc::clone(&guest.company)));
     loop {
         let (stream, _) = listener.accept().await?;
-        if guest.connections.get() >= MAX_CONNECTIONS {
+        if guest.company.connections() >= MAX_CONNECTIONS {
             continue;
         }
         tokio::task::spawn_local(connection::serve(Rc::clone(&guest), stream));
     }
 }
-
-/// A host that has not connected by then died before it could, and nobody else knows of us. From
-/// then on it is the end of the last connection that ends a guest which does not outlive its host.
-const FIRST_CONTACT: Duration = Duration::from_secs(10);
 
 /// The host needs one connection, and a second while it takes over from a predecessor; in a
 /// container the socket can be reached from inside, and must not be a way to exhaust us.
@@ -108,13 +96,12 @@ struct Guest {
     nonce: String,
     oom_events: Option<File>,
     landlock: Option<OwnedFd>,
-    outlives_host: bool,
     execs: Execs,
     reaper: Reaper,
     kernels: RefCell<HashMap<Language, Rc<Kernel>>>,
     /// How a kernel died that nobody was told about yet.
     lost_kernel: RefCell<HashMap<Language, String>>,
-    connections: Cell<usize>,
+    company: Rc<Company>,
 }
 
 impl Guest {

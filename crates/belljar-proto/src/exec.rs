@@ -24,6 +24,10 @@ pub struct ExecSpec {
     pub grace_ms: u64,
     /// Bytes of stdout and of stderr that are kept, each; the rest is dropped and counted.
     pub output_limit: u64,
+    /// Standard input stays open and can be fed with [`crate::guest::Call::Stdin`]. Otherwise it
+    /// ends where the body of a command does, and for a cell at once.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub stdin: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -43,6 +47,7 @@ pub enum What {
 #[serde(rename_all = "snake_case")]
 pub enum Language {
     Python,
+    Bash,
 }
 
 /// One thing that happened during an execution. Its payload is the body of the frame.
@@ -59,6 +64,8 @@ pub enum Event {
     Result,
     /// The exception that ended the code: a JSON [`ErrorReport`].
     Error,
+    /// The code waits for a line of input: a JSON [`InputRequest`].
+    Input,
     /// The end; nothing follows.
     Done(Outcome),
 }
@@ -128,6 +135,14 @@ impl MimeBundle {
     pub fn text(&self) -> Option<&str> {
         self.data.get("text/plain")?.as_str()
     }
+}
+
+/// What the code asks for; the answer is a [`crate::guest::Call::Stdin`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InputRequest {
+    pub prompt: String,
+    /// The answer should not be shown while it is typed.
+    pub password: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -24,57 +24,41 @@ pub struct Request {
 pub enum Call {
     /// Must come first on every connection. The nonce shows that the caller is the host that made
     /// this sandbox (or its successor) and not a process inside that found the socket.
-    Hello {
-        protocol: u32,
-        nonce: String,
-    },
+    Hello { protocol: u32, nonce: String },
     /// Make the guest's half of a kernel that the zygote is going to fork into this sandbox.
     /// Answered with [`Answer::KernelEnds`] and the other half as file descriptors.
-    PrepareKernel {
-        language: Language,
-    },
+    PrepareKernel { language: Language },
     /// Start a kernel the slow way, by executing its interpreter.
-    SpawnKernel {
-        language: Language,
-        argv: Vec<String>,
-        env: Vec<(String, String)>,
-        cwd: String,
-    },
+    SpawnKernel { language: Language, argv: Vec<String>, env: Vec<(String, String)>, cwd: String },
     /// Wait until the kernel that was prepared or spawned has said hello.
-    AwaitKernel {
-        language: Language,
-    },
+    AwaitKernel { language: Language },
     /// Run something; the body is the code or the standard input.
     Exec(ExecSpec),
     /// Send the events of an execution again, from byte `offset` of number `from` on, and those
     /// still to come.
-    Join {
-        exec_id: String,
-        from: u64,
-        offset: u64,
-    },
-    Interrupt {
-        exec_id: String,
-    },
+    Join { exec_id: String, from: u64, offset: u64 },
+    /// More standard input for an execution that was started with `stdin`: the body. With `close`
+    /// nothing comes after it.
+    Stdin { exec_id: String, close: bool },
+    /// Stop an execution. One that is over already stays as it is.
+    Interrupt { exec_id: String },
     /// The result is safe with the host: the guest may forget this execution.
-    Forget {
-        exec_id: String,
-    },
+    Forget { exec_id: String },
     /// List what lies below a directory, without following links.
-    ListTree {
-        root: String,
-        limits: TreeLimits,
-    },
+    ListTree { root: String, limits: TreeLimits },
     /// Open a file that `ListTree` reported, below `root`; answered with its descriptor.
     OpenFile {
         root: String,
         #[serde(with = "path_bytes")]
         path: Vec<u8>,
     },
+    /// What the variables of a language's kernel are; answered with [`Answer::State`].
+    KernelState { language: Language },
+    /// From now on, go on for this long while nobody is connected; 0: end with the last
+    /// connection.
+    OutliveHost { alone_for_s: u64 },
     /// Try to exceed a limit, from inside, on purpose.
-    Probe {
-        probe: Probe,
-    },
+    Probe { probe: Probe },
     /// End everything in the sandbox.
     Shutdown,
 }
@@ -113,8 +97,8 @@ pub enum Answer {
         protocol: u32,
         /// Version of the belljar binary the guest runs.
         version: String,
-        /// Executions the guest still remembers.
-        execs: Vec<String>,
+        /// Executions the guest still remembers, oldest first.
+        execs: Vec<KnownExec>,
     },
     /// Descriptors follow: control, stdin, stdout, stderr and, if the sandbox has one, the
     /// Landlock ruleset.
@@ -129,11 +113,58 @@ pub enum Answer {
     Done,
     /// The body is a JSON [`Tree`]: a sandbox may have many files with long names.
     Tree,
+    /// The body is a JSON [`KernelSnapshot`].
+    State,
     /// One descriptor follows.
     File {
         size: u64,
     },
     Probed(ProbeReport),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KnownExec {
+    pub exec_id: String,
+    pub running: bool,
+}
+
+/// The variables of a kernel, as the kernel itself tells: bounded in number and length.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KernelSnapshot {
+    pub variables: Vec<Variable>,
+    #[serde(default)]
+    pub imports: Vec<Import>,
+    #[serde(default)]
+    pub cwd: String,
+    /// How many variables there are beyond those listed.
+    #[serde(default)]
+    pub truncated: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Variable {
+    pub name: String,
+    #[serde(rename = "type")]
+    pub type_name: String,
+    /// Bytes for data and objects, characters or elements for a shell; absent where it is unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size: Option<u64>,
+    /// Of arrays and tables.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shape: Option<Vec<u64>>,
+    /// Of arrays and tables, whose columns may have different ones.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dtype: Option<String>,
+    pub preview: String,
+}
+
+/// A module that a variable stands for: `import pandas as pd` has the name `pd`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Import {
+    pub name: String,
+    pub module: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<String>,
 }
 
 /// Why the guest did not do what it was asked.

@@ -16,8 +16,21 @@ pub enum ToKernel {
         /// We answer displays that ask for it with [`ToKernel::Seen`].
         #[serde(default)]
         acknowledges: bool,
+        /// Somebody answers when the code asks for input.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        stdin: bool,
         #[serde(default, skip_serializing_if = "serde_json::Map::is_empty")]
         env: serde_json::Map<String, serde_json::Value>,
+    },
+    /// A line of input, in the body. An empty one is the end of the input.
+    Input {
+        exec_id: String,
+    },
+    /// What are your variables? Only asked while no cell runs.
+    State,
+    /// Are you listening? Answered at once if no cell runs.
+    Ping {
+        token: u64,
     },
     /// The display was put in its place among the output; what is printed from now on comes after.
     Seen,
@@ -46,6 +59,18 @@ pub enum FromKernel {
     },
     /// Body: a [`crate::exec::ErrorReport`].
     Error,
+    /// The code waits for a line of input; body: a [`crate::exec::InputRequest`].
+    Input,
+    /// Body: a [`crate::guest::KernelSnapshot`], or empty if it could not be made in time.
+    State,
+    Pong {
+        token: u64,
+    },
+    /// The code was read as a whole and begins to run. Said by shells, which can only be
+    /// interrupted from then on.
+    Begun {
+        exec_id: String,
+    },
     Done {
         exec_id: String,
         status: CellStatus,

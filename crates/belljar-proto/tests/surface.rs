@@ -3,10 +3,12 @@
 //! A guest outlives the server that started it, so what is written here is a promise: a change to
 //! an existing line needs a new protocol generation, a new line does not.
 
-use belljar_proto::exec::{Dropped, Event, ExecSpec, KernelState, Language, Outcome, Status, What};
+use belljar_proto::exec::{
+    Dropped, Event, ExecSpec, InputRequest, KernelState, Language, Outcome, Status, What,
+};
 use belljar_proto::guest::{
-    Answer, Call, FromGuest, Probe, ProbeReport, Refusal, RefusalCode, ReplyOutcome, Request,
-    Skipped, Tree, TreeFile, TreeLimits,
+    Answer, Call, FromGuest, Import, KernelSnapshot, KnownExec, Probe, ProbeReport, Refusal,
+    RefusalCode, ReplyOutcome, Request, Skipped, Tree, TreeFile, TreeLimits, Variable,
 };
 use belljar_proto::kernel::{CellStatus, DisplayKind, FromKernel, ToKernel};
 use serde::{Serialize, de::DeserializeOwned};
@@ -32,6 +34,7 @@ fn spec(what: What) -> ExecSpec {
         timeout_ms: 60_000,
         grace_ms: 2_000,
         output_limit: 1_048_576,
+        stdin: false,
     }
 }
 
@@ -50,11 +53,18 @@ fn from_host_to_guest() {
         Call::AwaitKernel { language },
         Call::Exec(spec(What::Cell { language, echo: true })),
         Call::Exec(spec(What::Command { argv: vec!["true".into()], cwd: "/session".into() })),
+        Call::Exec(ExecSpec {
+            stdin: true,
+            ..spec(What::Cell { language: Language::Bash, echo: false })
+        }),
+        Call::Stdin { exec_id: "e1".into(), close: true },
         Call::Join { exec_id: "e1".into(), from: 3, offset: 17 },
         Call::Interrupt { exec_id: "e1".into() },
         Call::Forget { exec_id: "e1".into() },
         Call::ListTree { root: "/session".into(), limits: TreeLimits { files: 10, depth: 3 } },
         Call::OpenFile { root: "/session".into(), path: b"a b/\xff\n%".to_vec() },
+        Call::KernelState { language },
+        Call::OutliveHost { alone_for_s: 3600 },
         Call::Probe { probe: Probe::Memory { bytes: 1 } },
         Call::Probe { probe: Probe::Processes { count: 1 } },
         Call::Probe { probe: Probe::Cpu { wall_ms: 1 } },
@@ -68,12 +78,17 @@ fn from_host_to_guest() {
 #[test]
 fn from_guest_to_host() {
     let answers = [
-        Answer::Welcome { protocol: 1, version: "0.1.0".into(), execs: vec!["e1".into()] },
+        Answer::Welcome {
+            protocol: 1,
+            version: "0.1.0".into(),
+            execs: vec![KnownExec { exec_id: "e1".into(), running: true }],
+        },
         Answer::KernelEnds { landlock: true },
         Answer::KernelReady { language_version: "3.11.7".into() },
         Answer::Started,
         Answer::Done,
         Answer::Tree,
+        Answer::State,
         Answer::File { size: 5 },
         Answer::Probed(ProbeReport::Memory { killed: true }),
         Answer::Probed(ProbeReport::Processes { started: 14 }),
@@ -106,6 +121,7 @@ fn from_guest_to_host() {
         Event::Display,
         Event::Result,
         Event::Error,
+        Event::Input,
         Event::Done(outcome(Status::Ok)),
         Event::Done(outcome(Status::Error)),
         Event::Done(outcome(Status::Timeout)),
@@ -138,14 +154,48 @@ fn the_body_of_a_tree() {
 }
 
 #[test]
+fn the_body_of_a_state() {
+    let frame = Variable {
+        name: "frame".into(),
+        type_name: "pandas.DataFrame".into(),
+        size: Some(64),
+        shape: Some(vec![2, 3]),
+        dtype: Some("int64, object".into()),
+        preview: "   a  b".into(),
+    };
+    let word = Variable { name: "word".into(), shape: None, dtype: None, ..frame.clone() };
+    let import = Import { name: "pd".into(), module: "pandas".into(), version: Some("2".into()) };
+    insta::assert_snapshot!(lines(&[KernelSnapshot {
+        variables: vec![frame, word],
+        imports: vec![import],
+        cwd: "/session".into(),
+        truncated: 1,
+    }]));
+}
+
+#[test]
+fn the_body_of_a_request_for_input() {
+    insta::assert_snapshot!(
+        lines(&[InputRequest { prompt: "Name? ".into(), password: false }]),
+        @r#"{"prompt":"Name? ","password":false}"#
+    );
+}
+
+#[test]
 fn between_guest_and_kernel() {
     let env = serde_json::Map::from_iter([("K".to_owned(), "V".into())]);
     insta::assert_snapshot!(lines(&[
-        ToKernel::Exec { exec_id: "e1".into(), echo: true, acknowledges: true, env },
+        ToKernel::Exec { exec_id: "e1".into(), echo: true, acknowledges: true, stdin: true, env },
+        ToKernel::Input { exec_id: "e1".into() },
+        ToKernel::State,
+        ToKernel::Ping { token: 7 },
         ToKernel::Seen,
         ToKernel::Shutdown,
     ]), @r#"
-    {"op":"exec","exec_id":"e1","echo":true,"acknowledges":true,"env":{"K":"V"}}
+    {"op":"exec","exec_id":"e1","echo":true,"acknowledges":true,"stdin":true,"env":{"K":"V"}}
+    {"op":"input","exec_id":"e1"}
+    {"op":"state"}
+    {"op":"ping","token":7}
     {"op":"seen"}
     {"op":"shutdown"}
     "#);
@@ -166,6 +216,10 @@ fn between_guest_and_kernel() {
         FromKernel::Display { kind: DisplayKind::Display, wait: true },
         FromKernel::Display { kind: DisplayKind::Result, wait: false },
         FromKernel::Error,
+        FromKernel::Input,
+        FromKernel::State,
+        FromKernel::Pong { token: 7 },
+        FromKernel::Begun { exec_id: "e1".into() },
         done(CellStatus::Ok),
         done(CellStatus::Error),
         done(CellStatus::Interrupted),

@@ -16,7 +16,9 @@ use std::time::Duration;
 use belljar_proto::PROTOCOL;
 use belljar_proto::exec::{Event, ExecSpec};
 use belljar_proto::frame::{self, Decoder, Frame};
-use belljar_proto::guest::{Answer, Call, FromGuest, Refusal, RefusalCode, ReplyOutcome, Request};
+use belljar_proto::guest::{
+    Answer, Call, FromGuest, KnownExec, Refusal, RefusalCode, ReplyOutcome, Request,
+};
 use belljar_sys::channel::{self, Kind};
 use tokio::io::{AsyncWriteExt, Interest};
 use tokio::net::UnixStream;
@@ -56,6 +58,8 @@ pub struct Link {
     shared: Arc<Shared>,
     next_id: AtomicU64,
     tasks: [tokio::task::JoinHandle<()>; 2],
+    /// Executions the guest knew when we connected.
+    known: Vec<KnownExec>,
     /// Where the guest listens, and the nonce it wants to hear.
     address: (PathBuf, String),
 }
@@ -116,10 +120,14 @@ impl Link {
             tokio::spawn(write(writer, to_write)),
         ];
         let address = (socket.to_owned(), nonce.to_owned());
-        let link = Link { outbox, shared, next_id: AtomicU64::new(1), tasks, address };
+        let (next_id, known) = (AtomicU64::new(1), Vec::new());
+        let mut link = Link { outbox, shared, next_id, tasks, known, address };
         let hello = Call::Hello { protocol: PROTOCOL, nonce: nonce.to_owned() };
         match link.call(hello, &[]).await?.answer {
-            Answer::Welcome { .. } => Ok(link),
+            Answer::Welcome { execs, .. } => {
+                link.known = execs;
+                Ok(link)
+            }
             _ => Err(RuntimeError::UnexpectedAnswer),
         }
     }
@@ -127,6 +135,13 @@ impl Link {
     /// A second connection to the same guest, as a successor of ours would make it.
     pub async fn again(&self) -> Result<Link, RuntimeError> {
         Link::connect(&self.address.0, &self.address.1).await
+    }
+
+    /// The executions the guest knew when this connection was made, oldest first: what a server
+    /// that comes back may join.
+    #[must_use]
+    pub fn known_execs(&self) -> &[KnownExec] {
+        &self.known
     }
 
     /// Whether the guest is still there, as far as we have heard.

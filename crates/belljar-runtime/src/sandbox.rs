@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use belljar_proto::exec::{ExecSpec, Language};
 use belljar_proto::frame::FrameError;
-use belljar_proto::guest::{Call, Tree, TreeLimits};
+use belljar_proto::guest::{Call, KernelSnapshot, Tree, TreeLimits};
 use belljar_sys::cgroup::Cgroup;
 use belljar_sys::{channel, process};
 use serde::{Deserialize, Serialize};
@@ -20,6 +20,11 @@ use crate::spec::{SandboxSpec, paths};
 
 /// The kernel ends a killed sandbox at once; an overloaded machine gets this long.
 const DESTROY_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Interactive, because only then an interrupt ends the command that runs and not the shell; the
+/// guest says the rest through its standard input. Without job control everything a cell starts is
+/// in one process group, which is what an interrupt goes to.
+const BASH: [&str; 6] = ["/bin/bash", "--noprofile", "--norc", "--noediting", "-i", "+m"];
 
 /// How a kernel came to be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -139,25 +144,24 @@ impl Sandbox {
         self.cgroup.as_ref().map_or(0, Cgroup::throttled)
     }
 
-    /// A fresh Python kernel, replacing any other: forked if a zygote is warm, executed if not.
-    pub async fn start_kernel(&self) -> Result<KernelStart, RuntimeError> {
-        let start = match self.fork_kernel().await {
-            Some(Ok(())) => KernelStart::Forked,
-            Some(Err(error)) => {
-                tracing::warn!("failed to fork a kernel, starting one slowly: {error}");
-                self.execute_kernel().await?;
-                KernelStart::Executed
+    /// A fresh kernel, replacing any other of its language. Python is forked if a zygote is warm,
+    /// and everything else is executed.
+    pub async fn start_kernel(&self, language: Language) -> Result<KernelStart, RuntimeError> {
+        if language == Language::Python {
+            match self.fork_python().await {
+                Some(Ok(())) => return Ok(KernelStart::Forked),
+                Some(Err(error)) => {
+                    tracing::warn!("failed to fork a kernel, starting one slowly: {error}");
+                }
+                None => {}
             }
-            None => {
-                self.execute_kernel().await?;
-                KernelStart::Executed
-            }
-        };
-        Ok(start)
+        }
+        self.execute_kernel(language).await?;
+        Ok(KernelStart::Executed)
     }
 
     /// `None` when no zygote is warm.
-    async fn fork_kernel(&self) -> Option<Result<(), RuntimeError>> {
+    async fn fork_python(&self) -> Option<Result<(), RuntimeError>> {
         let zygote = self.runtime.warm_zygote().filter(|_| !self.adopted)?;
         Some(
             async {
@@ -179,11 +183,14 @@ impl Sandbox {
         )
     }
 
-    async fn execute_kernel(&self) -> Result<(), RuntimeError> {
-        let language = Language::Python;
+    async fn execute_kernel(&self, language: Language) -> Result<(), RuntimeError> {
+        let argv = match language {
+            Language::Python => self.runtime.kernel_argv("kernel"),
+            Language::Bash => BASH.map(str::to_owned).to_vec(),
+        };
         let call = Call::SpawnKernel {
             language,
-            argv: self.runtime.kernel_argv("kernel"),
+            argv,
             env: self.environment(),
             cwd: paths::SESSION.into(),
         };
@@ -199,6 +206,29 @@ impl Sandbox {
     pub async fn interrupt(&self, exec_id: &str) -> Result<(), RuntimeError> {
         let call = Call::Interrupt { exec_id: exec_id.to_owned() };
         self.link.call(call, &[]).await.map(|_| ())
+    }
+
+    /// More standard input for an execution that was started with `stdin`.
+    pub async fn stdin(
+        &self,
+        exec_id: &str,
+        bytes: &[u8],
+        close: bool,
+    ) -> Result<(), RuntimeError> {
+        let call = Call::Stdin { exec_id: exec_id.to_owned(), close };
+        self.link.call(call, bytes).await.map(|_| ())
+    }
+
+    /// The variables of a kernel, as it tells them itself.
+    pub async fn kernel_state(&self, language: Language) -> Result<KernelSnapshot, RuntimeError> {
+        let reply = self.link.call(Call::KernelState { language }, &[]).await?;
+        let understood = serde_json::from_slice(&reply.body);
+        understood.map_err(|error| RuntimeError::Nonsense(FrameError::Head(error)))
+    }
+
+    /// How long the sandbox goes on from now on while nobody is connected to it.
+    pub async fn outlive_host(&self, alone_for_s: u64) -> Result<(), RuntimeError> {
+        self.link.call(Call::OutliveHost { alone_for_s }, &[]).await.map(|_| ())
     }
 
     /// The plain files below a directory of the sandbox, as the guest tells.

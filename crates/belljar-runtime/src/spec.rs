@@ -37,9 +37,9 @@ pub struct SandboxSpec {
     /// A directory of the host to be `/session`, where it is to outlive the sandbox. Nobody else
     /// may write there; its contents are given to the sandbox's user.
     pub session_dir: Option<PathBuf>,
-    /// Whether the sandbox goes on without anybody connected to it. An ephemeral run does not: it
-    /// must end with the process that asked for it, however that ends.
-    pub outlives_host: bool,
+    /// For how many seconds the sandbox goes on without anybody connected to it. An ephemeral run
+    /// does not at all (0): it must end with the process that asked for it, however that ends.
+    pub alone_for_s: u64,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -197,7 +197,7 @@ impl NativeRuntime {
             oom_events,
             id_lock,
             nonce: nonce.clone(),
-            outlives_host: spec.outlives_host,
+            alone_for_s: spec.alone_for_s,
         };
         let borrowed: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
         let mut spawned = self.spawner.sandbox(order, &borrowed).await?;

@@ -55,7 +55,7 @@ pub struct SandboxOrder {
     /// Held by the guest for as long as it lives.
     pub id_lock: Option<FdIndex>,
     pub nonce: String,
-    pub outlives_host: bool,
+    pub alone_for_s: u64,
 }
 
 /// From the spawner.
@@ -79,7 +79,7 @@ pub struct GuestStart {
     pub nonce: String,
     pub oom_events: Option<std::fs::File>,
     pub landlock: Option<OwnedFd>,
-    pub outlives_host: bool,
+    pub alone_for_s: u64,
 }
 
 /// The server's handle of its spawner.
@@ -457,7 +457,7 @@ fn guest_in_child(
         nonce: order.nonce,
         oom_events: order.oom_events.and_then(&mut take).map(Into::into),
         landlock: applied.landlock,
-        outlives_host: order.outlives_host,
+        alone_for_s: order.alone_for_s,
     };
     // Never closed while the guest lives: the lock on its block of ids goes with it.
     let _id_lock = order.id_lock.and_then(&mut take);

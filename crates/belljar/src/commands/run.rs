@@ -182,7 +182,8 @@ fn pass_through(event: &ExecEvent) {
                 write_all(&mut io::stderr(), text.as_bytes());
             }
         }
-        Event::Done(_) => {}
+        // A run takes no input while it goes on.
+        Event::Input | Event::Done(_) => {}
     }
 }
 

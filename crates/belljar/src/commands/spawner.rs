@@ -18,6 +18,6 @@ fn become_guest(start: GuestStart) -> std::io::Result<()> {
         nonce: start.nonce,
         oom_events: start.oom_events,
         landlock: start.landlock,
-        outlives_host: start.outlives_host,
+        alone_for_s: start.alone_for_s,
     })
 }

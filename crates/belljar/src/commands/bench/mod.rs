@@ -356,6 +356,7 @@ async fn execute(sandbox: &Sandbox, code: &str) -> Result<()> {
         timeout_ms: 60_000,
         grace_ms: 1_000,
         output_limit: 1 << 20,
+        stdin: false,
     };
     let exec_id = spec.exec_id.clone();
     let mut following = sandbox.exec(spec, code.as_bytes()).await?;
