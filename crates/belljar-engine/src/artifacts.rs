@@ -87,7 +87,7 @@ pub async fn promote(
         let (opened, size) = match sandbox.open_file(paths::ARTIFACTS, &file.path).await {
             Ok(opened) => opened,
             Err(error) => {
-                refuse(&mut promoted, &file.path, crate::run::in_full(&error));
+                refuse(&mut promoted, &file.path, crate::in_full(&error));
                 continue;
             }
         };

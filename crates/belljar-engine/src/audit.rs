@@ -62,7 +62,9 @@ impl Audit {
         let file = append_to(path)?;
         let (lines, queue) = sync_channel(QUEUE);
         let path = path.to_owned();
-        std::thread::Builder::new().name("audit".into()).spawn(move || write(file, &path, &queue))?;
+        std::thread::Builder::new()
+            .name("audit".into())
+            .spawn(move || write(file, &path, &queue))?;
         Ok(Audit { lines, whole_code })
     }
 

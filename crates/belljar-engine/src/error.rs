@@ -1,4 +1,14 @@
+//! What can go wrong, one sentence each; the cause is the source. Nothing here knows of HTTP.
+
+use std::error::Error;
+use std::fmt::Write as _;
+use std::path::PathBuf;
+
 use belljar_runtime::RuntimeError;
+
+use crate::admission::Full;
+use crate::session::rules::Refusal;
+use crate::store::StoreError;
 
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
@@ -10,4 +20,64 @@ pub enum EngineError {
     Exec(#[source] RuntimeError),
     #[error("failed to look for artifacts")]
     ListArtifacts(#[source] RuntimeError),
+    #[error("failed to feed the execution")]
+    Stdin(#[source] RuntimeError),
+    #[error("failed to look at the kernel's variables")]
+    State(#[source] RuntimeError),
+    #[error("failed to take over the sandbox of an earlier server")]
+    Adopt(#[source] RuntimeError),
+    #[error("failed to prepare the session's directory `{path}`")]
+    Directory {
+        path: PathBuf,
+        #[source]
+        cause: std::io::Error,
+    },
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error(transparent)]
+    Full(#[from] Full),
+    #[error("there is no session `{0}`")]
+    NoSession(String),
+    #[error("there is no execution `{0}` in this session")]
+    NoExec(String),
+    #[error("session `{session}` {}{}", state(*refusal), because.as_ref().map(|why| format!(": {why}")).unwrap_or_default())]
+    NotNow { session: String, refusal: Refusal, because: Option<String> },
+    #[error("{0} executions wait in this session already")]
+    QueueFull(usize),
+    #[error("execution `{0}` was asked for before")]
+    DuplicateExec(String),
+    #[error(
+        "the session with this key exists and has another {}",
+        differences.join(", ")
+    )]
+    Different { session: String, differences: Vec<&'static str> },
+    #[error("{0}")]
+    Invalid(String),
+    #[error("the server is stopping")]
+    Stopping,
+}
+
+fn state(refusal: Refusal) -> &'static str {
+    match refusal {
+        Refusal::Ending => "is being stopped",
+        Refusal::Ended => "has ended",
+        Refusal::Alive => "is alive already",
+    }
+}
+
+impl EngineError {
+    pub(crate) fn not_now(session: &str, refusal: Refusal, because: Option<String>) -> EngineError {
+        EngineError::NotNow { session: session.to_owned(), refusal, because }
+    }
+}
+
+/// An error with all its causes, in one line.
+pub fn in_full(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let _ = write!(text, ": {cause}");
+        source = cause.source();
+    }
+    text
 }

@@ -2,14 +2,19 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use belljar_proto::exec::{
     DEFAULT_GRACE_MS, DEFAULT_OUTPUT_LIMIT, DEFAULT_TIMEOUT_MS, Dropped, ExecSpec, KernelState,
     Language, Outcome, Status, What,
 };
+use belljar_proto::guest::RefusalCode;
+use belljar_runtime::link::Following;
+use belljar_runtime::{RuntimeError, Sandbox};
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
+use crate::EngineError;
 use crate::result::ExecResult;
 use crate::transcript::Transcript;
 
@@ -158,5 +163,39 @@ pub(crate) fn ended_by_us(status: Status, reason: &str) -> Outcome {
         execution_count: 0,
         duration_us: 0,
         dropped: Dropped::default(),
+    }
+}
+
+/// How much later than its own limits a healthy guest reports the end of an execution, at most.
+pub(crate) const GUEST_SLACK: Duration = Duration::from_secs(10);
+
+/// A kernel that tells its variables is free again in a moment.
+const BUSY_PATIENCE: Duration = Duration::from_secs(10);
+const BUSY_PAUSE: Duration = Duration::from_millis(2);
+
+/// Starts an execution, and the kernel it needs if there is none: it is the first of its language,
+/// or the kernel died, which the guest says in the result.
+pub(crate) async fn start_in(
+    sandbox: &Sandbox,
+    spec: ExecSpec,
+    body: &[u8],
+) -> Result<Following, EngineError> {
+    let begun = Instant::now();
+    let mut started_kernel = false;
+    loop {
+        let refusal = match sandbox.exec(spec.clone(), body).await {
+            Err(RuntimeError::Refused(refusal)) => refusal,
+            started => return started.map_err(EngineError::Exec),
+        };
+        match (refusal.code, &spec.what) {
+            (RefusalCode::NoKernel, What::Cell { language, .. }) if !started_kernel => {
+                sandbox.start_kernel(*language).await.map_err(EngineError::StartKernel)?;
+                started_kernel = true;
+            }
+            (RefusalCode::Busy, _) if begun.elapsed() < BUSY_PATIENCE => {
+                tokio::time::sleep(BUSY_PAUSE).await;
+            }
+            _ => return Err(EngineError::Exec(refusal.into())),
+        }
     }
 }

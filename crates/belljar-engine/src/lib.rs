@@ -1,12 +1,35 @@
-//! What sandboxes are used for: ephemeral [`run`]s, a [`pool`] of warm ones, the [`artifacts`] code
-//! leaves behind. Knows nothing of HTTP and nothing of Linux.
+//! What sandboxes are used for: [`session`]s that remember and survive the server, ephemeral
+//! [`run`]s, a [`pool`] of warm ones, and what must not be lost of all that, in the [`store`].
+//! Knows nothing of HTTP and nothing of Linux.
 
 #![forbid(unsafe_code)]
 
+pub mod admission;
 pub mod artifacts;
+pub mod audit;
+pub mod clock;
+mod engine;
 mod error;
+pub mod exec;
+pub mod keys;
+mod metrics;
 pub mod pool;
+mod record;
 pub mod result;
 pub mod run;
+pub mod session;
+pub mod spec;
+pub mod store;
+pub mod transcript;
+mod usage;
 
-pub use error::EngineError;
+pub use engine::{
+    Created, DEFAULT_TENANT, Engine, EngineConfig, ExecInfo, How, Principal, RunAsk, SessionInfo,
+};
+pub use error::{EngineError, in_full};
+
+/// An id that nobody has had: `prefix_` and 64 random bits.
+#[must_use]
+pub fn new_id(prefix: &str) -> String {
+    format!("{prefix}_{}", &belljar_sys::process::random_name()[..16])
+}

@@ -14,28 +14,28 @@ use crate::session::rules::Phase;
 use crate::store::status_name;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct ByStatus {
-    pub status: Name,
+pub(crate) struct ByStatus {
+    pub(crate) status: Name,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct ByLanguage {
-    pub language: Name,
+pub(crate) struct ByLanguage {
+    pub(crate) language: Name,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct ByState {
-    pub state: Name,
+pub(crate) struct ByState {
+    pub(crate) state: Name,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct ByHow {
-    pub how: Name,
+pub(crate) struct ByHow {
+    pub(crate) how: Name,
 }
 
 /// One of a few names known in advance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Name(pub &'static str);
+pub(crate) struct Name(pub(crate) &'static str);
 
 impl EncodeLabelValue for Name {
     fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> Result<(), std::fmt::Error> {
@@ -44,20 +44,20 @@ impl EncodeLabelValue for Name {
 }
 
 #[derive(Debug)]
-pub struct Metrics {
+pub(crate) struct Metrics {
     registry: Registry,
     sessions: Family<ByState, Gauge>,
     /// How sessions came to be: pool, cold, found, restarted, refused, failed.
-    pub creates: Family<ByHow, Counter>,
-    pub create_seconds: Histogram,
-    pub execs: Family<ByStatus, Counter>,
-    pub exec_seconds: Family<ByLanguage, Histogram>,
-    pub runs: Counter,
-    pub oom: Counter,
-    pub dropped_bytes: Counter,
+    pub(crate) creates: Family<ByHow, Counter>,
+    pub(crate) create_seconds: Histogram,
+    pub(crate) execs: Family<ByStatus, Counter>,
+    pub(crate) exec_seconds: Family<ByLanguage, Histogram>,
+    pub(crate) runs: Counter,
+    pub(crate) oom: Counter,
+    pub(crate) dropped_bytes: Counter,
     /// What became of sessions that an earlier server left: adopted, lost, cleaned.
-    pub adoptions: Family<ByHow, Counter>,
-    pub expired: Counter,
+    pub(crate) adoptions: Family<ByHow, Counter>,
+    pub(crate) expired: Counter,
     pool_ready: Gauge,
     pool_taken: Family<ByHow, Counter<u64, AtomicU64>>,
     queued: Gauge,
@@ -89,7 +89,11 @@ impl Default for Metrics {
         };
         let r = &mut metrics.registry;
         r.register("sessions", "Sessions by state", metrics.sessions.clone());
-        r.register("creates", "Requests for a session, by how they were met", metrics.creates.clone());
+        r.register(
+            "creates",
+            "Requests for a session, by how they were met",
+            metrics.creates.clone(),
+        );
         r.register("create_seconds", "Time to make a session", metrics.create_seconds.clone());
         r.register("execs", "Executions by status", metrics.execs.clone());
         r.register(
@@ -109,7 +113,11 @@ impl Default for Metrics {
             "Sessions left by an earlier server, by what became of them",
             metrics.adoptions.clone(),
         );
-        r.register("sessions_expired", "Sessions that reached their end of life", metrics.expired.clone());
+        r.register(
+            "sessions_expired",
+            "Sessions that reached their end of life",
+            metrics.expired.clone(),
+        );
         r.register("pool_ready", "Warm sandboxes waiting", metrics.pool_ready.clone());
         r.register(
             "pool_taken",

@@ -3,6 +3,7 @@
 //! A task of its own keeps the pool at its target. Whoever takes one from an empty pool makes a
 //! cold one instead of waiting, and it is counted.
 
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -13,6 +14,7 @@ use belljar_runtime::{Sandbox, SandboxSpec};
 use tokio::sync::Notify;
 
 use crate::EngineError;
+use crate::error::in_full;
 
 /// After a failure to make a sandbox, the next attempt waits this long.
 const RETRY_PAUSE: Duration = Duration::from_millis(500);
@@ -21,31 +23,49 @@ const RETRY_PAUSE: Duration = Duration::from_millis(500);
 /// the processor from them.
 const REFILL_DELAY: Duration = Duration::from_millis(20);
 
+/// Decides what the next sandbox is like, and whose it will be: a session on disk has its directory
+/// from the beginning, so its id is chosen with it.
+pub type Next = Box<dyn Fn() -> Result<(String, SandboxSpec), EngineError> + Send + Sync>;
+
+/// A sandbox with a kernel, and the id its user is to have.
+#[derive(Debug)]
+pub struct Warm {
+    pub id: String,
+    pub sandbox: Sandbox,
+    /// Whether it was waiting.
+    pub was_ready: bool,
+}
+
 #[derive(Debug)]
 pub struct Pool {
     shared: Arc<Shared>,
     filler: tokio::task::JoinHandle<()>,
 }
 
-#[derive(Debug)]
 struct Shared {
     runtime: Arc<NativeRuntime>,
-    spec: SandboxSpec,
+    next: Next,
     target: usize,
-    ready: Mutex<Vec<Sandbox>>,
+    ready: Mutex<Vec<Warm>>,
     taken: Notify,
     filled: Notify,
     hits: AtomicU64,
     misses: AtomicU64,
 }
 
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pool").field("target", &self.target).finish_non_exhaustive()
+    }
+}
+
 impl Pool {
-    /// A pool of `target` sandboxes of this kind, filled in the background.
+    /// A pool of `target` sandboxes, filled in the background.
     #[must_use]
-    pub fn start(runtime: Arc<NativeRuntime>, spec: SandboxSpec, target: usize) -> Pool {
+    pub fn start(runtime: Arc<NativeRuntime>, target: usize, next: Next) -> Pool {
         let shared = Arc::new(Shared {
             runtime,
-            spec,
+            next,
             target,
             ready: Mutex::default(),
             taken: Notify::new(),
@@ -58,22 +78,24 @@ impl Pool {
     }
 
     /// A sandbox with a warm kernel: from the pool, or a new one if that is empty.
-    pub async fn take(&self) -> Result<Sandbox, EngineError> {
+    pub async fn take(&self) -> Result<Warm, EngineError> {
         let ready = {
             let mut ready = self.shared.lock();
             // One that died while it waited is of no use to anybody.
-            ready.retain(|sandbox| sandbox.link().is_open());
+            ready.retain(|warm| warm.sandbox.link().is_open());
             ready.pop()
         };
         self.shared.taken.notify_one();
         match ready {
-            Some(sandbox) => {
+            Some(warm) => {
                 self.shared.hits.fetch_add(1, Ordering::Relaxed);
-                Ok(sandbox)
+                Ok(warm)
             }
             None => {
                 self.shared.misses.fetch_add(1, Ordering::Relaxed);
-                warm_sandbox(&self.shared.runtime, &self.shared.spec).await
+                let (id, spec) = (self.shared.next)()?;
+                let sandbox = warm_sandbox(&self.shared.runtime, &spec).await?;
+                Ok(Warm { id, sandbox, was_ready: false })
             }
         }
     }
@@ -89,19 +111,28 @@ impl Pool {
         }
     }
 
+    /// How many wait.
+    #[must_use]
+    pub fn ready(&self) -> usize {
+        self.shared.lock().len()
+    }
+
     /// How often a sandbox was ready, and how often not.
     #[must_use]
     pub fn hits_and_misses(&self) -> (u64, u64) {
         (self.shared.hits.load(Ordering::Relaxed), self.shared.misses.load(Ordering::Relaxed))
     }
 
-    /// Ends every sandbox still in the pool.
-    pub async fn drain(self) {
+    /// Ends every sandbox still in the pool; those ids will not be used.
+    pub async fn drain(&self) -> Vec<String> {
         self.filler.abort();
-        let rest: Vec<Sandbox> = std::mem::take(&mut *self.shared.lock());
-        for sandbox in rest {
-            sandbox.destroy().await;
+        let rest: Vec<Warm> = std::mem::take(&mut *self.shared.lock());
+        let mut ids = Vec::with_capacity(rest.len());
+        for warm in rest {
+            warm.sandbox.destroy().await;
+            ids.push(warm.id);
         }
+        ids
     }
 }
 
@@ -112,12 +143,12 @@ impl Drop for Pool {
 }
 
 impl Shared {
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Sandbox>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Warm>> {
         self.ready.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }
 
-/// A new sandbox with a kernel in it.
+/// A new sandbox with a Python kernel in it.
 pub async fn warm_sandbox(
     runtime: &Arc<NativeRuntime>,
     spec: &SandboxSpec,
@@ -133,15 +164,24 @@ pub async fn warm_sandbox(
 }
 
 async fn fill(shared: Arc<Shared>) {
+    // A kernel started before the zygote is warm would be slow to start and large for ever.
+    shared.runtime.zygote_settled().await;
     loop {
         while shared.lock().len() < shared.target {
-            match warm_sandbox(&shared.runtime, &shared.spec).await {
-                Ok(sandbox) => {
-                    shared.lock().push(sandbox);
+            let made = match (shared.next)() {
+                Ok((id, spec)) => {
+                    let made = warm_sandbox(&shared.runtime, &spec).await;
+                    made.map(|sandbox| Warm { id, sandbox, was_ready: true })
+                }
+                Err(error) => Err(error),
+            };
+            match made {
+                Ok(warm) => {
+                    shared.lock().push(warm);
                     shared.filled.notify_waiters();
                 }
                 Err(error) => {
-                    tracing::warn!("failed to fill the pool: {}", crate::run::in_full(&error));
+                    tracing::warn!("failed to fill the pool: {}", in_full(&error));
                     tokio::time::sleep(RETRY_PAUSE).await;
                 }
             }

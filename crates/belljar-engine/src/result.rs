@@ -122,11 +122,6 @@ impl ExecResult {
             artifacts: Artifacts::default(),
         }
     }
-
-    /// The time is long over and the guest says nothing.
-    pub(crate) fn unanswered(exec_id: String) -> ExecResult {
-        ExecResult::without_output(exec_id, ended_by_us(Status::Timeout, UNANSWERED))
-    }
 }
 
 pub(crate) const UNANSWERED: &str = "the sandbox does not answer any more and was ended";

@@ -1,7 +1,5 @@
 //! An ephemeral run: one sandbox for one piece of code, gone afterwards.
 
-use std::error::Error;
-use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,10 +14,10 @@ use tokio::sync::watch;
 
 use crate::EngineError;
 use crate::artifacts::{self, ArtifactLimits};
-use crate::result::{self, ExecResult};
-
-/// How much later than its own limits a healthy guest reports the end of an execution, at most.
-const GUEST_SLACK: Duration = Duration::from_secs(10);
+use crate::error::in_full;
+use crate::exec::{self, GUEST_SLACK};
+use crate::result::{self, ExecResult, UNANSWERED};
+use crate::transcript::Transcript;
 
 /// What to run and how.
 #[derive(Debug, Clone)]
@@ -45,6 +43,16 @@ pub enum Code {
     },
 }
 
+impl Code {
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        match self {
+            Code::Python { code, .. } => code,
+            Code::Bash { code } => code.as_bytes(),
+        }
+    }
+}
+
 impl Run {
     #[must_use]
     pub fn new(id: String, code: Code, spec: SandboxSpec) -> Run {
@@ -58,7 +66,7 @@ impl Run {
         }
     }
 
-    /// Runs to the end. A change of `interrupt` to true ends the code early.
+    /// Runs to the end, in a sandbox of its own. A change of `interrupt` to true ends the code early.
     pub async fn execute(
         self,
         runtime: &Arc<NativeRuntime>,
@@ -66,31 +74,29 @@ impl Run {
         watch: impl FnMut(&ExecEvent),
     ) -> Result<ExecResult, EngineError> {
         let sandbox = runtime.create(&self.spec).await.map_err(EngineError::Create)?;
-        let outcome = self.execute_in(&sandbox, interrupt, watch).await;
+        let transcript = Transcript::new(self.output_limit);
+        let outcome = self.execute_in(&sandbox, &transcript, interrupt, watch).await;
         sandbox.destroy().await;
         outcome
     }
 
-    async fn execute_in(
+    pub(crate) async fn execute_in(
         self,
         sandbox: &Sandbox,
+        transcript: &Transcript,
         interrupt: watch::Receiver<bool>,
         watch: impl FnMut(&ExecEvent),
     ) -> Result<ExecResult, EngineError> {
-        let (what, body) = match self.code {
+        let (what, env, body) = match self.code {
+            // A kernel that was waiting does not know the environment of this run.
             Code::Python { code, echo } => {
-                sandbox.start_kernel(Language::Python).await.map_err(EngineError::StartKernel)?;
-                (What::Cell { language: Language::Python, echo }, code)
+                (What::Cell { language: Language::Python, echo }, self.spec.env, code)
             }
             Code::Bash { code } => {
                 let argv = vec!["/bin/bash".into(), "-c".into(), code];
-                (What::Command { argv, cwd: paths::SESSION.into() }, Vec::new())
+                let env = sandbox.environment().into_iter().chain(self.spec.env).collect();
+                (What::Command { argv, cwd: paths::SESSION.into() }, env, Vec::new())
             }
-        };
-        let env = match what {
-            // The kernel was started with it.
-            What::Cell { .. } => Vec::new(),
-            What::Command { .. } => sandbox.environment(),
         };
         let spec = ExecSpec {
             exec_id: self.id.clone(),
@@ -101,39 +107,41 @@ impl Run {
             output_limit: self.output_limit,
             stdin: false,
         };
-        let mut following = sandbox.exec(spec, &body).await.map_err(EngineError::Exec)?;
+        let mut following = exec::start_in(sandbox, spec, &body).await?;
         drop(body);
         // The guest keeps the time. Should it not be able to any more, we do.
         let grace = Duration::from_millis(DEFAULT_GRACE_MS) + GUEST_SLACK;
         let limit = Duration::from_millis(self.timeout_ms) + grace;
-        let outcome = {
-            let collecting =
-                result::collect(self.id.clone(), &mut following, self.output_limit, watch);
-            tokio::pin!(collecting);
+        let ended = {
+            let following = result::follow(transcript, &mut following, watch);
+            tokio::pin!(following);
             tokio::select! {
-                ended = &mut collecting => Some(ended),
+                ended = &mut following => Some(ended),
                 () = tokio::time::sleep(limit) => None,
                 () = asked(interrupt) => {
                     // If the guest cannot be asked any more, the end is near anyway.
                     let asking = async {
                         let _ = sandbox.interrupt(&self.id).await;
-                        collecting.await
+                        following.await
                     };
                     tokio::time::timeout(grace, asking).await.ok()
                 }
             }
         };
-        let Some((mut result, lost)) = outcome else {
-            return Ok(ExecResult::unanswered(self.id));
-        };
-        if lost {
-            if sandbox.oom_kills() > 0 {
-                result.status = Status::Oom;
-                result.reason = Some("the sandbox ran out of memory".into());
+        let end = match ended {
+            Some(true) => None,
+            Some(false) if sandbox.oom_kills() > 0 => {
+                Some((Status::Oom, "the sandbox ran out of memory"))
             }
-            return Ok(result);
+            Some(false) => Some((Status::Crashed, "the sandbox ended before the code did")),
+            None => Some((Status::Timeout, UNANSWERED)),
+        };
+        if let Some((status, reason)) = end {
+            transcript.finish(exec::ended_by_us(status, reason));
+            return Ok(ExecResult::of(self.id, transcript));
         }
         let directory = self.outputs.join(&self.id);
+        let mut result = ExecResult::of(self.id, transcript);
         match artifacts::promote(sandbox, &directory, ArtifactLimits::default()).await {
             Ok(promoted) => result.artifacts = promoted,
             // The code has run and its result is worth having, with a word on what is missing.
@@ -151,15 +159,4 @@ async fn asked(mut interrupt: watch::Receiver<bool>) {
         // Nobody is left who could ask.
         std::future::pending::<()>().await;
     }
-}
-
-/// An error with all its causes, in one line.
-pub fn in_full(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        let _ = write!(text, ": {cause}");
-        source = cause.source();
-    }
-    text
 }

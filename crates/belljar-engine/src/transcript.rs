@@ -79,10 +79,7 @@ impl Transcript {
     pub fn new(output_limit: u64) -> Transcript {
         let output = usize::try_from(output_limit).unwrap_or(usize::MAX);
         let room = [output, output, MAX_OTHER_BYTES];
-        Transcript {
-            inner: Mutex::new(Inner { room, ..Inner::default() }),
-            grown: Notify::new(),
-        }
+        Transcript { inner: Mutex::new(Inner { room, ..Inner::default() }), grown: Notify::new() }
     }
 
     /// Where the guest is to go on after the connection was lost: entry and offset in it.

@@ -262,6 +262,11 @@ impl Sandbox {
         let _ = self.process.readable().await;
     }
 
+    /// Begins its end, without waiting for it.
+    pub fn kill(&self) {
+        let _ = process::kill_by_pidfd(self.process.get_ref());
+    }
+
     /// Leaves the sandbox to a successor of this process, which is about to end.
     pub fn leave(self) {
         // What we hold of it must not be cleaned up; the kernel closes our descriptors.

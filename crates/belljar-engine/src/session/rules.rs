@@ -102,7 +102,9 @@ impl Phase {
 pub fn allows(phase: Phase, request: Request) -> Result<(), Refusal> {
     use {Phase::*, Request::*};
     match (phase, request) {
-        (Creating | Ready | Busy | Hibernating | Hibernated, Exec | Attend | Extend | Stop) => Ok(()),
+        (Creating | Ready | Busy | Hibernating | Hibernated, Exec | Attend | Extend | Stop) => {
+            Ok(())
+        }
         (Creating | Ready | Busy | Hibernating | Hibernated, Start) => Err(Refusal::Alive),
         // Asked twice, it is still stopped once.
         (Stopping | Stopped | Failed, Stop) => Ok(()),
@@ -188,7 +190,8 @@ mod tests {
             let mut reached = vec![start];
             for _ in 0..Phase::ALL.len() {
                 for phase in reached.clone() {
-                    reached.extend(HAPPENINGS.iter().filter_map(|happening| next(phase, *happening)));
+                    reached
+                        .extend(HAPPENINGS.iter().filter_map(|happening| next(phase, *happening)));
                 }
                 reached.sort();
                 reached.dedup();

@@ -198,14 +198,8 @@ fn from_row(row: &Row<'_>) -> rusqlite::Result<ExecRow> {
     })
 }
 
-pub(crate) const STATUSES: [Status; 6] = [
-    Status::Ok,
-    Status::Error,
-    Status::Timeout,
-    Status::Interrupted,
-    Status::Crashed,
-    Status::Oom,
-];
+pub(crate) const STATUSES: [Status; 6] =
+    [Status::Ok, Status::Error, Status::Timeout, Status::Interrupted, Status::Crashed, Status::Oom];
 
 pub(crate) fn status_name(status: Status) -> &'static str {
     match status {

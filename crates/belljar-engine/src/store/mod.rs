@@ -71,7 +71,9 @@ pub enum StoreError {
         #[source]
         cause: std::io::Error,
     },
-    #[error("another belljar server{holder} uses the state directory `{path}`; stop it first, or give this one another with BELLJAR_STATE_DIR")]
+    #[error(
+        "another belljar server{holder} uses the state directory `{path}`; stop it first, or give this one another with BELLJAR_STATE_DIR"
+    )]
     Locked { path: PathBuf, holder: String },
 }
 
@@ -280,7 +282,8 @@ mod tests {
     async fn a_failed_job_fails_alone() {
         let directory = tempfile::tempdir().unwrap();
         let store = Store::open(&directory.path().join("belljar.db")).unwrap();
-        let bad = store.write(Durability::Process, |c| c.execute("INSERT INTO nowhere VALUES (1)", []));
+        let bad =
+            store.write(Durability::Process, |c| c.execute("INSERT INTO nowhere VALUES (1)", []));
         let good = store.write(Durability::Power, |c| {
             c.execute("INSERT INTO meta (name, value) VALUES ('a', 'b')", [])
         });
@@ -303,7 +306,13 @@ mod tests {
         let whole = std::fs::read(&path).unwrap();
         let mut scratched = whole.clone();
         scratched[4096..].fill(0xff);
-        for damaged in [&b""[..], b"SQLite", b"not a database at all, but long enough to be one", &whole[..whole.len() / 2], &scratched] {
+        for damaged in [
+            &b""[..],
+            b"SQLite",
+            b"not a database at all, but long enough to be one",
+            &whole[..whole.len() / 2],
+            &scratched,
+        ] {
             for extra in ["-wal", "-shm"] {
                 let _ = std::fs::remove_file(format!("{}{extra}", path.display()));
             }

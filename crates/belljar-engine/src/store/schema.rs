@@ -100,8 +100,7 @@ pub(super) fn create_if_absent(path: &Path) -> Result<(), StoreError> {
     };
     make().map_err(opened)?;
     connection.close().map_err(|(_, cause)| opened(cause))?;
-    std::fs::rename(&fresh, path)
-        .map_err(|cause| StoreError::StateDir { path: path.into(), cause })
+    std::fs::rename(&fresh, path).map_err(|cause| StoreError::StateDir { path: path.into(), cause })
 }
 
 pub(super) fn open(path: &Path) -> Result<Connection, StoreError> {
@@ -144,7 +143,8 @@ fn inspect(connection: &Connection, path: &Path) -> rusqlite::Result<Result<i64,
 fn migrate(connection: &Connection, from: i64) -> rusqlite::Result<()> {
     for (index, step) in MIGRATIONS.iter().enumerate().skip(usize::try_from(from).unwrap_or(0)) {
         let version = index + 1;
-        connection.execute_batch(&format!("BEGIN; {step} PRAGMA user_version = {version}; COMMIT"))?;
+        connection
+            .execute_batch(&format!("BEGIN; {step} PRAGMA user_version = {version}; COMMIT"))?;
     }
     Ok(())
 }

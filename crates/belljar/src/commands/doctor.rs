@@ -206,7 +206,7 @@ fn cgroups(runtime: &NativeRuntime) -> Finding {
     match runtime.cgroups() {
         Ok(parent) => ok("cgroups", parent.layout().name()),
         Err(error) => {
-            let error = anyhow::Error::msg(belljar_engine::run::in_full(error));
+            let error = anyhow::Error::msg(belljar_engine::in_full(error));
             Finding {
                 feature: "cgroups",
                 state: State::Weak,

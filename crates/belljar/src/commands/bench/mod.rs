@@ -215,13 +215,15 @@ impl Bench<'_> {
     }
 
     async fn create_pooled(&self, rounds: usize, code: &str) -> Result<Summary> {
-        let pool = Pool::start(Arc::clone(&self.runtime), self.spec.clone(), POOL_SIZE);
+        let spec = self.spec.clone();
+        let next = Box::new(move || Ok((String::new(), spec.clone())));
+        let pool = Pool::start(Arc::clone(&self.runtime), POOL_SIZE, next);
         let mut samples = Samples::default();
         for _ in 0..rounds {
             // The pool is full and at rest when a session is asked for.
             pool.full().await;
             let start = Instant::now();
-            let sandbox = pool.take().await?;
+            let sandbox = pool.take().await?.sandbox;
             execute(&sandbox, code).await?;
             samples.push(start.elapsed());
             sandbox.destroy().await;

@@ -1,0 +1,133 @@
+//! API keys: made once, shown once, remembered as a hash.
+
+use std::collections::HashMap;
+use std::sync::{Arc, RwLock};
+
+use sha2::{Digest, Sha256};
+
+use crate::clock;
+use crate::engine::Principal;
+use crate::store::{KeyLimits, KeyRow, Store, StoreError};
+
+/// How every key begins, so that people and secret scanners recognise one.
+const PREFIX: &str = "bjk_";
+
+/// A key that was just made. The secret is not kept anywhere.
+#[derive(Debug)]
+pub struct NewKey {
+    pub row: KeyRow,
+    pub secret: String,
+}
+
+/// Makes a key and writes its hash down.
+pub async fn create(
+    store: &Store,
+    name: String,
+    tenant: String,
+    limits: KeyLimits,
+) -> Result<NewKey, StoreError> {
+    // 256 random bits: nothing to guess, so a plain hash is as good as a slow one.
+    let secret = format!(
+        "{PREFIX}{}{}",
+        belljar_sys::process::random_name(),
+        belljar_sys::process::random_name()
+    );
+    let row = KeyRow {
+        id: crate::new_id("key"),
+        name,
+        tenant,
+        hash: hash(&secret),
+        limits,
+        created_ms: clock::now_ms(),
+        revoked_ms: None,
+    };
+    store.put_key(row.clone()).await?;
+    Ok(NewKey { row, secret })
+}
+
+fn hash(secret: &str) -> Vec<u8> {
+    Sha256::digest(secret.as_bytes()).to_vec()
+}
+
+/// The keys of a server, in memory. Keys made or revoked by another process are noticed.
+#[derive(Debug)]
+pub struct KeyRing {
+    store: Store,
+    keys: RwLock<Arc<Keys>>,
+}
+
+#[derive(Debug, Default)]
+struct Keys {
+    by_hash: HashMap<Vec<u8>, Principal>,
+    version: Option<i64>,
+}
+
+impl KeyRing {
+    pub async fn open(store: Store) -> Result<KeyRing, StoreError> {
+        let ring = KeyRing { store, keys: RwLock::default() };
+        ring.refresh().await?;
+        Ok(ring)
+    }
+
+    /// Reads the keys again if somebody else has written to the database.
+    pub async fn refresh(&self) -> Result<(), StoreError> {
+        let version = self.store.data_version().await?;
+        if self.current().version == Some(version) {
+            return Ok(());
+        }
+        let rows = self.store.keys().await?;
+        let by_hash = rows
+            .into_iter()
+            .filter(|row| row.revoked_ms.is_none())
+            .map(|row| {
+                let KeyRow { id, tenant, limits, hash, .. } = row;
+                (hash, Principal { tenant, key_id: Some(id), limits })
+            })
+            .collect();
+        let fresh = Arc::new(Keys { by_hash, version: Some(version) });
+        *self.keys.write().unwrap_or_else(std::sync::PoisonError::into_inner) = fresh;
+        Ok(())
+    }
+
+    /// Whether any key exists; without one, everybody who can reach the server may use it.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.current().by_hash.is_empty()
+    }
+
+    /// Whose key this is. Looked up by its hash: how long that takes tells nothing about the key.
+    #[must_use]
+    pub fn recognise(&self, secret: &str) -> Option<Principal> {
+        self.current().by_hash.get(&hash(secret)).cloned()
+    }
+
+    fn current(&self) -> Arc<Keys> {
+        Arc::clone(&self.keys.read().unwrap_or_else(std::sync::PoisonError::into_inner))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_key_is_recognised_until_it_is_revoked() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("belljar.db");
+        let store = Store::open(&path).unwrap();
+        let ring = KeyRing::open(store.clone()).await.unwrap();
+        assert!(ring.is_empty());
+        // Made by another process, as `belljar key` does.
+        let other = Store::open(&path).unwrap();
+        let made = create(&other, "ci".into(), "acme".into(), KeyLimits::default()).await.unwrap();
+        ring.refresh().await.unwrap();
+        assert_eq!(ring.recognise(&made.secret).unwrap().tenant, "acme");
+        assert_eq!(ring.recognise("bjk_wrong"), None);
+        let stored = format!("{:?}", store.keys().await.unwrap());
+        assert!(!stored.contains(&made.secret), "only its hash is kept");
+        assert!(other.revoke_key(&made.row.id, 1).await.unwrap());
+        assert!(!other.revoke_key(&made.row.id, 2).await.unwrap());
+        ring.refresh().await.unwrap();
+        assert_eq!(ring.recognise(&made.secret), None);
+    }
+}

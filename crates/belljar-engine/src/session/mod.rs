@@ -1,0 +1,263 @@
+//! A session: a sandbox that remembers, found again by its id or its caller's key.
+//!
+//! ```text
+//!                    sandbox failed
+//!       Creating ───────────────────────▶ Failed ◀──┐
+//!          │ sandbox ready                  ▲       │ sandbox lost
+//!          ▼        work began              │       │
+//!        Ready ─────────────────▶ Busy ─────┴───────┤
+//!          ▲ ◀───────────────────── │               │
+//!          │        work ended      │          Hibernating, Hibernated
+//!          │                        │               │
+//!          └───── stop asked, or its time is up ────┤
+//!                                                   ▼
+//!                              Stopped ◀─────── Stopping
+//!                                 │    sandbox gone
+//!                                 └── start asked: Creating, on the files it left
+//! ```
+//!
+//! One task, the [`driver`], owns the session's sandbox and changes its phase; everybody else sends
+//! it commands and reads what it publishes. Which phase follows which is decided by [`rules`].
+//!
+//! Cells of one language share a kernel and run one after another, in the order they were accepted;
+//! commands run beside them. An execution is written down before it is begun and again when it has
+//! ended, and the guest keeps what it said until then: a server killed at any moment loses nothing.
+
+mod driver;
+mod perform;
+pub mod rules;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use belljar_proto::exec::Language;
+use belljar_proto::guest::KernelSnapshot;
+use belljar_runtime::{RuntimeError, Sandbox};
+use tokio::sync::{mpsc, oneshot, watch};
+
+pub(crate) use driver::{Origin, drive};
+pub use perform::LogEntry;
+
+use crate::error::EngineError;
+use crate::exec::{Exec, ExecRequest};
+use crate::record::Record;
+use crate::spec::{SessionSpec, Storage};
+use rules::{Phase, Request};
+
+/// Commands on their way to the driver.
+const COMMANDS: usize = 256;
+
+/// Cells that may wait in a session, and commands that may run in it.
+pub const MAX_QUEUED: usize = 64;
+
+/// What of a session changes.
+#[derive(Debug, Clone)]
+pub struct View {
+    pub phase: Phase,
+    pub used_ms: i64,
+    pub expires_ms: i64,
+    pub ended_ms: Option<i64>,
+    pub ended_because: Option<String>,
+    /// Executions that run, and that wait.
+    pub running: usize,
+    pub queued: usize,
+    pub execs: u64,
+    /// What went wrong without ending anything, such as a full disk below the session's log.
+    pub warnings: Vec<String>,
+}
+
+/// The handle of a live session.
+#[derive(Debug)]
+pub struct Session {
+    pub id: String,
+    pub tenant: String,
+    pub key: Option<String>,
+    pub spec: SessionSpec,
+    pub created_ms: i64,
+    pub record: Option<Record>,
+    commands: mpsc::Sender<Command>,
+    /// Set to the reason once somebody wants it stopped; a channel of its own, because it must be
+    /// heard in every phase.
+    stop: watch::Sender<Option<String>>,
+    view: watch::Sender<View>,
+    sandbox: Mutex<Option<Arc<Sandbox>>>,
+    /// Executions that are not yet safe in the database, by id.
+    live: Mutex<HashMap<String, Arc<Exec>>>,
+}
+
+/// What to execute.
+#[derive(Debug, Clone)]
+pub struct ExecAsk {
+    /// The caller's own name for it, so that asking twice executes once.
+    pub id: Option<String>,
+    pub request: ExecRequest,
+    pub code: Arc<[u8]>,
+}
+
+type Answer<T> = oneshot::Sender<Result<T, EngineError>>;
+
+#[derive(Debug)]
+pub(crate) enum Command {
+    Exec { ask: ExecAsk, answer: Answer<Arc<Exec>> },
+    Interrupt { exec_id: Option<String>, answer: Answer<usize> },
+    Extend { ttl_s: u64, answer: Answer<()> },
+}
+
+/// What the driver holds of a session, besides the handle.
+pub(crate) struct Inbox {
+    pub(crate) commands: mpsc::Receiver<Command>,
+}
+
+impl Session {
+    pub(crate) fn new(
+        id: String,
+        tenant: String,
+        key: Option<String>,
+        spec: SessionSpec,
+        created_ms: i64,
+        view: View,
+        sessions_root: &std::path::Path,
+    ) -> (Arc<Session>, Inbox) {
+        let (commands, inbox) = mpsc::channel(COMMANDS);
+        let record = (spec.storage == Storage::Bind).then(|| Record::of(sessions_root, &id));
+        let session = Session {
+            id,
+            tenant,
+            key,
+            spec,
+            created_ms,
+            record,
+            commands,
+            stop: watch::Sender::new(None),
+            view: watch::Sender::new(view),
+            sandbox: Mutex::default(),
+            live: Mutex::default(),
+        };
+        (Arc::new(session), Inbox { commands: inbox })
+    }
+
+    #[must_use]
+    pub fn view(&self) -> View {
+        self.view.borrow().clone()
+    }
+
+    #[must_use]
+    pub fn phase(&self) -> Phase {
+        self.view.borrow().phase
+    }
+
+    /// Waits until it has been made, or could not be.
+    pub async fn settled(&self) -> View {
+        self.wait_for(|view| view.phase != Phase::Creating).await
+    }
+
+    /// Waits for its end.
+    pub async fn ended(&self) -> View {
+        self.wait_for(|view| view.phase.is_over()).await
+    }
+
+    async fn wait_for(&self, condition: impl FnMut(&View) -> bool) -> View {
+        let mut view = self.view.subscribe();
+        let seen = view.wait_for(condition).await;
+        // The sender is in `self`, so there is always something to wait for.
+        seen.map_or_else(|_| self.view(), |view| view.clone())
+    }
+
+    /// Accepts something to execute; it has been written down when this returns.
+    pub async fn exec(&self, ask: ExecAsk) -> Result<Arc<Exec>, EngineError> {
+        self.allows(Request::Exec)?;
+        self.ask(|answer| Command::Exec { ask, answer }).await
+    }
+
+    /// Interrupts an execution, or everything that runs; says how many that were.
+    pub async fn interrupt(&self, exec_id: Option<String>) -> Result<usize, EngineError> {
+        self.allows(Request::Attend)?;
+        self.ask(|answer| Command::Interrupt { exec_id, answer }).await
+    }
+
+    /// Lets it live at least this long from now.
+    pub async fn extend(&self, ttl_s: u64) -> Result<(), EngineError> {
+        self.allows(Request::Extend)?;
+        self.ask(|answer| Command::Extend { ttl_s, answer }).await
+    }
+
+    /// Asks for its end; the first to ask gives the reason.
+    pub fn stop(&self, because: &str) {
+        self.stop.send_if_modified(|reason| {
+            let first = reason.is_none();
+            if first {
+                *reason = Some(because.to_owned());
+            }
+            first
+        });
+    }
+
+    /// Feeds an execution that takes input.
+    pub async fn stdin(&self, exec_id: &str, bytes: &[u8], close: bool) -> Result<(), EngineError> {
+        self.allows(Request::Attend)?;
+        let sandbox = self.sandbox()?;
+        sandbox.stdin(exec_id, bytes, close).await.map_err(EngineError::Stdin)
+    }
+
+    /// The variables of a kernel.
+    pub async fn state(&self, language: Language) -> Result<KernelSnapshot, EngineError> {
+        self.allows(Request::Attend)?;
+        self.settled().await;
+        match self.sandbox()?.kernel_state(language).await {
+            // It was never started, or is gone: there are no variables.
+            Err(RuntimeError::Refused(refusal))
+                if refusal.code == belljar_proto::guest::RefusalCode::NoKernel =>
+            {
+                Ok(KernelSnapshot::default())
+            }
+            answer => answer.map_err(EngineError::State),
+        }
+    }
+
+    /// An execution that has not ended, or only just.
+    #[must_use]
+    pub fn live_exec(&self, id: &str) -> Option<Arc<Exec>> {
+        lock(&self.live).get(id).cloned()
+    }
+
+    #[must_use]
+    pub fn live_execs(&self) -> Vec<Arc<Exec>> {
+        lock(&self.live).values().cloned().collect()
+    }
+
+    /// Bytes charged to its sandbox, and microseconds of processor time it has used.
+    #[must_use]
+    pub fn consumption(&self) -> (Option<u64>, Option<u64>) {
+        match self.sandbox() {
+            Ok(sandbox) => (sandbox.memory_used(), sandbox.cpu_used_us()),
+            Err(_) => (None, None),
+        }
+    }
+
+    fn allows(&self, request: Request) -> Result<(), EngineError> {
+        let view = self.view.borrow();
+        rules::allows(view.phase, request)
+            .map_err(|refusal| EngineError::not_now(&self.id, refusal, view.ended_because.clone()))
+    }
+
+    pub(crate) fn sandbox(&self) -> Result<Arc<Sandbox>, EngineError> {
+        lock(&self.sandbox)
+            .clone()
+            .ok_or_else(|| EngineError::not_now(&self.id, rules::Refusal::Ended, None))
+    }
+
+    async fn ask<T>(&self, command: impl FnOnce(Answer<T>) -> Command) -> Result<T, EngineError> {
+        let (sender, receiver) = oneshot::channel();
+        let ended = || {
+            let because = self.view.borrow().ended_because.clone();
+            EngineError::not_now(&self.id, rules::Refusal::Ended, because)
+        };
+        self.commands.send(command(sender)).await.map_err(|_| ended())?;
+        receiver.await.map_err(|_| ended())?
+    }
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing panics half-way through a change of what we keep in there.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,293 @@
+//! One execution from its acceptance to its end.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use belljar_proto::exec::{DEFAULT_GRACE_MS, Status, What};
+use belljar_proto::guest::{Call, RefusalCode};
+use belljar_runtime::link::Following;
+use belljar_runtime::{RuntimeError, Sandbox};
+use serde::Serialize;
+use tokio::sync::oneshot;
+
+use super::{Session, lock};
+use crate::EngineError;
+use crate::clock;
+use crate::engine::Shared;
+use crate::error::in_full;
+use crate::exec::{Exec, GUEST_SLACK, Stage, start_in};
+use crate::result::{ExecResult, UNANSWERED, follow};
+use crate::store::{ExecRow, FinishedExec};
+
+/// How an execution is begun.
+#[derive(Debug)]
+pub(super) enum Begin {
+    /// It is new: to be written down, and whoever asked is told.
+    New(oneshot::Sender<Result<Arc<Exec>, EngineError>>),
+    /// An earlier server wrote it down and did not get to begin it.
+    Again,
+    /// It runs, or ran, in the guest.
+    Join,
+}
+
+/// How far an execution got.
+#[derive(Debug)]
+pub(super) enum Performed {
+    /// It was never accepted; whoever asked knows why.
+    Never,
+    /// It has an end.
+    Ended,
+    /// The sandbox was lost, or does not answer.
+    SandboxLost,
+    /// Somebody took it back before it began.
+    Cancelled,
+}
+
+/// Writes an execution down, waits for its turn and follows it to its end.
+pub(super) async fn perform(
+    shared: Arc<Shared>,
+    session: Arc<Session>,
+    sandbox: Arc<Sandbox>,
+    exec: Arc<Exec>,
+    begin: Begin,
+    turn: oneshot::Receiver<()>,
+) -> (Arc<Exec>, Performed) {
+    let join = matches!(begin, Begin::Join);
+    if let Begin::New(answer) = begin {
+        let accepted = accept(&shared, &session, &exec).await;
+        let failed = accepted.is_err();
+        // Whoever asked may have gone: what was accepted is executed all the same.
+        let _ = answer.send(accepted.map(|()| Arc::clone(&exec)));
+        if failed {
+            return (exec, Performed::Never);
+        }
+    }
+    if turn.await.is_err() {
+        return (exec, Performed::Cancelled);
+    }
+    exec.stage.send_replace(Stage::Running);
+    let following = if join {
+        let (entry, offset) = exec.transcript.place();
+        sandbox.link().join(&exec.id, entry, offset).await.map_err(EngineError::Exec)
+    } else {
+        start(&session, &sandbox, &exec).await
+    };
+    let performed = match following {
+        Ok(following) => follow_to_the_end(&exec, following).await,
+        Err(
+            EngineError::Exec(RuntimeError::Gone | RuntimeError::TimedOut(_))
+            | EngineError::StartKernel(RuntimeError::Gone),
+        ) => Performed::SandboxLost,
+        Err(error) => {
+            let status = match &error {
+                EngineError::Exec(RuntimeError::Refused(refusal))
+                    if refusal.code == RefusalCode::Invalid =>
+                {
+                    Status::Error
+                }
+                _ => Status::Crashed,
+            };
+            exec.end(status, &format!("it could not be started: {}", in_full(&error)));
+            Performed::Ended
+        }
+    };
+    (exec, performed)
+}
+
+async fn accept(shared: &Shared, session: &Session, exec: &Exec) -> Result<(), EngineError> {
+    let row = ExecRow {
+        session: session.id.clone(),
+        id: exec.id.clone(),
+        number: exec.number,
+        request: exec.request.clone(),
+        code: exec.code.to_vec(),
+        accepted_ms: exec.accepted_ms,
+        ended_ms: None,
+        status: None,
+        transcript: None,
+    };
+    match shared.store.accept_exec(row).await {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(EngineError::DuplicateExec(exec.id.clone())),
+        Err(error) => Err(EngineError::Store(error)),
+    }
+}
+
+async fn start(
+    session: &Session,
+    sandbox: &Sandbox,
+    exec: &Exec,
+) -> Result<Following, EngineError> {
+    let own = session.spec.env.iter().map(|(key, value)| (key.clone(), value.clone()));
+    let env: Vec<(String, String)> = match &exec.request.what {
+        // The kernel has the rest of the environment already.
+        What::Cell { .. } => own.collect(),
+        What::Command { .. } => sandbox.environment().into_iter().chain(own).collect(),
+    };
+    start_in(sandbox, exec.request.spec(&exec.id, &env), &exec.code).await
+}
+
+async fn follow_to_the_end(exec: &Exec, mut following: Following) -> Performed {
+    // The guest keeps the time. Should it not be able to any more, we do.
+    let limit = Duration::from_millis(exec.request.timeout_ms)
+        .saturating_add(Duration::from_millis(DEFAULT_GRACE_MS) + GUEST_SLACK);
+    let followed = follow(&exec.transcript, &mut following, |_| {});
+    match tokio::time::timeout(limit, followed).await {
+        Ok(true) => {
+            exec.stage.send_replace(Stage::Finished);
+            Performed::Ended
+        }
+        Ok(false) => Performed::SandboxLost,
+        Err(_) => {
+            exec.end(Status::Timeout, UNANSWERED);
+            Performed::SandboxLost
+        }
+    }
+}
+
+/// Brings an execution that has ended into safety: the log, the database, the books. Only then may
+/// the guest forget it.
+pub(super) async fn settle(
+    shared: Arc<Shared>,
+    session: Arc<Session>,
+    sandbox: Option<Arc<Sandbox>>,
+    exec: Arc<Exec>,
+    expires_ms: i64,
+    again: bool,
+) {
+    let Some(outcome) = exec.transcript.outcome() else { return };
+    let ended_ms = clock::now_ms();
+    let result = ExecResult::of(exec.id.clone(), &exec.transcript);
+    let bytes_out = (result.stdout.len() + result.stderr.len()) as u64;
+    shared.usage.add(&session.tenant, |delta| {
+        delta.count(outcome.status);
+        delta.bytes_in += exec.code.len() as u64;
+        delta.bytes_out += bytes_out;
+    });
+    #[expect(clippy::cast_precision_loss, reason = "milliseconds of an execution")]
+    let seconds = (ended_ms - exec.accepted_ms).max(0) as f64 / 1000.0;
+    shared.metrics.finished(exec.request.language(), &outcome, seconds);
+    log(&session, &exec, result, again).await;
+
+    let finished = FinishedExec {
+        session: session.id.clone(),
+        id: exec.id.clone(),
+        number: exec.number,
+        ended_ms,
+        status: outcome.status,
+        transcript: exec.transcript.encode(),
+        expires_ms,
+    };
+    match shared.store.finish_exec(finished).await {
+        Ok(()) => {
+            if let Some(sandbox) = sandbox {
+                let forget = Call::Forget { exec_id: exec.id.clone() };
+                // If it cannot be told it forgets by itself, in time.
+                let _ = sandbox.link().call(forget, &[]).await;
+            }
+        }
+        Err(error) => {
+            tracing::error!(
+                session.id = session.id,
+                exec.id = exec.id,
+                "failed to write down how an execution ended: {}",
+                in_full(&error)
+            );
+            session.warn(format!("the end of {} could not be written down", exec.id));
+        }
+    }
+    lock(&session.live).remove(&exec.id);
+}
+
+/// An execution, as the log tells it.
+#[derive(Debug, Serialize)]
+pub struct LogEntry {
+    pub exec_id: String,
+    pub number: u64,
+    pub time: String,
+    pub language: &'static str,
+    pub code: String,
+    /// The command line, where it was one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub command: Option<Vec<String>>,
+    #[serde(flatten)]
+    pub result: LoggedResult,
+}
+
+/// A result without what is already in the entry.
+#[derive(Debug, Serialize)]
+pub struct LoggedResult {
+    pub status: Status,
+    pub exit_code: i32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    pub stdout: String,
+    pub stderr: String,
+    pub results: Vec<belljar_proto::exec::MimeBundle>,
+    pub error: Option<belljar_proto::exec::ErrorReport>,
+    pub duration_ms: f64,
+    pub kernel_state: belljar_proto::exec::KernelState,
+    pub dropped: belljar_proto::exec::Dropped,
+    #[serde(flatten)]
+    pub artifacts: crate::artifacts::Artifacts,
+}
+
+impl LogEntry {
+    #[must_use]
+    pub fn new(
+        number: u64,
+        accepted_ms: i64,
+        request: &crate::exec::ExecRequest,
+        code: &[u8],
+        result: ExecResult,
+    ) -> LogEntry {
+        LogEntry {
+            exec_id: result.exec_id,
+            number,
+            time: clock::rfc3339(accepted_ms),
+            language: request.language(),
+            code: String::from_utf8_lossy(code).into_owned(),
+            command: match &request.what {
+                What::Command { argv, .. } => Some(argv.clone()),
+                What::Cell { .. } => None,
+            },
+            result: LoggedResult {
+                status: result.status,
+                exit_code: result.exit_code,
+                reason: result.reason,
+                stdout: result.stdout,
+                stderr: result.stderr,
+                results: result.results,
+                error: result.error,
+                duration_ms: result.duration_ms,
+                kernel_state: result.kernel_state,
+                dropped: result.dropped,
+                artifacts: result.artifacts,
+            },
+        }
+    }
+}
+
+async fn log(session: &Arc<Session>, exec: &Arc<Exec>, result: ExecResult, again: bool) {
+    let Some(record) = session.record.clone() else { return };
+    let entry = LogEntry::new(exec.number, exec.accepted_ms, &exec.request, &exec.code, result);
+    let exec_id = exec.id.clone();
+    let written =
+        tokio::task::spawn_blocking(move || record.append_log(&exec_id, &entry, again)).await;
+    if let Err(error) = written.unwrap_or_else(|panic| Err(std::io::Error::other(panic))) {
+        tracing::error!(session.id = session.id, "failed to write to the session's log: {error}");
+        session.warn(format!("{} is missing in session.log: {error}", exec.id));
+    }
+}
+
+impl Session {
+    /// Notes something that went wrong, for whoever looks at the session.
+    pub(super) fn warn(&self, warning: String) {
+        const MOST: usize = 20;
+        self.view.send_modify(|view| {
+            if view.warnings.len() < MOST {
+                view.warnings.push(warning);
+            }
+        });
+    }
+}
