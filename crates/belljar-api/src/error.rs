@@ -1,0 +1,178 @@
+//! What a caller is told when something cannot be done: a status, a stable code, a sentence, and
+//! what to do about it. The one place where the engine's errors meet HTTP.
+
+use axum::Json;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use belljar_engine::session::rules::Refusal;
+use belljar_engine::{EngineError, in_full};
+use belljar_proto::guest::RefusalCode;
+use belljar_runtime::RuntimeError;
+use serde::Serialize;
+use utoipa::ToSchema;
+
+/// Seconds after which it makes sense to ask again for room.
+const RETRY_FOR_ROOM: u32 = 5;
+
+#[derive(Debug, Clone)]
+pub struct ApiError {
+    pub status: StatusCode,
+    pub code: &'static str,
+    pub message: String,
+    pub hint: Option<String>,
+    pub retry_after_s: Option<u32>,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ErrorBody {
+    pub error: ErrorDetail,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ErrorDetail {
+    /// Stable, for programs.
+    pub code: String,
+    /// For people.
+    pub message: String,
+    /// What to do about it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hint: Option<String>,
+}
+
+impl ApiError {
+    #[must_use]
+    pub fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> ApiError {
+        ApiError { status, code, message: message.into(), hint: None, retry_after_s: None }
+    }
+
+    #[must_use]
+    pub fn hint(mut self, hint: impl Into<String>) -> ApiError {
+        self.hint = Some(hint.into());
+        self
+    }
+
+    fn retry_after(mut self, seconds: u32) -> ApiError {
+        self.retry_after_s = Some(seconds);
+        self
+    }
+
+    #[must_use]
+    pub fn invalid(message: impl Into<String>) -> ApiError {
+        ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid", message)
+    }
+
+    #[must_use]
+    pub fn unauthorized(message: &str) -> ApiError {
+        ApiError::new(StatusCode::UNAUTHORIZED, "unauthorized", message).hint(
+            "send `Authorization: Bearer KEY` or `X-API-Key: KEY`; `belljar key create` makes one",
+        )
+    }
+
+    #[must_use]
+    pub fn forbidden(code: &'static str, message: impl Into<String>) -> ApiError {
+        ApiError::new(StatusCode::FORBIDDEN, code, message)
+    }
+
+    #[must_use]
+    pub fn too_many(message: impl Into<String>, seconds: u32) -> ApiError {
+        ApiError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limited", message).retry_after(seconds)
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let detail = ErrorDetail { code: self.code.into(), message: self.message, hint: self.hint };
+        let mut response = (self.status, Json(ErrorBody { error: detail })).into_response();
+        if let Some(seconds) = self.retry_after_s {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if self.status == StatusCode::UNAUTHORIZED {
+            let bearer = HeaderValue::from_static("Bearer");
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, bearer);
+        }
+        response
+    }
+}
+
+impl From<EngineError> for ApiError {
+    fn from(error: EngineError) -> ApiError {
+        let message = in_full(&error);
+        match &error {
+            EngineError::NoSession(_) => {
+                ApiError::new(StatusCode::NOT_FOUND, "session_not_found", message)
+            }
+            EngineError::NoExec(_) => {
+                ApiError::new(StatusCode::NOT_FOUND, "exec_not_found", message)
+            }
+            EngineError::NotNow { refusal, .. } => not_now(*refusal, message),
+            EngineError::Full(full) => {
+                ApiError::new(StatusCode::TOO_MANY_REQUESTS, "no_room", message)
+                    .retry_after(RETRY_FOR_ROOM)
+                    .hint(if full.whose == "this server's" {
+                        "stop sessions that are not needed, or raise BELLJAR_MAX_SESSIONS, \
+                         BELLJAR_MAX_MEMORY or BELLJAR_MAX_PIDS"
+                    } else {
+                        "stop sessions that are not needed, or ask for a key with a larger quota"
+                    })
+            }
+            EngineError::QueueFull(_) => {
+                ApiError::new(StatusCode::TOO_MANY_REQUESTS, "queue_full", message)
+                    .retry_after(1)
+                    .hint("wait for earlier executions to end, or interrupt them")
+            }
+            EngineError::DuplicateExec(_) => {
+                ApiError::new(StatusCode::CONFLICT, "exec_exists", message)
+            }
+            EngineError::Different { .. } => {
+                ApiError::new(StatusCode::CONFLICT, "session_differs", message)
+                    .hint("leave these out to use the session as it is, or stop it first")
+            }
+            EngineError::Invalid(_) => ApiError::invalid(message),
+            EngineError::Stopping => {
+                ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "stopping", message).retry_after(2)
+            }
+            EngineError::Store(store) if store.is_full() => out_of_space(message),
+            EngineError::Directory { cause, .. } if is_out_of_space(cause) => out_of_space(message),
+            EngineError::Stdin(RuntimeError::Refused(refusal))
+            | EngineError::State(RuntimeError::Refused(refusal)) => refused(refusal.code, message),
+            _ => internal(message),
+        }
+    }
+}
+
+fn not_now(refusal: Refusal, message: String) -> ApiError {
+    match refusal {
+        Refusal::Ending => ApiError::new(StatusCode::CONFLICT, "session_ending", message),
+        Refusal::Ended => ApiError::new(StatusCode::GONE, "session_ended", message).hint(
+            "create a new one; a session with storage BIND can be started again with POST \
+             /v1/sessions/{id}/start",
+        ),
+        Refusal::Alive => ApiError::new(StatusCode::CONFLICT, "session_alive", message),
+    }
+}
+
+fn refused(code: RefusalCode, message: String) -> ApiError {
+    match code {
+        RefusalCode::Busy => ApiError::new(StatusCode::CONFLICT, "busy", message)
+            .retry_after(1)
+            .hint("try again when the execution has ended"),
+        RefusalCode::UnknownExec => ApiError::new(StatusCode::NOT_FOUND, "exec_not_found", message),
+        RefusalCode::Invalid => ApiError::invalid(message),
+        _ => internal(message),
+    }
+}
+
+fn is_out_of_space(cause: &std::io::Error) -> bool {
+    matches!(cause.kind(), std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded)
+}
+
+fn out_of_space(message: String) -> ApiError {
+    tracing::error!("{message}");
+    ApiError::new(StatusCode::INSUFFICIENT_STORAGE, "out_of_space", message)
+        .hint("make room on the server's disk")
+}
+
+fn internal(message: String) -> ApiError {
+    tracing::error!("{message}");
+    ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)
+}

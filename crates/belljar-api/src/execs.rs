@@ -1,0 +1,417 @@
+//! `/v1/sessions/{id}/exec` and what came of it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use axum::extract::{Path, State};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
+use belljar_engine::exec::{ExecRequest, Stage};
+use belljar_engine::result::ExecResult;
+use belljar_engine::session::ExecAsk;
+use belljar_engine::{EngineError, ExecInfo, Principal, clock};
+use belljar_proto::exec::{DEFAULT_OUTPUT_LIMIT, Language, What};
+use belljar_runtime::paths;
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+
+use crate::App;
+use crate::error::{ApiError, ErrorBody};
+use crate::input::{Body, Query};
+use crate::sessions::{Size, check_env, page_size, parse_language};
+use crate::stream;
+
+/// The longest an execution may be asked to run; background work has that long unless told.
+const MAX_TIMEOUT_S: f64 = 366.0 * 86400.0;
+
+/// The most output that can be asked for, per stream.
+const MAX_OUTPUT: u64 = 64 << 20;
+
+/// Code as an argument of a command, for background work, is held by the kernel's limit.
+const MAX_ARGUMENT: usize = 128 * 1024 - 1;
+
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ExecBody {
+    /// `python` (default) or `bash`; each has a kernel that remembers.
+    pub language: Option<String>,
+    /// Code for the kernel of that language.
+    pub code: Option<String>,
+    /// Instead of code: one command in a process of its own, as text for a shell or as a list.
+    pub command: Option<CommandLine>,
+    /// Seconds it may run.
+    pub timeout: Option<f64>,
+    pub env: Option<BTreeMap<String, String>>,
+    /// Where a command runs.
+    pub cwd: Option<String>,
+    /// Do not wait: it runs beside everything else, in a process of its own.
+    #[serde(default)]
+    pub background: bool,
+    /// Keep standard input open, to be fed with `POST .../stdin`.
+    #[serde(default)]
+    pub stdin: bool,
+    /// Your own id for it: asked twice with the same id, it is executed once.
+    pub exec_id: Option<String>,
+    /// Bytes of stdout and of stderr to keep, each.
+    pub max_output: Option<Size>,
+}
+
+#[derive(Debug, Clone, Deserialize, ToSchema)]
+#[serde(untagged)]
+pub(crate) enum CommandLine {
+    Text(String),
+    List(Vec<String>),
+}
+
+impl ExecBody {
+    fn into_ask(self) -> Result<ExecAsk, ApiError> {
+        if let Some(id) = &self.exec_id {
+            check_exec_id(id)?;
+        }
+        if let Some(env) = &self.env {
+            check_env(env)?;
+        }
+        let (what, code) = self.what()?;
+        let mut request = ExecRequest::new(what);
+        let default = self.background.then_some(MAX_TIMEOUT_S);
+        if let Some(seconds) = self.timeout.or(default) {
+            request.timeout_ms = parse_timeout(seconds)?;
+        }
+        if let Some(size) = self.max_output {
+            request.output_limit = checked_output(size)?;
+        }
+        request.env = self.env.unwrap_or_default();
+        request.background = self.background;
+        request.stdin = self.stdin;
+        Ok(ExecAsk { id: self.exec_id, request, code: code.into() })
+    }
+
+    /// What is to be executed, and the code or input that goes with it.
+    fn what(&self) -> Result<(What, Vec<u8>), ApiError> {
+        let language = parse_language(self.language.as_deref())?;
+        match (&self.code, &self.command) {
+            (Some(_), Some(_)) | (None, None) => {
+                Err(ApiError::invalid("give either `code` or `command`"))
+            }
+            (Some(code), None) => {
+                if self.cwd.is_some() && !self.background {
+                    return Err(ApiError::invalid(
+                        "cwd: a kernel has its own working directory; change it in the code",
+                    ));
+                }
+                if language == Language::Bash && code.contains('\0') {
+                    return Err(ApiError::invalid("code: a shell cannot read NUL bytes"));
+                }
+                if self.background {
+                    let argv = background_argv(language, code)?;
+                    return Ok((What::Command { argv, cwd: self.cwd()? }, Vec::new()));
+                }
+                Ok((What::Cell { language, echo: true }, code.clone().into_bytes()))
+            }
+            (None, Some(command)) => {
+                let argv = match command {
+                    CommandLine::Text(text) => {
+                        vec!["/bin/bash".into(), "-c".into(), text.clone()]
+                    }
+                    CommandLine::List(list) => list.clone(),
+                };
+                check_argv(&argv)?;
+                Ok((What::Command { argv, cwd: self.cwd()? }, Vec::new()))
+            }
+        }
+    }
+
+    fn cwd(&self) -> Result<String, ApiError> {
+        match &self.cwd {
+            None => Ok(paths::SESSION.into()),
+            Some(path) if path.is_empty() || path.contains('\0') => {
+                Err(ApiError::invalid("cwd: expected a path"))
+            }
+            Some(path) if path.starts_with('/') => Ok(path.clone()),
+            Some(path) => Ok(format!("{}/{path}", paths::SESSION)),
+        }
+    }
+}
+
+/// Work in the background has a process of its own: the kernel stays free.
+fn background_argv(language: Language, code: &str) -> Result<Vec<String>, ApiError> {
+    let program: &[&str] = match language {
+        Language::Python => &["/usr/bin/env", "python3", "-u", "-c"],
+        Language::Bash => &["/bin/bash", "-c"],
+    };
+    let argv: Vec<String> =
+        program.iter().map(|part| (*part).to_owned()).chain([code.to_owned()]).collect();
+    check_argv(&argv)?;
+    Ok(argv)
+}
+
+fn check_argv(argv: &[String]) -> Result<(), ApiError> {
+    if argv.first().is_none_or(String::is_empty) {
+        return Err(ApiError::invalid("command: expected a program"));
+    }
+    if argv.iter().any(|argument| argument.contains('\0')) {
+        return Err(ApiError::invalid("command: arguments cannot have NUL bytes"));
+    }
+    if argv.iter().any(|argument| argument.len() > MAX_ARGUMENT) {
+        return Err(ApiError::invalid(format!(
+            "command: an argument is longer than {MAX_ARGUMENT} bytes; write it to a file first"
+        )));
+    }
+    Ok(())
+}
+
+fn check_exec_id(id: &str) -> Result<(), ApiError> {
+    let fine = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte);
+    if (1..=64).contains(&id.len()) && id.bytes().all(fine) {
+        return Ok(());
+    }
+    Err(ApiError::invalid("exec_id: expected 1 to 64 letters, digits, `_`, `-` or `.`"))
+}
+
+pub(crate) fn parse_timeout(seconds: f64) -> Result<u64, ApiError> {
+    if !(seconds > 0.0 && seconds <= MAX_TIMEOUT_S) {
+        return Err(ApiError::invalid("timeout: expected more than 0 seconds and at most a year"));
+    }
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked above")]
+    let millis = (seconds * 1000.0).ceil() as u64;
+    Ok(millis)
+}
+
+pub(crate) fn checked_output(size: Size) -> Result<u64, ApiError> {
+    if size.0 > MAX_OUTPUT {
+        return Err(ApiError::invalid(format!(
+            "max_output: at most {} MiB; write larger output to a file",
+            MAX_OUTPUT >> 20
+        )));
+    }
+    Ok(size.0)
+}
+
+pub(crate) const DEFAULT_OUTPUT: u64 = DEFAULT_OUTPUT_LIMIT;
+
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct ExecStateBody {
+    pub exec_id: String,
+    pub number: u64,
+    pub language: &'static str,
+    pub background: bool,
+    pub accepted: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ended: Option<String>,
+    /// queued, running or finished.
+    pub state: &'static str,
+    /// How many are ahead of it, while it waits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub position: Option<usize>,
+    /// Once it has finished: status, exit_code, stdout, stderr, results, error, ...
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Object>)]
+    pub result: Option<ExecResult>,
+}
+
+impl From<ExecInfo> for ExecStateBody {
+    fn from(info: ExecInfo) -> Self {
+        let (state, position) = match info.stage {
+            Stage::Queued { position } => ("queued", Some(position)),
+            Stage::Running => ("running", None),
+            Stage::Finished => ("finished", None),
+        };
+        ExecStateBody {
+            exec_id: info.id,
+            number: info.number,
+            language: info.language,
+            background: info.background,
+            accepted: clock::rfc3339(info.accepted_ms),
+            ended: info.ended_ms.map(clock::rfc3339),
+            state,
+            position,
+            result: info.result,
+        }
+    }
+}
+
+pub(crate) fn wants_stream(headers: &HeaderMap) -> bool {
+    let accept = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok());
+    accept.is_some_and(|accept| accept.contains("text/event-stream"))
+}
+
+/// Execute code or a command. Answers with the result, or with events as they happen
+/// (`Accept: text/event-stream`), or at once (`background`).
+#[utoipa::path(post, path = "/v1/sessions/{id}/exec", tag = "execs", params(("id" = String, Path)),
+    request_body = ExecBody,
+    responses(
+        (status = 200, body = Object, description = "The result, or a stream of events"),
+        (status = 202, body = ExecStateBody, description = "It runs in the background"),
+        (status = 404, body = ErrorBody), (status = 409, body = ErrorBody),
+        (status = 410, body = ErrorBody), (status = 413, body = ErrorBody),
+        (status = 422, body = ErrorBody), (status = 429, body = ErrorBody),
+    ))]
+pub(crate) async fn exec(
+    State(app): State<Arc<App>>,
+    Extension(who): Extension<Principal>,
+    Path(id): Path<String>,
+    headers: HeaderMap,
+    Body(body): Body<ExecBody>,
+) -> Result<Response, ApiError> {
+    let background = body.background;
+    let asked_id = body.exec_id.clone();
+    let exec = match app.engine.exec(&who, &id, body.into_ask()?).await {
+        Ok(exec) => exec,
+        // Asked for before, and over: the answer is the same.
+        Err(EngineError::DuplicateExec(exec_id)) if asked_id.is_some() => {
+            return again(&app, &who, &id, &exec_id, &headers).await;
+        }
+        Err(error) => return Err(error.into()),
+    };
+    if wants_stream(&headers) {
+        return Ok(stream::events(exec.id.clone(), Arc::clone(&exec.transcript), 0));
+    }
+    if background {
+        let info = app.engine.exec_info(&who, &id, &exec.id).await?;
+        return Ok((StatusCode::ACCEPTED, Json(ExecStateBody::from(info))).into_response());
+    }
+    Ok(Json(exec.result().await).into_response())
+}
+
+async fn again(
+    app: &App,
+    who: &Principal,
+    id: &str,
+    exec_id: &str,
+    headers: &HeaderMap,
+) -> Result<Response, ApiError> {
+    if wants_stream(headers) {
+        let transcript = app.engine.transcript(who, id, exec_id).await?;
+        return Ok(stream::events(exec_id.to_owned(), transcript, 0));
+    }
+    let info = app.engine.exec_info(who, id, exec_id).await?;
+    Ok(match info.result {
+        Some(result) => Json(result).into_response(),
+        None => Json(ExecStateBody::from(info)).into_response(),
+    })
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ListExecs {
+    /// At most this many (100 unless told, 1000 at most).
+    pub limit: Option<u32>,
+    /// Only those accepted before the one with this number.
+    pub before: Option<u64>,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct ExecsBody {
+    pub execs: Vec<ExecStateBody>,
+}
+
+/// Executions of a session, the newest first.
+#[utoipa::path(get, path = "/v1/sessions/{id}/execs", tag = "execs",
+    params(("id" = String, Path), ListExecs),
+    responses((status = 200, body = ExecsBody), (status = 404, body = ErrorBody)))]
+pub(crate) async fn list(
+    State(app): State<Arc<App>>,
+    Extension(who): Extension<Principal>,
+    Path(id): Path<String>,
+    Query(query): Query<ListExecs>,
+) -> Result<Json<ExecsBody>, ApiError> {
+    let limit = page_size(query.limit)?;
+    let infos = app.engine.execs(&who, &id, query.before, limit).await?;
+    Ok(Json(ExecsBody { execs: infos.into_iter().map(Into::into).collect() }))
+}
+
+/// One execution, ended or not.
+#[utoipa::path(get, path = "/v1/sessions/{id}/execs/{exec}", tag = "execs",
+    params(("id" = String, Path), ("exec" = String, Path)),
+    responses((status = 200, body = ExecStateBody), (status = 404, body = ErrorBody)))]
+pub(crate) async fn show(
+    State(app): State<Arc<App>>,
+    Extension(who): Extension<Principal>,
+    Path((id, exec)): Path<(String, String)>,
+) -> Result<Json<ExecStateBody>, ApiError> {
+    Ok(Json(app.engine.exec_info(&who, &id, &exec).await?.into()))
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ReadEvents {
+    /// Where to begin: the id of the last event that was seen. A `Last-Event-ID` header does too.
+    pub offset: Option<u64>,
+}
+
+/// What an execution says, from any point on, as it happens.
+#[utoipa::path(get, path = "/v1/sessions/{id}/execs/{exec}/events", tag = "execs",
+    params(("id" = String, Path), ("exec" = String, Path), ReadEvents),
+    responses((status = 200, content_type = "text/event-stream", body = String),
+        (status = 404, body = ErrorBody)))]
+pub(crate) async fn events(
+    State(app): State<Arc<App>>,
+    Extension(who): Extension<Principal>,
+    Path((id, exec)): Path<(String, String)>,
+    Query(query): Query<ReadEvents>,
+    headers: HeaderMap,
+) -> Result<Response, ApiError> {
+    let last = headers.get("last-event-id").and_then(|value| value.to_str().ok()?.parse().ok());
+    let offset = query.offset.or(last).unwrap_or(0);
+    let transcript = app.engine.transcript(&who, &id, &exec).await?;
+    Ok(stream::events(exec, transcript, offset))
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct InterruptedBody {
+    /// How many executions were interrupted; none if they were over already.
+    pub interrupted: usize,
+}
+
+/// Interrupt an execution, as Ctrl-C would.
+#[utoipa::path(post, path = "/v1/sessions/{id}/execs/{exec}/interrupt", tag = "execs",
+    params(("id" = String, Path), ("exec" = String, Path)),
+    responses((status = 200, body = InterruptedBody), (status = 404, body = ErrorBody)))]
+pub(crate) async fn interrupt(
+    State(app): State<Arc<App>>,
+    Extension(who): Extension<Principal>,
+    Path((id, exec)): Path<(String, String)>,
+) -> Result<Json<InterruptedBody>, ApiError> {
+    let interrupted = app.engine.interrupt(&who, &id, Some(exec)).await?;
+    Ok(Json(InterruptedBody { interrupted }))
+}
+
+/// Interrupt everything that runs or waits in a session.
+#[utoipa::path(post, path = "/v1/sessions/{id}/interrupt", tag = "execs",
+    params(("id" = String, Path)),
+    responses((status = 200, body = InterruptedBody), (status = 404, body = ErrorBody)))]
+pub(crate) async fn interrupt_all(
+    State(app): State<Arc<App>>,
+    Extension(who): Extension<Principal>,
+    Path(id): Path<String>,
+) -> Result<Json<InterruptedBody>, ApiError> {
+    let interrupted = app.engine.interrupt(&who, &id, None).await?;
+    Ok(Json(InterruptedBody { interrupted }))
+}
+
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct StdinBody {
+    /// What to feed; a line of input ends with a newline.
+    #[serde(default)]
+    pub data: String,
+    /// Nothing follows.
+    #[serde(default)]
+    pub close: bool,
+}
+
+/// Feed an execution that was started with `stdin`.
+#[utoipa::path(post, path = "/v1/sessions/{id}/execs/{exec}/stdin", tag = "execs",
+    params(("id" = String, Path), ("exec" = String, Path)), request_body = StdinBody,
+    responses((status = 204), (status = 404, body = ErrorBody), (status = 409, body = ErrorBody),
+        (status = 422, body = ErrorBody)))]
+pub(crate) async fn stdin(
+    State(app): State<Arc<App>>,
+    Extension(who): Extension<Principal>,
+    Path((id, exec)): Path<(String, String)>,
+    Body(body): Body<StdinBody>,
+) -> Result<StatusCode, ApiError> {
+    app.engine.stdin(&who, &id, &exec, body.data.as_bytes(), body.close).await?;
+    Ok(StatusCode::NO_CONTENT)
+}

@@ -1,0 +1,166 @@
+//! Belljar over HTTP.
+//!
+//! ```text
+//!   listen ──▶ guard (Host, Origin, key, rate) ──▶ sessions, execs, runs, usage, health ──▶ engine
+//!                                             └──▶ compat (other systems' calls)     ──▶ engine
+//! ```
+//!
+//! Knows nothing of Linux, and keeps nothing: what a handler cannot do with one call of the engine
+//! belongs into the engine. [`error`] is where the engine's errors get their status.
+
+#![forbid(unsafe_code)]
+
+mod compat;
+pub mod error;
+mod execs;
+mod guard;
+mod health;
+mod input;
+pub mod listen;
+mod rate;
+mod runs;
+mod sessions;
+mod stream;
+mod usage;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use axum::extract::DefaultBodyLimit;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use axum::{Json, Router, middleware};
+use belljar_engine::Engine;
+use belljar_engine::keys::KeyRing;
+use utoipa::OpenApi;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+pub use guard::GuardConfig;
+
+use crate::error::ApiError;
+use crate::rate::RateLimits;
+
+/// Everything the handlers share.
+#[derive(Debug)]
+pub struct App {
+    pub(crate) engine: Arc<Engine>,
+    pub(crate) keys: KeyRing,
+    pub(crate) guard: GuardConfig,
+    pub(crate) rates: RateLimits,
+    /// Limit to whether it was seen to be enforced.
+    pub(crate) enforced: BTreeMap<String, bool>,
+    max_body: usize,
+    draining: AtomicBool,
+}
+
+impl App {
+    #[must_use]
+    pub fn new(
+        engine: Arc<Engine>,
+        keys: KeyRing,
+        guard: GuardConfig,
+        enforced: BTreeMap<String, bool>,
+        max_body: usize,
+    ) -> Arc<App> {
+        Arc::new(App {
+            engine,
+            keys,
+            guard,
+            rates: RateLimits::default(),
+            enforced,
+            max_body,
+            draining: AtomicBool::new(false),
+        })
+    }
+
+    /// Says to whoever asks that this server is about to end.
+    pub fn drain(&self) {
+        self.draining.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Relaxed)
+    }
+
+    /// Keys that others made or revoked.
+    pub async fn refresh_keys(&self) {
+        if let Err(error) = self.keys.refresh().await {
+            tracing::error!("failed to read the keys: {}", belljar_engine::in_full(&error));
+        }
+    }
+}
+
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "Belljar",
+        description = "Sealed computers for AI agents, on your own machine.",
+        license(name = "Apache-2.0")
+    ),
+    components(schemas(error::ErrorBody))
+)]
+struct Description;
+
+fn described() -> OpenApiRouter<Arc<App>> {
+    OpenApiRouter::with_openapi(Description::openapi())
+        .routes(routes!(sessions::create, sessions::list))
+        .routes(routes!(sessions::show, sessions::extend, sessions::stop))
+        .routes(routes!(sessions::start))
+        .routes(routes!(sessions::state))
+        .routes(routes!(sessions::log))
+        .routes(routes!(execs::exec))
+        .routes(routes!(execs::list))
+        .routes(routes!(execs::show))
+        .routes(routes!(execs::events))
+        .routes(routes!(execs::interrupt))
+        .routes(routes!(execs::interrupt_all))
+        .routes(routes!(execs::stdin))
+        .routes(routes!(runs::run))
+        .routes(routes!(usage::usage))
+        .routes(routes!(health::healthz))
+        .routes(routes!(health::readyz))
+        .routes(routes!(health::metrics))
+        .routes(routes!(compat::simple_sandbox::create_session))
+        .routes(routes!(compat::simple_sandbox::execute))
+        .routes(routes!(compat::simple_sandbox::cleanup))
+}
+
+/// The OpenAPI document, as `openapi/belljar.json` has it.
+#[must_use]
+pub fn openapi() -> utoipa::openapi::OpenApi {
+    described().into_openapi()
+}
+
+/// All routes, guarded.
+#[must_use]
+pub fn router(app: &Arc<App>) -> Router {
+    let (router, document) = described().split_for_parts();
+    let document = Arc::new(document);
+    router
+        .route(
+            "/openapi.json",
+            axum::routing::get(move || {
+                let document = Arc::clone(&document);
+                async move { Json((*document).clone()) }
+            }),
+        )
+        .fallback(nothing_here)
+        .method_not_allowed_fallback(not_so)
+        .layer(DefaultBodyLimit::max(app.max_body))
+        .layer(middleware::from_fn_with_state(Arc::clone(app), guard::guard))
+        .with_state(Arc::clone(app))
+}
+
+async fn nothing_here(uri: axum::http::Uri) -> Response {
+    let message = format!("there is nothing at `{}`", uri.path());
+    ApiError::new(StatusCode::NOT_FOUND, "not_found", message)
+        .hint("GET /openapi.json lists what there is")
+        .into_response()
+}
+
+async fn not_so(method: axum::http::Method, uri: axum::http::Uri) -> Response {
+    let message = format!("`{}` does not take {method}", uri.path());
+    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message).into_response()
+}

@@ -1,0 +1,260 @@
+//! Where requests come in: TCP, TLS or a UNIX socket; and how a server stops taking them.
+
+use std::fs;
+use std::io;
+use std::net::SocketAddr;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::Request;
+use hyper::body::Incoming;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::GracefulShutdown;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::{Semaphore, watch};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls;
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tower::ServiceExt;
+
+/// Connections at the same time; more wait to be accepted.
+const MAX_CONNECTIONS: usize = 16_384;
+
+/// A client that takes longer to say what it wants, or to shake hands, is not serious.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// After a failure to accept, such as too many open files, things need a moment.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+#[derive(Debug, thiserror::Error)]
+pub enum ListenError {
+    #[error("failed to listen on `{address}`{}", if_taken(cause))]
+    Tcp {
+        address: String,
+        #[source]
+        cause: io::Error,
+    },
+    #[error("failed to listen on the socket `{path}`")]
+    Unix {
+        path: PathBuf,
+        #[source]
+        cause: io::Error,
+    },
+    #[error("another server listens on the socket `{0}`")]
+    Taken(PathBuf),
+    #[error("failed to read the certificates in `{0}`: {1}")]
+    Certificate(PathBuf, String),
+    #[error("failed to read the private key in `{0}`: {1}")]
+    Key(PathBuf, String),
+    #[error("the certificate and the private key do not go together: {0}")]
+    Mismatch(rustls::Error),
+}
+
+fn if_taken(cause: &io::Error) -> &'static str {
+    match cause.kind() {
+        io::ErrorKind::AddrInUse => " (something else listens there; choose another with --listen)",
+        io::ErrorKind::PermissionDenied => " (ports below 1024 are for root)",
+        _ => "",
+    }
+}
+
+/// Something that listens.
+#[derive(Debug)]
+pub enum Listener {
+    Tcp(TcpListener, Option<Tls>),
+    Unix(UnixListener, SocketFile),
+}
+
+/// A certificate and its key, ready to use.
+#[derive(Clone)]
+pub struct Tls(TlsAcceptor);
+
+impl std::fmt::Debug for Tls {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Tls")
+    }
+}
+
+/// Removes the socket when the server ends.
+#[derive(Debug)]
+pub struct SocketFile(PathBuf);
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+impl Tls {
+    /// Reads a certificate chain and its key, both PEM.
+    pub fn load(certificate: &Path, key: &Path) -> Result<Tls, ListenError> {
+        let wrong = |error: rustls::pki_types::pem::Error| error.to_string();
+        let chain: Vec<CertificateDer<'static>> = CertificateDer::pem_file_iter(certificate)
+            .and_then(Iterator::collect)
+            .map_err(|error| ListenError::Certificate(certificate.into(), wrong(error)))?;
+        if chain.is_empty() {
+            let what = "there is none in it".to_owned();
+            return Err(ListenError::Certificate(certificate.into(), what));
+        }
+        let private = PrivateKeyDer::from_pem_file(key)
+            .map_err(|error| ListenError::Key(key.into(), wrong(error)))?;
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let mut config = rustls::ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(ListenError::Mismatch)?
+            .with_no_client_auth()
+            .with_single_cert(chain, private)
+            .map_err(ListenError::Mismatch)?;
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        Ok(Tls(TlsAcceptor::from(Arc::new(config))))
+    }
+}
+
+impl Listener {
+    pub async fn tcp(address: &str, tls: Option<Tls>) -> Result<Listener, ListenError> {
+        let listener = TcpListener::bind(address).await;
+        let listener =
+            listener.map_err(|cause| ListenError::Tcp { address: address.into(), cause })?;
+        Ok(Listener::Tcp(listener, tls))
+    }
+
+    /// A socket that only its owner can connect to.
+    pub async fn unix(path: &Path) -> Result<Listener, ListenError> {
+        let failed = |cause| ListenError::Unix { path: path.into(), cause };
+        match fs::symlink_metadata(path) {
+            Ok(metadata) if metadata.file_type().is_socket() => {
+                // Left by a server that was killed, unless somebody answers.
+                if tokio::net::UnixStream::connect(path).await.is_ok() {
+                    return Err(ListenError::Taken(path.into()));
+                }
+                fs::remove_file(path).map_err(failed)?;
+            }
+            Ok(_) => return Err(failed(io::Error::from(io::ErrorKind::AlreadyExists))),
+            Err(_) => {}
+        }
+        // Bound under a name nobody knows and made private before it is known: there is no moment
+        // at which others could connect.
+        let hidden = path.with_extension(format!("{}.new", std::process::id()));
+        let _ = fs::remove_file(&hidden);
+        let listener = UnixListener::bind(&hidden).map_err(failed)?;
+        fs::set_permissions(&hidden, fs::Permissions::from_mode(0o600)).map_err(failed)?;
+        fs::rename(&hidden, path).map_err(failed)?;
+        Ok(Listener::Unix(listener, SocketFile(path.into())))
+    }
+
+    /// The address people can use.
+    #[must_use]
+    pub fn url(&self) -> String {
+        match self {
+            Listener::Tcp(listener, tls) => {
+                let scheme = if tls.is_some() { "https" } else { "http" };
+                let address = listener.local_addr().map(|address| address.to_string());
+                format!("{scheme}://{}", address.unwrap_or_default())
+            }
+            Listener::Unix(_, path) => format!("unix:{}", path.0.display()),
+        }
+    }
+
+    #[must_use]
+    pub fn local_addr(&self) -> Option<SocketAddr> {
+        match self {
+            Listener::Tcp(listener, _) => listener.local_addr().ok(),
+            Listener::Unix(..) => None,
+        }
+    }
+}
+
+/// Serves until `stop` becomes true, then lets requests in progress finish, for at most `drain`.
+pub async fn serve(
+    listener: Listener,
+    router: Router,
+    mut stop: watch::Receiver<bool>,
+    drain: Duration,
+) {
+    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let graceful = Arc::new(GracefulShutdown::new());
+    loop {
+        // The semaphore is never closed.
+        let Ok(place) = Arc::clone(&places).acquire_owned().await else { break };
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            _ = stop.wait_for(|stop| *stop) => break,
+        };
+        let stream = match accepted {
+            Ok(stream) => stream,
+            Err(error) => {
+                tracing::warn!("failed to accept a connection: {error}");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        let (router, watcher) = (router.clone(), graceful.watcher());
+        let tls = listener.tls();
+        tokio::spawn(async move {
+            let _place = place;
+            match (stream, tls) {
+                (Accepted::Tcp(stream), Some(Tls(acceptor))) => {
+                    let shaken =
+                        tokio::time::timeout(HEADER_TIMEOUT, acceptor.accept(stream)).await;
+                    if let Ok(Ok(stream)) = shaken {
+                        converse(stream, router, watcher).await;
+                    }
+                }
+                (Accepted::Tcp(stream), None) => converse(stream, router, watcher).await,
+                (Accepted::Unix(stream), _) => converse(stream, router, watcher).await,
+            }
+        });
+    }
+    // Nobody can connect any more; those who are here may finish.
+    drop(listener);
+    if let Some(graceful) = Arc::into_inner(graceful) {
+        let _ = tokio::time::timeout(drain, graceful.shutdown()).await;
+    }
+}
+
+enum Accepted {
+    Tcp(tokio::net::TcpStream),
+    Unix(tokio::net::UnixStream),
+}
+
+impl Listener {
+    async fn accept(&self) -> io::Result<Accepted> {
+        match self {
+            Listener::Tcp(listener, _) => {
+                let (stream, _) = listener.accept().await?;
+                // Answers are small and waited for.
+                stream.set_nodelay(true)?;
+                Ok(Accepted::Tcp(stream))
+            }
+            Listener::Unix(listener, _) => Ok(Accepted::Unix(listener.accept().await?.0)),
+        }
+    }
+
+    fn tls(&self) -> Option<Tls> {
+        match self {
+            Listener::Tcp(_, tls) => tls.clone(),
+            Listener::Unix(..) => None,
+        }
+    }
+}
+
+async fn converse(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    router: Router,
+    watcher: hyper_util::server::graceful::Watcher,
+) {
+    let service = hyper::service::service_fn(move |request: Request<Incoming>| {
+        router.clone().oneshot(request)
+    });
+    let connection = hyper::server::conn::http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEADER_TIMEOUT)
+        .serve_connection(TokioIo::new(stream), service);
+    // A client that breaks off is its own business.
+    let _ = watcher.watch(connection).await;
+}

@@ -1,0 +1,477 @@
+//! `/v1/sessions`: making, finding, listing, prolonging and stopping them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
+use belljar_engine::session::LogEntry;
+use belljar_engine::session::rules::Phase;
+use belljar_engine::spec::{Datasets, SessionAsk, Storage};
+use belljar_engine::store::SessionFilter;
+use belljar_engine::{Created, How, Principal, SessionInfo, clock};
+use belljar_proto::exec::Language;
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+
+use crate::App;
+use crate::error::{ApiError, ErrorBody};
+use crate::input::{Body, Query};
+
+/// The longest key of a session.
+const MAX_KEY: usize = 512;
+
+/// The most that one page of a list holds.
+const MAX_PAGE: u32 = 1000;
+
+/// Below this not even an interpreter starts.
+const MIN_MEMORY: u64 = 16 << 20;
+
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct CreateSession {
+    /// Your own name for it: a conversation, a thread, a user. The same key finds the same session.
+    pub key: Option<String>,
+    pub image: Option<String>,
+    /// Where `/session` lives: `TMPFS` (memory) or `BIND` (disk, outlives the session).
+    #[schema(value_type = Option<String>, example = "TMPFS")]
+    pub storage: Option<Storage>,
+    /// `NONE`, `LOCAL_RO` (the server's datasets at `/data`) or `API` (staged on demand).
+    #[schema(value_type = Option<String>, example = "NONE")]
+    pub datasets: Option<Datasets>,
+    #[serde(default)]
+    pub limits: AskedLimits,
+    /// Only `none` for now: loopback and nothing else.
+    pub network: Option<String>,
+    /// Seconds it lives on after its last use.
+    pub ttl: Option<u64>,
+    /// Seconds without use after which it ends earlier.
+    pub idle_timeout: Option<u64>,
+    /// For everything that runs in it.
+    pub env: Option<BTreeMap<String, String>>,
+    /// Your own notes.
+    #[schema(value_type = Option<Object>)]
+    pub metadata: Option<serde_json::Map<String, serde_json::Value>>,
+}
+
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct AskedLimits {
+    /// Bytes, or text such as `512M`.
+    pub memory: Option<Size>,
+    /// Processors, such as 0.5.
+    pub cpus: Option<f64>,
+    /// Processes and threads.
+    pub pids: Option<u64>,
+    /// Bytes of files in memory.
+    pub tmpfs: Option<Size>,
+}
+
+/// A number of bytes.
+#[derive(Debug, Clone, Copy, Deserialize, ToSchema)]
+#[serde(try_from = "NumberOrText")]
+#[schema(value_type = NumberOrText)]
+pub(crate) struct Size(pub u64);
+
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(untagged)]
+pub(crate) enum NumberOrText {
+    Number(u64),
+    Text(String),
+}
+
+impl TryFrom<NumberOrText> for Size {
+    type Error = String;
+
+    fn try_from(size: NumberOrText) -> Result<Size, String> {
+        let text = match size {
+            NumberOrText::Number(bytes) => return Ok(Size(bytes)),
+            NumberOrText::Text(text) => text,
+        };
+        let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+        let shift = match text[digits.len()..].to_ascii_lowercase().as_str() {
+            "" | "b" => 0,
+            "k" | "kb" | "kib" => 10,
+            "m" | "mb" | "mib" => 20,
+            "g" | "gb" | "gib" => 30,
+            _ => return Err(format!("`{text}` is not a size; expected bytes, or such as 512M")),
+        };
+        let number = digits.parse::<u64>().ok().and_then(|n| n.checked_mul(1 << shift));
+        number.map(Size).ok_or_else(|| format!("`{text}` is not a size"))
+    }
+}
+
+impl CreateSession {
+    pub(crate) fn into_ask(self) -> Result<SessionAsk, ApiError> {
+        if let Some(key) = &self.key
+            && (key.is_empty() || key.len() > MAX_KEY || key.contains('\0'))
+        {
+            return Err(ApiError::invalid(format!(
+                "key: expected 1 to {MAX_KEY} bytes of text without NUL"
+            )));
+        }
+        if self.network.as_deref().is_some_and(|network| network != "none") {
+            return Err(ApiError::invalid("network: only `none` is there so far"));
+        }
+        if self.idle_timeout == Some(0) {
+            return Err(ApiError::invalid("idle_timeout: expected at least 1 second"));
+        }
+        if let Some(env) = &self.env {
+            check_env(env)?;
+        }
+        let limits = self.limits.checked()?;
+        Ok(SessionAsk {
+            key: self.key,
+            image: self.image,
+            storage: self.storage,
+            datasets: self.datasets,
+            env: self.env,
+            ttl_s: self.ttl,
+            idle_s: self.idle_timeout,
+            metadata: self.metadata,
+            ..limits
+        })
+    }
+}
+
+impl AskedLimits {
+    /// The limits as part of a request for a session.
+    pub(crate) fn checked(&self) -> Result<SessionAsk, ApiError> {
+        let memory = self.memory.map(|size| size.0);
+        if memory.is_some_and(|memory| memory < MIN_MEMORY) {
+            let least = MIN_MEMORY >> 20;
+            return Err(ApiError::invalid(format!("limits.memory: at least {least} MiB")));
+        }
+        if self.cpus.is_some_and(|cpus| !(0.01..=1024.0).contains(&cpus)) {
+            return Err(ApiError::invalid("limits.cpus: expected 0.01 to 1024"));
+        }
+        if self.pids.is_some_and(|pids| !(4..=100_000).contains(&pids)) {
+            return Err(ApiError::invalid("limits.pids: expected 4 to 100000"));
+        }
+        if self.tmpfs.is_some_and(|size| size.0 < 1 << 20) {
+            return Err(ApiError::invalid("limits.tmpfs: at least 1 MiB"));
+        }
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "checked above"
+        )]
+        let millicpus = self.cpus.map(|cpus| (cpus * 1000.0).round() as u32);
+        let tmpfs = self.tmpfs.map(|size| size.0);
+        Ok(SessionAsk { memory, millicpus, pids: self.pids, tmpfs, ..SessionAsk::default() })
+    }
+}
+
+/// Environment variables that a process can have.
+pub(crate) fn check_env(env: &BTreeMap<String, String>) -> Result<(), ApiError> {
+    for (name, value) in env {
+        if name.is_empty() || name.contains(['=', '\0']) || value.contains('\0') {
+            return Err(ApiError::invalid(format!(
+                "env: `{}` cannot be a variable: names are not empty and have no `=`, and there \
+                 are no NUL bytes",
+                name.escape_debug()
+            )));
+        }
+    }
+    Ok(())
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct SessionBody {
+    pub id: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub key: Option<String>,
+    /// creating, ready, busy, hibernating, hibernated, stopping, stopped or failed.
+    pub state: &'static str,
+    pub image: String,
+    #[schema(value_type = String)]
+    pub storage: Storage,
+    #[schema(value_type = String)]
+    pub datasets: Datasets,
+    pub limits: LimitsBody,
+    /// Which limits this machine was seen to enforce.
+    pub enforced: BTreeMap<String, bool>,
+    pub network: &'static str,
+    pub ttl: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub idle_timeout: Option<u64>,
+    pub created: String,
+    pub last_used: String,
+    pub expires: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ended: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ended_because: Option<String>,
+    /// Executions that run now, wait, and were accepted in all.
+    pub running: usize,
+    pub queued: usize,
+    pub execs: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_used: Option<u64>,
+    /// Where its files are on the server, with storage BIND.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub directory: Option<String>,
+    #[schema(value_type = Object)]
+    pub metadata: serde_json::Map<String, serde_json::Value>,
+    /// What went wrong without ending anything.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct LimitsBody {
+    pub memory: u64,
+    pub cpus: f64,
+    pub pids: u64,
+    pub tmpfs: u64,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct CreatedBody {
+    /// created, found, or restarted on the files it left.
+    pub how: &'static str,
+    /// The session that had this key before and is gone, with everything in it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub replaced: Option<ReplacedBody>,
+    #[serde(flatten)]
+    pub session: SessionBody,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct ReplacedBody {
+    pub id: String,
+    pub because: String,
+}
+
+impl App {
+    pub(crate) fn session_body(&self, info: SessionInfo) -> SessionBody {
+        let SessionInfo { id, key, spec, created_ms, view, memory_used, directory, .. } = info;
+        SessionBody {
+            id,
+            key,
+            state: view.phase.name(),
+            image: spec.image,
+            storage: spec.storage,
+            datasets: spec.datasets,
+            limits: LimitsBody {
+                memory: spec.limits.memory,
+                cpus: f64::from(spec.limits.millicpus) / 1000.0,
+                pids: spec.limits.pids,
+                tmpfs: spec.limits.effective_tmpfs(),
+            },
+            enforced: self.enforced.clone(),
+            network: "none",
+            ttl: spec.ttl_s,
+            idle_timeout: spec.idle_s,
+            created: clock::rfc3339(created_ms),
+            last_used: clock::rfc3339(view.used_ms),
+            expires: clock::rfc3339(view.expires_ms),
+            ended: view.ended_ms.map(clock::rfc3339),
+            ended_because: view.ended_because,
+            running: view.running,
+            queued: view.queued,
+            execs: view.execs,
+            memory_used,
+            directory: directory.map(|path| path.display().to_string()),
+            metadata: spec.metadata,
+            warnings: view.warnings,
+        }
+    }
+}
+
+/// Make a session, or find the one with this key.
+#[utoipa::path(post, path = "/v1/sessions", tag = "sessions", request_body = CreateSession,
+    responses(
+        (status = 201, body = CreatedBody, description = "Made"),
+        (status = 200, body = CreatedBody, description = "Found by its key, or restarted"),
+        (status = 409, body = ErrorBody, description = "The session with this key is different"),
+        (status = 422, body = ErrorBody), (status = 429, body = ErrorBody, description = "No room"),
+    ))]
+pub(crate) async fn create(
+    State(app): State<Arc<App>>,
+    Extension(who): Extension<Principal>,
+    Body(body): Body<CreateSession>,
+) -> Result<Response, ApiError> {
+    let created = app.engine.create(&who, body.into_ask()?).await?;
+    let Created { session, how, replaced } = created;
+    let (status, how) = match how {
+        How::Created => (StatusCode::CREATED, "created"),
+        How::Found => (StatusCode::OK, "found"),
+        How::Restarted => (StatusCode::OK, "restarted"),
+    };
+    let replaced = replaced.map(|(id, because)| ReplacedBody { id, because });
+    let session = app.session_body(session);
+    Ok((status, Json(CreatedBody { how, replaced, session })).into_response())
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ListSessions {
+    /// Only those in this state.
+    pub state: Option<String>,
+    /// Only those with this key.
+    pub key: Option<String>,
+    /// At most this many (100 unless told, 1000 at most).
+    pub limit: Option<u32>,
+    /// Only those made before the session with this id: the last of the page before.
+    pub before: Option<String>,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct SessionsBody {
+    pub sessions: Vec<SessionBody>,
+    /// For `before`, where there may be more.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub next: Option<String>,
+}
+
+/// Sessions, the newest first; also those that have ended.
+#[utoipa::path(get, path = "/v1/sessions", tag = "sessions", params(ListSessions),
+    responses((status = 200, body = SessionsBody), (status = 422, body = ErrorBody)))]
+pub(crate) async fn list(
+    State(app): State<Arc<App>>,
+    Extension(who): Extension<Principal>,
+    Query(query): Query<ListSessions>,
+) -> Result<Json<SessionsBody>, ApiError> {
+    let phase = match &query.state {
+        Some(name) => Some(Phase::parse(name).ok_or_else(|| {
+            let names: Vec<&str> = Phase::ALL.iter().map(|phase| phase.name()).collect();
+            ApiError::invalid(format!("state: expected one of {}", names.join(", ")))
+        })?),
+        None => None,
+    };
+    let limit = page_size(query.limit)?;
+    let filter = SessionFilter { tenant: None, phase, key: query.key, before: query.before, limit };
+    let infos = app.engine.list(&who, filter).await?;
+    let full = infos.len() == limit as usize;
+    let next = infos.last().filter(|_| full).map(|info| info.id.clone());
+    let sessions = infos.into_iter().map(|info| app.session_body(info)).collect();
+    Ok(Json(SessionsBody { sessions, next }))
+}
+
+pub(crate) fn page_size(asked: Option<u32>) -> Result<u32, ApiError> {
+    match asked.unwrap_or(100) {
+        limit @ 1..=MAX_PAGE => Ok(limit),
+        _ => Err(ApiError::invalid(format!("limit: expected 1 to {MAX_PAGE}"))),
+    }
+}
+
+/// One session, alive or not.
+#[utoipa::path(get, path = "/v1/sessions/{id}", tag = "sessions", params(("id" = String, Path)),
+    responses((status = 200, body = SessionBody), (status = 404, body = ErrorBody)))]
+pub(crate) async fn show(
+    State(app): State<Arc<App>>,
+    Extension(who): Extension<Principal>,
+    Path(id): Path<String>,
+) -> Result<Json<SessionBody>, ApiError> {
+    Ok(Json(app.session_body(app.engine.describe(&who, &id).await?)))
+}
+
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ExtendSession {
+    /// Seconds from now that it is to live at least.
+    pub ttl: u64,
+}
+
+/// Let a session live longer; never shorter than it would have.
+#[utoipa::path(patch, path = "/v1/sessions/{id}", tag = "sessions", params(("id" = String, Path)),
+    request_body = ExtendSession,
+    responses((status = 200, body = SessionBody), (status = 404, body = ErrorBody),
+        (status = 410, body = ErrorBody)))]
+pub(crate) async fn extend(
+    State(app): State<Arc<App>>,
+    Extension(who): Extension<Principal>,
+    Path(id): Path<String>,
+    Body(body): Body<ExtendSession>,
+) -> Result<Json<SessionBody>, ApiError> {
+    Ok(Json(app.session_body(app.engine.extend(&who, &id, body.ttl).await?)))
+}
+
+/// Stop a session. What runs in it is ended, and says so in its result.
+#[utoipa::path(delete, path = "/v1/sessions/{id}", tag = "sessions", params(("id" = String, Path)),
+    responses((status = 200, body = SessionBody), (status = 404, body = ErrorBody)))]
+pub(crate) async fn stop(
+    State(app): State<Arc<App>>,
+    Extension(who): Extension<Principal>,
+    Path(id): Path<String>,
+) -> Result<Json<SessionBody>, ApiError> {
+    Ok(Json(app.session_body(app.engine.stop(&who, &id).await?)))
+}
+
+/// Start a session again that has ended and whose files are on disk. Its variables are gone.
+#[utoipa::path(post, path = "/v1/sessions/{id}/start", tag = "sessions",
+    params(("id" = String, Path)),
+    responses((status = 200, body = SessionBody), (status = 404, body = ErrorBody),
+        (status = 409, body = ErrorBody), (status = 422, body = ErrorBody)))]
+pub(crate) async fn start(
+    State(app): State<Arc<App>>,
+    Extension(who): Extension<Principal>,
+    Path(id): Path<String>,
+) -> Result<Json<SessionBody>, ApiError> {
+    Ok(Json(app.session_body(app.engine.start_again(&who, &id).await?)))
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct StateOf {
+    /// `python` unless told.
+    pub language: Option<String>,
+}
+
+/// The variables of a kernel: name, type, size, shape, preview.
+#[utoipa::path(get, path = "/v1/sessions/{id}/state", tag = "sessions",
+    params(("id" = String, Path), StateOf),
+    responses((status = 200, body = Object), (status = 404, body = ErrorBody),
+        (status = 409, body = ErrorBody, description = "The kernel is busy")))]
+pub(crate) async fn state(
+    State(app): State<Arc<App>>,
+    Extension(who): Extension<Principal>,
+    Path(id): Path<String>,
+    Query(query): Query<StateOf>,
+) -> Result<Response, ApiError> {
+    let language = parse_language(query.language.as_deref())?;
+    Ok(Json(app.engine.state(&who, &id, language).await?).into_response())
+}
+
+pub(crate) fn parse_language(name: Option<&str>) -> Result<Language, ApiError> {
+    match name.unwrap_or("python") {
+        "python" => Ok(Language::Python),
+        "bash" | "sh" | "shell" => Ok(Language::Bash),
+        other => Err(ApiError::invalid(format!(
+            "language: `{}` is not there; expected python or bash",
+            other.escape_debug()
+        ))),
+    }
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ReadLog {
+    /// At most this many entries (100 unless told); the last ones, unless `after` is given.
+    pub limit: Option<u32>,
+    /// Only entries after the execution with this number.
+    pub after: Option<u64>,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct LogBody {
+    #[schema(value_type = Vec<Object>)]
+    pub entries: Vec<LogEntry>,
+}
+
+/// What was executed in a session, with code and output, the oldest first.
+#[utoipa::path(get, path = "/v1/sessions/{id}/log", tag = "sessions",
+    params(("id" = String, Path), ReadLog),
+    responses((status = 200, body = LogBody), (status = 404, body = ErrorBody)))]
+pub(crate) async fn log(
+    State(app): State<Arc<App>>,
+    Extension(who): Extension<Principal>,
+    Path(id): Path<String>,
+    Query(query): Query<ReadLog>,
+) -> Result<Json<LogBody>, ApiError> {
+    let limit = page_size(query.limit)?;
+    Ok(Json(LogBody { entries: app.engine.log(&who, &id, query.after, limit).await? }))
+}

@@ -1,0 +1,82 @@
+//! Server-sent events: an execution as it happens.
+//!
+//! Every event's id is the position after it, so a client that was cut off asks for the rest with
+//! that number. Events are pulled from the transcript as fast as the client reads: one that does
+//! not read holds up nothing but itself.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::response::sse::{Event as SseEvent, KeepAlive, Sse};
+use axum::response::{IntoResponse, Response};
+use belljar_engine::result::ExecResult;
+use belljar_engine::transcript::{Piece, Reader, Transcript};
+use belljar_proto::exec::Event;
+use futures_util::stream::{self, Stream};
+use serde_json::{Value, json};
+
+/// Proxies close what is silent for longer than a minute.
+const KEEP_ALIVE: Duration = Duration::from_secs(15);
+
+/// The events of an execution from `offset` on.
+pub(crate) fn events(exec_id: String, transcript: Arc<Transcript>, offset: u64) -> Response {
+    let reader = transcript.read_from(offset);
+    let first = (offset == 0)
+        .then(|| SseEvent::default().event("exec").data(json!({"exec_id": exec_id}).to_string()));
+    respond(Events { exec_id, transcript, reader, first })
+}
+
+struct Events {
+    exec_id: String,
+    transcript: Arc<Transcript>,
+    reader: Reader,
+    /// Names the execution to whoever did not.
+    first: Option<SseEvent>,
+}
+
+fn respond(events: Events) -> Response {
+    let keep_alive = KeepAlive::new().interval(KEEP_ALIVE);
+    Sse::new(into_stream(events)).keep_alive(keep_alive).into_response()
+}
+
+fn into_stream(events: Events) -> impl Stream<Item = Result<SseEvent, Infallible>> {
+    stream::unfold(events, |mut events| async move {
+        let event = match events.first.take() {
+            Some(first) => first,
+            None => {
+                let piece = events.reader.next().await?;
+                let result = || ExecResult::of(events.exec_id.clone(), &events.transcript);
+                render(&piece, result)
+            }
+        };
+        Some((Ok(event), events))
+    })
+}
+
+pub(crate) fn render(piece: &Piece, result: impl FnOnce() -> ExecResult) -> SseEvent {
+    let text = || json!({ "text": String::from_utf8_lossy(&piece.body) });
+    // What does not parse was not written by our kernel.
+    let parsed = || serde_json::from_slice::<Value>(&piece.body).unwrap_or(Value::Null);
+    let (name, data) = match &piece.event {
+        Event::Stdout => ("stdout", text()),
+        Event::Stderr => ("stderr", text()),
+        Event::Display => ("display", parsed()),
+        Event::Result => ("result", parsed()),
+        Event::Error => ("error", parsed()),
+        Event::Input => ("input", parsed()),
+        Event::Done(_) => ("done", done(result())),
+    };
+    SseEvent::default().event(name).id(piece.next.to_string()).data(data.to_string())
+}
+
+/// The result without what the events before it have told already.
+pub(crate) fn done(result: ExecResult) -> Value {
+    let mut value = serde_json::to_value(result).unwrap_or(Value::Null);
+    if let Value::Object(fields) = &mut value {
+        for told in ["stdout", "stderr", "results"] {
+            fields.remove(told);
+        }
+    }
+    value
+}
