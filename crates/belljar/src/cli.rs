@@ -31,6 +31,18 @@ pub(crate) enum Command {
     },
 }
 
+impl Command {
+    /// Flags that stand for settings, by the names of those.
+    pub(crate) fn settings(&self) -> Vec<(&'static str, String)> {
+        Vec::new()
+    }
+
+    /// What is logged unless the settings say.
+    pub(crate) fn default_log(&self) -> &'static str {
+        "warn"
+    }
+}
+
 #[derive(Debug, Args)]
 #[command(after_help = "\
 The exit status is the code's own; 124 after a timeout, 137 when memory ran out, 125 when the
@@ -71,9 +83,9 @@ pub(crate) struct RunArgs {
     /// Bytes of stdout and of stderr to keep, each
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub(crate) max_output: Option<u64>,
-    /// Where artifacts go
-    #[arg(long, value_name = "DIR", default_value = "outputs")]
-    pub(crate) outputs: PathBuf,
+    /// Where artifacts go [default: BELLJAR_OUTPUTS_DIR, else outputs]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) outputs: Option<PathBuf>,
     /// Print the whole result as JSON at the end, instead of output as it comes
     #[arg(long)]
     pub(crate) json: bool,

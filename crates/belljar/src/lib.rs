@@ -6,6 +6,7 @@
 mod cli;
 mod commands;
 pub mod home;
+mod logging;
 pub mod settings;
 mod table;
 
@@ -16,7 +17,6 @@ use clap::Parser;
 /// The program.
 pub fn main() -> ExitCode {
     let cli = cli::Cli::parse();
-    start_logging();
     match commands::dispatch(cli.command) {
         Ok(code) => code,
         Err(error) => {
@@ -25,10 +25,4 @@ pub fn main() -> ExitCode {
             ExitCode::from(commands::EXIT_TROUBLE)
         }
     }
-}
-
-fn start_logging() {
-    let filter = tracing_subscriber::EnvFilter::try_from_env("BELLJAR_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
 }

@@ -12,17 +12,24 @@ use std::process::ExitCode;
 use anyhow::Result;
 
 use crate::cli::Command;
+use crate::logging;
 use crate::settings::Settings;
 
 /// The sandbox, not the code in it, failed; `docker run` uses the same number.
 pub(crate) const EXIT_TROUBLE: u8 = 125;
 
 pub(crate) fn dispatch(command: Command) -> Result<ExitCode> {
+    if let Command::Spawner { inside } = command {
+        logging::start_by_environment();
+        return spawner::spawner(inside);
+    }
+    let settings = Settings::load_with(&command.settings())?;
+    logging::start(&settings.log, command.default_log());
     match command {
-        Command::Run(args) => run::run(args, &Settings::load()?),
-        Command::Setup(args) => setup::setup(&args, &Settings::load()?),
-        Command::Doctor(args) => doctor::doctor(&args, &Settings::load()?),
-        Command::Bench(args) => bench::bench(&args, &Settings::load()?),
+        Command::Run(args) => run::run(args, &settings),
+        Command::Setup(args) => setup::setup(&args, &settings),
+        Command::Doctor(args) => doctor::doctor(&args, &settings),
+        Command::Bench(args) => bench::bench(&args, &settings),
         Command::Spawner { inside } => spawner::spawner(inside),
     }
 }

@@ -81,8 +81,9 @@ fn plan(args: RunArgs, settings: &Settings) -> Result<Run> {
     let spec = SandboxSpec { limits, env: args.env, data, ..SandboxSpec::default() };
     let mut run = Run::new(new_id(), code, spec);
     run.timeout_ms = args.timeout;
-    run.outputs = std::path::absolute(&args.outputs)
-        .with_context(|| format!("failed to find `{}`", args.outputs.display()))?;
+    let outputs = args.outputs.as_ref().unwrap_or(&settings.outputs_dir);
+    run.outputs = std::path::absolute(outputs)
+        .with_context(|| format!("failed to find `{}`", outputs.display()))?;
     if let Some(limit) = args.max_output {
         run.output_limit = limit;
     }

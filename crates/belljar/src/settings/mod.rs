@@ -1,8 +1,18 @@
 //! Settings: flags over environment over `.env` over defaults. Every variable is declared once, in
-//! [`VARIABLES`], with the text that `belljar setup` writes into a fresh `.env`.
+//! [`variables`], and typed once, here and in [`server`].
+
+mod dotenv;
+mod parse;
+#[cfg(test)]
+mod reference;
+mod server;
+mod unknown;
+mod values;
+pub mod variables;
 
 use std::collections::HashMap;
 use std::env;
+use std::fmt;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,161 +20,165 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use belljar_runtime::Limits;
 
-#[derive(Debug)]
-pub struct Variable {
-    pub name: &'static str,
-    pub default: &'static str,
-    pub help: &'static str,
-}
+pub(crate) use dotenv::commented as commented_env_file;
+pub use server::{Listen, ServerSettings, Tls};
+use values::Values;
 
-pub const VARIABLES: &[Variable] = &[
-    Variable {
-        name: "BELLJAR_HOME",
-        default: "",
-        help: "Where environments and images are kept.\n\
-               Default: /var/lib/belljar for root, ~/.local/share/belljar for others.",
-    },
-    Variable {
-        name: "BELLJAR_RUN_DIR",
-        default: "",
-        help: "Where sockets and locks are kept while sandboxes live.\n\
-               Default: /run/belljar for root, $XDG_RUNTIME_DIR/belljar for others.",
-    },
-    Variable {
-        name: "BELLJAR_PYTHON",
-        default: "python3",
-        help: "The interpreter that `belljar setup` builds the sandboxes' environment on.",
-    },
-    Variable {
-        name: "BELLJAR_PACKAGES",
-        default: "numpy pandas pyarrow matplotlib scikit-learn scipy pillow openpyxl ipython",
-        help: "Packages that `belljar setup` installs for sandboxes, separated by spaces.",
-    },
-    Variable {
-        name: "BELLJAR_PRELOAD",
-        default: "numpy pandas pyarrow pyarrow.parquet matplotlib matplotlib.pyplot sklearn scipy \
-                  PIL openpyxl IPython",
-        help: "Modules that every kernel starts with already loaded, separated by spaces.\n\
-               More modules make importing them free and the zygote larger.",
-    },
-    Variable {
-        name: "BELLJAR_MEMORY",
-        default: "512M",
-        help: "Memory of a sandbox, files in RAM included.",
-    },
-    Variable { name: "BELLJAR_CPUS", default: "1", help: "Processors of a sandbox." },
-    Variable { name: "BELLJAR_PIDS", default: "256", help: "Processes and threads of a sandbox." },
-    Variable {
-        name: "TMPFS_SIZE_MB",
-        default: "1024",
-        help: "Megabytes of files that a sandbox may keep in RAM.\n\
-               They count as memory, so three quarters of that are the most it can be.",
-    },
-    Variable {
-        name: "BELLJAR_CGROUP_PARENT",
-        default: "belljar",
-        help: "Name of the control group below which sandboxes are put.",
-    },
-    Variable {
-        name: "BELLJAR_STRICT",
-        default: "0",
-        help: "1: refuse to run anything while a limit cannot be enforced. 0: warn.",
-    },
-    Variable {
-        name: "BELLJAR_LOG",
-        default: "warn",
-        help: "What to log to standard error: error, warn, info, debug, or per module.",
-    },
-];
+/// Below this not even an interpreter starts.
+pub(crate) const MIN_MEMORY: u64 = 16 << 20;
 
-#[derive(Debug)]
+/// Everything that can be set, resolved: paths are absolute, sizes are bytes.
+#[derive(Debug, Clone)]
 pub struct Settings {
     pub home: PathBuf,
     pub run_dir: PathBuf,
+    /// The server's database and audit log.
+    pub state_dir: PathBuf,
+    /// Artifacts of ephemeral runs.
+    pub outputs_dir: PathBuf,
+    /// As it is to be looked for on the `PATH`.
     pub python: PathBuf,
     pub packages: Vec<String>,
     pub preload: Vec<String>,
     pub limits: Limits,
     pub cgroup_parent: String,
     pub strict: bool,
+    pub log: LogSettings,
+    pub bench_image: Option<String>,
+    pub server: ServerSettings,
+    pub client: ClientSettings,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LogSettings {
+    /// Known to be valid; `None` leaves it to the command.
+    pub filter: Option<String>,
+    pub format: LogFormat,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogFormat {
+    Text,
+    Json,
+}
+
+/// What the commands need that talk to a server.
+#[derive(Debug, Clone)]
+pub struct ClientSettings {
+    pub url: ServerUrl,
+    pub api_key: Option<ApiKey>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ServerUrl {
+    /// With its scheme, without a slash at the end.
+    Http(String),
+    Unix(PathBuf),
+}
+
+/// A secret; it does not show itself by accident.
+#[derive(Clone)]
+pub struct ApiKey(String);
+
+impl ApiKey {
+    /// For the header of a request, and nothing else.
+    #[must_use]
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for ApiKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ApiKey([secret])")
+    }
 }
 
 impl Settings {
     /// Reads the environment and the `.env` of the current directory.
     pub fn load() -> Result<Settings> {
+        Settings::load_with(&[])
+    }
+
+    /// The same, with values from the command line by the names of the variables they stand for.
+    /// An empty one takes back whatever the environment says.
+    pub fn load_with(flags: &[(&'static str, String)]) -> Result<Settings> {
         let file = match fs::read_to_string(".env") {
-            Ok(text) => parse_env_file(&text).context("failed to read .env")?,
+            Ok(text) => dotenv::parse(&text).context("failed to read .env")?,
             Err(error) if error.kind() == io::ErrorKind::NotFound => HashMap::new(),
             Err(error) => return Err(error).context("failed to read .env"),
         };
-        Settings::from_lookup(|name| env::var(name).ok().or_else(|| file.get(name).cloned()))
+        let environment = ours(env::vars_os())?;
+        unknown::refuse(environment.keys(), "the environment")?;
+        unknown::refuse(file.keys(), ".env")?;
+        Settings::from_lookup(&|name| {
+            let flag = flags.iter().find(|(flag, _)| *flag == name).map(|(_, value)| value);
+            flag.or_else(|| environment.get(name)).or_else(|| file.get(name)).cloned()
+        })
     }
 
-    fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Result<Settings> {
-        let value = |name: &str| {
-            let declared = VARIABLES.iter().find(|variable| variable.name == name);
-            let default = declared.expect("every variable that is read is declared").default;
-            lookup(name).filter(|value| !value.is_empty()).unwrap_or_else(|| default.to_owned())
-        };
-        let words = |name: &str| value(name).split_whitespace().map(str::to_owned).collect();
-        let cpus = |text: &str| {
-            crate::cli::parse_cpus(text).map_err(|_| "expected 0.01 to 1024".to_owned())
-        };
-        let number = |text: &str| text.parse::<u64>().map_err(|_| "expected a number".to_owned());
-        let limits = Limits {
-            memory: parsed(&value, "BELLJAR_MEMORY", crate::cli::parse_size)?,
-            millicpus: parsed(&value, "BELLJAR_CPUS", cpus)?,
-            pids: parsed(&value, "BELLJAR_PIDS", number)?,
-            tmpfs: parsed(&value, "TMPFS_SIZE_MB", number)?.saturating_mul(1 << 20),
-        };
-        if limits.memory < MIN_MEMORY {
-            bail!("BELLJAR_MEMORY: a sandbox needs at least {} MiB", MIN_MEMORY >> 20);
-        }
-        let strict = match value("BELLJAR_STRICT").as_str() {
-            "1" | "true" | "yes" => true,
-            "0" | "false" | "no" => false,
-            other => bail!("BELLJAR_STRICT={other}: expected 1 or 0"),
-        };
+    fn from_lookup(lookup: &dyn Fn(&str) -> Option<String>) -> Result<Settings> {
+        let values = Values { lookup };
+        let word = |text: &str| Some(text.to_owned());
+        let home = values.path_or("BELLJAR_HOME", default_home)?;
+        let server = ServerSettings::read(&values, &home)?;
         Ok(Settings {
-            home: path_or(value("BELLJAR_HOME"), default_home)?,
-            run_dir: path_or(value("BELLJAR_RUN_DIR"), default_run_dir)?,
-            python: value("BELLJAR_PYTHON").into(),
-            packages: words("BELLJAR_PACKAGES"),
-            preload: words("BELLJAR_PRELOAD"),
-            limits,
-            cgroup_parent: value("BELLJAR_CGROUP_PARENT"),
-            strict,
+            run_dir: values.path_or("BELLJAR_RUN_DIR", default_run_dir)?,
+            state_dir: values.path_or("BELLJAR_STATE_DIR", || Ok(home.join("state")))?,
+            outputs_dir: values.path("BELLJAR_OUTPUTS_DIR")?.expect("its default is not empty"),
+            python: values.text("BELLJAR_PYTHON").into(),
+            packages: values.list("BELLJAR_PACKAGES", word)?,
+            preload: values.list("BELLJAR_PRELOAD", word)?,
+            limits: Limits {
+                memory: values.read("BELLJAR_MEMORY", parse::size_from(MIN_MEMORY))?,
+                millicpus: values.read("BELLJAR_CPUS", parse::cpus)?,
+                pids: values.read("BELLJAR_PIDS", parse::number(4..=100_000))?,
+                tmpfs: values.read("TMPFS_SIZE_MB", parse::number(1..=1 << 24))? << 20,
+            },
+            cgroup_parent: values.text("BELLJAR_CGROUP_PARENT"),
+            strict: values.read("BELLJAR_STRICT", parse::yes_or_no)?,
+            log: LogSettings {
+                filter: values.optional("BELLJAR_LOG", parse::log_filter)?,
+                format: values.read("BELLJAR_LOG_FORMAT", parse::log_format)?,
+            },
+            bench_image: values.optional("BELLJAR_BENCH_IMAGE", word)?,
+            client: ClientSettings {
+                url: values.read("BELLJAR_URL", parse::url)?,
+                api_key: values.optional("BELLJAR_API_KEY", parse::api_key)?,
+            },
+            server,
+            home,
         })
     }
 }
 
-/// A value as the command line would read it, or an error that names its variable.
-fn parsed<T>(
-    value: &impl Fn(&str) -> String,
-    name: &str,
-    parse: impl FnOnce(&str) -> Result<T, String>,
-) -> Result<T> {
-    let text = value(name);
-    parse(&text).map_err(|why| anyhow::anyhow!("{name}={text}: {why}"))
-}
-
-/// Below this not even an interpreter starts.
-pub(crate) const MIN_MEMORY: u64 = 16 << 20;
-
-fn path_or(value: String, default: fn() -> Result<PathBuf>) -> Result<PathBuf> {
-    let path = if value.is_empty() { default()? } else { PathBuf::from(value) };
-    std::path::absolute(&path).with_context(|| format!("failed to resolve `{}`", path.display()))
+/// The part of the environment that is about us.
+fn ours(
+    environment: impl Iterator<Item = (std::ffi::OsString, std::ffi::OsString)>,
+) -> Result<HashMap<String, String>> {
+    let mut found = HashMap::new();
+    for (name, value) in environment {
+        // A name that is no text is not one of ours.
+        let Ok(name) = name.into_string() else { continue };
+        if name.starts_with(unknown::PREFIX) || variables::declared(&name).is_some() {
+            let value = value.into_string();
+            let Ok(value) = value else { bail!("the value of {name} is not text in UTF-8") };
+            found.insert(name, value);
+        }
+    }
+    Ok(found)
 }
 
 fn default_home() -> Result<PathBuf> {
     if belljar_sys::privileges::is_root() {
         return Ok("/var/lib/belljar".into());
     }
-    match (env::var_os("XDG_DATA_HOME"), env::var_os("HOME")) {
-        (Some(data), _) if !data.is_empty() => Ok(Path::new(&data).join("belljar")),
-        (_, Some(home)) if !home.is_empty() => Ok(Path::new(&home).join(".local/share/belljar")),
+    let path = match (env::var_os("XDG_DATA_HOME"), env::var_os("HOME")) {
+        (Some(data), _) if !data.is_empty() => Path::new(&data).join("belljar"),
+        (_, Some(home)) if !home.is_empty() => Path::new(&home).join(".local/share/belljar"),
         _ => bail!("HOME is not set; set BELLJAR_HOME to a directory of yours"),
-    }
+    };
+    std::path::absolute(&path).with_context(|| format!("failed to resolve `{}`", path.display()))
 }
 
 fn default_run_dir() -> Result<PathBuf> {
@@ -172,7 +186,7 @@ fn default_run_dir() -> Result<PathBuf> {
         return Ok("/run/belljar".into());
     }
     match env::var_os("XDG_RUNTIME_DIR") {
-        Some(dir) if !dir.is_empty() => Ok(Path::new(&dir).join("belljar")),
+        Some(dir) if Path::new(&dir).is_absolute() => Ok(Path::new(&dir).join("belljar")),
         _ => {
             let (uid, _) = belljar_sys::privileges::own_ids();
             Ok(env::temp_dir().join(format!("belljar-{uid}")))
@@ -180,87 +194,106 @@ fn default_run_dir() -> Result<PathBuf> {
     }
 }
 
-/// `KEY=value` lines, `#` comments, optional quotes and `export`.
-fn parse_env_file(text: &str) -> Result<HashMap<String, String>> {
-    let mut values = HashMap::new();
-    for (number, line) in text.lines().enumerate() {
-        let line = line.trim();
-        if line.is_empty() || line.starts_with('#') {
-            continue;
-        }
-        let line = line.strip_prefix("export ").unwrap_or(line);
-        let Some((key, value)) = line.split_once('=') else {
-            bail!("line {} is neither a comment nor KEY=value", number + 1);
-        };
-        let value = value.trim();
-        let unquoted = ['"', '\'']
-            .iter()
-            .find_map(|quote| value.strip_prefix(*quote)?.strip_suffix(*quote))
-            .unwrap_or(value);
-        values.insert(key.trim().to_owned(), unquoted.to_owned());
-    }
-    Ok(values)
-}
-
-/// A fresh `.env`: every variable, commented out, with its default.
-pub(crate) fn commented_env_file() -> String {
-    let mut text = String::from(
-        "# Settings of Belljar, read from the directory it is started in.\n\
-         # What is commented out shows the default; the environment wins over this file.\n",
-    );
-    for variable in VARIABLES {
-        text.push('\n');
-        for line in variable.help.lines() {
-            text.push_str(&format!("# {line}\n"));
-        }
-        text.push_str(&format!("#{}={}\n", variable.name, variable.default));
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::cell::RefCell;
+    use std::collections::BTreeSet;
+    use std::ffi::OsString;
+    use std::os::unix::ffi::OsStringExt;
 
-    fn with(pairs: &[(&str, &str)]) -> Result<Settings> {
-        let pairs: HashMap<_, _> = pairs.iter().copied().collect();
-        Settings::from_lookup(|name| pairs.get(name).map(|value| (*value).to_owned()))
+    use super::*;
+    use variables::GROUPS;
+
+    /// Settings with these values, as if nothing else were set.
+    pub(super) fn with(pairs: &[(&str, &str)]) -> Result<Settings> {
+        let places = [("BELLJAR_HOME", "/x"), ("BELLJAR_RUN_DIR", "/y")];
+        let values: HashMap<_, _> = places.iter().chain(pairs).copied().collect();
+        Settings::from_lookup(&|name| values.get(name).map(|value| (*value).to_owned()))
     }
 
     #[test]
     fn defaults_are_those_of_the_design() {
-        let settings = with(&[("BELLJAR_HOME", "/x"), ("BELLJAR_RUN_DIR", "/y")]).unwrap();
+        let settings = with(&[]).unwrap();
         assert_eq!(settings.limits, Limits::default());
         assert!(!settings.strict);
         assert!(settings.preload.contains(&"pandas".to_owned()));
+        assert_eq!(settings.state_dir, Path::new("/x/state"));
+        assert_eq!(settings.outputs_dir, env::current_dir().unwrap().join("outputs"));
+        assert_eq!(settings.log, LogSettings { filter: None, format: LogFormat::Text });
+        assert_eq!(settings.client.url, ServerUrl::Http("http://127.0.0.1:8000".into()));
     }
 
     #[test]
-    fn a_wrong_value_is_named() {
+    fn a_wrong_value_is_refused_with_its_name_and_what_is_accepted() {
         for (name, value) in [
             ("BELLJAR_MEMORY", "lots"),
             ("BELLJAR_MEMORY", "1M"),
             ("BELLJAR_CPUS", "0"),
             ("BELLJAR_PIDS", "-1"),
+            ("TMPFS_SIZE_MB", "0"),
             ("BELLJAR_STRICT", "perhaps"),
+            ("SESSION_STORAGE", "disk"),
+            ("DATASET_ACCESS", "all"),
+            ("SANDBOX_IMAGE", "debian"),
+            ("BELLJAR_LISTEN", "example.com"),
+            ("BELLJAR_POOL", "1001"),
+            ("BELLJAR_MAX_SESSIONS", "many"),
+            ("BELLJAR_MAX_MEMORY", "-1"),
+            ("BELLJAR_MAX_PIDS", "1.5"),
+            ("BELLJAR_TTL", "0"),
+            ("BELLJAR_MAX_TTL", "99999999999"),
+            ("BELLJAR_IDLE_TIMEOUT", "soon"),
+            ("BELLJAR_ALONE", "1h"),
+            ("BELLJAR_DRAIN", "3601"),
+            ("BELLJAR_THREADS", "0"),
+            ("BELLJAR_AUDIT_CODE", "2"),
+            ("BELLJAR_LOG", "belljar=loud"),
+            ("BELLJAR_LOG_FORMAT", "xml"),
+            ("BELLJAR_ALLOWED_HOSTS", "http://a"),
+            ("BELLJAR_ALLOWED_ORIGINS", "*"),
+            ("BELLJAR_MAX_BODY", "10"),
+            ("BELLJAR_URL", "box"),
         ] {
             let error = with(&[(name, value)]).unwrap_err().to_string();
-            assert!(error.contains(name), "{error}");
+            let accepts = variables::declared(name).unwrap().accepts;
+            assert_eq!(error, format!("{name}={value}: expected {accepts}"));
         }
     }
 
     #[test]
-    fn env_files_are_read_as_people_write_them() {
-        let text = "# a comment\n\nA=1\nexport B='two words'\nC = \"x=y\" \n";
-        let values = parse_env_file(text).unwrap();
-        assert_eq!(values["A"], "1");
-        assert_eq!(values["B"], "two words");
-        assert_eq!(values["C"], "x=y");
-        assert!(parse_env_file("A=1\nnonsense\n").unwrap_err().to_string().contains("line 2"));
+    fn secrets_are_not_shown() {
+        let error = with(&[("BELLJAR_API_KEY", "bjk_ not one")]).unwrap_err().to_string();
+        assert!(error.contains("BELLJAR_API_KEY") && !error.contains("not one"), "{error}");
+        let settings = with(&[("BELLJAR_API_KEY", "bjk_1234")]).unwrap();
+        assert!(!format!("{settings:?}").contains("bjk_1234"));
+        assert_eq!(settings.client.api_key.unwrap().reveal(), "bjk_1234");
     }
 
     #[test]
-    fn a_fresh_env_file_changes_nothing() {
-        assert!(parse_env_file(&commented_env_file()).unwrap().is_empty());
+    fn every_declared_variable_is_read_once_declared_once_and_has_a_valid_default() {
+        let read = RefCell::new(BTreeSet::new());
+        for unix in ["", "/socket"] {
+            Settings::from_lookup(&|name| {
+                read.borrow_mut().insert(name.to_owned());
+                (name == "BELLJAR_UNIX").then(|| unix.to_owned())
+            })
+            .unwrap();
+        }
+        let declared: Vec<_> = GROUPS.iter().flat_map(|group| group.variables).collect();
+        let names: BTreeSet<String> = declared.iter().map(|it| it.name.to_owned()).collect();
+        assert_eq!(names.len(), declared.len(), "a variable is declared twice");
+        assert_eq!(read.into_inner(), names);
+        for variable in declared {
+            let says_what_empty_means = !variable.when_empty.is_empty();
+            assert_eq!(variable.default.is_empty(), says_what_empty_means, "{}", variable.name);
+        }
+    }
+
+    #[test]
+    fn values_that_are_no_text_are_refused_where_they_are_ours() {
+        let not_text = || OsString::from_vec(vec![0xff]);
+        let error = ours([("TMPFS_SIZE_MB".into(), not_text())].into_iter()).unwrap_err();
+        assert!(error.to_string().contains("TMPFS_SIZE_MB"), "{error}");
+        assert!(ours([("LS_COLORS".into(), not_text())].into_iter()).unwrap().is_empty());
     }
 }

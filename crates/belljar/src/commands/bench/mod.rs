@@ -176,7 +176,8 @@ async fn measure(args: &BenchArgs, settings: &Settings, prepared: Prepared) -> R
     let mut note = |what: &str, error: anyhow::Error| notes.push(format!("{what}: {error:#}"));
     let python_process =
         peers::python(settings, FIRST, few).map_err(|e| note("python3 not compared", e)).ok();
-    let docker_run = peers::docker(FIRST, few).map_err(|e| note("docker not compared", e)).ok();
+    let docker_run =
+        peers::docker(settings, FIRST, few).map_err(|e| note("docker not compared", e)).ok();
     progress.finish_and_clear();
 
     Ok(Report {

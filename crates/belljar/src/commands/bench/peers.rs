@@ -10,9 +10,6 @@ use super::samples::{Samples, Summary};
 use crate::home;
 use crate::settings::Settings;
 
-/// An image with the same packages, if the user has one.
-const IMAGE_VARIABLE: &str = "BELLJAR_BENCH_IMAGE";
-
 /// How long one round of a command takes that must succeed.
 fn once(command: &mut Command) -> Result<Duration> {
     let start = Instant::now();
@@ -59,7 +56,7 @@ pub(super) fn python(settings: &Settings, code: &str, rounds: usize) -> Result<S
 }
 
 /// `docker run` of an image that has the packages.
-pub(super) fn docker(code: &str, rounds: usize) -> Result<Summary> {
+pub(super) fn docker(settings: &Settings, code: &str, rounds: usize) -> Result<Summary> {
     let answers = Command::new("docker")
         .args(["version", "--format", "{{.Server.Version}}"])
         .output()
@@ -67,11 +64,11 @@ pub(super) fn docker(code: &str, rounds: usize) -> Result<Summary> {
     if !answers {
         bail!("no docker engine answers");
     }
-    let image = std::env::var(IMAGE_VARIABLE)
-        .with_context(|| format!("set {IMAGE_VARIABLE} to an image with pandas"))?;
+    let image = settings.bench_image.as_deref();
+    let image = image.context("set BELLJAR_BENCH_IMAGE to an image with pandas")?;
     let mut command = Command::new("docker");
     command.args(["run", "--rm", "--network", "none", "--memory", "512m", "--cpus", "1"]);
-    command.args([image.as_str(), "python3", "-c", code]);
+    command.args([image, "python3", "-c", code]);
     timed(&mut command, rounds)
 }
 

@@ -1,0 +1,79 @@
+//! The values of declared variables: looked up, typed, and refused with what was expected.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, anyhow};
+
+use super::variables::declared;
+
+/// Where values come from: the most important place that has one, however empty, decides.
+pub(super) struct Values<'a> {
+    pub(super) lookup: &'a dyn Fn(&str) -> Option<String>,
+}
+
+impl Values<'_> {
+    /// As it was written, or the default.
+    pub(super) fn text(&self, name: &str) -> String {
+        let default = declared(name).expect("every variable that is read is declared").default;
+        (self.lookup)(name).filter(|value| !value.is_empty()).unwrap_or_else(|| default.to_owned())
+    }
+
+    pub(super) fn read<T>(&self, name: &str, parse: impl Fn(&str) -> Option<T>) -> Result<T> {
+        let text = self.text(name);
+        parse(text.trim()).ok_or_else(|| refusal(name, &text))
+    }
+
+    /// `None` where the value is empty.
+    pub(super) fn optional<T>(
+        &self,
+        name: &str,
+        parse: impl Fn(&str) -> Option<T>,
+    ) -> Result<Option<T>> {
+        if self.text(name).trim().is_empty() {
+            return Ok(None);
+        }
+        self.read(name, parse).map(Some)
+    }
+
+    /// A number of which 0 and nothing mean that there is no limit.
+    pub(super) fn limit(
+        &self,
+        name: &str,
+        parse: impl Fn(&str) -> Option<u64>,
+    ) -> Result<Option<u64>> {
+        Ok(self.optional(name, parse)?.filter(|limit| *limit > 0))
+    }
+
+    /// Words separated by spaces.
+    pub(super) fn list<T>(&self, name: &str, parse: impl Fn(&str) -> Option<T>) -> Result<Vec<T>> {
+        let text = self.text(name);
+        text.split_whitespace().map(|word| parse(word).ok_or_else(|| refusal(name, word))).collect()
+    }
+
+    /// An absolute path.
+    pub(super) fn path(&self, name: &str) -> Result<Option<PathBuf>> {
+        let text = self.text(name);
+        if text.is_empty() {
+            return Ok(None);
+        }
+        let absolute = std::path::absolute(&text);
+        absolute.with_context(|| format!("{name}: failed to resolve `{text}`")).map(Some)
+    }
+
+    pub(super) fn path_or(
+        &self,
+        name: &str,
+        default: impl FnOnce() -> Result<PathBuf>,
+    ) -> Result<PathBuf> {
+        match self.path(name)? {
+            Some(path) => Ok(path),
+            None => default(),
+        }
+    }
+}
+
+fn refusal(name: &str, text: &str) -> anyhow::Error {
+    let variable = declared(name).expect("every variable that is read is declared");
+    let value = if variable.secret { String::new() } else { format!("={text}") };
+    anyhow!("{name}{value}: expected {}", variable.accepts)
+}

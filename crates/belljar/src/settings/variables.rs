@@ -1,0 +1,372 @@
+//! Every variable, declared once: the fresh `.env`, the reference page and what is said of wrong
+//! values are made from this.
+
+/// Variables that belong together.
+#[derive(Debug)]
+pub struct Group {
+    pub title: &'static str,
+    pub variables: &'static [Variable],
+}
+
+#[derive(Debug)]
+pub struct Variable {
+    pub name: &'static str,
+    /// Completes the sentence "expected ...".
+    pub accepts: &'static str,
+    /// As one would write it.
+    pub default: &'static str,
+    /// What an empty value means, where the default is empty.
+    pub when_empty: &'static str,
+    pub help: &'static str,
+    /// Its value is never shown.
+    pub secret: bool,
+}
+
+const fn variable(
+    name: &'static str,
+    accepts: &'static str,
+    default: &'static str,
+    help: &'static str,
+) -> Variable {
+    Variable { name, accepts, default, when_empty: "", help, secret: false }
+}
+
+impl Variable {
+    const fn when_empty(self, when_empty: &'static str) -> Variable {
+        Variable { when_empty, ..self }
+    }
+
+    const fn secret(self) -> Variable {
+        Variable { secret: true, ..self }
+    }
+}
+
+/// The declaration of a variable.
+pub(super) fn declared(name: &str) -> Option<&'static Variable> {
+    GROUPS.iter().flat_map(|group| group.variables).find(|variable| variable.name == name)
+}
+
+/// Not for users: read where they are needed, and not mentioned anywhere.
+pub(super) const INTERNAL: &[&str] = &[
+    // Shows what the zygote writes to its standard error.
+    "BELLJAR_DEBUG_ZYGOTE",
+    // A canary of the security tests: code in a sandbox must never see it.
+    "BELLJAR_TEST_SECRET",
+];
+
+/// Kubernetes adds these to every pod beside a service called `belljar`; they are nobody's mistake.
+pub(super) fn is_kubernetes(name: &str) -> bool {
+    name == "BELLJAR_PORT"
+        || name.starts_with("BELLJAR_PORT_")
+        || name.starts_with("BELLJAR_SERVICE_")
+}
+
+const A_SIZE: &str = "a size such as 512M or 2G";
+const YES_OR_NO: &str = "1 or 0";
+
+pub const GROUPS: &[Group] = &[
+    Group {
+        title: "Places",
+        variables: &[
+            variable(
+                "BELLJAR_HOME",
+                "a directory",
+                "",
+                "Where environments, images and, unless said otherwise, everything else is kept.",
+            )
+            .when_empty("/var/lib/belljar for root, ~/.local/share/belljar for others"),
+            variable(
+                "BELLJAR_STATE_DIR",
+                "a directory",
+                "",
+                "Where the server keeps what must not be lost: its database of sessions, keys and\n\
+                 usage, and the audit log.",
+            )
+            .when_empty("`state` below BELLJAR_HOME"),
+            variable(
+                "SESSIONS_ROOT",
+                "a directory",
+                "",
+                "Where sessions with storage BIND keep their files, one directory each.",
+            )
+            .when_empty("`sessions` below BELLJAR_HOME"),
+            variable(
+                "BELLJAR_OUTPUTS_DIR",
+                "a directory",
+                "outputs",
+                "Where the artifacts of ephemeral runs go, one directory each; relative to the\n\
+                 current directory.",
+            ),
+            variable(
+                "BELLJAR_RUN_DIR",
+                "a directory",
+                "",
+                "Where sockets and locks are kept while sandboxes live.",
+            )
+            .when_empty("/run/belljar for root, $XDG_RUNTIME_DIR/belljar for others"),
+        ],
+    },
+    Group {
+        title: "Sandboxes",
+        variables: &[
+            variable(
+                "BELLJAR_MEMORY",
+                "a size such as 512M or 2G, at least 16M",
+                "512M",
+                "Memory of a sandbox, files in RAM included.",
+            ),
+            variable("BELLJAR_CPUS", "0.01 to 1024", "1", "Processors of a sandbox."),
+            variable(
+                "BELLJAR_PIDS",
+                "a number from 4 to 100000",
+                "256",
+                "Processes and threads of a sandbox.",
+            ),
+            variable(
+                "TMPFS_SIZE_MB",
+                "a number from 1 to 16777216",
+                "1024",
+                "Megabytes of files that a sandbox may keep in RAM.\n\
+                 They count as memory, so three quarters of that are the most it can be.",
+            ),
+            variable(
+                "SANDBOX_IMAGE",
+                "host",
+                "host",
+                "What the root of a sandbox is made of. `host` is this machine's own /usr with the\n\
+                 environment that `belljar setup` made.",
+            ),
+            variable(
+                "BELLJAR_CGROUP_PARENT",
+                "a name",
+                "belljar",
+                "Name of the control group below which sandboxes are put.",
+            ),
+            variable(
+                "BELLJAR_STRICT",
+                YES_OR_NO,
+                "0",
+                "1: refuse to run anything while a limit cannot be enforced. 0: warn.",
+            ),
+        ],
+    },
+    Group {
+        title: "Python of the sandboxes",
+        variables: &[
+            variable(
+                "BELLJAR_PYTHON",
+                "a program",
+                "python3",
+                "The interpreter that `belljar setup` builds the sandboxes' environment on.",
+            ),
+            variable(
+                "BELLJAR_PACKAGES",
+                "names separated by spaces",
+                "numpy pandas pyarrow matplotlib scikit-learn scipy pillow openpyxl ipython",
+                "Packages that `belljar setup` installs for sandboxes.",
+            ),
+            variable(
+                "BELLJAR_PRELOAD",
+                "names separated by spaces",
+                "numpy pandas pyarrow pyarrow.parquet matplotlib matplotlib.pyplot sklearn scipy \
+                 PIL openpyxl IPython",
+                "Modules that every kernel starts with already loaded.\n\
+                 More modules make importing them free and the zygote larger.",
+            ),
+        ],
+    },
+    Group {
+        title: "Sessions",
+        variables: &[
+            variable(
+                "SESSION_STORAGE",
+                "TMPFS or BIND",
+                "TMPFS",
+                "Where the files of a session are, unless it asks for something else.\n\
+                 TMPFS: in RAM, gone with the session. BIND: on disk, below SESSIONS_ROOT.",
+            ),
+            variable(
+                "DATASET_ACCESS",
+                "NONE, LOCAL_RO or API",
+                "NONE",
+                "How datasets come into a session, unless it asks for something else.\n\
+                 LOCAL_RO: DATASETS_HOST_RO is shown at /data, read-only. API: staged on demand\n\
+                 into /session/data; API_TMPFS means the same.",
+            ),
+            variable(
+                "DATASETS_HOST_RO",
+                "a directory",
+                "",
+                "The directory of datasets that LOCAL_RO shows.",
+            )
+            .when_empty("none"),
+            variable(
+                "BELLJAR_TTL",
+                "seconds, 1 to 315360000",
+                "3600",
+                "How long a session lives on after its last use, unless it asks for something\n\
+                 else.",
+            ),
+            variable(
+                "BELLJAR_MAX_TTL",
+                "seconds, 1 to 315360000",
+                "2592000",
+                "The longest such life that a session can ask for.",
+            ),
+            variable(
+                "BELLJAR_IDLE_TIMEOUT",
+                "seconds, 0 to 315360000",
+                "",
+                "After how long without use a session ends even earlier. 0: never.",
+            )
+            .when_empty("never"),
+            variable(
+                "BELLJAR_ALONE",
+                "seconds, 0 to 315360000",
+                "86400",
+                "How long sandboxes wait for a server to come back after theirs has gone.",
+            ),
+            variable(
+                "BELLJAR_POOL",
+                "a number from 0 to 1000",
+                "4",
+                "Warm sandboxes that the server keeps ready, so that nobody waits for theirs.",
+            ),
+        ],
+    },
+    Group {
+        title: "How much at the same time",
+        variables: &[
+            variable(
+                "BELLJAR_MAX_SESSIONS",
+                "a number",
+                "1000",
+                "Sessions and runs alive at the same time. 0: no limit.",
+            ),
+            variable(
+                "BELLJAR_MAX_MEMORY",
+                A_SIZE,
+                "",
+                "The most that the memory limits of all sandboxes may add up to. 0: no limit.",
+            )
+            .when_empty("no limit"),
+            variable(
+                "BELLJAR_MAX_PIDS",
+                "a number",
+                "",
+                "The most that the process limits of all sandboxes may add up to. 0: no limit.",
+            )
+            .when_empty("no limit"),
+        ],
+    },
+    Group {
+        title: "The server",
+        variables: &[
+            variable(
+                "BELLJAR_LISTEN",
+                "an IP address and a port, such as 127.0.0.1:8000 or [::]:8000",
+                "127.0.0.1:8000",
+                "Where the server listens. Make keys with `belljar key create` before it is\n\
+                 anything but loopback.",
+            ),
+            variable(
+                "BELLJAR_UNIX",
+                "the path of a socket",
+                "",
+                "A UNIX socket to listen on instead.",
+            )
+            .when_empty("none"),
+            variable(
+                "BELLJAR_TLS_CERT",
+                "a file",
+                "",
+                "The server's certificate with its chain, in PEM; needs BELLJAR_TLS_KEY too.",
+            )
+            .when_empty("no TLS"),
+            variable("BELLJAR_TLS_KEY", "a file", "", "The certificate's private key, in PEM.")
+                .when_empty("no TLS"),
+            variable(
+                "BELLJAR_ALLOWED_HOSTS",
+                "host names without ports, separated by spaces",
+                "",
+                "Names of the server that clients may use in the Host header, besides those of\n\
+                 loopback and the address it listens on.",
+            )
+            .when_empty("no others"),
+            variable(
+                "BELLJAR_ALLOWED_ORIGINS",
+                "origins such as https://app.example.com, separated by spaces",
+                "",
+                "Web pages that may call the server from a browser.",
+            )
+            .when_empty("none"),
+            variable(
+                "BELLJAR_MAX_BODY",
+                "a size such as 512M or 2G, at least 1K",
+                "64M",
+                "The largest body of a request.",
+            ),
+            variable(
+                "BELLJAR_THREADS",
+                "auto or a number from 1 to 1024",
+                "auto",
+                "Worker threads of the server.",
+            ),
+            variable(
+                "BELLJAR_DRAIN",
+                "seconds, 0 to 3600",
+                "10",
+                "How long a stopping server waits for requests in progress.",
+            ),
+        ],
+    },
+    Group {
+        title: "Logs",
+        variables: &[
+            variable(
+                "BELLJAR_LOG",
+                "error, warn, info, debug or trace, or one of them per module, such as \
+                 warn,belljar_engine=debug",
+                "",
+                "What to log to standard error.",
+            )
+            .when_empty("info for the server, warn for other commands"),
+            variable("BELLJAR_LOG_FORMAT", "text or json", "text", "How to log it."),
+            variable(
+                "BELLJAR_AUDIT_CODE",
+                YES_OR_NO,
+                "0",
+                "1: the audit log has the code itself. 0: only its hash.",
+            ),
+        ],
+    },
+    Group {
+        title: "Commands that talk to a server",
+        variables: &[
+            variable(
+                "BELLJAR_URL",
+                "an address such as http://127.0.0.1:8000 or unix:/path/of/a/socket",
+                "http://127.0.0.1:8000",
+                "Where the server is.",
+            ),
+            variable(
+                "BELLJAR_API_KEY",
+                "a key as `belljar key create` shows it",
+                "",
+                "The key to show to the server.",
+            )
+            .when_empty("none")
+            .secret(),
+        ],
+    },
+    Group {
+        title: "Benchmarks",
+        variables: &[variable(
+            "BELLJAR_BENCH_IMAGE",
+            "the name of a docker image",
+            "",
+            "An image with the same packages, for `belljar bench` to compare with.",
+        )
+        .when_empty("docker is left out")],
+    },
+];
