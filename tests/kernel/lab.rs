@@ -33,7 +33,6 @@ impl Lab {
             executable: env!("CARGO_BIN_EXE_belljar").into(),
             run_dir: settings.run_dir.clone(),
             cgroup_parent: settings.cgroup_parent.clone(),
-            owner: None,
             image: home::image(&settings).expect("an image"),
         });
         Lab { runtime: prepared.and_then(Prepared::launch).expect("a runtime") }

@@ -55,7 +55,6 @@ async fn launch(corner: &Corner) -> Arc<NativeRuntime> {
         executable: env!("CARGO_BIN_EXE_belljar").into(),
         run_dir: corner.run_dir().to_owned(),
         cgroup_parent: corner.cgroup_parent().to_owned(),
-        owner: None,
         image: home::image(&settings).expect("an image"),
     });
     let runtime = prepared.and_then(Prepared::launch).expect("a runtime");

@@ -70,7 +70,6 @@ fn in_forked_kernels() -> Result<(), Failed> {
         executable: env!("CARGO_BIN_EXE_belljar").into(),
         run_dir: settings.run_dir.clone(),
         cgroup_parent: settings.cgroup_parent.clone(),
-        owner: None,
         image: home::image(&settings)?,
     })?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;

@@ -64,8 +64,7 @@ pub(crate) async fn guard(
 
 async fn admit(app: &App, headers: &HeaderMap, path: &str) -> Result<Principal, ApiError> {
     check_origin(headers, &app.guard)?;
-    let keys_matter = app.guard.keys_required || !app.keys.is_empty();
-    if !keys_matter {
+    if !app.wants_keys() {
         check_host(headers, &app.guard)?;
         return Ok(Principal::default());
     }

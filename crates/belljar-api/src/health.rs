@@ -19,7 +19,8 @@ pub(crate) struct HealthBody {
     pub version: &'static str,
     pub backend: &'static str,
     /// Which limits this machine was seen to enforce.
-    pub enforced: BTreeMap<String, bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub enforced: Option<BTreeMap<String, bool>>,
     /// Whether new kernels are forked from a warm interpreter: warming, warm or failed.
     pub zygote: String,
     pub sessions: usize,
@@ -47,7 +48,7 @@ pub(crate) async fn healthz(State(app): State<Arc<App>>) -> Response {
         status: word,
         version: env!("CARGO_PKG_VERSION"),
         backend: "native",
-        enforced: app.enforced.clone(),
+        enforced: app.enforced().cloned(),
         zygote,
         sessions: app.engine.live_sessions(),
     };

@@ -24,8 +24,8 @@ mod stream;
 mod usage;
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use axum::extract::DefaultBodyLimit;
 use axum::http::StatusCode;
@@ -49,8 +49,8 @@ pub struct App {
     pub(crate) keys: KeyRing,
     pub(crate) guard: GuardConfig,
     pub(crate) rates: RateLimits,
-    /// Limit to whether it was seen to be enforced.
-    pub(crate) enforced: BTreeMap<String, bool>,
+    /// Limit to whether it was seen to be enforced, once that is known.
+    enforced: OnceLock<BTreeMap<String, bool>>,
     max_body: usize,
     draining: AtomicBool,
 }
@@ -61,7 +61,6 @@ impl App {
         engine: Arc<Engine>,
         keys: KeyRing,
         guard: GuardConfig,
-        enforced: BTreeMap<String, bool>,
         max_body: usize,
     ) -> Arc<App> {
         Arc::new(App {
@@ -69,10 +68,26 @@ impl App {
             keys,
             guard,
             rates: RateLimits::default(),
-            enforced,
+            enforced: OnceLock::new(),
             max_body,
             draining: AtomicBool::new(false),
         })
+    }
+
+    /// What the self-test of the limits has found.
+    pub fn set_enforced(&self, enforced: BTreeMap<String, bool>) {
+        let _ = self.enforced.set(enforced);
+    }
+
+    #[must_use]
+    pub fn enforced(&self) -> Option<&BTreeMap<String, bool>> {
+        self.enforced.get()
+    }
+
+    /// Whether callers must show a key.
+    #[must_use]
+    pub fn wants_keys(&self) -> bool {
+        self.guard.keys_required || !self.keys.is_empty()
     }
 
     /// Says to whoever asks that this server is about to end.

@@ -192,7 +192,8 @@ pub(crate) struct SessionBody {
     pub datasets: Datasets,
     pub limits: LimitsBody,
     /// Which limits this machine was seen to enforce.
-    pub enforced: BTreeMap<String, bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub enforced: Option<BTreeMap<String, bool>>,
     pub network: &'static str,
     pub ttl: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -261,7 +262,7 @@ impl App {
                 pids: spec.limits.pids,
                 tmpfs: spec.limits.effective_tmpfs(),
             },
-            enforced: self.enforced.clone(),
+            enforced: self.enforced().cloned(),
             network: "none",
             ttl: spec.ttl_s,
             idle_timeout: spec.idle_s,

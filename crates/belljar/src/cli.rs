@@ -16,6 +16,8 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Run code once in a fresh sandbox, and throw the sandbox away
     Run(RunArgs),
+    /// The server: sessions that remember, over HTTP
+    Serve(ServeArgs),
     /// Prepare this machine: the Python environment of sandboxes, and a commented .env here
     Setup(SetupArgs),
     /// What this machine can enforce, what not, and what to do about it
@@ -34,12 +36,18 @@ pub(crate) enum Command {
 impl Command {
     /// Flags that stand for settings, by the names of those.
     pub(crate) fn settings(&self) -> Vec<(&'static str, String)> {
-        Vec::new()
+        match self {
+            Command::Serve(args) => args.settings(),
+            _ => Vec::new(),
+        }
     }
 
     /// What is logged unless the settings say.
     pub(crate) fn default_log(&self) -> &'static str {
-        "warn"
+        match self {
+            Command::Serve(_) => "info",
+            _ => "warn",
+        }
     }
 }
 
@@ -95,6 +103,48 @@ pub(crate) struct RunArgs {
 pub(crate) enum Lang {
     Python,
     Bash,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Sessions survive the server: stop or kill it, start it again, and they are there, with their
+variables and whatever runs in them. Everything else is set by environment or .env; see
+docs/settings.md.")]
+pub(crate) struct ServeArgs {
+    /// Where to listen [default: 127.0.0.1:8000]
+    #[arg(long, value_name = "ADDRESS:PORT", conflicts_with = "unix")]
+    listen: Option<String>,
+    /// Listen on a UNIX socket instead, which only you can use
+    #[arg(long, value_name = "PATH")]
+    unix: Option<String>,
+    /// Certificate chain, in PEM
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    tls_cert: Option<String>,
+    /// Private key, in PEM
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<String>,
+    /// Stop all sessions when the server is stopped, instead of leaving them to the next one
+    #[arg(long)]
+    pub(crate) stop_sessions: bool,
+}
+
+impl ServeArgs {
+    fn settings(&self) -> Vec<(&'static str, String)> {
+        let mut settings: Vec<(&'static str, String)> = [
+            ("BELLJAR_LISTEN", &self.listen),
+            ("BELLJAR_UNIX", &self.unix),
+            ("BELLJAR_TLS_CERT", &self.tls_cert),
+            ("BELLJAR_TLS_KEY", &self.tls_key),
+        ]
+        .into_iter()
+        .filter_map(|(name, value)| Some((name, value.clone()?)))
+        .collect();
+        if self.listen.is_some() {
+            // An address given here wins over a socket in the environment.
+            settings.push(("BELLJAR_UNIX", String::new()));
+        }
+        settings
+    }
 }
 
 #[derive(Debug, Args)]

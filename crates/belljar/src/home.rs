@@ -72,13 +72,18 @@ pub fn image(settings: &Settings) -> Result<Image> {
     Ok(Image { python, kernels, preload: settings.preload.clone() })
 }
 
+/// The server's database.
+#[must_use]
+pub fn database(settings: &Settings) -> PathBuf {
+    settings.state_dir.join("belljar.db")
+}
+
 /// Starts the spawner. Must come before any thread.
-pub fn prepare_runtime(settings: &Settings, owner: Option<String>) -> Result<Prepared> {
+pub fn prepare_runtime(settings: &Settings) -> Result<Prepared> {
     let config = NativeConfig {
         executable: "/proc/self/exe".into(),
         run_dir: settings.run_dir.clone(),
         cgroup_parent: settings.cgroup_parent.clone(),
-        owner,
         image: image(settings)?,
     };
     Ok(Prepared::start(config)?)

@@ -47,9 +47,6 @@ pub struct NativeConfig {
     pub run_dir: PathBuf,
     /// Name of our cgroup, below the root of every tree.
     pub cgroup_parent: String,
-    /// Whose sandboxes these are, where they outlive the process that makes them: their names begin
-    /// with it, and only who has the same name may clean up after us. `None`: this process's.
-    pub owner: Option<String>,
     pub image: Image,
 }
 
@@ -72,6 +69,8 @@ pub struct NativeRuntime {
     zygote: OnceLock<Keeper>,
     /// Tells the sandboxes of this process from those of others, also after its end.
     instance: String,
+    /// Whose sandboxes these are, where they outlive this process.
+    owner: Option<String>,
     next: AtomicU64,
 }
 
@@ -90,8 +89,18 @@ impl Prepared {
         Ok(Prepared { config, spawner, cgroups, privileged })
     }
 
-    /// Goes on inside an async runtime.
+    /// Goes on inside an async runtime. Sandboxes are this process's, and go with it.
     pub fn launch(self) -> Result<Arc<NativeRuntime>, RuntimeError> {
+        self.launch_for(None)
+    }
+
+    /// The same for an owner that outlives the process: its sandboxes' names begin with it, and
+    /// only who has the same name cleans up after it.
+    pub fn launch_as(self, owner: &str) -> Result<Arc<NativeRuntime>, RuntimeError> {
+        self.launch_for(Some(owner.to_owned()))
+    }
+
+    fn launch_for(self, owner: Option<String>) -> Result<Arc<NativeRuntime>, RuntimeError> {
         let Prepared { config, spawner, cgroups, privileged } = self;
         make_private_dir(&config.run_dir)?;
         let ids = if privileged {
@@ -101,7 +110,7 @@ impl Prepared {
             None
         };
         let random = &process::random_name()[..8];
-        let instance = match &config.owner {
+        let instance = match &owner {
             Some(owner) => format!("{owner}.{random}"),
             None => {
                 let pid = std::process::id();
@@ -114,6 +123,7 @@ impl Prepared {
             ids,
             zygote: OnceLock::new(),
             instance,
+            owner,
             next: AtomicU64::new(1),
             config,
         };
@@ -252,7 +262,7 @@ impl NativeRuntime {
 
     /// Ends and removes what is left of this owner's earlier sandboxes, but for those in `keep`.
     pub fn reap(&self, keep: &HashSet<String>) {
-        let Some(owner) = &self.config.owner else { return };
+        let Some(owner) = &self.owner else { return };
         let ours = |name: &str| {
             let rest = name.strip_prefix(owner.as_str());
             rest.is_some_and(|rest| rest.starts_with('.'))

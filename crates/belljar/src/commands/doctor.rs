@@ -144,7 +144,7 @@ fn python(settings: &Settings) -> Finding {
 
 /// Makes sandboxes and attacks their limits.
 fn sandboxes(settings: &Settings) -> Result<Vec<Finding>> {
-    let prepared = match home::prepare_runtime(settings, None) {
+    let prepared = match home::prepare_runtime(settings) {
         Ok(prepared) => prepared,
         Err(error) => {
             return Ok(vec![Finding {

@@ -34,15 +34,17 @@ pub(super) async fn verdicts(
     runtime: &Arc<NativeRuntime>,
     settings: &Settings,
 ) -> Result<Vec<Verdict>> {
-    let now = circumstances(settings);
-    let remembered = fs::read(path(settings))
-        .ok()
-        .and_then(|text| serde_json::from_slice::<Remembered>(&text).ok())
-        .filter(|remembered| remembered.circumstances == now);
-    match remembered {
-        Some(remembered) => Ok(remembered.verdicts),
+    match remembered(settings) {
+        Some(verdicts) => Ok(verdicts),
         None => test(runtime, settings).await,
     }
+}
+
+/// The verdicts, if they are there and still good.
+pub(super) fn remembered(settings: &Settings) -> Option<Vec<Verdict>> {
+    let text = fs::read(path(settings)).ok()?;
+    let remembered: Remembered = serde_json::from_slice(&text).ok()?;
+    (remembered.circumstances == circumstances(settings)).then_some(remembered.verdicts)
 }
 
 /// Tries all limits, whatever is remembered.

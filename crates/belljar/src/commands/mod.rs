@@ -4,6 +4,7 @@ mod bench;
 mod doctor;
 mod limits;
 mod run;
+mod serve;
 mod setup;
 mod spawner;
 
@@ -27,6 +28,7 @@ pub(crate) fn dispatch(command: Command) -> Result<ExitCode> {
     logging::start(&settings.log, command.default_log());
     match command {
         Command::Run(args) => run::run(args, &settings),
+        Command::Serve(args) => serve::serve(&args, &settings),
         Command::Setup(args) => setup::setup(&args, &settings),
         Command::Doctor(args) => doctor::doctor(&args, &settings),
         Command::Bench(args) => bench::bench(&args, &settings),

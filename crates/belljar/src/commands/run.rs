@@ -26,7 +26,7 @@ use crate::settings::{MIN_MEMORY, Settings};
 pub(super) fn run(args: RunArgs, settings: &Settings) -> Result<ExitCode> {
     let json = args.json;
     let run = plan(args, settings)?;
-    let prepared = home::prepare_runtime(settings, None)?;
+    let prepared = home::prepare_runtime(settings)?;
     let result = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()

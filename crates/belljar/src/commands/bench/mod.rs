@@ -42,7 +42,7 @@ const POOL_SIZE: usize = 8;
 
 pub(super) fn bench(args: &BenchArgs, settings: &Settings) -> Result<ExitCode> {
     privileges::raise_open_files();
-    let prepared = home::prepare_runtime(settings, None)?;
+    let prepared = home::prepare_runtime(settings)?;
     let report = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()

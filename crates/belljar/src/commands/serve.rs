@@ -1,0 +1,248 @@
+//! `belljar serve`: sessions over HTTP, until somebody says stop.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use belljar_api::listen::{self, Listener};
+use belljar_api::{App, GuardConfig};
+use belljar_engine::audit::Audit;
+use belljar_engine::keys::KeyRing;
+use belljar_engine::spec::SessionSpec;
+use belljar_engine::store::{StateLock, Store};
+use belljar_engine::{Engine, EngineConfig};
+use belljar_runtime::native::selftest::Verdict;
+use belljar_runtime::native::{NativeRuntime, Prepared};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+
+use super::limits;
+use crate::cli::ServeArgs;
+use crate::home;
+use crate::settings::{Listen, ServerSettings, Settings};
+
+/// How often keys made or revoked by others are looked for.
+const KEYS_PACE: Duration = Duration::from_secs(1);
+
+pub(super) fn serve(args: &ServeArgs, settings: &Settings) -> Result<ExitCode> {
+    settings.server.check()?;
+    let _lock = StateLock::take(&settings.state_dir)?;
+    // Before any thread: the spawner is forked from us.
+    let prepared = home::prepare_runtime(settings)?;
+    let mut builder = match settings.server.threads {
+        Some(1) => tokio::runtime::Builder::new_current_thread(),
+        threads => {
+            let mut builder = tokio::runtime::Builder::new_multi_thread();
+            builder.worker_threads(threads.unwrap_or_else(default_threads));
+            builder
+        }
+    };
+    let runtime = builder.enable_all().build().context("failed to start the event loop")?;
+    runtime.block_on(run(args, settings, prepared))?;
+    // What is left belongs to sandboxes that go on; nothing of it is to be cleaned up.
+    std::process::exit(0);
+}
+
+/// Sandboxes need the processors more than we do.
+fn default_threads() -> usize {
+    std::thread::available_parallelism().map_or(1, |n| n.get().div_ceil(4)).min(8)
+}
+
+async fn run(args: &ServeArgs, settings: &Settings, prepared: Prepared) -> Result<()> {
+    let server = &settings.server;
+    let store = Store::open(&home::database(settings))?;
+    let keys = KeyRing::open(store.clone()).await?;
+    let listener = bind(server, &keys).await?;
+    let runtime = prepared.launch_as(&store.owner()?)?;
+    runtime.keep_zygote();
+    let audit = Audit::open(&settings.state_dir.join("audit.log"), server.audit_code)
+        .context("failed to open the audit log")?;
+    let enforced = enforced(&runtime, settings).await?;
+    let config = engine_config(settings);
+    let engine = Engine::start(config, store, runtime, audit).await?;
+    let guard = GuardConfig {
+        hosts: own_hosts(server, listener.local_addr()),
+        origins: server.allowed_origins.clone(),
+        keys_required: !listens_privately(&listener),
+        local_socket: matches!(server.listen, Listen::Unix(_)),
+    };
+    let max_body = usize::try_from(server.max_body).unwrap_or(usize::MAX);
+    let app = App::new(Arc::clone(&engine), keys, guard, max_body);
+    if let Some(verdicts) = enforced {
+        app.set_enforced(named(&verdicts));
+    } else {
+        tokio::spawn(test_limits(Arc::clone(&app), Arc::clone(&engine), settings.clone()));
+    }
+    tokio::spawn(refresh_keys(Arc::clone(&app)));
+    announce(&listener, &app, &engine).await;
+
+    let stop = stop_asked()?;
+    let stopping = {
+        let (app, mut stop) = (Arc::clone(&app), stop.clone());
+        tokio::spawn(async move {
+            let _ = stop.wait_for(|stop| *stop).await;
+            app.drain();
+            eprintln!("belljar: stopping; requests in progress may finish");
+        })
+    };
+    let drain = Duration::from_secs(server.drain_s);
+    listen::serve(listener, belljar_api::router(&app), stop, drain).await;
+    let _ = stopping.await;
+    let left = engine.live_sessions();
+    engine.close(args.stop_sessions).await;
+    match (args.stop_sessions, left) {
+        (_, 0) => eprintln!("belljar: stopped"),
+        (true, n) => eprintln!("belljar: stopped, with {n} session(s)"),
+        (false, n) => eprintln!(
+            "belljar: stopped; {n} session(s) go on and wait {} for a server to come back",
+            spoken(server.alone_for_s)
+        ),
+    }
+    Ok(())
+}
+
+fn spoken(seconds: u64) -> String {
+    match seconds {
+        s if s >= 7200 => format!("{} hours", s / 3600),
+        s if s >= 120 => format!("{} minutes", s / 60),
+        s => format!("{s} seconds"),
+    }
+}
+
+async fn bind(server: &ServerSettings, keys: &KeyRing) -> Result<Listener> {
+    let tls = server.tls.as_ref().map(|tls| listen::Tls::load(&tls.cert, &tls.key)).transpose()?;
+    match &server.listen {
+        Listen::Unix(path) if tls.is_some() => {
+            bail!("TLS makes no sense on the socket `{}`; leave out --tls-cert", path.display())
+        }
+        Listen::Unix(path) => Ok(Listener::unix(path).await?),
+        Listen::Tcp(address) => {
+            if !address.ip().is_loopback() && keys.is_empty() {
+                bail!(
+                    "anybody who can reach {address} could run code here; create an API key \
+                     first (`belljar key create --name NAME`), or listen on 127.0.0.1 or a UNIX \
+                     socket"
+                );
+            }
+            Ok(Listener::tcp(&address.to_string(), tls).await?)
+        }
+    }
+}
+
+fn listens_privately(listener: &Listener) -> bool {
+    listener.local_addr().is_none_or(|address| address.ip().is_loopback())
+}
+
+/// Names by which we may be called without a key.
+fn own_hosts(server: &ServerSettings, address: Option<SocketAddr>) -> Vec<String> {
+    let mut hosts: Vec<String> =
+        server.allowed_hosts.iter().map(|host| host.trim_matches(['[', ']']).to_owned()).collect();
+    hosts.extend(address.map(|address| address.ip().to_string()));
+    hosts
+}
+
+fn engine_config(settings: &Settings) -> EngineConfig {
+    let server = &settings.server;
+    EngineConfig {
+        defaults: SessionSpec {
+            image: server.image.clone(),
+            storage: server.storage,
+            datasets: server.datasets,
+            limits: settings.limits,
+            env: BTreeMap::new(),
+            ttl_s: server.ttl_s,
+            idle_s: server.idle_s,
+            metadata: serde_json::Map::new(),
+        },
+        sessions_root: server.sessions_root.clone(),
+        datasets_dir: server.datasets_dir.clone(),
+        outputs_dir: settings.outputs_dir.clone(),
+        pool: server.pool,
+        total: server.total,
+        alone_for_s: server.alone_for_s,
+        max_ttl_s: server.max_ttl_s,
+    }
+}
+
+/// Which limits hold, if that is known or must be known before anything runs.
+async fn enforced(
+    runtime: &Arc<NativeRuntime>,
+    settings: &Settings,
+) -> Result<Option<Vec<Verdict>>> {
+    let verdicts = match limits::remembered(settings) {
+        Some(verdicts) => verdicts,
+        None if settings.strict => limits::test(runtime, settings).await?,
+        None => return Ok(None),
+    };
+    limits::insist(&verdicts, settings)?;
+    Ok(Some(verdicts))
+}
+
+/// Tries the limits while the server is up already; what does not hold is said.
+async fn test_limits(app: Arc<App>, engine: Arc<Engine>, settings: Settings) {
+    let tested = limits::test(engine.runtime(), &settings).await;
+    match tested {
+        Ok(verdicts) => {
+            // It only refuses under BELLJAR_STRICT, where this is not how we got here.
+            let _ = limits::insist(&verdicts, &settings);
+            app.set_enforced(named(&verdicts));
+        }
+        Err(error) => tracing::error!("{error:#}"),
+    }
+}
+
+fn named(verdicts: &[Verdict]) -> BTreeMap<String, bool> {
+    verdicts.iter().map(|verdict| (verdict.limit.name().to_owned(), verdict.enforced)).collect()
+}
+
+async fn refresh_keys(app: Arc<App>) {
+    loop {
+        tokio::time::sleep(KEYS_PACE).await;
+        app.refresh_keys().await;
+    }
+}
+
+async fn announce(listener: &Listener, app: &App, engine: &Engine) {
+    let url = listener.url();
+    eprintln!("belljar {} listens on {url}", env!("CARGO_PKG_VERSION"));
+    let enforced = match app.enforced() {
+        Some(enforced) => {
+            let held: Vec<&str> =
+                enforced.iter().filter(|(_, held)| **held).map(|(name, _)| name.as_str()).collect();
+            format!("enforced: {}", held.join(", "))
+        }
+        None => "limits are being tested".to_owned(),
+    };
+    eprintln!("  native backend; {enforced}");
+    let keys = if app.wants_keys() { "API keys are needed" } else { "no API keys: local use only" };
+    eprintln!("  {keys}");
+    let left = engine.live_sessions();
+    if left > 0 {
+        eprintln!("  taking over {left} session(s) of an earlier server");
+    }
+    if let Some(rest) = url.strip_prefix("http://") {
+        eprintln!("  try: curl -s http://{rest}/v1/run -H 'content-type: application/json' \\");
+        eprintln!("            -d '{{\"code\": \"6 * 7\"}}'");
+    }
+}
+
+/// Becomes true with the first SIGTERM or SIGINT. A second one ends us at once: sessions survive
+/// that as they survive everything.
+fn stop_asked() -> Result<watch::Receiver<bool>> {
+    let (sender, receiver) = watch::channel(false);
+    for kind in [SignalKind::interrupt(), SignalKind::terminate()] {
+        let mut signals = signal(kind).context("failed to listen for signals")?;
+        let sender = sender.clone();
+        tokio::spawn(async move {
+            while signals.recv().await.is_some() {
+                if sender.send_replace(true) {
+                    std::process::exit(super::EXIT_TROUBLE.into());
+                }
+            }
+        });
+    }
+    Ok(receiver)
+}
