@@ -100,9 +100,11 @@ pub enum Durability {
     Power,
 }
 
-type Job = (Durability, Box<dyn FnOnce(&Connection) -> Outcome + Send>);
+type Failure = Arc<rusqlite::Error>;
+/// Runs in a transaction, or is told why there is none.
+type Job = (Durability, Box<dyn FnOnce(Result<&Connection, &Failure>) -> Outcome + Send>);
 /// What a job did, to be told once the transaction is over; `Some` if that failed.
-type Outcome = Box<dyn FnOnce(Option<&Arc<rusqlite::Error>>) + Send>;
+type Outcome = Box<dyn FnOnce(Option<&Failure>) + Send>;
 
 /// A handle of the database; cheap to clone.
 #[derive(Debug, Clone)]
@@ -147,12 +149,15 @@ impl Store {
         job: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T, StoreError> {
         let (sender, receiver) = oneshot::channel();
-        let job = Box::new(move |connection: &Connection| -> Outcome {
-            let result = job(connection);
+        let job = Box::new(move |connection: Result<&Connection, &Failure>| -> Outcome {
+            let result = match connection {
+                Ok(connection) => job(connection).map_err(Arc::new),
+                Err(failure) => Err(Arc::clone(failure)),
+            };
             Box::new(move |failure| {
                 let result = match (result, failure) {
                     (Ok(_), Some(cause)) => Err(Arc::clone(cause)),
-                    (result, _) => result.map_err(Arc::new),
+                    (result, _) => result,
                 };
                 // Whoever asked may have given up.
                 let _ = sender.send(result.map_err(StoreError::Write));
@@ -233,15 +238,10 @@ fn write_until_closed(connection: &Connection, queue: &Receiver<Job>) {
 }
 
 fn write_batch(connection: &Connection, batch: Vec<Job>) {
-    let begun = connection.execute_batch("BEGIN IMMEDIATE");
-    let mut outcomes = Vec::with_capacity(batch.len());
-    let mut failure = begun.err().map(Arc::new);
-    if failure.is_none() {
-        for (_, job) in batch {
-            outcomes.push(job(connection));
-        }
-        failure = connection.execute_batch("COMMIT").err().map(Arc::new);
-    }
+    let begun = connection.execute_batch("BEGIN IMMEDIATE").map_err(Arc::new);
+    let usable = begun.as_ref().map(|()| connection);
+    let outcomes: Vec<Outcome> = batch.into_iter().map(|(_, job)| job(usable)).collect();
+    let failure = begun.and_then(|()| connection.execute_batch("COMMIT").map_err(Arc::new)).err();
     if failure.is_some() && !connection.is_autocommit() {
         let _ = connection.execute_batch("ROLLBACK");
     }
@@ -294,6 +294,38 @@ mod tests {
         assert!(matches!(store.check().await, Err(StoreError::Closed)));
         let again = Store::open(&directory.path().join("belljar.db")).unwrap();
         assert_eq!(again.owner().unwrap(), store.owner().unwrap());
+    }
+
+    #[tokio::test]
+    async fn who_cannot_write_is_told_why() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("belljar.db");
+        let store = Store::open(&path).unwrap();
+        let other = Connection::open(&path).unwrap();
+        other.execute_batch("BEGIN IMMEDIATE").unwrap();
+        let error = crate::error::in_full(&store.check().await.unwrap_err());
+        assert!(error.contains("database is locked"), "{error}");
+        other.execute_batch("ROLLBACK").unwrap();
+        store.check().await.unwrap();
+    }
+
+    #[test]
+    fn several_at_once_make_one_database() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("belljar.db");
+        let openers: Vec<_> = (0..8)
+            .map(|_| {
+                let path = path.clone();
+                std::thread::spawn(move || Store::open(&path).unwrap().owner().unwrap())
+            })
+            .collect();
+        let owners: std::collections::HashSet<String> =
+            openers.into_iter().map(|opener| opener.join().unwrap()).collect();
+        assert_eq!(owners.len(), 1, "{owners:?}");
+        let left = std::fs::read_dir(directory.path()).unwrap().flatten();
+        let left: Vec<_> = left.map(|entry| entry.file_name()).collect();
+        let ours = |name: &std::ffi::OsString| name.to_string_lossy().starts_with("belljar.db.");
+        assert!(!left.iter().any(ours), "{left:?}");
     }
 
     #[test]

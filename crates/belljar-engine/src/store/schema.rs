@@ -83,15 +83,26 @@ const MIGRATIONS: [&str; 1] = ["
 "];
 
 /// Makes a fresh database beside its final place and moves it there whole: a file that is there is
-/// never half-made, so an empty or broken one was damaged and is not ours to replace.
+/// never half-made, so an empty or broken one was damaged and is not ours to replace. Of several
+/// processes that begin at the same time, one makes the database and the others use that.
 pub(super) fn create_if_absent(path: &Path) -> Result<(), StoreError> {
     if path.exists() {
         return Ok(());
     }
-    let fresh = path.with_extension("db.new");
-    let opened = |cause| StoreError::Open { path: path.into(), cause };
+    let fresh = path.with_extension(format!("db.{}", belljar_sys::process::random_name()));
+    let made = create(&fresh, path).and_then(|()| match std::fs::hard_link(&fresh, path) {
+        Err(cause) if cause.kind() != std::io::ErrorKind::AlreadyExists => {
+            Err(StoreError::StateDir { path: path.into(), cause })
+        }
+        _ => Ok(()),
+    });
     let _ = std::fs::remove_file(&fresh);
-    let connection = Connection::open(&fresh).map_err(opened)?;
+    made
+}
+
+fn create(fresh: &Path, path: &Path) -> Result<(), StoreError> {
+    let opened = |cause| StoreError::Open { path: path.into(), cause };
+    let connection = Connection::open(fresh).map_err(opened)?;
     let make = || {
         connection.pragma_update(None, "application_id", APPLICATION_ID)?;
         migrate(&connection, 0)?;
@@ -99,8 +110,7 @@ pub(super) fn create_if_absent(path: &Path) -> Result<(), StoreError> {
         connection.execute("INSERT INTO meta (name, value) VALUES ('owner', ?1)", [owner])
     };
     make().map_err(opened)?;
-    connection.close().map_err(|(_, cause)| opened(cause))?;
-    std::fs::rename(&fresh, path).map_err(|cause| StoreError::StateDir { path: path.into(), cause })
+    connection.close().map_err(|(_, cause)| opened(cause))
 }
 
 pub(super) fn open(path: &Path) -> Result<Connection, StoreError> {
