@@ -2,18 +2,21 @@
 
 use std::io;
 use std::os::fd::AsFd;
+use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
 
 use belljar_proto::exec::{ExecSpec, KernelState, Status};
 use belljar_sys::process::{self, Ended};
 use belljar_sys::procfs;
-use tokio::io::AsyncWriteExt;
+use tokio::io::AsyncReadExt;
+use tokio::net::UnixStream;
 use tokio::net::unix::pipe;
 use tokio::time::{sleep, timeout};
 
 use crate::Guest;
 use crate::execs::{Ending, Exec};
+use crate::input;
 use crate::output::Output;
 use crate::reaper::End;
 
@@ -41,18 +44,18 @@ pub(crate) fn start(
     output.attach(exec);
     let (stdin_read, stdin_write) = io::pipe()?;
     let fds = [stdin_read.as_fd(), write_ends.stdout.as_fd(), write_ends.stderr.as_fd()];
-    let pid = process::spawn(&process::Command { argv, env: &spec.env, cwd, fds: &fds })?;
-    let end = guest.reaper.watch(pid);
+    let kept = process::spawn_kept(&process::Command { argv, env: &spec.env, cwd, fds: &fds })?;
+    let keeper_end = guest.reaper.watch(kept.keeper);
     drop((stdin_read, write_ends));
+    kept.leash.set_nonblocking(true)?;
+    let leash = UnixStream::from_std(kept.leash)?;
 
+    exec.input.begin_with(stdin);
     let feed = pipe::Sender::from_owned_fd(stdin_write.into())?;
-    tokio::task::spawn_local(async move {
-        let mut feed = feed;
-        // A command that does not read its input is its own business.
-        let _ = feed.write_all(&stdin).await;
-    });
+    tokio::task::spawn_local(input::pump(Rc::clone(exec), feed));
     tokio::task::spawn_local(Rc::clone(&output).pump());
-    let supervised = Supervised { pid, end, output, oom_before };
+    let supervised =
+        Supervised { pid: kept.pid, keeper: kept.keeper, keeper_end, leash, output, oom_before };
     let (guest, exec) = (Rc::clone(guest), Rc::clone(exec));
     let (limit, grace) =
         (Duration::from_millis(spec.timeout_ms), Duration::from_millis(spec.grace_ms));
@@ -65,52 +68,74 @@ pub(crate) fn start(
 
 struct Supervised {
     pid: u32,
-    end: End,
+    /// Above the command and all it starts, see [`process::Kept`].
+    keeper: u32,
+    keeper_end: End,
+    leash: UnixStream,
     output: Rc<Output>,
     oom_before: u64,
 }
 
 impl Supervised {
     async fn supervise(
-        self,
+        mut self,
         guest: &Guest,
         exec: &Exec,
         limit: Duration,
         grace: Duration,
     ) -> Ending {
+        let (pid, keeper) = (self.pid, self.keeper);
         let mut interrupt = exec.interrupt.subscribe();
-        let stopped_by = tokio::select! {
+        let mut ended = pin!(await_end(&mut self.leash, pid, guest));
+        let (mut how, stopped_by) = tokio::select! {
             biased;
-            _ = self.end.ended() => None,
-            () = sleep(limit) => Some(Status::Timeout),
-            _ = interrupt.wait_for(|asked| *asked) => Some(Status::Interrupted),
+            how = &mut ended => (Some(how), None),
+            () = sleep(limit) => (None, Some(Status::Timeout)),
+            _ = interrupt.wait_for(|asked| *asked) => (None, Some(Status::Interrupted)),
         };
         if stopped_by.is_some() {
-            let _ = process::signal_group(self.pid, SIGINT);
-            if timeout(grace, self.end.ended()).await.is_err() {
-                kill_tree(self.pid, &[], false);
-                let _ = timeout(KILL_TIMEOUT, self.end.ended()).await;
+            let _ = process::signal_group(pid, SIGINT);
+            how = timeout(grace, &mut ended).await.ok();
+            // Also if the command came to its end: what it left behind goes with it.
+            if self.keeper_end.now().is_none() {
+                kill_tree(keeper, &[], false);
+            } else if how.is_none() {
+                kill_tree(pid, &[], false);
+            }
+            if how.is_none() {
+                let _ = timeout(KILL_TIMEOUT, self.keeper_end.ended()).await;
             }
         }
         // Whoever still holds the pipe open may write on; the command itself has said its last.
         self.output.drain();
-        let ended = self.end.now().unwrap_or(Ended::Signaled(SIGKILL));
         let out_of_memory = guest.oom_kills() > self.oom_before;
-        let (status, exit_code) = match (stopped_by, ended) {
-            (Some(Status::Timeout), _) => (Status::Timeout, 124),
-            (Some(status), _) => (status, 130),
-            (None, Ended::Signaled(SIGKILL)) if out_of_memory => (Status::Oom, 137),
-            (None, Ended::Exited(0)) => (Status::Ok, 0),
-            (None, ended) => (Status::Error, ended.exit_code()),
-        };
-        Ending {
-            status,
-            exit_code,
-            reason: None,
-            kernel_state: KernelState::Kept,
-            execution_count: 0,
-        }
+        ending(how.unwrap_or(Ended::Signaled(SIGKILL)), stopped_by, out_of_memory)
     }
+}
+
+/// Waits for the end of the command.
+async fn await_end(leash: &mut UnixStream, pid: u32, guest: &Guest) -> Ended {
+    let mut message = [0; process::ENDED_SIZE];
+    if leash.read_exact(&mut message).await.is_ok() {
+        return process::read_ended(message);
+    }
+    // Somebody killed the keeper, which made its command a child of ours.
+    match guest.reaper.adopt(pid) {
+        Some(end) => end.ended().await,
+        None => Ended::Signaled(SIGKILL),
+    }
+}
+
+fn ending(ended: Ended, stopped_by: Option<Status>, out_of_memory: bool) -> Ending {
+    let (status, exit_code) = match (stopped_by, ended) {
+        (Some(Status::Timeout), _) => (Status::Timeout, 124),
+        (Some(status), _) => (status, 130),
+        (None, Ended::Signaled(SIGKILL)) if out_of_memory => (Status::Oom, 137),
+        (None, Ended::Exited(0)) => (Status::Ok, 0),
+        (None, ended) => (Status::Error, ended.exit_code()),
+    };
+    let kernel_state = KernelState::Kept;
+    Ending { status, exit_code, reason: None, kernel_state, execution_count: 0 }
 }
 
 /// Kills a process and its descendants; with `orphans` also every process that lost its parent and

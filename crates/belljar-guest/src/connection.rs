@@ -19,7 +19,8 @@ use tokio::sync::mpsc;
 
 use crate::Guest;
 use crate::execs::{Exec, Place};
-use crate::kernel::{Kernel, Phase};
+use crate::input::{MAX_WAITING, NotFed};
+use crate::kernel::Kernel;
 
 /// Messages waiting to be written. Events are pulled from the spool, so a slow host fills this and
 /// nothing else.
@@ -152,11 +153,15 @@ async fn answer(
             }
             None => Err(unknown(&exec_id)),
         },
-        Call::Stdin { exec_id, .. } => {
-            Err(refuse(RefusalCode::Invalid, format!("execution {exec_id} takes no input")))
-        }
-        Call::KernelState { .. } => {
-            Err(refuse(RefusalCode::Invalid, "this kernel does not tell its variables".into()))
+        Call::Stdin { exec_id, close } => feed(guest, &exec_id, &frame.body, close),
+        Call::KernelState { language } => {
+            // Answered when it is known, as above.
+            let (guest, outbox) = (Rc::clone(guest), outbox.clone());
+            tokio::task::spawn_local(async move {
+                let outcome = kernel_state(&guest, language).await;
+                reply(&outbox, id, outcome).await;
+            });
+            return true;
         }
         Call::OutliveHost { alone_for_s } => {
             guest.company.may_be_alone_for(alone_for_s);
@@ -175,6 +180,10 @@ async fn answer(
 }
 
 fn prepare_kernel(guest: &Rc<Guest>, language: Language) -> Result<Reply, Refusal> {
+    if language == Language::Bash {
+        let message = "a shell is not forked: spawn it";
+        return Err(refuse(RefusalCode::Invalid, message.into()));
+    }
     let ends = Kernel::prepare(guest, language).map_err(|e| failed(e.to_string()))?;
     let landlock = guest.landlock.as_ref().and_then(|fd| fd.try_clone().ok());
     let answer = Answer::KernelEnds { landlock: landlock.is_some() };
@@ -184,9 +193,7 @@ fn prepare_kernel(guest: &Rc<Guest>, language: Language) -> Result<Reply, Refusa
 }
 
 async fn await_kernel(guest: &Guest, language: Language) -> Result<Reply, Refusal> {
-    let kernel = guest.kernels.borrow().get(&language).cloned();
-    let kernel =
-        kernel.ok_or_else(|| refuse(RefusalCode::NoKernel, "no kernel was started".into()))?;
+    let kernel = live_kernel(guest, language)?;
     let language_version = kernel
         .ready()
         .await
@@ -194,44 +201,16 @@ async fn await_kernel(guest: &Guest, language: Language) -> Result<Reply, Refusa
     Ok(Answer::KernelReady { language_version }.into())
 }
 
+async fn kernel_state(guest: &Guest, language: Language) -> Result<Reply, Refusal> {
+    let body = live_kernel(guest, language)?.state().await?;
+    Ok(Reply { answer: Answer::State, body, fds: Vec::new() })
+}
+
 fn begin(guest: &Rc<Guest>, spec: ExecSpec, body: Vec<u8>) -> Result<Rc<Exec>, Refusal> {
-    let duplicate =
-        || refuse(RefusalCode::DuplicateExec, format!("execution {} exists already", spec.exec_id));
     match spec.what.clone() {
-        What::Cell { language, echo } => {
-            let kernel = guest.kernels.borrow().get(&language).cloned();
-            let Some(kernel) = kernel else {
-                return Err(refuse(RefusalCode::NoKernel, "there is no live kernel".into()));
-            };
-            let mut refused = None;
-            kernel.phase.send_if_modified(|phase| match phase {
-                Phase::Idle { language_version } => {
-                    *phase = Phase::Busy { language_version: std::mem::take(language_version) };
-                    true
-                }
-                Phase::Busy { .. } => {
-                    refused = Some((RefusalCode::Busy, "the kernel runs another execution"));
-                    false
-                }
-                Phase::Starting | Phase::Dead { .. } => {
-                    refused = Some((RefusalCode::NoKernel, "there is no live kernel"));
-                    false
-                }
-            });
-            if let Some((code, message)) = refused {
-                return Err(refuse(code, message.into()));
-            }
-            let Some(exec) = guest.execs.begin(&spec.exec_id, spec.output_limit) else {
-                kernel.release();
-                return Err(duplicate());
-            };
-            let running =
-                kernel.run_cell(Rc::clone(guest), language, spec, echo, body, Rc::clone(&exec));
-            tokio::task::spawn_local(running);
-            Ok(exec)
-        }
+        What::Cell { language, echo } => begin_cell(guest, spec, language, echo, &body),
         What::Command { argv, cwd } => {
-            let exec = guest.execs.begin(&spec.exec_id, spec.output_limit).ok_or_else(duplicate)?;
+            let exec = guest.execs.begin(&spec).ok_or_else(|| duplicate(&spec))?;
             match crate::command::start(guest, &spec, &argv, &cwd, body, &exec) {
                 Ok(()) => Ok(exec),
                 Err(error) => {
@@ -242,6 +221,60 @@ fn begin(guest: &Rc<Guest>, spec: ExecSpec, body: Vec<u8>) -> Result<Rc<Exec>, R
             }
         }
     }
+}
+
+fn begin_cell(
+    guest: &Rc<Guest>,
+    spec: ExecSpec,
+    language: Language,
+    echo: bool,
+    code: &[u8],
+) -> Result<Rc<Exec>, Refusal> {
+    let kernel = live_kernel(guest, language)?;
+    kernel.occupy()?;
+    let Some(exec) = guest.execs.begin(&spec) else {
+        kernel.release();
+        return Err(duplicate(&spec));
+    };
+    let exec_id = spec.exec_id.clone();
+    match kernel.job(spec, echo, code) {
+        Ok(job) => {
+            let running = kernel.run_cell(Rc::clone(guest), job, Rc::clone(&exec));
+            tokio::task::spawn_local(running);
+            Ok(exec)
+        }
+        Err(refusal) => {
+            guest.execs.discard(&exec_id);
+            kernel.release();
+            Err(refusal)
+        }
+    }
+}
+
+fn live_kernel(guest: &Guest, language: Language) -> Result<Rc<Kernel>, Refusal> {
+    let kernel = guest.kernels.borrow().get(&language).cloned();
+    kernel.ok_or_else(|| refuse(RefusalCode::NoKernel, "there is no live kernel".into()))
+}
+
+fn feed(guest: &Guest, exec_id: &str, bytes: &[u8], close: bool) -> Result<Reply, Refusal> {
+    let exec = guest.execs.get(exec_id).ok_or_else(|| unknown(exec_id))?;
+    let why = match exec.input.feed(bytes, close) {
+        Ok(()) => return Ok(Answer::Done.into()),
+        Err(why) => why,
+    };
+    let (code, message) = match why {
+        NotFed::NotWanted => (RefusalCode::Invalid, "was not started with standard input".into()),
+        NotFed::Closed => (RefusalCode::Invalid, "has had the end of its input already".into()),
+        NotFed::Over => (RefusalCode::Invalid, "is over or has closed its input".into()),
+        NotFed::TooLarge => {
+            (RefusalCode::Invalid, format!("takes at most {MAX_WAITING} bytes at a time"))
+        }
+        NotFed::Full => {
+            let message = format!("has {MAX_WAITING} bytes or nearly so which it has not read yet");
+            (RefusalCode::Busy, message)
+        }
+    };
+    Err(refuse(code, format!("execution {exec_id} {message}")))
 }
 
 /// Sends the events of an execution from `place` on, until its end or the connection's.
@@ -342,6 +375,10 @@ fn refuse(code: RefusalCode, message: String) -> Refusal {
 
 fn failed(message: String) -> Refusal {
     refuse(RefusalCode::Failed, message)
+}
+
+fn duplicate(spec: &ExecSpec) -> Refusal {
+    refuse(RefusalCode::DuplicateExec, format!("execution {} exists already", spec.exec_id))
 }
 
 fn unknown(exec_id: &str) -> Refusal {

@@ -10,9 +10,11 @@ use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 use std::time::Instant;
 
-use belljar_proto::exec::{Dropped, Event, KernelState, Outcome, Status};
+use belljar_proto::exec::{Dropped, Event, ExecSpec, KernelState, Outcome, Status};
 use belljar_proto::guest::KnownExec;
 use tokio::sync::{Notify, watch};
+
+use crate::input::Input;
 
 /// Finished executions that are remembered if the host never says `Forget`.
 const MAX_FINISHED: usize = 64;
@@ -42,12 +44,13 @@ pub(crate) struct Exec {
     output_left: [Cell<u64>; 2],
     dropped: Cell<Dropped>,
     results_left: Cell<usize>,
+    pub(crate) input: Input,
     /// Set when the host asks for an interrupt; the supervisor of this execution acts on it.
     pub(crate) interrupt: watch::Sender<bool>,
 }
 
 impl Exec {
-    fn new(id: String, output_limit: u64) -> Exec {
+    fn new(id: String, output_limit: u64, takes_input: bool) -> Exec {
         Exec {
             id,
             started: Instant::now(),
@@ -57,6 +60,7 @@ impl Exec {
             output_left: [Cell::new(output_limit), Cell::new(output_limit)],
             dropped: Cell::default(),
             results_left: Cell::new(MAX_RESULT_BYTES),
+            input: Input::new(takes_input),
             interrupt: watch::Sender::new(false),
         }
     }
@@ -139,7 +143,19 @@ impl Exec {
             }),
             Vec::new(),
         ));
+        self.input.shut();
         self.grown.notify_waiters();
+    }
+
+    /// Resolves when it has ended.
+    pub(crate) async fn over(&self) {
+        loop {
+            let grown = self.grown.notified();
+            if self.done.get() {
+                return;
+            }
+            grown.await;
+        }
     }
 
     /// Whether there is, and will be, no event with this number.
@@ -213,12 +229,13 @@ pub(crate) struct Execs {
 
 impl Execs {
     /// `None` if the id was used already.
-    pub(crate) fn begin(&self, id: &str, output_limit: u64) -> Option<Rc<Exec>> {
+    pub(crate) fn begin(&self, spec: &ExecSpec) -> Option<Rc<Exec>> {
+        let id = spec.exec_id.as_str();
         let mut by_id = self.by_id.borrow_mut();
         if by_id.contains_key(id) {
             return None;
         }
-        let exec = Rc::new(Exec::new(id.to_owned(), output_limit));
+        let exec = Rc::new(Exec::new(id.to_owned(), spec.output_limit, spec.stdin));
         by_id.insert(id.to_owned(), Rc::clone(&exec));
         let mut order = self.order.borrow_mut();
         order.push_back(id.to_owned());
@@ -265,15 +282,28 @@ impl Execs {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use belljar_proto::exec::What;
 
     fn all(exec: &Exec) -> Vec<(Place, Event, Vec<u8>)> {
         let mut place = Place::default();
         std::iter::from_fn(|| exec.look(&mut place)).collect()
     }
 
+    fn spec(id: &str) -> ExecSpec {
+        ExecSpec {
+            exec_id: id.to_owned(),
+            what: What::Command { argv: Vec::new(), cwd: String::new() },
+            env: Vec::new(),
+            timeout_ms: 1,
+            grace_ms: 1,
+            output_limit: 1,
+            stdin: false,
+        }
+    }
+
     #[test]
     fn output_of_one_stream_grows_one_entry() {
-        let exec = Exec::new("x".into(), 1000);
+        let exec = Exec::new("x".into(), 1000, false);
         exec.output(Stream::Stdout, b"ab");
         let mut place = Place::default();
         assert_eq!(exec.look(&mut place).unwrap().2, b"ab");
@@ -291,7 +321,7 @@ mod tests {
 
     #[test]
     fn output_beyond_its_limit_is_counted() {
-        let exec = Exec::new("x".into(), 10);
+        let exec = Exec::new("x".into(), 10, false);
         exec.output(Stream::Stdout, &[b'a'; 8]);
         exec.output(Stream::Stdout, &[b'b'; 8]);
         exec.output(Stream::Stdout, &[b'c'; 8]);
@@ -302,7 +332,7 @@ mod tests {
 
     #[test]
     fn alternating_streams_cannot_grow_the_spool_without_bound() {
-        let exec = Exec::new("x".into(), u64::MAX);
+        let exec = Exec::new("x".into(), u64::MAX, false);
         for _ in 0..MAX_ENTRIES {
             exec.output(Stream::Stdout, b"o");
             exec.output(Stream::Stderr, b"e");
@@ -316,12 +346,12 @@ mod tests {
     #[test]
     fn the_oldest_finished_executions_are_forgotten_but_never_a_running_one() {
         let execs = Execs::default();
-        let running = execs.begin("running", 1).unwrap();
+        let running = execs.begin(&spec("running")).unwrap();
         for n in 0..2 * MAX_FINISHED {
-            let exec = execs.begin(&n.to_string(), 1).unwrap();
+            let exec = execs.begin(&spec(&n.to_string())).unwrap();
             exec.done.set(true);
         }
-        assert!(execs.begin("running", 1).is_none(), "ids are not reused");
+        assert!(execs.begin(&spec("running")).is_none(), "ids are not reused");
         assert!(execs.get("running").is_some() && execs.get("0").is_none());
         execs.forget("running");
         assert!(execs.get("running").is_some());

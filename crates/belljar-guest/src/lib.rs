@@ -18,7 +18,9 @@
 mod alone;
 mod command;
 mod connection;
+mod dialect;
 mod execs;
+mod input;
 mod kernel;
 mod output;
 mod reaper;

@@ -66,6 +66,14 @@ impl Output {
         self.sink.borrow_mut().exec = None;
     }
 
+    /// Forgets what came unasked until now.
+    pub(crate) fn forget_idle(&self) {
+        self.drain();
+        let mut sink = self.sink.borrow_mut();
+        sink.idle.clear();
+        sink.idle_bytes = 0;
+    }
+
     /// Reads both pipes until nobody can write to them any more. Never stops reading: a full pipe
     /// would stop the process that writes.
     pub(crate) async fn pump(self: Rc<Self>) {

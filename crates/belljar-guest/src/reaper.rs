@@ -6,6 +6,7 @@ use std::io;
 use std::rc::Rc;
 
 use belljar_sys::process::{self, Ended};
+use belljar_sys::procfs;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
@@ -43,6 +44,12 @@ impl Reaper {
         let (sender, receiver) = watch::channel(None);
         self.waiting.borrow_mut().insert(pid, sender);
         End(receiver)
+    }
+
+    /// Watches a process that became our child without our doing; `None` if it was collected.
+    pub(crate) fn adopt(&self, pid: u32) -> Option<End> {
+        // Nothing is collected while we look: that happens on the same thread.
+        procfs::start_time(pid).is_ok().then(|| self.watch(pid))
     }
 
     /// Processes that somebody waits for: not orphans, whatever their parent is.

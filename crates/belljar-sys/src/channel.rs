@@ -7,6 +7,7 @@
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
 
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
@@ -98,6 +99,45 @@ pub fn watched(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     // SAFETY: the runtime needs `as_raw_fd` to name the same open descriptor for as long as it is
     // registered; an owned descriptor does, and nobody can take it out without unregistering it.
     Ok(unsafe { AsyncFd::register(fd) }?)
+}
+
+/// A pipe that another process opens by its name; for a process that cannot be given one.
+///
+/// Its name goes away with this. We hold a reading end meanwhile, so that the other side can open
+/// and the writer can write whoever comes first.
+#[derive(Debug)]
+pub struct Fifo {
+    path: PathBuf,
+    _reader: OwnedFd,
+}
+
+impl Fifo {
+    /// Makes it, and returns the writing end with it. The path must be new.
+    pub fn make(path: PathBuf) -> io::Result<(Fifo, OwnedFd)> {
+        use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat, open};
+        mknodat(CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)?;
+        let flags = OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let ends = open(&path, OFlags::RDONLY | flags, Mode::empty())
+            .and_then(|reader| Ok((reader, open(&path, OFlags::WRONLY | flags, Mode::empty())?)));
+        match ends {
+            Ok((reader, writer)) => Ok((Fifo { path, _reader: reader }, writer)),
+            Err(errno) => {
+                let _ = std::fs::remove_file(&path);
+                Err(errno.into())
+            }
+        }
+    }
+
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for Fifo {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
 }
 
 /// What a descriptor from somebody untrusted is expected to be.

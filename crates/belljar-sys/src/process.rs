@@ -3,6 +3,7 @@
 use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
 
 use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, WaitStatus};
 
@@ -203,8 +204,7 @@ pub fn spawn(command: &Command<'_>) -> io::Result<u32> {
     match fork_process()? {
         Forked::Child => {
             let error = in_child(command);
-            let errno = error.raw_os_error().unwrap_or(libc::EINVAL);
-            let _ = rustix::io::write(&failed, &errno.to_ne_bytes());
+            tell_errno(&failed, &error);
             exit_now(127);
         }
         Forked::Parent(pid) => {
@@ -222,6 +222,132 @@ pub fn spawn(command: &Command<'_>) -> io::Result<u32> {
             }
         }
     }
+}
+
+/// A command, and the process above it that keeps its family together.
+///
+/// What a command starts and leaves behind (a daemon that detached itself, a child whose parent
+/// ended) would become ours, and nobody could tell any more who started it. The keeper adopts it
+/// instead, so that everything the command ever started is below the keeper while that lives.
+#[derive(Debug)]
+pub struct Kept {
+    pub pid: u32,
+    pub keeper: u32,
+    /// Carries how the command ended ([`read_ended`]). The keeper goes away when this is closed,
+    /// and then all that is left becomes ours after all.
+    pub leash: UnixStream,
+}
+
+/// How long a message on the leash is.
+pub const ENDED_SIZE: usize = 8;
+
+/// What the keeper said about the end of its command.
+#[must_use]
+pub fn read_ended(message: [u8; ENDED_SIZE]) -> Ended {
+    let [k0, k1, k2, k3, v0, v1, v2, v3] = message;
+    let value = i32::from_ne_bytes([v0, v1, v2, v3]);
+    match i32::from_ne_bytes([k0, k1, k2, k3]) {
+        0 => Ended::Exited(value),
+        _ => Ended::Signaled(value),
+    }
+}
+
+fn write_ended(ended: Ended) -> [u8; ENDED_SIZE] {
+    let (kind, value) = match ended {
+        Ended::Exited(code) => (0i32, code),
+        Ended::Signaled(signal) => (1, signal),
+    };
+    let mut message = [0; ENDED_SIZE];
+    message[..4].copy_from_slice(&kind.to_ne_bytes());
+    message[4..].copy_from_slice(&value.to_ne_bytes());
+    message
+}
+
+/// Starts a program as [`spawn`] does, below a keeper.
+pub fn spawn_kept(command: &Command<'_>) -> io::Result<Kept> {
+    let (report, failed) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+    let failed = move_up(failed)?;
+    let (leash, other_end) = UnixStream::pair()?;
+    match fork_process()? {
+        Forked::Child => keep(command, failed, other_end.into()),
+        Forked::Parent(keeper) => {
+            drop((failed, other_end));
+            match heard_of_start(&report) {
+                Ok(pid) => Ok(Kept { pid, keeper, leash }),
+                Err(error) => {
+                    let _ = signal(keeper, libc::SIGKILL);
+                    Err(error)
+                }
+            }
+        }
+    }
+}
+
+/// The command says its number before it becomes the program, and an errno if it does not.
+fn heard_of_start(report: impl AsFd) -> io::Result<u32> {
+    let mut said = Vec::new();
+    let mut buffer = [0; 8];
+    loop {
+        if !readable_within(&report, EXEC_TIMEOUT)? {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        match rustix::io::read(&report, &mut buffer)? {
+            0 => break,
+            n => said.extend_from_slice(&buffer[..n]),
+        }
+    }
+    match said[..] {
+        [p0, p1, p2, p3] => Ok(u32::from_ne_bytes([p0, p1, p2, p3])),
+        [.., e0, e1, e2, e3] => {
+            Err(io::Error::from_raw_os_error(i32::from_ne_bytes([e0, e1, e2, e3])))
+        }
+        _ => Err(io::Error::other("the process ended before it could start the program")),
+    }
+}
+
+/// The life of a keeper. It is a copy of its parent and uses nothing of it but these descriptors.
+fn keep(command: &Command<'_>, failed: OwnedFd, leash: OwnedFd) -> ! {
+    forget_signal_handlers();
+    // SAFETY: integers only. Without it the command still runs, and its orphans become ours.
+    unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) };
+    let pid = match fork_process() {
+        Ok(Forked::Child) => {
+            let own = std::process::id();
+            let _ = rustix::io::write(&failed, &own.to_ne_bytes());
+            let error = in_child(command);
+            tell_errno(&failed, &error);
+            exit_now(127);
+        }
+        Ok(Forked::Parent(pid)) => pid,
+        Err(error) => {
+            let _ = rustix::io::write(&failed, &0u32.to_ne_bytes());
+            tell_errno(&failed, &error);
+            exit_now(127);
+        }
+    };
+    // SAFETY: this copy of the process never returns, so no owner of a descriptor is used again;
+    // `failed` is among them, whose closing is what our parent waits for.
+    unsafe { close_all_but(&[leash.as_raw_fd()]) };
+    loop {
+        match rustix::process::wait(WaitOptions::empty()) {
+            Ok(Some((ended, status))) if ended.as_raw_pid().unsigned_abs() == pid => {
+                if let Some(ended) = ended_by(status) {
+                    let _ = rustix::io::write(&leash, &write_ended(ended));
+                    break;
+                }
+            }
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(_) => exit_now(1),
+        }
+    }
+    // Until our parent lets go: it may want to end first what is still below us.
+    let _ = rustix::io::retry_on_intr(|| rustix::io::read(&leash, &mut [0u8; 1]));
+    exit_now(0);
+}
+
+fn tell_errno(failed: &OwnedFd, error: &io::Error) {
+    let errno = error.raw_os_error().unwrap_or(libc::EINVAL);
+    let _ = rustix::io::write(failed, &errno.to_ne_bytes());
 }
 
 /// From fork to exec takes a millisecond.
@@ -277,14 +403,15 @@ pub fn reap_any() -> Option<(u32, Ended)> {
     loop {
         let (pid, status): (Pid, WaitStatus) =
             rustix::process::wait(WaitOptions::NOHANG).ok().flatten()?;
-        let ended = match (status.exit_status(), status.terminating_signal()) {
-            (Some(code), _) => Ended::Exited(code),
-            (_, Some(signal)) => Ended::Signaled(signal),
-            // Stopped or continued: still alive.
-            _ => continue,
-        };
+        // Stopped or continued: still alive.
+        let Some(ended) = ended_by(status) else { continue };
         return Some((pid.as_raw_pid().unsigned_abs(), ended));
     }
+}
+
+fn ended_by(status: WaitStatus) -> Option<Ended> {
+    let exited = status.exit_status().map(Ended::Exited);
+    exited.or_else(|| status.terminating_signal().map(Ended::Signaled))
 }
 
 /// Signals a process by its number. Only for children that were not reaped yet, whose number

@@ -6,6 +6,8 @@
     cells       source to code objects: last expression, top-level await, linecache
     aio         the persistent event loop behind top-level await
     streams     stdin, stdout and stderr, repaired before every exec
+    inputs      input(), sys.stdin and getpass() of cells that take input
+    state       what the variables are, without running any user code
     display     values to mime bundles, and `display()`
     tracebacks  exceptions as the user wants to read them
     importhooks code that runs when, and only when, the user imports a certain module

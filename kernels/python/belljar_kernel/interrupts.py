@@ -6,6 +6,7 @@ So the handler looks at the interrupted stack and decides:
 
     ... user frames ... call_user ...          raise KeyboardInterrupt
     ... Channel.send ... call_user ...         remember it; raised as soon as the frame has been sent
+    ... Channel.absorb ... call_user ...       remember it; raised as soon as the frame has been read
     kernel code, an exec is about to start     remember it; `call_user` raises at once
     kernel code otherwise (late, or idle)      ignore
 
@@ -83,6 +84,20 @@ def send_from_user_code(channel: Channel, head: dict, body: bytes) -> None:
         _raise_pending()
 
 
+def ask_from_user_code(channel: Channel, head: dict, body: bytes) -> bytes:
+    """Sends a question while user code is on the stack and waits for the answer, however long it takes."""
+    line = channel.take_input()
+    if line is None:
+        send_from_user_code(channel, head, body)
+    while line is None:
+        channel.wait()
+        channel.absorb()
+        if _pending:
+            _raise_pending()
+        line = channel.take_input()
+    return line
+
+
 def _raise_pending() -> None:
     global _pending
     _pending = False
@@ -99,7 +114,7 @@ def _on_sigint(_signum: int, frame: FrameType | None) -> None:
                 raise KeyboardInterrupt
             _pending = True
             return
-        if code is _SEND or code is _EXCHANGE:
+        if code is _SEND or code is _EXCHANGE or code is _ABSORB:
             sending = True
         frame = frame.f_back
     if _starting:
@@ -109,3 +124,4 @@ def _on_sigint(_signum: int, frame: FrameType | None) -> None:
 _CALL_USER = call_user.__code__
 _SEND = Channel.send.__code__
 _EXCHANGE = Channel.exchange.__code__
+_ABSORB = Channel.absorb.__code__

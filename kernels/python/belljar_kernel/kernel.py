@@ -19,7 +19,7 @@ import sys
 import threading
 from types import ModuleType
 
-from . import display, figures, importhooks, interrupts, streams
+from . import display, figures, importhooks, inputs, interrupts, streams
 from .cells import CO_COROUTINE, Cell, Compiler
 from .wire import Channel, encode_json
 
@@ -65,7 +65,7 @@ def prepare_imports(main: ModuleType, font_cache: str | None) -> None:
 
     def getpass(module: ModuleType, load: Any) -> None:
         load()
-        streams.refuse_getpass(module)
+        inputs.replace_getpass(module)
 
     importhooks.add("IPython", ipython)
     importhooks.add("getpass", getpass)
@@ -87,6 +87,8 @@ class Kernel:
         interrupts.install()
         self._streams = streams.Streams()
         display.publish = self._publish
+        inputs.ask = self._ask
+        inputs.install()
         builtins.display = display.display  # type: ignore[attr-defined]
         os.register_at_fork(after_in_child=self._after_fork_in_child)
 
@@ -120,6 +122,10 @@ class Kernel:
             op = head.get("op")
             if op == "exec":
                 self._exec(head, body)
+            elif op == "state":
+                self._tell_state()
+            elif op == "ping":
+                self._channel.send({"op": "pong", "token": head.get("token")})
             elif op == "shutdown":
                 break
         self._exit()
@@ -138,7 +144,8 @@ class Kernel:
 
     def _exec(self, head: dict, body: bytes) -> None:
         interrupts.expect_user_code()
-        self._streams.repair()
+        self._channel.expect_input(head.get("exec_id"))
+        self._streams.repair(inputs.begin(head.get("stdin", False)))
         self._count += 1
         status, exit_code = "ok", 0
         try:
@@ -229,6 +236,32 @@ class Kernel:
         if kind == "display" and self._acknowledged and threading.current_thread() is threading.main_thread():
             head["wait"] = True
         interrupts.send_from_user_code(self._channel, head, body)
+
+    def _ask(self, prompt: str, password: bool) -> bytes:
+        """A line of input from whoever watches, empty at the end."""
+        if self._forked:
+            return b""
+        if threading.current_thread() is not threading.main_thread():
+            # The main thread may be talking to the guest itself.
+            raise EOFError("input can only be asked for in the main thread")
+        self._streams.flush_replacements()
+        self._streams.flush()
+        question = encode_json({"prompt": prompt, "password": password})
+        return interrupts.ask_from_user_code(self._channel, {"op": "input"}, question)
+
+    def _tell_state(self) -> None:
+        """Sends what the variables are. Not a cell, but it may be interrupted as one."""
+        from . import state
+
+        interrupts.expect_user_code()
+        body = b""
+        try:
+            body = interrupts.call_user(state.snapshot, self._namespace)
+        except BaseException:
+            # Whatever it met, there is nothing to tell; an empty body says so.
+            pass
+        interrupts.forget()
+        self._channel.send({"op": "state"}, body)
 
     def _survive_handler(self, error: BaseException) -> None:
         """Prints what a signal handler of the user's raised while no cell was running; raises anything else."""

@@ -8,7 +8,6 @@ whether anything was changed.
 
 from __future__ import annotations
 
-import builtins
 import io
 import os
 import sys
@@ -17,23 +16,21 @@ from .wire import private_fd
 
 TYPE_CHECKING = False  # see __init__.py
 if TYPE_CHECKING:
-    from typing import Any, NoReturn, TextIO
-
-_NO_INPUT = "{} is not available here: nobody can answer a prompt; pass the value in the code instead"
+    from typing import TextIO
 
 
 class Streams:
     def __init__(self) -> None:
-        # Whatever the parent gave us as stdin, nobody will ever type there: reading must end at once.
+        # Whatever the parent gave us as stdin, nobody will ever type there: reading must end at once. Cells that
+        # take input do so elsewhere, see `inputs`.
         null = os.open(os.devnull, os.O_RDONLY)
         self._saved = [private_fd(null), private_fd(1), private_fd(2)]
         os.close(null)
         self.stdin = self.stdout = self.stderr = io.StringIO()
-        builtins.input = _refuse_input  # type: ignore[assignment]
         self.repair()
 
-    def repair(self) -> None:
-        """Gives the next exec working descriptors and stream objects."""
+    def repair(self, stdin: TextIO | None = None) -> None:
+        """Gives the next exec working descriptors and stream objects, and this `sys.stdin` if it has its own."""
         for fd, saved in enumerate(self._saved):
             os.dup2(saved, fd)
         # A program that shares the pipe (node does) may have left it non-blocking, and print() would fail.
@@ -45,7 +42,7 @@ class Streams:
             self.stdout = _open_output(1)
         if _unusable(self.stderr):
             self.stderr = _open_output(2)
-        sys.stdin = sys.__stdin__ = self.stdin
+        sys.stdin = sys.__stdin__ = stdin or self.stdin
         sys.stdout = sys.__stdout__ = self.stdout
         sys.stderr = sys.__stderr__ = self.stderr
 
@@ -76,20 +73,6 @@ class Streams:
         saved, self._saved = self._saved, []  # a child of the child comes here again
         for fd in saved:
             os.close(fd)
-
-
-def refuse_getpass(module: Any) -> None:
-    """Makes `getpass.getpass` say what is the matter, instead of warning about a missing terminal."""
-
-    def getpass(prompt: str = "Password: ", stream: Any = None, **_: Any) -> NoReturn:
-        raise EOFError(_NO_INPUT.format("getpass()"))
-
-    module.getpass = getpass
-
-
-def _refuse_input(prompt: object = "", /) -> NoReturn:
-    # EOFError is what input() raises when stdin has ended, so careful programs already expect it.
-    raise EOFError(_NO_INPUT.format("input()"))
 
 
 def _unusable(stream: TextIO) -> bool:

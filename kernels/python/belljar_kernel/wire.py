@@ -60,6 +60,9 @@ class Channel:
         os.close(fd)
         os.set_blocking(self._fd, True)
         self._buffer = bytearray()
+        # The exec that runs, and lines of input for it that nobody has asked for yet.
+        self._exec_id: Any = None
+        self._inputs: list[bytes] = []
         # `display()` may be called from any of the user's threads.
         self._lock = threading.Lock()
 
@@ -111,6 +114,38 @@ class Channel:
             frame = self.receive()
             if frame is None or frame[0].get("op") == "seen":
                 return
+            self._keep_input(*frame)
+
+    def expect_input(self, exec_id: Any) -> None:
+        """Another exec runs: what was meant for an earlier one is dropped."""
+        self._exec_id = exec_id
+        self._inputs.clear()
+
+    def wait(self) -> None:
+        """Waits until the guest says something. Nothing is lost when an interrupt ends this."""
+        if not self._buffer and not self._inputs:
+            import select
+
+            poll = select.poll()
+            poll.register(self._fd, select.POLLIN)
+            poll.poll()
+
+    def absorb(self) -> None:
+        """Takes what the guest says now, if nothing is left of what it said. `interrupts` never raises inside it."""
+        if not self._inputs:
+            frame = self.receive()
+            if frame is None:
+                self._inputs.append(b"")
+            else:
+                self._keep_input(*frame)
+
+    def take_input(self) -> bytes | None:
+        """A line of input, if there is one; an empty one is the end of the input."""
+        return self._inputs.pop(0) if self._inputs else None
+
+    def _keep_input(self, head: dict, body: bytes) -> None:
+        if head.get("op") == "input" and head.get("exec_id") == self._exec_id:
+            self._inputs.append(body)
 
     def _fill(self, size: int) -> bool:
         """Reads until the buffer holds `size` bytes; False at the end of the stream."""

@@ -1,0 +1,434 @@
+//! A plain `bash` as a kernel.
+//!
+//! The shell is interactive and reads its commands from the control socket, which is its standard
+//! input; it answers on the same socket with records that end in NUL:
+//!
+//! ```text
+//!  guest: setup.bash                       shell: N<names of its variables>  H<version>
+//!  guest: a cell, four lines               shell: B<exec id>  ...  D<count> <status> <exec id>
+//!  guest: ping                             shell: P<token>
+//!  guest: state.bash                       shell: V<chars> <elements> <declaration>...  F<names>  S<cwd>
+//! ```
+//!
+//! Why like this:
+//!
+//! * *Interactive*, because then an interrupt ends the command that runs, even an endless loop, and
+//!   the shell goes on with its next line. A shell that is not interactive would end.
+//! * *Sourced*, because while a shell sources something it does not talk as to a person: no `exit`,
+//!   no `[1] 123`, no complaints about a terminal that is not there. The code itself is in a
+//!   variable, so that it is parsed as a whole, and what is sourced is always the same short text.
+//! * *Descriptors 0, 1 and 2 are those of the one command* that sources: whatever the code does to
+//!   them (`exec >/dev/null`) is undone by the shell itself. At top level they are the control
+//!   socket and twice `/dev/null`, so nothing the shell says there is seen.
+//! * *B comes after the code was read.* An interrupt while the shell reads would make it take the
+//!   rest of the code for commands of ours.
+//!
+//! `\builtin` keeps aliases and functions of the user out of it.
+
+use std::collections::HashSet;
+use std::io::Write as _;
+
+use belljar_proto::guest::{KernelSnapshot, Variable};
+use belljar_proto::kernel::{CellStatus, FromKernel, ToKernel};
+
+use super::Order;
+
+/// Said to a fresh shell.
+pub(super) const SETUP: &str = include_str!("../../../../kernels/bash/setup.bash");
+
+/// Said to a shell that shall tell its variables.
+const STATE: &str = include_str!("../../../../kernels/bash/state.bash");
+
+/// As much of a record is kept; the rest is skipped. Names and declarations can be of any length.
+const MAX_RECORD: usize = 64 * 1024;
+
+/// As many variables are told.
+const MAX_VARIABLES: usize = 500;
+
+/// As many characters of a variable are shown.
+const MAX_PREVIEW: usize = 200;
+
+/// What the shell reports of a command that an interrupt ended.
+const INTERRUPTED: i32 = 130;
+
+#[derive(Debug, Default)]
+pub(crate) struct Shell {
+    buffer: Vec<u8>,
+    /// The record that arrives is too long, and what is still to come of it is skipped.
+    skipping: bool,
+    /// How many cells were said.
+    count: u64,
+    /// `$?` of the last one.
+    status: i32,
+    /// Variables that a fresh shell has.
+    own: HashSet<Vec<u8>>,
+    /// What was told of the variables so far.
+    snapshot: KernelSnapshot,
+}
+
+impl Shell {
+    pub(super) fn cell(&mut self, order: &Order<'_>) -> Result<Vec<u8>, String> {
+        let spec = order.spec;
+        if order.code.contains(&0) {
+            return Err("the code contains a NUL byte, which no shell can read".into());
+        }
+        let exec_id = quoted(spec.exec_id.as_bytes());
+        let mut exports = Vec::new();
+        for (name, value) in &spec.env {
+            if !is_name(name) || value.contains('\0') {
+                return Err(format!("`{name}` cannot be a variable of a shell"));
+            }
+            exports.extend_from_slice(format!("\\builtin export {name}=").as_bytes());
+            exports.extend_from_slice(&quoted(value.as_bytes()));
+            exports.extend_from_slice(b"; ");
+        }
+        let (open, stdin) = match order.stdin {
+            Some(path) => {
+                (["\\exec 58<".as_bytes(), &quoted(path.as_bytes()), b"; "].concat(), "<&58 58<&-")
+            }
+            None => (Vec::new(), "</dev/null"),
+        };
+        let status = match self.status {
+            0 => String::new(),
+            code => format!("{{ __belljar_status {code} && :; }} 2>/dev/null; "),
+        };
+        self.count += 1;
+        let count = self.count;
+        // Unless we hear otherwise.
+        self.status = INTERRUPTED;
+
+        let mut said = Vec::with_capacity(order.code.len() + 1024);
+        // Handlers of signals and tracing are the code's, and not for what we say in between.
+        said.extend_from_slice(
+            b"\\builtin trap - INT DEBUG; __belljar_trace=; \
+              [[ $- == *x* ]] && __belljar_trace='\\builtin set -x; '; \\builtin set +mvx\n\
+              __belljar_code=",
+        );
+        said.extend(quoted(order.code));
+        said.push(b'\n');
+        said.extend(open);
+        said.extend_from_slice(&[b"\\builtin printf 'B%s\\0' ", &exec_id[..], b" >&0; "].concat());
+        said.extend(exports);
+        // Writing to a vector succeeds.
+        let _ = writeln!(
+            said,
+            "\\builtin . /dev/fd/59 {stdin} >&56 2>&57 56>&- 57>&- 59<<<'\\exec 59<&-; \
+             \\builtin eval \"\\builtin unset -v __belljar_code __belljar_trace; \
+             $__belljar_trace{status}$__belljar_code\"'"
+        );
+        let _ = write!(said, "\\builtin printf 'D%d %d %s\\0' {count} \"$?\" ");
+        said.extend_from_slice(&exec_id);
+        said.extend_from_slice(b" >&0; \\exec 58<&-\n");
+        Ok(said)
+    }
+
+    pub(super) fn say(&mut self, message: &ToKernel) -> Vec<u8> {
+        match message {
+            ToKernel::State => {
+                self.snapshot = KernelSnapshot::default();
+                STATE.into()
+            }
+            // The first newline ends what an interrupt may have left of an earlier line.
+            ToKernel::Ping { token } => {
+                format!("\n\\builtin printf 'P%d\\0' {token} >&0\n").into_bytes()
+            }
+            ToKernel::Shutdown => b"\nexit\n".into(),
+            ToKernel::Exec { .. } | ToKernel::Input { .. } | ToKernel::Seen => Vec::new(),
+        }
+    }
+
+    pub(super) fn push(&mut self, mut bytes: &[u8]) {
+        if self.skipping {
+            let Some(end) = bytes.iter().position(|byte| *byte == 0) else { return };
+            self.skipping = false;
+            bytes = &bytes[end..];
+        }
+        self.buffer.extend_from_slice(bytes);
+        // Only the last record can be incomplete.
+        let begin = self.buffer.iter().rposition(|byte| *byte == 0).map_or(0, |at| at + 1);
+        if self.buffer.len() - begin > MAX_RECORD {
+            self.buffer.truncate(begin + MAX_RECORD);
+            self.skipping = true;
+        }
+    }
+
+    pub(super) fn next(&mut self) -> Option<(FromKernel, Vec<u8>)> {
+        loop {
+            let end = self.buffer.iter().position(|byte| *byte == 0)?;
+            let record: Vec<u8> = self.buffer.drain(..=end).take(end).collect();
+            // What makes no sense was not said by us; the code may say what it likes.
+            let message = record.split_first().and_then(|(kind, rest)| self.record(*kind, rest));
+            if message.is_some() {
+                return message;
+            }
+        }
+    }
+
+    fn record(&mut self, kind: u8, rest: &[u8]) -> Option<(FromKernel, Vec<u8>)> {
+        let text = String::from_utf8_lossy(rest);
+        let message = match kind {
+            b'H' => FromKernel::Hello {
+                protocol: belljar_proto::PROTOCOL,
+                language: "bash".into(),
+                language_version: text.split('(').next().unwrap_or_default().to_owned(),
+                pid: 0,
+            },
+            b'B' => FromKernel::Begun { exec_id: text.into_owned() },
+            b'D' => self.done(&text)?,
+            b'P' => FromKernel::Pong { token: text.parse().ok()? },
+            b'S' => return Some((FromKernel::State, self.state(&text))),
+            b'N' => {
+                self.own = names(rest).map(<[u8]>::to_vec).collect();
+                return None;
+            }
+            b'V' => {
+                self.variable(&text);
+                return None;
+            }
+            b'F' => {
+                names(rest).for_each(|name| self.function(&String::from_utf8_lossy(name)));
+                return None;
+            }
+            _ => return None,
+        };
+        Some((message, Vec::new()))
+    }
+
+    fn done(&mut self, text: &str) -> Option<FromKernel> {
+        let mut words = text.splitn(3, ' ');
+        let execution_count = words.next()?.parse().ok()?;
+        let exit_code = words.next()?.parse().ok()?;
+        let exec_id = words.next()?.to_owned();
+        self.status = exit_code;
+        let status = if exit_code == 0 { CellStatus::Ok } else { CellStatus::Error };
+        Some(FromKernel::Done { exec_id, status, exit_code, execution_count })
+    }
+
+    /// `<characters> <elements> declare -<flags> <name>=<value>`
+    fn variable(&mut self, text: &str) -> Option<()> {
+        let mut words = text.splitn(5, ' ');
+        let characters: u64 = words.next()?.parse().ok()?;
+        let elements: u64 = words.next()?.parse().ok()?;
+        let flags = words.nth(1)?;
+        let (name, value) = words.next()?.split_once('=').unwrap_or_default();
+        let (type_name, size) = match flags {
+            _ if flags.contains('A') => ("associative array", elements),
+            _ if flags.contains('a') => ("array", elements),
+            _ if flags.contains('n') => ("reference", characters),
+            _ if flags.contains('i') => ("integer", characters),
+            _ => ("string", characters),
+        };
+        if is_name(name) && !self.own.contains(name.as_bytes()) && !is_made_by_shells(name) {
+            self.tell(name, type_name, Some(size), value.trim_end_matches('\n'));
+        }
+        Some(())
+    }
+
+    fn function(&mut self, name: &str) {
+        if !name.starts_with("__belljar") {
+            self.tell(name, "function", None, &format!("{name} ()"));
+        }
+    }
+
+    fn tell(&mut self, name: &str, type_name: &str, size: Option<u64>, value: &str) {
+        if self.snapshot.variables.len() >= MAX_VARIABLES {
+            self.snapshot.truncated += 1;
+            return;
+        }
+        self.snapshot.variables.push(Variable {
+            name: name.to_owned(),
+            type_name: type_name.to_owned(),
+            size,
+            shape: None,
+            dtype: None,
+            preview: shortened(value),
+        });
+    }
+
+    fn state(&mut self, cwd: &str) -> Vec<u8> {
+        let mut snapshot = std::mem::take(&mut self.snapshot);
+        snapshot.cwd = cwd.to_owned();
+        snapshot.variables.sort_by(|a, b| a.name.cmp(&b.name));
+        // It is plain data; should it not serialize, nothing is the honest answer.
+        serde_json::to_vec(&snapshot).unwrap_or_default()
+    }
+}
+
+/// As one word of the shell's language, whatever it contains but NUL.
+fn quoted(bytes: &[u8]) -> Vec<u8> {
+    let mut word = Vec::with_capacity(bytes.len() + 2);
+    word.push(b'\'');
+    for &byte in bytes {
+        match byte {
+            b'\'' => word.extend_from_slice(b"'\\''"),
+            byte => word.push(byte),
+        }
+    }
+    word.push(b'\'');
+    word
+}
+
+fn is_name(name: &str) -> bool {
+    let letter = |c: char| c.is_ascii_alphabetic() || c == '_';
+    name.starts_with(letter) && name.chars().all(|c| letter(c) || c.is_ascii_digit())
+}
+
+/// Variables that appear by themselves in a shell that works.
+fn is_made_by_shells(name: &str) -> bool {
+    const MADE: [&str; 7] = ["_", "COLUMNS", "FUNCNAME", "LINES", "OLDPWD", "OPTARG", "PIPESTATUS"];
+    name.starts_with("BASH") || MADE.contains(&name)
+}
+
+/// One name per line.
+fn names(list: &[u8]) -> impl Iterator<Item = &[u8]> {
+    list.split(|byte| *byte == b'\n').filter(|name| !name.is_empty())
+}
+
+fn shortened(text: &str) -> String {
+    match text.char_indices().nth(MAX_PREVIEW) {
+        None => text.to_owned(),
+        Some(_) => text.chars().take(MAX_PREVIEW - 1).chain(['…']).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use belljar_proto::exec::{ExecSpec, Language, What};
+    use proptest::prelude::*;
+
+    fn spec(env: &[(&str, &str)]) -> ExecSpec {
+        ExecSpec {
+            exec_id: "it's 1".into(),
+            what: What::Cell { language: Language::Bash, echo: false },
+            env: env.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect(),
+            timeout_ms: 1,
+            grace_ms: 1,
+            output_limit: 1,
+            stdin: false,
+        }
+    }
+
+    fn said(shell: &mut Shell, spec: &ExecSpec, code: &[u8]) -> Result<String, String> {
+        let order = Order { spec, echo: false, stdin: None, code };
+        shell.cell(&order).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    fn heard(shell: &mut Shell, bytes: &[u8]) -> Vec<FromKernel> {
+        shell.push(bytes);
+        std::iter::from_fn(|| shell.next()).map(|(message, _)| message).collect()
+    }
+
+    #[test]
+    fn a_cell_is_four_lines() {
+        let text = said(&mut Shell::default(), &spec(&[("K", "it's")]), b"echo 'hi'").unwrap();
+        let lines: Vec<_> = text.lines().collect();
+        assert_eq!(lines.len(), 4, "{text}");
+        assert_eq!(lines[1], r"__belljar_code='echo '\''hi'\'''");
+        assert!(lines[2].starts_with(r"\builtin printf 'B%s\0' 'it'\''s 1' >&0; "), "{text}");
+        assert!(lines[2].contains(r"\builtin export K='it'\''s'; "), "{text}");
+        assert!(lines[3].starts_with(r#"\builtin printf 'D%d %d %s\0' 1 "$?" 'it'\''s 1' >&0"#));
+    }
+
+    #[test]
+    fn what_a_shell_cannot_take_is_refused() {
+        let mut shell = Shell::default();
+        assert!(said(&mut shell, &spec(&[]), b"echo \0").unwrap_err().contains("NUL"));
+        assert!(said(&mut shell, &spec(&[("A-B", "1")]), b":").unwrap_err().contains("`A-B`"));
+        assert!(said(&mut shell, &spec(&[]), b"\xff\xfe").is_ok(), "any other byte passes");
+        assert_eq!(shell.count, 1, "what was refused does not count");
+    }
+
+    #[test]
+    fn the_status_of_a_cell_is_there_for_the_next() {
+        let mut shell = Shell::default();
+        assert!(!said(&mut shell, &spec(&[]), b":").unwrap().contains("__belljar_status"));
+        heard(&mut shell, b"D1 3 e\0");
+        assert!(said(&mut shell, &spec(&[]), b":").unwrap().contains("__belljar_status 3 "));
+        assert!(said(&mut shell, &spec(&[]), b":").unwrap().contains("__belljar_status 130 "));
+    }
+
+    #[test]
+    fn records_are_understood_and_nonsense_is_skipped() {
+        let mut shell = Shell::default();
+        let messages = heard(&mut shell, b"H5.2.15(1)-release\0Be 1\0D7 2 e 1\0??\0\0D\0P9\0P");
+        let done = FromKernel::Done {
+            exec_id: "e 1".into(),
+            status: CellStatus::Error,
+            exit_code: 2,
+            execution_count: 7,
+        };
+        assert!(
+            matches!(&messages[0], FromKernel::Hello { language_version, .. } if language_version == "5.2.15")
+        );
+        assert_eq!(messages[1], FromKernel::Begun { exec_id: "e 1".into() });
+        assert_eq!(messages[2..], [done, FromKernel::Pong { token: 9 }]);
+        assert_eq!(heard(&mut shell, b"10\0"), [FromKernel::Pong { token: 10 }]);
+    }
+
+    #[test]
+    fn a_record_of_any_length_costs_a_bounded_amount() {
+        let mut shell = Shell::default();
+        heard(&mut shell, b"P1\0V");
+        for _ in 0..100 {
+            assert_eq!(heard(&mut shell, &[b'x'; 10_000]), []);
+            assert!(shell.buffer.len() <= MAX_RECORD);
+        }
+        assert_eq!(heard(&mut shell, b"x\0P2\0"), [FromKernel::Pong { token: 2 }]);
+    }
+
+    #[test]
+    fn variables_are_told_without_those_of_the_shell() {
+        let mut shell = Shell::default();
+        heard(&mut shell, b"NPATH\nHOME\n\0");
+        shell.say(&ToKernel::State);
+        shell.push(
+            b"V9 1 declare -x PATH=\"/usr/bin\"\n\0V1 2 declare -a pair=([0]=\"a\" [1]=\"b\")\n\0\
+              V3 1 declare -- BASH_REMATCH=\"x\"\n\0V5 1 declare -x word=$'two\\nlines'\n\0\
+              V0 0 declare -A nothing=()\n\0Fgreet\n__belljar_status\n\0S/session\0",
+        );
+        let (message, body) = shell.next().unwrap();
+        assert_eq!(message, FromKernel::State);
+        let snapshot: KernelSnapshot = serde_json::from_slice(&body).unwrap();
+        let told: Vec<_> = snapshot
+            .variables
+            .iter()
+            .map(|v| (v.name.as_str(), v.type_name.as_str(), v.size, v.preview.as_str()))
+            .collect();
+        assert_eq!(
+            told,
+            [
+                ("greet", "function", None, "greet ()"),
+                ("nothing", "associative array", Some(0), "()"),
+                ("pair", "array", Some(2), "([0]=\"a\" [1]=\"b\")"),
+                ("word", "string", Some(5), "$'two\\nlines'"),
+            ]
+        );
+        assert_eq!((snapshot.cwd.as_str(), snapshot.truncated), ("/session", 0));
+    }
+
+    #[test]
+    fn long_values_and_many_variables_are_cut() {
+        let mut shell = Shell::default();
+        let long = "ü".repeat(1000);
+        shell.push(format!("V1000 1 declare -- long=\"{long}\"\0").as_bytes());
+        for n in 0..MAX_VARIABLES {
+            shell.push(format!("V1 1 declare -- v{n}=\"\"\0").as_bytes());
+        }
+        shell.push(b"S/\0");
+        let snapshot: KernelSnapshot = serde_json::from_slice(&shell.next().unwrap().1).unwrap();
+        assert_eq!((snapshot.variables.len(), snapshot.truncated), (MAX_VARIABLES, 1));
+        assert_eq!(snapshot.variables[0].preview.chars().count(), MAX_PREVIEW);
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_it_panic(pieces in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..100), 0..20)) {
+            let mut shell = Shell::default();
+            for piece in pieces {
+                shell.push(&piece);
+                while shell.next().is_some() {}
+            }
+        }
+    }
+}
