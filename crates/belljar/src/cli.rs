@@ -18,6 +18,11 @@ pub(crate) enum Command {
     Run(RunArgs),
     /// The server: sessions that remember, over HTTP
     Serve(ServeArgs),
+    /// API keys: who may use the server, and how much of it
+    #[command(subcommand)]
+    Key(KeyCommand),
+    /// What tenants have used, per day
+    Usage(UsageArgs),
     /// Prepare this machine: the Python environment of sandboxes, and a commented .env here
     Setup(SetupArgs),
     /// What this machine can enforce, what not, and what to do about it
@@ -147,6 +152,81 @@ impl ServeArgs {
     }
 }
 
+#[derive(Debug, Subcommand)]
+#[command(after_help = "\
+Keys are kept in the database of BELLJAR_STATE_DIR. No server needs to run; one that does notices
+within a second.")]
+pub(crate) enum KeyCommand {
+    /// Make a key and print it; it is not shown again
+    Create(KeyCreateArgs),
+    /// Show all keys, without the secrets
+    List(KeyListArgs),
+    /// Make a key worthless
+    Revoke(KeyRevokeArgs),
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The key itself goes to standard output and everything else to standard error:
+  BELLJAR_API_KEY=$(belljar key create --name ci)")]
+pub(crate) struct KeyCreateArgs {
+    /// What the key is called in lists
+    #[arg(long, value_name = "NAME", value_parser = parse_name)]
+    pub(crate) name: String,
+    /// Whose sessions it reaches: keys of one tenant share them, and nobody else sees them
+    #[arg(long, value_name = "TENANT", default_value = belljar_engine::DEFAULT_TENANT,
+        value_parser = parse_name)]
+    pub(crate) tenant: String,
+    /// Requests per minute with this key [default: no limit]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) requests_per_minute: Option<u32>,
+    /// Sessions of the tenant at the same time [default: no limit]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) max_sessions: Option<u64>,
+    /// What the memory limits of the tenant's sessions may add up to [default: no limit]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub(crate) max_memory: Option<u64>,
+    /// What the process limits of the tenant's sessions may add up to [default: no limit]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) max_pids: Option<u64>,
+    /// Print the key and everything about it as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct KeyListArgs {
+    /// Print the keys as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct KeyRevokeArgs {
+    /// The id of the key, such as key_0123456789abcdef
+    #[arg(value_name = "ID")]
+    pub(crate) id: String,
+    /// Print what is now known of the key as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Read from the database of BELLJAR_STATE_DIR, to which a running server adds every ten seconds.
+Days are those of UTC.")]
+pub(crate) struct UsageArgs {
+    /// The first day [default: 30 days ago]
+    #[arg(long, value_name = "YYYY-MM-DD", value_parser = parse_day)]
+    pub(crate) since: Option<String>,
+    /// One tenant only
+    #[arg(long, value_name = "TENANT")]
+    pub(crate) tenant: Option<String>,
+    /// Print the figures as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct SetupArgs {
     /// The interpreter to build on [default: python3 on the PATH]
@@ -230,6 +310,38 @@ fn parse_env(text: &str) -> Result<(String, String), String> {
     }
 }
 
+fn parse_name(text: &str) -> Result<String, String> {
+    const MOST: usize = 100;
+    let name = text.trim();
+    match name.chars().count() {
+        0 => Err("expected a name that is not empty".into()),
+        1..=MOST if !name.contains(char::is_control) => Ok(name.to_owned()),
+        _ => Err(format!("expected at most {MOST} printable characters")),
+    }
+}
+
+/// A day of the calendar, as it stands in the database.
+fn parse_day(text: &str) -> Result<String, String> {
+    let expected = || "expected a day such as 2026-01-31".to_owned();
+    let shape: String = text.chars().map(|c| if c.is_ascii_digit() { '0' } else { c }).collect();
+    if shape != "0000-00-00" {
+        return Err(expected());
+    }
+    let number = |range: std::ops::Range<usize>| text[range].parse::<u32>().unwrap_or(0);
+    let (year, month, day) = (number(0..4), number(5..7), number(8..10));
+    let is_leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
+    let days = match month {
+        2 => 28 + u32::from(is_leap),
+        4 | 6 | 9 | 11 => 30,
+        1..=12 => 31,
+        _ => return Err(expected()),
+    };
+    if !(1..=days).contains(&day) {
+        return Err(format!("{year:04}-{month:02} has the days 01 to {days}"));
+    }
+    Ok(text.to_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -255,6 +367,37 @@ mod tests {
         assert_eq!(parse_seconds("0.5"), Ok(500));
         assert_eq!(parse_cpus("1.5"), Ok(1500));
         assert!(parse_env("=x").is_err() && parse_env("x").is_err());
+    }
+
+    #[test]
+    fn days_are_those_of_the_calendar() {
+        for day in ["2026-11-15", "2024-02-29", "2000-02-29", "1999-12-31"] {
+            assert_eq!(parse_day(day).as_deref(), Ok(day));
+        }
+        for day in [
+            "",
+            "today",
+            "2026-1-1",
+            "2026-13-01",
+            "2026-00-10",
+            "2026-02-29",
+            "1900-02-29",
+            "2026-04-31",
+            "2026-01-00",
+            "2026-01-01T00",
+            "20260101",
+            "２026-01-01",
+        ] {
+            assert!(parse_day(day).is_err(), "{day}");
+        }
+    }
+
+    #[test]
+    fn names_are_short_and_printable() {
+        assert_eq!(parse_name(" ci of team ä ").as_deref(), Ok("ci of team ä"));
+        for name in ["", "  ", "a\nb", "\u{1b}[31m", &"x".repeat(101)] {
+            assert!(parse_name(name).is_err(), "{name:?}");
+        }
     }
 
     #[test]

@@ -1,12 +1,15 @@
 //! One file per command.
 
 mod bench;
+mod books;
 mod doctor;
+mod key;
 mod limits;
 mod run;
 mod serve;
 mod setup;
 mod spawner;
+mod usage;
 
 use std::process::ExitCode;
 
@@ -29,6 +32,8 @@ pub(crate) fn dispatch(command: Command) -> Result<ExitCode> {
     match command {
         Command::Run(args) => run::run(args, &settings),
         Command::Serve(args) => serve::serve(&args, &settings),
+        Command::Key(command) => key::key(command, &settings),
+        Command::Usage(args) => usage::usage(args, &settings),
         Command::Setup(args) => setup::setup(&args, &settings),
         Command::Doctor(args) => doctor::doctor(&args, &settings),
         Command::Bench(args) => bench::bench(&args, &settings),

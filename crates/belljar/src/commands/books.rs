@@ -1,0 +1,60 @@
+//! The server's database and audit log, for commands that work on them directly: beside a running
+//! server, or without any.
+
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::DirBuilderExt;
+
+use anyhow::{Context, Result};
+use belljar_engine::audit::Audit;
+use belljar_engine::store::Store;
+
+use crate::home;
+use crate::settings::Settings;
+
+/// The database, made if there is none.
+pub(super) fn open(settings: &Settings) -> Result<Store> {
+    let directory = &settings.state_dir;
+    // Users' code is in there.
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(directory)
+        .with_context(|| format!("failed to make the state directory `{}`", directory.display()))?;
+    match open_existing(settings)? {
+        Some(store) => Ok(store),
+        None => Ok(Store::open(&home::database(settings))?),
+    }
+}
+
+/// The database, if there is one.
+pub(super) fn open_existing(settings: &Settings) -> Result<Option<Store>> {
+    let path = home::database(settings);
+    // SQLite would say "unable to open", whatever the reason.
+    match File::options().read(true).write(true).open(&path) {
+        Ok(_) => Ok(Some(Store::open(&path)?)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => {
+            Err(error).with_context(|| format!("failed to open the database `{}`", path.display()))
+        }
+    }
+}
+
+pub(super) fn audit(settings: &Settings) -> Result<Audit> {
+    let path = settings.state_dir.join("audit.log");
+    Audit::open(&path, settings.server.audit_code)
+        .with_context(|| format!("failed to open the audit log `{}`", path.display()))
+}
+
+pub(super) fn block_on<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
+    let runtime = tokio::runtime::Builder::new_current_thread().build();
+    runtime.context("failed to start the event loop")?.block_on(work)
+}
+
+/// Prints data; who reads only the beginning has what they wanted.
+pub(super) fn print(text: &str) -> Result<()> {
+    match io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+        printed => printed.context("failed to print"),
+    }
+}

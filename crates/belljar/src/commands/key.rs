@@ -1,0 +1,196 @@
+//! `belljar key`: API keys, made and revoked in the server's database. A running server notices.
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail};
+use belljar_engine::audit::Entry;
+use belljar_engine::keys::{self, NewKey};
+use belljar_engine::store::{KeyLimits, KeyRow, Store};
+use belljar_engine::{Principal, clock};
+use belljar_sys::privileges;
+use indicatif::HumanBytes;
+use serde::Serialize;
+
+use super::books;
+use crate::cli::{KeyCommand, KeyCreateArgs, KeyListArgs, KeyRevokeArgs};
+use crate::settings::Settings;
+use crate::table;
+
+pub(super) fn key(command: KeyCommand, settings: &Settings) -> Result<ExitCode> {
+    match command {
+        KeyCommand::Create(args) => create(args, settings)?,
+        KeyCommand::List(args) => list(&args, settings)?,
+        KeyCommand::Revoke(args) => revoke(&args, settings)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A key as it is shown: never with its hash.
+#[derive(Debug, Serialize)]
+struct Shown {
+    id: String,
+    name: String,
+    tenant: String,
+    limits: KeyLimits,
+    created: String,
+    revoked: Option<String>,
+    /// Of a key that was just made.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    secret: Option<String>,
+}
+
+impl From<KeyRow> for Shown {
+    fn from(row: KeyRow) -> Shown {
+        let KeyRow { id, name, tenant, limits, created_ms, revoked_ms, hash: _ } = row;
+        let created = clock::rfc3339(created_ms);
+        let revoked = revoked_ms.map(clock::rfc3339);
+        Shown { id, name, tenant, limits, created, revoked, secret: None }
+    }
+}
+
+fn create(args: KeyCreateArgs, settings: &Settings) -> Result<()> {
+    let limits = KeyLimits {
+        requests_per_minute: args.requests_per_minute,
+        sessions: args.max_sessions,
+        memory: args.max_memory,
+        pids: args.max_pids,
+    };
+    let store = books::open(settings)?;
+    let audit = books::audit(settings)?;
+    let (made, is_first) = books::block_on(async {
+        let is_first = none_valid(&store.keys().await?);
+        let made = keys::create(&store, args.name, args.tenant, limits).await?;
+        store.close().await;
+        Ok((made, is_first))
+    })?;
+    let NewKey { row, secret } = made;
+    let detail = format!("{} named {:?}, {}", row.id, row.name, by_whom());
+    let entry = Entry {
+        action: "key_create",
+        outcome: "created",
+        detail: Some(&detail),
+        ..Entry::default()
+    };
+    audit.note(&on_behalf_of(&row), &entry);
+    audit.flush();
+
+    let id = row.id.clone();
+    let text = if args.json {
+        serde_json::to_string_pretty(&Shown { secret: Some(secret), ..row.into() })? + "\n"
+    } else {
+        eprintln!("Made {id} for tenant {}. This is the key; it is not shown again:", row.tenant);
+        secret + "\n"
+    };
+    // Nobody would ever see it again, so not even a closed pipe is passed over.
+    let printed = io::stdout().write_all(text.as_bytes()).and_then(|()| io::stdout().flush());
+    printed.with_context(|| {
+        format!("made {id}, but could not show the key; `belljar key revoke {id}` removes it")
+    })?;
+    if is_first {
+        eprintln!("It is the only valid key: from now on the server wants one from everybody.");
+    }
+    Ok(())
+}
+
+fn list(args: &KeyListArgs, settings: &Settings) -> Result<()> {
+    let rows = match books::open_existing(settings)? {
+        Some(store) => books::block_on(async { Ok(store.keys().await?) })?,
+        None => Vec::new(),
+    };
+    let keys: Vec<Shown> = rows.into_iter().map(Shown::from).collect();
+    if args.json {
+        let text = serde_json::to_string_pretty(&serde_json::json!({ "keys": keys }))?;
+        return books::print(&(text + "\n"));
+    }
+    if keys.is_empty() {
+        eprintln!("There are no keys; `belljar key create --name NAME` makes one.");
+        return Ok(());
+    }
+    let header =
+        ["id", "name", "tenant", "per minute", "sessions", "memory", "pids", "created", "revoked"];
+    let rows: Vec<Vec<String>> = keys.into_iter().map(cells).collect();
+    books::print(&table::render(&header, &rows))
+}
+
+fn cells(key: Shown) -> Vec<String> {
+    fn or_dash<T: ToString>(value: Option<T>) -> String {
+        value.map_or_else(|| "-".into(), |value| value.to_string())
+    }
+    let KeyLimits { requests_per_minute, sessions, memory, pids } = key.limits;
+    vec![
+        key.id,
+        key.name,
+        key.tenant,
+        or_dash(requests_per_minute),
+        or_dash(sessions),
+        or_dash(memory.map(HumanBytes)),
+        or_dash(pids),
+        key.created,
+        or_dash(key.revoked),
+    ]
+}
+
+fn revoke(args: &KeyRevokeArgs, settings: &Settings) -> Result<()> {
+    let id = &args.id;
+    if !id.starts_with("key_") {
+        // It may be a key that works, and must not be repeated in an error.
+        bail!("give the id of a key, such as key_0123456789abcdef; `belljar key list` shows them");
+    }
+    let Some(store) = books::open_existing(settings)? else {
+        bail!("there is no key `{id}`: there are no keys at all");
+    };
+    let audit = books::audit(settings)?;
+    let (row, revoked_now, is_last) = books::block_on(revoke_in(&store, id))?;
+    if revoked_now {
+        let detail = format!("{id} named {:?}, {}", row.name, by_whom());
+        let entry = Entry {
+            action: "key_revoke",
+            outcome: "revoked",
+            detail: Some(&detail),
+            ..Entry::default()
+        };
+        audit.note(&on_behalf_of(&row), &entry);
+        audit.flush();
+    }
+    if args.json {
+        books::print(&(serde_json::to_string_pretty(&Shown::from(row))? + "\n"))?;
+    } else if revoked_now {
+        books::print(&format!("Revoked {id}.\n"))?;
+    } else {
+        let when = row.revoked_ms.map(clock::rfc3339).unwrap_or_default();
+        books::print(&format!("{id} was revoked before, at {when}.\n"))?;
+    }
+    if revoked_now && is_last {
+        eprintln!(
+            "belljar: warning: no valid key is left; on loopback and UNIX sockets a server without \
+             keys lets everybody in"
+        );
+    }
+    Ok(())
+}
+
+/// The key as it is now, whether it was us who revoked it, and whether none is left.
+async fn revoke_in(store: &Store, id: &str) -> Result<(KeyRow, bool, bool)> {
+    let revoked_now = store.revoke_key(id, clock::now_ms()).await?;
+    let rows = store.keys().await?;
+    store.close().await;
+    let is_last = none_valid(&rows);
+    let Some(row) = rows.into_iter().find(|row| row.id == id) else {
+        bail!("there is no key `{id}`; `belljar key list` shows all");
+    };
+    Ok((row, revoked_now, is_last))
+}
+
+fn none_valid(rows: &[KeyRow]) -> bool {
+    rows.iter().all(|row| row.revoked_ms.is_some())
+}
+
+/// No key was shown to do this; whoever may write to the database may do it.
+fn on_behalf_of(row: &KeyRow) -> Principal {
+    Principal { tenant: row.tenant.clone(), ..Principal::default() }
+}
+
+fn by_whom() -> String {
+    format!("on the command line by uid {}", privileges::own_ids().0)
+}

@@ -1,0 +1,54 @@
+//! `belljar usage`: what tenants have used, per day, from the server's database.
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use belljar_engine::clock;
+use belljar_engine::store::UsageRow;
+use indicatif::HumanBytes;
+
+use super::books;
+use crate::cli::UsageArgs;
+use crate::settings::Settings;
+use crate::table;
+
+/// Days shown unless told otherwise; the same as over HTTP.
+const DEFAULT_DAYS: i64 = 30;
+
+pub(super) fn usage(args: UsageArgs, settings: &Settings) -> Result<ExitCode> {
+    let thirty_days_ago = || clock::day(clock::now_ms() - DEFAULT_DAYS * 86_400_000);
+    let since = args.since.unwrap_or_else(thirty_days_ago);
+    let rows = match books::open_existing(settings)? {
+        Some(store) => {
+            books::block_on(async { Ok(store.usage(args.tenant, since.clone()).await?) })?
+        }
+        None => Vec::new(),
+    };
+    if args.json {
+        let report = serde_json::json!({ "since": since, "usage": rows });
+        books::print(&(serde_json::to_string_pretty(&report)? + "\n"))?;
+    } else if rows.is_empty() {
+        eprintln!("Nothing was used since {since}.");
+    } else {
+        books::print(&render(&rows))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn render(rows: &[UsageRow]) -> String {
+    // Every row has all of them.
+    let statuses: Vec<&str> =
+        rows.first().into_iter().flat_map(|row| row.execs.keys().copied()).collect();
+    let mut header = vec!["day", "tenant", "sessions", "runs"];
+    header.extend(&statuses);
+    header.extend(["cpu s", "memory GiB s", "in", "out"]);
+    let cells = |row: &UsageRow| {
+        let mut cells = vec![row.day.clone(), row.tenant.clone()];
+        cells.extend([row.sessions, row.runs].map(|number| number.to_string()));
+        cells.extend(row.execs.values().map(u64::to_string));
+        cells.extend([row.cpu_seconds, row.memory_gib_seconds].map(|sum| format!("{sum:.1}")));
+        cells.extend([row.bytes_in, row.bytes_out].map(|bytes| HumanBytes(bytes).to_string()));
+        cells
+    };
+    table::render(&header, &rows.iter().map(cells).collect::<Vec<_>>())
+}
