@@ -52,9 +52,9 @@ pub struct Handle {
 #[derive(Debug)]
 pub struct Sandbox {
     handle: Handle,
-    /// Made by an earlier server. Its namespaces belong to that one's spawner, so our zygote cannot
-    /// enter them.
-    adopted: bool,
+    /// Which of our spawners made it; none, if it was an earlier server's. Its namespaces belong to
+    /// that spawner, so only that one's zygote can enter them.
+    generation: Option<u64>,
     spec: SandboxSpec,
     process: AsyncFd<OwnedFd>,
     link: Link,
@@ -68,7 +68,7 @@ pub struct Sandbox {
 
 pub(crate) struct Parts {
     pub(crate) handle: Handle,
-    pub(crate) adopted: bool,
+    pub(crate) generation: Option<u64>,
     pub(crate) spec: SandboxSpec,
     pub(crate) pidfd: OwnedFd,
     pub(crate) link: Link,
@@ -82,7 +82,7 @@ impl Sandbox {
     pub(crate) fn assemble(parts: Parts) -> Result<Sandbox, RuntimeError> {
         Ok(Sandbox {
             handle: parts.handle,
-            adopted: parts.adopted,
+            generation: parts.generation,
             spec: parts.spec,
             process: channel::watched(parts.pidfd).map_err(RuntimeError::Connect)?,
             link: parts.link,
@@ -162,7 +162,10 @@ impl Sandbox {
 
     /// `None` when no zygote is warm.
     async fn fork_python(&self) -> Option<Result<(), RuntimeError>> {
-        let zygote = self.runtime.warm_zygote().filter(|_| !self.adopted)?;
+        let zygote = self.runtime.warm_zygote()?;
+        if self.generation != Some(zygote.generation()) {
+            return None;
+        }
         Some(
             async {
                 // Forking takes as long as this does.

@@ -62,7 +62,9 @@ pub struct Prepared {
 #[derive(Debug)]
 pub struct NativeRuntime {
     config: NativeConfig,
-    spawner: AsyncSpawner,
+    spawner: Mutex<Arc<AsyncSpawner>>,
+    /// Held while a spawner that died is being replaced.
+    respawning: tokio::sync::Mutex<()>,
     cgroups: Result<Parent, CgroupError>,
     /// Blocks of user ids to hand out; none without root.
     ids: Option<Mutex<IdBlocks>>,
@@ -81,11 +83,7 @@ impl Prepared {
         let privileged = privileges::is_root() && privileges::may_mount();
         // First: without root our cgroup must be cleared of processes, and the spawner would be one.
         let cgroups = Parent::prepare(&config.cgroup_parent, privileged);
-        let spawner = Spawner::start(&config.executable, plan::outer_id_map(privileged))?;
-        let mut steps = image::steps(&config.image);
-        let trees = if privileged { open_sources(&mut steps)? } else { Vec::new() };
-        let fds: Vec<BorrowedFd<'_>> = trees.iter().map(AsFd::as_fd).collect();
-        spawner.stage(steps, &fds)?;
+        let spawner = start_spawner(&config, privileged)?;
         Ok(Prepared { config, spawner, cgroups, privileged })
     }
 
@@ -118,7 +116,8 @@ impl Prepared {
             }
         };
         let runtime = NativeRuntime {
-            spawner: spawner.into_async()?,
+            spawner: Mutex::new(Arc::new(spawner.into_async(0)?)),
+            respawning: tokio::sync::Mutex::default(),
             cgroups,
             ids,
             zygote: OnceLock::new(),
@@ -154,8 +153,48 @@ impl NativeRuntime {
         self.zygote.get()?.warm()
     }
 
-    /// A sandbox with its guest, and no kernel yet.
+    /// A sandbox with its guest, and no kernel yet. Should the spawner have died, a new one is made.
     pub async fn create(self: &Arc<Self>, spec: &SandboxSpec) -> Result<Sandbox, RuntimeError> {
+        let spawner = self.spawner();
+        match self.create_by(&spawner, spec).await {
+            Err(RuntimeError::SpawnerGone(cause)) => {
+                tracing::warn!("the spawner died ({cause}); starting another");
+                let successor = self.replace_spawner(&spawner).await?;
+                self.create_by(&successor, spec).await
+            }
+            created => created,
+        }
+    }
+
+    /// The successor of a spawner that died, made by whoever notices first.
+    pub(crate) async fn replace_spawner(
+        self: &Arc<Self>,
+        gone: &AsyncSpawner,
+    ) -> Result<Arc<AsyncSpawner>, RuntimeError> {
+        let _one_at_a_time = self.respawning.lock().await;
+        let current = self.spawner();
+        if current.generation() != gone.generation() {
+            return Ok(current);
+        }
+        let (config, privileged) = (self.config.clone(), self.ids.is_some());
+        let started = tokio::task::spawn_blocking(move || start_spawner(&config, privileged));
+        let started = started
+            .await
+            .map_err(|panic| RuntimeError::StartSpawner(io::Error::other(panic)))??;
+        let successor = Arc::new(started.into_async(gone.generation() + 1)?);
+        *lock(&self.spawner) = Arc::clone(&successor);
+        // It lives in the namespaces of the one that died and cannot enter what comes now.
+        if let Some(keeper) = self.zygote.get() {
+            keeper.replace();
+        }
+        Ok(successor)
+    }
+
+    async fn create_by(
+        self: &Arc<Self>,
+        spawner: &AsyncSpawner,
+        spec: &SandboxSpec,
+    ) -> Result<Sandbox, RuntimeError> {
         let name = format!("{}.{}", self.instance, self.next.fetch_add(1, Ordering::Relaxed));
         self.anticipate_joining();
         let mut fds: Vec<OwnedFd> = Vec::new();
@@ -210,7 +249,7 @@ impl NativeRuntime {
             alone_for_s: spec.alone_for_s,
         };
         let borrowed: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
-        let mut spawned = self.spawner.sandbox(order, &borrowed).await?;
+        let mut spawned = spawner.sandbox(order, &borrowed).await?;
         drop(fds);
         spawned.settled().await?;
         let link = Link::connect(&socket.0, &nonce).await?;
@@ -218,7 +257,7 @@ impl NativeRuntime {
         let started = procfs::start_time(pid).map_err(RuntimeError::Connect)?;
         Sandbox::assemble(Parts {
             handle: Handle { name, pid, started, nonce, block: block.block },
-            adopted: false,
+            generation: Some(spawner.generation()),
             spec: spec.clone(),
             pidfd: spawned.keep(),
             link,
@@ -248,7 +287,7 @@ impl NativeRuntime {
             lock(ids).remember(block);
         }
         Sandbox::assemble(Parts {
-            adopted: true,
+            generation: None,
             spec,
             pidfd,
             link,
@@ -279,7 +318,7 @@ impl NativeRuntime {
     /// Somebody is about to join a cgroup: lets the kernel begin to wait for it now.
     pub(crate) fn anticipate_joining(&self) {
         if let Ok(parent) = &self.cgroups {
-            let (parent, pid) = (parent.clone(), self.spawner.pid());
+            let (parent, pid) = (parent.clone(), self.spawner_pid());
             tokio::task::spawn_blocking(move || parent.anticipate_joining(pid));
         }
     }
@@ -298,7 +337,7 @@ impl NativeRuntime {
     /// The process id of the spawner.
     #[must_use]
     pub fn spawner_pid(&self) -> u32 {
-        self.spawner.pid()
+        self.spawner().pid()
     }
 
     #[must_use]
@@ -306,8 +345,8 @@ impl NativeRuntime {
         &self.config.image
     }
 
-    pub(crate) fn spawner(&self) -> &AsyncSpawner {
-        &self.spawner
+    pub(crate) fn spawner(&self) -> Arc<AsyncSpawner> {
+        Arc::clone(&lock(&self.spawner))
     }
 
     /// The command line of the image's Python kernel or zygote; its socket is descriptor 3.
@@ -438,6 +477,16 @@ fn limits(spec: &SandboxSpec) -> cgroup::Limits {
         millicpus: spec.limits.millicpus,
         pids: spec.limits.pids,
     }
+}
+
+/// A spawner with the image assembled. Blocks.
+fn start_spawner(config: &NativeConfig, privileged: bool) -> Result<Spawner, RuntimeError> {
+    let spawner = Spawner::start(&config.executable, plan::outer_id_map(privileged))?;
+    let mut steps = image::steps(&config.image);
+    let trees = if privileged { open_sources(&mut steps)? } else { Vec::new() };
+    let fds: Vec<BorrowedFd<'_>> = trees.iter().map(AsFd::as_fd).collect();
+    spawner.stage(steps, &fds)?;
+    Ok(spawner)
 }
 
 /// Replaces the paths of bind mounts by trees opened here: the spawner has no rights of ours and

@@ -121,10 +121,10 @@ impl Spawner {
     }
 
     /// Moves the conversation into an async runtime.
-    pub fn into_async(self) -> Result<AsyncSpawner, RuntimeError> {
+    pub fn into_async(self, generation: u64) -> Result<AsyncSpawner, RuntimeError> {
         let socket = nonblocking(self.socket).map_err(RuntimeError::SpawnerGone)?;
         let conversation = tokio::sync::Mutex::new(Conversation { socket, owed: 0 });
-        Ok(AsyncSpawner { process: self.process, conversation })
+        Ok(AsyncSpawner { process: self.process, generation, conversation })
     }
 
     fn send(&self, order: &Order, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
@@ -173,6 +173,8 @@ impl Drop for Spawned {
 #[derive(Debug)]
 pub struct AsyncSpawner {
     process: Child,
+    /// How many came before it. Only what was made by the same one can be joined by its zygote.
+    generation: u64,
     conversation: tokio::sync::Mutex<Conversation>,
 }
 
@@ -242,6 +244,11 @@ impl AsyncSpawner {
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.process.id()
+    }
+
+    #[must_use]
+    pub fn generation(&self) -> u64 {
+        self.generation
     }
 
     async fn start(&self, order: &Order, fds: &[BorrowedFd<'_>]) -> Result<Spawned, RuntimeError> {

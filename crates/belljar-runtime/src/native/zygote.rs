@@ -99,6 +99,8 @@ pub(crate) struct Zygote {
     socket: tokio::sync::Mutex<(AsyncFd<OwnedFd>, u64)>,
     /// Its end of life, seen by the keeper.
     process: AsyncFd<OwnedFd>,
+    /// Of the spawner that started it, whose sandboxes it can enter.
+    generation: u64,
 }
 
 /// What a new kernel is connected to.
@@ -129,14 +131,16 @@ impl Zygote {
         let fds = [null.as_fd(), null.as_fd(), errors, theirs.as_fd()];
         let argv = runtime.kernel_argv("zygote");
         let env = runtime.kernel_env(&[]);
-        let mut spawned = runtime.spawner().program(plan::zygote(), argv, env, &fds).await?;
+        let spawner = runtime.spawner();
+        let generation = spawner.generation();
+        let mut spawned = spawner.program(plan::zygote(), argv, env, &fds).await?;
         drop(theirs);
         spawned.settled().await?;
         let pid = spawned.pid;
         let socket = spawner::nonblocking(ours).map_err(RuntimeError::SpawnerGone)?;
         let process = channel::watched(spawned.keep()).map_err(RuntimeError::SpawnerGone)?;
         // From here on it is killed if anything fails.
-        let zygote = Zygote { socket: tokio::sync::Mutex::new((socket, 0)), process };
+        let zygote = Zygote { socket: tokio::sync::Mutex::new((socket, 0)), process, generation };
         let filter =
             seccomp::Filter::sandbox().map_err(|error| RuntimeError::Kernel(error.to_string()))?;
         let configure = ToZygote::Configure {
@@ -154,6 +158,10 @@ impl Zygote {
             Ok(Err(error)) => Err(error),
             Err(_) => Err(RuntimeError::TimedOut(WARM_TIMEOUT.as_secs())),
         }
+    }
+
+    pub(crate) fn generation(&self) -> u64 {
+        self.generation
     }
 
     /// Forks a kernel into a sandbox. It reports to the guest by itself when it is ready.
@@ -254,8 +262,13 @@ impl Keeper {
                 let Some(strong) = runtime.upgrade() else {
                     return;
                 };
+                let spawner = strong.spawner();
                 let started = Zygote::start(&strong).await;
-                drop(strong);
+                if let Err(RuntimeError::SpawnerGone(_)) = &started {
+                    // If that fails too, whoever wants a sandbox is told.
+                    let _ = strong.replace_spawner(&spawner).await;
+                }
+                drop((strong, spawner));
                 match started {
                     Ok((zygote, warm)) => {
                         failures = 0;
@@ -287,6 +300,13 @@ impl Keeper {
 
     pub(crate) fn warm(&self) -> Option<Arc<Zygote>> {
         self.current.borrow().1.clone()
+    }
+
+    /// Ends the zygote; the next one is started by whoever is the spawner then.
+    pub(crate) fn replace(&self) {
+        if let Some(zygote) = self.warm() {
+            let _ = belljar_sys::process::kill_by_pidfd(zygote.process.get_ref());
+        }
     }
 
     pub(crate) fn state(&self) -> ZygoteState {
