@@ -1,4 +1,4 @@
-//! Settings, `doctor`, `setup`, help, and the binary itself.
+//! `doctor`, `setup`, help, and the binary itself.
 
 use std::fs;
 use std::process::Command;
@@ -8,50 +8,6 @@ use insta::assert_snapshot;
 
 use crate::context::{Finished, TestContext};
 use crate::corner::Corner;
-
-#[test]
-fn flags_win_over_the_environment_and_the_environment_over_dotenv() {
-    let hungry = "print(len(b'x' * (150 << 20)) >> 20)";
-    let context = TestContext::new().file(".env", "# small\nexport BELLJAR_MEMORY='64M'\n");
-    assert_eq!(context.run(["-c", hungry]).code, Some(137), "by .env");
-    assert_eq!(context.run(["--memory", "512M", "-c", hungry]).code, Some(0), "by flag");
-    let context = context.env("BELLJAR_MEMORY", "512M");
-    assert_eq!(context.run(["-c", hungry]).code, Some(0), "by environment");
-    assert_eq!(context.run(["--memory", "64M", "-c", hungry]).code, Some(137), "by flag");
-}
-
-#[test]
-fn a_wrong_setting_is_named_with_what_was_expected() {
-    for (name, value, complaint) in [
-        ("BELLJAR_STRICT", "maybe", "BELLJAR_STRICT=maybe: expected 1 or 0"),
-        ("BELLJAR_CPUS", "none", "BELLJAR_CPUS=none: expected 0.01 to 1024"),
-        (
-            "BELLJAR_MEMORY",
-            "lots",
-            "BELLJAR_MEMORY=lots: expected a size such as 512M or 2G, not `lots`",
-        ),
-        ("BELLJAR_PIDS", "many", "BELLJAR_PIDS=many: expected a number"),
-    ] {
-        let expected = format!("exit 125\n--- stdout\n--- stderr\nbelljar: {complaint}\n");
-        let by_env = TestContext::new().env(name, value);
-        assert_eq!(by_env.run(["-c", "1"]).to_string(), expected);
-        let by_file = TestContext::new().file(".env", format!("{name}={value}\n"));
-        assert_eq!(by_file.run(["-c", "1"]).to_string(), expected);
-    }
-}
-
-#[test]
-fn a_broken_dotenv_is_named_with_its_line() {
-    let context = TestContext::new().file(".env", "BELLJAR_PIDS=100\n\nnonsense\n");
-    assert_snapshot!(context.run(["-c", "1"]), @r"
-    exit 125
-    --- stdout
-    --- stderr
-    belljar: failed to read .env: line 3 is neither a comment nor KEY=value
-    ");
-    let context = TestContext::new().file(".env", b"BELLJAR_PIDS=\xff\n");
-    assert_eq!(context.run(["-c", "1"]).code, Some(125));
-}
 
 #[test]
 fn strict_runs_where_every_limit_holds() {
@@ -142,6 +98,9 @@ fn every_command_explains_itself() {
 
     Commands:
       run     Run code once in a fresh sandbox, and throw the sandbox away
+      serve   The server: sessions that remember, over HTTP
+      key     API keys: who may use the server, and how much of it
+      usage   What tenants have used, per day
       setup   Prepare this machine: the Python environment of sandboxes, and a commented .env here
       doctor  What this machine can enforce, what not, and what to do about it
       bench   Latency, memory and density on this machine, beside docker and plain python3
@@ -152,16 +111,23 @@ fn every_command_explains_itself() {
       -V, --version  Print version
     --- stderr
     ");
-    let text = overview.stdout();
-    let commands = text.lines().skip_while(|line| *line != "Commands:").skip(1);
-    let commands = commands.take_while(|line| !line.is_empty());
-    for command in commands.filter_map(|line| line.split_whitespace().next()) {
-        let help = context.call(["help", command]);
+    assert_subcommands_explain_themselves(&context, &[], &overview);
+}
+
+fn assert_subcommands_explain_themselves(context: &TestContext, command: &[&str], help: &Finished) {
+    let text = help.stdout();
+    let names = text.lines().skip_while(|line| *line != "Commands:").skip(1);
+    let names = names.take_while(|line| !line.is_empty());
+    for name in names.filter_map(|line| line.split_whitespace().next()) {
+        let command = [command, &[name]].concat();
+        let help = context.call([&["help"], &command[..]].concat());
         assert_eq!(help.code, Some(0), "{help}");
         assert!(help.stdout().contains("Usage: belljar"), "{help}");
-        if command != "help" {
-            assert_eq!(context.call([command, "--help"]).stdout(), help.stdout());
+        if name != "help" {
+            let by_flag = context.call([&command[..], &["--help"]].concat());
+            assert_eq!(by_flag.stdout(), help.stdout());
             assert!(flags_without_help(&help).is_empty(), "{:?}", flags_without_help(&help));
+            assert_subcommands_explain_themselves(context, &command, &help);
         }
     }
 }

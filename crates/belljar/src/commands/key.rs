@@ -40,6 +40,11 @@ struct Shown {
     secret: Option<String>,
 }
 
+#[derive(Debug, Serialize)]
+struct List {
+    keys: Vec<Shown>,
+}
+
 impl From<KeyRow> for Shown {
     fn from(row: KeyRow) -> Shown {
         let KeyRow { id, name, tenant, limits, created_ms, revoked_ms, hash: _ } = row;
@@ -100,7 +105,7 @@ fn list(args: &KeyListArgs, settings: &Settings) -> Result<()> {
     };
     let keys: Vec<Shown> = rows.into_iter().map(Shown::from).collect();
     if args.json {
-        let text = serde_json::to_string_pretty(&serde_json::json!({ "keys": keys }))?;
+        let text = serde_json::to_string_pretty(&List { keys })?;
         return books::print(&(text + "\n"));
     }
     if keys.is_empty() {

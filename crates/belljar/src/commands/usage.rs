@@ -6,6 +6,7 @@ use anyhow::Result;
 use belljar_engine::clock;
 use belljar_engine::store::UsageRow;
 use indicatif::HumanBytes;
+use serde::Serialize;
 
 use super::books;
 use crate::cli::UsageArgs;
@@ -14,6 +15,12 @@ use crate::table;
 
 /// Days shown unless told otherwise; the same as over HTTP.
 const DEFAULT_DAYS: i64 = 30;
+
+#[derive(Debug, Serialize)]
+struct Report {
+    since: String,
+    usage: Vec<UsageRow>,
+}
 
 pub(super) fn usage(args: UsageArgs, settings: &Settings) -> Result<ExitCode> {
     let thirty_days_ago = || clock::day(clock::now_ms() - DEFAULT_DAYS * 86_400_000);
@@ -25,7 +32,7 @@ pub(super) fn usage(args: UsageArgs, settings: &Settings) -> Result<ExitCode> {
         None => Vec::new(),
     };
     if args.json {
-        let report = serde_json::json!({ "since": since, "usage": rows });
+        let report = Report { since, usage: rows };
         books::print(&(serde_json::to_string_pretty(&report)? + "\n"))?;
     } else if rows.is_empty() {
         eprintln!("Nothing was used since {since}.");
