@@ -294,11 +294,13 @@ impl Engine {
         let full_key = (who.tenant.clone(), key);
         let guard = self.shared.lock_key(&full_key);
         let _guard = guard.lock().await;
-        if let Some(session) = self.shared.find_by_key(&full_key)
-            && !session.phase().is_over()
-            && session.phase() != Phase::Stopping
-        {
-            return self.found(&session, &ask).await;
+        if let Some(session) = self.shared.find_by_key(&full_key) {
+            if session.phase() == Phase::Stopping {
+                session.ended().await;
+            }
+            if !session.phase().is_over() {
+                return self.found(&session, &ask).await;
+            }
         }
         let before = self.shared.store.session_by_key(&full_key.0, &full_key.1).await?;
         if let Some(row) = &before
@@ -409,17 +411,17 @@ impl Engine {
             execs: 0,
             spec,
         };
-        let (origin, how) = match &self.pool {
-            Some(pool) if self.shared.fits_pool(&row.spec) => {
-                let warm = pool.take().await?;
+        let pool = self.pool.as_ref().filter(|_| self.shared.fits_pool(&row.spec));
+        let (origin, how) = match pool.and_then(Pool::take_ready) {
+            Some(warm) => {
                 row.id = warm.id;
                 row.handle = Some(warm.sandbox.handle().clone());
                 let alone_for_s = self.shared.config.alone_for_s;
                 let told = warm.sandbox.outlive_host(alone_for_s).await;
                 told.map_err(EngineError::Create)?;
-                (Origin::Pool(warm.sandbox), if warm.was_ready { "pool" } else { "cold" })
+                (Origin::Pool(warm.sandbox), "pool")
             }
-            _ => {
+            None => {
                 row.id = crate::new_id("ses");
                 (Origin::Cold, "cold")
             }
@@ -807,15 +809,11 @@ impl Engine {
 
     /// A warm sandbox for one run, or a cold one where the pool's are not what is asked for.
     async fn sandbox_for_run(&self, spec: &SessionSpec) -> Result<Sandbox, EngineError> {
-        match &self.pool {
-            // One whose files would stay on disk is not for one call.
-            Some(pool)
-                if self.shared.fits_pool(spec)
-                    && self.shared.config.defaults.storage == Storage::Tmpfs =>
-            {
-                Ok(pool.take().await?.sandbox)
-            }
-            _ => {
+        // One whose files would stay on disk does not fit: a run's are in memory.
+        let pool = self.pool.as_ref().filter(|_| self.shared.fits_pool(spec));
+        match pool.and_then(Pool::take_ready) {
+            Some(warm) => Ok(warm.sandbox),
+            None => {
                 let _permit = self.shared.making.acquire().await;
                 let sandbox_spec = SandboxSpec {
                     session_dir: None,
@@ -895,11 +893,7 @@ impl Shared {
         let now = clock::now_ms();
         let mut adopted = Vec::new();
         for mut row in left {
-            let longest = now.saturating_add(seconds_to_ms(row.spec.ttl_s));
-            row.expires_ms = row.expires_ms.clamp(
-                now + GRACE_AFTER_RESTART_MS.min(seconds_to_ms(row.spec.ttl_s)),
-                longest.max(now + GRACE_AFTER_RESTART_MS),
-            );
+            row.expires_ms = sane_expiry(row.expires_ms, now, &row.spec, &self.config);
             let was = row.phase;
             row.phase = Phase::Creating;
             let reservation = self.admission.admit(&row.tenant, &row.spec.limits);
@@ -1163,6 +1157,14 @@ fn durability(spec: &SessionSpec) -> Durability {
         Storage::Bind => Durability::Power,
         Storage::Tmpfs => Durability::Process,
     }
+}
+
+/// When a session found after a restart is to expire: as it was written down, unless the time of
+/// day has jumped since.
+fn sane_expiry(written_ms: i64, now: i64, spec: &SessionSpec, config: &EngineConfig) -> i64 {
+    let least = GRACE_AFTER_RESTART_MS.min(seconds_to_ms(spec.ttl_s));
+    let most = seconds_to_ms(config.max_ttl_s.max(spec.ttl_s)).max(least);
+    written_ms.clamp(now.saturating_add(least), now.saturating_add(most))
 }
 
 fn seconds_to_ms(seconds: u64) -> i64 {

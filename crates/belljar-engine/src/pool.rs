@@ -32,8 +32,6 @@ pub type Next = Box<dyn Fn() -> Result<(String, SandboxSpec), EngineError> + Sen
 pub struct Warm {
     pub id: String,
     pub sandbox: Sandbox,
-    /// Whether it was waiting.
-    pub was_ready: bool,
 }
 
 #[derive(Debug)]
@@ -79,6 +77,15 @@ impl Pool {
 
     /// A sandbox with a warm kernel: from the pool, or a new one if that is empty.
     pub async fn take(&self) -> Result<Warm, EngineError> {
+        if let Some(warm) = self.take_ready() {
+            return Ok(warm);
+        }
+        let (id, spec) = (self.shared.next)()?;
+        Ok(Warm { id, sandbox: warm_sandbox(&self.shared.runtime, &spec).await? })
+    }
+
+    /// One that waits, if one does; it is counted either way.
+    pub fn take_ready(&self) -> Option<Warm> {
         let ready = {
             let mut ready = self.shared.lock();
             // One that died while it waited is of no use to anybody.
@@ -86,18 +93,9 @@ impl Pool {
             ready.pop()
         };
         self.shared.taken.notify_one();
-        match ready {
-            Some(warm) => {
-                self.shared.hits.fetch_add(1, Ordering::Relaxed);
-                Ok(warm)
-            }
-            None => {
-                self.shared.misses.fetch_add(1, Ordering::Relaxed);
-                let (id, spec) = (self.shared.next)()?;
-                let sandbox = warm_sandbox(&self.shared.runtime, &spec).await?;
-                Ok(Warm { id, sandbox, was_ready: false })
-            }
-        }
+        let counter = if ready.is_some() { &self.shared.hits } else { &self.shared.misses };
+        counter.fetch_add(1, Ordering::Relaxed);
+        ready
     }
 
     /// Waits until the pool is full.
@@ -171,7 +169,7 @@ async fn fill(shared: Arc<Shared>) {
             let made = match (shared.next)() {
                 Ok((id, spec)) => {
                     let made = warm_sandbox(&shared.runtime, &spec).await;
-                    made.map(|sandbox| Warm { id, sandbox, was_ready: true })
+                    made.map(|sandbox| Warm { id, sandbox })
                 }
                 Err(error) => Err(error),
             };

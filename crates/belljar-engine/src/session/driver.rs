@@ -44,7 +44,8 @@ pub(crate) enum Origin {
 /// A kernel's worth of work.
 #[derive(Debug, Default)]
 struct Lane {
-    busy: bool,
+    /// The execution that has the kernel.
+    holder: Option<String>,
     waiting: VecDeque<(Arc<Exec>, oneshot::Sender<()>)>,
 }
 
@@ -246,13 +247,8 @@ impl Driver {
             }
             Some(language) => {
                 let lane = self.lanes.entry(language).or_default();
-                if lane.busy {
-                    lane.waiting.push_back((Arc::clone(&exec), go));
-                } else {
-                    lane.busy = true;
-                    let _ = go.send(());
-                }
-                lane.tell_positions();
+                lane.waiting.push_back((Arc::clone(&exec), go));
+                lane.advance();
             }
         }
         let (shared, session) = (Arc::clone(&self.shared), Arc::clone(&self.session));
@@ -263,12 +259,11 @@ impl Driver {
 
     /// An execution is over, one way or another; true if that is because the sandbox is.
     fn performed(&mut self, sandbox: &Arc<Sandbox>, exec: Arc<Exec>, performed: Performed) -> bool {
+        self.leave_lane(&exec);
         if matches!(performed, Performed::SandboxLost) && exec.transcript.outcome().is_none() {
             // Its end is written when the cause is known.
-            self.leave_lane(&exec);
             return true;
         }
-        self.leave_lane(&exec);
         match performed {
             Performed::Never => {
                 lock(&self.session.live).remove(&exec.id);
@@ -289,24 +284,12 @@ impl Driver {
             return;
         };
         let Some(lane) = self.lanes.get_mut(&language) else { return };
-        let waited = lane.waiting.iter().position(|(waiting, _)| waiting.id == exec.id);
-        match waited {
-            // Never began: taken back, or not accepted.
-            Some(index) => {
-                lane.waiting.remove(index);
-            }
-            None => {
-                lane.busy = false;
-                // One whose performer is gone cannot take its turn; the next can.
-                while let Some((_, go)) = lane.waiting.pop_front() {
-                    if go.send(()).is_ok() {
-                        lane.busy = true;
-                        break;
-                    }
-                }
-            }
+        // It may have been waiting still: taken back, or not accepted.
+        lane.waiting.retain(|(waiting, _)| waiting.id != exec.id);
+        if lane.holder.as_deref() == Some(&exec.id) {
+            lane.holder = None;
         }
-        lane.tell_positions();
+        lane.advance();
     }
 
     fn settle(&mut self, sandbox: Option<&Arc<Sandbox>>, exec: Arc<Exec>) {
@@ -390,7 +373,9 @@ impl Driver {
         let running = sandbox.link().known_execs().iter();
         let running = running.filter(|known| known.running).any(|known| known.exec_id == exec.id);
         match exec.request.lane() {
-            Some(language) if running => self.lanes.entry(language).or_default().busy = true,
+            Some(language) if running => {
+                self.lanes.entry(language).or_default().holder = Some(exec.id.clone());
+            }
             Some(_) => {}
             None => self.beside += 1,
         }
@@ -571,7 +556,7 @@ impl Driver {
     /// Publishes what the lanes look like.
     fn republish(&self) {
         let queued = self.lanes.values().map(|lane| lane.waiting.len()).sum();
-        let busy = self.lanes.values().filter(|lane| lane.busy).count();
+        let busy = self.lanes.values().filter(|lane| lane.holder.is_some()).count();
         let running = busy + self.beside;
         let expires_ms = self.expires_ms();
         let execs = self.next_number - 1;
@@ -628,7 +613,16 @@ impl Driver {
 }
 
 impl Lane {
-    fn tell_positions(&self) {
+    /// Gives a free kernel to the next in the queue, and tells the others where they are.
+    fn advance(&mut self) {
+        while self.holder.is_none()
+            && let Some((exec, go)) = self.waiting.pop_front()
+        {
+            // One whose performer is gone cannot take its turn; the next can.
+            if go.send(()).is_ok() {
+                self.holder = Some(exec.id.clone());
+            }
+        }
         for (index, (exec, _)) in self.waiting.iter().enumerate() {
             exec.stage.send_replace(Stage::Queued { position: index + 1 });
         }

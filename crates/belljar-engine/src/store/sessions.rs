@@ -177,8 +177,11 @@ impl Store {
 fn put(connection: &Connection, row: &SessionRow) -> rusqlite::Result<()> {
     connection
         .prepare_cached(&format!(
-            "INSERT OR REPLACE INTO sessions ({COLUMNS})
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)"
+            "INSERT INTO sessions ({COLUMNS})
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)
+             ON CONFLICT (id) DO UPDATE SET phase = excluded.phase, handle = excluded.handle,
+                 used_ms = excluded.used_ms, expires_ms = excluded.expires_ms,
+                 ended_ms = excluded.ended_ms, ended_because = excluded.ended_because"
         ))?
         .execute(params![
             row.id,
