@@ -149,7 +149,6 @@ pub fn openapi() -> utoipa::openapi::OpenApi {
 }
 
 /// All routes, guarded.
-#[must_use]
 pub fn router(app: &Arc<App>) -> Router {
     let (router, document) = described().split_for_parts();
     let document = Arc::new(document);

@@ -39,7 +39,7 @@ pub(crate) async fn usage(
     Query(query): Query<UsageSince>,
 ) -> Result<Json<UsageBody>, ApiError> {
     let since = match query.since {
-        Some(day) if is_day(&day) => day,
+        Some(day) if clock::is_day(&day) => day,
         Some(day) => {
             let day = day.escape_debug();
             return Err(ApiError::invalid(format!(
@@ -51,9 +51,4 @@ pub(crate) async fn usage(
     app.engine.flush_usage().await?;
     let usage = app.engine.store().usage(Some(who.tenant), since).await;
     Ok(Json(UsageBody { usage: usage.map_err(EngineError::from)? }))
-}
-
-fn is_day(text: &str) -> bool {
-    let shape: String = text.chars().map(|c| if c.is_ascii_digit() { '0' } else { c }).collect();
-    shape == "0000-00-00"
 }

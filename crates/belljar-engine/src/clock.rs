@@ -26,6 +26,25 @@ pub fn day(ms: i64) -> String {
     format!("{year:04}-{month:02}-{day:02}")
 }
 
+/// Whether this is a day of the calendar, as [`day`] writes them.
+#[must_use]
+pub fn is_day(text: &str) -> bool {
+    let shape: String = text.chars().map(|c| if c.is_ascii_digit() { '0' } else { c }).collect();
+    if shape != "0000-00-00" {
+        return false;
+    }
+    let number = |range: std::ops::Range<usize>| text[range].parse::<u32>().unwrap_or(0);
+    let (year, month, day) = (number(0..4), number(5..7), number(8..10));
+    let is_leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
+    let days = match month {
+        2 => 28 + u32::from(is_leap),
+        4 | 6 | 9 | 11 => 30,
+        1..=12 => 31,
+        _ => return false,
+    };
+    (1..=days).contains(&day)
+}
+
 /// The date of a day counted from 1970. Years are made to begin in March, so that the leap day is
 /// the last day of one, and 400 of them are always as long as any other 400.
 fn civil(days: i64) -> (i64, i64, i64) {
@@ -52,5 +71,11 @@ mod tests {
         assert_eq!(day(1_794_700_800_000), "2026-11-15");
         assert_eq!(day(-86_400_000), "1969-12-31");
         assert_eq!(day(4_107_542_400_000), "2100-03-01");
+        for good in ["2026-01-31", "2024-02-29", "2000-02-29"] {
+            assert!(is_day(good), "{good}");
+        }
+        for bad in ["2026-02-29", "2100-02-29", "2026-99-99", "2026-00-01", "2026-1-1", "", "x"] {
+            assert!(!is_day(bad), "{bad}");
+        }
     }
 }

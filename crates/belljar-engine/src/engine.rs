@@ -419,7 +419,7 @@ impl Engine {
                 let alone_for_s = self.shared.config.alone_for_s;
                 let told = warm.sandbox.outlive_host(alone_for_s).await;
                 told.map_err(EngineError::Create)?;
-                (Origin::Pool(warm.sandbox), "pool")
+                (Origin::Pool(Box::new(warm.sandbox)), "pool")
             }
             None => {
                 row.id = crate::new_id("ses");

@@ -59,6 +59,8 @@ pub struct KeyRing {
 #[derive(Debug, Default)]
 struct Keys {
     by_hash: HashMap<Vec<u8>, Principal>,
+    /// Revoked ones included.
+    any: bool,
     version: Option<i64>,
 }
 
@@ -76,6 +78,7 @@ impl KeyRing {
             return Ok(());
         }
         let rows = self.store.keys().await?;
+        let any = !rows.is_empty();
         let by_hash = rows
             .into_iter()
             .filter(|row| row.revoked_ms.is_none())
@@ -84,15 +87,16 @@ impl KeyRing {
                 (hash, Principal { tenant, key_id: Some(id), limits })
             })
             .collect();
-        let fresh = Arc::new(Keys { by_hash, version: Some(version) });
+        let fresh = Arc::new(Keys { by_hash, any, version: Some(version) });
         *self.keys.write().unwrap_or_else(std::sync::PoisonError::into_inner) = fresh;
         Ok(())
     }
 
-    /// Whether any key exists; without one, everybody who can reach the server may use it.
+    /// Whether no key was ever made: then everybody who can reach the server may use it. Revoking
+    /// the last key must not open the door.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.current().by_hash.is_empty()
+        !self.current().any
     }
 
     /// Whose key this is. Looked up by its hash: how long that takes tells nothing about the key.
@@ -129,5 +133,6 @@ mod tests {
         assert!(!other.revoke_key(&made.row.id, 2).await.unwrap());
         ring.refresh().await.unwrap();
         assert_eq!(ring.recognise(&made.secret), None);
+        assert!(!ring.is_empty(), "keys are still needed");
     }
 }

@@ -128,8 +128,7 @@ pub fn give_to(root: &Path, uid: u32, gid: u32) -> io::Result<()> {
     while let Some(directory) = waiting.pop() {
         let opened = open_beneath(&root, &directory, directory_flags())?;
         rustix::fs::fchown(&opened, uid, gid)?;
-        let mut entries = Dir::read_from(&opened)?;
-        while let Some(entry) = entries.next() {
+        for entry in Dir::read_from(&opened)? {
             let entry = entry?;
             let name = entry.file_name();
             match name.to_bytes() {

@@ -32,7 +32,7 @@ const LAST_SNAPSHOT: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub(crate) enum Origin {
     /// It is there, warm, and written down.
-    Pool(Sandbox),
+    Pool(Box<Sandbox>),
     /// To be made.
     Cold,
     /// Left by an earlier server, with what it had begun.
@@ -147,7 +147,7 @@ enum Why {
 impl Driver {
     async fn make(&self, origin: Origin) -> Result<Sandbox, EngineError> {
         match origin {
-            Origin::Pool(sandbox) => Ok(sandbox),
+            Origin::Pool(sandbox) => Ok(*sandbox),
             Origin::Cold => self.shared.make_sandbox(&self.session).await,
             Origin::Adopted(handle) => self.shared.adopt(&self.session, *handle).await,
             Origin::Lost => {

@@ -103,7 +103,7 @@ impl Store {
                          expires_ms = max(expires_ms, ?3) WHERE id = ?1",
                 )?
                 .execute(params![finished.session, finished.ended_ms, finished.expires_ms])?;
-            if finished.number % PRUNE_EVERY == 0 {
+            if finished.number.is_multiple_of(PRUNE_EVERY) {
                 prune(connection, &finished.session, finished.number)?;
             }
             Ok(())

@@ -1,5 +1,6 @@
 //! The tables, how they came to be, and whether a file is ours and whole.
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use rusqlite::{Connection, OpenFlags};
@@ -110,6 +111,9 @@ fn create(fresh: &Path, path: &Path) -> Result<(), StoreError> {
         connection.execute("INSERT INTO meta (name, value) VALUES ('owner', ?1)", [owner])
     };
     make().map_err(opened)?;
+    // It holds people's code. The files that SQLite puts beside it get the same mode.
+    std::fs::set_permissions(fresh, std::fs::Permissions::from_mode(0o600))
+        .map_err(|cause| StoreError::StateDir { path: path.into(), cause })?;
     connection.close().map_err(|(_, cause)| opened(cause))
 }
 

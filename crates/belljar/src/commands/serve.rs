@@ -93,6 +93,7 @@ async fn run(args: &ServeArgs, settings: &Settings, prepared: Prepared) -> Resul
     let _ = stopping.await;
     let left = engine.live_sessions();
     engine.close(args.stop_sessions).await;
+    engine.audit().flush();
     match (args.stop_sessions, left) {
         (_, 0) => eprintln!("belljar: stopped"),
         (true, n) => eprintln!("belljar: stopped, with {n} session(s)"),
