@@ -127,12 +127,21 @@ impl From<EngineError> for ApiError {
                 ApiError::new(StatusCode::CONFLICT, "session_differs", message)
                     .hint("leave these out to use the session as it is, or stop it first")
             }
+            EngineError::KeyTaken { .. } => {
+                ApiError::new(StatusCode::CONFLICT, "key_taken", message)
+                    .hint("stop that one first")
+            }
             EngineError::Invalid(_) => ApiError::invalid(message),
             EngineError::Stopping => {
                 ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "stopping", message).retry_after(2)
             }
             EngineError::Store(store) if store.is_full() => out_of_space(message),
-            EngineError::Directory { cause, .. } if is_out_of_space(cause) => out_of_space(message),
+            EngineError::Directory { cause, .. }
+            | EngineError::Create(RuntimeError::Prepare { cause, .. })
+                if is_out_of_space(cause) =>
+            {
+                out_of_space(message)
+            }
             EngineError::Stdin(RuntimeError::Refused(refusal))
             | EngineError::State(RuntimeError::Refused(refusal)) => refused(refusal.code, message),
             _ => internal(message),

@@ -1,7 +1,7 @@
 //! Request bodies and queries, refused with a sentence where they make no sense.
 
 use axum::body::Bytes;
-use axum::extract::rejection::{BytesRejection, QueryRejection};
+use axum::extract::rejection::{BytesRejection, PathRejection, QueryRejection};
 use axum::extract::{FromRequest, FromRequestParts, Request};
 use axum::http::request::Parts;
 use axum::http::{StatusCode, header};
@@ -74,5 +74,21 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Query<T> {
         let parsed = axum::extract::Query::from_request_parts(parts, state).await;
         let query = parsed.map_err(|error: QueryRejection| ApiError::invalid(error.body_text()))?;
         Ok(Query(query.0))
+    }
+}
+
+/// Parts of the URL's path.
+#[derive(Debug)]
+pub(crate) struct Path<T>(pub T);
+
+impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for Path<T> {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        let parsed = axum::extract::Path::from_request_parts(parts, state).await;
+        let path = parsed.map_err(|error: PathRejection| {
+            ApiError::new(StatusCode::BAD_REQUEST, "malformed", error.body_text())
+        })?;
+        Ok(Path(path.0))
     }
 }

@@ -299,7 +299,11 @@ impl Engine {
                 session.ended().await;
             }
             if !session.phase().is_over() {
-                return self.found(&session, &ask).await;
+                match self.found(&session, &ask).await {
+                    // It ends at this very moment: as if it had before.
+                    Err(EngineError::NotNow { .. }) => drop(session.ended().await),
+                    answer => return answer,
+                }
             }
         }
         let before = self.shared.store.session_by_key(&full_key.0, &full_key.1).await?;
@@ -334,13 +338,39 @@ impl Engine {
 
     /// Starts a session again that has ended and whose files are still there.
     pub async fn start_again(&self, who: &Principal, id: &str) -> Result<SessionInfo, EngineError> {
+        let restarted = self.start_again_unnoted(who, id).await;
+        let outcome =
+            restarted.as_ref().map_or_else(|error| in_full(error), |_| "restarted".into());
+        self.audit.note(
+            who,
+            &Entry { action: "start", outcome: &outcome, session: Some(id), ..Entry::default() },
+        );
+        restarted
+    }
+
+    async fn start_again_unnoted(
+        &self,
+        who: &Principal,
+        id: &str,
+    ) -> Result<SessionInfo, EngineError> {
+        let key = self.row(who, id).await?.key;
+        // No key has a NUL in it, so this is the lock of the session itself.
+        let name = key.clone().unwrap_or_else(|| format!("\0{id}"));
+        let full_key = (who.tenant.clone(), name);
+        let guard = self.shared.lock_key(&full_key);
+        let _guard = guard.lock().await;
         if let Ok(session) = self.session(who, id) {
             // It may be on its way out; then its files are free in a moment.
-            match rules::allows(session.phase(), Request::Start) {
-                Err(rules::Refusal::Ending) => drop(session.ended().await),
-                Err(refusal) => return Err(EngineError::not_now(id, refusal, None)),
-                Ok(()) => {}
+            if session.phase() == Phase::Stopping {
+                session.ended().await;
             }
+            rules::allows(session.phase(), Request::Start)
+                .map_err(|refusal| EngineError::not_now(id, refusal, None))?;
+        }
+        if let Some(other) = key.and_then(|_| self.shared.find_by_key(&full_key))
+            && !other.phase().is_over()
+        {
+            return Err(EngineError::KeyTaken { session: other.id.clone() });
         }
         let row = self.row(who, id).await?;
         if row.spec.storage != Storage::Bind {
@@ -349,20 +379,7 @@ impl Engine {
                  storage BIND can be started again"
             )));
         }
-        let guard =
-            row.key.as_ref().map(|key| self.shared.lock_key(&(row.tenant.clone(), key.clone())));
-        let _guard = match &guard {
-            Some(guard) => Some(guard.lock().await),
-            None => None,
-        };
-        let restarted = self.restart(who, row, Instant::now()).await;
-        let outcome =
-            restarted.as_ref().map_or_else(|error| in_full(error), |_| "restarted".into());
-        self.audit.note(
-            who,
-            &Entry { action: "start", outcome: &outcome, session: Some(id), ..Entry::default() },
-        );
-        restarted
+        self.restart(who, row, Instant::now()).await
     }
 
     async fn restart(
@@ -443,14 +460,21 @@ impl Engine {
         if row.handle.is_some() {
             row.phase = Phase::Ready;
         }
-        let durability = durability(&row.spec);
-        self.shared.store.put_session(row.clone(), durability).await?;
-        let session = self.shared.enter(row, reservation, origin)?;
+        let shared = Arc::clone(&self.shared);
+        // A task of its own: whoever asked may go away at any moment, and what is written down must
+        // have an owner.
+        let entering = tokio::spawn(async move {
+            shared.store.put_session(row.clone(), durability(&row.spec)).await?;
+            shared.enter(row, reservation, origin)
+        });
+        let session = entering.await.map_err(|_| EngineError::Stopping)??;
         let view = session.settled().await;
         match view.phase {
             Phase::Failed | Phase::Stopped | Phase::Stopping => {
-                let because = view.ended_because.unwrap_or_default();
-                Err(EngineError::not_now(&session.id, rules::Refusal::Ended, Some(because)))
+                let failure = lock(&session.failure).take();
+                Err(failure.unwrap_or_else(|| {
+                    EngineError::not_now(&session.id, rules::Refusal::Ended, view.ended_because)
+                }))
             }
             _ => Ok(self.info(&session)),
         }
@@ -487,6 +511,13 @@ impl Engine {
         found
             .filter(|session| session.tenant == who.tenant)
             .ok_or_else(|| EngineError::NoSession(id.to_owned()))
+    }
+
+    /// A live execution. Those of an earlier server are known once their session was found again.
+    async fn live_exec(&self, who: &Principal, id: &str, exec_id: &str) -> Option<Arc<Exec>> {
+        let session = self.session(who, id).ok()?;
+        session.settled().await;
+        session.live_exec(exec_id)
     }
 
     /// A live session; one that has ended is refused with the reason.
@@ -527,13 +558,24 @@ impl Engine {
             other => other,
         };
         let tenant = Some(who.tenant.clone());
-        let rows =
-            self.shared.store.sessions(SessionFilter { tenant, phase: stored, ..filter }).await?;
-        let infos = rows.into_iter().map(|row| {
-            let live = lock(&self.shared.registry).sessions.get(&row.id).cloned();
-            live.map_or_else(|| self.info_of_row(row), |session| self.info(&session))
-        });
-        Ok(infos.filter(|info| wanted.is_none_or(|phase| info.view.phase == phase)).collect())
+        let limit = filter.limit as usize;
+        let mut filter = SessionFilter { tenant, phase: stored, ..filter };
+        let mut found = Vec::new();
+        // A page of the database may have fewer of them than were asked for.
+        loop {
+            let rows = self.shared.store.sessions(filter.clone()).await?;
+            let is_last = rows.len() < limit;
+            filter.before = rows.last().map(|row| row.id.clone());
+            let infos = rows.into_iter().map(|row| {
+                let live = lock(&self.shared.registry).sessions.get(&row.id).cloned();
+                live.map_or_else(|| self.info_of_row(row), |session| self.info(&session))
+            });
+            found.extend(infos.filter(|info| wanted.is_none_or(|phase| info.view.phase == phase)));
+            if is_last || found.len() >= limit {
+                found.truncate(limit);
+                return Ok(found);
+            }
+        }
     }
 
     fn info(&self, session: &Session) -> SessionInfo {
@@ -599,9 +641,7 @@ impl Engine {
         id: &str,
         exec_id: &str,
     ) -> Result<ExecInfo, EngineError> {
-        if let Ok(session) = self.session(who, id)
-            && let Some(exec) = session.live_exec(exec_id)
-        {
+        if let Some(exec) = self.live_exec(who, id, exec_id).await {
             return Ok(info_of_live(&exec));
         }
         self.row(who, id).await?;
@@ -635,9 +675,7 @@ impl Engine {
         id: &str,
         exec_id: &str,
     ) -> Result<Arc<Transcript>, EngineError> {
-        if let Ok(session) = self.session(who, id)
-            && let Some(exec) = session.live_exec(exec_id)
-        {
+        if let Some(exec) = self.live_exec(who, id, exec_id).await {
             return Ok(Arc::clone(&exec.transcript));
         }
         self.row(who, id).await?;
@@ -675,7 +713,7 @@ impl Engine {
         close: bool,
     ) -> Result<(), EngineError> {
         let session = self.live_session(who, id).await?;
-        let exec = session.live_exec(exec_id);
+        let exec = self.live_exec(who, id, exec_id).await;
         let Some(exec) = exec.filter(|exec| exec.stage() != Stage::Finished) else {
             self.exec_info(who, id, exec_id).await?;
             return Err(EngineError::Invalid(format!("execution `{exec_id}` is over")));
@@ -1103,10 +1141,8 @@ impl Shared {
         let Ok(entries) = std::fs::read_dir(&self.config.sessions_root) else { return };
         for entry in entries.flatten() {
             let Ok(name) = entry.file_name().into_string() else { continue };
-            let is_ours =
-                name.starts_with("ses_") && !entry.path().join("session_metadata.json").exists();
-            if is_ours && !keep(&name) {
-                let _ = Record::of(&self.config.sessions_root, &name).remove();
+            if name.starts_with("ses_") && !keep(&name) {
+                let _ = Record::of(&self.config.sessions_root, &name).remove_if_unused();
             }
         }
     }

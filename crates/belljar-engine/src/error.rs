@@ -51,6 +51,8 @@ pub enum EngineError {
         differences.join(", ")
     )]
     Different { session: String, differences: Vec<&'static str> },
+    #[error("its key belongs to session `{session}` now")]
+    KeyTaken { session: String },
     #[error("{0}")]
     Invalid(String),
     #[error("the server is stopping")]

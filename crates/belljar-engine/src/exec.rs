@@ -115,6 +115,8 @@ pub struct Exec {
     pub accepted_ms: i64,
     pub transcript: Arc<Transcript>,
     pub(crate) stage: watch::Sender<Stage>,
+    /// Whether it could be written down, once that is known.
+    pub(crate) accepted: watch::Sender<Option<bool>>,
 }
 
 impl Exec {
@@ -127,12 +129,23 @@ impl Exec {
     ) -> Exec {
         let transcript = Arc::new(Transcript::new(request.output_limit));
         let stage = watch::Sender::new(Stage::Queued { position: 0 });
-        Exec { id, number, request, code, accepted_ms, transcript, stage }
+        let accepted = watch::Sender::new(None);
+        Exec { id, number, request, code, accepted_ms, transcript, stage, accepted }
     }
 
     #[must_use]
     pub fn stage(&self) -> Stage {
         *self.stage.borrow()
+    }
+
+    /// For whoever asks for it a second time: this one, unless it turns out not to be one.
+    pub(crate) async fn once_accepted(self: Arc<Self>) -> Result<Arc<Exec>, EngineError> {
+        let mut accepted = self.accepted.subscribe();
+        match accepted.wait_for(Option::is_some).await.as_deref() {
+            Ok(Some(true)) => {}
+            _ => return Err(EngineError::DuplicateExec(self.id.clone())),
+        }
+        Ok(self)
     }
 
     /// Waits for the end.

@@ -58,6 +58,17 @@ impl Record {
         }
     }
 
+    /// Whether a session was ever here; otherwise something is half-made.
+    #[must_use]
+    pub fn was_used(&self) -> bool {
+        self.directory.join("session_metadata.json").exists()
+    }
+
+    /// Removes what was made for a session that could not be.
+    pub fn remove_if_unused(&self) -> io::Result<()> {
+        if self.was_used() { Ok(()) } else { self.remove() }
+    }
+
     /// Removes everything: the session never came to be.
     pub fn remove(&self) -> io::Result<()> {
         match fs::remove_dir_all(&self.directory) {

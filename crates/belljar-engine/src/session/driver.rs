@@ -53,7 +53,7 @@ struct Driver {
     shared: Arc<Shared>,
     session: Arc<Session>,
     /// Room in the server's limits, held for as long as anything of the session lives.
-    _reservation: Reservation,
+    reservation: Option<Reservation>,
     lanes: HashMap<Language, Lane>,
     beside: usize,
     performing: JoinSet<(Arc<Exec>, Performed)>,
@@ -89,11 +89,12 @@ pub(crate) async fn drive(
         expires: now + Duration::from_millis(remaining),
         used: now,
         snapshot_at: None,
-        _reservation: reservation,
+        reservation: Some(reservation),
         shared,
         session,
     };
     let adopted = matches!(origin, Origin::Adopted(_));
+    let fresh = matches!(origin, Origin::Cold) && view.execs == 0;
     let mut stop = driver.session.stop.subscribe();
     let mut leaving = driver.shared.leaving.subscribe();
     let made = tokio::select! {
@@ -122,15 +123,18 @@ pub(crate) async fn drive(
         Some(Err(error)) => {
             let because = in_full(&error);
             driver.finish_unfinished(&because).await;
-            driver.happen(Happening::SandboxFailed);
-            driver.over(Phase::Failed, &because).await;
+            if let Some(record) = driver.session.record.clone().filter(|_| fresh) {
+                let _ = tokio::task::spawn_blocking(move || record.remove_if_unused()).await;
+            }
+            // Whoever waits for it gets the error itself.
+            *lock(&driver.session.failure) = Some(error);
+            driver.over(Happening::SandboxFailed, &because).await;
         }
         None => {
             driver.happen(Happening::StopAsked);
             driver.finish_unfinished("the session was stopped before it was ready").await;
-            driver.happen(Happening::SandboxGone);
             let because = driver.stop_reason();
-            driver.over(Phase::Stopped, &because).await;
+            driver.over(Happening::SandboxGone, &because).await;
         }
     }
     driver.shared.forget(&driver.session);
@@ -220,7 +224,10 @@ impl Driver {
         answer: oneshot::Sender<Result<Arc<Exec>, EngineError>>,
     ) {
         if let Some(known) = ask.id.as_ref().and_then(|id| self.session.live_exec(id)) {
-            let _ = answer.send(Ok(known));
+            // It may be on its way to the database, which may know it already.
+            tokio::spawn(async move {
+                let _ = answer.send(known.once_accepted().await);
+            });
             return;
         }
         let lane = ask.request.lane();
@@ -267,6 +274,10 @@ impl Driver {
         match performed {
             Performed::Never => {
                 lock(&self.session.live).remove(&exec.id);
+                // Nobody else has got a number since: it is the next one's.
+                if exec.number + 1 == self.next_number {
+                    self.next_number = exec.number;
+                }
             }
             _ => self.settle(Some(sandbox), exec),
         }
@@ -434,11 +445,11 @@ impl Driver {
                 drop(shared);
             }
         }
-        self.happen(match phase {
+        let happening = match phase {
             Phase::Stopped => Happening::SandboxGone,
             _ => Happening::SandboxLost,
-        });
-        self.over(phase, &because).await;
+        };
+        self.over(happening, &because).await;
         self.write_metadata();
     }
 
@@ -487,16 +498,23 @@ impl Driver {
         }
     }
 
-    /// Writes down and publishes that the session has ended.
-    async fn over(&self, phase: Phase, because: &str) {
+    /// Writes down that the session has ended, gives its room back, and publishes it: in this order,
+    /// so that whoever hears of it can have a new one with the same key, in the same place.
+    async fn over(&mut self, happening: Happening, because: &str) {
         let now = clock::now_ms();
-        let ended = Some((now, because.to_owned()));
         let id = &self.session.id;
+        let phase = rules::next(self.session.phase(), happening).unwrap_or_else(|| {
+            let phase = self.session.phase().name();
+            tracing::error!(session.id = id, "{happening:?} happened to a session that is {phase}");
+            Phase::Failed
+        });
+        let ended = Some((now, because.to_owned()));
         let written = self.shared.store.set_phase(id, phase, ended, self.durability()).await;
         if let Err(error) = written {
             tracing::error!(session.id = id, "failed to write down an end: {}", in_full(&error));
         }
         tracing::info!(session.id = id, "session {id} {}: {because}", phase.name());
+        self.reservation = None;
         self.session.view.send_modify(|view| {
             view.phase = phase;
             view.running = 0;

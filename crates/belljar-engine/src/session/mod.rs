@@ -81,6 +81,8 @@ pub struct Session {
     stop: watch::Sender<Option<String>>,
     view: watch::Sender<View>,
     sandbox: Mutex<Option<Arc<Sandbox>>>,
+    /// Why it could not be made, for whoever asked for it.
+    pub(crate) failure: Mutex<Option<EngineError>>,
     /// Executions that are not yet safe in the database, by id.
     live: Mutex<HashMap<String, Arc<Exec>>>,
 }
@@ -131,6 +133,7 @@ impl Session {
             stop: watch::Sender::new(None),
             view: watch::Sender::new(view),
             sandbox: Mutex::default(),
+            failure: Mutex::default(),
             live: Mutex::default(),
         };
         (Arc::new(session), Inbox { commands: inbox })

@@ -56,12 +56,14 @@ pub(super) async fn perform(
     if let Begin::New(answer) = begin {
         let accepted = accept(&shared, &session, &exec).await;
         let failed = accepted.is_err();
+        exec.accepted.send_replace(Some(!failed));
         // Whoever asked may have gone: what was accepted is executed all the same.
         let _ = answer.send(accepted.map(|()| Arc::clone(&exec)));
         if failed {
             return (exec, Performed::Never);
         }
     }
+    exec.accepted.send_replace(Some(true));
     if turn.await.is_err() {
         return (exec, Performed::Cancelled);
     }
