@@ -592,6 +592,14 @@ impl Engine {
         accepted
     }
 
+    /// An execution that is not yet safe in the database. A session that is being taken over knows
+    /// its own only when it has been found, and whoever asks for one then waits for that.
+    async fn live_exec(&self, who: &Principal, id: &str, exec_id: &str) -> Option<Arc<Exec>> {
+        let session = self.session(who, id).ok()?;
+        session.settled().await;
+        session.live_exec(exec_id)
+    }
+
     /// An execution, ended or not.
     pub async fn exec_info(
         &self,
@@ -599,9 +607,7 @@ impl Engine {
         id: &str,
         exec_id: &str,
     ) -> Result<ExecInfo, EngineError> {
-        if let Ok(session) = self.session(who, id)
-            && let Some(exec) = session.live_exec(exec_id)
-        {
+        if let Some(exec) = self.live_exec(who, id, exec_id).await {
             return Ok(info_of_live(&exec));
         }
         self.row(who, id).await?;
@@ -635,9 +641,7 @@ impl Engine {
         id: &str,
         exec_id: &str,
     ) -> Result<Arc<Transcript>, EngineError> {
-        if let Ok(session) = self.session(who, id)
-            && let Some(exec) = session.live_exec(exec_id)
-        {
+        if let Some(exec) = self.live_exec(who, id, exec_id).await {
             return Ok(Arc::clone(&exec.transcript));
         }
         self.row(who, id).await?;
