@@ -119,17 +119,18 @@ pub(crate) async fn drive(
             let why = driver.serve(&sandbox, &mut inbox).await;
             driver.end(sandbox, why).await;
         }
-        Some(Err(error)) => {
+        // One that was to be stopped has what it wanted.
+        Some(Err(error)) if driver.session.stop.borrow().is_none() => {
             let because = in_full(&error);
             driver.finish_unfinished(&because).await;
             driver.happen(Happening::SandboxFailed);
             driver.over(Phase::Failed, &because).await;
         }
-        None => {
-            driver.happen(Happening::StopAsked);
-            driver.finish_unfinished("the session was stopped before it was ready").await;
-            driver.happen(Happening::SandboxGone);
+        Some(Err(_)) | None => {
             let because = driver.stop_reason();
+            driver.happen(Happening::StopAsked);
+            driver.finish_unfinished(&because).await;
+            driver.happen(Happening::SandboxGone);
             driver.over(Phase::Stopped, &because).await;
         }
     }
