@@ -243,6 +243,10 @@ impl Kernel {
         }
     }
 
+    fn is_busy(&self) -> bool {
+        matches!(*self.phase.borrow(), Phase::Busy { .. })
+    }
+
     /// From idle to busy, or why not.
     pub(crate) fn occupy(&self) -> Result<(), Refusal> {
         let mut refused = self.available().err();
@@ -619,6 +623,11 @@ impl Kernel {
                     timeout(LAST_WORDS, last_words).await.unwrap_or(None)
                 }
             };
+            if why.is_none() && kernel.is_shell() && kernel.is_busy() {
+                // `exec` makes another program of the shell, which has no use for our connection
+                // and all the time that the cell has.
+                kernel.process_ended().await;
+            }
             // Whatever is left of a kernel that stopped talking is of no use to anybody.
             if let Some(pid) = kernel.pid.get() {
                 let _ = process::signal(pid, SIGKILL);
