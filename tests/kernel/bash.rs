@@ -43,11 +43,12 @@ async fn takes_any_code(session: &Session) {
     assert_eq!(session.bash_says(quotes).await.0, "a'b c\"d e'f g \"h\" i\"j\n");
     let heredoc = "cat <<EOF\nit's $x\nEOF\ncat <<'EOF'\n$x\nEOF";
     assert_eq!(session.bash_says(heredoc).await.0, "it's 20\n$x\n");
-    for unbalanced in ["echo 'open", "echo \"open", "echo $(open", "cat <<EOF\nopen", "{", ")", "`"]
-    {
-        let result = session.bash(unbalanced).await;
-        assert_eq!(result.kernel_state, KernelState::Kept, "{unbalanced}: {result:#?}");
-    }
+    let substitutions = "cat <(echo $(echo `echo $((6 * 7))`))";
+    assert_eq!(session.bash_says(substitutions).await.0, "42\n");
+    assert_eq!(session.bash_says("shopt -s extglob").await.1, 0);
+    let extended = "case abc in !(x|$(echo y))) echo extended;; esac; echo ${__belljar_code-unset}";
+    assert_eq!(session.bash_says(extended).await.0, "extended\nunset\n");
+    takes_code_that_is_left_open(session).await;
     let long = format!("y='{}'\necho ${{#y}}", "z".repeat(1_000_000));
     assert_eq!(session.bash_says(&long).await.0, "1000000\n");
     assert_eq!(session.bash_says("").await, (String::new(), 0));
