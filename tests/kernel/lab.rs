@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use belljar::{home, settings::Settings};
 use belljar_engine::result::{self, ExecResult};
 use belljar_proto::exec::{
-    DEFAULT_GRACE_MS, DEFAULT_OUTPUT_LIMIT, DEFAULT_TIMEOUT_MS, ExecSpec, Language, What,
+    DEFAULT_GRACE_MS, DEFAULT_OUTPUT_LIMIT, DEFAULT_TIMEOUT_MS, Event, ExecSpec, InputRequest,
+    Language, What,
 };
 use belljar_proto::guest::RefusalCode;
 use belljar_runtime::link::{Following, Link};
@@ -73,6 +74,13 @@ impl Lab {
         session
     }
 
+    /// A sandbox with a shell and no other kernel.
+    pub(crate) async fn shell_session(&self, limits: Limits) -> Session {
+        let session = self.sandbox(limits).await;
+        session.sandbox.start_kernel(Language::Bash).await.expect("a shell");
+        session
+    }
+
     async fn sandbox(&self, limits: Limits) -> Session {
         let spec = SandboxSpec { limits, ..SandboxSpec::default() };
         let sandbox = self.runtime.create(&spec).await.expect("a sandbox");
@@ -117,14 +125,42 @@ impl Session {
     }
 
     pub(crate) async fn begin(&self, code: &str) -> Cell {
-        let id = format!("exec_{}", self.next.fetch_add(1, Ordering::Relaxed));
-        self.try_begin(cell(&id), code).await.expect("the kernel is free")
+        self.try_begin(cell(&self.fresh_id()), code).await.expect("the kernel is free")
     }
 
     pub(crate) async fn try_begin(&self, spec: ExecSpec, code: &str) -> Result<Cell, RuntimeError> {
+        self.try_begin_bytes(spec, code.as_bytes()).await
+    }
+
+    pub(crate) async fn try_begin_bytes(
+        &self,
+        spec: ExecSpec,
+        body: &[u8],
+    ) -> Result<Cell, RuntimeError> {
         let id = spec.exec_id.clone();
-        let following = self.sandbox.exec(spec, code.as_bytes()).await?;
+        let following = self.sandbox.exec(spec, body).await?;
         Ok(Cell { id, following })
+    }
+
+    /// Runs a cell in the shell to its end.
+    pub(crate) async fn bash(&self, code: &str) -> ExecResult {
+        self.begin_bash(code).await.finish().await
+    }
+
+    pub(crate) async fn begin_bash(&self, code: &str) -> Cell {
+        let spec = bash_cell(&self.fresh_id());
+        self.try_begin(spec, code).await.expect("the shell is free")
+    }
+
+    /// What a cell in the shell printed, and the status it ended with.
+    pub(crate) async fn bash_says(&self, code: &str) -> (String, i32) {
+        let result = self.bash(code).await;
+        assert_eq!(result.stderr, "", "{code}: {result:#?}");
+        (result.stdout, result.exit_code)
+    }
+
+    pub(crate) fn fresh_id(&self) -> String {
+        format!("exec_{}", self.next.fetch_add(1, Ordering::Relaxed))
     }
 
     /// Runs a command beside the kernel, which may be busy or idle.
@@ -171,6 +207,11 @@ pub(crate) fn cell(id: &str) -> ExecSpec {
     }
 }
 
+/// A cell for a shell.
+pub(crate) fn bash_cell(id: &str) -> ExecSpec {
+    ExecSpec { what: What::Cell { language: Language::Bash, echo: false }, ..cell(id) }
+}
+
 /// The code of a refusal, where a refusal is what we wanted.
 #[track_caller]
 pub(crate) fn refused<T: fmt::Debug>(outcome: Result<T, RuntimeError>) -> RefusalCode {
@@ -193,6 +234,18 @@ impl Cell {
             result::collect(self.id, &mut self.following, DEFAULT_OUTPUT_LIMIT, |_| {}).await;
         assert!(!lost, "the sandbox was lost: {result:#?}");
         result
+    }
+
+    /// Waits until the code asks for a line of input.
+    pub(crate) async fn has_asked(&mut self) -> InputRequest {
+        loop {
+            let event = self.following.next().await.expect("the sandbox lives");
+            match event.event {
+                Event::Input => return serde_json::from_slice(&event.body).expect("a question"),
+                Event::Done(outcome) => panic!("it ended without asking: {outcome:?}"),
+                _ => {}
+            }
+        }
     }
 
     /// Waits for output that ends like this; returns where the next event begins.

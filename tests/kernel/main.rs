@@ -5,7 +5,12 @@
 //! several things about one subject. What must not depend on how a kernel was started is asked of
 //! both kinds, forked and executed.
 
+mod alone;
+mod bash;
+mod commands;
 mod deaths;
+mod input;
+mod inspect;
 mod interrupts;
 mod joining;
 mod lab;

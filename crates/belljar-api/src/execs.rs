@@ -117,6 +117,7 @@ impl ExecBody {
                     CommandLine::List(list) => list.clone(),
                 };
                 check_argv(&argv)?;
+                let argv = found_on_path(argv);
                 Ok((What::Command { argv, cwd: self.cwd()? }, Vec::new()))
             }
         }
@@ -144,6 +145,15 @@ fn background_argv(language: Language, code: &str) -> Result<Vec<String>, ApiErr
         program.iter().map(|part| (*part).to_owned()).chain([code.to_owned()]).collect();
     check_argv(&argv)?;
     Ok(argv)
+}
+
+/// A program without a path is looked for inside, where the code's own PATH counts.
+fn found_on_path(argv: Vec<String>) -> Vec<String> {
+    // `env` would take these for a variable or a flag of its own.
+    if argv[0].contains(['/', '=']) || argv[0].starts_with('-') {
+        return argv;
+    }
+    ["/usr/bin/env".to_owned()].into_iter().chain(argv).collect()
 }
 
 fn check_argv(argv: &[String]) -> Result<(), ApiError> {

@@ -19,6 +19,19 @@ pub fn rfc3339(ms: i64) -> String {
     format!("{year:04}-{month:02}-{day:02}T{h:02}:{m:02}:{s:02}.{:03}Z", of_day % 1000)
 }
 
+/// Reads what [`rfc3339`] writes.
+#[must_use]
+pub fn parse_rfc3339(text: &str) -> Option<i64> {
+    let shape: String = text.chars().map(|c| if c.is_ascii_digit() { '0' } else { c }).collect();
+    if shape != "0000-00-00T00:00:00.000Z" {
+        return None;
+    }
+    let number = |range: std::ops::Range<usize>| text[range].parse::<i64>().ok();
+    let days = days(number(0..4)?, number(5..7)?, number(8..10)?);
+    let (h, m, s) = (number(11..13)?, number(14..16)?, number(17..19)?);
+    Some((((days * 24 + h) * 60 + m) * 60 + s) * 1000 + number(20..23)?)
+}
+
 /// `2026-11-15`
 #[must_use]
 pub fn day(ms: i64) -> String {
@@ -58,6 +71,16 @@ fn civil(days: i64) -> (i64, i64, i64) {
     let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
     let year = year_of_era + era * 400 + i64::from(month <= 2);
     (year, month, day)
+}
+
+/// The inverse of [`civil`].
+fn days(year: i64, month: i64, day: i64) -> i64 {
+    let year = year - i64::from(month <= 2);
+    let year_of_era = year.rem_euclid(400);
+    let month_from_march = (month + 9) % 12;
+    let of_year = (153 * month_from_march + 2) / 5 + day - 1;
+    let of_era = year_of_era * 365 + year_of_era / 4 - year_of_era / 100 + of_year;
+    year.div_euclid(400) * 146_097 + of_era - 719_468
 }
 
 #[cfg(test)]

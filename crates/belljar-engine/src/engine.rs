@@ -22,7 +22,7 @@ use crate::record::Record;
 use crate::result::ExecResult;
 use crate::run::{Code, Run};
 use crate::session::rules::{Phase, Request};
-use crate::session::{ExecAsk, LogEntry, Origin, Session, View, drive, lock, rules};
+use crate::session::{ExecAsk, Inbox, LogEntry, Origin, Session, View, drive, lock, rules};
 use crate::spec::{Datasets, SessionAsk, SessionSpec, Storage};
 use crate::store::{Durability, ExecFilter, ExecRow, KeyLimits, SessionFilter, SessionRow, Store};
 use crate::transcript::Transcript;
@@ -295,15 +295,10 @@ impl Engine {
         let guard = self.shared.lock_key(&full_key);
         let _guard = guard.lock().await;
         if let Some(session) = self.shared.find_by_key(&full_key) {
-            if session.phase() == Phase::Stopping {
-                session.ended().await;
-            }
-            if !session.phase().is_over() {
-                match self.found(&session, &ask).await {
-                    // It ends at this very moment: as if it had before.
-                    Err(EngineError::NotNow { .. }) => drop(session.ended().await),
-                    answer => return answer,
-                }
+            match self.found(&session, &ask).await {
+                // It is on its way out, or was when we looked.
+                Err(EngineError::NotNow { .. }) => drop(session.ended().await),
+                found => return found,
             }
         }
         let before = self.shared.store.session_by_key(&full_key.0, &full_key.1).await?;
@@ -325,12 +320,10 @@ impl Engine {
     }
 
     async fn found(&self, session: &Session, ask: &SessionAsk) -> Result<Created, EngineError> {
+        session.settled().await;
+        rules::allows(session.phase(), Request::Extend)
+            .map_err(|refusal| EngineError::not_now(&session.id, refusal, None))?;
         refuse_differences(ask, &session.id, &session.spec)?;
-        let view = session.settled().await;
-        if view.phase.is_over() {
-            let because = view.ended_because;
-            return Err(EngineError::not_now(&session.id, rules::Refusal::Ended, because));
-        }
         session.extend(ask.ttl_s.unwrap_or(session.spec.ttl_s)).await?;
         self.shared.metrics.created("found");
         Ok(Created { session: self.info(session), how: How::Found, replaced: None })
@@ -513,13 +506,6 @@ impl Engine {
             .ok_or_else(|| EngineError::NoSession(id.to_owned()))
     }
 
-    /// A live execution. Those of an earlier server are known once their session was found again.
-    async fn live_exec(&self, who: &Principal, id: &str, exec_id: &str) -> Option<Arc<Exec>> {
-        let session = self.session(who, id).ok()?;
-        session.settled().await;
-        session.live_exec(exec_id)
-    }
-
     /// A live session; one that has ended is refused with the reason.
     async fn live_session(&self, who: &Principal, id: &str) -> Result<Arc<Session>, EngineError> {
         match self.session(who, id) {
@@ -632,6 +618,14 @@ impl Engine {
             },
         );
         accepted
+    }
+
+    /// An execution that is not yet safe in the database. A session that is being taken over knows
+    /// its own only when it has been found, and whoever asks for one then waits for that.
+    async fn live_exec(&self, who: &Principal, id: &str, exec_id: &str) -> Option<Arc<Exec>> {
+        let session = self.session(who, id).ok()?;
+        session.settled().await;
+        session.live_exec(exec_id)
     }
 
     /// An execution, ended or not.
@@ -932,7 +926,7 @@ impl Shared {
         let mut adopted = Vec::new();
         for mut row in left {
             row.expires_ms = sane_expiry(row.expires_ms, now, &row.spec, &self.config);
-            let was = row.phase;
+            let was_stopping = row.phase == Phase::Stopping;
             row.phase = Phase::Creating;
             let reservation = self.admission.admit(&row.tenant, &row.spec.limits);
             // Half-made: there is no handle, so there is nothing to find.
@@ -940,36 +934,39 @@ impl Shared {
                 Some(handle) => Origin::Adopted(Box::new(handle)),
                 None => Origin::Lost,
             };
-            match self.enter_with(row, reservation, origin, Some(Arc::clone(&patience))) {
-                Ok(session) => {
-                    if was == Phase::Stopping {
-                        session.stop("it was being stopped when the server ended");
-                    }
-                    adopted.push(session);
-                }
-                Err(error) => tracing::error!("failed to take over: {}", in_full(&error)),
+            let (session, inbox) = self.register(row);
+            if was_stopping {
+                session.stop("it was being stopped when the server ended");
             }
+            let (shared, driven) = (Arc::clone(self), Arc::clone(&session));
+            let patience = Arc::clone(&patience);
+            tokio::spawn(async move {
+                // Never closed.
+                let permit = patience.acquire_owned().await.ok();
+                drive(shared, driven, inbox, reservation, origin, permit).await;
+            });
+            adopted.push(session);
         }
         adopted
     }
 
+    /// Makes a session known and starts its driver.
     fn enter(
         self: &Arc<Self>,
         row: SessionRow,
         reservation: Reservation,
         origin: Origin,
     ) -> Result<Arc<Session>, EngineError> {
-        self.enter_with(row, reservation, origin, None)
+        if lock(&self.registry).closed {
+            return Err(EngineError::Stopping);
+        }
+        let (session, inbox) = self.register(row);
+        let (shared, driven) = (Arc::clone(self), Arc::clone(&session));
+        tokio::spawn(drive(shared, driven, inbox, reservation, origin, None));
+        Ok(session)
     }
 
-    /// Registers a session and starts its driver.
-    fn enter_with(
-        self: &Arc<Self>,
-        row: SessionRow,
-        reservation: Reservation,
-        origin: Origin,
-        patience: Option<Arc<Semaphore>>,
-    ) -> Result<Arc<Session>, EngineError> {
+    fn register(&self, row: SessionRow) -> (Arc<Session>, Inbox) {
         let view = View { phase: Phase::Creating, ..view_of(&row) };
         let (session, inbox) = Session::new(
             row.id,
@@ -980,26 +977,13 @@ impl Shared {
             view,
             &self.config.sessions_root,
         );
-        {
-            let mut registry = lock(&self.registry);
-            if registry.closed {
-                return Err(EngineError::Stopping);
-            }
-            registry.sessions.insert(session.id.clone(), Arc::clone(&session));
-            if let Some(key) = &session.key {
-                let full_key = (session.tenant.clone(), key.clone());
-                registry.by_key.insert(full_key, session.id.clone());
-            }
+        let mut registry = lock(&self.registry);
+        registry.sessions.insert(session.id.clone(), Arc::clone(&session));
+        if let Some(key) = &session.key {
+            let full_key = (session.tenant.clone(), key.clone());
+            registry.by_key.insert(full_key, session.id.clone());
         }
-        let (shared, driven) = (Arc::clone(self), Arc::clone(&session));
-        tokio::spawn(async move {
-            let permit = match patience {
-                Some(patience) => patience.acquire_owned().await.ok(),
-                None => None,
-            };
-            drive(shared, driven, inbox, reservation, origin, permit).await;
-        });
-        Ok(session)
+        (session, inbox)
     }
 
     /// Makes the sandbox of a session and writes down how to find it, before anybody may use it.
@@ -1041,7 +1025,7 @@ impl Shared {
         handle: Handle,
     ) -> Result<Sandbox, EngineError> {
         let spec = self.sandbox_spec(&session.spec, &session.id)?;
-        match self.runtime.adopt(handle, spec).await {
+        match self.runtime.adopt(handle.clone(), spec).await {
             Ok(sandbox) => {
                 self.usage.open(&session.id, &sandbox);
                 self.metrics.adopted("adopted");
@@ -1049,6 +1033,8 @@ impl Shared {
             }
             Err(error) => {
                 self.metrics.adopted("lost");
+                let runtime = Arc::clone(&self.runtime);
+                let _ = tokio::task::spawn_blocking(move || runtime.discard(&handle)).await;
                 Err(EngineError::Adopt(error))
             }
         }

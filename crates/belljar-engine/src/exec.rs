@@ -156,7 +156,11 @@ impl Exec {
 
     /// Ends it from our side.
     pub(crate) fn end(&self, status: Status, reason: &str) {
-        self.transcript.finish(ended_by_us(status, reason));
+        self.finish(ended_by_us(status, reason));
+    }
+
+    pub(crate) fn finish(&self, outcome: Outcome) {
+        self.transcript.finish(outcome);
         self.stage.send_replace(Stage::Finished);
     }
 }

@@ -5,12 +5,13 @@
 //! code it supervises: same user, same seccomp filter, same Landlock rules, no capabilities.
 //!
 //! ```text
-//!  host ──UNIX socket──▶ connection ──▶ execs (spool) ◀── kernel ◀──private socket──▶ python
-//!                            ▲                ▲              └── stdout, stderr pipes ──┘
-//!                            └── events ──────┘        command ──▶ process
+//!  host ──UNIX socket──▶ connection ──▶ execs (spool) ◀── kernel ◀──private socket──▶ python, bash
+//!                            ▲            │   ▲              └── stdout, stderr pipes ──┘
+//!                            └── events ──┼───┘        command ──▶ keeper ──▶ process
+//!                                         └── input ──▶ kernel, process
 //! ```
 //!
-//! The guest outlives the server: connections come and go, executions go on. One thread, one
+//! The guest outlives the server for as long as it was told: connections come and go, executions go on. One thread, one
 //! event loop; nothing here is shared with anybody, so state is `Rc` and `Cell`.
 
 #![forbid(unsafe_code)]

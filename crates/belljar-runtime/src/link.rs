@@ -150,6 +150,12 @@ impl Link {
         !self.shared.lock().closed
     }
 
+    /// Ends the connection; everybody who waits is told. What the guest does then it was told before.
+    pub fn close(&self) {
+        self.tasks.iter().for_each(tokio::task::JoinHandle::abort);
+        self.shared.close();
+    }
+
     /// One request and its answer.
     pub async fn call(&self, call: Call, body: &[u8]) -> Result<Reply, RuntimeError> {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
@@ -251,6 +257,13 @@ impl Shared {
         // Nobody panics while holding it: the critical sections only move values.
         self.waiting.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
+
+    fn close(&self) {
+        let mut waiting = self.lock();
+        waiting.closed = true;
+        waiting.replies.clear();
+        waiting.events.clear();
+    }
 }
 
 async fn write(mut writer: OwnedWriteHalf, mut outbox: mpsc::Receiver<Vec<u8>>) {
@@ -266,10 +279,7 @@ async fn listen(reader: OwnedReadHalf, shared: Arc<Shared>) {
     let mut fds = Vec::new();
     let _ = hear(reader, &shared, &mut fds).await;
     discard(fds);
-    let mut waiting = shared.lock();
-    waiting.closed = true;
-    waiting.replies.clear();
-    waiting.events.clear();
+    shared.close();
 }
 
 /// Closes descriptors of unknown kind where waiting hurts nobody: closing a socket may take as long

@@ -183,3 +183,27 @@ pub fn check_plain_file(fd: impl AsFd) -> io::Result<u64> {
     }
     u64::try_from(stat.st_size).or_else(|_| refuse("negative size"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+
+    #[test]
+    fn a_named_pipe_can_be_opened_by_name_until_its_name_is_gone() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("pipe");
+        let (fifo, writer) = Fifo::make(path.clone()).unwrap();
+        assert!(Fifo::make(path.clone()).is_err(), "a path is used once");
+        let mut writer = std::fs::File::from(writer);
+        writer.write_all(b"early").unwrap();
+        let mut reader = std::fs::File::open(fifo.path()).unwrap();
+        drop(fifo);
+        assert!(!path.exists());
+        writer.write_all(b" and late").unwrap();
+        drop(writer);
+        let mut text = String::new();
+        reader.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "early and late");
+    }
+}

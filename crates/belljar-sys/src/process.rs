@@ -498,3 +498,15 @@ pub fn random_name() -> String {
         .expect("the kernel has random bytes once it has booted");
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn how_a_command_ended_survives_the_leash() {
+        for ended in [Ended::Exited(0), Ended::Exited(255), Ended::Signaled(9)] {
+            assert_eq!(read_ended(write_ended(ended)), ended);
+        }
+    }
+}

@@ -18,6 +18,8 @@ pub(crate) enum Command {
     Run(RunArgs),
     /// The server: sessions that remember, over HTTP
     Serve(ServeArgs),
+    /// Sessions of a server: make, list, use and stop them
+    Session(SessionArgs),
     /// API keys: who may use the server, and how much of it
     #[command(subcommand)]
     Key(KeyCommand),
@@ -43,6 +45,7 @@ impl Command {
     pub(crate) fn settings(&self) -> Vec<(&'static str, String)> {
         match self {
             Command::Serve(args) => args.settings(),
+            Command::Session(args) => args.settings(),
             _ => Vec::new(),
         }
     }
@@ -150,6 +153,169 @@ impl ServeArgs {
         }
         settings
     }
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+A session is called by its id, or by the key it was made with. BELLJAR_API_KEY is shown to servers
+that want a key.
+
+Examples:
+  belljar session create --key demo --memory 1G
+  belljar session exec demo -c 'x = 6 * 7'
+  belljar session exec demo -c 'x'
+  belljar session list --state ready
+  belljar session stop demo")]
+pub(crate) struct SessionArgs {
+    /// Where the server is [default: BELLJAR_URL, else http://127.0.0.1:8000]
+    #[arg(long, value_name = "URL", global = true)]
+    url: Option<String>,
+    #[command(subcommand)]
+    pub(crate) command: SessionCommand,
+}
+
+impl SessionArgs {
+    fn settings(&self) -> Vec<(&'static str, String)> {
+        self.url.iter().map(|url| ("BELLJAR_URL", url.clone())).collect()
+    }
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum SessionCommand {
+    /// Make a session, or find the one with this key, and print its id
+    Create(SessionCreateArgs),
+    /// Sessions, the newest first; also those that have ended
+    List(SessionListArgs),
+    /// Everything about a session
+    Show(SessionShowArgs),
+    /// Execute code in a session, which remembers what it leaves behind
+    Exec(SessionExecArgs),
+    /// Stop sessions, and whatever runs in them
+    Stop(SessionStopArgs),
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The id goes to standard output and everything else to standard error:
+  id=$(belljar session create --ttl 600)
+  belljar session create --key thread-42 --storage BIND --env TOKEN=abc")]
+pub(crate) struct SessionCreateArgs {
+    /// Your own name for it; the same key finds the same session
+    #[arg(long, value_name = "KEY")]
+    pub(crate) key: Option<String>,
+    /// Where its files are: TMPFS (in memory) or BIND (on disk) [default: the server's]
+    #[arg(long, value_name = "STORAGE", ignore_case = true, value_parser = ["TMPFS", "BIND"])]
+    pub(crate) storage: Option<String>,
+    /// Which datasets it sees: NONE, LOCAL_RO (at /data) or API [default: the server's]
+    #[arg(long, value_name = "DATASETS", ignore_case = true,
+        value_parser = ["NONE", "LOCAL_RO", "API"])]
+    pub(crate) datasets: Option<String>,
+    /// Memory, files in RAM included: a number of bytes, or with K, M, G [default: the server's]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub(crate) memory: Option<u64>,
+    /// Processors, such as 0.5 or 2 [default: the server's]
+    #[arg(long, value_name = "N", value_parser = parse_cpus)]
+    pub(crate) cpus: Option<u32>,
+    /// Processes and threads [default: the server's]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(4..=100_000))]
+    pub(crate) pids: Option<u64>,
+    /// Seconds it lives on after its last use [default: the server's]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) ttl: Option<u64>,
+    /// A variable for everything that runs in it; may be repeated
+    #[arg(long, value_name = "KEY=VALUE", value_parser = parse_env)]
+    pub(crate) env: Vec<(String, String)>,
+    /// Print everything about it as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SessionListArgs {
+    /// Only those in this state: creating, ready, busy, stopping, stopped, failed, ...
+    #[arg(long, value_name = "STATE")]
+    pub(crate) state: Option<String>,
+    /// Only those with this key
+    #[arg(long, value_name = "KEY")]
+    pub(crate) key: Option<String>,
+    /// At most this many
+    #[arg(long, value_name = "N", default_value_t = 100,
+        value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) limit: u32,
+    /// Print them as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SessionShowArgs {
+    /// The id of the session, or its key
+    #[arg(value_name = "ID")]
+    pub(crate) session: String,
+    /// Print it as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The exit status is the code's own; 124 after a timeout, 130 when it was interrupted, 137 when memory
+ran out, 125 when something else failed. Ctrl-C interrupts the code; pressed again it leaves the code
+running. A server that goes away is waited for, and nothing is lost when it comes back.
+
+Examples:
+  belljar session exec demo -c 'import pandas as pd; df = pd.read_csv(\"/data/a.csv\")'
+  belljar session exec demo analysis.py --timeout 600
+  belljar session exec demo --lang bash -c 'cd /tmp; export A=1'
+  belljar session exec demo --background --command python3 -m http.server
+  echo 'df.describe()' | belljar session exec demo -")]
+pub(crate) struct SessionExecArgs {
+    /// The id of the session, or its key
+    #[arg(value_name = "ID")]
+    pub(crate) session: String,
+    /// A file with code, or - for standard input
+    #[arg(value_name = "FILE", required_unless_present_any = ["code", "command", "join"],
+        conflicts_with_all = ["code", "command", "join"])]
+    pub(crate) file: Option<PathBuf>,
+    /// Code given here; the value of a last expression is printed
+    #[arg(short = 'c', long = "code", value_name = "CODE", allow_hyphen_values = true,
+        conflicts_with_all = ["command", "join"])]
+    pub(crate) code: Option<String>,
+    /// Language of the code [default: by the file's name, else python]
+    #[arg(long, value_enum, conflicts_with_all = ["command", "join"])]
+    pub(crate) lang: Option<Lang>,
+    /// Seconds the code may run [default: 60, and a year in the background]
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds, conflicts_with = "join")]
+    pub(crate) timeout: Option<u64>,
+    /// A variable for its environment; may be repeated
+    #[arg(long, value_name = "KEY=VALUE", value_parser = parse_env, conflicts_with = "join")]
+    pub(crate) env: Vec<(String, String)>,
+    /// Bytes of stdout and of stderr to keep, each
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, conflicts_with = "join")]
+    pub(crate) max_output: Option<u64>,
+    /// Do not wait: it runs beside everything else, in a process of its own
+    #[arg(long, conflicts_with = "join")]
+    pub(crate) background: bool,
+    /// Show what an execution has said so far and go on with it, instead of starting one
+    #[arg(long, value_name = "EXEC", conflicts_with = "command")]
+    pub(crate) join: Option<String>,
+    /// Print the whole result as JSON at the end, instead of output as it comes
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Instead of code, one command in a process of its own, up to the end of the line: a program
+    /// with its arguments, or one text for a shell
+    #[arg(long, value_name = "WORD", num_args = 1.., allow_hyphen_values = true)]
+    pub(crate) command: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SessionStopArgs {
+    /// Ids of sessions, or their keys
+    #[arg(value_name = "ID", required = true)]
+    pub(crate) sessions: Vec<String>,
+    /// Print what is left of them as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Debug, Subcommand)]
@@ -320,26 +486,9 @@ fn parse_name(text: &str) -> Result<String, String> {
     }
 }
 
-/// A day of the calendar, as it stands in the database.
 fn parse_day(text: &str) -> Result<String, String> {
-    let expected = || "expected a day such as 2026-01-31".to_owned();
-    let shape: String = text.chars().map(|c| if c.is_ascii_digit() { '0' } else { c }).collect();
-    if shape != "0000-00-00" {
-        return Err(expected());
-    }
-    let number = |range: std::ops::Range<usize>| text[range].parse::<u32>().unwrap_or(0);
-    let (year, month, day) = (number(0..4), number(5..7), number(8..10));
-    let is_leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
-    let days = match month {
-        2 => 28 + u32::from(is_leap),
-        4 | 6 | 9 | 11 => 30,
-        1..=12 => 31,
-        _ => return Err(expected()),
-    };
-    if !(1..=days).contains(&day) {
-        return Err(format!("{year:04}-{month:02} has the days 01 to {days}"));
-    }
-    Ok(text.to_owned())
+    let is_day = belljar_engine::clock::is_day(text);
+    is_day.then(|| text.to_owned()).ok_or_else(|| "expected a day such as 2026-01-31".to_owned())
 }
 
 #[cfg(test)]

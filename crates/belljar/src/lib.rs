@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod cli;
+mod client;
 mod commands;
 pub mod home;
 mod logging;

@@ -1,9 +1,10 @@
 """What the variables are: name, type, size, and a glance at the value.
 
 Somebody looks on; nothing of the user's may run for that. So no `repr` and no attribute of a class that is not known
-here: `type(x)` instead of `x.__class__`, exact types instead of `isinstance`, and containers are walked by hand, within
-bounds. Of an object of any other class only the type is told. Data frames and arrays are shown by their libraries, after
-a look at what they hold. Should something take long all the same, an alarm ends it, and the rest is counted.
+here: `type(x)` instead of `x.__class__`, exact types instead of `isinstance`, and containers are walked by hand,
+within bounds. Of an object of any other class only the type is told. Data frames and arrays are shown by their
+libraries, after a look at what they hold. Should something take long all the same, an alarm ends it, and the rest is
+counted.
 """
 
 from __future__ import annotations

@@ -112,7 +112,8 @@ def resident_kib() -> int:
 
 
 def _use_compiler() -> None:
-    from . import aio, display, tracebacks  # noqa: F401  (a kernel imports aio late)
+    # A kernel imports some of them late, and then from where the sandbox has no file.
+    from . import aio, display, state, tracebacks  # noqa: F401
     from .cells import Compiler
 
     cell = Compiler(str).compile("import os\nx = [1]\nx", 0, True)

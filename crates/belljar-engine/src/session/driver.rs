@@ -120,7 +120,8 @@ pub(crate) async fn drive(
             let why = driver.serve(&sandbox, &mut inbox).await;
             driver.end(sandbox, why).await;
         }
-        Some(Err(error)) => {
+        // One that was to be stopped has what it wanted.
+        Some(Err(error)) if driver.session.stop.borrow().is_none() => {
             let because = in_full(&error);
             driver.finish_unfinished(&because).await;
             if let Some(record) = driver.session.record.clone().filter(|_| fresh) {
@@ -130,10 +131,10 @@ pub(crate) async fn drive(
             *lock(&driver.session.failure) = Some(error);
             driver.over(Happening::SandboxFailed, &because).await;
         }
-        None => {
-            driver.happen(Happening::StopAsked);
-            driver.finish_unfinished("the session was stopped before it was ready").await;
+        Some(Err(_)) | None => {
             let because = driver.stop_reason();
+            driver.happen(Happening::StopAsked);
+            driver.finish_unfinished(&because).await;
             driver.over(Happening::SandboxGone, &because).await;
         }
     }

@@ -151,12 +151,18 @@ impl Session {
 
     /// Waits until it has been made, or could not be.
     pub async fn settled(&self) -> View {
-        self.wait_for(|view| view.phase != Phase::Creating).await
+        self.wait_for(|view| match view.phase {
+            Phase::Creating => false,
+            // Its end is published in two steps, and the second says why.
+            phase if phase.is_over() => view.ended_ms.is_some(),
+            _ => true,
+        })
+        .await
     }
 
-    /// Waits for its end.
+    /// Waits for its end, and until that is written down.
     pub async fn ended(&self) -> View {
-        self.wait_for(|view| view.phase.is_over()).await
+        self.wait_for(|view| view.phase.is_over() && view.ended_ms.is_some()).await
     }
 
     async fn wait_for(&self, condition: impl FnMut(&View) -> bool) -> View {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use belljar_proto::exec::{DEFAULT_GRACE_MS, Status, What};
+use belljar_proto::exec::{DEFAULT_GRACE_MS, KernelState, Outcome, Status, What};
 use belljar_proto::guest::{Call, RefusalCode};
 use belljar_runtime::link::Following;
 use belljar_runtime::{RuntimeError, Sandbox};
@@ -15,9 +15,12 @@ use crate::EngineError;
 use crate::clock;
 use crate::engine::Shared;
 use crate::error::in_full;
-use crate::exec::{Exec, GUEST_SLACK, Stage, start_in};
+use crate::exec::{Exec, ExecRequest, GUEST_SLACK, Stage, ended_by_us, start_in};
 use crate::result::{ExecResult, UNANSWERED, follow};
 use crate::store::{ExecRow, FinishedExec};
+
+/// What a shell says of a command that is there and cannot be executed.
+const EXIT_NOT_STARTED: i32 = 126;
 
 /// How an execution is begun.
 #[derive(Debug)]
@@ -81,19 +84,27 @@ pub(super) async fn perform(
             | EngineError::StartKernel(RuntimeError::Gone),
         ) => Performed::SandboxLost,
         Err(error) => {
-            let status = match &error {
-                EngineError::Exec(RuntimeError::Refused(refusal))
-                    if refusal.code == RefusalCode::Invalid =>
-                {
-                    Status::Error
-                }
-                _ => Status::Crashed,
-            };
-            exec.end(status, &format!("it could not be started: {}", in_full(&error)));
+            exec.finish(not_started(&exec.request, &error));
             Performed::Ended
         }
     };
     (exec, performed)
+}
+
+/// The end of what never began. A command leaves the kernel as it was.
+fn not_started(request: &ExecRequest, error: &EngineError) -> Outcome {
+    let reason = format!("it could not be started: {}", in_full(error));
+    let invalid = matches!(error, EngineError::Exec(RuntimeError::Refused(refusal))
+        if refusal.code == RefusalCode::Invalid);
+    match request.lane() {
+        None => Outcome {
+            exit_code: EXIT_NOT_STARTED,
+            kernel_state: KernelState::Kept,
+            ..ended_by_us(Status::Error, &reason)
+        },
+        Some(_) if invalid => ended_by_us(Status::Error, &reason),
+        Some(_) => ended_by_us(Status::Crashed, &reason),
+    }
 }
 
 async fn accept(shared: &Shared, session: &Session, exec: &Exec) -> Result<(), EngineError> {

@@ -5,7 +5,7 @@
 //!
 //! ```text
 //!  guest: setup.bash                       shell: N<names of its variables>  H<version>
-//!  guest: a cell, four lines               shell: B<exec id>  ...  D<count> <status> <exec id>
+//!  guest: a cell                           shell: B<exec id>  ...  D<count> <status> <flags> <exec id>
 //!  guest: ping                             shell: P<token>
 //!  guest: state.bash                       shell: V<chars> <elements> <declaration>...  F<names>  S<cwd>
 //! ```
@@ -15,8 +15,11 @@
 //! * *Interactive*, because then an interrupt ends the command that runs, even an endless loop, and
 //!   the shell goes on with its next line. A shell that is not interactive would end.
 //! * *Sourced*, because while a shell sources something it does not talk as to a person: no `exit`,
-//!   no `[1] 123`, no complaints about a terminal that is not there. The code itself is in a
-//!   variable, so that it is parsed as a whole, and what is sourced is always the same short text.
+//!   no `[1] 123`, no complaints about a terminal that is not there. From a here-string, so that no
+//!   file is needed.
+//! * *Checked first*, if the code might leave a `$(` open: an interactive bash 5.2 that sources such
+//!   code writes where it must not, and dies sooner or later. Then `eval` runs it, which is noisier
+//!   and reports the error as well.
 //! * *Descriptors 0, 1 and 2 are those of the one command* that sources: whatever the code does to
 //!   them (`exec >/dev/null`) is undone by the shell itself. At top level they are the control
 //!   socket and twice `/dev/null`, so nothing the shell says there is seen.
@@ -26,7 +29,6 @@
 //! `\builtin` keeps aliases and functions of the user out of it.
 
 use std::collections::HashSet;
-use std::io::Write as _;
 
 use belljar_proto::guest::{KernelSnapshot, Variable};
 use belljar_proto::kernel::{CellStatus, FromKernel, ToKernel};
@@ -58,8 +60,9 @@ pub(crate) struct Shell {
     skipping: bool,
     /// How many cells were said.
     count: u64,
-    /// `$?` of the last one.
+    /// `$?` of the last one, and whether it left `set -x` on.
     status: i32,
+    traces: bool,
     /// Variables that a fresh shell has.
     own: HashSet<Vec<u8>>,
     /// What was told of the variables so far.
@@ -84,42 +87,43 @@ impl Shell {
         }
         let (open, stdin) = match order.stdin {
             Some(path) => {
-                (["\\exec 58<".as_bytes(), &quoted(path.as_bytes()), b"; "].concat(), "<&58 58<&-")
+                ([&b"\\exec 58<"[..], &quoted(path.as_bytes()), b"; "].concat(), &b"<&58 58<&-"[..])
             }
-            None => (Vec::new(), "</dev/null"),
+            None => (Vec::new(), &b"</dev/null"[..]),
         };
+        self.count += 1;
+        let count = self.count;
+        let before = self.take_up();
+        let redirected = [stdin, b" >&56 2>&57 56>&- 57>&-"].concat();
+        let begin = [b"\\builtin printf 'B%s\\0' ", &exec_id[..], b" >&0; ", &exports].concat();
+        let run = if may_be_left_open(order.code) {
+            checked(order.code, &before, &begin, &redirected)
+        } else {
+            let text = quoted(&[b"\\exec 59<&-; ", before.as_bytes(), order.code].concat());
+            [&begin[..], b"\\builtin . /dev/fd/59 ", &redirected[..], b" 59<<<", &text].concat()
+        };
+        Ok([
+            // Handlers of signals and tracing are the code's, and not for what we say in between.
+            &b"\\builtin trap - INT DEBUG; \\builtin set +mvx; "[..],
+            &open,
+            &run,
+            format!("\n\\builtin printf 'D%d %d %s %s\\0' {count} \"$?\" \"$-\" ").as_bytes(),
+            &exec_id,
+            b" >&0; \\exec 58<&-\n",
+        ]
+        .concat())
+    }
+
+    /// What stands before the code, on its first line: it goes on where the last cell ended.
+    fn take_up(&mut self) -> String {
+        let trace = if self.traces { "\\builtin set -x; " } else { "" };
         let status = match self.status {
             0 => String::new(),
             code => format!("{{ __belljar_status {code} && :; }} 2>/dev/null; "),
         };
-        self.count += 1;
-        let count = self.count;
         // Unless we hear otherwise.
         self.status = INTERRUPTED;
-
-        let mut said = Vec::with_capacity(order.code.len() + 1024);
-        // Handlers of signals and tracing are the code's, and not for what we say in between.
-        said.extend_from_slice(
-            b"\\builtin trap - INT DEBUG; __belljar_trace=; \
-              [[ $- == *x* ]] && __belljar_trace='\\builtin set -x; '; \\builtin set +mvx\n\
-              __belljar_code=",
-        );
-        said.extend(quoted(order.code));
-        said.push(b'\n');
-        said.extend(open);
-        said.extend_from_slice(&[b"\\builtin printf 'B%s\\0' ", &exec_id[..], b" >&0; "].concat());
-        said.extend(exports);
-        // Writing to a vector succeeds.
-        let _ = writeln!(
-            said,
-            "\\builtin . /dev/fd/59 {stdin} >&56 2>&57 56>&- 57>&- 59<<<'\\exec 59<&-; \
-             \\builtin eval \"\\builtin unset -v __belljar_code __belljar_trace; \
-             $__belljar_trace{status}$__belljar_code\"'"
-        );
-        let _ = write!(said, "\\builtin printf 'D%d %d %s\\0' {count} \"$?\" ");
-        said.extend_from_slice(&exec_id);
-        said.extend_from_slice(b" >&0; \\exec 58<&-\n");
-        Ok(said)
+        format!("{trace}{status}")
     }
 
     pub(super) fn say(&mut self, message: &ToKernel) -> Vec<u8> {
@@ -195,11 +199,12 @@ impl Shell {
     }
 
     fn done(&mut self, text: &str) -> Option<FromKernel> {
-        let mut words = text.splitn(3, ' ');
+        let mut words = text.splitn(4, ' ');
         let execution_count = words.next()?.parse().ok()?;
         let exit_code = words.next()?.parse().ok()?;
+        let flags = words.next()?;
         let exec_id = words.next()?.to_owned();
-        self.status = exit_code;
+        (self.status, self.traces) = (exit_code, flags.contains('x'));
         let status = if exit_code == 0 { CellStatus::Ok } else { CellStatus::Error };
         Some(FromKernel::Done { exec_id, status, exit_code, execution_count })
     }
@@ -252,6 +257,35 @@ impl Shell {
         // It is plain data; should it not serialize, nothing is the honest answer.
         serde_json::to_vec(&snapshot).unwrap_or_default()
     }
+}
+
+/// Whether the code has something like `$(` that it might not close.
+fn may_be_left_open(code: &[u8]) -> bool {
+    code.windows(2).any(|two| matches!(two, b"$(" | b"<(" | b">("))
+}
+
+/// Runs the code in one way or another, depending on what another shell thinks of its syntax.
+fn checked(code: &[u8], before: &str, begin: &[u8], redirected: &[u8]) -> Vec<u8> {
+    // It is gone before the code could see it.
+    let text = format!("\\builtin unset -v __belljar_code; {before}$__belljar_code\"");
+    [
+        &b"__belljar_code="[..],
+        &quoted(code),
+        b"\nif BASH_ENV= \"$BASH\" -n /dev/fd/59 </dev/null 59<<<\"$__belljar_code\"; then ",
+        begin,
+        b"\\builtin . /dev/fd/59 ",
+        redirected,
+        b" 59<<<\"\\exec 59<&-; ",
+        text.as_bytes(),
+        b"; else ",
+        begin,
+        b"\\builtin eval \"",
+        text.as_bytes(),
+        b" ",
+        redirected,
+        b"; fi",
+    ]
+    .concat()
 }
 
 /// As one word of the shell's language, whatever it contains but NUL.
@@ -320,14 +354,14 @@ mod tests {
     }
 
     #[test]
-    fn a_cell_is_four_lines() {
+    fn a_cell_is_two_lines() {
         let text = said(&mut Shell::default(), &spec(&[("K", "it's")]), b"echo 'hi'").unwrap();
-        let lines: Vec<_> = text.lines().collect();
-        assert_eq!(lines.len(), 4, "{text}");
-        assert_eq!(lines[1], r"__belljar_code='echo '\''hi'\'''");
-        assert!(lines[2].starts_with(r"\builtin printf 'B%s\0' 'it'\''s 1' >&0; "), "{text}");
-        assert!(lines[2].contains(r"\builtin export K='it'\''s'; "), "{text}");
-        assert!(lines[3].starts_with(r#"\builtin printf 'D%d %d %s\0' 1 "$?" 'it'\''s 1' >&0"#));
+        let (first, second) = text.split_once('\n').unwrap();
+        assert!(first.contains(r"; \builtin printf 'B%s\0' 'it'\''s 1' >&0; "), "{text}");
+        assert!(first.contains(r"; \builtin export K='it'\''s'; \builtin . /dev/fd/59 "), "{text}");
+        assert!(first.ends_with(r"59<<<'\exec 59<&-; echo '\''hi'\'''"), "{text}");
+        let done = r#"\builtin printf 'D%d %d %s %s\0' 1 "$?" "$-" 'it'\''s 1' >&0; "#;
+        assert!(second.starts_with(done) && second.ends_with('\n'), "{text}");
     }
 
     #[test]
@@ -343,15 +377,17 @@ mod tests {
     fn the_status_of_a_cell_is_there_for_the_next() {
         let mut shell = Shell::default();
         assert!(!said(&mut shell, &spec(&[]), b":").unwrap().contains("__belljar_status"));
-        heard(&mut shell, b"D1 3 e\0");
-        assert!(said(&mut shell, &spec(&[]), b":").unwrap().contains("__belljar_status 3 "));
+        heard(&mut shell, b"D1 3 hix e\0");
+        let next = said(&mut shell, &spec(&[]), b":").unwrap();
+        assert!(next.contains(r"; \builtin set -x; { __belljar_status 3 && :; } "), "{next}");
         assert!(said(&mut shell, &spec(&[]), b":").unwrap().contains("__belljar_status 130 "));
     }
 
     #[test]
     fn records_are_understood_and_nonsense_is_skipped() {
         let mut shell = Shell::default();
-        let messages = heard(&mut shell, b"H5.2.15(1)-release\0Be 1\0D7 2 e 1\0??\0\0D\0P9\0P");
+        let messages =
+            heard(&mut shell, b"H5.2.15(1)-release\0Be 1\0D7 2 hiBs e 1\0??\0\0D\0P9\0P");
         let done = FromKernel::Done {
             exec_id: "e 1".into(),
             status: CellStatus::Error,

@@ -281,7 +281,11 @@ impl NativeRuntime {
             return Err(RuntimeError::Gone);
         }
         let socket = self.socket_of(&handle.name);
-        let link = Link::connect(&socket, &handle.nonce).await?;
+        let link = match Link::connect(&socket, &handle.nonce).await {
+            // Its process may still be collected, but nobody listens any more.
+            Err(RuntimeError::Connect(_)) => return Err(RuntimeError::Gone),
+            link => link?,
+        };
         // From here on it is ours, to be ended and removed if anything fails.
         if let (Some(ids), Some(block)) = (&self.ids, handle.block) {
             lock(ids).remember(block);
@@ -297,6 +301,11 @@ impl NativeRuntime {
             runtime: Arc::clone(self),
             handle,
         })
+    }
+
+    /// Removes what is left of a sandbox that could not be taken over.
+    pub fn discard(&self, handle: &Handle) {
+        self.remove_all(|name| name == handle.name);
     }
 
     /// Ends and removes what is left of this owner's earlier sandboxes, but for those in `keep`.

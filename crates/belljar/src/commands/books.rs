@@ -2,13 +2,14 @@
 //! server, or without any.
 
 use std::fs::{self, File};
-use std::io::{self, ErrorKind, Write};
+use std::io::ErrorKind;
 use std::os::unix::fs::DirBuilderExt;
 
 use anyhow::{Context, Result};
 use belljar_engine::audit::Audit;
 use belljar_engine::store::Store;
 
+pub(super) use super::output::print;
 use crate::home;
 use crate::settings::Settings;
 
@@ -49,12 +50,4 @@ pub(super) fn audit(settings: &Settings) -> Result<Audit> {
 pub(super) fn block_on<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
     let runtime = tokio::runtime::Builder::new_current_thread().build();
     runtime.context("failed to start the event loop")?.block_on(work)
-}
-
-/// Prints data; who reads only the beginning has what they wanted.
-pub(super) fn print(text: &str) -> Result<()> {
-    match io::stdout().write_all(text.as_bytes()) {
-        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
-        printed => printed.context("failed to print"),
-    }
 }

@@ -2,11 +2,14 @@
 
 mod bench;
 mod books;
+mod code;
 mod doctor;
 mod key;
 mod limits;
+mod output;
 mod run;
 mod serve;
+mod session;
 mod setup;
 mod spawner;
 mod usage;
@@ -32,6 +35,7 @@ pub(crate) fn dispatch(command: Command) -> Result<ExitCode> {
     match command {
         Command::Run(args) => run::run(args, &settings),
         Command::Serve(args) => serve::serve(&args, &settings),
+        Command::Session(args) => session::session(args.command, &settings),
         Command::Key(command) => key::key(command, &settings),
         Command::Usage(args) => usage::usage(args, &settings),
         Command::Setup(args) => setup::setup(&args, &settings),

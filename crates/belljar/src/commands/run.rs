@@ -1,7 +1,6 @@
 //! `belljar run`: one piece of code, one sandbox, one result.
 
 use std::fs;
-use std::io::{self, Read, Write};
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -9,16 +8,15 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use belljar_engine::result::ExecResult;
 use belljar_engine::run::{Code, Run};
-use belljar_proto::exec::{Event, MimeBundle, Status};
-use belljar_proto::frame::MAX_BODY;
-use belljar_runtime::link::ExecEvent;
 use belljar_runtime::native::Prepared;
 use belljar_runtime::{DataMount, Limits, SandboxSpec};
 use belljar_sys::process;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
+use super::code::{self, Given};
 use super::limits;
+use super::output::{self, Ending};
 use crate::cli::{Lang, RunArgs};
 use crate::home;
 use crate::settings::{MIN_MEMORY, Settings};
@@ -33,34 +31,20 @@ pub(super) fn run(args: RunArgs, settings: &Settings) -> Result<ExitCode> {
         .context("failed to start the event loop")?
         .block_on(execute(run, prepared, settings, json))?;
     if json {
-        let text = serde_json::to_string_pretty(&result)? + "\n";
-        match io::stdout().write_all(text.as_bytes()) {
-            // Who reads only the beginning has what they wanted.
-            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
-            printed => printed.context("failed to print the result")?,
-        }
+        output::print(&(serde_json::to_string_pretty(&result)? + "\n"))?;
     } else {
         report(&result);
         hint(&result, settings);
     }
-    // Statuses are small numbers; anything else a process could not have returned anyway.
-    Ok(ExitCode::from(u8::try_from(result.exit_code & 0xff).unwrap_or(1)))
+    Ok(output::exit_code(result.exit_code))
 }
 
 /// Turns what the user asked for into a run, or says what is wrong with it.
 fn plan(args: RunArgs, settings: &Settings) -> Result<Run> {
-    let lang = args.lang.unwrap_or_else(|| language_of(args.file.as_deref()));
-    let (code, echo) = match (&args.code, &args.file) {
-        (Some(code), _) => (code.clone().into_bytes(), true),
-        (None, Some(path)) if path == Path::new("-") => (read_stdin()?, true),
-        (None, Some(path)) => (read_code(path)?, false),
-        (None, None) => bail!("give a FILE, - or -c CODE"),
-    };
-    if code.len() > MAX_BODY {
-        bail!("the code has {} bytes, more than the {MAX_BODY} allowed", code.len());
-    }
+    let Given { code, lang, is_script } =
+        code::read(args.code.as_deref(), args.file.as_deref(), args.lang)?;
     let code = match lang {
-        Lang::Python => Code::Python { code, echo },
+        Lang::Python => Code::Python { code, echo: !is_script },
         Lang::Bash => Code::Bash {
             code: String::from_utf8(code)
                 .ok()
@@ -90,32 +74,6 @@ fn plan(args: RunArgs, settings: &Settings) -> Result<Run> {
     Ok(run)
 }
 
-fn language_of(file: Option<&Path>) -> Lang {
-    match file.and_then(Path::extension).and_then(|e| e.to_str()) {
-        Some("sh" | "bash") => Lang::Bash,
-        _ => Lang::Python,
-    }
-}
-
-fn read_stdin() -> Result<Vec<u8>> {
-    let mut code = Vec::new();
-    let most = MAX_BODY as u64 + 1;
-    io::stdin().take(most).read_to_end(&mut code).context("failed to read standard input")?;
-    Ok(code)
-}
-
-fn read_code(path: &Path) -> Result<Vec<u8>> {
-    let context = || format!("failed to read `{}`", path.display());
-    let metadata = fs::metadata(path).with_context(context)?;
-    if metadata.is_dir() {
-        bail!("`{}` is a directory", path.display());
-    }
-    let mut code = Vec::new();
-    let most = MAX_BODY as u64 + 1;
-    fs::File::open(path).with_context(context)?.take(most).read_to_end(&mut code)?;
-    Ok(code)
-}
-
 fn data_mount(path: &Path) -> Result<DataMount> {
     let host_path =
         fs::canonicalize(path).with_context(|| format!("--data `{}`", path.display()))?;
@@ -142,7 +100,7 @@ async fn execute(
     let interrupted = interruptions()?;
     let result = run.execute(&runtime, interrupted, |event| {
         if !json {
-            pass_through(event);
+            output::pass_through(&event.event, &event.body);
         }
     });
     let result = result.await?;
@@ -165,34 +123,6 @@ fn interruptions() -> Result<watch::Receiver<bool>> {
     Ok(receiver)
 }
 
-/// Output goes through as it comes, byte for byte.
-fn pass_through(event: &ExecEvent) {
-    match event.event {
-        Event::Stdout => write_all(&mut io::stdout(), &event.body),
-        Event::Stderr => write_all(&mut io::stderr(), &event.body),
-        Event::Display | Event::Result => {
-            let bundle = serde_json::from_slice::<MimeBundle>(&event.body).ok();
-            if let Some(text) = bundle.as_ref().and_then(MimeBundle::text) {
-                write_all(&mut io::stdout(), format!("{text}\n").as_bytes());
-            }
-        }
-        Event::Error => {
-            let report = serde_json::from_slice::<belljar_proto::exec::ErrorReport>(&event.body);
-            if let Ok(report) = report {
-                let text = report.traceback.trim_end().to_owned() + "\n";
-                write_all(&mut io::stderr(), text.as_bytes());
-            }
-        }
-        // A run takes no input while it goes on.
-        Event::Input | Event::Done(_) => {}
-    }
-}
-
-/// A reader that went away is no reason to stop the code; there is just nobody to tell.
-fn write_all(to: &mut impl Write, bytes: &[u8]) {
-    let _ = to.write_all(bytes).and_then(|()| to.flush());
-}
-
 /// Points out what is easily fixed.
 fn hint(result: &ExecResult, settings: &Settings) {
     let missing = result.error.as_ref().is_some_and(|error| error.name == "ModuleNotFoundError");
@@ -205,36 +135,14 @@ fn hint(result: &ExecResult, settings: &Settings) {
 
 /// What the output itself did not say.
 fn report(result: &ExecResult) {
-    let say = |text: String| write_all(&mut io::stderr(), format!("belljar: {text}\n").as_bytes());
-    let state = match result.status {
-        Status::Timeout => Some("timed out".to_owned()),
-        Status::Oom => Some("out of memory".to_owned()),
-        Status::Crashed => Some("crashed".to_owned()),
-        Status::Interrupted => Some("interrupted".to_owned()),
-        Status::Ok | Status::Error => None,
-    };
-    match (state, &result.reason) {
-        (Some(state), Some(reason)) => say(format!("{state}: {reason}")),
-        (Some(state), None) => say(state),
-        (None, Some(reason)) => say(reason.clone()),
-        (None, None) => {}
-    }
-    for (stream, bytes) in
-        [("stdout", result.dropped.stdout_bytes), ("stderr", result.dropped.stderr_bytes)]
-    {
-        if bytes > 0 {
-            say(format!("{bytes} bytes of {stream} exceeded --max-output and were dropped"));
-        }
-    }
-    let pictures = result.results.iter().filter(|bundle| bundle.data.contains_key("image/png"));
-    let pictures = pictures.count();
-    if pictures > 0 {
-        say(format!("{pictures} picture(s) were shown; --json has them"));
-    }
+    let pictures = result.results.iter().filter(|bundle| output::is_picture(bundle)).count();
+    let reason = result.reason.as_deref();
+    Ending { status: result.status, reason, dropped: result.dropped, pictures }.report();
     for artifact in &result.artifacts.artifacts {
-        say(format!("{} -> {}", artifact.path.escape_debug(), artifact.host_path.display()));
+        let path = artifact.path.escape_debug();
+        output::say(&format!("{path} -> {}", artifact.host_path.display()));
     }
     for refused in &result.artifacts.artifacts_refused {
-        say(format!("not taken: {} ({})", refused.path.escape_debug(), refused.reason));
+        output::say(&format!("not taken: {} ({})", refused.path.escape_debug(), refused.reason));
     }
 }

@@ -16,6 +16,7 @@ use belljar_engine::store::{StateLock, Store};
 use belljar_engine::{Engine, EngineConfig};
 use belljar_runtime::native::selftest::Verdict;
 use belljar_runtime::native::{NativeRuntime, Prepared};
+use belljar_sys::privileges;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
@@ -29,6 +30,8 @@ const KEYS_PACE: Duration = Duration::from_secs(1);
 
 pub(super) fn serve(args: &ServeArgs, settings: &Settings) -> Result<ExitCode> {
     settings.server.check()?;
+    // A session costs several descriptors, and a client one.
+    privileges::raise_open_files();
     let _lock = StateLock::take(&settings.state_dir)?;
     // Before any thread: the spawner is forked from us.
     let prepared = home::prepare_runtime(settings)?;

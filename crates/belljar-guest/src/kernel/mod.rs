@@ -1,0 +1,314 @@
+//! A kernel: an interpreter that keeps its state from one cell to the next, and its supervision.
+//!
+//! ```text
+//!           prepared or spawned
+//!                  │
+//!              Starting ──fatal, dies──▶ Dead
+//!                  │ hello                ▲
+//!                Idle ◀──done── Busy      │
+//!                  └────cell────▶┴──dies──┘
+//! ```
+//!
+//! Which language it speaks is the business of its [`Dialect`].
+//!
+//! A cell ends in one of four ways: the kernel says done; the kernel dies; the time is up or the
+//! host interrupts, which is first said politely (SIGINT to the process group, repeatedly, because
+//! `system()` swallows some) and after a grace period with SIGKILL to the kernel and everything it
+//! started. Nothing the code does can make us wait for it: no pipe is read to its end, no lock of
+//! the kernel's is needed, and a stopped process dies of SIGKILL as any other.
+
+mod cell;
+mod hearing;
+mod inspect;
+
+use std::cell::{Cell, RefCell};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::rc::Rc;
+use std::time::Duration;
+
+use belljar_proto::exec::Language;
+use belljar_proto::guest::{Refusal, RefusalCode};
+use belljar_proto::kernel::{CellStatus, ToKernel};
+use belljar_sys::process;
+use tokio::io::AsyncWriteExt;
+use tokio::net::UnixStream;
+use tokio::net::unix::OwnedWriteHalf;
+use tokio::sync::{Mutex, oneshot, watch};
+use tokio::time::timeout;
+
+use crate::Guest;
+use crate::command::{KILL_TIMEOUT, kill_tree};
+use crate::dialect::Dialect;
+use crate::execs::Exec;
+use crate::output::Output;
+use crate::reaper::End;
+
+/// SIGINT is repeated at this pace until the cell ends or the grace period is over.
+const INTERRUPT_PACE: Duration = Duration::from_millis(200);
+
+/// A kernel that has not said hello by then never will.
+const START_TIMEOUT: Duration = Duration::from_secs(60);
+
+#[derive(Debug)]
+pub(crate) struct Kernel {
+    pub(crate) phase: watch::Sender<Phase>,
+    language: Language,
+    output: Rc<Output>,
+    dialect: RefCell<Dialect>,
+    to_kernel: Mutex<OwnedWriteHalf>,
+    /// Held while the kernel does something for us: it does one thing at a time.
+    turn: Mutex<()>,
+    pid: Cell<Option<u32>>,
+    end: RefCell<Option<End>>,
+    current: RefCell<Option<Running>>,
+    /// Who waits to be told the variables.
+    wants_state: RefCell<Option<oneshot::Sender<Vec<u8>>>>,
+    /// The number of the last ping, and of the last that was answered.
+    pings: Cell<u64>,
+    pongs: watch::Sender<u64>,
+}
+
+/// The cell that runs, and the way to tell its supervisor how far it is.
+#[derive(Debug)]
+struct Running {
+    exec: Rc<Exec>,
+    begun: watch::Sender<bool>,
+    done: watch::Sender<Option<CellDone>>,
+    /// It waits for a line of input, which is being waited for.
+    asked: Cell<bool>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Phase {
+    Starting,
+    Idle { language_version: String },
+    Busy { language_version: String },
+    Dead { reason: String },
+}
+
+#[derive(Debug, Clone)]
+struct CellDone {
+    status: CellStatus,
+    exit_code: i32,
+    execution_count: u64,
+}
+
+/// The half of a kernel's connections that its process gets.
+#[derive(Debug)]
+pub(crate) struct KernelEnds {
+    pub(crate) control: OwnedFd,
+    pub(crate) stdin: OwnedFd,
+    pub(crate) stdout: OwnedFd,
+    pub(crate) stderr: OwnedFd,
+}
+
+impl Kernel {
+    /// Makes our half of a kernel, which replaces any other of its language.
+    pub(crate) fn prepare(guest: &Rc<Guest>, language: Language) -> io::Result<KernelEnds> {
+        let (ours, theirs) = UnixStream::pair()?;
+        let (output, write_ends) = Output::new()?;
+        let stdin = std::fs::File::open("/dev/null")?;
+        let (from_kernel, to_kernel) = ours.into_split();
+        let kernel = Rc::new(Kernel {
+            phase: watch::Sender::new(Phase::Starting),
+            language,
+            output,
+            dialect: RefCell::new(Dialect::of(language)),
+            to_kernel: Mutex::new(to_kernel),
+            turn: Mutex::default(),
+            pid: Cell::new(None),
+            end: RefCell::default(),
+            current: RefCell::default(),
+            wants_state: RefCell::default(),
+            pings: Cell::new(0),
+            pongs: watch::Sender::new(0),
+        });
+        let replaced = guest.kernels.borrow_mut().insert(language, Rc::clone(&kernel));
+        if let Some(old) = replaced {
+            old.retire(guest);
+        }
+        tokio::task::spawn_local(Rc::clone(&kernel.output).pump());
+        tokio::task::spawn_local(kernel.listen(Rc::clone(guest), from_kernel));
+        Ok(KernelEnds {
+            control: theirs.into_std()?.into(),
+            stdin: stdin.into(),
+            stdout: write_ends.stdout,
+            stderr: write_ends.stderr,
+        })
+    }
+
+    /// Another takes its place. One that is still on its way here dies when it says hello.
+    fn retire(&self, guest: &Guest) {
+        let reason = "was replaced".to_owned();
+        let before = self.phase.send_replace(Phase::Dead { reason: reason.clone() });
+        if matches!(before, Phase::Idle { .. }) {
+            guest.lost_kernel.borrow_mut().insert(self.language, reason);
+        }
+        self.kill_everything(guest);
+    }
+
+    /// Starts the interpreter ourselves, the slow way. The control socket becomes descriptor 3,
+    /// or the standard input of a shell.
+    pub(crate) fn spawn(
+        guest: &Rc<Guest>,
+        language: Language,
+        argv: &[String],
+        env: &[(String, String)],
+        cwd: &str,
+    ) -> io::Result<()> {
+        let ends = Kernel::prepare(guest, language)?;
+        let kernel = guest.kernels.borrow().get(&language).cloned();
+        let kernel = kernel.ok_or_else(|| io::Error::other("the kernel is gone already"))?;
+        // A blocking socket is what a plain interpreter expects.
+        let control = std::os::unix::net::UnixStream::from(ends.control);
+        control.set_nonblocking(false)?;
+        let output = [ends.stdout.as_fd(), ends.stderr.as_fd()];
+        let fds = if kernel.is_shell() {
+            vec![control.as_fd(), output[0], output[1]]
+        } else {
+            vec![ends.stdin.as_fd(), output[0], output[1], control.as_fd()]
+        };
+        let pid = process::spawn(&process::Command { argv, env, cwd, fds: &fds })?;
+        *kernel.end.borrow_mut() = Some(guest.reaper.watch(pid));
+        kernel.pid.set(Some(pid));
+        tokio::task::spawn_local(async move {
+            let first_words = kernel.dialect.borrow().first_words();
+            kernel.send(first_words).await;
+        });
+        Ok(())
+    }
+
+    fn is_shell(&self) -> bool {
+        self.dialect.borrow().is_shell()
+    }
+
+    /// Waits until the kernel is ready; the version of its language, or why there is none.
+    pub(crate) async fn ready(&self) -> Result<String, String> {
+        let mut phase = self.phase.subscribe();
+        let settled = phase.wait_for(|phase| *phase != Phase::Starting);
+        match timeout(START_TIMEOUT, settled).await {
+            Ok(Ok(phase)) => match &*phase {
+                Phase::Idle { language_version } | Phase::Busy { language_version } => {
+                    Ok(language_version.clone())
+                }
+                Phase::Dead { reason } => Err(reason.clone()),
+                Phase::Starting => Err("the kernel is still starting".into()),
+            },
+            _ => Err(format!("the kernel did not start within {} s", START_TIMEOUT.as_secs())),
+        }
+    }
+
+    fn is_busy(&self) -> bool {
+        matches!(*self.phase.borrow(), Phase::Busy { .. })
+    }
+
+    /// From idle to busy, or why not.
+    pub(crate) fn occupy(&self) -> Result<(), Refusal> {
+        self.available()?;
+        self.phase.send_modify(|phase| {
+            if let Phase::Idle { language_version } = phase {
+                *phase = Phase::Busy { language_version: std::mem::take(language_version) };
+            }
+        });
+        Ok(())
+    }
+
+    fn available(&self) -> Result<(), Refusal> {
+        let (code, message) = match &*self.phase.borrow() {
+            Phase::Idle { .. } => return Ok(()),
+            Phase::Busy { .. } => (RefusalCode::Busy, "the kernel runs another execution"),
+            Phase::Starting | Phase::Dead { .. } => {
+                (RefusalCode::NoKernel, "there is no live kernel")
+            }
+        };
+        Err(Refusal { code, message: message.into() })
+    }
+
+    /// The kernel is free for the next cell.
+    pub(crate) fn release(&self) {
+        self.phase.send_modify(|phase| {
+            if let Phase::Busy { language_version } = phase {
+                *phase = Phase::Idle { language_version: std::mem::take(language_version) };
+            }
+        });
+    }
+
+    async fn kill(&self, guest: &Guest) -> String {
+        self.kill_everything(guest);
+        let died = timeout(KILL_TIMEOUT, self.died()).await;
+        died.unwrap_or_else(|_| "was killed but does not go away".into())
+    }
+
+    /// Asks whether the kernel listens, if that can be said without waiting; the number of the ping.
+    fn ping(&self) -> Option<u64> {
+        let token = self.pings.get() + 1;
+        let bytes = self.dialect.borrow_mut().say(&ToKernel::Ping { token }, &[]);
+        let sent = self.to_kernel.try_lock().ok()?.try_write(&bytes).ok()?;
+        self.pings.set(token);
+        (sent == bytes.len()).then_some(token)
+    }
+
+    async fn answered(&self, token: Option<u64>) {
+        let mut pongs = self.pongs.subscribe();
+        let Some(token) = token else { return std::future::pending().await };
+        // It cannot fail: we hold the sender ourselves.
+        let _ = pongs.wait_for(|last| *last >= token).await;
+    }
+
+    /// Says something to the kernel. If it cannot be told it is dying, which we hear of elsewhere.
+    async fn send(&self, bytes: &[u8]) {
+        let _ = self.to_kernel.lock().await.write_all(bytes).await;
+    }
+
+    async fn say(&self, message: &ToKernel, body: &[u8]) {
+        let bytes = self.dialect.borrow_mut().say(message, body);
+        self.send(&bytes).await;
+    }
+
+    /// Resolves when the process itself has ended, however many hold on to what it left.
+    async fn process_ended(&self) {
+        let mut phase = self.phase.subscribe();
+        loop {
+            let end = self.end.borrow().clone();
+            if let Some(end) = end {
+                end.ended().await;
+                return;
+            }
+            // Its number becomes known with its hello.
+            if phase.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+
+    /// Resolves when the kernel is dead, with how it died.
+    async fn died(&self) -> String {
+        let mut phase = self.phase.subscribe();
+        match phase.wait_for(|phase| matches!(phase, Phase::Dead { .. })).await {
+            Ok(phase) => match &*phase {
+                Phase::Dead { reason } => reason.clone(),
+                _ => String::new(),
+            },
+            Err(_) => String::new(),
+        }
+    }
+
+    fn signal_group(&self, signal: i32) {
+        if let Some(pid) = self.pid.get() {
+            // The kernel leads a group of its own; should it have left it, reach it directly.
+            if process::signal_group(pid, signal).is_err() {
+                let _ = process::signal(pid, signal);
+            }
+        }
+    }
+
+    /// Kills the kernel, its descendants, and orphans that nobody supervises: a daemon that
+    /// detached itself is still part of what the cell started.
+    pub(crate) fn kill_everything(&self, guest: &Guest) {
+        let Some(pid) = self.pid.get() else { return };
+        let mut watched = guest.reaper.watched();
+        watched.retain(|&other| other != pid);
+        kill_tree(pid, &watched, true);
+    }
+}

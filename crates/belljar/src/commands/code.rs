@@ -1,0 +1,57 @@
+//! Code as it is given to a command: in words, in a file, or on standard input.
+
+use std::fs;
+use std::io::{self, Read};
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use belljar_proto::frame::MAX_BODY;
+
+use crate::cli::Lang;
+
+pub(super) struct Given {
+    pub(super) code: Vec<u8>,
+    pub(super) lang: Lang,
+    /// A script is not echoed as a notebook's cell is.
+    pub(super) is_script: bool,
+}
+
+pub(super) fn read(code: Option<&str>, file: Option<&Path>, lang: Option<Lang>) -> Result<Given> {
+    let lang = lang.unwrap_or_else(|| language_of(file));
+    let (code, is_script) = match (code, file) {
+        (Some(code), _) => (code.as_bytes().to_vec(), false),
+        (None, Some(path)) if path == Path::new("-") => (read_stdin()?, false),
+        (None, Some(path)) => (read_file(path)?, true),
+        (None, None) => bail!("give a FILE, - or -c CODE"),
+    };
+    if code.len() > MAX_BODY {
+        bail!("the code has {} bytes, more than the {MAX_BODY} allowed", code.len());
+    }
+    Ok(Given { code, lang, is_script })
+}
+
+fn language_of(file: Option<&Path>) -> Lang {
+    match file.and_then(Path::extension).and_then(|e| e.to_str()) {
+        Some("sh" | "bash") => Lang::Bash,
+        _ => Lang::Python,
+    }
+}
+
+fn read_stdin() -> Result<Vec<u8>> {
+    let mut code = Vec::new();
+    let most = MAX_BODY as u64 + 1;
+    io::stdin().take(most).read_to_end(&mut code).context("failed to read standard input")?;
+    Ok(code)
+}
+
+fn read_file(path: &Path) -> Result<Vec<u8>> {
+    let context = || format!("failed to read `{}`", path.display());
+    let metadata = fs::metadata(path).with_context(context)?;
+    if metadata.is_dir() {
+        bail!("`{}` is a directory", path.display());
+    }
+    let mut code = Vec::new();
+    let most = MAX_BODY as u64 + 1;
+    fs::File::open(path).with_context(context)?.take(most).read_to_end(&mut code)?;
+    Ok(code)
+}

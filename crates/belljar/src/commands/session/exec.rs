@@ -1,0 +1,215 @@
+//! `belljar session exec`
+
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use belljar_proto::exec::{Dropped, Event, KernelState, MimeBundle, Status};
+use hyper::Method;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use super::follow::Follower;
+use super::{find_id, print_json};
+use crate::cli::{Lang, SessionExecArgs};
+use crate::client::{Client, ClientError, Heard, escape};
+use crate::commands::code::{self, Given};
+use crate::commands::output::{self, Ending};
+
+/// The exit status of what Ctrl-C ended.
+const EXIT_INTERRUPTED: i32 = 130;
+
+pub(super) async fn exec(client: &Client, args: SessionExecArgs) -> Result<ExitCode> {
+    let (exec, ask) = match &args.join {
+        Some(exec) => (exec.clone(), None),
+        None => {
+            let exec = belljar_engine::new_id("exec");
+            let ask = ask(&args, &exec)?;
+            (exec, Some(ask))
+        }
+    };
+    let session = find_id(client, &args.session).await?;
+    let watched = Watched { client, session: &session, exec: &exec, json: args.json };
+    match &ask {
+        Some(ask) if args.background => watched.start_in_background(ask).await,
+        ask => watched.follow(ask.as_ref()).await,
+    }
+}
+
+fn ask(args: &SessionExecArgs, exec: &str) -> Result<Value> {
+    let mut ask = Map::new();
+    ask.insert("exec_id".into(), exec.into());
+    match &args.command[..] {
+        [] => {
+            let Given { code, lang, .. } =
+                code::read(args.code.as_deref(), args.file.as_deref(), args.lang)?;
+            let code = String::from_utf8(code).ok().context("the code must be text in UTF-8")?;
+            let language = match lang {
+                Lang::Python => "python",
+                Lang::Bash => "bash",
+            };
+            ask.insert("language".into(), language.into());
+            ask.insert("code".into(), code.into());
+        }
+        [text] => {
+            ask.insert("command".into(), text.as_str().into());
+        }
+        words => {
+            ask.insert("command".into(), json!(words));
+        }
+    }
+    if let Some(ms) = args.timeout {
+        ask.insert("timeout".into(), std::time::Duration::from_millis(ms).as_secs_f64().into());
+    }
+    if let Some(size) = args.max_output {
+        ask.insert("max_output".into(), size.into());
+    }
+    if !args.env.is_empty() {
+        let env: Map<String, Value> =
+            args.env.iter().map(|(name, value)| (name.clone(), value.as_str().into())).collect();
+        ask.insert("env".into(), env.into());
+    }
+    if args.background {
+        ask.insert("background".into(), true.into());
+    }
+    Ok(ask.into())
+}
+
+/// How an execution ended, as the last event says.
+#[derive(Debug, Deserialize)]
+struct Done {
+    status: Status,
+    exit_code: i32,
+    reason: Option<String>,
+    #[serde(default)]
+    dropped: Dropped,
+    kernel_state: KernelState,
+}
+
+/// An execution somebody waits for.
+struct Watched<'a> {
+    client: &'a Client,
+    session: &'a str,
+    exec: &'a str,
+    json: bool,
+}
+
+/// What there is to wait for.
+enum Next {
+    Heard(Result<Heard, ClientError>),
+    CtrlC,
+    Interrupted(Result<Value, ClientError>),
+}
+
+impl Watched<'_> {
+    async fn start_in_background(&self, ask: &Value) -> Result<ExitCode> {
+        let path = format!("/v1/sessions/{}/exec", escape(self.session));
+        let state = self.client.post(&path, ask).await?;
+        if self.json {
+            print_json(&state)?;
+        } else {
+            output::print(&format!("{}\n", self.exec))?;
+            output::say(&format!("it runs; {}", self.how_to_join()));
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+
+    /// Shows what it says until it ends. Ctrl-C interrupts it; a second one leaves it alone.
+    async fn follow(&self, ask: Option<&Value>) -> Result<ExitCode> {
+        let mut follower = Follower::new(self.client, self.session, self.exec, ask);
+        let mut ctrl_c = signal(SignalKind::interrupt()).context("failed to listen for signals")?;
+        let (mut pictures, mut presses) = (0, 0);
+        let mut interrupting = None;
+        loop {
+            let next = tokio::select! {
+                heard = follower.next() => Next::Heard(heard),
+                () = pressed(&mut ctrl_c) => Next::CtrlC,
+                answer = async { interrupting.as_mut().expect("as the condition says").await },
+                    if interrupting.is_some() => Next::Interrupted(answer),
+            };
+            match next {
+                Next::Heard(heard) => {
+                    let heard = heard?;
+                    if heard.name == "done" {
+                        return self.ended(&heard.data, pictures).await;
+                    }
+                    pictures += usize::from(self.show(&heard));
+                }
+                Next::CtrlC => {
+                    presses += 1;
+                    if presses > 1 {
+                        output::say(&format!("left running; {}", self.how_to_join()));
+                        return Ok(output::exit_code(EXIT_INTERRUPTED));
+                    }
+                    interrupting = Some(Box::pin(self.interrupt()));
+                }
+                // The server never heard of it: there is nothing to wait for.
+                Next::Interrupted(Err(error)) if error.is("exec_not_found") => {
+                    output::say("interrupted");
+                    return Ok(output::exit_code(EXIT_INTERRUPTED));
+                }
+                // If it was, it ends now and says so itself.
+                Next::Interrupted(answer) => {
+                    interrupting = None;
+                    if let Err(error) = answer {
+                        let error = anyhow::Error::from(error);
+                        output::say(&format!("failed to interrupt it: {error:#}"));
+                    }
+                }
+            }
+        }
+    }
+
+    async fn interrupt(&self) -> Result<Value, ClientError> {
+        let (session, exec) = (escape(self.session), escape(self.exec));
+        let path = format!("/v1/sessions/{session}/execs/{exec}/interrupt");
+        self.client.call_patiently(Method::POST, &path, None).await
+    }
+
+    /// Shows an event; true if there was a picture in it.
+    fn show(&self, heard: &Heard) -> bool {
+        let text = || heard.data["text"].as_str().unwrap_or_default().as_bytes().to_vec();
+        let json = || heard.data.to_string().into_bytes();
+        let (event, body) = match heard.name.as_str() {
+            "stdout" => (Event::Stdout, text()),
+            "stderr" => (Event::Stderr, text()),
+            "display" => (Event::Display, json()),
+            "result" => (Event::Result, json()),
+            "error" => (Event::Error, json()),
+            // Of later servers, or not to be shown.
+            _ => return false,
+        };
+        if !self.json {
+            output::pass_through(&event, &body);
+        }
+        MimeBundle::deserialize(&heard.data).is_ok_and(|bundle| output::is_picture(&bundle))
+    }
+
+    async fn ended(&self, done: &Value, pictures: usize) -> Result<ExitCode> {
+        let done = Done::deserialize(done).context("the server tells an end in an unknown way")?;
+        if self.json {
+            let (session, exec) = (escape(self.session), escape(self.exec));
+            let path = format!("/v1/sessions/{session}/execs/{exec}");
+            let mut state = self.client.call_patiently(Method::GET, &path, None).await?;
+            print_json(&state["result"].take())?;
+        } else {
+            let reason = done.reason.as_deref();
+            Ending { status: done.status, reason, dropped: done.dropped, pictures }.report();
+            if done.kernel_state == KernelState::Lost {
+                output::say("the variables of the session are gone");
+            }
+        }
+        Ok(output::exit_code(done.exit_code))
+    }
+
+    fn how_to_join(&self) -> String {
+        let Watched { session, exec, .. } = self;
+        format!("`belljar session exec {session} --join {exec}` shows what it says")
+    }
+}
+
+async fn pressed(ctrl_c: &mut Signal) {
+    if ctrl_c.recv().await.is_none() {
+        std::future::pending().await
+    }
+}

@@ -1,0 +1,106 @@
+//! An execution followed to its end, over as many connections and servers as it takes.
+//!
+//! ```text
+//!            POST .../exec                      GET .../execs/{exec}/events?offset=
+//!   Ask ───────────────────▶ hearing ──▶ lost ─────────────────────────────▶ hearing ──▶ ...
+//!    ▲                          │
+//!    └──── lost, not heard ─────┘
+//! ```
+//!
+//! The execution's id is chosen here, so asking again for one that a server may or may not have
+//! heard of executes it once. Every event says where to go on after it, so nothing is shown twice
+//! and nothing is left out.
+
+use std::time::Instant;
+
+use hyper::Method;
+use serde_json::Value;
+
+use crate::client::{Client, ClientError, Events, Heard, OUTAGE_PATIENCE, OUTAGE_PAUSE, escape};
+use crate::commands::output;
+
+pub(super) struct Follower<'a> {
+    client: &'a Client,
+    session: &'a str,
+    exec: &'a str,
+    /// What to execute, until the server is known to have accepted it.
+    ask: Option<&'a Value>,
+    position: u64,
+    events: Option<Events>,
+    /// Since when there is no server.
+    lost: Option<Instant>,
+}
+
+impl<'a> Follower<'a> {
+    /// Starts an execution and follows it; without anything to ask, joins one that was started.
+    pub(super) fn new(
+        client: &'a Client,
+        session: &'a str,
+        exec: &'a str,
+        ask: Option<&'a Value>,
+    ) -> Follower<'a> {
+        Follower { client, session, exec, ask, position: 0, events: None, lost: None }
+    }
+
+    /// The next event, whatever it takes. Nothing is lost by not waiting for it.
+    pub(super) async fn next(&mut self) -> Result<Heard, ClientError> {
+        loop {
+            match self.try_next().await {
+                Ok(heard) => {
+                    if self.lost.take().is_some() {
+                        output::say("the server is back");
+                    }
+                    return Ok(heard);
+                }
+                Err(error) if error.is_outage() => self.endure(error).await?,
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    async fn try_next(&mut self) -> Result<Heard, ClientError> {
+        let events = match &mut self.events {
+            Some(events) => events,
+            None => {
+                let events = self.open().await?;
+                self.events.insert(events)
+            }
+        };
+        let Some(heard) = events.next().await? else {
+            return Err(ClientError::CutOff { url: self.client.url() });
+        };
+        self.ask = None;
+        self.position = heard.position.unwrap_or(self.position);
+        Ok(heard)
+    }
+
+    async fn open(&self) -> Result<Events, ClientError> {
+        let session = format!("/v1/sessions/{}", escape(self.session));
+        match self.ask {
+            Some(_) => self.client.events(Method::POST, &format!("{session}/exec"), self.ask).await,
+            None => {
+                let (exec, offset) = (escape(self.exec), self.position);
+                let path = format!("{session}/execs/{exec}/events?offset={offset}");
+                self.client.events(Method::GET, &path, None).await
+            }
+        }
+    }
+
+    /// Waits a moment for the server to come back, or gives up.
+    async fn endure(&mut self, error: ClientError) -> Result<(), ClientError> {
+        self.events = None;
+        let lost = match self.lost {
+            Some(lost) => lost,
+            None => {
+                let patience = OUTAGE_PATIENCE.as_secs();
+                output::say(&format!("lost the server; looking for it for {patience} seconds"));
+                *self.lost.insert(Instant::now())
+            }
+        };
+        if lost.elapsed() >= OUTAGE_PATIENCE {
+            return Err(error);
+        }
+        tokio::time::sleep(OUTAGE_PAUSE).await;
+        Ok(())
+    }
+}

@@ -1,0 +1,124 @@
+//! `belljar session`: the sessions of a server, as one of its clients. One file per verb.
+
+mod create;
+mod exec;
+mod follow;
+mod list;
+mod show;
+mod stop;
+
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::output;
+use crate::cli::SessionCommand;
+use crate::client::{Client, escape};
+use crate::settings::Settings;
+
+pub(super) fn session(command: SessionCommand, settings: &Settings) -> Result<ExitCode> {
+    let client = Client::new(&settings.client)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.context("failed to start the event loop")?.block_on(async {
+        match command {
+            SessionCommand::Create(args) => create::create(&client, args).await,
+            SessionCommand::List(args) => list::list(&client, &args).await,
+            SessionCommand::Show(args) => show::show(&client, &args).await,
+            SessionCommand::Exec(args) => exec::exec(&client, args).await,
+            SessionCommand::Stop(args) => stop::stop(&client, &args).await,
+        }
+    })
+}
+
+/// A session as the server tells of it; what it says beyond this is shown with `--json`.
+#[derive(Debug, Deserialize)]
+struct Session {
+    id: String,
+    key: Option<String>,
+    state: String,
+    image: String,
+    storage: String,
+    datasets: String,
+    limits: Limits,
+    network: String,
+    ttl: u64,
+    idle_timeout: Option<u64>,
+    created: String,
+    last_used: String,
+    expires: String,
+    ended: Option<String>,
+    ended_because: Option<String>,
+    running: u64,
+    queued: u64,
+    execs: u64,
+    memory_used: Option<u64>,
+    directory: Option<String>,
+    #[serde(default)]
+    warnings: Vec<String>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Limits {
+    memory: u64,
+    cpus: f64,
+    pids: u64,
+    tmpfs: u64,
+}
+
+impl Session {
+    fn from(value: &Value) -> Result<Session> {
+        Session::deserialize(value).context("the server describes a session in an unknown way")
+    }
+
+    fn has_ended(&self) -> bool {
+        matches!(self.state.as_str(), "stopped" | "failed")
+    }
+}
+
+/// The session with this id; else the newest with this key that lives, or else that lived.
+async fn find(client: &Client, name: &str) -> Result<Value> {
+    match client.get(&format!("/v1/sessions/{}", escape(name))).await {
+        Err(error) if error.is("session_not_found") => {}
+        answer => return Ok(answer?),
+    }
+    let mut list = client.get(&format!("/v1/sessions?key={}", escape(name))).await?;
+    let Some(with_key) = list["sessions"].as_array_mut().filter(|list| !list.is_empty()) else {
+        bail!("there is no session with the id or key `{name}`; `belljar session list` shows all");
+    };
+    let lives = |value: &Value| Session::from(value).is_ok_and(|session| !session.has_ended());
+    let chosen = with_key.iter().position(lives).unwrap_or(0);
+    Ok(with_key.swap_remove(chosen))
+}
+
+async fn find_id(client: &Client, name: &str) -> Result<String> {
+    Ok(Session::from(&find(client, name).await?)?.id)
+}
+
+fn print_json(value: &Value) -> Result<()> {
+    output::print(&(serde_json::to_string_pretty(value)? + "\n"))
+}
+
+/// A span of time as people say it, in its largest unit.
+fn spoken(ms: i64) -> String {
+    // What was an hour a moment ago is still called one.
+    match (ms.max(0) + 500) / 1000 {
+        s @ 0..120 => format!("{s} s"),
+        s @ 120..7200 => format!("{} min", s / 60),
+        s @ 7200..172_800 => format!("{} h", s / 3600),
+        s => format!("{} days", s / 86400),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spans_of_time_are_short() {
+        let spans = [-5, 0, 119_400, 119_500, 3_600_000, 7_200_000, 86_400_000, 864_000_000];
+        let expected = ["0 s", "0 s", "119 s", "2 min", "60 min", "2 h", "24 h", "10 days"];
+        assert_eq!(spans.map(spoken), expected);
+    }
+}

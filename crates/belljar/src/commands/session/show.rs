@@ -1,0 +1,73 @@
+//! `belljar session show`
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use belljar_engine::clock;
+use indicatif::HumanBytes;
+
+use super::{Session, find, print_json, spoken};
+use crate::cli::SessionShowArgs;
+use crate::client::Client;
+use crate::commands::output;
+
+pub(super) async fn show(client: &Client, args: &SessionShowArgs) -> Result<ExitCode> {
+    let found = find(client, &args.session).await?;
+    if args.json {
+        print_json(&found)?;
+    } else {
+        output::print(&describe(Session::from(&found)?, clock::now_ms()))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn describe(session: Session, now: i64) -> String {
+    let left = clock::parse_rfc3339(&session.expires).map(|expires| spoken(expires - now));
+    let expires = match left.filter(|_| !session.has_ended()) {
+        Some(left) => format!("{}, in {left}", session.expires),
+        None => session.expires.clone(),
+    };
+    let limits = &session.limits;
+    let limits = format!(
+        "memory {}, cpus {}, pids {}, tmpfs {}",
+        HumanBytes(limits.memory),
+        limits.cpus,
+        limits.pids,
+        HumanBytes(limits.tmpfs)
+    );
+    let ended = session.ended.map(|when| match &session.ended_because {
+        Some(because) => format!("{when}: {because}"),
+        None => when,
+    });
+    let lines = [
+        ("id", Some(session.id)),
+        ("key", session.key),
+        ("state", Some(session.state)),
+        ("image", Some(session.image)),
+        ("storage", Some(session.storage)),
+        ("directory", session.directory),
+        ("datasets", Some(session.datasets)),
+        ("network", Some(session.network)),
+        ("limits", Some(limits)),
+        ("memory", session.memory_used.map(|bytes| format!("{} used", HumanBytes(bytes)))),
+        ("created", Some(session.created)),
+        ("last used", Some(session.last_used)),
+        ("ttl", Some(format!("{} s", session.ttl))),
+        ("idle limit", session.idle_timeout.map(|seconds| format!("{seconds} s"))),
+        ("expires", Some(expires)),
+        ("ended", ended),
+        (
+            "execs",
+            Some(format!(
+                "{}, {} running, {} waiting",
+                session.execs, session.running, session.queued
+            )),
+        ),
+    ];
+    let warnings = session.warnings.into_iter().map(|warning| ("warning", Some(warning)));
+    lines
+        .into_iter()
+        .chain(warnings)
+        .filter_map(|(name, value)| Some(format!("{name:<10}  {}\n", value?)))
+        .collect()
+}

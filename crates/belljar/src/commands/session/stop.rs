@@ -1,0 +1,45 @@
+//! `belljar session stop`
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use serde_json::{Value, json};
+
+use super::{Session, find_id, print_json};
+use crate::cli::SessionStopArgs;
+use crate::client::Client;
+use crate::commands::{EXIT_TROUBLE, output};
+
+/// Stops one after another; one that cannot be stopped does not save the others.
+pub(super) async fn stop(client: &Client, args: &SessionStopArgs) -> Result<ExitCode> {
+    let mut stopped = Vec::new();
+    let mut failed = false;
+    for name in &args.sessions {
+        match stop_one(client, name).await {
+            Ok(session) => {
+                if !args.json {
+                    output::print(&format!("{}\n", outcome(&Session::from(&session)?)))?;
+                }
+                stopped.push(session);
+            }
+            Err(error) => {
+                output::say(&format!("{error:#}"));
+                failed = true;
+            }
+        }
+    }
+    if args.json {
+        print_json(&json!({ "sessions": stopped }))?;
+    }
+    Ok(if failed { ExitCode::from(EXIT_TROUBLE) } else { ExitCode::SUCCESS })
+}
+
+async fn stop_one(client: &Client, name: &str) -> Result<Value> {
+    let id = find_id(client, name).await?;
+    Ok(client.delete(&format!("/v1/sessions/{id}")).await?)
+}
+
+fn outcome(session: &Session) -> String {
+    let because = session.ended_because.as_deref().unwrap_or("it ended");
+    format!("{} {}: {because}", session.id, session.state)
+}
