@@ -3,6 +3,13 @@
 mod client;
 #[path = "../leaks/corner.rs"]
 mod corner;
+mod execs;
+mod expiry;
 mod openapi;
+mod queue;
+mod refusals;
+mod runs;
 mod server;
 mod sessions;
+mod shell;
+mod streams;

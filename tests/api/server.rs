@@ -345,6 +345,11 @@ impl Server {
         self.session_with(json!({})).await
     }
 
+    /// What the server answers to a call of this path of a session.
+    pub(crate) async fn post_path(&self, session: &Session, path: &str) -> Value {
+        self.post(&session.path(path), json!({})).await.json(200)
+    }
+
     pub(crate) async fn session_with(&self, ask: Value) -> Session {
         self.client.session_with(ask).await
     }

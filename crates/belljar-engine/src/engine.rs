@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use belljar_proto::exec::Language;
+use belljar_proto::exec::{Language, Status};
 use belljar_proto::guest::KernelSnapshot;
 use belljar_runtime::native::NativeRuntime;
 use belljar_runtime::{DataMount, Handle, Sandbox, SandboxSpec};
@@ -625,7 +625,8 @@ impl Engine {
     async fn live_exec(&self, who: &Principal, id: &str, exec_id: &str) -> Option<Arc<Exec>> {
         let session = self.session(who, id).ok()?;
         session.settled().await;
-        session.live_exec(exec_id)
+        // One that the database knew already is not it.
+        session.live_exec(exec_id)?.once_accepted().await.ok()
     }
 
     /// An execution, ended or not.
@@ -657,6 +658,7 @@ impl Engine {
         let rows = self.shared.store.execs(id, filter).await?;
         let infos = rows.into_iter().map(|row| {
             let live = live.as_ref().and_then(|session| session.live_exec(&row.id));
+            let live = live.filter(|exec| exec.is_accepted());
             live.map_or_else(|| info_of_exec_row(row), |exec| info_of_live(&exec))
         });
         Ok(infos.collect())
@@ -788,29 +790,27 @@ impl Engine {
         ask: RunAsk,
         transcript: &Transcript,
     ) -> Result<ExecResult, EngineError> {
-        let id = ask.id.clone();
-        let code = ask.code.bytes().to_vec();
-        let outcome = self.run_unnoted(who, ask, transcript).await;
-        if let Ok(result) = &outcome {
-            self.shared.metrics.runs.inc();
-            self.shared.usage.add(&who.tenant, |delta| {
-                delta.runs += 1;
-                delta.count(result.status);
-                delta.bytes_in += code.len() as u64;
-                delta.bytes_out += (result.stdout.len() + result.stderr.len()) as u64;
-            });
-        }
-        let said = outcome.as_ref().map_or_else(|error| in_full(error), |_| "done".into());
-        self.audit.note(
+        let mut noted = Noted {
+            engine: self,
             who,
-            &Entry {
-                action: "run",
-                outcome: &said,
-                exec: Some(&id),
-                code: Some(&code),
-                ..Entry::default()
-            },
-        );
+            id: ask.id.clone(),
+            code: ask.code.bytes().to_vec(),
+            status: Some(Status::Interrupted),
+            bytes_out: 0,
+            said: "its caller went away".into(),
+        };
+        let outcome = self.run_unnoted(who, ask, transcript).await;
+        match &outcome {
+            Ok(result) => {
+                noted.status = Some(result.status);
+                noted.bytes_out = (result.stdout.len() + result.stderr.len()) as u64;
+                noted.said = "done".into();
+            }
+            Err(error) => {
+                noted.status = None;
+                noted.said = in_full(error);
+            }
+        }
         outcome
     }
 
@@ -825,6 +825,7 @@ impl Engine {
         spec.storage = Storage::Tmpfs;
         let _reservation = self.shared.reserve(who, &spec)?;
         let sandbox = self.sandbox_for_run(&spec).await?;
+        let sandbox = Metered { shared: &self.shared, tenant: &who.tenant, sandbox: Some(sandbox) };
         let sandbox_spec = self.shared.sandbox_spec(&spec, "")?;
         let mut run = Run::new(ask.id, ask.code, sandbox_spec);
         run.timeout_ms = ask.timeout_ms;
@@ -832,9 +833,7 @@ impl Engine {
         run.outputs.clone_from(&self.shared.config.outputs_dir);
         // Nobody can interrupt a run but by going away.
         let (_nobody, interrupt) = watch::channel(false);
-        let outcome = run.execute_in(&sandbox, transcript, interrupt, |_| {}).await;
-        let cpu_us = sandbox.cpu_used_us().unwrap_or(0);
-        self.shared.usage.add(&who.tenant, |delta| delta.cpu_us += cpu_us);
+        let outcome = run.execute_in(sandbox.get(), transcript, interrupt, |_| {}).await;
         sandbox.destroy().await;
         outcome
     }
@@ -1130,6 +1129,74 @@ impl Shared {
             if name.starts_with("ses_") && !keep(&name) {
                 let _ = Record::of(&self.config.sessions_root, &name).remove_if_unused();
             }
+        }
+    }
+}
+
+/// Writes a run down however it ends, also if its caller went away and its future was dropped.
+struct Noted<'a> {
+    engine: &'a Engine,
+    who: &'a Principal,
+    id: String,
+    code: Vec<u8>,
+    /// None if it never began.
+    status: Option<Status>,
+    bytes_out: u64,
+    said: String,
+}
+
+impl Drop for Noted<'_> {
+    fn drop(&mut self) {
+        if let Some(status) = self.status {
+            self.engine.shared.metrics.runs.inc();
+            self.engine.shared.usage.add(&self.who.tenant, |delta| {
+                delta.runs += 1;
+                delta.count(status);
+                delta.bytes_in += self.code.len() as u64;
+                delta.bytes_out += self.bytes_out;
+            });
+        }
+        let entry = Entry {
+            action: "run",
+            outcome: &self.said,
+            exec: Some(&self.id),
+            code: Some(&self.code),
+            ..Entry::default()
+        };
+        self.engine.audit.note(self.who, &entry);
+    }
+}
+
+/// The sandbox of a run, whose processor time is charged however it ends.
+struct Metered<'a> {
+    shared: &'a Shared,
+    tenant: &'a str,
+    /// Until it is destroyed.
+    sandbox: Option<Sandbox>,
+}
+
+impl Metered<'_> {
+    fn get(&self) -> &Sandbox {
+        self.sandbox.as_ref().expect("taken only where this is consumed")
+    }
+
+    async fn destroy(mut self) {
+        self.charge();
+        if let Some(sandbox) = self.sandbox.take() {
+            sandbox.destroy().await;
+        }
+    }
+
+    fn charge(&self) {
+        let cpu_us = self.sandbox.as_ref().and_then(Sandbox::cpu_used_us).unwrap_or(0);
+        self.shared.usage.add(self.tenant, |delta| delta.cpu_us += cpu_us);
+    }
+}
+
+impl Drop for Metered<'_> {
+    fn drop(&mut self) {
+        if self.sandbox.is_some() {
+            self.charge();
         }
     }
 }

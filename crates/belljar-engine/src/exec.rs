@@ -138,6 +138,10 @@ impl Exec {
         *self.stage.borrow()
     }
 
+    pub(crate) fn is_accepted(&self) -> bool {
+        *self.accepted.borrow() == Some(true)
+    }
+
     /// For whoever asks for it a second time: this one, unless it turns out not to be one.
     pub(crate) async fn once_accepted(self: Arc<Self>) -> Result<Arc<Exec>, EngineError> {
         let mut accepted = self.accepted.subscribe();

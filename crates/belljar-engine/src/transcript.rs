@@ -218,11 +218,23 @@ impl Inner {
             return Some(Piece { next, event: entry.event.clone(), body: entry.body.clone() });
         }
         let from = usize::try_from(position.saturating_sub(entry.start)).ok()?;
-        let rest = &entry.body[from..];
-        let still_growing = index + 1 == self.entries.len() && !self.done;
-        let body = whole_characters(&rest[..rest.len().min(MAX_PIECE)], still_growing);
-        let next = entry.start + (from + body.len()) as u64;
-        (!body.is_empty()).then(|| Piece { next, event: entry.event.clone(), body: body.to_vec() })
+        // The guest begins a new entry now and then. To a reader, output of one kind is one.
+        let run = self.entries[index..].iter().take_while(|next| next.event == entry.event);
+        let mut rest = Vec::new();
+        let mut after = index;
+        for (number, part) in run.enumerate() {
+            let bytes = if number == 0 { &part.body[from..] } else { &part.body[..] };
+            rest.extend_from_slice(&bytes[..bytes.len().min(MAX_PIECE - rest.len())]);
+            after += 1;
+            if rest.len() == MAX_PIECE {
+                break;
+            }
+        }
+        let still_growing = after == self.entries.len() && !self.done;
+        let whole = whole_characters(&rest, still_growing).len();
+        rest.truncate(whole);
+        let next = entry.start + (from + whole) as u64;
+        (whole > 0).then(|| Piece { next, event: entry.event.clone(), body: rest })
     }
 }
 
@@ -343,6 +355,20 @@ mod tests {
         assert_eq!(pieces(&transcript, 0)[0].body, b"\xe2\x82\xac\xff");
         transcript.push(event(1, 0, done(), b"")).unwrap();
         assert_eq!(pieces(&transcript, 4)[0].body, b"\xe2", "nothing follows any more");
+    }
+
+    #[test]
+    fn a_character_is_not_torn_by_the_end_of_an_entry_either() {
+        let transcript = Transcript::new(100);
+        let euro = "€".as_bytes();
+        transcript.push(event(0, 0, Event::Stdout, &euro[..1])).unwrap();
+        transcript.push(event(1, 0, Event::Stdout, &euro[1..])).unwrap();
+        transcript.push(event(2, 0, Event::Stderr, &euro[..2])).unwrap();
+        transcript.push(event(3, 0, Event::Stdout, &euro[2..])).unwrap();
+        let pieces = pieces(&transcript, 0);
+        assert_eq!(pieces[0].body, euro);
+        assert_eq!(pieces[1].body, &euro[..2], "what comes next is not its end");
+        assert_eq!(pieces.iter().map(|piece| piece.next).collect::<Vec<_>>(), [3, 5, 6]);
     }
 
     #[tokio::test]
