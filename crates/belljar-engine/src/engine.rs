@@ -1311,3 +1311,40 @@ fn log_entry(row: ExecRow) -> Option<LogEntry> {
     let result = ExecResult::of(row.id, &transcript);
     Some(LogEntry::new(row.number, row.accepted_ms, &row.request, &row.code, result))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clock_that_jumped_neither_ends_sessions_nor_keeps_them_for_ever() {
+        let spec = SessionSpec {
+            image: "host".into(),
+            storage: Storage::Tmpfs,
+            datasets: Datasets::None,
+            limits: belljar_runtime::Limits::default(),
+            env: std::collections::BTreeMap::new(),
+            ttl_s: 3600,
+            idle_s: None,
+            metadata: serde_json::Map::new(),
+        };
+        let config = EngineConfig {
+            defaults: spec.clone(),
+            sessions_root: PathBuf::new(),
+            datasets_dir: None,
+            outputs_dir: PathBuf::new(),
+            pool: 0,
+            total: Quota::default(),
+            alone_for_s: 0,
+            max_ttl_s: 86_400,
+        };
+        let now = 1_000_000_000;
+        let expiry = |written| sane_expiry(written, now, &spec, &config) - now;
+        assert_eq!(expiry(now + 1_800_000), 1_800_000, "as it was written");
+        assert_eq!(expiry(now + 7_200_000), 7_200_000, "prolonged by a call");
+        assert_eq!(expiry(now - 10 * 86_400_000), 60_000, "the clock went ahead");
+        assert_eq!(expiry(now + 3000 * 86_400_000), 86_400_000, "the clock went back");
+        assert_eq!(expiry(i64::MIN), 60_000);
+        assert_eq!(expiry(i64::MAX), 86_400_000);
+    }
+}

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
+use std::time::Duration;
 
 /// How many threads this process has.
 pub fn own_threads() -> io::Result<usize> {
@@ -21,6 +22,16 @@ pub fn own_threads() -> io::Result<usize> {
 pub fn start_time(pid: u32) -> io::Result<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
     nth_after_name(&stat, 19).ok_or_else(|| io::Error::other("unexpected form of /proc/PID/stat"))
+}
+
+/// Processor time that a process has used, all its threads together, to the hundredth of a second.
+#[must_use]
+pub fn cpu_time(pid: u32) -> Option<Duration> {
+    // What the kernel counts for user space in, on every architecture we run on.
+    const TICKS_PER_SECOND: u64 = 100;
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let ticks = nth_after_name(&stat, 11)? + nth_after_name(&stat, 12)?;
+    Some(Duration::from_millis(ticks * 1000 / TICKS_PER_SECOND))
 }
 
 /// Every process we can see, with its parent.

@@ -415,6 +415,9 @@ pub(crate) struct DoctorArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct BenchArgs {
+    /// Measure a server as its clients see it, started for this and gone afterwards
+    #[arg(long)]
+    pub(crate) http: bool,
     /// Print the figures as JSON
     #[arg(long)]
     pub(crate) json: bool,

@@ -117,6 +117,9 @@ pub(crate) async fn drive(
             }
             driver.happen(Happening::SandboxReady);
             driver.republish();
+            let (id, tenant) = (&driver.session.id, &driver.session.tenant);
+            let how = if adopted { "taken over" } else { "ready" };
+            tracing::info!(session.id = id, tenant, sandbox = sandbox.name(), "session {id} {how}");
             let why = driver.serve(&sandbox, &mut inbox).await;
             driver.end(sandbox, why).await;
         }

@@ -180,6 +180,15 @@ pub(super) async fn settle(
     #[expect(clippy::cast_precision_loss, reason = "milliseconds of an execution")]
     let seconds = (ended_ms - exec.accepted_ms).max(0) as f64 / 1000.0;
     shared.metrics.finished(exec.request.language(), &outcome, seconds);
+    tracing::debug!(
+        session.id = session.id,
+        exec.id = exec.id,
+        language = exec.request.language(),
+        duration_ms = result.duration_ms,
+        "execution {} ended: {:?}",
+        exec.id,
+        outcome.status
+    );
     log(&session, &exec, result, again).await;
 
     let finished = FinishedExec {

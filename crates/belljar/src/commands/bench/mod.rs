@@ -3,9 +3,11 @@
 //! Numbers of a shared machine mean little by themselves; ratios of things measured in turns mean
 //! more. Each line says what it was compared with.
 
+mod http;
 mod peers;
 mod samples;
 
+use std::fmt;
 use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -41,6 +43,9 @@ const NOTHING: &str = "x = 1";
 const POOL_SIZE: usize = 8;
 
 pub(super) fn bench(args: &BenchArgs, settings: &Settings) -> Result<ExitCode> {
+    if args.http {
+        return http::bench(args);
+    }
     privileges::raise_open_files();
     let prepared = home::prepare_runtime(settings)?;
     let report = tokio::runtime::Builder::new_current_thread()
@@ -81,6 +86,23 @@ struct Machine {
     kernel: String,
     processors: usize,
     version: &'static str,
+}
+
+impl Machine {
+    fn of_this() -> Machine {
+        Machine {
+            kernel: procfs::kernel_release(),
+            processors: std::thread::available_parallelism().map_or(1, usize::from),
+            version: env!("CARGO_PKG_VERSION"),
+        }
+    }
+}
+
+impl fmt::Display for Machine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Machine { kernel, processors, version } = self;
+        write!(f, "belljar {version} on Linux {kernel}, {processors} processors")
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -181,11 +203,7 @@ async fn measure(args: &BenchArgs, settings: &Settings, prepared: Prepared) -> R
     progress.finish_and_clear();
 
     Ok(Report {
-        machine: Machine {
-            kernel: procfs::kernel_release(),
-            processors: std::thread::available_parallelism().map_or(1, usize::from),
-            version: env!("CARGO_PKG_VERSION"),
-        },
+        machine: Machine::of_this(),
         zygote,
         create_pooled,
         create_pooled_pandas,
@@ -395,12 +413,9 @@ fn count(n: usize) -> f64 {
 
 impl Report {
     fn print(&self) {
-        let machine = &self.machine;
         println!(
-            "belljar {} on Linux {}, {} processors; zygote: {} modules, {:.0} MiB, warm in {:.1} s\n",
-            machine.version,
-            machine.kernel,
-            machine.processors,
+            "{}; zygote: {} modules, {:.0} MiB, warm in {:.1} s\n",
+            self.machine,
             self.zygote.modules,
             self.zygote.rss_mib,
             self.zygote.warm_ms / 1000.0

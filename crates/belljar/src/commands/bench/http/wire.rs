@@ -1,0 +1,131 @@
+//! Just enough of HTTP/1.1 to load a server without being the load: requests are bytes made
+//! beforehand, and of an answer only what is asked about is looked at.
+
+use std::net::SocketAddr;
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+
+/// The largest answer; none that is asked for comes near.
+const MAX_ANSWER: usize = 16 << 20;
+
+/// One connection, kept alive.
+#[derive(Debug)]
+pub(super) struct Wire {
+    stream: TcpStream,
+    buffer: Vec<u8>,
+}
+
+#[derive(Debug)]
+pub(super) struct Answer<'a> {
+    pub(super) status: u16,
+    pub(super) body: &'a [u8],
+}
+
+impl Answer<'_> {
+    pub(super) fn is_success(&self) -> bool {
+        (200..300).contains(&self.status)
+    }
+
+    /// Whether an execution ended well.
+    pub(super) fn is_ok(&self) -> bool {
+        const OK: &[u8] = br#""status":"ok""#;
+        self.status == 200 && self.body.windows(OK.len()).any(|part| part == OK)
+    }
+
+    /// What the server says, if it says yes.
+    pub(super) fn json(&self) -> Result<Value> {
+        let text = String::from_utf8_lossy(self.body);
+        ensure!(self.is_success(), "the server answered {}: {text}", self.status);
+        serde_json::from_slice(self.body).with_context(|| format!("this is no JSON: {text}"))
+    }
+}
+
+/// The bytes of a request.
+pub(super) fn request(method: &str, path: &str, body: &Value) -> Vec<u8> {
+    let body = if body.is_null() { String::new() } else { body.to_string() };
+    let length = body.len();
+    format!(
+        "{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
+         content-length: {length}\r\n\r\n{body}"
+    )
+    .into_bytes()
+}
+
+impl Wire {
+    pub(super) async fn connect(address: SocketAddr) -> Result<Wire> {
+        let context = || format!("failed to connect to {address}");
+        let stream = TcpStream::connect(address).await.with_context(context)?;
+        stream.set_nodelay(true).with_context(context)?;
+        Ok(Wire { stream, buffer: Vec::with_capacity(16 << 10) })
+    }
+
+    pub(super) async fn call(&mut self, request: &[u8]) -> Result<Answer<'_>> {
+        self.stream.write_all(request).await.context("failed to send a request")?;
+        self.buffer.clear();
+        let (head, length) = loop {
+            if let Some(end) = self.buffer.windows(4).position(|four| four == b"\r\n\r\n") {
+                break (end + 4, content_length(&self.buffer[..end])?);
+            }
+            self.more().await?;
+        };
+        while self.buffer.len() < head + length {
+            self.more().await?;
+        }
+        let status = self.buffer.get(9..12).and_then(|digits| std::str::from_utf8(digits).ok());
+        let status = status.and_then(|digits| digits.parse().ok()).context("this is no HTTP")?;
+        Ok(Answer { status, body: &self.buffer[head..head + length] })
+    }
+
+    async fn more(&mut self) -> Result<()> {
+        let read = self.stream.read_buf(&mut self.buffer).await;
+        if read.context("failed to read an answer")? == 0 {
+            bail!("the server closed the connection");
+        }
+        ensure!(self.buffer.len() <= MAX_ANSWER, "the answer does not end");
+        Ok(())
+    }
+}
+
+fn content_length(head: &[u8]) -> Result<usize> {
+    const NAME: &[u8] = b"content-length: ";
+    let at = head.windows(NAME.len()).position(|part| part.eq_ignore_ascii_case(NAME));
+    let digits = at.map(|at| &head[at + NAME.len()..]).unwrap_or_default();
+    let digits = digits.split(|byte| *byte == b'\r').next().unwrap_or_default();
+    let length = std::str::from_utf8(digits).ok().and_then(|digits| digits.parse().ok());
+    length
+        .with_context(|| format!("an answer of unknown length: {}", String::from_utf8_lossy(head)))
+}
+
+/// Sends all requests, over this many connections, and gives the answers in the same order.
+pub(super) async fn all(
+    address: SocketAddr,
+    requests: Vec<Vec<u8>>,
+    connections: usize,
+) -> Result<Vec<Result<Value>>> {
+    let mut answers: Vec<Option<Result<Value>>> = requests.iter().map(|_| None).collect();
+    let mut shares: Vec<Vec<(usize, Vec<u8>)>> = (0..connections).map(|_| Vec::new()).collect();
+    for (index, request) in requests.into_iter().enumerate() {
+        shares[index % connections].push((index, request));
+    }
+    let mut tasks = JoinSet::new();
+    for share in shares {
+        tasks.spawn(async move {
+            let mut wire = Wire::connect(address).await?;
+            let mut answers = Vec::with_capacity(share.len());
+            for (index, request) in share {
+                answers.push((index, wire.call(&request).await?.json()));
+            }
+            anyhow::Ok(answers)
+        });
+    }
+    while let Some(share) = tasks.join_next().await {
+        for (index, answer) in share?? {
+            answers[index] = Some(answer);
+        }
+    }
+    Ok(answers.into_iter().flatten().collect())
+}

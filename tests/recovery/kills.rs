@@ -1,0 +1,75 @@
+//! kill -9 at random points of a busy server, fifty times.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use crate::server::Place;
+use crate::worker::{Dice, Worker};
+
+const KILLS: u64 = 50;
+const WORKERS: u64 = 4;
+
+/// Sessions stay, variables stay, what was accepted is executed once and its output is whole, what
+/// was stopped stays stopped; and in the end nothing is left.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_killed_fifty_times_loses_nothing() {
+    let seed = std::env::var("RECOVERY_SEED").ok().and_then(|text| text.parse().ok());
+    let seed: u64 = seed.unwrap_or_else(|| u64::from(std::process::id()));
+    eprintln!("RECOVERY_SEED={seed}");
+    let mut dice = Dice::new(seed);
+    let port = free_port();
+    let place = Place::new()
+        .env("BELLJAR_LISTEN", &format!("127.0.0.1:{port}"))
+        .env("BELLJAR_POOL", "2")
+        .env("BELLJAR_LOG", "warn");
+    let place = Arc::new(place);
+    let mut server = place.serve().await;
+    let total = Arc::new(AtomicU64::new(0));
+    let over = Arc::new(AtomicBool::new(false));
+    let mut working = Vec::new();
+    for n in 0..WORKERS {
+        let name = format!("worker{n}");
+        let begun = Worker::begin(&name, port, seed + n, Arc::clone(&total));
+        let (mut worker, over) = (begun.await, Arc::clone(&over));
+        working.push(tokio::spawn(async move {
+            while !over.load(Ordering::Relaxed) {
+                worker.work().await;
+            }
+            worker
+        }));
+    }
+    for _ in 0..KILLS {
+        // From the first breath of a new server to its ordinary life.
+        tokio::time::sleep(Duration::from_millis(dice.below(400))).await;
+        let place = server.kill().await;
+        server = place.serve().await;
+        if let Some(worker) = working.iter().position(tokio::task::JoinHandle::is_finished) {
+            working.swap_remove(worker).await.expect("a worker goes on");
+        }
+    }
+    over.store(true, Ordering::Relaxed);
+    for worker in working {
+        worker.await.expect("no worker has met a lie").check().await;
+    }
+    let done = total.load(Ordering::Relaxed);
+    assert!(done >= KILLS / 2, "there was work between the kills: {done}");
+    eprintln!("{done} pieces of work");
+
+    // Only what lives may be there, and none of it after a last stop.
+    for session in server.get("/v1/sessions?limit=1000").await.json(200)["sessions"]
+        .as_array()
+        .expect("a list")
+    {
+        let id = session["id"].as_str().expect("an id");
+        server.delete(&format!("/v1/sessions/{id}")).await.json(200);
+    }
+    server.terminate().await;
+    place.has_no_traces().await;
+}
+
+/// A port that is free now; the server comes back to it again and again.
+fn free_port() -> u16 {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    listener.local_addr().expect("an address").port()
+}

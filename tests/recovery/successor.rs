@@ -1,0 +1,157 @@
+//! One thing at a time: what a successor finds, and what it does with it.
+
+use std::sync::Arc;
+
+use serde_json::json;
+
+use crate::server::{Place, Session, eventually, text};
+
+fn place() -> Arc<Place> {
+    Arc::new(Place::new())
+}
+
+#[tokio::test]
+async fn variables_running_queued_and_finished_executions_are_all_there() {
+    let server = place().serve().await;
+    let session = server.session_with(json!({"key": "k"})).await;
+    session.python("x = 41").await;
+    session.exec(json!({"language": "bash", "code": "cd /tmp; Y=5"})).await.json(200);
+    let finished = session.exec(json!({"code": "print('done before')", "exec_id": "before"})).await;
+    let running = session.hold("running").await;
+    let queued = session.begin("queued", "queued", json!({"code": "print('x is', x)"})).await;
+    let beside = json!({"command": "while [ ! -e /session/go ]; do sleep 0.01; done; echo beside"});
+    let beside = session.begin("beside", "running", beside).await;
+    let place = server.kill().await;
+    for pending in [running, queued, beside] {
+        pending.abandon();
+    }
+
+    let server = place.serve().await;
+    let session = Session::of(&server.client(), &session.id);
+    assert_eq!(session.exec_info("before").await["result"], finished.json(200));
+    session.reaches("running", "running").await;
+    assert_eq!(session.exec_info("queued").await["state"], "queued");
+    session.release().await;
+    for (exec, said) in
+        [("running", "holding\nreleased\n"), ("queued", "x is 41\n"), ("beside", "beside\n")]
+    {
+        session.reaches(exec, "finished").await;
+        let info = session.exec_info(exec).await;
+        assert_eq!(info["result"]["status"], "ok", "{info:#}");
+        assert_eq!(info["result"]["stdout"], said, "{info:#}");
+    }
+    let bash = session.exec(json!({"language": "bash", "code": "pwd; echo $Y"})).await.json(200);
+    assert_eq!(bash["stdout"], "/tmp\n5\n");
+    let found = server.post("/v1/sessions", json!({"key": "k"})).await.json(200);
+    assert_eq!((text(&found["how"]), text(&found["id"])), ("found", session.id.as_str()));
+    assert_eq!(server.metric("belljar_adoptions_total{how=\"adopted\"}").await, 1.0);
+}
+
+#[tokio::test]
+async fn what_was_printed_while_nobody_listened_is_told_from_any_offset() {
+    let server = place().serve().await;
+    let session = server.session().await;
+    let ask = json!({"command": "for i in 1 2 3; do echo line $i; done; \
+                                 while [ ! -e /session/go ]; do sleep 0.01; done; echo end"});
+    let pending = session.begin("talk", "running", ask).await;
+    session.has_printed("talk", "line 3").await;
+    let place = server.kill().await;
+    pending.abandon();
+    let server = place.serve().await;
+    let session = Session::of(&server.client(), &session.id);
+    session.release().await;
+    let path = session.path("/execs/talk/events?offset=7");
+    let events = server.follow(&path).await.rest().await;
+    let told: String = events.iter().filter_map(|event| event.data["text"].as_str()).collect();
+    assert_eq!(told, "line 2\nline 3\nend\n");
+}
+
+#[tokio::test]
+async fn a_sandbox_that_died_meanwhile_is_reported_and_not_replaced_in_silence() {
+    let server = place().serve().await;
+    let session = server.session_with(json!({"key": "k"})).await;
+    let pending = session.hold("held").await;
+    let place = server.kill().await;
+    pending.abandon();
+    for guest in place.pids_inside(1) {
+        belljar_sys::process::signal(guest, 9).expect("it lives");
+    }
+    let server = place.serve().await;
+    let session = Session::of(&server.client(), &session.id);
+    let failed = session.becomes("failed").await;
+    assert!(text(&failed["ended_because"]).contains("the sandbox is gone"), "{failed:#}");
+    let held = session.exec_info("held").await;
+    assert_eq!(held["result"]["status"], "crashed", "{held:#}");
+    session.exec(json!({"code": "1"})).await.error(410, "session_ended");
+    // The one it had is gone without a trace.
+    place.has_no_traces().await;
+    let made = server.post("/v1/sessions", json!({"key": "k"})).await.json(201);
+    assert_eq!(made["replaced"]["id"], session.id, "{made:#}");
+}
+
+#[tokio::test]
+async fn sandboxes_that_nobody_wrote_down_are_reaped() {
+    let server = Arc::new(Place::new().env("BELLJAR_POOL", "3")).serve().await;
+    eventually("the pool is full", async || server.metric("belljar_pool_ready").await == 3.0).await;
+    let kept = server.session().await;
+    eventually("the pool is full", async || server.metric("belljar_pool_ready").await == 3.0).await;
+    let place = server.kill().await;
+    // They end by themselves; what they leave is removed by the successor.
+    let server = place.serve().await;
+    eventually("it is ready", async || server.get("/readyz").await.status == 200).await;
+    assert_eq!(Session::of(&server.client(), &kept.id).printed("print(1)").await, "1\n");
+    let expected = |traces: &[String]| {
+        let sockets = traces.iter().filter(|trace| trace.starts_with("socket")).count();
+        // The session's own, and a full pool.
+        sockets == 4
+    };
+    eventually("only what lives is left", async || {
+        server.metric("belljar_pool_ready").await == 3.0 && expected(&place.corner().traces())
+    })
+    .await;
+    server.delete(&kept.path("")).await.json(200);
+    server.terminate().await;
+    place.has_no_traces().await;
+}
+
+#[tokio::test]
+async fn a_second_server_on_the_same_state_is_refused() {
+    let place = place();
+    let first = place.serve().await;
+    let refused = place.refusal().await;
+    assert!(refused.contains(&format!("process {}", first.pid())), "{refused}");
+    assert!(refused.contains("BELLJAR_STATE_DIR"), "{refused}");
+    assert_eq!(first.get("/readyz").await.status, 200);
+}
+
+#[tokio::test]
+async fn a_kernel_that_dies_in_an_adopted_session_is_started_again() {
+    let server = place().serve().await;
+    let session = server.session().await;
+    session.python("x = 1").await;
+    let place = server.kill().await;
+    let server = place.serve().await;
+    let session = Session::of(&server.client(), &session.id);
+    let died = session.python("import os; os._exit(3)").await;
+    assert_eq!(died["kernel_state"], "lost", "{died:#}");
+    let again = session.python("print('x' in globals())").await;
+    assert_eq!(again["stdout"], "False\n", "{again:#}");
+}
+
+#[tokio::test]
+async fn a_session_on_disk_survives_even_a_lost_sandbox() {
+    let place = Arc::new(Place::new().env("SESSION_STORAGE", "BIND"));
+    let server = place.serve().await;
+    let session = server.session_with(json!({"key": "k"})).await;
+    session.python("open('/session/kept.txt', 'w').write('still here')").await;
+    let place = server.kill().await;
+    for guest in place.pids_inside(1) {
+        belljar_sys::process::signal(guest, 9).expect("it lives");
+    }
+    let server = place.serve().await;
+    let found = server.post("/v1/sessions", json!({"key": "k"})).await.json(200);
+    assert_eq!((text(&found["how"]), text(&found["id"])), ("restarted", session.id.as_str()));
+    let session = Session::of(&server.client(), &session.id);
+    assert_eq!(session.printed("print(open('/session/kept.txt').read())").await, "still here\n");
+    session.python("open('/session/kept.txt', 'a').write('!')").await;
+}
