@@ -40,7 +40,10 @@ async fn python_remembers() {
     assert_eq!(failed["error"]["value"], "division by zero");
     assert!(failed["error"]["traceback"].to_string().contains("in f"), "{failed:#}");
     let wrong = session.python("if").await;
-    assert_eq!((&wrong["status"], &wrong["error"]["name"]), (&json!("error"), &json!("SyntaxError")));
+    assert_eq!(
+        (&wrong["status"], &wrong["error"]["name"]),
+        (&json!("error"), &json!("SyntaxError"))
+    );
     assert_eq!(value(&session.python("len(x)").await), "3", "errors lose nothing");
 }
 
@@ -53,7 +56,8 @@ async fn odd_code_and_odd_output_do_no_harm() {
     assert_eq!(value(&session.python("'a\\0b'").await), "'a\\x00b'");
     assert_eq!(session.python("").await["status"], "ok");
     assert_eq!(session.printed("print('Grüße, 世界 🌍')").await, "Grüße, 世界 🌍\n");
-    let binary = "import sys; sys.stdout.buffer.write(b'a\\xff\\x00\\xe2\\x82z'); sys.stdout.flush()";
+    let binary =
+        "import sys; sys.stdout.buffer.write(b'a\\xff\\x00\\xe2\\x82z'); sys.stdout.flush()";
     assert_eq!(session.printed(binary).await, "a\u{fffd}\0\u{fffd}z");
     // Code as large as it may be.
     let long = format!("x = '''{}'''\nlen(x)", "y".repeat(10 << 20));
@@ -156,7 +160,8 @@ async fn an_id_is_executed_once() {
             results.insert(asked.await.expect("no panic").to_string());
         }
         assert_eq!(results.len(), 1, "round {round}: {results:#?}");
-        let result: Value = serde_json::from_str(results.iter().next().expect("one")).expect("JSON");
+        let result: Value =
+            serde_json::from_str(results.iter().next().expect("one")).expect("JSON");
         assert_eq!((&result["stdout"], &result["exec_id"]), (&json!("1\n"), &json!("only.once-1")));
     }
     assert_eq!(session.show().await["execs"], 2);
@@ -167,8 +172,12 @@ async fn an_id_is_executed_once() {
     assert_eq!(events[1].data["text"], "1\n", "{events:?}");
     assert_eq!(session.printed("print(count)").await, "1\n");
     let execs = server.get(&session.path("/execs")).await.json(200);
-    let numbers: Vec<u64> = execs["execs"].as_array().expect("a list").iter()
-        .map(|exec| exec["number"].as_u64().expect("a number")).collect();
+    let numbers: Vec<u64> = execs["execs"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .map(|exec| exec["number"].as_u64().expect("a number"))
+        .collect();
     assert_eq!(numbers, [3, 2, 1]);
     // In another session it is another execution.
     let other = server.session().await;

@@ -44,7 +44,10 @@ async fn expiry_waits_for_what_runs() {
     assert_eq!(outlast(&session).await["status"], "ok");
     session.release().await;
     let result = held.result().await;
-    assert_eq!((&result["status"], &result["stdout"]), (&json!("ok"), &json!("holding\nreleased\n")));
+    assert_eq!(
+        (&result["status"], &result["stdout"]),
+        (&json!("ok"), &json!("holding\nreleased\n"))
+    );
     assert_eq!(session.becomes("stopped").await["ended_because"], "it expired");
     idle.release().await;
     assert_eq!(also_held.result().await["status"], "ok");

@@ -94,7 +94,10 @@ async fn what_runs_can_be_interrupted() {
     let interrupt = |path: &'static str| server.post_path(&session, path);
     assert_eq!(interrupt("/execs/held/interrupt").await["interrupted"], 1);
     let result = held.result().await;
-    assert_eq!((&result["status"], &result["kernel_state"]), (&json!("interrupted"), &json!("kept")));
+    assert_eq!(
+        (&result["status"], &result["kernel_state"]),
+        (&json!("interrupted"), &json!("kept"))
+    );
     assert_eq!(session.printed("print(x)").await, "kept\n");
     assert_eq!(session.exec_info("command").await["state"], "running");
     assert_eq!(interrupt("/execs/command/interrupt").await["interrupted"], 1);

@@ -64,7 +64,8 @@ async fn bodies_that_make_no_sense() {
     torn.headers_mut().insert(header::CONTENT_TYPE, "application/json".parse().expect("a value"));
     server.send(torn).await.error(400, "malformed");
 
-    for kind in [None, Some("text/plain"), Some("application/x-www-form-urlencoded"), Some("json")] {
+    for kind in [None, Some("text/plain"), Some("application/x-www-form-urlencoded"), Some("json")]
+    {
         let answer = server.send(with_type(&server, &exec, kind, "{\"code\": \"1\"}")).await;
         answer.error(415, "unsupported_media_type");
     }
@@ -127,7 +128,9 @@ fn id(made: &Value) -> &str {
 #[tokio::test]
 async fn paths_and_methods_that_are_not_there() {
     let server = Server::start().await;
-    for path in ["/", "/v1", "/v1/", "/v2/sessions", "/v1/sessions/", "/v1/sessions/a/b/c/d", "/%2e%2e"] {
+    for path in
+        ["/", "/v1", "/v1/", "/v2/sessions", "/v1/sessions/", "/v1/sessions/a/b/c/d", "/%2e%2e"]
+    {
         server.get(path).await.error(404, "not_found");
     }
     for (method, path) in [
@@ -180,10 +183,8 @@ async fn a_body_that_is_too_large() {
     }
     assert_eq!(session.printed("print('alive')").await, "alive\n");
     drop(wire);
-    crate::server::eventually("memory is given back", async || {
-        server.rss() < before + (150 << 20)
-    })
-    .await;
+    crate::server::eventually("memory is given back", async || server.rss() < before + (150 << 20))
+        .await;
 }
 
 #[tokio::test]
@@ -197,7 +198,8 @@ async fn connections_that_make_no_sense() {
         format!("GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX: {}\r\n\r\n", "x".repeat(1 << 20)),
         "POST /v1/run HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: abc\r\n\r\n".to_owned(),
         "POST /v1/run HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 5\r\n\
-         Content-Length: 6\r\n\r\n{}".to_owned(),
+         Content-Length: 6\r\n\r\n{}"
+            .to_owned(),
         "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_owned(),
     ] {
         let mut wire = server.dial().await;

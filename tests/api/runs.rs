@@ -44,8 +44,10 @@ async fn runs_fail_as_code_does() {
     let server = Server::start().await;
     let run = async |ask| server.post("/v1/run", ask).await;
     let failed = run(json!({"code": "1 / 0"})).await.json(200);
-    assert_eq!((&failed["status"], &failed["error"]["name"]),
-        (&json!("error"), &json!("ZeroDivisionError")));
+    assert_eq!(
+        (&failed["status"], &failed["error"]["name"]),
+        (&json!("error"), &json!("ZeroDivisionError"))
+    );
     let late = run(json!({"code": "while True: pass", "timeout": 0.3})).await.json(200);
     assert_eq!(late["status"], "timeout");
     let bash = json!({"language": "bash", "code": "echo $WHO; pwd; exit 4", "env": {"WHO": "me"}});

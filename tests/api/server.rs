@@ -151,11 +151,8 @@ impl Place {
 
     /// `belljar key create ARGS --json`.
     pub(crate) fn key(&self, args: &[&str]) -> Value {
-        let output = self
-            .belljar(&["key", "create", "--json"])
-            .args(args)
-            .output()
-            .expect("belljar starts");
+        let output =
+            self.belljar(&["key", "create", "--json"]).args(args).output().expect("belljar starts");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         serde_json::from_slice(&output.stdout).expect("JSON")
     }
@@ -479,8 +476,10 @@ impl Session {
 
     /// Waits until the session is in this state.
     pub(crate) async fn becomes(&self, state: &str) -> Value {
-        eventually(&format!("the session is {state}"), async || self.show().await["state"] == state)
-            .await;
+        eventually(&format!("the session is {state}"), async || {
+            self.show().await["state"] == state
+        })
+        .await;
         self.show().await
     }
 

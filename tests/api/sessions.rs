@@ -39,7 +39,8 @@ async fn a_session_is_what_was_asked_for() {
 
     let session = Session::of(&server, text(&made["id"]));
     assert_eq!(session.printed("import os; print(os.environ['GREETING'])").await, "hello\n");
-    let shell = session.shell("echo $GREETING; df -B1 --output=size /session | tail -1 | tr -d ' '").await;
+    let shell =
+        session.shell("echo $GREETING; df -B1 --output=size /session | tail -1 | tr -d ' '").await;
     assert_eq!(shell["stdout"], format!("hello\n{}\n", 16 << 20));
     let shown = session.show().await;
     assert_eq!((&shown["id"], &shown["execs"]), (&made["id"], &json!(2)));
@@ -105,10 +106,8 @@ async fn a_key_whose_session_is_gone_says_what_was_lost() {
     assert_eq!(second.python("x").await["error"]["name"], "NameError");
 
     // Asked for while it is being stopped, it is still one or the other.
-    let (stopping, asked) = tokio::join!(
-        second.stop(),
-        server.post("/v1/sessions", json!({"key": "k"})),
-    );
+    let (stopping, asked) =
+        tokio::join!(second.stop(), server.post("/v1/sessions", json!({"key": "k"})),);
     assert_eq!(stopping["state"], "stopped");
     if asked.status == 201 {
         let body = asked.json(201);

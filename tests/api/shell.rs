@@ -35,10 +35,13 @@ async fn commands_run_beside_a_busy_kernel() {
 async fn bash_remembers() {
     let server = Server::start().await;
     let session = server.session().await;
-    let bash = async |code: &str| session.exec(json!({"language": "bash", "code": code})).await.json(200);
+    let bash =
+        async |code: &str| session.exec(json!({"language": "bash", "code": code})).await.json(200);
     bash("cd /tmp; colour=blue; export shade=dark; f() { echo $1-$colour; }").await;
-    assert_eq!(bash("pwd; echo $colour; f very; env | grep shade").await["stdout"],
-        "/tmp\nblue\nvery-blue\nshade=dark\n");
+    assert_eq!(
+        bash("pwd; echo $colour; f very; env | grep shade").await["stdout"],
+        "/tmp\nblue\nvery-blue\nshade=dark\n"
+    );
     let failed = bash("echo before; false").await;
     assert_eq!((&failed["exit_code"], &failed["status"]), (&json!(1), &json!("error")));
     assert_eq!(failed["stdout"], "before\n");
@@ -51,7 +54,11 @@ async fn bash_remembers() {
     session.release().await;
     held.result().await;
     let left = bash("exit 7").await;
-    assert_eq!((&left["exit_code"], &left["kernel_state"]), (&json!(7), &json!("lost")), "{left:#}");
+    assert_eq!(
+        (&left["exit_code"], &left["kernel_state"]),
+        (&json!(7), &json!("lost")),
+        "{left:#}"
+    );
     assert_eq!(bash("echo \"[$colour]\"").await["stdout"], "[]\n");
     session.exec(json!({"language": "bash", "code": "a\0b"})).await.error(422, "invalid");
 }
@@ -83,8 +90,15 @@ async fn work_in_the_background_is_not_waited_for() {
     // Asked again, it is not done again.
     let again = session.exec(ask).await;
     assert!(again.status == 200 || again.status == 202, "{again}");
-    assert_eq!(server.get(&session.path("/log")).await.json(200)["entries"]
-        .as_array().expect("a list").iter().filter(|entry| entry["exec_id"] == "quick").count(), 1);
+    assert_eq!(
+        server.get(&session.path("/log")).await.json(200)["entries"]
+            .as_array()
+            .expect("a list")
+            .iter()
+            .filter(|entry| entry["exec_id"] == "quick")
+            .count(),
+        1
+    );
     let where_ = json!({"code": "import os; print(os.getcwd())", "background": true, "cwd": "/tmp",
         "exec_id": "where"});
     session.exec(where_).await.json(202);
@@ -111,7 +125,8 @@ async fn input_is_fed_while_it_runs() {
     assert_eq!(events.until("done").await.data["status"], "ok");
 
     // A command reads until its input is closed.
-    let counting = session.begin("wc", "running", json!({"command": "wc -lc", "stdin": true})).await;
+    let counting =
+        session.begin("wc", "running", json!({"command": "wc -lc", "stdin": true})).await;
     assert_eq!(feed("wc", json!({"data": "one\n"})).await.status, 204);
     assert_eq!(feed("wc", json!({"data": "twö", "close": true})).await.status, 204);
     let result = counting.result().await;
@@ -131,9 +146,8 @@ async fn input_is_fed_while_it_runs() {
     let deaf = feed("held", json!({"data": "x"})).await.error(422, "invalid");
     assert!(deaf.contains("takes no input"), "{deaf}");
     // Input for one that waits in the queue waits with it.
-    let queued = session
-        .begin("queued", "queued", json!({"code": "print(input())", "stdin": true}))
-        .await;
+    let queued =
+        session.begin("queued", "queued", json!({"code": "print(input())", "stdin": true})).await;
     let early = {
         let (client, path) = (server.client(), session.path("/execs/queued/stdin"));
         tokio::spawn(async move { client.post(&path, json!({"data": "early\n"})).await })

@@ -104,7 +104,7 @@ async fn characters_are_never_torn() {
     // Byte by byte, so that every character is seen half-finished by somebody.
     let code = "import sys\nfor byte in 'añ€𝄞·'.encode() * 20:\n    \
                 sys.stdout.buffer.write(bytes([byte])); sys.stdout.flush()\n\
-                print(file=sys.stderr)\nsys.stdout.buffer.write(b'\\xf0\\x9f'); sys.stdout.flush()";
+                sys.stdout.buffer.write(b'\\xf0\\x9f'); sys.stdout.flush()";
     let ask = json!({"code": code, "exec_id": "torn"});
     let events = server.post_stream(&session.path("/exec"), ask).await.rest().await;
     let expected = "añ€𝄞·".repeat(20) + "\u{fffd}";
@@ -126,10 +126,8 @@ async fn a_reader_that_does_not_read_holds_up_nobody() {
     let session = server.session().await;
     session.python("import sys; line = 'x' * 1023 + chr(10)").await;
     let before = server.rss();
-    let code = format!(
-        "for _ in range({}): sys.stdout.write(line)\nsys.stdout.flush()\n",
-        SIZE / 1024
-    );
+    let code =
+        format!("for _ in range({}): sys.stdout.write(line)\nsys.stdout.flush()\n", SIZE / 1024);
     let ask = json!({"code": code + HOLD, "exec_id": "much", "max_output": "64M"});
     let held = session.begin("much", "running", ask).await;
     let mut readers = Vec::new();
