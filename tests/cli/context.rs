@@ -89,10 +89,13 @@ impl TestContext {
 
     /// `belljar run ARGS`, left running.
     pub(crate) fn start<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Running {
+        self.leave_running(self.belljar(["run"]).args(args))
+    }
+
+    pub(crate) fn leave_running(&self, command: &mut Command) -> Running {
         use std::os::unix::process::CommandExt as _;
-        let mut command = self.belljar(["run"]);
         // A group of its own, as a shell gives it: Ctrl-C goes to all of it and to nobody else.
-        command.args(args).process_group(0).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.process_group(0).stdout(Stdio::piped()).stderr(Stdio::piped());
         let started = Instant::now();
         let mut child = command.spawn().expect("belljar starts");
         let lines = BufReader::new(child.stdout.take().expect("it was piped")).lines();
@@ -100,7 +103,7 @@ impl TestContext {
         Running { child: Some(child), lines: Some(lines), started, directory }
     }
 
-    fn belljar<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Command {
+    pub(crate) fn belljar<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_belljar"));
         command.args(args).current_dir(self.directory.path()).stdin(Stdio::null()).env_clear();
         for name in INHERITED {
@@ -110,7 +113,7 @@ impl TestContext {
         command
     }
 
-    fn finish(&self, command: &mut Command) -> Finished {
+    pub(crate) fn finish(&self, command: &mut Command) -> Finished {
         let started = Instant::now();
         let output = command.output().expect("belljar starts");
         self.transcript(started, output)
@@ -170,20 +173,26 @@ fn with_newline(mut text: String) -> String {
     text
 }
 
-/// `run_0123456789ab` becomes `run_[ID]`.
+/// `run_0123456789ab` becomes `run_[ID]`, and so do the ids of sessions and executions.
 fn hide_ids(text: &str) -> String {
-    const ID: usize = 12;
-    let mut pieces = text.split("run_");
+    let text = hide_ids_of(text, "run_", 12);
+    let text = hide_ids_of(&text, "ses_", 16);
+    hide_ids_of(&text, "exec_", 16)
+}
+
+fn hide_ids_of(text: &str, prefix: &str, length: usize) -> String {
+    let mut pieces = text.split(prefix);
     let mut hidden = pieces.next().unwrap_or_default().to_owned();
     for piece in pieces {
-        let id = piece.bytes().take_while(u8::is_ascii_hexdigit).count() == ID;
-        hidden += if id { "run_[ID]" } else { "run_" };
-        hidden += if id { &piece[ID..] } else { piece };
+        let id = piece.bytes().take_while(u8::is_ascii_hexdigit).count() == length;
+        hidden += prefix;
+        hidden += if id { "[ID]" } else { "" };
+        hidden += if id { &piece[length..] } else { piece };
     }
     hidden
 }
 
-/// A `belljar run` that is under way; killed if the test fails before its end.
+/// A command of belljar's that is under way; killed if the test fails before its end.
 pub(crate) struct Running {
     /// Until it was waited for.
     child: Option<Child>,

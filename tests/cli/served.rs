@@ -1,0 +1,159 @@
+//! A server of a test's own, and `belljar session` as its client.
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::net::TcpListener;
+use std::process::{Child, Command, Stdio};
+use std::time::Instant;
+
+use belljar_sys::process;
+
+use crate::context::{Finished, PATIENCE, Running, TestContext, eventually};
+use crate::corner::Corner;
+
+const SIGTERM: i32 = 15;
+
+/// A running server, with everything it makes in a corner of its own. It ends with its sessions.
+pub(crate) struct Served {
+    /// While it runs.
+    server: Option<Child>,
+    context: TestContext,
+    /// How it is started.
+    flags: Vec<String>,
+    _corner: Corner,
+}
+
+impl Served {
+    /// On a UNIX socket.
+    pub(crate) fn on_socket() -> Served {
+        Served::prepare(|context| {
+            let socket = context.path("socket").display().to_string();
+            (vec!["--unix".into(), socket.clone()], format!("unix:{socket}"))
+        })
+        .started()
+    }
+
+    pub(crate) fn on_tcp() -> Served {
+        let address = free_address();
+        Served::prepare(|_| (vec!["--listen".into(), address.clone()], format!("http://{address}")))
+            .started()
+    }
+
+    /// With a certificate that the clients are told to believe.
+    pub(crate) fn on_tls() -> Served {
+        let address = free_address();
+        Served::prepare(|_| {
+            let flags = ["--listen", &address, "--tls-cert", CERTIFICATE, "--tls-key", KEY];
+            (flags.map(str::to_owned).to_vec(), format!("https://{address}"))
+        })
+        .started()
+    }
+
+    /// The context, and the flags and the address that are made in it.
+    fn prepare(way: impl FnOnce(&TestContext) -> (Vec<String>, String)) -> Served {
+        let corner = Corner::new();
+        let context = TestContext::inside(&corner);
+        let (flags, url) = way(&context);
+        let place = |name: &str| context.path(name).display().to_string();
+        let (state, sessions) = (place("state"), place("sessions"));
+        let context = context
+            .env("BELLJAR_STATE_DIR", &state)
+            .env("SESSIONS_ROOT", &sessions)
+            .env("BELLJAR_URL", &url)
+            .env("SSL_CERT_FILE", CERTIFICATE)
+            .env("BELLJAR_POOL", "1")
+            // Should the test fail before it can clean up, they do not wait for long.
+            .env("BELLJAR_ALONE", "30");
+        Served { server: None, context, flags, _corner: corner }
+    }
+
+    fn started(mut self) -> Served {
+        self.start();
+        self
+    }
+
+    pub(crate) fn start(&mut self) {
+        let log = File::options().create(true).append(true).open(self.context.path("server.log"));
+        let log = log.expect("a log");
+        let mut command = self.context.belljar(["serve", "--stop-sessions"]);
+        command.args(&self.flags).stdout(Stdio::null()).stderr(log);
+        self.server = Some(command.spawn().expect("belljar starts"));
+        eventually("the server answers", || self.call(["list"]).code == Some(0));
+    }
+
+    /// As the worst of operators would.
+    pub(crate) fn kill(&mut self) {
+        let mut server = self.server.take().expect("it runs");
+        server.kill().and_then(|()| server.wait()).expect("it can be killed");
+    }
+
+    pub(crate) fn context(&self) -> &TestContext {
+        &self.context
+    }
+
+    /// `belljar session ARGS`, to its end.
+    pub(crate) fn call<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Finished {
+        self.context.finish(self.session().args(args))
+    }
+
+    /// The same, which must succeed.
+    #[track_caller]
+    pub(crate) fn ok<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Finished {
+        let finished = self.call(args);
+        assert_eq!(finished.code, Some(0), "{finished}");
+        finished
+    }
+
+    /// A new session; its id.
+    #[track_caller]
+    pub(crate) fn create(&self, args: &[&str]) -> String {
+        self.ok([&["create"], args].concat()).stdout().trim().to_owned()
+    }
+
+    /// `belljar session exec ARGS`, left running.
+    pub(crate) fn start_exec<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Running {
+        self.context.leave_running(self.session().arg("exec").args(args))
+    }
+
+    fn session(&self) -> Command {
+        self.context.belljar(["session"])
+    }
+
+    fn end(&mut self) {
+        let Some(mut server) = self.server.take() else { return };
+        let _ = process::signal(server.id(), SIGTERM);
+        let begun = Instant::now();
+        while begun.elapsed() < PATIENCE {
+            if server.try_wait().is_ok_and(|status| status.is_some()) {
+                return;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        let _ = server.kill();
+        let _ = server.wait();
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.end();
+        if std::thread::panicking() {
+            let log = fs::read_to_string(self.context.path("server.log")).unwrap_or_default();
+            eprintln!("--- the server said\n{log}");
+        }
+    }
+}
+
+/// Made for this with `openssl req -x509`, and worth nothing elsewhere.
+const CERTIFICATE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/cli/tls/server.pem");
+const KEY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/cli/tls/server.key");
+
+/// One that nobody has shown.
+pub(crate) const STRANGER: &str =
+    concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/cli/tls/stranger.pem");
+
+/// An address that is free now, so that a server can come back to it.
+pub(crate) fn free_address() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    listener.local_addr().expect("an address").to_string()
+}

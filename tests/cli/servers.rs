@@ -1,0 +1,120 @@
+//! `belljar session` and servers that are not there, are strangers, or want to know who asks.
+
+use std::io::{Read, Write};
+use std::net::TcpListener;
+
+use insta::assert_snapshot;
+
+use crate::context::{Finished, TestContext};
+use crate::served::{STRANGER, Served, free_address};
+
+fn list(url: &str) -> Finished {
+    TestContext::new().call(["session", "list", "--url", url])
+}
+
+/// Something that listens, hears one request and says this.
+fn impostor(answer: &'static [u8]) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("an address");
+    std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().expect("a client");
+        let _ = stream.read(&mut [0; 4096]);
+        let _ = stream.write_all(answer);
+    });
+    address.to_string()
+}
+
+fn told(finished: &Finished, address: &str) -> String {
+    finished.to_string().replace(address, "[ADDRESS]")
+}
+
+#[test]
+fn nobody_there() {
+    let address = free_address();
+    assert_snapshot!(told(&list(&format!("http://{address}")), &address), @r"
+    exit 125
+    --- stdout
+    --- stderr
+    belljar: nothing listens at http://[ADDRESS]; start a server with `belljar serve`, or say where it is with --url or BELLJAR_URL
+    ");
+    assert_snapshot!(list("unix:/nowhere/at/all"), @r"
+    exit 125
+    --- stdout
+    --- stderr
+    belljar: nothing listens at unix:/nowhere/at/all; start a server with `belljar serve`, or say where it is with --url or BELLJAR_URL
+    ");
+    let nameless = list("http://no-such-host.invalid:8000");
+    let stderr = nameless.stderr();
+    let expected = "belljar: failed to connect to http://no-such-host.invalid:8000: ";
+    assert!(stderr.starts_with(expected), "{nameless}");
+    assert_snapshot!(list("box"), @r"
+    exit 125
+    --- stdout
+    --- stderr
+    belljar: BELLJAR_URL=box: expected an address such as http://127.0.0.1:8000 or unix:/path/of/a/socket
+    ");
+}
+
+#[test]
+fn somebody_else_there() {
+    let address = impostor(b"SSH-2.0-OpenSSH_9.6\r\n");
+    assert_snapshot!(told(&list(&format!("http://{address}")), &address), @r"
+    exit 125
+    --- stdout
+    --- stderr
+    belljar: what listens at http://[ADDRESS] is not a belljar server: it does not speak HTTP
+    ");
+    let address = impostor(b"HTTP/1.1 404 Not Found\r\ncontent-length: 4\r\n\r\nnope");
+    assert_snapshot!(told(&list(&format!("http://{address}")), &address), @r"
+    exit 125
+    --- stdout
+    --- stderr
+    belljar: what listens at http://[ADDRESS] is not a belljar server: it answers `404 Not Found` in words of its own
+    ");
+    let address = impostor(b"HTTP/1.1 200 OK\r\ncontent-length: 12\r\n\r\n<html></html>");
+    let finished = list(&format!("http://{address}"));
+    assert!(finished.stderr().contains("is not a belljar server"), "{finished}");
+    let address = impostor(b"");
+    let finished = list(&format!("http://{address}"));
+    assert!(finished.stderr().starts_with("belljar: the connection to "), "{finished}");
+    let address = impostor(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n");
+    let finished = list(&format!("https://{address}"));
+    assert_eq!(finished.code, Some(125), "{finished}");
+}
+
+#[test]
+fn a_server_with_keys_wants_one() {
+    let served = Served::on_tcp();
+    let id = served.create(&[]);
+    let created = served.context().call(["key", "create", "--name", "test"]);
+    let key = created.stdout().trim().to_owned();
+    crate::context::eventually("the server notices", || served.call(["list"]).code != Some(0));
+    assert_snapshot!(served.call(["list"]), @r"
+    exit 125
+    --- stdout
+    --- stderr
+    belljar: this server wants an API key; send `Authorization: Bearer KEY` or `X-API-Key: KEY`; `belljar key create` makes one
+    ");
+    let with_key = |key: &str| {
+        let mut command = served.context().belljar(["session", "show", &id]);
+        served.context().finish(command.env("BELLJAR_API_KEY", key))
+    };
+    assert_eq!(with_key(&key).code, Some(0));
+    let wrong = with_key("bjk_wrong");
+    assert_eq!(wrong.code, Some(125));
+    assert!(!wrong.to_string().contains("bjk_wrong"), "{wrong}");
+}
+
+#[test]
+fn certificates_are_looked_at() {
+    let served = Served::on_tls();
+    let id = served.create(&[]);
+    assert_eq!(served.ok(["exec", &id, "-c", "6 * 7"]).stdout(), "42\n");
+    let mut command = served.context().belljar(["session", "list"]);
+    let doubting = served.context().finish(command.env("SSL_CERT_FILE", STRANGER));
+    assert_eq!(doubting.code, Some(125), "{doubting}");
+    assert!(doubting.stderr().contains("cannot show that it is who it says"), "{doubting}");
+    let mut command = served.context().belljar(["session", "list"]);
+    let nothing = served.context().finish(command.env("SSL_CERT_FILE", "/dev/null"));
+    assert!(nothing.stderr().contains("no certificates to believe in"), "{nothing}");
+}
