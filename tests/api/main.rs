@@ -1,10 +1,16 @@
 //! Belljar over HTTP, as its users meet it: the real server, real sandboxes, whole answers.
 
+mod admission;
+mod books;
 mod client;
 #[path = "../leaks/corner.rs"]
 mod corner;
+mod deaths;
+mod doors;
+mod drain;
 mod execs;
 mod expiry;
+mod keys;
 mod openapi;
 mod queue;
 mod refusals;
@@ -12,4 +18,7 @@ mod runs;
 mod server;
 mod sessions;
 mod shell;
+mod simple_sandbox;
+mod starts;
+mod storage;
 mod streams;

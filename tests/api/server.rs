@@ -228,6 +228,7 @@ fn listen_to(stderr: impl Read, said: &Mutex<String>, tell: tokio::sync::oneshot
             said.push('\n');
         }
         if let Some((_, url)) = line.split_once(" listens on ")
+            && (url.starts_with("http") || url.starts_with("unix:"))
             && let Some(tell) = tell.take()
         {
             let _ = tell.send(url.trim().to_owned());
@@ -287,11 +288,10 @@ impl Server {
         kib << 10
     }
 
-    /// A child of its with these words in its command line.
+    /// One of its own processes, outside of sandboxes, with these words in its command line.
     pub(crate) fn descendant(&self, words: &str) -> Option<u32> {
-        let inside = self.place.corner.processes();
         let mut pids = procfs::descendants(&procfs::parents(), self.pid());
-        pids.retain(|pid| !inside.contains(pid) && command_line(*pid).contains(words));
+        pids.retain(|pid| pid_inside(*pid).is_none() && command_line(*pid).contains(words));
         pids.into_iter().find(|pid| !procfs::is_zombie(*pid))
     }
 
@@ -344,7 +344,11 @@ impl Server {
 
     /// What the server answers to a call of this path of a session.
     pub(crate) async fn post_path(&self, session: &Session, path: &str) -> Value {
-        self.post(&session.path(path), json!({})).await.json(200)
+        self.post_answer(session, path).await.json(200)
+    }
+
+    pub(crate) async fn post_answer(&self, session: &Session, path: &str) -> Answer {
+        self.post(&session.path(path), json!({})).await
     }
 
     pub(crate) async fn session_with(&self, ask: Value) -> Session {

@@ -115,7 +115,8 @@ pub struct Store {
 #[derive(Debug)]
 struct Shared {
     jobs: Mutex<Option<SyncSender<Job>>>,
-    reader: Arc<Mutex<Connection>>,
+    /// Until the store is closed.
+    reader: Arc<Mutex<Option<Connection>>>,
     writer: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -136,7 +137,7 @@ impl Store {
         Ok(Store {
             shared: Arc::new(Shared {
                 jobs: Mutex::new(Some(jobs)),
-                reader: Arc::new(Mutex::new(reader)),
+                reader: Arc::new(Mutex::new(Some(reader))),
                 writer: Mutex::new(Some(writer)),
             }),
         })
@@ -182,10 +183,10 @@ impl Store {
         query: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T, StoreError> {
         let reader = Arc::clone(&self.shared.reader);
-        tokio::task::spawn_blocking(move || query(&lock(&reader)))
-            .await
-            .map_err(|_| StoreError::Closed)?
-            .map_err(StoreError::Read)
+        let read = tokio::task::spawn_blocking(move || {
+            lock(&reader).as_ref().map(|reader| query(reader).map_err(StoreError::Read))
+        });
+        read.await.ok().flatten().ok_or(StoreError::Closed)?
     }
 
     /// Whether the database can be written to, as far as we know.
@@ -199,14 +200,18 @@ impl Store {
 
     /// The name under which our sandboxes are known across restarts.
     pub fn owner(&self) -> Result<String, StoreError> {
-        lock(&self.shared.reader)
+        let reader = lock(&self.shared.reader);
+        let reader = reader.as_ref().ok_or(StoreError::Closed)?;
+        reader
             .query_row("SELECT value FROM meta WHERE name = 'owner'", [], |row| row.get(0))
             .map_err(StoreError::Read)
     }
 
-    /// Writes what is waiting and closes the file. Later writes fail.
+    /// Writes what is waiting and closes the file. Whatever comes later fails.
     pub async fn close(&self) {
         lock(&self.shared.jobs).take();
+        // Before the writer: whoever closes it last leaves one file instead of three.
+        lock(&self.shared.reader).take();
         let writer = lock(&self.shared.writer).take();
         if let Some(writer) = writer {
             let _ = tokio::task::spawn_blocking(move || writer.join()).await;
@@ -233,7 +238,7 @@ fn write_until_closed(connection: &Connection, queue: &Receiver<Job>) {
         }
         write_batch(connection, batch);
     }
-    // Leaves one file instead of three. Failing costs the next start a moment.
+    // Failing costs the next start a moment.
     let _ = connection.pragma_update(None, "wal_checkpoint", "TRUNCATE");
 }
 
@@ -282,6 +287,7 @@ mod tests {
     async fn a_failed_job_fails_alone() {
         let directory = tempfile::tempdir().unwrap();
         let store = Store::open(&directory.path().join("belljar.db")).unwrap();
+        let owner = store.owner().unwrap();
         let bad =
             store.write(Durability::Process, |c| c.execute("INSERT INTO nowhere VALUES (1)", []));
         let good = store.write(Durability::Power, |c| {
@@ -292,8 +298,10 @@ mod tests {
         assert_eq!(good.unwrap(), 1);
         store.close().await;
         assert!(matches!(store.check().await, Err(StoreError::Closed)));
+        assert!(matches!(store.owner(), Err(StoreError::Closed)));
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1);
         let again = Store::open(&directory.path().join("belljar.db")).unwrap();
-        assert_eq!(again.owner().unwrap(), store.owner().unwrap());
+        assert_eq!(again.owner().unwrap(), owner);
     }
 
     #[tokio::test]

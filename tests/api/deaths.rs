@@ -1,0 +1,113 @@
+//! Somebody dies whom the server needs: it says so, and goes on.
+
+use belljar_sys::process;
+use serde_json::json;
+
+use crate::server::{Server, eventually, text};
+
+const SIGKILL: i32 = 9;
+
+fn kill(pid: u32) {
+    process::signal(pid, SIGKILL).expect("it lives");
+}
+
+#[tokio::test]
+async fn a_guest_that_is_killed_takes_its_session_along() {
+    let server = Server::start().await;
+    let session = server.session_with(json!({"key": "k"})).await;
+    let held = session.hold("held").await;
+    let queued = session.begin("queued", "queued", json!({"code": "1"})).await;
+    let command = session.begin("command", "running", json!({"command": "sleep 1000"})).await;
+    let [guest] = server.place.pids_inside(1)[..] else { panic!("one sandbox") };
+    kill(guest);
+    for pending in [held, queued, command] {
+        let result = pending.result().await;
+        assert_eq!(result["status"], "crashed", "{result:#}");
+        assert_eq!(result["reason"], "the sandbox ended before the code did");
+    }
+    let failed = session.becomes("failed").await;
+    assert_eq!(failed["ended_because"], "its sandbox ended");
+    let refused = session.exec(json!({"code": "1"})).await.error(410, "session_ended");
+    assert!(refused.ends_with("has ended: its sandbox ended"), "{refused}");
+    let held = session.exec_info("held").await;
+    assert_eq!(held["result"]["stdout"], "holding\n", "what it said is kept");
+    server.place.has_no_traces().await;
+    let next = server.post("/v1/sessions", json!({"key": "k"})).await.json(201);
+    assert_eq!(next["replaced"], json!({"id": session.id, "because": "its sandbox ended"}));
+    // One that nobody was using is found dead just the same.
+    let [guest] = server.place.pids_inside(1)[..] else { panic!("one sandbox") };
+    kill(guest);
+    crate::server::Session::of(&server, text(&next["id"])).becomes("failed").await;
+}
+
+#[tokio::test]
+async fn a_kernel_that_is_killed_is_replaced() {
+    let server = Server::start().await;
+    let session = server.session().await;
+    session.python("x = 1").await;
+    let pid: u32 =
+        session.printed("import os; print(os.getpid())").await.trim().parse().expect("a pid");
+    let held = session.hold("held").await;
+    let [kernel] = server.place.pids_inside(pid)[..] else { panic!("one kernel") };
+    kill(kernel);
+    let result = held.result().await;
+    assert_eq!((&result["status"], &result["kernel_state"]), (&json!("crashed"), &json!("lost")));
+    assert_eq!(result["stdout"], "holding\n");
+    assert_eq!(session.python("x").await["error"]["name"], "NameError");
+    // Killed while it is idle: whoever comes next is told.
+    session.python("y = 1").await;
+    let pid: u32 =
+        session.printed("import os; print(os.getpid())").await.trim().parse().expect("a pid");
+    let [kernel] = server.place.pids_inside(pid)[..] else { panic!("one kernel") };
+    kill(kernel);
+    let next = session.python("print('fresh')").await;
+    let told = next["kernel_state"] == "lost" || next["status"] == "crashed";
+    assert!(told, "variables are gone without a word: {next:#}");
+    assert_eq!(session.show().await["state"], "ready");
+}
+
+#[tokio::test]
+async fn a_zygote_that_is_killed_is_replaced() {
+    let server = Server::start().await;
+    let is_warm = async || server.get("/healthz").await.json(200)["zygote"] == "warm";
+    eventually("the zygote is warm", is_warm).await;
+    let session = server.session().await;
+    session.python("x = 'kept'").await;
+    let zygote = server.descendant("main.py zygote").expect("a zygote");
+    kill(zygote);
+    // Whoever comes meanwhile gets a kernel the slow way.
+    let meanwhile = server.session().await;
+    assert_eq!(meanwhile.printed("print('slow')").await, "slow\n");
+    assert_eq!(session.printed("print(x)").await, "kept\n");
+    eventually("there is another", async || {
+        server.descendant("main.py zygote").is_some_and(|pid| pid != zygote) && is_warm().await
+    })
+    .await;
+    assert_eq!(server.session().await.printed("print('quick')").await, "quick\n");
+}
+
+#[tokio::test]
+async fn a_spawner_that_is_killed_is_replaced() {
+    let server = Server::with(&[("BELLJAR_POOL", "1")]).await;
+    let session = server.session().await;
+    session.python("x = 'kept'").await;
+    let spawner = server.descendant("spawner --inside").expect("a spawner");
+    kill(spawner);
+    assert_eq!(session.printed("print(x)").await, "kept\n");
+    for _ in 0..3 {
+        let next = server.session().await;
+        assert_eq!(next.printed("print('new')").await, "new\n");
+    }
+    let run = server.post("/v1/run", json!({"code": "1 + 1"})).await.json(200);
+    assert_eq!(run["status"], "ok");
+    // A session of the old one can still have a new kernel.
+    let lost = session.python("import os; os._exit(1)").await;
+    assert_eq!(lost["kernel_state"], "lost");
+    assert_eq!(session.printed("print('again')").await, "again\n");
+    let replaced = server.descendant("spawner --inside").expect("a spawner");
+    assert_ne!(replaced, spawner);
+    eventually("the zygote is warm again", async || {
+        server.get("/healthz").await.json(200)["zygote"] == "warm"
+    })
+    .await;
+}

@@ -1,0 +1,170 @@
+//! Where requests come in: names and origins, sockets, certificates.
+
+use std::fs;
+use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+
+use hyper::Method;
+use serde_json::json;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::pki_types::pem::PemObject as _;
+use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
+use tokio_rustls::rustls::{ClientConfig, RootCertStore, crypto};
+
+use crate::client::{Answer, Client, Connection};
+use crate::server::{PATIENCE, Place, Server, eventually};
+
+async fn call(client: &Client, host: &str, origin: Option<&str>) -> Answer {
+    let mut request = client.request(Method::GET, "/v1/sessions", "");
+    request.headers_mut().insert("host", host.parse().expect("a value"));
+    if let Some(origin) = origin {
+        request.headers_mut().insert("origin", origin.parse().expect("a value"));
+    }
+    client.send(request).await
+}
+
+#[tokio::test]
+async fn web_pages_are_no_way_in() {
+    let server = Server::with(&[
+        ("BELLJAR_ALLOWED_HOSTS", "jar.lan"),
+        ("BELLJAR_ALLOWED_ORIGINS", "https://app.example"),
+    ])
+    .await;
+    for good in ["127.0.0.1", "localhost:1234", "LOCALHOST", "[::1]:80", "jar.lan", "JAR.lan:8000"]
+    {
+        call(&server, good, None).await.json(200);
+    }
+    for bad in [
+        "evil.example",
+        "127.0.0.1.evil.example",
+        "localhost.evil.example",
+        "jar.lan.evil",
+        "x@127.0.0.1:1.evil.example",
+    ] {
+        let message = call(&server, bad, None).await.error(403, "wrong_host");
+        assert!(message.contains(bad), "{message}");
+    }
+    call(&server, "127.0.0.1:80", Some("https://app.example")).await.json(200);
+    call(&server, "127.0.0.1:80", Some("http://127.0.0.1:80")).await.json(200);
+    for bad in [
+        "http://evil.example",
+        "null",
+        "http://127.0.0.1:81",
+        "https://app.example.evil.example",
+        "",
+    ] {
+        call(&server, "127.0.0.1:80", Some(bad)).await.error(403, "wrong_origin");
+    }
+    // A page that has pointed its own name at us.
+    call(&server, "evil.example", Some("http://evil.example")).await.error(403, "wrong_origin");
+    // Not even what is open to everybody is open to a page.
+    let mut request = server.request(Method::GET, "/healthz", "");
+    request.headers_mut().insert("host", "evil.example".parse().expect("a value"));
+    server.send(request).await.error(403, "wrong_host");
+    eventually("every denial is written down", async || {
+        let lines = server.place.audit();
+        lines.iter().filter(|line| line["action"] == "deny").count() == 12
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn strangers_need_keys() {
+    let place = Arc::new(Place::new().env("BELLJAR_LISTEN", "0.0.0.0:0"));
+    let refusal = place.refusal().await;
+    assert!(refusal.contains("belljar key create"), "{refusal}");
+    let key = place.key(&["--name", "k"]);
+    let server = place.serve().await;
+    server.get("/v1/sessions").await.error(401, "unauthorized");
+    server.with_key(key["secret"].as_str().expect("text")).get("/v1/sessions").await.json(200);
+}
+
+#[tokio::test]
+async fn a_socket_is_for_its_owner() {
+    let place = Place::new();
+    let path = place.path("socket");
+    let place = Arc::new(place.env("BELLJAR_UNIX", &path.display().to_string()));
+    // A server that was killed has left one.
+    drop(std::os::unix::net::UnixListener::bind(&path).expect("a socket"));
+    let server = place.serve().await;
+    let metadata = fs::symlink_metadata(&path).expect("a socket");
+    assert!(metadata.file_type().is_socket());
+    assert_eq!(metadata.permissions().mode() & 0o777, 0o600);
+    // Host means nothing here.
+    call(&server, "whatever", None).await.json(200);
+    call(&server, "whatever", Some("http://evil.example")).await.error(403, "wrong_origin");
+    let run = server.post("/v1/run", json!({"code": "1 + 1"})).await.json(200);
+    assert_eq!(run["status"], "ok");
+    // Another server does not take it away.
+    let other = Arc::new(Place::new().env("BELLJAR_UNIX", &path.display().to_string()));
+    let refusal = other.refusal().await;
+    assert!(refusal.contains("another server listens on the socket"), "{refusal}");
+    server.get("/healthz").await.json(200);
+    server.terminate().await;
+    assert!(!path.exists(), "it is gone with the server");
+    // What is no socket is not touched.
+    fs::write(&path, "precious").expect("a file");
+    let refusal = place.refusal().await;
+    assert!(refusal.contains("socket"), "{refusal}");
+    assert_eq!(fs::read_to_string(&path).expect("a file"), "precious");
+}
+
+fn make_certificate(directory: &Path) {
+    let made = Command::new("openssl")
+        .args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"])
+        .args(["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost", "-days", "2"])
+        .args(["-addext", "basicConstraints=critical,CA:FALSE"])
+        .args(["-keyout", "key.pem", "-out", "cert.pem"])
+        .current_dir(directory)
+        .output()
+        .expect("openssl is here");
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+}
+
+#[tokio::test]
+async fn certificates_are_used() {
+    let place = Place::new();
+    make_certificate(&place.path(""));
+    let place = Arc::new(place.args(&["--tls-cert", "cert.pem", "--tls-key", "key.pem"]));
+    let server = place.serve().await;
+    assert!(server.said().contains("listens on https://"), "{}", server.said());
+
+    let mut roots = RootCertStore::empty();
+    let certificate = CertificateDer::from_pem_file(place.path("cert.pem")).expect("a certificate");
+    roots.add(certificate).expect("a certificate");
+    let config = ClientConfig::builder_with_provider(Arc::new(crypto::ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .expect("versions")
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let connector = TlsConnector::from(Arc::new(config));
+    let name = ServerName::try_from("localhost").expect("a name");
+    let stream = connector.connect(name, server.dial().await).await.expect("a handshake");
+    let mut connection = Connection::over(Box::pin(stream)).await;
+    let ask = json!({"code": "6 * 7"}).to_string();
+    let run = connection.send(server.request(Method::POST, "/v1/run", ask)).await.json(200);
+    assert_eq!(run["results"][0]["data"]["text/plain"], "42");
+
+    // Who does not speak TLS is hung up on, and nobody else notices.
+    let mut plain = server.dial().await;
+    plain.write_all(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n").await.expect("sent");
+    let mut answer = Vec::new();
+    let read = tokio::time::timeout(PATIENCE, plain.read_to_end(&mut answer)).await;
+    let _ = read.expect("it hangs up");
+    assert!(!answer.starts_with(b"HTTP"), "{}", String::from_utf8_lossy(&answer));
+    let health = connection.send(server.request(Method::GET, "/healthz", "")).await;
+    health.json(200);
+    drop(connection);
+    server.terminate().await;
+
+    // What does not go together is refused at the start.
+    fs::copy(place.path("cert.pem"), place.path("key.pem")).expect("copied");
+    let refusal = place.refusal().await;
+    assert!(refusal.contains("key.pem"), "{refusal}");
+    fs::write(place.path("cert.pem"), "nothing").expect("written");
+    let refusal = place.refusal().await;
+    assert!(refusal.contains("cert.pem"), "{refusal}");
+}

@@ -1,0 +1,276 @@
+//! Files: sessions on disk and what stands beside them, datasets, and disks that are full.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use crate::server::{Place, Server, Session, eventually, names, text};
+
+fn read_json(path: &Path) -> Value {
+    let bytes = fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    serde_json::from_slice(&bytes).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// The lines of a session's log, each of which is JSON.
+fn log(directory: &Path) -> Vec<Value> {
+    let log = fs::read_to_string(directory.join("session.log")).unwrap_or_default();
+    log.lines().map(|line| serde_json::from_str(line).expect("a whole line")).collect()
+}
+
+#[tokio::test]
+async fn a_session_on_disk_can_be_read_by_people() {
+    let server = Server::start().await;
+    let ask = json!({"storage": "BIND", "key": "thread", "metadata": {"user": 7}});
+    let made = server.post("/v1/sessions", ask).await.json(201);
+    let session = Session::of(&server, text(&made["id"]));
+    let directory = PathBuf::from(text(&made["directory"]));
+    assert_eq!(directory, server.path("sessions").join(&session.id));
+    session.python("import math\nanswer = 42\nprint('hello')").await;
+    let code = "import pathlib\npathlib.Path('/session/artifacts/plot.txt').write_text('plot')\n\
+                pathlib.Path('notes.txt').write_text('notes')\n1 / 0";
+    session.python(code).await;
+    session.shell("echo from the shell; mkdir deep; echo x > deep/file").await;
+
+    eventually("three entries are in the log", async || log(&directory).len() == 3).await;
+    let entries = log(&directory);
+    assert_eq!((&entries[0]["number"], &entries[0]["status"]), (&json!(1), &json!("ok")));
+    assert_eq!(entries[0]["code"], "import math\nanswer = 42\nprint('hello')");
+    assert_eq!(
+        (&entries[0]["stdout"], &entries[0]["language"]),
+        (&json!("hello\n"), &json!("python"))
+    );
+    assert!(entries[0]["duration_ms"].as_f64() > Some(0.0));
+    assert!(text(&entries[0]["time"]).ends_with('Z'));
+    assert_eq!(entries[1]["error"]["name"], "ZeroDivisionError");
+    assert_eq!(entries[2]["command"][2], "echo from the shell; mkdir deep; echo x > deep/file");
+
+    eventually("the metadata is up to date", async || {
+        read_json(&directory.join("session_metadata.json"))["statistics"]["execs"] == 3
+    })
+    .await;
+    let metadata = read_json(&directory.join("session_metadata.json"));
+    assert_eq!((&metadata["session_id"], &metadata["key"]), (&json!(session.id), &json!("thread")));
+    assert_eq!((&metadata["image"], &metadata["storage"]), (&json!("host"), &json!("BIND")));
+    assert_eq!(metadata["metadata"], json!({"user": 7}));
+    assert!(metadata["limits"]["memory"].is_u64(), "{metadata:#}");
+
+    let state = directory.join("python_state.json");
+    eventually("the variables are written down", async || {
+        fs::read_to_string(&state).is_ok_and(|text| text.contains("answer"))
+    })
+    .await;
+    let variables = read_json(&state);
+    let variables = variables["variables"].as_array().expect("a list");
+    let answer = variables.iter().find(|variable| variable["name"] == "answer").expect("it");
+    assert_eq!((&answer["type"], &answer["preview"]), (&json!("int"), &json!("42")));
+    let artifact = fs::read_to_string(directory.join("artifacts/plot.txt")).expect("an artifact");
+    assert_eq!(artifact, "plot");
+    let expected =
+        ["artifacts", "files", "python_state.json", "session.log", "session_metadata.json"];
+    assert_eq!(names(&directory), expected);
+
+    session.stop().await;
+    eventually("the metadata tells the end", async || {
+        read_json(&directory.join("session_metadata.json"))["state"] == "stopped"
+    })
+    .await;
+    assert_eq!(fs::read_to_string(directory.join("files/notes.txt")).expect("a file"), "notes");
+    server.place.has_no_traces().await;
+}
+
+#[tokio::test]
+async fn a_session_goes_on_with_its_files() {
+    let server = Server::with(&[("SESSION_STORAGE", "BIND"), ("BELLJAR_POOL", "1")]).await;
+    let first = server.session_with(json!({"key": "k"})).await;
+    first
+        .shell("echo one > kept; mkdir sub; echo x > sub/file; chmod 700 sub; ln -s kept link")
+        .await;
+    first.python("x = 1").await;
+    first.stop().await;
+    // Somebody else takes the block of ids that it had.
+    let other = server.session().await;
+
+    let again = server.post("/v1/sessions", json!({"key": "k"})).await.json(200);
+    assert_eq!((&again["how"], &again["id"]), (&json!("restarted"), &json!(first.id)));
+    assert_eq!((&again["state"], again.get("ended")), (&json!("ready"), None), "{again:#}");
+    assert_eq!(first.python("x").await["error"]["name"], "NameError", "only files stay");
+    let look =
+        "cat kept link sub/file; echo two >> kept; echo y > sub/other; stat -c %U kept; id -un";
+    let looked = first.shell(look).await;
+    let lines: Vec<&str> = text(&looked["stdout"]).lines().collect();
+    assert_eq!((&lines[..3], lines[3]), (&["one", "one", "x"][..], lines[4]), "{looked:#}");
+    assert_eq!(first.show().await["execs"], 4, "they are counted on");
+
+    // By its id as well, but only when it has ended, and by one at a time.
+    server.post(&first.path("/start"), json!({})).await.error(409, "session_alive");
+    first.stop().await;
+    let starting: Vec<_> = (0..5)
+        .map(|_| {
+            let (client, path) = (server.client(), first.path("/start"));
+            tokio::spawn(async move { client.post(&path, json!({})).await })
+        })
+        .collect();
+    let mut started = 0;
+    for start in starting {
+        let answer = start.await.expect("no panic");
+        match answer.status {
+            200 => started += 1,
+            _ => drop(answer.error(409, "session_alive")),
+        }
+    }
+    assert_eq!(started, 1);
+    assert_eq!(first.shell("cat kept").await["stdout"], "one\ntwo\n");
+    // One without a key too.
+    other.shell("echo other > file").await;
+    other.stop().await;
+    let (one, two) =
+        tokio::join!(server.post_answer(&other, "/start"), server.post_answer(&other, "/start"));
+    let mut statuses = [one.status, two.status];
+    statuses.sort_unstable();
+    assert_eq!(statuses, [200, 409], "{one}\n{two}");
+    assert_eq!(other.shell("cat file").await["stdout"], "other\n");
+    let log = server.get(&first.path("/log")).await.json(200);
+    let numbers: Vec<&Value> =
+        log["entries"].as_array().expect("a list").iter().map(|entry| &entry["number"]).collect();
+    assert_eq!(numbers, [1, 2, 3, 4, 5]);
+    assert_eq!(server.metric("belljar_creates_total{how=\"restarted\"}").await, 3.0);
+
+    // A key that went to another session meanwhile is not taken back.
+    first.stop().await;
+    let memory = json!({"key": "k", "storage": "TMPFS"});
+    let replacing = server.post("/v1/sessions", memory).await.json(201);
+    assert_eq!(replacing["replaced"]["id"], first.id);
+    server.post(&first.path("/start"), json!({})).await.error(409, "key_taken");
+    let changed = json!({"key": "k", "limits": {"memory": "64M"}});
+    server.post("/v1/sessions", changed).await.error(409, "session_differs");
+}
+
+#[tokio::test]
+async fn nothing_outside_is_reached_through_a_session_on_disk() {
+    let server = Server::start().await;
+    let session = server.session_with(json!({"storage": "BIND"})).await;
+    // What the code makes of its directory must not be followed by the host.
+    fs::write(server.path("precious"), "precious").expect("a file");
+    let target = server.path("precious").display().to_string();
+    session.shell(&format!("rm -rf artifacts; ln -s {target} artifacts; ln -s /etc etc")).await;
+    session.python("1").await;
+    session.stop().await;
+    server.post(&session.path("/start"), json!({})).await.json(200);
+    session.stop().await;
+    let metadata = fs::metadata(server.path("precious")).expect("it is there");
+    let etc = fs::metadata("/etc").expect("it is there");
+    use std::os::unix::fs::MetadataExt as _;
+    assert_eq!((metadata.uid(), etc.uid()), (fs::metadata("/").expect("root").uid(), 0));
+    assert_eq!(metadata.permissions().mode() & 0o777, 0o644);
+    assert_eq!(fs::read_to_string(server.path("precious")).expect("a file"), "precious");
+}
+
+#[tokio::test]
+async fn datasets_are_shown_and_not_written() {
+    let place = Place::new();
+    let data = place.path("datasets");
+    fs::create_dir(&data).expect("a directory");
+    fs::write(data.join("table.csv"), "a,b\n1,2\n").expect("a file");
+    let place = Arc::new(place.env("DATASETS_HOST_RO", &data.display().to_string()));
+    let server = place.serve().await;
+    let session = server.session_with(json!({"datasets": "LOCAL_RO"})).await;
+    assert_eq!(session.printed("print(open('/data/table.csv').read())").await, "a,b\n1,2\n\n");
+    for write in
+        ["echo x > /data/new", "echo x >> /data/table.csv", "rm /data/table.csv", "chmod 777 /data"]
+    {
+        let result = session.shell(write).await;
+        assert_eq!(result["status"], "error", "{write}: {result:#}");
+    }
+    assert_eq!(names(&data), ["table.csv"]);
+    let run = json!({"code": "import os; print(os.listdir('/data'))", "datasets": "LOCAL_RO"});
+    assert_eq!(server.post("/v1/run", run).await.json(200)["stdout"], "['table.csv']\n");
+    // Nobody sees them who has not asked.
+    let without = server.session().await;
+    let listed = without.shell("ls -A /data").await;
+    assert_eq!(listed["stdout"], "", "{listed:#}");
+    // A directory that is gone is no reason to fail for ever, or without a word.
+    fs::rename(&data, place.path("moved")).expect("moved");
+    let failed = server.post("/v1/sessions", json!({"datasets": "LOCAL_RO"})).await;
+    let message = failed.error(500, "internal");
+    assert!(message.contains("datasets"), "{message}");
+    fs::rename(place.path("moved"), &data).expect("moved back");
+    server.session_with(json!({"datasets": "LOCAL_RO"})).await;
+}
+
+/// A server whose sessions are on a disk of one MiB, in a mount namespace of its own.
+async fn on_a_small_disk(options: &str) -> Server {
+    let place = Arc::new(Place::new());
+    let root = place.path("sessions");
+    fs::create_dir(&root).expect("a directory");
+    let script = format!(
+        "mount -t tmpfs -o {options} tmpfs '{}' && exec '{}' serve",
+        root.display(),
+        env!("CARGO_BIN_EXE_belljar")
+    );
+    let command = place.command("unshare", &["-m", "sh", "-c", &script]);
+    place.serve_by(command).await
+}
+
+#[tokio::test]
+async fn a_full_disk_is_said_and_survived() {
+    let server = on_a_small_disk("size=1m").await;
+    let session = server.session_with(json!({"storage": "BIND", "key": "k"})).await;
+    let directory = PathBuf::from(format!(
+        "/proc/{}/root{}",
+        server.pid(),
+        server.path("sessions").join(&session.id).display()
+    ));
+    session.python("print('before')").await;
+    eventually("it is in the log", async || log(&directory).len() == 1).await;
+    let filled = session.shell("cat /dev/zero > filler; sync; true").await;
+    assert!(text(&filled["stderr"]).contains("No space left"), "{filled:#}");
+    // The session goes on, and says what could not be written.
+    let long = format!("print('during')\n# {}", "x".repeat(10_000));
+    assert_eq!(session.python(&long).await["stdout"], "during\n");
+    eventually("there is a warning", async || {
+        session.show().await["warnings"].to_string().contains("session.log")
+    })
+    .await;
+    let entries = server.get(&session.path("/log")).await.json(200);
+    assert_eq!(entries["entries"].as_array().expect("a list").len(), 3, "the database has all");
+    // New ones are made and warned about, or refused; they never hang.
+    let other = server.post("/v1/sessions", json!({"storage": "BIND"})).await;
+    match other.status {
+        201 => drop(Session::of(&server, text(&other.json(201)["id"])).stop().await),
+        _ => drop(other.error(507, "out_of_space")),
+    }
+    let memory = server.session().await;
+    assert_eq!(memory.printed("print('in memory')").await, "in memory\n");
+    // With room again everything is as before; no line was half-written.
+    session.shell("rm filler").await;
+    session.python("print('after')").await;
+    eventually("it is in the log", async || {
+        log(&directory).last().is_some_and(|entry| entry["stdout"] == "after\n")
+    })
+    .await;
+    session.stop().await;
+    let again = server.post("/v1/sessions", json!({"key": "k"})).await.json(200);
+    assert_eq!(again["how"], "restarted");
+    read_json(&directory.join("session_metadata.json"));
+}
+
+#[tokio::test]
+async fn a_disk_without_room_for_a_directory_refuses_a_session() {
+    let server = on_a_small_disk("size=1m,nr_inodes=20").await;
+    let session = server.session_with(json!({"storage": "BIND"})).await;
+    session.shell("for n in $(seq 30); do : > $n; done").await;
+    let refused = server.post("/v1/sessions", json!({"storage": "BIND", "key": "k"})).await;
+    let message = refused.error(507, "out_of_space");
+    assert!(message.contains("sessions"), "{message}");
+    let root = format!("/proc/{}/root{}", server.pid(), server.path("sessions").display());
+    assert_eq!(names(Path::new(&root)), [session.id.clone()], "nothing half-made is left");
+    assert_eq!(server.place.pids_inside(1).len(), 1);
+    assert_eq!(server.metric("belljar_creates_total{how=\"failed\"}").await, 1.0);
+    // With room again the same key can be had.
+    session.shell("rm [0-9]*").await;
+    let made = server.post("/v1/sessions", json!({"storage": "BIND", "key": "k"})).await;
+    assert!(made.status == 201 || made.status == 200, "{made}");
+}
