@@ -210,6 +210,6 @@ impl Watched<'_> {
 
 async fn pressed(ctrl_c: &mut Signal) {
     if ctrl_c.recv().await.is_none() {
-        std::future::pending().await
+        std::future::pending::<()>().await;
     }
 }
