@@ -51,6 +51,7 @@ lint: system
 
 bench: setup
 	$(BELLJAR) bench
+	$(BELLJAR) bench --http
 
 clean:
 	$(CARGO) clean

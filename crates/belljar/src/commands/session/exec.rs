@@ -128,8 +128,13 @@ impl Watched<'_> {
                     if interrupting.is_some() => Next::Interrupted(answer),
             };
             match next {
-                Next::Heard(heard) => {
-                    let heard = heard?;
+                Next::Heard(Err(error)) => {
+                    if error.is_outage() && follower.is_accepted() {
+                        output::say(&format!("it may go on without us; {}", self.how_to_join()));
+                    }
+                    return Err(error.into());
+                }
+                Next::Heard(Ok(heard)) => {
                     if heard.name == "done" {
                         return self.ended(&heard.data, pictures).await;
                     }
@@ -210,6 +215,6 @@ impl Watched<'_> {
 
 async fn pressed(ctrl_c: &mut Signal) {
     if ctrl_c.recv().await.is_none() {
-        std::future::pending().await
+        std::future::pending::<()>().await;
     }
 }

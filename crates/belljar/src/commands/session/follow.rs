@@ -42,6 +42,11 @@ impl<'a> Follower<'a> {
         Follower { client, session, exec, ask, position: 0, events: None, lost: None }
     }
 
+    /// Whether the server is known to have begun it.
+    pub(super) fn is_accepted(&self) -> bool {
+        self.ask.is_none()
+    }
+
     /// The next event, whatever it takes. Nothing is lost by not waiting for it.
     pub(super) async fn next(&mut self) -> Result<Heard, ClientError> {
         loop {

@@ -312,8 +312,8 @@ async fn stop(server: &Server, sessions: &[String]) -> Result<()> {
 async fn remembered(server: &Server, sessions: &[String]) -> Result<usize> {
     let answers = ask_all(server, sessions, |_| "n".to_owned()).await?;
     let is_right = |(n, answer): &(usize, Result<Value>)| {
-        let text = |answer: &Value| answer["results"][0]["data"]["text/plain"] == n.to_string();
-        answer.as_ref().is_ok_and(text)
+        let expected = Value::from(n.to_string());
+        answer.as_ref().is_ok_and(|it| it["results"][0]["data"]["text/plain"] == expected)
     };
     Ok(answers.into_iter().enumerate().filter(is_right).count())
 }
