@@ -145,12 +145,7 @@ impl Client {
             panic!("{what}: {}", Answer::read(response).await);
         }
         assert_eq!(response.headers()[header::CONTENT_TYPE], "text/event-stream");
-        Events {
-            body: response.into_body(),
-            buffer: Vec::new(),
-            comments: 0,
-            _connection: connection,
-        }
+        Events { body: response.into_body(), buffer: Vec::new(), _connection: connection }
     }
 }
 
@@ -248,8 +243,6 @@ impl fmt::Display for Answer {
 pub(crate) struct Events {
     body: Incoming,
     buffer: Vec<u8>,
-    /// Lines that only keep the connection alive.
-    pub(crate) comments: usize,
     _connection: Connection,
 }
 
@@ -274,9 +267,9 @@ impl Events {
                 let block = String::from_utf8(block).expect("events are text");
                 match parse(&block) {
                     Some(event) => return Some(event),
-                    None => self.comments += 1,
+                    // Only there to keep the connection alive.
+                    None => continue,
                 }
-                continue;
             }
             match self.body.frame().await {
                 Some(frame) => {

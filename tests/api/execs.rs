@@ -237,3 +237,31 @@ async fn variables_can_be_looked_at() {
     server.get(&session.path("/state?language=bash")).await.json(200);
     server.get(&session.path("/state?language=perl")).await.error(422, "invalid");
 }
+
+#[tokio::test]
+async fn too_much_of_anything_ends_nothing_but_itself() {
+    let server = Server::start().await;
+    let session = server.session().await;
+    let displays = session.python("for n in range(17_000): display(n)").await;
+    let kept = displays["results"].as_array().expect("a list").len();
+    assert_eq!(displays["dropped"]["results"], 17_000 - kept, "what is not kept is counted");
+    for (what, code) in [
+        (
+            "turns",
+            "import sys\nfor n in range(60_000):\n    print('o', flush=True)\n    print('e', file=sys.stderr, flush=True)",
+        ),
+        ("a value", "'x' * (70 << 20)"),
+        ("values", "for n in range(30): display('x' * (4 << 20))"),
+        ("an error", "raise ValueError('x' * (70 << 20))"),
+        ("depth", "def f(n): return f(n + 1)\nf(0)"),
+        ("a name", "exec('x' * 1000000 + ' = 1')"),
+    ] {
+        let result = session.exec(json!({"code": code, "timeout": 30})).await.json(200);
+        let status = text(&result["status"]);
+        assert!(status == "ok" || status == "error", "{what}: {status} {:?}", result["reason"]);
+        assert_eq!(result["kernel_state"], "kept", "{what}");
+        assert_eq!(session.printed("print('alive')").await, "alive\n", "{what}");
+    }
+    assert_eq!(session.show().await["state"], "ready");
+    server.get(&session.path("/state")).await.json(200);
+}

@@ -146,6 +146,13 @@ async fn a_session_goes_on_with_its_files() {
     server.post(&first.path("/start"), json!({})).await.error(409, "key_taken");
     let changed = json!({"key": "k", "limits": {"memory": "64M"}});
     server.post("/v1/sessions", changed).await.error(409, "session_differs");
+
+    // What was made for sessions that nobody asked for goes with the server.
+    let place = Arc::clone(&server.place);
+    server.terminate().await;
+    let mut expected = [first.id, other.id];
+    expected.sort();
+    assert_eq!(names(&place.path("sessions")), expected);
 }
 
 #[tokio::test]
@@ -200,10 +207,10 @@ async fn datasets_are_shown_and_not_written() {
     server.session_with(json!({"datasets": "LOCAL_RO"})).await;
 }
 
-/// A server whose sessions are on a disk of one MiB, in a mount namespace of its own.
-async fn on_a_small_disk(options: &str) -> Server {
+/// A server of which one directory is on a disk of its own, in a mount namespace of its own.
+async fn on_a_small_disk(directory: &str, options: &str) -> Server {
     let place = Arc::new(Place::new());
-    let root = place.path("sessions");
+    let root = place.path(directory);
     fs::create_dir(&root).expect("a directory");
     let script = format!(
         "mount -t tmpfs -o {options} tmpfs '{}' && exec '{}' serve",
@@ -216,7 +223,7 @@ async fn on_a_small_disk(options: &str) -> Server {
 
 #[tokio::test]
 async fn a_full_disk_is_said_and_survived() {
-    let server = on_a_small_disk("size=1m").await;
+    let server = on_a_small_disk("sessions", "size=1m").await;
     let session = server.session_with(json!({"storage": "BIND", "key": "k"})).await;
     let directory = PathBuf::from(format!(
         "/proc/{}/root{}",
@@ -259,18 +266,50 @@ async fn a_full_disk_is_said_and_survived() {
 
 #[tokio::test]
 async fn a_disk_without_room_for_a_directory_refuses_a_session() {
-    let server = on_a_small_disk("size=1m,nr_inodes=20").await;
+    let server = on_a_small_disk("sessions", "size=1m,nr_inodes=20").await;
     let session = server.session_with(json!({"storage": "BIND"})).await;
     session.shell("for n in $(seq 30); do : > $n; done").await;
     let refused = server.post("/v1/sessions", json!({"storage": "BIND", "key": "k"})).await;
     let message = refused.error(507, "out_of_space");
     assert!(message.contains("sessions"), "{message}");
     let root = format!("/proc/{}/root{}", server.pid(), server.path("sessions").display());
-    assert_eq!(names(Path::new(&root)), [session.id.clone()], "nothing half-made is left");
+    assert_eq!(names(Path::new(&root)), [session.id.as_str()], "nothing half-made is left");
     assert_eq!(server.place.pids_inside(1).len(), 1);
     assert_eq!(server.metric("belljar_creates_total{how=\"failed\"}").await, 1.0);
     // With room again the same key can be had.
     session.shell("rm [0-9]*").await;
     let made = server.post("/v1/sessions", json!({"storage": "BIND", "key": "k"})).await;
     assert!(made.status == 201 || made.status == 200, "{made}");
+}
+
+#[tokio::test]
+async fn a_database_without_room_loses_nothing() {
+    let server = on_a_small_disk("state", "size=2m").await;
+    let session = server.session().await;
+    let held = session.hold("held").await;
+    let state = server.path("state").display().to_string();
+    let filler = PathBuf::from(format!("/proc/{}/root{state}/filler", server.pid()));
+    // As much as there is room for.
+    let _ = fs::write(&filler, vec![0; 4 << 20]);
+    // What cannot be written down is not begun.
+    let code = format!("# {}", "x".repeat(100_000));
+    session.exec(json!({"code": code})).await.error(507, "out_of_space");
+    let command = json!({"command": format!("true {}", "x".repeat(100_000))});
+    session.exec(command).await.error(507, "out_of_space");
+    // What had begun ends, and is not forgotten.
+    server.post(&session.path("/execs/held/interrupt"), json!({})).await.json(200);
+    assert_eq!(held.result().await["status"], "interrupted");
+    let known = session.exec_info("held").await;
+    assert_eq!(
+        (&known["state"], &known["result"]["stdout"]),
+        (&json!("finished"), &json!("holding\n"))
+    );
+    fs::remove_file(&filler).expect("it was there");
+    assert_eq!(session.printed("print('room')").await, "room\n");
+    eventually("its end is written down", async || {
+        let log = server.get(&session.path("/log")).await.json(200);
+        log["entries"].as_array().expect("a list").len() == 2
+    })
+    .await;
+    assert_eq!(server.get("/healthz").await.status, 200);
 }

@@ -80,3 +80,25 @@ pub(crate) fn done(result: ExecResult) -> Value {
     }
     value
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http_body_util::BodyExt as _;
+
+    /// Time does not pass: it jumps to whatever is waited for.
+    #[tokio::test(start_paused = true)]
+    async fn a_silent_execution_keeps_its_connection_alive() {
+        let transcript = Arc::new(Transcript::new(100));
+        let mut body = events("e".into(), transcript, 0).into_body();
+        let mut next = async || {
+            let frame = body.frame().await.unwrap().unwrap().into_data().unwrap();
+            String::from_utf8(frame.to_vec()).unwrap()
+        };
+        assert_eq!(next().await, "event: exec\ndata: {\"exec_id\":\"e\"}\n\n");
+        let before = tokio::time::Instant::now();
+        assert_eq!(next().await, ":\n\n");
+        assert_eq!(next().await, ":\n\n");
+        assert_eq!(before.elapsed().as_secs(), 2 * KEEP_ALIVE.as_secs());
+    }
+}

@@ -22,6 +22,10 @@ use crate::store::{ExecRow, FinishedExec};
 /// What a shell says of a command that is there and cannot be executed.
 const EXIT_NOT_STARTED: i32 = 126;
 
+/// How often, and how long apart, an end is tried to be written down again that could not be.
+const WRITE_AGAIN: u32 = 600;
+const WRITE_PAUSE: Duration = Duration::from_millis(500);
+
 /// How an execution is begun.
 #[derive(Debug)]
 pub(super) enum Begin {
@@ -191,7 +195,7 @@ pub(super) async fn settle(
     );
     log(&session, &exec, result, again).await;
 
-    let finished = FinishedExec {
+    let finished = || FinishedExec {
         session: session.id.clone(),
         id: exec.id.clone(),
         number: exec.number,
@@ -200,7 +204,16 @@ pub(super) async fn settle(
         transcript: exec.transcript.encode(),
         expires_ms,
     };
-    match shared.store.finish_exec(finished).await {
+    let mut written = shared.store.finish_exec(finished()).await;
+    for _ in 0..WRITE_AGAIN {
+        if written.is_ok() || *shared.leaving.borrow() || session.stop.borrow().is_some() {
+            break;
+        }
+        // The disk is full, perhaps. Until there is room, it is known to us and to the guest.
+        tokio::time::sleep(WRITE_PAUSE).await;
+        written = shared.store.finish_exec(finished()).await;
+    }
+    match written {
         Ok(()) => {
             if let Some(sandbox) = sandbox {
                 let forget = Call::Forget { exec_id: exec.id.clone() };
