@@ -75,6 +75,9 @@ impl Shell {
         if order.code.contains(&0) {
             return Err("the code contains a NUL byte, which no shell can read".into());
         }
+        if spec.exec_id.contains('\0') {
+            return Err("the id of the execution contains a NUL byte".into());
+        }
         let exec_id = quoted(spec.exec_id.as_bytes());
         let mut exports = Vec::new();
         for (name, value) in &spec.env {
