@@ -71,6 +71,10 @@ impl Place {
         self.directory.path().join(name)
     }
 
+    pub(crate) fn corner(&self) -> &Corner {
+        &self.corner
+    }
+
     /// Starts a server here and waits until it listens.
     pub(crate) async fn serve(self: &Arc<Self>) -> Server {
         self.serve_by(self.belljar(&["serve"])).await

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use serde_json::json;
 
-use crate::server::{Place, Server};
+use crate::server::{Place, Server, eventually};
 
 #[tokio::test]
 async fn a_place_that_is_taken() {
@@ -15,7 +15,7 @@ async fn a_place_that_is_taken() {
     let place = Arc::new(Place::new().env("BELLJAR_LISTEN", &address));
     let refusal = place.refusal().await;
     assert!(refusal.contains(&address) && refusal.contains("--listen"), "{refusal}");
-    place.has_no_traces().await;
+    eventually("its helpers are gone too", async || place.corner().processes().is_empty()).await;
     drop(listener);
     let server = place.serve().await;
     server.get("/healthz").await.json(200);
@@ -81,8 +81,7 @@ async fn a_state_directory_that_cannot_be_written() {
 #[tokio::test]
 async fn a_server_is_ready_when_it_says_so() {
     let server = Server::start().await;
-    crate::server::eventually("it is ready", async || server.get("/readyz").await.status == 200)
-        .await;
+    eventually("it is ready", async || server.get("/readyz").await.status == 200).await;
     assert_eq!(server.get("/readyz").await.json(200), json!({"ready": true}));
     let health = server.get("/healthz").await.json(200);
     assert_eq!((&health["status"], &health["backend"]), (&json!("ok"), &json!("native")));

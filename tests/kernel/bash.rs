@@ -52,7 +52,8 @@ async fn takes_any_code(session: &Session) {
     let long = format!("y='{}'\necho ${{#y}}", "z".repeat(1_000_000));
     assert_eq!(session.bash_says(&long).await.0, "1000000\n");
     assert_eq!(session.bash_says("").await, (String::new(), 0));
-    assert_eq!(session.bash_says("# nothing").await, (String::new(), 0));
+    session.bash("false").await;
+    assert_eq!(session.bash_says("# nothing").await, (String::new(), 0), "nothing failed here");
     let bytes = session.try_begin_bytes(bash_cell("bytes"), b"printf '\xff\xfe' | od -An -tx1");
     assert_eq!(bytes.await.expect("free").finish().await.stdout, " ff fe\n");
     let nul = session.try_begin_bytes(bash_cell("nul"), b"echo \0").await;
@@ -86,6 +87,19 @@ async fn takes_code_that_is_left_open(session: &Session) {
         assert_eq!(result.kernel_state, KernelState::Kept, "{code}: {result:#?}");
         assert_eq!(session.bash(busy).await.kernel_state, KernelState::Kept, "after {code}");
     }
+}
+
+#[tokio::test]
+async fn a_full_disk_is_no_end() {
+    let limits = Limits { tmpfs: 8 << 20, ..Limits::default() };
+    let session = Lab::cold().shell_session(limits).await;
+    let full = session.bash("head -c 16M /dev/zero > /tmp/filler").await;
+    assert!(full.stderr.contains("No space left on device"), "{full:#?}");
+    // A shell keeps long code in a file while it runs it.
+    let long = session.bash(&format!(": {}\necho ran", "x".repeat(300_000))).await;
+    assert_eq!((long.exit_code, long.kernel_state), (1, KernelState::Kept), "{long:#?}");
+    assert!(long.stderr.contains("here-document"), "{long:#?}");
+    assert_eq!(session.bash_says("rm /tmp/filler; echo ok").await.0, "ok\n");
 }
 
 async fn has_no_input(session: &Session) {
@@ -180,10 +194,10 @@ async fn a_shell_can_be_stopped_and_keeps_its_state() {
 
 /// An interrupt that comes while the shell still reads the code, or has just ended, harms nothing.
 async fn stops_at_any_moment(session: &Session) {
-    let long = format!("z='{}'; rm -f /tmp/proof", "it''s ".repeat(50_000));
+    let long = "z='it is long'; \n".repeat(20_000) + "rm -f /tmp/proof";
     session.bash("touch /tmp/proof").await;
     for n in 0..30 {
-        let code = if n % 3 == 0 { format!(": {long}\nsleep 1000") } else { ":".into() };
+        let code = if n % 3 == 0 { format!("{long}\nsleep 1000") } else { ":".into() };
         let running = session.begin_bash(&code).await;
         tokio::time::sleep(std::time::Duration::from_micros(300 * n)).await;
         session.sandbox.interrupt(&running.id).await.expect("it is known");

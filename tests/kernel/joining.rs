@@ -98,7 +98,7 @@ async fn what_is_over_is_remembered_until_it_is_forgotten(session: &Session) {
     session.try_begin(cell("over"), "print('all of it')").await.expect("free").finish().await;
     let again = rest(link.join("over", 0, 0).await.expect("it is remembered")).await;
     assert_eq!(again.0, "all of it\n");
-    let forget = Call::Forget { exec_id: "over".into() };
+    let forget = Call::Forget { exec_ids: vec!["over".into()] };
     link.call(forget, &[]).await.expect("it is over");
     assert_eq!(refused(link.join("over", 0, 0).await), RefusalCode::UnknownExec);
     assert_eq!(refused(link.join("never", 0, 0).await), RefusalCode::UnknownExec);

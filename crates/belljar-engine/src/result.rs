@@ -50,16 +50,29 @@ pub async fn follow(
     false
 }
 
-/// Collects an execution to its end, showing each event to `watch` on the way. True when the
-/// sandbox was lost before the end.
+/// Collects an execution from wherever the follower stands to its end, showing each event to
+/// `watch` on the way. True when the sandbox was lost before the end.
 pub async fn collect(
     exec_id: String,
     following: &mut Following,
     output_limit: u64,
-    watch: impl FnMut(&ExecEvent),
+    mut watch: impl FnMut(&ExecEvent),
 ) -> (ExecResult, bool) {
     let transcript = Transcript::new(output_limit);
-    let ended = follow(&transcript, following, watch).await;
+    let mut first = None;
+    let mut ended = false;
+    while !ended && let Some(mut event) = following.next().await {
+        watch(&event);
+        let (seq, offset) = *first.get_or_insert((event.seq, event.offset));
+        if event.seq == seq {
+            event.offset = event.offset.saturating_sub(offset);
+        }
+        event.seq = event.seq.saturating_sub(seq);
+        if transcript.push(event).is_err() {
+            break;
+        }
+        ended = transcript.outcome().is_some();
+    }
     if !ended {
         transcript.finish(ended_by_us(Status::Crashed, "the sandbox ended before the code did"));
     }

@@ -167,6 +167,12 @@ impl Transcript {
         }
     }
 
+    /// Bytes of output on both streams.
+    #[must_use]
+    pub fn output_bytes(&self) -> u64 {
+        self.lock().entries.iter().filter(|entry| entry.is_output()).map(Entry::len).sum()
+    }
+
     /// Shows every entry from the beginning.
     pub fn for_each(&self, mut show: impl FnMut(&Event, &[u8])) {
         for entry in &self.lock().entries {

@@ -22,6 +22,8 @@ use crate::reaper::End;
 
 pub(crate) const SIGINT: i32 = 2;
 pub(crate) const SIGKILL: i32 = 9;
+pub(crate) const SIGCONT: i32 = 18;
+pub(crate) const SIGSTOP: i32 = 19;
 
 /// Processes may appear while we kill their parents; this many sweeps find them all or the pids
 /// limit has long stopped them.
@@ -143,7 +145,7 @@ fn ending(ended: Ended, stopped_by: Option<Status>, out_of_memory: bool) -> Endi
 pub(crate) fn kill_tree(root: u32, spare: &[u32], orphans: bool) {
     const INIT: u32 = 1;
     // Stopped first, the root cannot start anything new while its children are looked up.
-    let _ = process::signal(root, 19);
+    let _ = process::signal(root, SIGSTOP);
     for _ in 0..KILL_SWEEPS {
         let parents = procfs::parents();
         let mut doomed = procfs::descendants(&parents, root);

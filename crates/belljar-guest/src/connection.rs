@@ -26,6 +26,9 @@ use crate::kernel::Kernel;
 /// nothing else.
 const OUTBOX: usize = 16;
 
+/// Small frames are written together up to this size.
+const MAX_WRITE: usize = 64 * 1024;
+
 /// A frame on its way out, with descriptors for its first byte.
 struct Outgoing {
     bytes: Vec<u8>,
@@ -167,8 +170,8 @@ async fn answer(
             guest.company.may_be_alone_for(alone_for_s);
             Ok(Answer::Done.into())
         }
-        Call::Forget { exec_id } => {
-            guest.execs.forget(&exec_id);
+        Call::Forget { exec_ids } => {
+            exec_ids.iter().for_each(|exec_id| guest.execs.forget(exec_id));
             Ok(Answer::Done.into())
         }
         Call::ListTree { root, limits } => list_tree(&root, limits),
@@ -348,25 +351,48 @@ async fn reply(outbox: &Outbox, id: u64, outcome: Result<Reply, Refusal>) -> boo
 }
 
 async fn write(mut writer: tokio::net::unix::OwnedWriteHalf, mut outbox: mpsc::Receiver<Outgoing>) {
-    while let Some(Outgoing { bytes, fds }) = outbox.recv().await {
-        let mut rest = &bytes[..];
-        if !fds.is_empty() {
-            let borrowed: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
-            let sent = writer
-                .as_ref()
-                .async_io(tokio::io::Interest::WRITABLE, || {
-                    channel::send_with_fds(writer.as_ref(), &bytes, &borrowed)
-                })
-                .await;
-            match sent {
-                Ok(n) => rest = &bytes[n..],
-                Err(_) => return,
+    while let Some(Outgoing { mut bytes, fds }) = outbox.recv().await {
+        // What else is ready goes with it, up to the next one that carries descriptors.
+        let mut next = None;
+        while next.is_none() && bytes.len() < MAX_WRITE {
+            match outbox.try_recv() {
+                Ok(more) if more.fds.is_empty() => bytes.extend_from_slice(&more.bytes),
+                Ok(other) => next = Some(other),
+                Err(_) => break,
             }
         }
-        if writer.write_all(rest).await.is_err() {
+        if !send(&mut writer, &bytes, &fds).await {
+            return;
+        }
+        if let Some(Outgoing { bytes, fds }) = next
+            && !send(&mut writer, &bytes, &fds).await
+        {
             return;
         }
     }
+}
+
+/// False when the host has gone.
+async fn send(
+    writer: &mut tokio::net::unix::OwnedWriteHalf,
+    bytes: &[u8],
+    fds: &[OwnedFd],
+) -> bool {
+    let mut rest = bytes;
+    if !fds.is_empty() {
+        let borrowed: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+        let sent = writer
+            .as_ref()
+            .async_io(tokio::io::Interest::WRITABLE, || {
+                channel::send_with_fds(writer.as_ref(), bytes, &borrowed)
+            })
+            .await;
+        match sent {
+            Ok(n) => rest = &bytes[n..],
+            Err(_) => return false,
+        }
+    }
+    writer.write_all(rest).await.is_ok()
 }
 
 fn refuse(code: RefusalCode, message: String) -> Refusal {

@@ -11,7 +11,8 @@
 //!                                         └── input ──▶ kernel, process
 //! ```
 //!
-//! The guest outlives the server for as long as it was told: connections come and go, executions go on. One thread, one
+//! The guest outlives the server for as long as it was told: connections come and go, executions go
+//! on. One thread, one
 //! event loop; nothing here is shared with anybody, so state is `Rc` and `Cell`.
 
 #![forbid(unsafe_code)]

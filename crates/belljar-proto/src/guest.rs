@@ -43,7 +43,7 @@ pub enum Call {
     /// Stop an execution. One that is over already stays as it is.
     Interrupt { exec_id: String },
     /// The result is safe with the host: the guest may forget this execution.
-    Forget { exec_id: String },
+    Forget { exec_ids: Vec<String> },
     /// List what lies below a directory, without following links.
     ListTree { root: String, limits: TreeLimits },
     /// Open a file that `ListTree` reported, below `root`; answered with its descriptor.

@@ -60,7 +60,7 @@ fn from_host_to_guest() {
         Call::Stdin { exec_id: "e1".into(), close: true },
         Call::Join { exec_id: "e1".into(), from: 3, offset: 17 },
         Call::Interrupt { exec_id: "e1".into() },
-        Call::Forget { exec_id: "e1".into() },
+        Call::Forget { exec_ids: vec!["e1".into()] },
         Call::ListTree { root: "/session".into(), limits: TreeLimits { files: 10, depth: 3 } },
         Call::OpenFile { root: "/session".into(), path: b"a b/\xff\n%".to_vec() },
         Call::KernelState { language },

@@ -69,12 +69,53 @@ pub fn descendants(parents: &BTreeMap<u32, u32>, root: u32) -> Vec<u32> {
     found.split_off(1)
 }
 
+/// Every process in this process group.
+#[must_use]
+pub fn group_members(group: u32) -> Vec<u32> {
+    parents()
+        .into_keys()
+        .filter(|pid| {
+            let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            nth_after_name(&stat, 2) == Some(u64::from(group))
+        })
+        .collect()
+}
+
+/// Whether the process has a handler of its own for this signal.
+#[must_use]
+pub fn catches(pid: u32, signal: i32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    status_catches(&status, signal)
+}
+
+fn status_catches(status: &str, signal: i32) -> bool {
+    let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+    let caught = caught.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    u32::try_from(signal - 1).is_ok_and(|bit| caught.checked_shr(bit).unwrap_or(0) & 1 == 1)
+}
+
+/// Whether both were started by the same command, as a process and what it forked are.
+#[must_use]
+pub fn same_command(one: u32, other: u32) -> bool {
+    let command = |pid: u32| fs::read(format!("/proc/{pid}/cmdline")).ok();
+    command(one).is_some_and(|ours| command(other) == Some(ours))
+}
+
 /// Has this process ended, with only its parent yet to hear of it?
 #[must_use]
 pub fn is_zombie(pid: u32) -> bool {
-    fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| {
-        stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('Z'))
-    })
+    state(pid) == Some('Z')
+}
+
+/// Has this process been stopped, until somebody lets it continue?
+#[must_use]
+pub fn is_stopped(pid: u32) -> bool {
+    state(pid) == Some('T')
+}
+
+fn state(pid: u32) -> Option<char> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit_once(')')?.1.trim_start().chars().next()
 }
 
 /// Field number `n` (from zero) after the name of the process, which may itself hold spaces and
@@ -124,6 +165,24 @@ mod tests {
         let stat = "7 (a) (b c) S 3 7 7 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 12345 0 0";
         assert_eq!(nth_after_name(stat, 1), Some(3));
         assert_eq!(nth_after_name(stat, 19), Some(12345));
+    }
+
+    #[test]
+    fn handlers_are_read_from_the_mask() {
+        let status = "Name:\tbash\nSigIgn:\t0000000180384004\nSigCgt:\t000000004b813efb\n";
+        assert!(status_catches(status, 2) && status_catches(status, 1));
+        assert!(!status_catches(status, 3) && !status_catches(status, 9));
+        assert!(
+            !status_catches("", 2) && !status_catches(status, 0) && !status_catches(status, 65)
+        );
+    }
+
+    #[test]
+    fn we_are_in_our_own_group() {
+        let own = std::process::id();
+        let group = rustix::process::getpgrp().as_raw_pid().unsigned_abs();
+        assert!(group_members(group).contains(&own));
+        assert!(same_command(own, own) && !same_command(own, 1));
     }
 
     #[test]

@@ -231,6 +231,10 @@ class Kernel:
             print(bundle[0].get(display.TEXT, ""))
             return
         head: dict[str, Any] = {"op": "display", "kind": kind}
+        if kind == "result":
+            # The end of the cell is about to be told: one message for both.
+            self._channel.hold(head, body)
+            return
         # What the user prints next travels through a pipe and could overtake this. After a result nothing is
         # printed any more, and a thread must not take the main thread's answers.
         if kind == "display" and self._acknowledged and threading.current_thread() is threading.main_thread():

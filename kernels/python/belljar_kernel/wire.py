@@ -65,6 +65,8 @@ class Channel:
         self._inputs: list[bytes] = []
         # `display()` may be called from any of the user's threads.
         self._lock = threading.Lock()
+        # Frames that go out with the next one that is sent.
+        self._held = b""
 
     def fileno(self) -> int:
         return self._fd
@@ -95,14 +97,19 @@ class Channel:
         # In a forked child the descriptor is closed, and the lock may be held by a thread that is not there.
         if self._fd < 0:
             return
-        encoded = encode_json(head)
-        frame = _LENGTHS.pack(len(encoded), len(body)) + encoded + body
+        frame = _frame(head, body)
         with self._lock:
+            frame, self._held = self._held + frame, b""
             sent = os.write(self._fd, frame)
             if sent < len(frame):
                 rest = memoryview(frame)[sent:]
                 while rest:
                     rest = rest[os.write(self._fd, rest) :]
+
+    def hold(self, head: dict, body: bytes) -> None:
+        """Sends one whole frame together with the next: for what is said just before something else."""
+        with self._lock:
+            self._held += _frame(head, body)
 
     def exchange(self, head: dict, body: bytes) -> None:
         """Sends a frame and waits until the guest has seen it. `interrupts` never raises inside it either.
@@ -155,3 +162,8 @@ class Channel:
                 return False
             self._buffer += chunk
         return True
+
+
+def _frame(head: dict, body: bytes) -> bytes:
+    encoded = encode_json(head)
+    return _LENGTHS.pack(len(encoded), len(body)) + encoded + body

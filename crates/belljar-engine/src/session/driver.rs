@@ -363,6 +363,9 @@ impl Driver {
         };
         let known: Vec<&str> =
             sandbox.link().known_execs().iter().map(|known| known.exec_id.as_str()).collect();
+        // What is safe with us may be forgotten; an earlier server may not have come to say so.
+        let safe = known.iter().filter(|id| !unfinished.iter().any(|row| row.id == **id));
+        lock(&self.session.forgettable).extend(safe.map(|id| (*id).to_owned()));
         // Those the guest knows are ahead of those it does not.
         let (joined, again): (Vec<ExecRow>, Vec<ExecRow>) =
             unfinished.into_iter().partition(|row| known.contains(&row.id.as_str()));

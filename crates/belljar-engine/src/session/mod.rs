@@ -83,6 +83,8 @@ pub struct Session {
     sandbox: Mutex<Option<Arc<Sandbox>>>,
     /// Why it could not be made, for whoever asked for it.
     pub(crate) failure: Mutex<Option<EngineError>>,
+    /// Executions that are safe in the database and that the guest does not know to be so.
+    forgettable: Mutex<Vec<String>>,
     /// Executions that are not yet safe in the database, by id.
     live: Mutex<HashMap<String, Arc<Exec>>>,
 }
@@ -134,6 +136,7 @@ impl Session {
             view: watch::Sender::new(view),
             sandbox: Mutex::default(),
             failure: Mutex::default(),
+            forgettable: Mutex::default(),
             live: Mutex::default(),
         };
         (Arc::new(session), Inbox { commands: inbox })

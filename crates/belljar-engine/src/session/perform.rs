@@ -174,8 +174,7 @@ pub(super) async fn settle(
 ) {
     let Some(outcome) = exec.transcript.outcome() else { return };
     let ended_ms = clock::now_ms();
-    let result = ExecResult::of(exec.id.clone(), &exec.transcript);
-    let bytes_out = (result.stdout.len() + result.stderr.len()) as u64;
+    let bytes_out = exec.transcript.output_bytes();
     shared.usage.add(&session.tenant, |delta| {
         delta.count(outcome.status);
         delta.bytes_in += exec.code.len() as u64;
@@ -188,12 +187,12 @@ pub(super) async fn settle(
         session.id = session.id,
         exec.id = exec.id,
         language = exec.request.language(),
-        duration_ms = result.duration_ms,
+        duration_us = outcome.duration_us,
         "execution {} ended: {:?}",
         exec.id,
         outcome.status
     );
-    log(&session, &exec, result, again).await;
+    log(&session, &exec, again).await;
 
     let finished = || FinishedExec {
         session: session.id.clone(),
@@ -204,7 +203,9 @@ pub(super) async fn settle(
         transcript: exec.transcript.encode(),
         expires_ms,
     };
-    let mut written = shared.store.finish_exec(finished()).await;
+    let first = finished();
+    let bytes = first.transcript.len();
+    let mut written = shared.store.finish_exec(first).await;
     for _ in 0..WRITE_AGAIN {
         if written.is_ok() || *shared.leaving.borrow() || session.stop.borrow().is_some() {
             break;
@@ -216,9 +217,7 @@ pub(super) async fn settle(
     match written {
         Ok(()) => {
             if let Some(sandbox) = sandbox {
-                let forget = Call::Forget { exec_id: exec.id.clone() };
-                // If it cannot be told it forgets by itself, in time.
-                let _ = sandbox.link().call(forget, &[]).await;
+                forget(&session, &sandbox, &exec.id, bytes).await;
             }
         }
         Err(error) => {
@@ -232,6 +231,22 @@ pub(super) async fn settle(
         }
     }
     lock(&session.live).remove(&exec.id);
+}
+
+/// Lets the guest forget what is safe with us: a few at a time, unless they are large.
+async fn forget(session: &Session, sandbox: &Sandbox, exec_id: &str, bytes: usize) {
+    const AT_ONCE: usize = 16;
+    const LARGE: usize = 64 * 1024;
+    let exec_ids = {
+        let mut forgettable = lock(&session.forgettable);
+        forgettable.push(exec_id.to_owned());
+        if forgettable.len() < AT_ONCE && bytes < LARGE {
+            return;
+        }
+        std::mem::take(&mut *forgettable)
+    };
+    // If it cannot be told it forgets by itself, in time.
+    let _ = sandbox.link().call(Call::Forget { exec_ids }, &[]).await;
 }
 
 /// An execution, as the log tells it.
@@ -303,8 +318,9 @@ impl LogEntry {
     }
 }
 
-async fn log(session: &Arc<Session>, exec: &Arc<Exec>, result: ExecResult, again: bool) {
+async fn log(session: &Arc<Session>, exec: &Arc<Exec>, again: bool) {
     let Some(record) = session.record.clone() else { return };
+    let result = ExecResult::of(exec.id.clone(), &exec.transcript);
     let entry = LogEntry::new(exec.number, exec.accepted_ms, &exec.request, &exec.code, result);
     let exec_id = exec.id.clone();
     let written =

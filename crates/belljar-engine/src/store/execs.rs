@@ -73,11 +73,6 @@ impl Store {
                     row.code,
                     row.accepted_ms
                 ])?;
-            if added > 0 {
-                connection
-                    .prepare_cached("UPDATE sessions SET execs = max(execs, ?2) WHERE id = ?1")?
-                    .execute(params![row.session, row.number])?;
-            }
             Ok(added > 0)
         })
         .await
@@ -100,9 +95,14 @@ impl Store {
             connection
                 .prepare_cached(
                     "UPDATE sessions SET used_ms = max(used_ms, ?2),
-                         expires_ms = max(expires_ms, ?3) WHERE id = ?1",
+                         expires_ms = max(expires_ms, ?3), execs = max(execs, ?4) WHERE id = ?1",
                 )?
-                .execute(params![finished.session, finished.ended_ms, finished.expires_ms])?;
+                .execute(params![
+                    finished.session,
+                    finished.ended_ms,
+                    finished.expires_ms,
+                    finished.number
+                ])?;
             if finished.number.is_multiple_of(PRUNE_EVERY) {
                 prune(connection, &finished.session, finished.number)?;
             }

@@ -15,8 +15,8 @@
 //! * *Interactive*, because then an interrupt ends the command that runs, even an endless loop, and
 //!   the shell goes on with its next line. A shell that is not interactive would end.
 //! * *Sourced*, because while a shell sources something it does not talk as to a person: no `exit`,
-//!   no `[1] 123`, no complaints about a terminal that is not there. From a here-string, so that no
-//!   file is needed.
+//!   no `[1] 123`, no complaints about a terminal that is not there. From a here-document, whose
+//!   lines need no quoting and are read in time that grows with their number.
 //! * *Checked first*, if the code might leave a `$(` open: an interactive bash 5.2 that sources such
 //!   code writes where it must not, and dies sooner or later. Then `eval` runs it, which is noisier
 //!   and reports the error as well.
@@ -75,6 +75,9 @@ impl Shell {
         if order.code.contains(&0) {
             return Err("the code contains a NUL byte, which no shell can read".into());
         }
+        if spec.exec_id.contains('\0') {
+            return Err("the id of the execution contains a NUL byte".into());
+        }
         let exec_id = quoted(spec.exec_id.as_bytes());
         let mut exports = Vec::new();
         for (name, value) in &spec.env {
@@ -93,21 +96,15 @@ impl Shell {
         };
         self.count += 1;
         let count = self.count;
-        let before = self.take_up();
-        let redirected = [stdin, b" >&56 2>&57 56>&- 57>&-"].concat();
         let begin = [b"\\builtin printf 'B%s\\0' ", &exec_id[..], b" >&0; ", &exports].concat();
-        let run = if may_be_left_open(order.code) {
-            checked(order.code, &before, &begin, &redirected)
-        } else {
-            let text = quoted(&[b"\\exec 59<&-; ", before.as_bytes(), order.code].concat());
-            [&begin[..], b"\\builtin . /dev/fd/59 ", &redirected[..], b" 59<<<", &text].concat()
-        };
+        let redirected = [stdin, b" >&56 2>&57 56>&- 57>&-"].concat();
+        let cell = Cell { code: order.code, before: self.take_up(order.code), begin, redirected };
         Ok([
             // Handlers of signals and tracing are the code's, and not for what we say in between.
             &b"\\builtin trap - INT DEBUG; \\builtin set +mvx; "[..],
             &open,
-            &run,
-            format!("\n\\builtin printf 'D%d %d %s %s\\0' {count} \"$?\" \"$-\" ").as_bytes(),
+            &if may_be_left_open(order.code) { cell.checked() } else { cell.sourced() },
+            format!("\\builtin printf 'D%d %d %s %s\\0' {count} \"$?\" \"$-\" ").as_bytes(),
             &exec_id,
             b" >&0; \\exec 58<&-\n",
         ]
@@ -115,9 +112,11 @@ impl Shell {
     }
 
     /// What stands before the code, on its first line: it goes on where the last cell ended.
-    fn take_up(&mut self) -> String {
+    fn take_up(&mut self, code: &[u8]) -> String {
         let trace = if self.traces { "\\builtin set -x; " } else { "" };
         let status = match self.status {
+            // Nothing done is nothing failed.
+            _ if is_empty(code) => String::new(),
             0 => String::new(),
             code => format!("{{ __belljar_status {code} && :; }} 2>/dev/null; "),
         };
@@ -264,28 +263,64 @@ fn may_be_left_open(code: &[u8]) -> bool {
     code.windows(2).any(|two| matches!(two, b"$(" | b"<(" | b">("))
 }
 
-/// Runs the code in one way or another, depending on what another shell thinks of its syntax.
-fn checked(code: &[u8], before: &str, begin: &[u8], redirected: &[u8]) -> Vec<u8> {
-    // It is gone before the code could see it.
-    let text = format!("\\builtin unset -v __belljar_code; {before}$__belljar_code\"");
-    [
-        &b"__belljar_code="[..],
-        &quoted(code),
-        b"\nif BASH_ENV= \"$BASH\" -n /dev/fd/59 </dev/null 59<<<\"$__belljar_code\"; then ",
-        begin,
-        b"\\builtin . /dev/fd/59 ",
-        redirected,
-        b" 59<<<\"\\exec 59<&-; ",
-        text.as_bytes(),
-        b"; else ",
-        begin,
-        b"\\builtin eval \"",
-        text.as_bytes(),
-        b" ",
-        redirected,
-        b"; fi",
-    ]
-    .concat()
+/// Whether there is nothing in it that a shell would do.
+fn is_empty(code: &[u8]) -> bool {
+    code.split(|byte| *byte == b'\n').all(|line| matches!(line.trim_ascii(), [] | [b'#', ..]))
+}
+
+/// The parts of what is said to run some code.
+struct Cell<'a> {
+    code: &'a [u8],
+    /// Comes first, on the same line, so that lines keep their numbers.
+    before: String,
+    begin: Vec<u8>,
+    redirected: Vec<u8>,
+}
+
+impl Cell<'_> {
+    fn sourced(&self) -> Vec<u8> {
+        let text = [b"\\exec 59<&-; ", self.before.as_bytes(), self.code].concat();
+        [
+            &self.begin[..],
+            b"\\builtin . /dev/fd/59 ",
+            // The document comes last: should there be no room for it, that is said to the user.
+            &self.redirected,
+            b" 59<<",
+            &document(&text),
+        ]
+        .concat()
+    }
+
+    /// In one way or another, depending on what another shell thinks of the syntax.
+    fn checked(&self) -> Vec<u8> {
+        // The variable is gone before the code could see it.
+        let text = format!("\\builtin unset -v __belljar_code; {}$__belljar_code", self.before);
+        [
+            &b"if BASH_ENV= \"$BASH\" -n /dev/fd/59 </dev/null 59<<"[..],
+            &document(self.code),
+            b"then ",
+            &self.sourced(),
+            // It fails at the end of the document, having read all of it.
+            b"else ! IFS= \\builtin read -r -d '' __belljar_code <<",
+            &document(self.code),
+            &self.begin,
+            b"\\builtin eval \"",
+            text.as_bytes(),
+            b"\" ",
+            &self.redirected,
+            b"; fi\n",
+        ]
+        .concat()
+    }
+}
+
+/// The end mark of a here-document, and the document.
+fn document(text: &[u8]) -> Vec<u8> {
+    let ends = |mark: &String| text.windows(mark.len()).any(|part| part == mark.as_bytes());
+    let mut marks = (0u64..).map(|n| format!("__belljar_end_{n}"));
+    // There is one: a text has fewer parts than there are numbers.
+    let mark = marks.find(|mark| !ends(mark)).unwrap_or_default();
+    [b"'", mark.as_bytes(), b"'\n", text, b"\n", mark.as_bytes(), b"\n"].concat()
 }
 
 /// As one word of the shell's language, whatever it contains but NUL.
@@ -354,14 +389,26 @@ mod tests {
     }
 
     #[test]
-    fn a_cell_is_two_lines() {
-        let text = said(&mut Shell::default(), &spec(&[("K", "it's")]), b"echo 'hi'").unwrap();
-        let (first, second) = text.split_once('\n').unwrap();
+    fn code_is_a_document_between_two_lines() {
+        let code = b"echo 'hi'\n__belljar_end_0";
+        let text = said(&mut Shell::default(), &spec(&[("K", "it's")]), code).unwrap();
+        let lines: Vec<_> = text.lines().collect();
+        let [first, one, two, mark, last] = lines[..] else { panic!("{text}") };
         assert!(first.contains(r"; \builtin printf 'B%s\0' 'it'\''s 1' >&0; "), "{text}");
         assert!(first.contains(r"; \builtin export K='it'\''s'; \builtin . /dev/fd/59 "), "{text}");
-        assert!(first.ends_with(r"59<<<'\exec 59<&-; echo '\''hi'\'''"), "{text}");
+        assert!(first.ends_with(" 59<<'__belljar_end_1'"), "{text}");
+        assert_eq!([one, two], [r"\exec 59<&-; echo 'hi'", "__belljar_end_0"]);
+        assert_eq!(mark, "__belljar_end_1");
         let done = r#"\builtin printf 'D%d %d %s %s\0' 1 "$?" "$-" 'it'\''s 1' >&0; "#;
-        assert!(second.starts_with(done) && second.ends_with('\n'), "{text}");
+        assert!(last.starts_with(done), "{text}");
+    }
+
+    #[test]
+    fn only_code_that_might_be_left_open_is_checked() {
+        for (code, checked) in [("echo $(date)", true), ("cat <(date)", true), ("(date)", false)] {
+            let text = said(&mut Shell::default(), &spec(&[]), code.as_bytes()).unwrap();
+            assert_eq!(text.contains("if BASH_ENV= \"$BASH\" -n "), checked, "{text}");
+        }
     }
 
     #[test]
@@ -381,6 +428,8 @@ mod tests {
         let next = said(&mut shell, &spec(&[]), b":").unwrap();
         assert!(next.contains(r"; \builtin set -x; { __belljar_status 3 && :; } "), "{next}");
         assert!(said(&mut shell, &spec(&[]), b":").unwrap().contains("__belljar_status 130 "));
+        let comment = said(&mut shell, &spec(&[]), b"\n # nothing\n").unwrap();
+        assert!(!comment.contains("__belljar_status"), "{comment}");
     }
 
     #[test]

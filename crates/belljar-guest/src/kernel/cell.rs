@@ -18,7 +18,6 @@ use tokio::time::sleep;
 
 use super::{CellDone, INTERRUPT_PACE, Kernel, Running};
 use crate::Guest;
-use crate::command::SIGINT;
 use crate::dialect::Order;
 use crate::execs::{Ending, Exec};
 use crate::input;
@@ -159,7 +158,7 @@ impl Kernel {
         }
         let mut said = None;
         loop {
-            self.signal_group(SIGINT);
+            self.interrupt_once().await;
             let token = if self.is_shell() { self.ping() } else { None };
             let mut pause = pin!(sleep(INTERRUPT_PACE));
             loop {

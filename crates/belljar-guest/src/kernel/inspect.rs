@@ -9,7 +9,6 @@ use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout};
 
 use super::{INTERRUPT_PACE, Kernel};
-use crate::command::SIGINT;
 
 /// How long a kernel may take to tell its variables; it has bounds of its own, which are lower.
 const STATE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -66,7 +65,7 @@ impl Kernel {
     async fn call_back(&self) {
         let mut token = None;
         for _ in 0..STATE_INTERRUPTS {
-            self.signal_group(SIGINT);
+            self.interrupt_once().await;
             token = self.ping().or(token);
             if timeout(INTERRUPT_PACE, self.answered(token)).await.is_ok() {
                 return;

@@ -30,15 +30,15 @@ use std::time::Duration;
 use belljar_proto::exec::Language;
 use belljar_proto::guest::{Refusal, RefusalCode};
 use belljar_proto::kernel::{CellStatus, ToKernel};
-use belljar_sys::process;
+use belljar_sys::{process, procfs};
 use tokio::io::AsyncWriteExt;
 use tokio::net::UnixStream;
 use tokio::net::unix::OwnedWriteHalf;
 use tokio::sync::{Mutex, oneshot, watch};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use crate::Guest;
-use crate::command::{KILL_TIMEOUT, kill_tree};
+use crate::command::{KILL_TIMEOUT, SIGCONT, SIGINT, SIGSTOP, kill_tree};
 use crate::dialect::Dialect;
 use crate::execs::Exec;
 use crate::output::Output;
@@ -46,6 +46,10 @@ use crate::reaper::End;
 
 /// SIGINT is repeated at this pace until the cell ends or the grace period is over.
 const INTERRUPT_PACE: Duration = Duration::from_millis(200);
+
+/// From fork to exec takes a millisecond; these are a hundred.
+const YOUTH_CHECKS: usize = 50;
+const YOUTH_PACE: Duration = Duration::from_millis(2);
 
 /// A kernel that has not said hello by then never will.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
@@ -292,6 +296,31 @@ impl Kernel {
             },
             Err(_) => String::new(),
         }
+    }
+
+    /// Sends SIGINT to what the kernel runs.
+    ///
+    /// A shell is special: its handler of SIGINT goes back to the prompt, and a child that it has
+    /// just forked still has that handler for a moment. Interrupted then, the child would go back
+    /// to the prompt too, and be a second shell that reads what we say to the first. So the shell
+    /// must not fork meanwhile, and its children get a moment to grow up.
+    async fn interrupt_once(&self) {
+        let Some(shell) = self.pid.get().filter(|_| self.is_shell()) else {
+            return self.signal_group(SIGINT);
+        };
+        let is_young = |pid: &u32| {
+            *pid != shell && procfs::catches(*pid, SIGINT) && procfs::same_command(*pid, shell)
+        };
+        let _ = process::signal(shell, SIGSTOP);
+        for _ in 0..YOUTH_CHECKS {
+            // A subshell with a trap looks young for ever.
+            if procfs::is_stopped(shell) && !procfs::group_members(shell).iter().any(is_young) {
+                break;
+            }
+            sleep(YOUTH_PACE).await;
+        }
+        self.signal_group(SIGINT);
+        let _ = process::signal(shell, SIGCONT);
     }
 
     fn signal_group(&self, signal: i32) {
