@@ -141,11 +141,17 @@ impl Store {
         let failed = |cause| StoreError::StateDir { path: path.into(), cause };
         let (grown, due) = sync_channel(1);
         let checkpointer = schema::open(path)?;
-        thread("store-keeper").spawn(move || checkpoint(&checkpointer, &due)).map_err(failed)?;
+        let keeper = thread("store-keeper").spawn(move || checkpoint(checkpointer, &due));
+        let keeper = keeper.map_err(failed)?;
         let (jobs, queue) = sync_channel(QUEUE);
         let log = PathBuf::from(format!("{}-wal", path.display()));
         let writer = thread("store-writer")
-            .spawn(move || write_until_closed(&connection, &queue, &grown, &log))
+            .spawn(move || {
+                write_until_closed(&connection, &queue, &grown, &log);
+                // Whoever closes the file last leaves one instead of three.
+                drop(grown);
+                let _ = keeper.join();
+            })
             .map_err(failed)?;
         Ok(Store {
             shared: Arc::new(Shared {
@@ -237,11 +243,12 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 /// Brings the log into the database whenever it is due, beside whoever writes.
-fn checkpoint(connection: &Connection, due: &Receiver<()>) {
+fn checkpoint(connection: Connection, due: &Receiver<()>) {
     while due.recv().is_ok() {
         // Somebody reads or writes: next time.
         let _ = connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()));
     }
+    drop(connection);
 }
 
 fn write_until_closed(
