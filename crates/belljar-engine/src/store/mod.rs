@@ -38,6 +38,14 @@ const QUEUE: usize = 4096;
 /// Jobs in one transaction.
 const BATCH: usize = 256;
 
+/// After this many jobs what is in the log is brought into the database itself, by a thread of its
+/// own: nobody who writes waits for the disk.
+const CHECKPOINT_AFTER: usize = 512;
+
+/// A log that has grown to this size although it was brought in all the time, because writing never
+/// paused, is begun anew while writers wait.
+const MAX_LOG_BYTES: u64 = 64 * 1024 * 1024;
+
 /// Somebody else, a person with `sqlite3` perhaps, may hold the database for a moment.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -129,11 +137,22 @@ impl Store {
         let reader = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_ONLY)
             .and_then(|reader| reader.busy_timeout(BUSY_TIMEOUT).map(|()| reader))
             .map_err(|cause| StoreError::Open { path: path.into(), cause })?;
+        let thread = |name: &str| std::thread::Builder::new().name(name.into());
+        let failed = |cause| StoreError::StateDir { path: path.into(), cause };
+        let (grown, due) = sync_channel(1);
+        let checkpointer = schema::open(path)?;
+        let keeper = thread("store-keeper").spawn(move || checkpoint(checkpointer, &due));
+        let keeper = keeper.map_err(failed)?;
         let (jobs, queue) = sync_channel(QUEUE);
-        let writer = std::thread::Builder::new()
-            .name("store-writer".into())
-            .spawn(move || write_until_closed(&connection, &queue))
-            .map_err(|cause| StoreError::StateDir { path: path.into(), cause })?;
+        let log = PathBuf::from(format!("{}-wal", path.display()));
+        let writer = thread("store-writer")
+            .spawn(move || {
+                write_until_closed(&connection, &queue, &grown, &log);
+                // Whoever closes the file last leaves one instead of three.
+                drop(grown);
+                let _ = keeper.join();
+            })
+            .map_err(failed)?;
         Ok(Store {
             shared: Arc::new(Shared {
                 jobs: Mutex::new(Some(jobs)),
@@ -223,8 +242,23 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn write_until_closed(connection: &Connection, queue: &Receiver<Job>) {
+/// Brings the log into the database whenever it is due, beside whoever writes.
+fn checkpoint(connection: Connection, due: &Receiver<()>) {
+    while due.recv().is_ok() {
+        // Somebody reads or writes: next time.
+        let _ = connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()));
+    }
+    drop(connection);
+}
+
+fn write_until_closed(
+    connection: &Connection,
+    queue: &Receiver<Job>,
+    grown: &SyncSender<()>,
+    log: &Path,
+) {
     let mut durability = Durability::Power;
+    let mut jobs = 0;
     while let Ok(first) = queue.recv() {
         let mut batch = vec![first];
         batch.extend(queue.try_iter().take(BATCH - 1));
@@ -236,10 +270,18 @@ fn write_until_closed(connection: &Connection, queue: &Receiver<Job>) {
         if wanted != durability && set_durability(connection, wanted).is_ok() {
             durability = wanted;
         }
+        jobs += batch.len();
         write_batch(connection, batch);
+        if jobs >= CHECKPOINT_AFTER {
+            jobs = 0;
+            let _ = grown.try_send(());
+            if std::fs::metadata(log).is_ok_and(|log| log.len() > MAX_LOG_BYTES) {
+                let _ = connection.query_row("PRAGMA wal_checkpoint(RESTART)", [], |_| Ok(()));
+            }
+        }
     }
     // Failing costs the next start a moment.
-    let _ = connection.pragma_update(None, "wal_checkpoint", "TRUNCATE");
+    let _ = connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()));
 }
 
 fn write_batch(connection: &Connection, batch: Vec<Job>) {

@@ -126,6 +126,8 @@ pub(super) fn open(path: &Path) -> Result<Connection, StoreError> {
         connection.busy_timeout(BUSY_TIMEOUT)?;
         connection.pragma_update(None, "journal_mode", "WAL")?;
         connection.pragma_update(None, "synchronous", "FULL")?;
+        // A thread of its own does that.
+        connection.pragma_update(None, "wal_autocheckpoint", 0)?;
         migrate(&connection, version)
     };
     prepare().map_err(|cause| diagnose(path, cause))?;

@@ -9,8 +9,8 @@ use belljar_proto::guest::{Answer, Call, Probe, ProbeReport};
 use serde::{Deserialize, Serialize};
 
 use super::NativeRuntime;
-use crate::RuntimeError;
 use crate::spec::{Limits, SandboxSpec};
+use crate::{RuntimeError, Sandbox};
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Verdict {
@@ -51,6 +51,8 @@ const CPU_WALL_MS: u64 = 300;
 
 /// The share of a processor beyond which the limit is void: two burning processes under a limit of
 /// 0.2 get 0.2 if it holds, between 1 and 2 if not.
+/// How often the processor limit is tried on a machine too busy for it to be reached.
+const CPU_ATTEMPTS: u32 = 10;
 const CPU_SHARE_ALLOWED: f64 = 0.6;
 
 pub async fn run(runtime: &Arc<NativeRuntime>) -> Result<Vec<Verdict>, RuntimeError> {
@@ -64,12 +66,19 @@ pub async fn run(runtime: &Arc<NativeRuntime>) -> Result<Vec<Verdict>, RuntimeEr
     let sandbox = runtime.create(&spec).await?;
     let mut verdicts = Vec::new();
     for probe in probes {
-        match sandbox.link().call(Call::Probe { probe }, &[]).await?.answer {
-            Answer::Probed(report) => verdicts.push(judge(&report)),
-            _ => return Err(RuntimeError::UnexpectedAnswer),
-        }
+        verdicts.push(judge(&ask(&sandbox, probe).await?));
     }
-    // Little processor time proves nothing on a busy machine: whom the limit held, it held back.
+    // Little processor time proves nothing on a busy machine: whom the limit held, it held back. So
+    // it is tried until it does, or is exceeded, or the machine is just too busy.
+    let mut attempts = 1;
+    while sandbox.throttled() == 0
+        && verdicts.last().is_some_and(|cpu| cpu.enforced)
+        && attempts < CPU_ATTEMPTS
+    {
+        verdicts.pop();
+        verdicts.push(judge(&ask(&sandbox, Probe::Cpu { wall_ms: CPU_WALL_MS }).await?));
+        attempts += 1;
+    }
     if sandbox.throttled() == 0 {
         for verdict in verdicts.iter_mut().filter(|verdict| verdict.limit == Limit::Cpu) {
             verdict.enforced = false;
@@ -78,6 +87,13 @@ pub async fn run(runtime: &Arc<NativeRuntime>) -> Result<Vec<Verdict>, RuntimeEr
     }
     sandbox.destroy().await;
     Ok(verdicts)
+}
+
+async fn ask(sandbox: &Sandbox, probe: Probe) -> Result<ProbeReport, RuntimeError> {
+    match sandbox.link().call(Call::Probe { probe }, &[]).await?.answer {
+        Answer::Probed(report) => Ok(report),
+        _ => Err(RuntimeError::UnexpectedAnswer),
+    }
 }
 
 fn judge(report: &ProbeReport) -> Verdict {
