@@ -265,3 +265,16 @@ async fn executions_in_a_session_that_is_being_stopped() {
     }
     server.place.has_no_traces().await;
 }
+
+#[tokio::test]
+async fn code_that_is_larger_than_a_sandbox_takes() {
+    let server = Server::with(&[("BELLJAR_MAX_BODY", "128M")]).await;
+    let session = server.session().await;
+    // Accepted by the server, and more than the guest is sent at once.
+    let long = format!("{{\"code\": \"{}\"}}", "#".repeat(65 << 20));
+    let request = server.request(Method::POST, &session.path("/exec"), long);
+    let result = server.send(request).await.json(200);
+    assert_eq!(result["status"], "error", "{:?}", result["reason"]);
+    assert!(result["reason"].to_string().contains("too large for a sandbox"), "{result:#}");
+    assert_eq!(session.printed("print('alive')").await, "alive\n");
+}

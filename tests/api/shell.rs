@@ -157,3 +157,86 @@ async fn input_is_fed_while_it_runs() {
     assert_eq!(early.await.expect("no panic").status, 204);
     assert_eq!(queued.result().await["stdout"], "early\n");
 }
+
+#[tokio::test]
+async fn arguments_and_environments_have_the_size_the_machine_allows() {
+    let server = Server::start().await;
+    let session = server.session().await;
+    let long = "x".repeat(100_000);
+    let many = |count| -> Vec<&str> {
+        std::iter::once("printf")
+            .chain(["%.1s"])
+            .chain(std::iter::repeat_n(&*long, count))
+            .collect()
+    };
+    let fits = session.exec(json!({"command": many(9)})).await.json(200);
+    assert_eq!(fits["stdout"], "x".repeat(9), "{fits:#}");
+    let much = session.exec(json!({"command": many(60)})).await.json(200);
+    assert_eq!(much["status"], "error", "{:?}", much["reason"]);
+    assert!(text(&much["reason"]).contains("too large for a sandbox"), "{:?}", much["reason"]);
+    let longer = "x".repeat(200_000);
+    session.exec(json!({"command": ["echo", longer]})).await.error(422, "invalid");
+    // A variable that no process can have is refused; one that it can is handed over.
+    let look = json!({"command": "echo ${#LONG}", "env": {"LONG": long}});
+    assert_eq!(session.exec(look).await.json(200)["stdout"], "100000\n");
+    let look = json!({"code": "import os; print(len(os.environ['LONG']))", "env": {"LONG": long}});
+    assert_eq!(session.exec(look).await.json(200)["stdout"], "100000\n");
+    let wide = server.session_with(json!({"env": {"LONG": long, "ALSO": long}})).await;
+    assert_eq!(wide.printed("import os; print(len(os.environ['LONG']))").await, "100000\n");
+    assert_eq!(wide.shell("echo ${#ALSO}").await["stdout"], "100000\n");
+    for ask in [json!({"env": {"LONG": longer}}), json!({"env": {longer.clone(): "x"}})] {
+        server.post("/v1/sessions", ask.clone()).await.error(422, "invalid");
+        let mut exec = ask;
+        exec["command"] = "true".into();
+        session.exec(exec).await.error(422, "invalid");
+    }
+    let crowd: serde_json::Map<String, serde_json::Value> =
+        (0..50).map(|n| (format!("V{n}"), json!(long))).collect();
+    server.post("/v1/sessions", json!({"env": crowd})).await.error(422, "invalid");
+    server.post("/v1/run", json!({"code": "1", "env": crowd})).await.error(422, "invalid");
+}
+
+#[tokio::test]
+async fn input_that_nobody_reads_is_bounded() {
+    let server = Server::start().await;
+    let session = server.session().await;
+    let ask = json!({"command": "echo begun; sleep 1000", "stdin": true});
+    let deaf = session.begin("deaf", "running", ask).await;
+    session.has_printed("deaf", "begun").await;
+    let path = session.path("/execs/deaf/stdin");
+    let data = json!({"data": "x".repeat(8 << 20)});
+    let mut refused = false;
+    for _ in 0..40 {
+        let answer = server.post(&path, data.clone()).await;
+        if answer.status != 204 {
+            assert!(answer.status == 409 || answer.status == 422, "{answer}");
+            refused = true;
+            break;
+        }
+    }
+    assert!(refused, "320 MiB went somewhere");
+    assert_eq!(session.shell("echo alive").await["stdout"], "alive\n");
+    assert_eq!(session.printed("print('alive')").await, "alive\n");
+    server.post_path(&session, "/execs/deaf/interrupt").await;
+    assert_eq!(deaf.result().await["status"], "interrupted");
+    assert_eq!(session.show().await["state"], "ready");
+}
+
+#[tokio::test]
+async fn as_many_commands_run_beside_each_other_as_may_wait() {
+    const MOST: usize = 64;
+    let server = Server::start().await;
+    let session = server.session().await;
+    for number in 0..MOST {
+        let ask =
+            json!({"command": "sleep 1000", "background": true, "exec_id": format!("e{number}")});
+        session.exec(ask).await.json(202);
+    }
+    let refused = session.exec(json!({"command": "true"})).await;
+    refused.error(429, "queue_full");
+    assert_eq!(session.show().await["running"], MOST);
+    assert_eq!(session.printed("print('free')").await, "free\n");
+    assert_eq!(server.post_path(&session, "/interrupt").await["interrupted"], MOST);
+    session.becomes("ready").await;
+    assert_eq!(session.shell("echo room").await["stdout"], "room\n");
+}

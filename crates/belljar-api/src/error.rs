@@ -143,7 +143,8 @@ impl From<EngineError> for ApiError {
                 out_of_space(message)
             }
             EngineError::Stdin(RuntimeError::Refused(refusal))
-            | EngineError::State(RuntimeError::Refused(refusal)) => refused(refusal.code, message),
+            | EngineError::State(RuntimeError::Refused(refusal))
+            | EngineError::Exec(RuntimeError::Refused(refusal)) => refused(refusal.code, message),
             _ => internal(message),
         }
     }

@@ -19,7 +19,7 @@ use utoipa::{IntoParams, ToSchema};
 use crate::App;
 use crate::error::{ApiError, ErrorBody};
 use crate::input::{Body, Path, Query};
-use crate::sessions::{Size, check_env, page_size, parse_language};
+use crate::sessions::{MAX_ARGUMENT, Size, check_env, page_size, parse_language};
 use crate::stream;
 
 /// The longest an execution may be asked to run; background work has that long unless told.
@@ -27,9 +27,6 @@ const MAX_TIMEOUT_S: f64 = 366.0 * 86400.0;
 
 /// The most output that can be asked for, per stream.
 const MAX_OUTPUT: u64 = 64 << 20;
-
-/// Code as an argument of a command, for background work, is held by the kernel's limit.
-const MAX_ARGUMENT: usize = 128 * 1024 - 1;
 
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]

@@ -29,6 +29,13 @@ const MAX_PAGE: u32 = 1000;
 /// Below this not even an interpreter starts.
 const MIN_MEMORY: u64 = 16 << 20;
 
+/// The kernel takes no longer argument or variable.
+pub(crate) const MAX_ARGUMENT: usize = 128 * 1024 - 1;
+
+/// All variables of one environment. That of the session and that of an execution travel together,
+/// in the head of a frame, with room for the arguments of a command.
+const MAX_ENVIRONMENT: usize = 256 * 1024;
+
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct CreateSession {
@@ -166,6 +173,17 @@ impl AskedLimits {
 
 /// Environment variables that a process can have.
 pub(crate) fn check_env(env: &BTreeMap<String, String>) -> Result<(), ApiError> {
+    let length = |(name, value): (&String, &String)| name.len() + "=".len() + value.len();
+    if env.iter().any(|variable| length(variable) > MAX_ARGUMENT) {
+        return Err(ApiError::invalid(format!(
+            "env: a variable is longer than {MAX_ARGUMENT} bytes; write it to a file"
+        )));
+    }
+    if env.iter().map(length).sum::<usize>() > MAX_ENVIRONMENT {
+        return Err(ApiError::invalid(format!(
+            "env: more than {MAX_ENVIRONMENT} bytes in all; write them to a file"
+        )));
+    }
     for (name, value) in env {
         if name.is_empty() || name.contains(['=', '\0']) || value.contains('\0') {
             return Err(ApiError::invalid(format!(

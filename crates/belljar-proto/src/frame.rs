@@ -50,14 +50,24 @@ impl Frame {
 /// program that sends it, never of its input: callers bound what they put into a frame.
 #[must_use]
 pub fn encode<T: Serialize>(head: &T, body: &[u8]) -> Vec<u8> {
+    try_encode(head, body).expect("callers bound what they put into a frame")
+}
+
+/// The same for what somebody else has put together, and may be larger than a frame.
+pub fn try_encode<T: Serialize>(head: &T, body: &[u8]) -> Result<Vec<u8>, FrameError> {
     let mut bytes = vec![0; PREFIX];
     serde_json::to_writer(&mut bytes, head).expect("wire types serialize to JSON");
     let head_len = bytes.len() - PREFIX;
-    assert!(head_len <= MAX_HEAD && body.len() <= MAX_BODY, "frame exceeds its bounds");
+    if head_len > MAX_HEAD {
+        return Err(FrameError::HeadTooLarge(head_len));
+    }
+    if body.len() > MAX_BODY {
+        return Err(FrameError::BodyTooLarge(body.len()));
+    }
     bytes[..4].copy_from_slice(&length(head_len));
     bytes[4..PREFIX].copy_from_slice(&length(body.len()));
     bytes.extend_from_slice(body);
-    bytes
+    Ok(bytes)
 }
 
 fn length(len: usize) -> [u8; 4] {

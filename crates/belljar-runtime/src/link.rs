@@ -159,6 +159,11 @@ impl Link {
     /// One request and its answer.
     pub async fn call(&self, call: Call, body: &[u8]) -> Result<Reply, RuntimeError> {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        // Arguments, environment and code are somebody else's, and may be larger than a frame.
+        let bytes = frame::try_encode(&Request { id, call }, body).map_err(|error| Refusal {
+            code: RefusalCode::Invalid,
+            message: format!("it is too large for a sandbox: {error}"),
+        })?;
         let (sender, receiver) = oneshot::channel();
         {
             let mut waiting = self.shared.lock();
@@ -168,7 +173,6 @@ impl Link {
             waiting.replies.insert(id, sender);
         }
         let _expecting = Expecting { shared: &self.shared, id };
-        let bytes = frame::encode(&Request { id, call }, body);
         let conversation = async {
             self.outbox.send(bytes).await.map_err(|_| RuntimeError::Gone)?;
             Ok(receiver.await.map_err(|_| RuntimeError::Gone)??)

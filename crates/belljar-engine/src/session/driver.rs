@@ -177,13 +177,18 @@ impl Driver {
                 biased;
                 _ = stop.wait_for(Option::is_some) => return Why::Stop(self.stop_reason()),
                 _ = leaving.wait_for(|leaving| *leaving) => return Why::Left,
-                Some(performed) = self.performing.join_next() => {
-                    if let Ok((exec, performed)) = performed
-                        && self.performed(sandbox, exec, performed)
-                    {
+                Some(performed) = self.performing.join_next() => match performed {
+                    Ok((exec, performed)) => {
+                        if self.performed(sandbox, exec, performed) {
+                            return Why::SandboxLost;
+                        }
+                    }
+                    // An error of ours. Nobody must wait for ever for what it was about.
+                    Err(panic) => {
+                        tracing::error!(session.id = self.session.id, "failed to perform: {panic}");
                         return Why::SandboxLost;
                     }
-                }
+                },
                 Some(_) = self.settling.join_next() => self.write_metadata(),
                 Some(command) = inbox.commands.recv() => self.obey(sandbox, command),
                 () = sandbox.ended() => return Why::SandboxLost,
