@@ -25,6 +25,9 @@ use crate::store::{Durability, ExecRow};
 /// In a session with files the variables are written down when it has been quiet for this long.
 const SNAPSHOT_DELAY: Duration = Duration::from_millis(500);
 
+/// How exactly the end of a session's life is written down: a successor may end it earlier by this.
+const EXPIRY_PACE: Duration = Duration::from_secs(5);
+
 /// The last snapshot, on the way to the end, is not waited for any longer.
 const LAST_SNAPSHOT: Duration = Duration::from_secs(2);
 
@@ -65,6 +68,8 @@ struct Driver {
     used: Instant,
     /// When to write the variables down.
     snapshot_at: Option<Instant>,
+    /// When it was last written down how long it lives.
+    expiry_written: Option<Instant>,
 }
 
 /// Owns a session from its beginning to its end.
@@ -89,6 +94,7 @@ pub(crate) async fn drive(
         expires: now + Duration::from_millis(remaining),
         used: now,
         snapshot_at: None,
+        expiry_written: None,
         reservation: Some(reservation),
         shared,
         session,
@@ -314,7 +320,13 @@ impl Driver {
 
     fn settle(&mut self, sandbox: Option<&Arc<Sandbox>>, exec: Arc<Exec>) {
         let again = self.inherited.contains(&exec.id);
-        let expires_ms = self.expires_ms();
+        // How long it lives is worth a write of its own only now and then.
+        let now = Instant::now();
+        let due = self.expiry_written.is_none_or(|last| now - last >= EXPIRY_PACE);
+        let expires_ms = due.then(|| self.expires_ms());
+        if due {
+            self.expiry_written = Some(now);
+        }
         let (shared, session) = (Arc::clone(&self.shared), Arc::clone(&self.session));
         self.settling.spawn(settle(shared, session, sandbox.cloned(), exec, expires_ms, again));
     }

@@ -169,7 +169,7 @@ pub(super) async fn settle(
     session: Arc<Session>,
     sandbox: Option<Arc<Sandbox>>,
     exec: Arc<Exec>,
-    expires_ms: i64,
+    expires_ms: Option<i64>,
     again: bool,
 ) {
     let Some(outcome) = exec.transcript.outcome() else { return };

@@ -13,7 +13,7 @@ const KEPT_EXECS: u64 = 100;
 const KEPT_BYTES: i64 = 64 * 1024 * 1024;
 
 /// How often, counted in executions, a session's oldest are looked for.
-const PRUNE_EVERY: u64 = 16;
+const PRUNE_EVERY: u64 = 50;
 
 #[derive(Debug, Clone)]
 pub struct ExecRow {
@@ -38,8 +38,8 @@ pub struct FinishedExec {
     pub ended_ms: i64,
     pub status: Status,
     pub transcript: Vec<u8>,
-    /// The session was in use until now.
-    pub expires_ms: i64,
+    /// The session was in use until now, and lives on until then; said now and then is enough.
+    pub expires_ms: Option<i64>,
 }
 
 /// Which executions of a session to list.
@@ -92,17 +92,14 @@ impl Store {
                     status_name(finished.status),
                     finished.transcript
                 ])?;
-            connection
-                .prepare_cached(
-                    "UPDATE sessions SET used_ms = max(used_ms, ?2),
-                         expires_ms = max(expires_ms, ?3), execs = max(execs, ?4) WHERE id = ?1",
-                )?
-                .execute(params![
-                    finished.session,
-                    finished.ended_ms,
-                    finished.expires_ms,
-                    finished.number
-                ])?;
+            if let Some(expires_ms) = finished.expires_ms {
+                connection
+                    .prepare_cached(
+                        "UPDATE sessions SET used_ms = max(used_ms, ?2),
+                             expires_ms = max(expires_ms, ?3) WHERE id = ?1",
+                    )?
+                    .execute(params![finished.session, finished.ended_ms, expires_ms])?;
+            }
             if finished.number.is_multiple_of(PRUNE_EVERY) {
                 prune(connection, &finished.session, finished.number)?;
             }

@@ -10,6 +10,10 @@ use super::{BUSY_TIMEOUT, StoreError};
 /// "bell", so that `file` and we can tell the database from any other.
 const APPLICATION_ID: i32 = 0x6265_6c6c;
 
+/// Pages kept in memory, in KiB, which SQLite writes as a negative number: what is written is mostly
+/// what was written a moment ago.
+const CACHE_KIB: i64 = -8 * 1024;
+
 /// Larger databases are not read through at every start.
 const CHECK_UP_TO_BYTES: u64 = 64 * 1024 * 1024;
 
@@ -32,8 +36,7 @@ const MIGRATIONS: [&str; 1] = ["
         used_ms INTEGER NOT NULL,
         expires_ms INTEGER NOT NULL,
         ended_ms INTEGER,
-        ended_because TEXT,
-        execs INTEGER NOT NULL DEFAULT 0
+        ended_because TEXT
     ) STRICT;
     CREATE INDEX sessions_by_tenant ON sessions (tenant, created_ms);
     CREATE UNIQUE INDEX sessions_by_key ON sessions (tenant, key)
@@ -126,6 +129,7 @@ pub(super) fn open(path: &Path) -> Result<Connection, StoreError> {
         connection.busy_timeout(BUSY_TIMEOUT)?;
         connection.pragma_update(None, "journal_mode", "WAL")?;
         connection.pragma_update(None, "synchronous", "FULL")?;
+        connection.pragma_update(None, "cache_size", CACHE_KIB)?;
         // A thread of its own does that.
         connection.pragma_update(None, "wal_autocheckpoint", 0)?;
         migrate(&connection, version)

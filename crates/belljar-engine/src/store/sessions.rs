@@ -37,7 +37,10 @@ pub struct SessionFilter {
 }
 
 const COLUMNS: &str = "id, tenant, key, phase, spec, handle, created_ms, used_ms, expires_ms, \
-                       ended_ms, ended_because, execs";
+                       ended_ms, ended_because";
+
+/// The number of its last execution; those that were forgotten had lower ones.
+const EXECS: &str = "(SELECT coalesce(max(number), 0) FROM execs WHERE session = sessions.id)";
 
 impl Store {
     /// Writes a session down for the first time, or anew.
@@ -92,7 +95,7 @@ impl Store {
         let id = id.to_owned();
         self.read(move |connection| {
             connection
-                .prepare_cached(&format!("SELECT {COLUMNS} FROM sessions WHERE id = ?1"))?
+                .prepare_cached(&format!("SELECT {COLUMNS}, {EXECS} FROM sessions WHERE id = ?1"))?
                 .query_row([id], from_row)
                 .optional()
         })
@@ -109,7 +112,7 @@ impl Store {
         self.read(move |connection| {
             connection
                 .prepare_cached(&format!(
-                    "SELECT {COLUMNS} FROM sessions WHERE tenant = ?1 AND key = ?2
+                    "SELECT {COLUMNS}, {EXECS} FROM sessions WHERE tenant = ?1 AND key = ?2
                      ORDER BY created_ms DESC, id DESC LIMIT 1"
                 ))?
                 .query_row([tenant, key], from_row)
@@ -122,7 +125,7 @@ impl Store {
         self.read(move |connection| {
             connection
                 .prepare_cached(&format!(
-                    "SELECT {COLUMNS} FROM sessions
+                    "SELECT {COLUMNS}, {EXECS} FROM sessions
                      WHERE (?1 IS NULL OR tenant = ?1) AND (?2 IS NULL OR phase = ?2)
                        AND (?3 IS NULL OR key = ?3)
                        AND (?4 IS NULL OR (created_ms, id) <
@@ -149,7 +152,7 @@ impl Store {
         self.read(|connection| {
             connection
                 .prepare(&format!(
-                    "SELECT {COLUMNS} FROM sessions WHERE phase NOT IN ('stopped', 'failed')"
+                    "SELECT {COLUMNS}, {EXECS} FROM sessions WHERE phase NOT IN ('stopped', 'failed')"
                 ))?
                 .query_map([], from_row)?
                 .collect()
@@ -178,7 +181,7 @@ fn put(connection: &Connection, row: &SessionRow) -> rusqlite::Result<()> {
     connection
         .prepare_cached(&format!(
             "INSERT INTO sessions ({COLUMNS})
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)
              ON CONFLICT (id) DO UPDATE SET phase = excluded.phase, handle = excluded.handle,
                  used_ms = excluded.used_ms, expires_ms = excluded.expires_ms,
                  ended_ms = excluded.ended_ms, ended_because = excluded.ended_because"
@@ -195,7 +198,6 @@ fn put(connection: &Connection, row: &SessionRow) -> rusqlite::Result<()> {
             row.expires_ms,
             row.ended_ms,
             row.ended_because,
-            row.execs,
         ])
         .map(|_| ())
 }
