@@ -79,7 +79,7 @@ impl Store {
     }
 
     pub(crate) async fn finish_exec(&self, finished: FinishedExec) -> Result<(), StoreError> {
-        self.write(Durability::Process, move |connection| {
+        self.write(Durability::Soon, move |connection| {
             connection
                 .prepare_cached(
                     "UPDATE execs SET ended_ms = ?3, status = ?4, transcript = ?5

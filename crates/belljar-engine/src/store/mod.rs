@@ -17,7 +17,8 @@ mod sessions;
 mod usage;
 
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -37,6 +38,9 @@ const QUEUE: usize = 4096;
 
 /// Jobs in one transaction.
 const BATCH: usize = 256;
+
+/// How long a write that nobody waits for may wait for company.
+const SOON: Duration = Duration::from_millis(20);
 
 /// After this many jobs what is in the log is brought into the database itself, by a thread of its
 /// own: nobody who writes waits for the disk.
@@ -99,9 +103,12 @@ impl StoreError {
     }
 }
 
-/// How safe a write must be before anybody is told of it.
+/// How safe a write must be before anybody is told of it, and how soon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Durability {
+    /// It survives the end of this process. Nobody waits for it: it goes with the next write, or by
+    /// itself after [`SOON`].
+    Soon,
     /// It survives the end of this process.
     Process,
     /// It survives a power cut.
@@ -110,9 +117,31 @@ pub enum Durability {
 
 type Failure = Arc<rusqlite::Error>;
 /// Runs in a transaction, or is told why there is none.
-type Job = (Durability, Box<dyn FnOnce(Result<&Connection, &Failure>) -> Outcome + Send>);
+type Job = (Durability, Work);
+type Work = Box<dyn FnOnce(Result<&Connection, &Failure>) -> Outcome + Send>;
 /// What a job did, to be told once the transaction is over; `Some` if that failed.
 type Outcome = Box<dyn FnOnce(Option<&Failure>) + Send>;
+
+/// What the writer is told.
+enum Order {
+    Write(Job),
+    /// There is something to be written soon.
+    Nudge,
+}
+
+/// Writes that nobody waits for.
+#[derive(Default)]
+struct Soon {
+    jobs: Mutex<Vec<Job>>,
+    /// Whether the writer sleeps until it is woken: it must be told of the first of them.
+    dozing: AtomicBool,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Store").finish_non_exhaustive()
+    }
+}
 
 /// A handle of the database; cheap to clone.
 #[derive(Debug, Clone)]
@@ -120,9 +149,9 @@ pub struct Store {
     shared: Arc<Shared>,
 }
 
-#[derive(Debug)]
 struct Shared {
-    jobs: Mutex<Option<SyncSender<Job>>>,
+    jobs: Mutex<Option<SyncSender<Order>>>,
+    soon: Arc<Soon>,
     /// Until the store is closed.
     reader: Arc<Mutex<Option<Connection>>>,
     writer: Mutex<Option<JoinHandle<()>>>,
@@ -144,10 +173,12 @@ impl Store {
         let keeper = thread("store-keeper").spawn(move || checkpoint(checkpointer, &due));
         let keeper = keeper.map_err(failed)?;
         let (jobs, queue) = sync_channel(QUEUE);
+        let soon = Arc::new(Soon::default());
+        let for_writer = Arc::clone(&soon);
         let log = PathBuf::from(format!("{}-wal", path.display()));
         let writer = thread("store-writer")
             .spawn(move || {
-                write_until_closed(&connection, &queue, &grown, &log);
+                write_until_closed(&connection, &queue, &for_writer, &grown, &log);
                 // Whoever closes the file last leaves one instead of three.
                 drop(grown);
                 let _ = keeper.join();
@@ -156,6 +187,7 @@ impl Store {
         Ok(Store {
             shared: Arc::new(Shared {
                 jobs: Mutex::new(Some(jobs)),
+                soon,
                 reader: Arc::new(Mutex::new(Some(reader))),
                 writer: Mutex::new(Some(writer)),
             }),
@@ -183,18 +215,36 @@ impl Store {
                 let _ = sender.send(result.map_err(StoreError::Write));
             })
         });
-        let jobs = lock(&self.shared.jobs).clone().ok_or(StoreError::Closed)?;
-        let sent = match jobs.try_send((durability, job)) {
-            Ok(()) => true,
-            Err(std::sync::mpsc::TrySendError::Full(job)) => {
-                tokio::task::spawn_blocking(move || jobs.send(job).is_ok()).await.unwrap_or(false)
-            }
-            Err(std::sync::mpsc::TrySendError::Disconnected(_)) => false,
-        };
-        if !sent {
+        if !self.order(durability, job).await {
             return Err(StoreError::Closed);
         }
         receiver.await.map_err(|_| StoreError::Closed)?
+    }
+
+    /// Hands a job to the writer; false if there is none any more.
+    async fn order(&self, durability: Durability, job: Work) -> bool {
+        let Some(orders) = lock(&self.shared.jobs).clone() else { return false };
+        if durability == Durability::Soon {
+            let waiting = {
+                let mut soon = lock(&self.shared.soon.jobs);
+                soon.push((durability, job));
+                soon.len()
+            };
+            if self.shared.soon.dozing.swap(false, Ordering::SeqCst) || waiting >= BATCH {
+                // If the queue is full the writer is anything but asleep.
+                let _ = orders.try_send(Order::Nudge);
+            }
+            return true;
+        }
+        match orders.try_send(Order::Write((durability, job))) {
+            Ok(()) => true,
+            Err(TrySendError::Full(order)) => {
+                tokio::task::spawn_blocking(move || orders.send(order).is_ok())
+                    .await
+                    .unwrap_or(false)
+            }
+            Err(TrySendError::Disconnected(_)) => false,
+        }
     }
 
     pub(crate) async fn read<T: Send + 'static>(
@@ -253,15 +303,14 @@ fn checkpoint(connection: Connection, due: &Receiver<()>) {
 
 fn write_until_closed(
     connection: &Connection,
-    queue: &Receiver<Job>,
+    queue: &Receiver<Order>,
+    soon: &Soon,
     grown: &SyncSender<()>,
     log: &Path,
 ) {
     let mut durability = Durability::Power;
     let mut jobs = 0;
-    while let Ok(first) = queue.recv() {
-        let mut batch = vec![first];
-        batch.extend(queue.try_iter().take(BATCH - 1));
+    while let Some(batch) = next_batch(queue, soon) {
         let wanted = if batch.iter().any(|(wanted, _)| *wanted == Durability::Power) {
             Durability::Power
         } else {
@@ -284,6 +333,35 @@ fn write_until_closed(
     let _ = connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()));
 }
 
+/// Waits for something that is to be written now; `None` when nothing will come any more.
+fn next_batch(queue: &Receiver<Order>, soon: &Soon) -> Option<Vec<Job>> {
+    let first = loop {
+        // Set before looking: whoever adds something after we looked finds us dozing and says so.
+        soon.dozing.store(true, Ordering::SeqCst);
+        let received = if lock(&soon.jobs).is_empty() {
+            queue.recv().map_err(|_| RecvTimeoutError::Disconnected)
+        } else {
+            soon.dozing.store(false, Ordering::SeqCst);
+            queue.recv_timeout(SOON)
+        };
+        match received {
+            Ok(Order::Write(job)) => break Some(job),
+            Ok(Order::Nudge) if lock(&soon.jobs).len() < BATCH => {}
+            Ok(Order::Nudge) | Err(RecvTimeoutError::Timeout) => break None,
+            Err(RecvTimeoutError::Disconnected) if lock(&soon.jobs).is_empty() => return None,
+            Err(RecvTimeoutError::Disconnected) => break None,
+        }
+    };
+    soon.dozing.store(false, Ordering::SeqCst);
+    let mut batch = std::mem::take(&mut *lock(&soon.jobs));
+    batch.extend(first);
+    batch.extend(queue.try_iter().take(BATCH).filter_map(|order| match order {
+        Order::Write(job) => Some(job),
+        Order::Nudge => None,
+    }));
+    Some(batch)
+}
+
 fn write_batch(connection: &Connection, batch: Vec<Job>) {
     let begun = connection.execute_batch("BEGIN IMMEDIATE").map_err(Arc::new);
     let usable = begun.as_ref().map(|()| connection);
@@ -297,7 +375,7 @@ fn write_batch(connection: &Connection, batch: Vec<Job>) {
 
 fn set_durability(connection: &Connection, durability: Durability) -> rusqlite::Result<()> {
     let value = match durability {
-        Durability::Process => "NORMAL",
+        Durability::Soon | Durability::Process => "NORMAL",
         Durability::Power => "FULL",
     };
     connection.pragma_update(None, "synchronous", value)
@@ -344,6 +422,29 @@ mod tests {
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1);
         let again = Store::open(&directory.path().join("belljar.db")).unwrap();
         assert_eq!(again.owner().unwrap(), owner);
+    }
+
+    #[tokio::test]
+    async fn what_nobody_waits_for_is_written_all_the_same() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("belljar.db");
+        let store = Store::open(&path).unwrap();
+        let add = |name: &'static str, durability| {
+            store.write(durability, move |c| {
+                c.execute("INSERT INTO meta (name, value) VALUES (?1, '')", [name])
+            })
+        };
+        // By itself, in company, and on the way out.
+        add("a", Durability::Soon).await.unwrap();
+        let (soon, now) = tokio::join!(add("b", Durability::Soon), add("c", Durability::Process));
+        (soon.unwrap(), now.unwrap());
+        let (last, ()) = tokio::join!(add("d", Durability::Soon), store.close());
+        last.unwrap();
+        let count = |c: &Connection| {
+            c.query_row("SELECT count(*) FROM meta", [], |row| row.get::<_, i64>(0))
+        };
+        let again = Store::open(&path).unwrap();
+        assert_eq!(again.read(move |c| count(c)).await.unwrap(), 5);
     }
 
     #[tokio::test]
