@@ -1,9 +1,13 @@
 //! What must not be lost: sessions, executions, keys, usage. One SQLite database, one writer.
 //!
 //! ```text
-//!   anybody ── job ──▶ queue ──▶ writer thread ── one transaction for all that wait ──▶ WAL
+//!   anybody ── job ──▶ writer, if it is free ────────────────────────────────┐
+//!                └──▶ queue ──▶ writer thread ── one transaction for all ────┴──▶ WAL
 //!   anybody ── query ──▶ reader connection (blocking thread)
 //! ```
+//!
+//! A commit that need not wait for the disk is a copy to memory, and cheaper than waking a thread
+//! for it: whoever finds the writer free writes by themselves.
 //!
 //! A write is in the file when its future resolves: a killed server has lost nothing it has told
 //! anybody. [`Durability`] says whether it must also survive a power cut, after which no sandbox is
@@ -152,9 +156,21 @@ pub struct Store {
 struct Shared {
     jobs: Mutex<Option<SyncSender<Order>>>,
     soon: Arc<Soon>,
+    writer: Arc<Mutex<Option<Writer>>>,
     /// Until the store is closed.
     reader: Arc<Mutex<Option<Connection>>>,
-    writer: Mutex<Option<JoinHandle<()>>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// The one connection that writes.
+struct Writer {
+    connection: Connection,
+    /// As it is set at the moment.
+    durability: Durability,
+    /// Written since the log was last brought in.
+    jobs: usize,
+    grown: SyncSender<()>,
+    log: PathBuf,
 }
 
 impl Store {
@@ -174,13 +190,13 @@ impl Store {
         let keeper = keeper.map_err(failed)?;
         let (jobs, queue) = sync_channel(QUEUE);
         let soon = Arc::new(Soon::default());
-        let for_writer = Arc::clone(&soon);
         let log = PathBuf::from(format!("{}-wal", path.display()));
-        let writer = thread("store-writer")
+        let writer = Writer { connection, durability: Durability::Power, jobs: 0, grown, log };
+        let writer = Arc::new(Mutex::new(Some(writer)));
+        let (for_thread, soon_for_thread) = (Arc::clone(&writer), Arc::clone(&soon));
+        let thread = thread("store-writer")
             .spawn(move || {
-                write_until_closed(&connection, &queue, &for_writer, &grown, &log);
-                // Whoever closes the file last leaves one instead of three.
-                drop(grown);
+                write_until_closed(&for_thread, &queue, &soon_for_thread);
                 let _ = keeper.join();
             })
             .map_err(failed)?;
@@ -188,8 +204,9 @@ impl Store {
             shared: Arc::new(Shared {
                 jobs: Mutex::new(Some(jobs)),
                 soon,
+                writer,
                 reader: Arc::new(Mutex::new(Some(reader))),
-                writer: Mutex::new(Some(writer)),
+                thread: Mutex::new(Some(thread)),
             }),
         })
     }
@@ -236,6 +253,7 @@ impl Store {
             }
             return true;
         }
+        let Some((durability, job)) = self.write_here((durability, job)) else { return true };
         match orders.try_send(Order::Write((durability, job))) {
             Ok(()) => true,
             Err(TrySendError::Full(order)) => {
@@ -245,6 +263,20 @@ impl Store {
             }
             Err(TrySendError::Disconnected(_)) => false,
         }
+    }
+
+    /// Writes a job without a thread, if that takes no waiting; gives it back otherwise.
+    fn write_here(&self, job: Job) -> Option<Job> {
+        let free = self.shared.writer.try_lock().ok();
+        let (Durability::Process, Some(mut writer)) = (job.0, free) else { return Some(job) };
+        let Some(writer) = writer.as_mut() else { return Some(job) };
+        let mut batch = std::mem::take(&mut *lock(&self.shared.soon.jobs));
+        batch.push(job);
+        let (mut left, _) = writer.write(batch, Duration::ZERO).err()?;
+        // Somebody else has the file: the thread can wait for them.
+        let job = left.pop();
+        lock(&self.shared.soon.jobs).splice(..0, left);
+        job
     }
 
     pub(crate) async fn read<T: Send + 'static>(
@@ -281,9 +313,9 @@ impl Store {
         lock(&self.shared.jobs).take();
         // Before the writer: whoever closes it last leaves one file instead of three.
         lock(&self.shared.reader).take();
-        let writer = lock(&self.shared.writer).take();
-        if let Some(writer) = writer {
-            let _ = tokio::task::spawn_blocking(move || writer.join()).await;
+        let thread = lock(&self.shared.thread).take();
+        if let Some(thread) = thread {
+            let _ = tokio::task::spawn_blocking(move || thread.join()).await;
         }
     }
 }
@@ -301,36 +333,69 @@ fn checkpoint(connection: Connection, due: &Receiver<()>) {
     drop(connection);
 }
 
-fn write_until_closed(
-    connection: &Connection,
-    queue: &Receiver<Order>,
-    soon: &Soon,
-    grown: &SyncSender<()>,
-    log: &Path,
-) {
-    let mut durability = Durability::Power;
-    let mut jobs = 0;
+fn write_until_closed(writer: &Mutex<Option<Writer>>, queue: &Receiver<Order>, soon: &Soon) {
     while let Some(batch) = next_batch(queue, soon) {
-        let wanted = if batch.iter().any(|(wanted, _)| *wanted == Durability::Power) {
-            Durability::Power
-        } else {
-            Durability::Process
-        };
-        if wanted != durability && set_durability(connection, wanted).is_ok() {
-            durability = wanted;
-        }
-        jobs += batch.len();
-        write_batch(connection, batch);
-        if jobs >= CHECKPOINT_AFTER {
-            jobs = 0;
-            let _ = grown.try_send(());
-            if std::fs::metadata(log).is_ok_and(|log| log.len() > MAX_LOG_BYTES) {
-                let _ = connection.query_row("PRAGMA wal_checkpoint(RESTART)", [], |_| Ok(()));
-            }
+        if let Some(writer) = lock(writer).as_mut()
+            && let Err((batch, why)) = writer.write(batch, BUSY_TIMEOUT)
+        {
+            let why = Arc::new(why);
+            batch.into_iter().for_each(|(_, job)| job(Err(&why))(None));
         }
     }
-    // Failing costs the next start a moment.
-    let _ = connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()));
+    if let Some(writer) = lock(writer).take() {
+        // Failing costs the next start a moment.
+        writer.checkpoint("TRUNCATE");
+    }
+}
+
+impl Writer {
+    /// Writes all of this in one transaction, or gives it back if that cannot be begun: somebody
+    /// else writes for longer than `patience`.
+    fn write(
+        &mut self,
+        batch: Vec<Job>,
+        patience: Duration,
+    ) -> Result<(), (Vec<Job>, rusqlite::Error)> {
+        let power = batch.iter().any(|(wanted, _)| *wanted == Durability::Power);
+        let wanted = if power { Durability::Power } else { Durability::Process };
+        if wanted != self.durability && set_durability(&self.connection, wanted).is_ok() {
+            self.durability = wanted;
+        }
+        let begun = self
+            .connection
+            .busy_timeout(patience)
+            .and_then(|()| self.connection.execute_batch("BEGIN IMMEDIATE"));
+        if let Err(why) = begun {
+            return Err((batch, why));
+        }
+        let jobs = batch.len();
+        let outcomes: Vec<Outcome> =
+            batch.into_iter().map(|(_, job)| job(Ok(&self.connection))).collect();
+        let failure = self.connection.execute_batch("COMMIT").map_err(Arc::new).err();
+        if failure.is_some() && !self.connection.is_autocommit() {
+            let _ = self.connection.execute_batch("ROLLBACK");
+        }
+        outcomes.into_iter().for_each(|tell| tell(failure.as_ref()));
+        self.written(jobs);
+        Ok(())
+    }
+
+    fn written(&mut self, jobs: usize) {
+        self.jobs += jobs;
+        if self.jobs < CHECKPOINT_AFTER {
+            return;
+        }
+        self.jobs = 0;
+        let _ = self.grown.try_send(());
+        if std::fs::metadata(&self.log).is_ok_and(|log| log.len() > MAX_LOG_BYTES) {
+            self.checkpoint("RESTART");
+        }
+    }
+
+    fn checkpoint(&self, how: &str) {
+        let pragma = format!("PRAGMA wal_checkpoint({how})");
+        let _ = self.connection.query_row(&pragma, [], |_| Ok(()));
+    }
 }
 
 /// Waits for something that is to be written now; `None` when nothing will come any more.
@@ -360,17 +425,6 @@ fn next_batch(queue: &Receiver<Order>, soon: &Soon) -> Option<Vec<Job>> {
         Order::Nudge => None,
     }));
     Some(batch)
-}
-
-fn write_batch(connection: &Connection, batch: Vec<Job>) {
-    let begun = connection.execute_batch("BEGIN IMMEDIATE").map_err(Arc::new);
-    let usable = begun.as_ref().map(|()| connection);
-    let outcomes: Vec<Outcome> = batch.into_iter().map(|(_, job)| job(usable)).collect();
-    let failure = begun.and_then(|()| connection.execute_batch("COMMIT").map_err(Arc::new)).err();
-    if failure.is_some() && !connection.is_autocommit() {
-        let _ = connection.execute_batch("ROLLBACK");
-    }
-    outcomes.into_iter().for_each(|tell| tell(failure.as_ref()));
 }
 
 fn set_durability(connection: &Connection, durability: Durability) -> rusqlite::Result<()> {
@@ -437,7 +491,8 @@ mod tests {
         // By itself, in company, and on the way out.
         add("a", Durability::Soon).await.unwrap();
         let (soon, now) = tokio::join!(add("b", Durability::Soon), add("c", Durability::Process));
-        (soon.unwrap(), now.unwrap());
+        soon.unwrap();
+        now.unwrap();
         let (last, ()) = tokio::join!(add("d", Durability::Soon), store.close());
         last.unwrap();
         let count = |c: &Connection| {
