@@ -1,6 +1,6 @@
 //! The engine: every session of this server, and what they share.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -743,13 +743,20 @@ impl Engine {
         limit: u32,
     ) -> Result<Vec<LogEntry>, EngineError> {
         self.row(who, id).await?;
+        // Those on their way to the database first: they may arrive there while we read it.
+        let live = self.session(who, id).map(|session| session.live_execs()).unwrap_or_default();
+        let ended = live.iter().filter(|exec| exec.transcript.outcome().is_some());
         let newest = after.is_none();
         let filter = ExecFilter { newest_first: newest, beyond: after, finished: true, limit };
-        let mut rows = self.shared.store.execs(id, filter).await?;
-        if newest {
-            rows.reverse();
-        }
-        Ok(rows.into_iter().filter_map(log_entry).collect())
+        let rows = self.shared.store.execs(id, filter).await?;
+        let mut entries: BTreeMap<u64, LogEntry> = ended
+            .filter(|exec| after.is_none_or(|after| exec.number > after))
+            .map(|exec| (exec.number, log_entry_of_live(exec)))
+            .collect();
+        entries.extend(rows.into_iter().filter_map(log_entry).map(|entry| (entry.number, entry)));
+        let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+        let skipped = if newest { entries.len().saturating_sub(limit) } else { 0 };
+        Ok(entries.into_values().skip(skipped).take(limit).collect())
     }
 
     /// Lets a session live longer.
@@ -1306,6 +1313,11 @@ fn info_of_exec_row(row: ExecRow) -> ExecInfo {
     }
 }
 
+fn log_entry_of_live(exec: &Exec) -> LogEntry {
+    let result = ExecResult::of(exec.id.clone(), &exec.transcript);
+    LogEntry::new(exec.number, exec.accepted_ms, &exec.request, &exec.code, result)
+}
+
 fn log_entry(row: ExecRow) -> Option<LogEntry> {
     let transcript = Transcript::decode(row.transcript.as_deref()?)?;
     let result = ExecResult::of(row.id, &transcript);
@@ -1323,7 +1335,7 @@ mod tests {
             storage: Storage::Tmpfs,
             datasets: Datasets::None,
             limits: belljar_runtime::Limits::default(),
-            env: std::collections::BTreeMap::new(),
+            env: BTreeMap::new(),
             ttl_s: 3600,
             idle_s: None,
             metadata: serde_json::Map::new(),
