@@ -10,6 +10,11 @@ pub fn now_ms() -> i64 {
     i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
 }
 
+/// As many milliseconds, or as many as there can be.
+pub(crate) fn seconds_to_ms(seconds: u64) -> i64 {
+    i64::try_from(seconds).unwrap_or(i64::MAX / 1000).saturating_mul(1000)
+}
+
 /// `2026-11-15T07:13:29.123Z`
 #[must_use]
 pub fn rfc3339(ms: i64) -> String {

@@ -1,0 +1,221 @@
+//! A new session, or the one that has the caller's key already.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::shared::durability;
+use super::{Engine, Principal, SessionInfo};
+use crate::admission::Reservation;
+use crate::audit::Entry;
+use crate::clock;
+use crate::error::{EngineError, in_full};
+use crate::pool::Pool;
+use crate::session::rules::{self, Phase, Request};
+use crate::session::{Origin, Session, lock};
+use crate::spec::{Datasets, SessionAsk, SessionSpec, Storage};
+use crate::store::SessionRow;
+
+/// How a request for a session was met.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum How {
+    Created,
+    /// One with this key was there.
+    Found,
+    /// One with this key had ended and goes on with its files.
+    Restarted,
+}
+
+/// The answer to a request for a session.
+#[derive(Debug)]
+pub struct Created {
+    pub session: SessionInfo,
+    pub how: How,
+    /// The session that had this key before and is gone, and why: nobody should find their
+    /// variables missing without a word.
+    pub replaced: Option<(String, String)>,
+}
+
+impl Engine {
+    /// The session with this key, or a new one.
+    pub async fn create(&self, who: &Principal, ask: SessionAsk) -> Result<Created, EngineError> {
+        let created = self.create_unnoted(who, ask).await;
+        let outcome = match &created {
+            Ok(Created { how: How::Created, .. }) => "created".to_owned(),
+            Ok(Created { how: How::Found, .. }) => "found".to_owned(),
+            Ok(Created { how: How::Restarted, .. }) => "restarted".to_owned(),
+            Err(error) => in_full(error),
+        };
+        if let Err(error) = &created {
+            let how = if matches!(error, EngineError::Full(_)) { "refused" } else { "failed" };
+            self.shared.metrics.created(how);
+        }
+        let session = created.as_ref().ok().map(|created| created.session.id.as_str());
+        self.audit
+            .note(who, &Entry { action: "create", outcome: &outcome, session, ..Entry::default() });
+        created
+    }
+
+    async fn create_unnoted(
+        &self,
+        who: &Principal,
+        ask: SessionAsk,
+    ) -> Result<Created, EngineError> {
+        let begun = Instant::now();
+        self.check(&ask)?;
+        let Some(key) = ask.key.clone() else {
+            let spec = ask.with_defaults(&self.shared.config.defaults);
+            let session = self.make(who, None, spec, begun).await?;
+            return Ok(Created { session, how: How::Created, replaced: None });
+        };
+        let full_key = (who.tenant.clone(), key);
+        let guard = self.shared.lock_key(&full_key);
+        let _guard = guard.lock().await;
+        if let Some(session) = self.shared.find_by_key(&full_key) {
+            match self.found(&session, &ask).await {
+                // It is on its way out, or was when we looked.
+                Err(EngineError::NotNow { .. }) => drop(session.ended().await),
+                found => return found,
+            }
+        }
+        let before = self.shared.store.session_by_key(&full_key.0, &full_key.1).await?;
+        if let Some(row) = &before
+            && row.spec.storage == Storage::Bind
+            && ask.storage != Some(Storage::Tmpfs)
+        {
+            refuse_differences(&ask, &row.id, &row.spec)?;
+            let session = self.restart(who, row.clone(), begun).await?;
+            return Ok(Created { session, how: How::Restarted, replaced: None });
+        }
+        let replaced = before.map(|row| {
+            let because = row.ended_because.unwrap_or_else(|| "it ended".into());
+            (row.id, because)
+        });
+        let spec = ask.with_defaults(&self.shared.config.defaults);
+        let session = self.make(who, Some(full_key.1), spec, begun).await?;
+        Ok(Created { session, how: How::Created, replaced })
+    }
+
+    async fn found(&self, session: &Session, ask: &SessionAsk) -> Result<Created, EngineError> {
+        session.settled().await;
+        rules::allows(session.phase(), Request::Extend)
+            .map_err(|refusal| EngineError::not_now(&session.id, refusal, None))?;
+        refuse_differences(ask, &session.id, &session.spec)?;
+        session.extend(ask.ttl_s.unwrap_or(session.spec.ttl_s)).await?;
+        self.shared.metrics.created("found");
+        Ok(Created { session: self.info(session), how: How::Found, replaced: None })
+    }
+
+    async fn make(
+        &self,
+        who: &Principal,
+        key: Option<String>,
+        spec: SessionSpec,
+        begun: Instant,
+    ) -> Result<SessionInfo, EngineError> {
+        let reservation = self.shared.reserve(who, &spec)?;
+        let now = clock::now_ms();
+        let mut row = SessionRow {
+            id: String::new(),
+            tenant: who.tenant.clone(),
+            key,
+            phase: Phase::Creating,
+            handle: None,
+            created_ms: now,
+            used_ms: now,
+            expires_ms: expiry(now, spec.ttl_s),
+            ended_ms: None,
+            ended_because: None,
+            execs: 0,
+            spec,
+        };
+        let pool = self.pool.as_ref().filter(|_| self.shared.fits_pool(&row.spec));
+        let (origin, how) = match pool.and_then(Pool::take_ready) {
+            Some(warm) => {
+                row.id = warm.id;
+                row.handle = Some(warm.sandbox.handle().clone());
+                let alone_for_s = self.shared.config.alone_for_s;
+                let told = warm.sandbox.outlive_host(alone_for_s).await;
+                told.map_err(EngineError::Create)?;
+                (Origin::Pool(Box::new(warm.sandbox)), "pool")
+            }
+            None => {
+                row.id = crate::new_id("ses");
+                (Origin::Cold, "cold")
+            }
+        };
+        let session = self.settle_in(row, reservation, origin).await?;
+        self.shared.metrics.created(how);
+        self.shared.metrics.create_seconds.observe(begun.elapsed().as_secs_f64());
+        self.shared.usage.add(&who.tenant, |delta| delta.sessions += 1);
+        Ok(session)
+    }
+
+    /// Writes a session down, hands it to its driver and waits until it is ready.
+    pub(super) async fn settle_in(
+        &self,
+        mut row: SessionRow,
+        reservation: Reservation,
+        origin: Origin,
+    ) -> Result<SessionInfo, EngineError> {
+        if row.handle.is_some() {
+            row.phase = Phase::Ready;
+        }
+        let shared = Arc::clone(&self.shared);
+        // A task of its own: whoever asked may go away at any moment, and what is written down must
+        // have an owner.
+        let entering = tokio::spawn(async move {
+            shared.store.put_session(row.clone(), durability(&row.spec)).await?;
+            shared.enter(row, reservation, origin)
+        });
+        let session = entering.await.map_err(|_| EngineError::Stopping)??;
+        let view = session.settled().await;
+        match view.phase {
+            Phase::Failed | Phase::Stopped | Phase::Stopping => {
+                let failure = lock(&session.failure).take();
+                Err(failure.unwrap_or_else(|| {
+                    EngineError::not_now(&session.id, rules::Refusal::Ended, view.ended_because)
+                }))
+            }
+            _ => Ok(self.info(&session)),
+        }
+    }
+
+    /// Refuses what this server cannot give, whatever else is going on.
+    pub(super) fn check(&self, ask: &SessionAsk) -> Result<(), EngineError> {
+        let config = &self.shared.config;
+        if let Some(image) = &ask.image
+            && *image != config.defaults.image
+        {
+            return Err(EngineError::Invalid(format!(
+                "there is no image `{image}`; this server has `{}`",
+                config.defaults.image
+            )));
+        }
+        if ask.ttl_s.is_some_and(|ttl| ttl == 0 || ttl > config.max_ttl_s) {
+            return Err(EngineError::Invalid(format!(
+                "ttl must be 1 to {} seconds",
+                config.max_ttl_s
+            )));
+        }
+        if ask.datasets == Some(Datasets::LocalRo) && config.datasets_dir.is_none() {
+            return Err(EngineError::Invalid(
+                "this server has no datasets directory; set DATASETS_HOST_RO to use LOCAL_RO"
+                    .into(),
+            ));
+        }
+        Ok(())
+    }
+}
+
+fn refuse_differences(ask: &SessionAsk, id: &str, spec: &SessionSpec) -> Result<(), EngineError> {
+    let differences = ask.differences(spec);
+    if differences.is_empty() {
+        return Ok(());
+    }
+    Err(EngineError::Different { session: id.to_owned(), differences })
+}
+
+/// When a session ends that is given this long from now.
+pub(super) fn expiry(now_ms: i64, ttl_s: u64) -> i64 {
+    now_ms.saturating_add(clock::seconds_to_ms(ttl_s))
+}

@@ -1,0 +1,185 @@
+//! Executions in sessions: asked for, looked at, fed, interrupted.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use belljar_proto::exec::Language;
+use belljar_proto::guest::KernelSnapshot;
+
+use super::views::{info_of_exec_row, info_of_live, log_entry, log_entry_of_live};
+use super::{Engine, ExecInfo, Principal};
+use crate::audit::Entry;
+use crate::error::{EngineError, in_full};
+use crate::exec::{Exec, Stage};
+use crate::session::{ExecAsk, LogEntry};
+use crate::store::ExecFilter;
+use crate::transcript::Transcript;
+
+impl Engine {
+    /// Executes something in a session; it has been written down when this returns.
+    pub async fn exec(
+        &self,
+        who: &Principal,
+        id: &str,
+        ask: ExecAsk,
+    ) -> Result<Arc<Exec>, EngineError> {
+        let code = Arc::clone(&ask.code);
+        let accepted = match self.live_session(who, id).await {
+            Ok(session) => session.exec(ask).await,
+            Err(error) => Err(error),
+        };
+        let outcome = accepted.as_ref().map_or_else(|error| in_full(error), |_| "accepted".into());
+        let exec = accepted.as_ref().ok().map(|exec| exec.id.as_str());
+        self.audit.note(
+            who,
+            &Entry {
+                action: "exec",
+                outcome: &outcome,
+                session: Some(id),
+                exec,
+                code: Some(&code),
+                detail: None,
+            },
+        );
+        accepted
+    }
+
+    /// An execution, ended or not.
+    pub async fn exec_info(
+        &self,
+        who: &Principal,
+        id: &str,
+        exec_id: &str,
+    ) -> Result<ExecInfo, EngineError> {
+        if let Some(exec) = self.live_exec(who, id, exec_id).await {
+            return Ok(info_of_live(&exec));
+        }
+        self.row(who, id).await?;
+        let row = self.shared.store.exec(id, exec_id).await?;
+        row.map(info_of_exec_row).ok_or_else(|| EngineError::NoExec(exec_id.to_owned()))
+    }
+
+    /// Executions of a session, the newest first.
+    pub async fn execs(
+        &self,
+        who: &Principal,
+        id: &str,
+        before: Option<u64>,
+        limit: u32,
+    ) -> Result<Vec<ExecInfo>, EngineError> {
+        self.row(who, id).await?;
+        let live = self.session(who, id).ok();
+        let filter = ExecFilter { newest_first: true, beyond: before, finished: false, limit };
+        let rows = self.shared.store.execs(id, filter).await?;
+        let infos = rows.into_iter().map(|row| {
+            let live = live.as_ref().and_then(|session| session.live_exec(&row.id));
+            let live = live.filter(|exec| exec.is_accepted());
+            live.map_or_else(|| info_of_exec_row(row), |exec| info_of_live(&exec))
+        });
+        Ok(infos.collect())
+    }
+
+    /// What an execution has said so far.
+    pub async fn transcript(
+        &self,
+        who: &Principal,
+        id: &str,
+        exec_id: &str,
+    ) -> Result<Arc<Transcript>, EngineError> {
+        if let Some(exec) = self.live_exec(who, id, exec_id).await {
+            return Ok(Arc::clone(&exec.transcript));
+        }
+        self.row(who, id).await?;
+        let row = self.shared.store.exec(id, exec_id).await?;
+        let bytes = row.and_then(|row| row.transcript);
+        bytes
+            .and_then(|bytes| Transcript::decode(&bytes))
+            .map(Arc::new)
+            .ok_or_else(|| EngineError::NoExec(exec_id.to_owned()))
+    }
+
+    pub async fn interrupt(
+        &self,
+        who: &Principal,
+        id: &str,
+        exec_id: Option<String>,
+    ) -> Result<usize, EngineError> {
+        let session = self.live_session(who, id).await?;
+        let interrupted = session.interrupt(exec_id.clone()).await;
+        match (interrupted, exec_id) {
+            // Not alive; if it was once, there is nothing left to interrupt.
+            (Err(EngineError::NoExec(_)), Some(exec_id)) => {
+                self.exec_info(who, id, &exec_id).await.map(|_| 0)
+            }
+            (interrupted, _) => interrupted,
+        }
+    }
+
+    pub async fn stdin(
+        &self,
+        who: &Principal,
+        id: &str,
+        exec_id: &str,
+        bytes: &[u8],
+        close: bool,
+    ) -> Result<(), EngineError> {
+        let session = self.live_session(who, id).await?;
+        let exec = self.live_exec(who, id, exec_id).await;
+        let Some(exec) = exec.filter(|exec| exec.stage() != Stage::Finished) else {
+            self.exec_info(who, id, exec_id).await?;
+            return Err(EngineError::Invalid(format!("execution `{exec_id}` is over")));
+        };
+        if !exec.request.stdin {
+            return Err(EngineError::Invalid(format!(
+                "execution `{exec_id}` takes no input: it was not started with \"stdin\": true"
+            )));
+        }
+        let mut stage = exec.stage.subscribe();
+        // Input for one that waits in the queue waits with it.
+        let _ = stage.wait_for(|stage| !matches!(stage, Stage::Queued { .. })).await;
+        session.stdin(exec_id, bytes, close).await
+    }
+
+    pub async fn state(
+        &self,
+        who: &Principal,
+        id: &str,
+        language: Language,
+    ) -> Result<KernelSnapshot, EngineError> {
+        self.live_session(who, id).await?.state(language).await
+    }
+
+    /// What was executed in a session, the oldest first.
+    pub async fn log(
+        &self,
+        who: &Principal,
+        id: &str,
+        after: Option<u64>,
+        limit: u32,
+    ) -> Result<Vec<LogEntry>, EngineError> {
+        self.row(who, id).await?;
+        // Those on their way to the database first: they may arrive there while we read it.
+        let live = self.session(who, id).map(|session| session.live_execs()).unwrap_or_default();
+        let ended = live.iter().filter(|exec| exec.transcript.outcome().is_some());
+        let newest = after.is_none();
+        let filter = ExecFilter { newest_first: newest, beyond: after, finished: true, limit };
+        let rows = self.shared.store.execs(id, filter).await?;
+        let mut entries: BTreeMap<u64, LogEntry> = ended
+            .filter(|exec| after.is_none_or(|after| exec.number > after))
+            .map(|exec| (exec.number, log_entry_of_live(exec)))
+            .collect();
+        entries.extend(rows.into_iter().filter_map(log_entry).map(|entry| (entry.number, entry)));
+        let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+        let skipped = if newest { entries.len().saturating_sub(limit) } else { 0 };
+        Ok(entries.into_values().skip(skipped).take(limit).collect())
+    }
+
+    /// An execution that is not yet safe in the database. A session that is being taken over knows
+    /// its own only when it has been found, and whoever asks for one then waits for that.
+    async fn live_exec(&self, who: &Principal, id: &str, exec_id: &str) -> Option<Arc<Exec>> {
+        let session = self.session(who, id).ok()?;
+        session.settled().await;
+        // One that the database knew already is not it.
+        session.live_exec(exec_id)?.once_accepted().await.ok()
+    }
+}

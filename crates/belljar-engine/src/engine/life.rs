@@ -1,0 +1,116 @@
+//! What happens to a session later: it is started again on its files, lives longer, is stopped.
+
+use std::time::Instant;
+
+use super::create::expiry;
+use super::{Engine, Principal, SessionInfo};
+use crate::audit::Entry;
+use crate::clock;
+use crate::error::{EngineError, in_full};
+use crate::session::Origin;
+use crate::session::rules::{self, Phase, Request};
+use crate::spec::{SessionAsk, Storage};
+use crate::store::SessionRow;
+
+impl Engine {
+    /// Starts a session again that has ended and whose files are still there.
+    pub async fn start_again(&self, who: &Principal, id: &str) -> Result<SessionInfo, EngineError> {
+        let restarted = self.start_again_unnoted(who, id).await;
+        let outcome =
+            restarted.as_ref().map_or_else(|error| in_full(error), |_| "restarted".into());
+        self.audit.note(
+            who,
+            &Entry { action: "start", outcome: &outcome, session: Some(id), ..Entry::default() },
+        );
+        restarted
+    }
+
+    /// Lets a session live longer.
+    pub async fn extend(
+        &self,
+        who: &Principal,
+        id: &str,
+        ttl_s: u64,
+    ) -> Result<SessionInfo, EngineError> {
+        self.check(&SessionAsk { ttl_s: Some(ttl_s), ..SessionAsk::default() })?;
+        let session = self.live_session(who, id).await?;
+        session.extend(ttl_s).await?;
+        Ok(self.info(&session))
+    }
+
+    /// Ends a session and waits until it is gone. One that has ended already stays as it is.
+    pub async fn stop(&self, who: &Principal, id: &str) -> Result<SessionInfo, EngineError> {
+        let stopped = match self.session(who, id) {
+            Ok(session) => {
+                session.stop("it was stopped");
+                session.ended().await;
+                Ok(self.info(&session))
+            }
+            Err(_) => self.row(who, id).await.map(|row| self.info_of_row(row)),
+        };
+        let outcome = stopped.as_ref().map_or_else(|error| in_full(error), |_| "stopped".into());
+        self.audit.note(
+            who,
+            &Entry { action: "stop", outcome: &outcome, session: Some(id), ..Entry::default() },
+        );
+        stopped
+    }
+
+    async fn start_again_unnoted(
+        &self,
+        who: &Principal,
+        id: &str,
+    ) -> Result<SessionInfo, EngineError> {
+        let key = self.row(who, id).await?.key;
+        // No key has a NUL in it, so this is the lock of the session itself.
+        let name = key.clone().unwrap_or_else(|| format!("\0{id}"));
+        let full_key = (who.tenant.clone(), name);
+        let guard = self.shared.lock_key(&full_key);
+        let _guard = guard.lock().await;
+        if let Ok(session) = self.session(who, id) {
+            // It may be on its way out; then its files are free in a moment.
+            if session.phase() == Phase::Stopping {
+                session.ended().await;
+            }
+            rules::allows(session.phase(), Request::Start)
+                .map_err(|refusal| EngineError::not_now(id, refusal, None))?;
+        }
+        if let Some(other) = key.and_then(|_| self.shared.find_by_key(&full_key))
+            && !other.phase().is_over()
+        {
+            return Err(EngineError::KeyTaken { session: other.id.clone() });
+        }
+        let row = self.row(who, id).await?;
+        if row.spec.storage != Storage::Bind {
+            return Err(EngineError::Invalid(format!(
+                "session `{id}` kept its files in memory, and they are gone; only one with \
+                 storage BIND can be started again"
+            )));
+        }
+        self.restart(who, row, Instant::now()).await
+    }
+
+    /// Makes a session of a row that was one, with a life as long as it was given at first.
+    pub(super) async fn restart(
+        &self,
+        who: &Principal,
+        row: SessionRow,
+        begun: Instant,
+    ) -> Result<SessionInfo, EngineError> {
+        let reservation = self.shared.reserve(who, &row.spec)?;
+        let now = clock::now_ms();
+        let row = SessionRow {
+            phase: Phase::Creating,
+            handle: None,
+            used_ms: now,
+            expires_ms: expiry(now, row.spec.ttl_s),
+            ended_ms: None,
+            ended_because: None,
+            ..row
+        };
+        let session = self.settle_in(row, reservation, Origin::Cold).await?;
+        self.shared.metrics.created("restarted");
+        self.shared.metrics.create_seconds.observe(begun.elapsed().as_secs_f64());
+        Ok(session)
+    }
+}

@@ -1,0 +1,245 @@
+//! The engine: every session of this server, and what they share.
+//!
+//! ```text
+//!   API, command line
+//!         │ one method for each thing that can be asked, on behalf of a Principal
+//!         ▼
+//!      Engine ──────▶ Pool: warm sandboxes, until somebody takes one
+//!         │ └───────▶ Audit: who asked for what
+//!         ▼
+//!      Shared ──────▶ Store, NativeRuntime, Admission, Metrics, Usage
+//!         ▲ └───────▶ Registry ──▶ Session: the handle of a live session
+//!         │                           │ commands   ▲ view
+//!         │ also held by              ▼            │
+//!         ├──────────────────────── driver ────────┘ ──▶ sandbox, queues, phase, Reservation
+//!         └── the pool's maker, the books
+//! ```
+//!
+//! The engine owns nothing of a session: it looks its handle up in the registry and asks. What has
+//! no handle any more has a row in the store, and is answered from there.
+//!
+//! [`create`] makes sessions or finds them, [`life`] starts them again, prolongs and stops them,
+//! [`execs`] executes in them, [`runs`] does without them; [`views`] is what is told about all that.
+//! [`recovery`] begins with what an earlier server left; [`shared`] and [`sandboxes`] are below the
+//! verbs, and the drivers use them too.
+
+mod create;
+mod execs;
+mod life;
+mod recovery;
+mod runs;
+mod sandboxes;
+mod shared;
+mod views;
+
+use std::collections::HashSet;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use belljar_runtime::native::NativeRuntime;
+use tokio::sync::watch;
+
+pub use create::{Created, How};
+pub use runs::RunAsk;
+pub(crate) use shared::Shared;
+pub use views::{ExecInfo, SessionInfo};
+
+use crate::admission::Quota;
+use crate::audit::Audit;
+use crate::error::{EngineError, in_full};
+use crate::metrics::Snapshot;
+use crate::pool::Pool;
+use crate::record::Record;
+use crate::session::Session;
+use crate::session::rules::{self, Phase};
+use crate::spec::SessionSpec;
+use crate::store::{KeyLimits, SessionRow, Store};
+use crate::usage;
+
+/// Every session of this server; everything is asked of it.
+#[derive(Debug)]
+pub struct Engine {
+    pub(crate) shared: Arc<Shared>,
+    pool: Option<Pool>,
+    audit: Audit,
+    /// Becomes true when everything an earlier server left is taken over or cleaned up.
+    recovered: watch::Sender<bool>,
+    /// Charges what sessions use, for as long as the engine is open.
+    books: tokio::task::JoinHandle<()>,
+}
+
+/// How a server is set up.
+#[derive(Debug, Clone)]
+pub struct EngineConfig {
+    pub defaults: SessionSpec,
+    pub sessions_root: PathBuf,
+    /// What `LOCAL_RO` shows at `/data`.
+    pub datasets_dir: Option<PathBuf>,
+    /// Artifacts of ephemeral runs go below this.
+    pub outputs_dir: PathBuf,
+    /// Warm sandboxes to keep.
+    pub pool: usize,
+    pub total: Quota,
+    /// How long sandboxes wait for a server to come back.
+    pub alone_for_s: u64,
+    /// The longest life that can be asked for.
+    pub max_ttl_s: u64,
+}
+
+/// On whose behalf something is done.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Principal {
+    pub tenant: String,
+    /// The key that was shown; none where none are needed.
+    pub key_id: Option<String>,
+    pub limits: KeyLimits,
+}
+
+/// The tenant of a server without keys.
+pub const DEFAULT_TENANT: &str = "default";
+
+impl Default for Principal {
+    fn default() -> Self {
+        let limits = KeyLimits::default();
+        Principal { tenant: DEFAULT_TENANT.into(), key_id: None, limits }
+    }
+}
+
+impl Principal {
+    fn quota(&self) -> Quota {
+        let KeyLimits { sessions, memory, pids, .. } = self.limits;
+        Quota { sessions, memory, pids }
+    }
+}
+
+impl Engine {
+    /// Starts with what an earlier server left: its sessions appear at once, in phase `creating`,
+    /// and are ready when their sandboxes have been found.
+    pub async fn start(
+        config: EngineConfig,
+        store: Store,
+        runtime: Arc<NativeRuntime>,
+        audit: Audit,
+    ) -> Result<Arc<Engine>, EngineError> {
+        let shared = Arc::new(Shared::new(config, store, runtime));
+        let left = shared.store.unended_sessions().await?;
+        let keep: HashSet<String> =
+            left.iter().filter_map(|row| Some(row.handle.as_ref()?.name.clone())).collect();
+        let adopted = shared.take_over(left);
+        let pool = (shared.config.pool > 0).then(|| {
+            let next = sandboxes::next_warm(Arc::clone(&shared));
+            Pool::start(Arc::clone(&shared.runtime), shared.config.pool, next)
+        });
+        let books = tokio::spawn(usage::keep_books(Arc::clone(&shared)));
+        let engine =
+            Arc::new(Engine { shared, pool, audit, recovered: watch::Sender::new(false), books });
+        let recovering = Arc::clone(&engine);
+        tokio::spawn(async move { recovering.recover(adopted, keep).await });
+        Ok(engine)
+    }
+
+    /// Ends the server's work: sessions are stopped, or left to the next server.
+    pub async fn close(&self, stop_sessions: bool) {
+        self.shared.shut();
+        self.books.abort();
+        if let Some(pool) = &self.pool {
+            for id in pool.drain().await {
+                let _ = Record::of(&self.shared.config.sessions_root, &id).remove();
+            }
+        }
+        let sessions = self.shared.live();
+        if stop_sessions {
+            for session in &sessions {
+                session.stop("the server was stopped");
+            }
+        } else {
+            self.shared.leaving.send_replace(true);
+        }
+        drop(sessions);
+        self.shared.empty().await;
+        if let Err(error) = self.shared.usage.flush(&self.shared.store).await {
+            tracing::error!("failed to write down usage: {}", in_full(&error));
+        }
+        self.shared.store.close().await;
+    }
+
+    #[must_use]
+    pub fn store(&self) -> &Store {
+        &self.shared.store
+    }
+
+    #[must_use]
+    pub fn runtime(&self) -> &Arc<NativeRuntime> {
+        &self.shared.runtime
+    }
+
+    #[must_use]
+    pub fn config(&self) -> &EngineConfig {
+        &self.shared.config
+    }
+
+    #[must_use]
+    pub fn audit(&self) -> &Audit {
+        &self.audit
+    }
+
+    /// Waits until the pool is full; for benchmarks.
+    pub async fn pool_full(&self) {
+        if let Some(pool) = &self.pool {
+            pool.full().await;
+        }
+    }
+
+    /// Everything there is to know, for Prometheus.
+    #[must_use]
+    pub fn render_metrics(&self) -> String {
+        let mut now = Snapshot::default();
+        for session in self.shared.live() {
+            let view = session.view();
+            if let Some(index) = Phase::ALL.iter().position(|phase| *phase == view.phase) {
+                now.sessions[index] += 1;
+            }
+            now.queued += i64::try_from(view.queued).unwrap_or(i64::MAX);
+        }
+        if let Some(pool) = &self.pool {
+            now.pool_ready = i64::try_from(pool.ready()).unwrap_or(i64::MAX);
+            (now.pool_hits, now.pool_misses) = pool.hits_and_misses();
+        }
+        self.shared.metrics.render(now)
+    }
+
+    #[must_use]
+    pub fn live_sessions(&self) -> usize {
+        self.shared.count()
+    }
+
+    /// Writes down what has come together since the last time.
+    pub async fn flush_usage(&self) -> Result<(), EngineError> {
+        Ok(self.shared.usage.flush(&self.shared.store).await?)
+    }
+
+    /// A live session of this tenant.
+    pub fn session(&self, who: &Principal, id: &str) -> Result<Arc<Session>, EngineError> {
+        self.shared
+            .find(id)
+            .filter(|session| session.tenant == who.tenant)
+            .ok_or_else(|| EngineError::NoSession(id.to_owned()))
+    }
+
+    /// A live session; one that has ended is refused with the reason.
+    async fn live_session(&self, who: &Principal, id: &str) -> Result<Arc<Session>, EngineError> {
+        match self.session(who, id) {
+            Ok(session) => Ok(session),
+            Err(_) => {
+                let row = self.row(who, id).await?;
+                Err(EngineError::not_now(id, rules::Refusal::Ended, row.ended_because))
+            }
+        }
+    }
+
+    async fn row(&self, who: &Principal, id: &str) -> Result<SessionRow, EngineError> {
+        let row = self.shared.store.session(id).await?;
+        row.filter(|row| row.tenant == who.tenant)
+            .ok_or_else(|| EngineError::NoSession(id.to_owned()))
+    }
+}

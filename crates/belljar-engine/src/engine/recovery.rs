@@ -1,0 +1,178 @@
+//! Taking over what an earlier server left.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use belljar_runtime::{Handle, Sandbox};
+use tokio::sync::Semaphore;
+
+use super::{Engine, EngineConfig, Shared};
+use crate::clock;
+use crate::error::{EngineError, in_full};
+use crate::record::Record;
+use crate::session::rules::Phase;
+use crate::session::{Origin, Session, drive};
+use crate::spec::SessionSpec;
+use crate::store::SessionRow;
+
+/// Sandboxes of an earlier server taken over at the same time.
+const ADOPTING_AT_ONCE: usize = 64;
+
+/// A session found after a restart lives at least this long, whatever the clock says: the time of
+/// day may have jumped, and its owner may just be coming back.
+const GRACE_AFTER_RESTART_MS: i64 = 60_000;
+
+/// Ended sessions are remembered this long; those with files on disk for ever.
+const REMEMBERED_MS: i64 = 7 * 86_400_000;
+
+impl Engine {
+    /// Whether everything an earlier server left has been dealt with.
+    #[must_use]
+    pub fn is_recovered(&self) -> bool {
+        *self.recovered.borrow()
+    }
+
+    pub async fn recovered(&self) {
+        let _ = self.recovered.subscribe().wait_for(|done| *done).await;
+    }
+
+    /// Waits for the sessions that are being taken over, and removes what belongs to none.
+    pub(super) async fn recover(&self, adopted: Vec<Arc<Session>>, keep: HashSet<String>) {
+        let shared = Arc::clone(&self.shared);
+        let reaping = tokio::task::spawn_blocking(move || {
+            shared.runtime.reap(&keep);
+            shared.remove_half_made_directories(&keep_ids(&shared));
+        });
+        for session in adopted {
+            session.settled().await;
+        }
+        let _ = reaping.await;
+        let before = clock::now_ms() - REMEMBERED_MS;
+        if let Err(error) = self.shared.store.prune_sessions(before).await {
+            tracing::warn!("failed to forget old sessions: {}", in_full(&error));
+        }
+        self.recovered.send_replace(true);
+    }
+}
+
+impl Shared {
+    /// Makes the sessions of an earlier server known, and begins to look for their sandboxes.
+    pub(super) fn take_over(self: &Arc<Self>, left: Vec<SessionRow>) -> Vec<Arc<Session>> {
+        let patience = Arc::new(Semaphore::new(ADOPTING_AT_ONCE));
+        let now = clock::now_ms();
+        let mut adopted = Vec::new();
+        for mut row in left {
+            row.expires_ms = sane_expiry(row.expires_ms, now, &row.spec, &self.config);
+            let was_stopping = row.phase == Phase::Stopping;
+            row.phase = Phase::Creating;
+            let reservation = self.admission.admit(&row.tenant, &row.spec.limits);
+            // Half-made: there is no handle, so there is nothing to find.
+            let origin = match row.handle.take() {
+                Some(handle) => Origin::Adopted(Box::new(handle)),
+                None => Origin::Lost,
+            };
+            let (session, inbox) = self.register(row);
+            if was_stopping {
+                session.stop("it was being stopped when the server ended");
+            }
+            let (shared, driven) = (Arc::clone(self), Arc::clone(&session));
+            let patience = Arc::clone(&patience);
+            tokio::spawn(async move {
+                // Never closed.
+                let permit = patience.acquire_owned().await.ok();
+                drive(shared, driven, inbox, reservation, origin, permit).await;
+            });
+            adopted.push(session);
+        }
+        adopted
+    }
+
+    /// Finds the sandbox of a session again, or makes sure that nothing of it is left.
+    pub(crate) async fn adopt(
+        &self,
+        session: &Session,
+        handle: Handle,
+    ) -> Result<Sandbox, EngineError> {
+        let spec = self.sandbox_spec(&session.spec, &session.id)?;
+        match self.runtime.adopt(handle.clone(), spec).await {
+            Ok(sandbox) => {
+                self.usage.open(&session.id, &sandbox);
+                self.metrics.adopted("adopted");
+                Ok(sandbox)
+            }
+            Err(error) => {
+                self.metrics.adopted("lost");
+                let runtime = Arc::clone(&self.runtime);
+                let _ = tokio::task::spawn_blocking(move || runtime.discard(&handle)).await;
+                Err(EngineError::Adopt(error))
+            }
+        }
+    }
+
+    /// Directories that were made for a sandbox of the pool, and never became a session's.
+    fn remove_half_made_directories(&self, keep: &dyn Fn(&str) -> bool) {
+        let Ok(entries) = std::fs::read_dir(&self.config.sessions_root) else { return };
+        for entry in entries.flatten() {
+            let Ok(name) = entry.file_name().into_string() else { continue };
+            if name.starts_with("ses_") && !keep(&name) {
+                let _ = Record::of(&self.config.sessions_root, &name).remove_if_unused();
+            }
+        }
+    }
+}
+
+/// Whether a directory belongs to a session that is alive.
+fn keep_ids(shared: &Shared) -> impl Fn(&str) -> bool {
+    let live: HashSet<String> = shared.live().iter().map(|session| session.id.clone()).collect();
+    move |id| live.contains(id)
+}
+
+/// When a session found after a restart is to expire: as it was written down, unless the time of
+/// day has jumped since.
+fn sane_expiry(written_ms: i64, now: i64, spec: &SessionSpec, config: &EngineConfig) -> i64 {
+    let least = GRACE_AFTER_RESTART_MS.min(clock::seconds_to_ms(spec.ttl_s));
+    let most = clock::seconds_to_ms(config.max_ttl_s.max(spec.ttl_s)).max(least);
+    written_ms.clamp(now.saturating_add(least), now.saturating_add(most))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::path::PathBuf;
+
+    use super::*;
+    use crate::admission::Quota;
+    use crate::spec::{Datasets, Storage};
+
+    #[test]
+    fn a_clock_that_jumped_neither_ends_sessions_nor_keeps_them_for_ever() {
+        let spec = SessionSpec {
+            image: "host".into(),
+            storage: Storage::Tmpfs,
+            datasets: Datasets::None,
+            limits: belljar_runtime::Limits::default(),
+            env: BTreeMap::new(),
+            ttl_s: 3600,
+            idle_s: None,
+            metadata: serde_json::Map::new(),
+        };
+        let config = EngineConfig {
+            defaults: spec.clone(),
+            sessions_root: PathBuf::new(),
+            datasets_dir: None,
+            outputs_dir: PathBuf::new(),
+            pool: 0,
+            total: Quota::default(),
+            alone_for_s: 0,
+            max_ttl_s: 86_400,
+        };
+        let now = 1_000_000_000;
+        let expiry = |written| sane_expiry(written, now, &spec, &config) - now;
+        assert_eq!(expiry(now + 1_800_000), 1_800_000, "as it was written");
+        assert_eq!(expiry(now + 7_200_000), 7_200_000, "prolonged by a call");
+        assert_eq!(expiry(now - 10 * 86_400_000), 60_000, "the clock went ahead");
+        assert_eq!(expiry(now + 3000 * 86_400_000), 86_400_000, "the clock went back");
+        assert_eq!(expiry(i64::MIN), 60_000);
+        assert_eq!(expiry(i64::MAX), 86_400_000);
+    }
+}

@@ -1,0 +1,109 @@
+//! How the sandboxes of sessions, runs and the pool are to be, and those of sessions made.
+
+use std::sync::Arc;
+
+use belljar_runtime::{DataMount, Sandbox, SandboxSpec};
+
+use super::Shared;
+use super::shared::durability;
+use crate::error::EngineError;
+use crate::pool;
+use crate::record::Record;
+use crate::session::Session;
+use crate::session::rules::Phase;
+use crate::spec::{Datasets, SessionSpec, Storage};
+use crate::store::SessionRow;
+
+impl Shared {
+    /// Makes the sandbox of a session and writes down how to find it, before anybody may use it.
+    pub(crate) async fn make_sandbox(&self, session: &Session) -> Result<Sandbox, EngineError> {
+        let _permit = self.making.acquire().await;
+        if let Some(record) = &session.record {
+            prepare_record(record).await?;
+        }
+        let spec = self.sandbox_spec(&session.spec, &session.id)?;
+        let sandbox = pool::warm_sandbox(&self.runtime, &spec).await?;
+        let view = session.view();
+        let row = SessionRow {
+            id: session.id.clone(),
+            tenant: session.tenant.clone(),
+            key: session.key.clone(),
+            phase: Phase::Ready,
+            spec: session.spec.clone(),
+            handle: Some(sandbox.handle().clone()),
+            created_ms: session.created_ms,
+            used_ms: view.used_ms,
+            expires_ms: view.expires_ms,
+            ended_ms: None,
+            ended_because: None,
+            execs: view.execs,
+        };
+        let durability = durability(&session.spec);
+        match self.store.put_session(row, durability).await {
+            Ok(()) => Ok(sandbox),
+            Err(error) => {
+                sandbox.destroy().await;
+                Err(error.into())
+            }
+        }
+    }
+
+    /// The sandbox that a session of this kind runs in.
+    pub(super) fn sandbox_spec(
+        &self,
+        spec: &SessionSpec,
+        id: &str,
+    ) -> Result<SandboxSpec, EngineError> {
+        let data = match spec.datasets {
+            Datasets::LocalRo => {
+                let host_path = self.config.datasets_dir.clone().ok_or_else(|| {
+                    EngineError::Invalid("this server has no datasets directory".into())
+                })?;
+                Some(DataMount { host_path })
+            }
+            Datasets::None | Datasets::Api => None,
+        };
+        let session_dir = (spec.storage == Storage::Bind)
+            .then(|| Record::of(&self.config.sessions_root, id).files());
+        Ok(SandboxSpec {
+            limits: spec.limits,
+            env: spec.env.clone().into_iter().collect(),
+            data,
+            session_dir,
+            alone_for_s: self.config.alone_for_s,
+        })
+    }
+
+    /// Whether a warm sandbox of the pool is what this asks for. The environment is no matter: it
+    /// is handed to every execution.
+    pub(super) fn fits_pool(&self, spec: &SessionSpec) -> bool {
+        let own = &self.config.defaults;
+        (spec.storage, spec.datasets, spec.limits) == (own.storage, own.datasets, own.limits)
+            && spec.image == own.image
+    }
+}
+
+/// What the pool makes next.
+pub(super) fn next_warm(shared: Arc<Shared>) -> pool::Next {
+    Box::new(move || {
+        let id = crate::new_id("ses");
+        let defaults = &shared.config.defaults;
+        if defaults.storage == Storage::Bind {
+            let record = Record::of(&shared.config.sessions_root, &id);
+            let path = record.directory().to_owned();
+            record.prepare().map_err(|cause| EngineError::Directory { path, cause })?;
+        }
+        // It ends with us, unless somebody takes it.
+        let spec = SandboxSpec { alone_for_s: 0, ..shared.sandbox_spec(defaults, &id)? };
+        Ok((id, spec))
+    })
+}
+
+async fn prepare_record(record: &Record) -> Result<(), EngineError> {
+    let path = record.directory().to_owned();
+    let record = record.clone();
+    tokio::task::spawn_blocking(move || record.prepare())
+        .await
+        .unwrap_or_else(|panic| Err(std::io::Error::other(panic)))
+        .map_err(|cause| EngineError::Directory { path, cause })
+}

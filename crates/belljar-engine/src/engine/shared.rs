@@ -1,0 +1,183 @@
+//! What everything that lives here shares: the engine, the drivers, the pool and the books.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use belljar_runtime::native::NativeRuntime;
+use tokio::sync::{Semaphore, watch};
+
+use super::views::view_of;
+use super::{EngineConfig, Principal};
+use crate::admission::{Admission, Reservation};
+use crate::error::EngineError;
+use crate::metrics::Metrics;
+use crate::session::rules::Phase;
+use crate::session::{Inbox, Origin, Session, View, drive, lock};
+use crate::spec::{SessionSpec, Storage};
+use crate::store::{Durability, SessionRow, Store};
+use crate::usage::Usage;
+
+/// Sandboxes being made at the same time; more would only slow each other down.
+const MAKING_AT_ONCE: usize = 16;
+
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) config: EngineConfig,
+    pub(crate) store: Store,
+    pub(crate) runtime: Arc<NativeRuntime>,
+    pub(crate) metrics: Metrics,
+    pub(crate) usage: Usage,
+    /// Becomes true when the server ends and its sessions do not.
+    pub(crate) leaving: watch::Sender<bool>,
+    pub(crate) admission: Admission,
+    /// Locked for single look-ups and changes, never across an await.
+    registry: Mutex<Registry>,
+    /// A permit of it is held while the sandbox of a session or a run is being made.
+    pub(super) making: Semaphore,
+}
+
+#[derive(Debug, Default)]
+struct Registry {
+    /// Live ones by id; entered by [`Shared::register`], taken out by their drivers.
+    sessions: HashMap<String, Arc<Session>>,
+    /// Their ids by tenant and key.
+    by_key: HashMap<(String, String), String>,
+    /// Held while a session with this key is being looked for or made.
+    key_locks: HashMap<(String, String), Arc<tokio::sync::Mutex<()>>>,
+    /// The server ends: nothing is let in any more.
+    closed: bool,
+}
+
+impl Shared {
+    pub(super) fn new(config: EngineConfig, store: Store, runtime: Arc<NativeRuntime>) -> Shared {
+        Shared {
+            admission: Admission::new(config.total),
+            config,
+            store,
+            runtime,
+            metrics: Metrics::default(),
+            usage: Usage::default(),
+            leaving: watch::Sender::new(false),
+            registry: Mutex::default(),
+            making: Semaphore::new(MAKING_AT_ONCE),
+        }
+    }
+
+    /// Makes a session known and starts its driver.
+    pub(super) fn enter(
+        self: &Arc<Self>,
+        row: SessionRow,
+        reservation: Reservation,
+        origin: Origin,
+    ) -> Result<Arc<Session>, EngineError> {
+        if lock(&self.registry).closed {
+            return Err(EngineError::Stopping);
+        }
+        let (session, inbox) = self.register(row);
+        let (shared, driven) = (Arc::clone(self), Arc::clone(&session));
+        tokio::spawn(drive(shared, driven, inbox, reservation, origin, None));
+        Ok(session)
+    }
+
+    /// Makes a session known; it needs a driver.
+    pub(super) fn register(&self, row: SessionRow) -> (Arc<Session>, Inbox) {
+        let view = View { phase: Phase::Creating, ..view_of(&row) };
+        let (session, inbox) = Session::new(
+            row.id,
+            row.tenant,
+            row.key,
+            row.spec,
+            row.created_ms,
+            view,
+            &self.config.sessions_root,
+        );
+        let mut registry = lock(&self.registry);
+        registry.sessions.insert(session.id.clone(), Arc::clone(&session));
+        if let Some(key) = &session.key {
+            let full_key = (session.tenant.clone(), key.clone());
+            registry.by_key.insert(full_key, session.id.clone());
+        }
+        (session, inbox)
+    }
+
+    /// Room for one more sandbox of this kind, if the server and the tenant have it.
+    pub(super) fn reserve(
+        &self,
+        who: &Principal,
+        spec: &SessionSpec,
+    ) -> Result<Reservation, EngineError> {
+        if lock(&self.registry).closed {
+            return Err(EngineError::Stopping);
+        }
+        Ok(self.admission.reserve(&who.tenant, who.quota(), &spec.limits)?)
+    }
+
+    /// What to hold while a session with this key is looked for or made.
+    pub(super) fn lock_key(&self, key: &(String, String)) -> Arc<tokio::sync::Mutex<()>> {
+        let mut registry = lock(&self.registry);
+        // Locks nobody holds are of no use any more.
+        registry.key_locks.retain(|known, guard| known == key || Arc::strong_count(guard) > 1);
+        Arc::clone(registry.key_locks.entry(key.clone()).or_default())
+    }
+
+    pub(super) fn find(&self, id: &str) -> Option<Arc<Session>> {
+        lock(&self.registry).sessions.get(id).cloned()
+    }
+
+    pub(super) fn find_by_key(&self, key: &(String, String)) -> Option<Arc<Session>> {
+        let registry = lock(&self.registry);
+        registry.sessions.get(registry.by_key.get(key)?).cloned()
+    }
+
+    pub(crate) fn live(&self) -> Vec<Arc<Session>> {
+        lock(&self.registry).sessions.values().cloned().collect()
+    }
+
+    pub(super) fn count(&self) -> usize {
+        lock(&self.registry).sessions.len()
+    }
+
+    /// The session has ended, or was left: it is the database's now.
+    pub(crate) fn forget(&self, session: &Arc<Session>) {
+        let mut registry = lock(&self.registry);
+        let is_it = |known: &Arc<Session>| Arc::ptr_eq(known, session);
+        if registry.sessions.get(&session.id).is_some_and(is_it) {
+            registry.sessions.remove(&session.id);
+        }
+        if let Some(key) = &session.key {
+            let full_key = (session.tenant.clone(), key.clone());
+            if registry.by_key.get(&full_key) == Some(&session.id) {
+                registry.by_key.remove(&full_key);
+            }
+        }
+    }
+
+    /// Lets nothing in any more.
+    pub(super) fn shut(&self) {
+        lock(&self.registry).closed = true;
+    }
+
+    /// Waits until no session is alive here.
+    pub(super) async fn empty(&self) {
+        const LOOK: Duration = Duration::from_millis(5);
+        const PATIENCE: Duration = Duration::from_secs(30);
+        let begun = Instant::now();
+        while !lock(&self.registry).sessions.is_empty() {
+            if begun.elapsed() > PATIENCE {
+                tracing::error!("some sessions did not end in time; the next start cleans up");
+                return;
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+}
+
+/// How safe the row of such a session must be before anybody hears of it.
+pub(super) fn durability(spec: &SessionSpec) -> Durability {
+    // A power cut takes what is in memory with it; files on disk stay and must be found again.
+    match spec.storage {
+        Storage::Bind => Durability::Power,
+        Storage::Tmpfs => Durability::Process,
+    }
+}

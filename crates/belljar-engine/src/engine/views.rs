@@ -1,0 +1,167 @@
+//! What is told about sessions and executions: of live ones by their owners, of others by the
+//! database.
+
+use std::path::PathBuf;
+
+use super::{Engine, Principal};
+use crate::error::EngineError;
+use crate::exec::{Exec, Stage};
+use crate::record::Record;
+use crate::result::ExecResult;
+use crate::session::rules::Phase;
+use crate::session::{LogEntry, Session, View};
+use crate::spec::{SessionSpec, Storage};
+use crate::store::{ExecRow, SessionFilter, SessionRow};
+use crate::transcript::Transcript;
+
+/// Everything about a session, alive or not.
+#[derive(Debug, Clone)]
+pub struct SessionInfo {
+    pub id: String,
+    pub tenant: String,
+    pub key: Option<String>,
+    pub spec: SessionSpec,
+    pub created_ms: i64,
+    pub view: View,
+    pub memory_used: Option<u64>,
+    /// Where its files are on the host.
+    pub directory: Option<PathBuf>,
+}
+
+/// An execution, ended or not.
+#[derive(Debug)]
+pub struct ExecInfo {
+    pub id: String,
+    pub number: u64,
+    pub language: &'static str,
+    pub background: bool,
+    pub accepted_ms: i64,
+    pub ended_ms: Option<i64>,
+    pub stage: Stage,
+    /// Of one that has ended.
+    pub result: Option<ExecResult>,
+}
+
+impl Engine {
+    /// A session, alive or not.
+    pub async fn describe(&self, who: &Principal, id: &str) -> Result<SessionInfo, EngineError> {
+        match self.session(who, id) {
+            Ok(session) => Ok(self.info(&session)),
+            Err(_) => Ok(self.info_of_row(self.row(who, id).await?)),
+        }
+    }
+
+    /// Sessions of this tenant, the newest first.
+    pub async fn list(
+        &self,
+        who: &Principal,
+        filter: SessionFilter,
+    ) -> Result<Vec<SessionInfo>, EngineError> {
+        // The database knows `ready`; that one of them is busy only we know.
+        let wanted = filter.phase;
+        let stored = match wanted {
+            Some(Phase::Busy) => Some(Phase::Ready),
+            other => other,
+        };
+        let tenant = Some(who.tenant.clone());
+        let limit = filter.limit as usize;
+        let mut filter = SessionFilter { tenant, phase: stored, ..filter };
+        let mut found = Vec::new();
+        // A page of the database may have fewer of them than were asked for.
+        loop {
+            let rows = self.shared.store.sessions(filter.clone()).await?;
+            let is_last = rows.len() < limit;
+            filter.before = rows.last().map(|row| row.id.clone());
+            let infos = rows.into_iter().map(|row| {
+                let live = self.shared.find(&row.id);
+                live.map_or_else(|| self.info_of_row(row), |session| self.info(&session))
+            });
+            found.extend(infos.filter(|info| wanted.is_none_or(|phase| info.view.phase == phase)));
+            if is_last || found.len() >= limit {
+                found.truncate(limit);
+                return Ok(found);
+            }
+        }
+    }
+
+    pub(super) fn info(&self, session: &Session) -> SessionInfo {
+        SessionInfo {
+            id: session.id.clone(),
+            tenant: session.tenant.clone(),
+            key: session.key.clone(),
+            spec: session.spec.clone(),
+            created_ms: session.created_ms,
+            view: session.view(),
+            memory_used: session.consumption().0,
+            directory: session.record.as_ref().map(|record| record.directory().to_owned()),
+        }
+    }
+
+    pub(super) fn info_of_row(&self, row: SessionRow) -> SessionInfo {
+        let record = Record::of(&self.shared.config.sessions_root, &row.id);
+        let directory = (row.spec.storage == Storage::Bind).then(|| record.directory().to_owned());
+        SessionInfo {
+            view: view_of(&row),
+            id: row.id,
+            tenant: row.tenant,
+            key: row.key,
+            spec: row.spec,
+            created_ms: row.created_ms,
+            memory_used: None,
+            directory,
+        }
+    }
+}
+
+pub(super) fn view_of(row: &SessionRow) -> View {
+    View {
+        phase: row.phase,
+        used_ms: row.used_ms,
+        expires_ms: row.expires_ms,
+        ended_ms: row.ended_ms,
+        ended_because: row.ended_because.clone(),
+        running: 0,
+        queued: 0,
+        execs: row.execs,
+        warnings: Vec::new(),
+    }
+}
+
+pub(super) fn info_of_live(exec: &Exec) -> ExecInfo {
+    let finished = exec.stage() == Stage::Finished;
+    ExecInfo {
+        id: exec.id.clone(),
+        number: exec.number,
+        language: exec.request.language(),
+        background: exec.request.background,
+        accepted_ms: exec.accepted_ms,
+        ended_ms: None,
+        stage: exec.stage(),
+        result: finished.then(|| ExecResult::of(exec.id.clone(), &exec.transcript)),
+    }
+}
+
+pub(super) fn info_of_exec_row(row: ExecRow) -> ExecInfo {
+    let transcript = row.transcript.as_deref().and_then(Transcript::decode);
+    ExecInfo {
+        number: row.number,
+        language: row.request.language(),
+        background: row.request.background,
+        accepted_ms: row.accepted_ms,
+        ended_ms: row.ended_ms,
+        stage: if row.ended_ms.is_some() { Stage::Finished } else { Stage::Queued { position: 0 } },
+        result: transcript.map(|transcript| ExecResult::of(row.id.clone(), &transcript)),
+        id: row.id,
+    }
+}
+
+pub(super) fn log_entry_of_live(exec: &Exec) -> LogEntry {
+    let result = ExecResult::of(exec.id.clone(), &exec.transcript);
+    LogEntry::new(exec.number, exec.accepted_ms, &exec.request, &exec.code, result)
+}
+
+pub(super) fn log_entry(row: ExecRow) -> Option<LogEntry> {
+    let transcript = Transcript::decode(row.transcript.as_deref()?)?;
+    let result = ExecResult::of(row.id, &transcript);
+    Some(LogEntry::new(row.number, row.accepted_ms, &row.request, &row.code, result))
+}

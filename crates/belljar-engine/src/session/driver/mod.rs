@@ -1,0 +1,294 @@
+//! The one task that owns a session.
+//!
+//! ```text
+//!   make ───────────▶ serve ─────────────────▶ end ───────▶ over: written down, room given back,
+//!    │  (inherit)       │  commands, turns,     │ (ending)   published
+//!    │                  │  ends of executions   └──▶ leave: the server ends, the sandbox stays
+//!    └─ failed, or stopped before it was made ──────────▶ over
+//! ```
+//!
+//! Only this module and those below it see the [`Driver`]: [`work`] accepts executions and
+//! settles them, [`lane`] is the queue before a kernel, [`inherit`] goes on with an earlier server's
+//! work, [`notes`] writes files for people, [`ending`] is the way out. Executions themselves are performed by tasks of their own (`perform.rs`), which
+//! the driver starts, waits for, and has written down.
+
+mod ending;
+mod inherit;
+mod lane;
+mod notes;
+mod work;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use belljar_proto::exec::Language;
+use belljar_runtime::Sandbox;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep_until};
+
+use ending::Why;
+use lane::Lane;
+
+use super::perform::Performed;
+use super::rules::{self, Happening, Phase};
+use super::{Command, Inbox, Session, lock};
+use crate::EngineError;
+use crate::admission::Reservation;
+use crate::clock;
+use crate::engine::Shared;
+use crate::error::in_full;
+use crate::exec::{Exec, Stage};
+
+/// Where a session's sandbox comes from.
+#[derive(Debug)]
+pub(crate) enum Origin {
+    /// It is there, warm, and written down.
+    Pool(Box<Sandbox>),
+    /// To be made.
+    Cold,
+    /// Left by an earlier server, with what it had begun.
+    Adopted(Box<belljar_runtime::Handle>),
+    /// Left by an earlier server that had not finished making it.
+    Lost,
+}
+
+struct Driver {
+    shared: Arc<Shared>,
+    session: Arc<Session>,
+    /// Room in the server's limits, held for as long as anything of the session lives.
+    reservation: Option<Reservation>,
+    lanes: HashMap<Language, Lane>,
+    /// Commands that run; they wait for nobody.
+    beside: usize,
+    performing: JoinSet<(Arc<Exec>, Performed)>,
+    settling: JoinSet<()>,
+    /// Executions an earlier server had accepted: their log entry may be there already.
+    inherited: Vec<String>,
+    next_number: u64,
+    expires: Instant,
+    used: Instant,
+    /// When to write the variables down.
+    snapshot_at: Option<Instant>,
+    /// When it was last written down how long it lives.
+    expiry_written: Option<Instant>,
+}
+
+/// Owns a session from its beginning to its end.
+pub(crate) async fn drive(
+    shared: Arc<Shared>,
+    session: Arc<Session>,
+    mut inbox: Inbox,
+    reservation: Reservation,
+    origin: Origin,
+    patience: Option<tokio::sync::OwnedSemaphorePermit>,
+) {
+    let view = session.view();
+    let remaining = u64::try_from(view.expires_ms - clock::now_ms()).unwrap_or(0);
+    let now = Instant::now();
+    let mut driver = Driver {
+        lanes: HashMap::new(),
+        beside: 0,
+        performing: JoinSet::new(),
+        settling: JoinSet::new(),
+        inherited: Vec::new(),
+        next_number: view.execs + 1,
+        expires: now + Duration::from_millis(remaining),
+        used: now,
+        snapshot_at: None,
+        expiry_written: None,
+        reservation: Some(reservation),
+        shared,
+        session,
+    };
+    let adopted = matches!(origin, Origin::Adopted(_));
+    let fresh = matches!(origin, Origin::Cold) && view.execs == 0;
+    let mut stop = driver.session.stop.subscribe();
+    let mut leaving = driver.shared.leaving.subscribe();
+    let made = tokio::select! {
+        made = driver.make(origin) => Some(made),
+        // One that is adopted has a sandbox to be ended, so it is found first.
+        _ = stop.wait_for(Option::is_some), if !adopted => None,
+        // The next server finds it as this one did, or cleans up what is half-made.
+        _ = leaving.wait_for(|leaving| *leaving) => {
+            driver.shared.forget(&driver.session);
+            return;
+        }
+    };
+    drop(patience);
+    match made {
+        Some(Ok(sandbox)) => {
+            let sandbox = Arc::new(sandbox);
+            *lock(&driver.session.sandbox) = Some(Arc::clone(&sandbox));
+            if adopted {
+                driver.inherit(&sandbox).await;
+            }
+            driver.happen(Happening::SandboxReady);
+            driver.republish();
+            let (id, tenant) = (&driver.session.id, &driver.session.tenant);
+            let how = if adopted { "taken over" } else { "ready" };
+            tracing::info!(session.id = id, tenant, sandbox = sandbox.name(), "session {id} {how}");
+            let why = driver.serve(&sandbox, &mut inbox).await;
+            driver.end(sandbox, why).await;
+        }
+        // One that was to be stopped has what it wanted.
+        Some(Err(error)) if driver.session.stop.borrow().is_none() => {
+            let because = in_full(&error);
+            driver.finish_unfinished(&because).await;
+            if let Some(record) = driver.session.record.clone().filter(|_| fresh) {
+                let _ = tokio::task::spawn_blocking(move || record.remove_if_unused()).await;
+            }
+            // Whoever waits for it gets the error itself.
+            *lock(&driver.session.failure) = Some(error);
+            driver.over(Happening::SandboxFailed, &because).await;
+        }
+        Some(Err(_)) | None => {
+            let because = driver.stop_reason();
+            driver.happen(Happening::StopAsked);
+            driver.finish_unfinished(&because).await;
+            driver.over(Happening::SandboxGone, &because).await;
+        }
+    }
+    driver.shared.forget(&driver.session);
+}
+
+impl Driver {
+    async fn make(&self, origin: Origin) -> Result<Sandbox, EngineError> {
+        match origin {
+            Origin::Pool(sandbox) => Ok(*sandbox),
+            Origin::Cold => self.shared.make_sandbox(&self.session).await,
+            Origin::Adopted(handle) => self.shared.adopt(&self.session, *handle).await,
+            Origin::Lost => {
+                self.shared.metrics.adopted("cleaned");
+                Err(EngineError::Invalid("the server ended while it was being made".into()))
+            }
+        }
+    }
+
+    /// Serves until there is a reason to end.
+    async fn serve(&mut self, sandbox: &Arc<Sandbox>, inbox: &mut Inbox) -> Why {
+        let mut stop = self.session.stop.subscribe();
+        let mut leaving = self.shared.leaving.subscribe();
+        self.write_metadata();
+        loop {
+            let deadline = self.deadline();
+            let snapshot = self.snapshot_at;
+            tokio::select! {
+                biased;
+                _ = stop.wait_for(Option::is_some) => return Why::Stop(self.stop_reason()),
+                _ = leaving.wait_for(|leaving| *leaving) => return Why::Left,
+                Some(performed) = self.performing.join_next() => match performed {
+                    Ok((exec, performed)) => {
+                        if self.performed(sandbox, exec, performed) {
+                            return Why::SandboxLost;
+                        }
+                    }
+                    // An error of ours. Nobody must wait for ever for what it was about.
+                    Err(panic) => {
+                        tracing::error!(session.id = self.session.id, "failed to perform: {panic}");
+                        return Why::SandboxLost;
+                    }
+                },
+                Some(_) = self.settling.join_next() => self.write_metadata(),
+                Some(command) = inbox.commands.recv() => self.obey(sandbox, command),
+                () = sandbox.ended() => return Why::SandboxLost,
+                () = sleep_until(deadline), if !self.works() => {
+                    self.shared.metrics.expired.inc();
+                    let idle = self.expires > deadline;
+                    let because = if idle { "it was idle for too long" } else { "it expired" };
+                    return Why::Stop(because.into());
+                }
+                () = sleep_until(snapshot.unwrap_or(deadline)), if snapshot.is_some() => {
+                    self.snapshot_at = None;
+                    self.take_snapshot(sandbox);
+                }
+            }
+        }
+    }
+
+    fn obey(&mut self, sandbox: &Arc<Sandbox>, command: Command) {
+        match command {
+            Command::Exec { ask, answer } => self.accept(sandbox, ask, answer),
+            Command::Interrupt { exec_id, answer } => {
+                let _ = answer.send(self.interrupt(sandbox, exec_id.as_deref()));
+            }
+            Command::Extend { ttl_s, answer } => {
+                self.touch(ttl_s);
+                self.republish();
+                let (shared, session) = (Arc::clone(&self.shared), Arc::clone(&self.session));
+                tokio::spawn(async move {
+                    let view = session.view();
+                    let kept =
+                        shared.store.set_expiry(&session.id, view.used_ms, view.expires_ms).await;
+                    let _ = answer.send(kept.map_err(EngineError::Store));
+                });
+            }
+        }
+    }
+
+    fn happen(&self, happening: Happening) {
+        self.session.view.send_modify(|view| match rules::next(view.phase, happening) {
+            Some(phase) => view.phase = phase,
+            None => tracing::error!(
+                session.id = self.session.id,
+                "{happening:?} happened to a session that is {}",
+                view.phase.name()
+            ),
+        });
+    }
+
+    fn stop_reason(&self) -> String {
+        self.session.stop.borrow().clone().unwrap_or_else(|| "it was stopped".into())
+    }
+
+    /// Something other than background work goes on.
+    fn works(&self) -> bool {
+        self.session
+            .live_execs()
+            .iter()
+            .any(|exec| !exec.request.background && exec.stage() != Stage::Finished)
+    }
+
+    /// It was used now, and lives at least this long from now on; never shorter than before.
+    fn touch(&mut self, ttl_s: u64) {
+        let now = Instant::now();
+        self.used = now;
+        self.expires = self.expires.max(now + Duration::from_secs(ttl_s));
+    }
+
+    fn deadline(&self) -> Instant {
+        match self.session.spec.idle_s {
+            Some(idle) => self.expires.min(self.used + Duration::from_secs(idle)),
+            None => self.expires,
+        }
+    }
+
+    fn expires_ms(&self) -> i64 {
+        let left = self.expires.saturating_duration_since(Instant::now());
+        clock::now_ms().saturating_add(i64::try_from(left.as_millis()).unwrap_or(i64::MAX))
+    }
+
+    /// Publishes what the lanes look like.
+    fn republish(&self) {
+        let queued = self.lanes.values().map(Lane::waiting).sum();
+        let busy = self.lanes.values().filter(|lane| lane.is_held()).count();
+        let running = busy + self.beside;
+        let expires_ms = self.expires_ms();
+        let execs = self.next_number - 1;
+        let is_busy = self.session.phase() == Phase::Busy;
+        match (is_busy, running > 0) {
+            (false, true) if self.session.phase() == Phase::Ready => {
+                self.happen(Happening::WorkBegan);
+            }
+            (true, false) => self.happen(Happening::WorkEnded),
+            _ => {}
+        }
+        self.session.view.send_modify(|view| {
+            view.queued = queued;
+            view.running = running;
+            view.used_ms = clock::now_ms();
+            view.expires_ms = expires_ms;
+            view.execs = execs;
+        });
+    }
+}
