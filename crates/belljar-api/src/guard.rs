@@ -18,6 +18,7 @@ use belljar_engine::audit::Entry;
 
 use crate::App;
 use crate::error::ApiError;
+use crate::input::BodyLimit;
 
 /// What a server accepts besides what is always right.
 #[derive(Debug, Clone, Default)]
@@ -45,6 +46,7 @@ pub(crate) async fn guard(
     match admitted {
         Ok(principal) => {
             request.extensions_mut().insert(principal);
+            request.extensions_mut().insert(BodyLimit(app.max_body));
             next.run(request).await
         }
         Err(error) => {

@@ -1,13 +1,28 @@
 //! Request bodies and queries, refused with a sentence where they make no sense.
 
-use axum::body::Bytes;
-use axum::extract::rejection::{BytesRejection, PathRejection, QueryRejection};
+use std::time::Duration;
+
+use axum::extract::rejection::{PathRejection, QueryRejection};
 use axum::extract::{FromRequest, FromRequestParts, Request};
 use axum::http::request::Parts;
 use axum::http::{StatusCode, header};
+use http_body_util::BodyExt;
 use serde::de::DeserializeOwned;
 
 use crate::error::ApiError;
+
+/// How long a body may take to arrive.
+const BODY_TIMEOUT: Duration = Duration::from_secs(300);
+
+/// A body that is too large anyway is read on for as long as it comes without such a pause.
+const DISCARD_PAUSE: Duration = Duration::from_millis(500);
+
+/// Bytes of a body that are read after they are too many.
+const MAX_DISCARDED: usize = 256 << 20;
+
+/// The largest body this server accepts; the guard leaves it with every request.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct BodyLimit(pub(crate) usize);
 
 /// A JSON body. An empty one is an empty object, where that is enough.
 #[derive(Debug)]
@@ -16,9 +31,14 @@ pub(crate) struct Body<T>(pub T);
 impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
     type Rejection = ApiError;
 
-    async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
+    async fn from_request(request: Request, _: &S) -> Result<Self, ApiError> {
         let declared = request.headers().get(header::CONTENT_TYPE).cloned();
-        let bytes = Bytes::from_request(request, state).await.map_err(|error| too_large(&error))?;
+        let limit = request.extensions().get().map_or(usize::MAX, |BodyLimit(limit)| *limit);
+        let reading = read(request.into_body(), limit);
+        let bytes = tokio::time::timeout(BODY_TIMEOUT, reading).await.unwrap_or_else(|_| {
+            let message = format!("the body took longer than {} s", BODY_TIMEOUT.as_secs());
+            Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, "too_slow", message))
+        })?;
         if bytes.is_empty() {
             return parse(b"{}").map(Body);
         }
@@ -51,16 +71,33 @@ fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     })
 }
 
-fn too_large(error: &BytesRejection) -> ApiError {
-    match error.status() {
-        StatusCode::PAYLOAD_TOO_LARGE => ApiError::new(
-            StatusCode::PAYLOAD_TOO_LARGE,
-            "too_large",
-            "the body is larger than this server accepts",
-        )
-        .hint("send large data as a file, or raise BELLJAR_MAX_BODY"),
-        _ => ApiError::new(StatusCode::BAD_REQUEST, "cut_off", "the body was cut off"),
+/// The whole body, or why not. What is too large is read to its end, within reason: who is still
+/// sending when we hang up would never read our answer.
+async fn read(mut body: axum::body::Body, limit: usize) -> Result<Vec<u8>, ApiError> {
+    let mut bytes = Vec::new();
+    let mut length = 0;
+    loop {
+        // Of what is too large we take what comes, and do not wait for it.
+        let patience = if length <= limit { Duration::MAX } else { DISCARD_PAUSE };
+        let next = tokio::time::timeout(patience, body.frame()).await;
+        let Some(frame) = next.ok().flatten() else { break };
+        let cut_off = |_| ApiError::new(StatusCode::BAD_REQUEST, "cut_off", "the body was cut off");
+        let Ok(data) = frame.map_err(cut_off)?.into_data() else { continue };
+        length += data.len();
+        if length <= limit {
+            bytes.extend_from_slice(&data);
+        } else if length - limit < MAX_DISCARDED {
+            bytes = Vec::new();
+        } else {
+            break;
+        }
     }
+    if length <= limit {
+        return Ok(bytes);
+    }
+    let message = format!("the body is larger than the {limit} bytes this server accepts");
+    Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", message)
+        .hint("send large data as a file, or raise BELLJAR_MAX_BODY"))
 }
 
 /// Parameters of the URL.

@@ -27,7 +27,6 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use axum::extract::DefaultBodyLimit;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router, middleware};
@@ -51,7 +50,7 @@ pub struct App {
     pub(crate) rates: RateLimits,
     /// Limit to whether it was seen to be enforced, once that is known.
     enforced: OnceLock<BTreeMap<String, bool>>,
-    max_body: usize,
+    pub(crate) max_body: usize,
     draining: AtomicBool,
 }
 
@@ -162,7 +161,6 @@ pub fn router(app: &Arc<App>) -> Router {
         )
         .fallback(nothing_here)
         .method_not_allowed_fallback(not_so)
-        .layer(DefaultBodyLimit::max(app.max_body))
         .layer(middleware::from_fn_with_state(Arc::clone(app), guard::guard))
         .with_state(Arc::clone(app))
 }
