@@ -165,10 +165,7 @@ async fn an_id_is_executed_once() {
         assert_eq!((&result["stdout"], &result["exec_id"]), (&json!("1\n"), &json!("only.once-1")));
     }
     assert_eq!(session.show().await["execs"], 2);
-    // Other code under the same id is not executed either.
-    let other = json!({"exec_id": "only.once-1", "code": "print('other')"});
-    assert_eq!(session.exec(other.clone()).await.json(200)["stdout"], "1\n");
-    let events = server.post_stream(&session.path("/exec"), other).await.rest().await;
+    let events = server.post_stream(&session.path("/exec"), ask).await.rest().await;
     assert_eq!(events[1].data["text"], "1\n", "{events:?}");
     assert_eq!(session.printed("print(count)").await, "1\n");
     let execs = server.get(&session.path("/execs")).await.json(200);
@@ -272,4 +269,19 @@ async fn too_much_of_anything_ends_nothing_but_itself() {
     }
     assert_eq!(session.show().await["state"], "ready");
     server.get(&session.path("/state")).await.json(200);
+}
+
+#[tokio::test]
+async fn an_exec_id_stands_for_one_piece_of_code() {
+    let server = Server::start().await;
+    let session = server.session().await;
+    let ask = json!({"code": "print(1)", "exec_id": "once"});
+    assert_eq!(session.exec(ask.clone()).await.json(200)["stdout"], "1\n");
+    assert_eq!(session.exec(ask).await.json(200)["stdout"], "1\n");
+    let other = json!({"code": "print(2)", "exec_id": "once"});
+    session.exec(other).await.error(409, "exec_differs");
+    let held = session.hold("held").await;
+    session.exec(json!({"code": "print(3)", "exec_id": "held"})).await.error(409, "exec_differs");
+    session.release().await;
+    assert_eq!(held.result().await["status"], "ok");
 }

@@ -274,3 +274,18 @@ async fn what_runs_is_ended_with_the_session_and_says_so() {
     assert_eq!(behind["result"]["reason"], "the session was ended: it was stopped");
     server.place.has_no_traces().await;
 }
+
+#[tokio::test]
+async fn what_makes_no_sense_is_refused_and_harms_nobody() {
+    let server = Server::start().await;
+    for (ask, named) in [
+        (json!({"idle_timeout": u64::MAX}), "idle_timeout"),
+        (json!({"ttl": u64::MAX}), "ttl"),
+        (json!({"key": "\u{1b}[31m"}), "key"),
+        (json!({"limits": {"memory": u64::MAX}}), "limits"),
+        (json!({"metadata": {"x": "y".repeat(20_000)}}), "metadata"),
+    ] {
+        let refused = server.post("/v1/sessions", ask).await.error(422, "invalid");
+        assert!(refused.contains(named), "{refused}");
+    }
+}

@@ -313,3 +313,23 @@ async fn a_database_without_room_loses_nothing() {
     .await;
     assert_eq!(server.get("/healthz").await.status, 200);
 }
+
+#[tokio::test]
+async fn files_are_private_and_no_start_removes_them() {
+    let place = Arc::new(Place::new().env("SESSION_STORAGE", "BIND").env("BELLJAR_POOL", "1"));
+    let server = place.serve().await;
+    let session = server.session_with(json!({"key": "k"})).await;
+    session.python("open('/session/precious', 'w').write('x')").await;
+    session.stop().await;
+    let directory = server.path("sessions").join(&session.id);
+    let mode = fs::metadata(&directory).expect("it is there").permissions().mode();
+    assert_eq!(mode & 0o777, 0o700);
+    // However little is left beside them.
+    fs::remove_file(directory.join("session_metadata.json")).expect("it is there");
+    server.terminate().await;
+    let server = place.serve().await;
+    eventually("it is ready", async || server.get("/readyz").await.status == 200).await;
+    assert!(directory.join("files/precious").exists());
+    let again = server.post("/v1/sessions", json!({"key": "k"})).await.json(200);
+    assert_eq!(again["how"], "restarted");
+}

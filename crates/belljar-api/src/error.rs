@@ -123,6 +123,10 @@ impl From<EngineError> for ApiError {
             EngineError::DuplicateExec(_) => {
                 ApiError::new(StatusCode::CONFLICT, "exec_exists", message)
             }
+            EngineError::ExecDiffers(_) => {
+                ApiError::new(StatusCode::CONFLICT, "exec_differs", message)
+                    .hint("an exec_id stands for one piece of code; choose another")
+            }
             EngineError::Different { .. } => {
                 ApiError::new(StatusCode::CONFLICT, "session_differs", message)
                     .hint("leave these out to use the session as it is, or stop it first")

@@ -263,10 +263,15 @@ pub(crate) async fn exec(
 ) -> Result<Response, ApiError> {
     let background = body.background;
     let asked_id = body.exec_id.clone();
-    let exec = match app.engine.exec(&who, &id, body.into_ask()?).await {
+    let ask = body.into_ask()?;
+    let (request, code) = (ask.request.clone(), Arc::clone(&ask.code));
+    let exec = match app.engine.exec(&who, &id, ask).await {
         Ok(exec) => exec,
         // Asked for before, and over: the answer is the same.
         Err(EngineError::DuplicateExec(exec_id)) if asked_id.is_some() => {
+            if !app.engine.is_same_exec(&who, &id, &exec_id, &request, &code).await? {
+                return Err(EngineError::ExecDiffers(exec_id).into());
+            }
             return again(&app, &who, &id, &exec_id, &headers).await;
         }
         Err(error) => return Err(error.into()),

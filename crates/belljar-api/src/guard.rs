@@ -33,6 +33,10 @@ pub struct GuardConfig {
     pub local_socket: bool,
 }
 
+/// How much of the path of a refused request is written down: who has no key must not be able to
+/// fill the audit log with it.
+const MAX_SHOWN_PATH: usize = 100;
+
 /// Paths that tell nothing and are asked for by machines without a key.
 const OPEN: [&str; 3] = ["/healthz", "/readyz", "/openapi.json"];
 
@@ -51,7 +55,8 @@ pub(crate) async fn guard(
         }
         Err(error) => {
             let nobody = Principal { tenant: "-".into(), ..Principal::default() };
-            let detail = format!("{} {path}: {}", request.method(), error.message);
+            let shown: String = path.chars().take(MAX_SHOWN_PATH).collect();
+            let detail = format!("{} {shown}: {}", request.method(), error.message);
             let entry = Entry {
                 action: "deny",
                 outcome: error.code,

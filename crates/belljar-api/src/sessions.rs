@@ -23,6 +23,12 @@ use crate::input::{Body, Path, Query};
 /// The longest key of a session.
 const MAX_KEY: usize = 512;
 
+/// The longest notes of a caller's own.
+const MAX_METADATA: usize = 16 * 1024;
+
+/// More than any machine has: a mistake.
+const MAX_MEMORY: u64 = 1 << 44;
+
 /// The most that one page of a list holds.
 const MAX_PAGE: u32 = 1000;
 
@@ -113,11 +119,18 @@ impl TryFrom<NumberOrText> for Size {
 impl CreateSession {
     pub(crate) fn into_ask(self) -> Result<SessionAsk, ApiError> {
         if let Some(key) = &self.key
-            && (key.is_empty() || key.len() > MAX_KEY || key.contains('\0'))
+            && (key.is_empty() || key.len() > MAX_KEY || key.contains(char::is_control))
         {
             return Err(ApiError::invalid(format!(
-                "key: expected 1 to {MAX_KEY} bytes of text without NUL"
+                "key: expected 1 to {MAX_KEY} bytes of text without control characters"
             )));
+        }
+        let notes = self
+            .metadata
+            .as_ref()
+            .map_or(0, |notes| serde_json::to_string(notes).map_or(usize::MAX, |text| text.len()));
+        if notes > MAX_METADATA {
+            return Err(ApiError::invalid(format!("metadata: at most {MAX_METADATA} bytes")));
         }
         if self.network.as_deref().is_some_and(|network| network != "none") {
             return Err(ApiError::invalid("network: only `none` is there so far"));
@@ -150,6 +163,9 @@ impl AskedLimits {
         if memory.is_some_and(|memory| memory < MIN_MEMORY) {
             let least = MIN_MEMORY >> 20;
             return Err(ApiError::invalid(format!("limits.memory: at least {least} MiB")));
+        }
+        if [memory, self.tmpfs.map(|size| size.0)].iter().flatten().any(|size| *size > MAX_MEMORY) {
+            return Err(ApiError::invalid("limits: no machine has that much memory"));
         }
         if self.cpus.is_some_and(|cpus| !(0.01..=1024.0).contains(&cpus)) {
             return Err(ApiError::invalid("limits.cpus: expected 0.01 to 1024"));

@@ -46,6 +46,8 @@ pub enum EngineError {
     QueueFull(usize),
     #[error("execution `{0}` was asked for before")]
     DuplicateExec(String),
+    #[error("execution `{0}` was asked for before, and was something else")]
+    ExecDiffers(String),
     #[error(
         "the session with this key exists and has another {}",
         differences.join(", ")

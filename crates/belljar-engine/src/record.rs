@@ -13,9 +13,13 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
+
+/// Stands in a directory until a session has taken it, and names the server that made it.
+const UNCLAIMED: &str = "unclaimed";
 
 #[derive(Debug, Clone)]
 pub struct Record {
@@ -41,7 +45,8 @@ impl Record {
 
     /// Makes what is missing; what is there stays.
     pub fn prepare(&self) -> io::Result<()> {
-        fs::create_dir_all(&self.directory)?;
+        // People's code and output: nobody else's business.
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.directory)?;
         let files = self.files();
         if !files.exists() {
             // Made aside and moved: a half-made one is never taken for a session's files.
@@ -56,6 +61,18 @@ impl Record {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
             _ => Ok(()),
         }
+    }
+
+    /// Makes everything for a sandbox that waits for a session, and says whose that is.
+    pub fn prepare_unclaimed(&self, owner: &str) -> io::Result<()> {
+        self.prepare()?;
+        self.replace(UNCLAIMED, owner.as_bytes())
+    }
+
+    /// Whether this was made by `owner` for a session that never came, as far as the disk tells.
+    #[must_use]
+    pub fn is_unclaimed_by(&self, owner: &str) -> bool {
+        fs::read_to_string(self.directory.join(UNCLAIMED)).is_ok_and(|name| name.trim() == owner)
     }
 
     /// Whether a session was ever here; otherwise something is half-made.
@@ -78,7 +95,9 @@ impl Record {
     }
 
     pub fn write_metadata(&self, metadata: &impl Serialize) -> io::Result<()> {
-        self.replace("session_metadata.json", &serde_json::to_vec_pretty(metadata)?)
+        self.replace("session_metadata.json", &serde_json::to_vec_pretty(metadata)?)?;
+        let _ = fs::remove_file(self.directory.join(UNCLAIMED));
+        Ok(())
     }
 
     /// `state` is JSON already.
@@ -95,7 +114,7 @@ impl Record {
         }
         let mut line = serde_json::to_vec(entry)?;
         line.push(b'\n');
-        let mut file = File::options().create(true).append(true).open(path)?;
+        let mut file = File::options().create(true).append(true).mode(0o600).open(path)?;
         let before = file.metadata()?.len();
         let written = file.write_all(&line);
         if written.is_err() {
@@ -107,7 +126,8 @@ impl Record {
 
     fn replace(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
         let fresh = self.directory.join(format!("{name}.new"));
-        let mut file = File::create(&fresh)?;
+        let _ = fs::remove_file(&fresh);
+        let mut file = File::options().write(true).create_new(true).mode(0o600).open(&fresh)?;
         let written = file.write_all(bytes).and_then(|()| file.write_all(b"\n"));
         if let Err(error) = written {
             let _ = fs::remove_file(&fresh);

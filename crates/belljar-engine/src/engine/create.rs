@@ -191,6 +191,12 @@ impl Engine {
                 config.defaults.image
             )));
         }
+        if ask.idle_s.is_some_and(|idle| idle == 0 || idle > config.max_ttl_s) {
+            return Err(EngineError::Invalid(format!(
+                "idle_timeout must be 1 to {} seconds",
+                config.max_ttl_s
+            )));
+        }
         if ask.ttl_s.is_some_and(|ttl| ttl == 0 || ttl > config.max_ttl_s) {
             return Err(EngineError::Invalid(format!(
                 "ttl must be 1 to {} seconds",

@@ -10,7 +10,7 @@ use super::views::{info_of_exec_row, info_of_live, log_entry, log_entry_of_live}
 use super::{Engine, ExecInfo, Principal};
 use crate::audit::Entry;
 use crate::error::{EngineError, in_full};
-use crate::exec::{Exec, Stage};
+use crate::exec::{Exec, ExecRequest, Stage};
 use crate::session::{ExecAsk, LogEntry};
 use crate::store::ExecFilter;
 use crate::transcript::Transcript;
@@ -42,6 +42,20 @@ impl Engine {
             },
         );
         accepted
+    }
+
+    /// Whether an execution that was asked for before is what is asked for now.
+    pub async fn is_same_exec(
+        &self,
+        who: &Principal,
+        id: &str,
+        exec_id: &str,
+        request: &ExecRequest,
+        code: &[u8],
+    ) -> Result<bool, EngineError> {
+        self.row(who, id).await?;
+        let row = self.shared.store.exec(id, exec_id).await?;
+        Ok(row.is_none_or(|row| row.request == *request && row.code == code))
     }
 
     /// An execution, ended or not.

@@ -32,7 +32,6 @@ mod sandboxes;
 mod shared;
 mod views;
 
-use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -40,6 +39,7 @@ use belljar_runtime::native::NativeRuntime;
 use tokio::sync::watch;
 
 pub use create::{Created, How};
+use recovery::Left;
 pub use runs::RunAsk;
 pub(crate) use shared::Shared;
 pub use views::{ExecInfo, SessionInfo};
@@ -123,8 +123,13 @@ impl Engine {
     ) -> Result<Arc<Engine>, EngineError> {
         let shared = Arc::new(Shared::new(config, store, runtime));
         let left = shared.store.unended_sessions().await?;
-        let keep: HashSet<String> =
-            left.iter().filter_map(|row| Some(row.handle.as_ref()?.name.clone())).collect();
+        let traces = Left {
+            sandboxes: left
+                .iter()
+                .filter_map(|row| Some(row.handle.as_ref()?.name.clone()))
+                .collect(),
+            directories: shared.unclaimed_directories(),
+        };
         let adopted = shared.take_over(left);
         let pool = (shared.config.pool > 0).then(|| {
             let next = sandboxes::next_warm(Arc::clone(&shared));
@@ -134,7 +139,7 @@ impl Engine {
         let engine =
             Arc::new(Engine { shared, pool, audit, recovered: watch::Sender::new(false), books });
         let recovering = Arc::clone(&engine);
-        tokio::spawn(async move { recovering.recover(adopted, keep).await });
+        tokio::spawn(async move { recovering.recover(traces, adopted).await });
         Ok(engine)
     }
 

@@ -37,12 +37,10 @@ impl Engine {
     }
 
     /// Waits for the sessions that are being taken over, and removes what belongs to none.
-    pub(super) async fn recover(&self, adopted: Vec<Arc<Session>>, keep: HashSet<String>) {
+    pub(super) async fn recover(&self, left: Left, adopted: Vec<Arc<Session>>) {
         let shared = Arc::clone(&self.shared);
-        let reaping = tokio::task::spawn_blocking(move || {
-            shared.runtime.reap(&keep);
-            shared.remove_half_made_directories(&keep_ids(&shared));
-        });
+        let reaping = tokio::task::spawn_blocking(move || shared.runtime.reap(&left.sandboxes));
+        self.shared.remove_unclaimed(left.directories).await;
         for session in adopted {
             session.settled().await;
         }
@@ -77,11 +75,12 @@ impl Shared {
             }
             let (shared, driven) = (Arc::clone(self), Arc::clone(&session));
             let patience = Arc::clone(&patience);
-            tokio::spawn(async move {
+            let driving = async move {
                 // Never closed.
                 let permit = patience.acquire_owned().await.ok();
                 drive(shared, driven, inbox, reservation, origin, permit).await;
-            });
+            };
+            tokio::spawn(Arc::clone(self).watch_over(Arc::clone(&session), driving));
             adopted.push(session);
         }
         adopted
@@ -109,22 +108,38 @@ impl Shared {
         }
     }
 
-    /// Directories that were made for a sandbox of the pool, and never became a session's.
-    fn remove_half_made_directories(&self, keep: &dyn Fn(&str) -> bool) {
-        let Ok(entries) = std::fs::read_dir(&self.config.sessions_root) else { return };
-        for entry in entries.flatten() {
-            let Ok(name) = entry.file_name().into_string() else { continue };
-            if name.starts_with("ses_") && !keep(&name) {
-                let _ = Record::of(&self.config.sessions_root, &name).remove_if_unused();
+    /// Directories that an earlier server of this owner made for sandboxes of its pool. To be looked
+    /// for before our own pool makes such.
+    pub(super) fn unclaimed_directories(&self) -> Vec<String> {
+        let (Ok(owner), Ok(entries)) =
+            (self.store.owner(), std::fs::read_dir(&self.config.sessions_root))
+        else {
+            return Vec::new();
+        };
+        let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+        names
+            .filter(|name| Record::of(&self.config.sessions_root, name).is_unclaimed_by(&owner))
+            .collect()
+    }
+
+    /// Removes those of them that are no session's, whatever the disk says.
+    async fn remove_unclaimed(&self, directories: Vec<String>) {
+        for name in directories {
+            if let Ok(None) = self.store.session(&name).await {
+                let record = Record::of(&self.config.sessions_root, &name);
+                let _ = tokio::task::spawn_blocking(move || record.remove()).await;
             }
         }
     }
 }
 
-/// Whether a directory belongs to a session that is alive.
-fn keep_ids(shared: &Shared) -> impl Fn(&str) -> bool {
-    let live: HashSet<String> = shared.live().iter().map(|session| session.id.clone()).collect();
-    move |id| live.contains(id)
+/// What an earlier server left, besides its sessions.
+#[derive(Debug)]
+pub(super) struct Left {
+    /// Sandboxes that belong to sessions; others are reaped.
+    pub(super) sandboxes: HashSet<String>,
+    /// Directories that may belong to nobody.
+    pub(super) directories: Vec<String>,
 }
 
 /// When a session found after a restart is to expire: as it was written down, unless the time of

@@ -91,7 +91,10 @@ pub(super) fn next_warm(shared: Arc<Shared>) -> pool::Next {
         if defaults.storage == Storage::Bind {
             let record = Record::of(&shared.config.sessions_root, &id);
             let path = record.directory().to_owned();
-            record.prepare().map_err(|cause| EngineError::Directory { path, cause })?;
+            let owner = shared.store.owner()?;
+            record
+                .prepare_unclaimed(&owner)
+                .map_err(|cause| EngineError::Directory { path, cause })?;
         }
         // It ends with us, unless somebody takes it.
         let spec = SandboxSpec { alone_for_s: 0, ..shared.sandbox_spec(defaults, &id)? };

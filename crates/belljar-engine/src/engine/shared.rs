@@ -76,8 +76,22 @@ impl Shared {
         }
         let (session, inbox) = self.register(row);
         let (shared, driven) = (Arc::clone(self), Arc::clone(&session));
-        tokio::spawn(drive(shared, driven, inbox, reservation, origin, None));
+        let driving = drive(Arc::clone(&shared), driven, inbox, reservation, origin, None);
+        tokio::spawn(shared.watch_over(Arc::clone(&session), driving));
         Ok(session)
+    }
+
+    /// A driver that panics must not leave a session behind that nobody can stop.
+    pub(super) async fn watch_over(
+        self: Arc<Self>,
+        session: Arc<Session>,
+        driving: impl Future<Output = ()> + Send + 'static,
+    ) {
+        if tokio::spawn(driving).await.is_err() {
+            tracing::error!(session.id = session.id, "the driver of a session failed; it is ended");
+            session.mourn(&self).await;
+            self.forget(&session);
+        }
     }
 
     /// Makes a session known; it needs a driver.

@@ -30,7 +30,7 @@ pub mod rules;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use belljar_proto::exec::Language;
+use belljar_proto::exec::{Language, Status};
 use belljar_proto::guest::KernelSnapshot;
 use belljar_runtime::{RuntimeError, Sandbox};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -38,10 +38,13 @@ use tokio::sync::{mpsc, oneshot, watch};
 pub(crate) use driver::{Origin, drive};
 pub use perform::LogEntry;
 
+use crate::clock;
+use crate::engine::Shared;
 use crate::error::EngineError;
 use crate::exec::{Exec, ExecRequest};
 use crate::record::Record;
 use crate::spec::{SessionSpec, Storage};
+use crate::store::Durability;
 use rules::{Phase, Request};
 
 /// Commands on their way to the driver.
@@ -244,6 +247,31 @@ impl Session {
             Ok(sandbox) => (sandbox.memory_used(), sandbox.cpu_used_us()),
             Err(_) => (None, None),
         }
+    }
+
+    /// Ends a session whose driver is no more.
+    pub(crate) async fn mourn(&self, shared: &Shared) {
+        let because = "an error in the server ended it";
+        let sandbox = lock(&self.sandbox).take();
+        if let Some(sandbox) = sandbox {
+            sandbox.kill();
+            // Whoever holds it last removes what is left of it, which may take a moment.
+            let _ = tokio::task::spawn_blocking(move || drop(sandbox)).await;
+        }
+        for exec in self.live_execs() {
+            exec.end(Status::Crashed, because);
+        }
+        let ended = (clock::now_ms(), because.to_owned());
+        let written =
+            shared.store.set_phase(&self.id, Phase::Failed, Some(ended), Durability::Process).await;
+        if let Err(error) = written {
+            tracing::error!(session.id = self.id, "failed to write down an end: {error}");
+        }
+        self.view.send_modify(|view| {
+            view.phase = Phase::Failed;
+            view.ended_ms = Some(clock::now_ms());
+            view.ended_because = Some(because.to_owned());
+        });
     }
 
     fn allows(&self, request: Request) -> Result<(), EngineError> {

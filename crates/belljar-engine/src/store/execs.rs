@@ -171,13 +171,13 @@ fn prune(connection: &Connection, session: &str, newest: u64) -> rusqlite::Resul
     connection
         .prepare_cached(
             "DELETE FROM execs WHERE session = ?1 AND ended_ms IS NOT NULL AND number < (
-                 SELECT min(number) FROM (
+                 SELECT coalesce(min(number), ?3) FROM (
                      SELECT number, sum(length(transcript) + length(code))
                          OVER (ORDER BY number DESC) AS bytes
                      FROM execs WHERE session = ?1)
                  WHERE bytes <= ?2)",
         )?
-        .execute(params![session, KEPT_BYTES])?;
+        .execute(params![session, KEPT_BYTES, newest])?;
     Ok(())
 }
 

@@ -168,8 +168,8 @@ fn revoke(args: &KeyRevokeArgs, settings: &Settings) -> Result<()> {
     }
     if revoked_now && is_last {
         eprintln!(
-            "belljar: warning: no valid key is left; on loopback and UNIX sockets a server without \
-             keys lets everybody in"
+            "belljar: warning: no valid key is left; the server refuses everybody until there is \
+             another"
         );
     }
     Ok(())

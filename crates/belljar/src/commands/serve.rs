@@ -51,7 +51,7 @@ pub(super) fn serve(args: &ServeArgs, settings: &Settings) -> Result<ExitCode> {
 
 /// Sandboxes need the processors more than we do.
 fn default_threads() -> usize {
-    std::thread::available_parallelism().map_or(1, |n| n.get().div_ceil(4)).min(8)
+    std::thread::available_parallelism().map_or(1, |n| n.get().div_ceil(4)).clamp(2, 8)
 }
 
 async fn run(args: &ServeArgs, settings: &Settings, prepared: Prepared) -> Result<()> {
@@ -227,7 +227,7 @@ async fn announce(listener: &Listener, app: &App, engine: &Engine) {
     if left > 0 {
         eprintln!("  taking over {left} session(s) of an earlier server");
     }
-    if let Some(rest) = url.strip_prefix("http://") {
+    if let Some(rest) = url.strip_prefix("http://").filter(|_| !app.wants_keys()) {
         eprintln!("  try: curl -s http://{rest}/v1/run -H 'content-type: application/json' \\");
         eprintln!("            -d '{{\"code\": \"6 * 7\"}}'");
     }

@@ -74,6 +74,13 @@ struct Driver {
     expiry_written: Option<Instant>,
 }
 
+/// What is further ahead than this is as good as never.
+const NEVER: Duration = Duration::from_secs(100 * 365 * 86_400);
+
+fn later(from: Instant, by: Duration) -> Instant {
+    from + by.min(NEVER)
+}
+
 /// Owns a session from its beginning to its end.
 pub(crate) async fn drive(
     shared: Arc<Shared>,
@@ -93,7 +100,7 @@ pub(crate) async fn drive(
         settling: JoinSet::new(),
         inherited: Vec::new(),
         next_number: view.execs + 1,
-        expires: now + Duration::from_millis(remaining),
+        expires: later(now, Duration::from_millis(remaining)),
         used: now,
         snapshot_at: None,
         expiry_written: None,
@@ -124,6 +131,10 @@ pub(crate) async fn drive(
                 driver.inherit(&sandbox).await;
             }
             driver.happen(Happening::SandboxReady);
+            if !adopted {
+                // Its life begins now, not when it was asked for.
+                driver.touch(driver.session.spec.ttl_s);
+            }
             driver.republish();
             let (id, tenant) = (&driver.session.id, &driver.session.tenant);
             let how = if adopted { "taken over" } else { "ready" };
@@ -253,12 +264,13 @@ impl Driver {
     fn touch(&mut self, ttl_s: u64) {
         let now = Instant::now();
         self.used = now;
-        self.expires = self.expires.max(now + Duration::from_secs(ttl_s));
+        // Too far ahead to be told from never is never shortened.
+        self.expires = self.expires.max(later(now, Duration::from_secs(ttl_s)));
     }
 
     fn deadline(&self) -> Instant {
         match self.session.spec.idle_s {
-            Some(idle) => self.expires.min(self.used + Duration::from_secs(idle)),
+            Some(idle) => self.expires.min(later(self.used, Duration::from_secs(idle))),
             None => self.expires,
         }
     }

@@ -31,6 +31,10 @@ impl Driver {
         answer: oneshot::Sender<Result<Arc<Exec>, EngineError>>,
     ) {
         if let Some(known) = ask.id.as_ref().and_then(|id| self.session.live_exec(id)) {
+            if known.request != ask.request || known.code != ask.code {
+                let _ = answer.send(Err(EngineError::ExecDiffers(known.id.clone())));
+                return;
+            }
             // It may be on its way to the database, which may know it already.
             tokio::spawn(async move {
                 let _ = answer.send(known.once_accepted().await);
