@@ -51,7 +51,7 @@ pub(super) fn serve(args: &ServeArgs, settings: &Settings) -> Result<ExitCode> {
 
 /// Sandboxes need the processors more than we do.
 fn default_threads() -> usize {
-    std::thread::available_parallelism().map_or(1, |n| n.get().div_ceil(4)).clamp(2, 8)
+    std::thread::available_parallelism().map_or(1, |n| n.get().div_ceil(4)).min(8)
 }
 
 async fn run(args: &ServeArgs, settings: &Settings, prepared: Prepared) -> Result<()> {
