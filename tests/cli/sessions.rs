@@ -69,7 +69,8 @@ fn sessions_are_listed_and_shown() {
         .collect();
     assert_eq!(rows[0], ["id", "key", "state", "storage", "created", "expires", "execs", "memory"]);
     assert_eq!(rows[2][..4], [new.as_str(), "a b/ü?", "ready", "BIND"]);
-    assert_eq!(rows[2][5..7], ["in 60 min", "1"]);
+    // A busy machine takes its time between the two commands.
+    assert!(matches!(rows[2][5..7], ["in 60 min" | "in 59 min", "1"]), "{table}");
     assert_eq!(rows[3][..4], [old.as_str(), "-", "stopped", "TMPFS"]);
     assert_eq!(rows[3][5..], ["-", "0", "-"]);
 

@@ -7,7 +7,7 @@ use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
-use belljar_engine::exec::{ExecRequest, Stage};
+use belljar_engine::exec::{ExecRequest, MAX_TIMEOUT_S, Stage, timeout_ms};
 use belljar_engine::result::ExecResult;
 use belljar_engine::session::ExecAsk;
 use belljar_engine::{EngineError, ExecInfo, Principal, clock};
@@ -21,9 +21,6 @@ use crate::error::{ApiError, ErrorBody};
 use crate::input::{Body, Path, Query};
 use crate::sessions::{MAX_ARGUMENT, Size, check_env, page_size, parse_language};
 use crate::stream;
-
-/// The longest an execution may be asked to run; background work has that long unless told.
-const MAX_TIMEOUT_S: f64 = 366.0 * 86400.0;
 
 /// The most output that can be asked for, per stream.
 const MAX_OUTPUT: u64 = 64 << 20;
@@ -71,6 +68,7 @@ impl ExecBody {
         }
         let (what, code) = self.what()?;
         let mut request = ExecRequest::new(what);
+        // Work in the background has all the time there is, unless told.
         let default = self.background.then_some(MAX_TIMEOUT_S);
         if let Some(seconds) = self.timeout.or(default) {
             request.timeout_ms = parse_timeout(seconds)?;
@@ -177,12 +175,9 @@ fn check_exec_id(id: &str) -> Result<(), ApiError> {
 }
 
 pub(crate) fn parse_timeout(seconds: f64) -> Result<u64, ApiError> {
-    if !(seconds > 0.0 && seconds <= MAX_TIMEOUT_S) {
-        return Err(ApiError::invalid("timeout: expected more than 0 seconds and at most a year"));
-    }
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked above")]
-    let millis = (seconds * 1000.0).ceil() as u64;
-    Ok(millis)
+    timeout_ms(seconds).ok_or_else(|| {
+        ApiError::invalid("timeout: expected more than 0 seconds and at most a year")
+    })
 }
 
 pub(crate) fn checked_output(size: Size) -> Result<u64, ApiError> {

@@ -13,6 +13,7 @@ use belljar_engine::spec::{Datasets, SessionAsk, Storage};
 use belljar_engine::store::SessionFilter;
 use belljar_engine::{Created, How, Principal, SessionInfo, clock};
 use belljar_proto::exec::Language;
+use belljar_runtime::Limits;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
@@ -31,9 +32,6 @@ const MAX_MEMORY: u64 = 1 << 44;
 
 /// The most that one page of a list holds.
 const MAX_PAGE: u32 = 1000;
-
-/// Below this not even an interpreter starts.
-const MIN_MEMORY: u64 = 16 << 20;
 
 /// The kernel takes no longer argument or variable.
 pub(crate) const MAX_ARGUMENT: usize = 128 * 1024 - 1;
@@ -135,9 +133,6 @@ impl CreateSession {
         if self.network.as_deref().is_some_and(|network| network != "none") {
             return Err(ApiError::invalid("network: only `none` is there so far"));
         }
-        if self.idle_timeout == Some(0) {
-            return Err(ApiError::invalid("idle_timeout: expected at least 1 second"));
-        }
         if let Some(env) = &self.env {
             check_env(env)?;
         }
@@ -160,28 +155,24 @@ impl AskedLimits {
     /// The limits as part of a request for a session.
     pub(crate) fn checked(&self) -> Result<SessionAsk, ApiError> {
         let memory = self.memory.map(|size| size.0);
-        if memory.is_some_and(|memory| memory < MIN_MEMORY) {
-            let least = MIN_MEMORY >> 20;
+        if memory.is_some_and(|memory| memory < Limits::MIN_MEMORY) {
+            let least = Limits::MIN_MEMORY >> 20;
             return Err(ApiError::invalid(format!("limits.memory: at least {least} MiB")));
         }
         if [memory, self.tmpfs.map(|size| size.0)].iter().flatten().any(|size| *size > MAX_MEMORY) {
             return Err(ApiError::invalid("limits: no machine has that much memory"));
         }
-        if self.cpus.is_some_and(|cpus| !(0.01..=1024.0).contains(&cpus)) {
-            return Err(ApiError::invalid("limits.cpus: expected 0.01 to 1024"));
-        }
+        let cpus = |cpus| {
+            let millicpus = Limits::millicpus_of(cpus);
+            millicpus.ok_or_else(|| ApiError::invalid("limits.cpus: expected 0.01 to 1024"))
+        };
+        let millicpus = self.cpus.map(cpus).transpose()?;
         if self.pids.is_some_and(|pids| !(4..=100_000).contains(&pids)) {
             return Err(ApiError::invalid("limits.pids: expected 4 to 100000"));
         }
         if self.tmpfs.is_some_and(|size| size.0 < 1 << 20) {
             return Err(ApiError::invalid("limits.tmpfs: at least 1 MiB"));
         }
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "checked above"
-        )]
-        let millicpus = self.cpus.map(|cpus| (cpus * 1000.0).round() as u32);
         let tmpfs = self.tmpfs.map(|size| size.0);
         Ok(SessionAsk { memory, millicpus, pids: self.pids, tmpfs, ..SessionAsk::default() })
     }

@@ -2,9 +2,11 @@
 //! built, and given back when the last trace of it is gone.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use belljar_runtime::Limits;
+
+use crate::lock;
 
 /// The most of each; `None` is no limit.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -67,7 +69,7 @@ impl Admission {
         limits: &Limits,
     ) -> Result<Reservation, Full> {
         let load = Load { sessions: 1, memory: limits.memory, pids: limits.pids };
-        let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut used = lock(&self.used);
         let own = used.tenants.get(tenant).copied().unwrap_or_default();
         fits("this tenant's", own, load, quota)?;
         fits("this server's", used.total, load, self.total)?;
@@ -87,7 +89,7 @@ impl Admission {
 
     #[must_use]
     pub fn load(&self) -> Load {
-        self.used.lock().unwrap_or_else(PoisonError::into_inner).total
+        lock(&self.used).total
     }
 }
 
@@ -122,7 +124,7 @@ impl Load {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut used = lock(&self.used);
         used.total.subtract(self.load);
         if let Some(own) = used.tenants.get_mut(&self.tenant) {
             own.subtract(self.load);

@@ -47,20 +47,8 @@ pub fn day(ms: i64) -> String {
 /// Whether this is a day of the calendar, as [`day`] writes them.
 #[must_use]
 pub fn is_day(text: &str) -> bool {
-    let shape: String = text.chars().map(|c| if c.is_ascii_digit() { '0' } else { c }).collect();
-    if shape != "0000-00-00" {
-        return false;
-    }
-    let number = |range: std::ops::Range<usize>| text[range].parse::<u32>().unwrap_or(0);
-    let (year, month, day) = (number(0..4), number(5..7), number(8..10));
-    let is_leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
-    let days = match month {
-        2 => 28 + u32::from(is_leap),
-        4 | 6 | 9 | 11 => 30,
-        1..=12 => 31,
-        _ => return false,
-    };
-    (1..=days).contains(&day)
+    // One that is none, such as 30 February, is another when it is written again.
+    parse_rfc3339(&format!("{text}T00:00:00.000Z")).is_some_and(|ms| day(ms) == text)
 }
 
 /// The date of a day counted from 1970. Years are made to begin in March, so that the leap day is

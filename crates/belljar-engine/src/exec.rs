@@ -85,6 +85,16 @@ impl ExecRequest {
     }
 }
 
+/// The longest an execution may be asked to run: a year. More is a mistake.
+pub const MAX_TIMEOUT_S: f64 = 366.0 * 86400.0;
+
+/// Seconds as milliseconds, if an execution can be given that long.
+#[must_use]
+pub fn timeout_ms(seconds: f64) -> Option<u64> {
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked")]
+    (seconds > 0.0 && seconds <= MAX_TIMEOUT_S).then(|| (seconds * 1000.0).ceil() as u64)
+}
+
 #[must_use]
 pub fn language_name(language: Language) -> &'static str {
     match language {
@@ -186,6 +196,17 @@ pub(crate) fn ended_by_us(status: Status, reason: &str) -> Outcome {
         dropped: Dropped::default(),
     }
 }
+
+/// What the code in a sandbox died of that ended by itself.
+pub(crate) fn end_of_lost(sandbox: &Sandbox) -> (Status, &'static str) {
+    if sandbox.oom_kills() > 0 {
+        (Status::Oom, "the sandbox ran out of memory")
+    } else {
+        (Status::Crashed, SANDBOX_ENDED)
+    }
+}
+
+pub(crate) const SANDBOX_ENDED: &str = "the sandbox ended before the code did";
 
 /// How much later than its own limits a healthy guest reports the end of an execution, at most.
 pub(crate) const GUEST_SLACK: Duration = Duration::from_secs(10);

@@ -28,6 +28,11 @@ pub use engine::{
 };
 pub use error::{EngineError, in_full};
 
+/// Locks what can be used again after a panic: nothing here panics half-way through a change.
+pub(crate) fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
 /// An id that nobody has had: `prefix_` and 64 random bits.
 #[must_use]
 pub fn new_id(prefix: &str) -> String {

@@ -142,7 +142,7 @@ impl Drop for Pool {
 
 impl Shared {
     fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Warm>> {
-        self.ready.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        crate::lock(&self.ready)
     }
 }
 

@@ -1,11 +1,11 @@
 //! The result of an execution, put together from what it said.
 
-use belljar_proto::exec::{Dropped, ErrorReport, Event, KernelState, MimeBundle, Outcome, Status};
+use belljar_proto::exec::{Dropped, ErrorReport, Event, KernelState, MimeBundle, Status};
 use belljar_runtime::link::{ExecEvent, Following};
 use serde::Serialize;
 
 use crate::artifacts::Artifacts;
-use crate::exec::ended_by_us;
+use crate::exec::{SANDBOX_ENDED, ended_by_us};
 use crate::transcript::Transcript;
 
 /// Everything one wants to know of an execution that has ended.
@@ -74,7 +74,7 @@ pub async fn collect(
         ended = transcript.outcome().is_some();
     }
     if !ended {
-        transcript.finish(ended_by_us(Status::Crashed, "the sandbox ended before the code did"));
+        transcript.finish(ended_by_us(Status::Crashed, SANDBOX_ENDED));
     }
     (ExecResult::of(exec_id, &transcript), !ended)
 }
@@ -107,16 +107,6 @@ impl ExecResult {
             Event::Done(outcome) => end = Some(outcome.clone()),
         });
         let end = end.unwrap_or_else(|| ended_by_us(Status::Crashed, "its end is not known"));
-        ExecResult {
-            stdout: text(stdout),
-            stderr: text(stderr),
-            results,
-            error,
-            ..ExecResult::without_output(exec_id, end)
-        }
-    }
-
-    fn without_output(exec_id: String, end: Outcome) -> ExecResult {
         #[expect(clippy::cast_precision_loss, reason = "microseconds of an execution")]
         let duration_ms = end.duration_us as f64 / 1000.0;
         ExecResult {
@@ -124,11 +114,11 @@ impl ExecResult {
             status: end.status,
             exit_code: end.exit_code,
             reason: end.reason,
-            stdout: String::new(),
-            stderr: String::new(),
+            stdout: text(stdout),
+            stderr: text(stderr),
             dropped: end.dropped,
-            results: Vec::new(),
-            error: None,
+            results,
+            error,
             execution_count: end.execution_count,
             duration_ms,
             kernel_state: end.kernel_state,

@@ -130,10 +130,7 @@ impl Run {
         };
         let end = match ended {
             Some(true) => None,
-            Some(false) if sandbox.oom_kills() > 0 => {
-                Some((Status::Oom, "the sandbox ran out of memory"))
-            }
-            Some(false) => Some((Status::Crashed, "the sandbox ended before the code did")),
+            Some(false) => Some(exec::end_of_lost(sandbox)),
             None => Some((Status::Timeout, UNANSWERED)),
         };
         if let Some((status, reason)) = end {

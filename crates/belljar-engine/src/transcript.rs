@@ -8,7 +8,7 @@
 //! Readers pull at their own pace. A slow one holds up nobody and costs nothing; what a transcript
 //! may hold is bounded by the execution's output limit.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use belljar_proto::exec::{Event, Outcome};
 use belljar_proto::frame::{self, Decoder};
@@ -210,8 +210,7 @@ impl Transcript {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        // Nobody panics while holding it in a state that matters: entries are pushed whole.
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        crate::lock(&self.inner)
     }
 }
 

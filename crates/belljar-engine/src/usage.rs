@@ -1,7 +1,7 @@
 //! Adds up what tenants use, and writes it down now and then.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use belljar_runtime::Sandbox;
@@ -77,7 +77,7 @@ impl Usage {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Books> {
-        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+        crate::lock(&self.books)
     }
 }
 

@@ -11,7 +11,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
 /// Tells those who ask how a process ended.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Reaper {
     waiting: Rc<RefCell<HashMap<u32, watch::Sender<Option<Ended>>>>>,
 }
@@ -22,20 +22,25 @@ pub(crate) struct End(watch::Receiver<Option<Ended>>);
 
 impl Reaper {
     pub(crate) fn start() -> io::Result<Reaper> {
-        let waiting: Rc<RefCell<HashMap<u32, watch::Sender<Option<Ended>>>>> = Rc::default();
         let mut children = signal(SignalKind::child())?;
-        let reaper = Reaper { waiting: Rc::clone(&waiting) };
+        let reaper = Reaper { waiting: Rc::default() };
+        let collector = reaper.clone();
         tokio::task::spawn_local(async move {
             loop {
                 children.recv().await;
-                while let Some((pid, ended)) = process::reap_any() {
-                    if let Some(sender) = waiting.borrow_mut().remove(&pid) {
-                        sender.send_replace(Some(ended));
-                    }
-                }
+                collector.collect();
             }
         });
         Ok(reaper)
+    }
+
+    /// Collects all that have ended, also those whose signal the event loop has yet to hand on.
+    pub(crate) fn collect(&self) {
+        while let Some((pid, ended)) = process::reap_any() {
+            if let Some(sender) = self.waiting.borrow_mut().remove(&pid) {
+                sender.send_replace(Some(ended));
+            }
+        }
     }
 
     /// Must be called before control returns to the event loop after the process was started, or

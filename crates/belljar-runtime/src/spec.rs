@@ -66,6 +66,16 @@ impl Default for Limits {
 }
 
 impl Limits {
+    /// Below this not even an interpreter starts.
+    pub const MIN_MEMORY: u64 = 16 << 20;
+
+    /// Processors as thousandths, if that many can be asked for.
+    #[must_use]
+    pub fn millicpus_of(cpus: f64) -> Option<u32> {
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked")]
+        (0.01..=1024.0).contains(&cpus).then(|| (cpus * 1000.0).round() as u32)
+    }
+
     /// What the tmpfs may really hold. Its files are memory: a tmpfs as large as the memory limit
     /// would get code killed where it should see "no space left on device".
     #[must_use]

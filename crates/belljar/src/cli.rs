@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use belljar_engine::exec::timeout_ms;
+use belljar_runtime::Limits;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 /// Sealed computers for AI agents, on your own machine.
@@ -430,15 +432,8 @@ pub(crate) struct BenchArgs {
 }
 
 fn parse_seconds(text: &str) -> Result<u64, String> {
-    // A year, in seconds: more is a mistake.
-    const MOST: f64 = 366.0 * 86400.0;
     let seconds: f64 = text.parse().map_err(|_| "expected a number of seconds".to_owned())?;
-    if !(seconds > 0.0 && seconds <= MOST) {
-        return Err("expected more than 0 seconds and at most a year".into());
-    }
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked above")]
-    let millis = (seconds * 1000.0).ceil() as u64;
-    Ok(millis)
+    timeout_ms(seconds).ok_or_else(|| "expected more than 0 seconds and at most a year".into())
 }
 
 pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
@@ -462,12 +457,8 @@ pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
 
 pub(crate) fn parse_cpus(text: &str) -> Result<u32, String> {
     let cpus: f64 = text.parse().map_err(|_| "expected a number of processors".to_owned())?;
-    if !(0.01..=1024.0).contains(&cpus) {
-        return Err("expected between 0.01 and 1024 processors".into());
-    }
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked above")]
-    let millicpus = (cpus * 1000.0).round() as u32;
-    Ok(millicpus)
+    let millicpus = Limits::millicpus_of(cpus);
+    millicpus.ok_or_else(|| "expected between 0.01 and 1024 processors".into())
 }
 
 fn parse_env(text: &str) -> Result<(String, String), String> {

@@ -9,9 +9,10 @@ use crate::admission::Reservation;
 use crate::audit::Entry;
 use crate::clock;
 use crate::error::{EngineError, in_full};
+use crate::lock;
 use crate::pool::Pool;
 use crate::session::rules::{self, Phase, Request};
-use crate::session::{Origin, Session, lock};
+use crate::session::{Origin, Session};
 use crate::spec::{Datasets, SessionAsk, SessionSpec, Storage};
 use crate::store::SessionRow;
 

@@ -41,7 +41,7 @@ use tokio::sync::watch;
 pub use create::{Created, How};
 use recovery::Left;
 pub use runs::RunAsk;
-pub(crate) use shared::Shared;
+pub(crate) use shared::{Shared, durability};
 pub use views::{ExecInfo, SessionInfo};
 
 use crate::admission::Quota;
@@ -179,20 +179,8 @@ impl Engine {
     }
 
     #[must_use]
-    pub fn config(&self) -> &EngineConfig {
-        &self.shared.config
-    }
-
-    #[must_use]
     pub fn audit(&self) -> &Audit {
         &self.audit
-    }
-
-    /// Waits until the pool is full; for benchmarks.
-    pub async fn pool_full(&self) {
-        if let Some(pool) = &self.pool {
-            pool.full().await;
-        }
     }
 
     /// Everything there is to know, for Prometheus.

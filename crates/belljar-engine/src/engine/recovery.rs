@@ -32,10 +32,6 @@ impl Engine {
         *self.recovered.borrow()
     }
 
-    pub async fn recovered(&self) {
-        let _ = self.recovered.subscribe().wait_for(|done| *done).await;
-    }
-
     /// Waits for the sessions that are being taken over, and removes what belongs to none.
     pub(super) async fn recover(&self, left: Left, adopted: Vec<Arc<Session>>) {
         let shared = Arc::clone(&self.shared);

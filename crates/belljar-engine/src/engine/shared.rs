@@ -11,9 +11,10 @@ use super::views::view_of;
 use super::{EngineConfig, Principal};
 use crate::admission::{Admission, Reservation};
 use crate::error::EngineError;
+use crate::lock;
 use crate::metrics::Metrics;
 use crate::session::rules::Phase;
-use crate::session::{Inbox, Origin, Session, View, drive, lock};
+use crate::session::{Inbox, Origin, Session, View, drive};
 use crate::spec::{SessionSpec, Storage};
 use crate::store::{Durability, SessionRow, Store};
 use crate::usage::Usage;
@@ -188,7 +189,7 @@ impl Shared {
 }
 
 /// How safe the row of such a session must be before anybody hears of it.
-pub(super) fn durability(spec: &SessionSpec) -> Durability {
+pub(crate) fn durability(spec: &SessionSpec) -> Durability {
     // A power cut takes what is in memory with it; files on disk stay and must be found again.
     match spec.storage {
         Storage::Bind => Durability::Power,

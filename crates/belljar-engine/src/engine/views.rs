@@ -92,7 +92,7 @@ impl Engine {
             spec: session.spec.clone(),
             created_ms: session.created_ms,
             view: session.view(),
-            memory_used: session.consumption().0,
+            memory_used: session.memory_used(),
             directory: session.record.as_ref().map(|record| record.directory().to_owned()),
         }
     }

@@ -28,7 +28,7 @@ mod perform;
 pub mod rules;
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use belljar_proto::exec::{Language, Status};
 use belljar_proto::guest::KernelSnapshot;
@@ -39,12 +39,12 @@ pub(crate) use driver::{Origin, drive};
 pub use perform::LogEntry;
 
 use crate::clock;
-use crate::engine::Shared;
-use crate::error::EngineError;
+use crate::engine::{Shared, durability};
+use crate::error::{EngineError, in_full};
 use crate::exec::{Exec, ExecRequest};
+use crate::lock;
 use crate::record::Record;
 use crate::spec::{SessionSpec, Storage};
-use crate::store::Durability;
 use rules::{Phase, Request};
 
 /// Commands on their way to the driver.
@@ -240,13 +240,10 @@ impl Session {
         lock(&self.live).values().cloned().collect()
     }
 
-    /// Bytes charged to its sandbox, and microseconds of processor time it has used.
+    /// Bytes charged to its sandbox.
     #[must_use]
-    pub fn consumption(&self) -> (Option<u64>, Option<u64>) {
-        match self.sandbox() {
-            Ok(sandbox) => (sandbox.memory_used(), sandbox.cpu_used_us()),
-            Err(_) => (None, None),
-        }
+    pub fn memory_used(&self) -> Option<u64> {
+        self.sandbox().ok()?.memory_used()
     }
 
     /// Ends a session whose driver is no more.
@@ -261,15 +258,26 @@ impl Session {
         for exec in self.live_execs() {
             exec.end(Status::Crashed, because);
         }
-        let ended = (clock::now_ms(), because.to_owned());
-        let written =
-            shared.store.set_phase(&self.id, Phase::Failed, Some(ended), Durability::Process).await;
-        if let Err(error) = written {
-            tracing::error!(session.id = self.id, "failed to write down an end: {error}");
+        let now = clock::now_ms();
+        self.write_end(shared, Phase::Failed, now, because).await;
+        self.publish_end(Phase::Failed, now, because);
+    }
+
+    async fn write_end(&self, shared: &Shared, phase: Phase, now: i64, because: &str) {
+        let ended = Some((now, because.to_owned()));
+        let durability = durability(&self.spec);
+        if let Err(error) = shared.store.set_phase(&self.id, phase, ended, durability).await {
+            let id = &self.id;
+            tracing::error!(session.id = id, "failed to write down an end: {}", in_full(&error));
         }
+    }
+
+    fn publish_end(&self, phase: Phase, now: i64, because: &str) {
         self.view.send_modify(|view| {
-            view.phase = Phase::Failed;
-            view.ended_ms = Some(clock::now_ms());
+            view.phase = phase;
+            view.running = 0;
+            view.queued = 0;
+            view.ended_ms = Some(now);
             view.ended_because = Some(because.to_owned());
         });
     }
@@ -295,9 +303,4 @@ impl Session {
         self.commands.send(command(sender)).await.map_err(|_| ended())?;
         receiver.await.map_err(|_| ended())?
     }
-}
-
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing panics half-way through a change of what we keep in there.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -23,12 +23,14 @@ mod usage;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rusqlite::{Connection, OpenFlags};
 use tokio::sync::oneshot;
+
+use crate::lock;
 
 pub(crate) use execs::status_name;
 pub use execs::{ExecFilter, ExecRow, FinishedExec};
@@ -185,7 +187,10 @@ impl Store {
         let thread = |name: &str| std::thread::Builder::new().name(name.into());
         let failed = |cause| StoreError::StateDir { path: path.into(), cause };
         let (grown, due) = sync_channel(1);
-        let checkpointer = schema::open(path)?;
+        // Inspected already, and never written to: it only copies pages.
+        let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+        let checkpointer = Connection::open_with_flags(path, flags)
+            .map_err(|cause| StoreError::Open { path: path.into(), cause })?;
         let keeper = thread("store-keeper").spawn(move || checkpoint(checkpointer, &due));
         let keeper = keeper.map_err(failed)?;
         let (jobs, queue) = sync_channel(QUEUE);
@@ -318,10 +323,6 @@ impl Store {
             let _ = tokio::task::spawn_blocking(move || thread.join()).await;
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Brings the log into the database whenever it is due, beside whoever writes.

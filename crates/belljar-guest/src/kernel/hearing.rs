@@ -217,7 +217,7 @@ impl Kernel {
     }
 }
 
-fn describe(ended: Ended) -> String {
+pub(super) fn describe(ended: Ended) -> String {
     match ended {
         Ended::Exited(code) => format!("exited with status {code}"),
         Ended::Signaled(11) => "died of a segmentation fault (signal 11)".into(),

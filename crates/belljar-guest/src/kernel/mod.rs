@@ -144,7 +144,10 @@ impl Kernel {
 
     /// Another takes its place. One that is still on its way here dies when it says hello.
     fn retire(&self, guest: &Guest) {
-        let reason = "was replaced".to_owned();
+        // It may have died on its own a moment ago, and then that is what its owner should read.
+        guest.reaper.collect();
+        let ended = self.end.borrow().as_ref().and_then(End::now);
+        let reason = ended.map_or_else(|| "was replaced".into(), hearing::describe);
         let before = self.phase.send_replace(Phase::Dead { reason: reason.clone() });
         if matches!(before, Phase::Idle { .. }) {
             guest.lost_kernel.borrow_mut().insert(self.language, reason);

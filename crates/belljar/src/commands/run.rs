@@ -19,7 +19,7 @@ use super::limits;
 use super::output::{self, Ending};
 use crate::cli::{Lang, RunArgs};
 use crate::home;
-use crate::settings::{MIN_MEMORY, Settings};
+use crate::settings::Settings;
 
 pub(super) fn run(args: RunArgs, settings: &Settings) -> Result<ExitCode> {
     let json = args.json;
@@ -58,8 +58,8 @@ fn plan(args: RunArgs, settings: &Settings) -> Result<Run> {
         pids: args.pids.unwrap_or(settings.limits.pids),
         tmpfs: settings.limits.tmpfs,
     };
-    if limits.memory < MIN_MEMORY {
-        bail!("--memory: a sandbox needs at least {} MiB", MIN_MEMORY >> 20);
+    if limits.memory < Limits::MIN_MEMORY {
+        bail!("--memory: a sandbox needs at least {} MiB", Limits::MIN_MEMORY >> 20);
     }
     let data = args.data.map(|path| data_mount(&path)).transpose()?;
     let spec = SandboxSpec { limits, env: args.env, data, ..SandboxSpec::default() };

@@ -24,9 +24,6 @@ pub(crate) use dotenv::commented as commented_env_file;
 pub use server::{Listen, ServerSettings, Tls};
 use values::Values;
 
-/// Below this not even an interpreter starts.
-pub(crate) const MIN_MEMORY: u64 = 16 << 20;
-
 /// Everything that can be set, resolved: paths are absolute, sizes are bytes.
 #[derive(Debug, Clone)]
 pub struct Settings {
@@ -130,7 +127,7 @@ impl Settings {
             packages: values.list("BELLJAR_PACKAGES", word)?,
             preload: values.list("BELLJAR_PRELOAD", word)?,
             limits: Limits {
-                memory: values.read("BELLJAR_MEMORY", parse::size_from(MIN_MEMORY))?,
+                memory: values.read("BELLJAR_MEMORY", parse::size_from(Limits::MIN_MEMORY))?,
                 millicpus: values.read("BELLJAR_CPUS", parse::cpus)?,
                 pids: values.read("BELLJAR_PIDS", parse::number(4..=100_000))?,
                 tmpfs: values.read("TMPFS_SIZE_MB", parse::number(1..=1 << 24))? << 20,

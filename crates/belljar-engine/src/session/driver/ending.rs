@@ -9,12 +9,12 @@ use belljar_runtime::Sandbox;
 use super::Driver;
 use super::notes::snapshot;
 use crate::clock;
+use crate::engine::durability;
 use crate::error::in_full;
-use crate::exec::Exec;
-use crate::session::lock;
+use crate::exec::{Exec, end_of_lost};
+use crate::lock;
 use crate::session::perform::Performed;
 use crate::session::rules::{self, Happening, Phase};
-use crate::store::Durability;
 
 /// The last snapshot, on the way to the end, is not waited for any longer.
 const LAST_SNAPSHOT: Duration = Duration::from_secs(2);
@@ -35,7 +35,7 @@ impl Driver {
                 self.happen(Happening::StopAsked);
                 self.republish();
                 let id = &self.session.id;
-                let durability = self.durability();
+                let durability = durability(&self.session.spec);
                 let written =
                     self.shared.store.set_phase(id, Phase::Stopping, None, durability).await;
                 if let Err(error) = written {
@@ -95,30 +95,20 @@ impl Driver {
             tracing::error!(session.id = id, "{happening:?} happened to a session that is {phase}");
             Phase::Failed
         });
-        let ended = Some((now, because.to_owned()));
-        let written = self.shared.store.set_phase(id, phase, ended, self.durability()).await;
-        if let Err(error) = written {
-            tracing::error!(session.id = id, "failed to write down an end: {}", in_full(&error));
-        }
+        self.session.write_end(&self.shared, phase, now, because).await;
         tracing::info!(session.id = id, "session {id} {}: {because}", phase.name());
         self.reservation = None;
-        self.session.view.send_modify(|view| {
-            view.phase = phase;
-            view.running = 0;
-            view.queued = 0;
-            view.ended_ms = Some(now);
-            view.ended_because = Some(because.to_owned());
-        });
+        self.session.publish_end(phase, now, because);
     }
 
     /// Gives everything that runs or waits an end that says why.
     async fn end_execs(&mut self, sandbox: &Arc<Sandbox>, phase: Phase, because: &str) {
         let (status, reason) = match phase {
             Phase::Stopped => (Status::Interrupted, format!("the session was ended: {because}")),
-            _ if sandbox.oom_kills() > 0 => {
-                (Status::Oom, "the sandbox ran out of memory".to_owned())
+            _ => {
+                let (status, reason) = end_of_lost(sandbox);
+                (status, reason.to_owned())
             }
-            _ => (Status::Crashed, "the sandbox ended before the code did".to_owned()),
         };
         sandbox.kill();
         for exec in self.session.live_execs() {
@@ -154,10 +144,5 @@ impl Driver {
             Ok(sandbox) => sandbox.leave(),
             Err(shared) => std::mem::forget(shared),
         }
-    }
-
-    fn durability(&self) -> Durability {
-        // A power cut takes what is in memory with it; files on disk stay and must be found again.
-        if self.session.record.is_some() { Durability::Power } else { Durability::Process }
     }
 }

@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 use super::Driver;
 use crate::error::in_full;
 use crate::exec::Exec;
-use crate::session::lock;
+use crate::lock;
 use crate::session::perform::{Begin, perform};
 use crate::store::ExecRow;
 

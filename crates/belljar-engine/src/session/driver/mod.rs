@@ -254,9 +254,8 @@ impl Driver {
 
     /// Something other than background work goes on.
     fn works(&self) -> bool {
-        self.session
-            .live_execs()
-            .iter()
+        lock(&self.session.live)
+            .values()
             .any(|exec| !exec.request.background && exec.stage() != Stage::Finished)
     }
 

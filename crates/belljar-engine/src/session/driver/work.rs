@@ -14,8 +14,9 @@ use super::lane::Lane;
 use crate::clock;
 use crate::error::EngineError;
 use crate::exec::{Exec, Stage};
+use crate::lock;
 use crate::session::perform::{Begin, Performed, perform, settle};
-use crate::session::{ExecAsk, MAX_QUEUED, lock};
+use crate::session::{ExecAsk, MAX_QUEUED};
 
 /// In a session with files the variables are written down when it has been quiet for this long.
 const SNAPSHOT_DELAY: Duration = Duration::from_millis(500);
