@@ -285,3 +285,34 @@ async fn an_exec_id_stands_for_one_piece_of_code() {
     session.release().await;
     assert_eq!(held.result().await["status"], "ok");
 }
+
+#[tokio::test]
+async fn pages_are_bounded_by_bytes_and_nothing_is_left_out() {
+    let server = Server::start().await;
+    let session = server.session().await;
+    for number in 0..4 {
+        let code = format!("print({number}, 'x' * (5 << 20))");
+        session.exec(json!({"code": code, "max_output": "8M"})).await.json(200);
+    }
+    let mut seen = Vec::new();
+    let (mut before, mut pages) = (String::new(), 0);
+    loop {
+        let page = server.client().get(&session.path(&format!("/execs?{before}"))).await.json(200);
+        let execs = page["execs"].as_array().expect("a page");
+        seen.extend(execs.iter().map(|exec| exec["number"].as_u64().expect("a number")));
+        pages += 1;
+        if page["more"] == false {
+            break;
+        }
+        before = format!("before={}", seen.last().expect("a page is never empty"));
+    }
+    assert_eq!((seen, pages), (vec![4, 3, 2, 1], 2));
+
+    let first = server.client().get(&session.path("/log?after=0")).await.json(200);
+    assert_eq!(
+        (first["entries"].as_array().map(Vec::len), &first["more"]),
+        (Some(2), &json!(true))
+    );
+    let rest = server.client().get(&session.path("/log?after=2")).await.json(200);
+    assert_eq!((rest["entries"].as_array().map(Vec::len), &rest["more"]), (Some(2), &json!(false)));
+}

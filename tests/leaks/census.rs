@@ -36,6 +36,22 @@ impl Census {
         }
     }
 
+    /// What is there once nothing comes or goes any more: the first sandbox may still be going.
+    pub(crate) fn settled(corner: &Corner) -> Census {
+        const QUIET: Duration = Duration::from_millis(500);
+        let deadline = Instant::now() + PATIENCE;
+        let mut seen = Census::take(corner);
+        let mut since = Instant::now();
+        while since.elapsed() < QUIET && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(20));
+            let now = Census::take(corner);
+            if now != seen {
+                (seen, since) = (now, Instant::now());
+            }
+        }
+        seen
+    }
+
     /// Looks until everything is as it was.
     #[track_caller]
     pub(crate) fn wait_until_restored(&self, corner: &Corner) {

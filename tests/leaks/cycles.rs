@@ -30,7 +30,7 @@ async fn nothing_is_left_of_hundreds_of_sandboxes() {
     fs::create_dir_all(corner.run_dir().join("ids")).expect("a directory");
     let before = Census::take(&corner);
     let runtime = launch(&corner).await;
-    let idle = Census::take(&corner);
+    let idle = Census::settled(&corner);
 
     several_at_a_time(&runtime, CYCLES, |runtime, _| ordinary(runtime)).await;
     idle.wait_until_restored(&corner);

@@ -311,6 +311,9 @@ pub(crate) struct ListExecs {
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct ExecsBody {
     pub execs: Vec<ExecStateBody>,
+    /// There are older ones: ask again with `before` the number of the last. A page ends early
+    /// when its executions have said much.
+    pub more: bool,
 }
 
 /// Executions of a session, the newest first.
@@ -324,8 +327,9 @@ pub(crate) async fn list(
     Query(query): Query<ListExecs>,
 ) -> Result<Json<ExecsBody>, ApiError> {
     let limit = page_size(query.limit)?;
-    let infos = app.engine.execs(&who, &id, query.before, limit).await?;
-    Ok(Json(ExecsBody { execs: infos.into_iter().map(Into::into).collect() }))
+    let page = app.engine.execs(&who, &id, query.before, limit).await?;
+    let execs = page.items.into_iter().map(Into::into).collect();
+    Ok(Json(ExecsBody { execs, more: page.more }))
 }
 
 /// One execution, ended or not.

@@ -486,6 +486,9 @@ pub(crate) struct ReadLog {
 pub(crate) struct LogBody {
     #[schema(value_type = Vec<Object>)]
     pub entries: Vec<LogEntry>,
+    /// There are others: newer ones if `after` was given, older ones otherwise. A page ends early
+    /// when its executions have said much.
+    pub more: bool,
 }
 
 /// What was executed in a session, with code and output, the oldest first.
@@ -499,5 +502,6 @@ pub(crate) async fn log(
     Query(query): Query<ReadLog>,
 ) -> Result<Json<LogBody>, ApiError> {
     let limit = page_size(query.limit)?;
-    Ok(Json(LogBody { entries: app.engine.log(&who, &id, query.after, limit).await? }))
+    let page = app.engine.log(&who, &id, query.after, limit).await?;
+    Ok(Json(LogBody { entries: page.items, more: page.more }))
 }

@@ -12,7 +12,7 @@ use crate::audit::Entry;
 use crate::error::{EngineError, in_full};
 use crate::exec::{Exec, ExecRequest, Stage};
 use crate::session::{ExecAsk, LogEntry};
-use crate::store::ExecFilter;
+use crate::store::{ExecFilter, ExecRow, Page};
 use crate::transcript::Transcript;
 
 impl Engine {
@@ -80,17 +80,16 @@ impl Engine {
         id: &str,
         before: Option<u64>,
         limit: u32,
-    ) -> Result<Vec<ExecInfo>, EngineError> {
+    ) -> Result<Page<ExecInfo>, EngineError> {
         self.row(who, id).await?;
         let live = self.session(who, id).ok();
         let filter = ExecFilter { newest_first: true, beyond: before, finished: false, limit };
-        let rows = self.shared.store.execs(id, filter).await?;
-        let infos = rows.into_iter().map(|row| {
+        let info = move |row: ExecRow| {
             let live = live.as_ref().and_then(|session| session.live_exec(&row.id));
             let live = live.filter(|exec| exec.is_accepted());
             live.map_or_else(|| info_of_exec_row(row), |exec| info_of_live(&exec))
-        });
-        Ok(infos.collect())
+        };
+        Ok(self.shared.store.execs(id, filter, info).await?)
     }
 
     /// What an execution has said so far.
@@ -170,22 +169,26 @@ impl Engine {
         id: &str,
         after: Option<u64>,
         limit: u32,
-    ) -> Result<Vec<LogEntry>, EngineError> {
+    ) -> Result<Page<LogEntry>, EngineError> {
         self.row(who, id).await?;
         // Those on their way to the database first: they may arrive there while we read it.
         let live = self.session(who, id).map(|session| session.live_execs()).unwrap_or_default();
         let ended = live.iter().filter(|exec| exec.transcript.outcome().is_some());
         let newest = after.is_none();
         let filter = ExecFilter { newest_first: newest, beyond: after, finished: true, limit };
-        let rows = self.shared.store.execs(id, filter).await?;
+        let page = self.shared.store.execs(id, filter, log_entry).await?;
         let mut entries: BTreeMap<u64, LogEntry> = ended
             .filter(|exec| after.is_none_or(|after| exec.number > after))
             .map(|exec| (exec.number, log_entry_of_live(exec)))
             .collect();
-        entries.extend(rows.into_iter().filter_map(log_entry).map(|entry| (entry.number, entry)));
+        entries.extend(page.items.into_iter().flatten().map(|entry| (entry.number, entry)));
         let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-        let skipped = if newest { entries.len().saturating_sub(limit) } else { 0 };
-        Ok(entries.into_values().skip(skipped).take(limit).collect())
+        let too_many = entries.len().saturating_sub(limit);
+        let skipped = if newest { too_many } else { 0 };
+        Ok(Page {
+            items: entries.into_values().skip(skipped).take(limit).collect(),
+            more: page.more || too_many > 0,
+        })
     }
 
     /// An execution that is not yet safe in the database. A session that is being taken over knows

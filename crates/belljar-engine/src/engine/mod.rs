@@ -20,7 +20,7 @@
 //!
 //! [`create`] makes sessions or finds them, [`life`] starts them again, prolongs and stops them,
 //! [`execs`] executes in them, [`runs`] does without them; [`views`] is what is told about all that.
-//! [`recovery`] begins with what an earlier server left; [`shared`] and [`sandboxes`] are below the
+//! [`recovery`] begins with what an earlier server left, [`upkeep`] forgets what is old; [`shared`] and [`sandboxes`] are below the
 //! verbs, and the drivers use them too.
 
 mod create;
@@ -30,6 +30,7 @@ mod recovery;
 mod runs;
 mod sandboxes;
 mod shared;
+mod upkeep;
 mod views;
 
 use std::path::PathBuf;
@@ -64,8 +65,8 @@ pub struct Engine {
     audit: Audit,
     /// Becomes true when everything an earlier server left is taken over or cleaned up.
     recovered: watch::Sender<bool>,
-    /// Charges what sessions use, for as long as the engine is open.
-    books: tokio::task::JoinHandle<()>,
+    /// Charge what sessions use and forget what is old, for as long as the engine is open.
+    chores: [tokio::task::JoinHandle<()>; 2],
 }
 
 /// How a server is set up.
@@ -135,9 +136,12 @@ impl Engine {
             let next = sandboxes::next_warm(Arc::clone(&shared));
             Pool::start(Arc::clone(&shared.runtime), shared.config.pool, next)
         });
-        let books = tokio::spawn(usage::keep_books(Arc::clone(&shared)));
+        let chores = [
+            tokio::spawn(usage::keep_books(Arc::clone(&shared))),
+            tokio::spawn(upkeep::keep_up(Arc::clone(&shared))),
+        ];
         let engine =
-            Arc::new(Engine { shared, pool, audit, recovered: watch::Sender::new(false), books });
+            Arc::new(Engine { shared, pool, audit, recovered: watch::Sender::new(false), chores });
         let recovering = Arc::clone(&engine);
         tokio::spawn(async move { recovering.recover(traces, adopted).await });
         Ok(engine)
@@ -146,7 +150,7 @@ impl Engine {
     /// Ends the server's work: sessions are stopped, or left to the next server.
     pub async fn close(&self, stop_sessions: bool) {
         self.shared.shut();
-        self.books.abort();
+        self.chores.iter().for_each(tokio::task::JoinHandle::abort);
         if let Some(pool) = &self.pool {
             for id in pool.drain().await {
                 let _ = Record::of(&self.shared.config.sessions_root, &id).remove();

@@ -8,7 +8,7 @@ use tokio::sync::Semaphore;
 
 use super::{Engine, EngineConfig, Shared};
 use crate::clock;
-use crate::error::{EngineError, in_full};
+use crate::error::EngineError;
 use crate::record::Record;
 use crate::session::rules::Phase;
 use crate::session::{Origin, Session, drive};
@@ -21,9 +21,6 @@ const ADOPTING_AT_ONCE: usize = 64;
 /// A session found after a restart lives at least this long, whatever the clock says: the time of
 /// day may have jumped, and its owner may just be coming back.
 const GRACE_AFTER_RESTART_MS: i64 = 60_000;
-
-/// Ended sessions are remembered this long; those with files on disk for ever.
-const REMEMBERED_MS: i64 = 7 * 86_400_000;
 
 impl Engine {
     /// Whether everything an earlier server left has been dealt with.
@@ -41,10 +38,6 @@ impl Engine {
             session.settled().await;
         }
         let _ = reaping.await;
-        let before = clock::now_ms() - REMEMBERED_MS;
-        if let Err(error) = self.shared.store.prune_sessions(before).await {
-            tracing::warn!("failed to forget old sessions: {}", in_full(&error));
-        }
         self.recovered.send_replace(true);
     }
 }

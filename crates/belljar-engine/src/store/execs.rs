@@ -53,6 +53,18 @@ pub struct ExecFilter {
     pub limit: u32,
 }
 
+/// A part of what a filter lets through.
+#[derive(Debug)]
+pub struct Page<T> {
+    pub items: Vec<T>,
+    /// Whether others lie beyond the last one.
+    pub more: bool,
+}
+
+/// Code and output on one page: a page takes no more memory than this, however much its executions
+/// have said, unless a single one has said more.
+const PAGE_BYTES: usize = 8 * 1024 * 1024;
+
 const COLUMNS: &str =
     "session, id, number, request, code, accepted_ms, ended_ms, status, transcript";
 
@@ -125,23 +137,35 @@ impl Store {
         .await
     }
 
-    pub(crate) async fn execs(
+    /// A page of executions, each made into what it is wanted for on the thread that reads it.
+    pub(crate) async fn execs<T: Send + 'static>(
         &self,
         session: &str,
         filter: ExecFilter,
-    ) -> Result<Vec<ExecRow>, StoreError> {
+        mut view: impl FnMut(ExecRow) -> T + Send + 'static,
+    ) -> Result<Page<T>, StoreError> {
         let session = session.to_owned();
         let (comparison, order) = if filter.newest_first { ("<", "DESC") } else { (">", "ASC") };
         let finished = if filter.finished { "AND ended_ms IS NOT NULL" } else { "" };
         self.read(move |connection| {
-            connection
-                .prepare_cached(&format!(
-                    "SELECT {COLUMNS} FROM execs
-                     WHERE session = ?1 AND (?2 IS NULL OR number {comparison} ?2) {finished}
-                     ORDER BY number {order} LIMIT ?3"
-                ))?
-                .query_map(params![session, filter.beyond, filter.limit], from_row)?
-                .collect()
+            let mut statement = connection.prepare_cached(&format!(
+                "SELECT {COLUMNS} FROM execs
+                 WHERE session = ?1 AND (?2 IS NULL OR number {comparison} ?2) {finished}
+                 ORDER BY number {order}"
+            ))?;
+            let mut rows = statement.query(params![session, filter.beyond])?;
+            let mut page = Page { items: Vec::new(), more: false };
+            let mut bytes = 0;
+            while let Some(row) = rows.next()? {
+                if page.items.len() >= filter.limit as usize || bytes >= PAGE_BYTES {
+                    page.more = true;
+                    break;
+                }
+                let row = from_row(row)?;
+                bytes += row.code.len() + row.transcript.as_ref().map_or(0, Vec::len);
+                page.items.push(view(row));
+            }
+            Ok(page)
         })
         .await
     }

@@ -33,7 +33,7 @@ use tokio::sync::oneshot;
 use crate::lock;
 
 pub(crate) use execs::status_name;
-pub use execs::{ExecFilter, ExecRow, FinishedExec};
+pub use execs::{ExecFilter, ExecRow, FinishedExec, Page};
 pub use keys::{KeyLimits, KeyRow};
 pub use lock::StateLock;
 pub use sessions::{SessionFilter, SessionRow};
@@ -383,13 +383,16 @@ impl Writer {
 
     fn written(&mut self, jobs: usize) {
         self.jobs += jobs;
-        if self.jobs < CHECKPOINT_AFTER {
+        // A few large jobs fill it as well as many small ones.
+        let too_long = std::fs::metadata(&self.log).is_ok_and(|log| log.len() > MAX_LOG_BYTES);
+        if self.jobs < CHECKPOINT_AFTER && !too_long {
             return;
         }
         self.jobs = 0;
         let _ = self.grown.try_send(());
-        if std::fs::metadata(&self.log).is_ok_and(|log| log.len() > MAX_LOG_BYTES) {
-            self.checkpoint("RESTART");
+        if too_long {
+            // If somebody reads just now it does not happen, and is tried after the next write.
+            self.checkpoint("TRUNCATE");
         }
     }
 
