@@ -104,6 +104,9 @@ impl From<EngineError> for ApiError {
             EngineError::NoExec(_) => {
                 ApiError::new(StatusCode::NOT_FOUND, "exec_not_found", message)
             }
+            EngineError::NoArtifact(_) => {
+                ApiError::new(StatusCode::NOT_FOUND, "artifact_not_found", message)
+            }
             EngineError::NotNow { refusal, .. } => not_now(*refusal, message),
             EngineError::Full(full) => {
                 ApiError::new(StatusCode::TOO_MANY_REQUESTS, "no_room", message)

@@ -20,6 +20,8 @@ pub enum EngineError {
     Exec(#[source] RuntimeError),
     #[error("failed to look for artifacts")]
     ListArtifacts(#[source] RuntimeError),
+    #[error("failed to keep artifacts")]
+    KeepArtifacts(#[source] std::io::Error),
     #[error("failed to feed the execution")]
     Stdin(#[source] RuntimeError),
     #[error("failed to look at the kernel's variables")]
@@ -40,6 +42,8 @@ pub enum EngineError {
     NoSession(String),
     #[error("there is no execution `{0}` in this session")]
     NoExec(String),
+    #[error("there is no artifact `{0}`")]
+    NoArtifact(String),
     #[error("session `{session}` {}{}", state(*refusal), because.as_ref().map(|why| format!(": {why}")).unwrap_or_default())]
     NotNow { session: String, refusal: Refusal, because: Option<String> },
     #[error("{0} executions wait in this session already")]

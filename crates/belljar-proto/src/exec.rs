@@ -66,6 +66,9 @@ pub enum Event {
     Error,
     /// The code waits for a line of input: a JSON [`InputRequest`].
     Input,
+    /// The files that the code left behind, as the host keeps them: JSON of the host's own, which
+    /// no guest sends.
+    Artifacts,
     /// The end; nothing follows.
     Done(Outcome),
 }

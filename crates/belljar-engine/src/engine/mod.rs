@@ -19,10 +19,11 @@
 //! no handle any more has a row in the store, and is answered from there.
 //!
 //! [`create`] makes sessions or finds them, [`life`] starts them again, prolongs and stops them,
-//! [`execs`] executes in them, [`runs`] does without them; [`views`] is what is told about all that.
+//! [`execs`] executes in them, [`artifacts`] is what they left, [`runs`] does without them; [`views`] is what is told about all that.
 //! [`recovery`] begins with what an earlier server left, [`upkeep`] forgets what is old; [`shared`] and [`sandboxes`] are below the
 //! verbs, and the drivers use them too.
 
+mod artifacts;
 mod create;
 mod execs;
 mod life;
@@ -46,6 +47,7 @@ pub(crate) use shared::{Shared, durability};
 pub use views::{ExecInfo, SessionInfo};
 
 use crate::admission::Quota;
+use crate::artifacts::{Shelf, ShelfConfig};
 use crate::audit::Audit;
 use crate::error::{EngineError, in_full};
 use crate::metrics::Snapshot;
@@ -76,8 +78,8 @@ pub struct EngineConfig {
     pub sessions_root: PathBuf,
     /// What `LOCAL_RO` shows at `/data`.
     pub datasets_dir: Option<PathBuf>,
-    /// Artifacts of ephemeral runs go below this.
-    pub outputs_dir: PathBuf,
+    /// Where artifacts are kept.
+    pub shelf: ShelfConfig,
     /// Warm sandboxes to keep.
     pub pool: usize,
     pub total: Quota,
@@ -122,7 +124,7 @@ impl Engine {
         runtime: Arc<NativeRuntime>,
         audit: Audit,
     ) -> Result<Arc<Engine>, EngineError> {
-        let shared = Arc::new(Shared::new(config, store, runtime));
+        let shared = Arc::new(Shared::new(config, store, runtime)?);
         let left = shared.store.unended_sessions().await?;
         let traces = Left {
             sandboxes: left
@@ -169,12 +171,18 @@ impl Engine {
         if let Err(error) = self.shared.usage.flush(&self.shared.store).await {
             tracing::error!("failed to write down usage: {}", in_full(&error));
         }
+        self.shared.shelf.close().await;
         self.shared.store.close().await;
     }
 
     #[must_use]
     pub fn store(&self) -> &Store {
         &self.shared.store
+    }
+
+    #[must_use]
+    pub fn shelf(&self) -> &Shelf {
+        &self.shared.shelf
     }
 
     #[must_use]

@@ -10,6 +10,7 @@ use tokio::sync::{Semaphore, watch};
 use super::views::view_of;
 use super::{EngineConfig, Principal};
 use crate::admission::{Admission, Reservation};
+use crate::artifacts::Shelf;
 use crate::error::EngineError;
 use crate::lock;
 use crate::metrics::Metrics;
@@ -27,6 +28,7 @@ pub(crate) struct Shared {
     pub(crate) config: EngineConfig,
     pub(crate) store: Store,
     pub(crate) runtime: Arc<NativeRuntime>,
+    pub(crate) shelf: Shelf,
     pub(crate) metrics: Metrics,
     pub(crate) usage: Usage,
     /// Becomes true when the server ends and its sessions do not.
@@ -51,18 +53,24 @@ struct Registry {
 }
 
 impl Shared {
-    pub(super) fn new(config: EngineConfig, store: Store, runtime: Arc<NativeRuntime>) -> Shared {
-        Shared {
+    pub(super) fn new(
+        config: EngineConfig,
+        store: Store,
+        runtime: Arc<NativeRuntime>,
+    ) -> Result<Shared, EngineError> {
+        let metrics = Metrics::default();
+        Ok(Shared {
             admission: Admission::new(config.total),
             config,
             store,
             runtime,
-            metrics: Metrics::default(),
+            shelf: Shelf::open(config.shelf.clone(), metrics.artifacts.clone())?,
+            metrics,
             usage: Usage::default(),
             leaving: watch::Sender::new(false),
             registry: Mutex::default(),
             making: Semaphore::new(MAKING_AT_ONCE),
-        }
+        })
     }
 
     /// Makes a session known and starts its driver.

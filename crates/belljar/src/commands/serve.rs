@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use belljar_api::listen::{self, Listener};
 use belljar_api::{App, GuardConfig};
+use belljar_engine::artifacts::ShelfConfig;
 use belljar_engine::audit::Audit;
 use belljar_engine::keys::KeyRing;
 use belljar_engine::spec::SessionSpec;
@@ -73,7 +74,13 @@ async fn run(args: &ServeArgs, settings: &Settings, prepared: Prepared) -> Resul
         local_socket: matches!(server.listen, Listen::Unix(_)),
     };
     let max_body = usize::try_from(server.max_body).unwrap_or(usize::MAX);
-    let app = App::new(Arc::clone(&engine), keys, guard, max_body);
+    let public_url = settings.artifacts.public_url.clone();
+    // Through a socket nobody can be told an address.
+    let public_url = public_url.unwrap_or_else(|| match server.listen {
+        Listen::Tcp(_) => listener.url(),
+        Listen::Unix(_) => String::new(),
+    });
+    let app = App::new(Arc::clone(&engine), keys, guard, max_body, public_url);
     if let Some(verdicts) = enforced {
         app.set_enforced(named(&verdicts));
     } else {
@@ -163,11 +170,26 @@ fn engine_config(settings: &Settings) -> EngineConfig {
         },
         sessions_root: server.sessions_root.clone(),
         datasets_dir: server.datasets_dir.clone(),
-        outputs_dir: settings.outputs_dir.clone(),
+        shelf: shelf_config(settings),
         pool: server.pool,
         total: server.total,
         alone_for_s: server.alone_for_s,
         max_ttl_s: server.max_ttl_s,
+    }
+}
+
+fn shelf_config(settings: &Settings) -> ShelfConfig {
+    let artifacts = &settings.artifacts;
+    ShelfConfig {
+        blobs_dir: artifacts.blobs_dir.clone(),
+        database: artifacts.database.clone(),
+        key_file: settings.state_dir.join("links.key"),
+        sessions_root: settings.server.sessions_root.clone(),
+        outputs_dir: settings.outputs_dir.clone(),
+        quotas: artifacts.quotas,
+        retention_s: artifacts.retention_s,
+        keep_originals: artifacts.keep_originals,
+        link_ttl_s: artifacts.link_ttl_s,
     }
 }
 

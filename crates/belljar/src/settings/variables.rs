@@ -98,6 +98,27 @@ pub const GROUPS: &[Group] = &[
                  current directory.",
             ),
             variable(
+                "BLOBSTORE_DIR",
+                "a directory",
+                "",
+                "Where the content of artifacts is kept, once for identical files of a tenant.",
+            )
+            .when_empty("`blobstore` below BELLJAR_HOME"),
+            variable(
+                "ARTIFACTS_DB",
+                "a file",
+                "",
+                "The database of artifacts: their names, sizes, types and where they came from.",
+            )
+            .when_empty("`artifacts.db` below BELLJAR_STATE_DIR"),
+            variable(
+                "BELLJAR_EXPORTS_DIR",
+                "a directory",
+                "exports",
+                "Where datasets go that are exported from sessions; relative to the current\n\
+                 directory.",
+            ),
+            variable(
                 "BELLJAR_RUN_DIR",
                 "a directory",
                 "",
@@ -232,6 +253,67 @@ pub const GROUPS: &[Group] = &[
                 "4",
                 "Warm sandboxes that the server keeps ready, so that nobody waits for theirs.",
             ),
+        ],
+    },
+    Group {
+        title: "Artifacts",
+        variables: &[
+            variable(
+                "BELLJAR_KEEP_ARTIFACTS",
+                YES_OR_NO,
+                "0",
+                "1: files stay in /session/artifacts after they were taken. 0: they are moved.",
+            ),
+            variable(
+                "BELLJAR_ARTIFACT_SIZE",
+                A_SIZE,
+                "1G",
+                "The largest artifact that is taken. 0: no limit.",
+            ),
+            variable(
+                "BELLJAR_SESSION_ARTIFACTS",
+                "a number",
+                "100000",
+                "Artifacts that one session may have. 0: no limit.",
+            ),
+            variable(
+                "BELLJAR_SESSION_ARTIFACT_BYTES",
+                A_SIZE,
+                "4G",
+                "What the artifacts of one session may add up to. 0: no limit.",
+            ),
+            variable(
+                "BELLJAR_TENANT_ARTIFACTS",
+                "a number",
+                "1000000",
+                "Artifacts that one tenant may have. 0: no limit.",
+            ),
+            variable(
+                "BELLJAR_TENANT_ARTIFACT_BYTES",
+                A_SIZE,
+                "64G",
+                "What the artifacts of one tenant may add up to. 0: no limit.",
+            ),
+            variable(
+                "BELLJAR_ARTIFACT_RETENTION",
+                "seconds, 0 to 315360000",
+                "2592000",
+                "After how long an artifact is forgotten. 0: never.",
+            ),
+            variable(
+                "BELLJAR_LINK_TTL",
+                "seconds, 1 to 315360000",
+                "600",
+                "How long a link to an artifact is good for.",
+            ),
+            variable(
+                "BELLJAR_PUBLIC_URL",
+                "an address such as https://sandbox.example.com",
+                "",
+                "What links to artifacts begin with, where clients reach the server by another\n\
+                 address than the one it listens on.",
+            )
+            .when_empty("the address that the server listens on"),
         ],
     },
     Group {
