@@ -46,6 +46,7 @@ pub use views::{ExecInfo, SessionInfo};
 
 use crate::admission::Quota;
 use crate::audit::Audit;
+use crate::datasets::source::Sources;
 use crate::error::{EngineError, in_full};
 use crate::metrics::Snapshot;
 use crate::pool::Pool;
@@ -75,6 +76,8 @@ pub struct EngineConfig {
     pub sessions_root: PathBuf,
     /// What `LOCAL_RO` shows at `/data`.
     pub datasets_dir: Option<PathBuf>,
+    /// Where the server itself fetches datasets from.
+    pub dataset_sources: Arc<Sources>,
     /// Artifacts of ephemeral runs go below this.
     pub outputs_dir: PathBuf,
     /// Warm sandboxes to keep.

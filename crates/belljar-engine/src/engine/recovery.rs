@@ -171,6 +171,7 @@ mod tests {
             defaults: spec.clone(),
             sessions_root: PathBuf::new(),
             datasets_dir: None,
+            dataset_sources: Arc::default(),
             outputs_dir: PathBuf::new(),
             pool: 0,
             total: Quota::default(),

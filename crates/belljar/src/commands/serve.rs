@@ -10,6 +10,7 @@ use anyhow::{Context, Result, bail};
 use belljar_api::listen::{self, Listener};
 use belljar_api::{App, GuardConfig};
 use belljar_engine::audit::Audit;
+use belljar_engine::datasets::source::Sources;
 use belljar_engine::keys::KeyRing;
 use belljar_engine::spec::SessionSpec;
 use belljar_engine::store::{StateLock, Store};
@@ -64,7 +65,7 @@ async fn run(args: &ServeArgs, settings: &Settings, prepared: Prepared) -> Resul
     let audit = Audit::open(&settings.state_dir.join("audit.log"), server.audit_code)
         .context("failed to open the audit log")?;
     let enforced = enforced(&runtime, settings).await?;
-    let config = engine_config(settings);
+    let config = engine_config(settings, server.dataset_sources()?);
     let engine = Engine::start(config, store, runtime, audit).await?;
     let guard = GuardConfig {
         hosts: own_hosts(server, listener.local_addr()),
@@ -148,7 +149,7 @@ fn own_hosts(server: &ServerSettings, address: Option<SocketAddr>) -> Vec<String
     hosts
 }
 
-fn engine_config(settings: &Settings) -> EngineConfig {
+fn engine_config(settings: &Settings, dataset_sources: Arc<Sources>) -> EngineConfig {
     let server = &settings.server;
     EngineConfig {
         defaults: SessionSpec {
@@ -163,6 +164,7 @@ fn engine_config(settings: &Settings) -> EngineConfig {
         },
         sessions_root: server.sessions_root.clone(),
         datasets_dir: server.datasets_dir.clone(),
+        dataset_sources,
         outputs_dir: settings.outputs_dir.clone(),
         pool: server.pool,
         total: server.total,
