@@ -420,11 +420,12 @@ async fn sources_that_stop_or_go_on_for_ever_are_left() {
 #[tokio::test]
 async fn nobody_there_and_nobody_waiting_are_said() {
     let server = Server::start(|_| ok("", "abc")).await;
-    let waiting = source_at(&server, json!({}));
+    let given_up = source_at(&server, json!({}));
     let (sender, chunks) = mpsc::channel(1);
     drop(chunks);
-    let error = waiting.fetch("s/a", None, sender).await.unwrap_err();
-    assert_eq!(error.code(), "source_abandoned");
+    // In a task of its own, as the engine will want it.
+    let fetching = tokio::spawn(async move { given_up.fetch("s/a", None, sender).await });
+    assert_eq!(fetching.await.unwrap().unwrap_err().code(), "source_abandoned");
 
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let url = format!("http://data.test:{}/{{name}}", free.port());
