@@ -17,7 +17,7 @@ pub mod source;
 
 use serde::Serialize;
 
-pub(crate) use cache::{Arriving, Cache, Known};
+pub(crate) use cache::{Arriving, Cache, Known, copy_verified};
 pub use describe::{Description, describe};
 pub use name::{BadName, DatasetName};
 

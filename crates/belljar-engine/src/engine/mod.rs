@@ -19,12 +19,13 @@
 //! no handle any more has a row in the store, and is answered from there.
 //!
 //! [`create`] makes sessions or finds them, [`life`] starts them again, prolongs and stops them,
-//! [`execs`] executes in them, [`artifacts`] is what they left, [`runs`] does without them; [`views`] is what is told about all that.
+//! [`execs`] executes in them, [`artifacts`] is what they left, [`datasets`] what they work on, [`runs`] does without them; [`views`] is what is told about all that.
 //! [`recovery`] begins with what an earlier server left, [`upkeep`] forgets what is old; [`shared`] and [`sandboxes`] are below the
 //! verbs, and the drivers use them too.
 
 mod artifacts;
 mod create;
+mod datasets;
 mod execs;
 mod life;
 mod recovery;
@@ -41,6 +42,7 @@ use belljar_runtime::native::NativeRuntime;
 use tokio::sync::watch;
 
 pub use create::{Created, How};
+pub use datasets::Upload;
 use recovery::Left;
 pub use runs::RunAsk;
 pub(crate) use shared::{Shared, durability};
@@ -49,6 +51,7 @@ pub use views::{ExecInfo, SessionInfo};
 use crate::admission::Quota;
 use crate::artifacts::{Shelf, ShelfConfig};
 use crate::audit::Audit;
+use crate::datasets::source::Sources;
 use crate::error::{EngineError, in_full};
 use crate::metrics::Snapshot;
 use crate::pool::Pool;
@@ -78,6 +81,13 @@ pub struct EngineConfig {
     pub sessions_root: PathBuf,
     /// What `LOCAL_RO` shows at `/data`.
     pub datasets_dir: Option<PathBuf>,
+    /// Where the server itself fetches datasets from.
+    pub dataset_sources: Arc<Sources>,
+    /// Where content of datasets is kept for the next session, and how much of it.
+    pub dataset_cache: PathBuf,
+    pub dataset_cache_bytes: u64,
+    /// The largest dataset.
+    pub dataset_bytes: u64,
     /// Where artifacts are kept.
     pub shelf: ShelfConfig,
     /// Warm sandboxes to keep.

@@ -38,6 +38,10 @@ impl Engine {
             session.settled().await;
         }
         let _ = reaping.await;
+        let pending = self.shared.store.fail_pending_datasets(SERVER_ENDED).await;
+        if let Err(error) = pending {
+            tracing::warn!("failed to clean up datasets: {}", in_full(&error));
+        }
         self.recovered.send_replace(true);
     }
 }
@@ -164,6 +168,7 @@ mod tests {
             defaults: spec.clone(),
             sessions_root: PathBuf::new(),
             datasets_dir: None,
+            dataset_sources: Arc::default(),
             outputs_dir: PathBuf::new(),
             pool: 0,
             total: Quota::default(),

@@ -7,10 +7,12 @@ use std::time::{Duration, Instant};
 use belljar_runtime::native::NativeRuntime;
 use tokio::sync::{Semaphore, watch};
 
+use super::datasets::FETCHES;
 use super::views::view_of;
 use super::{EngineConfig, Principal};
 use crate::admission::{Admission, Reservation};
 use crate::artifacts::Shelf;
+use crate::datasets::Cache;
 use crate::error::EngineError;
 use crate::lock;
 use crate::metrics::Metrics;
@@ -29,6 +31,10 @@ pub(crate) struct Shared {
     pub(crate) store: Store,
     pub(crate) runtime: Arc<NativeRuntime>,
     pub(crate) shelf: Shelf,
+    /// Content of datasets that was transferred once.
+    pub(super) datasets: Cache,
+    /// A permit of it is held while a source is asked.
+    pub(super) fetching: Semaphore,
     pub(crate) metrics: Metrics,
     pub(crate) usage: Usage,
     /// Becomes true when the server ends and its sessions do not.
@@ -65,6 +71,10 @@ impl Shared {
             store,
             runtime,
             shelf: Shelf::open(config.shelf.clone(), metrics.artifacts.clone())?,
+            datasets: Cache::open(&config.dataset_cache, config.dataset_cache_bytes).map_err(
+                |cause| EngineError::Directory { path: config.dataset_cache.clone(), cause },
+            )?,
+            fetching: Semaphore::new(FETCHES),
             metrics,
             usage: Usage::default(),
             leaving: watch::Sender::new(false),

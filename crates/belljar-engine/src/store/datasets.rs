@@ -63,6 +63,17 @@ impl Store {
         .await
     }
 
+    pub(crate) async fn remove_dataset(&self, session: &str, name: &str) -> Result<(), StoreError> {
+        let (session, name) = (session.to_owned(), name.to_owned());
+        self.write(Durability::Process, move |connection| {
+            connection
+                .prepare_cached("DELETE FROM datasets WHERE session = ?1 AND name = ?2")?
+                .execute([session, name])?;
+            Ok(())
+        })
+        .await
+    }
+
     /// What an earlier server was about to stage never came.
     pub(crate) async fn fail_pending_datasets(&self, reason: &'static str) -> Result<(), StoreError> {
         self.write(Durability::Process, move |connection| {

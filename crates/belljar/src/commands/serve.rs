@@ -11,6 +11,7 @@ use belljar_api::listen::{self, Listener};
 use belljar_api::{App, GuardConfig};
 use belljar_engine::artifacts::ShelfConfig;
 use belljar_engine::audit::Audit;
+use belljar_engine::datasets::source::Sources;
 use belljar_engine::keys::KeyRing;
 use belljar_engine::spec::SessionSpec;
 use belljar_engine::store::{StateLock, Store};
@@ -65,7 +66,7 @@ async fn run(args: &ServeArgs, settings: &Settings, prepared: Prepared) -> Resul
     let audit = Audit::open(&settings.state_dir.join("audit.log"), server.audit_code)
         .context("failed to open the audit log")?;
     let enforced = enforced(&runtime, settings).await?;
-    let config = engine_config(settings);
+    let config = engine_config(settings, server.dataset_sources()?);
     let engine = Engine::start(config, store, runtime, audit).await?;
     let guard = GuardConfig {
         hosts: own_hosts(server, listener.local_addr()),
@@ -155,7 +156,7 @@ fn own_hosts(server: &ServerSettings, address: Option<SocketAddr>) -> Vec<String
     hosts
 }
 
-fn engine_config(settings: &Settings) -> EngineConfig {
+fn engine_config(settings: &Settings, dataset_sources: Arc<Sources>) -> EngineConfig {
     let server = &settings.server;
     EngineConfig {
         defaults: SessionSpec {
@@ -170,6 +171,10 @@ fn engine_config(settings: &Settings) -> EngineConfig {
         },
         sessions_root: server.sessions_root.clone(),
         datasets_dir: server.datasets_dir.clone(),
+        dataset_sources,
+        dataset_cache: server.dataset_cache.clone(),
+        dataset_cache_bytes: server.dataset_cache_bytes,
+        dataset_bytes: server.dataset_bytes,
         shelf: shelf_config(settings),
         pool: server.pool,
         total: server.total,

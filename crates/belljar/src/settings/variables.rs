@@ -222,6 +222,49 @@ pub const GROUPS: &[Group] = &[
             )
             .when_empty("none"),
             variable(
+                "BELLJAR_DATASET_SIZE",
+                "a size such as 512M or 2G, at least 1",
+                "8G",
+                "The largest dataset that is staged.",
+            ),
+            variable(
+                "BELLJAR_DATASET_CACHE",
+                "a directory",
+                "",
+                "Where staged datasets are kept for the tenant's next session.",
+            )
+            .when_empty("`datasets` below BELLJAR_HOME"),
+            variable(
+                "BELLJAR_DATASET_CACHE_SIZE",
+                A_SIZE,
+                "16G",
+                "How much of them; what was not used for the longest time goes first.",
+            ),
+            variable(
+                "BELLJAR_DATASET_SOURCES",
+                "a JSON object, or @ and the path of a file with one",
+                "",
+                "Where the server itself fetches datasets from; only the server looks at it.\n\
+                 Each key is the name of a dataset, or a prefix of names, which ends in `/` or `*`;\n\
+                 the longest that fits decides.\n\
+                 Each value is a URL, or an object with these keys:\n\
+                 `url`: http or https. `{name}` stands for what follows the prefix, `{path}` for\n\
+                 the same with its slashes kept, `{id}` for the whole name; a prefix needs one of\n\
+                 them, in the path or query.\n\
+                 `headers`: sent to the host of `url` and to no other. `${NAME}` in a value is the\n\
+                 variable of that name in the server's environment or `.env`.\n\
+                 `allow`: hosts, with or without a port, that may have a private, loopback or\n\
+                 link-local address; all others are refused if any of their addresses is not\n\
+                 public, and so is where they redirect to.\n\
+                 `timeout_s`: seconds for a whole dataset, 1 to 86400, or 300 if left out.\n\
+                 `max_bytes`: the largest dataset, such as \"512M\", or \"2G\" if left out.\n\
+                 Example: {\"sales/\": {\"url\": \"https://data.example.com/{name}.parquet\",\n\
+                 \"headers\": {\"Authorization\": \"Bearer ${SALES_TOKEN}\"}},\n\
+                 \"plain/\": \"https://files.example.com/{path}\"}",
+            )
+            .when_empty("nowhere")
+            .secret(),
+            variable(
                 "BELLJAR_TTL",
                 "seconds, 1 to 315360000",
                 "3600",
