@@ -13,7 +13,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
 use belljar_proto::guest::TreeLimits;
-use belljar_runtime::{Sandbox, paths};
+use belljar_runtime::{OpenedFile, RuntimeError, Sandbox, paths};
 use serde::Serialize;
 
 use crate::EngineError;
@@ -84,7 +84,11 @@ pub async fn promote(
             refuse(&mut promoted, &file.path, "its name leads elsewhere".into());
             continue;
         };
-        let (opened, size) = match sandbox.open_file(paths::ARTIFACTS, &file.path).await {
+        let opened = sandbox.open_files(paths::ARTIFACTS, std::slice::from_ref(&file)).await;
+        let opened = opened.and_then(|opened| {
+            opened.into_iter().next().unwrap_or(Err(RuntimeError::UnexpectedAnswer))
+        });
+        let OpenedFile { file: opened, size, .. } = match opened {
             Ok(opened) => opened,
             Err(error) => {
                 refuse(&mut promoted, &file.path, crate::in_full(&error));
