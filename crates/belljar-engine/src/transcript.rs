@@ -317,6 +317,7 @@ mod tests {
             execution_count: 1,
             duration_us: 5,
             dropped: Dropped::default(),
+            artifacts: None,
         })
     }
 
