@@ -5,6 +5,8 @@
 //! copies no more than the size it had then. Names are only ever used below a directory that the
 //! host itself has just made.
 
+pub mod tokens;
+
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs::{self, File};
