@@ -5,6 +5,7 @@
 //! copies no more than the size it had then. Names are only ever used below a directory that the
 //! host itself has just made.
 
+pub mod mime;
 pub mod tokens;
 
 use std::collections::BTreeMap;
