@@ -5,7 +5,10 @@
 //! copies no more than the size it had then. Names are only ever used below a directory that the
 //! host itself has just made.
 
+pub mod blobs;
+mod digest;
 pub mod mime;
+mod pins;
 pub mod tokens;
 
 use std::collections::BTreeMap;
