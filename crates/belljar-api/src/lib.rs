@@ -12,6 +12,7 @@
 
 mod artifacts;
 mod compat;
+mod datasets;
 pub mod error;
 mod execs;
 mod guard;
@@ -154,6 +155,9 @@ fn described() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(artifacts::show, artifacts::remove))
         .routes(routes!(artifacts::url))
         .routes(routes!(artifacts::download))
+        .routes(routes!(datasets::list, datasets::stage))
+        .routes(routes!(datasets::put))
+        .routes(routes!(datasets::export))
         .routes(routes!(runs::run))
         .routes(routes!(usage::usage))
         .routes(routes!(health::healthz))

@@ -95,7 +95,9 @@ fn artifacts(linked: &Linked, body: &[u8]) -> Value {
 pub(crate) fn done(result: ExecResult) -> Value {
     let mut value = serde_json::to_value(result).unwrap_or(Value::Null);
     if let Value::Object(fields) = &mut value {
-        for told in ["stdout", "stderr", "results", "artifacts", "artifact_map", "artifacts_refused"] {
+        for told in
+            ["stdout", "stderr", "results", "artifacts", "artifact_map", "artifacts_refused"]
+        {
             fields.remove(told);
         }
     }

@@ -26,6 +26,7 @@ mod usage;
 
 pub use engine::{
     Created, DEFAULT_TENANT, Engine, EngineConfig, ExecInfo, How, Principal, RunAsk, SessionInfo,
+    Upload,
 };
 pub use error::{EngineError, in_full};
 

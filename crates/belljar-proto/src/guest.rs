@@ -279,7 +279,7 @@ pub struct Tree {
     pub skipped_more: u64,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TreeFile {
     /// Relative to the root, components joined by `/`.
     #[serde(with = "path_bytes")]

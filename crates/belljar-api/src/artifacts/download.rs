@@ -169,9 +169,10 @@ fn etag(row: &ArtifactRow) -> String {
 
 /// Whether an `If-None-Match` names this tag.
 fn names(header: &str, etag: &str) -> bool {
-    header.split(',').map(|known| known.trim().trim_start_matches("W/")).any(|known| {
-        known == "*" || known == etag
-    })
+    header
+        .split(',')
+        .map(|known| known.trim().trim_start_matches("W/"))
+        .any(|known| known == "*" || known == etag)
 }
 
 /// How to show or save it, and under which name: a plain one for old clients, the true one for

@@ -1,6 +1,6 @@
 //! Links to artifacts: signed, and made anew whenever they are told.
 
-use belljar_engine::artifacts::{Artifacts, Method, Shelf};
+use belljar_engine::artifacts::{Artifact, Artifacts, Method, Shelf};
 use belljar_engine::result::ExecResult;
 
 /// Where clients find this server.
@@ -22,9 +22,11 @@ impl Links {
     }
 
     pub(crate) fn add_to(&self, shelf: &Shelf, artifacts: &mut Artifacts) {
-        for artifact in &mut artifacts.artifacts {
-            artifact.url = artifact.id.as_ref().map(|id| self.url(shelf, Method::Get, id).0);
-        }
+        artifacts.artifacts.iter_mut().for_each(|artifact| self.add_to_one(shelf, artifact));
+    }
+
+    pub(crate) fn add_to_one(&self, shelf: &Shelf, artifact: &mut Artifact) {
+        artifact.url = artifact.id.as_ref().map(|id| self.url(shelf, Method::Get, id).0);
     }
 
     pub(crate) fn linked(&self, shelf: &Shelf, mut result: ExecResult) -> ExecResult {

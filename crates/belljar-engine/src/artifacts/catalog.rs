@@ -4,7 +4,7 @@ use std::path::Path;
 
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
-use super::blobs::Digest;
+use super::digest::Digest;
 use crate::store::{Database, Durability, Page, Schema, StoreError};
 
 const SCHEMA: Schema = Schema {

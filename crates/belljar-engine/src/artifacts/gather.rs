@@ -4,19 +4,17 @@ use std::fs::File;
 use std::path::PathBuf;
 
 use belljar_proto::guest::{TreeFile, TreeLimits};
-use belljar_runtime::{OpenedFile, Sandbox, paths};
+use belljar_runtime::{OpenedFile, Sandbox};
 
 use super::Refused;
 use super::names::{harmless, shown};
 use crate::EngineError;
 use crate::error::in_full;
 
-/// Files whose descriptors travel in one message.
-const AT_ONCE: usize = belljar_runtime::MAX_OPEN_FILES;
-
 /// Files of a sandbox, still to be opened.
 pub(super) struct Gathering<'a> {
     sandbox: &'a Sandbox,
+    directory: &'static str,
     /// How code in the sandbox calls the directory.
     root: &'static str,
     waiting: std::vec::IntoIter<TreeFile>,
@@ -48,11 +46,11 @@ impl Found {
 impl<'a> Gathering<'a> {
     pub(super) async fn begin(
         sandbox: &'a Sandbox,
-        root: &'static str,
+        (directory, root): (&'static str, &'static str),
         limits: TreeLimits,
     ) -> Result<Gathering<'a>, EngineError> {
         let tree = sandbox
-            .list_tree(paths::ARTIFACTS, limits)
+            .list_tree(directory, limits)
             .await
             .map_err(EngineError::ListArtifacts)?;
         let mut files = tree.files;
@@ -60,6 +58,7 @@ impl<'a> Gathering<'a> {
         files.truncate(usize::try_from(limits.files).unwrap_or(usize::MAX));
         let mut gathering = Gathering {
             sandbox,
+            directory,
             root,
             left_some: files.len() as u64 == limits.files,
             waiting: files.into_iter(),
@@ -86,12 +85,11 @@ impl<'a> Gathering<'a> {
 
     /// The next few; `None` when there are no more.
     pub(super) async fn next(&mut self) -> Option<Vec<Found>> {
-        let batch: Vec<TreeFile> = self.waiting.by_ref().take(AT_ONCE).collect();
+        let batch: Vec<TreeFile> = self.waiting.by_ref().take(Sandbox::MAX_OPENED).collect();
         if batch.is_empty() {
             return None;
         }
-        let paths: Vec<&[u8]> = batch.iter().map(|file| &file.path[..]).collect();
-        let opened = match self.sandbox.open_files(paths::ARTIFACTS, &paths).await {
+        let opened = match self.sandbox.open_files(self.directory, &batch).await {
             Ok(opened) => opened,
             Err(error) => {
                 let why = in_full(&error);

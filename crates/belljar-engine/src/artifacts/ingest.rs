@@ -13,7 +13,6 @@ use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use belljar_proto::guest::{TreeFile, TreeLimits};
 use belljar_runtime::{Sandbox, paths};
@@ -21,7 +20,7 @@ use belljar_runtime::{Sandbox, paths};
 use super::blobs::{Blobs, Taken};
 use super::catalog::{ArtifactRow, Total};
 use super::gather::{Found, Gathering};
-use super::mime::mime_of;
+use super::mime::{HEAD_BYTES, mime_of};
 use super::names::harmless;
 use super::shelf::{Quotas, Shelf};
 use super::{Artifact, Artifacts, Refused};
@@ -31,12 +30,6 @@ use crate::record::Record;
 
 /// What is looked at after one execution; what lies beyond is looked at after the next.
 const AT_ONCE: TreeLimits = TreeLimits { files: 20_000, depth: 32 };
-
-/// The guest removes this many at a time.
-const REMOVED_AT_ONCE: usize = 1000;
-
-/// How much of a file is looked at to tell what it is.
-const HEAD: usize = 4096;
 
 /// Whose files they are, and where they are shown.
 #[derive(Debug, Clone, Copy)]
@@ -55,15 +48,18 @@ pub(crate) enum Place {
     Session,
     /// In the directory of a run.
     Run,
+    /// Among the exports, where it is put by [`Shelf::export`].
+    Exports,
     Nowhere,
 }
 
 impl Origin<'_> {
-    /// How code in the sandbox calls the directory.
-    fn root(&self) -> &'static str {
+    /// The directory, and how code in the sandbox calls it.
+    pub(super) fn directory(&self) -> (&'static str, &'static str) {
         match self.place {
-            Place::Run => paths::RUN_ARTIFACTS,
-            Place::Session | Place::Nowhere => paths::ARTIFACTS,
+            Place::Run => (paths::ARTIFACTS, paths::RUN_ARTIFACTS),
+            Place::Exports => (paths::SESSION_DATA, paths::SESSION_DATA),
+            Place::Session | Place::Nowhere => (paths::ARTIFACTS, paths::ARTIFACTS),
         }
     }
 }
@@ -107,7 +103,7 @@ impl Shelf {
         {
             // The code has run and its result is worth having, with a word on what is missing.
             tracing::warn!(session.id = origin.session, "failed to take artifacts: {}", in_full(&error));
-            artifacts.refuse(origin.root().to_owned(), in_full(&error));
+            artifacts.refuse(origin.directory().1.to_owned(), in_full(&error));
         }
         let now: HashSet<Refused> = artifacts.artifacts_refused.iter().cloned().collect();
         artifacts.artifacts_refused.retain(|refused| !memory.refused.contains(refused));
@@ -125,42 +121,54 @@ impl Shelf {
         artifacts: &mut Artifacts,
     ) -> Result<(), EngineError> {
         memory.nothing_at = None;
-        let mut gathering = Gathering::begin(sandbox, origin.root(), AT_ONCE).await?;
+        let mut gathering = Gathering::begin(sandbox, origin.directory(), AT_ONCE).await?;
         gathering.pass_over(|file| memory.kept.get(&file.path) == Some(file));
-        let mut room = self.room(origin).await?;
-        let mut copied = Vec::new();
-        while let Some(batch) = gathering.next().await {
-            let batch = batch.into_iter().filter(|found| match room.admit(found.size) {
-                Ok(()) => true,
-                Err(reason) => {
-                    artifacts.refuse(found.path.clone(), reason);
-                    false
-                }
-            });
-            for (path, outcome) in self.copy(origin, batch.collect()).await {
-                match outcome {
-                    Ok(file) => copied.push(file),
-                    Err(error) => artifacts.refuse(path, format!("it could not be copied: {error}")),
-                }
-            }
-        }
-        artifacts.artifacts_refused.append(&mut gathering.refused);
-        if copied.is_empty() && !gathering.left_some {
+        let (identities, refused) = self.take_all(&mut gathering, origin).await?;
+        artifacts.artifacts_refused.extend(refused);
+        if identities.is_empty() && !gathering.left_some {
             memory.nothing_at = fingerprint;
         }
-        let identities = self.put_in_place(origin, copied).await?;
         if self.config.keep_originals {
             memory.kept.extend(identities.into_iter().map(|file| (file.path.clone(), file)));
         } else {
-            for batch in identities.chunks(REMOVED_AT_ONCE) {
-                // What cannot be removed now is found again, and dropped as a second copy.
-                let _ = sandbox.remove_files(paths::ARTIFACTS, batch).await;
-            }
+            // What cannot be removed now is found again, and dropped as a second copy.
+            let _ = sandbox.remove_files(paths::ARTIFACTS, &identities).await;
         }
         for row in self.catalog.of_exec(origin.session, origin.exec).await? {
             artifacts.add(self.show(&row, origin).await);
         }
         Ok(())
+    }
+
+    /// Takes everything that is gathered; which files that were, and what could not be taken.
+    pub(super) async fn take_all(
+        &self,
+        gathering: &mut Gathering<'_>,
+        origin: Origin<'_>,
+    ) -> Result<(Vec<TreeFile>, Vec<Refused>), EngineError> {
+        let mut room = self.room(origin).await?;
+        let mut refused = Vec::new();
+        let mut copied = Vec::new();
+        while let Some(batch) = gathering.next().await {
+            let batch = batch.into_iter().filter_map(|found| match room.admit(found.size) {
+                Ok(()) => Some(found),
+                Err(reason) => {
+                    refused.push(Refused { path: found.path, reason });
+                    None
+                }
+            });
+            for (path, outcome) in self.copy(origin, batch.collect()).await {
+                match outcome {
+                    Ok(file) => copied.push(file),
+                    Err(error) => {
+                        let reason = format!("it could not be copied: {error}");
+                        refused.push(Refused { path, reason });
+                    }
+                }
+            }
+        }
+        refused.append(&mut gathering.refused);
+        Ok((self.put_in_place(copied).await?, refused))
     }
 
     /// Copies the content of these files aside.
@@ -169,7 +177,7 @@ impl Shelf {
         origin: Origin<'_>,
         batch: Vec<Found>,
     ) -> Vec<(String, io::Result<Copied>)> {
-        let blobs = Arc::clone(&self.blobs);
+        let blobs = self.blobs.clone();
         let (tenant, session, exec) =
             (origin.tenant.to_owned(), origin.session.to_owned(), origin.exec.to_owned());
         let copying = tokio::task::spawn_blocking(move || {
@@ -185,7 +193,6 @@ impl Shelf {
     /// Puts content and rows in their places, in this order, for good; which files that were.
     async fn put_in_place(
         &self,
-        origin: Origin<'_>,
         copied: Vec<Copied>,
     ) -> Result<Vec<TreeFile>, EngineError> {
         if copied.is_empty() {
@@ -198,21 +205,17 @@ impl Shelf {
             identities.push(file.identity);
             contents.push(file.content);
         }
-        let (blobs, catalog) = (Arc::clone(&self.blobs), self.catalog.clone());
-        let (tenant, handle) = (origin.tenant.to_owned(), tokio::runtime::Handle::current());
-        let placing = tokio::task::spawn_blocking(move || {
-            // Until the rows are there nobody but us knows that the content is wanted.
-            let wanted = blobs.ingesting();
-            blobs.keep(&wanted, &tenant, contents).map_err(EngineError::KeepArtifacts)?;
-            handle.block_on(catalog.add(rows)).map_err(EngineError::Store)
-        });
-        let placed = placing.await;
-        placed.unwrap_or_else(|panic| Err(EngineError::KeepArtifacts(io::Error::other(panic))))?;
+        let mut ingest = self.blobs.ingesting();
+        let placing = tokio::task::spawn_blocking(move || ingest.keep(contents).map(|()| ingest));
+        let placed = placing.await.unwrap_or_else(|panic| Err(io::Error::other(panic)));
+        // Until the rows are there nobody but us knows that the content is wanted.
+        let _wanted = placed.map_err(EngineError::KeepArtifacts)?;
+        self.catalog.add(rows).await?;
         Ok(identities)
     }
 
     /// An artifact as its caller is told of it, and shown by its name where that is wanted.
-    async fn show(&self, row: &ArtifactRow, origin: Origin<'_>) -> Artifact {
+    pub(super) async fn show(&self, row: &ArtifactRow, origin: Origin<'_>) -> Artifact {
         let blob = self.blobs.path(&row.tenant, &row.sha256);
         let mut host_path = blob.clone();
         if let Some(place) = self.shown_at(row, origin.place) {
@@ -242,7 +245,7 @@ impl Shelf {
                 (Record::of(&self.config.sessions_root, &row.session).artifacts(), paths::ARTIFACTS)
             }
             Place::Run => (self.config.outputs_dir.join(&row.session), paths::RUN_ARTIFACTS),
-            Place::Nowhere => return None,
+            Place::Exports | Place::Nowhere => return None,
         };
         let relative = row.path.strip_prefix(root)?.strip_prefix('/')?;
         Some(directory.join(harmless(relative.as_bytes())?))
@@ -269,7 +272,7 @@ fn copy_one(
     exec: &str,
     found: Found,
 ) -> io::Result<Copied> {
-    let mut head = [0; HEAD];
+    let mut head = [0; HEAD_BYTES];
     let length = found.file.read_at(&mut head, 0)?;
     let name = found.name();
     let content = blobs.take(tenant, &found.file, found.size)?;
@@ -282,7 +285,7 @@ fn copy_one(
         name,
         path: found.path,
         size: content.size(),
-        sha256: *content.sha256(),
+        sha256: content.digest(),
         created_ms: clock::now_ms(),
     };
     Ok(Copied { row, identity: found.identity, content })

@@ -15,11 +15,14 @@
 
 mod blobs;
 mod catalog;
+mod digest;
+mod export;
 mod gather;
 mod ingest;
 mod links;
 mod mime;
 mod names;
+mod pins;
 mod promote;
 mod shelf;
 mod tokens;
@@ -30,7 +33,9 @@ use std::path::PathBuf;
 use belljar_runtime::paths;
 use serde::{Deserialize, Serialize};
 
-pub use blobs::Digest;
+pub(crate) use blobs::tenant_dir;
+pub use digest::Digest;
+pub use mime::is_active;
 pub use catalog::{ArtifactFilter, ArtifactRow};
 pub(crate) use ingest::{Memory, Origin, Place};
 pub use promote::{ArtifactLimits, promote};

@@ -34,7 +34,7 @@ pub async fn promote(
     limits: ArtifactLimits,
 ) -> Result<Artifacts, EngineError> {
     let tree_limits = TreeLimits { files: limits.files, depth: limits.depth };
-    let mut gathering = Gathering::begin(sandbox, paths::RUN_ARTIFACTS, tree_limits).await?;
+    let mut gathering = Gathering::begin(sandbox, (paths::ARTIFACTS, paths::RUN_ARTIFACTS), tree_limits).await?;
     let mut promoted = Artifacts::default();
     let mut total = 0;
     while let Some(batch) = gathering.next().await {

@@ -5,9 +5,9 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 
-use super::blobs::{Blobs, Digest};
+use super::blobs::{Blobs, tenant_dir};
 use super::catalog::{ArtifactFilter, ArtifactRow, Catalog, Total};
 use super::ingest::Place;
 use super::links;
@@ -28,6 +28,8 @@ pub struct ShelfConfig {
     /// Where sessions on disk have their directories, and runs theirs.
     pub sessions_root: PathBuf,
     pub outputs_dir: PathBuf,
+    /// Where exported datasets go.
+    pub exports_dir: PathBuf,
     pub quotas: Quotas,
     /// Seconds after which an artifact is forgotten; none: never.
     pub retention_s: Option<u64>,
@@ -54,7 +56,7 @@ pub struct Quota {
 #[derive(Debug)]
 pub struct Shelf {
     pub(super) config: ShelfConfig,
-    pub(super) blobs: Arc<Blobs>,
+    pub(super) blobs: Blobs,
     pub(super) catalog: Catalog,
     key: SigningKey,
     /// Per tenant, what is on its way to the catalog.
@@ -82,7 +84,7 @@ impl Shelf {
         let key = SigningKey::load_or_create(&config.key_file).map_err(at(&config.key_file))?;
         Ok(Shelf {
             config,
-            blobs: Arc::new(blobs),
+            blobs,
             catalog,
             key,
             in_flight: Mutex::default(),
@@ -167,15 +169,15 @@ impl Shelf {
 
     /// Deletes content that no artifact refers to.
     pub(crate) async fn sweep(&self) -> Result<(), EngineError> {
-        let (blobs, catalog) = (Arc::clone(&self.blobs), self.catalog.clone());
+        let (blobs, catalog) = (self.blobs.clone(), self.catalog.clone());
         let sweeping = tokio::task::spawn_blocking(move || {
             let tenants: HashMap<String, String> = catalog
                 .tenants()
                 .map_err(io::Error::other)?
                 .into_iter()
-                .map(|tenant| (Blobs::directory_of(&tenant), tenant))
+                .map(|tenant| (tenant_dir(&tenant), tenant))
                 .collect();
-            blobs.sweep(|directory, contents: &[Digest]| match tenants.get(directory) {
+            blobs.sweep(|directory, contents| match tenants.get(directory) {
                 Some(tenant) => catalog.referenced(tenant, contents).map_err(io::Error::other),
                 // It may have come since we looked: next time.
                 None if catalog_knows(&catalog, directory)? => Ok(vec![true; contents.len()]),
@@ -193,7 +195,7 @@ impl Shelf {
 
 fn catalog_knows(catalog: &Catalog, directory: &str) -> io::Result<bool> {
     let tenants = catalog.tenants().map_err(io::Error::other)?;
-    Ok(tenants.iter().any(|tenant| Blobs::directory_of(tenant) == directory))
+    Ok(tenants.iter().any(|tenant| tenant_dir(tenant) == directory))
 }
 
 fn now_s() -> u64 {

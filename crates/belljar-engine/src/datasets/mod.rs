@@ -98,8 +98,7 @@ pub struct DatasetListing {
 #[derive(Debug, Clone, Serialize)]
 pub struct Exported {
     /// Below `/session/data`.
-    pub name: String,
-    pub host_path: std::path::PathBuf,
+    pub dataset: String,
     #[serde(flatten)]
     pub artifact: Artifact,
 }

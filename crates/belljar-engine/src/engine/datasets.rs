@@ -6,13 +6,13 @@ use std::io;
 use std::sync::Arc;
 
 use belljar_proto::guest::{TreeFile, TreeLimits};
-use belljar_runtime::{RuntimeError, Sandbox, paths};
+use belljar_runtime::{Sandbox, paths};
 use bytes::Bytes;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 use super::{Engine, Principal, Shared};
-use crate::artifacts::{Artifacts, Digest};
+use crate::artifacts::Digest;
 use crate::audit::Entry;
 use crate::clock;
 use crate::datasets::source::{Answer, SourceError};
@@ -221,6 +221,20 @@ impl Engine {
         fetched
     }
 
+    /// A dataset whose fetching has just been asked for, as far as that is known.
+    pub async fn dataset_asked_for(
+        &self,
+        who: &Principal,
+        id: &str,
+        source: &str,
+    ) -> Result<DatasetInfo, EngineError> {
+        let session = self.session_with_datasets(who, id).await?;
+        let known = self.shared.store.dataset_of_source(&session.id, source).await?;
+        let name = source.parse().map_err(|error| EngineError::Invalid(format!("{error}")))?;
+        let pending = || row(&session, &name, Some(source), DatasetStatus::Pending);
+        Ok(info_of_row(known.unwrap_or_else(pending)))
+    }
+
     /// What datasets a session has.
     pub async fn datasets(
         &self,
@@ -234,7 +248,7 @@ impl Engine {
             Datasets::LocalRo => list(&*session.sandbox()?, paths::DATA, &[]).await?,
             Datasets::Api => {
                 let rows = self.shared.store.datasets(&session.id).await?;
-                list(&*session.sandbox()?, paths::STAGED, &rows).await?
+                list(&*session.sandbox()?, paths::SESSION_DATA, &rows).await?
             }
         };
         Ok((access, listing))
@@ -335,13 +349,13 @@ impl Shared {
         let sandbox = session.sandbox()?;
         let path = name.as_str().as_bytes();
         let (file, temporary) =
-            sandbox.create_file(paths::STAGED, path).await.map_err(EngineError::Stage)?;
+            sandbox.create_file(paths::SESSION_DATA, path).await.map_err(EngineError::Stage)?;
         let copying =
             tokio::task::spawn_blocking(move || copy_verified(&content, &file, &sha256)).await;
         let copied = copying.unwrap_or_else(|panic| Err(io::Error::other(panic)));
         if let Err(error) = copied {
             // If even this fails, what is left is hidden.
-            let _ = sandbox.discard_file(paths::STAGED, temporary).await;
+            let _ = sandbox.discard_file(temporary).await;
             return Err(match error.kind() {
                 io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
                     EngineError::NoRoomInside(size)
@@ -349,10 +363,10 @@ impl Shared {
                 _ => EngineError::KeepDataset(error),
             });
         }
-        sandbox
-            .commit_file(paths::STAGED, temporary, path)
-            .await
-            .map_err(EngineError::Stage)?;
+        if let Err(error) = sandbox.commit_file(&temporary).await {
+            let _ = sandbox.discard_file(temporary).await;
+            return Err(EngineError::Stage(error));
+        }
         let row = DatasetRow {
             sha256: Some(sha256),
             size: Some(size),
@@ -372,7 +386,8 @@ impl Shared {
         let Some(row) = row.filter(|row| row.status == DatasetStatus::Loaded) else {
             return Ok(None);
         };
-        let there = session.sandbox()?.open_files(paths::STAGED, &[row.name.as_bytes()]).await;
+        let file = TreeFile { path: row.name.clone().into(), ..TreeFile::default() };
+        let there = session.sandbox()?.open_files(paths::SESSION_DATA, &[file]).await;
         let there = there.ok().and_then(|mut opened| opened.pop()?.ok());
         Ok(there.filter(|file| Some(file.size) == row.size).map(|_| info_of_row(row)))
     }
@@ -474,7 +489,7 @@ fn row(
 
 fn info_of_row(row: DatasetRow) -> DatasetInfo {
     DatasetInfo {
-        path: format!("{}/{}", paths::STAGED, row.name),
+        path: format!("{}/{}", paths::SESSION_DATA, row.name),
         name: row.name,
         status: row.status,
         reason: row.reason,
@@ -538,9 +553,8 @@ async fn describe_some(
 ) -> Result<HashMap<Vec<u8>, crate::datasets::Description>, EngineError> {
     let mut described = HashMap::new();
     let files = &files[..files.len().min(DESCRIBED)];
-    for batch in files.chunks(belljar_runtime::MAX_OPEN_FILES) {
-        let paths: Vec<&[u8]> = batch.iter().map(|file| &file.path[..]).collect();
-        let opened = sandbox.open_files(root, &paths).await.map_err(EngineError::ListDatasets)?;
+    for batch in files.chunks(Sandbox::MAX_OPENED) {
+        let opened = sandbox.open_files(root, batch).await.map_err(EngineError::ListDatasets)?;
         let opened: Vec<(Vec<u8>, File, u64)> = batch
             .iter()
             .zip(opened)

@@ -8,7 +8,7 @@ use tokio::sync::Semaphore;
 
 use super::{Engine, EngineConfig, Shared};
 use crate::clock;
-use crate::error::EngineError;
+use crate::error::{EngineError, in_full};
 use crate::record::Record;
 use crate::session::rules::Phase;
 use crate::session::{Origin, Session, drive};
@@ -21,6 +21,8 @@ const ADOPTING_AT_ONCE: usize = 64;
 /// A session found after a restart lives at least this long, whatever the clock says: the time of
 /// day may have jumped, and its owner may just be coming back.
 const GRACE_AFTER_RESTART_MS: i64 = 60_000;
+
+const SERVER_ENDED: &str = "the server ended while it was being staged";
 
 impl Engine {
     /// Whether everything an earlier server left has been dealt with.

@@ -65,21 +65,21 @@ impl Shared {
         runtime: Arc<NativeRuntime>,
     ) -> Result<Shared, EngineError> {
         let metrics = Metrics::default();
+        let datasets = Cache::open(&config.dataset_cache, config.dataset_cache_bytes);
+        let unusable = |cause| EngineError::Directory { path: config.dataset_cache.clone(), cause };
         Ok(Shared {
             admission: Admission::new(config.total),
-            config,
             store,
             runtime,
             shelf: Shelf::open(config.shelf.clone(), metrics.artifacts.clone())?,
-            datasets: Cache::open(&config.dataset_cache, config.dataset_cache_bytes).map_err(
-                |cause| EngineError::Directory { path: config.dataset_cache.clone(), cause },
-            )?,
+            datasets: datasets.map_err(unusable)?,
             fetching: Semaphore::new(FETCHES),
             metrics,
             usage: Usage::default(),
             leaving: watch::Sender::new(false),
             registry: Mutex::default(),
             making: Semaphore::new(MAKING_AT_ONCE),
+            config,
         })
     }
 

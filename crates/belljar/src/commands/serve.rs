@@ -191,6 +191,7 @@ fn shelf_config(settings: &Settings) -> ShelfConfig {
         key_file: settings.state_dir.join("links.key"),
         sessions_root: settings.server.sessions_root.clone(),
         outputs_dir: settings.outputs_dir.clone(),
+        exports_dir: artifacts.exports_dir.clone(),
         quotas: artifacts.quotas,
         retention_s: artifacts.retention_s,
         keep_originals: artifacts.keep_originals,

@@ -21,8 +21,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use belljar_runtime::Limits;
 
-pub(crate) use dotenv::commented as commented_env_file;
 pub use artifacts::ArtifactSettings;
+pub(crate) use dotenv::commented as commented_env_file;
 pub use server::{Listen, ServerSettings, Tls};
 use values::Values;
 
