@@ -73,9 +73,10 @@ struct Inner {
 #[derive(Debug)]
 #[must_use = "dropping it removes the copy"]
 pub struct Taken {
-    name: Name,
+    pinned: Pinned,
     size: u64,
-    incoming: Incoming,
+    /// Nothing where the same content was found in place, which then stays there: it is pinned.
+    incoming: Option<Incoming>,
     /// [`Inner::failures`] when the copying began.
     failures_before: u64,
 }
@@ -83,7 +84,7 @@ pub struct Taken {
 impl Taken {
     #[must_use]
     pub fn digest(&self) -> Digest {
-        self.name.digest
+        self.pinned.name.digest
     }
 
     /// Bytes that were there to copy.
@@ -93,14 +94,15 @@ impl Taken {
     }
 }
 
-/// As long as this lives, no sweep removes what was kept with it. Let go of it when the references
+/// As long as this lives, no sweep removes what was kept with it, as none removes what was taken and
+/// not yet kept. Let go of it when the references
 /// to all of that are committed, and not before. It may be sent between threads and held across an
 /// `await`, and does not keep others from ingesting.
 #[derive(Debug)]
 #[must_use = "what is kept is safe only while this lives"]
 pub struct Ingest {
     blobs: Blobs,
-    pinned: Vec<Name>,
+    pinned: Vec<Pinned>,
 }
 
 /// What a sweep has removed.
@@ -165,10 +167,31 @@ impl Blobs {
     /// there; one that has become shorter is taken as it is.
     pub fn take(&self, tenant: &str, from: &File, size: u64) -> io::Result<Taken> {
         let failures_before = self.0.failures.load(Ordering::SeqCst);
+        let mut chunk = vec![0; chunk_size(size)];
+        let length = read_chunk(from, 0, size, &mut chunk)?;
+        if length as u64 == size || length < chunk.len() {
+            return self.take_small(tenant, &chunk[..length], failures_before);
+        }
         let (incoming, mut to) = Incoming::create(&self.0.incoming)?;
-        let (digest, size) = copy(from, size, &mut to)?;
-        let name = Name { tenant: TenantDir::of(tenant), digest };
-        Ok(Taken { name, size, incoming, failures_before })
+        let (digest, size) = copy(from, size, &mut chunk, &mut to)?;
+        let pinned = Pinned::new(self, Name { tenant: TenantDir::of(tenant), digest });
+        Ok(Taken { pinned, size, incoming: Some(incoming), failures_before })
+    }
+
+    /// Takes what fits into one chunk. It is hashed before anything is written, so that content
+    /// that is there already costs no file: ext4 slows down to a crawl where thousands of files are
+    /// made soon after thousands were removed, as code that leaves the same files again and again
+    /// would have us do.
+    fn take_small(&self, tenant: &str, content: &[u8], failures_before: u64) -> io::Result<Taken> {
+        let digest = Digest(Sha256::digest(content).into());
+        let pinned = Pinned::new(self, Name { tenant: TenantDir::of(tenant), digest });
+        let size = content.len() as u64;
+        if is_complete(&self.0.place(pinned.name), size)? {
+            return Ok(Taken { pinned, size, incoming: None, failures_before });
+        }
+        let (incoming, mut to) = Incoming::create(&self.0.incoming)?;
+        to.write_all(content)?;
+        Ok(Taken { pinned, size, incoming: Some(incoming), failures_before })
     }
 
     /// Begins an ingest, see [`Ingest::keep`]. Does not wait.
@@ -291,39 +314,62 @@ impl Ingest {
     /// If it fails, some of them may be in place; the next sweep finds those.
     pub fn keep(&mut self, taken: Vec<Taken>) -> io::Result<()> {
         let Blobs(store) = &self.blobs;
-        let already = self.pinned.len();
-        self.pinned.extend(taken.iter().map(|taken| taken.name));
-        store.pins.pin(&self.pinned[already..]);
-        // From here on no sweep touches these names: what is found in place stays in place.
         let mut directories = BTreeSet::new();
         let mut fresh = Vec::new();
         let mut seen = HashSet::new();
-        for taken in taken {
-            let place = store.place(taken.name);
-            let bucket = store.bucket(taken.name);
-            if !seen.insert(taken.name) {
+        for Taken { pinned, size, incoming, failures_before } in taken {
+            let name = pinned.name;
+            // Held from here on, whatever fails below.
+            self.pinned.push(pinned);
+            if !seen.insert(name) {
                 continue;
             }
+            let bucket = store.bucket(name);
             if !directories.contains(&bucket) {
-                store.make_bucket(taken.name.tenant, &bucket)?;
+                store.make_bucket(name.tenant, &bucket)?;
                 directories.insert(bucket);
             }
-            if !is_complete(&place, taken.size)? {
-                fresh.push((taken, place));
+            let place = store.place(name);
+            match incoming {
+                Some(incoming) if !is_complete(&place, size)? => {
+                    fresh.push(Fresh { incoming, place, failures_before });
+                }
+                _ => {}
             }
         }
         store.sync_contents(&fresh)?;
-        for (taken, place) in fresh {
-            taken.incoming.move_to(&place)?;
+        for Fresh { incoming, place, .. } in fresh {
+            incoming.move_to(&place)?;
         }
         // Also those in which all was there: whoever put it there may not have got this far.
         store.sync_directories(directories)
     }
 }
 
-impl Drop for Ingest {
+/// A copy on its way to its place.
+struct Fresh {
+    incoming: Incoming,
+    place: PathBuf,
+    failures_before: u64,
+}
+
+/// Keeps sweeps away from a name, whether or not there is a blob of that name yet.
+#[derive(Debug)]
+struct Pinned {
+    blobs: Blobs,
+    name: Name,
+}
+
+impl Pinned {
+    fn new(blobs: &Blobs, name: Name) -> Pinned {
+        blobs.0.pins.pin(name);
+        Pinned { blobs: blobs.clone(), name }
+    }
+}
+
+impl Drop for Pinned {
     fn drop(&mut self) {
-        self.blobs.0.pins.unpin(&self.pinned);
+        self.blobs.0.pins.unpin(self.name);
     }
 }
 
@@ -348,9 +394,9 @@ impl Inner {
         }
     }
 
-    fn sync_contents(&self, fresh: &[(Taken, PathBuf)]) -> io::Result<()> {
+    fn sync_contents(&self, fresh: &[Fresh]) -> io::Result<()> {
         if fresh.len() <= FEW {
-            let open = |(taken, _): &(Taken, PathBuf)| File::open(&taken.incoming.0);
+            let open = |fresh: &Fresh| File::open(&fresh.incoming.0);
             let files = fresh.iter().map(open).collect::<io::Result<Vec<File>>>()?;
             // All begin before the first is waited for.
             for file in &files {
@@ -359,7 +405,7 @@ impl Inner {
             return files.iter().try_for_each(File::sync_all);
         }
         let failures = self.sync_everything()?;
-        if fresh.iter().any(|(taken, _)| taken.failures_before != failures) {
+        if fresh.iter().any(|fresh| fresh.failures_before != failures) {
             return Err(io::Error::other("the disk failed to write while this was copied"));
         }
         Ok(())
@@ -460,12 +506,11 @@ impl Drop for Incoming {
     }
 }
 
-fn copy(from: &File, size: u64, to: &mut File) -> io::Result<(Digest, u64)> {
+fn copy(from: &File, size: u64, chunk: &mut [u8], to: &mut File) -> io::Result<(Digest, u64)> {
     let mut hasher = Sha256::new();
-    let mut chunk = vec![0; chunk_size(size)];
     let (mut done, mut begun) = (0, 0);
     loop {
-        let length = read_chunk(from, done, size, &mut chunk)?;
+        let length = read_chunk(from, done, size, chunk)?;
         if length == 0 {
             return Ok((Digest(hasher.finalize().into()), done));
         }
@@ -501,15 +546,20 @@ fn chunk_size(size: u64) -> usize {
     usize::try_from(size).map_or(CHUNK, |size| size.clamp(1, CHUNK))
 }
 
-/// Reads what is at `done`, but nothing beyond `size`; 0 at the end.
+/// Fills `chunk` with what is at `done`, but with nothing beyond `size`. Less than that, or 0, only
+/// at the end of the file.
 fn read_chunk(from: &File, done: u64, size: u64, chunk: &mut [u8]) -> io::Result<usize> {
     let left = usize::try_from(size - done).unwrap_or(usize::MAX).min(chunk.len());
-    loop {
-        match from.read_at(&mut chunk[..left], done) {
+    let mut filled = 0;
+    while filled < left {
+        match from.read_at(&mut chunk[filled..left], done + filled as u64) {
+            Ok(0) => break,
+            Ok(read) => filled += read,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            read => return read,
+            Err(error) => return Err(error),
         }
     }
+    Ok(filled)
 }
 
 /// Whether there is a whole copy at `place`. One of another length was damaged from outside and is
@@ -658,6 +708,14 @@ mod tests {
         let digest = fixture.keep("a", &content);
         assert_eq!(digest, Digest(Sha256::digest(&content).into()));
         assert!(fixture.blobs.verify("a", &digest).unwrap());
+        assert_eq!(fixture.keep("a", &content), digest);
+        assert_eq!((fixture.count(), fixture.incoming()), (1, 0));
+        // Exactly one chunk, and cut to one chunk.
+        let file = file_with(&content);
+        let one = fixture.blobs.take("a", &file, CHUNK as u64).unwrap();
+        assert_eq!(one.digest(), Digest(Sha256::digest(&content[..CHUNK]).into()));
+        let more = fixture.blobs.take("a", &file, CHUNK as u64 + 1).unwrap();
+        assert_eq!(more.digest(), Digest(Sha256::digest(&content[..=CHUNK]).into()));
     }
 
     #[test]
@@ -774,6 +832,22 @@ mod tests {
     }
 
     #[test]
+    fn small_content_that_is_there_is_not_written_again_and_stays() {
+        let fixture = Fixture::new();
+        let digest = fixture.keep("a", b"old");
+        let taken = fixture.take("a", b"old");
+        assert_eq!(fixture.incoming(), 0, "nothing was written");
+        assert_eq!(fixture.blobs.sweep(nobody_uses_any).unwrap(), Swept::default());
+        let mut ingest = fixture.blobs.ingesting();
+        ingest.keep(vec![taken]).unwrap();
+        assert_eq!(fixture.blobs.sweep(nobody_uses_any).unwrap(), Swept::default());
+        assert!(fixture.blobs.verify("a", &digest).unwrap());
+        drop(ingest);
+        drop(fixture.take("a", b"old"));
+        assert_eq!(fixture.blobs.sweep(nobody_uses_any).unwrap().blobs, 1);
+    }
+
+    #[test]
     fn what_an_ingest_holds_is_not_swept() {
         let fixture = Fixture::new();
         let digest = fixture.keep("a", b"old");
@@ -789,11 +863,9 @@ mod tests {
     fn what_an_ingest_decides_to_use_during_a_sweep_is_not_swept() {
         let fixture = Fixture::new();
         let digest = fixture.keep("a", b"old");
-        let mut again = Some(fixture.take("a", b"old"));
         let swept = fixture.blobs.sweep(|_, digests| {
             // The catalog was read; now somebody uses it, writes that down and lets go.
-            let taken = again.take().into_iter().collect();
-            fixture.blobs.ingesting().keep(taken).unwrap();
+            fixture.keep("a", b"old");
             nobody_uses_any("", digests)
         });
         assert_eq!(swept.unwrap(), Swept::default());

@@ -32,22 +32,19 @@ impl<N: Copy + Eq + Hash> Pins<N> {
         Pins(Mutex::new(State { pinned: HashMap::new(), chosen: HashSet::new() }))
     }
 
-    pub(super) fn pin(&self, names: &[N]) {
+    pub(super) fn pin(&self, name: N) {
         let mut state = crate::lock(&self.0);
-        for name in names {
-            *state.pinned.entry(*name).or_default() += 1;
-            state.chosen.remove(name);
-        }
+        *state.pinned.entry(name).or_default() += 1;
+        state.chosen.remove(&name);
     }
 
-    pub(super) fn unpin(&self, names: &[N]) {
+    /// Undoes one [`Pins::pin`].
+    pub(super) fn unpin(&self, name: N) {
         let mut state = crate::lock(&self.0);
-        for name in names {
-            if let Some(holders) = state.pinned.get_mut(name) {
-                *holders -= 1;
-                if *holders == 0 {
-                    state.pinned.remove(name);
-                }
+        if let Some(holders) = state.pinned.get_mut(&name) {
+            *holders -= 1;
+            if *holders == 0 {
+                state.pinned.remove(&name);
             }
         }
     }
@@ -82,11 +79,11 @@ mod tests {
     #[test]
     fn what_is_pinned_is_not_swept() {
         let pins = Pins::new();
-        pins.pin(&[1, 2, 2]);
+        [1, 2, 2].into_iter().for_each(|name| pins.pin(name));
         assert_eq!(pins.choose(&[1, 2, 3]), [3]);
-        pins.unpin(&[1, 2]);
+        [1, 2].into_iter().for_each(|name| pins.unpin(name));
         assert_eq!(pins.choose(&[1, 2, 3]), [1, 3]);
-        pins.unpin(&[2]);
+        pins.unpin(2);
         assert_eq!(pins.choose(&[1, 2, 3]), [1, 2, 3]);
         assert!(crate::lock(&pins.0).pinned.is_empty());
     }
@@ -95,9 +92,9 @@ mod tests {
     fn what_was_pinned_for_a_moment_during_a_sweep_is_not_swept() {
         let pins = Pins::new();
         let chosen = pins.choose(&[1, 2, 3]);
-        pins.pin(&[2]);
-        pins.unpin(&[2]);
-        pins.pin(&[3]);
+        pins.pin(2);
+        pins.unpin(2);
+        pins.pin(3);
         let mut removed = Vec::new();
         pins.remove_chosen(&chosen, |name| removed.push(name));
         assert_eq!(removed, [1]);
