@@ -8,6 +8,7 @@ pub mod admission;
 pub mod artifacts;
 pub mod audit;
 pub mod clock;
+pub mod datasets;
 mod engine;
 mod error;
 pub mod exec;
