@@ -100,6 +100,18 @@ pub(crate) async fn put(
     receive(upload, body).await.map(Json)
 }
 
+/// The same, for a name with folders.
+pub(crate) async fn put_in_folder(
+    state: State<Arc<App>>,
+    who: Extension<Principal>,
+    Path((id, folder, rest)): Path<(String, String, String)>,
+    query: Query<PutDataset>,
+    headers: HeaderMap,
+    body: RawBody,
+) -> Result<Json<DatasetInfo>, ApiError> {
+    put(state, who, Path((id, format!("{folder}/{rest}"))), query, headers, body).await
+}
+
 async fn receive(mut upload: Upload, mut body: RawBody) -> Result<DatasetInfo, ApiError> {
     loop {
         let next = tokio::time::timeout(SILENCE, body.frame()).await.map_err(|_| {

@@ -31,6 +31,7 @@ use std::sync::{Arc, OnceLock};
 
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
+use axum::routing::put;
 use axum::{Json, Router, middleware};
 use belljar_engine::Engine;
 use belljar_engine::keys::KeyRing;
@@ -157,6 +158,8 @@ fn described() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(artifacts::download))
         .routes(routes!(datasets::list, datasets::stage))
         .routes(routes!(datasets::put))
+        // A name with folders, as people write it.
+        .route("/v1/sessions/{id}/datasets/{folder}/{*rest}", put(datasets::put_in_folder))
         .routes(routes!(datasets::export))
         .routes(routes!(runs::run))
         .routes(routes!(usage::usage))

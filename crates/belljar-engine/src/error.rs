@@ -35,9 +35,7 @@ pub enum EngineError {
     NoRoomInside(u64),
     #[error("{0}")]
     TooLarge(String),
-    #[error(
-        "session `{0}` takes no datasets: create it with \"datasets\": \"API\" to stage them"
-    )]
+    #[error("session `{0}` takes no datasets: create it with \"datasets\": \"API\" to stage them")]
     NoStaging(String),
     #[error("failed to feed the execution")]
     Stdin(#[source] RuntimeError),

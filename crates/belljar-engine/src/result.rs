@@ -1,8 +1,6 @@
 //! The result of an execution, put together from what it said.
 
-use belljar_proto::exec::{
-    Dropped, ErrorReport, Event, KernelState, MimeBundle, Outcome, Status,
-};
+use belljar_proto::exec::{Dropped, ErrorReport, Event, KernelState, MimeBundle, Outcome, Status};
 use belljar_runtime::link::{ExecEvent, Following};
 use serde::Serialize;
 

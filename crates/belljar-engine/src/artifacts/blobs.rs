@@ -49,7 +49,7 @@ const SWEEP_BATCH: usize = 128;
 
 /// The store. Clones are the same store.
 #[derive(Debug, Clone)]
-pub struct Blobs(Arc<Inner>);
+pub(super) struct Blobs(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
@@ -72,7 +72,7 @@ struct Inner {
 /// A copy of a file that is not in place yet. Dropped, it is removed.
 #[derive(Debug)]
 #[must_use = "dropping it removes the copy"]
-pub struct Taken {
+pub(super) struct Taken {
     pinned: Pinned,
     size: u64,
     /// Nothing where the same content was found in place, which then stays there: it is pinned.
@@ -83,13 +83,13 @@ pub struct Taken {
 
 impl Taken {
     #[must_use]
-    pub fn digest(&self) -> Digest {
+    pub(super) fn digest(&self) -> Digest {
         self.pinned.name.digest
     }
 
     /// Bytes that were there to copy.
     #[must_use]
-    pub fn size(&self) -> u64 {
+    pub(super) fn size(&self) -> u64 {
         self.size
     }
 }
@@ -100,48 +100,48 @@ impl Taken {
 /// `await`, and does not keep others from ingesting.
 #[derive(Debug)]
 #[must_use = "what is kept is safe only while this lives"]
-pub struct Ingest {
+pub(super) struct Ingest {
     blobs: Blobs,
     pinned: Vec<Pinned>,
 }
 
 /// What a sweep has removed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Swept {
-    pub blobs: u64,
-    pub bytes: u64,
+pub(super) struct Swept {
+    pub(super) blobs: u64,
+    pub(super) bytes: u64,
 }
 
 /// A blob as it lies on the disk.
 #[derive(Debug, Clone)]
-pub struct Stored {
+pub(super) struct Stored {
     /// As [`tenant_dir`] gives it; who that is cannot be told from it.
-    pub tenant_dir: String,
-    pub digest: Digest,
-    pub size: u64,
-    pub path: PathBuf,
+    pub(super) tenant_dir: String,
+    pub(super) digest: Digest,
+    pub(super) size: u64,
+    pub(super) path: PathBuf,
 }
 
 impl Stored {
     /// Whether its content is still what its name says.
-    pub fn is_intact(&self) -> io::Result<bool> {
+    pub(super) fn is_intact(&self) -> io::Result<bool> {
         Ok(hash(&File::open(&self.path)?)? == self.digest)
     }
 }
 
 /// The name of the directory that a tenant's blobs are in.
 #[must_use]
-pub fn tenant_dir(tenant: &str) -> String {
+pub(crate) fn tenant_dir(tenant: &str) -> String {
     TenantDir::of(tenant).to_string()
 }
 
 impl Blobs {
     /// Opens the store in `directory`, which is made if it is missing, and clears what a killed
     /// server left half copied. Only one server may have it open.
-    pub fn open(directory: &Path) -> io::Result<Blobs> {
+    pub(super) fn open(directory: &Path) -> io::Result<Blobs> {
         let root = std::path::absolute(directory)?;
-        let missing = root.ancestors().take_while(|directory| !directory.exists()).count();
         let incoming = root.join("incoming");
+        let missing = root.ancestors().take_while(|directory| !directory.exists()).count();
         DirBuilder::new().recursive(true).mode(0o700).create(&incoming)?;
         for above in root.ancestors().skip(1).take(missing) {
             File::open(above)?.sync_all()?;
@@ -152,10 +152,16 @@ impl Blobs {
                 fs::remove_file(entry.path())?;
             }
         }
+        Blobs::look_at(&root)
+    }
+
+    /// The store in `directory`, to be looked at and not changed: a server may have it open.
+    pub(super) fn look_at(directory: &Path) -> io::Result<Blobs> {
+        let root = std::path::absolute(directory)?;
         Ok(Blobs(Arc::new(Inner {
             disk: Mutex::new(File::open(&root)?),
+            incoming: root.join("incoming"),
             root,
-            incoming,
             pins: Pins::new(),
             sweeping: Mutex::default(),
             failures: AtomicU64::new(0),
@@ -165,7 +171,7 @@ impl Blobs {
 
     /// Copies and hashes `from`, from its beginning. A file that has grown beyond `size` is cut
     /// there; one that has become shorter is taken as it is.
-    pub fn take(&self, tenant: &str, from: &File, size: u64) -> io::Result<Taken> {
+    pub(super) fn take(&self, tenant: &str, from: &File, size: u64) -> io::Result<Taken> {
         let failures_before = self.0.failures.load(Ordering::SeqCst);
         let mut chunk = vec![0; chunk_size(size)];
         let length = read_chunk(from, 0, size, &mut chunk)?;
@@ -195,14 +201,14 @@ impl Blobs {
     }
 
     /// Begins an ingest, see [`Ingest::keep`]. Does not wait.
-    pub fn ingesting(&self) -> Ingest {
+    pub(super) fn ingesting(&self) -> Ingest {
         Ingest { blobs: self.clone(), pinned: Vec::new() }
     }
 
     /// Removes the blobs that nobody uses. `is_referenced` is asked about a few at a time, of one
     /// tenant each time, and answers for each in the same order. It must look at what is committed
     /// by then and not at an older view.
-    pub fn sweep(
+    pub(super) fn sweep(
         &self,
         mut is_referenced: impl FnMut(&str, &[Digest]) -> io::Result<Vec<bool>>,
     ) -> io::Result<Swept> {
@@ -256,21 +262,16 @@ impl Blobs {
 
     /// Where the content is, if it was kept.
     #[must_use]
-    pub fn path(&self, tenant: &str, digest: &Digest) -> PathBuf {
+    pub(super) fn path(&self, tenant: &str, digest: &Digest) -> PathBuf {
         self.0.place(Name { tenant: TenantDir::of(tenant), digest: *digest })
     }
 
-    pub fn open_blob(&self, tenant: &str, digest: &Digest) -> io::Result<File> {
+    pub(super) fn open_blob(&self, tenant: &str, digest: &Digest) -> io::Result<File> {
         File::open(self.path(tenant, digest))
     }
 
-    /// Whether the content is still what it was. Reads all of it.
-    pub fn verify(&self, tenant: &str, digest: &Digest) -> io::Result<bool> {
-        Ok(hash(&self.open_blob(tenant, digest)?)? == *digest)
-    }
-
     /// Shows every blob of every tenant to `visit`, in no order, until it fails.
-    pub fn walk(&self, mut visit: impl FnMut(Stored) -> io::Result<()>) -> io::Result<()> {
+    pub(super) fn walk(&self, mut visit: impl FnMut(Stored) -> io::Result<()>) -> io::Result<()> {
         self.each(|name, path| {
             // One that a sweep has just removed is not there to be shown.
             let Some(metadata) = unless_gone(fs::symlink_metadata(&path))? else { return Ok(()) };
@@ -312,7 +313,7 @@ impl Ingest {
     /// already stays, and the new copy of it is dropped.
     ///
     /// If it fails, some of them may be in place; the next sweep finds those.
-    pub fn keep(&mut self, taken: Vec<Taken>) -> io::Result<()> {
+    pub(super) fn keep(&mut self, taken: Vec<Taken>) -> io::Result<()> {
         let Blobs(store) = &self.blobs;
         let mut directories = BTreeSet::new();
         let mut fresh = Vec::new();
@@ -646,6 +647,10 @@ mod tests {
         Ok(vec![false; digests.len()])
     }
 
+    fn verify(blobs: &Blobs, tenant: &str, digest: &Digest) -> io::Result<bool> {
+        Ok(hash(&blobs.open_blob(tenant, digest)?)? == *digest)
+    }
+
     #[test]
     fn what_is_kept_is_found_by_its_content() {
         let fixture = Fixture::new();
@@ -707,7 +712,7 @@ mod tests {
         let content: Vec<u8> = (0..=250).cycle().take(4 * CHUNK + 123).collect();
         let digest = fixture.keep("a", &content);
         assert_eq!(digest, Digest(Sha256::digest(&content).into()));
-        assert!(fixture.blobs.verify("a", &digest).unwrap());
+        assert!(verify(&fixture.blobs, "a", &digest).unwrap());
         assert_eq!(fixture.keep("a", &content), digest);
         assert_eq!((fixture.count(), fixture.incoming()), (1, 0));
         // Exactly one chunk, and cut to one chunk.
@@ -749,7 +754,7 @@ mod tests {
         assert_eq!(fixture.incoming(), 1);
         let again = Blobs::open(&fixture.directory.path().join("blobs")).unwrap();
         assert_eq!(fixture.incoming(), 0);
-        assert!(again.verify("a", &digest).unwrap());
+        assert!(verify(&again, "a", &digest).unwrap());
     }
 
     #[test]
@@ -757,11 +762,11 @@ mod tests {
         let fixture = Fixture::new();
         let digest = fixture.keep("a", b"good");
         let path = fixture.blobs.path("a", &digest);
-        assert!(fixture.blobs.verify("a", &digest).unwrap());
+        assert!(verify(&fixture.blobs, "a", &digest).unwrap());
         for (damage, healed) in [(&b"evil"[..], false), (b"goo", true)] {
             fs::remove_file(&path).unwrap();
             fs::write(&path, damage).unwrap();
-            assert!(!fixture.blobs.verify("a", &digest).unwrap());
+            assert!(!verify(&fixture.blobs, "a", &digest).unwrap());
             let mut intact = Vec::new();
             let look = |stored: Stored| {
                 intact.push(stored.is_intact()?);
@@ -770,10 +775,10 @@ mod tests {
             fixture.blobs.walk(look).unwrap();
             assert_eq!(intact, [false]);
             fixture.keep("a", b"good");
-            assert_eq!(fixture.blobs.verify("a", &digest).unwrap(), healed);
+            assert_eq!(verify(&fixture.blobs, "a", &digest).unwrap(), healed);
         }
         let missing = Digest([0; 32]);
-        assert!(fixture.blobs.verify("a", &missing).is_err());
+        assert!(verify(&fixture.blobs, "a", &missing).is_err());
     }
 
     #[test]
@@ -800,7 +805,7 @@ mod tests {
         let mut expected = [(tenant_dir("a"), 2), (tenant_dir("b"), 1)];
         expected.sort();
         assert_eq!(asked, expected);
-        assert!(fixture.blobs.verify("a", &used).unwrap());
+        assert!(verify(&fixture.blobs, "a", &used).unwrap());
         assert_eq!((fixture.count(), fixture.incoming()), (1, 0));
         assert!(strangers.iter().all(|path| path.exists()));
     }
@@ -841,7 +846,7 @@ mod tests {
         let mut ingest = fixture.blobs.ingesting();
         ingest.keep(vec![taken]).unwrap();
         assert_eq!(fixture.blobs.sweep(nobody_uses_any).unwrap(), Swept::default());
-        assert!(fixture.blobs.verify("a", &digest).unwrap());
+        assert!(verify(&fixture.blobs, "a", &digest).unwrap());
         drop(ingest);
         drop(fixture.take("a", b"old"));
         assert_eq!(fixture.blobs.sweep(nobody_uses_any).unwrap().blobs, 1);
@@ -854,7 +859,7 @@ mod tests {
         let mut ingest = fixture.blobs.ingesting();
         ingest.keep(vec![fixture.take("a", b"old")]).unwrap();
         assert_eq!(fixture.blobs.sweep(nobody_uses_any).unwrap(), Swept::default());
-        assert!(fixture.blobs.verify("a", &digest).unwrap());
+        assert!(verify(&fixture.blobs, "a", &digest).unwrap());
         drop(ingest);
         assert_eq!(fixture.blobs.sweep(nobody_uses_any).unwrap().blobs, 1);
     }
@@ -869,7 +874,7 @@ mod tests {
             nobody_uses_any("", digests)
         });
         assert_eq!(swept.unwrap(), Swept::default());
-        assert!(fixture.blobs.verify("a", &digest).unwrap());
+        assert!(verify(&fixture.blobs, "a", &digest).unwrap());
     }
 
     /// Ingests and sweeps as fast as they can, with a catalog of their own. Nothing that the
@@ -891,7 +896,7 @@ mod tests {
                         let mut catalog = crate::lock(&catalog);
                         catalog.insert(digest);
                         drop(ingest);
-                        assert!(fixture.blobs.verify("a", &digest).unwrap());
+                        assert!(verify(&fixture.blobs, "a", &digest).unwrap());
                         // Nobody uses it any more: sweeps have something to do.
                         catalog.remove(&digest);
                     }

@@ -148,7 +148,8 @@ impl Catalog {
                     "SELECT count, bytes FROM totals WHERE tenant = ?1 AND session = ?2",
                 )?;
                 let mut total = |session: &str| {
-                    let total = |row: &Row<'_>| Ok(Total { count: row.get(0)?, bytes: row.get(1)? });
+                    let total =
+                        |row: &Row<'_>| Ok(Total { count: row.get(0)?, bytes: row.get(1)? });
                     query.query_row([&tenant, session], total).optional()
                 };
                 Ok((total("")?.unwrap_or_default(), total(&session)?.unwrap_or_default()))
@@ -259,6 +260,15 @@ impl Catalog {
             .await
     }
 
+    pub(super) fn all(&self) -> Result<Vec<ArtifactRow>, StoreError> {
+        self.database.read_now(|connection| {
+            connection
+                .prepare(&format!("SELECT {COLUMNS} FROM artifacts ORDER BY number"))?
+                .query_map([], from_row)?
+                .collect()
+        })
+    }
+
     pub(super) fn tenants(&self) -> Result<Vec<String>, StoreError> {
         self.database.read_now(|connection| {
             connection
@@ -286,9 +296,8 @@ fn are_referenced(
     let mut query = connection.prepare_cached(
         "SELECT EXISTS (SELECT 1 FROM artifacts WHERE tenant = ?1 AND sha256 = ?2)",
     )?;
-    let mut is_referenced = |content: &Digest| {
-        query.query_row(params![tenant, content.to_string()], |row| row.get(0))
-    };
+    let mut is_referenced =
+        |content: &Digest| query.query_row(params![tenant, content.to_string()], |row| row.get(0));
     contents.iter().map(&mut is_referenced).collect()
 }
 
@@ -303,9 +312,9 @@ fn from_row(row: &Row<'_>) -> rusqlite::Result<ArtifactRow> {
         path: row.get(5)?,
         size: row.get(6)?,
         mime: row.get(7)?,
-        sha256: sha256
-            .parse()
-            .map_err(|_| rusqlite::Error::InvalidColumnType(8, sha256, rusqlite::types::Type::Text))?,
+        sha256: sha256.parse().map_err(|_| {
+            rusqlite::Error::InvalidColumnType(8, sha256, rusqlite::types::Type::Text)
+        })?,
         created_ms: row.get(9)?,
     })
 }

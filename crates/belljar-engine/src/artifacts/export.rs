@@ -9,11 +9,11 @@ use std::path::{Path, PathBuf};
 use belljar_proto::guest::TreeLimits;
 use belljar_runtime::{Sandbox, paths};
 
+use super::Refused;
 use super::gather::Gathering;
 use super::ingest::{Origin, Place};
 use super::names::harmless;
 use super::shelf::Shelf;
-use super::Refused;
 use crate::clock;
 use crate::datasets::{DatasetName, Exported, Exports};
 use crate::error::EngineError;
@@ -98,7 +98,8 @@ fn stamp() -> String {
 fn place(blob: &Path, directory: &Path, file: &Path, stamp: &str) -> io::Result<PathBuf> {
     let folder = directory.join(file.parent().unwrap_or(Path::new("")));
     fs::create_dir_all(&folder)?;
-    let part = |part: Option<&std::ffi::OsStr>| part.unwrap_or_default().to_string_lossy().into_owned();
+    let part =
+        |part: Option<&std::ffi::OsStr>| part.unwrap_or_default().to_string_lossy().into_owned();
     let stem = part(file.file_stem());
     let extension = file.extension().map(|it| format!(".{}", it.to_string_lossy()));
     let extension = extension.unwrap_or_default();

@@ -49,10 +49,8 @@ impl<'a> Gathering<'a> {
         (directory, root): (&'static str, &'static str),
         limits: TreeLimits,
     ) -> Result<Gathering<'a>, EngineError> {
-        let tree = sandbox
-            .list_tree(directory, limits)
-            .await
-            .map_err(EngineError::ListArtifacts)?;
+        let tree =
+            sandbox.list_tree(directory, limits).await.map_err(EngineError::ListArtifacts)?;
         let mut files = tree.files;
         // The guest is asked to keep the limit and is not believed to have done so.
         files.truncate(usize::try_from(limits.files).unwrap_or(usize::MAX));

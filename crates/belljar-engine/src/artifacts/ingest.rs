@@ -99,10 +99,15 @@ impl Shelf {
         memory: &mut Memory,
     ) -> Artifacts {
         let mut artifacts = Artifacts::default();
-        if let Err(error) = self.try_ingest(sandbox, origin, fingerprint, memory, &mut artifacts).await
+        if let Err(error) =
+            self.try_ingest(sandbox, origin, fingerprint, memory, &mut artifacts).await
         {
             // The code has run and its result is worth having, with a word on what is missing.
-            tracing::warn!(session.id = origin.session, "failed to take artifacts: {}", in_full(&error));
+            tracing::warn!(
+                session.id = origin.session,
+                "failed to take artifacts: {}",
+                in_full(&error)
+            );
             artifacts.refuse(origin.directory().1.to_owned(), in_full(&error));
         }
         let now: HashSet<Refused> = artifacts.artifacts_refused.iter().cloned().collect();
@@ -191,10 +196,7 @@ impl Shelf {
     }
 
     /// Puts content and rows in their places, in this order, for good; which files that were.
-    async fn put_in_place(
-        &self,
-        copied: Vec<Copied>,
-    ) -> Result<Vec<TreeFile>, EngineError> {
+    async fn put_in_place(&self, copied: Vec<Copied>) -> Result<Vec<TreeFile>, EngineError> {
         if copied.is_empty() {
             return Ok(Vec::new());
         }
@@ -319,7 +321,10 @@ impl Room<'_> {
         ];
         for (whose, there, coming, most) in checks {
             if there.count + coming.count >= most.count {
-                return Err(format!("this {whose} has {} artifacts, which is the most", most.count));
+                return Err(format!(
+                    "this {whose} has {} artifacts, which is the most",
+                    most.count
+                ));
             }
             let bytes = there.bytes.saturating_add(coming.bytes).saturating_add(size);
             if bytes > most.bytes {

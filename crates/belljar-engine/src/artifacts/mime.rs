@@ -14,11 +14,11 @@ const OCTETS: &str = "application/octet-stream";
 const PLAIN: &str = "text/plain; charset=utf-8";
 
 /// How much of a file [`mime_of`] wants to see. Office formats tell themselves apart late.
-pub const HEAD_BYTES: usize = 8192;
+pub(super) const HEAD_BYTES: usize = 8192;
 
 /// The type of a file with this name that begins with `head`.
 #[must_use]
-pub fn mime_of(name: &str, head: &[u8]) -> &'static str {
+pub(super) fn mime_of(name: &str, head: &[u8]) -> &'static str {
     let extension = name.rsplit_once('.').map_or("", |(_, extension)| extension);
     let extension = extension.to_ascii_lowercase();
     if let Some(mime) = by_own_magic(head) {

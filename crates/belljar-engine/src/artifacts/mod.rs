@@ -26,6 +26,7 @@ mod pins;
 mod promote;
 mod shelf;
 mod tokens;
+mod verify;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -34,13 +35,14 @@ use belljar_runtime::paths;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use blobs::tenant_dir;
-pub use digest::Digest;
-pub use mime::is_active;
 pub use catalog::{ArtifactFilter, ArtifactRow};
+pub use digest::Digest;
 pub(crate) use ingest::{Memory, Origin, Place};
+pub use mime::is_active;
 pub use promote::{ArtifactLimits, promote};
 pub use shelf::{Link, Quota, Quotas, Shelf, ShelfConfig};
 pub use tokens::Method;
+pub use verify::{Lost, Verified, verify};
 
 use crate::error::{EngineError, in_full};
 

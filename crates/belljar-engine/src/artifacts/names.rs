@@ -58,7 +58,10 @@ mod tests {
 
     #[test]
     fn any_name_can_be_shown() {
-        assert_eq!(shown("/work/artifacts", "pl\u{f6}t.png".as_bytes()), "/work/artifacts/pl\u{f6}t.png");
+        assert_eq!(
+            shown("/work/artifacts", "pl\u{f6}t.png".as_bytes()),
+            "/work/artifacts/pl\u{f6}t.png"
+        );
         assert_eq!(shown("/work/artifacts", b"a\xff\n"), "/work/artifacts/a%FF\n");
     }
 }

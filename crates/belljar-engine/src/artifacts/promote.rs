@@ -34,7 +34,8 @@ pub async fn promote(
     limits: ArtifactLimits,
 ) -> Result<Artifacts, EngineError> {
     let tree_limits = TreeLimits { files: limits.files, depth: limits.depth };
-    let mut gathering = Gathering::begin(sandbox, (paths::ARTIFACTS, paths::RUN_ARTIFACTS), tree_limits).await?;
+    let mut gathering =
+        Gathering::begin(sandbox, (paths::ARTIFACTS, paths::RUN_ARTIFACTS), tree_limits).await?;
     let mut promoted = Artifacts::default();
     let mut total = 0;
     while let Some(batch) = gathering.next().await {
@@ -72,4 +73,3 @@ fn copy(from: &File, size: u64, to: &Path) -> io::Result<u64> {
     let mut target = File::create_new(to)?;
     io::copy(&mut from.take(size), &mut target)
 }
-

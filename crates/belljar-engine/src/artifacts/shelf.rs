@@ -82,14 +82,7 @@ impl Shelf {
         let catalog = Catalog::open(&config.database)?;
         let blobs = Blobs::open(&config.blobs_dir).map_err(at(&config.blobs_dir))?;
         let key = SigningKey::load_or_create(&config.key_file).map_err(at(&config.key_file))?;
-        Ok(Shelf {
-            config,
-            blobs,
-            catalog,
-            key,
-            in_flight: Mutex::default(),
-            metrics,
-        })
+        Ok(Shelf { config, blobs, catalog, key, in_flight: Mutex::default(), metrics })
     }
 
     pub(crate) async fn close(&self) {

@@ -35,12 +35,12 @@ pub enum Method {
 
 /// The server's own secret. Not shown by `Debug`.
 #[derive(Clone)]
-pub struct SigningKey([u8; KEY_BYTES]);
+pub(super) struct SigningKey([u8; KEY_BYTES]);
 
 impl SigningKey {
     /// Reads the key at `path`, or makes one there. Processes that start at the same time agree on
     /// one key, and a crash leaves no half of one.
-    pub fn load_or_create(path: &Path) -> io::Result<SigningKey> {
+    pub(super) fn load_or_create(path: &Path) -> io::Result<SigningKey> {
         match SigningKey::load(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 create(path)?;
@@ -74,7 +74,7 @@ impl SigningKey {
 
     /// A token that is good until, and not in, the second `expires_s` of the UNIX clock.
     #[must_use]
-    pub fn sign(&self, method: Method, id: &str, expires_s: u64) -> String {
+    pub(super) fn sign(&self, method: Method, id: &str, expires_s: u64) -> String {
         let mut token = [0; EXPIRY_BYTES + MAC_BYTES];
         let (expiry, mac) = token.split_at_mut(EXPIRY_BYTES);
         expiry.copy_from_slice(&expires_s.to_be_bytes());
@@ -85,7 +85,7 @@ impl SigningKey {
     /// Whether `token` allows `method` on `id` now. Whatever is wrong with it, the same macs are
     /// computed and compared, so the time this takes does not tell what it was.
     #[must_use]
-    pub fn verify(&self, method: Method, id: &str, token: &str, now_s: u64) -> bool {
+    pub(super) fn verify(&self, method: Method, id: &str, token: &str, now_s: u64) -> bool {
         let decoded = decode(token);
         let well_formed = decoded.is_some();
         let (expires_s, mac) = decoded.unwrap_or_default();

@@ -264,7 +264,8 @@ impl Engine {
     ) -> Result<Exports, EngineError> {
         let session = self.live_session(who, id).await?;
         let sandbox = session.sandbox()?;
-        let exports = self.shared.shelf.export(&sandbox, &session.tenant, &session.id, names).await?;
+        let exports =
+            self.shared.shelf.export(&sandbox, &session.tenant, &session.id, names).await?;
         let outcome = format!("{} exported", exports.exports.len());
         self.note_dataset(who, id, "dataset.export", &outcome, "");
         Ok(exports)
@@ -292,10 +293,8 @@ impl Engine {
         detail: &str,
     ) {
         let detail = Some(detail).filter(|detail| !detail.is_empty());
-        self.audit.note(
-            who,
-            &Entry { action, outcome, session: Some(id), detail, ..Entry::default() },
-        );
+        self.audit
+            .note(who, &Entry { action, outcome, session: Some(id), detail, ..Entry::default() });
     }
 }
 
@@ -411,8 +410,7 @@ impl Shared {
         let _permit = self.fetching.acquire().await;
         let arrival = Arrival::begin(self)?;
         let etag = known.as_ref().and_then(|known| known.etag.as_deref());
-        let answer =
-            self.config.dataset_sources.fetch(source, etag, arrival.chunks.clone()).await;
+        let answer = self.config.dataset_sources.fetch(source, etag, arrival.chunks.clone()).await;
         let arrived = arrival.finish().await;
         let fetched = match (answer, known) {
             (Ok(Answer::NotModified), Some(known)) => {

@@ -158,7 +158,8 @@ async fn follow_to_the_end(
     let followed = follow(&exec.transcript, &mut following, |_| {});
     match tokio::time::timeout(limit, followed).await {
         Ok(Some(outcome)) => {
-            exec.transcript.tell_artifacts(&take_artifacts(shared, session, sandbox, exec, &outcome).await);
+            exec.transcript
+                .tell_artifacts(&take_artifacts(shared, session, sandbox, exec, &outcome).await);
             exec.finish(outcome);
             Performed::Ended
         }

@@ -75,7 +75,10 @@ impl Store {
     }
 
     /// What an earlier server was about to stage never came.
-    pub(crate) async fn fail_pending_datasets(&self, reason: &'static str) -> Result<(), StoreError> {
+    pub(crate) async fn fail_pending_datasets(
+        &self,
+        reason: &'static str,
+    ) -> Result<(), StoreError> {
         self.write(Durability::Process, move |connection| {
             connection.execute(
                 "UPDATE datasets SET status = ?1, reason = ?2, updated_ms = ?3 WHERE status = ?4",

@@ -40,7 +40,8 @@ const CACHE_KIB: i64 = -8 * 1024;
 /// Larger databases are not read through at every start.
 const CHECK_UP_TO_BYTES: u64 = 64 * 1024 * 1024;
 
-const MIGRATIONS: [&str; 2] = ["
+const MIGRATIONS: [&str; 2] = [
+    "
     CREATE TABLE meta (
         name TEXT PRIMARY KEY,
         value TEXT NOT NULL
@@ -106,7 +107,8 @@ const MIGRATIONS: [&str; 2] = ["
         bytes_out INTEGER NOT NULL DEFAULT 0,
         PRIMARY KEY (tenant, day)
     ) STRICT, WITHOUT ROWID;
-", "
+",
+    "
     CREATE TABLE datasets (
         session TEXT NOT NULL,
         -- Below /session/data.
@@ -120,7 +122,8 @@ const MIGRATIONS: [&str; 2] = ["
         updated_ms INTEGER NOT NULL,
         PRIMARY KEY (session, name)
     ) STRICT, WITHOUT ROWID;
-"];
+",
+];
 
 impl Schema {
     /// Makes a fresh database beside its final place and moves it there whole: a file that is there is

@@ -76,10 +76,11 @@ async fn run(args: &ServeArgs, settings: &Settings, prepared: Prepared) -> Resul
     };
     let max_body = usize::try_from(server.max_body).unwrap_or(usize::MAX);
     let public_url = settings.artifacts.public_url.clone();
-    // Through a socket nobody can be told an address.
-    let public_url = public_url.unwrap_or_else(|| match server.listen {
-        Listen::Tcp(_) => listener.url(),
-        Listen::Unix(_) => String::new(),
+    // Through a socket, or any of several addresses, nobody can be told which: links are paths.
+    let is_one_place = listener.local_addr().is_some_and(|address| !address.ip().is_unspecified());
+    let public_url = public_url.unwrap_or_else(|| match is_one_place {
+        true => listener.url(),
+        false => String::new(),
     });
     let app = App::new(Arc::clone(&engine), keys, guard, max_body, public_url);
     if let Some(verdicts) = enforced {
