@@ -45,9 +45,10 @@ async fn it_is_served_and_complete() {
             let answer = server.send(server.request(method, &path, "")).await;
             assert_ne!(answer.status, 405, "{path}");
             if path.contains("_none") && answer.status == 404 {
+                let what = if path.contains("/sessions/") { "session" } else { "artifact" };
                 assert_eq!(
-                    answer.error(404, "session_not_found"),
-                    "there is no session `ses_none`"
+                    answer.error(404, &format!("{what}_not_found")),
+                    format!("there is no {what} `ses_none`")
                 );
             }
         }

@@ -81,13 +81,13 @@ async fn a_run_is_streamed_with_its_artifacts_last() {
     let code = "print('one', flush=True)\nopen('/work/artifacts/a.txt', 'w').write('x')\n1 + 1";
     let events = server.post_stream("/v1/run", json!({"code": code})).await.rest().await;
     let told: Vec<&str> = events.iter().map(|event| event.name.as_str()).collect();
-    assert_eq!(told, ["exec", "stdout", "result", "done"]);
+    assert_eq!(told, ["exec", "stdout", "result", "artifacts", "done"]);
     assert_eq!(printed(&events, "stdout"), "one\n");
     let id = text(&events[0].data["exec_id"]);
-    let done = &events[3].data;
+    let (taken, done) = (&events[3].data, &events[4].data);
     assert_eq!((&done["status"], &done["exec_id"]), (&json!("ok"), &json!(id)));
     let host = server.path("outputs").join(id).join("a.txt");
-    assert_eq!(done["artifact_map"]["/work/artifacts/a.txt"], host.display().to_string());
+    assert_eq!(taken["artifact_map"]["/work/artifacts/a.txt"], host.display().to_string());
     assert!(host.is_file());
     // What is wrong with it is said before anything begins.
     let mut request = server.request(hyper::Method::POST, "/v1/run", "{}");

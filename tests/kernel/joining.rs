@@ -42,7 +42,7 @@ async fn rest(mut following: Following) -> (String, String) {
             Event::Stdout => stdout.extend(event.body),
             Event::Stderr => stderr.extend(event.body),
             Event::Done(_) => break,
-            Event::Display | Event::Result | Event::Error | Event::Input => {}
+            Event::Display | Event::Result | Event::Error | Event::Input | Event::Artifacts => {}
         }
     }
     let text = |bytes| String::from_utf8(bytes).expect("text");

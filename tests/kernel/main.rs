@@ -9,6 +9,7 @@ mod alone;
 mod bash;
 mod commands;
 mod deaths;
+mod files;
 mod input;
 mod inspect;
 mod interrupts;

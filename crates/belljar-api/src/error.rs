@@ -1,9 +1,12 @@
 //! What a caller is told when something cannot be done: a status, a stable code, a sentence, and
 //! what to do about it. The one place where the engine's errors meet HTTP.
 
+use std::io::ErrorKind;
+
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use belljar_engine::datasets::source::SourceError;
 use belljar_engine::session::rules::Refusal;
 use belljar_engine::{EngineError, in_full};
 use belljar_proto::guest::RefusalCode;
@@ -104,6 +107,9 @@ impl From<EngineError> for ApiError {
             EngineError::NoExec(_) => {
                 ApiError::new(StatusCode::NOT_FOUND, "exec_not_found", message)
             }
+            EngineError::NoArtifact(_) => {
+                ApiError::new(StatusCode::NOT_FOUND, "artifact_not_found", message)
+            }
             EngineError::NotNow { refusal, .. } => not_now(*refusal, message),
             EngineError::Full(full) => {
                 ApiError::new(StatusCode::TOO_MANY_REQUESTS, "no_room", message)
@@ -136,22 +142,49 @@ impl From<EngineError> for ApiError {
                     .hint("stop that one first")
             }
             EngineError::Invalid(_) => ApiError::invalid(message),
+            EngineError::TooLarge(_) => {
+                ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", message)
+            }
+            EngineError::KeepDataset(cause) if cause.kind() == ErrorKind::FileTooLarge => {
+                ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", message)
+            }
+            EngineError::NoStaging(_) => ApiError::new(StatusCode::CONFLICT, "no_staging", message),
+            EngineError::NoRoomInside(_) => {
+                ApiError::new(StatusCode::INSUFFICIENT_STORAGE, "no_room_inside", message)
+                    .hint("ask for a session with a larger tmpfs limit, or with storage BIND")
+            }
+            EngineError::Source(source) => from_source(source, message),
             EngineError::Stopping => {
                 ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "stopping", message).retry_after(2)
             }
             EngineError::Store(store) if store.is_full() => out_of_space(message),
             EngineError::Directory { cause, .. }
+            | EngineError::KeepDataset(cause)
+            | EngineError::KeepArtifacts(cause)
             | EngineError::Create(RuntimeError::Prepare { cause, .. })
                 if is_out_of_space(cause) =>
             {
                 out_of_space(message)
             }
             EngineError::Stdin(RuntimeError::Refused(refusal))
+            | EngineError::Stage(RuntimeError::Refused(refusal))
             | EngineError::State(RuntimeError::Refused(refusal))
             | EngineError::Exec(RuntimeError::Refused(refusal)) => refused(refusal.code, message),
             _ => internal(message),
         }
     }
+}
+
+/// A dataset that another server did not give us.
+fn from_source(error: &SourceError, message: String) -> ApiError {
+    let status = match error {
+        SourceError::NoSource { .. } => StatusCode::NOT_FOUND,
+        SourceError::Timeout { .. } => StatusCode::GATEWAY_TIMEOUT,
+        _ if error.code() == "invalid_dataset" => StatusCode::UNPROCESSABLE_ENTITY,
+        _ if error.code() == "source_too_large" => StatusCode::PAYLOAD_TOO_LARGE,
+        _ => StatusCode::BAD_GATEWAY,
+    };
+    ApiError::new(status, error.code(), message)
 }
 
 fn not_now(refusal: Refusal, message: String) -> ApiError {
@@ -171,7 +204,15 @@ fn refused(code: RefusalCode, message: String) -> ApiError {
             .retry_after(1)
             .hint("try again when the execution has ended"),
         RefusalCode::UnknownExec => ApiError::new(StatusCode::NOT_FOUND, "exec_not_found", message),
-        RefusalCode::Invalid => ApiError::invalid(message),
+        RefusalCode::Invalid | RefusalCode::NotADirectory | RefusalCode::IsADirectory => {
+            ApiError::invalid(message)
+        }
+        RefusalCode::NoSpace => {
+            ApiError::new(StatusCode::INSUFFICIENT_STORAGE, "no_room_inside", message)
+        }
+        RefusalCode::NotPermitted => {
+            ApiError::new(StatusCode::CONFLICT, "not_permitted_inside", message)
+        }
         _ => internal(message),
     }
 }

@@ -7,7 +7,7 @@ use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
-use belljar_engine::exec::{ExecRequest, MAX_TIMEOUT_S, Stage, timeout_ms};
+use belljar_engine::exec::{Exec, ExecRequest, MAX_TIMEOUT_S, Stage, timeout_ms};
 use belljar_engine::result::ExecResult;
 use belljar_engine::session::ExecAsk;
 use belljar_engine::{EngineError, ExecInfo, Principal, clock};
@@ -212,8 +212,8 @@ pub(crate) struct ExecStateBody {
     pub result: Option<ExecResult>,
 }
 
-impl From<ExecInfo> for ExecStateBody {
-    fn from(info: ExecInfo) -> Self {
+impl ExecStateBody {
+    fn of(app: &App, info: ExecInfo) -> ExecStateBody {
         let (state, position) = match info.stage {
             Stage::Queued { position } => ("queued", Some(position)),
             Stage::Running => ("running", None),
@@ -228,7 +228,7 @@ impl From<ExecInfo> for ExecStateBody {
             ended: info.ended_ms.map(clock::rfc3339),
             state,
             position,
-            result: info.result,
+            result: info.result.map(|result| app.linked(result)),
         }
     }
 }
@@ -272,17 +272,36 @@ pub(crate) async fn exec(
         Err(error) => return Err(error.into()),
     };
     if wants_stream(&headers) {
-        return Ok(stream::events(exec.id.clone(), Arc::clone(&exec.transcript), 0));
+        return Ok(stream::events(app.linker(), exec.id.clone(), Arc::clone(&exec.transcript), 0));
     }
     if background {
         let info = app.engine.exec_info(&who, &id, &exec.id).await?;
-        return Ok((StatusCode::ACCEPTED, Json(ExecStateBody::from(info))).into_response());
+        return Ok((StatusCode::ACCEPTED, Json(ExecStateBody::of(&app, info))).into_response());
     }
-    Ok(Json(exec.result().await).into_response())
+    exec.transcript.ended().await;
+    Ok(result_of(&app, exec).await)
+}
+
+/// Results with more output than this are put together on another thread: it takes a while, and
+/// others wait for this one.
+const LARGE: u64 = 256 * 1024;
+
+async fn result_of(app: &Arc<App>, exec: Arc<Exec>) -> Response {
+    let app = Arc::clone(app);
+    let large = exec.transcript.output_bytes() > LARGE;
+    let render = move || {
+        let result = ExecResult::of(exec.id.clone(), &exec.transcript);
+        Json(app.linked(result)).into_response()
+    };
+    if !large {
+        return render();
+    }
+    let rendering = tokio::task::spawn_blocking(render).await;
+    rendering.unwrap_or_else(|_| StatusCode::INTERNAL_SERVER_ERROR.into_response())
 }
 
 async fn again(
-    app: &App,
+    app: &Arc<App>,
     who: &Principal,
     id: &str,
     exec_id: &str,
@@ -290,12 +309,12 @@ async fn again(
 ) -> Result<Response, ApiError> {
     if wants_stream(headers) {
         let transcript = app.engine.transcript(who, id, exec_id).await?;
-        return Ok(stream::events(exec_id.to_owned(), transcript, 0));
+        return Ok(stream::events(app.linker(), exec_id.to_owned(), transcript, 0));
     }
     let info = app.engine.exec_info(who, id, exec_id).await?;
     Ok(match info.result {
-        Some(result) => Json(result).into_response(),
-        None => Json(ExecStateBody::from(info)).into_response(),
+        Some(result) => Json(app.linked(result)).into_response(),
+        None => Json(ExecStateBody::of(app, info)).into_response(),
     })
 }
 
@@ -328,7 +347,7 @@ pub(crate) async fn list(
 ) -> Result<Json<ExecsBody>, ApiError> {
     let limit = page_size(query.limit)?;
     let page = app.engine.execs(&who, &id, query.before, limit).await?;
-    let execs = page.items.into_iter().map(Into::into).collect();
+    let execs = page.items.into_iter().map(|info| ExecStateBody::of(&app, info)).collect();
     Ok(Json(ExecsBody { execs, more: page.more }))
 }
 
@@ -341,7 +360,8 @@ pub(crate) async fn show(
     Extension(who): Extension<Principal>,
     Path((id, exec)): Path<(String, String)>,
 ) -> Result<Json<ExecStateBody>, ApiError> {
-    Ok(Json(app.engine.exec_info(&who, &id, &exec).await?.into()))
+    let info = app.engine.exec_info(&who, &id, &exec).await?;
+    Ok(Json(ExecStateBody::of(&app, info)))
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
@@ -366,7 +386,7 @@ pub(crate) async fn events(
     let last = headers.get("last-event-id").and_then(|value| value.to_str().ok()?.parse().ok());
     let offset = query.offset.or(last).unwrap_or(0);
     let transcript = app.engine.transcript(&who, &id, &exec).await?;
-    Ok(stream::events(exec, transcript, offset))
+    Ok(stream::events(app.linker(), exec, transcript, offset))
 }
 
 #[derive(Debug, Serialize, ToSchema)]

@@ -1,8 +1,8 @@
 //! Belljar over HTTP.
 //!
 //! ```text
-//!   listen ──▶ guard (Host, Origin, key, rate) ──▶ sessions, execs, runs, usage, health ──▶ engine
-//!                                             └──▶ compat (other systems' calls)     ──▶ engine
+//!   listen ──▶ guard (Host, Origin, key, rate) ──▶ sessions, execs, artifacts, runs, ... ──▶ engine
+//!                                             └──▶ compat (other systems' calls)      ──▶ engine
 //! ```
 //!
 //! Knows nothing of Linux, and keeps nothing: what a handler cannot do with one call of the engine
@@ -10,7 +10,9 @@
 
 #![forbid(unsafe_code)]
 
+mod artifacts;
 mod compat;
+mod datasets;
 pub mod error;
 mod execs;
 mod guard;
@@ -29,15 +31,18 @@ use std::sync::{Arc, OnceLock};
 
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
+use axum::routing::put;
 use axum::{Json, Router, middleware};
 use belljar_engine::Engine;
 use belljar_engine::keys::KeyRing;
+use belljar_engine::result::ExecResult;
 use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 pub use guard::GuardConfig;
 
+use crate::artifacts::Links;
 use crate::error::ApiError;
 use crate::rate::RateLimits;
 
@@ -51,16 +56,19 @@ pub struct App {
     /// Limit to whether it was seen to be enforced, once that is known.
     enforced: OnceLock<BTreeMap<String, bool>>,
     pub(crate) max_body: usize,
+    pub(crate) links: Links,
     draining: AtomicBool,
 }
 
 impl App {
+    /// `public_url` is what links begin with: nothing, where they can only be paths.
     #[must_use]
     pub fn new(
         engine: Arc<Engine>,
         keys: KeyRing,
         guard: GuardConfig,
         max_body: usize,
+        public_url: String,
     ) -> Arc<App> {
         Arc::new(App {
             engine,
@@ -69,6 +77,7 @@ impl App {
             rates: RateLimits::default(),
             enforced: OnceLock::new(),
             max_body,
+            links: Links::new(public_url),
             draining: AtomicBool::new(false),
         })
     }
@@ -87,6 +96,17 @@ impl App {
     #[must_use]
     pub fn wants_keys(&self) -> bool {
         self.guard.keys_required || !self.keys.is_empty()
+    }
+
+    /// What adds links to artifacts.
+    pub(crate) fn linker(self: &Arc<Self>) -> stream::Linked {
+        let app = Arc::clone(self);
+        Arc::new(move |artifacts| app.links.add_to(app.engine.shelf(), artifacts))
+    }
+
+    /// A result whose artifacts can be downloaded.
+    pub(crate) fn linked(&self, result: ExecResult) -> ExecResult {
+        self.links.linked(self.engine.shelf(), result)
     }
 
     /// Says to whoever asks that this server is about to end.
@@ -131,6 +151,16 @@ fn described() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(execs::interrupt))
         .routes(routes!(execs::interrupt_all))
         .routes(routes!(execs::stdin))
+        .routes(routes!(artifacts::list_of_session))
+        .routes(routes!(artifacts::list))
+        .routes(routes!(artifacts::show, artifacts::remove))
+        .routes(routes!(artifacts::url))
+        .routes(routes!(artifacts::download))
+        .routes(routes!(datasets::list, datasets::stage))
+        .routes(routes!(datasets::put))
+        // A name with folders, as people write it.
+        .route("/v1/sessions/{id}/datasets/{folder}/{*rest}", put(datasets::put_in_folder))
+        .routes(routes!(datasets::export))
         .routes(routes!(runs::run))
         .routes(routes!(usage::usage))
         .routes(routes!(health::healthz))

@@ -73,7 +73,7 @@ impl RunBody {
     }
 }
 
-/// Run code once in a fresh sandbox. Files it leaves in `/work/artifacts` are kept under
+/// Run code once in a fresh sandbox. Files it leaves in `/work/artifacts` are kept, and shown under
 /// `outputs/<run id>/` on the server. Going away ends it.
 #[utoipa::path(post, path = "/v1/run", tag = "runs", request_body = RunBody,
     responses((status = 200, body = Object, description = "The result, or a stream of events"),
@@ -91,7 +91,7 @@ pub(crate) async fn run(
     }
     let transcript = Transcript::new(ask.output_limit);
     let result = app.engine.run(&who, ask, &transcript).await?;
-    Ok(Json(result).into_response())
+    Ok(Json(app.linked(result)).into_response())
 }
 
 fn streamed(app: Arc<App>, who: Principal, ask: RunAsk) -> Response {
@@ -100,6 +100,7 @@ fn streamed(app: Arc<App>, who: Principal, ask: RunAsk) -> Response {
     let mut reader = transcript.read_from(0);
     let (sender, result) = oneshot::channel();
     // Ends with the stream: whoever went away wants no result.
+    let linked = app.linker();
     let running = Aborted(tokio::spawn(async move {
         let outcome = app.engine.run(&who, ask, &transcript).await;
         let _ = sender.send(outcome.map_err(ApiError::from));
@@ -116,7 +117,7 @@ fn streamed(app: Arc<App>, who: Principal, ask: RunAsk) -> Response {
                     // The last event waits for the artifacts.
                     Some(piece) if matches!(piece.event, Event::Done(_)) => break (&mut result).await,
                     Some(piece) => {
-                        tell.send(render(&piece, || unreachable!("not the last"))).await;
+                        tell.send(render(&linked, &piece, || unreachable!("not the last"))).await;
                     }
                     None => break (&mut result).await,
                 },

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use axum::response::sse::{Event as SseEvent, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
+use belljar_engine::artifacts::Artifacts;
 use belljar_engine::result::ExecResult;
 use belljar_engine::transcript::{Piece, Reader, Transcript};
 use belljar_proto::exec::Event;
@@ -20,14 +21,23 @@ use serde_json::{Value, json};
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
 /// The events of an execution from `offset` on.
-pub(crate) fn events(exec_id: String, transcript: Arc<Transcript>, offset: u64) -> Response {
+pub(crate) fn events(
+    linked: Linked,
+    exec_id: String,
+    transcript: Arc<Transcript>,
+    offset: u64,
+) -> Response {
     let reader = transcript.read_from(offset);
     let first = (offset == 0)
         .then(|| SseEvent::default().event("exec").data(json!({"exec_id": exec_id}).to_string()));
-    respond(Events { exec_id, transcript, reader, first })
+    respond(Events { linked, exec_id, transcript, reader, first })
 }
 
+/// Adds links to artifacts that are about to be told.
+pub(crate) type Linked = Arc<dyn Fn(&mut Artifacts) + Send + Sync>;
+
 struct Events {
+    linked: Linked,
     exec_id: String,
     transcript: Arc<Transcript>,
     reader: Reader,
@@ -47,14 +57,18 @@ fn into_stream(events: Events) -> impl Stream<Item = Result<SseEvent, Infallible
             None => {
                 let piece = events.reader.next().await?;
                 let result = || ExecResult::of(events.exec_id.clone(), &events.transcript);
-                render(&piece, result)
+                render(&events.linked, &piece, result)
             }
         };
         Some((Ok(event), events))
     })
 }
 
-pub(crate) fn render(piece: &Piece, result: impl FnOnce() -> ExecResult) -> SseEvent {
+pub(crate) fn render(
+    linked: &Linked,
+    piece: &Piece,
+    result: impl FnOnce() -> ExecResult,
+) -> SseEvent {
     let text = || json!({ "text": String::from_utf8_lossy(&piece.body) });
     // What does not parse was not written by our kernel.
     let parsed = || serde_json::from_slice::<Value>(&piece.body).unwrap_or(Value::Null);
@@ -65,16 +79,25 @@ pub(crate) fn render(piece: &Piece, result: impl FnOnce() -> ExecResult) -> SseE
         Event::Result => ("result", parsed()),
         Event::Error => ("error", parsed()),
         Event::Input => ("input", parsed()),
+        Event::Artifacts => ("artifacts", artifacts(linked, &piece.body)),
         Event::Done(_) => ("done", done(result())),
     };
     SseEvent::default().event(name).id(piece.next.to_string()).data(data.to_string())
+}
+
+fn artifacts(linked: &Linked, body: &[u8]) -> Value {
+    let mut artifacts: Artifacts = serde_json::from_slice(body).unwrap_or_default();
+    linked(&mut artifacts);
+    serde_json::to_value(artifacts).unwrap_or(Value::Null)
 }
 
 /// The result without what the events before it have told already.
 pub(crate) fn done(result: ExecResult) -> Value {
     let mut value = serde_json::to_value(result).unwrap_or(Value::Null);
     if let Value::Object(fields) = &mut value {
-        for told in ["stdout", "stderr", "results"] {
+        for told in
+            ["stdout", "stderr", "results", "artifacts", "artifact_map", "artifacts_refused"]
+        {
             fields.remove(told);
         }
     }
@@ -90,7 +113,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_silent_execution_keeps_its_connection_alive() {
         let transcript = Arc::new(Transcript::new(100));
-        let mut body = events("e".into(), transcript, 0).into_body();
+        let mut body = events(Arc::new(|_| {}), "e".into(), transcript, 0).into_body();
         let mut next = async || {
             let frame = body.frame().await.unwrap().unwrap().into_data().unwrap();
             String::from_utf8(frame.to_vec()).unwrap()

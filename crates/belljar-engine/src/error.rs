@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use belljar_runtime::RuntimeError;
 
 use crate::admission::Full;
+use crate::datasets::source::SourceError;
 use crate::session::rules::Refusal;
 use crate::store::StoreError;
 
@@ -20,6 +21,22 @@ pub enum EngineError {
     Exec(#[source] RuntimeError),
     #[error("failed to look for artifacts")]
     ListArtifacts(#[source] RuntimeError),
+    #[error("failed to keep artifacts")]
+    KeepArtifacts(#[source] std::io::Error),
+    #[error("failed to keep the dataset")]
+    KeepDataset(#[source] std::io::Error),
+    #[error("failed to bring the dataset into the session")]
+    Stage(#[source] RuntimeError),
+    #[error("failed to look for datasets")]
+    ListDatasets(#[source] RuntimeError),
+    #[error("the dataset could not be fetched")]
+    Source(#[source] SourceError),
+    #[error("the session has no room for {0} bytes more")]
+    NoRoomInside(u64),
+    #[error("{0}")]
+    TooLarge(String),
+    #[error("session `{0}` takes no datasets: create it with \"datasets\": \"API\" to stage them")]
+    NoStaging(String),
     #[error("failed to feed the execution")]
     Stdin(#[source] RuntimeError),
     #[error("failed to look at the kernel's variables")]
@@ -40,6 +57,8 @@ pub enum EngineError {
     NoSession(String),
     #[error("there is no execution `{0}` in this session")]
     NoExec(String),
+    #[error("there is no artifact `{0}`")]
+    NoArtifact(String),
     #[error("session `{session}` {}{}", state(*refusal), because.as_ref().map(|why| format!(": {why}")).unwrap_or_default())]
     NotNow { session: String, refusal: Refusal, because: Option<String> },
     #[error("{0} executions wait in this session already")]

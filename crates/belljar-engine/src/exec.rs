@@ -194,6 +194,7 @@ pub(crate) fn ended_by_us(status: Status, reason: &str) -> Outcome {
         execution_count: 0,
         duration_us: 0,
         dropped: Dropped::default(),
+        artifacts: None,
     }
 }
 

@@ -1,6 +1,6 @@
 //! What sandboxes are used for: [`session`]s that remember and survive the server, ephemeral
 //! [`run`]s, a [`pool`] of warm ones, and what must not be lost of all that, in the [`store`].
-//! Knows nothing of HTTP and nothing of Linux.
+//! Serves no HTTP and knows nothing of Linux; it speaks HTTP only to fetch [`datasets`].
 
 #![forbid(unsafe_code)]
 
@@ -8,6 +8,7 @@ pub mod admission;
 pub mod artifacts;
 pub mod audit;
 pub mod clock;
+pub mod datasets;
 mod engine;
 mod error;
 pub mod exec;
@@ -25,6 +26,7 @@ mod usage;
 
 pub use engine::{
     Created, DEFAULT_TENANT, Engine, EngineConfig, ExecInfo, How, Principal, RunAsk, SessionInfo,
+    Upload,
 };
 pub use error::{EngineError, in_full};
 

@@ -61,6 +61,26 @@ pub(crate) struct Metrics {
     pool_ready: Gauge,
     pool_taken: Family<ByHow, Counter<u64, AtomicU64>>,
     queued: Gauge,
+    pub(crate) artifacts: ArtifactMetrics,
+}
+
+/// Counted where artifacts are taken.
+#[derive(Debug, Clone, Default)]
+pub struct ArtifactMetrics {
+    taken: Counter,
+    bytes: Counter,
+    refused: Counter,
+}
+
+impl ArtifactMetrics {
+    pub(crate) fn taken(&self, bytes: u64) {
+        self.taken.inc();
+        self.bytes.inc_by(bytes);
+    }
+
+    pub(crate) fn refused(&self, count: usize) {
+        self.refused.inc_by(count as u64);
+    }
 }
 
 /// From half a millisecond to a quarter of an hour.
@@ -86,6 +106,7 @@ impl Default for Metrics {
             pool_ready: Gauge::default(),
             pool_taken: Family::default(),
             queued: Gauge::default(),
+            artifacts: ArtifactMetrics::default(),
         };
         let r = &mut metrics.registry;
         r.register("sessions", "Sessions by state", metrics.sessions.clone());
@@ -125,6 +146,10 @@ impl Default for Metrics {
             metrics.pool_taken.clone(),
         );
         r.register("execs_queued", "Executions waiting for their turn", metrics.queued.clone());
+        let artifacts = metrics.artifacts.clone();
+        r.register("artifacts", "Artifacts taken", artifacts.taken);
+        r.register("artifact_bytes", "Bytes of artifacts taken", artifacts.bytes);
+        r.register("artifacts_refused", "Files that were not taken", artifacts.refused);
         metrics
     }
 }

@@ -3,7 +3,7 @@
 //! ```text
 //! SESSIONS_ROOT/<id>/
 //!     files/                  /session inside
-//!     artifacts -> files/artifacts
+//!     artifacts/              what was taken from /session/artifacts, by name
 //!     session.log             one line of JSON per execution
 //!     session_metadata.json   what it is, and how it was used
 //!     python_state.json       variables and imports, as of the last execution
@@ -38,6 +38,12 @@ impl Record {
         self.directory.join("files")
     }
 
+    /// Where its artifacts appear by their names.
+    #[must_use]
+    pub fn artifacts(&self) -> PathBuf {
+        self.directory.join("artifacts")
+    }
+
     #[must_use]
     pub fn directory(&self) -> &Path {
         &self.directory
@@ -57,7 +63,11 @@ impl Record {
             fs::create_dir(fresh.join("data"))?;
             fs::rename(&fresh, &files)?;
         }
-        match std::os::unix::fs::symlink("files/artifacts", self.directory.join("artifacts")) {
+        // A link there would lead back inside.
+        if self.artifacts().is_symlink() {
+            fs::remove_file(self.artifacts())?;
+        }
+        match fs::create_dir(self.artifacts()) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
             _ => Ok(()),
         }

@@ -1,6 +1,6 @@
 //! The result of an execution, put together from what it said.
 
-use belljar_proto::exec::{Dropped, ErrorReport, Event, KernelState, MimeBundle, Status};
+use belljar_proto::exec::{Dropped, ErrorReport, Event, KernelState, MimeBundle, Outcome, Status};
 use belljar_runtime::link::{ExecEvent, Following};
 use serde::Serialize;
 
@@ -30,24 +30,23 @@ pub struct ExecResult {
     pub artifacts: Artifacts,
 }
 
-/// Follows an execution to its end. False when the sandbox was lost before that; the transcript has
-/// no end then.
+/// Follows an execution to its end, which the transcript is yet to be told of: there may be
+/// something to add before. `None` when the sandbox was lost before that.
 pub async fn follow(
     transcript: &Transcript,
     following: &mut Following,
     mut watch: impl FnMut(&ExecEvent),
-) -> bool {
-    while let Some(event) = following.next().await {
+) -> Option<Outcome> {
+    loop {
+        let event = following.next().await?;
         watch(&event);
-        if transcript.push(event).is_err() {
-            // Nobody but our guest speaks on this connection: it was taken over, or is broken.
-            return false;
+        if let Event::Done(outcome) = event.event {
+            return Some(outcome);
         }
-        if transcript.outcome().is_some() {
-            return true;
-        }
+        // Nobody but our guest speaks on this connection: if this is not our guest's, it was taken
+        // over, or is broken.
+        transcript.push(event).ok()?;
     }
-    false
 }
 
 /// Collects an execution from wherever the follower stands to its end, showing each event to
@@ -94,6 +93,7 @@ impl ExecResult {
         let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
         let mut results = Vec::new();
         let mut error = None;
+        let mut artifacts = Artifacts::default();
         let mut end = None;
         transcript.for_each(|event, body| match event {
             Event::Stdout => stdout.extend_from_slice(body),
@@ -104,6 +104,7 @@ impl ExecResult {
             }
             Event::Error => error = serde_json::from_slice(body).ok(),
             Event::Input => {}
+            Event::Artifacts => artifacts = serde_json::from_slice(body).unwrap_or_default(),
             Event::Done(outcome) => end = Some(outcome.clone()),
         });
         let end = end.unwrap_or_else(|| ended_by_us(Status::Crashed, "its end is not known"));
@@ -122,7 +123,7 @@ impl ExecResult {
             execution_count: end.execution_count,
             duration_ms,
             kernel_state: end.kernel_state,
-            artifacts: Artifacts::default(),
+            artifacts,
         }
     }
 }

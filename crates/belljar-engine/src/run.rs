@@ -13,8 +13,7 @@ use belljar_runtime::{Sandbox, SandboxSpec, paths};
 use tokio::sync::watch;
 
 use crate::EngineError;
-use crate::artifacts::{self, ArtifactLimits};
-use crate::error::in_full;
+use crate::artifacts::{ArtifactLimits, Artifacts, promote};
 use crate::exec::{self, GUEST_SLACK};
 use crate::result::{self, ExecResult, UNANSWERED};
 use crate::transcript::Transcript;
@@ -75,17 +74,25 @@ impl Run {
     ) -> Result<ExecResult, EngineError> {
         let sandbox = runtime.create(&self.spec).await.map_err(EngineError::Create)?;
         let transcript = Transcript::new(self.output_limit);
-        let outcome = self.execute_in(&sandbox, &transcript, interrupt, watch).await;
+        let directory = self.outputs.join(&self.id);
+        let take = async |sandbox: &Sandbox| {
+            let promoted = promote(sandbox, &directory, ArtifactLimits::default()).await;
+            // The code has run and its result is worth having, with a word on what is missing.
+            promoted.unwrap_or_else(|error| Artifacts::none_taken(&error))
+        };
+        let outcome = self.execute_in(&sandbox, &transcript, interrupt, watch, take).await;
         sandbox.destroy().await;
         outcome
     }
 
+    /// Runs to the end in this sandbox; `take` is asked for what the code left there.
     pub(crate) async fn execute_in(
         self,
         sandbox: &Sandbox,
         transcript: &Transcript,
         interrupt: watch::Receiver<bool>,
         watch: impl FnMut(&ExecEvent),
+        take: impl AsyncFnOnce(&Sandbox) -> Artifacts,
     ) -> Result<ExecResult, EngineError> {
         let (what, env, body) = match self.code {
             // A kernel that was waiting does not know the environment of this run.
@@ -128,26 +135,19 @@ impl Run {
                 }
             }
         };
-        let end = match ended {
-            Some(true) => None,
-            Some(false) => Some(exec::end_of_lost(sandbox)),
-            None => Some((Status::Timeout, UNANSWERED)),
+        let outcome = match ended {
+            Some(Some(outcome)) => {
+                transcript.tell_artifacts(&take(sandbox).await);
+                outcome
+            }
+            Some(None) => {
+                let (status, reason) = exec::end_of_lost(sandbox);
+                exec::ended_by_us(status, reason)
+            }
+            None => exec::ended_by_us(Status::Timeout, UNANSWERED),
         };
-        if let Some((status, reason)) = end {
-            transcript.finish(exec::ended_by_us(status, reason));
-            return Ok(ExecResult::of(self.id, transcript));
-        }
-        let directory = self.outputs.join(&self.id);
-        let mut result = ExecResult::of(self.id, transcript);
-        match artifacts::promote(sandbox, &directory, ArtifactLimits::default()).await {
-            Ok(promoted) => result.artifacts = promoted,
-            // The code has run and its result is worth having, with a word on what is missing.
-            Err(error) => result.artifacts.artifacts_refused.push(artifacts::Refused {
-                path: paths::RUN_ARTIFACTS.into(),
-                reason: in_full(&error),
-            }),
-        }
-        Ok(result)
+        transcript.finish(outcome);
+        Ok(ExecResult::of(self.id, transcript))
     }
 }
 

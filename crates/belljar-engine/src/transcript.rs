@@ -15,6 +15,8 @@ use belljar_proto::frame::{self, Decoder};
 use belljar_runtime::link::ExecEvent;
 use tokio::sync::Notify;
 
+use crate::artifacts::Artifacts;
+
 /// Displays, results and errors of one execution; the guest keeps less, and is not believed to.
 const MAX_OTHER_BYTES: usize = 64 * 1024 * 1024;
 
@@ -105,6 +107,7 @@ impl Transcript {
         let kind = match event.event {
             Event::Stdout => 0,
             Event::Stderr => 1,
+            Event::Artifacts => return Err(OutOfBounds),
             _ => 2,
         };
         if event.seq < known {
@@ -134,14 +137,29 @@ impl Transcript {
         Ok(())
     }
 
-    /// Ends the transcript, unless it has an end already: for executions whose guest cannot.
+    /// Adds what became of the files that the code left: last, before the end.
+    pub fn tell_artifacts(&self, artifacts: &Artifacts) {
+        if artifacts.is_empty() {
+            return;
+        }
+        // Names and numbers: this cannot fail.
+        let body = serde_json::to_vec(artifacts).unwrap_or_default();
+        self.add(Event::Artifacts, body);
+    }
+
+    /// Ends the transcript, unless it has an end already.
     pub fn finish(&self, outcome: Outcome) {
+        self.add(Event::Done(outcome), Vec::new());
+    }
+
+    /// Adds something of our own, unless the transcript has ended.
+    fn add(&self, event: Event, body: Vec<u8>) {
         let mut inner = self.lock();
         if !inner.done {
+            inner.done = matches!(event, Event::Done(_));
             let start = inner.end;
-            inner.entries.push(Entry { start, event: Event::Done(outcome), body: Vec::new() });
+            inner.entries.push(Entry { start, event, body });
             inner.end += 1;
-            inner.done = true;
         }
         drop(inner);
         self.grown.notify_waiters();
@@ -299,6 +317,7 @@ mod tests {
             execution_count: 1,
             duration_us: 5,
             dropped: Dropped::default(),
+            artifacts: None,
         })
     }
 

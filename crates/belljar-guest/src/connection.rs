@@ -8,10 +8,9 @@ use belljar_proto::exec::{ExecSpec, Language, What};
 use belljar_proto::frame::{self, Decoder, Frame};
 use belljar_proto::guest::{
     Answer, Call, FromGuest, Probe, ProbeReport, Refusal, RefusalCode, ReplyOutcome, Request,
-    Skipped, Tree, TreeFile, TreeLimits,
 };
 use belljar_proto::{OLDEST_PROTOCOL, PROTOCOL};
-use belljar_sys::{channel, probe, process, tree};
+use belljar_sys::{channel, probe, process};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::net::unix::OwnedReadHalf;
@@ -19,6 +18,7 @@ use tokio::sync::mpsc;
 
 use crate::Guest;
 use crate::execs::{Exec, Place};
+use crate::files;
 use crate::input::{MAX_WAITING, NotFed};
 use crate::kernel::Kernel;
 
@@ -38,10 +38,10 @@ struct Outgoing {
 type Outbox = mpsc::Sender<Outgoing>;
 
 /// An answer, and what goes with it.
-struct Reply {
-    answer: Answer,
-    body: Vec<u8>,
-    fds: Vec<OwnedFd>,
+pub(crate) struct Reply {
+    pub(crate) answer: Answer,
+    pub(crate) body: Vec<u8>,
+    pub(crate) fds: Vec<OwnedFd>,
 }
 
 impl From<Answer> for Reply {
@@ -174,8 +174,15 @@ async fn answer(
             exec_ids.iter().for_each(|exec_id| guest.execs.forget(exec_id));
             Ok(Answer::Done.into())
         }
-        Call::ListTree { root, limits } => list_tree(&root, limits),
-        Call::OpenFile { root, path } => open_file(&root, &path),
+        Call::ListTree { root, limits } => files::list_tree(&root, limits),
+        Call::OpenFile { root, path } => files::open_file(&root, &path),
+        Call::OpenFiles { root } => files::open_files(&root, &frame.body),
+        Call::RemoveFiles { root } => files::remove_files(&root, &frame.body),
+        Call::CreateFile { root, path } => files::create_file(&root, &path),
+        Call::CommitFile { root, path, temporary } => files::commit_file(&root, path, &temporary),
+        Call::DiscardFile { root, path, temporary } => {
+            files::discard_file(&root, &path, &temporary)
+        }
         Call::Probe { probe } => run_probe(probe),
         Call::Shutdown => process::exit_now(0),
     };
@@ -298,29 +305,6 @@ fn follow(exec: Rc<Exec>, mut place: Place, outbox: Outbox) {
     });
 }
 
-fn list_tree(root: &str, limits: TreeLimits) -> Result<Reply, Refusal> {
-    let listing = tree::list(root, limits.files, limits.depth)
-        .map_err(|error| failed(format!("failed to list `{root}`: {error}")))?;
-    let files = listing.files.into_iter().map(|(path, size)| TreeFile { path, size }).collect();
-    let skipped =
-        listing.skipped.into_iter().map(|(path, reason)| Skipped { path, reason }).collect();
-    let tree = Tree { files, skipped, skipped_more: listing.skipped_more };
-    let body = serde_json::to_vec(&tree).map_err(|e| failed(e.to_string()))?;
-    Ok(Reply { answer: Answer::Tree, body, fds: Vec::new() })
-}
-
-fn open_file(root: &str, path: &[u8]) -> Result<Reply, Refusal> {
-    let file = tree::open_file(root, path).map_err(|error| {
-        let code = match error.kind() {
-            std::io::ErrorKind::NotFound => RefusalCode::NotFound,
-            _ => RefusalCode::NotAFile,
-        };
-        refuse(code, format!("failed to open `{}`: {error}", String::from_utf8_lossy(path)))
-    })?;
-    let size = channel::check_plain_file(&file).map_err(|e| failed(e.to_string()))?;
-    Ok(Reply { answer: Answer::File { size }, body: Vec::new(), fds: vec![file] })
-}
-
 fn run_probe(probe: Probe) -> Result<Reply, Refusal> {
     let millis = |d: Duration| u64::try_from(d.as_millis()).unwrap_or(u64::MAX);
     let report = match probe {
@@ -395,11 +379,11 @@ async fn send(
     writer.write_all(rest).await.is_ok()
 }
 
-fn refuse(code: RefusalCode, message: String) -> Refusal {
+pub(crate) fn refuse(code: RefusalCode, message: String) -> Refusal {
     Refusal { code, message }
 }
 
-fn failed(message: String) -> Refusal {
+pub(crate) fn failed(message: String) -> Refusal {
     refuse(RefusalCode::Failed, message)
 }
 

@@ -10,7 +10,7 @@ use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 use std::time::Instant;
 
-use belljar_proto::exec::{Dropped, Event, ExecSpec, KernelState, Outcome, Status};
+use belljar_proto::exec::{ARTIFACTS, Dropped, Event, ExecSpec, KernelState, Outcome, Status};
 use belljar_proto::guest::KnownExec;
 use tokio::sync::{Notify, watch};
 
@@ -140,6 +140,7 @@ impl Exec {
                 execution_count: end.execution_count,
                 duration_us: u64::try_from(duration.as_micros()).unwrap_or(u64::MAX),
                 dropped: self.dropped.get(),
+                artifacts: belljar_sys::tree::fingerprint(ARTIFACTS),
             }),
             Vec::new(),
         ));

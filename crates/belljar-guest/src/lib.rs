@@ -1,8 +1,9 @@
 //! The guest: our process inside the sandbox, its PID 1.
 //!
 //! It starts processes and supervises kernels, keeps their output within bounds until the host has
-//! fetched it, opens files on the host's behalf and reaps orphans. It has no more rights than the
-//! code it supervises: same user, same seccomp filter, same Landlock rules, no capabilities.
+//! fetched it, opens and writes files on the host's behalf and reaps orphans. It has no more rights
+//! than the code it supervises: same user, same seccomp filter, same Landlock rules, no
+//! capabilities.
 //!
 //! ```text
 //!  host ──UNIX socket──▶ connection ──▶ execs (spool) ◀── kernel ◀──private socket──▶ python, bash
@@ -22,6 +23,7 @@ mod command;
 mod connection;
 mod dialect;
 mod execs;
+mod files;
 mod input;
 mod kernel;
 mod output;

@@ -5,6 +5,9 @@ use serde::{Deserialize, Serialize};
 /// How much of a stream is kept and delivered, unless the caller asks otherwise.
 pub const DEFAULT_OUTPUT_LIMIT: u64 = 1024 * 1024;
 
+/// What code leaves below this directory is an artifact.
+pub const ARTIFACTS: &str = "/session/artifacts";
+
 /// How long code may run, unless the caller asks otherwise.
 pub const DEFAULT_TIMEOUT_MS: u64 = 60_000;
 
@@ -66,6 +69,9 @@ pub enum Event {
     Error,
     /// The code waits for a line of input: a JSON [`InputRequest`].
     Input,
+    /// The files that the code left behind, as the host keeps them: JSON of the host's own, which
+    /// no guest sends.
+    Artifacts,
     /// The end; nothing follows.
     Done(Outcome),
 }
@@ -82,6 +88,11 @@ pub struct Outcome {
     pub execution_count: u64,
     pub duration_us: u64,
     pub dropped: Dropped,
+    /// A fingerprint of everything below [`ARTIFACTS`] that is no directory, and absent if there is
+    /// nothing: while it stays the same there is nothing new to fetch. Guests before
+    /// [`crate::PROTOCOL_WITH_FILES`] never tell it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub artifacts: Option<u64>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -12,6 +12,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::exec::{Event, ExecSpec, Language};
 
+/// Files that one [`Call::RemoveFiles`] may name.
+pub const MAX_REMOVED: usize = 1_000;
+
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Request {
     pub id: u64,
@@ -46,11 +49,41 @@ pub enum Call {
     Forget { exec_ids: Vec<String> },
     /// List what lies below a directory, without following links.
     ListTree { root: String, limits: TreeLimits },
-    /// Open a file that `ListTree` reported, below `root`; answered with its descriptor.
+    /// Open a file that `ListTree` reported, below `root`; answered with its descriptor. Hosts use
+    /// it with guests that do not know `OpenFiles`.
     OpenFile {
         root: String,
         #[serde(with = "path_bytes")]
         path: Vec<u8>,
+    },
+    /// Open several files below `root`, as many as descriptors fit beside one message. The body is
+    /// a JSON list of [`TreeFile`]s, of which only the paths count. Answered with
+    /// [`Answer::Files`].
+    OpenFiles { root: String },
+    /// Remove files below `root` that are still as `ListTree` reported them, at most
+    /// [`MAX_REMOVED`]. The body is a JSON list of [`TreeFile`]s. Directories stay.
+    RemoveFiles { root: String },
+    /// Begin to write a file below `root`, with its directories. Answered with
+    /// [`Answer::Created`]: it is written beside its final place, under another name.
+    CreateFile {
+        root: String,
+        #[serde(with = "path_bytes")]
+        path: Vec<u8>,
+    },
+    /// Put a file that was created in its place, also over another file. Answered with
+    /// [`Answer::Committed`].
+    CommitFile {
+        root: String,
+        #[serde(with = "path_bytes")]
+        path: Vec<u8>,
+        temporary: String,
+    },
+    /// Remove a file that was created and is not to be committed.
+    DiscardFile {
+        root: String,
+        #[serde(with = "path_bytes")]
+        path: Vec<u8>,
+        temporary: String,
     },
     /// What the variables of a language's kernel are; answered with [`Answer::State`].
     KernelState { language: Language },
@@ -119,7 +152,35 @@ pub enum Answer {
     File {
         size: u64,
     },
+    /// The body is a JSON list of [`Opening`]s in the order of the paths; as many descriptors
+    /// follow, one for each that was opened.
+    Files {
+        descriptors: usize,
+    },
+    Removed {
+        removed: u64,
+        /// What lies in the artifact directory now, as in [`crate::exec::Outcome`].
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        artifacts: Option<u64>,
+    },
+    /// One descriptor follows, for writing; the name stands in the directory of the final one.
+    Created {
+        temporary: String,
+    },
+    Committed(TreeFile),
     Probed(ProbeReport),
+}
+
+/// What came of one file that was to be opened.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Opening {
+    Opened {
+        size: u64,
+        /// Somebody has it open for writing, or mapped. False also where that cannot be known.
+        being_written: bool,
+    },
+    Refused(Refusal),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -190,6 +251,14 @@ pub enum RefusalCode {
     NotFound,
     /// Not a plain file, or a link on the way to it.
     NotAFile,
+    /// Something on the way to it is no directory: a file, or a link.
+    NotADirectory,
+    /// A directory stands where a file should.
+    IsADirectory,
+    /// The file system has no room, or no room for this user.
+    NoSpace,
+    /// It may not be read or written, or nothing there may be.
+    NotPermitted,
     Invalid,
     Failed,
 }
@@ -210,12 +279,20 @@ pub struct Tree {
     pub skipped_more: u64,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TreeFile {
     /// Relative to the root, components joined by `/`.
     #[serde(with = "path_bytes")]
     pub path: Vec<u8>,
     pub size: u64,
+    /// With the size these tell one state of a file from another. Times are those of the last
+    /// change of anything and of the contents, in nanoseconds. Old guests do not tell: 0.
+    #[serde(default)]
+    pub inode: u64,
+    #[serde(default)]
+    pub changed_ns: i64,
+    #[serde(default)]
+    pub modified_ns: i64,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -314,7 +391,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_file_name_survives_the_wire(path in prop::collection::vec(any::<u8>(), 0..60)) {
-            let file = TreeFile { path, size: 7 };
+            let file = TreeFile { path, size: 7, inode: 1, changed_ns: 2, modified_ns: -3 };
             let text = serde_json::to_string(&file).unwrap();
             prop_assert_eq!(serde_json::from_str::<TreeFile>(&text).unwrap(), file);
         }

@@ -6,6 +6,10 @@
 
 use serde::{Deserialize, Serialize};
 
+/// The generation of the guest/kernel protocol. A guest brings its own kernels, so it has never
+/// had to grow.
+pub const PROTOCOL: u32 = 1;
+
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "snake_case")]
 pub enum ToKernel {

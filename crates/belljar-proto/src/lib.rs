@@ -21,7 +21,11 @@ pub mod guest;
 pub mod kernel;
 
 /// The generation of the host/guest protocol this build speaks.
-pub const PROTOCOL: u32 = 1;
+pub const PROTOCOL: u32 = 2;
+
+/// Since this generation a guest tells with every [`exec::Outcome`] what lies in the artifact
+/// directory, opens several files at once, and removes and writes files.
+pub const PROTOCOL_WITH_FILES: u32 = 2;
 
 /// The oldest generation this build still understands.
 pub const OLDEST_PROTOCOL: u32 = 1;

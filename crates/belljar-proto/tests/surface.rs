@@ -7,8 +7,8 @@ use belljar_proto::exec::{
     Dropped, Event, ExecSpec, InputRequest, KernelState, Language, Outcome, Status, What,
 };
 use belljar_proto::guest::{
-    Answer, Call, FromGuest, Import, KernelSnapshot, KnownExec, Probe, ProbeReport, Refusal,
-    RefusalCode, ReplyOutcome, Request, Skipped, Tree, TreeFile, TreeLimits, Variable,
+    Answer, Call, FromGuest, Import, KernelSnapshot, KnownExec, Opening, Probe, ProbeReport,
+    Refusal, RefusalCode, ReplyOutcome, Request, Skipped, Tree, TreeFile, TreeLimits, Variable,
 };
 use belljar_proto::kernel::{CellStatus, DisplayKind, FromKernel, ToKernel};
 use serde::{Serialize, de::DeserializeOwned};
@@ -24,6 +24,10 @@ fn lines<T: Serialize + DeserializeOwned + PartialEq + std::fmt::Debug>(messages
             line + "\n"
         })
         .collect()
+}
+
+fn file() -> TreeFile {
+    TreeFile { path: b"plot.png".to_vec(), size: 5, inode: 2, changed_ns: 4, modified_ns: 3 }
 }
 
 fn spec(what: What) -> ExecSpec {
@@ -63,6 +67,19 @@ fn from_host_to_guest() {
         Call::Forget { exec_ids: vec!["e1".into()] },
         Call::ListTree { root: "/session".into(), limits: TreeLimits { files: 10, depth: 3 } },
         Call::OpenFile { root: "/session".into(), path: b"a b/\xff\n%".to_vec() },
+        Call::OpenFiles { root: "/session".into() },
+        Call::RemoveFiles { root: "/session".into() },
+        Call::CreateFile { root: "/session".into(), path: b"a/b".to_vec() },
+        Call::CommitFile {
+            root: "/session".into(),
+            path: b"a/b".to_vec(),
+            temporary: ".0.part".into(),
+        },
+        Call::DiscardFile {
+            root: "/session".into(),
+            path: b"a/b".to_vec(),
+            temporary: ".0.part".into(),
+        },
         Call::KernelState { language },
         Call::OutliveHost { alone_for_s: 3600 },
         Call::Probe { probe: Probe::Memory { bytes: 1 } },
@@ -90,6 +107,11 @@ fn from_guest_to_host() {
         Answer::Tree,
         Answer::State,
         Answer::File { size: 5 },
+        Answer::Files { descriptors: 2 },
+        Answer::Removed { removed: 1, artifacts: Some(7) },
+        Answer::Removed { removed: 1, artifacts: None },
+        Answer::Created { temporary: ".0.part".into() },
+        Answer::Committed(file()),
         Answer::Probed(ProbeReport::Memory { killed: true }),
         Answer::Probed(ProbeReport::Processes { started: 14 }),
         Answer::Probed(ProbeReport::Cpu { used_ms: 60, wall_ms: 300 }),
@@ -103,6 +125,10 @@ fn from_guest_to_host() {
         RefusalCode::DuplicateExec,
         RefusalCode::NotFound,
         RefusalCode::NotAFile,
+        RefusalCode::NotADirectory,
+        RefusalCode::IsADirectory,
+        RefusalCode::NoSpace,
+        RefusalCode::NotPermitted,
         RefusalCode::Invalid,
         RefusalCode::Failed,
     ];
@@ -114,6 +140,7 @@ fn from_guest_to_host() {
         execution_count: 2,
         duration_us: 1234,
         dropped: Dropped { stdout_bytes: 1, stderr_bytes: 2, results: 3 },
+        artifacts: None,
     };
     let events = [
         Event::Stdout,
@@ -127,6 +154,7 @@ fn from_guest_to_host() {
         Event::Done(outcome(Status::Timeout)),
         Event::Done(outcome(Status::Interrupted)),
         Event::Done(outcome(Status::Crashed)),
+        Event::Done(Outcome { artifacts: Some(u64::MAX), ..outcome(Status::Ok) }),
         Event::Done(Outcome { reason: None, dropped: Dropped::default(), ..outcome(Status::Oom) }),
     ];
     let replies = answers
@@ -145,12 +173,30 @@ fn from_guest_to_host() {
 }
 
 #[test]
+fn the_body_of_opened_files() {
+    let refusal = Refusal { code: RefusalCode::NotAFile, message: "why".into() };
+    insta::assert_snapshot!(
+        lines(&[Opening::Opened { size: 5, being_written: true }, Opening::Refused(refusal)]),
+        @r#"
+    {"opened":{"size":5,"being_written":true}}
+    {"refused":{"code":"not_a_file","message":"why"}}
+    "#);
+}
+
+#[test]
+fn an_old_guest_says_less() {
+    let old = r#"{"path":"plot.png","size":5}"#;
+    let file = TreeFile { inode: 0, changed_ns: 0, modified_ns: 0, ..file() };
+    assert_eq!(serde_json::from_str::<TreeFile>(old).expect("a file"), file);
+}
+
+#[test]
 fn the_body_of_a_tree() {
     insta::assert_snapshot!(lines(&[Tree {
-        files: vec![TreeFile { path: b"plot.png".to_vec(), size: 5 }],
+        files: vec![file()],
         skipped: vec![Skipped { path: b"link".to_vec(), reason: "a symbolic link".into() }],
         skipped_more: 0,
-    }]), @r#"{"files":[{"path":"plot.png","size":5}],"skipped":[{"path":"link","reason":"a symbolic link"}],"skipped_more":0}"#);
+    }]), @r#"{"files":[{"path":"plot.png","size":5,"inode":2,"changed_ns":4,"modified_ns":3}],"skipped":[{"path":"link","reason":"a symbolic link"}],"skipped_more":0}"#);
 }
 
 #[test]

@@ -45,6 +45,8 @@ pub enum RuntimeError {
     UnexpectedAnswer,
     #[error(transparent)]
     Refused(#[from] Refusal),
+    #[error("the sandbox was started by an older version of Belljar, which cannot do this")]
+    OldGuest,
     #[error("no answer within {0} s")]
     TimedOut(u64),
     #[error("failed to start a kernel: {0}")]

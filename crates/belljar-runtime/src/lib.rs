@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod error;
+mod files;
 pub mod kernels;
 pub mod link;
 pub mod native;
@@ -14,5 +15,6 @@ mod sandbox;
 mod spec;
 
 pub use error::RuntimeError;
+pub use files::{OpenedFile, Removed, Temporary};
 pub use sandbox::{Handle, KernelStart, Sandbox};
 pub use spec::{DataMount, Limits, SandboxSpec, USER_ID, paths};

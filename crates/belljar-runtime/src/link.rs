@@ -58,6 +58,8 @@ pub struct Link {
     shared: Arc<Shared>,
     next_id: AtomicU64,
     tasks: [tokio::task::JoinHandle<()>; 2],
+    /// The generation of the protocol that the guest speaks.
+    protocol: u32,
     /// Executions the guest knew when we connected.
     known: Vec<KnownExec>,
     /// Where the guest listens, and the nonce it wants to hear.
@@ -120,12 +122,12 @@ impl Link {
             tokio::spawn(write(writer, to_write)),
         ];
         let address = (socket.to_owned(), nonce.to_owned());
-        let (next_id, known) = (AtomicU64::new(1), Vec::new());
-        let mut link = Link { outbox, shared, next_id, tasks, known, address };
+        let (next_id, protocol, known) = (AtomicU64::new(1), 0, Vec::new());
+        let mut link = Link { outbox, shared, next_id, tasks, protocol, known, address };
         let hello = Call::Hello { protocol: PROTOCOL, nonce: nonce.to_owned() };
         match link.call(hello, &[]).await?.answer {
-            Answer::Welcome { execs, .. } => {
-                link.known = execs;
+            Answer::Welcome { protocol, execs, .. } => {
+                (link.protocol, link.known) = (protocol, execs);
                 Ok(link)
             }
             _ => Err(RuntimeError::UnexpectedAnswer),
@@ -135,6 +137,12 @@ impl Link {
     /// A second connection to the same guest, as a successor of ours would make it.
     pub async fn again(&self) -> Result<Link, RuntimeError> {
         Link::connect(&self.address.0, &self.address.1).await
+    }
+
+    /// The generation of the protocol that the guest speaks: it may be older than this server.
+    #[must_use]
+    pub fn protocol(&self) -> u32 {
+        self.protocol
     }
 
     /// The executions the guest knew when this connection was made, oldest first: what a server
@@ -321,7 +329,10 @@ fn dispatch(shared: &Shared, frame: Frame, fds: &mut Vec<OwnedFd>) -> io::Result
             let wanted: &[Kind] = match &answer {
                 Answer::KernelEnds { landlock: false } => &KERNEL_ENDS[..4],
                 Answer::KernelEnds { landlock: true } => &KERNEL_ENDS,
-                Answer::File { .. } => &[Kind::PlainFile],
+                Answer::File { .. } | Answer::Created { .. } => &PLAIN_FILES[..1],
+                Answer::Files { descriptors } => PLAIN_FILES
+                    .get(..*descriptors)
+                    .ok_or_else(|| io::Error::other("the guest announced too many descriptors"))?,
                 _ => &[],
             };
             // Checked where they arrive: nobody else has to wonder what they are.
@@ -353,6 +364,8 @@ fn dispatch(shared: &Shared, frame: Frame, fds: &mut Vec<OwnedFd>) -> io::Result
     }
     Ok(())
 }
+
+const PLAIN_FILES: [Kind; channel::MAX_FDS] = [Kind::PlainFile; channel::MAX_FDS];
 
 /// Control, stdin, stdout, stderr and the Landlock ruleset.
 const KERNEL_ENDS: [Kind; 5] =

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use belljar_proto::exec::{ExecSpec, Language};
 use belljar_proto::frame::FrameError;
-use belljar_proto::guest::{Call, KernelSnapshot, Tree, TreeLimits};
+use belljar_proto::guest::{Call, KernelSnapshot};
 use belljar_sys::cgroup::Cgroup;
 use belljar_sys::{channel, process};
 use serde::{Deserialize, Serialize};
@@ -232,31 +232,6 @@ impl Sandbox {
     /// How long the sandbox goes on from now on while nobody is connected to it.
     pub async fn outlive_host(&self, alone_for_s: u64) -> Result<(), RuntimeError> {
         self.link.call(Call::OutliveHost { alone_for_s }, &[]).await.map(|_| ())
-    }
-
-    /// The plain files below a directory of the sandbox, as the guest tells.
-    pub async fn list_tree(&self, root: &str, limits: TreeLimits) -> Result<Tree, RuntimeError> {
-        let call = Call::ListTree { root: root.to_owned(), limits };
-        let reply = self.link.call(call, &[]).await?;
-        let understood = serde_json::from_slice(&reply.body);
-        understood.map_err(|error| RuntimeError::Nonsense(FrameError::Head(error)))
-    }
-
-    /// A file of the sandbox, opened by the guest and checked by us: plain, read-only. With its
-    /// size, beyond which nothing of it must be read.
-    pub async fn open_file(
-        &self,
-        root: &str,
-        path: &[u8],
-    ) -> Result<(std::fs::File, u64), RuntimeError> {
-        let call = Call::OpenFile { root: root.to_owned(), path: path.to_vec() };
-        let fds = self.link.call(call, &[]).await?.fds;
-        let fd = fds.into_iter().next().ok_or(RuntimeError::UnexpectedAnswer)?;
-        let size = channel::check_plain_file(&fd).map_err(|cause| RuntimeError::Open {
-            path: String::from_utf8_lossy(path).into_owned().into(),
-            cause,
-        })?;
-        Ok((fd.into(), size))
     }
 
     /// Resolves when the sandbox has ended, for whatever reason.

@@ -11,8 +11,7 @@ pub const USER_ID: u32 = 1000;
 pub mod paths {
     /// Working directory and home, writable.
     pub const SESSION: &str = "/session";
-    /// What code leaves here is an artifact.
-    pub const ARTIFACTS: &str = "/session/artifacts";
+    pub use belljar_proto::exec::ARTIFACTS;
     /// The name of the artifact directory in an ephemeral run; `/work` is a link to `/session`.
     pub const RUN_ARTIFACTS: &str = "/work/artifacts";
     /// Staged datasets and what `save()` wrote.

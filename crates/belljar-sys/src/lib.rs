@@ -5,12 +5,14 @@
 //! * [`process`] starts, finds and ends processes; [`channel`] passes messages with descriptors;
 //! * [`cgroup`] holds limits on v2, v1 and hybrid hosts, [`ids`] the blocks of user ids;
 //! * [`seccomp`], [`landlock`] and [`privileges`] are the walls a process builds around itself;
-//! * [`tree`] reads directories that hostile code wrote, [`probe`] attacks limits on purpose.
+//! * [`tree`] reads directories that hostile code wrote, [`probe`] attacks limits on purpose;
+//! * [`file`] gets written files onto the disk.
 
 pub mod apply;
 mod arch;
 pub mod cgroup;
 pub mod channel;
+pub mod file;
 pub mod ids;
 pub mod landlock;
 pub mod mount;

@@ -493,10 +493,17 @@ pub fn take_stdin() -> io::Result<OwnedFd> {
 /// A name nobody can guess: 128 random bits in hexadecimal.
 #[must_use]
 pub fn random_name() -> String {
-    let mut bytes = [0u8; 16];
+    random_bytes::<16>().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Bytes nobody can guess, good for a key. At most 256, which the kernel gives all at once.
+#[must_use]
+pub fn random_bytes<const N: usize>() -> [u8; N] {
+    const { assert!(N <= 256) };
+    let mut bytes = [0u8; N];
     rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
         .expect("the kernel has random bytes once it has booted");
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    bytes
 }
 
 #[cfg(test)]

@@ -19,11 +19,13 @@
 //! no handle any more has a row in the store, and is answered from there.
 //!
 //! [`create`] makes sessions or finds them, [`life`] starts them again, prolongs and stops them,
-//! [`execs`] executes in them, [`runs`] does without them; [`views`] is what is told about all that.
+//! [`execs`] executes in them, [`artifacts`] is what they left, [`datasets`] what they work on, [`runs`] does without them; [`views`] is what is told about all that.
 //! [`recovery`] begins with what an earlier server left, [`upkeep`] forgets what is old; [`shared`] and [`sandboxes`] are below the
 //! verbs, and the drivers use them too.
 
+mod artifacts;
 mod create;
+mod datasets;
 mod execs;
 mod life;
 mod recovery;
@@ -40,13 +42,16 @@ use belljar_runtime::native::NativeRuntime;
 use tokio::sync::watch;
 
 pub use create::{Created, How};
+pub use datasets::Upload;
 use recovery::Left;
 pub use runs::RunAsk;
 pub(crate) use shared::{Shared, durability};
 pub use views::{ExecInfo, SessionInfo};
 
 use crate::admission::Quota;
+use crate::artifacts::{Shelf, ShelfConfig};
 use crate::audit::Audit;
+use crate::datasets::source::Sources;
 use crate::error::{EngineError, in_full};
 use crate::metrics::Snapshot;
 use crate::pool::Pool;
@@ -76,8 +81,15 @@ pub struct EngineConfig {
     pub sessions_root: PathBuf,
     /// What `LOCAL_RO` shows at `/data`.
     pub datasets_dir: Option<PathBuf>,
-    /// Artifacts of ephemeral runs go below this.
-    pub outputs_dir: PathBuf,
+    /// Where the server itself fetches datasets from.
+    pub dataset_sources: Arc<Sources>,
+    /// Where content of datasets is kept for the next session, and how much of it.
+    pub dataset_cache: PathBuf,
+    pub dataset_cache_bytes: u64,
+    /// The largest dataset.
+    pub dataset_bytes: u64,
+    /// Where artifacts are kept.
+    pub shelf: ShelfConfig,
     /// Warm sandboxes to keep.
     pub pool: usize,
     pub total: Quota,
@@ -122,7 +134,7 @@ impl Engine {
         runtime: Arc<NativeRuntime>,
         audit: Audit,
     ) -> Result<Arc<Engine>, EngineError> {
-        let shared = Arc::new(Shared::new(config, store, runtime));
+        let shared = Arc::new(Shared::new(config, store, runtime)?);
         let left = shared.store.unended_sessions().await?;
         let traces = Left {
             sandboxes: left
@@ -169,12 +181,18 @@ impl Engine {
         if let Err(error) = self.shared.usage.flush(&self.shared.store).await {
             tracing::error!("failed to write down usage: {}", in_full(&error));
         }
+        self.shared.shelf.close().await;
         self.shared.store.close().await;
     }
 
     #[must_use]
     pub fn store(&self) -> &Store {
         &self.shared.store
+    }
+
+    #[must_use]
+    pub fn shelf(&self) -> &Shelf {
+        &self.shared.shelf
     }
 
     #[must_use]

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use belljar_runtime::{Handle, Sandbox};
 use tokio::sync::Semaphore;
 
-use super::{Engine, EngineConfig, Shared};
+use super::{Engine, Shared};
 use crate::clock;
-use crate::error::EngineError;
+use crate::error::{EngineError, in_full};
 use crate::record::Record;
 use crate::session::rules::Phase;
 use crate::session::{Origin, Session, drive};
@@ -21,6 +21,8 @@ const ADOPTING_AT_ONCE: usize = 64;
 /// A session found after a restart lives at least this long, whatever the clock says: the time of
 /// day may have jumped, and its owner may just be coming back.
 const GRACE_AFTER_RESTART_MS: i64 = 60_000;
+
+const SERVER_ENDED: &str = "the server ended while it was being staged";
 
 impl Engine {
     /// Whether everything an earlier server left has been dealt with.
@@ -38,6 +40,10 @@ impl Engine {
             session.settled().await;
         }
         let _ = reaping.await;
+        let pending = self.shared.store.fail_pending_datasets(SERVER_ENDED).await;
+        if let Err(error) = pending {
+            tracing::warn!("failed to clean up datasets: {}", in_full(&error));
+        }
         self.recovered.send_replace(true);
     }
 }
@@ -49,7 +55,7 @@ impl Shared {
         let now = clock::now_ms();
         let mut adopted = Vec::new();
         for mut row in left {
-            row.expires_ms = sane_expiry(row.expires_ms, now, &row.spec, &self.config);
+            row.expires_ms = sane_expiry(row.expires_ms, now, &row.spec, self.config.max_ttl_s);
             let was_stopping = row.phase == Phase::Stopping;
             row.phase = Phase::Creating;
             let reservation = self.admission.admit(&row.tenant, &row.spec.limits);
@@ -133,19 +139,17 @@ pub(super) struct Left {
 
 /// When a session found after a restart is to expire: as it was written down, unless the time of
 /// day has jumped since.
-fn sane_expiry(written_ms: i64, now: i64, spec: &SessionSpec, config: &EngineConfig) -> i64 {
+fn sane_expiry(written_ms: i64, now: i64, spec: &SessionSpec, max_ttl_s: u64) -> i64 {
     let least = GRACE_AFTER_RESTART_MS.min(clock::seconds_to_ms(spec.ttl_s));
-    let most = clock::seconds_to_ms(config.max_ttl_s.max(spec.ttl_s)).max(least);
+    let most = clock::seconds_to_ms(max_ttl_s.max(spec.ttl_s)).max(least);
     written_ms.clamp(now.saturating_add(least), now.saturating_add(most))
 }
 
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
-    use std::path::PathBuf;
 
     use super::*;
-    use crate::admission::Quota;
     use crate::spec::{Datasets, Storage};
 
     #[test]
@@ -160,18 +164,8 @@ mod tests {
             idle_s: None,
             metadata: serde_json::Map::new(),
         };
-        let config = EngineConfig {
-            defaults: spec.clone(),
-            sessions_root: PathBuf::new(),
-            datasets_dir: None,
-            outputs_dir: PathBuf::new(),
-            pool: 0,
-            total: Quota::default(),
-            alone_for_s: 0,
-            max_ttl_s: 86_400,
-        };
         let now = 1_000_000_000;
-        let expiry = |written| sane_expiry(written, now, &spec, &config) - now;
+        let expiry = |written| sane_expiry(written, now, &spec, 86_400) - now;
         assert_eq!(expiry(now + 1_800_000), 1_800_000, "as it was written");
         assert_eq!(expiry(now + 7_200_000), 7_200_000, "prolonged by a call");
         assert_eq!(expiry(now - 10 * 86_400_000), 60_000, "the clock went ahead");

@@ -5,6 +5,7 @@ use belljar_runtime::{Sandbox, SandboxSpec};
 use tokio::sync::watch;
 
 use super::{Engine, Principal, Shared};
+use crate::artifacts::{self, Memory, Origin};
 use crate::audit::Entry;
 use crate::error::{EngineError, in_full};
 use crate::pool::Pool;
@@ -72,10 +73,19 @@ impl Engine {
         let mut run = Run::new(ask.id, ask.code, sandbox_spec);
         run.timeout_ms = ask.timeout_ms;
         run.output_limit = ask.output_limit;
-        run.outputs.clone_from(&self.shared.config.outputs_dir);
         // Nobody can interrupt a run but by going away.
         let (_nobody, interrupt) = watch::channel(false);
-        let outcome = run.execute_in(sandbox.get(), transcript, interrupt, |_| {}).await;
+        let id = run.id.clone();
+        let take = async |sandbox: &Sandbox| {
+            let origin = Origin {
+                tenant: &who.tenant,
+                session: &id,
+                exec: &id,
+                place: artifacts::Place::Run,
+            };
+            self.shared.shelf.ingest(sandbox, origin, None, &mut Memory::default()).await
+        };
+        let outcome = run.execute_in(sandbox.get(), transcript, interrupt, |_| {}, take).await;
         sandbox.destroy().await;
         outcome
     }

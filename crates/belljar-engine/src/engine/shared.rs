@@ -7,9 +7,12 @@ use std::time::{Duration, Instant};
 use belljar_runtime::native::NativeRuntime;
 use tokio::sync::{Semaphore, watch};
 
+use super::datasets::FETCHES;
 use super::views::view_of;
 use super::{EngineConfig, Principal};
 use crate::admission::{Admission, Reservation};
+use crate::artifacts::Shelf;
+use crate::datasets::Cache;
 use crate::error::EngineError;
 use crate::lock;
 use crate::metrics::Metrics;
@@ -27,6 +30,11 @@ pub(crate) struct Shared {
     pub(crate) config: EngineConfig,
     pub(crate) store: Store,
     pub(crate) runtime: Arc<NativeRuntime>,
+    pub(crate) shelf: Shelf,
+    /// Content of datasets that was transferred once.
+    pub(super) datasets: Cache,
+    /// A permit of it is held while a source is asked.
+    pub(super) fetching: Semaphore,
     pub(crate) metrics: Metrics,
     pub(crate) usage: Usage,
     /// Becomes true when the server ends and its sessions do not.
@@ -51,18 +59,28 @@ struct Registry {
 }
 
 impl Shared {
-    pub(super) fn new(config: EngineConfig, store: Store, runtime: Arc<NativeRuntime>) -> Shared {
-        Shared {
+    pub(super) fn new(
+        config: EngineConfig,
+        store: Store,
+        runtime: Arc<NativeRuntime>,
+    ) -> Result<Shared, EngineError> {
+        let metrics = Metrics::default();
+        let datasets = Cache::open(&config.dataset_cache, config.dataset_cache_bytes);
+        let unusable = |cause| EngineError::Directory { path: config.dataset_cache.clone(), cause };
+        Ok(Shared {
             admission: Admission::new(config.total),
-            config,
             store,
             runtime,
-            metrics: Metrics::default(),
+            shelf: Shelf::open(config.shelf.clone(), metrics.artifacts.clone())?,
+            datasets: datasets.map_err(unusable)?,
+            fetching: Semaphore::new(FETCHES),
+            metrics,
             usage: Usage::default(),
             leaving: watch::Sender::new(false),
             registry: Mutex::default(),
             making: Semaphore::new(MAKING_AT_ONCE),
-        }
+            config,
+        })
     }
 
     /// Makes a session known and starts its driver.

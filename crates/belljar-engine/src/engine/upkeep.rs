@@ -18,6 +18,9 @@ pub(super) async fn keep_up(shared: Arc<Shared>) {
         if let Err(error) = shared.store.prune_sessions(before).await {
             tracing::warn!("failed to forget old sessions: {}", in_full(&error));
         }
+        if let Err(error) = shared.shelf.tidy().await {
+            tracing::warn!("failed to tidy up artifacts: {}", in_full(&error));
+        }
         tokio::time::sleep(PACE).await;
     }
 }

@@ -38,6 +38,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 pub(crate) use driver::{Origin, drive};
 pub use perform::LogEntry;
 
+use crate::artifacts::Memory;
 use crate::clock;
 use crate::engine::{Shared, durability};
 use crate::error::{EngineError, in_full};
@@ -88,6 +89,8 @@ pub struct Session {
     pub(crate) failure: Mutex<Option<EngineError>>,
     /// Executions that are safe in the database and that the guest does not know to be so.
     forgettable: Mutex<Vec<String>>,
+    /// What is known of its artifacts directory; held while that is looked at.
+    artifacts: tokio::sync::Mutex<Memory>,
     /// Executions that are not yet safe in the database, by id.
     live: Mutex<HashMap<String, Arc<Exec>>>,
 }
@@ -139,6 +142,7 @@ impl Session {
             view: watch::Sender::new(view),
             sandbox: Mutex::default(),
             failure: Mutex::default(),
+            artifacts: tokio::sync::Mutex::default(),
             forgettable: Mutex::default(),
             live: Mutex::default(),
         };

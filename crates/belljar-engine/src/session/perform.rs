@@ -12,6 +12,7 @@ use tokio::sync::oneshot;
 
 use super::{Session, lock};
 use crate::EngineError;
+use crate::artifacts::{self, Artifacts, Place};
 use crate::clock;
 use crate::engine::Shared;
 use crate::error::in_full;
@@ -82,7 +83,7 @@ pub(super) async fn perform(
         start(&session, &sandbox, &exec).await
     };
     let performed = match following {
-        Ok(following) => follow_to_the_end(&exec, following).await,
+        Ok(following) => follow_to_the_end(&shared, &session, &sandbox, &exec, following).await,
         Err(
             EngineError::Exec(RuntimeError::Gone | RuntimeError::TimedOut(_))
             | EngineError::StartKernel(RuntimeError::Gone),
@@ -144,22 +145,57 @@ async fn start(
     start_in(sandbox, exec.request.spec(&exec.id, &env), &exec.code).await
 }
 
-async fn follow_to_the_end(exec: &Exec, mut following: Following) -> Performed {
+async fn follow_to_the_end(
+    shared: &Shared,
+    session: &Session,
+    sandbox: &Sandbox,
+    exec: &Exec,
+    mut following: Following,
+) -> Performed {
     // The guest keeps the time. Should it not be able to any more, we do.
     let limit = Duration::from_millis(exec.request.timeout_ms)
         .saturating_add(Duration::from_millis(DEFAULT_GRACE_MS) + GUEST_SLACK);
     let followed = follow(&exec.transcript, &mut following, |_| {});
     match tokio::time::timeout(limit, followed).await {
-        Ok(true) => {
-            exec.stage.send_replace(Stage::Finished);
+        Ok(Some(outcome)) => {
+            exec.transcript
+                .tell_artifacts(&take_artifacts(shared, session, sandbox, exec, &outcome).await);
+            exec.finish(outcome);
             Performed::Ended
         }
-        Ok(false) => Performed::SandboxLost,
+        Ok(None) => Performed::SandboxLost,
         Err(_) => {
             exec.end(Status::Timeout, UNANSWERED);
             Performed::SandboxLost
         }
     }
+}
+
+/// Brings what the code left behind to the shelf, before its end is told: whoever hears of that
+/// finds everything there.
+async fn take_artifacts(
+    shared: &Shared,
+    session: &Session,
+    sandbox: &Sandbox,
+    exec: &Exec,
+    outcome: &Outcome,
+) -> Artifacts {
+    let fingerprint = outcome.artifacts;
+    if fingerprint.is_none() && sandbox.tells_artifacts() {
+        return Artifacts::default();
+    }
+    // Others of this session may have ended at the same time.
+    let mut memory = session.artifacts.lock().await;
+    if !memory.is_news(fingerprint) {
+        return Artifacts::default();
+    }
+    let origin = artifacts::Origin {
+        tenant: &session.tenant,
+        session: &session.id,
+        exec: &exec.id,
+        place: if session.record.is_some() { Place::Session } else { Place::Nowhere },
+    };
+    shared.shelf.ingest(sandbox, origin, fingerprint, &mut memory).await
 }
 
 /// Brings an execution that has ended into safety: the log, the database, the books. Only then may

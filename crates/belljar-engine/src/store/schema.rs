@@ -5,10 +5,33 @@ use std::path::Path;
 
 use rusqlite::{Connection, OpenFlags};
 
-use super::{BUSY_TIMEOUT, StoreError};
+use super::StoreError;
+use super::database::BUSY_TIMEOUT;
 
-/// "bell", so that `file` and we can tell the database from any other.
-const APPLICATION_ID: i32 = 0x6265_6c6c;
+/// What a database is to look like.
+pub(crate) struct Schema {
+    /// So that `file` and we can tell it from any other.
+    pub(crate) application_id: i32,
+    /// Each step brings a database from its index to the next; none is ever changed once released.
+    pub(crate) migrations: &'static [&'static str],
+    /// What a new one begins with.
+    pub(crate) first_rows: fn(&Connection) -> rusqlite::Result<()>,
+    /// What is lost with it, for people.
+    pub(crate) holds: &'static str,
+}
+
+/// The server's own.
+pub(super) const STORE: Schema = Schema {
+    // "bell"
+    application_id: 0x6265_6c6c,
+    migrations: &MIGRATIONS,
+    first_rows: |connection| {
+        let owner = format!("srv{}", &belljar_sys::process::random_name()[..12]);
+        connection.execute("INSERT INTO meta (name, value) VALUES ('owner', ?1)", [owner])?;
+        Ok(())
+    },
+    holds: "sessions, keys and usage",
+};
 
 /// Pages kept in memory, in KiB, which SQLite writes as a negative number: what is written is mostly
 /// what was written a moment ago.
@@ -17,8 +40,8 @@ const CACHE_KIB: i64 = -8 * 1024;
 /// Larger databases are not read through at every start.
 const CHECK_UP_TO_BYTES: u64 = 64 * 1024 * 1024;
 
-/// Each step brings a database from its index to the next; none is ever changed once released.
-const MIGRATIONS: [&str; 1] = ["
+const MIGRATIONS: [&str; 2] = [
+    "
     CREATE TABLE meta (
         name TEXT PRIMARY KEY,
         value TEXT NOT NULL
@@ -84,97 +107,127 @@ const MIGRATIONS: [&str; 1] = ["
         bytes_out INTEGER NOT NULL DEFAULT 0,
         PRIMARY KEY (tenant, day)
     ) STRICT, WITHOUT ROWID;
-"];
+",
+    "
+    CREATE TABLE datasets (
+        session TEXT NOT NULL,
+        -- Below /session/data.
+        name TEXT NOT NULL,
+        status TEXT NOT NULL,
+        reason TEXT,
+        -- What it was asked for by, if a source has it.
+        source TEXT,
+        sha256 TEXT,
+        size INTEGER,
+        updated_ms INTEGER NOT NULL,
+        PRIMARY KEY (session, name)
+    ) STRICT, WITHOUT ROWID;
+",
+];
 
-/// Makes a fresh database beside its final place and moves it there whole: a file that is there is
-/// never half-made, so an empty or broken one was damaged and is not ours to replace. Of several
-/// processes that begin at the same time, one makes the database and the others use that.
-pub(super) fn create_if_absent(path: &Path) -> Result<(), StoreError> {
-    if path.exists() {
-        return Ok(());
-    }
-    let fresh = path.with_extension(format!("db.{}", belljar_sys::process::random_name()));
-    let made = create(&fresh, path).and_then(|()| match std::fs::hard_link(&fresh, path) {
-        Err(cause) if cause.kind() != std::io::ErrorKind::AlreadyExists => {
-            Err(StoreError::StateDir { path: path.into(), cause })
+impl Schema {
+    /// Makes a fresh database beside its final place and moves it there whole: a file that is there is
+    /// never half-made, so an empty or broken one was damaged and is not ours to replace. Of several
+    /// processes that begin at the same time, one makes the database and the others use that.
+    pub(super) fn create_if_absent(&self, path: &Path) -> Result<(), StoreError> {
+        if path.exists() {
+            return Ok(());
         }
-        _ => Ok(()),
-    });
-    let _ = std::fs::remove_file(&fresh);
-    made
-}
-
-fn create(fresh: &Path, path: &Path) -> Result<(), StoreError> {
-    let opened = |cause| StoreError::Open { path: path.into(), cause };
-    let connection = Connection::open(fresh).map_err(opened)?;
-    let make = || {
-        connection.pragma_update(None, "application_id", APPLICATION_ID)?;
-        migrate(&connection, 0)?;
-        let owner = format!("srv{}", &belljar_sys::process::random_name()[..12]);
-        connection.execute("INSERT INTO meta (name, value) VALUES ('owner', ?1)", [owner])
-    };
-    make().map_err(opened)?;
-    // It holds people's code. The files that SQLite puts beside it get the same mode.
-    std::fs::set_permissions(fresh, std::fs::Permissions::from_mode(0o600))
-        .map_err(|cause| StoreError::StateDir { path: path.into(), cause })?;
-    connection.close().map_err(|(_, cause)| opened(cause))
-}
-
-pub(super) fn open(path: &Path) -> Result<Connection, StoreError> {
-    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let connection = Connection::open_with_flags(path, flags)
-        .map_err(|cause| StoreError::Open { path: path.into(), cause })?;
-    let version = inspect(&connection, path).map_err(|cause| diagnose(path, cause))??;
-    let prepare = || {
-        connection.busy_timeout(BUSY_TIMEOUT)?;
-        connection.pragma_update(None, "journal_mode", "WAL")?;
-        connection.pragma_update(None, "synchronous", "FULL")?;
-        connection.pragma_update(None, "cache_size", CACHE_KIB)?;
-        // A thread of its own does that.
-        connection.pragma_update(None, "wal_autocheckpoint", 0)?;
-        migrate(&connection, version)
-    };
-    prepare().map_err(|cause| diagnose(path, cause))?;
-    Ok(connection)
-}
-
-/// The version of a database that is ours and whole.
-fn inspect(connection: &Connection, path: &Path) -> rusqlite::Result<Result<i64, StoreError>> {
-    let damaged = |detail: String| Ok(Err(StoreError::Damaged { path: path.into(), detail }));
-    let number = |name: &str| connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
-    if number("application_id")? != i64::from(APPLICATION_ID) {
-        return damaged("it is not a database of belljar's".into());
+        let fresh = path.with_extension(format!("db.{}", belljar_sys::process::random_name()));
+        let made =
+            self.create(&fresh, path).and_then(|()| match std::fs::hard_link(&fresh, path) {
+                Err(cause) if cause.kind() != std::io::ErrorKind::AlreadyExists => {
+                    Err(StoreError::StateDir { path: path.into(), cause })
+                }
+                _ => Ok(()),
+            });
+        let _ = std::fs::remove_file(&fresh);
+        made
     }
-    let known = i64::try_from(MIGRATIONS.len()).unwrap_or(i64::MAX);
-    let found = number("user_version")?;
-    if found > known {
-        return Ok(Err(StoreError::Newer { path: path.into(), found, known }));
+
+    fn create(&self, fresh: &Path, path: &Path) -> Result<(), StoreError> {
+        let opened = |cause| StoreError::Open { path: path.into(), cause };
+        let connection = Connection::open(fresh).map_err(opened)?;
+        let make = || {
+            connection.pragma_update(None, "application_id", self.application_id)?;
+            self.migrate(&connection, 0)?;
+            (self.first_rows)(&connection)
+        };
+        make().map_err(opened)?;
+        // It holds people's code. The files that SQLite puts beside it get the same mode.
+        std::fs::set_permissions(fresh, std::fs::Permissions::from_mode(0o600))
+            .map_err(|cause| StoreError::StateDir { path: path.into(), cause })?;
+        connection.close().map_err(|(_, cause)| opened(cause))
     }
-    if std::fs::metadata(path).is_ok_and(|metadata| metadata.len() <= CHECK_UP_TO_BYTES) {
-        let verdict: String =
-            connection.pragma_query_value(None, "quick_check", |row| row.get(0))?;
-        if verdict != "ok" {
-            return damaged(verdict);
+
+    pub(super) fn open(&self, path: &Path) -> Result<Connection, StoreError> {
+        let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+        let connection = Connection::open_with_flags(path, flags)
+            .map_err(|cause| StoreError::Open { path: path.into(), cause })?;
+        let version =
+            self.inspect(&connection, path).map_err(|cause| self.diagnose(path, cause))??;
+        let prepare = || {
+            connection.busy_timeout(BUSY_TIMEOUT)?;
+            connection.pragma_update(None, "journal_mode", "WAL")?;
+            connection.pragma_update(None, "synchronous", "FULL")?;
+            connection.pragma_update(None, "cache_size", CACHE_KIB)?;
+            // A thread of its own does that.
+            connection.pragma_update(None, "wal_autocheckpoint", 0)?;
+            self.migrate(&connection, version)
+        };
+        prepare().map_err(|cause| self.diagnose(path, cause))?;
+        Ok(connection)
+    }
+
+    /// The version of a database that is ours and whole.
+    fn inspect(
+        &self,
+        connection: &Connection,
+        path: &Path,
+    ) -> rusqlite::Result<Result<i64, StoreError>> {
+        let damaged = |detail: String| {
+            Ok(Err(StoreError::Damaged { path: path.into(), detail, holds: self.holds }))
+        };
+        let number =
+            |name: &str| connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
+        if number("application_id")? != i64::from(self.application_id) {
+            return damaged("it is not a database of belljar's".into());
         }
-    }
-    Ok(Ok(found))
-}
-
-fn migrate(connection: &Connection, from: i64) -> rusqlite::Result<()> {
-    for (index, step) in MIGRATIONS.iter().enumerate().skip(usize::try_from(from).unwrap_or(0)) {
-        let version = index + 1;
-        connection
-            .execute_batch(&format!("BEGIN; {step} PRAGMA user_version = {version}; COMMIT"))?;
-    }
-    Ok(())
-}
-
-fn diagnose(path: &Path, cause: rusqlite::Error) -> StoreError {
-    use rusqlite::ErrorCode::{DatabaseCorrupt, NotADatabase};
-    match cause.sqlite_error_code() {
-        Some(DatabaseCorrupt | NotADatabase) => {
-            StoreError::Damaged { path: path.into(), detail: cause.to_string() }
+        let known = i64::try_from(self.migrations.len()).unwrap_or(i64::MAX);
+        let found = number("user_version")?;
+        if found > known {
+            return Ok(Err(StoreError::Newer { path: path.into(), found, known }));
         }
-        _ => StoreError::Open { path: path.into(), cause },
+        if std::fs::metadata(path).is_ok_and(|metadata| metadata.len() <= CHECK_UP_TO_BYTES) {
+            let verdict: String =
+                connection.pragma_query_value(None, "quick_check", |row| row.get(0))?;
+            if verdict != "ok" {
+                return damaged(verdict);
+            }
+        }
+        Ok(Ok(found))
+    }
+
+    fn migrate(&self, connection: &Connection, from: i64) -> rusqlite::Result<()> {
+        for (index, step) in
+            self.migrations.iter().enumerate().skip(usize::try_from(from).unwrap_or(0))
+        {
+            let version = index + 1;
+            connection
+                .execute_batch(&format!("BEGIN; {step} PRAGMA user_version = {version}; COMMIT"))?;
+        }
+        Ok(())
+    }
+
+    fn diagnose(&self, path: &Path, cause: rusqlite::Error) -> StoreError {
+        use rusqlite::ErrorCode::{DatabaseCorrupt, NotADatabase};
+        match cause.sqlite_error_code() {
+            Some(DatabaseCorrupt | NotADatabase) => StoreError::Damaged {
+                path: path.into(),
+                detail: cause.to_string(),
+                holds: self.holds,
+            },
+            _ => StoreError::Open { path: path.into(), cause },
+        }
     }
 }

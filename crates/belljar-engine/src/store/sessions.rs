@@ -169,6 +169,11 @@ impl Store {
                 [ended_before_ms],
             )?;
             connection.execute(
+                "DELETE FROM datasets WHERE session IN (SELECT id FROM sessions
+                     WHERE ended_ms < ?1 AND spec ->> 'storage' = 'TMPFS')",
+                [ended_before_ms],
+            )?;
+            connection.execute(
                 "DELETE FROM sessions WHERE ended_ms < ?1 AND spec ->> 'storage' = 'TMPFS'",
                 [ended_before_ms],
             )

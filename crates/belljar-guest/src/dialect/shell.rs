@@ -171,7 +171,7 @@ impl Shell {
         let text = String::from_utf8_lossy(rest);
         let message = match kind {
             b'H' => FromKernel::Hello {
-                protocol: belljar_proto::PROTOCOL,
+                protocol: belljar_proto::kernel::PROTOCOL,
                 language: "bash".into(),
                 language_version: text.split('(').next().unwrap_or_default().to_owned(),
                 pid: 0,

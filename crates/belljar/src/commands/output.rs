@@ -4,6 +4,7 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
+use belljar_engine::artifacts::Artifacts;
 use belljar_proto::exec::{Dropped, ErrorReport, Event, MimeBundle, Status};
 
 /// Output goes through as it comes, byte for byte.
@@ -23,8 +24,27 @@ pub(super) fn pass_through(event: &Event, body: &[u8]) {
                 write_all(&mut io::stderr(), text.as_bytes());
             }
         }
+        Event::Artifacts => {
+            if let Ok(artifacts) = serde_json::from_slice(body) {
+                report_artifacts(&artifacts);
+            }
+        }
         // Input is not taken while it goes on.
         Event::Input | Event::Done(_) => {}
+    }
+}
+
+/// Where the files are that the code left.
+pub(super) fn report_artifacts(artifacts: &Artifacts) {
+    for artifact in &artifacts.artifacts {
+        let path = artifact.path.escape_debug();
+        match &artifact.url {
+            Some(url) => say(&format!("{path} -> {url}")),
+            None => say(&format!("{path} -> {}", artifact.host_path.display())),
+        }
+    }
+    for refused in &artifacts.artifacts_refused {
+        say(&format!("not taken: {} ({})", refused.path.escape_debug(), refused.reason));
     }
 }
 

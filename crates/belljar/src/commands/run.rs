@@ -138,11 +138,5 @@ fn report(result: &ExecResult) {
     let pictures = result.results.iter().filter(|bundle| output::is_picture(bundle)).count();
     let reason = result.reason.as_deref();
     Ending { status: result.status, reason, dropped: result.dropped, pictures }.report();
-    for artifact in &result.artifacts.artifacts {
-        let path = artifact.path.escape_debug();
-        output::say(&format!("{path} -> {}", artifact.host_path.display()));
-    }
-    for refused in &result.artifacts.artifacts_refused {
-        output::say(&format!("not taken: {} ({})", refused.path.escape_debug(), refused.reason));
-    }
+    output::report_artifacts(&result.artifacts);
 }

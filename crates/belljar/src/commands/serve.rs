@@ -9,7 +9,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use belljar_api::listen::{self, Listener};
 use belljar_api::{App, GuardConfig};
+use belljar_engine::artifacts::ShelfConfig;
 use belljar_engine::audit::Audit;
+use belljar_engine::datasets::source::Sources;
 use belljar_engine::keys::KeyRing;
 use belljar_engine::spec::SessionSpec;
 use belljar_engine::store::{StateLock, Store};
@@ -64,7 +66,7 @@ async fn run(args: &ServeArgs, settings: &Settings, prepared: Prepared) -> Resul
     let audit = Audit::open(&settings.state_dir.join("audit.log"), server.audit_code)
         .context("failed to open the audit log")?;
     let enforced = enforced(&runtime, settings).await?;
-    let config = engine_config(settings);
+    let config = engine_config(settings, server.dataset_sources()?);
     let engine = Engine::start(config, store, runtime, audit).await?;
     let guard = GuardConfig {
         hosts: own_hosts(server, listener.local_addr()),
@@ -73,7 +75,14 @@ async fn run(args: &ServeArgs, settings: &Settings, prepared: Prepared) -> Resul
         local_socket: matches!(server.listen, Listen::Unix(_)),
     };
     let max_body = usize::try_from(server.max_body).unwrap_or(usize::MAX);
-    let app = App::new(Arc::clone(&engine), keys, guard, max_body);
+    let public_url = settings.artifacts.public_url.clone();
+    // Through a socket, or any of several addresses, nobody can be told which: links are paths.
+    let is_one_place = listener.local_addr().is_some_and(|address| !address.ip().is_unspecified());
+    let public_url = public_url.unwrap_or_else(|| match is_one_place {
+        true => listener.url(),
+        false => String::new(),
+    });
+    let app = App::new(Arc::clone(&engine), keys, guard, max_body, public_url);
     if let Some(verdicts) = enforced {
         app.set_enforced(named(&verdicts));
     } else {
@@ -148,7 +157,7 @@ fn own_hosts(server: &ServerSettings, address: Option<SocketAddr>) -> Vec<String
     hosts
 }
 
-fn engine_config(settings: &Settings) -> EngineConfig {
+fn engine_config(settings: &Settings, dataset_sources: Arc<Sources>) -> EngineConfig {
     let server = &settings.server;
     EngineConfig {
         defaults: SessionSpec {
@@ -163,11 +172,31 @@ fn engine_config(settings: &Settings) -> EngineConfig {
         },
         sessions_root: server.sessions_root.clone(),
         datasets_dir: server.datasets_dir.clone(),
-        outputs_dir: settings.outputs_dir.clone(),
+        dataset_sources,
+        dataset_cache: server.dataset_cache.clone(),
+        dataset_cache_bytes: server.dataset_cache_bytes,
+        dataset_bytes: server.dataset_bytes,
+        shelf: shelf_config(settings),
         pool: server.pool,
         total: server.total,
         alone_for_s: server.alone_for_s,
         max_ttl_s: server.max_ttl_s,
+    }
+}
+
+fn shelf_config(settings: &Settings) -> ShelfConfig {
+    let artifacts = &settings.artifacts;
+    ShelfConfig {
+        blobs_dir: artifacts.blobs_dir.clone(),
+        database: artifacts.database.clone(),
+        key_file: settings.state_dir.join("links.key"),
+        sessions_root: settings.server.sessions_root.clone(),
+        outputs_dir: settings.outputs_dir.clone(),
+        exports_dir: artifacts.exports_dir.clone(),
+        quotas: artifacts.quotas,
+        retention_s: artifacts.retention_s,
+        keep_originals: artifacts.keep_originals,
+        link_ttl_s: artifacts.link_ttl_s,
     }
 }
 

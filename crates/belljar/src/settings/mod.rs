@@ -1,6 +1,7 @@
 //! Settings: flags over environment over `.env` over defaults. Every variable is declared once, in
-//! [`variables`], and typed once, here and in [`server`].
+//! [`variables`], and typed once, here, in [`server`] and in [`artifacts`].
 
+mod artifacts;
 mod dotenv;
 mod parse;
 #[cfg(test)]
@@ -20,6 +21,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use belljar_runtime::Limits;
 
+pub use artifacts::ArtifactSettings;
 pub(crate) use dotenv::commented as commented_env_file;
 pub use server::{Listen, ServerSettings, Tls};
 use values::Values;
@@ -43,6 +45,7 @@ pub struct Settings {
     pub log: LogSettings,
     pub bench_image: Option<String>,
     pub server: ServerSettings,
+    pub artifacts: ArtifactSettings,
     pub client: ClientSettings,
 }
 
@@ -118,10 +121,12 @@ impl Settings {
         let values = Values { lookup };
         let word = |text: &str| Some(text.to_owned());
         let home = values.path_or("BELLJAR_HOME", default_home)?;
+        let state_dir = values.path_or("BELLJAR_STATE_DIR", || Ok(home.join("state")))?;
         let server = ServerSettings::read(&values, &home)?;
         Ok(Settings {
+            artifacts: ArtifactSettings::read(&values, &home, &state_dir)?,
             run_dir: values.path_or("BELLJAR_RUN_DIR", default_run_dir)?,
-            state_dir: values.path_or("BELLJAR_STATE_DIR", || Ok(home.join("state")))?,
+            state_dir,
             outputs_dir: values.path("BELLJAR_OUTPUTS_DIR")?.expect("its default is not empty"),
             python: values.text("BELLJAR_PYTHON").into(),
             packages: values.list("BELLJAR_PACKAGES", word)?,
@@ -249,6 +254,9 @@ mod tests {
             ("BELLJAR_ALLOWED_HOSTS", "http://a"),
             ("BELLJAR_ALLOWED_ORIGINS", "*"),
             ("BELLJAR_MAX_BODY", "10"),
+            ("BELLJAR_ARTIFACT_SIZE", "big"),
+            ("BELLJAR_LINK_TTL", "0"),
+            ("BELLJAR_PUBLIC_URL", "sandbox.example.com"),
             ("BELLJAR_URL", "box"),
         ] {
             let error = with(&[(name, value)]).unwrap_err().to_string();

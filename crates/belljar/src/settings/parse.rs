@@ -96,6 +96,14 @@ pub(super) fn origin(text: &str) -> Option<String> {
     is_valid.then_some(text)
 }
 
+/// An address that clients know us by, without a slash at the end.
+pub(super) fn public_url(text: &str) -> Option<String> {
+    let (scheme, rest) = text.trim_end_matches('/').split_once("://")?;
+    let fine = |c: char| c.is_ascii_graphic() && !"\"'<>?#\\".contains(c);
+    let valid = matches!(scheme, "http" | "https") && !rest.is_empty() && rest.chars().all(fine);
+    valid.then(|| format!("{scheme}://{rest}"))
+}
+
 pub(super) fn log_filter(text: &str) -> Option<String> {
     tracing_subscriber::EnvFilter::try_new(text).ok().map(|_| text.to_owned())
 }

@@ -4,9 +4,11 @@ use std::fmt;
 use std::fs::{self, File};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use belljar_engine::admission::Quota;
+use belljar_engine::datasets::source::Sources;
 use belljar_engine::spec::{Datasets, Storage};
 
 use super::parse;
@@ -38,6 +40,13 @@ pub struct ServerSettings {
     pub sessions_root: PathBuf,
     /// What `LOCAL_RO` shows.
     pub datasets_dir: Option<PathBuf>,
+    /// Or what is wrong with them: as with a missing file, only the server minds.
+    dataset_sources: Result<Arc<Sources>, String>,
+    /// Where datasets are kept that were transferred once, and how much of them.
+    pub dataset_cache: PathBuf,
+    pub dataset_cache_bytes: u64,
+    /// The largest dataset.
+    pub dataset_bytes: u64,
     pub ttl_s: u64,
     /// At least as long as `ttl_s`.
     pub max_ttl_s: u64,
@@ -102,6 +111,10 @@ impl ServerSettings {
             datasets: values.read("DATASET_ACCESS", parse::datasets)?,
             sessions_root: values.path_or("SESSIONS_ROOT", || Ok(home.join("sessions")))?,
             datasets_dir: values.path("DATASETS_HOST_RO")?,
+            dataset_cache: values.path_or("BELLJAR_DATASET_CACHE", || Ok(home.join("datasets")))?,
+            dataset_cache_bytes: values.read("BELLJAR_DATASET_CACHE_SIZE", parse::size_from(0))?,
+            dataset_bytes: values.read("BELLJAR_DATASET_SIZE", parse::size_from(1))?,
+            dataset_sources: dataset_sources(values),
             ttl_s,
             max_ttl_s,
             idle_s: values.limit("BELLJAR_IDLE_TIMEOUT", parse::seconds_or_0)?,
@@ -119,6 +132,7 @@ impl ServerSettings {
     /// Whether what the settings name is there, so that a server fails at its start and not at its
     /// first request.
     pub fn check(&self) -> Result<()> {
+        self.dataset_sources()?;
         match (&self.datasets_dir, self.datasets) {
             (None, Datasets::LocalRo) => {
                 bail!("DATASET_ACCESS=LOCAL_RO needs a directory; set DATASETS_HOST_RO")
@@ -154,6 +168,22 @@ impl ServerSettings {
         }
         Ok(())
     }
+
+    /// Where the server itself fetches datasets from.
+    pub fn dataset_sources(&self) -> Result<Arc<Sources>> {
+        let sources = self.dataset_sources.as_ref();
+        sources.map(Arc::clone).map_err(|why| anyhow!("BELLJAR_DATASET_SOURCES: {why}"))
+    }
+}
+
+/// Secrets may stand in the environment or beside the setting, in `.env`.
+fn dataset_sources(values: &Values<'_>) -> Result<Arc<Sources>, String> {
+    let text = values.text("BELLJAR_DATASET_SOURCES");
+    if text.trim().is_empty() {
+        return Ok(Arc::default());
+    }
+    let secret = |name: &str| std::env::var(name).ok().or_else(|| (values.lookup)(name));
+    Sources::parse(&text, secret).map(Arc::new)
 }
 
 #[cfg(test)]
@@ -210,6 +240,32 @@ mod tests {
         ] {
             let error = with(pairs).unwrap_err().to_string();
             assert!(error.contains(pairs[0].0), "{error}");
+        }
+    }
+
+    #[test]
+    fn dataset_sources_are_the_servers_concern_and_their_secrets_nobodys() {
+        let sources = |headers: &str| {
+            format!(r#"{{"s/": {{"url": "https://h/{{name}}", "headers": {{{headers}}}}}}}"#)
+        };
+        let good = sources(r#""Authorization": "Bearer ${SALES_TOKEN}""#);
+        let pairs = [("BELLJAR_DATASET_SOURCES", good.as_str()), ("SALES_TOKEN", "hunter2")];
+        let settings = with(&pairs).unwrap();
+        assert!(settings.server.dataset_sources().unwrap().knows("s/a"));
+        assert!(!format!("{settings:?}").contains("hunter2"));
+        assert!(with(&[]).unwrap().server.dataset_sources().unwrap().is_empty());
+
+        for (value, why) in [
+            (good.as_str(), "SALES_TOKEN"),
+            (&sources(r#""A": 2, "B": "hunter2""#), "header `A`"),
+            ("hunter2", "no JSON"),
+            ("@/nowhere/at/all", "/nowhere/at/all"),
+        ] {
+            let settings = with(&[("BELLJAR_DATASET_SOURCES", value)]).unwrap();
+            assert!(!format!("{settings:?}").contains("hunter2"));
+            let error = settings.server.check().unwrap_err().to_string();
+            assert!(error.starts_with("BELLJAR_DATASET_SOURCES: "), "{error}");
+            assert!(error.contains(why) && !error.contains("hunter2"), "{error}");
         }
     }
 

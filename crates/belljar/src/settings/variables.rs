@@ -98,6 +98,27 @@ pub const GROUPS: &[Group] = &[
                  current directory.",
             ),
             variable(
+                "BLOBSTORE_DIR",
+                "a directory",
+                "",
+                "Where the content of artifacts is kept, once for identical files of a tenant.",
+            )
+            .when_empty("`blobstore` below BELLJAR_HOME"),
+            variable(
+                "ARTIFACTS_DB",
+                "a file",
+                "",
+                "The database of artifacts: their names, sizes, types and where they came from.",
+            )
+            .when_empty("`artifacts.db` below BELLJAR_STATE_DIR"),
+            variable(
+                "BELLJAR_EXPORTS_DIR",
+                "a directory",
+                "exports",
+                "Where datasets go that are exported from sessions; relative to the current\n\
+                 directory.",
+            ),
+            variable(
                 "BELLJAR_RUN_DIR",
                 "a directory",
                 "",
@@ -201,6 +222,49 @@ pub const GROUPS: &[Group] = &[
             )
             .when_empty("none"),
             variable(
+                "BELLJAR_DATASET_SIZE",
+                "a size such as 512M or 2G, at least 1",
+                "8G",
+                "The largest dataset that is staged.",
+            ),
+            variable(
+                "BELLJAR_DATASET_CACHE",
+                "a directory",
+                "",
+                "Where staged datasets are kept for the tenant's next session.",
+            )
+            .when_empty("`datasets` below BELLJAR_HOME"),
+            variable(
+                "BELLJAR_DATASET_CACHE_SIZE",
+                A_SIZE,
+                "16G",
+                "How much of them; what was not used for the longest time goes first.",
+            ),
+            variable(
+                "BELLJAR_DATASET_SOURCES",
+                "a JSON object, or @ and the path of a file with one",
+                "",
+                "Where the server itself fetches datasets from; only the server looks at it.\n\
+                 Each key is the name of a dataset, or a prefix of names, which ends in `/` or `*`;\n\
+                 the longest that fits decides.\n\
+                 Each value is a URL, or an object with these keys:\n\
+                 `url`: http or https. `{name}` stands for what follows the prefix, `{path}` for\n\
+                 the same with its slashes kept, `{id}` for the whole name; a prefix needs one of\n\
+                 them, in the path or query.\n\
+                 `headers`: sent to the host of `url` and to no other. `${NAME}` in a value is the\n\
+                 variable of that name in the server's environment or `.env`.\n\
+                 `allow`: hosts, with or without a port, that may have a private, loopback or\n\
+                 link-local address; all others are refused if any of their addresses is not\n\
+                 public, and so is where they redirect to.\n\
+                 `timeout_s`: seconds for a whole dataset, 1 to 86400, or 300 if left out.\n\
+                 `max_bytes`: the largest dataset, such as \"512M\", or \"2G\" if left out.\n\
+                 Example: {\"sales/\": {\"url\": \"https://data.example.com/{name}.parquet\",\n\
+                 \"headers\": {\"Authorization\": \"Bearer ${SALES_TOKEN}\"}},\n\
+                 \"plain/\": \"https://files.example.com/{path}\"}",
+            )
+            .when_empty("nowhere")
+            .secret(),
+            variable(
                 "BELLJAR_TTL",
                 "seconds, 1 to 315360000",
                 "3600",
@@ -232,6 +296,67 @@ pub const GROUPS: &[Group] = &[
                 "4",
                 "Warm sandboxes that the server keeps ready, so that nobody waits for theirs.",
             ),
+        ],
+    },
+    Group {
+        title: "Artifacts",
+        variables: &[
+            variable(
+                "BELLJAR_KEEP_ARTIFACTS",
+                YES_OR_NO,
+                "0",
+                "1: files stay in /session/artifacts after they were taken. 0: they are moved.",
+            ),
+            variable(
+                "BELLJAR_ARTIFACT_SIZE",
+                A_SIZE,
+                "1G",
+                "The largest artifact that is taken. 0: no limit.",
+            ),
+            variable(
+                "BELLJAR_SESSION_ARTIFACTS",
+                "a number",
+                "100000",
+                "Artifacts that one session may have. 0: no limit.",
+            ),
+            variable(
+                "BELLJAR_SESSION_ARTIFACT_BYTES",
+                A_SIZE,
+                "4G",
+                "What the artifacts of one session may add up to. 0: no limit.",
+            ),
+            variable(
+                "BELLJAR_TENANT_ARTIFACTS",
+                "a number",
+                "1000000",
+                "Artifacts that one tenant may have. 0: no limit.",
+            ),
+            variable(
+                "BELLJAR_TENANT_ARTIFACT_BYTES",
+                A_SIZE,
+                "64G",
+                "What the artifacts of one tenant may add up to. 0: no limit.",
+            ),
+            variable(
+                "BELLJAR_ARTIFACT_RETENTION",
+                "seconds, 0 to 315360000",
+                "2592000",
+                "After how long an artifact is forgotten. 0: never.",
+            ),
+            variable(
+                "BELLJAR_LINK_TTL",
+                "seconds, 1 to 315360000",
+                "600",
+                "How long a link to an artifact is good for.",
+            ),
+            variable(
+                "BELLJAR_PUBLIC_URL",
+                "an address such as https://sandbox.example.com",
+                "",
+                "What links to artifacts begin with, where clients reach the server by another\n\
+                 address than the one it listens on.",
+            )
+            .when_empty("the address that the server listens on"),
         ],
     },
     Group {

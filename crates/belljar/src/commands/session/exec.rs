@@ -181,6 +181,7 @@ impl Watched<'_> {
             "display" => (Event::Display, json()),
             "result" => (Event::Result, json()),
             "error" => (Event::Error, json()),
+            "artifacts" => (Event::Artifacts, json()),
             // Of later servers, or not to be shown.
             _ => return false,
         };

@@ -1,0 +1,45 @@
+//! The bytes of a file, read as fast as they are taken and no faster.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::body::Bytes;
+use futures_util::stream;
+
+/// Read at a time: a thread is woken for each, and each is in memory until the client has it.
+const CHUNK: u64 = 512 * 1024;
+
+/// The bytes from `from` up to `to`, which must be there.
+pub(super) fn stream(file: File, from: u64, to: u64) -> Body {
+    // The next piece is read while the one before is on its way.
+    let file = Arc::new(file);
+    let first = read_ahead(&file, from, to);
+    Body::from_stream(stream::unfold((file, from, first), move |(file, at, next)| async move {
+        let read = next?.await.unwrap_or_else(|panic| Err(io::Error::other(panic)));
+        let (at, next) = match &read {
+            Ok(bytes) => {
+                let at = at + bytes.len() as u64;
+                (at, read_ahead(&file, at, to))
+            }
+            // The client sees a body that ends too early.
+            Err(_) => (to, None),
+        };
+        Some((read, (file, at, next)))
+    }))
+}
+
+type Reading = tokio::task::JoinHandle<io::Result<Bytes>>;
+
+/// `None` at the end.
+fn read_ahead(file: &Arc<File>, at: u64, to: u64) -> Option<Reading> {
+    let length = usize::try_from((to - at).min(CHUNK)).ok().filter(|length| *length > 0)?;
+    let file = Arc::clone(file);
+    Some(tokio::task::spawn_blocking(move || {
+        let mut bytes = vec![0; length];
+        file.read_exact_at(&mut bytes, at)?;
+        Ok(bytes.into())
+    }))
+}

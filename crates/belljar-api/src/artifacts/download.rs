@@ -1,0 +1,218 @@
+//! `/artifacts/{id}`: content, for whoever has a link.
+//!
+//! Nobody is asked for a key here: the token is what opens it. Whatever is wrong with a token, the
+//! answer is the same and takes the same time, and nothing of the artifact is looked at before.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::{HeaderMap, HeaderValue, Method as HttpMethod, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use belljar_engine::artifacts::{ArtifactRow, Digest, Method, is_active};
+use serde::Deserialize;
+use utoipa::IntoParams;
+
+use super::content;
+use super::range::{Part, part};
+use crate::App;
+use crate::error::{ApiError, ErrorBody};
+use crate::input::{Path, Query};
+
+/// Up to this size content is compared with its hash before any of it is sent.
+const VERIFIED_UP_TO: u64 = 1024 * 1024;
+
+/// What may run in a page that a sandbox made: its own scripts, without an origin, without cookies,
+/// and without anything to talk to.
+const CAGE: &str = "sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline' \
+                    'unsafe-eval' blob:; style-src 'unsafe-inline'; img-src data: blob:; \
+                    font-src data:; media-src data: blob:; worker-src blob:";
+
+#[derive(Debug, Deserialize, IntoParams)]
+pub(crate) struct Opened {
+    /// From the artifact's link.
+    pub token: Option<String>,
+    /// `1`: to be saved, not to be shown.
+    pub download: Option<String>,
+}
+
+/// The content of an artifact, or a range of it, for whoever has a link.
+#[utoipa::path(method(get, head), path = "/artifacts/{id}", tag = "artifacts",
+    params(("id" = String, Path), Opened),
+    responses(
+        (status = 200, content_type = "application/octet-stream", body = String),
+        (status = 206, content_type = "application/octet-stream", body = String),
+        (status = 304), (status = 403, body = ErrorBody), (status = 404, body = ErrorBody),
+        (status = 416)
+    ))]
+pub(crate) async fn download(
+    State(app): State<Arc<App>>,
+    Path(id): Path<String>,
+    Query(query): Query<Opened>,
+    method: HttpMethod,
+    headers: HeaderMap,
+) -> Result<Response, ApiError> {
+    let is_head = method == HttpMethod::HEAD;
+    let wanted = if is_head { Method::Head } else { Method::Get };
+    let shelf = app.engine.shelf();
+    if !shelf.opens(wanted, &id, query.token.as_deref().unwrap_or_default()) {
+        return Err(ApiError::forbidden("link_invalid", "this link is not valid, or has expired")
+            .hint("ask for a fresh one with POST /v1/artifacts/{id}/url"));
+    }
+    let gone = || {
+        let message = "this artifact was removed";
+        ApiError::new(StatusCode::NOT_FOUND, "artifact_not_found", message)
+    };
+    let row = shelf.find(&id).await?.ok_or_else(gone)?;
+    let file = shelf.content(&row).map_err(|error| damaged(&row, &error.to_string()))?;
+    let mut response = answer(&row, file, &headers, is_head).await?;
+    let as_attachment = query.download.as_deref().is_some_and(|value| value != "0");
+    describe(&row, as_attachment, response.headers_mut());
+    Ok(response)
+}
+
+async fn answer(
+    row: &ArtifactRow,
+    file: File,
+    headers: &HeaderMap,
+    is_head: bool,
+) -> Result<Response, ApiError> {
+    let asked = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
+    let etag = etag(row);
+    if asked(header::IF_NONE_MATCH).is_some_and(|known| names(known, &etag)) {
+        return Ok(StatusCode::NOT_MODIFIED.into_response());
+    }
+    // A range of something else is of no use to whoever has the rest of this.
+    let is_same = asked(header::IF_RANGE).is_none_or(|known| known == etag);
+    let range = asked(header::RANGE).filter(|_| is_same && !is_head);
+    let size = row.size;
+    let (status, from, to) = match part(range, size) {
+        Part::Whole => (StatusCode::OK, 0, size),
+        Part::Bytes(from, to) => (StatusCode::PARTIAL_CONTENT, from, to),
+        Part::Nothing => {
+            let range = format!("bytes */{size}");
+            let headers = [(header::CONTENT_RANGE, range)];
+            return Ok((StatusCode::RANGE_NOT_SATISFIABLE, headers).into_response());
+        }
+    };
+    let body = if is_head {
+        Body::empty()
+    } else if size <= VERIFIED_UP_TO {
+        let bytes = verified(row, file).await?;
+        // Within the size that was just compared.
+        bytes.slice(to_usize(from)..to_usize(to)).into()
+    } else {
+        content::stream(file, from, to)
+    };
+    let mut response = (status, body).into_response();
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_LENGTH, HeaderValue::from(to - from));
+    if status == StatusCode::PARTIAL_CONTENT {
+        let range = format!("bytes {from}-{}/{size}", to - 1);
+        headers.extend(HeaderValue::from_str(&range).map(|range| (header::CONTENT_RANGE, range)));
+    }
+    Ok(response)
+}
+
+fn to_usize(offset: u64) -> usize {
+    usize::try_from(offset).unwrap_or(usize::MAX)
+}
+
+/// The whole content, if it is what was taken once.
+async fn verified(row: &ArtifactRow, mut file: File) -> Result<axum::body::Bytes, ApiError> {
+    let (size, sha256) = (row.size, row.sha256);
+    let reading = tokio::task::spawn_blocking(move || {
+        let mut bytes = Vec::with_capacity(to_usize(size));
+        file.by_ref().take(size + 1).read_to_end(&mut bytes)?;
+        let intact = bytes.len() as u64 == size && Digest::of(&bytes) == sha256;
+        if intact { Ok(bytes) } else { Err(io::Error::other("it does not match its hash")) }
+    });
+    let read = reading.await.unwrap_or_else(|panic| Err(io::Error::other(panic)));
+    read.map(Into::into).map_err(|error| damaged(row, &error.to_string()))
+}
+
+fn damaged(row: &ArtifactRow, why: &str) -> ApiError {
+    tracing::error!("the content of artifact {} ({}) is damaged: {why}", row.id, row.sha256);
+    ApiError::new(
+        StatusCode::INTERNAL_SERVER_ERROR,
+        "artifact_damaged",
+        "the content of this artifact is missing or damaged on the server",
+    )
+    .hint("`belljar artifacts verify` on the server lists all that are")
+}
+
+/// What the client should know of the content, whichever part of it it gets.
+fn describe(row: &ArtifactRow, as_attachment: bool, headers: &mut HeaderMap) {
+    let mut set = |name, value: &str| {
+        if let Ok(value) = HeaderValue::from_str(value) {
+            headers.insert(name, value);
+        }
+    };
+    set(header::CONTENT_TYPE, &row.mime);
+    set(header::ETAG, &etag(row));
+    set(header::ACCEPT_RANGES, "bytes");
+    // The content behind a link never changes, but the link dies: ask again, every time.
+    set(header::CACHE_CONTROL, "private, no-cache");
+    set(header::CONTENT_DISPOSITION, &disposition(&row.name, as_attachment));
+    set(header::X_CONTENT_TYPE_OPTIONS, "nosniff");
+    set(header::REFERRER_POLICY, "no-referrer");
+    if is_active(&row.mime) {
+        set(header::CONTENT_SECURITY_POLICY, CAGE);
+    }
+}
+
+fn etag(row: &ArtifactRow) -> String {
+    format!("\"{}\"", row.sha256)
+}
+
+/// Whether an `If-None-Match` names this tag.
+fn names(header: &str, etag: &str) -> bool {
+    header
+        .split(',')
+        .map(|known| known.trim().trim_start_matches("W/"))
+        .any(|known| known == "*" || known == etag)
+}
+
+/// How to show or save it, and under which name: a plain one for old clients, the true one for
+/// all others.
+fn disposition(name: &str, as_attachment: bool) -> String {
+    let how = if as_attachment { "attachment" } else { "inline" };
+    let plain: String = name
+        .chars()
+        .map(|c| if c.is_ascii_graphic() && !"\"\\/%;'".contains(c) || c == ' ' { c } else { '_' })
+        .collect();
+    let mut encoded = String::new();
+    for byte in name.bytes() {
+        if byte.is_ascii_alphanumeric() || b"!#$&+-.^_`|~".contains(&byte) {
+            encoded.push(byte as char);
+        } else {
+            encoded.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    format!("{how}; filename=\"{plain}\"; filename*=UTF-8''{encoded}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_cannot_break_out_of_their_header() {
+        assert_eq!(
+            disposition("a\"b\r\nSet-Cookie: x=1;ü.png", true),
+            "attachment; filename=\"a_b__Set-Cookie: x=1__.png\"; \
+             filename*=UTF-8''a%22b%0D%0ASet-Cookie%3A%20x%3D1%3B%C3%BC.png"
+        );
+        assert!(HeaderValue::from_str(&disposition("\u{0}\u{7f}日本", false)).is_ok());
+    }
+
+    #[test]
+    fn known_content_is_recognised_in_every_spelling() {
+        for header in ["\"a\"", "W/\"a\"", "\"b\", \"a\"", "*"] {
+            assert!(names(header, "\"a\""), "{header}");
+        }
+        assert!(!names("\"b\"", "\"a\"") && !names("a", "\"a\""));
+    }
+}

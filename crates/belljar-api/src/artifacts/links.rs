@@ -1,0 +1,36 @@
+//! Links to artifacts: signed, and made anew whenever they are told.
+
+use belljar_engine::artifacts::{Artifact, Artifacts, Method, Shelf};
+use belljar_engine::result::ExecResult;
+
+/// Where clients find this server.
+#[derive(Debug, Clone)]
+pub(crate) struct Links {
+    /// Nothing, where it cannot be reached by an address: links are then only paths.
+    base: String,
+}
+
+impl Links {
+    pub(crate) fn new(base: String) -> Links {
+        Links { base }
+    }
+
+    /// A link, and until when it is good, in seconds since 1970.
+    pub(crate) fn url(&self, shelf: &Shelf, method: Method, id: &str) -> (String, u64) {
+        let link = shelf.link(method, id);
+        (format!("{}/artifacts/{id}?token={}", self.base, link.token), link.expires_s)
+    }
+
+    pub(crate) fn add_to(&self, shelf: &Shelf, artifacts: &mut Artifacts) {
+        artifacts.artifacts.iter_mut().for_each(|artifact| self.add_to_one(shelf, artifact));
+    }
+
+    pub(crate) fn add_to_one(&self, shelf: &Shelf, artifact: &mut Artifact) {
+        artifact.url = artifact.id.as_ref().map(|id| self.url(shelf, Method::Get, id).0);
+    }
+
+    pub(crate) fn linked(&self, shelf: &Shelf, mut result: ExecResult) -> ExecResult {
+        self.add_to(shelf, &mut result.artifacts);
+        result
+    }
+}

@@ -1,0 +1,193 @@
+//! What sessions and runs have left: lists, links, downloads.
+
+mod content;
+mod download;
+mod links;
+mod range;
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::{Extension, Json};
+use belljar_engine::artifacts::{ArtifactFilter, ArtifactRow, Method};
+use belljar_engine::{Principal, clock};
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+
+pub(crate) use download::{__path_download, download};
+pub(crate) use links::Links;
+
+use crate::App;
+use crate::error::{ApiError, ErrorBody};
+use crate::input::{Body, Path, Query};
+use crate::sessions::page_size;
+
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct ArtifactBody {
+    pub id: String,
+    pub name: String,
+    /// In the sandbox.
+    pub path: String,
+    pub size: u64,
+    pub mime: String,
+    pub sha256: String,
+    pub created: String,
+    /// The session, or the run, that left it.
+    pub session_id: String,
+    pub exec_id: String,
+    /// Where anybody can download it, for a while.
+    pub url: String,
+}
+
+impl App {
+    fn artifact(&self, row: ArtifactRow) -> ArtifactBody {
+        ArtifactBody {
+            url: self.links.url(self.engine.shelf(), Method::Get, &row.id).0,
+            id: row.id,
+            name: row.name,
+            path: row.path,
+            size: row.size,
+            mime: row.mime,
+            sha256: row.sha256.to_string(),
+            created: clock::rfc3339(row.created_ms),
+            session_id: row.session,
+            exec_id: row.exec,
+        }
+    }
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ListOfSession {
+    /// At most this many (100 unless told, 1000 at most).
+    pub limit: Option<u32>,
+    /// Only those taken before the one with this id.
+    pub before: Option<String>,
+    /// Only those that this execution left.
+    pub exec: Option<String>,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct ArtifactsBody {
+    pub artifacts: Vec<ArtifactBody>,
+    /// There are older ones: ask again with `before` the id of the last.
+    pub more: bool,
+}
+
+/// What a session has left, the newest first.
+#[utoipa::path(get, path = "/v1/sessions/{id}/artifacts", tag = "artifacts",
+    params(("id" = String, Path), ListOfSession),
+    responses((status = 200, body = ArtifactsBody), (status = 404, body = ErrorBody)))]
+pub(crate) async fn list_of_session(
+    State(app): State<Arc<App>>,
+    Extension(who): Extension<Principal>,
+    Path(id): Path<String>,
+    Query(query): Query<ListOfSession>,
+) -> Result<Json<ArtifactsBody>, ApiError> {
+    let id = app.engine.describe(&who, &id).await?.id;
+    page(&app, &who, Some(id), query.exec, query.before, query.limit).await
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ListAll {
+    /// At most this many (100 unless told, 1000 at most).
+    pub limit: Option<u32>,
+    /// Only those taken before the one with this id.
+    pub before: Option<String>,
+    /// Only those that this session, or run, left.
+    pub session: Option<String>,
+    /// Only those that this execution left.
+    pub exec: Option<String>,
+}
+
+/// All artifacts of the tenant, the newest first.
+#[utoipa::path(get, path = "/v1/artifacts", tag = "artifacts", params(ListAll),
+    responses((status = 200, body = ArtifactsBody), (status = 422, body = ErrorBody)))]
+pub(crate) async fn list(
+    State(app): State<Arc<App>>,
+    Extension(who): Extension<Principal>,
+    Query(query): Query<ListAll>,
+) -> Result<Json<ArtifactsBody>, ApiError> {
+    page(&app, &who, query.session, query.exec, query.before, query.limit).await
+}
+
+async fn page(
+    app: &App,
+    who: &Principal,
+    session: Option<String>,
+    exec: Option<String>,
+    before: Option<String>,
+    limit: Option<u32>,
+) -> Result<Json<ArtifactsBody>, ApiError> {
+    if let Some(before) = &before {
+        // Otherwise an unknown one would be the end of the list.
+        app.engine.artifact(who, before).await?;
+    }
+    let limit = page_size(limit)?;
+    let filter = ArtifactFilter { session, exec, before, limit, ..ArtifactFilter::default() };
+    let page = app.engine.artifacts(who, filter).await?;
+    let artifacts = page.items.into_iter().map(|row| app.artifact(row)).collect();
+    Ok(Json(ArtifactsBody { artifacts, more: page.more }))
+}
+
+/// One artifact.
+#[utoipa::path(get, path = "/v1/artifacts/{id}", tag = "artifacts", params(("id" = String, Path)),
+    responses((status = 200, body = ArtifactBody), (status = 404, body = ErrorBody)))]
+pub(crate) async fn show(
+    State(app): State<Arc<App>>,
+    Extension(who): Extension<Principal>,
+    Path(id): Path<String>,
+) -> Result<Json<ArtifactBody>, ApiError> {
+    let row = app.engine.artifact(&who, &id).await?;
+    Ok(Json(app.artifact(row)))
+}
+
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct UrlBody {
+    /// What the link is for: `GET` (default; good for `HEAD` too) or `HEAD` alone.
+    pub method: Option<String>,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct Url {
+    pub url: String,
+    pub expires: String,
+}
+
+/// A fresh link to an artifact.
+#[utoipa::path(post, path = "/v1/artifacts/{id}/url", tag = "artifacts",
+    params(("id" = String, Path)), request_body = UrlBody,
+    responses((status = 200, body = Url), (status = 404, body = ErrorBody),
+        (status = 422, body = ErrorBody)))]
+pub(crate) async fn url(
+    State(app): State<Arc<App>>,
+    Extension(who): Extension<Principal>,
+    Path(id): Path<String>,
+    Body(body): Body<UrlBody>,
+) -> Result<Json<Url>, ApiError> {
+    let method = match body.method.as_deref() {
+        None | Some("GET") => Method::Get,
+        Some("HEAD") => Method::Head,
+        Some(_) => return Err(ApiError::invalid("method: expected GET or HEAD")),
+    };
+    let row = app.engine.artifact(&who, &id).await?;
+    let (url, expires_s) = app.links.url(app.engine.shelf(), method, &row.id);
+    let expires_ms = i64::try_from(expires_s.saturating_mul(1000)).unwrap_or(i64::MAX);
+    Ok(Json(Url { url, expires: clock::rfc3339(expires_ms) }))
+}
+
+/// Forget an artifact.
+#[utoipa::path(delete, path = "/v1/artifacts/{id}", tag = "artifacts",
+    params(("id" = String, Path)),
+    responses((status = 204), (status = 404, body = ErrorBody)))]
+pub(crate) async fn remove(
+    State(app): State<Arc<App>>,
+    Extension(who): Extension<Principal>,
+    Path(id): Path<String>,
+) -> Result<StatusCode, ApiError> {
+    app.engine.remove_artifact(&who, &id).await?;
+    Ok(StatusCode::NO_CONTENT)
+}

@@ -1,0 +1,72 @@
+//! Which part of a file a client wants.
+
+/// What to send of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Part {
+    Whole,
+    /// From the first byte to this one, which is not part of it.
+    Bytes(u64, u64),
+    /// There is nothing where it was asked for.
+    Nothing,
+}
+
+/// What a `Range` header asks of a file of this size. Several ranges, and what makes no sense, are
+/// answered with the whole file, as the standard allows.
+pub(super) fn part(header: Option<&str>, size: u64) -> Part {
+    let Some(range) = header.and_then(|text| text.trim().strip_prefix("bytes=")) else {
+        return Part::Whole;
+    };
+    let Some((first, last)) = range.trim().split_once('-') else { return Part::Whole };
+    let number = |text: &str| {
+        let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+        // Too large to be a number is beyond every end.
+        digits.then(|| text.parse::<u64>().unwrap_or(u64::MAX))
+    };
+    match (number(first.trim()), last.trim()) {
+        (None, last) if first.trim().is_empty() => match number(last) {
+            Some(0) => Part::Nothing,
+            Some(_) if size == 0 => Part::Nothing,
+            Some(count) => Part::Bytes(size.saturating_sub(count), size),
+            None => Part::Whole,
+        },
+        (None, _) => Part::Whole,
+        (Some(first), _) if first >= size => Part::Nothing,
+        (Some(first), "") => Part::Bytes(first, size),
+        (Some(first), last) => match number(last) {
+            Some(last) if last >= first => Part::Bytes(first, last.saturating_add(1).min(size)),
+            _ => Part::Whole,
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_understood_as_the_standard_has_them() {
+        for (header, expected) in [
+            ("bytes=0-0", Part::Bytes(0, 1)),
+            ("bytes=2-5", Part::Bytes(2, 6)),
+            ("bytes=2-", Part::Bytes(2, 10)),
+            ("bytes=-3", Part::Bytes(7, 10)),
+            ("bytes=-300", Part::Bytes(0, 10)),
+            ("bytes=5-99999999999999999999999", Part::Bytes(5, 10)),
+            ("bytes=10-", Part::Nothing),
+            ("bytes=-0", Part::Nothing),
+            ("bytes=99999999999999999999999-", Part::Nothing),
+            ("bytes=5-2", Part::Whole),
+            ("bytes=0-1,4-5", Part::Whole),
+            ("bytes=", Part::Whole),
+            ("bytes=-", Part::Whole),
+            ("bytes=a-b", Part::Whole),
+            ("bytes=+1-2", Part::Whole),
+            ("lines=1-2", Part::Whole),
+        ] {
+            assert_eq!(part(Some(header), 10), expected, "{header}");
+        }
+        assert_eq!(part(None, 10), Part::Whole);
+        assert_eq!(part(Some("bytes=0-"), 0), Part::Nothing);
+        assert_eq!(part(Some("bytes=-1"), 0), Part::Nothing);
+    }
+}

@@ -1,0 +1,210 @@
+//! `/v1/sessions/{id}/datasets`: what code in a session works on.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body as RawBody;
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::{Extension, Json};
+use belljar_engine::artifacts::{Digest, Refused};
+use belljar_engine::datasets::{DatasetInfo, DatasetName, Exported};
+use belljar_engine::spec::Datasets;
+use belljar_engine::{Principal, Upload};
+use http_body_util::BodyExt as _;
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+
+use crate::App;
+use crate::error::{ApiError, ErrorBody};
+use crate::input::{Body, Path, Query};
+
+/// How long an upload may be silent.
+const SILENCE: Duration = Duration::from_secs(60);
+
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct DatasetsBody {
+    /// NONE, LOCAL_RO or API.
+    #[schema(value_type = String)]
+    pub access: Datasets,
+    /// name, path, status, size, modified, format, columns, rows, ...
+    #[schema(value_type = Vec<Object>)]
+    pub datasets: Vec<DatasetInfo>,
+    /// How many more there are than are listed.
+    pub more: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub message: Option<&'static str>,
+}
+
+/// What datasets a session has.
+#[utoipa::path(get, path = "/v1/sessions/{id}/datasets", tag = "datasets",
+    params(("id" = String, Path)),
+    responses((status = 200, body = DatasetsBody), (status = 404, body = ErrorBody),
+        (status = 410, body = ErrorBody)))]
+pub(crate) async fn list(
+    State(app): State<Arc<App>>,
+    Extension(who): Extension<Principal>,
+    Path(id): Path<String>,
+) -> Result<Json<DatasetsBody>, ApiError> {
+    let (access, listing) = app.engine.datasets(&who, &id).await?;
+    let message = match access {
+        Datasets::None => {
+            Some("this session has no datasets: it was created without access to any")
+        }
+        _ if listing.datasets.is_empty() => Some("there are no datasets yet"),
+        _ => None,
+    };
+    Ok(Json(DatasetsBody { access, datasets: listing.datasets, more: listing.more, message }))
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct PutDataset {
+    /// The SHA-256 of the content: if the server has it already, nothing need be sent. An empty
+    /// body asks just that.
+    pub sha256: Option<String>,
+}
+
+/// Bring a dataset into a session: the body is the file, which appears in `/session/data` when all
+/// of it has come.
+#[utoipa::path(put, path = "/v1/sessions/{id}/datasets/{dataset}", tag = "datasets",
+    params(("id" = String, Path), ("dataset" = String, Path), PutDataset),
+    request_body(content = String, content_type = "application/octet-stream"),
+    responses((status = 200, body = Object), (status = 404, body = ErrorBody),
+        (status = 409, body = ErrorBody), (status = 413, body = ErrorBody),
+        (status = 422, body = ErrorBody), (status = 507, body = ErrorBody)))]
+pub(crate) async fn put(
+    State(app): State<Arc<App>>,
+    Extension(who): Extension<Principal>,
+    Path((id, dataset)): Path<(String, String)>,
+    Query(query): Query<PutDataset>,
+    headers: HeaderMap,
+    body: RawBody,
+) -> Result<Json<DatasetInfo>, ApiError> {
+    let name = parse_name(&dataset)?;
+    let length =
+        headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
+    if let Some(text) = &query.sha256 {
+        let sha256: Digest =
+            text.parse().map_err(|error| ApiError::invalid(format!("sha256: {error}")))?;
+        if let Some(info) = app.engine.stage_known(&who, &id, name.clone(), sha256).await? {
+            return Ok(Json(info));
+        }
+        if length == Some(0) {
+            let message = "the server does not have this content yet";
+            return Err(ApiError::new(StatusCode::NOT_FOUND, "content_unknown", message)
+                .hint("send it as the body"));
+        }
+    }
+    let upload = app.engine.upload(&who, &id, name, length).await?;
+    receive(upload, body).await.map(Json)
+}
+
+/// The same, for a name with folders.
+pub(crate) async fn put_in_folder(
+    state: State<Arc<App>>,
+    who: Extension<Principal>,
+    Path((id, folder, rest)): Path<(String, String, String)>,
+    query: Query<PutDataset>,
+    headers: HeaderMap,
+    body: RawBody,
+) -> Result<Json<DatasetInfo>, ApiError> {
+    put(state, who, Path((id, format!("{folder}/{rest}"))), query, headers, body).await
+}
+
+async fn receive(mut upload: Upload, mut body: RawBody) -> Result<DatasetInfo, ApiError> {
+    loop {
+        let next = tokio::time::timeout(SILENCE, body.frame()).await.map_err(|_| {
+            let message = format!("nothing came for {} s", SILENCE.as_secs());
+            ApiError::new(StatusCode::REQUEST_TIMEOUT, "too_slow", message)
+        })?;
+        let Some(frame) = next else { break };
+        let cut_off = |_| ApiError::new(StatusCode::BAD_REQUEST, "cut_off", "the body was cut off");
+        // Dropped here, the upload has failed and says so.
+        if let Ok(bytes) = frame.map_err(cut_off)?.into_data() {
+            upload.write(bytes).await?;
+        }
+    }
+    Ok(upload.finish().await?)
+}
+
+fn parse_name(text: &str) -> Result<DatasetName, ApiError> {
+    text.parse().map_err(|error| ApiError::invalid(format!("dataset: {error}")))
+}
+
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct StageBody {
+    /// The dataset's id, as the server's sources know it.
+    pub dataset: String,
+    /// Ask the source again, even if it is there.
+    #[serde(default)]
+    pub refresh: bool,
+    /// `false`: do not wait for it; `GET .../datasets` tells what became of it.
+    pub wait: Option<bool>,
+}
+
+/// Have the server fetch a dataset from one of its sources (`BELLJAR_DATASET_SOURCES`).
+#[utoipa::path(post, path = "/v1/sessions/{id}/datasets", tag = "datasets",
+    params(("id" = String, Path)), request_body = StageBody,
+    responses((status = 200, body = Object), (status = 202, body = Object),
+        (status = 404, body = ErrorBody), (status = 409, body = ErrorBody),
+        (status = 422, body = ErrorBody), (status = 502, body = ErrorBody),
+        (status = 504, body = ErrorBody)))]
+pub(crate) async fn stage(
+    State(app): State<Arc<App>>,
+    Extension(who): Extension<Principal>,
+    Path(id): Path<String>,
+    Body(body): Body<StageBody>,
+) -> Result<(StatusCode, Json<DatasetInfo>), ApiError> {
+    parse_name(&body.dataset)?;
+    // It goes on when the caller has gone: others may want it.
+    let (engine, asked) = (Arc::clone(&app.engine), body.dataset.clone());
+    let staging = {
+        let (who, id) = (who.clone(), id.clone());
+        tokio::spawn(async move { engine.stage_from_source(&who, &id, &asked, body.refresh).await })
+    };
+    if body.wait == Some(false) {
+        let pending = app.engine.dataset_asked_for(&who, &id, &body.dataset).await?;
+        return Ok((StatusCode::ACCEPTED, Json(pending)));
+    }
+    let lost = |_| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "it was lost");
+    Ok((StatusCode::OK, Json(staging.await.map_err(lost)??)))
+}
+
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ExportBody {
+    /// Names below `/session/data`; all there are, unless told.
+    pub datasets: Option<Vec<String>>,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct ExportsBody {
+    /// dataset, host_path and the artifact that it became, with a link.
+    #[schema(value_type = Vec<Object>)]
+    pub exports: Vec<Exported>,
+    /// What was not exported, and why.
+    #[schema(value_type = Vec<Object>)]
+    pub refused: Vec<Refused>,
+}
+
+/// Copy files from `/session/data` to the server's exports, under new names, and make artifacts of
+/// them.
+#[utoipa::path(post, path = "/v1/sessions/{id}/datasets/export", tag = "datasets",
+    params(("id" = String, Path)), request_body = ExportBody,
+    responses((status = 200, body = ExportsBody), (status = 404, body = ErrorBody),
+        (status = 422, body = ErrorBody)))]
+pub(crate) async fn export(
+    State(app): State<Arc<App>>,
+    Extension(who): Extension<Principal>,
+    Path(id): Path<String>,
+    Body(body): Body<ExportBody>,
+) -> Result<Json<ExportsBody>, ApiError> {
+    let names = body.datasets.map(|names| names.iter().map(|name| parse_name(name)).collect());
+    let mut exports = app.engine.export(&who, &id, names.transpose()?).await?;
+    for export in &mut exports.exports {
+        app.links.add_to_one(app.engine.shelf(), &mut export.artifact);
+    }
+    Ok(Json(ExportsBody { exports: exports.exports, refused: exports.refused }))
+}

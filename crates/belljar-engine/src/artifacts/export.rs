@@ -1,0 +1,147 @@
+//! Datasets that code has worked on, brought to the host: an artifact each, and a file among the
+//! exports whose name nobody has had before.
+
+use std::collections::HashSet;
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use belljar_proto::guest::TreeLimits;
+use belljar_runtime::{Sandbox, paths};
+
+use super::Refused;
+use super::gather::Gathering;
+use super::ingest::{Origin, Place};
+use super::names::harmless;
+use super::shelf::Shelf;
+use crate::clock;
+use crate::datasets::{DatasetName, Exported, Exports};
+use crate::error::EngineError;
+
+const AT_ONCE: TreeLimits = TreeLimits { files: 1000, depth: 16 };
+
+/// How many names are tried for a file.
+const ATTEMPTS: u32 = 1000;
+
+impl Shelf {
+    /// Exports these files of `/session/data`, or all of them. They stay where they are.
+    pub(crate) async fn export(
+        &self,
+        sandbox: &Sandbox,
+        tenant: &str,
+        session: &str,
+        names: Option<Vec<DatasetName>>,
+    ) -> Result<Exports, EngineError> {
+        let exec = crate::new_id("export");
+        let origin = Origin { tenant, session, exec: &exec, place: Place::Exports };
+        let mut gathering = Gathering::begin(sandbox, origin.directory(), AT_ONCE).await?;
+        let mut missing: HashSet<String> = HashSet::new();
+        if let Some(names) = names {
+            missing.extend(names.iter().map(|name| name.as_str().to_owned()));
+            let wanted = missing.clone();
+            gathering.refused.retain(|refused| {
+                relative(&refused.path).is_some_and(|name| wanted.contains(name))
+            });
+            gathering.pass_over(|file| {
+                !std::str::from_utf8(&file.path).is_ok_and(|name| wanted.contains(name))
+            });
+        }
+        let (_, mut refused) = self.take_all(&mut gathering, origin).await?;
+        let stamp = stamp();
+        let mut exports = Vec::new();
+        for row in self.catalog.of_exec(session, &exec).await? {
+            let mut artifact = self.show(&row, origin).await;
+            let Some(name) = relative(&row.path) else { continue };
+            missing.remove(name);
+            let (blob, directory) = (artifact.host_path.clone(), self.config.exports_dir.clone());
+            let (file, stamp) = (harmless(name.as_bytes()).unwrap_or_default(), stamp.clone());
+            let placing =
+                tokio::task::spawn_blocking(move || place(&blob, &directory, &file, &stamp));
+            match placing.await.unwrap_or_else(|panic| Err(io::Error::other(panic))) {
+                Ok(host_path) => {
+                    artifact.host_path.clone_from(&host_path);
+                    exports.push(Exported { dataset: name.to_owned(), artifact });
+                }
+                Err(error) => {
+                    let reason = format!("it could not be exported: {error}");
+                    refused.push(Refused { path: row.path, reason });
+                }
+            }
+        }
+        for refused in &refused {
+            missing.remove(relative(&refused.path).unwrap_or_default());
+        }
+        let mut missing: Vec<String> = missing.into_iter().collect();
+        missing.sort();
+        refused.extend(missing.into_iter().map(|name| Refused {
+            path: format!("{}/{name}", paths::SESSION_DATA),
+            reason: "there is no such file".into(),
+        }));
+        Ok(Exports { exports, refused })
+    }
+}
+
+/// The name of a file of `/session/data`.
+fn relative(path: &str) -> Option<&str> {
+    path.strip_prefix(paths::SESSION_DATA)?.strip_prefix('/')
+}
+
+/// `20261115T105959Z`
+fn stamp() -> String {
+    let now = clock::rfc3339(clock::now_ms());
+    let (seconds, _) = now.split_once('.').unwrap_or((&now, ""));
+    format!("{}Z", seconds.replace(['-', ':'], ""))
+}
+
+/// Puts content among the exports under the file's own name with the time in it, and a number where
+/// somebody was faster.
+fn place(blob: &Path, directory: &Path, file: &Path, stamp: &str) -> io::Result<PathBuf> {
+    let folder = directory.join(file.parent().unwrap_or(Path::new("")));
+    fs::create_dir_all(&folder)?;
+    let part =
+        |part: Option<&std::ffi::OsStr>| part.unwrap_or_default().to_string_lossy().into_owned();
+    let stem = part(file.file_stem());
+    let extension = file.extension().map(|it| format!(".{}", it.to_string_lossy()));
+    let extension = extension.unwrap_or_default();
+    for attempt in 1..=ATTEMPTS {
+        let number = if attempt == 1 { String::new() } else { format!("-{attempt}") };
+        let path = folder.join(format!("{stem}_{stamp}{number}{extension}"));
+        match copy_new(blob, &path) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            linked => return linked.map(|()| path),
+        }
+    }
+    Err(io::ErrorKind::AlreadyExists.into())
+}
+
+/// A copy, since whoever gets it may write to it.
+fn copy_new(blob: &Path, path: &Path) -> io::Result<()> {
+    let mut target = File::create_new(path)?;
+    let copied = File::open(blob).and_then(|mut blob| io::copy(&mut blob, &mut target));
+    if copied.is_err() {
+        let _ = fs::remove_file(path);
+    }
+    copied.map(|_| ())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_ever_overwritten() {
+        let directory = tempfile::tempdir().unwrap();
+        let blob = directory.path().join("blob");
+        fs::write(&blob, "x").unwrap();
+        let exports = directory.path().join("exports");
+        let export = |file: &str| {
+            let path = place(&blob, &exports, Path::new(file), "T").unwrap();
+            path.strip_prefix(&exports).unwrap().display().to_string()
+        };
+        assert_eq!(export("a/sales.csv"), "a/sales_T.csv");
+        assert_eq!(export("a/sales.csv"), "a/sales_T-2.csv");
+        assert_eq!(export("a/sales.csv"), "a/sales_T-3.csv");
+        assert_eq!(export("README"), "README_T");
+        assert_eq!(stamp().len(), "20261115T105959Z".len());
+    }
+}

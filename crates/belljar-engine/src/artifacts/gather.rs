@@ -1,0 +1,137 @@
+//! What lies in a sandbox's artifacts directory, opened by its guest a few files at a time.
+
+use std::fs::File;
+use std::path::PathBuf;
+
+use belljar_proto::guest::{TreeFile, TreeLimits};
+use belljar_runtime::{OpenedFile, Sandbox};
+
+use super::Refused;
+use super::names::{harmless, shown};
+use crate::EngineError;
+use crate::error::in_full;
+
+/// Files of a sandbox, still to be opened.
+pub(super) struct Gathering<'a> {
+    sandbox: &'a Sandbox,
+    directory: &'static str,
+    /// How code in the sandbox calls the directory.
+    root: &'static str,
+    waiting: std::vec::IntoIter<TreeFile>,
+    /// What cannot be taken, and why.
+    pub(super) refused: Vec<Refused>,
+    /// Whether anything was left for later: it may be had when it is looked for again.
+    pub(super) left_some: bool,
+}
+
+/// A plain file, open for reading.
+pub(super) struct Found {
+    /// Below the directory that it is shown in on the host.
+    pub(super) relative: PathBuf,
+    /// As code in the sandbox knows it.
+    pub(super) path: String,
+    pub(super) file: File,
+    /// Beyond which nothing of it is read.
+    pub(super) size: u64,
+    /// Which file it was when it was opened: what has changed since must not be removed.
+    pub(super) identity: TreeFile,
+}
+
+impl Found {
+    pub(super) fn name(&self) -> String {
+        self.relative.file_name().unwrap_or_default().to_string_lossy().into_owned()
+    }
+}
+
+impl<'a> Gathering<'a> {
+    pub(super) async fn begin(
+        sandbox: &'a Sandbox,
+        (directory, root): (&'static str, &'static str),
+        limits: TreeLimits,
+    ) -> Result<Gathering<'a>, EngineError> {
+        let tree =
+            sandbox.list_tree(directory, limits).await.map_err(EngineError::ListArtifacts)?;
+        let mut files = tree.files;
+        // The guest is asked to keep the limit and is not believed to have done so.
+        files.truncate(usize::try_from(limits.files).unwrap_or(usize::MAX));
+        let mut gathering = Gathering {
+            sandbox,
+            directory,
+            root,
+            left_some: files.len() as u64 == limits.files,
+            waiting: files.into_iter(),
+            refused: Vec::new(),
+        };
+        for skipped in tree.skipped {
+            gathering.refuse(&skipped.path, skipped.reason);
+        }
+        if tree.skipped_more > 0 {
+            gathering.refuse(b"...", format!("{} more were not taken", tree.skipped_more));
+        }
+        Ok(gathering)
+    }
+
+    /// Leaves out what is known already.
+    pub(super) fn pass_over(&mut self, is_known: impl Fn(&TreeFile) -> bool) {
+        let rest: Vec<TreeFile> = self.waiting.by_ref().filter(|file| !is_known(file)).collect();
+        self.waiting = rest.into_iter();
+    }
+
+    fn refuse(&mut self, path: &[u8], reason: impl Into<String>) {
+        self.refused.push(Refused { path: shown(self.root, path), reason: reason.into() });
+    }
+
+    /// The next few; `None` when there are no more.
+    pub(super) async fn next(&mut self) -> Option<Vec<Found>> {
+        let batch: Vec<TreeFile> = self.waiting.by_ref().take(Sandbox::MAX_OPENED).collect();
+        if batch.is_empty() {
+            return None;
+        }
+        let opened = match self.sandbox.open_files(self.directory, &batch).await {
+            Ok(opened) => opened,
+            Err(error) => {
+                let why = in_full(&error);
+                batch.iter().for_each(|file| self.refuse(&file.path, why.clone()));
+                return Some(Vec::new());
+            }
+        };
+        let found = batch.into_iter().zip(opened);
+        Some(found.filter_map(|(listed, opened)| self.accept(listed.path, opened)).collect())
+    }
+
+    fn accept(
+        &mut self,
+        path: Vec<u8>,
+        opened: Result<OpenedFile, belljar_runtime::RuntimeError>,
+    ) -> Option<Found> {
+        let Some(relative) = harmless(&path) else {
+            self.refuse(&path, "its name leads elsewhere");
+            return None;
+        };
+        match opened {
+            Err(error) => {
+                self.refuse(&path, in_full(&error));
+                None
+            }
+            // Half a file is of no use, and what follows would be lost with its name.
+            Ok(opened) if opened.being_written => {
+                self.left_some = true;
+                self.refuse(&path, "it is open for writing; it is taken once it is closed");
+                None
+            }
+            Ok(opened) => Some(Found {
+                relative,
+                path: shown(self.root, &path),
+                size: opened.size,
+                file: opened.file,
+                identity: TreeFile {
+                    path,
+                    size: opened.size,
+                    inode: opened.inode,
+                    changed_ns: opened.changed_ns,
+                    modified_ns: opened.modified_ns,
+                },
+            }),
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! Artifacts shown by their names: further names of their content, not further copies.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::{MetadataExt, symlink};
+use std::path::Path;
+
+/// Shows `blob` at `place`, instead of whatever was shown there before. The directories on the way
+/// are the host's own; code in a sandbox never sees them.
+pub(super) fn link(blob: &Path, place: &Path) -> io::Result<()> {
+    let parent = place.parent().ok_or(io::ErrorKind::InvalidInput)?;
+    make_directories(parent)?;
+    if place.is_dir() {
+        // It was a directory to the code once, and now it is a file.
+        fs::remove_dir_all(place)?;
+    }
+    let fresh = parent.join(format!(".{}", belljar_sys::process::random_name()));
+    // On another file system, or with too many names already, it can still be pointed at.
+    fs::hard_link(blob, &fresh).or_else(|_| symlink(blob, &fresh))?;
+    let moved = fs::rename(&fresh, place);
+    // Two names of the same file are left as they are by a rename.
+    let _ = fs::remove_file(&fresh);
+    moved
+}
+
+/// Removes a name of `blob`, unless something else has that name by now.
+pub(super) fn unlink(blob: &Path, place: &Path) {
+    let identity = |path| fs::metadata(path).map(|found| (found.dev(), found.ino())).ok();
+    if identity(place).is_some_and(|shown| Some(shown) == identity(blob)) {
+        let _ = fs::remove_file(place);
+    }
+}
+
+/// Makes what is missing on the way; a file in the way was shown there before, and goes.
+fn make_directories(path: &Path) -> io::Result<()> {
+    let Err(error) = fs::create_dir_all(path) else { return Ok(()) };
+    let blocked = path.ancestors().find(|ancestor| ancestor.symlink_metadata().is_ok());
+    match blocked {
+        Some(file) if !file.is_dir() => {
+            fs::remove_file(file)?;
+            fs::create_dir_all(path)
+        }
+        _ => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_replaced_whatever_was_there() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name);
+        fs::write(path("one"), "1").unwrap();
+        fs::write(path("two"), "2").unwrap();
+        let shown = |name: &str| fs::read_to_string(path("shown").join(name)).unwrap();
+        link(&path("one"), &path("shown/a/b")).unwrap();
+        assert_eq!(shown("a/b"), "1");
+        assert_eq!(path("one").metadata().unwrap().nlink(), 2, "no second copy");
+        link(&path("one"), &path("shown/a/b")).unwrap();
+        link(&path("two"), &path("shown/a")).unwrap();
+        assert_eq!(shown("a"), "2");
+        link(&path("one"), &path("shown/a/b")).unwrap();
+        assert_eq!(shown("a/b"), "1");
+        assert_eq!(fs::read_dir(path("shown/a")).unwrap().count(), 1);
+        unlink(&path("two"), &path("shown/a/b"));
+        assert_eq!(shown("a/b"), "1", "it is another's name now");
+        unlink(&path("one"), &path("shown/a/b"));
+        assert!(!path("shown/a/b").exists());
+    }
+}

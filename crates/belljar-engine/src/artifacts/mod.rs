@@ -1,0 +1,112 @@
+//! Files that code left behind, brought to the host.
+//!
+//! ```text
+//!   sandbox ── guest lists, opens ──▶ ingest ── bytes, hashed on the way ──▶ Blobs: content
+//!                                       │
+//!                                       └── name, size, type, origin ──▶ Catalog: what there is
+//! ```
+//!
+//! The host opens no path that code in the sandbox controls. The guest lists and opens, following
+//! no links; the host gets descriptors, checks that each is a plain file opened for reading, and
+//! copies no more than the size it had then. Names are only ever used below a directory that the
+//! host itself has made.
+//!
+//! A server keeps them on its [`Shelf`]; a run without one just [copies](promote()) them.
+
+mod blobs;
+mod catalog;
+mod digest;
+mod export;
+mod gather;
+mod ingest;
+mod links;
+mod mime;
+mod names;
+mod pins;
+mod promote;
+mod shelf;
+mod tokens;
+mod verify;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use belljar_runtime::paths;
+use serde::{Deserialize, Serialize};
+
+pub(crate) use blobs::tenant_dir;
+pub use catalog::{ArtifactFilter, ArtifactRow};
+pub use digest::Digest;
+pub(crate) use ingest::{Memory, Origin, Place};
+pub use mime::is_active;
+pub use promote::{ArtifactLimits, promote};
+pub use shelf::{Link, Quota, Quotas, Shelf, ShelfConfig};
+pub use tokens::Method;
+pub use verify::{Lost, Verified, verify};
+
+use crate::error::{EngineError, in_full};
+
+/// What an execution or a run left behind.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Artifacts {
+    pub artifacts: Vec<Artifact>,
+    /// Path in the sandbox to path on the host.
+    pub artifact_map: BTreeMap<String, PathBuf>,
+    /// What was not taken, and why.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub artifacts_refused: Vec<Refused>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Artifact {
+    /// By which it can be had again; those of a run without a server have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    pub name: String,
+    /// In the sandbox.
+    pub path: String,
+    pub host_path: PathBuf,
+    pub size: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mime: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sha256: Option<Digest>,
+    /// Where it can be downloaded, for a while; made anew whenever it is told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub url: Option<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Refused {
+    pub path: String,
+    pub reason: String,
+}
+
+impl Artifact {
+    fn copied(name: String, path: String, host_path: PathBuf, size: u64) -> Artifact {
+        Artifact { id: None, name, path, host_path, size, mime: None, sha256: None, url: None }
+    }
+}
+
+impl Artifacts {
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.artifacts.is_empty() && self.artifacts_refused.is_empty()
+    }
+
+    /// Of a run whose artifacts could not even be looked for.
+    pub(crate) fn none_taken(error: &EngineError) -> Artifacts {
+        let mut artifacts = Artifacts::default();
+        artifacts.refuse(paths::RUN_ARTIFACTS.into(), in_full(error));
+        artifacts
+    }
+
+    fn add(&mut self, artifact: Artifact) {
+        self.artifact_map.insert(artifact.path.clone(), artifact.host_path.clone());
+        self.artifacts.push(artifact);
+    }
+
+    pub(crate) fn refuse(&mut self, path: String, reason: impl Into<String>) {
+        self.artifacts_refused.push(Refused { path, reason: reason.into() });
+    }
+}

@@ -1,0 +1,196 @@
+//! Where a server keeps artifacts: their content, what is known of them, and the key that links to
+//! them are signed with.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Mutex;
+
+use super::blobs::{Blobs, tenant_dir};
+use super::catalog::{ArtifactFilter, ArtifactRow, Catalog, Total};
+use super::ingest::Place;
+use super::links;
+use super::tokens::{Method, SigningKey};
+use crate::clock;
+use crate::error::EngineError;
+use crate::metrics::ArtifactMetrics;
+use crate::store::Page;
+
+/// Artifacts that are forgotten in one transaction.
+const FORGOTTEN_AT_ONCE: u32 = 500;
+
+#[derive(Debug, Clone)]
+pub struct ShelfConfig {
+    pub blobs_dir: PathBuf,
+    pub database: PathBuf,
+    pub key_file: PathBuf,
+    /// Where sessions on disk have their directories, and runs theirs.
+    pub sessions_root: PathBuf,
+    pub outputs_dir: PathBuf,
+    /// Where exported datasets go.
+    pub exports_dir: PathBuf,
+    pub quotas: Quotas,
+    /// Seconds after which an artifact is forgotten; none: never.
+    pub retention_s: Option<u64>,
+    /// Whether files stay in the sandbox after they were taken.
+    pub keep_originals: bool,
+    /// Seconds that a link is good for.
+    pub link_ttl_s: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Quotas {
+    /// Of one artifact.
+    pub file_bytes: u64,
+    pub session: Quota,
+    pub tenant: Quota,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Quota {
+    pub count: u64,
+    pub bytes: u64,
+}
+
+#[derive(Debug)]
+pub struct Shelf {
+    pub(super) config: ShelfConfig,
+    pub(super) blobs: Blobs,
+    pub(super) catalog: Catalog,
+    key: SigningKey,
+    /// Per tenant, what is on its way to the catalog.
+    pub(super) in_flight: Mutex<HashMap<String, Total>>,
+    pub(super) metrics: ArtifactMetrics,
+}
+
+/// What a token may be used for, and until when.
+#[derive(Debug, Clone)]
+pub struct Link {
+    pub token: String,
+    /// Seconds since 1970.
+    pub expires_s: u64,
+}
+
+impl Shelf {
+    /// Opens what is there and makes what is not. Only one server may use it at a time.
+    pub fn open(config: ShelfConfig, metrics: ArtifactMetrics) -> Result<Shelf, EngineError> {
+        let at = |path: &PathBuf| {
+            let path = path.clone();
+            move |cause| EngineError::Directory { path, cause }
+        };
+        let catalog = Catalog::open(&config.database)?;
+        let blobs = Blobs::open(&config.blobs_dir).map_err(at(&config.blobs_dir))?;
+        let key = SigningKey::load_or_create(&config.key_file).map_err(at(&config.key_file))?;
+        Ok(Shelf { config, blobs, catalog, key, in_flight: Mutex::default(), metrics })
+    }
+
+    pub(crate) async fn close(&self) {
+        self.catalog.close().await;
+    }
+
+    pub async fn list(&self, filter: ArtifactFilter) -> Result<Page<ArtifactRow>, EngineError> {
+        Ok(self.catalog.list(filter).await?)
+    }
+
+    /// An artifact, whoever's it is: for whoever has a link to it.
+    pub async fn find(&self, id: &str) -> Result<Option<ArtifactRow>, EngineError> {
+        Ok(self.catalog.find(id).await?)
+    }
+
+    /// A link that anybody can use, for a while.
+    #[must_use]
+    pub fn link(&self, method: Method, id: &str) -> Link {
+        let expires_s = now_s().saturating_add(self.config.link_ttl_s);
+        Link { token: self.key.sign(method, id, expires_s), expires_s }
+    }
+
+    /// Whether this token opens this artifact, now.
+    #[must_use]
+    pub fn opens(&self, method: Method, id: &str, token: &str) -> bool {
+        self.key.verify(method, id, token, now_s())
+    }
+
+    /// The content of an artifact.
+    pub fn content(&self, row: &ArtifactRow) -> io::Result<File> {
+        self.blobs.open_blob(&row.tenant, &row.sha256)
+    }
+
+    /// Forgets an artifact. Its content goes with the next sweep, if no other has the same.
+    pub async fn remove(&self, tenant: &str, id: &str) -> Result<bool, EngineError> {
+        let removed = self.catalog.remove(tenant, id).await?;
+        Ok(match removed {
+            Some(row) => {
+                self.hide(vec![row]).await;
+                true
+            }
+            None => false,
+        })
+    }
+
+    /// Removes the names of artifacts that are no more, where they are still theirs.
+    async fn hide(&self, rows: Vec<ArtifactRow>) {
+        let names: Vec<_> = rows
+            .iter()
+            .flat_map(|row| {
+                let blob = self.blobs.path(&row.tenant, &row.sha256);
+                let places = [Place::Session, Place::Run].map(|place| self.shown_at(row, place));
+                places.into_iter().flatten().map(move |place| (blob.clone(), place))
+            })
+            .collect();
+        let hiding = tokio::task::spawn_blocking(move || {
+            names.iter().for_each(|(blob, place)| links::unlink(blob, place));
+        });
+        let _ = hiding.await;
+    }
+
+    /// Forgets what is too old, and deletes content that nobody refers to.
+    pub(crate) async fn tidy(&self) -> Result<(), EngineError> {
+        if let Some(retention_s) = self.config.retention_s {
+            let retention = i64::try_from(retention_s).unwrap_or(i64::MAX).saturating_mul(1000);
+            let before = clock::now_ms().saturating_sub(retention);
+            loop {
+                let forgotten = self.catalog.remove_before(before, FORGOTTEN_AT_ONCE).await?;
+                if forgotten.is_empty() {
+                    break;
+                }
+                self.hide(forgotten).await;
+            }
+        }
+        self.sweep().await
+    }
+
+    /// Deletes content that no artifact refers to.
+    pub(crate) async fn sweep(&self) -> Result<(), EngineError> {
+        let (blobs, catalog) = (self.blobs.clone(), self.catalog.clone());
+        let sweeping = tokio::task::spawn_blocking(move || {
+            let tenants: HashMap<String, String> = catalog
+                .tenants()
+                .map_err(io::Error::other)?
+                .into_iter()
+                .map(|tenant| (tenant_dir(&tenant), tenant))
+                .collect();
+            blobs.sweep(|directory, contents| match tenants.get(directory) {
+                Some(tenant) => catalog.referenced(tenant, contents).map_err(io::Error::other),
+                // It may have come since we looked: next time.
+                None if catalog_knows(&catalog, directory)? => Ok(vec![true; contents.len()]),
+                None => Ok(vec![false; contents.len()]),
+            })
+        });
+        let swept = sweeping.await.unwrap_or_else(|panic| Err(io::Error::other(panic)));
+        let swept = swept.map_err(EngineError::KeepArtifacts)?;
+        if swept.blobs > 0 {
+            tracing::info!("deleted {} artifact contents, {} bytes", swept.blobs, swept.bytes);
+        }
+        Ok(())
+    }
+}
+
+fn catalog_knows(catalog: &Catalog, directory: &str) -> io::Result<bool> {
+    let tenants = catalog.tenants().map_err(io::Error::other)?;
+    Ok(tenants.iter().any(|tenant| tenant_dir(tenant) == directory))
+}
+
+fn now_s() -> u64 {
+    u64::try_from(clock::now_ms() / 1000).unwrap_or(0)
+}

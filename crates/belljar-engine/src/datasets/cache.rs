@@ -1,0 +1,248 @@
+//! Content of datasets that was transferred once, for every session of its tenant.
+//!
+//! ```text
+//! <cache>/incoming/<random>            arriving
+//! <cache>/t<tenant>/<sha256>           content; its time of change is when it was last used
+//! <cache>/t<tenant>/ids/<hash of id>   which content a source had for an id
+//! ```
+//!
+//! Nothing here must survive a power cut: content is compared with its name whenever it is used,
+//! and what does not fit is fetched again. So nobody waits for the disk.
+
+use std::fs::{self, DirBuilder, File, FileTimes};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::time::SystemTime;
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+
+use crate::artifacts::{Digest, tenant_dir};
+
+/// Read, hashed and written at a time.
+const CHUNK: usize = 256 * 1024;
+
+#[derive(Debug)]
+pub(crate) struct Cache {
+    root: PathBuf,
+    /// Bytes of all content.
+    limit: u64,
+    /// Held while the oldest are looked for.
+    evicting: Mutex<()>,
+}
+
+/// What a source had for an id when it was last asked.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Known {
+    pub(crate) sha256: Digest,
+    pub(crate) etag: Option<String>,
+    pub(crate) file_name: String,
+    pub(crate) fetched_ms: i64,
+}
+
+/// Content on its way in; removed unless it is kept.
+#[derive(Debug)]
+pub(crate) struct Arriving {
+    file: File,
+    path: PathBuf,
+    hash: Sha256,
+    size: u64,
+}
+
+impl Drop for Arriving {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+impl Arriving {
+    pub(crate) fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.file.write_all(bytes)?;
+        self.hash.update(bytes);
+        self.size += bytes.len() as u64;
+        Ok(())
+    }
+
+    pub(crate) fn size(&self) -> u64 {
+        self.size
+    }
+}
+
+impl Cache {
+    /// Opens the cache, and clears what a killed server left half arrived.
+    pub(crate) fn open(root: &Path, limit: u64) -> io::Result<Cache> {
+        let cache = Cache { root: root.to_owned(), limit, evicting: Mutex::default() };
+        make_directory(&cache.incoming())?;
+        for entry in fs::read_dir(cache.incoming())? {
+            fs::remove_file(entry?.path())?;
+        }
+        Ok(cache)
+    }
+
+    fn incoming(&self) -> PathBuf {
+        self.root.join("incoming")
+    }
+
+    fn of_tenant(&self, tenant: &str) -> PathBuf {
+        self.root.join(tenant_dir(tenant))
+    }
+
+    pub(crate) fn begin(&self) -> io::Result<Arriving> {
+        let path = self.incoming().join(belljar_sys::process::random_name());
+        let file =
+            File::options().read(true).write(true).create_new(true).mode(0o600).open(&path)?;
+        Ok(Arriving { file, path, hash: Sha256::new(), size: 0 })
+    }
+
+    /// Keeps what has arrived, and makes room for it; its hash and its size.
+    pub(crate) fn keep(&self, tenant: &str, mut arrived: Arriving) -> io::Result<(Digest, u64)> {
+        let sha256 = Digest::from(std::mem::take(&mut arrived.hash));
+        let directory = self.of_tenant(tenant);
+        make_directory(&directory)?;
+        fs::rename(&arrived.path, directory.join(sha256.to_string()))?;
+        let size = arrived.size;
+        self.evict();
+        Ok((sha256, size))
+    }
+
+    /// Content that is there, with its size.
+    pub(crate) fn find(&self, tenant: &str, sha256: &Digest) -> Option<(File, u64)> {
+        let file = File::open(self.of_tenant(tenant).join(sha256.to_string())).ok()?;
+        let size = file.metadata().ok()?.len();
+        // The one used last is evicted last.
+        let _ = file.set_times(FileTimes::new().set_modified(SystemTime::now()));
+        Some((file, size))
+    }
+
+    pub(crate) fn known(&self, tenant: &str, id: &str) -> Option<Known> {
+        serde_json::from_slice(&fs::read(self.id_file(tenant, id)).ok()?).ok()
+    }
+
+    pub(crate) fn remember(&self, tenant: &str, id: &str, known: &Known) -> io::Result<()> {
+        let path = self.id_file(tenant, id);
+        path.parent().map_or(Ok(()), make_directory)?;
+        let fresh = self.incoming().join(belljar_sys::process::random_name());
+        fs::write(&fresh, serde_json::to_vec(known)?)?;
+        fs::rename(fresh, path)
+    }
+
+    fn id_file(&self, tenant: &str, id: &str) -> PathBuf {
+        self.of_tenant(tenant).join("ids").join(Digest::of(id.as_bytes()).to_string())
+    }
+
+    /// Removes what was not used for the longest time until the rest fits. Whoever reads it just
+    /// now goes on reading.
+    fn evict(&self) {
+        let _only_one = crate::lock(&self.evicting);
+        let tenants = fs::read_dir(&self.root).into_iter().flatten().flatten();
+        let files = tenants
+            .filter(|tenant| tenant.file_name() != "incoming")
+            .flat_map(|tenant| fs::read_dir(tenant.path()).into_iter().flatten().flatten());
+        let mut contents: Vec<(SystemTime, u64, PathBuf)> = files
+            .filter_map(|file| {
+                let metadata = file.metadata().ok().filter(fs::Metadata::is_file)?;
+                Some((metadata.modified().ok()?, metadata.len(), file.path()))
+            })
+            .collect();
+        let mut total: u64 = contents.iter().map(|(_, size, _)| size).sum();
+        contents.sort();
+        for (_, size, path) in contents {
+            if total <= self.limit {
+                return;
+            }
+            if fs::remove_file(path).is_ok() {
+                total -= size;
+            }
+        }
+    }
+}
+
+/// Copies content that must have this hash; an error if it has another.
+pub(crate) fn copy_verified(mut from: &File, mut to: &File, sha256: &Digest) -> io::Result<()> {
+    let mut hash = Sha256::new();
+    let mut buffer = vec![0; CHUNK];
+    loop {
+        let length = from.read(&mut buffer)?;
+        if length == 0 {
+            break;
+        }
+        to.write_all(&buffer[..length])?;
+        hash.update(&buffer[..length]);
+    }
+    if Digest::from(hash) == *sha256 {
+        return Ok(());
+    }
+    Err(io::Error::new(io::ErrorKind::InvalidData, "the cached content is damaged"))
+}
+
+fn make_directory(path: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn arrive(cache: &Cache, tenant: &str, text: &str) -> Digest {
+        let mut arriving = cache.begin().unwrap();
+        arriving.write(text.as_bytes()).unwrap();
+        cache.keep(tenant, arriving).unwrap().0
+    }
+
+    #[test]
+    fn content_is_found_by_its_tenant_only_and_the_oldest_goes_first() {
+        let directory = tempfile::tempdir().unwrap();
+        let cache = Cache::open(directory.path(), 10).unwrap();
+        let first = arrive(&cache, "a", "1111");
+        std::thread::sleep(Duration::from_millis(20));
+        let second = arrive(&cache, "a", "2222");
+        assert!(cache.find("b", &first).is_none());
+        std::thread::sleep(Duration::from_millis(20));
+        assert_eq!(cache.find("a", &first).unwrap().1, 4, "and it was used last now");
+        std::thread::sleep(Duration::from_millis(20));
+        let third = arrive(&cache, "a", "3333");
+        assert!(cache.find("a", &second).is_none());
+        assert!(cache.find("a", &first).is_some() && cache.find("a", &third).is_some());
+    }
+
+    #[test]
+    fn what_broke_off_is_gone_and_damage_is_seen() {
+        let directory = tempfile::tempdir().unwrap();
+        let cache = Cache::open(directory.path(), 100).unwrap();
+        let mut broken = cache.begin().unwrap();
+        broken.write(b"half").unwrap();
+        drop(broken);
+        std::mem::forget(cache.begin().unwrap());
+        let cache = Cache::open(directory.path(), 100).unwrap();
+        assert_eq!(fs::read_dir(cache.incoming()).unwrap().count(), 0);
+
+        let sha256 = arrive(&cache, "a", "whole");
+        let path = cache.of_tenant("a").join(sha256.to_string());
+        let copy = || {
+            let to = tempfile::tempfile().unwrap();
+            copy_verified(&cache.find("a", &sha256).unwrap().0, &to, &sha256)
+        };
+        copy().unwrap();
+        fs::write(path, "other").unwrap();
+        assert_eq!(copy().unwrap_err().kind(), io::ErrorKind::InvalidData);
+    }
+
+    #[test]
+    fn a_source_is_remembered_per_tenant() {
+        let directory = tempfile::tempdir().unwrap();
+        let cache = Cache::open(directory.path(), 100).unwrap();
+        let known = Known {
+            sha256: Digest::of(b"x"),
+            etag: Some("\"1\"".into()),
+            file_name: "x.csv".into(),
+            fetched_ms: 1,
+        };
+        cache.remember("a", "../x", &known).unwrap();
+        assert_eq!(cache.known("a", "../x"), Some(known));
+        assert_eq!(cache.known("b", "../x"), None);
+    }
+}

@@ -1,0 +1,85 @@
+//! Arrow's stream format, which a file in Arrow's file format has inside: its first message is the
+//! schema, as a flatbuffer. Of that, only the names of the columns at the top are read.
+
+use super::{Content, MAX_COLUMNS, MAX_METADATA, column_name};
+
+/// The magic, and two bytes that align what follows.
+const FILE_MAGIC: &[u8] = b"ARROW1\0\0";
+
+/// Stands before the length of a message.
+const CONTINUATION: &[u8] = &[0xFF; 4];
+
+/// The type of a message that is a schema.
+const SCHEMA: u8 = 1;
+
+pub(super) fn columns(content: &Content<'_>, head: &[u8]) -> Option<Vec<String>> {
+    let stream = head.strip_prefix(FILE_MAGIC).unwrap_or(head);
+    let (length, message) = stream.strip_prefix(CONTINUATION)?.split_first_chunk()?;
+    let length = usize::try_from(i32::from_le_bytes(*length)).ok()?;
+    if length > MAX_METADATA {
+        return None;
+    }
+    let message_at = head.len() - message.len();
+    let message = content.read_all(message_at as u64, length)?;
+    names(&Flatbuffer(&message))
+}
+
+/// `Message { version, header_type, header }`, `Schema { endianness, fields }`, `Field { name }`
+fn names(buffer: &Flatbuffer<'_>) -> Option<Vec<String>> {
+    let message = buffer.follow(0)?;
+    if buffer.byte(buffer.slot(message, 1)?)? != SCHEMA {
+        return None;
+    }
+    let schema = buffer.follow(buffer.slot(message, 2)?)?;
+    let fields = buffer.follow(buffer.slot(schema, 1)?)?;
+    let length = usize::try_from(buffer.unsigned(fields)?).ok()?;
+    (0..length.min(MAX_COLUMNS))
+        .map(|which| {
+            let field = buffer.follow(fields + 4 + 4 * which)?;
+            // Without a name, there is no slot for one.
+            let Some(name) = buffer.slot(field, 0) else {
+                return Some(String::new());
+            };
+            Some(column_name(buffer.text(buffer.follow(name)?)?))
+        })
+        .collect()
+}
+
+/// Positions are from the beginning, and looked at only if they are inside.
+struct Flatbuffer<'a>(&'a [u8]);
+
+impl<'a> Flatbuffer<'a> {
+    /// Where the offset at `at` leads to.
+    fn follow(&self, at: usize) -> Option<usize> {
+        at.checked_add(usize::try_from(self.unsigned(at)?).ok()?)
+    }
+
+    /// Where the table at `table` has this one of its fields, if it has it: its list of them says so.
+    fn slot(&self, table: usize, which: usize) -> Option<usize> {
+        let back = i64::from(self.unsigned(table)?.cast_signed());
+        let list = usize::try_from(i64::try_from(table).ok()?.checked_sub(back)?).ok()?;
+        let entry = 4 + 2 * which;
+        if entry + 2 > self.short(list)? {
+            return None;
+        }
+        let offset = self.short(list.checked_add(entry)?)?;
+        if offset == 0 { None } else { table.checked_add(offset) }
+    }
+
+    fn text(&self, at: usize) -> Option<&'a [u8]> {
+        let length = usize::try_from(self.unsigned(at)?).ok()?;
+        self.0.get(at.checked_add(4)?..)?.get(..length)
+    }
+
+    fn unsigned(&self, at: usize) -> Option<u32> {
+        self.0.get(at..)?.first_chunk().map(|bytes| u32::from_le_bytes(*bytes))
+    }
+
+    fn short(&self, at: usize) -> Option<usize> {
+        self.0.get(at..)?.first_chunk().map(|bytes| usize::from(u16::from_le_bytes(*bytes)))
+    }
+
+    fn byte(&self, at: usize) -> Option<u8> {
+        self.0.get(at).copied()
+    }
+}

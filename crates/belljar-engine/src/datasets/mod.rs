@@ -1,0 +1,110 @@
+//! Datasets: what code in a session works on.
+//!
+//! ```text
+//!   upload ──┐                                       ┌── guest makes a hidden file, we write
+//!            ├──▶ Cache: by content, per tenant ──▶ stage ──▶ /session/data/<name>, at once
+//!   source ──┘                                       └── a row: PENDING, LOADED or FAILED
+//! ```
+//!
+//! Content arrives in the cache first, so that the next session has it without a transfer. It
+//! becomes visible inside in one step, when all of it is there. [`source`] is where the server
+//! itself fetches from; [`describe`](describe()) tells what a file is.
+
+mod cache;
+mod describe;
+mod name;
+pub mod source;
+
+use serde::Serialize;
+
+pub(crate) use cache::{Arriving, Cache, Known, copy_verified};
+pub use describe::{Description, describe};
+pub use name::{BadName, DatasetName};
+
+use crate::artifacts::{Artifact, Digest, Refused};
+
+/// Where a dataset is on its way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "UPPERCASE")]
+pub enum DatasetStatus {
+    Pending,
+    Loaded,
+    Failed,
+}
+
+impl DatasetStatus {
+    pub(crate) const ALL: [DatasetStatus; 3] =
+        [DatasetStatus::Pending, DatasetStatus::Loaded, DatasetStatus::Failed];
+
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            DatasetStatus::Pending => "PENDING",
+            DatasetStatus::Loaded => "LOADED",
+            DatasetStatus::Failed => "FAILED",
+        }
+    }
+}
+
+/// A dataset that was asked for in a session.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DatasetRow {
+    pub session: String,
+    /// Below `/session/data`.
+    pub name: String,
+    pub status: DatasetStatus,
+    /// Why it failed.
+    pub reason: Option<String>,
+    /// What it was asked for by, if a source has it.
+    pub source: Option<String>,
+    pub sha256: Option<Digest>,
+    pub size: Option<u64>,
+    pub updated_ms: i64,
+}
+
+/// A dataset, as it is told of.
+#[derive(Debug, Clone, Serialize)]
+pub struct DatasetInfo {
+    pub name: String,
+    /// In the sandbox.
+    pub path: String,
+    pub status: DatasetStatus,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub source: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub size: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub modified: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sha256: Option<Digest>,
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    pub description: Option<Description>,
+    /// Whether its content was there already.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cached: Option<bool>,
+}
+
+/// What there is in a session.
+#[derive(Debug, Clone, Default)]
+pub struct DatasetListing {
+    pub datasets: Vec<DatasetInfo>,
+    /// How many more there are than could be listed.
+    pub more: u64,
+}
+
+/// A file that was brought from a session to the host.
+#[derive(Debug, Clone, Serialize)]
+pub struct Exported {
+    /// Below `/session/data`.
+    pub dataset: String,
+    #[serde(flatten)]
+    pub artifact: Artifact,
+}
+
+#[derive(Debug, Clone, Default)]
+pub struct Exports {
+    pub exports: Vec<Exported>,
+    pub refused: Vec<Refused>,
+}

@@ -1,0 +1,210 @@
+//! Which addresses the server connects to on somebody's behalf. Only what the whole internet can
+//! reach is harmless; anything else may be a neighbour that trusts this machine.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use super::error::SourceError;
+
+/// How far away an address is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Reach {
+    Global,
+    /// Near; good for sources that are allowed by name. With its article, for messages.
+    Near(&'static str),
+    /// No place of a server.
+    Nowhere(&'static str),
+}
+
+/// Refuses a host if any one of its addresses is refused: a name that has a public address beside a
+/// private one is a trick, or will be one at the next try.
+pub(super) fn check(
+    host: &str,
+    addresses: &[SocketAddr],
+    near_allowed: bool,
+) -> Result<(), SourceError> {
+    for address in addresses {
+        let (kind, can_be_allowed) = match reach(address.ip()) {
+            Reach::Global => continue,
+            Reach::Near(_) if near_allowed => continue,
+            Reach::Near(kind) => (kind, true),
+            Reach::Nowhere(kind) => (kind, false),
+        };
+        return Err(SourceError::RefusedAddress { host: host.to_owned(), kind, can_be_allowed });
+    }
+    Ok(())
+}
+
+pub(super) fn reach(address: IpAddr) -> Reach {
+    match address {
+        IpAddr::V4(address) => reach_v4(address),
+        IpAddr::V6(address) => reach_v6(address),
+    }
+}
+
+/// After the IANA registry of special-purpose addresses.
+fn reach_v4(address: Ipv4Addr) -> Reach {
+    match address.octets() {
+        // Linux connects 0.0.0.0 to loopback.
+        [0, ..] => Reach::Nowhere("an unspecified"),
+        [127, ..] => Reach::Near("a loopback"),
+        [169, 254, ..] => Reach::Near("a link-local"),
+        [10, ..] | [172, 16..=31, ..] | [192, 168, ..] => Reach::Near("a private"),
+        [100, 64..=127, ..] => Reach::Near("a shared"),
+        [198, 18..=19, ..] => Reach::Near("a benchmarking"),
+        [192, 0, 2, _] | [198, 51, 100, _] | [203, 0, 113, _] => Reach::Nowhere("a documentation"),
+        [192, 0, 0, _] | [192, 88, 99, _] | [240..=255, ..] => Reach::Nowhere("a reserved"),
+        [224..=239, ..] => Reach::Nowhere("a multicast"),
+        _ => Reach::Global,
+    }
+}
+
+fn reach_v6(address: Ipv6Addr) -> Reach {
+    let segments = address.segments();
+    let v4_at = |segment: usize| {
+        let [a, b] = segments[segment].to_be_bytes();
+        let [c, d] = segments[segment + 1].to_be_bytes();
+        Ipv4Addr::new(a, b, c, d)
+    };
+    match segments {
+        [0, 0, 0, 0, 0, 0, 0, 0] => Reach::Nowhere("an unspecified"),
+        [0, 0, 0, 0, 0, 0, 0, 1] => Reach::Near("a loopback"),
+        // The kernel takes a mapped address for the IPv4 one in it.
+        [0, 0, 0, 0, 0, 0xffff, ..] => reach_v4(v4_at(6)),
+        // NAT64, and NAT64 inside one network, of which only that network knows where it leads.
+        [0x64, 0xff9b, 0, 0, 0, 0, ..] => reach_v4(v4_at(6)),
+        [0x64, 0xff9b, 1, ..] => Reach::Near("a translated"),
+        [0xfc00..=0xfdff, ..] => Reach::Near("a private"),
+        [0xfe80..=0xfebf, ..] => Reach::Near("a link-local"),
+        [0xff00..=0xffff, ..] => Reach::Nowhere("a multicast"),
+        [0x2001, 0xdb8, ..] | [0x3fff, 0..=0xfff, ..] => Reach::Nowhere("a documentation"),
+        // Teredo tells the address of a server, and that of the client with its bits turned.
+        [0x2001, 0, ..] => match reach_v4(v4_at(2)) {
+            Reach::Global => reach_v4(Ipv4Addr::from_bits(!v4_at(6).to_bits())),
+            refused => refused,
+        },
+        [0x2001, 0..=0x1ff, ..] => Reach::Nowhere("a reserved"),
+        [0x2002, ..] => reach_v4(v4_at(1)),
+        [0x2000..=0x3fff, ..] => Reach::Global,
+        // IPv4-compatible, site-local, discard and what nobody has been given yet.
+        _ => Reach::Nowhere("a reserved"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_everybody_can_reach_is_reached() {
+        for (kind, addresses) in [
+            (
+                "global",
+                &[
+                    "1.1.1.1",
+                    "9.255.255.255",
+                    "11.0.0.0",
+                    "100.63.255.255",
+                    "100.128.0.0",
+                    "126.255.255.255",
+                    "128.0.0.0",
+                    "169.253.255.255",
+                    "172.15.255.255",
+                    "172.32.0.0",
+                    "192.0.1.0",
+                    "192.167.255.255",
+                    "198.17.255.255",
+                    "198.20.0.0",
+                    "223.255.255.255",
+                    "2606:4700::1111",
+                    "2001:4860:4860::8888",
+                    "::ffff:8.8.8.8",
+                    "64:ff9b::8.8.8.8",
+                    "2002:808:808::1",
+                    "2001:0:808:808::f7f7:f7f7",
+                ][..],
+            ),
+            (
+                "near",
+                &[
+                    "10.0.0.1",
+                    "100.64.0.1",
+                    "100.127.255.255",
+                    "127.0.0.1",
+                    "127.255.255.255",
+                    "169.254.169.254",
+                    "172.16.0.1",
+                    "172.31.255.255",
+                    "192.168.0.1",
+                    "198.18.0.1",
+                    "198.19.255.255",
+                    "::1",
+                    "fc00::1",
+                    "fdff::1",
+                    "fe80::1",
+                    "febf::1",
+                    "::ffff:127.0.0.1",
+                    "::ffff:169.254.169.254",
+                    "64:ff9b::10.0.0.1",
+                    "64:ff9b:1::8.8.8.8",
+                    "2002:7f00:1::1",
+                    "2002:a9fe:a9fe::",
+                    // Teredo by a private server, and for a loopback client.
+                    "2001:0:a00:1::f7f7:f7f7",
+                    "2001:0:808:808::80ff:fffe",
+                ],
+            ),
+            (
+                "nowhere",
+                &[
+                    "0.0.0.0",
+                    "0.1.2.3",
+                    "192.0.0.8",
+                    "192.0.2.1",
+                    "192.88.99.1",
+                    "198.51.100.1",
+                    "203.0.113.1",
+                    "224.0.0.1",
+                    "239.255.255.255",
+                    "240.0.0.1",
+                    "255.255.255.255",
+                    "::",
+                    "::127.0.0.1",
+                    "::8.8.8.8",
+                    "::ffff:0.0.0.0",
+                    "64:ff9b::255.255.255.255",
+                    "2002:e000:1::",
+                    "ff02::1",
+                    "2001:db8::1",
+                    "3fff::1",
+                    "2001:2::1",
+                    "2001:20::1",
+                    "100::1",
+                    "fec0::1",
+                    "4000::1",
+                ],
+            ),
+        ] {
+            for address in addresses {
+                let found = match reach(address.parse().unwrap()) {
+                    Reach::Global => "global",
+                    Reach::Near(_) => "near",
+                    Reach::Nowhere(_) => "nowhere",
+                };
+                assert_eq!(found, kind, "{address}");
+            }
+        }
+    }
+
+    #[test]
+    fn one_refused_address_is_enough() {
+        let addresses: Vec<SocketAddr> =
+            vec!["8.8.8.8:80".parse().unwrap(), "10.0.0.1:80".parse().unwrap()];
+        let error = check("data.test", &addresses, false).unwrap_err();
+        assert_eq!(error.code(), "source_refused_address");
+        assert!(error.to_string().starts_with("`data.test` has a private address"), "{error}");
+        assert!(check("data.test", &addresses, true).is_ok());
+        assert!(check("data.test", &addresses[..1], false).is_ok());
+        // An exception is for neighbours, not for nonsense.
+        assert!(check("data.test", &["0.0.0.0:80".parse().unwrap()], true).is_err());
+    }
+}

@@ -1,0 +1,35 @@
+//! What sessions and runs have left, for their tenant.
+
+use super::{Engine, Principal};
+use crate::artifacts::{ArtifactFilter, ArtifactRow};
+use crate::audit::Entry;
+use crate::error::EngineError;
+use crate::store::Page;
+
+impl Engine {
+    /// Artifacts of this tenant, the newest first.
+    pub async fn artifacts(
+        &self,
+        who: &Principal,
+        filter: ArtifactFilter,
+    ) -> Result<Page<ArtifactRow>, EngineError> {
+        self.shared.shelf.list(ArtifactFilter { tenant: who.tenant.clone(), ..filter }).await
+    }
+
+    pub async fn artifact(&self, who: &Principal, id: &str) -> Result<ArtifactRow, EngineError> {
+        let found = self.shared.shelf.find(id).await?;
+        found
+            .filter(|row| row.tenant == who.tenant)
+            .ok_or_else(|| EngineError::NoArtifact(id.to_owned()))
+    }
+
+    /// Forgets an artifact. Its content goes when no other of the tenant has the same.
+    pub async fn remove_artifact(&self, who: &Principal, id: &str) -> Result<(), EngineError> {
+        let removed = self.shared.shelf.remove(&who.tenant, id).await?;
+        let outcome = if removed { "removed" } else { "not found" };
+        let entry =
+            Entry { action: "artifact.remove", outcome, detail: Some(id), ..Entry::default() };
+        self.audit.note(who, &entry);
+        if removed { Ok(()) } else { Err(EngineError::NoArtifact(id.to_owned())) }
+    }
+}

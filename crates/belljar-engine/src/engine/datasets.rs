@@ -1,0 +1,574 @@
+//! Datasets of sessions: staged, listed, exported.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::sync::Arc;
+
+use belljar_proto::guest::{TreeFile, TreeLimits};
+use belljar_runtime::{Sandbox, paths};
+use bytes::Bytes;
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+
+use super::{Engine, Principal, Shared};
+use crate::artifacts::Digest;
+use crate::audit::Entry;
+use crate::clock;
+use crate::datasets::source::{Answer, SourceError};
+use crate::datasets::{
+    Arriving, DatasetInfo, DatasetListing, DatasetName, DatasetRow, DatasetStatus, Exports, Known,
+    copy_verified, describe,
+};
+use crate::error::{EngineError, in_full};
+use crate::session::Session;
+use crate::spec::Datasets;
+
+/// Files that are listed, and files that are looked into.
+const LISTED: TreeLimits = TreeLimits { files: 1000, depth: 16 };
+const DESCRIBED: usize = 100;
+
+/// Pieces of a dataset on their way to the disk.
+const IN_FLIGHT: usize = 16;
+
+/// What a source said without an ETag is believed for this long.
+const FRESH_MS: i64 = 5 * 60 * 1000;
+
+/// Sources that are asked at the same time.
+pub(super) const FETCHES: usize = 8;
+
+const BROKEN_OFF: &str = "the upload broke off";
+
+/// A dataset on its way into a session. Dropped before it is finished, it has failed, and nothing
+/// of it is visible inside.
+#[derive(Debug)]
+pub struct Upload {
+    shared: Arc<Shared>,
+    session: Arc<Session>,
+    name: DatasetName,
+    /// Until it is finished.
+    arriving: Option<Arrival>,
+}
+
+/// A thread that writes and hashes what comes.
+#[derive(Debug)]
+struct Arrival {
+    chunks: mpsc::Sender<Bytes>,
+    written: JoinHandle<io::Result<Arriving>>,
+}
+
+impl Arrival {
+    fn begin(shared: &Arc<Shared>) -> Result<Arrival, EngineError> {
+        let (chunks, mut incoming) = mpsc::channel::<Bytes>(IN_FLIGHT);
+        let mut arriving = shared.datasets.begin().map_err(EngineError::KeepDataset)?;
+        let limit = shared.config.dataset_bytes;
+        let written = tokio::task::spawn_blocking(move || {
+            while let Some(chunk) = incoming.blocking_recv() {
+                if arriving.size() + chunk.len() as u64 > limit {
+                    return Err(io::Error::new(io::ErrorKind::FileTooLarge, too_large(limit)));
+                }
+                arriving.write(&chunk)?;
+            }
+            Ok(arriving)
+        });
+        Ok(Arrival { chunks, written })
+    }
+
+    /// What has arrived, all of it.
+    async fn finish(self) -> Result<Arriving, EngineError> {
+        drop(self.chunks);
+        let arrived = self.written.await.unwrap_or_else(|panic| Err(io::Error::other(panic)));
+        arrived.map_err(EngineError::KeepDataset)
+    }
+}
+
+fn too_large(limit: u64) -> String {
+    format!("it is larger than {limit} bytes, which is the most (BELLJAR_DATASET_SIZE)")
+}
+
+impl Upload {
+    /// Takes the next bytes, as fast as they can be written down.
+    pub async fn write(&mut self, bytes: Bytes) -> Result<(), EngineError> {
+        let sent = match &self.arriving {
+            Some(arrival) => arrival.chunks.send(bytes).await.is_ok(),
+            None => false,
+        };
+        if sent {
+            return Ok(());
+        }
+        // The thread that writes has given up, and knows why.
+        let error = match self.arriving.take() {
+            Some(arrival) => arrival.finish().await.err(),
+            None => None,
+        };
+        let error = error.unwrap_or_else(|| EngineError::Invalid(BROKEN_OFF.into()));
+        Err(self.fail(error).await)
+    }
+
+    /// All of it has come: makes it visible inside.
+    pub async fn finish(mut self) -> Result<DatasetInfo, EngineError> {
+        let Some(arrival) = self.arriving.take() else {
+            return Err(EngineError::Invalid(BROKEN_OFF.into()));
+        };
+        let staged = async {
+            let arrived = arrival.finish().await?;
+            let sha256 = self.shared.keep_dataset(&self.session.tenant, arrived).await?;
+            self.shared.stage(&self.session, &self.name, None, sha256).await
+        };
+        match staged.await {
+            Ok(info) => Ok(DatasetInfo { cached: Some(false), ..info }),
+            Err(error) => Err(self.fail(error).await),
+        }
+    }
+
+    async fn fail(&mut self, error: EngineError) -> EngineError {
+        self.arriving = None;
+        self.shared.dataset_failed(&self.session, &self.name, None, &error).await;
+        error
+    }
+}
+
+impl Drop for Upload {
+    fn drop(&mut self) {
+        if self.arriving.take().is_none() {
+            return;
+        }
+        let (shared, session) = (Arc::clone(&self.shared), Arc::clone(&self.session));
+        let name = self.name.clone();
+        tokio::spawn(async move {
+            let error = EngineError::Invalid(BROKEN_OFF.into());
+            shared.dataset_failed(&session, &name, None, &error).await;
+        });
+    }
+}
+
+impl Engine {
+    /// Begins to take a dataset from the caller.
+    pub async fn upload(
+        &self,
+        who: &Principal,
+        id: &str,
+        name: DatasetName,
+        declared: Option<u64>,
+    ) -> Result<Upload, EngineError> {
+        let session = self.session_with_datasets(who, id).await?;
+        let limit = self.shared.config.dataset_bytes;
+        if declared.is_some_and(|size| size > limit) {
+            return Err(EngineError::TooLarge(too_large(limit)));
+        }
+        self.shared.dataset_pending(&session, &name, None).await?;
+        let arriving = Some(Arrival::begin(&self.shared)?);
+        let detail = name.as_str();
+        self.note_dataset(who, id, "dataset.upload", "begun", detail);
+        Ok(Upload { shared: Arc::clone(&self.shared), session, name, arriving })
+    }
+
+    /// Stages content that some session of the tenant has had already, without a transfer; `None`
+    /// if it is not known.
+    pub async fn stage_known(
+        &self,
+        who: &Principal,
+        id: &str,
+        name: DatasetName,
+        sha256: Digest,
+    ) -> Result<Option<DatasetInfo>, EngineError> {
+        let session = self.session_with_datasets(who, id).await?;
+        if self.shared.datasets.find(&who.tenant, &sha256).is_none() {
+            return Ok(None);
+        }
+        let staged = self.shared.stage(&session, &name, None, sha256).await;
+        match staged {
+            Ok(info) => Ok(Some(DatasetInfo { cached: Some(true), ..info })),
+            // Damaged in the cache, and therefore gone: it is not known after all.
+            Err(EngineError::KeepDataset(error)) if error.kind() == io::ErrorKind::InvalidData => {
+                Ok(None)
+            }
+            Err(error) => {
+                self.shared.dataset_failed(&session, &name, None, &error).await;
+                Err(error)
+            }
+        }
+    }
+
+    /// Has a dataset fetched from its source, unless it is there.
+    pub async fn stage_from_source(
+        &self,
+        who: &Principal,
+        id: &str,
+        source: &str,
+        refresh: bool,
+    ) -> Result<DatasetInfo, EngineError> {
+        let session = self.session_with_datasets(who, id).await?;
+        if !refresh && let Some(loaded) = self.shared.still_loaded(&session, source).await? {
+            return Ok(DatasetInfo { cached: Some(true), ..loaded });
+        }
+        let name: DatasetName =
+            source.parse().map_err(|error| EngineError::Invalid(format!("{error}")))?;
+        if !self.shared.config.dataset_sources.knows(source) {
+            let none = SourceError::NoSource { id: source.to_owned() };
+            return Err(EngineError::Source(none));
+        }
+        self.shared.dataset_pending(&session, &name, Some(source)).await?;
+        let fetched = self.shared.fetch(&session, &name, source, refresh).await;
+        let outcome = match &fetched {
+            Ok(_) => "loaded".to_owned(),
+            Err(error) => {
+                self.shared.dataset_failed(&session, &name, Some(source), error).await;
+                in_full(error)
+            }
+        };
+        self.note_dataset(who, id, "dataset.fetch", &outcome, source);
+        fetched
+    }
+
+    /// A dataset whose fetching has just been asked for, as far as that is known.
+    pub async fn dataset_asked_for(
+        &self,
+        who: &Principal,
+        id: &str,
+        source: &str,
+    ) -> Result<DatasetInfo, EngineError> {
+        let session = self.session_with_datasets(who, id).await?;
+        let known = self.shared.store.dataset_of_source(&session.id, source).await?;
+        let name = source.parse().map_err(|error| EngineError::Invalid(format!("{error}")))?;
+        let pending = || row(&session, &name, Some(source), DatasetStatus::Pending);
+        Ok(info_of_row(known.unwrap_or_else(pending)))
+    }
+
+    /// What datasets a session has.
+    pub async fn datasets(
+        &self,
+        who: &Principal,
+        id: &str,
+    ) -> Result<(Datasets, DatasetListing), EngineError> {
+        let session = self.live_session(who, id).await?;
+        let access = session.spec.datasets;
+        let listing = match access {
+            Datasets::None => DatasetListing::default(),
+            Datasets::LocalRo => list(&*session.sandbox()?, paths::DATA, &[]).await?,
+            Datasets::Api => {
+                let rows = self.shared.store.datasets(&session.id).await?;
+                list(&*session.sandbox()?, paths::SESSION_DATA, &rows).await?
+            }
+        };
+        Ok((access, listing))
+    }
+
+    /// Brings files from `/session/data` to the host, all of them unless some are named, and makes
+    /// artifacts of them.
+    pub async fn export(
+        &self,
+        who: &Principal,
+        id: &str,
+        names: Option<Vec<DatasetName>>,
+    ) -> Result<Exports, EngineError> {
+        let session = self.live_session(who, id).await?;
+        let sandbox = session.sandbox()?;
+        let exports =
+            self.shared.shelf.export(&sandbox, &session.tenant, &session.id, names).await?;
+        let outcome = format!("{} exported", exports.exports.len());
+        self.note_dataset(who, id, "dataset.export", &outcome, "");
+        Ok(exports)
+    }
+
+    async fn session_with_datasets(
+        &self,
+        who: &Principal,
+        id: &str,
+    ) -> Result<Arc<Session>, EngineError> {
+        let session = self.live_session(who, id).await?;
+        if session.spec.datasets != Datasets::Api {
+            return Err(EngineError::NoStaging(session.id.clone()));
+        }
+        session.extend(session.spec.ttl_s).await?;
+        Ok(session)
+    }
+
+    fn note_dataset(
+        &self,
+        who: &Principal,
+        id: &str,
+        action: &'static str,
+        outcome: &str,
+        detail: &str,
+    ) {
+        let detail = Some(detail).filter(|detail| !detail.is_empty());
+        self.audit
+            .note(who, &Entry { action, outcome, session: Some(id), detail, ..Entry::default() });
+    }
+}
+
+impl Shared {
+    async fn dataset_pending(
+        &self,
+        session: &Session,
+        name: &DatasetName,
+        source: Option<&str>,
+    ) -> Result<(), EngineError> {
+        Ok(self.store.put_dataset(row(session, name, source, DatasetStatus::Pending)).await?)
+    }
+
+    async fn dataset_failed(
+        &self,
+        session: &Session,
+        name: &DatasetName,
+        source: Option<&str>,
+        error: &EngineError,
+    ) {
+        let reason = Some(in_full(error));
+        let row = DatasetRow { reason, ..row(session, name, source, DatasetStatus::Failed) };
+        if let Err(error) = self.store.put_dataset(row).await {
+            tracing::error!(session.id = session.id, "failed to write down: {}", in_full(&error));
+        }
+    }
+
+    async fn keep_dataset(
+        self: &Arc<Self>,
+        tenant: &str,
+        arrived: Arriving,
+    ) -> Result<Digest, EngineError> {
+        let (shared, tenant) = (Arc::clone(self), tenant.to_owned());
+        let keeping = tokio::task::spawn_blocking(move || shared.datasets.keep(&tenant, arrived));
+        let kept = keeping.await.unwrap_or_else(|panic| Err(io::Error::other(panic)));
+        kept.map(|(sha256, _)| sha256).map_err(EngineError::KeepDataset)
+    }
+
+    /// Makes content that is in the cache visible in a session, in one step.
+    async fn stage(
+        self: &Arc<Self>,
+        session: &Session,
+        name: &DatasetName,
+        source: Option<&str>,
+        sha256: Digest,
+    ) -> Result<DatasetInfo, EngineError> {
+        let Some((content, size)) = self.datasets.find(&session.tenant, &sha256) else {
+            let gone = io::Error::new(io::ErrorKind::InvalidData, "it is not cached any more");
+            return Err(EngineError::KeepDataset(gone));
+        };
+        let sandbox = session.sandbox()?;
+        let path = name.as_str().as_bytes();
+        let (file, temporary) =
+            sandbox.create_file(paths::SESSION_DATA, path).await.map_err(EngineError::Stage)?;
+        let copying =
+            tokio::task::spawn_blocking(move || copy_verified(&content, &file, &sha256)).await;
+        let copied = copying.unwrap_or_else(|panic| Err(io::Error::other(panic)));
+        if let Err(error) = copied {
+            // If even this fails, what is left is hidden.
+            let _ = sandbox.discard_file(temporary).await;
+            return Err(match error.kind() {
+                io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                    EngineError::NoRoomInside(size)
+                }
+                _ => EngineError::KeepDataset(error),
+            });
+        }
+        if let Err(error) = sandbox.commit_file(&temporary).await {
+            let _ = sandbox.discard_file(temporary).await;
+            return Err(EngineError::Stage(error));
+        }
+        let row = DatasetRow {
+            sha256: Some(sha256),
+            size: Some(size),
+            ..row(session, name, source, DatasetStatus::Loaded)
+        };
+        self.store.put_dataset(row.clone()).await?;
+        Ok(info_of_row(row))
+    }
+
+    /// A dataset of this session that came from a source and is still as it came.
+    async fn still_loaded(
+        &self,
+        session: &Session,
+        source: &str,
+    ) -> Result<Option<DatasetInfo>, EngineError> {
+        let row = self.store.dataset_of_source(&session.id, source).await?;
+        let Some(row) = row.filter(|row| row.status == DatasetStatus::Loaded) else {
+            return Ok(None);
+        };
+        let file = TreeFile { path: row.name.clone().into(), ..TreeFile::default() };
+        let there = session.sandbox()?.open_files(paths::SESSION_DATA, &[file]).await;
+        let there = there.ok().and_then(|mut opened| opened.pop()?.ok());
+        Ok(there.filter(|file| Some(file.size) == row.size).map(|_| info_of_row(row)))
+    }
+
+    async fn fetch(
+        self: &Arc<Self>,
+        session: &Session,
+        name: &DatasetName,
+        source: &str,
+        refresh: bool,
+    ) -> Result<DatasetInfo, EngineError> {
+        let tenant = &session.tenant;
+        let known = self.datasets.known(tenant, source);
+        let known = known.filter(|known| self.datasets.find(tenant, &known.sha256).is_some());
+        let is_fresh = |known: &Known| {
+            known.etag.is_none() && clock::now_ms() - known.fetched_ms < FRESH_MS && !refresh
+        };
+        if let Some(known) = known.as_ref().filter(|known| is_fresh(known)) {
+            return self.stage_cached(session, name, source, known).await;
+        }
+        let _permit = self.fetching.acquire().await;
+        let arrival = Arrival::begin(self)?;
+        let etag = known.as_ref().and_then(|known| known.etag.as_deref());
+        let answer = self.config.dataset_sources.fetch(source, etag, arrival.chunks.clone()).await;
+        let arrived = arrival.finish().await;
+        let fetched = match (answer, known) {
+            (Ok(Answer::NotModified), Some(known)) => {
+                return self.stage_cached(session, name, source, &known).await;
+            }
+            (Ok(Answer::NotModified), None) => {
+                return Err(EngineError::Invalid("its source has nothing new to nothing".into()));
+            }
+            (Ok(Answer::Fetched(fetched)), _) => fetched,
+            // What could not be written down ends the transfer, and is the reason for its end.
+            (Err(_), _) if arrived.is_err() => return arrived.map(|_| unreachable!("it is one")),
+            (Err(error), _) => return Err(EngineError::Source(error)),
+        };
+        let sha256 = self.keep_dataset(tenant, arrived?).await?;
+        let known = Known {
+            sha256,
+            etag: fetched.etag,
+            file_name: fetched.file_name,
+            fetched_ms: clock::now_ms(),
+        };
+        if let Err(error) = self.datasets.remember(tenant, source, &known) {
+            tracing::warn!("failed to remember where a dataset came from: {error}");
+        }
+        let info = self.stage_as(session, name, source, &known).await?;
+        Ok(DatasetInfo { cached: Some(false), ..info })
+    }
+
+    async fn stage_cached(
+        self: &Arc<Self>,
+        session: &Session,
+        name: &DatasetName,
+        source: &str,
+        known: &Known,
+    ) -> Result<DatasetInfo, EngineError> {
+        let info = self.stage_as(session, name, source, known).await?;
+        Ok(DatasetInfo { cached: Some(true), ..info })
+    }
+
+    /// Stages under the name that the source gave, where that is better than the one asked for.
+    async fn stage_as(
+        self: &Arc<Self>,
+        session: &Session,
+        asked: &DatasetName,
+        source: &str,
+        known: &Known,
+    ) -> Result<DatasetInfo, EngineError> {
+        let name = asked.with_file_name(&known.file_name).unwrap_or_else(|_| asked.clone());
+        let info = self.stage(session, &name, Some(source), known.sha256).await?;
+        if name != *asked {
+            // It was pending under the name that it was asked for by.
+            self.store.remove_dataset(&session.id, asked.as_str()).await?;
+        }
+        Ok(info)
+    }
+}
+
+fn row(
+    session: &Session,
+    name: &DatasetName,
+    source: Option<&str>,
+    status: DatasetStatus,
+) -> DatasetRow {
+    DatasetRow {
+        session: session.id.clone(),
+        name: name.as_str().to_owned(),
+        status,
+        reason: None,
+        source: source.map(str::to_owned),
+        sha256: None,
+        size: None,
+        updated_ms: clock::now_ms(),
+    }
+}
+
+fn info_of_row(row: DatasetRow) -> DatasetInfo {
+    DatasetInfo {
+        path: format!("{}/{}", paths::SESSION_DATA, row.name),
+        name: row.name,
+        status: row.status,
+        reason: row.reason,
+        source: row.source,
+        size: row.size,
+        modified: Some(clock::rfc3339(row.updated_ms)),
+        sha256: row.sha256,
+        description: None,
+        cached: None,
+    }
+}
+
+/// What lies below `root`, and what was to come there and did not.
+async fn list(
+    sandbox: &Sandbox,
+    root: &str,
+    rows: &[DatasetRow],
+) -> Result<DatasetListing, EngineError> {
+    let tree = sandbox.list_tree(root, LISTED).await.map_err(EngineError::ListDatasets)?;
+    let files: Vec<TreeFile> =
+        tree.files.into_iter().filter(|file| !is_temporary(&file.path)).collect();
+    let mut described = describe_some(sandbox, root, &files).await?;
+    let mut known: HashMap<&str, &DatasetRow> =
+        rows.iter().map(|row| (row.name.as_str(), row)).collect();
+    let mut datasets = Vec::new();
+    for file in files {
+        let name = String::from_utf8_lossy(&file.path).into_owned();
+        let row = known.remove(name.as_str());
+        // Code may have written over it since.
+        let unchanged = row.filter(|row| row.size == Some(file.size));
+        datasets.push(DatasetInfo {
+            path: format!("{root}/{name}"),
+            status: DatasetStatus::Loaded,
+            reason: None,
+            source: row.and_then(|row| row.source.clone()),
+            size: Some(file.size),
+            modified: Some(clock::rfc3339(file.modified_ns / 1_000_000)),
+            sha256: unchanged.and_then(|row| row.sha256),
+            description: described.remove(&file.path),
+            cached: None,
+            name,
+        });
+    }
+    // A loaded one that is not there any more was removed by code.
+    let absent = known.into_values().filter(|row| row.status != DatasetStatus::Loaded);
+    datasets.extend(absent.map(|row| info_of_row(row.clone())));
+    datasets.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(DatasetListing { datasets, more: tree.skipped_more })
+}
+
+/// The hidden file that a dataset is written to before it appears.
+fn is_temporary(path: &[u8]) -> bool {
+    let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+    name.starts_with(b".") && name.ends_with(b".part")
+}
+
+async fn describe_some(
+    sandbox: &Sandbox,
+    root: &str,
+    files: &[TreeFile],
+) -> Result<HashMap<Vec<u8>, crate::datasets::Description>, EngineError> {
+    let mut described = HashMap::new();
+    let files = &files[..files.len().min(DESCRIBED)];
+    for batch in files.chunks(Sandbox::MAX_OPENED) {
+        let opened = sandbox.open_files(root, batch).await.map_err(EngineError::ListDatasets)?;
+        let opened: Vec<(Vec<u8>, File, u64)> = batch
+            .iter()
+            .zip(opened)
+            .filter_map(|(file, opened)| {
+                let opened = opened.ok()?;
+                Some((file.path.clone(), opened.file, opened.size))
+            })
+            .collect();
+        let looking = tokio::task::spawn_blocking(move || {
+            let look = |(path, file, size): (Vec<u8>, File, u64)| {
+                let description = describe(&String::from_utf8_lossy(&path), &file, size);
+                (path, description)
+            };
+            opened.into_iter().map(look).collect::<Vec<_>>()
+        });
+        described.extend(looking.await.unwrap_or_default());
+    }
+    Ok(described)
+}

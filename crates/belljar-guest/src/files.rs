@@ -1,0 +1,138 @@
+//! Files that the host lists, reads, removes and writes through us.
+//!
+//! Everything happens below a directory that the host names, and code in the sandbox may change
+//! the files meanwhile as it likes: see [`tree`].
+
+use std::io;
+
+use belljar_proto::exec::ARTIFACTS;
+use belljar_proto::guest::{
+    Answer, MAX_REMOVED, Opening, Refusal, RefusalCode, Skipped, Tree, TreeFile, TreeLimits,
+};
+use belljar_sys::channel;
+use belljar_sys::tree::{self, Identity, Root};
+
+use crate::connection::{Reply, failed, refuse};
+
+/// Bytes of a path in a message: no real one is longer.
+const MAX_SHOWN: usize = 4096;
+
+pub(crate) fn list_tree(root: &str, limits: TreeLimits) -> Result<Reply, Refusal> {
+    let listing = tree::list(root, limits.files, limits.depth)
+        .map_err(|error| failed(format!("failed to list `{root}`: {error}")))?;
+    let files =
+        listing.files.into_iter().map(|(path, identity)| tree_file(path, identity)).collect();
+    let skipped =
+        listing.skipped.into_iter().map(|(path, reason)| Skipped { path, reason }).collect();
+    let tree = Tree { files, skipped, skipped_more: listing.skipped_more };
+    let body = serde_json::to_vec(&tree).map_err(|e| failed(e.to_string()))?;
+    Ok(Reply { answer: Answer::Tree, body, fds: Vec::new() })
+}
+
+/// For a host that does not know [`open_files`], nor its refusals.
+pub(crate) fn open_file(root: &str, path: &[u8]) -> Result<Reply, Refusal> {
+    let file = Root::open(root).and_then(|root| root.open_file(path)).map_err(|error| {
+        let code = match error.kind() {
+            io::ErrorKind::NotFound => RefusalCode::NotFound,
+            _ => RefusalCode::NotAFile,
+        };
+        refuse(code, format!("failed to open `{}`: {error}", shown(path)))
+    })?;
+    let size = channel::check_plain_file(&file).map_err(|e| failed(e.to_string()))?.size;
+    Ok(Reply { answer: Answer::File { size }, body: Vec::new(), fds: vec![file] })
+}
+
+pub(crate) fn open_files(root: &str, body: &[u8]) -> Result<Reply, Refusal> {
+    let wanted = named_files(body, channel::MAX_FDS)?;
+    let root = open_root(root)?;
+    let mut fds = Vec::new();
+    let mut open = |path: &[u8]| {
+        let file = root.open_file(path)?;
+        let size = channel::check_plain_file(&file)?.size;
+        let being_written = tree::is_being_written(&file);
+        fds.push(file);
+        Ok(Opening::Opened { size, being_written })
+    };
+    let openings: Vec<Opening> = wanted
+        .iter()
+        .map(|file| {
+            open(&file.path)
+                .unwrap_or_else(|error| Opening::Refused(refusal("open", &file.path, &error)))
+        })
+        .collect();
+    let body = serde_json::to_vec(&openings).map_err(|e| failed(e.to_string()))?;
+    Ok(Reply { answer: Answer::Files { descriptors: fds.len() }, body, fds })
+}
+
+pub(crate) fn remove_files(root: &str, body: &[u8]) -> Result<Reply, Refusal> {
+    let files = named_files(body, MAX_REMOVED)?;
+    let root = open_root(root)?;
+    let remove = |file: &&TreeFile| {
+        let TreeFile { ref path, size, inode, changed_ns, modified_ns } = **file;
+        let as_seen = Identity { size, inode, changed_ns, modified_ns };
+        // What is gone, changed or not ours to remove stays, and is not counted.
+        root.remove_file(path, as_seen).unwrap_or(false)
+    };
+    let removed = files.iter().filter(remove).count() as u64;
+    Ok(Answer::Removed { removed, artifacts: tree::fingerprint(ARTIFACTS) }.into())
+}
+
+pub(crate) fn create_file(root: &str, path: &[u8]) -> Result<Reply, Refusal> {
+    let (file, temporary) =
+        open_root(root)?.create_file(path).map_err(|error| refusal("create", path, &error))?;
+    Ok(Reply { answer: Answer::Created { temporary }, body: Vec::new(), fds: vec![file] })
+}
+
+pub(crate) fn commit_file(root: &str, path: Vec<u8>, temporary: &str) -> Result<Reply, Refusal> {
+    let committed = open_root(root)?.commit_file(&path, temporary);
+    let identity = committed.map_err(|error| refusal("write", &path, &error))?;
+    Ok(Answer::Committed(tree_file(path, identity)).into())
+}
+
+pub(crate) fn discard_file(root: &str, path: &[u8], temporary: &str) -> Result<Reply, Refusal> {
+    let discarded = open_root(root)?.discard_file(path, temporary);
+    discarded.map_err(|error| refusal("discard", path, &error))?;
+    Ok(Answer::Done.into())
+}
+
+fn open_root(root: &str) -> Result<Root, Refusal> {
+    Root::open(root).map_err(|error| refusal("open", root.as_bytes(), &error))
+}
+
+fn named_files(body: &[u8], most: usize) -> Result<Vec<TreeFile>, Refusal> {
+    let files: Vec<TreeFile> = serde_json::from_slice(body)
+        .map_err(|error| refuse(RefusalCode::Invalid, format!("not a list of files: {error}")))?;
+    if files.len() > most {
+        let message = format!("{} files are more than {most}", files.len());
+        return Err(refuse(RefusalCode::Invalid, message));
+    }
+    Ok(files)
+}
+
+fn tree_file(path: Vec<u8>, identity: Identity) -> TreeFile {
+    let Identity { size, inode, changed_ns, modified_ns } = identity;
+    TreeFile { path, size, inode, changed_ns, modified_ns }
+}
+
+fn refusal(what: &str, path: &[u8], error: &io::Error) -> Refusal {
+    use io::ErrorKind as Kind;
+    let code = match error.kind() {
+        Kind::NotFound => RefusalCode::NotFound,
+        Kind::InvalidData => RefusalCode::NotAFile,
+        Kind::NotADirectory => RefusalCode::NotADirectory,
+        Kind::IsADirectory => RefusalCode::IsADirectory,
+        Kind::StorageFull | Kind::QuotaExceeded => RefusalCode::NoSpace,
+        Kind::PermissionDenied | Kind::ReadOnlyFilesystem => RefusalCode::NotPermitted,
+        Kind::InvalidInput | Kind::InvalidFilename => RefusalCode::Invalid,
+        // Somebody holds a lease on it.
+        Kind::WouldBlock => RefusalCode::Busy,
+        _ => RefusalCode::Failed,
+    };
+    refuse(code, format!("failed to {what} `{}`: {error}", shown(path)))
+}
+
+/// As much of a path as is worth repeating. One that fits into a question may be too long for the
+/// answer, where bytes take more room.
+fn shown(path: &[u8]) -> std::borrow::Cow<'_, str> {
+    String::from_utf8_lossy(&path[..path.len().min(MAX_SHOWN)])
+}

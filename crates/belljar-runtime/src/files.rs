@@ -1,0 +1,210 @@
+//! The files of a sandbox, as the host gets at them: the guest opens, and we check.
+//!
+//! Code in the sandbox may change any of them at any time, and the guest is not believed: what a
+//! descriptor is, is what the kernel tells of it.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+
+use belljar_proto::PROTOCOL_WITH_FILES;
+use belljar_proto::frame::FrameError;
+use belljar_proto::guest::{Answer, Call, MAX_REMOVED, Opening, Tree, TreeFile, TreeLimits};
+use belljar_sys::channel;
+use belljar_sys::tree::Identity;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::link::Reply;
+use crate::{RuntimeError, Sandbox};
+
+/// A plain file of a sandbox, open for reading. Nothing beyond `size` must be read: it may grow.
+#[derive(Debug)]
+pub struct OpenedFile {
+    pub file: File,
+    pub size: u64,
+    pub inode: u64,
+    pub changed_ns: i64,
+    pub modified_ns: i64,
+    /// As the guest tells: somebody had it open for writing when it was opened for us, so it may
+    /// not be whole. False where that could not be known.
+    pub being_written: bool,
+}
+
+/// What came of removing files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Removed {
+    pub removed: u64,
+    /// What lies in the artifact directory since, as in [`belljar_proto::exec::Outcome`].
+    pub artifacts: Option<u64>,
+}
+
+/// A file that is being written beside its place: to be committed or discarded.
+#[derive(Debug)]
+#[must_use = "it stays in the sandbox under its temporary name until it is committed or discarded"]
+pub struct Temporary {
+    root: String,
+    path: Vec<u8>,
+    /// In the directory of the final name. Only the guest needs to understand it.
+    name: String,
+}
+
+impl Sandbox {
+    /// How many files can be opened in one call.
+    pub const MAX_OPENED: usize = channel::MAX_FDS;
+
+    /// Whether an [`belljar_proto::exec::Outcome`] without a fingerprint means that there are no
+    /// artifacts. An older guest never tells one: list them, to know.
+    #[must_use]
+    pub fn tells_artifacts(&self) -> bool {
+        self.link().protocol() >= PROTOCOL_WITH_FILES
+    }
+
+    /// The plain files below a directory of the sandbox, as the guest tells.
+    pub async fn list_tree(&self, root: &str, limits: TreeLimits) -> Result<Tree, RuntimeError> {
+        let call = Call::ListTree { root: root.to_owned(), limits };
+        let reply = self.link().call(call, &[]).await?;
+        understood(&reply.body)
+    }
+
+    /// Opens files that were listed, at most [`Sandbox::MAX_OPENED`]: one result for each, in
+    /// their order. Each was checked to be a plain file and read-only; it may be another one than
+    /// was listed.
+    pub async fn open_files(
+        &self,
+        root: &str,
+        files: &[TreeFile],
+    ) -> Result<Vec<Result<OpenedFile, RuntimeError>>, RuntimeError> {
+        if !self.tells_artifacts() {
+            return self.open_one_by_one(root, files).await;
+        }
+        let reply = self.call_about(Call::OpenFiles { root: root.to_owned() }, files).await?;
+        let openings: Vec<Opening> = understood(&reply.body)?;
+        let mut fds = reply.fds.into_iter();
+        let opened = openings.into_iter().zip(files).map(|(opening, file)| match opening {
+            Opening::Opened { being_written, .. } => opened(fds.next(), &file.path, being_written),
+            Opening::Refused(refusal) => Err(refusal.into()),
+        });
+        let opened: Vec<_> = opened.collect();
+        if opened.len() != files.len() || fds.next().is_some() {
+            return Err(RuntimeError::UnexpectedAnswer);
+        }
+        Ok(opened)
+    }
+
+    /// The same, of a guest that opens one file at a time.
+    async fn open_one_by_one(
+        &self,
+        root: &str,
+        files: &[TreeFile],
+    ) -> Result<Vec<Result<OpenedFile, RuntimeError>>, RuntimeError> {
+        let mut all = Vec::with_capacity(files.len());
+        for file in files {
+            let call = Call::OpenFile { root: root.to_owned(), path: file.path.clone() };
+            all.push(match self.link().call(call, &[]).await {
+                Ok(reply) => opened(reply.fds.into_iter().next(), &file.path, false),
+                Err(RuntimeError::Refused(refusal)) => Err(refusal.into()),
+                Err(error) => return Err(error),
+            });
+        }
+        Ok(all)
+    }
+
+    /// Removes those of the files that are still as they were listed. Directories stay.
+    pub async fn remove_files(
+        &self,
+        root: &str,
+        files: &[TreeFile],
+    ) -> Result<Removed, RuntimeError> {
+        self.must_know_files()?;
+        let mut all = Removed { removed: 0, artifacts: None };
+        // Also with nothing to remove: the answer tells what is there.
+        let (first, rest) = files.split_at(files.len().min(MAX_REMOVED));
+        for batch in std::iter::once(first).chain(rest.chunks(MAX_REMOVED)) {
+            let call = Call::RemoveFiles { root: root.to_owned() };
+            match self.call_about(call, batch).await?.answer {
+                Answer::Removed { removed, artifacts } => {
+                    all = Removed { removed: all.removed.saturating_add(removed), artifacts };
+                }
+                _ => return Err(RuntimeError::UnexpectedAnswer),
+            }
+        }
+        Ok(all)
+    }
+
+    /// Begins a file below `root`, making its directories. What is written to it is not seen at
+    /// `path` before [`Sandbox::commit_file`].
+    ///
+    /// In a sandbox whose files are memory, the kernel charges what is written to whoever writes:
+    /// to this process and not to the sandbox. Its limit on files holds all the same.
+    pub async fn create_file(
+        &self,
+        root: &str,
+        path: &[u8],
+    ) -> Result<(File, Temporary), RuntimeError> {
+        self.must_know_files()?;
+        let (root, path) = (root.to_owned(), path.to_vec());
+        let call = Call::CreateFile { root: root.clone(), path: path.clone() };
+        let reply = self.link().call(call, &[]).await?;
+        let (Answer::Created { temporary: name }, Some(fd)) =
+            (reply.answer, reply.fds.into_iter().next())
+        else {
+            return Err(RuntimeError::UnexpectedAnswer);
+        };
+        channel::check_written_file(&fd).map_err(|cause| failed_to_open(&path, cause))?;
+        Ok((fd.into(), Temporary { root, path, name }))
+    }
+
+    /// Puts the file in its place, also over another one; tells what is there then, as the guest
+    /// sees it. Where it is refused, the temporary file is still there.
+    pub async fn commit_file(&self, temporary: &Temporary) -> Result<TreeFile, RuntimeError> {
+        let Temporary { root, path, name } = temporary;
+        let call =
+            Call::CommitFile { root: root.clone(), path: path.clone(), temporary: name.clone() };
+        match self.link().call(call, &[]).await?.answer {
+            Answer::Committed(file) => Ok(TreeFile { path: path.clone(), ..file }),
+            _ => Err(RuntimeError::UnexpectedAnswer),
+        }
+    }
+
+    /// Removes the file again.
+    pub async fn discard_file(&self, temporary: Temporary) -> Result<(), RuntimeError> {
+        let Temporary { root, path, name } = temporary;
+        let call = Call::DiscardFile { root, path, temporary: name };
+        self.link().call(call, &[]).await.map(|_| ())
+    }
+
+    /// An older guest hangs up when it hears what it does not know.
+    fn must_know_files(&self) -> Result<(), RuntimeError> {
+        if self.tells_artifacts() { Ok(()) } else { Err(RuntimeError::OldGuest) }
+    }
+
+    async fn call_about(
+        &self,
+        call: Call,
+        files: &[impl Serialize],
+    ) -> Result<Reply, RuntimeError> {
+        let body = serde_json::to_vec(files);
+        let body = body.map_err(|error| RuntimeError::Nonsense(FrameError::Head(error)))?;
+        self.link().call(call, &body).await
+    }
+}
+
+/// What the guest sent for a file, if it is one.
+fn opened(
+    fd: Option<OwnedFd>,
+    path: &[u8],
+    being_written: bool,
+) -> Result<OpenedFile, RuntimeError> {
+    let fd = fd.ok_or(RuntimeError::UnexpectedAnswer)?;
+    let Identity { size, inode, changed_ns, modified_ns } =
+        channel::check_plain_file(&fd).map_err(|cause| failed_to_open(path, cause))?;
+    Ok(OpenedFile { file: fd.into(), size, inode, changed_ns, modified_ns, being_written })
+}
+
+fn failed_to_open(path: &[u8], cause: std::io::Error) -> RuntimeError {
+    RuntimeError::Open { path: String::from_utf8_lossy(path).into_owned().into(), cause }
+}
+
+fn understood<T: DeserializeOwned>(body: &[u8]) -> Result<T, RuntimeError> {
+    serde_json::from_slice(body).map_err(|error| RuntimeError::Nonsense(FrameError::Head(error)))
+}

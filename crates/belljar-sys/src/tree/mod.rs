@@ -1,0 +1,306 @@
+//! Directory trees that hostile code wrote and may still be changing.
+//!
+//! Runs inside the sandbox. Every step opens relative to a descriptor and follows no link, so no
+//! step can be led elsewhere by swapping names under it; anything that is not a plain file or a
+//! directory is never opened at all. Depth and number are bounded, and a walk keeps its own list
+//! instead of recursing.
+
+mod create;
+mod fingerprint;
+mod open;
+mod remove;
+
+use std::hash::{BuildHasher, RandomState};
+use std::io;
+use std::ops::ControlFlow;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use rustix::fs::{
+    AtFlags, CWD, Dir, DirEntry, FileType, Gid, Mode, OFlags, ResolveFlags, Stat, Uid,
+};
+use rustix::io::Errno;
+
+pub use fingerprint::fingerprint;
+pub use open::is_being_written;
+
+/// Names that [`list`] passes over but mentions; more are only counted.
+const MAX_NAMED_SKIPS: usize = 100;
+
+/// Entries that [`list`] looks at, directories included: somebody may add them as fast as we read.
+const MAX_EXAMINED: usize = 200_000;
+
+/// Bytes of all paths in one listing, so that it fits into one message.
+const MAX_PATH_BYTES: usize = 8 * 1024 * 1024;
+
+/// What tells one state of a file from another. Times are in nanoseconds since the epoch, wrapped
+/// around where somebody set an absurd one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Identity {
+    pub size: u64,
+    pub inode: u64,
+    /// When anything about it changed last; code cannot choose this one.
+    pub changed_ns: i64,
+    /// When its contents changed last, or what somebody set.
+    pub modified_ns: i64,
+}
+
+impl Identity {
+    pub(crate) fn of(stat: &Stat) -> Identity {
+        let ns = |seconds: i64, ns| {
+            seconds.wrapping_mul(1_000_000_000).wrapping_add(i64::try_from(ns).unwrap_or(0))
+        };
+        Identity {
+            size: u64::try_from(stat.st_size).unwrap_or(0),
+            inode: stat.st_ino,
+            changed_ns: ns(stat.st_ctime, stat.st_ctime_nsec),
+            modified_ns: ns(stat.st_mtime, stat.st_mtime_nsec),
+        }
+    }
+}
+
+/// A directory that paths are looked up below, and nowhere else.
+#[derive(Debug)]
+pub struct Root(OwnedFd);
+
+impl Root {
+    /// Links may stand on the way to it; it must not be one itself.
+    pub fn open(path: &str) -> io::Result<Root> {
+        Ok(Root(rustix::fs::openat(CWD, path, directory_flags(), Mode::empty())?))
+    }
+
+    /// As above, but what does not exist, or is no directory, is no error.
+    fn open_if_any(path: &str) -> io::Result<Option<Root>> {
+        match rustix::fs::openat(CWD, path, directory_flags(), Mode::empty()) {
+            Ok(root) => Ok(Some(Root(root))),
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => Ok(None),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+pub struct Listing {
+    /// By path relative to the root.
+    pub files: Vec<(Vec<u8>, Identity)>,
+    /// Path and reason.
+    pub skipped: Vec<(Vec<u8>, String)>,
+    pub skipped_more: u64,
+}
+
+impl Listing {
+    fn skip(&mut self, path: Vec<u8>, reason: impl Into<String>) {
+        if self.skipped.len() < MAX_NAMED_SKIPS {
+            self.skipped.push((path, reason.into()));
+        } else {
+            self.skipped_more += 1;
+        }
+    }
+}
+
+/// Plain files below `root`. A root that does not exist, or is no directory, has none.
+pub fn list(root: &str, max_files: u64, max_depth: u32) -> io::Result<Listing> {
+    let mut listing = Listing::default();
+    let Some(root) = Root::open_if_any(root)? else {
+        return Ok(listing);
+    };
+    let (mut examined, mut path_bytes) = (0, 0);
+    let walked = walk(&root, max_depth, |path, found| {
+        examined += 1;
+        if examined > MAX_EXAMINED {
+            return ControlFlow::Break(());
+        }
+        let stat = match found {
+            Found::Entry(stat) => stat,
+            Found::TooDeep => {
+                listing.skip(path, format!("deeper than {max_depth} directories"));
+                return ControlFlow::Continue(());
+            }
+            Found::Unreadable(error) => {
+                listing.skip(path, format!("cannot be opened: {error}"));
+                return ControlFlow::Continue(());
+            }
+        };
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::RegularFile
+                if listing.files.len() as u64 >= max_files || path_bytes > MAX_PATH_BYTES =>
+            {
+                listing.skip(path, format!("more than {max_files} files, or long names"));
+            }
+            FileType::RegularFile => {
+                path_bytes += path.len();
+                listing.files.push((path, Identity::of(&stat)));
+            }
+            FileType::Directory => {}
+            FileType::Symlink => listing.skip(path, "a symbolic link"),
+            FileType::Fifo => listing.skip(path, "a named pipe"),
+            FileType::Socket => listing.skip(path, "a socket"),
+            _ => listing.skip(path, "a device"),
+        }
+        ControlFlow::Continue(())
+    });
+    if walked.is_break() {
+        listing.skip(b"...".to_vec(), format!("more than {MAX_EXAMINED} entries"));
+    }
+    listing.files.sort();
+    Ok(listing)
+}
+
+/// What a walk meets.
+enum Found {
+    /// Also a directory, before its entries.
+    Entry(Stat),
+    /// A directory beyond the depth.
+    TooDeep,
+    /// It could not be looked at, or not be entered.
+    Unreadable(io::Error),
+}
+
+/// Tells everything below `root`, by its path, until it is told to stop.
+fn walk(
+    root: &Root,
+    max_depth: u32,
+    mut visit: impl FnMut(Vec<u8>, Found) -> ControlFlow<()>,
+) -> ControlFlow<()> {
+    // Directories still to be read, by path from the root: holding paths instead of descriptors
+    // keeps a wide tree from eating all of them, and openat2 keeps the paths below the root.
+    let mut waiting: Vec<(Vec<u8>, u32)> = vec![(Vec::new(), 0)];
+    while let Some((directory, depth)) = waiting.pop() {
+        let opened = if directory.is_empty() {
+            root.0.try_clone()
+        } else {
+            open_beneath(&root.0, &directory, directory_flags())
+        };
+        let mut entries = match opened.and_then(|opened| Ok(Dir::new(opened)?)) {
+            Ok(entries) => entries,
+            Err(error) => {
+                visit(directory, Found::Unreadable(error))?;
+                continue;
+            }
+        };
+        while let Some(entry) = entries.next() {
+            let Ok(entry) = entry else { break };
+            let name = entry.file_name().to_bytes();
+            if matches!(name, b"." | b"..") {
+                continue;
+            }
+            let mut path = directory.clone();
+            if !path.is_empty() {
+                path.push(b'/');
+            }
+            path.extend_from_slice(name);
+            let stat = entries.fd().and_then(|fd| {
+                rustix::fs::statat(fd, entry.file_name(), AtFlags::SYMLINK_NOFOLLOW)
+            });
+            let found = match stat {
+                Ok(stat) if FileType::from_raw_mode(stat.st_mode) != FileType::Directory => {
+                    Found::Entry(stat)
+                }
+                Ok(_) if depth >= max_depth => Found::TooDeep,
+                Ok(stat) => {
+                    waiting.push((path.clone(), depth + 1));
+                    Found::Entry(stat)
+                }
+                Err(errno) => Found::Unreadable(errno.into()),
+            };
+            visit(path, found)?;
+        }
+    }
+    ControlFlow::Continue(())
+}
+
+/// Gives everything below `root`, and the directory itself, to this user and group. Follows no
+/// links, so that names somebody chose lead nowhere else.
+pub fn give_to(root: &Path, uid: u32, gid: u32) -> io::Result<()> {
+    let (uid, gid) = (Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)));
+    let root = rustix::fs::openat(CWD, root, directory_flags(), Mode::empty())?;
+    let mut waiting: Vec<Vec<u8>> = vec![b".".to_vec()];
+    while let Some(directory) = waiting.pop() {
+        let opened = open_beneath(&root, &directory, directory_flags())?;
+        rustix::fs::fchown(&opened, uid, gid)?;
+        for entry in Dir::read_from(&opened)? {
+            let entry = entry?;
+            let name = entry.file_name();
+            match name.to_bytes() {
+                b"." | b".." => {}
+                bytes if is_directory(&opened, &entry)? => {
+                    waiting.push([&directory[..], b"/", bytes].concat());
+                }
+                _ => rustix::fs::chownat(&opened, name, uid, gid, AtFlags::SYMLINK_NOFOLLOW)?,
+            }
+        }
+    }
+    Ok(())
+}
+
+fn is_directory(parent: &OwnedFd, entry: &DirEntry) -> io::Result<bool> {
+    Ok(match entry.file_type() {
+        // Not every file system tells.
+        FileType::Unknown => {
+            let stat = rustix::fs::statat(parent, entry.file_name(), AtFlags::SYMLINK_NOFOLLOW)?;
+            FileType::from_raw_mode(stat.st_mode) == FileType::Directory
+        }
+        kind => kind == FileType::Directory,
+    })
+}
+
+fn directory_flags() -> OFlags {
+    OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC
+}
+
+fn open_beneath(root: &OwnedFd, path: &[u8], flags: OFlags) -> io::Result<OwnedFd> {
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    let opened = rustix::fs::openat2(root, path, flags, Mode::empty(), resolve);
+    let elsewhere = |why| io::Error::new(io::ErrorKind::InvalidData, why);
+    opened.map_err(|errno| match errno {
+        Errno::LOOP => elsewhere("it is a link or behind one"),
+        Errno::XDEV => elsewhere("it leads out of the directory"),
+        errno => errno.into(),
+    })
+}
+
+/// A number that nobody can foresee and that does not come again.
+fn unheard_of() -> u64 {
+    RandomState::new().hash_one(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn only_plain_files_within_bounds_are_listed() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().join("root");
+        fs::create_dir_all(root.join("a/b/c")).unwrap();
+        fs::write(root.join("top"), "12345").unwrap();
+        fs::write(root.join("a/b/deep"), "").unwrap();
+        fs::write(root.join("a/b/c/deeper"), "").unwrap();
+        symlink("/etc/passwd", root.join("link")).unwrap();
+        symlink("/etc", root.join("linked-dir")).unwrap();
+        let listing = list(root.to_str().unwrap(), 10, 2).unwrap();
+        let files: Vec<_> = listing.files.iter().map(|(path, of)| (&path[..], of.size)).collect();
+        assert_eq!(files, [(&b"a/b/deep"[..], 0), (b"top", 5)]);
+        let mut skipped: Vec<_> = listing
+            .skipped
+            .iter()
+            .map(|(path, why)| format!("{}: {why}", String::from_utf8_lossy(path)))
+            .collect();
+        skipped.sort();
+        assert_eq!(
+            skipped,
+            [
+                "a/b/c: deeper than 2 directories",
+                "link: a symbolic link",
+                "linked-dir: a symbolic link"
+            ]
+        );
+    }
+
+    #[test]
+    fn a_missing_root_is_an_empty_one() {
+        assert!(list("/nowhere/at/all", 1, 1).unwrap().files.is_empty());
+    }
+}

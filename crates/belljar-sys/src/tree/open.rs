@@ -1,0 +1,149 @@
+//! Opening files that are to be read elsewhere.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+
+use rustix::fs::OFlags;
+
+use super::{Root, open_beneath};
+
+/// Chooses the signal that tells of a lease; libc does not name it.
+const F_SETSIG: libc::c_int = 10;
+
+impl Root {
+    /// Opens a plain file for reading; never blocks, follows no link.
+    pub fn open_file(&self, path: &[u8]) -> io::Result<OwnedFd> {
+        // Without O_NONBLOCK, opening a pipe that took the file's place would wait for a writer,
+        // and a file on which somebody holds a lease for that one.
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let file = open_beneath(&self.0, path, flags)?;
+        crate::channel::check_plain_file(&file)?;
+        Ok(file)
+    }
+}
+
+/// Whether somebody has this file, which we opened for reading, open for writing or mapped so.
+/// False also where the kernel does not tell: of other people's files, on odd file systems.
+#[must_use]
+pub fn is_being_written(file: impl AsFd) -> bool {
+    let fd = file.as_fd().as_raw_fd();
+    // The kernel grants a lease for reading only while nobody writes. Whoever opens the file for
+    // writing in the instant until we give it back makes the kernel send us a signal. SIGIO, which
+    // it would be, ends a process; this one is ignored by default, and a child inherits nothing.
+    // SAFETY: integers only, and an open descriptor.
+    unsafe {
+        if libc::fcntl(fd, F_SETSIG, libc::SIGURG) != 0 {
+            return false;
+        }
+        if libc::fcntl(fd, libc::F_SETLEASE, libc::F_RDLCK) == 0 {
+            libc::fcntl(fd, libc::F_SETLEASE, libc::F_UNLCK);
+            return false;
+        }
+    }
+    io::Error::last_os_error().kind() == io::ErrorKind::WouldBlock
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::{self, File};
+    use std::os::unix::fs::symlink;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
+
+    #[test]
+    fn a_path_never_leads_out_of_the_root() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().join("root");
+        fs::create_dir(&root).unwrap();
+        fs::write(dir.path().join("secret"), "x").unwrap();
+        fs::write(root.join("plain"), "x").unwrap();
+        symlink("../secret", root.join("link")).unwrap();
+        symlink("..", root.join("up")).unwrap();
+        mknodat(CWD, root.join("pipe"), FileType::Fifo, Mode::RUSR, 0).unwrap();
+        let root = Root::open(root.to_str().unwrap()).unwrap();
+        for hostile in
+            [&b"link"[..], b"../secret", b"up/secret", b"/etc/passwd", b"", b"plain/x", b"pipe"]
+        {
+            assert!(root.open_file(hostile).is_err(), "{}", String::from_utf8_lossy(hostile));
+        }
+        assert!(root.open_file(b"plain").is_ok());
+    }
+
+    /// Somebody swaps a file and a link to a secret as fast as he can.
+    #[test]
+    fn a_name_that_is_swapped_leads_to_the_file_or_nowhere() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        fs::create_dir(path("root")).unwrap();
+        fs::write(path("root/name"), "x").unwrap();
+        fs::write(path("secret"), "a secret").unwrap();
+        symlink("../secret", path("root/link")).unwrap();
+        let root = Root::open(path("root").to_str().unwrap()).unwrap();
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    let (one, other) = (path("root/name"), path("root/link"));
+                    let flags = rustix::fs::RenameFlags::EXCHANGE;
+                    rustix::fs::renameat_with(CWD, &one, CWD, &other, flags).unwrap();
+                }
+            });
+            for _ in 0..2000 {
+                if let Ok(file) = root.open_file(b"name") {
+                    assert_eq!(File::from(file).metadata().unwrap().len(), 1);
+                }
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+    }
+
+    #[test]
+    fn a_writer_is_noticed_also_behind_a_mapping() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("file"), "12345").unwrap();
+        let root = Root::open(dir.path().to_str().unwrap()).unwrap();
+        let is_written = || is_being_written(root.open_file(b"file").unwrap());
+        assert!(!is_written(), "nobody writes");
+        let reader = File::open(dir.path().join("file")).unwrap();
+        assert!(!is_written(), "reading is not writing");
+        let open = || fs::OpenOptions::new().read(true).write(true).open(dir.path().join("file"));
+        let writer = open().unwrap();
+        assert!(is_written());
+        drop(writer);
+        assert!(!is_written(), "it is closed again");
+
+        let (nowhere, writer) = (std::ptr::null_mut(), open().unwrap());
+        let (protection, fd) = (libc::PROT_READ | libc::PROT_WRITE, writer.as_raw_fd());
+        // SAFETY: a fresh mapping of a file that is long enough, which nobody uses as memory.
+        let map = unsafe { libc::mmap(nowhere, 5, protection, libc::MAP_SHARED, fd, 0) };
+        assert_ne!(map, libc::MAP_FAILED);
+        drop((writer, reader));
+        assert!(is_written(), "a mapping can be written without a descriptor");
+        // SAFETY: the mapping made above, which nobody uses.
+        assert_eq!(unsafe { libc::munmap(map, 5) }, 0);
+        assert!(!is_written());
+    }
+
+    /// Would the signal for a broken lease reach us, this process would end.
+    #[test]
+    fn a_writer_who_comes_at_the_wrong_moment_ends_nobody() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        fs::write(&path, "").unwrap();
+        let root = Root::open(dir.path().to_str().unwrap()).unwrap();
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    drop(fs::OpenOptions::new().write(true).open(&path).unwrap());
+                }
+            });
+            for _ in 0..20_000 {
+                let _ = is_being_written(root.open_file(b"file").unwrap());
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+    }
+}

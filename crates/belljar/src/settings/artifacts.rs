@@ -1,0 +1,59 @@
+//! How artifacts are kept.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use belljar_engine::artifacts::{Quota, Quotas};
+
+use super::parse;
+use super::values::Values;
+
+#[derive(Debug, Clone)]
+pub struct ArtifactSettings {
+    /// Where their content is.
+    pub blobs_dir: PathBuf,
+    /// Where it is written down what there is.
+    pub database: PathBuf,
+    /// Where datasets that are exported go.
+    pub exports_dir: PathBuf,
+    /// Files stay in the sandbox after they were taken.
+    pub keep_originals: bool,
+    pub quotas: Quotas,
+    pub retention_s: Option<u64>,
+    /// Seconds that a link is good for.
+    pub link_ttl_s: u64,
+    /// What links begin with, without a slash at the end.
+    pub public_url: Option<String>,
+}
+
+impl ArtifactSettings {
+    pub(super) fn read(
+        values: &Values<'_>,
+        home: &Path,
+        state_dir: &Path,
+    ) -> Result<ArtifactSettings> {
+        let most = |limit: Option<u64>| limit.unwrap_or(u64::MAX);
+        let bytes = |name| values.limit(name, parse::size_from(0)).map(most);
+        let count = |name| values.limit(name, parse::number(0..=u64::MAX)).map(most);
+        Ok(ArtifactSettings {
+            blobs_dir: values.path_or("BLOBSTORE_DIR", || Ok(home.join("blobstore")))?,
+            database: values.path_or("ARTIFACTS_DB", || Ok(state_dir.join("artifacts.db")))?,
+            exports_dir: values.path("BELLJAR_EXPORTS_DIR")?.expect("its default is not empty"),
+            keep_originals: values.read("BELLJAR_KEEP_ARTIFACTS", parse::yes_or_no)?,
+            quotas: Quotas {
+                file_bytes: bytes("BELLJAR_ARTIFACT_SIZE")?,
+                session: Quota {
+                    bytes: bytes("BELLJAR_SESSION_ARTIFACT_BYTES")?,
+                    count: count("BELLJAR_SESSION_ARTIFACTS")?,
+                },
+                tenant: Quota {
+                    bytes: bytes("BELLJAR_TENANT_ARTIFACT_BYTES")?,
+                    count: count("BELLJAR_TENANT_ARTIFACTS")?,
+                },
+            },
+            retention_s: values.limit("BELLJAR_ARTIFACT_RETENTION", parse::seconds_or_0)?,
+            link_ttl_s: values.read("BELLJAR_LINK_TTL", parse::seconds)?,
+            public_url: values.optional("BELLJAR_PUBLIC_URL", parse::public_url)?,
+        })
+    }
+}
