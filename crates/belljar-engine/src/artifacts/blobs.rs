@@ -487,7 +487,7 @@ impl Incoming {
     fn create(directory: &Path) -> io::Result<(Incoming, File)> {
         let incoming = Incoming::new(directory);
         // Read-only for all but this one descriptor, from the beginning.
-        let file = OpenOptions::new().write(true).create_new(true).mode(0o400).open(&incoming.0)?;
+        let file = OpenOptions::new().write(true).create_new(true).mode(0o444).open(&incoming.0)?;
         Ok((incoming, file))
     }
 
@@ -661,7 +661,7 @@ mod tests {
         let expected = format!("blobs/{}/ba/{hex}", tenant_dir("acme"));
         assert_eq!(path, fixture.directory.path().join(expected));
         assert_eq!(fs::read(&path).unwrap(), b"abc");
-        assert_eq!(mode(&path), 0o400);
+        assert_eq!(mode(&path), 0o444);
         assert_eq!(mode(path.parent().unwrap()), 0o700);
         assert_eq!(mode(path.parent().unwrap().parent().unwrap()), 0o700);
         assert_eq!(mode(&fixture.directory.path().join("blobs/incoming")), 0o700);
