@@ -152,3 +152,16 @@ async fn whoever_was_killed_meanwhile_is_said_to_be_gone() {
     );
     assert_eq!(next.metric("belljar_adoptions_total{how=\"lost\"}").await, 1.0);
 }
+
+#[tokio::test]
+async fn a_server_that_nobody_needs_ends_by_itself_if_it_is_told_to() {
+    let place = Arc::new(Place::new().args(&["--idle-exit", "1"]));
+    let mut server = place.serve().await;
+    let session = server.session().await;
+    session.python("import time; time.sleep(2.5)").await;
+    tokio::time::sleep(std::time::Duration::from_millis(1500)).await;
+    assert_eq!(session.python("1 + 1").await["status"], "ok", "a live session keeps it");
+    server.delete(&session.path("")).await.json(200);
+    assert!(server.wait().await.success());
+    assert!(server.said().contains("nobody needs this server any more"), "{}", server.said());
+}

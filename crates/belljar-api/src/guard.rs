@@ -48,6 +48,7 @@ pub(crate) async fn guard(
     mut request: Request,
     next: Next,
 ) -> Response {
+    app.note_request();
     let path = request.uri().path().to_owned();
     let admitted = admit(&app, request.headers(), &path).await;
     match admitted {

@@ -27,7 +27,8 @@ mod usage;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
@@ -58,6 +59,8 @@ pub struct App {
     pub(crate) max_body: usize,
     pub(crate) links: Links,
     draining: AtomicBool,
+    /// When somebody last asked for something.
+    asked: Mutex<Instant>,
 }
 
 impl App {
@@ -79,6 +82,7 @@ impl App {
             max_body,
             links: Links::new(public_url),
             draining: AtomicBool::new(false),
+            asked: Mutex::new(Instant::now()),
         })
     }
 
@@ -112,6 +116,17 @@ impl App {
     /// Says to whoever asks that this server is about to end.
     pub fn drain(&self) {
         self.draining.store(true, Ordering::Relaxed);
+    }
+
+    /// How long nobody has asked for anything, if nothing is alive here.
+    #[must_use]
+    pub fn idle(&self) -> Option<Duration> {
+        let asked = *self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        (!self.engine.is_in_use()).then(|| asked.elapsed())
+    }
+
+    pub(crate) fn note_request(&self) {
+        *self.asked.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
     }
 
     pub(crate) fn is_draining(&self) -> bool {

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use belljar_proto::exec::{
-    DEFAULT_GRACE_MS, DEFAULT_OUTPUT_LIMIT, DEFAULT_TIMEOUT_MS, ExecSpec, Language, Status, What,
+    DEFAULT_GRACE_MS, DEFAULT_OUTPUT_LIMIT, DEFAULT_TIMEOUT_MS, ExecSpec, Language, Outcome,
+    Status, What,
 };
 use belljar_runtime::link::ExecEvent;
 use belljar_runtime::native::NativeRuntime;
@@ -75,7 +76,7 @@ impl Run {
         let sandbox = runtime.create(&self.spec).await.map_err(EngineError::Create)?;
         let transcript = Transcript::new(self.output_limit);
         let directory = self.outputs.join(&self.id);
-        let take = async |sandbox: &Sandbox| {
+        let take = async |sandbox: &Sandbox, _: &Outcome| {
             let promoted = promote(sandbox, &directory, ArtifactLimits::default()).await;
             // The code has run and its result is worth having, with a word on what is missing.
             promoted.unwrap_or_else(|error| Artifacts::none_taken(&error))
@@ -92,7 +93,7 @@ impl Run {
         transcript: &Transcript,
         interrupt: watch::Receiver<bool>,
         watch: impl FnMut(&ExecEvent),
-        take: impl AsyncFnOnce(&Sandbox) -> Artifacts,
+        take: impl AsyncFnOnce(&Sandbox, &Outcome) -> Artifacts,
     ) -> Result<ExecResult, EngineError> {
         let (what, env, body) = match self.code {
             // A kernel that was waiting does not know the environment of this run.
@@ -137,7 +138,7 @@ impl Run {
         };
         let outcome = match ended {
             Some(Some(outcome)) => {
-                transcript.tell_artifacts(&take(sandbox).await);
+                transcript.tell_artifacts(&take(sandbox, &outcome).await);
                 outcome
             }
             Some(None) => {

@@ -136,6 +136,9 @@ pub(crate) struct ServeArgs {
     /// Stop all sessions when the server is stopped, instead of leaving them to the next one
     #[arg(long)]
     pub(crate) stop_sessions: bool,
+    /// End when nobody has asked for anything for this long and no session is alive
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) idle_exit: Option<u64>,
 }
 
 impl ServeArgs {

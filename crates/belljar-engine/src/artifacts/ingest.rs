@@ -99,6 +99,9 @@ impl Shelf {
         memory: &mut Memory,
     ) -> Artifacts {
         let mut artifacts = Artifacts::default();
+        if fingerprint.is_none() && sandbox.tells_artifacts() {
+            return artifacts;
+        }
         if let Err(error) =
             self.try_ingest(sandbox, origin, fingerprint, memory, &mut artifacts).await
         {

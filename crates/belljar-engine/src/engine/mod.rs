@@ -228,6 +228,12 @@ impl Engine {
         self.shared.count()
     }
 
+    /// Whether any session or run is alive.
+    #[must_use]
+    pub fn is_in_use(&self) -> bool {
+        self.shared.admission.load().sessions > 0
+    }
+
     /// Writes down what has come together since the last time.
     pub async fn flush_usage(&self) -> Result<(), EngineError> {
         Ok(self.shared.usage.flush(&self.shared.store).await?)

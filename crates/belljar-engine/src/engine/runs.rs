@@ -1,6 +1,6 @@
 //! Ephemeral runs: a sandbox for one call.
 
-use belljar_proto::exec::Status;
+use belljar_proto::exec::{Outcome, Status};
 use belljar_runtime::{Sandbox, SandboxSpec};
 use tokio::sync::watch;
 
@@ -76,14 +76,15 @@ impl Engine {
         // Nobody can interrupt a run but by going away.
         let (_nobody, interrupt) = watch::channel(false);
         let id = run.id.clone();
-        let take = async |sandbox: &Sandbox| {
+        let take = async |sandbox: &Sandbox, outcome: &Outcome| {
             let origin = Origin {
                 tenant: &who.tenant,
                 session: &id,
                 exec: &id,
                 place: artifacts::Place::Run,
             };
-            self.shared.shelf.ingest(sandbox, origin, None, &mut Memory::default()).await
+            let mut memory = Memory::default();
+            self.shared.shelf.ingest(sandbox, origin, outcome.artifacts, &mut memory).await
         };
         let outcome = run.execute_in(sandbox.get(), transcript, interrupt, |_| {}, take).await;
         sandbox.destroy().await;

@@ -30,6 +30,9 @@ use crate::settings::{Listen, ServerSettings, Settings};
 /// How often keys made or revoked by others are looked for.
 const KEYS_PACE: Duration = Duration::from_secs(1);
 
+/// How often a server that is to end by itself looks whether it is idle.
+const IDLE_PACE: Duration = Duration::from_secs(1);
+
 pub(super) fn serve(args: &ServeArgs, settings: &Settings) -> Result<ExitCode> {
     settings.server.check()?;
     // A session costs several descriptors, and a client one.
@@ -91,7 +94,7 @@ async fn run(args: &ServeArgs, settings: &Settings, prepared: Prepared) -> Resul
     tokio::spawn(refresh_keys(Arc::clone(&app)));
     announce(&listener, &app, &engine).await;
 
-    let stop = stop_asked()?;
+    let stop = stop_asked(args.idle_exit.map(Duration::from_secs), &app)?;
     let stopping = {
         let (app, mut stop) = (Arc::clone(&app), stop.clone());
         tokio::spawn(async move {
@@ -262,10 +265,20 @@ async fn announce(listener: &Listener, app: &App, engine: &Engine) {
     }
 }
 
-/// Becomes true with the first SIGTERM or SIGINT. A second one ends us at once: sessions survive
+/// Becomes true with the first SIGTERM or SIGINT, or after having been idle for too long. A second one ends us at once: sessions survive
 /// that as they survive everything.
-fn stop_asked() -> Result<watch::Receiver<bool>> {
+fn stop_asked(idle_exit: Option<Duration>, app: &Arc<App>) -> Result<watch::Receiver<bool>> {
     let (sender, receiver) = watch::channel(false);
+    if let Some(patience) = idle_exit {
+        let (sender, app) = (sender.clone(), Arc::clone(app));
+        tokio::spawn(async move {
+            while app.idle().is_none_or(|idle| idle < patience) {
+                tokio::time::sleep(patience.min(IDLE_PACE)).await;
+            }
+            eprintln!("belljar: nobody needs this server any more");
+            sender.send_replace(true);
+        });
+    }
     for kind in [SignalKind::interrupt(), SignalKind::terminate()] {
         let mut signals = signal(kind).context("failed to listen for signals")?;
         let sender = sender.clone();
