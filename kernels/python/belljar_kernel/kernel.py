@@ -19,7 +19,7 @@ import sys
 import threading
 from types import ModuleType
 
-from . import display, figures, importhooks, inputs, interrupts, streams
+from . import display, figures, frames, importhooks, inputs, interrupts, streams
 from .cells import CO_COROUTINE, Cell, Compiler
 from .wire import Channel, encode_json
 
@@ -90,6 +90,7 @@ class Kernel:
         inputs.ask = self._ask
         inputs.install()
         builtins.display = display.display  # type: ignore[attr-defined]
+        builtins.load, builtins.save = frames.load, frames.save  # type: ignore[attr-defined]
         os.register_at_fork(after_in_child=self._after_fork_in_child)
 
         sys.argv = [""]
