@@ -12,8 +12,8 @@ TYPE_CHECKING = False  # see __init__.py
 if TYPE_CHECKING:
     from typing import Any
 
-# The first that is there: a project's own directory, where one is mounted.
-_HOMES = ("/workspace", "/session")
+# A project's own directory, where one is mounted; otherwise it is only another name of the session's.
+_WORKSPACE, _SESSION = "/workspace", "/session"
 _SUFFIX = ".parquet"
 
 
@@ -55,8 +55,9 @@ def load(name: str) -> Any:
 
 
 def _directory() -> str:
-    home = next((home for home in _HOMES if os.path.isdir(home)), os.getcwd())
-    return f"{home}/data"
+    if os.path.ismount(_WORKSPACE):
+        return f"{_WORKSPACE}/data"
+    return f"{_SESSION if os.path.isdir(_SESSION) else os.getcwd()}/data"
 
 
 def _path(name: str) -> str:

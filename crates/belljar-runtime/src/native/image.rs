@@ -150,6 +150,7 @@ pub(crate) fn steps(image: &Image) -> Vec<Step> {
         assembly.directory(Path::new(path));
     }
     assembly.link(Path::new("/work"), Path::new(paths::SESSION));
+    assembly.link(Path::new("/workspace"), Path::new(paths::SESSION));
     assembly.link(Path::new("/var/tmp"), Path::new("/tmp"));
     assembly.show_at(&image.kernels, Path::new(paths::KERNELS), Access::READ_EXEC);
     if let Some(environment) = &image.python.environment {
