@@ -10,6 +10,7 @@ mod doors;
 mod drain;
 mod execs;
 mod expiry;
+mod files;
 mod keys;
 mod openapi;
 mod queue;

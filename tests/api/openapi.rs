@@ -44,7 +44,8 @@ async fn it_is_served_and_complete() {
             let method = method.to_uppercase().parse().expect("a method");
             let answer = server.send(server.request(method, &path, "")).await;
             assert_ne!(answer.status, 405, "{path}");
-            if path.contains("_none") && answer.status == 404 {
+            // An answer to HEAD has no body to look at.
+            if path.contains("_none") && answer.status == 404 && !answer.body.is_empty() {
                 let what = if path.contains("/sessions/") { "session" } else { "artifact" };
                 assert_eq!(
                     answer.error(404, &format!("{what}_not_found")),

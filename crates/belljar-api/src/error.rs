@@ -149,7 +149,7 @@ impl From<EngineError> for ApiError {
                 ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", message)
             }
             EngineError::NoStaging(_) => ApiError::new(StatusCode::CONFLICT, "no_staging", message),
-            EngineError::NoRoomInside(_) => {
+            EngineError::NoRoomInside(_) | EngineError::FullInside => {
                 ApiError::new(StatusCode::INSUFFICIENT_STORAGE, "no_room_inside", message)
                     .hint("ask for a session with a larger tmpfs limit, or with storage BIND")
             }
@@ -168,6 +168,7 @@ impl From<EngineError> for ApiError {
             }
             EngineError::Stdin(RuntimeError::Refused(refusal))
             | EngineError::Stage(RuntimeError::Refused(refusal))
+            | EngineError::Files(RuntimeError::Refused(refusal))
             | EngineError::State(RuntimeError::Refused(refusal))
             | EngineError::Exec(RuntimeError::Refused(refusal)) => refused(refusal.code, message),
             _ => internal(message),
@@ -204,9 +205,16 @@ fn refused(code: RefusalCode, message: String) -> ApiError {
             .retry_after(1)
             .hint("try again when the execution has ended"),
         RefusalCode::UnknownExec => ApiError::new(StatusCode::NOT_FOUND, "exec_not_found", message),
-        RefusalCode::Invalid | RefusalCode::NotADirectory | RefusalCode::IsADirectory => {
-            ApiError::invalid(message)
+        RefusalCode::Invalid => ApiError::invalid(message),
+        RefusalCode::NotFound => ApiError::new(StatusCode::NOT_FOUND, "file_not_found", message),
+        RefusalCode::NotADirectory => {
+            ApiError::new(StatusCode::CONFLICT, "not_a_directory", message)
         }
+        RefusalCode::IsADirectory => ApiError::new(StatusCode::CONFLICT, "is_a_directory", message),
+        RefusalCode::NotAFile => ApiError::new(StatusCode::CONFLICT, "not_a_file", message),
+        RefusalCode::NotEmpty => ApiError::new(StatusCode::CONFLICT, "not_empty", message)
+            .hint("`?recursive` removes it with everything in it"),
+        RefusalCode::Exists => ApiError::new(StatusCode::CONFLICT, "exists", message),
         RefusalCode::NoSpace => {
             ApiError::new(StatusCode::INSUFFICIENT_STORAGE, "no_room_inside", message)
         }

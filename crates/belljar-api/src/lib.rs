@@ -15,6 +15,7 @@ mod compat;
 mod datasets;
 pub mod error;
 mod execs;
+mod files;
 mod guard;
 mod health;
 mod input;
@@ -153,7 +154,14 @@ impl App {
 struct Description;
 
 fn described() -> OpenApiRouter<Arc<App>> {
-    OpenApiRouter::with_openapi(Description::openapi())
+    // A path has slashes, which a document of OpenAPI cannot say.
+    let (schemas, paths, handlers) =
+        routes!(files::read, files::write, files::remove, files::rename);
+    let mut document = Description::openapi();
+    document.paths.paths.extend(paths.paths);
+    document.components.get_or_insert_default().schemas.extend(schemas);
+    OpenApiRouter::with_openapi(document)
+        .route("/v1/sessions/{id}/files/{*path}", handlers)
         .routes(routes!(sessions::create, sessions::list))
         .routes(routes!(sessions::show, sessions::extend, sessions::stop))
         .routes(routes!(sessions::start))

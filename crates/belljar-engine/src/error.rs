@@ -37,6 +37,12 @@ pub enum EngineError {
     TooLarge(String),
     #[error("session `{0}` takes no datasets: create it with \"datasets\": \"API\" to stage them")]
     NoStaging(String),
+    #[error(transparent)]
+    Files(RuntimeError),
+    #[error("the session has no room for this file")]
+    FullInside,
+    #[error("failed to write into the session")]
+    WriteInside(#[source] std::io::Error),
     #[error("failed to feed the execution")]
     Stdin(#[source] RuntimeError),
     #[error("failed to look at the kernel's variables")]

@@ -25,8 +25,8 @@ pub mod transcript;
 mod usage;
 
 pub use engine::{
-    Created, DEFAULT_TENANT, Engine, EngineConfig, ExecInfo, How, Principal, RunAsk, SessionInfo,
-    Upload,
+    Created, DEFAULT_TENANT, Engine, EngineConfig, ExecInfo, FileUpload, How, Principal, RunAsk,
+    SessionInfo, Upload,
 };
 pub use error::{EngineError, in_full};
 

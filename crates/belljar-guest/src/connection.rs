@@ -179,6 +179,14 @@ async fn answer(
         Call::OpenFiles { root } => files::open_files(&root, &frame.body),
         Call::RemoveFiles { root } => files::remove_files(&root, &frame.body),
         Call::CreateFile { root, path } => files::create_file(&root, &path),
+        Call::Look { path } => files::look(path),
+        Call::ListDirectory { path, recursive, limits } => {
+            files::list_directory(&path, recursive, limits)
+        }
+        Call::OpenPath { path } => files::open_path(&path),
+        Call::MakeDirectory { path } => files::make_directory(&path),
+        Call::RemovePath { path, recursive } => files::remove_path(&path, recursive),
+        Call::MovePath { path, to } => files::move_path(&path, &to),
         Call::CommitFile { root, path, temporary } => files::commit_file(&root, path, &temporary),
         Call::DiscardFile { root, path, temporary } => {
             files::discard_file(&root, &path, &temporary)

@@ -1,16 +1,19 @@
 //! Files that the host lists, reads, removes and writes through us.
 //!
-//! Everything happens below a directory that the host names, and code in the sandbox may change
-//! the files meanwhile as it likes: see [`tree`].
+//! What the host takes for itself happens below a directory that it names, and follows no link: see
+//! [`tree`]. What the sandbox's user asks for is done as a program inside would do it: see
+//! [`visit`]. Code in the sandbox may change the files meanwhile as it likes.
 
 use std::io;
 
 use belljar_proto::exec::ARTIFACTS;
 use belljar_proto::guest::{
-    Answer, MAX_REMOVED, Opening, Refusal, RefusalCode, Skipped, Tree, TreeFile, TreeLimits,
+    Answer, Entry, EntryKind, Listing, MAX_REMOVED, Opening, Refusal, RefusalCode, Skipped, Tree,
+    TreeFile, TreeLimits,
 };
 use belljar_sys::channel;
 use belljar_sys::tree::{self, Identity, Root};
+use belljar_sys::visit::{self, Kind, Seen};
 
 use crate::connection::{Reply, failed, refuse};
 
@@ -95,6 +98,55 @@ pub(crate) fn discard_file(root: &str, path: &[u8], temporary: &str) -> Result<R
     Ok(Answer::Done.into())
 }
 
+pub(crate) fn look(path: Vec<u8>) -> Result<Reply, Refusal> {
+    let seen = visit::look(&path).map_err(|error| refusal("find", &path, &error))?;
+    Ok(Answer::Entry(entry(seen)).into())
+}
+
+pub(crate) fn list_directory(
+    path: &[u8],
+    recursive: bool,
+    limits: TreeLimits,
+) -> Result<Reply, Refusal> {
+    let (seen, more) = visit::list(path, recursive, limits.files, limits.depth)
+        .map_err(|error| refusal("list", path, &error))?;
+    let listing = Listing { entries: seen.into_iter().map(entry).collect(), more };
+    let body = serde_json::to_vec(&listing).map_err(|e| failed(e.to_string()))?;
+    Ok(Reply { answer: Answer::Listing, body, fds: Vec::new() })
+}
+
+pub(crate) fn open_path(path: &[u8]) -> Result<Reply, Refusal> {
+    let file = visit::open(path).map_err(|error| refusal("open", path, &error))?;
+    let size = channel::check_plain_file(&file).map_err(|e| failed(e.to_string()))?.size;
+    Ok(Reply { answer: Answer::File { size }, body: Vec::new(), fds: vec![file] })
+}
+
+pub(crate) fn make_directory(path: &[u8]) -> Result<Reply, Refusal> {
+    visit::make_directory(path).map_err(|error| refusal("make", path, &error))?;
+    Ok(Answer::Done.into())
+}
+
+pub(crate) fn remove_path(path: &[u8], recursive: bool) -> Result<Reply, Refusal> {
+    visit::remove(path, recursive).map_err(|error| refusal("remove", path, &error))?;
+    Ok(Answer::Done.into())
+}
+
+pub(crate) fn move_path(path: &[u8], to: &[u8]) -> Result<Reply, Refusal> {
+    visit::rename(path, to).map_err(|error| refusal("move", path, &error))?;
+    Ok(Answer::Done.into())
+}
+
+fn entry(seen: Seen) -> Entry {
+    let Seen { path, kind, size, mode, modified_ns } = seen;
+    let kind = match kind {
+        Kind::File => EntryKind::File,
+        Kind::Directory => EntryKind::Directory,
+        Kind::Link => EntryKind::Link,
+        Kind::Other => EntryKind::Other,
+    };
+    Entry { path, kind, size, mode, modified_ns }
+}
+
 fn open_root(root: &str) -> Result<Root, Refusal> {
     Root::open(root).map_err(|error| refusal("open", root.as_bytes(), &error))
 }
@@ -115,17 +167,19 @@ fn tree_file(path: Vec<u8>, identity: Identity) -> TreeFile {
 }
 
 fn refusal(what: &str, path: &[u8], error: &io::Error) -> Refusal {
-    use io::ErrorKind as Kind;
+    use io::ErrorKind as Error;
     let code = match error.kind() {
-        Kind::NotFound => RefusalCode::NotFound,
-        Kind::InvalidData => RefusalCode::NotAFile,
-        Kind::NotADirectory => RefusalCode::NotADirectory,
-        Kind::IsADirectory => RefusalCode::IsADirectory,
-        Kind::StorageFull | Kind::QuotaExceeded => RefusalCode::NoSpace,
-        Kind::PermissionDenied | Kind::ReadOnlyFilesystem => RefusalCode::NotPermitted,
-        Kind::InvalidInput | Kind::InvalidFilename => RefusalCode::Invalid,
+        Error::NotFound => RefusalCode::NotFound,
+        Error::InvalidData => RefusalCode::NotAFile,
+        Error::NotADirectory => RefusalCode::NotADirectory,
+        Error::DirectoryNotEmpty => RefusalCode::NotEmpty,
+        Error::AlreadyExists => RefusalCode::Exists,
+        Error::IsADirectory => RefusalCode::IsADirectory,
+        Error::StorageFull | Error::QuotaExceeded => RefusalCode::NoSpace,
+        Error::PermissionDenied | Error::ReadOnlyFilesystem => RefusalCode::NotPermitted,
+        Error::InvalidInput | Error::InvalidFilename => RefusalCode::Invalid,
         // Somebody holds a lease on it.
-        Kind::WouldBlock => RefusalCode::Busy,
+        Error::WouldBlock => RefusalCode::Busy,
         _ => RefusalCode::Failed,
     };
     refuse(code, format!("failed to {what} `{}`: {error}", shown(path)))

@@ -85,6 +85,41 @@ pub enum Call {
         path: Vec<u8>,
         temporary: String,
     },
+    /// What stands at a path, links not followed; answered with [`Answer::Entry`].
+    Look {
+        #[serde(with = "path_bytes")]
+        path: Vec<u8>,
+    },
+    /// What a directory holds; answered with [`Answer::Listing`].
+    ListDirectory {
+        #[serde(with = "path_bytes")]
+        path: Vec<u8>,
+        recursive: bool,
+        limits: TreeLimits,
+    },
+    /// Open a plain file as any program inside would; answered with its descriptor.
+    OpenPath {
+        #[serde(with = "path_bytes")]
+        path: Vec<u8>,
+    },
+    /// Make a directory, and those above it.
+    MakeDirectory {
+        #[serde(with = "path_bytes")]
+        path: Vec<u8>,
+    },
+    /// Remove a file, or a directory: an empty one, or with everything in it.
+    RemovePath {
+        #[serde(with = "path_bytes")]
+        path: Vec<u8>,
+        recursive: bool,
+    },
+    /// Give something another name, over a file that has it.
+    MovePath {
+        #[serde(with = "path_bytes")]
+        path: Vec<u8>,
+        #[serde(with = "path_bytes")]
+        to: Vec<u8>,
+    },
     /// What the variables of a language's kernel are; answered with [`Answer::State`].
     KernelState { language: Language },
     /// From now on, go on for this long while nobody is connected; 0: end with the last
@@ -168,6 +203,9 @@ pub enum Answer {
         temporary: String,
     },
     Committed(TreeFile),
+    Entry(Entry),
+    /// The body is a JSON [`Listing`].
+    Listing,
     Probed(ProbeReport),
 }
 
@@ -255,6 +293,9 @@ pub enum RefusalCode {
     NotADirectory,
     /// A directory stands where a file should.
     IsADirectory,
+    NotEmpty,
+    /// Something else has the name.
+    Exists,
     /// The file system has no room, or no room for this user.
     NoSpace,
     /// It may not be read or written, or nothing there may be.
@@ -300,6 +341,36 @@ pub struct Skipped {
     #[serde(with = "path_bytes")]
     pub path: Vec<u8>,
     pub reason: String,
+}
+
+/// Something in the file system of a sandbox.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Entry {
+    /// As it was asked for, or relative to the directory that was listed.
+    #[serde(with = "path_bytes")]
+    pub path: Vec<u8>,
+    pub kind: EntryKind,
+    pub size: u64,
+    /// Permissions.
+    pub mode: u32,
+    pub modified_ns: i64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EntryKind {
+    File,
+    Directory,
+    Link,
+    Other,
+}
+
+/// What a directory holds, by name.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Listing {
+    pub entries: Vec<Entry>,
+    /// How many more there are at least; what lies below them is not counted.
+    pub more: u64,
 }
 
 /// A deliberate attempt to exceed a limit, made by a child of the guest.

@@ -7,8 +7,9 @@ use belljar_proto::exec::{
     Dropped, Event, ExecSpec, InputRequest, KernelState, Language, Outcome, Status, What,
 };
 use belljar_proto::guest::{
-    Answer, Call, FromGuest, Import, KernelSnapshot, KnownExec, Opening, Probe, ProbeReport,
-    Refusal, RefusalCode, ReplyOutcome, Request, Skipped, Tree, TreeFile, TreeLimits, Variable,
+    Answer, Call, Entry, EntryKind, FromGuest, Import, KernelSnapshot, KnownExec, Opening, Probe,
+    ProbeReport, Refusal, RefusalCode, ReplyOutcome, Request, Skipped, Tree, TreeFile, TreeLimits,
+    Variable,
 };
 use belljar_proto::kernel::{CellStatus, DisplayKind, FromKernel, ToKernel};
 use serde::{Serialize, de::DeserializeOwned};
@@ -80,6 +81,16 @@ fn from_host_to_guest() {
             path: b"a/b".to_vec(),
             temporary: ".0.part".into(),
         },
+        Call::Look { path: b"/tmp".to_vec() },
+        Call::ListDirectory {
+            path: b"/tmp".to_vec(),
+            recursive: true,
+            limits: TreeLimits { files: 10, depth: 3 },
+        },
+        Call::OpenPath { path: b"/tmp/x".to_vec() },
+        Call::MakeDirectory { path: b"/tmp/d".to_vec() },
+        Call::RemovePath { path: b"/tmp/d".to_vec(), recursive: true },
+        Call::MovePath { path: b"/tmp/x".to_vec(), to: b"/tmp/y".to_vec() },
         Call::KernelState { language },
         Call::OutliveHost { alone_for_s: 3600 },
         Call::Probe { probe: Probe::Memory { bytes: 1 } },
@@ -112,6 +123,14 @@ fn from_guest_to_host() {
         Answer::Removed { removed: 1, artifacts: None },
         Answer::Created { temporary: ".0.part".into() },
         Answer::Committed(file()),
+        Answer::Entry(Entry {
+            path: b"x".to_vec(),
+            kind: EntryKind::File,
+            size: 5,
+            mode: 0o644,
+            modified_ns: 3,
+        }),
+        Answer::Listing,
         Answer::Probed(ProbeReport::Memory { killed: true }),
         Answer::Probed(ProbeReport::Processes { started: 14 }),
         Answer::Probed(ProbeReport::Cpu { used_ms: 60, wall_ms: 300 }),

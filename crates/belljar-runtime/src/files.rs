@@ -8,7 +8,9 @@ use std::os::fd::OwnedFd;
 
 use belljar_proto::PROTOCOL_WITH_FILES;
 use belljar_proto::frame::FrameError;
-use belljar_proto::guest::{Answer, Call, MAX_REMOVED, Opening, Tree, TreeFile, TreeLimits};
+use belljar_proto::guest::{
+    Answer, Call, Entry, Listing, MAX_REMOVED, Opening, Tree, TreeFile, TreeLimits,
+};
 use belljar_sys::channel;
 use belljar_sys::tree::Identity;
 use serde::Serialize;
@@ -170,6 +172,51 @@ impl Sandbox {
     pub async fn discard_file(&self, temporary: Temporary) -> Result<(), RuntimeError> {
         let Temporary { root, path, name } = temporary;
         let call = Call::DiscardFile { root, path, temporary: name };
+        self.link().call(call, &[]).await.map(|_| ())
+    }
+
+    /// What stands at a path; a link is a link.
+    pub async fn look(&self, path: &[u8]) -> Result<Entry, RuntimeError> {
+        self.must_know_files()?;
+        match self.link().call(Call::Look { path: path.to_vec() }, &[]).await?.answer {
+            Answer::Entry(entry) => Ok(entry),
+            _ => Err(RuntimeError::UnexpectedAnswer),
+        }
+    }
+
+    pub async fn list_directory(
+        &self,
+        path: &[u8],
+        recursive: bool,
+        limits: TreeLimits,
+    ) -> Result<Listing, RuntimeError> {
+        self.must_know_files()?;
+        let call = Call::ListDirectory { path: path.to_vec(), recursive, limits };
+        understood(&self.link().call(call, &[]).await?.body)
+    }
+
+    /// A file opened as any program inside would open it, links followed; checked like all others.
+    pub async fn open_path(&self, path: &[u8]) -> Result<OpenedFile, RuntimeError> {
+        self.must_know_files()?;
+        let reply = self.link().call(Call::OpenPath { path: path.to_vec() }, &[]).await?;
+        opened(reply.fds.into_iter().next(), path, false)
+    }
+
+    /// Makes a directory and those above it.
+    pub async fn make_directory(&self, path: &[u8]) -> Result<(), RuntimeError> {
+        self.do_with_file(Call::MakeDirectory { path: path.to_vec() }).await
+    }
+
+    pub async fn remove_path(&self, path: &[u8], recursive: bool) -> Result<(), RuntimeError> {
+        self.do_with_file(Call::RemovePath { path: path.to_vec(), recursive }).await
+    }
+
+    pub async fn move_path(&self, path: &[u8], to: &[u8]) -> Result<(), RuntimeError> {
+        self.do_with_file(Call::MovePath { path: path.to_vec(), to: to.to_vec() }).await
+    }
+
+    async fn do_with_file(&self, call: Call) -> Result<(), RuntimeError> {
+        self.must_know_files()?;
         self.link().call(call, &[]).await.map(|_| ())
     }
 

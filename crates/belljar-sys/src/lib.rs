@@ -6,7 +6,7 @@
 //! * [`cgroup`] holds limits on v2, v1 and hybrid hosts, [`ids`] the blocks of user ids;
 //! * [`seccomp`], [`landlock`] and [`privileges`] are the walls a process builds around itself;
 //! * [`tree`] reads directories that hostile code wrote, [`probe`] attacks limits on purpose;
-//! * [`file`] gets written files onto the disk.
+//! * [`visit`] does with files what their owner asks, [`file`] gets written ones onto the disk.
 
 pub mod apply;
 mod arch;
@@ -23,3 +23,4 @@ pub mod process;
 pub mod procfs;
 pub mod seccomp;
 pub mod tree;
+pub mod visit;

@@ -13,7 +13,7 @@ use futures_util::stream;
 const CHUNK: u64 = 512 * 1024;
 
 /// The bytes from `from` up to `to`, which must be there.
-pub(super) fn stream(file: File, from: u64, to: u64) -> Body {
+pub(crate) fn stream(file: File, from: u64, to: u64) -> Body {
     // The next piece is read while the one before is on its way.
     let file = Arc::new(file);
     let first = read_ahead(&file, from, to);

@@ -2,7 +2,7 @@
 
 /// What to send of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Part {
+pub(crate) enum Part {
     Whole,
     /// From the first byte to this one, which is not part of it.
     Bytes(u64, u64),
@@ -12,7 +12,7 @@ pub(super) enum Part {
 
 /// What a `Range` header asks of a file of this size. Several ranges, and what makes no sense, are
 /// answered with the whole file, as the standard allows.
-pub(super) fn part(header: Option<&str>, size: u64) -> Part {
+pub(crate) fn part(header: Option<&str>, size: u64) -> Part {
     let Some(range) = header.and_then(|text| text.trim().strip_prefix("bytes=")) else {
         return Part::Whole;
     };

@@ -19,7 +19,8 @@
 //! no handle any more has a row in the store, and is answered from there.
 //!
 //! [`create`] makes sessions or finds them, [`life`] starts them again, prolongs and stops them,
-//! [`execs`] executes in them, [`artifacts`] is what they left, [`datasets`] what they work on, [`runs`] does without them; [`views`] is what is told about all that.
+//! [`execs`] executes in them, [`artifacts`] is what they left, [`datasets`] and [`files`] what they
+//! work on, [`runs`] does without them; [`views`] is what is told about all that.
 //! [`recovery`] begins with what an earlier server left, [`upkeep`] forgets what is old; [`shared`] and [`sandboxes`] are below the
 //! verbs, and the drivers use them too.
 
@@ -27,6 +28,7 @@ mod artifacts;
 mod create;
 mod datasets;
 mod execs;
+mod files;
 mod life;
 mod recovery;
 mod runs;
@@ -43,6 +45,7 @@ use tokio::sync::watch;
 
 pub use create::{Created, How};
 pub use datasets::Upload;
+pub use files::FileUpload;
 use recovery::Left;
 pub use runs::RunAsk;
 pub(crate) use shared::{Shared, durability};

@@ -1,0 +1,244 @@
+//! Files of a session, for whoever uses it: what a program inside may do, and nothing else. The
+//! guest does it; the host holds descriptors of plain files and never a path.
+
+use std::io::{self, Write};
+use std::sync::Arc;
+
+use belljar_proto::guest::{Entry, Listing, RefusalCode, TreeFile, TreeLimits};
+use belljar_runtime::{OpenedFile, RuntimeError, Sandbox, Temporary, paths};
+use bytes::Bytes;
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+
+use super::{Engine, Principal};
+use crate::error::EngineError;
+
+/// What one listing may have.
+const LISTED: TreeLimits = TreeLimits { files: 10_000, depth: 32 };
+
+/// Pieces of a file on their way into the sandbox.
+const IN_FLIGHT: usize = 16;
+
+/// A file on its way into a session. Dropped before it is finished, nothing of it is visible.
+#[derive(Debug)]
+pub struct FileUpload {
+    sandbox: Arc<Sandbox>,
+    writing: Option<Writing>,
+}
+
+#[derive(Debug)]
+struct Writing {
+    temporary: Temporary,
+    chunks: mpsc::Sender<Bytes>,
+    written: JoinHandle<io::Result<()>>,
+}
+
+impl FileUpload {
+    /// Takes the next bytes, as fast as they can be written.
+    pub async fn write(&mut self, bytes: Bytes) -> Result<(), EngineError> {
+        let sent = match &self.writing {
+            Some(writing) => writing.chunks.send(bytes).await.is_ok(),
+            None => false,
+        };
+        if sent {
+            return Ok(());
+        }
+        // The thread that writes has given up, and knows why.
+        match self.writing.take() {
+            Some(writing) => Err(self.settle(writing).await.err().unwrap_or_else(broken_off)),
+            None => Err(broken_off()),
+        }
+    }
+
+    /// All of it has come: puts it in its place.
+    pub async fn finish(mut self) -> Result<TreeFile, EngineError> {
+        let writing = self.writing.take().ok_or_else(broken_off)?;
+        self.settle(writing).await
+    }
+
+    async fn settle(&self, writing: Writing) -> Result<TreeFile, EngineError> {
+        let Writing { temporary, chunks, written } = writing;
+        drop(chunks);
+        let written = written.await.unwrap_or_else(|panic| Err(io::Error::other(panic)));
+        let committed = match written {
+            Ok(()) => self.sandbox.commit_file(&temporary).await.map_err(EngineError::Files),
+            Err(error) => Err(match error.kind() {
+                io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                    EngineError::FullInside
+                }
+                _ => EngineError::WriteInside(error),
+            }),
+        };
+        if committed.is_err() {
+            // If even this fails, what is left is hidden.
+            let _ = self.sandbox.discard_file(temporary).await;
+        }
+        committed
+    }
+}
+
+impl Drop for FileUpload {
+    fn drop(&mut self) {
+        let Some(writing) = self.writing.take() else { return };
+        let sandbox = Arc::clone(&self.sandbox);
+        tokio::spawn(async move {
+            drop(writing.chunks);
+            let _ = writing.written.await;
+            let _ = sandbox.discard_file(writing.temporary).await;
+        });
+    }
+}
+
+fn broken_off() -> EngineError {
+    EngineError::Invalid("the upload broke off".into())
+}
+
+impl Engine {
+    /// What stands at a path of a session; a link is a link.
+    pub async fn file_info(
+        &self,
+        who: &Principal,
+        id: &str,
+        path: &str,
+    ) -> Result<Entry, EngineError> {
+        let sandbox = self.used_sandbox(who, id).await?;
+        sandbox.look(&inside(path)?).await.map_err(EngineError::Files)
+    }
+
+    pub async fn list_files(
+        &self,
+        who: &Principal,
+        id: &str,
+        path: &str,
+        recursive: bool,
+    ) -> Result<Listing, EngineError> {
+        let sandbox = self.used_sandbox(who, id).await?;
+        let listing = sandbox.list_directory(&inside(path)?, recursive, LISTED).await;
+        listing.map_err(EngineError::Files)
+    }
+
+    /// A plain file, opened for reading.
+    pub async fn open_file(
+        &self,
+        who: &Principal,
+        id: &str,
+        path: &str,
+    ) -> Result<OpenedFile, EngineError> {
+        let sandbox = self.used_sandbox(who, id).await?;
+        sandbox.open_path(&inside(path)?).await.map_err(EngineError::Files)
+    }
+
+    /// Begins to write a file; its directories are made.
+    pub async fn write_file(
+        &self,
+        who: &Principal,
+        id: &str,
+        path: &str,
+    ) -> Result<FileUpload, EngineError> {
+        let sandbox = self.used_sandbox(who, id).await?;
+        let full = inside(path)?;
+        let (directory, name) = split(&full)?;
+        let begun = match sandbox.create_file(&directory, name).await {
+            Err(RuntimeError::Refused(refusal)) if refusal.code == RefusalCode::NotFound => {
+                let made =
+                    sandbox.make_directory(directory.trim_end_matches("/.").as_bytes()).await;
+                made.map_err(EngineError::Files)?;
+                sandbox.create_file(&directory, name).await
+            }
+            begun => begun,
+        };
+        let (mut file, temporary) = begun.map_err(EngineError::Files)?;
+        let (chunks, mut incoming) = mpsc::channel::<Bytes>(IN_FLIGHT);
+        let written = tokio::task::spawn_blocking(move || {
+            while let Some(chunk) = incoming.blocking_recv() {
+                file.write_all(&chunk)?;
+            }
+            Ok(())
+        });
+        Ok(FileUpload { sandbox, writing: Some(Writing { temporary, chunks, written }) })
+    }
+
+    /// Makes a directory and those above it.
+    pub async fn make_directory(
+        &self,
+        who: &Principal,
+        id: &str,
+        path: &str,
+    ) -> Result<(), EngineError> {
+        let sandbox = self.used_sandbox(who, id).await?;
+        sandbox.make_directory(&inside(path)?).await.map_err(EngineError::Files)
+    }
+
+    pub async fn remove_path(
+        &self,
+        who: &Principal,
+        id: &str,
+        path: &str,
+        recursive: bool,
+    ) -> Result<(), EngineError> {
+        let sandbox = self.used_sandbox(who, id).await?;
+        sandbox.remove_path(&inside(path)?, recursive).await.map_err(EngineError::Files)
+    }
+
+    pub async fn move_path(
+        &self,
+        who: &Principal,
+        id: &str,
+        path: &str,
+        to: &str,
+    ) -> Result<(), EngineError> {
+        let sandbox = self.used_sandbox(who, id).await?;
+        sandbox.move_path(&inside(path)?, &inside(to)?).await.map_err(EngineError::Files)
+    }
+
+    /// The sandbox of a live session, which is being used by this.
+    async fn used_sandbox(&self, who: &Principal, id: &str) -> Result<Arc<Sandbox>, EngineError> {
+        let session = self.live_session(who, id).await?;
+        session.extend(session.spec.ttl_s).await?;
+        session.sandbox()
+    }
+}
+
+/// The full path inside of what may be relative to the session's directory.
+fn inside(path: &str) -> Result<Vec<u8>, EngineError> {
+    if path.contains('\0') {
+        return Err(EngineError::Invalid("a path has no NUL bytes".into()));
+    }
+    Ok(match path {
+        "" => paths::SESSION.into(),
+        absolute if absolute.starts_with('/') => absolute.into(),
+        relative => format!("{}/{relative}", paths::SESSION).into_bytes(),
+    })
+}
+
+/// The directory of a file, in which links are followed, and its name, at which they are not: a
+/// link is replaced.
+fn split(path: &[u8]) -> Result<(String, &[u8]), EngineError> {
+    let no_file = || EngineError::Invalid("this is not the path of a file".into());
+    let at = path.iter().rposition(|byte| *byte == b'/').ok_or_else(no_file)?;
+    let (directory, name) = (&path[..at], &path[at + 1..]);
+    if matches!(name, b"" | b"." | b"..") {
+        return Err(no_file());
+    }
+    let directory = std::str::from_utf8(directory).map_err(|_| no_file())?;
+    // With the dot, a link at its end is followed.
+    Ok((format!("{directory}/."), name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_those_of_the_sandbox() {
+        assert_eq!(inside("a/b").unwrap(), b"/session/a/b");
+        assert_eq!(inside("/tmp/x").unwrap(), b"/tmp/x");
+        assert_eq!(inside("").unwrap(), b"/session");
+        assert!(inside("a\0b").is_err());
+        assert_eq!(split(b"/session/a/b").unwrap(), ("/session/a/.".into(), &b"b"[..]));
+        assert_eq!(split(b"/x").unwrap(), ("/.".into(), &b"x"[..]));
+        for bad in [&b"/session/"[..], b"/", b"/a/..", b"/a/."] {
+            assert!(split(bad).is_err());
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! Files of a sandbox as its own programs see them, for whoever uses it: links are followed where a
+//! program would follow them, and lead nowhere that a program could not go.
+//!
+//! Runs inside the sandbox. Only `/proc` is not what it seems: ours shows ourselves.
+
+use std::ffi::OsStr;
+use std::fs::{self, Metadata};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
+
+/// `/proc`, as statfs tells it.
+const PROC_SUPER_MAGIC: i64 = 0x9fa0;
+
+/// What stands at a path.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Seen {
+    pub path: Vec<u8>,
+    pub kind: Kind,
+    pub size: u64,
+    pub mode: u32,
+    pub modified_ns: i64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    File,
+    Directory,
+    Link,
+    Other,
+}
+
+/// What stands at a path; a link is a link.
+pub fn look(path: &[u8]) -> io::Result<Seen> {
+    Ok(seen(path.to_vec(), &fs::symlink_metadata(as_path(path))?))
+}
+
+/// What a directory holds, sorted by name, at most `max` of it; and how many more there are at
+/// least. Links are not followed further down.
+pub fn list(
+    path: &[u8],
+    recursive: bool,
+    max: u64,
+    max_depth: u32,
+) -> io::Result<(Vec<Seen>, u64)> {
+    let mut found = Vec::new();
+    let mut more = 0;
+    let mut waiting = vec![(Vec::new(), 0)];
+    while let Some((directory, depth)) = waiting.pop() {
+        let full = as_path(path).join(as_path(&directory));
+        let entries = match fs::read_dir(&full) {
+            // One that vanished or is closed to us is listed as what it is, without what is in it.
+            Err(_) if depth > 0 => continue,
+            entries => entries?,
+        };
+        let mut names: Vec<Vec<u8>> = Vec::new();
+        for entry in entries {
+            if names.len() as u64 + found.len() as u64 >= max.saturating_mul(2) {
+                more += 1;
+                continue;
+            }
+            names.push(entry?.file_name().into_vec());
+        }
+        names.sort();
+        for name in names {
+            let Ok(metadata) = fs::symlink_metadata(full.join(as_path(&name))) else { continue };
+            if found.len() as u64 >= max {
+                more += 1;
+                continue;
+            }
+            let below = match directory.is_empty() {
+                true => name,
+                false => [&directory[..], b"/", &name].concat(),
+            };
+            if recursive && metadata.is_dir() && depth < max_depth {
+                waiting.push((below.clone(), depth + 1));
+            }
+            found.push(seen(below, &metadata));
+        }
+    }
+    found.sort_by(|a, b| a.path.cmp(&b.path));
+    Ok((found, more))
+}
+
+/// Opens a plain file for reading; never blocks.
+pub fn open(path: &[u8]) -> io::Result<OwnedFd> {
+    let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
+    let file = fs::File::options().read(true).custom_flags(flags).open(as_path(path))?;
+    if file.metadata()?.is_dir() {
+        return Err(io::ErrorKind::IsADirectory.into());
+    }
+    refuse_proc(&file)?;
+    let file: OwnedFd = file.into();
+    crate::channel::check_plain_file(&file)?;
+    Ok(file)
+}
+
+/// Makes a directory and those above it; one that is there is fine.
+pub fn make_directory(path: &[u8]) -> io::Result<()> {
+    fs::create_dir_all(as_path(path))
+}
+
+/// Removes what stands at a path; a link goes, and not what it leads to.
+pub fn remove(path: &[u8], recursive: bool) -> io::Result<()> {
+    let path = as_path(path);
+    match fs::symlink_metadata(path)?.is_dir() {
+        true if recursive => fs::remove_dir_all(path),
+        true => fs::remove_dir(path),
+        false => fs::remove_file(path),
+    }
+}
+
+/// Gives something another path. Between file systems, such as `/session` and `/tmp`, a file is
+/// copied beside its new place first, and what is no plain file stays where it is.
+pub fn rename(from: &[u8], to: &[u8]) -> io::Result<()> {
+    let (from, to) = (as_path(from), as_path(to));
+    match fs::rename(from, to) {
+        Err(error) if error.kind() == io::ErrorKind::CrossesDevices => {
+            if !fs::symlink_metadata(from)?.is_file() {
+                let why = "only plain files can be moved between file systems";
+                return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+            }
+            let beside = to.with_extension(format!("{}.part", crate::process::random_name()));
+            let copied = fs::copy(from, &beside).and_then(|_| fs::rename(&beside, to));
+            if copied.is_err() {
+                let _ = fs::remove_file(&beside);
+            }
+            copied.and_then(|()| fs::remove_file(from))
+        }
+        renamed => renamed,
+    }
+}
+
+/// What is in there is about us, who opens it, and not about the sandbox.
+fn refuse_proc(file: &fs::File) -> io::Result<()> {
+    match i64::from(rustix::fs::fstatfs(file)?.f_type) {
+        PROC_SUPER_MAGIC => Err(io::Error::new(
+            io::ErrorKind::PermissionDenied,
+            "files of /proc are read by code inside, not from here",
+        )),
+        _ => Ok(()),
+    }
+}
+
+fn seen(path: Vec<u8>, metadata: &Metadata) -> Seen {
+    let kind = match metadata.file_type() {
+        kind if kind.is_file() => Kind::File,
+        kind if kind.is_dir() => Kind::Directory,
+        kind if kind.is_symlink() => Kind::Link,
+        _ => Kind::Other,
+    };
+    let modified_ns =
+        metadata.mtime().saturating_mul(1_000_000_000).saturating_add(metadata.mtime_nsec());
+    Seen { path, kind, size: metadata.len(), mode: metadata.mode() & 0o7777, modified_ns }
+}
+
+fn as_path(bytes: &[u8]) -> &Path {
+    Path::new(OsStr::from_bytes(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn directories_are_listed_within_bounds() {
+        let directory = tempfile::tempdir().unwrap();
+        let root = directory.path();
+        fs::create_dir_all(root.join("a/b/c")).unwrap();
+        fs::write(root.join("a/b/deep"), "12345").unwrap();
+        fs::write(root.join("top"), "").unwrap();
+        symlink("/etc", root.join("link")).unwrap();
+        let path = root.as_os_str().as_bytes();
+        let names = |recursive, max, depth| {
+            let (found, more) = list(path, recursive, max, depth).unwrap();
+            let names: Vec<String> =
+                found.iter().map(|seen| String::from_utf8_lossy(&seen.path).into_owned()).collect();
+            (names.join(" "), more)
+        };
+        assert_eq!(names(false, 10, 9), ("a link top".into(), 0));
+        assert_eq!(names(true, 10, 9), ("a a/b a/b/c a/b/deep link top".into(), 0));
+        assert_eq!(names(true, 10, 1), ("a a/b link top".into(), 0));
+        assert_eq!(names(false, 2, 9), ("a link".into(), 1));
+        assert_eq!(look(&[path, b"/link"].concat()).unwrap().kind, Kind::Link);
+        assert!(list(b"/nowhere/at/all", true, 1, 1).is_err());
+    }
+
+    #[test]
+    fn only_plain_files_are_opened_and_not_those_about_ourselves() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name).into_os_string().into_vec();
+        fs::write(directory.path().join("file"), "x").unwrap();
+        symlink("file", directory.path().join("link")).unwrap();
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            directory.path().join("pipe"),
+            rustix::fs::FileType::Fifo,
+            rustix::fs::Mode::RUSR,
+            0,
+        )
+        .unwrap();
+        assert!(open(&path("file")).is_ok() && open(&path("link")).is_ok());
+        for bad in [path("pipe"), path("."), path("none"), b"/proc/self/mem".to_vec()] {
+            assert!(open(&bad).is_err(), "{}", String::from_utf8_lossy(&bad));
+        }
+    }
+
+    #[test]
+    fn what_is_removed_is_what_was_named() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name).into_os_string().into_vec();
+        make_directory(&path("a/b")).unwrap();
+        make_directory(&path("a/b")).unwrap();
+        fs::write(directory.path().join("a/b/file"), "x").unwrap();
+        symlink("a", directory.path().join("link")).unwrap();
+        assert!(remove(&path("a"), false).is_err(), "it is not empty");
+        remove(&path("link"), true).unwrap();
+        assert!(directory.path().join("a/b/file").exists());
+        rename(&path("a/b/file"), &path("moved")).unwrap();
+        remove(&path("a"), true).unwrap();
+        remove(&path("moved"), false).unwrap();
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
+    }
+}
