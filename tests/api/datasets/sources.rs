@@ -1,6 +1,7 @@
 //! Datasets that the server fetches itself.
 
 use std::fs;
+use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
@@ -22,6 +23,16 @@ async fn fetching_from(origin: &Origin) -> Server {
     });
     let sources = sources.to_string();
     super::serve(&[("BELLJAR_DATASET_SOURCES", &sources), ("SALES_TOKEN", SECRET)]).await
+}
+
+fn files_below(directory: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(directory).expect("a directory").flatten();
+    entries
+        .flat_map(|entry| match entry.file_type().expect("a type").is_dir() {
+            true => files_below(&entry.path()),
+            false => vec![entry.path()],
+        })
+        .collect()
 }
 
 #[tokio::test]
@@ -225,8 +236,13 @@ async fn what_the_source_is_told_nobody_else_is() {
     let said = server.terminate().await;
     let audit = fs::read_to_string(place.path("state/audit.log")).expect("an audit log");
     assert!(audit.contains("dataset.fetch"), "{audit}");
-    let database = fs::read(place.path("state/belljar.db")).unwrap_or_default();
-    let database = String::from_utf8_lossy(&database).into_owned();
+    let written: Vec<u8> = ["state", "cache"]
+        .into_iter()
+        .flat_map(|directory| files_below(&place.path(directory)))
+        .flat_map(|path| fs::read(path).expect("a file"))
+        .collect();
+    let written = String::from_utf8_lossy(&written).into_owned();
+    assert!(written.contains("sales/good.csv"), "the database is among it");
     for (what, text) in [
         ("answer", good.to_string()),
         ("error", bad.to_string()),
@@ -236,7 +252,7 @@ async fn what_the_source_is_told_nobody_else_is() {
         ("metrics", metrics),
         ("stderr", said),
         ("audit", audit),
-        ("database", database),
+        ("disk", written),
     ] {
         assert!(!text.contains(SECRET), "{what}: {text}");
     }
