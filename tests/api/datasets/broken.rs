@@ -84,8 +84,9 @@ async fn a_server_that_is_killed_meanwhile_says_so_afterwards() {
 
     let server = place.serve().await;
     assert!(incoming(&place).is_empty());
+    // At once, while the session is still being found again: it is waited for.
     let session = Session::of(&server, &session.id);
-    eventually("it has failed", async || session.status("half.csv").await == "FAILED").await;
+    assert_eq!(session.status("half.csv").await, "FAILED");
     let failed = session.dataset("half.csv").await;
     assert!(text(&failed["reason"]).contains("the server ended"), "{failed:#}");
     assert_eq!(session.status("whole.csv").await, "LOADED");

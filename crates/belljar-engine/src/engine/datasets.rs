@@ -262,7 +262,7 @@ impl Engine {
         who: &Principal,
         id: &str,
     ) -> Result<(Datasets, DatasetListing), EngineError> {
-        let session = self.live_session(who, id).await?;
+        let session = self.settled_session(who, id).await?;
         let access = session.spec.datasets;
         let listing = match access {
             Datasets::None => DatasetListing::default(),
@@ -283,7 +283,7 @@ impl Engine {
         id: &str,
         names: Option<Vec<DatasetName>>,
     ) -> Result<Exports, EngineError> {
-        let session = self.live_session(who, id).await?;
+        let session = self.settled_session(who, id).await?;
         let sandbox = session.sandbox()?;
         let exports =
             self.shared.shelf.export(&sandbox, &session.tenant, &session.id, names).await?;
@@ -292,12 +292,24 @@ impl Engine {
         Ok(exports)
     }
 
-    async fn session_with_datasets(
+    /// A live session whose sandbox is there: one that is being made, or found again after a
+    /// restart, is waited for.
+    async fn settled_session(
         &self,
         who: &Principal,
         id: &str,
     ) -> Result<Arc<Session>, EngineError> {
         let session = self.live_session(who, id).await?;
+        session.settled().await;
+        Ok(session)
+    }
+
+    async fn session_with_datasets(
+        &self,
+        who: &Principal,
+        id: &str,
+    ) -> Result<Arc<Session>, EngineError> {
+        let session = self.settled_session(who, id).await?;
         if session.spec.datasets != Datasets::Api {
             return Err(EngineError::NoStaging(session.id.clone()));
         }
