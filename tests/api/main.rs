@@ -5,6 +5,7 @@ mod books;
 mod client;
 #[path = "../leaks/corner.rs"]
 mod corner;
+mod datasets;
 mod deaths;
 mod doors;
 mod drain;

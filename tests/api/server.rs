@@ -46,6 +46,8 @@ impl Place {
             ("BELLJAR_STATE_DIR", path("state")),
             ("SESSIONS_ROOT", path("sessions")),
             ("BELLJAR_OUTPUTS_DIR", path("outputs")),
+            ("BLOBSTORE_DIR", path("blobs")),
+            ("BELLJAR_DATASET_CACHE", path("cache")),
             ("BELLJAR_LISTEN", "127.0.0.1:0".to_owned()),
             ("BELLJAR_POOL", "0".to_owned()),
             // Should a test be killed, its sandboxes do not stay for a day.

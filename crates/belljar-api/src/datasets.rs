@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::body::Body as RawBody;
+use axum::body::{Body as RawBody, HttpBody as _};
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::{Extension, Json};
@@ -13,6 +13,7 @@ use belljar_engine::spec::Datasets;
 use belljar_engine::{Principal, Upload};
 use http_body_util::BodyExt as _;
 use serde::{Deserialize, Serialize};
+use tokio::sync::oneshot;
 use utoipa::{IntoParams, ToSchema};
 
 use crate::App;
@@ -22,6 +23,13 @@ use crate::input::{Body, Path, Query};
 /// How long an upload may be silent.
 const SILENCE: Duration = Duration::from_secs(60);
 
+/// How much of a body that nobody wants is read, and how long: most clients listen when they have
+/// sent all of it, and lose the answer if the connection is closed before.
+const HEARD_OUT: u64 = 64 << 20;
+const HEARING: Duration = Duration::from_secs(5);
+/// Whoever is silent for this long waits for the answer.
+const PAUSE: Duration = Duration::from_millis(200);
+
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct DatasetsBody {
     /// NONE, LOCAL_RO or API.
@@ -30,7 +38,8 @@ pub(crate) struct DatasetsBody {
     /// name, path, status, size, modified, format, columns, rows, ...
     #[schema(value_type = Vec<Object>)]
     pub datasets: Vec<DatasetInfo>,
-    /// How many more there are than are listed.
+    /// How many more things are there that are not listed: files beyond the bound, and links, pipes
+    /// and the like.
     pub more: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message: Option<&'static str>,
@@ -61,7 +70,7 @@ pub(crate) async fn list(
 #[serde(deny_unknown_fields)]
 pub(crate) struct PutDataset {
     /// The SHA-256 of the content: if the server has it already, nothing need be sent. An empty
-    /// body asks just that.
+    /// body, or `Expect: 100-continue`, asks just that; a body must have this hash.
     pub sha256: Option<String>,
 }
 
@@ -79,25 +88,57 @@ pub(crate) async fn put(
     Path((id, dataset)): Path<(String, String)>,
     Query(query): Query<PutDataset>,
     headers: HeaderMap,
-    body: RawBody,
+    mut body: RawBody,
 ) -> Result<Json<DatasetInfo>, ApiError> {
-    let name = parse_name(&dataset)?;
-    let length =
-        headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
-    if let Some(text) = &query.sha256 {
-        let sha256: Digest =
-            text.parse().map_err(|error| ApiError::invalid(format!("sha256: {error}")))?;
-        if let Some(info) = app.engine.stage_known(&who, &id, name.clone(), sha256).await? {
-            return Ok(Json(info));
+    let asks_first = headers
+        .get(header::EXPECT)
+        .is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"));
+    let taken = take(&app, &who, &id, &dataset, query, asks_first, &mut body).await;
+    if taken.is_err() && !asks_first {
+        let _ = tokio::time::timeout(HEARING, hear_out(&mut body)).await;
+    }
+    taken.map(Json)
+}
+
+async fn take(
+    app: &App,
+    who: &Principal,
+    id: &str,
+    dataset: &str,
+    query: PutDataset,
+    asks_first: bool,
+    body: &mut RawBody,
+) -> Result<DatasetInfo, ApiError> {
+    let name = parse_name(dataset)?;
+    // Also 0 of a request without a body, which need not say so.
+    let length = body.size_hint().exact();
+    let promised = query.sha256.map(|text| text.parse::<Digest>()).transpose();
+    let promised = promised.map_err(|error| ApiError::invalid(format!("sha256: {error}")))?;
+    // Whoever sends the content without asking is heard to the end: it would not hear us before.
+    if let Some(sha256) = promised
+        && (length == Some(0) || asks_first)
+    {
+        if let Some(info) = app.engine.stage_known(who, id, name.clone(), sha256).await? {
+            return Ok(info);
         }
-        if length == Some(0) {
+        if length == Some(0) && sha256 != Digest::of(b"") {
             let message = "the server does not have this content yet";
             return Err(ApiError::new(StatusCode::NOT_FOUND, "content_unknown", message)
                 .hint("send it as the body"));
         }
     }
-    let upload = app.engine.upload(&who, &id, name, length).await?;
-    receive(upload, body).await.map(Json)
+    let upload = app.engine.upload(who, id, name, length, promised).await?;
+    receive(upload, body).await
+}
+
+/// Reads what is still coming, within bounds.
+async fn hear_out(body: &mut RawBody) {
+    let mut heard = 0;
+    while heard < HEARD_OUT
+        && let Ok(Some(Ok(frame))) = tokio::time::timeout(PAUSE, body.frame()).await
+    {
+        heard += frame.data_ref().map_or(0, |bytes| bytes.len() as u64);
+    }
 }
 
 /// The same, for a name with folders.
@@ -112,7 +153,19 @@ pub(crate) async fn put_in_folder(
     put(state, who, Path((id, format!("{folder}/{rest}"))), query, headers, body).await
 }
 
-async fn receive(mut upload: Upload, mut body: RawBody) -> Result<DatasetInfo, ApiError> {
+/// The same, for the name that is that of another call too.
+pub(crate) async fn put_named_export(
+    state: State<Arc<App>>,
+    who: Extension<Principal>,
+    Path(id): Path<String>,
+    query: Query<PutDataset>,
+    headers: HeaderMap,
+    body: RawBody,
+) -> Result<Json<DatasetInfo>, ApiError> {
+    put(state, who, Path((id, "export".to_owned())), query, headers, body).await
+}
+
+async fn receive(mut upload: Upload, body: &mut RawBody) -> Result<DatasetInfo, ApiError> {
     loop {
         let next = tokio::time::timeout(SILENCE, body.frame()).await.map_err(|_| {
             let message = format!("nothing came for {} s", SILENCE.as_secs());
@@ -140,7 +193,8 @@ pub(crate) struct StageBody {
     /// Ask the source again, even if it is there.
     #[serde(default)]
     pub refresh: bool,
-    /// `false`: do not wait for it; `GET .../datasets` tells what became of it.
+    /// `false`: do not wait for it if it must be fetched; `GET .../datasets` tells what became of
+    /// it.
     pub wait: Option<bool>,
 }
 
@@ -159,13 +213,15 @@ pub(crate) async fn stage(
 ) -> Result<(StatusCode, Json<DatasetInfo>), ApiError> {
     parse_name(&body.dataset)?;
     // It goes on when the caller has gone: others may want it.
-    let (engine, asked) = (Arc::clone(&app.engine), body.dataset.clone());
-    let staging = {
-        let (who, id) = (who.clone(), id.clone());
-        tokio::spawn(async move { engine.stage_from_source(&who, &id, &asked, body.refresh).await })
-    };
-    if body.wait == Some(false) {
-        let pending = app.engine.dataset_asked_for(&who, &id, &body.dataset).await?;
+    let engine = Arc::clone(&app.engine);
+    let (tell, begun) = oneshot::channel();
+    let staging = tokio::spawn(async move {
+        engine.stage_from_source(&who, &id, &body.dataset, body.refresh, tell).await
+    });
+    // Where nothing has begun, it is there already, or never comes.
+    if body.wait == Some(false)
+        && let Ok(pending) = begun.await
+    {
         return Ok((StatusCode::ACCEPTED, Json(pending)));
     }
     let lost = |_| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "it was lost");

@@ -148,10 +148,17 @@ impl From<EngineError> for ApiError {
             EngineError::KeepDataset(cause) if cause.kind() == ErrorKind::FileTooLarge => {
                 ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", message)
             }
+            EngineError::OtherContent { .. } => {
+                ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, "sha256_mismatch", message)
+            }
             EngineError::NoStaging(_) => ApiError::new(StatusCode::CONFLICT, "no_staging", message),
             EngineError::NoRoomInside(_) | EngineError::FullInside => {
                 ApiError::new(StatusCode::INSUFFICIENT_STORAGE, "no_room_inside", message)
                     .hint("ask for a session with a larger tmpfs limit, or with storage BIND")
+            }
+            EngineError::Stage(RuntimeError::Refused(refusal)) => no_place(refusal.code, message),
+            EngineError::Stage(RuntimeError::Open { .. }) => {
+                no_place(RefusalCode::NotAFile, message)
             }
             EngineError::Source(source) => from_source(source, message),
             EngineError::Stopping => {
@@ -167,7 +174,6 @@ impl From<EngineError> for ApiError {
                 out_of_space(message)
             }
             EngineError::Stdin(RuntimeError::Refused(refusal))
-            | EngineError::Stage(RuntimeError::Refused(refusal))
             | EngineError::Files(RuntimeError::Refused(refusal))
             | EngineError::State(RuntimeError::Refused(refusal))
             | EngineError::Exec(RuntimeError::Refused(refusal)) => refused(refusal.code, message),
@@ -222,6 +228,20 @@ fn refused(code: RefusalCode, message: String) -> ApiError {
             ApiError::new(StatusCode::CONFLICT, "not_permitted_inside", message)
         }
         _ => internal(message),
+    }
+}
+
+/// Code in the session has made something else of the place where its datasets go.
+fn no_place(code: RefusalCode, message: String) -> ApiError {
+    match code {
+        RefusalCode::NotFound
+        | RefusalCode::NotAFile
+        | RefusalCode::NotADirectory
+        | RefusalCode::IsADirectory => {
+            ApiError::new(StatusCode::CONFLICT, "no_place_inside", message)
+                .hint("/session/data must be a directory, and so must the folders in the name")
+        }
+        code => refused(code, message),
     }
 }
 

@@ -184,6 +184,7 @@ fn described() -> OpenApiRouter<Arc<App>> {
         // A name with folders, as people write it.
         .route("/v1/sessions/{id}/datasets/{folder}/{*rest}", put(datasets::put_in_folder))
         .routes(routes!(datasets::export))
+        .route("/v1/sessions/{id}/datasets/export", put(datasets::put_named_export))
         .routes(routes!(runs::run))
         .routes(routes!(usage::usage))
         .routes(routes!(health::healthz))

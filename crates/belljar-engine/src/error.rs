@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use belljar_runtime::RuntimeError;
 
 use crate::admission::Full;
+use crate::artifacts::Digest;
 use crate::datasets::source::SourceError;
 use crate::session::rules::Refusal;
 use crate::store::StoreError;
@@ -29,6 +30,8 @@ pub enum EngineError {
     Stage(#[source] RuntimeError),
     #[error("failed to look for datasets")]
     ListDatasets(#[source] RuntimeError),
+    #[error("the content has the SHA-256 {found}, and not {promised} as was said")]
+    OtherContent { promised: Digest, found: Digest },
     #[error("the dataset could not be fetched")]
     Source(#[source] SourceError),
     #[error("the session has no room for {0} bytes more")]

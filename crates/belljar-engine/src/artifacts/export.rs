@@ -1,7 +1,7 @@
 //! Datasets that code has worked on, brought to the host: an artifact each, and a file among the
 //! exports whose name nobody has had before.
 
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -34,25 +34,26 @@ impl Shelf {
     ) -> Result<Exports, EngineError> {
         let exec = crate::new_id("export");
         let origin = Origin { tenant, session, exec: &exec, place: Place::Exports };
-        let mut gathering = Gathering::begin(sandbox, origin.directory(), AT_ONCE).await?;
-        let mut missing: HashSet<String> = HashSet::new();
-        if let Some(names) = names {
-            missing.extend(names.iter().map(|name| name.as_str().to_owned()));
-            let wanted = missing.clone();
-            gathering.refused.retain(|refused| {
-                relative(&refused.path).is_some_and(|name| wanted.contains(name))
-            });
-            gathering.pass_over(|file| {
-                !std::str::from_utf8(&file.path).is_ok_and(|name| wanted.contains(name))
-            });
-        }
+        let mut gathering = match names {
+            Some(names) if names.len() as u64 > AT_ONCE.files => {
+                let most = AT_ONCE.files;
+                return Err(EngineError::Invalid(format!(
+                    "at most {most} can be exported at once"
+                )));
+            }
+            Some(names) => {
+                let names: BTreeSet<&str> = names.iter().map(DatasetName::as_str).collect();
+                let paths = names.into_iter().map(|name| name.as_bytes().to_vec());
+                Gathering::named(sandbox, origin.directory(), paths)
+            }
+            None => Gathering::begin(sandbox, origin.directory(), AT_ONCE).await?,
+        };
         let (_, mut refused) = self.take_all(&mut gathering, origin).await?;
         let stamp = stamp();
         let mut exports = Vec::new();
         for row in self.catalog.of_exec(session, &exec).await? {
             let mut artifact = self.show(&row, origin).await;
             let Some(name) = relative(&row.path) else { continue };
-            missing.remove(name);
             let (blob, directory) = (artifact.host_path.clone(), self.config.exports_dir.clone());
             let (file, stamp) = (harmless(name.as_bytes()).unwrap_or_default(), stamp.clone());
             let placing =
@@ -68,15 +69,6 @@ impl Shelf {
                 }
             }
         }
-        for refused in &refused {
-            missing.remove(relative(&refused.path).unwrap_or_default());
-        }
-        let mut missing: Vec<String> = missing.into_iter().collect();
-        missing.sort();
-        refused.extend(missing.into_iter().map(|name| Refused {
-            path: format!("{}/{name}", paths::SESSION_DATA),
-            reason: "there is no such file".into(),
-        }));
         Ok(Exports { exports, refused })
     }
 }

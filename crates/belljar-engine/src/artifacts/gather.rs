@@ -71,6 +71,24 @@ impl<'a> Gathering<'a> {
         Ok(gathering)
     }
 
+    /// These files alone, of which there may be any number beside others.
+    pub(super) fn named(
+        sandbox: &'a Sandbox,
+        (directory, root): (&'static str, &'static str),
+        paths: impl IntoIterator<Item = Vec<u8>>,
+    ) -> Gathering<'a> {
+        let file = |path| TreeFile { path, ..TreeFile::default() };
+        let waiting: Vec<TreeFile> = paths.into_iter().map(file).collect();
+        Gathering {
+            sandbox,
+            directory,
+            root,
+            left_some: false,
+            waiting: waiting.into_iter(),
+            refused: Vec::new(),
+        }
+    }
+
     /// Leaves out what is known already.
     pub(super) fn pass_over(&mut self, is_known: impl Fn(&TreeFile) -> bool) {
         let rest: Vec<TreeFile> = self.waiting.by_ref().filter(|file| !is_known(file)).collect();

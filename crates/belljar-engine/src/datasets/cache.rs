@@ -10,7 +10,7 @@
 //! and what does not fit is fetched again. So nobody waits for the disk.
 
 use std::fs::{self, DirBuilder, File, FileTimes};
-use std::io::{self, Read, Write};
+use std::io::{self, Read, Seek, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -68,6 +68,19 @@ impl Arriving {
     pub(crate) fn size(&self) -> u64 {
         self.size
     }
+
+    /// Of what has come so far.
+    pub(crate) fn sha256(&self) -> Digest {
+        Digest::from(self.hash.clone())
+    }
+}
+
+/// Content to be read, from its beginning. It can be read to its end even if it is evicted.
+#[derive(Debug)]
+pub(crate) struct Content {
+    pub(crate) sha256: Digest,
+    pub(crate) file: File,
+    pub(crate) size: u64,
 }
 
 impl Cache {
@@ -96,24 +109,36 @@ impl Cache {
         Ok(Arriving { file, path, hash: Sha256::new(), size: 0 })
     }
 
-    /// Keeps what has arrived, and makes room for it; its hash and its size.
-    pub(crate) fn keep(&self, tenant: &str, mut arrived: Arriving) -> io::Result<(Digest, u64)> {
-        let sha256 = Digest::from(std::mem::take(&mut arrived.hash));
-        let directory = self.of_tenant(tenant);
-        make_directory(&directory)?;
-        fs::rename(&arrived.path, directory.join(sha256.to_string()))?;
-        let size = arrived.size;
+    /// Keeps what has arrived, makes room for it, and tells whether it was there already. What is
+    /// larger than the cache does not stay in it, but can be read once.
+    pub(crate) fn keep(&self, tenant: &str, arrived: Arriving) -> io::Result<(Content, bool)> {
+        let sha256 = arrived.sha256();
+        let mut file = arrived.file.try_clone()?;
+        file.rewind()?;
+        let path = self.content_file(tenant, &sha256);
+        path.parent().map_or(Ok(()), make_directory)?;
+        let was_there = path.exists();
+        fs::rename(&arrived.path, path)?;
         self.evict();
-        Ok((sha256, size))
+        Ok((Content { sha256, file, size: arrived.size }, was_there))
     }
 
-    /// Content that is there, with its size.
-    pub(crate) fn find(&self, tenant: &str, sha256: &Digest) -> Option<(File, u64)> {
-        let file = File::open(self.of_tenant(tenant).join(sha256.to_string())).ok()?;
+    /// Content that is there.
+    pub(crate) fn find(&self, tenant: &str, sha256: &Digest) -> Option<Content> {
+        let file = File::open(self.content_file(tenant, sha256)).ok()?;
         let size = file.metadata().ok()?.len();
         // The one used last is evicted last.
         let _ = file.set_times(FileTimes::new().set_modified(SystemTime::now()));
-        Some((file, size))
+        Some(Content { sha256: *sha256, file, size })
+    }
+
+    /// Removes content that turned out to be damaged.
+    pub(crate) fn forget(&self, tenant: &str, sha256: &Digest) {
+        let _ = fs::remove_file(self.content_file(tenant, sha256));
+    }
+
+    fn content_file(&self, tenant: &str, sha256: &Digest) -> PathBuf {
+        self.of_tenant(tenant).join(sha256.to_string())
     }
 
     pub(crate) fn known(&self, tenant: &str, id: &str) -> Option<Known> {
@@ -159,8 +184,9 @@ impl Cache {
     }
 }
 
-/// Copies content that must have this hash; an error if it has another.
-pub(crate) fn copy_verified(mut from: &File, mut to: &File, sha256: &Digest) -> io::Result<()> {
+/// Copies content; an error if it is not what its hash says.
+pub(crate) fn copy_verified(content: &Content, mut to: &File) -> io::Result<()> {
+    let mut from = &content.file;
     let mut hash = Sha256::new();
     let mut buffer = vec![0; CHUNK];
     loop {
@@ -171,7 +197,7 @@ pub(crate) fn copy_verified(mut from: &File, mut to: &File, sha256: &Digest) -> 
         to.write_all(&buffer[..length])?;
         hash.update(&buffer[..length]);
     }
-    if Digest::from(hash) == *sha256 {
+    if Digest::from(hash) == content.sha256 {
         return Ok(());
     }
     Err(io::Error::new(io::ErrorKind::InvalidData, "the cached content is damaged"))
@@ -190,7 +216,7 @@ mod tests {
     fn arrive(cache: &Cache, tenant: &str, text: &str) -> Digest {
         let mut arriving = cache.begin().unwrap();
         arriving.write(text.as_bytes()).unwrap();
-        cache.keep(tenant, arriving).unwrap().0
+        cache.keep(tenant, arriving).unwrap().0.sha256
     }
 
     #[test]
@@ -202,11 +228,24 @@ mod tests {
         let second = arrive(&cache, "a", "2222");
         assert!(cache.find("b", &first).is_none());
         std::thread::sleep(Duration::from_millis(20));
-        assert_eq!(cache.find("a", &first).unwrap().1, 4, "and it was used last now");
+        assert_eq!(cache.find("a", &first).unwrap().size, 4, "and it was used last now");
         std::thread::sleep(Duration::from_millis(20));
         let third = arrive(&cache, "a", "3333");
         assert!(cache.find("a", &second).is_none());
         assert!(cache.find("a", &first).is_some() && cache.find("a", &third).is_some());
+    }
+
+    #[test]
+    fn what_is_larger_than_the_cache_can_be_read_once() {
+        let directory = tempfile::tempdir().unwrap();
+        let cache = Cache::open(directory.path(), 3).unwrap();
+        let mut arriving = cache.begin().unwrap();
+        arriving.write(b"large").unwrap();
+        let (content, was_there) = cache.keep("a", arriving).unwrap();
+        assert!(!was_there && cache.find("a", &content.sha256).is_none());
+        let to = tempfile::tempfile().unwrap();
+        copy_verified(&content, &to).unwrap();
+        assert_eq!((content.size, to.metadata().unwrap().len()), (5, 5));
     }
 
     #[test]
@@ -224,11 +263,13 @@ mod tests {
         let path = cache.of_tenant("a").join(sha256.to_string());
         let copy = || {
             let to = tempfile::tempfile().unwrap();
-            copy_verified(&cache.find("a", &sha256).unwrap().0, &to, &sha256)
+            copy_verified(&cache.find("a", &sha256).unwrap(), &to)
         };
         copy().unwrap();
         fs::write(path, "other").unwrap();
         assert_eq!(copy().unwrap_err().kind(), io::ErrorKind::InvalidData);
+        cache.forget("a", &sha256);
+        assert!(cache.find("a", &sha256).is_none());
     }
 
     #[test]

@@ -17,7 +17,7 @@ pub mod source;
 
 use serde::Serialize;
 
-pub(crate) use cache::{Arriving, Cache, Known, copy_verified};
+pub(crate) use cache::{Arriving, Cache, Content, Known, copy_verified};
 pub use describe::{Description, describe};
 pub use name::{BadName, DatasetName};
 
@@ -59,6 +59,8 @@ pub struct DatasetRow {
     pub source: Option<String>,
     pub sha256: Option<Digest>,
     pub size: Option<u64>,
+    /// When its status changed; of a loaded one, when its file was written, by which it is known
+    /// again.
     pub updated_ms: i64,
 }
 
@@ -90,7 +92,8 @@ pub struct DatasetInfo {
 #[derive(Debug, Clone, Default)]
 pub struct DatasetListing {
     pub datasets: Vec<DatasetInfo>,
-    /// How many more there are than could be listed.
+    /// How many more things are there that are not listed: files beyond the bound, and what is no
+    /// plain file.
     pub more: u64,
 }
 

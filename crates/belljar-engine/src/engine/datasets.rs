@@ -8,7 +8,7 @@ use std::sync::Arc;
 use belljar_proto::guest::{TreeFile, TreeLimits};
 use belljar_runtime::{Sandbox, paths};
 use bytes::Bytes;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
 use super::{Engine, Principal, Shared};
@@ -17,8 +17,8 @@ use crate::audit::Entry;
 use crate::clock;
 use crate::datasets::source::{Answer, SourceError};
 use crate::datasets::{
-    Arriving, DatasetInfo, DatasetListing, DatasetName, DatasetRow, DatasetStatus, Exports, Known,
-    copy_verified, describe,
+    Arriving, Content, DatasetInfo, DatasetListing, DatasetName, DatasetRow, DatasetStatus,
+    Exports, Known, copy_verified, describe,
 };
 use crate::error::{EngineError, in_full};
 use crate::session::Session;
@@ -46,6 +46,9 @@ pub struct Upload {
     shared: Arc<Shared>,
     session: Arc<Session>,
     name: DatasetName,
+    /// What the caller says it is.
+    promised: Option<Digest>,
+    received: u64,
     /// Until it is finished.
     arriving: Option<Arrival>,
 }
@@ -89,6 +92,12 @@ fn too_large(limit: u64) -> String {
 impl Upload {
     /// Takes the next bytes, as fast as they can be written down.
     pub async fn write(&mut self, bytes: Bytes) -> Result<(), EngineError> {
+        // Said at once: the thread that writes is only heard when more comes.
+        self.received += bytes.len() as u64;
+        let limit = self.shared.config.dataset_bytes;
+        if self.received > limit {
+            return Err(self.fail(EngineError::TooLarge(too_large(limit))).await);
+        }
         let sent = match &self.arriving {
             Some(arrival) => arrival.chunks.send(bytes).await.is_ok(),
             None => false,
@@ -105,18 +114,27 @@ impl Upload {
         Err(self.fail(error).await)
     }
 
-    /// All of it has come: makes it visible inside.
-    pub async fn finish(mut self) -> Result<DatasetInfo, EngineError> {
+    /// All of it has come: makes it visible inside, even if the caller does not wait for that.
+    pub async fn finish(self) -> Result<DatasetInfo, EngineError> {
+        in_any_case(self.complete()).await
+    }
+
+    async fn complete(mut self) -> Result<DatasetInfo, EngineError> {
         let Some(arrival) = self.arriving.take() else {
             return Err(EngineError::Invalid(BROKEN_OFF.into()));
         };
         let staged = async {
             let arrived = arrival.finish().await?;
-            let sha256 = self.shared.keep_dataset(&self.session.tenant, arrived).await?;
-            self.shared.stage(&self.session, &self.name, None, sha256).await
+            let found = arrived.sha256();
+            if let Some(promised) = self.promised.filter(|promised| *promised != found) {
+                return Err(EngineError::OtherContent { promised, found });
+            }
+            let (content, cached) = self.shared.keep_dataset(&self.session.tenant, arrived).await?;
+            let info = self.shared.stage(&self.session, &self.name, None, content).await?;
+            Ok(DatasetInfo { cached: Some(cached), ..info })
         };
         match staged.await {
-            Ok(info) => Ok(DatasetInfo { cached: Some(false), ..info }),
+            Ok(info) => Ok(info),
             Err(error) => Err(self.fail(error).await),
         }
     }
@@ -142,25 +160,37 @@ impl Drop for Upload {
     }
 }
 
+/// Does it to the end, also when nobody waits for that any more: a file that was begun inside is
+/// finished or removed.
+async fn in_any_case<T: Send + 'static>(
+    doing: impl Future<Output = Result<T, EngineError>> + Send + 'static,
+) -> Result<T, EngineError> {
+    let done = tokio::spawn(doing).await;
+    done.unwrap_or_else(|panic| Err(EngineError::KeepDataset(io::Error::other(panic))))
+}
+
 impl Engine {
-    /// Begins to take a dataset from the caller.
+    /// Begins to take a dataset from the caller, who may say how large it is and what its hash is.
     pub async fn upload(
         &self,
         who: &Principal,
         id: &str,
         name: DatasetName,
         declared: Option<u64>,
+        promised: Option<Digest>,
     ) -> Result<Upload, EngineError> {
         let session = self.session_with_datasets(who, id).await?;
         let limit = self.shared.config.dataset_bytes;
         if declared.is_some_and(|size| size > limit) {
             return Err(EngineError::TooLarge(too_large(limit)));
         }
-        self.shared.dataset_pending(&session, &name, None).await?;
         let arriving = Some(Arrival::begin(&self.shared)?);
-        let detail = name.as_str();
-        self.note_dataset(who, id, "dataset.upload", "begun", detail);
-        Ok(Upload { shared: Arc::clone(&self.shared), session, name, arriving })
+        let shared = Arc::clone(&self.shared);
+        // From here on it has failed if it is dropped.
+        let upload = Upload { shared, session, name, promised, received: 0, arriving };
+        self.shared.dataset_pending(&upload.session, &upload.name, None).await?;
+        self.note_dataset(who, id, "dataset.upload", "begun", upload.name.as_str());
+        Ok(upload)
     }
 
     /// Stages content that some session of the tenant has had already, without a transfer; `None`
@@ -173,30 +203,32 @@ impl Engine {
         sha256: Digest,
     ) -> Result<Option<DatasetInfo>, EngineError> {
         let session = self.session_with_datasets(who, id).await?;
-        if self.shared.datasets.find(&who.tenant, &sha256).is_none() {
+        let Some(content) = self.shared.datasets.find(&session.tenant, &sha256) else {
             return Ok(None);
-        }
-        let staged = self.shared.stage(&session, &name, None, sha256).await;
-        match staged {
-            Ok(info) => Ok(Some(DatasetInfo { cached: Some(true), ..info })),
-            // Damaged in the cache, and therefore gone: it is not known after all.
-            Err(EngineError::KeepDataset(error)) if error.kind() == io::ErrorKind::InvalidData => {
-                Ok(None)
+        };
+        let shared = Arc::clone(&self.shared);
+        let staging = async move {
+            match shared.stage(&session, &name, None, content).await {
+                Ok(info) => Ok(Some(DatasetInfo { cached: Some(true), ..info })),
+                // It is not known after all.
+                Err(error) if is_damage(&error) => Ok(None),
+                Err(error) => {
+                    shared.dataset_failed(&session, &name, None, &error).await;
+                    Err(error)
+                }
             }
-            Err(error) => {
-                self.shared.dataset_failed(&session, &name, None, &error).await;
-                Err(error)
-            }
-        }
+        };
+        in_any_case(staging).await
     }
 
-    /// Has a dataset fetched from its source, unless it is there.
+    /// Has a dataset fetched from its source, unless it is there; `begun` is told if so.
     pub async fn stage_from_source(
         &self,
         who: &Principal,
         id: &str,
         source: &str,
         refresh: bool,
+        begun: oneshot::Sender<DatasetInfo>,
     ) -> Result<DatasetInfo, EngineError> {
         let session = self.session_with_datasets(who, id).await?;
         if !refresh && let Some(loaded) = self.shared.still_loaded(&session, source).await? {
@@ -209,6 +241,9 @@ impl Engine {
             return Err(EngineError::Source(none));
         }
         self.shared.dataset_pending(&session, &name, Some(source)).await?;
+        let pending = row(&session, &name, Some(source), DatasetStatus::Pending);
+        // Most wait for the end and do not want to know.
+        let _ = begun.send(info_of_row(pending));
         let fetched = self.shared.fetch(&session, &name, source, refresh).await;
         let outcome = match &fetched {
             Ok(_) => "loaded".to_owned(),
@@ -221,27 +256,13 @@ impl Engine {
         fetched
     }
 
-    /// A dataset whose fetching has just been asked for, as far as that is known.
-    pub async fn dataset_asked_for(
-        &self,
-        who: &Principal,
-        id: &str,
-        source: &str,
-    ) -> Result<DatasetInfo, EngineError> {
-        let session = self.session_with_datasets(who, id).await?;
-        let known = self.shared.store.dataset_of_source(&session.id, source).await?;
-        let name = source.parse().map_err(|error| EngineError::Invalid(format!("{error}")))?;
-        let pending = || row(&session, &name, Some(source), DatasetStatus::Pending);
-        Ok(info_of_row(known.unwrap_or_else(pending)))
-    }
-
     /// What datasets a session has.
     pub async fn datasets(
         &self,
         who: &Principal,
         id: &str,
     ) -> Result<(Datasets, DatasetListing), EngineError> {
-        let session = self.live_session(who, id).await?;
+        let session = self.settled_session(who, id).await?;
         let access = session.spec.datasets;
         let listing = match access {
             Datasets::None => DatasetListing::default(),
@@ -262,7 +283,7 @@ impl Engine {
         id: &str,
         names: Option<Vec<DatasetName>>,
     ) -> Result<Exports, EngineError> {
-        let session = self.live_session(who, id).await?;
+        let session = self.settled_session(who, id).await?;
         let sandbox = session.sandbox()?;
         let exports =
             self.shared.shelf.export(&sandbox, &session.tenant, &session.id, names).await?;
@@ -271,12 +292,24 @@ impl Engine {
         Ok(exports)
     }
 
-    async fn session_with_datasets(
+    /// A live session whose sandbox is there: one that is being made, or found again after a
+    /// restart, is waited for.
+    pub(super) async fn settled_session(
         &self,
         who: &Principal,
         id: &str,
     ) -> Result<Arc<Session>, EngineError> {
         let session = self.live_session(who, id).await?;
+        session.settled().await;
+        Ok(session)
+    }
+
+    async fn session_with_datasets(
+        &self,
+        who: &Principal,
+        id: &str,
+    ) -> Result<Arc<Session>, EngineError> {
+        let session = self.settled_session(who, id).await?;
         if session.spec.datasets != Datasets::Api {
             return Err(EngineError::NoStaging(session.id.clone()));
         }
@@ -326,11 +359,11 @@ impl Shared {
         self: &Arc<Self>,
         tenant: &str,
         arrived: Arriving,
-    ) -> Result<Digest, EngineError> {
+    ) -> Result<(Content, bool), EngineError> {
         let (shared, tenant) = (Arc::clone(self), tenant.to_owned());
         let keeping = tokio::task::spawn_blocking(move || shared.datasets.keep(&tenant, arrived));
         let kept = keeping.await.unwrap_or_else(|panic| Err(io::Error::other(panic)));
-        kept.map(|(sha256, _)| sha256).map_err(EngineError::KeepDataset)
+        kept.map_err(EngineError::KeepDataset)
     }
 
     /// Makes content that is in the cache visible in a session, in one step.
@@ -339,18 +372,14 @@ impl Shared {
         session: &Session,
         name: &DatasetName,
         source: Option<&str>,
-        sha256: Digest,
+        content: Content,
     ) -> Result<DatasetInfo, EngineError> {
-        let Some((content, size)) = self.datasets.find(&session.tenant, &sha256) else {
-            let gone = io::Error::new(io::ErrorKind::InvalidData, "it is not cached any more");
-            return Err(EngineError::KeepDataset(gone));
-        };
+        let (sha256, size) = (content.sha256, content.size);
         let sandbox = session.sandbox()?;
         let path = name.as_str().as_bytes();
         let (file, temporary) =
             sandbox.create_file(paths::SESSION_DATA, path).await.map_err(EngineError::Stage)?;
-        let copying =
-            tokio::task::spawn_blocking(move || copy_verified(&content, &file, &sha256)).await;
+        let copying = tokio::task::spawn_blocking(move || copy_verified(&content, &file)).await;
         let copied = copying.unwrap_or_else(|panic| Err(io::Error::other(panic)));
         if let Err(error) = copied {
             // If even this fails, what is left is hidden.
@@ -359,20 +388,43 @@ impl Shared {
                 io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
                     EngineError::NoRoomInside(size)
                 }
+                io::ErrorKind::InvalidData => {
+                    self.datasets.forget(&session.tenant, &sha256);
+                    EngineError::KeepDataset(error)
+                }
                 _ => EngineError::KeepDataset(error),
             });
         }
-        if let Err(error) = sandbox.commit_file(&temporary).await {
-            let _ = sandbox.discard_file(temporary).await;
-            return Err(EngineError::Stage(error));
-        }
+        let committed = match sandbox.commit_file(&temporary).await {
+            Ok(committed) => committed,
+            Err(error) => {
+                let _ = sandbox.discard_file(temporary).await;
+                return Err(EngineError::Stage(error));
+            }
+        };
         let row = DatasetRow {
             sha256: Some(sha256),
             size: Some(size),
+            updated_ms: modified_ms(committed.modified_ns),
             ..row(session, name, source, DatasetStatus::Loaded)
         };
         self.store.put_dataset(row.clone()).await?;
         Ok(info_of_row(row))
+    }
+
+    /// Removes hidden files that an earlier server, before this time, neither finished nor removed.
+    pub(super) async fn clear_half_staged(&self, session: &Session, before_ms: i64) {
+        let (Datasets::Api, Ok(sandbox)) = (session.spec.datasets, session.sandbox()) else {
+            return;
+        };
+        // Where that fails, they stay hidden.
+        let Ok(tree) = sandbox.list_tree(paths::SESSION_DATA, LISTED).await else { return };
+        let is_left =
+            |file: &TreeFile| is_temporary(&file.path) && file.changed_ns / 1_000_000 < before_ms;
+        let left: Vec<TreeFile> = tree.files.into_iter().filter(is_left).collect();
+        if !left.is_empty() {
+            let _ = sandbox.remove_files(paths::SESSION_DATA, &left).await;
+        }
     }
 
     /// A dataset of this session that came from a source and is still as it came.
@@ -388,7 +440,8 @@ impl Shared {
         let file = TreeFile { path: row.name.clone().into(), ..TreeFile::default() };
         let there = session.sandbox()?.open_files(paths::SESSION_DATA, &[file]).await;
         let there = there.ok().and_then(|mut opened| opened.pop()?.ok());
-        Ok(there.filter(|file| Some(file.size) == row.size).map(|_| info_of_row(row)))
+        let there = there.filter(|file| is_as_it_came(&row, file.size, file.modified_ns));
+        Ok(there.map(|_| info_of_row(row)))
     }
 
     async fn fetch(
@@ -398,23 +451,43 @@ impl Shared {
         source: &str,
         refresh: bool,
     ) -> Result<DatasetInfo, EngineError> {
+        match self.fetch_or_find(session, name, source, refresh).await {
+            // What was cached is of no use, and is not there any more.
+            Err(error) if is_damage(&error) => {
+                self.fetch_or_find(session, name, source, refresh).await
+            }
+            outcome => outcome,
+        }
+    }
+
+    async fn fetch_or_find(
+        self: &Arc<Self>,
+        session: &Session,
+        name: &DatasetName,
+        source: &str,
+        refresh: bool,
+    ) -> Result<DatasetInfo, EngineError> {
         let tenant = &session.tenant;
         let known = self.datasets.known(tenant, source);
-        let known = known.filter(|known| self.datasets.find(tenant, &known.sha256).is_some());
+        let known =
+            known.and_then(|known| Some((self.datasets.find(tenant, &known.sha256)?, known)));
         let is_fresh = |known: &Known| {
             known.etag.is_none() && clock::now_ms() - known.fetched_ms < FRESH_MS && !refresh
         };
-        if let Some(known) = known.as_ref().filter(|known| is_fresh(known)) {
-            return self.stage_cached(session, name, source, known).await;
-        }
+        let known = match known {
+            Some((content, known)) if is_fresh(&known) => {
+                return self.stage_as(session, name, source, &known, content, true).await;
+            }
+            known => known,
+        };
         let _permit = self.fetching.acquire().await;
         let arrival = Arrival::begin(self)?;
-        let etag = known.as_ref().and_then(|known| known.etag.as_deref());
+        let etag = known.as_ref().and_then(|(_, known)| known.etag.as_deref());
         let answer = self.config.dataset_sources.fetch(source, etag, arrival.chunks.clone()).await;
         let arrived = arrival.finish().await;
         let fetched = match (answer, known) {
-            (Ok(Answer::NotModified), Some(known)) => {
-                return self.stage_cached(session, name, source, &known).await;
+            (Ok(Answer::NotModified), Some((content, known))) => {
+                return self.stage_as(session, name, source, &known, content, true).await;
             }
             (Ok(Answer::NotModified), None) => {
                 return Err(EngineError::Invalid("its source has nothing new to nothing".into()));
@@ -424,9 +497,9 @@ impl Shared {
             (Err(_), _) if arrived.is_err() => return arrived.map(|_| unreachable!("it is one")),
             (Err(error), _) => return Err(EngineError::Source(error)),
         };
-        let sha256 = self.keep_dataset(tenant, arrived?).await?;
+        let (content, _) = self.keep_dataset(tenant, arrived?).await?;
         let known = Known {
-            sha256,
+            sha256: content.sha256,
             etag: fetched.etag,
             file_name: fetched.file_name,
             fetched_ms: clock::now_ms(),
@@ -434,19 +507,7 @@ impl Shared {
         if let Err(error) = self.datasets.remember(tenant, source, &known) {
             tracing::warn!("failed to remember where a dataset came from: {error}");
         }
-        let info = self.stage_as(session, name, source, &known).await?;
-        Ok(DatasetInfo { cached: Some(false), ..info })
-    }
-
-    async fn stage_cached(
-        self: &Arc<Self>,
-        session: &Session,
-        name: &DatasetName,
-        source: &str,
-        known: &Known,
-    ) -> Result<DatasetInfo, EngineError> {
-        let info = self.stage_as(session, name, source, known).await?;
-        Ok(DatasetInfo { cached: Some(true), ..info })
+        self.stage_as(session, name, source, &known, content, false).await
     }
 
     /// Stages under the name that the source gave, where that is better than the one asked for.
@@ -456,14 +517,16 @@ impl Shared {
         asked: &DatasetName,
         source: &str,
         known: &Known,
+        content: Content,
+        cached: bool,
     ) -> Result<DatasetInfo, EngineError> {
         let name = asked.with_file_name(&known.file_name).unwrap_or_else(|_| asked.clone());
-        let info = self.stage(session, &name, Some(source), known.sha256).await?;
+        let info = self.stage(session, &name, Some(source), content).await?;
         if name != *asked {
             // It was pending under the name that it was asked for by.
             self.store.remove_dataset(&session.id, asked.as_str()).await?;
         }
-        Ok(info)
+        Ok(DatasetInfo { cached: Some(cached), ..info })
     }
 }
 
@@ -517,14 +580,18 @@ async fn list(
         let name = String::from_utf8_lossy(&file.path).into_owned();
         let row = known.remove(name.as_str());
         // Code may have written over it since.
-        let unchanged = row.filter(|row| row.size == Some(file.size));
+        let unchanged = row.filter(|row| is_as_it_came(row, file.size, file.modified_ns));
+        // Another is to replace it, or was to.
+        let replacing = row.filter(|row| {
+            row.status != DatasetStatus::Loaded && modified_ms(file.modified_ns) <= row.updated_ms
+        });
         datasets.push(DatasetInfo {
             path: format!("{root}/{name}"),
-            status: DatasetStatus::Loaded,
-            reason: None,
+            status: replacing.map_or(DatasetStatus::Loaded, |row| row.status),
+            reason: replacing.and_then(|row| row.reason.clone()),
             source: row.and_then(|row| row.source.clone()),
             size: Some(file.size),
-            modified: Some(clock::rfc3339(file.modified_ns / 1_000_000)),
+            modified: Some(clock::rfc3339(modified_ms(file.modified_ns))),
             sha256: unchanged.and_then(|row| row.sha256),
             description: described.remove(&file.path),
             cached: None,
@@ -533,15 +600,37 @@ async fn list(
     }
     // A loaded one that is not there any more was removed by code.
     let absent = known.into_values().filter(|row| row.status != DatasetStatus::Loaded);
-    datasets.extend(absent.map(|row| info_of_row(row.clone())));
+    let mut absent: Vec<&DatasetRow> = absent.collect();
+    absent.sort_by_key(|row| std::cmp::Reverse(row.updated_ms));
+    let room = usize::try_from(LISTED.files).unwrap_or(usize::MAX).saturating_sub(datasets.len());
+    let beyond = absent.split_off(room.min(absent.len()));
+    datasets.extend(absent.into_iter().map(|row| info_of_row(row.clone())));
     datasets.sort_by(|a, b| a.name.cmp(&b.name));
-    Ok(DatasetListing { datasets, more: tree.skipped_more })
+    let more = (tree.skipped.len() + beyond.len()) as u64 + tree.skipped_more;
+    Ok(DatasetListing { datasets, more })
 }
 
-/// The hidden file that a dataset is written to before it appears.
+/// Whether a file is still what was staged, as far as its size and its time tell.
+fn is_as_it_came(row: &DatasetRow, size: u64, modified_ns: i64) -> bool {
+    row.status == DatasetStatus::Loaded
+        && row.size == Some(size)
+        && row.updated_ms == modified_ms(modified_ns)
+}
+
+fn modified_ms(modified_ns: i64) -> i64 {
+    modified_ns / 1_000_000
+}
+
+/// Whether what was in the cache did not have the hash that it was known by.
+fn is_damage(error: &EngineError) -> bool {
+    matches!(error, EngineError::KeepDataset(cause) if cause.kind() == io::ErrorKind::InvalidData)
+}
+
+/// The hidden file that a dataset is written to before it appears: `.0123456789abcdef.part`.
 fn is_temporary(path: &[u8]) -> bool {
     let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
-    name.starts_with(b".") && name.ends_with(b".part")
+    let random = name.strip_prefix(b".").and_then(|name| name.strip_suffix(b".part"));
+    random.is_some_and(|random| random.len() == 16 && random.iter().all(u8::is_ascii_hexdigit))
 }
 
 async fn describe_some(

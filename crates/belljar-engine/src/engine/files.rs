@@ -193,7 +193,7 @@ impl Engine {
 
     /// The sandbox of a live session, which is being used by this.
     async fn used_sandbox(&self, who: &Principal, id: &str) -> Result<Arc<Sandbox>, EngineError> {
-        let session = self.live_session(who, id).await?;
+        let session = self.settled_session(who, id).await?;
         session.extend(session.spec.ttl_s).await?;
         session.sandbox()
     }

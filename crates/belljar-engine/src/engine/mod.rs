@@ -145,7 +145,9 @@ impl Engine {
                 .filter_map(|row| Some(row.handle.as_ref()?.name.clone()))
                 .collect(),
             directories: shared.unclaimed_directories(),
+            found_ms: crate::clock::now_ms(),
         };
+        shared.give_up_pending_datasets().await;
         let adopted = shared.take_over(left);
         let pool = (shared.config.pool > 0).then(|| {
             let next = sandboxes::next_warm(Arc::clone(&shared));

@@ -38,17 +38,22 @@ impl Engine {
         self.shared.remove_unclaimed(left.directories).await;
         for session in adopted {
             session.settled().await;
+            self.shared.clear_half_staged(&session, left.found_ms).await;
         }
         let _ = reaping.await;
-        let pending = self.shared.store.fail_pending_datasets(SERVER_ENDED).await;
-        if let Err(error) = pending {
-            tracing::warn!("failed to clean up datasets: {}", in_full(&error));
-        }
         self.recovered.send_replace(true);
     }
 }
 
 impl Shared {
+    /// What an earlier server was about to stage never comes. To be called before anybody can ask
+    /// for more.
+    pub(super) async fn give_up_pending_datasets(&self) {
+        if let Err(error) = self.store.fail_pending_datasets(SERVER_ENDED).await {
+            tracing::warn!("failed to clean up datasets: {}", in_full(&error));
+        }
+    }
+
     /// Makes the sessions of an earlier server known, and begins to look for their sandboxes.
     pub(super) fn take_over(self: &Arc<Self>, left: Vec<SessionRow>) -> Vec<Arc<Session>> {
         let patience = Arc::new(Semaphore::new(ADOPTING_AT_ONCE));
@@ -135,6 +140,8 @@ pub(super) struct Left {
     pub(super) sandboxes: HashSet<String>,
     /// Directories that may belong to nobody.
     pub(super) directories: Vec<String>,
+    /// When that was found out: what is younger is ours.
+    pub(super) found_ms: i64,
 }
 
 /// When a session found after a restart is to expire: as it was written down, unless the time of

@@ -137,7 +137,8 @@ impl ServerSettings {
             (None, Datasets::LocalRo) => {
                 bail!("DATASET_ACCESS=LOCAL_RO needs a directory; set DATASETS_HOST_RO")
             }
-            (Some(path), Datasets::LocalRo) => {
+            // Any session may ask for it, whatever the others get.
+            (Some(path), _) => {
                 fs::read_dir(path).with_context(|| {
                     format!("DATASETS_HOST_RO: failed to read the directory `{}`", path.display())
                 })?;
@@ -281,6 +282,7 @@ mod tests {
             (&[("DATASET_ACCESS", "local_ro")][..], "DATASETS_HOST_RO"),
             (&[("DATASET_ACCESS", "LOCAL_RO"), ("DATASETS_HOST_RO", &nothing)], "DATASETS_HOST_RO"),
             (&[("DATASET_ACCESS", "LOCAL_RO"), ("DATASETS_HOST_RO", &file)], "DATASETS_HOST_RO"),
+            (&[("DATASETS_HOST_RO", &nothing)], "DATASETS_HOST_RO"),
             (&[("BELLJAR_TLS_CERT", &file), ("BELLJAR_TLS_KEY", &nothing)], "BELLJAR_TLS_KEY"),
             (&[("BELLJAR_TLS_CERT", "/"), ("BELLJAR_TLS_KEY", &file)], "BELLJAR_TLS_CERT"),
             (&[("BELLJAR_UNIX", &long)], "BELLJAR_UNIX"),
@@ -289,7 +291,6 @@ mod tests {
             let error = format!("{:#}", check(pairs).unwrap_err());
             assert!(error.contains(named), "{error}");
         }
-        check(&[("DATASETS_HOST_RO", &nothing)]).unwrap();
         check(&[("DATASET_ACCESS", "LOCAL_RO"), ("DATASETS_HOST_RO", &path("."))]).unwrap();
         check(&[("BELLJAR_UNIX", &path("socket"))]).unwrap();
     }

@@ -1,0 +1,160 @@
+//! Datasets over HTTP: how they come in, what code and callers see of them, how they go out.
+
+mod broken;
+mod cache;
+mod export;
+mod hostile;
+mod list;
+mod modes;
+mod names;
+mod origin;
+mod sources;
+mod upload;
+
+use std::path::PathBuf;
+use std::pin::Pin;
+
+use belljar_engine::artifacts::Digest;
+use hyper::Method;
+use hyper::body::Bytes;
+use serde_json::Value;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+use crate::client::{Answer, Target, Wire};
+use crate::server::{PATIENCE, Place, Server, Session, names, text};
+
+/// A server whose sessions take datasets.
+async fn serve(env: &[(&str, &str)]) -> Server {
+    let place = Place::new().env("DATASET_ACCESS", "API");
+    let place = env.iter().fold(place, |place, (name, value)| place.env(name, value));
+    std::sync::Arc::new(place).serve().await
+}
+
+fn sha256(content: impl AsRef<[u8]>) -> String {
+    Digest::of(content.as_ref()).to_string()
+}
+
+/// What is on its way into the cache.
+fn incoming(place: &Place) -> Vec<String> {
+    names(&place.path("cache/incoming"))
+}
+
+/// Where the cache has content, of whichever tenant.
+fn cached(place: &Place, sha256: &str) -> Option<PathBuf> {
+    let tenants = names(&place.path("cache")).into_iter();
+    let mut paths = tenants.map(|tenant| place.path("cache").join(tenant).join(sha256));
+    paths.find(|path| path.exists())
+}
+
+impl Session {
+    /// Sends a dataset; `name` is as it stands in the URL, with whatever follows it.
+    async fn put(&self, name: &str, content: impl Into<Bytes>) -> Answer {
+        let path = self.path(&format!("/datasets/{name}"));
+        self.client.send(self.client.request(Method::PUT, &path, content)).await
+    }
+
+    async fn post_datasets(&self, ask: Value) -> Answer {
+        self.client.post(&self.path("/datasets"), ask).await
+    }
+
+    async fn datasets(&self) -> Value {
+        self.client.get(&self.path("/datasets")).await.json(200)
+    }
+
+    /// What the list tells of one dataset; null if nothing.
+    async fn dataset(&self, name: &str) -> Value {
+        let list = self.datasets().await;
+        let mut all = list["datasets"].as_array().expect("a list").iter();
+        all.find(|dataset| dataset["name"] == name).cloned().unwrap_or_default()
+    }
+
+    async fn status(&self, name: &str) -> Value {
+        self.dataset(name).await["status"].take()
+    }
+
+    async fn export(&self, ask: Value) -> Value {
+        self.client.post(&self.path("/datasets/export"), ask).await.json(200)
+    }
+
+    /// Everything in a directory, hidden or not.
+    async fn all_in(&self, directory: &str) -> Vec<String> {
+        let found = self.shell(&format!("find {directory} -mindepth 1 -printf '%P\\n'")).await;
+        let mut names: Vec<String> = text(&found["stdout"]).lines().map(str::to_owned).collect();
+        names.sort();
+        names
+    }
+
+    /// Begins to send a dataset, of which all but `headers` is still to come.
+    async fn begin_put(&self, name: &str, headers: &str) -> Sending {
+        let Target::Tcp(address) = self.client.target else { panic!("no address") };
+        let path = self.path(&format!("/datasets/{name}"));
+        let mut sending = Sending(self.client.dial().await);
+        let head = format!("PUT {path} HTTP/1.1\r\nHost: {address}\r\n{headers}\r\n\r\n");
+        sending.send(head).await;
+        sending
+    }
+}
+
+/// A request of which the body is sent bit by bit; broken off when dropped.
+struct Sending(Pin<Box<dyn Wire>>);
+
+impl Sending {
+    async fn send(&mut self, bytes: impl AsRef<[u8]>) {
+        let sending = tokio::time::timeout(PATIENCE, async {
+            self.0.write_all(bytes.as_ref()).await?;
+            self.0.flush().await
+        });
+        sending.await.expect("it is taken").expect("it is taken");
+    }
+
+    /// The status and the body of the answer, which ends when the server closes or has sent it all.
+    async fn answer(mut self) -> (u16, Value) {
+        let mut answer = Vec::new();
+        let reading = async {
+            loop {
+                if let Some(parsed) = parse(&answer) {
+                    return parsed;
+                }
+                let length = self.0.read_buf(&mut answer).await.expect("an answer");
+                assert_ne!(length, 0, "half an answer: {}", String::from_utf8_lossy(&answer));
+            }
+        };
+        tokio::time::timeout(PATIENCE, reading).await.expect("an answer")
+    }
+}
+
+/// An answer of JSON, if all of it is there.
+fn parse(answer: &[u8]) -> Option<(u16, Value)> {
+    let text = std::str::from_utf8(answer).ok()?;
+    let (head, body) = text.split_once("\r\n\r\n")?;
+    let status = head.split(' ').nth(1)?.parse().ok()?;
+    if status == 100 {
+        return parse(body.as_bytes());
+    }
+    Some((status, serde_json::from_str(body).ok()?))
+}
+
+/// Bytes that say which they are, in every line, so that a mix is seen.
+fn numbered(seed: u32, length: usize) -> Vec<u8> {
+    let mut bytes = format!("{seed:08}\n").repeat(length / 9 + 1).into_bytes();
+    bytes.truncate(length);
+    bytes
+}
+
+/// A Parquet file with columns `a` and `b`, as far as its footer tells.
+fn parquet(rows: u8) -> Vec<u8> {
+    let mut footer = vec![0x15, 2, 0x19, 0x3c];
+    footer.extend(b"\x48\x06schema\x15\x04\0");
+    footer.extend(b"\x15\x02\x38\x01a\0");
+    footer.extend(b"\x15\x02\x38\x01b\0");
+    footer.extend([0x16, rows * 2, 0]);
+    let length = u32::try_from(footer.len()).expect("a small one").to_le_bytes();
+    [b"PAR1", &footer[..], &length, b"PAR1"].concat()
+}
+
+/// The entry of a dataset without what differs from run to run.
+fn steady(mut entry: Value) -> Value {
+    let modified = entry.as_object_mut().and_then(|entry| entry.remove("modified"));
+    assert!(modified.as_ref().map(text).is_some_and(|time| time.ends_with('Z')), "{entry:#}");
+    entry
+}
