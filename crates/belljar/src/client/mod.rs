@@ -12,7 +12,7 @@ mod events;
 
 use std::pin::pin;
 use std::sync::atomic::Ordering;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -22,6 +22,7 @@ use hyper::client::conn::http1::SendRequest;
 use hyper::header::{self, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
 use serde_json::Value;
+use tokio::sync::Notify;
 
 use crate::settings::ClientSettings;
 use body::Outgoing;
@@ -37,6 +38,10 @@ const ANSWER_PATIENCE: Duration = Duration::from_secs(120);
 /// The same where the server works for as long as it takes: the longest that it gives the source of
 /// a dataset is a day.
 const WORK_PATIENCE: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// How long a server may think about whether it wants a file; who does not know the question, such as
+/// an old proxy, never answers it.
+const CONTINUE_PATIENCE: Duration = Duration::from_secs(5);
 
 /// How often the progress of an upload is looked at.
 const TICK: Duration = Duration::from_millis(100);
@@ -122,13 +127,20 @@ impl Client {
     pub(crate) async fn put(
         &self,
         path: &str,
-        pieces: Pieces,
+        mut pieces: Pieces,
         mut progress: impl FnMut(u64),
     ) -> Result<Value, ClientError> {
         let taken = pieces.taken();
+        let wanted = Arc::new(Notify::new());
         let mut request = self.request(Method::PUT, path, "application/json", None);
         let kind = HeaderValue::from_static("application/octet-stream");
         request.headers_mut().insert(header::CONTENT_TYPE, kind);
+        request.headers_mut().insert(header::EXPECT, HeaderValue::from_static("100-continue"));
+        let heard = Arc::clone(&wanted);
+        hyper::ext::on_informational(&mut request, move |_| heard.notify_one());
+        pieces.wait_for(async move {
+            let _ = tokio::time::timeout(CONTINUE_PATIENCE, wanted.notified()).await;
+        });
         *request.body_mut() = Outgoing::Pieces(pieces);
         let mut answer = pin!(async {
             // Not kept for the next request: one that is refused early is never sent to its end.
