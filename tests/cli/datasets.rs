@@ -261,6 +261,8 @@ fn an_upload_survives_a_killed_server() {
         write!(stream, "{head}content-length: {}\r\n\r\n{answer}", answer.len())
             .expect("it listens");
     }
+    read_request(&mut stream);
+    write!(stream, "HTTP/1.1 100 Continue\r\n\r\n").expect("it listens");
     stream.read_exact(&mut vec![0; 1 << 20]).expect("a megabyte of it");
     drop((stream, half));
     fs::remove_file(&socket).expect("it was ours");

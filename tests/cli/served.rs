@@ -74,6 +74,8 @@ impl Served {
             .env("BELLJAR_URL", &url)
             .env("SSL_CERT_FILE", CERTIFICATE)
             .env("BELLJAR_POOL", "1")
+            // Nobody here needs more, and each server would load it anew.
+            .env("BELLJAR_PRELOAD", "json")
             // Should the test fail before it can clean up, they do not wait for long.
             .env("BELLJAR_ALONE", "30");
         Served { server: None, context, flags, _corner: corner }
