@@ -39,8 +39,12 @@ impl TestContext {
     }
 
     pub(crate) fn env(mut self, name: &str, value: &str) -> TestContext {
-        self.env.push((name.to_owned(), value.to_owned()));
+        self.set_env(name, value);
         self
+    }
+
+    pub(crate) fn set_env(&mut self, name: &str, value: &str) {
+        self.env.push((name.to_owned(), value.to_owned()));
     }
 
     /// A file in the current directory, with the directories that lead to it.
@@ -104,8 +108,15 @@ impl TestContext {
     }
 
     pub(crate) fn belljar<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_belljar"));
-        command.args(args).current_dir(self.directory.path()).stdin(Stdio::null()).env_clear();
+        let mut command = self.program(env!("CARGO_BIN_EXE_belljar"));
+        command.args(args);
+        command
+    }
+
+    /// Any program, called as `belljar` is.
+    pub(crate) fn program(&self, name: &str) -> Command {
+        let mut command = Command::new(name);
+        command.current_dir(self.directory.path()).stdin(Stdio::null()).env_clear();
         for name in INHERITED {
             command.envs(std::env::var_os(name).map(|value| (name, value)));
         }
@@ -173,10 +184,11 @@ fn with_newline(mut text: String) -> String {
     text
 }
 
-/// `run_0123456789ab` becomes `run_[ID]`, and so do the ids of sessions and executions.
+/// `run_0123456789ab` becomes `run_[ID]`, and so do the ids of sessions, executions and artifacts.
 fn hide_ids(text: &str) -> String {
     let text = hide_ids_of(text, "run_", 12);
     let text = hide_ids_of(&text, "ses_", 16);
+    let text = hide_ids_of(&text, "art_", 16);
     hide_ids_of(&text, "exec_", 16)
 }
 

@@ -97,15 +97,16 @@ fn every_command_explains_itself() {
     Usage: belljar <COMMAND>
 
     Commands:
-      run      Run code once in a fresh sandbox, and throw the sandbox away
-      serve    The server: sessions that remember, over HTTP
-      session  Sessions of a server: make, list, use and stop them
-      key      API keys: who may use the server, and how much of it
-      usage    What tenants have used, per day
-      setup    Prepare this machine: the Python environment of sandboxes, and a commented .env here
-      doctor   What this machine can enforce, what not, and what to do about it
-      bench    Latency, memory and density on this machine, beside docker and plain python3
-      help     Print this message or the help of the given subcommand(s)
+      run        Run code once in a fresh sandbox, and throw the sandbox away
+      serve      The server: sessions that remember, over HTTP
+      session    Sessions of a server: make, list, use and stop them
+      artifacts  Files that sessions have left: list, download, link and remove them, and check them all
+      key        API keys: who may use the server, and how much of it
+      usage      What tenants have used, per day
+      setup      Prepare this machine: the Python environment of sandboxes, and a commented .env here
+      doctor     What this machine can enforce, what not, and what to do about it
+      bench      Latency, memory and density on this machine, beside docker and plain python3
+      help       Print this message or the help of the given subcommand(s)
 
     Options:
       -h, --help     Print help

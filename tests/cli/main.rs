@@ -1,10 +1,12 @@
 //! The `belljar` command as its users meet it: the real binary, real sandboxes, whole outputs.
 
 mod artifacts;
+mod artifacts_commands;
 mod code;
 mod context;
 #[path = "../leaks/corner.rs"]
 mod corner;
+mod datasets;
 mod endings;
 mod flags;
 mod interruptions;

@@ -34,9 +34,17 @@ impl Served {
     }
 
     pub(crate) fn on_tcp() -> Served {
+        Served::on_tcp_with(&[])
+    }
+
+    /// With these settings besides.
+    pub(crate) fn on_tcp_with(settings: &[(&str, &str)]) -> Served {
         let address = free_address();
-        Served::prepare(|_| (vec!["--listen".into(), address.clone()], format!("http://{address}")))
-            .started()
+        let mut served = Served::prepare(|_| {
+            (vec!["--listen".into(), address.clone()], format!("http://{address}"))
+        });
+        settings.iter().for_each(|(name, value)| served.context.set_env(name, value));
+        served.started()
     }
 
     /// With a certificate that the clients are told to believe.
@@ -56,12 +64,18 @@ impl Served {
         let (flags, url) = way(&context);
         let place = |name: &str| context.path(name).display().to_string();
         let (state, sessions) = (place("state"), place("sessions"));
+        let (blobs, cache) = (place("blobs"), place("cache"));
         let context = context
             .env("BELLJAR_STATE_DIR", &state)
             .env("SESSIONS_ROOT", &sessions)
+            // Servers that share these would delete each other's content.
+            .env("BLOBSTORE_DIR", &blobs)
+            .env("BELLJAR_DATASET_CACHE", &cache)
             .env("BELLJAR_URL", &url)
             .env("SSL_CERT_FILE", CERTIFICATE)
             .env("BELLJAR_POOL", "1")
+            // Nobody here needs more, and each server would load it anew.
+            .env("BELLJAR_PRELOAD", "json")
             // Should the test fail before it can clean up, they do not wait for long.
             .env("BELLJAR_ALONE", "30");
         Served { server: None, context, flags, _corner: corner }
@@ -102,6 +116,19 @@ impl Served {
         let finished = self.call(args);
         assert_eq!(finished.code, Some(0), "{finished}");
         finished
+    }
+
+    /// `belljar artifacts ARGS`, to its end.
+    pub(crate) fn artifacts<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Finished {
+        self.context.finish(self.context.belljar(["artifacts"]).args(args))
+    }
+
+    /// What this code leaves in a session: ids, in the order of their paths.
+    #[track_caller]
+    pub(crate) fn leave(&self, session: &str, code: &str) -> Vec<String> {
+        let result = self.ok(["exec", session, "--json", "-c", code]).json();
+        let artifacts = result["artifacts"].as_array().expect("a list").iter();
+        artifacts.map(|artifact| artifact["id"].as_str().expect("an id").to_owned()).collect()
     }
 
     /// A new session; its id.

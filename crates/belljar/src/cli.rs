@@ -22,6 +22,8 @@ pub(crate) enum Command {
     Serve(ServeArgs),
     /// Sessions of a server: make, list, use and stop them
     Session(SessionArgs),
+    /// Files that sessions have left: list, download, link and remove them, and check them all
+    Artifacts(ArtifactsArgs),
     /// API keys: who may use the server, and how much of it
     #[command(subcommand)]
     Key(KeyCommand),
@@ -48,6 +50,7 @@ impl Command {
         match self {
             Command::Serve(args) => args.settings(),
             Command::Session(args) => args.settings(),
+            Command::Artifacts(args) => args.settings(),
             _ => Vec::new(),
         }
     }
@@ -170,6 +173,7 @@ Examples:
   belljar session exec demo -c 'x = 6 * 7'
   belljar session exec demo -c 'x'
   belljar session list --state ready
+  belljar session upload demo sales.csv
   belljar session stop demo")]
 pub(crate) struct SessionArgs {
     /// Where the server is [default: BELLJAR_URL, else http://127.0.0.1:8000]
@@ -197,6 +201,14 @@ pub(crate) enum SessionCommand {
     Exec(SessionExecArgs),
     /// Stop sessions, and whatever runs in them
     Stop(SessionStopArgs),
+    /// What datasets a session has
+    Datasets(SessionDatasetsArgs),
+    /// Bring a file into a session, as a dataset in /session/data
+    Upload(SessionUploadArgs),
+    /// Have the server fetch a dataset from one of its sources
+    Stage(SessionStageArgs),
+    /// Copy files from /session/data to the server's exports, and make artifacts of them
+    Export(SessionExportArgs),
 }
 
 #[derive(Debug, Args)]
@@ -319,6 +331,194 @@ pub(crate) struct SessionStopArgs {
     #[arg(value_name = "ID", required = true)]
     pub(crate) sessions: Vec<String>,
     /// Print what is left of them as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SessionDatasetsArgs {
+    /// The id of the session, or its key
+    #[arg(value_name = "ID")]
+    pub(crate) session: String,
+    /// Print them as JSON, with the names of their columns
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The file appears when all of it has come, and replaces one of the same name. A file of up to 1 GiB
+that the server has already, from any of your sessions, is not sent again.
+
+Examples:
+  belljar session create --key demo --datasets API
+  belljar session upload demo sales.csv
+  belljar session upload demo export.parquet --name 2024/q1.parquet")]
+pub(crate) struct SessionUploadArgs {
+    /// The id of the session, or its key
+    #[arg(value_name = "ID")]
+    pub(crate) session: String,
+    /// The file to bring into it
+    #[arg(value_name = "FILE")]
+    pub(crate) file: PathBuf,
+    /// Its name below /session/data, with or without folders [default: the file's own]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) name: Option<String>,
+    /// Print what the server says of it as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The server's operator names its sources in BELLJAR_DATASET_SOURCES.")]
+pub(crate) struct SessionStageArgs {
+    /// The id of the session, or its key
+    #[arg(value_name = "ID")]
+    pub(crate) session: String,
+    /// The dataset, as the server's sources know it
+    #[arg(value_name = "DATASET")]
+    pub(crate) dataset: String,
+    /// Ask the source again, even if the dataset is there
+    #[arg(long)]
+    pub(crate) refresh: bool,
+    /// Print what the server says of it as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Nothing is ever overwritten: exports have the time in their names.")]
+pub(crate) struct SessionExportArgs {
+    /// The id of the session, or its key
+    #[arg(value_name = "ID")]
+    pub(crate) session: String,
+    /// Names below /session/data [default: all files there]
+    #[arg(value_name = "NAME")]
+    pub(crate) names: Vec<String>,
+    /// Print what the server says as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Files that code leaves in /session/artifacts become artifacts when it ends. BELLJAR_API_KEY is shown
+to servers that want a key.
+
+Examples:
+  belljar artifacts list --session demo
+  belljar artifacts get art_0123456789abcdef -o plots/
+  belljar artifacts get art_0123456789abcdef -o - | head
+  belljar artifacts verify")]
+pub(crate) struct ArtifactsArgs {
+    /// Where the server is [default: BELLJAR_URL, else http://127.0.0.1:8000]
+    #[arg(long, value_name = "URL", global = true)]
+    url: Option<String>,
+    #[command(subcommand)]
+    pub(crate) command: ArtifactsCommand,
+}
+
+impl ArtifactsArgs {
+    fn settings(&self) -> Vec<(&'static str, String)> {
+        self.url.iter().map(|url| ("BELLJAR_URL", url.clone())).collect()
+    }
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ArtifactsCommand {
+    /// Artifacts, the newest first
+    List(ArtifactsListArgs),
+    /// Everything about an artifact
+    Show(ArtifactsShowArgs),
+    /// Download an artifact, and print where it is
+    Get(ArtifactsGetArgs),
+    /// Print a fresh link that anybody can use, for a while
+    Url(ArtifactsUrlArgs),
+    /// Forget artifacts; content goes when no other artifact has the same
+    Remove(ArtifactsRemoveArgs),
+    /// Read the content of all artifacts on this machine and compare it with its hash
+    Verify(ArtifactsVerifyArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ArtifactsListArgs {
+    /// Only those of this session, by its id or key, or of a run, by its id
+    #[arg(long, value_name = "ID")]
+    pub(crate) session: Option<String>,
+    /// Only those that this execution left
+    #[arg(long, value_name = "EXEC")]
+    pub(crate) exec: Option<String>,
+    /// At most this many
+    #[arg(long, value_name = "N", default_value_t = 100,
+        value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) limit: u32,
+    /// Print them as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ArtifactsShowArgs {
+    /// The id of the artifact
+    #[arg(value_name = "ID")]
+    pub(crate) id: String,
+    /// Print it as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+A server that goes away is waited for, and the download goes on where it was. Until all of it is
+there and matches its hash, what has come is in ID.part beside the file; the same command goes on
+with a part that was left.")]
+pub(crate) struct ArtifactsGetArgs {
+    /// The id of the artifact
+    #[arg(value_name = "ID")]
+    pub(crate) id: String,
+    /// Where it goes: a file, a directory, or - for standard output [default: its own name, here]
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
+    /// Overwrite a file that is there
+    #[arg(long)]
+    pub(crate) force: bool,
+    /// Print what was downloaded, and where it is, as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ArtifactsUrlArgs {
+    /// The id of the artifact
+    #[arg(value_name = "ID")]
+    pub(crate) id: String,
+    /// A link that is good for HEAD only: it tells size and type, and opens nothing
+    #[arg(long)]
+    pub(crate) head: bool,
+    /// Print it as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ArtifactsRemoveArgs {
+    /// Ids of artifacts
+    #[arg(value_name = "ID", required = true)]
+    pub(crate) ids: Vec<String>,
+    /// Print the ids of those that were removed as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Reads BLOBSTORE_DIR and ARTIFACTS_DB directly and changes nothing: no server needs to run, and one
+that does is not disturbed. The exit status is 0 if all is well, 1 if something is lost, 125 when
+that could not be found out.")]
+pub(crate) struct ArtifactsVerifyArgs {
+    /// Print what was found as JSON
     #[arg(long)]
     pub(crate) json: bool,
 }

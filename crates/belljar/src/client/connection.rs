@@ -89,6 +89,16 @@ impl Server {
         path.parse().expect("paths are written by us, and names in them are escaped")
     }
 
+    /// The address of a path, for others than us.
+    pub(super) fn complete(&self, path: &str) -> Option<String> {
+        match self.way {
+            Way::Unix(_) => None,
+            Way::Tcp { .. } | Way::Tls { .. } => {
+                Some(format!("{}{path}", self.url.trim_end_matches('/')))
+            }
+        }
+    }
+
     pub(super) async fn connect(&self) -> Result<Sender, ClientError> {
         match tokio::time::timeout(CONNECT_PATIENCE, self.try_connect()).await {
             Ok(connected) => connected,
@@ -203,5 +213,10 @@ mod tests {
         );
         let socket = Server::new(&ServerUrl::Unix("/run/b.sock".into())).unwrap();
         assert_eq!(socket.url(), "unix:/run/b.sock");
+        assert_eq!(socket.complete("/artifacts/a"), None);
+        assert_eq!(
+            server("http://h:1/jar/").complete("/artifacts/a").as_deref(),
+            Some("http://h:1/jar/artifacts/a")
+        );
     }
 }

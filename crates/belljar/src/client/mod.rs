@@ -1,14 +1,18 @@
 //! A server, as our own commands call it: HTTP/1.1 over TCP, TLS or a UNIX socket, JSON in and out,
-//! and streams of events.
+//! streams of events, and files either way.
 //!
 //! A connection is kept for the next request. A stream has one of its own, so that an execution can
 //! be interrupted while it is being followed.
 
+mod body;
 mod connection;
+mod content;
 mod error;
 mod events;
 
-use std::sync::{Mutex, PoisonError};
+use std::pin::pin;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -18,14 +22,29 @@ use hyper::client::conn::http1::SendRequest;
 use hyper::header::{self, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
 use serde_json::Value;
+use tokio::sync::Notify;
 
 use crate::settings::ClientSettings;
+use body::Outgoing;
+pub(crate) use body::Pieces;
 use connection::Server;
+pub(crate) use content::Content;
 pub(crate) use error::ClientError;
 pub(crate) use events::{Events, Heard};
 
 /// How long a server may take to answer; making a session on a busy machine takes a while.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(120);
+
+/// The same where the server works for as long as it takes: the longest that it gives the source of
+/// a dataset is a day.
+const WORK_PATIENCE: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// How long a server may think about whether it wants a file; who does not know the question, such as
+/// an old proxy, never answers it.
+const CONTINUE_PATIENCE: Duration = Duration::from_secs(5);
+
+/// How often the progress of an upload is looked at.
+const TICK: Duration = Duration::from_millis(100);
 
 /// The largest answer: all output that an execution may keep, escaped.
 const MAX_ANSWER: usize = 1 << 30;
@@ -36,7 +55,7 @@ pub(crate) const OUTAGE_PATIENCE: Duration = Duration::from_secs(60);
 /// Between two attempts to find a server that has gone.
 pub(crate) const OUTAGE_PAUSE: Duration = Duration::from_millis(200);
 
-type Sender = SendRequest<Full<Bytes>>;
+type Sender = SendRequest<Outgoing>;
 
 #[derive(Debug)]
 pub(crate) struct Client {
@@ -62,6 +81,12 @@ impl Client {
         self.server.url()
     }
 
+    /// A link as anybody on this machine can use it; `None` through a socket, where a link that is
+    /// only a path leads nowhere.
+    pub(crate) fn complete(&self, link: &str) -> Option<String> {
+        if link.starts_with('/') { self.server.complete(link) } else { Some(link.to_owned()) }
+    }
+
     pub(crate) async fn get(&self, path: &str) -> Result<Value, ClientError> {
         self.call(Method::GET, path, None).await
     }
@@ -81,6 +106,101 @@ impl Client {
         body: Option<&Value>,
     ) -> Result<Value, ClientError> {
         let request = self.request(method, path, "application/json", body);
+        self.answer_within(ANSWER_PATIENCE, request).await
+    }
+
+    /// A `POST` of work that takes the server a while.
+    pub(crate) async fn post_work(&self, path: &str, body: &Value) -> Result<Value, ClientError> {
+        let request = self.request(Method::POST, path, "application/json", Some(body));
+        self.answer_within(WORK_PATIENCE, request).await
+    }
+
+    /// A `PUT` of nothing.
+    pub(crate) async fn put_nothing(&self, path: &str) -> Result<Value, ClientError> {
+        let mut request = self.request(Method::PUT, path, "application/json", None);
+        request.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from_static("0"));
+        self.answer_within(ANSWER_PATIENCE, request).await
+    }
+
+    /// A `PUT` of a file, showing how much of it has gone. It takes as long as it takes, as long as
+    /// something moves.
+    pub(crate) async fn put(
+        &self,
+        path: &str,
+        mut pieces: Pieces,
+        mut progress: impl FnMut(u64),
+    ) -> Result<Value, ClientError> {
+        let taken = pieces.taken();
+        let wanted = Arc::new(Notify::new());
+        let mut request = self.request(Method::PUT, path, "application/json", None);
+        let kind = HeaderValue::from_static("application/octet-stream");
+        request.headers_mut().insert(header::CONTENT_TYPE, kind);
+        request.headers_mut().insert(header::EXPECT, HeaderValue::from_static("100-continue"));
+        let heard = Arc::clone(&wanted);
+        hyper::ext::on_informational(&mut request, move |_| heard.notify_one());
+        pieces.wait_for(async move {
+            let _ = tokio::time::timeout(CONTINUE_PATIENCE, wanted.notified()).await;
+        });
+        *request.body_mut() = Outgoing::Pieces(pieces);
+        let mut answer = pin!(async {
+            // Not kept for the next request: one that is refused early is never sent to its end.
+            let (_sender, response) = self.send(request).await?;
+            let (parts, body) = response.into_parts();
+            self.understand(parts.status, &self.read(body).await?)
+        });
+        let (mut gone, mut moved) = (0, Instant::now());
+        loop {
+            if let Ok(answer) = tokio::time::timeout(TICK, answer.as_mut()).await {
+                return answer;
+            }
+            let now_gone = taken.load(Ordering::Relaxed);
+            progress(now_gone);
+            if now_gone != gone {
+                (gone, moved) = (now_gone, Instant::now());
+            } else if moved.elapsed() >= ANSWER_PATIENCE {
+                return Err(self.silent(ANSWER_PATIENCE));
+            }
+        }
+    }
+
+    /// The content behind `path` from this byte on, if it is still what `tag` says; otherwise, or if
+    /// the server knows no ranges, from its beginning.
+    pub(crate) async fn content(
+        &self,
+        path: &str,
+        from: u64,
+        tag: &str,
+    ) -> Result<Content, ClientError> {
+        let mut request = self.request(Method::GET, path, "*/*", None);
+        if from > 0 {
+            let header = |text: &str| HeaderValue::from_str(text).map_err(|_| self.stranger(text));
+            let range = header(&format!("bytes={from}-"))?;
+            request.headers_mut().insert(header::RANGE, range);
+            request.headers_mut().insert(header::IF_RANGE, header(tag)?);
+        }
+        let begin = async {
+            let (sender, response) = self.send(request).await?;
+            let (parts, body) = response.into_parts();
+            let begins_at = match parts.status {
+                StatusCode::OK => 0,
+                StatusCode::PARTIAL_CONTENT => from,
+                status => {
+                    let bytes = self.read(body).await?;
+                    self.understand(status, &bytes)?;
+                    return Err(self.stranger("it does not send what it has"));
+                }
+            };
+            Ok(Content::new(self.url(), begins_at, body, sender))
+        };
+        let patience = tokio::time::timeout(ANSWER_PATIENCE, begin);
+        patience.await.unwrap_or_else(|_| Err(self.silent(ANSWER_PATIENCE)))
+    }
+
+    async fn answer_within(
+        &self,
+        patience: Duration,
+        request: Request<Outgoing>,
+    ) -> Result<Value, ClientError> {
         let answer = async {
             let (sender, response) = self.send(request).await?;
             let (parts, body) = response.into_parts();
@@ -89,8 +209,8 @@ impl Client {
             *self.idle.lock().unwrap_or_else(PoisonError::into_inner) = Some(sender);
             self.understand(parts.status, &bytes)
         };
-        let patience = tokio::time::timeout(ANSWER_PATIENCE, answer);
-        patience.await.unwrap_or_else(|_| Err(self.silent(ANSWER_PATIENCE)))
+        let answer = tokio::time::timeout(patience, answer);
+        answer.await.unwrap_or_else(|_| Err(self.silent(patience)))
     }
 
     /// Asks again and again while there is no server, as there is none while it is restarted.
@@ -141,9 +261,9 @@ impl Client {
         path: &str,
         accept: &'static str,
         body: Option<&Value>,
-    ) -> Request<Full<Bytes>> {
+    ) -> Request<Outgoing> {
         let bytes = body.map_or_else(Bytes::new, |body| body.to_string().into());
-        let mut request = Request::new(Full::new(bytes));
+        let mut request = Request::new(Outgoing::Whole(Full::new(bytes)));
         *request.method_mut() = method;
         *request.uri_mut() = self.server.uri(path);
         let headers = request.headers_mut();
@@ -164,7 +284,7 @@ impl Client {
     /// Sends a request, on the connection that is there or on a new one.
     async fn send(
         &self,
-        mut request: Request<Full<Bytes>>,
+        mut request: Request<Outgoing>,
     ) -> Result<(Sender, Response<Incoming>), ClientError> {
         let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(mut sender) = idle

@@ -1,12 +1,15 @@
 //! One file per command.
 
+mod artifacts;
 mod bench;
 mod books;
 mod code;
 mod doctor;
 mod key;
 mod limits;
+mod outage;
 mod output;
+mod progress;
 mod run;
 mod serve;
 mod session;
@@ -16,9 +19,10 @@ mod usage;
 
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
 use crate::cli::Command;
+use crate::client::Client;
 use crate::logging;
 use crate::settings::Settings;
 
@@ -36,6 +40,7 @@ pub(crate) fn dispatch(command: Command) -> Result<ExitCode> {
         Command::Run(args) => run::run(args, &settings),
         Command::Serve(args) => serve::serve(&args, &settings),
         Command::Session(args) => session::session(args.command, &settings),
+        Command::Artifacts(args) => artifacts::artifacts(args.command, &settings),
         Command::Key(command) => key::key(command, &settings),
         Command::Usage(args) => usage::usage(args, &settings),
         Command::Setup(args) => setup::setup(&args, &settings),
@@ -43,4 +48,14 @@ pub(crate) fn dispatch(command: Command) -> Result<ExitCode> {
         Command::Bench(args) => bench::bench(&args, &settings),
         Command::Spawner { inside } => spawner::spawner(inside),
     }
+}
+
+/// Does something as a client of the server that the settings name.
+fn as_client(
+    settings: &Settings,
+    work: impl AsyncFnOnce(&Client) -> Result<ExitCode>,
+) -> Result<ExitCode> {
+    let client = Client::new(&settings.client)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.context("failed to start the event loop")?.block_on(work(&client))
 }

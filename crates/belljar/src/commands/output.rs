@@ -4,8 +4,9 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use belljar_engine::artifacts::Artifacts;
+use belljar_engine::artifacts::{Artifacts, Refused};
 use belljar_proto::exec::{Dropped, ErrorReport, Event, MimeBundle, Status};
+use serde_json::Value;
 
 /// Output goes through as it comes, byte for byte.
 pub(super) fn pass_through(event: &Event, body: &[u8]) {
@@ -24,27 +25,23 @@ pub(super) fn pass_through(event: &Event, body: &[u8]) {
                 write_all(&mut io::stderr(), text.as_bytes());
             }
         }
-        Event::Artifacts => {
-            if let Ok(artifacts) = serde_json::from_slice(body) {
-                report_artifacts(&artifacts);
-            }
-        }
-        // Input is not taken while it goes on.
-        Event::Input | Event::Done(_) => {}
+        // Input is not taken while it goes on. How artifacts can be had, the caller knows.
+        Event::Input | Event::Artifacts | Event::Done(_) => {}
     }
 }
 
-/// Where the files are that the code left.
+/// Where the files are that a run left.
 pub(super) fn report_artifacts(artifacts: &Artifacts) {
     for artifact in &artifacts.artifacts {
-        let path = artifact.path.escape_debug();
-        match &artifact.url {
-            Some(url) => say(&format!("{path} -> {url}")),
-            None => say(&format!("{path} -> {}", artifact.host_path.display())),
-        }
+        say(&format!("{} -> {}", plain(&artifact.path), artifact.host_path.display()));
     }
-    for refused in &artifacts.artifacts_refused {
-        say(&format!("not taken: {} ({})", refused.path.escape_debug(), refused.reason));
+    report_refused("taken", &artifacts.artifacts_refused);
+}
+
+/// What was not `done` with, and why.
+pub(super) fn report_refused(done: &str, refused: &[Refused]) {
+    for Refused { path, reason } in refused {
+        say(&format!("not {done}: {} ({})", plain(path), plain(reason)));
     }
 }
 
@@ -98,6 +95,21 @@ pub(super) fn print(text: &str) -> Result<()> {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         printed => printed.context("failed to print"),
     }
+}
+
+pub(super) fn print_json(value: &Value) -> Result<()> {
+    print(&(serde_json::to_string_pretty(value)? + "\n"))
+}
+
+/// Text that others chose, without what a terminal would obey or what turns lines around.
+pub(super) fn plain(text: &str) -> String {
+    let obeyed =
+        |c: char| c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    let mut plain = String::with_capacity(text.len());
+    for c in text.chars() {
+        if obeyed(c) { plain.extend(c.escape_default()) } else { plain.push(c) }
+    }
+    plain
 }
 
 /// The code's exit status as our own.

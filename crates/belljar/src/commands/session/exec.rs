@@ -3,8 +3,10 @@
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
+use belljar_engine::artifacts::Artifacts;
 use belljar_proto::exec::{Dropped, Event, KernelState, MimeBundle, Status};
 use hyper::Method;
+use indicatif::HumanBytes;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -15,6 +17,9 @@ use crate::cli::{Lang, SessionExecArgs};
 use crate::client::{Client, ClientError, Heard, escape};
 use crate::commands::code::{self, Given};
 use crate::commands::output::{self, Ending};
+
+/// Files that are told of one by one; more would bury what the code itself says.
+const MAX_SHOWN: usize = 20;
 
 /// The exit status of what Ctrl-C ended.
 const EXIT_INTERRUPTED: i32 = 130;
@@ -181,7 +186,12 @@ impl Watched<'_> {
             "display" => (Event::Display, json()),
             "result" => (Event::Result, json()),
             "error" => (Event::Error, json()),
-            "artifacts" => (Event::Artifacts, json()),
+            "artifacts" => {
+                if let (false, Ok(left)) = (self.json, Artifacts::deserialize(&heard.data)) {
+                    self.show_artifacts(&left);
+                }
+                return false;
+            }
             // Of later servers, or not to be shown.
             _ => return false,
         };
@@ -189,6 +199,28 @@ impl Watched<'_> {
             output::pass_through(&event, &body);
         }
         MimeBundle::deserialize(&heard.data).is_ok_and(|bundle| output::is_picture(&bundle))
+    }
+
+    /// How the files that it left can be had.
+    fn show_artifacts(&self, left: &Artifacts) {
+        for artifact in left.artifacts.iter().take(MAX_SHOWN) {
+            let link = artifact.url.as_deref().and_then(|url| self.client.complete(url));
+            let how = match (link, &artifact.id) {
+                (Some(link), _) => link,
+                (None, Some(id)) => format!("`belljar artifacts get {id}`"),
+                (None, None) => artifact.host_path.display().to_string(),
+            };
+            let size = HumanBytes(artifact.size);
+            output::say(&format!("{} ({size}) -> {how}", output::plain(&artifact.path)));
+        }
+        if let more @ 1.. = left.artifacts.len().saturating_sub(MAX_SHOWN) {
+            let Watched { session, exec, .. } = self;
+            output::say(&format!(
+                "{more} more files; `belljar artifacts list --session {session} --exec {exec}` \
+                 shows them"
+            ));
+        }
+        output::report_refused("taken", &left.artifacts_refused);
     }
 
     async fn ended(&self, done: &Value, pictures: usize) -> Result<ExitCode> {

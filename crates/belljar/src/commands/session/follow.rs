@@ -11,12 +11,11 @@
 //! heard of executes it once. Every event says where to go on after it, so nothing is shown twice
 //! and nothing is left out.
 
-use std::time::Instant;
-
 use hyper::Method;
 use serde_json::Value;
 
-use crate::client::{Client, ClientError, Events, Heard, OUTAGE_PATIENCE, OUTAGE_PAUSE, escape};
+use crate::client::{Client, ClientError, Events, Heard, escape};
+use crate::commands::outage::Outage;
 use crate::commands::output;
 
 pub(super) struct Follower<'a> {
@@ -27,8 +26,7 @@ pub(super) struct Follower<'a> {
     ask: Option<&'a Value>,
     position: u64,
     events: Option<Events>,
-    /// Since when there is no server.
-    lost: Option<Instant>,
+    outage: Outage,
 }
 
 impl<'a> Follower<'a> {
@@ -39,7 +37,15 @@ impl<'a> Follower<'a> {
         exec: &'a str,
         ask: Option<&'a Value>,
     ) -> Follower<'a> {
-        Follower { client, session, exec, ask, position: 0, events: None, lost: None }
+        Follower {
+            client,
+            session,
+            exec,
+            ask,
+            position: 0,
+            events: None,
+            outage: Outage::default(),
+        }
     }
 
     /// Whether the server is known to have begun it.
@@ -52,13 +58,13 @@ impl<'a> Follower<'a> {
         loop {
             match self.try_next().await {
                 Ok(heard) => {
-                    if self.lost.take().is_some() {
-                        output::say("the server is back");
-                    }
+                    self.outage.is_over(output::say);
                     return Ok(heard);
                 }
-                Err(error) if error.is_outage() => self.endure(error).await?,
-                Err(error) => return Err(error),
+                Err(error) => {
+                    self.events = None;
+                    self.outage.endure(error, output::say).await?;
+                }
             }
         }
     }
@@ -89,23 +95,5 @@ impl<'a> Follower<'a> {
                 self.client.events(Method::GET, &path, None).await
             }
         }
-    }
-
-    /// Waits a moment for the server to come back, or gives up.
-    async fn endure(&mut self, error: ClientError) -> Result<(), ClientError> {
-        self.events = None;
-        let lost = match self.lost {
-            Some(lost) => lost,
-            None => {
-                let patience = OUTAGE_PATIENCE.as_secs();
-                output::say(&format!("lost the server; looking for it for {patience} seconds"));
-                *self.lost.insert(Instant::now())
-            }
-        };
-        if lost.elapsed() >= OUTAGE_PATIENCE {
-            return Err(error);
-        }
-        tokio::time::sleep(OUTAGE_PAUSE).await;
-        Ok(())
     }
 }

@@ -1,34 +1,39 @@
 //! `belljar session`: the sessions of a server, as one of its clients. One file per verb.
 
 mod create;
+mod datasets;
 mod exec;
+mod export;
 mod follow;
 mod list;
 mod show;
+mod stage;
 mod stop;
+mod upload;
 
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::output;
+use super::as_client;
+use super::output::print_json;
 use crate::cli::SessionCommand;
 use crate::client::{Client, escape};
 use crate::settings::Settings;
 
 pub(super) fn session(command: SessionCommand, settings: &Settings) -> Result<ExitCode> {
-    let client = Client::new(&settings.client)?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    runtime.context("failed to start the event loop")?.block_on(async {
-        match command {
-            SessionCommand::Create(args) => create::create(&client, args).await,
-            SessionCommand::List(args) => list::list(&client, &args).await,
-            SessionCommand::Show(args) => show::show(&client, &args).await,
-            SessionCommand::Exec(args) => exec::exec(&client, args).await,
-            SessionCommand::Stop(args) => stop::stop(&client, &args).await,
-        }
+    as_client(settings, async |client| match command {
+        SessionCommand::Create(args) => create::create(client, args).await,
+        SessionCommand::List(args) => list::list(client, &args).await,
+        SessionCommand::Show(args) => show::show(client, &args).await,
+        SessionCommand::Exec(args) => exec::exec(client, args).await,
+        SessionCommand::Stop(args) => stop::stop(client, &args).await,
+        SessionCommand::Datasets(args) => datasets::datasets(client, &args).await,
+        SessionCommand::Upload(args) => upload::upload(client, &args).await,
+        SessionCommand::Stage(args) => stage::stage(client, &args).await,
+        SessionCommand::Export(args) => export::export(client, &args).await,
     })
 }
 
@@ -79,29 +84,39 @@ impl Session {
 
 /// The session with this id; else the newest with this key that lives, or else that lived.
 async fn find(client: &Client, name: &str) -> Result<Value> {
+    find_any(client, name).await?.ok_or_else(|| no_session(name))
+}
+
+async fn find_any(client: &Client, name: &str) -> Result<Option<Value>> {
     match client.get(&format!("/v1/sessions/{}", escape(name))).await {
         Err(error) if error.is("session_not_found") => {}
-        answer => return Ok(answer?),
+        answer => return Ok(Some(answer?)),
     }
     let mut list = client.get(&format!("/v1/sessions?key={}", escape(name))).await?;
     let Some(with_key) = list["sessions"].as_array_mut().filter(|list| !list.is_empty()) else {
-        bail!("there is no session with the id or key `{name}`; `belljar session list` shows all");
+        return Ok(None);
     };
     let lives = |value: &Value| Session::from(value).is_ok_and(|session| !session.has_ended());
     let chosen = with_key.iter().position(lives).unwrap_or(0);
-    Ok(with_key.swap_remove(chosen))
+    Ok(Some(with_key.swap_remove(chosen)))
 }
 
 async fn find_id(client: &Client, name: &str) -> Result<String> {
     Ok(Session::from(&find(client, name).await?)?.id)
 }
 
-fn print_json(value: &Value) -> Result<()> {
-    output::print(&(serde_json::to_string_pretty(value)? + "\n"))
+/// The same; `None` if the server knows none, or none any more.
+pub(super) async fn find_known_id(client: &Client, name: &str) -> Result<Option<String>> {
+    let found = find_any(client, name).await?;
+    found.map(|session| Ok(Session::from(&session)?.id)).transpose()
+}
+
+pub(super) fn no_session(name: &str) -> anyhow::Error {
+    anyhow!("there is no session with the id or key `{name}`; `belljar session list` shows all")
 }
 
 /// A span of time as people say it, in its largest unit.
-fn spoken(ms: i64) -> String {
+pub(super) fn spoken(ms: i64) -> String {
     // What was an hour a moment ago is still called one.
     match (ms.max(0) + 500) / 1000 {
         s @ 0..120 => format!("{s} s"),

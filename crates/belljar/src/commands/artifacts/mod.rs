@@ -1,0 +1,76 @@
+//! `belljar artifacts`: what sessions have left, as a client of the server; and `verify`, which looks
+//! at the server's files itself. One file per verb.
+
+mod get;
+mod list;
+mod place;
+mod remove;
+mod show;
+mod url;
+mod verify;
+
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use belljar_engine::artifacts::Digest;
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::as_client;
+use crate::cli::ArtifactsCommand;
+use crate::client::{Client, ClientError, escape};
+use crate::settings::Settings;
+
+pub(super) fn artifacts(command: ArtifactsCommand, settings: &Settings) -> Result<ExitCode> {
+    use ArtifactsCommand::{Get, List, Remove, Show, Url, Verify};
+    match command {
+        List(args) => as_client(settings, async |client| list::list(client, &args).await),
+        Show(args) => as_client(settings, async |client| show::show(client, &args).await),
+        Get(args) => as_client(settings, async |client| get::get(client, &args).await),
+        Url(args) => as_client(settings, async |client| url::url(client, &args).await),
+        Remove(args) => as_client(settings, async |client| remove::remove(client, &args).await),
+        Verify(args) => verify::verify(&args, settings),
+    }
+}
+
+/// An artifact as the server tells of it. Its name and path are what code in a sandbox chose.
+#[derive(Debug, Deserialize)]
+struct Artifact {
+    id: String,
+    name: String,
+    path: String,
+    size: u64,
+    mime: String,
+    sha256: Digest,
+    created: String,
+    session_id: String,
+    exec_id: String,
+    url: String,
+}
+
+impl Artifact {
+    fn from(value: &Value) -> Result<Artifact> {
+        Artifact::deserialize(value).context("the server describes an artifact in an unknown way")
+    }
+}
+
+/// Where an artifact is asked for.
+fn path_of(id: &str) -> String {
+    format!("/v1/artifacts/{}", escape(id))
+}
+
+async fn find(client: &Client, id: &str) -> Result<Value> {
+    client.get(&path_of(id)).await.map_err(explain)
+}
+
+/// What the server says, and how to find those that are there.
+fn explain(error: ClientError) -> anyhow::Error {
+    let unknown = error.is("artifact_not_found");
+    let error = anyhow::Error::from(error);
+    if unknown { anyhow::anyhow!("{error}; `belljar artifacts list` shows all") } else { error }
+}
+
+/// A link to an artifact, for others: complete where the server has an address.
+fn shown_link(client: &Client, id: &str, link: &str) -> String {
+    client.complete(link).unwrap_or_else(|| format!("`belljar artifacts get {id}`"))
+}

@@ -1,0 +1,95 @@
+//! `belljar artifacts verify`
+
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use belljar_engine::artifacts::{self, Lost, Verified};
+use belljar_engine::clock;
+use indicatif::HumanBytes;
+use serde_json::{Value, json};
+
+use crate::cli::ArtifactsVerifyArgs;
+use crate::commands::output::{self, plain, print_json};
+use crate::commands::progress::Progress;
+use crate::settings::Settings;
+use crate::table;
+
+/// Something is lost.
+const EXIT_LOST: u8 = 1;
+
+pub(super) fn verify(args: &ArtifactsVerifyArgs, settings: &Settings) -> Result<ExitCode> {
+    let (database, blobs_dir) = (&settings.artifacts.database, &settings.artifacts.blobs_dir);
+    // Where nobody may look, there may be something.
+    let is_there = database.try_exists().with_context(|| {
+        format!("failed to look for the database of artifacts `{}`", database.display())
+    })?;
+    if !is_there {
+        output::say(&format!(
+            "there is no database of artifacts at `{}`; ARTIFACTS_DB says where it is",
+            database.display()
+        ));
+    }
+    let mut progress = None;
+    let verified = artifacts::verify(database, blobs_dir, |so_far| {
+        let total = so_far.expected_bytes;
+        let progress = progress.get_or_insert_with(|| Progress::of_bytes("", Some(total)));
+        progress.set_message(format!("{} contents", so_far.intact));
+        progress.set(so_far.bytes);
+    });
+    drop(progress);
+    let verified = verified?;
+    if args.json {
+        print_json(&as_json(&verified))?;
+    } else {
+        report(&verified)?;
+    }
+    let well = verified.lost.is_empty();
+    Ok(if well { ExitCode::SUCCESS } else { ExitCode::from(EXIT_LOST) })
+}
+
+fn report(verified: &Verified) -> Result<()> {
+    if !verified.lost.is_empty() {
+        let header = ["lost", "name", "session", "reason"];
+        let cells = |Lost { artifact, reason }: &Lost| {
+            let (id, session) = (artifact.id.clone(), artifact.session.clone());
+            vec![id, plain(&artifact.name), session, (*reason).to_owned()]
+        };
+        let rows: Vec<Vec<String>> = verified.lost.iter().map(cells).collect();
+        output::print(&(table::render(&header, &rows) + "\n"))?;
+    }
+    let lost = match verified.lost.len() {
+        0 => "nothing is lost".to_owned(),
+        1 => "1 artifact is lost".to_owned(),
+        many => format!("{many} artifacts are lost"),
+    };
+    output::print(&format!(
+        "{} content{} intact, {}; {} unused; {lost}\n",
+        verified.intact,
+        if verified.intact == 1 { "" } else { "s" },
+        HumanBytes(verified.bytes),
+        verified.unused
+    ))
+}
+
+fn as_json(verified: &Verified) -> Value {
+    let lost = |Lost { artifact, reason }: &Lost| {
+        json!({
+            "id": artifact.id,
+            "name": artifact.name,
+            "path": artifact.path,
+            "size": artifact.size,
+            "sha256": artifact.sha256,
+            "created": clock::rfc3339(artifact.created_ms),
+            "tenant": artifact.tenant,
+            "session_id": artifact.session,
+            "exec_id": artifact.exec,
+            "reason": reason,
+        })
+    };
+    json!({
+        "intact": verified.intact,
+        "bytes": verified.bytes,
+        "unused": verified.unused,
+        "lost": verified.lost.iter().map(lost).collect::<Vec<_>>(),
+    })
+}

@@ -1,0 +1,29 @@
+//! `belljar session stage`
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use serde_json::json;
+
+use super::datasets::{Dataset, path_in};
+use super::{find_id, print_json};
+use crate::cli::SessionStageArgs;
+use crate::client::Client;
+use crate::commands::output;
+use crate::commands::progress::while_waiting;
+
+pub(super) async fn stage(client: &Client, args: &SessionStageArgs) -> Result<ExitCode> {
+    let id = find_id(client, &args.session).await?;
+    let ask = json!({ "dataset": args.dataset, "refresh": args.refresh });
+    let path = path_in(&id);
+    let staged = while_waiting("the server fetches it", client.post_work(&path, &ask)).await?;
+    if args.json {
+        return print_json(&staged).map(|()| ExitCode::SUCCESS);
+    }
+    let dataset = Dataset::from(&staged)?;
+    output::print(&(dataset.describe() + "\n"))?;
+    if dataset.was_there() {
+        output::say("the server has it already; --refresh asks the source again");
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,209 @@
+//! `belljar session upload`
+//!
+//! A file is read in a thread of its own, piece by piece, so that memory stays flat and neither the
+//! server nor a slow disk holds up the other. What the server says it got is compared with what was
+//! read.
+
+use std::fs::File;
+use std::io::{self, Read, Seek};
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+
+use anyhow::{Context, Result, bail};
+use belljar_engine::artifacts::Digest;
+use hyper::body::Bytes;
+use serde_json::Value;
+use sha2::{Digest as _, Sha256};
+use tokio::sync::mpsc::{self, Sender};
+
+use super::datasets::{Dataset, path_in};
+use super::{find_id, print_json};
+use crate::cli::SessionUploadArgs;
+use crate::client::{Client, Pieces, escape};
+use crate::commands::outage::Outage;
+use crate::commands::output;
+use crate::commands::progress::{Progress, while_waiting};
+
+/// Up to this size a file is hashed first, and not sent if the server has it.
+const ASKED_UP_TO: u64 = 1 << 30;
+
+/// Read at a time, and how many of these wait for the server.
+const PIECE: usize = 256 * 1024;
+const PIECES: usize = 4;
+
+pub(super) async fn upload(client: &Client, args: &SessionUploadArgs) -> Result<ExitCode> {
+    let source = Source::open(&args.file)?;
+    let name = match &args.name {
+        Some(name) => name.as_str(),
+        None => args.file.file_name().and_then(|name| name.to_str()).with_context(|| {
+            format!("`{}` has no name that is text; --name gives it one", args.file.display())
+        })?,
+    };
+    let id = find_id(client, &args.session).await?;
+    let name: Vec<String> = name.split('/').map(escape).collect();
+    let path = format!("{}/{}", path_in(&id), name.join("/"));
+    let staged = match ask(client, &path, &source).await? {
+        Some(staged) => staged,
+        None => send(client, &path, &source).await?,
+    };
+    if args.json {
+        return print_json(&staged).map(|()| ExitCode::SUCCESS);
+    }
+    let dataset = Dataset::from(&staged)?;
+    output::print(&(dataset.describe() + "\n"))?;
+    if dataset.was_there() {
+        output::say("the server has it already; nothing was sent");
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A file to be sent.
+struct Source<'a> {
+    path: &'a Path,
+    file: File,
+    /// Where it is known. What comes out of a pipe ends when it ends, and so do files such as those
+    /// in /proc, which seem to be empty.
+    size: Option<u64>,
+    /// Whether it can be read more than once.
+    is_plain: bool,
+}
+
+impl Source<'_> {
+    fn open(path: &Path) -> Result<Source<'_>> {
+        let context = || format!("failed to read `{}`", path.display());
+        let file = File::open(path).with_context(context)?;
+        let metadata = file.metadata().with_context(context)?;
+        if metadata.is_dir() {
+            bail!("`{}` is a directory; upload its files one by one", path.display());
+        }
+        let is_plain = metadata.is_file();
+        let size = Some(metadata.len()).filter(|size| is_plain && *size > 0);
+        Ok(Source { path, file, size, is_plain })
+    }
+
+    fn unreadable(&self) -> String {
+        format!("failed to read `{}`", self.path.display())
+    }
+
+    /// From its beginning, if that is still there.
+    fn rewound(&self) -> Result<File> {
+        let file = self.file.try_clone().with_context(|| self.unreadable())?;
+        if self.is_plain {
+            (&file).rewind().with_context(|| self.unreadable())?;
+        }
+        Ok(file)
+    }
+}
+
+/// Whether the server has the content already, and has staged it.
+async fn ask(client: &Client, path: &str, source: &Source<'_>) -> Result<Option<Value>> {
+    let Some(size @ ..=ASKED_UP_TO) = source.size else { return Ok(None) };
+    let sha256 = hash(source, size)?;
+    let path = format!("{path}?sha256={sha256}");
+    match while_waiting("asking whether the server has it", client.put_nothing(&path)).await {
+        Err(error) if error.is("content_unknown") => Ok(None),
+        answer => Ok(Some(answer?)),
+    }
+}
+
+fn hash(source: &Source<'_>, size: u64) -> Result<Digest> {
+    let mut progress = Progress::of_bytes("reading it", Some(size));
+    let mut file = source.rewound()?;
+    let (mut hash, mut read) = (Sha256::new(), 0);
+    let mut piece = vec![0; PIECE];
+    loop {
+        let length = file.read(&mut piece).with_context(|| source.unreadable())?;
+        if length == 0 {
+            return Ok(Digest::from(hash));
+        }
+        hash.update(&piece[..length]);
+        read += length as u64;
+        progress.set(read);
+    }
+}
+
+/// Sends it, again from its beginning when the server was lost on the way.
+async fn send(client: &Client, path: &str, source: &Source<'_>) -> Result<Value> {
+    let mut progress = Progress::of_bytes("sending it", source.size);
+    let mut outage = Outage::default();
+    loop {
+        let (sender, pieces) = mpsc::channel(PIECES);
+        let failure = Arc::default();
+        let reading = read_aside(source.rewound()?, source.size, sender, Arc::clone(&failure));
+        let pieces = Pieces::new(pieces, source.size);
+        let sent = client.put(path, pieces, |gone| {
+            progress.set(gone);
+            if Some(gone) == source.size {
+                progress.set_message("the server brings it into the session".into());
+            }
+        });
+        let sent = sent.await;
+        if let Some(error) = failure.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            return Err(error).with_context(|| source.unreadable());
+        }
+        match sent {
+            Ok(staged) => {
+                outage.is_over(|text| progress.say(text));
+                return compared(staged, reading);
+            }
+            // What came out of a pipe is gone.
+            Err(error) if !source.is_plain => return Err(error.into()),
+            Err(error) => outage.endure(error, |text| progress.say(text)).await?,
+        }
+    }
+}
+
+/// Reads to the end of the file, or to its size, and hashes on the way. Nobody need wait for it: it
+/// ends when nobody takes what it reads.
+fn read_aside(
+    mut file: File,
+    size: Option<u64>,
+    to: Sender<io::Result<Bytes>>,
+    failure: Arc<Mutex<Option<io::Error>>>,
+) -> JoinHandle<Digest> {
+    thread::spawn(move || {
+        let mut hash = Sha256::new();
+        let mut left = size;
+        loop {
+            let most = left.map_or(PIECE, |left| usize::try_from(left).unwrap_or(PIECE).min(PIECE));
+            let mut piece = vec![0; most];
+            let read = match file.read(&mut piece) {
+                Ok(0) if left.is_some_and(|left| left > 0) => {
+                    Err(io::Error::other("it became shorter meanwhile"))
+                }
+                read => read,
+            };
+            match read {
+                Ok(0) => return Digest::from(hash),
+                Ok(length) => {
+                    piece.truncate(length);
+                    hash.update(&piece);
+                    left = left.map(|left| left - length as u64);
+                    if to.blocking_send(Ok(piece.into())).is_err() {
+                        return Digest::from(hash);
+                    }
+                }
+                Err(error) => {
+                    let kind = error.kind();
+                    *failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                    // The request ends with it; what went wrong is told by whoever reads.
+                    let _ = to.blocking_send(Err(kind.into()));
+                    return Digest::from(hash);
+                }
+            }
+        }
+    })
+}
+
+/// What the server has must be what was read.
+fn compared(staged: Value, reading: JoinHandle<Digest>) -> Result<Value> {
+    let Ok(sha256) = reading.join() else { bail!("failed to read the file: the reader panicked") };
+    match Dataset::from(&staged)?.sha256 {
+        Some(got) if got != sha256.to_string() => {
+            bail!("the server got something else than was sent; upload it again")
+        }
+        _ => Ok(staged),
+    }
+}
