@@ -55,10 +55,11 @@ impl Served {
         let context = TestContext::inside(&corner);
         let (flags, url) = way(&context);
         let place = |name: &str| context.path(name).display().to_string();
-        let (state, sessions) = (place("state"), place("sessions"));
+        let (state, sessions, blobs) = (place("state"), place("sessions"), place("blobstore"));
         let context = context
             .env("BELLJAR_STATE_DIR", &state)
             .env("SESSIONS_ROOT", &sessions)
+            .env("BLOBSTORE_DIR", &blobs)
             .env("BELLJAR_URL", &url)
             .env("SSL_CERT_FILE", CERTIFICATE)
             .env("BELLJAR_POOL", "1")
