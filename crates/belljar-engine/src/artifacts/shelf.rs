@@ -7,8 +7,9 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Mutex;
 
-use super::blobs::{Blobs, tenant_dir};
+use super::blobs::{Blobs, make_root, tenant_dir};
 use super::catalog::{ArtifactFilter, ArtifactRow, Catalog, Total};
+use super::claim::Claim;
 use super::ingest::Place;
 use super::links;
 use super::tokens::{Method, SigningKey};
@@ -62,6 +63,7 @@ pub struct Shelf {
     /// Per tenant, what is on its way to the catalog.
     pub(super) in_flight: Mutex<HashMap<String, Total>>,
     pub(super) metrics: ArtifactMetrics,
+    _claim: Claim,
 }
 
 /// What a token may be used for, and until when.
@@ -80,9 +82,13 @@ impl Shelf {
             move |cause| EngineError::Directory { path, cause }
         };
         let catalog = Catalog::open(&config.database)?;
+        let claim = make_root(&config.blobs_dir)
+            .and_then(|root| Claim::take(&root, &config.database))
+            .map_err(at(&config.blobs_dir))?;
         let blobs = Blobs::open(&config.blobs_dir).map_err(at(&config.blobs_dir))?;
         let key = SigningKey::load_or_create(&config.key_file).map_err(at(&config.key_file))?;
-        Ok(Shelf { config, blobs, catalog, key, in_flight: Mutex::default(), metrics })
+        let in_flight = Mutex::default();
+        Ok(Shelf { config, blobs, catalog, key, in_flight, metrics, _claim: claim })
     }
 
     pub(crate) async fn close(&self) {
