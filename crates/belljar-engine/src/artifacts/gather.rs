@@ -1,6 +1,8 @@
 //! What lies in a sandbox's artifacts directory, opened by its guest a few files at a time.
 
 use std::fs::File;
+use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
 use belljar_proto::guest::{TreeFile, TreeLimits};
@@ -41,6 +43,13 @@ impl Found {
     pub(super) fn name(&self) -> String {
         self.relative.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
+
+    /// Whether nobody has written to it since it was opened.
+    pub(super) fn is_unchanged(&self) -> io::Result<bool> {
+        let now = self.file.metadata()?;
+        let modified_ns = now.mtime().wrapping_mul(1_000_000_000).wrapping_add(now.mtime_nsec());
+        Ok((now.len(), modified_ns) == (self.identity.size, self.identity.modified_ns))
+    }
 }
 
 impl<'a> Gathering<'a> {
@@ -71,10 +80,11 @@ impl<'a> Gathering<'a> {
         Ok(gathering)
     }
 
-    /// Leaves out what is known already.
-    pub(super) fn pass_over(&mut self, is_known: impl Fn(&TreeFile) -> bool) {
-        let rest: Vec<TreeFile> = self.waiting.by_ref().filter(|file| !is_known(file)).collect();
+    /// Leaves out what is known already, and tells what that is.
+    pub(super) fn pass_over(&mut self, is_known: impl Fn(&TreeFile) -> bool) -> Vec<TreeFile> {
+        let (known, rest) = self.waiting.by_ref().partition::<Vec<_>, _>(is_known);
         self.waiting = rest.into_iter();
+        known
     }
 
     fn refuse(&mut self, path: &[u8], reason: impl Into<String>) {
