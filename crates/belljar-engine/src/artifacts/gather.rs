@@ -24,6 +24,8 @@ pub(super) struct Gathering<'a> {
     pub(super) refused: Vec<Refused>,
     /// Whether anything was left for later: it may be had when it is looked for again.
     pub(super) left_some: bool,
+    /// What has changed since it was listed is left for later.
+    pub(super) only_as_listed: bool,
 }
 
 /// A plain file, open for reading.
@@ -68,6 +70,7 @@ impl<'a> Gathering<'a> {
             directory,
             root,
             left_some: files.len() as u64 == limits.files,
+            only_as_listed: false,
             waiting: files.into_iter(),
             refused: Vec::new(),
         };
@@ -106,14 +109,15 @@ impl<'a> Gathering<'a> {
             }
         };
         let found = batch.into_iter().zip(opened);
-        Some(found.filter_map(|(listed, opened)| self.accept(listed.path, opened)).collect())
+        Some(found.filter_map(|(listed, opened)| self.accept(listed, opened)).collect())
     }
 
     fn accept(
         &mut self,
-        path: Vec<u8>,
+        listed: TreeFile,
         opened: Result<OpenedFile, belljar_runtime::RuntimeError>,
     ) -> Option<Found> {
+        let path = listed.path.clone();
         let Some(relative) = harmless(&path) else {
             self.refuse(&path, "its name leads elsewhere");
             return None;
@@ -129,19 +133,21 @@ impl<'a> Gathering<'a> {
                 self.refuse(&path, "it is open for writing; it is taken once it is closed");
                 None
             }
-            Ok(opened) => Some(Found {
-                relative,
-                path: shown(self.root, &path),
-                size: opened.size,
-                file: opened.file,
-                identity: TreeFile {
+            Ok(opened) => {
+                let identity = TreeFile {
                     path,
                     size: opened.size,
                     inode: opened.inode,
                     changed_ns: opened.changed_ns,
                     modified_ns: opened.modified_ns,
-                },
-            }),
+                };
+                if self.only_as_listed && identity != listed {
+                    self.left_some = true;
+                    return None;
+                }
+                let path = shown(self.root, &identity.path);
+                Some(Found { relative, path, size: opened.size, file: opened.file, identity })
+            }
         }
     }
 }

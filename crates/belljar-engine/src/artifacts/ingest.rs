@@ -80,6 +80,15 @@ pub(crate) struct Memory {
     kept: Option<HashMap<Vec<u8>, TreeFile>>,
 }
 
+/// What to take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum What {
+    /// All that is there now.
+    IsThere,
+    /// All, if nothing has changed since the end of the execution; nothing otherwise.
+    WasThere,
+}
+
 /// What came of an attempt to take files.
 #[derive(Default)]
 pub(super) struct Taking {
@@ -114,9 +123,20 @@ impl Shelf {
         fingerprint: Option<u64>,
         memory: &mut Memory,
     ) -> Artifacts {
+        self.ingest_what(What::IsThere, sandbox, origin, fingerprint, memory).await
+    }
+
+    async fn ingest_what(
+        &self,
+        what: What,
+        sandbox: &Sandbox,
+        origin: Origin<'_>,
+        fingerprint: Option<u64>,
+        memory: &mut Memory,
+    ) -> Artifacts {
         let mut artifacts = Artifacts::default();
         if let Err(error) =
-            self.try_ingest(sandbox, origin, fingerprint, memory, &mut artifacts).await
+            self.try_ingest(what, sandbox, origin, fingerprint, memory, &mut artifacts).await
         {
             // The code has run and its result is worth having, with a word on what is missing.
             tracing::warn!(
@@ -144,16 +164,9 @@ impl Shelf {
     ) -> Artifacts {
         let rows = self.catalog.of_exec(origin.session, origin.exec).await.unwrap_or_default();
         if rows.is_empty() {
-            // Where files stay, there are some after every execution.
-            let nothing = self.config.keep_originals
-                && sandbox
-                    .remove_files(paths::ARTIFACTS, &[])
-                    .await
-                    .is_ok_and(|now| now.artifacts != fingerprint);
-            if nothing {
-                return Artifacts::default();
-            }
-            return self.ingest(sandbox, origin, fingerprint, memory).await;
+            // Where files stay, there are some after every execution, told or not.
+            let what = if self.config.keep_originals { What::WasThere } else { What::IsThere };
+            return self.ingest_what(what, sandbox, origin, fingerprint, memory).await;
         }
         if !self.config.keep_originals {
             // What cannot be removed now is taken by the next.
@@ -193,6 +206,7 @@ impl Shelf {
 
     async fn try_ingest(
         &self,
+        what: What,
         sandbox: &Sandbox,
         origin: Origin<'_>,
         fingerprint: Option<u64>,
@@ -203,6 +217,13 @@ impl Shelf {
         memory.no_room_at = None;
         let freed = self.freed.load(Ordering::Relaxed);
         let mut gathering = Gathering::begin(sandbox, origin.directory(), AT_ONCE).await?;
+        if what == What::WasThere {
+            let now = sandbox.remove_files(paths::ARTIFACTS, &[]).await;
+            if !now.is_ok_and(|now| now.artifacts == fingerprint) {
+                return Ok(());
+            }
+            gathering.only_as_listed = true;
+        }
         let told = match memory.kept {
             None if self.config.keep_originals => self.catalog.latest(origin.session).await?,
             _ => HashMap::new(),
