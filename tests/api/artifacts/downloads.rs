@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::{ask, link, list, only};
 use crate::client::Answer;
-use crate::server::{Server, text};
+use crate::server::{Server, eventually, text};
 
 #[track_caller]
 fn header<'a>(answer: &'a Answer, name: &str) -> &'a str {
@@ -210,7 +210,7 @@ async fn damaged_content_is_not_served() {
     fs::remove_file(host(&gone)).expect("it was there");
     server.get(&link(only(&gone))).await.error(500, "artifact_damaged");
     assert_eq!(ask(&server, Method::HEAD, &link(only(&gone)), &[]).await.status, 500);
-    assert!(server.said().contains("damaged"), "{}", server.said());
+    eventually("the operator is told", async || server.said().contains("is damaged")).await;
     // Left again it is whole again.
     fs::remove_file(host(&small)).expect("it was there");
     let again = session.leaves("small", "precious").await;
