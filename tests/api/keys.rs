@@ -7,11 +7,11 @@ use crate::client::Client;
 use crate::server::{Place, Server, Session, eventually, text};
 use std::sync::Arc;
 
-fn secret(key: &Value) -> &str {
+pub(crate) fn secret(key: &Value) -> &str {
     text(&key["secret"])
 }
 
-async fn with_keys(keys: &[&[&str]]) -> (Server, Vec<Value>) {
+pub(crate) async fn with_keys(keys: &[&[&str]]) -> (Server, Vec<Value>) {
     let place = Arc::new(Place::new());
     let keys = keys.iter().map(|args| place.key(args)).collect();
     (place.serve().await, keys)

@@ -1,6 +1,7 @@
 //! Belljar over HTTP, as its users meet it: the real server, real sandboxes, whole answers.
 
 mod admission;
+mod artifacts;
 mod books;
 mod client;
 #[path = "../leaks/corner.rs"]

@@ -45,6 +45,7 @@ impl Place {
             ("BELLJAR_CGROUP_PARENT", place.corner.cgroup_parent().to_owned()),
             ("BELLJAR_STATE_DIR", path("state")),
             ("SESSIONS_ROOT", path("sessions")),
+            ("BLOBSTORE_DIR", path("blobstore")),
             ("BELLJAR_OUTPUTS_DIR", path("outputs")),
             ("BLOBSTORE_DIR", path("blobs")),
             ("BELLJAR_DATASET_CACHE", path("cache")),

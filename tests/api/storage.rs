@@ -15,7 +15,7 @@ fn read_json(path: &Path) -> Value {
 }
 
 /// The lines of a session's log, each of which is JSON.
-fn log(directory: &Path) -> Vec<Value> {
+pub(crate) fn log(directory: &Path) -> Vec<Value> {
     let log = fs::read_to_string(directory.join("session.log")).unwrap_or_default();
     log.lines().map(|line| serde_json::from_str(line).expect("a whole line")).collect()
 }
@@ -208,7 +208,7 @@ async fn datasets_are_shown_and_not_written() {
 }
 
 /// A server of which one directory is on a disk of its own, in a mount namespace of its own.
-async fn on_a_small_disk(directory: &str, options: &str) -> Server {
+pub(crate) async fn on_a_small_disk(directory: &str, options: &str) -> Server {
     let place = Arc::new(Place::new());
     let root = place.path(directory);
     fs::create_dir(&root).expect("a directory");

@@ -135,17 +135,24 @@ pub(crate) fn tenant_dir(tenant: &str) -> String {
     TenantDir::of(tenant).to_string()
 }
 
+/// Makes the directory of a store, for good, if it is missing; its absolute path.
+pub(super) fn make_root(directory: &Path) -> io::Result<PathBuf> {
+    let root = std::path::absolute(directory)?;
+    let missing = root.ancestors().take_while(|directory| !directory.exists()).count();
+    DirBuilder::new().recursive(true).mode(0o700).create(&root)?;
+    for above in root.ancestors().skip(1).take(missing) {
+        File::open(above)?.sync_all()?;
+    }
+    Ok(root)
+}
+
 impl Blobs {
     /// Opens the store in `directory`, which is made if it is missing, and clears what a killed
     /// server left half copied. Only one server may have it open.
     pub(super) fn open(directory: &Path) -> io::Result<Blobs> {
-        let root = std::path::absolute(directory)?;
+        let root = make_root(directory)?;
         let incoming = root.join("incoming");
-        let missing = root.ancestors().take_while(|directory| !directory.exists()).count();
         DirBuilder::new().recursive(true).mode(0o700).create(&incoming)?;
-        for above in root.ancestors().skip(1).take(missing) {
-            File::open(above)?.sync_all()?;
-        }
         for entry in fs::read_dir(&incoming)? {
             let entry = entry?;
             if !entry.file_type()?.is_dir() {

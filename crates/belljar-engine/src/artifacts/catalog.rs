@@ -1,10 +1,13 @@
 //! What artifacts there are: a row each, in a database of their own.
 
+use std::collections::HashMap;
+use std::ops::Add;
 use std::path::Path;
 
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use super::digest::Digest;
+use super::shelf::Quotas;
 use crate::store::{Database, Durability, Page, Schema, StoreError};
 
 const SCHEMA: Schema = Schema {
@@ -92,6 +95,17 @@ pub(super) struct Total {
     pub(super) bytes: u64,
 }
 
+impl Add for Total {
+    type Output = Total;
+
+    fn add(self, more: Total) -> Total {
+        Total {
+            count: self.count.saturating_add(more.count),
+            bytes: self.bytes.saturating_add(more.bytes),
+        }
+    }
+}
+
 const COLUMNS: &str = "id, tenant, session, exec, name, path, size, mime, sha256, created_ms";
 
 #[derive(Debug, Clone)]
@@ -108,29 +122,18 @@ impl Catalog {
         self.database.close().await;
     }
 
-    /// Adds all of them, whose content is safe already. One that is there already stays.
-    pub(super) async fn add(&self, rows: Vec<ArtifactRow>) -> Result<(), StoreError> {
+    /// Adds them, whose content is safe already, as far as the quotas allow: for each, why it was
+    /// not added. One that is there already stays.
+    ///
+    /// Sessions of a tenant that come at the same time are told apart only here.
+    pub(super) async fn add(
+        &self,
+        rows: Vec<ArtifactRow>,
+        quotas: Quotas,
+    ) -> Result<Vec<Option<String>>, StoreError> {
         self.database
             .write(Durability::Power, move |connection| {
-                let mut insert = connection.prepare_cached(&format!(
-                    "INSERT INTO artifacts ({COLUMNS}) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)
-                     ON CONFLICT DO NOTHING"
-                ))?;
-                for row in rows {
-                    insert.execute(params![
-                        row.id,
-                        row.tenant,
-                        row.session,
-                        row.exec,
-                        row.name,
-                        row.path,
-                        row.size,
-                        row.mime,
-                        row.sha256.to_string(),
-                        row.created_ms,
-                    ])?;
-                }
-                Ok(())
+                rows.iter().map(|row| add_one(connection, row, quotas)).collect()
             })
             .await
     }
@@ -144,15 +147,7 @@ impl Catalog {
         let (tenant, session) = (tenant.to_owned(), session.to_owned());
         self.database
             .read(move |connection| {
-                let mut query = connection.prepare_cached(
-                    "SELECT count, bytes FROM totals WHERE tenant = ?1 AND session = ?2",
-                )?;
-                let mut total = |session: &str| {
-                    let total =
-                        |row: &Row<'_>| Ok(Total { count: row.get(0)?, bytes: row.get(1)? });
-                    query.query_row([&tenant, session], total).optional()
-                };
-                Ok((total("")?.unwrap_or_default(), total(&session)?.unwrap_or_default()))
+                Ok((total(connection, &tenant, "")?, total(connection, &tenant, &session)?))
             })
             .await
     }
@@ -173,6 +168,45 @@ impl Catalog {
                     ))?
                     .query_map([session, exec], from_row)?
                     .collect()
+            })
+            .await
+    }
+
+    /// What a session has left at each path, the last time.
+    pub(super) async fn latest(
+        &self,
+        session: &str,
+    ) -> Result<HashMap<String, Digest>, StoreError> {
+        let session = session.to_owned();
+        self.database
+            .read(move |connection| {
+                connection
+                    .prepare_cached(&format!(
+                        "SELECT {COLUMNS} FROM artifacts WHERE session = ?1 ORDER BY number"
+                    ))?
+                    .query_map([session], from_row)?
+                    .map(|row| row.map(|row| (row.path, row.sha256)))
+                    .collect()
+            })
+            .await
+    }
+
+    /// Of artifacts that were taken out, which have a namesake with the same content.
+    pub(super) async fn shown_by_others(
+        &self,
+        rows: Vec<ArtifactRow>,
+    ) -> Result<Vec<bool>, StoreError> {
+        self.database
+            .read(move |connection| {
+                let mut query = connection.prepare_cached(
+                    "SELECT EXISTS (SELECT 1 FROM artifacts
+                         WHERE tenant = ?1 AND sha256 = ?2 AND session = ?3 AND path = ?4)",
+                )?;
+                let mut is_shown = |row: &ArtifactRow| {
+                    let key = params![row.tenant, row.sha256.to_string(), row.session, row.path];
+                    query.query_row(key, |row| row.get(0))
+                };
+                rows.iter().map(&mut is_shown).collect()
             })
             .await
     }
@@ -288,6 +322,50 @@ impl Catalog {
     }
 }
 
+/// Adds one, or says why not.
+fn add_one(
+    connection: &Connection,
+    row: &ArtifactRow,
+    quotas: Quotas,
+) -> rusqlite::Result<Option<String>> {
+    let before = [
+        ("session", total(connection, &row.tenant, &row.session)?, quotas.session),
+        ("tenant", total(connection, &row.tenant, "")?, quotas.tenant),
+    ];
+    let mut insert = connection.prepare_cached(&format!(
+        "INSERT INTO artifacts ({COLUMNS}) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)
+         ON CONFLICT DO NOTHING"
+    ))?;
+    let added = insert.execute(params![
+        row.id,
+        row.tenant,
+        row.session,
+        row.exec,
+        row.name,
+        row.path,
+        row.size,
+        row.mime,
+        row.sha256.to_string(),
+        row.created_ms,
+    ])?;
+    let too_much =
+        before.into_iter().find_map(|(whose, there, most)| most.refuses(whose, there, row.size));
+    // What was there already takes no room.
+    let refused = too_much.filter(|_| added > 0);
+    if refused.is_some() {
+        connection.prepare_cached("DELETE FROM artifacts WHERE id = ?1")?.execute([&row.id])?;
+    }
+    Ok(refused)
+}
+
+fn total(connection: &Connection, tenant: &str, session: &str) -> rusqlite::Result<Total> {
+    let total = connection
+        .prepare_cached("SELECT count, bytes FROM totals WHERE tenant = ?1 AND session = ?2")?
+        .query_row([tenant, session], |row| Ok(Total { count: row.get(0)?, bytes: row.get(1)? }))
+        .optional()?;
+    Ok(total.unwrap_or_default())
+}
+
 fn are_referenced(
     connection: &Connection,
     tenant: &str,
@@ -322,6 +400,10 @@ fn from_row(row: &Row<'_>) -> rusqlite::Result<ArtifactRow> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::artifacts::Quota;
+
+    const PLENTY: Quota = Quota { count: 100, bytes: 100 };
+    const QUOTAS: Quotas = Quotas { file_bytes: 100, session: PLENTY, tenant: PLENTY };
 
     fn row(number: u64, tenant: &str, session: &str, exec: &str) -> ArtifactRow {
         ArtifactRow {
@@ -343,10 +425,10 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let catalog = Catalog::open(&directory.path().join("artifacts.db")).unwrap();
         let rows = vec![row(1, "a", "s", "x"), row(2, "a", "s", "y"), row(4, "a", "t", "x")];
-        catalog.add(rows.clone()).await.unwrap();
+        catalog.add(rows.clone(), QUOTAS).await.unwrap();
         let again = rows.into_iter().map(|row| ArtifactRow { id: format!("{}_", row.id), ..row });
-        catalog.add(again.collect()).await.unwrap();
-        catalog.add(vec![row(8, "b", "u", "x")]).await.unwrap();
+        catalog.add(again.collect(), QUOTAS).await.unwrap();
+        catalog.add(vec![row(8, "b", "u", "x")], QUOTAS).await.unwrap();
         let total = |count, bytes| Total { count, bytes };
         assert_eq!(catalog.totals("a", "s").await.unwrap(), (total(3, 7), total(2, 3)));
         assert_eq!(catalog.of_exec("s", "y").await.unwrap(), [row(2, "a", "s", "y")]);
@@ -363,10 +445,34 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn what_is_too_much_is_not_added_and_what_is_there_is_not_too_much() {
+        let directory = tempfile::tempdir().unwrap();
+        let catalog = Catalog::open(&directory.path().join("artifacts.db")).unwrap();
+        let most = |count, bytes| Quota { count, bytes };
+        let quotas = Quotas { session: most(2, 100), tenant: most(100, 10), ..QUOTAS };
+        let rows = [(1, "s"), (2, "s"), (3, "s"), (8, "t"), (4, "t")];
+        let rows: Vec<_> =
+            rows.into_iter().map(|(number, session)| row(number, "a", session, "x")).collect();
+        let refused = catalog.add(rows.clone(), quotas).await.unwrap();
+        let said: Vec<_> = refused.iter().map(|why| why.as_deref().unwrap_or_default()).collect();
+        let (session, tenant) = (
+            "this session has 2 artifacts, which is the most",
+            "the artifacts of this tenant would exceed 10 bytes",
+        );
+        assert_eq!(said, ["", "", session, tenant, ""]);
+        let total = |count, bytes| Total { count, bytes };
+        assert_eq!(catalog.totals("a", "s").await.unwrap(), (total(3, 7), total(2, 3)));
+        let again =
+            rows[..2].iter().map(|row| ArtifactRow { id: format!("{}_", row.id), ..row.clone() });
+        assert_eq!(catalog.add(again.collect(), quotas).await.unwrap(), [None, None]);
+    }
+
+    #[tokio::test]
     async fn pages_go_from_the_newest_to_the_oldest() {
         let directory = tempfile::tempdir().unwrap();
         let catalog = Catalog::open(&directory.path().join("artifacts.db")).unwrap();
-        catalog.add((1..=5).map(|number| row(number, "a", "s", "x")).collect()).await.unwrap();
+        let rows = (1..=5).map(|number| row(number, "a", "s", "x")).collect();
+        catalog.add(rows, QUOTAS).await.unwrap();
         let mut filter = ArtifactFilter { tenant: "a".into(), limit: 2, ..Default::default() };
         let mut seen = Vec::new();
         loop {

@@ -1,7 +1,7 @@
 //! Datasets that code has worked on, brought to the host: an artifact each, and a file among the
 //! exports whose name nobody has had before.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -48,11 +48,11 @@ impl Shelf {
             }
             None => Gathering::begin(sandbox, origin.directory(), AT_ONCE).await?,
         };
-        let (_, mut refused) = self.take_all(&mut gathering, origin).await?;
+        let mut refused = self.take_all(&mut gathering, origin, &HashMap::new()).await?.refused;
         let stamp = stamp();
         let mut exports = Vec::new();
         for row in self.catalog.of_exec(session, &exec).await? {
-            let mut artifact = self.show(&row, origin).await;
+            let mut artifact = self.show(&row, None).await;
             let Some(name) = relative(&row.path) else { continue };
             let (blob, directory) = (artifact.host_path.clone(), self.config.exports_dir.clone());
             let (file, stamp) = (harmless(name.as_bytes()).unwrap_or_default(), stamp.clone());

@@ -1,6 +1,8 @@
 //! What lies in a sandbox's artifacts directory, opened by its guest a few files at a time.
 
 use std::fs::File;
+use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
 use belljar_proto::guest::{TreeFile, TreeLimits};
@@ -22,6 +24,8 @@ pub(super) struct Gathering<'a> {
     pub(super) refused: Vec<Refused>,
     /// Whether anything was left for later: it may be had when it is looked for again.
     pub(super) left_some: bool,
+    /// What has changed since it was listed is left for later.
+    pub(super) only_as_listed: bool,
 }
 
 /// A plain file, open for reading.
@@ -41,6 +45,13 @@ impl Found {
     pub(super) fn name(&self) -> String {
         self.relative.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
+
+    /// Whether nobody has written to it since it was opened.
+    pub(super) fn is_unchanged(&self) -> io::Result<bool> {
+        let now = self.file.metadata()?;
+        let modified_ns = now.mtime().wrapping_mul(1_000_000_000).wrapping_add(now.mtime_nsec());
+        Ok((now.len(), modified_ns) == (self.identity.size, self.identity.modified_ns))
+    }
 }
 
 impl<'a> Gathering<'a> {
@@ -59,6 +70,7 @@ impl<'a> Gathering<'a> {
             directory,
             root,
             left_some: files.len() as u64 == limits.files,
+            only_as_listed: false,
             waiting: files.into_iter(),
             refused: Vec::new(),
         };
@@ -84,15 +96,17 @@ impl<'a> Gathering<'a> {
             directory,
             root,
             left_some: false,
+            only_as_listed: false,
             waiting: waiting.into_iter(),
             refused: Vec::new(),
         }
     }
 
-    /// Leaves out what is known already.
-    pub(super) fn pass_over(&mut self, is_known: impl Fn(&TreeFile) -> bool) {
-        let rest: Vec<TreeFile> = self.waiting.by_ref().filter(|file| !is_known(file)).collect();
+    /// Leaves out what is known already, and tells what that is.
+    pub(super) fn pass_over(&mut self, is_known: impl Fn(&TreeFile) -> bool) -> Vec<TreeFile> {
+        let (known, rest) = self.waiting.by_ref().partition::<Vec<_>, _>(is_known);
         self.waiting = rest.into_iter();
+        known
     }
 
     fn refuse(&mut self, path: &[u8], reason: impl Into<String>) {
@@ -114,14 +128,15 @@ impl<'a> Gathering<'a> {
             }
         };
         let found = batch.into_iter().zip(opened);
-        Some(found.filter_map(|(listed, opened)| self.accept(listed.path, opened)).collect())
+        Some(found.filter_map(|(listed, opened)| self.accept(listed, opened)).collect())
     }
 
     fn accept(
         &mut self,
-        path: Vec<u8>,
+        listed: TreeFile,
         opened: Result<OpenedFile, belljar_runtime::RuntimeError>,
     ) -> Option<Found> {
+        let path = listed.path.clone();
         let Some(relative) = harmless(&path) else {
             self.refuse(&path, "its name leads elsewhere");
             return None;
@@ -137,19 +152,21 @@ impl<'a> Gathering<'a> {
                 self.refuse(&path, "it is open for writing; it is taken once it is closed");
                 None
             }
-            Ok(opened) => Some(Found {
-                relative,
-                path: shown(self.root, &path),
-                size: opened.size,
-                file: opened.file,
-                identity: TreeFile {
+            Ok(opened) => {
+                let identity = TreeFile {
                     path,
                     size: opened.size,
                     inode: opened.inode,
                     changed_ns: opened.changed_ns,
                     modified_ns: opened.modified_ns,
-                },
-            }),
+                };
+                if self.only_as_listed && identity != listed {
+                    self.left_some = true;
+                    return None;
+                }
+                let path = shown(self.root, &identity.path);
+                Some(Found { relative, path, size: opened.size, file: opened.file, identity })
+            }
         }
     }
 }

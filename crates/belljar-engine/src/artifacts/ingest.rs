@@ -13,15 +13,17 @@ use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
+use std::sync::atomic::Ordering;
 
 use belljar_proto::guest::{TreeFile, TreeLimits};
 use belljar_runtime::{Sandbox, paths};
 
 use super::blobs::{Blobs, Taken};
 use super::catalog::{ArtifactRow, Total};
+use super::digest::Digest;
 use super::gather::{Found, Gathering};
 use super::mime::{HEAD_BYTES, mime_of};
-use super::names::harmless;
+use super::names::{harmless, shown};
 use super::shelf::{Quotas, Shelf};
 use super::{Artifact, Artifacts, Refused};
 use crate::clock;
@@ -69,17 +71,32 @@ impl Origin<'_> {
 pub(crate) struct Memory {
     /// What it looked like when there was nothing in it to be taken.
     nothing_at: Option<u64>,
+    /// [`Shelf::freed`] when there was no room for something in it.
+    no_room_at: Option<u64>,
     /// What was told of then, so that it is told once.
     refused: HashSet<Refused>,
-    /// Taken, and left where they were because the server is told to.
-    kept: HashMap<Vec<u8>, TreeFile>,
+    /// Taken, and still where they were: the server is told to leave them there, or they cannot be
+    /// removed. None if that is not known, as after a restart.
+    kept: Option<HashMap<Vec<u8>, TreeFile>>,
 }
 
-impl Memory {
-    /// Whether a directory with this fingerprint is worth a look.
-    pub(crate) fn is_news(&self, fingerprint: Option<u64>) -> bool {
-        self.nothing_at.is_none() || self.nothing_at != fingerprint
-    }
+/// What to take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum What {
+    /// All that is there now.
+    IsThere,
+    /// All, if nothing has changed since the end of the execution; nothing otherwise.
+    WasThere,
+}
+
+/// What came of an attempt to take files.
+#[derive(Default)]
+pub(super) struct Taking {
+    /// Those that are in the catalog.
+    pub(super) taken: Vec<TreeFile>,
+    pub(super) refused: Vec<Refused>,
+    /// Whether there was no room for some.
+    no_room: bool,
 }
 
 /// A file whose content is copied.
@@ -90,9 +107,28 @@ struct Copied {
 }
 
 impl Shelf {
+    /// Whether a directory with this fingerprint is worth a look.
+    pub(crate) fn is_news(&self, memory: &Memory, fingerprint: Option<u64>) -> bool {
+        let has_room = |at| at != self.freed.load(Ordering::Relaxed);
+        memory.nothing_at.is_none()
+            || memory.nothing_at != fingerprint
+            || memory.no_room_at.is_some_and(has_room)
+    }
+
     /// Takes what an execution left behind. `fingerprint` is that of the directory at its end.
     pub(crate) async fn ingest(
         &self,
+        sandbox: &Sandbox,
+        origin: Origin<'_>,
+        fingerprint: Option<u64>,
+        memory: &mut Memory,
+    ) -> Artifacts {
+        self.ingest_what(What::IsThere, sandbox, origin, fingerprint, memory).await
+    }
+
+    async fn ingest_what(
+        &self,
+        what: What,
         sandbox: &Sandbox,
         origin: Origin<'_>,
         fingerprint: Option<u64>,
@@ -103,7 +139,7 @@ impl Shelf {
             return artifacts;
         }
         if let Err(error) =
-            self.try_ingest(sandbox, origin, fingerprint, memory, &mut artifacts).await
+            self.try_ingest(what, sandbox, origin, fingerprint, memory, &mut artifacts).await
         {
             // The code has run and its result is worth having, with a word on what is missing.
             tracing::warn!(
@@ -120,8 +156,60 @@ impl Shelf {
         artifacts
     }
 
+    /// The same for an execution whose earlier server was killed, perhaps after it took everything
+    /// and told of it: what has come since belongs to whoever comes next.
+    pub(crate) async fn ingest_again(
+        &self,
+        sandbox: &Sandbox,
+        origin: Origin<'_>,
+        fingerprint: Option<u64>,
+        memory: &mut Memory,
+    ) -> Artifacts {
+        let rows = self.catalog.of_exec(origin.session, origin.exec).await.unwrap_or_default();
+        if rows.is_empty() {
+            // Where files stay, there are some after every execution, told or not.
+            let what = if self.config.keep_originals { What::WasThere } else { What::IsThere };
+            return self.ingest_what(what, sandbox, origin, fingerprint, memory).await;
+        }
+        if !self.config.keep_originals {
+            // What cannot be removed now is taken by the next.
+            let _ = self.remove_told(sandbox, origin, &rows).await;
+        }
+        let mut artifacts = Artifacts::default();
+        self.show_all(rows, origin, &mut artifacts).await;
+        artifacts
+    }
+
+    /// Removes those files that are in the catalog as they are.
+    async fn remove_told(
+        &self,
+        sandbox: &Sandbox,
+        origin: Origin<'_>,
+        rows: &[ArtifactRow],
+    ) -> Result<(), EngineError> {
+        let (directory, root) = origin.directory();
+        let told: HashMap<&str, Digest> =
+            rows.iter().map(|row| (row.path.as_str(), row.sha256)).collect();
+        let mut gathering = Gathering::begin(sandbox, (directory, root), AT_ONCE).await?;
+        gathering.pass_over(|file| !told.contains_key(shown(root, &file.path).as_str()));
+        let mut taken = Vec::new();
+        while let Some(batch) = gathering.next().await {
+            for (path, copied) in self.copy(origin, batch).await {
+                taken.extend(
+                    copied
+                        .ok()
+                        .filter(|file| told.get(path.as_str()) == Some(&file.row.sha256))
+                        .map(|file| file.identity),
+                );
+            }
+        }
+        remove(sandbox, &taken).await;
+        Ok(())
+    }
+
     async fn try_ingest(
         &self,
+        what: What,
         sandbox: &Sandbox,
         origin: Origin<'_>,
         fingerprint: Option<u64>,
@@ -129,54 +217,94 @@ impl Shelf {
         artifacts: &mut Artifacts,
     ) -> Result<(), EngineError> {
         memory.nothing_at = None;
+        memory.no_room_at = None;
+        let freed = self.freed.load(Ordering::Relaxed);
         let mut gathering = Gathering::begin(sandbox, origin.directory(), AT_ONCE).await?;
-        gathering.pass_over(|file| memory.kept.get(&file.path) == Some(file));
-        let (identities, refused) = self.take_all(&mut gathering, origin).await?;
+        if what == What::WasThere {
+            let now = sandbox.remove_files(paths::ARTIFACTS, &[]).await;
+            if !now.is_ok_and(|now| now.artifacts == fingerprint) {
+                return Ok(());
+            }
+            gathering.only_as_listed = true;
+        }
+        let told = match memory.kept {
+            None if self.config.keep_originals => self.catalog.latest(origin.session).await?,
+            _ => HashMap::new(),
+        };
+        let kept = memory.kept.take().unwrap_or_default();
+        let mut kept = gathering.pass_over(|file| kept.get(&file.path) == Some(file));
+        let Taking { taken, refused, no_room } =
+            self.take_all(&mut gathering, origin, &told).await?;
         artifacts.artifacts_refused.extend(refused);
-        if identities.is_empty() && !gathering.left_some {
+        if taken.is_empty() && !gathering.left_some {
             memory.nothing_at = fingerprint;
         }
-        if self.config.keep_originals {
-            memory.kept.extend(identities.into_iter().map(|file| (file.path.clone(), file)));
-        } else {
-            // What cannot be removed now is found again, and dropped as a second copy.
-            let _ = sandbox.remove_files(paths::ARTIFACTS, &identities).await;
+        if no_room {
+            memory.no_room_at = Some(freed);
         }
-        for row in self.catalog.of_exec(origin.session, origin.exec).await? {
-            artifacts.add(self.show(&row, origin).await);
+        if self.config.keep_originals || !remove(sandbox, &taken).await {
+            kept.extend(taken);
         }
+        memory.kept = Some(kept.into_iter().map(|file| (file.path.clone(), file)).collect());
+        let rows = self.catalog.of_exec(origin.session, origin.exec).await?;
+        self.show_all(rows, origin, artifacts).await;
         Ok(())
     }
 
-    /// Takes everything that is gathered; which files that were, and what could not be taken.
+    async fn show_all(
+        &self,
+        rows: Vec<ArtifactRow>,
+        origin: Origin<'_>,
+        artifacts: &mut Artifacts,
+    ) {
+        let mut places: HashMap<PathBuf, String> = HashMap::new();
+        for row in rows {
+            // Names that differ only in what cannot be shown: the first of them has the place.
+            let place = self.shown_at(&row, origin.place).filter(|place| {
+                *places.entry(place.clone()).or_insert_with(|| row.path.clone()) == row.path
+            });
+            artifacts.add(self.show(&row, place).await);
+        }
+    }
+
+    /// Takes everything that is gathered, but for what was `told` with the same content before.
     pub(super) async fn take_all(
         &self,
         gathering: &mut Gathering<'_>,
         origin: Origin<'_>,
-    ) -> Result<(Vec<TreeFile>, Vec<Refused>), EngineError> {
+        told: &HashMap<String, Digest>,
+    ) -> Result<Taking, EngineError> {
         let mut room = self.room(origin).await?;
-        let mut refused = Vec::new();
+        let mut taking = Taking::default();
         let mut copied = Vec::new();
         while let Some(batch) = gathering.next().await {
-            let batch = batch.into_iter().filter_map(|found| match room.admit(found.size) {
-                Ok(()) => Some(found),
-                Err(reason) => {
-                    refused.push(Refused { path: found.path, reason });
-                    None
+            let mut admitted = Vec::new();
+            for found in batch {
+                match room.admit(found.size) {
+                    Ok(()) => admitted.push(found),
+                    Err(NoRoom { reason, may_come }) => {
+                        taking.no_room |= may_come;
+                        taking.refused.push(Refused { path: found.path, reason });
+                    }
                 }
-            });
-            for (path, outcome) in self.copy(origin, batch.collect()).await {
+            }
+            for (path, outcome) in self.copy(origin, admitted).await {
                 match outcome {
+                    Ok(file) if told.get(&path) == Some(&file.row.sha256) => {
+                        taking.taken.push(file.identity);
+                    }
                     Ok(file) => copied.push(file),
                     Err(error) => {
+                        gathering.left_some = true;
                         let reason = format!("it could not be copied: {error}");
-                        refused.push(Refused { path, reason });
+                        taking.refused.push(Refused { path, reason });
                     }
                 }
             }
         }
-        refused.append(&mut gathering.refused);
-        Ok((self.put_in_place(copied).await?, refused))
+        taking.refused.append(&mut gathering.refused);
+        self.put_in_place(copied, &mut taking).await?;
+        Ok(taking)
     }
 
     /// Copies the content of these files aside.
@@ -195,35 +323,53 @@ impl Shelf {
             };
             batch.into_iter().map(copy).collect()
         });
-        copying.await.unwrap_or_default()
+        copying.await.unwrap_or_else(|panic| {
+            vec![(origin.directory().1.to_owned(), Err(io::Error::other(panic)))]
+        })
     }
 
-    /// Puts content and rows in their places, in this order, for good; which files that were.
-    async fn put_in_place(&self, copied: Vec<Copied>) -> Result<Vec<TreeFile>, EngineError> {
+    /// Puts content and rows in their places, in this order, for good.
+    async fn put_in_place(
+        &self,
+        copied: Vec<Copied>,
+        taking: &mut Taking,
+    ) -> Result<(), EngineError> {
         if copied.is_empty() {
-            return Ok(Vec::new());
+            return Ok(());
         }
-        let (mut rows, mut identities, mut contents) = (Vec::new(), Vec::new(), Vec::new());
-        for file in copied {
-            self.metrics.taken(file.row.size);
-            rows.push(file.row);
-            identities.push(file.identity);
-            contents.push(file.content);
+        let (mut rows, mut files, mut contents) = (Vec::new(), Vec::new(), Vec::new());
+        for Copied { row, identity, content } in copied {
+            files.push((row.path.clone(), row.size, identity));
+            rows.push(row);
+            contents.push(content);
         }
         let mut ingest = self.blobs.ingesting();
         let placing = tokio::task::spawn_blocking(move || ingest.keep(contents).map(|()| ingest));
         let placed = placing.await.unwrap_or_else(|panic| Err(io::Error::other(panic)));
         // Until the rows are there nobody but us knows that the content is wanted.
         let _wanted = placed.map_err(EngineError::KeepArtifacts)?;
-        self.catalog.add(rows).await?;
-        Ok(identities)
+        let refusals = self.catalog.add(rows, self.config.quotas).await?;
+        for ((path, size, identity), refusal) in files.into_iter().zip(refusals) {
+            match refusal {
+                None => {
+                    self.metrics.taken(size);
+                    taking.taken.push(identity);
+                }
+                // Another session of the tenant was faster. The content goes with the next sweep.
+                Some(reason) => {
+                    taking.no_room = true;
+                    taking.refused.push(Refused { path, reason });
+                }
+            }
+        }
+        Ok(())
     }
 
-    /// An artifact as its caller is told of it, and shown by its name where that is wanted.
-    pub(super) async fn show(&self, row: &ArtifactRow, origin: Origin<'_>) -> Artifact {
+    /// An artifact as its caller is told of it, and shown by its name at `place` if there is one.
+    pub(super) async fn show(&self, row: &ArtifactRow, place: Option<PathBuf>) -> Artifact {
         let blob = self.blobs.path(&row.tenant, &row.sha256);
         let mut host_path = blob.clone();
-        if let Some(place) = self.shown_at(row, origin.place) {
+        if let Some(place) = place {
             let at = place.clone();
             let linking = tokio::task::spawn_blocking(move || super::links::link(&blob, &at));
             match linking.await.unwrap_or_else(|panic| Err(io::Error::other(panic))) {
@@ -270,6 +416,12 @@ impl Shelf {
     }
 }
 
+/// Removes files that were taken; false if any of them may still be as it was.
+async fn remove(sandbox: &Sandbox, files: &[TreeFile]) -> bool {
+    let removed = sandbox.remove_files(paths::ARTIFACTS, files).await;
+    removed.is_ok_and(|removed| removed.removed == files.len() as u64)
+}
+
 fn copy_one(
     blobs: &Blobs,
     tenant: &str,
@@ -281,6 +433,10 @@ fn copy_one(
     let length = found.file.read_at(&mut head, 0)?;
     let name = found.name();
     let content = blobs.take(tenant, &found.file, found.size)?;
+    // Half of the old and half of the new is neither. A new file of the same name does not matter.
+    if !found.is_unchanged()? {
+        return Err(io::Error::other("it changed while it was read; it is taken once it does not"));
+    }
     let row = ArtifactRow {
         id: crate::new_id("art"),
         tenant: tenant.to_owned(),
@@ -296,8 +452,15 @@ fn copy_one(
     Ok(Copied { row, identity: found.identity, content })
 }
 
+/// Why there is no room.
+struct NoRoom {
+    reason: String,
+    /// Whether there may be when other artifacts are gone.
+    may_come: bool,
+}
+
 /// What may still be taken, counted while it is being taken: several sessions of a tenant may be
-/// at it at the same time.
+/// at it at the same time. Only so that nothing is copied in vain; the catalog has the last word.
 struct Room<'a> {
     shelf: &'a Shelf,
     name: String,
@@ -310,29 +473,22 @@ struct Room<'a> {
 
 impl Room<'_> {
     /// Room for one more file, or why there is none.
-    fn admit(&mut self, size: u64) -> Result<(), String> {
+    fn admit(&mut self, size: u64) -> Result<(), NoRoom> {
         let quotas = self.quotas;
         if size > quotas.file_bytes {
             let most = quotas.file_bytes;
-            return Err(format!("it has {size} bytes, and an artifact may have {most}"));
+            let reason = format!("it has {size} bytes, and an artifact may have {most}");
+            return Err(NoRoom { reason, may_come: false });
         }
         let mut in_flight = crate::lock(&self.shelf.in_flight);
         let others = in_flight.entry(self.name.clone()).or_default();
         let checks = [
-            ("session", self.session, self.reserved, quotas.session),
-            ("tenant", self.tenant, *others, quotas.tenant),
+            ("session", self.session + self.reserved, quotas.session),
+            ("tenant", self.tenant + *others, quotas.tenant),
         ];
-        for (whose, there, coming, most) in checks {
-            if there.count + coming.count >= most.count {
-                return Err(format!(
-                    "this {whose} has {} artifacts, which is the most",
-                    most.count
-                ));
-            }
-            let bytes = there.bytes.saturating_add(coming.bytes).saturating_add(size);
-            if bytes > most.bytes {
-                let most = most.bytes;
-                return Err(format!("the artifacts of this {whose} would exceed {most} bytes"));
+        for (whose, there, most) in checks {
+            if let Some(reason) = most.refuses(whose, there, size) {
+                return Err(NoRoom { reason, may_come: true });
             }
         }
         for total in [others, &mut self.reserved] {

@@ -15,6 +15,7 @@
 
 mod blobs;
 mod catalog;
+mod claim;
 mod digest;
 mod export;
 mod gather;

@@ -6,9 +6,11 @@ use std::fs::File;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::blobs::{Blobs, tenant_dir};
+use super::blobs::{Blobs, make_root, tenant_dir};
 use super::catalog::{ArtifactFilter, ArtifactRow, Catalog, Total};
+use super::claim::Claim;
 use super::ingest::Place;
 use super::links;
 use super::tokens::{Method, SigningKey};
@@ -53,6 +55,17 @@ pub struct Quota {
     pub bytes: u64,
 }
 
+impl Quota {
+    /// Why nothing may be added to what is there, if so.
+    pub(super) fn refuses(self, whose: &str, there: Total, size: u64) -> Option<String> {
+        if there.count >= self.count {
+            return Some(format!("this {whose} has {} artifacts, which is the most", self.count));
+        }
+        (there.bytes.saturating_add(size) > self.bytes)
+            .then(|| format!("the artifacts of this {whose} would exceed {} bytes", self.bytes))
+    }
+}
+
 #[derive(Debug)]
 pub struct Shelf {
     pub(super) config: ShelfConfig,
@@ -61,7 +74,10 @@ pub struct Shelf {
     key: SigningKey,
     /// Per tenant, what is on its way to the catalog.
     pub(super) in_flight: Mutex<HashMap<String, Total>>,
+    /// How often artifacts were forgotten: there may be room then for what had none.
+    pub(super) freed: AtomicU64,
     pub(super) metrics: ArtifactMetrics,
+    _claim: Claim,
 }
 
 /// What a token may be used for, and until when.
@@ -80,9 +96,21 @@ impl Shelf {
             move |cause| EngineError::Directory { path, cause }
         };
         let catalog = Catalog::open(&config.database)?;
+        let claim = make_root(&config.blobs_dir)
+            .and_then(|root| Claim::take(&root, &config.database))
+            .map_err(at(&config.blobs_dir))?;
         let blobs = Blobs::open(&config.blobs_dir).map_err(at(&config.blobs_dir))?;
         let key = SigningKey::load_or_create(&config.key_file).map_err(at(&config.key_file))?;
-        Ok(Shelf { config, blobs, catalog, key, in_flight: Mutex::default(), metrics })
+        Ok(Shelf {
+            config,
+            blobs,
+            catalog,
+            key,
+            in_flight: Mutex::default(),
+            freed: AtomicU64::new(0),
+            metrics,
+            _claim: claim,
+        })
     }
 
     pub(crate) async fn close(&self) {
@@ -121,15 +149,19 @@ impl Shelf {
         let removed = self.catalog.remove(tenant, id).await?;
         Ok(match removed {
             Some(row) => {
-                self.hide(vec![row]).await;
+                self.hide(vec![row]).await?;
                 true
             }
             None => false,
         })
     }
 
-    /// Removes the names of artifacts that are no more, where they are still theirs.
-    async fn hide(&self, rows: Vec<ArtifactRow>) {
+    /// After artifacts were forgotten: removes their names where they are still theirs.
+    async fn hide(&self, mut rows: Vec<ArtifactRow>) -> Result<(), EngineError> {
+        self.freed.fetch_add(1, Ordering::Relaxed);
+        // Saved again as it was, it is shown by the same name.
+        let mut shown = self.catalog.shown_by_others(rows.clone()).await?.into_iter();
+        rows.retain(|_| shown.next() == Some(false));
         let names: Vec<_> = rows
             .iter()
             .flat_map(|row| {
@@ -142,6 +174,7 @@ impl Shelf {
             names.iter().for_each(|(blob, place)| links::unlink(blob, place));
         });
         let _ = hiding.await;
+        Ok(())
     }
 
     /// Forgets what is too old, and deletes content that nobody refers to.
@@ -154,7 +187,7 @@ impl Shelf {
                 if forgotten.is_empty() {
                     break;
                 }
-                self.hide(forgotten).await;
+                self.hide(forgotten).await?;
             }
         }
         self.sweep().await

@@ -83,7 +83,9 @@ pub(super) async fn perform(
         start(&session, &sandbox, &exec).await
     };
     let performed = match following {
-        Ok(following) => follow_to_the_end(&shared, &session, &sandbox, &exec, following).await,
+        Ok(following) => {
+            follow_to_the_end(&shared, &session, &sandbox, &exec, following, join).await
+        }
         Err(
             EngineError::Exec(RuntimeError::Gone | RuntimeError::TimedOut(_))
             | EngineError::StartKernel(RuntimeError::Gone),
@@ -151,6 +153,7 @@ async fn follow_to_the_end(
     sandbox: &Sandbox,
     exec: &Exec,
     mut following: Following,
+    joined: bool,
 ) -> Performed {
     // The guest keeps the time. Should it not be able to any more, we do.
     let limit = Duration::from_millis(exec.request.timeout_ms)
@@ -158,8 +161,8 @@ async fn follow_to_the_end(
     let followed = follow(&exec.transcript, &mut following, |_| {});
     match tokio::time::timeout(limit, followed).await {
         Ok(Some(outcome)) => {
-            exec.transcript
-                .tell_artifacts(&take_artifacts(shared, session, sandbox, exec, &outcome).await);
+            let artifacts = take_artifacts(shared, session, sandbox, exec, &outcome, joined).await;
+            exec.transcript.tell_artifacts(&artifacts);
             exec.finish(outcome);
             Performed::Ended
         }
@@ -179,6 +182,7 @@ async fn take_artifacts(
     sandbox: &Sandbox,
     exec: &Exec,
     outcome: &Outcome,
+    joined: bool,
 ) -> Artifacts {
     let fingerprint = outcome.artifacts;
     if fingerprint.is_none() && sandbox.tells_artifacts() {
@@ -186,7 +190,7 @@ async fn take_artifacts(
     }
     // Others of this session may have ended at the same time.
     let mut memory = session.artifacts.lock().await;
-    if !memory.is_news(fingerprint) {
+    if !joined && !shared.shelf.is_news(&memory, fingerprint) {
         return Artifacts::default();
     }
     let origin = artifacts::Origin {
@@ -195,6 +199,9 @@ async fn take_artifacts(
         exec: &exec.id,
         place: if session.record.is_some() { Place::Session } else { Place::Nowhere },
     };
+    if joined {
+        return shared.shelf.ingest_again(sandbox, origin, fingerprint, &mut memory).await;
+    }
     shared.shelf.ingest(sandbox, origin, fingerprint, &mut memory).await
 }
 

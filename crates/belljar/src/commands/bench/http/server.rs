@@ -49,6 +49,7 @@ impl Corner {
             ("BELLJAR_RUN_DIR", place("run")),
             ("BELLJAR_OUTPUTS_DIR", place("outputs")),
             ("SESSIONS_ROOT", place("sessions")),
+            ("BLOBSTORE_DIR", place("blobstore")),
             ("BELLJAR_CGROUP_PARENT", self.cgroup_parent.clone()),
             ("BELLJAR_POOL", pool.to_string()),
             ("BELLJAR_TLS_CERT", String::new()),

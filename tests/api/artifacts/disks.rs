@@ -1,0 +1,61 @@
+//! Disks without room, on either side.
+
+use std::fs;
+use std::path::PathBuf;
+
+use super::{link, list, only, reason, refused, told};
+use crate::server::{Server, names, text};
+use crate::storage::on_a_small_disk;
+
+#[tokio::test]
+async fn a_full_blob_store_costs_no_result_and_no_file() {
+    let server = on_a_small_disk("blobstore", "size=1m").await;
+    let session = server.session().await;
+    let too_much = "cd artifacts; head -c 2000000 /dev/urandom > large; echo x > small; echo done";
+    let result = session.shell(too_much).await;
+    assert_eq!((text(&result["status"]), text(&result["stdout"])), ("ok", "done\n"));
+    assert!(reason(&result, "large").contains("No space left"), "{result:#}");
+    assert_eq!(told(&result), ["small"]);
+    assert_eq!(server.get(&link(only(&result))).await.text(200), "x\n");
+    let store = format!("/proc/{}/root{}", server.pid(), server.path("blobstore").display());
+    assert_eq!(names(&PathBuf::from(&store).join("incoming")), [""; 0], "nothing half-copied");
+    assert_eq!(session.inside().await, "large");
+    // With not even room for a name.
+    let filler = PathBuf::from(&store).join("filler");
+    let _ = fs::write(&filler, vec![0; 4 << 20]);
+    let full = session.shell("echo other > artifacts/other; echo still here").await;
+    assert_eq!((text(&full["stdout"]), told(&full)), ("still here\n", vec![]));
+    assert!(!refused(&full).is_empty(), "{full:#}");
+    // With room again it is taken, although nothing has changed.
+    fs::remove_file(&filler).expect("it was there");
+    let after = session.shell("truncate -s 100000 artifacts/large").await;
+    assert_eq!(told(&after), ["large", "other"]);
+    assert_eq!(session.inside().await, "");
+}
+
+#[tokio::test]
+async fn a_full_store_is_tried_again_without_being_told() {
+    let server = on_a_small_disk("blobstore", "size=1m").await;
+    let session = server.session().await;
+    let store = format!("/proc/{}/root{}", server.pid(), server.path("blobstore").display());
+    let filler = PathBuf::from(&store).join("filler");
+    let _ = fs::write(&filler, vec![0; 4 << 20]);
+    let full = session.leaves("a", "x").await;
+    assert_eq!(told(&full), [""; 0]);
+    assert!(!refused(&full).is_empty(), "{full:#}");
+    assert_eq!(refused(&session.python("1").await), [], "it is said once");
+    fs::remove_file(&filler).expect("it was there");
+    assert_eq!(told(&session.python("1").await), ["a"]);
+}
+
+#[tokio::test]
+async fn a_full_session_is_emptied_by_taking() {
+    let server = Server::with(&[("TMPFS_SIZE_MB", "4")]).await;
+    let session = server.session().await;
+    let filled = session.shell("cat /dev/zero > artifacts/full; echo $?").await;
+    assert_eq!(filled["stdout"], "1\n", "{filled:#}");
+    assert_eq!(told(&filled), ["full"]);
+    let size = list(&filled["artifacts"])[0]["size"].as_u64().expect("a size");
+    assert!((1 << 20..=4 << 20).contains(&size), "{size}");
+    assert_eq!(told(&session.leaves("next", "x").await), ["next"]);
+}

@@ -1,0 +1,58 @@
+//! What is forgotten, and what must not be.
+
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::{blobs, link, only, told};
+use crate::server::{Server, Session, eventually, names, text};
+
+#[tokio::test]
+async fn content_goes_with_the_last_artifact_that_has_it() {
+    let server = Server::start().await;
+    let (one, two) = (server.session().await, server.session().await);
+    let (first, second) = (one.leaves("a", "same").await, two.leaves("b", "same").await);
+    let other = one.leaves("c", "other").await;
+    let forget = |result| format!("/v1/artifacts/{}", text(&only(result)["id"]));
+    assert_eq!(server.delete(&forget(&first)).await.status, 204);
+    server.get(&link(only(&first))).await.error(404, "artifact_not_found");
+    assert_eq!(server.get(&link(only(&second))).await.text(200), "same");
+    // What was told is told as it was; the list knows better.
+    assert_eq!(told(&server.get(&one.path("/artifacts")).await.json(200)), ["c"]);
+    assert_eq!(server.delete(&forget(&other)).await.status, 204);
+
+    let place = server.kill().await;
+    let server = place.serve().await;
+    eventually("a sweep was there", async || blobs(&place).len() == 1).await;
+    assert_eq!(server.get(&link(only(&second))).await.text(200), "same");
+    assert_eq!(server.delete(&forget(&second)).await.status, 204);
+    let place = server.kill().await;
+    let server = place.serve().await;
+    eventually("a sweep was there", async || blobs(&place).is_empty()).await;
+    // And it can come again.
+    let one = Session::of(&server, &one.id);
+    let again = one.leaves("a", "same").await;
+    assert_eq!(server.get(&link(only(&again))).await.text(200), "same");
+    assert_eq!(names(&place.path("blobstore/incoming")), [""; 0]);
+}
+
+#[tokio::test]
+async fn old_artifacts_are_forgotten() {
+    let server = Server::with(&[("BELLJAR_ARTIFACT_RETENTION", "1")]).await;
+    let session = server.session_with(json!({"storage": "BIND"})).await;
+    let old = session.leaves("sub/old", "old").await;
+    let shown = server.path("sessions").join(&session.id).join("artifacts/sub");
+    assert_eq!(names(&shown), ["old"]);
+    // Until it is old.
+    tokio::time::sleep(Duration::from_millis(1100)).await;
+    let place = server.kill().await;
+    let server = place.serve().await;
+    eventually("it is forgotten", async || server.get(&link(only(&old))).await.status == 404).await;
+    server.get(&link(only(&old))).await.error(404, "artifact_not_found");
+    eventually("its content is gone", async || blobs(&place).is_empty()).await;
+    assert_eq!(names(&shown), [""; 0]);
+    assert_eq!(told(&server.get("/v1/artifacts").await.json(200)), [""; 0]);
+    let session = Session::of(&server, &session.id);
+    let new = session.leaves("sub/old", "old").await;
+    assert_eq!(server.get(&link(only(&new))).await.text(200), "old");
+}

@@ -1,0 +1,79 @@
+//! Whose artifacts they are.
+
+use std::sync::Arc;
+
+use hyper::Method;
+use serde_json::json;
+
+use super::{blobs, link, only, told};
+use crate::client::Client;
+use crate::keys::{secret, with_keys};
+use crate::server::{Place, Server, text};
+
+#[tokio::test]
+async fn identical_content_is_kept_once_per_tenant() {
+    let (server, keys) =
+        with_keys(&[&["--name", "a", "--tenant", "acme"], &["--name", "b", "--tenant", "bell"]])
+            .await;
+    let [acme, bell] = [0, 1].map(|n: usize| server.with_key(secret(&keys[n])));
+    let (one, two) = (acme.session_with(json!({})).await, acme.session_with(json!({})).await);
+    let theirs = bell.session_with(json!({})).await;
+    let first = one.leaves("a", "same").await;
+    let second = two.leaves("b", "same").await;
+    assert_eq!(only(&first)["sha256"], only(&second)["sha256"]);
+    assert_ne!(only(&first)["id"], only(&second)["id"]);
+    assert_eq!(only(&first)["host_path"], only(&second)["host_path"]);
+    assert_eq!(blobs(&server.place).len(), 1);
+    let foreign = theirs.leaves("c", "same").await;
+    assert_ne!(only(&foreign)["host_path"], only(&first)["host_path"]);
+    assert_eq!(blobs(&server.place).len(), 2);
+
+    // Each sees their own, and is told nothing of the others'.
+    let get = async |who: &Client, path: &str| who.get(path).await;
+    assert_eq!(told(&get(&acme, "/v1/artifacts").await.json(200)), ["b", "a"]);
+    assert_eq!(told(&get(&bell, "/v1/artifacts").await.json(200)), ["c"]);
+    let by_session = format!("/v1/artifacts?session={}", one.id);
+    assert_eq!(told(&get(&bell, &by_session).await.json(200)), [""; 0]);
+    let id = text(&only(&first)["id"]);
+    let unknown = "art_00000000000000000000000000000000";
+    for (method, path) in [(Method::GET, ""), (Method::DELETE, ""), (Method::POST, "/url")] {
+        let ask = async |id: &str| {
+            let path = format!("/v1/artifacts/{id}{path}");
+            let body = if method == Method::POST { "{}" } else { "" };
+            bell.send(bell.request(method.clone(), &path, body)).await
+        };
+        let (theirs, nobodys) = (ask(id).await, ask(unknown).await);
+        let message = theirs.error(404, "artifact_not_found").replace(id, "");
+        assert_eq!(message, nobodys.error(404, "artifact_not_found").replace(unknown, ""));
+    }
+    let before = format!("/v1/artifacts?before={id}");
+    get(&bell, &before).await.error(404, "artifact_not_found");
+    get(&bell, &one.path("/artifacts")).await.error(404, "session_not_found");
+    // It is still there, and a link needs no key.
+    assert_eq!(server.get(&link(only(&first))).await.text(200), "same");
+    assert_eq!(bell.get(&link(only(&first))).await.text(200), "same");
+    for path in ["/v1/artifacts", &format!("/v1/artifacts/{id}")] {
+        server.get(path).await.error(401, "unauthorized");
+    }
+    let bare = format!("/artifacts/{id}");
+    server.get(&bare).await.error(403, "link_invalid");
+    acme.get(&bare).await.error(403, "link_invalid");
+}
+
+/// Its upkeep would remove everything that its own list does not name.
+#[tokio::test]
+async fn a_server_leaves_the_content_of_another_alone() {
+    let server = Server::start().await;
+    let session = server.session().await;
+    let kept = session.leaves("a", "precious").await;
+    let blobstore = server.path("blobstore").display().to_string();
+    let other = || Arc::new(Place::new().env("BLOBSTORE_DIR", &blobstore));
+    let refused = other().refusal().await;
+    assert!(refused.contains("another server uses it"), "{refused}");
+    let place = server.place.clone();
+    server.terminate().await;
+    let refused = other().refusal().await;
+    assert!(refused.contains("artifacts.db") && refused.contains("BLOBSTORE_DIR"), "{refused}");
+    let server = place.serve().await;
+    assert_eq!(server.get(&link(only(&kept))).await.text(200), "precious");
+}
