@@ -135,7 +135,7 @@ pub fn rename(from: &[u8], to: &[u8]) -> io::Result<()> {
 
 /// What is in there is about us, who opens it, and not about the sandbox.
 fn refuse_proc(file: &fs::File) -> io::Result<()> {
-    match i64::from(rustix::fs::fstatfs(file)?.f_type) {
+    match rustix::fs::fstatfs(file)?.f_type {
         PROC_SUPER_MAGIC => Err(io::Error::new(
             io::ErrorKind::PermissionDenied,
             "files of /proc are read by code inside, not from here",
