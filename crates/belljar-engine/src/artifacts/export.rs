@@ -49,9 +49,9 @@ impl Shelf {
         let (_, mut refused) = self.take_all(&mut gathering, origin).await?;
         let stamp = stamp();
         let mut exports = Vec::new();
-        for row in self.catalog.of_exec(session, &exec).await? {
-            let mut artifact = self.show(&row, origin).await;
-            let Some(name) = relative(&row.path) else { continue };
+        let rows = self.catalog.of_exec(session, &exec).await?;
+        for mut artifact in self.show(rows, origin).await {
+            let Some(name) = relative(&artifact.path) else { continue };
             missing.remove(name);
             let (blob, directory) = (artifact.host_path.clone(), self.config.exports_dir.clone());
             let (file, stamp) = (harmless(name.as_bytes()).unwrap_or_default(), stamp.clone());
@@ -64,7 +64,7 @@ impl Shelf {
                 }
                 Err(error) => {
                     let reason = format!("it could not be exported: {error}");
-                    refused.push(Refused { path: row.path, reason });
+                    refused.push(Refused { path: artifact.path, reason });
                 }
             }
         }

@@ -139,9 +139,8 @@ impl Shelf {
             // What cannot be removed now is found again, and dropped as a second copy.
             let _ = sandbox.remove_files(paths::ARTIFACTS, &identities).await;
         }
-        for row in self.catalog.of_exec(origin.session, origin.exec).await? {
-            artifacts.add(self.show(&row, origin).await);
-        }
+        let rows = self.catalog.of_exec(origin.session, origin.exec).await?;
+        self.show(rows, origin).await.into_iter().for_each(|artifact| artifacts.add(artifact));
         Ok(())
     }
 
@@ -216,28 +215,18 @@ impl Shelf {
         Ok(identities)
     }
 
-    /// An artifact as its caller is told of it, and shown by its name where that is wanted.
-    pub(super) async fn show(&self, row: &ArtifactRow, origin: Origin<'_>) -> Artifact {
-        let blob = self.blobs.path(&row.tenant, &row.sha256);
-        let mut host_path = blob.clone();
-        if let Some(place) = self.shown_at(row, origin.place) {
-            let at = place.clone();
-            let linking = tokio::task::spawn_blocking(move || super::links::link(&blob, &at));
-            match linking.await.unwrap_or_else(|panic| Err(io::Error::other(panic))) {
-                Ok(()) => host_path = place,
-                Err(error) => tracing::warn!("failed to link `{}`: {error}", place.display()),
-            }
-        }
-        Artifact {
-            id: Some(row.id.clone()),
-            name: row.name.clone(),
-            path: row.path.clone(),
-            host_path,
-            size: row.size,
-            mime: Some(row.mime.clone()),
-            sha256: Some(row.sha256),
-            url: None,
-        }
+    /// Artifacts as their caller is told of them, and shown by their names where that is wanted.
+    pub(super) async fn show(&self, rows: Vec<ArtifactRow>, origin: Origin<'_>) -> Vec<Artifact> {
+        let blob = |row: &ArtifactRow| self.blobs.path(&row.tenant, &row.sha256);
+        let names: Vec<(PathBuf, Option<PathBuf>)> =
+            rows.iter().map(|row| (blob(row), self.shown_at(row, origin.place))).collect();
+        // One task for all: there may be thousands.
+        let linking = tokio::task::spawn_blocking(move || {
+            names.into_iter().map(|(blob, place)| show_one(blob, place)).collect()
+        });
+        let host_paths: Vec<PathBuf> =
+            linking.await.unwrap_or_else(|_| rows.iter().map(blob).collect());
+        rows.into_iter().zip(host_paths).map(|(row, host_path)| told(row, host_path)).collect()
     }
 
     /// Where an artifact appears by its name.
@@ -264,6 +253,31 @@ impl Shelf {
             session,
             reserved: Total::default(),
         })
+    }
+}
+
+/// Where the host finds it.
+fn show_one(blob: PathBuf, place: Option<PathBuf>) -> PathBuf {
+    let Some(place) = place else { return blob };
+    match super::links::link(&blob, &place) {
+        Ok(()) => place,
+        Err(error) => {
+            tracing::warn!("failed to link `{}`: {error}", place.display());
+            blob
+        }
+    }
+}
+
+fn told(row: ArtifactRow, host_path: PathBuf) -> Artifact {
+    Artifact {
+        id: Some(row.id),
+        name: row.name,
+        path: row.path,
+        host_path,
+        size: row.size,
+        mime: Some(row.mime),
+        sha256: Some(row.sha256),
+        url: None,
     }
 }
 
