@@ -17,8 +17,8 @@ use crate::audit::Entry;
 use crate::clock;
 use crate::datasets::source::{Answer, SourceError};
 use crate::datasets::{
-    Arriving, DatasetInfo, DatasetListing, DatasetName, DatasetRow, DatasetStatus, Exports, Known,
-    copy_verified, describe,
+    Arriving, Content, DatasetInfo, DatasetListing, DatasetName, DatasetRow, DatasetStatus,
+    Exports, Known, describe,
 };
 use crate::error::{EngineError, in_full};
 use crate::session::Session;
@@ -112,8 +112,8 @@ impl Upload {
         };
         let staged = async {
             let arrived = arrival.finish().await?;
-            let sha256 = self.shared.keep_dataset(&self.session.tenant, arrived).await?;
-            self.shared.stage(&self.session, &self.name, None, sha256).await
+            let content = self.shared.keep_dataset(&self.session.tenant, arrived).await?;
+            self.shared.stage(&self.session, &self.name, None, content).await
         };
         match staged.await {
             Ok(info) => Ok(DatasetInfo { cached: Some(false), ..info }),
@@ -173,10 +173,10 @@ impl Engine {
         sha256: Digest,
     ) -> Result<Option<DatasetInfo>, EngineError> {
         let session = self.session_with_datasets(who, id).await?;
-        if self.shared.datasets.find(&who.tenant, &sha256).is_none() {
+        let Some(content) = self.shared.datasets.find(&who.tenant, &sha256) else {
             return Ok(None);
-        }
-        let staged = self.shared.stage(&session, &name, None, sha256).await;
+        };
+        let staged = self.shared.stage(&session, &name, None, content).await;
         match staged {
             Ok(info) => Ok(Some(DatasetInfo { cached: Some(true), ..info })),
             // Damaged in the cache, and therefore gone: it is not known after all.
@@ -326,31 +326,27 @@ impl Shared {
         self: &Arc<Self>,
         tenant: &str,
         arrived: Arriving,
-    ) -> Result<Digest, EngineError> {
+    ) -> Result<Content, EngineError> {
         let (shared, tenant) = (Arc::clone(self), tenant.to_owned());
         let keeping = tokio::task::spawn_blocking(move || shared.datasets.keep(&tenant, arrived));
         let kept = keeping.await.unwrap_or_else(|panic| Err(io::Error::other(panic)));
-        kept.map(|(sha256, _)| sha256).map_err(EngineError::KeepDataset)
+        kept.map_err(EngineError::KeepDataset)
     }
 
-    /// Makes content that is in the cache visible in a session, in one step.
+    /// Makes content visible in a session, in one step.
     async fn stage(
         self: &Arc<Self>,
         session: &Session,
         name: &DatasetName,
         source: Option<&str>,
-        sha256: Digest,
+        content: Content,
     ) -> Result<DatasetInfo, EngineError> {
-        let Some((content, size)) = self.datasets.find(&session.tenant, &sha256) else {
-            let gone = io::Error::new(io::ErrorKind::InvalidData, "it is not cached any more");
-            return Err(EngineError::KeepDataset(gone));
-        };
+        let (sha256, size) = (content.sha256, content.size);
         let sandbox = session.sandbox()?;
         let path = name.as_str().as_bytes();
         let (file, temporary) =
             sandbox.create_file(paths::SESSION_DATA, path).await.map_err(EngineError::Stage)?;
-        let copying =
-            tokio::task::spawn_blocking(move || copy_verified(&content, &file, &sha256)).await;
+        let copying = tokio::task::spawn_blocking(move || content.copy_to(&file)).await;
         let copied = copying.unwrap_or_else(|panic| Err(io::Error::other(panic)));
         if let Err(error) = copied {
             // If even this fails, what is left is hidden.
@@ -400,21 +396,25 @@ impl Shared {
     ) -> Result<DatasetInfo, EngineError> {
         let tenant = &session.tenant;
         let known = self.datasets.known(tenant, source);
-        let known = known.filter(|known| self.datasets.find(tenant, &known.sha256).is_some());
+        let known =
+            known.and_then(|known| Some((self.datasets.find(tenant, &known.sha256)?, known)));
         let is_fresh = |known: &Known| {
             known.etag.is_none() && clock::now_ms() - known.fetched_ms < FRESH_MS && !refresh
         };
-        if let Some(known) = known.as_ref().filter(|known| is_fresh(known)) {
-            return self.stage_cached(session, name, source, known).await;
-        }
+        let known = match known {
+            Some((content, known)) if is_fresh(&known) => {
+                return self.stage_cached(session, name, source, &known, content).await;
+            }
+            known => known,
+        };
         let _permit = self.fetching.acquire().await;
         let arrival = Arrival::begin(self)?;
-        let etag = known.as_ref().and_then(|known| known.etag.as_deref());
+        let etag = known.as_ref().and_then(|(_, known)| known.etag.as_deref());
         let answer = self.config.dataset_sources.fetch(source, etag, arrival.chunks.clone()).await;
         let arrived = arrival.finish().await;
         let fetched = match (answer, known) {
-            (Ok(Answer::NotModified), Some(known)) => {
-                return self.stage_cached(session, name, source, &known).await;
+            (Ok(Answer::NotModified), Some((content, known))) => {
+                return self.stage_cached(session, name, source, &known, content).await;
             }
             (Ok(Answer::NotModified), None) => {
                 return Err(EngineError::Invalid("its source has nothing new to nothing".into()));
@@ -424,9 +424,9 @@ impl Shared {
             (Err(_), _) if arrived.is_err() => return arrived.map(|_| unreachable!("it is one")),
             (Err(error), _) => return Err(EngineError::Source(error)),
         };
-        let sha256 = self.keep_dataset(tenant, arrived?).await?;
+        let content = self.keep_dataset(tenant, arrived?).await?;
         let known = Known {
-            sha256,
+            sha256: content.sha256,
             etag: fetched.etag,
             file_name: fetched.file_name,
             fetched_ms: clock::now_ms(),
@@ -434,7 +434,7 @@ impl Shared {
         if let Err(error) = self.datasets.remember(tenant, source, &known) {
             tracing::warn!("failed to remember where a dataset came from: {error}");
         }
-        let info = self.stage_as(session, name, source, &known).await?;
+        let info = self.stage_as(session, name, source, &known, content).await?;
         Ok(DatasetInfo { cached: Some(false), ..info })
     }
 
@@ -444,8 +444,9 @@ impl Shared {
         name: &DatasetName,
         source: &str,
         known: &Known,
+        content: Content,
     ) -> Result<DatasetInfo, EngineError> {
-        let info = self.stage_as(session, name, source, known).await?;
+        let info = self.stage_as(session, name, source, known, content).await?;
         Ok(DatasetInfo { cached: Some(true), ..info })
     }
 
@@ -456,9 +457,10 @@ impl Shared {
         asked: &DatasetName,
         source: &str,
         known: &Known,
+        content: Content,
     ) -> Result<DatasetInfo, EngineError> {
         let name = asked.with_file_name(&known.file_name).unwrap_or_else(|_| asked.clone());
-        let info = self.stage(session, &name, Some(source), known.sha256).await?;
+        let info = self.stage(session, &name, Some(source), content).await?;
         if name != *asked {
             // It was pending under the name that it was asked for by.
             self.store.remove_dataset(&session.id, asked.as_str()).await?;
