@@ -52,6 +52,7 @@ lint: system
 bench: setup
 	$(BELLJAR) bench
 	$(BELLJAR) bench --http
+	$(BELLJAR) bench --files
 
 clean:
 	$(CARGO) clean

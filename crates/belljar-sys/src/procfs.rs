@@ -132,6 +132,11 @@ pub fn status_field(pid: u32, field: &str) -> Option<u64> {
     line.split_whitespace().next()?.parse().ok()
 }
 
+/// Lets `VmHWM` in [`status_field`], the most memory that a process ever had, begin anew.
+pub fn forget_peak(pid: u32) -> io::Result<()> {
+    fs::write(format!("/proc/{pid}/clear_refs"), "5")
+}
+
 /// Memory that only this process uses, in KiB: what would be free without it.
 #[must_use]
 pub fn private_kib(pid: u32) -> Option<u64> {

@@ -623,10 +623,14 @@ pub(crate) struct BenchArgs {
     /// Measure a server as its clients see it, started for this and gone afterwards
     #[arg(long)]
     pub(crate) http: bool,
+    /// Measure artifacts and datasets: files out of sessions and into them, beside sha256sum and,
+    /// where it is installed, nginx; needs 10 GB in the directory for temporary files
+    #[arg(long, conflicts_with = "http")]
+    pub(crate) files: bool,
     /// Print the figures as JSON
     #[arg(long)]
     pub(crate) json: bool,
-    /// Fewer rounds and fewer live sessions, for a first impression
+    /// Fewer rounds, fewer live sessions and smaller files, for a first impression
     #[arg(long)]
     pub(crate) quick: bool,
     /// The largest number of live sessions

@@ -51,9 +51,10 @@ impl Shelf {
         let mut refused = self.take_all(&mut gathering, origin, &HashMap::new()).await?.refused;
         let stamp = stamp();
         let mut exports = Vec::new();
-        for row in self.catalog.of_exec(session, &exec).await? {
-            let mut artifact = self.show(&row, None).await;
-            let Some(name) = relative(&row.path) else { continue };
+        let rows = self.catalog.of_exec(session, &exec).await?;
+        let nowhere = vec![None; rows.len()];
+        for mut artifact in self.show(rows, nowhere).await {
+            let Some(name) = relative(&artifact.path) else { continue };
             let (blob, directory) = (artifact.host_path.clone(), self.config.exports_dir.clone());
             let (file, stamp) = (harmless(name.as_bytes()).unwrap_or_default(), stamp.clone());
             let placing =
@@ -65,7 +66,7 @@ impl Shelf {
                 }
                 Err(error) => {
                     let reason = format!("it could not be exported: {error}");
-                    refused.push(Refused { path: row.path, reason });
+                    refused.push(Refused { path: artifact.path, reason });
                 }
             }
         }

@@ -257,14 +257,15 @@ impl Shelf {
         origin: Origin<'_>,
         artifacts: &mut Artifacts,
     ) {
-        let mut places: HashMap<PathBuf, String> = HashMap::new();
-        for row in rows {
+        let mut taken: HashMap<PathBuf, String> = HashMap::new();
+        let mut place = |row: &ArtifactRow| {
             // Names that differ only in what cannot be shown: the first of them has the place.
-            let place = self.shown_at(&row, origin.place).filter(|place| {
-                *places.entry(place.clone()).or_insert_with(|| row.path.clone()) == row.path
-            });
-            artifacts.add(self.show(&row, place).await);
-        }
+            self.shown_at(row, origin.place).filter(|place| {
+                *taken.entry(place.clone()).or_insert_with(|| row.path.clone()) == row.path
+            })
+        };
+        let places = rows.iter().map(&mut place).collect();
+        self.show(rows, places).await.into_iter().for_each(|artifact| artifacts.add(artifact));
     }
 
     /// Takes everything that is gathered, but for what was `told` with the same content before.
@@ -365,28 +366,21 @@ impl Shelf {
         Ok(())
     }
 
-    /// An artifact as its caller is told of it, and shown by its name at `place` if there is one.
-    pub(super) async fn show(&self, row: &ArtifactRow, place: Option<PathBuf>) -> Artifact {
-        let blob = self.blobs.path(&row.tenant, &row.sha256);
-        let mut host_path = blob.clone();
-        if let Some(place) = place {
-            let at = place.clone();
-            let linking = tokio::task::spawn_blocking(move || super::links::link(&blob, &at));
-            match linking.await.unwrap_or_else(|panic| Err(io::Error::other(panic))) {
-                Ok(()) => host_path = place,
-                Err(error) => tracing::warn!("failed to link `{}`: {error}", place.display()),
-            }
-        }
-        Artifact {
-            id: Some(row.id.clone()),
-            name: row.name.clone(),
-            path: row.path.clone(),
-            host_path,
-            size: row.size,
-            mime: Some(row.mime.clone()),
-            sha256: Some(row.sha256),
-            url: None,
-        }
+    /// Artifacts as their caller is told of them, each shown by its name at its place if it has one.
+    pub(super) async fn show(
+        &self,
+        rows: Vec<ArtifactRow>,
+        places: Vec<Option<PathBuf>>,
+    ) -> Vec<Artifact> {
+        let blob = |row: &ArtifactRow| self.blobs.path(&row.tenant, &row.sha256);
+        let names: Vec<(PathBuf, Option<PathBuf>)> = rows.iter().map(blob).zip(places).collect();
+        // One task for all: there may be thousands.
+        let linking = tokio::task::spawn_blocking(move || {
+            names.into_iter().map(|(blob, place)| show_one(blob, place)).collect()
+        });
+        let host_paths: Vec<PathBuf> =
+            linking.await.unwrap_or_else(|_| rows.iter().map(blob).collect());
+        rows.into_iter().zip(host_paths).map(|(row, host_path)| told(row, host_path)).collect()
     }
 
     /// Where an artifact appears by its name.
@@ -420,6 +414,31 @@ impl Shelf {
 async fn remove(sandbox: &Sandbox, files: &[TreeFile]) -> bool {
     let removed = sandbox.remove_files(paths::ARTIFACTS, files).await;
     removed.is_ok_and(|removed| removed.removed == files.len() as u64)
+}
+
+/// Where the host finds it.
+fn show_one(blob: PathBuf, place: Option<PathBuf>) -> PathBuf {
+    let Some(place) = place else { return blob };
+    match super::links::link(&blob, &place) {
+        Ok(()) => place,
+        Err(error) => {
+            tracing::warn!("failed to link `{}`: {error}", place.display());
+            blob
+        }
+    }
+}
+
+fn told(row: ArtifactRow, host_path: PathBuf) -> Artifact {
+    Artifact {
+        id: Some(row.id),
+        name: row.name,
+        path: row.path,
+        host_path,
+        size: row.size,
+        mime: Some(row.mime),
+        sha256: Some(row.sha256),
+        url: None,
+    }
 }
 
 fn copy_one(

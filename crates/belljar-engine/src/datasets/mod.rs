@@ -17,7 +17,7 @@ pub mod source;
 
 use serde::Serialize;
 
-pub(crate) use cache::{Arriving, Cache, Content, Known, copy_verified};
+pub(crate) use cache::{Arriving, Cache, Content, Known};
 pub use describe::{Description, describe};
 pub use name::{BadName, DatasetName};
 

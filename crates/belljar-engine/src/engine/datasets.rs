@@ -18,7 +18,7 @@ use crate::clock;
 use crate::datasets::source::{Answer, SourceError};
 use crate::datasets::{
     Arriving, Content, DatasetInfo, DatasetListing, DatasetName, DatasetRow, DatasetStatus,
-    Exports, Known, copy_verified, describe,
+    Exports, Known, describe,
 };
 use crate::error::{EngineError, in_full};
 use crate::session::Session;
@@ -366,7 +366,7 @@ impl Shared {
         kept.map_err(EngineError::KeepDataset)
     }
 
-    /// Makes content that is in the cache visible in a session, in one step.
+    /// Makes content visible in a session, in one step.
     async fn stage(
         self: &Arc<Self>,
         session: &Session,
@@ -379,7 +379,7 @@ impl Shared {
         let path = name.as_str().as_bytes();
         let (file, temporary) =
             sandbox.create_file(paths::SESSION_DATA, path).await.map_err(EngineError::Stage)?;
-        let copying = tokio::task::spawn_blocking(move || copy_verified(&content, &file)).await;
+        let copying = tokio::task::spawn_blocking(move || content.copy_to(&file)).await;
         let copied = copying.unwrap_or_else(|panic| Err(io::Error::other(panic)));
         if let Err(error) = copied {
             // If even this fails, what is left is hidden.

@@ -3,9 +3,12 @@
 //! Numbers of a shared machine mean little by themselves; ratios of things measured in turns mean
 //! more. Each line says what it was compared with.
 
+mod files;
 mod http;
 mod peers;
 mod samples;
+mod server;
+mod wire;
 
 use std::fmt;
 use std::io::IsTerminal;
@@ -45,6 +48,9 @@ const POOL_SIZE: usize = 8;
 pub(super) fn bench(args: &BenchArgs, settings: &Settings) -> Result<ExitCode> {
     if args.http {
         return http::bench(args);
+    }
+    if args.files {
+        return files::bench(args);
     }
     privileges::raise_open_files();
     let prepared = home::prepare_runtime(settings)?;

@@ -11,7 +11,7 @@ use crate::home;
 use crate::settings::Settings;
 
 /// How long one round of a command takes that must succeed.
-fn once(command: &mut Command) -> Result<Duration> {
+pub(super) fn once(command: &mut Command) -> Result<Duration> {
     let start = Instant::now();
     let output = command
         .stdin(Stdio::null())

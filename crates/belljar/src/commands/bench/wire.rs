@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 
 use anyhow::{Context, Result, bail, ensure};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
@@ -55,6 +55,20 @@ pub(super) fn request(method: &str, path: &str, body: &Value) -> Vec<u8> {
     .into_bytes()
 }
 
+/// Code for a session.
+pub(super) fn exec(id: &str, code: &str) -> Vec<u8> {
+    request("POST", &format!("/v1/sessions/{id}/exec"), &json!({ "code": code }))
+}
+
+/// The end of a session.
+pub(super) fn delete(id: &str) -> Vec<u8> {
+    request("DELETE", &format!("/v1/sessions/{id}"), &Value::Null)
+}
+
+pub(super) fn id_of(session: &Value) -> Result<String> {
+    Ok(session["id"].as_str().context("a session without an id")?.to_owned())
+}
+
 impl Wire {
     pub(super) async fn connect(address: SocketAddr) -> Result<Wire> {
         let context = || format!("failed to connect to {address}");
@@ -64,7 +78,42 @@ impl Wire {
     }
 
     pub(super) async fn call(&mut self, request: &[u8]) -> Result<Answer<'_>> {
-        self.stream.write_all(request).await.context("failed to send a request")?;
+        self.send(request).await?;
+        self.answer().await
+    }
+
+    /// Sends a part of a request that is too large for one piece.
+    pub(super) async fn send(&mut self, part: &[u8]) -> Result<()> {
+        self.stream.write_all(part).await.context("failed to send a request")
+    }
+
+    pub(super) async fn answer(&mut self) -> Result<Answer<'_>> {
+        let (status, head, length) = self.head().await?;
+        while self.buffer.len() < head + length {
+            self.more().await?;
+            ensure!(self.buffer.len() <= MAX_ANSWER, "the answer does not end");
+        }
+        Ok(Answer { status, body: &self.buffer[head..head + length] })
+    }
+
+    /// Asks for something large, and lets it pass by; how many bytes it had.
+    pub(super) async fn drain(&mut self, request: &[u8], scratch: &mut [u8]) -> Result<usize> {
+        self.send(request).await?;
+        let (status, head, length) = self.head().await?;
+        ensure!((200..300).contains(&status), "the server answered {status}");
+        let mut left = length - (self.buffer.len() - head);
+        while left > 0 {
+            let most = left.min(scratch.len());
+            let read = self.stream.read(&mut scratch[..most]).await;
+            let read = read.context("failed to read an answer")?;
+            ensure!(read > 0, "the server closed the connection");
+            left -= read;
+        }
+        Ok(length)
+    }
+
+    /// The status of an answer, where its body begins in the buffer, and how long that is.
+    async fn head(&mut self) -> Result<(u16, usize, usize)> {
         self.buffer.clear();
         let (head, length) = loop {
             if let Some(end) = self.buffer.windows(4).position(|four| four == b"\r\n\r\n") {
@@ -72,12 +121,9 @@ impl Wire {
             }
             self.more().await?;
         };
-        while self.buffer.len() < head + length {
-            self.more().await?;
-        }
         let status = self.buffer.get(9..12).and_then(|digits| std::str::from_utf8(digits).ok());
         let status = status.and_then(|digits| digits.parse().ok()).context("this is no HTTP")?;
-        Ok(Answer { status, body: &self.buffer[head..head + length] })
+        Ok((status, head, length))
     }
 
     async fn more(&mut self) -> Result<()> {
@@ -85,7 +131,6 @@ impl Wire {
         if read.context("failed to read an answer")? == 0 {
             bail!("the server closed the connection");
         }
-        ensure!(self.buffer.len() <= MAX_ANSWER, "the answer does not end");
         Ok(())
     }
 }

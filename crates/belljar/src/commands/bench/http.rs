@@ -3,9 +3,6 @@
 //! The load comes from this process, on the same processors as the server and the sandboxes; how
 //! much of them it took for itself is said beside the figures.
 
-mod server;
-mod wire;
-
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -16,11 +13,11 @@ use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
 use super::samples::{Samples, Summary};
+use super::server::{Corner, Server};
+use super::wire::{self, Wire, delete, exec, id_of, request};
 use super::{FIRST, Machine, POOL_SIZE, count, mib, progress};
 use crate::cli::BenchArgs;
 use crate::table;
-use server::{Corner, Server};
-use wire::{Wire, request};
 
 /// Clients, each with a session of its own.
 const CLIENTS: usize = 64;
@@ -124,7 +121,7 @@ async fn measure(args: &BenchArgs) -> Result<Report> {
     let progress = progress();
     let say = |text: &str| progress.set_message(text.to_owned());
     let quick = args.quick;
-    let corner = Corner::new()?;
+    let corner = Corner::new(Vec::new())?;
 
     say("starting servers");
     let start = measure_start(&corner, if quick { 3 } else { 10 }).await?;
@@ -325,18 +322,6 @@ async fn ask_all(
 ) -> Result<Vec<Result<Value>>> {
     let requests = sessions.iter().enumerate().map(|(n, id)| exec(id, &code(n))).collect();
     wire::all(server.address, requests, CONNECTIONS).await
-}
-
-fn exec(id: &str, code: &str) -> Vec<u8> {
-    request("POST", &format!("/v1/sessions/{id}/exec"), &json!({ "code": code }))
-}
-
-fn delete(id: &str) -> Vec<u8> {
-    request("DELETE", &format!("/v1/sessions/{id}"), &Value::Null)
-}
-
-fn id_of(session: &Value) -> Result<String> {
-    Ok(session["id"].as_str().context("a session without an id")?.to_owned())
 }
 
 impl Report {

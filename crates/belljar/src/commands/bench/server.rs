@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -31,25 +31,34 @@ const LOOK: Duration = Duration::from_millis(1);
 pub(super) struct Corner {
     directory: PathBuf,
     cgroup_parent: String,
+    /// Settings besides those that keep it apart.
+    more: Vec<(&'static str, String)>,
 }
 
 impl Corner {
-    pub(super) fn new() -> Result<Corner> {
+    pub(super) fn new(more: Vec<(&'static str, String)>) -> Result<Corner> {
         let name = format!("belljar-bench-{}", &process::random_name()[..12]);
         let directory = std::env::temp_dir().join(&name);
         fs::create_dir(&directory)
             .with_context(|| format!("failed to make `{}`", directory.display()))?;
-        Ok(Corner { directory, cgroup_parent: name })
+        Ok(Corner { directory, cgroup_parent: name, more })
+    }
+
+    pub(super) fn directory(&self) -> &Path {
+        &self.directory
     }
 
     fn settings(&self, pool: usize) -> Vec<(&'static str, String)> {
         let place = |name: &str| self.directory.join(name).display().to_string();
-        vec![
+        let mut settings = vec![
             ("BELLJAR_STATE_DIR", place("state")),
             ("BELLJAR_RUN_DIR", place("run")),
             ("BELLJAR_OUTPUTS_DIR", place("outputs")),
             ("SESSIONS_ROOT", place("sessions")),
             ("BLOBSTORE_DIR", place("blobstore")),
+            ("ARTIFACTS_DB", place("artifacts.db")),
+            ("BELLJAR_EXPORTS_DIR", place("exports")),
+            ("BELLJAR_DATASET_CACHE", place("datasets")),
             ("BELLJAR_CGROUP_PARENT", self.cgroup_parent.clone()),
             ("BELLJAR_POOL", pool.to_string()),
             ("BELLJAR_TLS_CERT", String::new()),
@@ -58,7 +67,9 @@ impl Corner {
             ("BELLJAR_MAX_MEMORY", "0".into()),
             ("BELLJAR_MAX_PIDS", "0".into()),
             ("BELLJAR_LOG", "warn".into()),
-        ]
+        ];
+        settings.extend_from_slice(&self.more);
+        settings
     }
 }
 
@@ -174,6 +185,16 @@ impl Server {
     /// Resident memory of the server process itself, in bytes.
     pub(super) fn rss(&self) -> Option<u64> {
         procfs::status_field(self.pid(), "VmRSS").map(|kib| kib * 1024)
+    }
+
+    /// The most resident memory it had since [`Server::forget_peak`], in bytes.
+    pub(super) fn peak(&self) -> Option<u64> {
+        procfs::status_field(self.pid(), "VmHWM").map(|kib| kib * 1024)
+    }
+
+    /// Where this cannot be done, the peak is that of its whole life, which is no less.
+    pub(super) fn forget_peak(&self) {
+        let _ = procfs::forget_peak(self.pid());
     }
 
     pub(super) fn cpu_time(&self) -> Option<Duration> {
