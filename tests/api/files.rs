@@ -5,7 +5,7 @@ use hyper::body::Bytes;
 use serde_json::{Value, json};
 
 use crate::client::Answer;
-use crate::server::{Server, Session};
+use crate::server::{Server, Session, text};
 
 fn at(session: &Session, path: &str) -> String {
     session.path(&format!("/files/{path}"))
@@ -21,11 +21,7 @@ async fn get(server: &Server, session: &Session, path: &str) -> Answer {
 
 fn names(listing: &Value) -> Vec<String> {
     let files = listing["files"].as_array().expect("a list").iter();
-    files
-        .map(|file| {
-            format!("{} {}", file["path"].as_str().unwrap(), file["kind"].as_str().unwrap())
-        })
-        .collect()
+    files.map(|file| format!("{} {}", text(&file["path"]), text(&file["kind"]))).collect()
 }
 
 #[tokio::test]
@@ -86,7 +82,7 @@ async fn large_and_odd_files_go_both_ways() {
     assert_eq!((back.status, back.body.len()), (200, big.len()));
     assert!(back.body == big);
     let mut request = server.request(Method::GET, &at(&session, "big"), "");
-    request.headers_mut().insert("range", "bytes=1000000-1000009".parse().unwrap());
+    request.headers_mut().insert("range", "bytes=1000000-1000009".parse().expect("a value"));
     let part = server.send(request).await;
     assert_eq!((part.status, &part.body[..]), (206, &big[1_000_000..1_000_010]));
     put(&server, &session, "empty", "").await.json(200);
