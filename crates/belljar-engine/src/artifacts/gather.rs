@@ -13,6 +13,9 @@ use super::names::{harmless, shown};
 use crate::EngineError;
 use crate::error::in_full;
 
+/// Why a file is left that somebody wrote to meanwhile.
+pub(super) const CHANGED: &str = "it changed while it was read; it is taken once it does not";
+
 /// Files of a sandbox, still to be opened.
 pub(super) struct Gathering<'a> {
     sandbox: &'a Sandbox,
@@ -50,8 +53,13 @@ impl Found {
     pub(super) fn is_unchanged(&self) -> io::Result<bool> {
         let now = self.file.metadata()?;
         let modified_ns = now.mtime().wrapping_mul(1_000_000_000).wrapping_add(now.mtime_nsec());
-        Ok((now.len(), modified_ns) == (self.identity.size, self.identity.modified_ns))
+        Ok((now.len(), modified_ns) == written(&self.identity))
     }
+}
+
+/// What differs after somebody wrote to a file.
+fn written(file: &TreeFile) -> (u64, i64) {
+    (file.size, file.modified_ns)
 }
 
 impl<'a> Gathering<'a> {
@@ -162,6 +170,13 @@ impl<'a> Gathering<'a> {
                 };
                 if self.only_as_listed && identity != listed {
                     self.left_some = true;
+                    return None;
+                }
+                // Nobody had it open when the guest looked, which was after it was listed and
+                // before we were told: what was written between may be half of something.
+                if identity.inode == listed.inode && written(&identity) != written(&listed) {
+                    self.left_some = true;
+                    self.refuse(&listed.path, CHANGED);
                     return None;
                 }
                 let path = shown(self.root, &identity.path);

@@ -21,7 +21,7 @@ use belljar_runtime::{Sandbox, paths};
 use super::blobs::{Blobs, Taken};
 use super::catalog::{ArtifactRow, Total};
 use super::digest::Digest;
-use super::gather::{Found, Gathering};
+use super::gather::{CHANGED, Found, Gathering};
 use super::mime::{HEAD_BYTES, mime_of};
 use super::names::{harmless, shown};
 use super::shelf::{Quotas, Shelf};
@@ -454,7 +454,7 @@ fn copy_one(
     let content = blobs.take(tenant, &found.file, found.size)?;
     // Half of the old and half of the new is neither. A new file of the same name does not matter.
     if !found.is_unchanged()? {
-        return Err(io::Error::other("it changed while it was read; it is taken once it does not"));
+        return Err(io::Error::other(CHANGED));
     }
     let row = ArtifactRow {
         id: crate::new_id("art"),
