@@ -15,10 +15,10 @@ for all programs of the user; see `belljar.local`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from belljar._version import __version__
 
+# Type checkers take any name spelled like this for true; importing `typing` costs more than all else here.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from belljar import errors, events, local, models
     from belljar._aio.client import AsyncClient
@@ -88,16 +88,18 @@ _WHERE = {name: module for module, names in _MODULES.items() for name in names}
 _SUBMODULES = ("errors", "events", "local", "models")
 
 
-def __getattr__(name: str) -> Any:
-    from importlib import import_module
+if not TYPE_CHECKING:  # which would otherwise believe every name
 
-    if name in _SUBMODULES:
-        return import_module(f"belljar.{name}")
-    if name not in _WHERE:
-        raise AttributeError(f"module 'belljar' has no attribute {name!r}")
-    value = getattr(import_module(_WHERE[name]), name)
-    globals()[name] = value
-    return value
+    def __getattr__(name: str) -> object:
+        from importlib import import_module
+
+        if name in _SUBMODULES:
+            return import_module(f"belljar.{name}")
+        if name not in _WHERE:
+            raise AttributeError(f"module 'belljar' has no attribute {name!r}")
+        value = getattr(import_module(_WHERE[name]), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:
