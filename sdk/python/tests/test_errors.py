@@ -42,8 +42,11 @@ def test_unknown_things(client: Client, session: Session) -> None:
         session.join("nope").result()
     assert caught.value.code == "exec_not_found"
     # A hostile id is a name, not a path.
-    with pytest.raises(NotFound):
-        client.get_session("../../healthz")
+    for hostile in ("../../healthz", "..", ".", "%2e%2e", "a?b", "a#b"):
+        with pytest.raises(NotFound, match="no session"):
+            client.get_session(hostile)
+    with pytest.raises(InvalidRequest):
+        client.get_session("")
 
 
 def test_what_has_ended(client: Client) -> None:

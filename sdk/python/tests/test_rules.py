@@ -24,7 +24,8 @@ from belljar.errors import (
 from belljar.models import Result
 
 STREAM = (
-    b':\n\nevent: exec\ndata: {"exec_id":"e"}\n\n:\n\nevent: stdout\nid: 4\ndata: {"text":"a\\n\\nb \xc3\xbc"}\n\nid: 9\n\n'
+    b':\n\nevent: exec\ndata: {"exec_id":"e"}\n\n:\n\n'
+    b'event: stdout\nid: 4\ndata: {"text":"a\\n\\nb \xc3\xbc"}\n\nid: 9\n\n'
 )
 
 

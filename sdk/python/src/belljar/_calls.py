@@ -14,7 +14,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from belljar import models
 from belljar._target import ANSWER_TIMEOUT
-from belljar.errors import ProtocolError
+from belljar.errors import InvalidRequest, ProtocolError
 
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
@@ -108,7 +108,14 @@ def _params(**fields: Any) -> dict[str, str]:
 
 
 def _at(session: str, *rest: str) -> str:
-    return "/".join(["/v1/sessions", *(quote(part, safe="") for part in (session, *rest))])
+    return "/".join(["/v1/sessions", *map(_part, (session, *rest))])
+
+
+def _part(text: str) -> str:
+    """A name as a part of a path, and nothing else: `..` would lead to another call."""
+    if not text:
+        raise InvalidRequest("an id or a part of a name is empty")
+    return text.replace(".", "%2E") if text in (".", "..") else quote(text, safe="")
 
 
 _session = _model(models.SessionInfo)
@@ -332,15 +339,15 @@ def artifacts(
 
 
 def artifact(artifact_id: str) -> Call[models.Artifact]:
-    return Call("GET", f"/v1/artifacts/{quote(artifact_id, safe='')}", _artifact, is_safe=True)
+    return Call("GET", f"/v1/artifacts/{_part(artifact_id)}", _artifact, is_safe=True)
 
 
 def artifact_link(artifact_id: str) -> Call[models.Link]:
-    return Call("POST", f"/v1/artifacts/{quote(artifact_id, safe='')}/url", _link, body={}, is_safe=True)
+    return Call("POST", f"/v1/artifacts/{_part(artifact_id)}/url", _link, body={}, is_safe=True)
 
 
 def delete_artifact(artifact_id: str) -> Call[None]:
-    return Call("DELETE", f"/v1/artifacts/{quote(artifact_id, safe='')}", _nothing)
+    return Call("DELETE", f"/v1/artifacts/{_part(artifact_id)}", _nothing)
 
 
 # Datasets.

@@ -30,7 +30,7 @@ from belljar.errors import (
 # How long a server that has gone is waited for: long enough for one to be restarted, or replaced.
 PATIENCE = 60.0
 # How long one is waited for that has never been seen.
-FIRST_PATIENCE = 2.0
+FIRST_PATIENCE = 1.0
 _FIRST_PAUSE = 0.05
 _LONGEST_PAUSE = 2.0
 # The server says something every 15 seconds in a stream, if only that it is there.

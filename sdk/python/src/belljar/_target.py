@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import os
-import ssl
 from dataclasses import dataclass, field
-from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from belljar._version import __version__
 from belljar.errors import InvalidRequest
 
 # How long it may take until somebody answers the door.
@@ -41,22 +38,19 @@ class Target:
             _check(named)
         return Target(named.rstrip("/"), key)
 
-    def options(self, socket: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What to make an httpx client with, and its transport. `socket` is the local server's."""
-        path = socket if self.url is None else socket_of(self.url)
-        base = "http://localhost" if path or self.url is None else self.url
-        headers = {"user-agent": f"belljar-python/{__version__}"}
-        if self.api_key is not None:
-            headers["authorization"] = f"Bearer {self.api_key}"
-        client: dict[str, Any] = {"base_url": base, "headers": headers}
-        transport: dict[str, Any] = {}
-        if path:
-            transport["uds"] = path
-        if not base.startswith("https:"):
-            # Nothing here is encrypted, and reading certificates takes longer than a whole request.
-            # A context that believes nobody keeps this true.
-            transport["verify"] = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        return client, transport
+    @property
+    def base(self) -> str:
+        """What every URL begins with."""
+        return "http://localhost" if self.url is None or socket_of(self.url) else self.url
+
+    def socket(self, local: str | None) -> str | None:
+        """The UNIX socket to use, if one is; `local` is the local server's."""
+        return local if self.url is None else socket_of(self.url)
+
+    @property
+    def may_need_proxy(self) -> bool:
+        """No proxy stands between us and ourselves; between us and the world one may."""
+        return self.url is not None and socket_of(self.url) is None and not _is_loopback(self.url)
 
 
 def socket_of(url: str) -> str | None:
@@ -79,6 +73,6 @@ def _check(url: str) -> None:
         )
 
 
-def is_loopback(url: str) -> bool:
+def _is_loopback(url: str) -> bool:
     host = urlsplit(url).hostname or ""
     return host == "localhost" or host == "::1" or host.startswith("127.")

@@ -15,6 +15,7 @@ import anyio
 import anyio.to_thread
 import httpx
 
+from belljar._requests import LIMITS
 from belljar.errors import BelljarError
 
 T = TypeVar("T")
@@ -53,18 +54,37 @@ async def last_words() -> AsyncIterator[None]:
             pass
 
 
-def transport(**options: Any) -> httpx.AsyncHTTPTransport:
-    return httpx.AsyncHTTPTransport(**options)
+class Line:
+    """Connections to a server: straight, or as the environment wants it, through a proxy."""
+
+    def __init__(self, *, straight: dict[str, Any] | None) -> None:
+        self._transport = httpx.AsyncHTTPTransport(**straight) if straight is not None else None
+        self._client = httpx.AsyncClient(limits=LIMITS) if straight is None else None
+
+    async def send(self, request: httpx.Request) -> httpx.Response:
+        """The answer, with its body still to be read."""
+        if self._transport is not None:
+            response = await self._transport.handle_async_request(request)
+            response.request = request
+            return response
+        assert self._client is not None  # as it is one or the other
+        return await self._client.send(request, stream=True)
+
+    async def aclose(self) -> None:
+        if self._transport is not None:
+            await self._transport.aclose()
+        if self._client is not None:
+            await self._client.aclose()
 
 
 class Pool:
     """Connections, apart for every event loop: they are of no use in another. Nor after a fork."""
 
-    def __init__(self, make: Callable[[], Awaitable[httpx.AsyncClient]]) -> None:
+    def __init__(self, make: Callable[[], Awaitable[Line]]) -> None:
         self._make = make
-        self._by_loop: WeakKeyDictionary[Any, tuple[int, httpx.AsyncClient]] = WeakKeyDictionary()
+        self._by_loop: WeakKeyDictionary[Any, tuple[int, Line]] = WeakKeyDictionary()
 
-    async def get(self) -> httpx.AsyncClient:
+    async def get(self) -> Line:
         loop = _loop()
         found = self._by_loop.get(loop)
         if found is not None and found[0] == os.getpid():

@@ -149,18 +149,12 @@ class AsyncArtifacts:
         # A fresh link each time: an old one may have expired.
         link = await self._client._do(_calls.artifact_link(_id(artifact)))
         call: Call[None] = Call("GET", _files.link_path(link.url), lambda _: None, is_safe=True)
-        request = await self._client._request(call, accept="*/*")
-        request.headers["accept-encoding"] = "identity"
         is_part = start > 0 or stop < artifact.size
-        if is_part:
-            request.headers["range"] = f"bytes={start}-{stop - 1}"
-        response = await self._client._send(request)
+        more = (("range", f"bytes={start}-{stop - 1}"),) if is_part else ()
+        response = await self._client._send(self._client._requests.of(call, accept="*/*", more=more))
         if response.is_success and (not is_part or _files.content_range(response.headers) == start):
             return response
-        try:
-            body = await self._client._read(response)
-        finally:
-            await response.aclose()
+        body = await self._client._read(response)
         if response.is_success:
             raise ProtocolError("the server does not send the part of the artifact that was asked for")
         raise _retry.understood(response, body)

@@ -14,7 +14,8 @@ from belljar._aio.artifacts import AsyncArtifacts
 from belljar._aio.session import AsyncSession
 from belljar._aio.stream import AsyncStream
 from belljar._calls import Access, AskedLimits, Call, Language, Size, Storage
-from belljar._target import CONNECT_TIMEOUT, IDLE_CONNECTION, MAX_CONNECTIONS, Target, is_loopback
+from belljar._requests import Requests, transport_options
+from belljar._target import Target
 from belljar.errors import BelljarError, ServerUnavailable
 from belljar.events import Output
 from belljar.models import Health, Result, SessionInfo, Usage
@@ -46,6 +47,7 @@ class AsyncClient:
         self, url: str | None = None, *, api_key: str | None = None, patience: float = _retry.PATIENCE
     ) -> None:
         self._target = Target.find(url, api_key)
+        self._requests = Requests(self._target)
         self._patience = patience
         self._pool = _io.Pool(self._connect)
         # Whether this server has ever answered us.
@@ -211,68 +213,39 @@ class AsyncClient:
 
     async def _put(self, call: Call[T], content: Any, length: int | None) -> T:
         """Sends a call with a body that is not JSON, once."""
-        return await self._answer(call, await self._request(call, content=content, length=length))
+        return await self._answer(call, self._requests.of(call, content=content, length=length))
 
     async def _try(self, call: Call[T]) -> T:
-        return await self._answer(call, await self._request(call))
+        return await self._answer(call, self._requests.of(call))
 
     async def _answer(self, call: Call[T], request: httpx.Request) -> T:
         response = await self._send(request)
-        try:
-            body = await self._read(response)
-        finally:
-            await response.aclose()
+        body = await self._read(response)
         if not response.is_success and response.status_code not in call.expected:
             raise _retry.understood(response, body)
         return call.parse(body)
 
-    async def _request(
-        self, call: Call[Any], *, accept: str = "application/json", content: Any = None, length: int | None = None
-    ) -> httpx.Request:
-        headers = {"accept": accept}
-        body = call.content() if content is None else content
-        if call.body is not None:
-            headers["content-type"] = "application/json"
-        elif content is not None:
-            headers["content-type"] = "application/octet-stream"
-            if length is not None:
-                headers["content-length"] = str(length)
-        silence = _retry.SILENCE if accept == "text/event-stream" else call.timeout
-        http = await self._pool.get()
-        return http.build_request(
-            call.method,
-            call.path,
-            params=call.params or None,
-            content=body,
-            headers=headers,
-            timeout=httpx.Timeout(silence, connect=CONNECT_TIMEOUT),
-        )
-
     async def _send(self, request: httpx.Request) -> httpx.Response:
         """Sends a request; the body of the answer is still to be read."""
-        http = await self._pool.get()
+        line = await self._pool.get()
         try:
-            response = await http.send(request, stream=True)
+            response = await line.send(request)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise _retry.failed(error, self.url) from error
         self._heard = True
         return response
 
     async def _read(self, response: httpx.Response) -> bytes:
+        """The whole body. Read to its end, its connection can be used again."""
         try:
             return await response.aread()
         except httpx.HTTPError as error:
             raise _retry.failed(error, self.url) from error
+        finally:
+            await response.aclose()
 
-    async def _connect(self) -> httpx.AsyncClient:
-        socket = None
-        if self._target.url is None:
-            socket = await _io.work(local.ensure)
-        options, transport = self._target.options(socket)
-        limits = httpx.Limits(
-            max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_CONNECTIONS, keepalive_expiry=IDLE_CONNECTION
-        )
-        if transport or is_loopback(options["base_url"]):
-            # No proxy stands between us and ourselves.
-            return httpx.AsyncClient(transport=_io.transport(limits=limits, **transport), **options)
-        return httpx.AsyncClient(limits=limits, **options)
+    async def _connect(self) -> _io.Line:
+        if self._target.may_need_proxy:
+            return _io.Line(straight=None)
+        local_socket = await _io.work(local.ensure) if self._target.url is None else None
+        return _io.Line(straight=transport_options(self._target, self._target.socket(local_socket)))

@@ -26,6 +26,7 @@ import httpx
 from belljar import _calls, _retry
 from belljar._aio import _io
 from belljar._calls import Call
+from belljar._requests import EVENTS
 from belljar._sse import Decoder, Heard
 from belljar.errors import BelljarError, ProtocolError, ServerUnavailable
 from belljar.events import Accepted, Done, Event, Output, Stderr, Stdout, Transcript
@@ -157,12 +158,9 @@ class AsyncStream:
         if call is None:
             session, exec_id = self._of_session()
             call = _calls.events(session, exec_id, self.position)
-        response = await self._client._send(await self._client._request(call, accept="text/event-stream"))
-        if not response.is_success or "text/event-stream" not in response.headers.get("content-type", ""):
-            try:
-                body = await self._client._read(response)
-            finally:
-                await response.aclose()
+        response = await self._client._send(self._client._requests.of(call, accept=EVENTS))
+        if not response.is_success or EVENTS not in response.headers.get("content-type", ""):
+            body = await self._client._read(response)
             if response.is_success:
                 raise ProtocolError(f"what answers at {self._client.url} does not stream events")
             raise _retry.understood(response, body)

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Callable, TypeVar
 
 import httpx
 
+from belljar._requests import LIMITS
 from belljar.errors import BelljarError
 
 T = TypeVar("T")
@@ -42,16 +43,35 @@ def last_words() -> Iterator[None]:
         pass
 
 
-def transport(**options: Any) -> httpx.HTTPTransport:
-    return httpx.HTTPTransport(**options)
+class Line:
+    """Connections to a server: straight, or as the environment wants it, through a proxy."""
+
+    def __init__(self, *, straight: dict[str, Any] | None) -> None:
+        self._transport = httpx.HTTPTransport(**straight) if straight is not None else None
+        self._client = httpx.Client(limits=LIMITS) if straight is None else None
+
+    def send(self, request: httpx.Request) -> httpx.Response:
+        """The answer, with its body still to be read."""
+        if self._transport is not None:
+            response = self._transport.handle_request(request)
+            response.request = request
+            return response
+        assert self._client is not None  # as it is one or the other
+        return self._client.send(request, stream=True)
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+        if self._client is not None:
+            self._client.close()
 
 
 class Pool:
     """Connections, shared by all threads. After a fork they are the parent's, and we make our own."""
 
-    def __init__(self, make: Callable[[], httpx.Client]) -> None:
+    def __init__(self, make: Callable[[], Line]) -> None:
         self._make = make
-        self._found: tuple[int, httpx.Client] | None = None
+        self._found: tuple[int, Line] | None = None
         self._lock = threading.Lock()
         self._lock_pid = os.getpid()
 
@@ -61,7 +81,7 @@ class Pool:
             self._lock, self._lock_pid = threading.Lock(), os.getpid()
         return self._lock
 
-    def get(self) -> httpx.Client:
+    def get(self) -> Line:
         found = self._found
         if found is not None and found[0] == os.getpid():
             return found[1]

@@ -15,7 +15,8 @@ from belljar._sync.artifacts import Artifacts
 from belljar._sync.session import Session
 from belljar._sync.stream import Stream
 from belljar._calls import Access, AskedLimits, Call, Language, Size, Storage
-from belljar._target import CONNECT_TIMEOUT, IDLE_CONNECTION, MAX_CONNECTIONS, Target, is_loopback
+from belljar._requests import Requests, transport_options
+from belljar._target import Target
 from belljar.errors import BelljarError, ServerUnavailable
 from belljar.events import Output
 from belljar.models import Health, Result, SessionInfo, Usage
@@ -47,6 +48,7 @@ class Client:
         self, url: str | None = None, *, api_key: str | None = None, patience: float = _retry.PATIENCE
     ) -> None:
         self._target = Target.find(url, api_key)
+        self._requests = Requests(self._target)
         self._patience = patience
         self._pool = _io.Pool(self._connect)
         # Whether this server has ever answered us.
@@ -212,68 +214,39 @@ class Client:
 
     def _put(self, call: Call[T], content: Any, length: int | None) -> T:
         """Sends a call with a body that is not JSON, once."""
-        return self._answer(call, self._request(call, content=content, length=length))
+        return self._answer(call, self._requests.of(call, content=content, length=length))
 
     def _try(self, call: Call[T]) -> T:
-        return self._answer(call, self._request(call))
+        return self._answer(call, self._requests.of(call))
 
     def _answer(self, call: Call[T], request: httpx.Request) -> T:
         response = self._send(request)
-        try:
-            body = self._read(response)
-        finally:
-            response.close()
+        body = self._read(response)
         if not response.is_success and response.status_code not in call.expected:
             raise _retry.understood(response, body)
         return call.parse(body)
 
-    def _request(
-        self, call: Call[Any], *, accept: str = "application/json", content: Any = None, length: int | None = None
-    ) -> httpx.Request:
-        headers = {"accept": accept}
-        body = call.content() if content is None else content
-        if call.body is not None:
-            headers["content-type"] = "application/json"
-        elif content is not None:
-            headers["content-type"] = "application/octet-stream"
-            if length is not None:
-                headers["content-length"] = str(length)
-        silence = _retry.SILENCE if accept == "text/event-stream" else call.timeout
-        http = self._pool.get()
-        return http.build_request(
-            call.method,
-            call.path,
-            params=call.params or None,
-            content=body,
-            headers=headers,
-            timeout=httpx.Timeout(silence, connect=CONNECT_TIMEOUT),
-        )
-
     def _send(self, request: httpx.Request) -> httpx.Response:
         """Sends a request; the body of the answer is still to be read."""
-        http = self._pool.get()
+        line = self._pool.get()
         try:
-            response = http.send(request, stream=True)
+            response = line.send(request)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise _retry.failed(error, self.url) from error
         self._heard = True
         return response
 
     def _read(self, response: httpx.Response) -> bytes:
+        """The whole body. Read to its end, its connection can be used again."""
         try:
             return response.read()
         except httpx.HTTPError as error:
             raise _retry.failed(error, self.url) from error
+        finally:
+            response.close()
 
-    def _connect(self) -> httpx.Client:
-        socket = None
-        if self._target.url is None:
-            socket = _io.work(local.ensure)
-        options, transport = self._target.options(socket)
-        limits = httpx.Limits(
-            max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_CONNECTIONS, keepalive_expiry=IDLE_CONNECTION
-        )
-        if transport or is_loopback(options["base_url"]):
-            # No proxy stands between us and ourselves.
-            return httpx.Client(transport=_io.transport(limits=limits, **transport), **options)
-        return httpx.Client(limits=limits, **options)
+    def _connect(self) -> _io.Line:
+        if self._target.may_need_proxy:
+            return _io.Line(straight=None)
+        local_socket = _io.work(local.ensure) if self._target.url is None else None
+        return _io.Line(straight=transport_options(self._target, self._target.socket(local_socket)))

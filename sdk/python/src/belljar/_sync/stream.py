@@ -27,6 +27,7 @@ import httpx
 from belljar import _calls, _retry
 from belljar._sync import _io
 from belljar._calls import Call
+from belljar._requests import EVENTS
 from belljar._sse import Decoder, Heard
 from belljar.errors import BelljarError, ProtocolError, ServerUnavailable
 from belljar.events import Accepted, Done, Event, Output, Stderr, Stdout, Transcript
@@ -158,12 +159,9 @@ class Stream:
         if call is None:
             session, exec_id = self._of_session()
             call = _calls.events(session, exec_id, self.position)
-        response = self._client._send(self._client._request(call, accept="text/event-stream"))
-        if not response.is_success or "text/event-stream" not in response.headers.get("content-type", ""):
-            try:
-                body = self._client._read(response)
-            finally:
-                response.close()
+        response = self._client._send(self._client._requests.of(call, accept=EVENTS))
+        if not response.is_success or EVENTS not in response.headers.get("content-type", ""):
+            body = self._client._read(response)
             if response.is_success:
                 raise ProtocolError(f"what answers at {self._client.url} does not stream events")
             raise _retry.understood(response, body)
