@@ -149,6 +149,10 @@ def test_asked_twice_executed_once(session: Session) -> None:
     session.run_code("n = 0")
     for _ in range(3):
         assert session.run_code("n += 1; n", exec_id="mine").text == "1"
+    for _ in range(2):
+        started = session.run_command("echo once >> /session/a; cat /session/a", background=True, exec_id="mine-too")
+        assert session.join(started.exec_id).result().stdout == "once\n"
+    assert (started.state, started.number) == ("finished", 3)
 
 
 def test_interrupting(session: Session) -> None:

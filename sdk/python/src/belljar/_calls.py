@@ -6,11 +6,11 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Callable, Generic, Literal, TypedDict, TypeVar, Union
 from urllib.parse import quote
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from belljar import models
 from belljar._target import ANSWER_TIMEOUT
@@ -32,6 +32,9 @@ RESULT_TIMEOUT = 30.0
 DEFAULT_EXEC_TIMEOUT = 60.0
 # How much longer than its code a run may take: waiting for a sandbox, and keeping artifacts.
 RUN_SLACK = 60.0
+
+# How long the server may take to hear that we are leaving.
+LEAVING_TIMEOUT = 5.0
 
 
 class AskedLimits(TypedDict, total=False):
@@ -63,6 +66,11 @@ class Call(Generic[T]):
         return json.dumps(self.body, separators=(",", ":")).encode()
 
 
+def hurried(call: Call[T]) -> Call[T]:
+    """The same, for those who are leaving and have no time to wait."""
+    return replace(call, timeout=LEAVING_TIMEOUT)
+
+
 def new_exec_id() -> str:
     """Chosen by the client: asked for twice with the same id, code is executed once."""
     return f"exec_{secrets.token_hex(8)}"
@@ -78,12 +86,10 @@ def _model(kind: type[M]) -> Callable[[bytes], M]:
     return parse
 
 
-def _field(name: str, kind: type[T]) -> Callable[[bytes], T]:
-    adapter = TypeAdapter(kind)
-
+def _field(name: str, understand: Callable[[Any], T]) -> Callable[[bytes], T]:
     def parse(body: bytes) -> T:
         try:
-            return adapter.validate_python(json.loads(body)[name])
+            return understand(json.loads(body)[name])
         except (ValueError, KeyError, TypeError) as error:
             raise _strange(name, error) from error
 
@@ -130,7 +136,8 @@ _variables = _model(models.KernelVariables)
 _datasets = _model(models.DatasetList)
 
 
-class Page(BaseModel, Generic[T]):
+@dataclass(frozen=True)
+class Page(Generic[T]):
     """A part of a list. `next` is what to ask for the part after it with."""
 
     items: list[T]
@@ -138,15 +145,13 @@ class Page(BaseModel, Generic[T]):
 
 
 def _page(name: str, kind: type[M], follow: Callable[[dict[str, Any], M], str | None]) -> Callable[[bytes], Page[M]]:
-    adapter = TypeAdapter(list[kind])  # type: ignore[valid-type]
-
     def parse(body: bytes) -> Page[M]:
         try:
             told = json.loads(body)
-            items: list[M] = adapter.validate_python(told[name])
+            items = [kind.model_validate(item) for item in told[name]]
         except (ValueError, KeyError, TypeError) as error:
             raise _strange(name, error) from error
-        return Page.model_construct(items=items, next=follow(told, items[-1]) if items else None)
+        return Page(items, follow(told, items[-1]) if items else None)
 
     return parse
 
@@ -155,7 +160,7 @@ _sessions_page = _page("sessions", models.SessionInfo, lambda told, _: told.get(
 _execs_page = _page("execs", models.ExecInfo, lambda told, last: str(last.number) if told.get("more") else None)
 _log_page = _page("entries", models.LogEntry, lambda told, last: str(last.number) if told.get("more") else None)
 _artifacts_page = _page("artifacts", models.Artifact, lambda told, last: last.id if told.get("more") else None)
-_usage = _field("usage", list[models.Usage])
+_usage = _field("usage", lambda days: [models.Usage.model_validate(day) for day in days])
 _interrupted = _field("interrupted", int)
 
 # The server.
@@ -289,20 +294,18 @@ def execute(
     return Call("POST", _at(session, "exec"), _result, body=body, is_safe=True, timeout=RESULT_TIMEOUT)
 
 
-def in_background(call: Call[models.Result]) -> Call[models.ExecInfo]:
+def in_background(call: Call[models.Result]) -> Call[models.ExecInfo | None]:
     """The same, answered as soon as it was accepted."""
     return Call(call.method, call.path, _begun, body=call.body, is_safe=True)
 
 
-def _begun(body: bytes) -> models.ExecInfo:
+def _begun(body: bytes) -> models.ExecInfo | None:
+    """None where it was asked for twice and is over by now: the server then tells the result alone."""
     try:
         return _exec(body)
     except ProtocolError:
-        # Asked for twice, and over in the meantime: the server tells the result alone.
-        result = _result(body)
-        return models.ExecInfo.model_construct(
-            exec_id=result.exec_id, background=True, language="command", state="finished", result=result
-        )
+        _result(body)
+        return None
 
 
 def execs(session: str, *, limit: int, before: str | None) -> Call[Page[models.ExecInfo]]:

@@ -39,7 +39,8 @@ __all__ = [
 
 
 class _Told(BaseModel):
-    model_config = ConfigDict(extra="allow", frozen=True, protected_namespaces=())
+    # Built when first used: nobody uses all of them, and building takes longer than an execution.
+    model_config = ConfigDict(extra="allow", frozen=True, protected_namespaces=(), defer_build=True)
 
 
 class Bundle(_Told):

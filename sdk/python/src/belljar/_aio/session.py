@@ -69,7 +69,7 @@ class AsyncSession:
             return
         # What went wrong inside matters more than whether we could clean up after it.
         async with _io.last_words():
-            await self._client._do(_calls.stop(self.id), patience=0)
+            await self._client._do(_calls.hurried(_calls.stop(self.id)), patience=0)
 
     # Execution.
 
@@ -198,7 +198,8 @@ class AsyncSession:
         self, call: Call[Result], background: bool, on_output: _io.Callback[Output] | None
     ) -> Result | ExecInfo:
         if background:
-            return await self._client._do(_calls.in_background(call))
+            begun = await self._client._do(_calls.in_background(call))
+            return begun or await self.get_exec(_exec_id(call))
         exec_id = _exec_id(call)
         try:
             if on_output is None:
@@ -212,7 +213,7 @@ class AsyncSession:
         except BaseException as error:
             if _io.is_cancellation(error):
                 async with _io.last_words():
-                    await self._client._do(_calls.interrupt(self.id, exec_id), patience=0)
+                    await self._client._do(_calls.hurried(_calls.interrupt(self.id, exec_id)), patience=0)
             raise
 
     def stream(

@@ -70,7 +70,7 @@ class Session:
             return
         # What went wrong inside matters more than whether we could clean up after it.
         with _io.last_words():
-            self._client._do(_calls.stop(self.id), patience=0)
+            self._client._do(_calls.hurried(_calls.stop(self.id)), patience=0)
 
     # Execution.
 
@@ -199,7 +199,8 @@ class Session:
         self, call: Call[Result], background: bool, on_output: _io.Callback[Output] | None
     ) -> Result | ExecInfo:
         if background:
-            return self._client._do(_calls.in_background(call))
+            begun = self._client._do(_calls.in_background(call))
+            return begun or self.get_exec(_exec_id(call))
         exec_id = _exec_id(call)
         try:
             if on_output is None:
@@ -213,7 +214,7 @@ class Session:
         except BaseException as error:
             if _io.is_cancellation(error):
                 with _io.last_words():
-                    self._client._do(_calls.interrupt(self.id, exec_id), patience=0)
+                    self._client._do(_calls.hurried(_calls.interrupt(self.id, exec_id)), patience=0)
             raise
 
     def stream(
