@@ -12,6 +12,7 @@ import subprocess
 import threading
 import time
 import uuid
+from contextlib import suppress
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -136,17 +137,21 @@ class Server:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        for tree in Path("/sys/fs/cgroup").glob(f"**/{self._cgroup}"):
-            remove_groups(tree)
+        remove_groups(self._cgroup)
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
-def remove_groups(tree: Path) -> None:
-    for directory, _, _ in os.walk(tree, topdown=False):
-        try:
-            os.rmdir(directory)
-        except OSError:
-            pass
+def remove_groups(name: str) -> None:
+    """Removes what a server leaves of its control groups, as soon as the last of its children has gone."""
+    deadline = time.monotonic() + 3.0
+    while (trees := [*Path("/sys/fs/cgroup").glob(f"*/{name}"), *Path("/sys/fs/cgroup").glob(name)]) != []:
+        for tree in trees:
+            for directory, _, _ in os.walk(tree, topdown=False):
+                with suppress(OSError):
+                    os.rmdir(directory)
+        if time.monotonic() > deadline:
+            return
+        time.sleep(0.02)
 
 
 class BadLine:

@@ -33,8 +33,7 @@ def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield Path(directory)
         group = local._environment(local.Place())["BELLJAR_CGROUP_PARENT"]
         local.stop()
-        for tree in Path("/sys/fs/cgroup").glob(f"**/{group}"):
-            remove_groups(tree)
+        remove_groups(group)
 
 
 def program(code: str) -> subprocess.Popen[str]:
