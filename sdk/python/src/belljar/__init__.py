@@ -1,0 +1,158 @@
+"""Sealed computers for AI agents, on your own machine.
+
+>>> import belljar
+>>> belljar.run("1 + 1").text
+'2'
+
+>>> with belljar.Client() as client, client.session("thread-7") as session:
+...     session.run_code("x = 41")
+...     print(session.run_code("x + 1").text)
+42
+
+`AsyncClient` is the same with `await`. Without an address (`BELLJAR_URL`) one local server is started
+for all programs of the user; see `belljar.local`.
+"""
+
+from __future__ import annotations
+
+from belljar._version import __version__
+
+# Type checkers take any name spelled like this for true; importing `typing` costs more than all else here.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from belljar import errors, events, local, models
+    from belljar._aio.client import AsyncClient
+    from belljar._aio.session import AsyncSession
+    from belljar._aio.stream import AsyncStream
+    from belljar._calls import AskedLimits
+    from belljar._run import arun, run
+    from belljar._sync.client import Client
+    from belljar._sync.session import Session
+    from belljar._sync.stream import Stream
+    from belljar.errors import (
+        BelljarError,
+        Conflict,
+        ExecutionError,
+        Forbidden,
+        IntegrityError,
+        InvalidRequest,
+        LocalServerError,
+        NoSpace,
+        NotFound,
+        ProtocolError,
+        Refused,
+        ServerError,
+        ServerUnavailable,
+        SessionEnded,
+        SourceFailed,
+        Timeout,
+        TooLarge,
+        TooMany,
+        Unauthorized,
+    )
+    from belljar.events import (
+        ArtifactsEvent,
+        Display,
+        Done,
+        ErrorEvent,
+        Event,
+        InputRequest,
+        ResultEvent,
+        Stderr,
+        Stdout,
+    )
+    from belljar.models import Artifact, Bundle, Dataset, ExecInfo, Result, SessionInfo
+
+# Where each name is. Modules are loaded when something of them is used: `import belljar` costs next
+# to nothing, and httpx and pydantic are paid for by whoever needs them.
+_MODULES = {
+    "belljar.errors": (
+        "BelljarError", "Conflict", "ExecutionError", "Forbidden", "IntegrityError", "InvalidRequest",
+        "LocalServerError", "NoSpace", "NotFound", "ProtocolError", "Refused", "ServerError", "ServerUnavailable",
+        "SessionEnded", "SourceFailed", "Timeout", "TooLarge", "TooMany", "Unauthorized",
+    ),
+    "belljar.events": (
+        "ArtifactsEvent", "Display", "Done", "ErrorEvent", "Event", "InputRequest", "ResultEvent", "Stderr", "Stdout",
+    ),
+    "belljar.models": ("Artifact", "Bundle", "Dataset", "ExecInfo", "Result", "SessionInfo"),
+    "belljar._calls": ("AskedLimits",),
+    "belljar._run": ("arun", "run"),
+    "belljar._aio.client": ("AsyncClient",),
+    "belljar._aio.session": ("AsyncSession",),
+    "belljar._aio.stream": ("AsyncStream",),
+    "belljar._sync.client": ("Client",),
+    "belljar._sync.session": ("Session",),
+    "belljar._sync.stream": ("Stream",),
+}  # fmt: skip
+_WHERE = {name: module for module, names in _MODULES.items() for name in names}
+_SUBMODULES = ("errors", "events", "local", "models")
+
+
+if not TYPE_CHECKING:  # which would otherwise believe every name
+
+    def __getattr__(name: str) -> object:
+        from importlib import import_module
+
+        if name in _SUBMODULES:
+            return import_module(f"belljar.{name}")
+        if name not in _WHERE:
+            raise AttributeError(f"module 'belljar' has no attribute {name!r}")
+        value = getattr(import_module(_WHERE[name]), name)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_WHERE, *_SUBMODULES})
+
+
+__all__ = [
+    "Artifact",
+    "ArtifactsEvent",
+    "AskedLimits",
+    "AsyncClient",
+    "AsyncSession",
+    "AsyncStream",
+    "BelljarError",
+    "Bundle",
+    "Client",
+    "Conflict",
+    "Dataset",
+    "Display",
+    "Done",
+    "ErrorEvent",
+    "Event",
+    "ExecInfo",
+    "ExecutionError",
+    "Forbidden",
+    "InputRequest",
+    "IntegrityError",
+    "InvalidRequest",
+    "LocalServerError",
+    "NoSpace",
+    "NotFound",
+    "ProtocolError",
+    "Refused",
+    "Result",
+    "ResultEvent",
+    "ServerError",
+    "ServerUnavailable",
+    "Session",
+    "SessionEnded",
+    "SessionInfo",
+    "SourceFailed",
+    "Stderr",
+    "Stdout",
+    "Stream",
+    "Timeout",
+    "TooLarge",
+    "TooMany",
+    "Unauthorized",
+    "__version__",
+    "arun",
+    "errors",
+    "events",
+    "local",
+    "models",
+    "run",
+]

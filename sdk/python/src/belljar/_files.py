@@ -1,0 +1,172 @@
+"""Files on our side of a transfer."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, Callable, Protocol, Union
+
+from belljar.errors import IntegrityError, InvalidRequest
+from belljar.models import Artifact
+
+#: Told of bytes that have been transferred, and of how many there are, if that is known.
+Progress = Callable[[int, "int | None"], None]
+StrPath = Union[str, "os.PathLike[str]"]
+Source = Union[StrPath, bytes, bytearray, memoryview, IO[bytes]]
+
+CHUNK = 1 << 20
+
+
+class _Hash(Protocol):
+    def update(self, data: bytes, /) -> None: ...
+    def hexdigest(self) -> str: ...
+
+
+@dataclass
+class Upload:
+    """Something to send, which can be read again from its beginning if `is_repeatable`."""
+
+    file: IO[bytes]
+    begin: int
+    size: int | None
+    name: str | None
+
+    @property
+    def is_repeatable(self) -> bool:
+        return self.size is not None
+
+    def rewind(self) -> None:
+        if self.is_repeatable:
+            self.file.seek(self.begin)
+
+    def read(self) -> bytes:
+        return self.file.read(CHUNK)
+
+    def sha256(self) -> str | None:
+        if not self.is_repeatable:
+            return None
+        self.rewind()
+        digest = hashlib.sha256()
+        while chunk := self.read():
+            digest.update(chunk)
+        self.rewind()
+        return digest.hexdigest()
+
+
+@contextmanager
+def source(given: Source) -> Iterator[Upload]:
+    """Opens what is to be sent."""
+    if isinstance(given, (bytes, bytearray, memoryview)):
+        import io
+
+        view = memoryview(given).cast("B")
+        yield Upload(io.BytesIO(view), 0, len(view), None)
+    elif isinstance(given, (str, os.PathLike)):
+        path = Path(given)
+        with open(path, "rb") as file:
+            yield Upload(file, 0, os.fstat(file.fileno()).st_size, path.name)
+    elif hasattr(given, "read"):
+        yield _of_file(given)
+    else:
+        raise InvalidRequest(f"cannot send a {type(given).__name__}; expected a path, bytes or a binary file")
+
+
+def _of_file(file: IO[bytes]) -> Upload:
+    name = getattr(file, "name", None)
+    name = os.path.basename(name) if isinstance(name, str) else None
+    try:
+        begin = file.tell()
+        size = file.seek(0, os.SEEK_END) - begin
+        file.seek(begin)
+    except (OSError, AttributeError, ValueError):
+        return Upload(file, 0, None, name)
+    return Upload(file, begin, size, name)
+
+
+class Arriving:
+    """A download on its way to a path: beside it until it is whole and right, then there at once.
+
+    What is left of one that was broken off is used by the next for the same content.
+    """
+
+    def __init__(self, artifact: Artifact, to: StrPath) -> None:
+        path = Path(to)
+        if path.is_dir():
+            path = path / _plain_name(artifact)
+        self.path = path
+        self._artifact = artifact
+        self._part = path.with_name(f"{path.name}.{(artifact.sha256 or artifact.id or '')[:16]}.part")
+        self._file: IO[bytes] | None = None
+        self._hash: _Hash = hashlib.sha256()
+        self.size = 0
+
+    def open(self, resume: bool) -> None:
+        """Opens the file, and takes what is there already."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | (0 if resume else os.O_TRUNC)
+        self._file = os.fdopen(os.open(self._part, flags, 0o666), "r+b")
+        while chunk := self._file.read(CHUNK):
+            self._hash.update(chunk)
+            self.size += len(chunk)
+        if self.size > self._artifact.size:
+            self._restart()
+
+    def write(self, chunk: bytes) -> None:
+        assert self._file is not None  # as `open` came first
+        self._file.write(chunk)
+        self._hash.update(chunk)
+        self.size += len(chunk)
+
+    def finish(self) -> Path:
+        assert self._file is not None  # as `open` came first
+        self._file.close()
+        if self._artifact.sha256 not in (None, self._hash.hexdigest()):
+            self._part.unlink(missing_ok=True)
+            raise damaged(self._artifact)
+        os.replace(self._part, self.path)
+        return self.path
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def _restart(self) -> None:
+        assert self._file is not None  # as `open` came first
+        self._file.seek(0)
+        self._file.truncate()
+        self._hash, self.size = hashlib.sha256(), 0
+
+
+def check(artifact: Artifact, content: bytes) -> bytes:
+    """The content, if it is what was kept once."""
+    if artifact.sha256 not in (None, hashlib.sha256(content).hexdigest()):
+        raise damaged(artifact)
+    return content
+
+
+def damaged(artifact: Artifact) -> IntegrityError:
+    return IntegrityError(f"what arrived of artifact {artifact.id} (`{artifact.name}`) does not match its hash")
+
+
+def _plain_name(artifact: Artifact) -> str:
+    """A name for a file of ours. Code in a sandbox chose it, so it names nothing but a file here."""
+    name = PurePosixPath(artifact.name.replace("\0", "_")).name
+    return name if name not in ("", ".", "..") else (artifact.id or "artifact")
+
+
+def link_path(url: str) -> str:
+    """A link as a path on the server that we talk to, which may have other names elsewhere."""
+    at = url.find("/artifacts/")
+    return url[at:] if at >= 0 else url
+
+
+def content_range(headers: Any) -> int | None:
+    """Where the content begins that a server sends of what was asked for."""
+    told = headers.get("content-range", "")
+    if not told.startswith("bytes "):
+        return None
+    begin = told[len("bytes ") :].partition("-")[0]
+    return int(begin) if begin.isdigit() else None

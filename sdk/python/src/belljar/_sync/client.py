@@ -1,0 +1,252 @@
+# Made of ../_aio/client.py by scripts/generate_sync.py; change that one.
+"""The client: finds the server, sends calls, tries again where that helps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, TypeVar
+
+import httpx
+
+from belljar import _calls, _retry, local
+from belljar._sync import _io
+from belljar._sync.artifacts import Artifacts
+from belljar._sync.session import Session
+from belljar._sync.stream import Stream
+from belljar._calls import Access, AskedLimits, Call, Language, Size, Storage
+from belljar._requests import Requests, transport_options
+from belljar._target import Target
+from belljar.errors import BelljarError, ServerUnavailable
+from belljar.events import Output
+from belljar.models import Health, Result, SessionInfo, Usage
+
+T = TypeVar("T")
+
+# The largest page of a list that the server gives.
+_PAGE = 1000
+
+
+class Client:
+    """A Belljar server.
+
+    >>> with Client() as client:
+    ...     with client.session() as session:
+    ...         session.run_code("x = 41")
+    ...         print((session.run_code("x + 1")).text)
+    42
+
+    The server is `url` (`http://...`, `https://...` or `unix:/path`), else `BELLJAR_URL`, else
+    `SANDBOX_API_URL`, else the local one, which is started if it does not run (`"local"` means that
+    one whatever the environment says). The key is `api_key`, else `BELLJAR_API_KEY`.
+
+    `patience` is how many seconds a server that went away is waited for, and one that has no room.
+    A client is safe to share and worth keeping: it keeps its connections.
+    """
+
+    def __init__(
+        self, url: str | None = None, *, api_key: str | None = None, patience: float = _retry.PATIENCE
+    ) -> None:
+        self._target = Target.find(url, api_key)
+        self._requests = Requests(self._target)
+        self._patience = patience
+        self._pool = _io.Pool(self._connect)
+        # Whether this server has ever answered us.
+        self._heard = False
+
+    @property
+    def url(self) -> str:
+        """The server's address."""
+        return self._target.url or f"unix:{local.Place().socket}"
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._target.url or 'local'!r})"
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the connections. Sessions and the server stay."""
+        self._pool.close()
+
+    # One call, gone afterwards.
+
+    def run(
+        self,
+        code: str,
+        *,
+        language: Language = "python",
+        timeout: float | None = None,
+        env: Mapping[str, str] | None = None,
+        limits: AskedLimits | None = None,
+        datasets: Access | None = None,
+        image: str | None = None,
+        max_output: Size | None = None,
+        on_output: _io.Callback[Output] | None = None,
+    ) -> Result:
+        """Runs code in a fresh sandbox, which is gone afterwards.
+
+        >>> (client.run("import numpy as np; np.arange(3).sum()")).text
+        'np.int64(3)'
+
+        Files that it leaves in `/work/artifacts` are in the result's `artifacts`. Code that fails is
+        no exception: see `Result.ok` and `Result.raise_for_error`.
+        """
+        call = _calls.run(
+            code,
+            language=language,
+            timeout=timeout,
+            env=env,
+            limits=limits,
+            datasets=datasets,
+            image=image,
+            max_output=max_output,
+        )
+        # What takes long is followed as a stream, which is never silent while the server lives.
+        if on_output is None and (timeout or 0) <= _calls.DEFAULT_EXEC_TIMEOUT:
+            return self._do(call)
+        with Stream(self, ask=call) as stream:
+            return stream.result(on_output)
+
+    # Sessions.
+
+    def session(
+        self,
+        key: str | None = None,
+        *,
+        storage: Storage | None = None,
+        datasets: Access | None = None,
+        limits: AskedLimits | None = None,
+        ttl: int | None = None,
+        idle_timeout: int | None = None,
+        env: Mapping[str, str] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        image: str | None = None,
+        stop_on_exit: bool | None = None,
+    ) -> _io.Opening[Session]:
+        """Makes a session, or finds the one with this `key`: a conversation, a thread, a user.
+
+        >>> with client.session("thread-7", limits={"memory": "1G"}) as session:
+        ...     session.run_code("import pandas as pd")
+
+        Used with `with`, a session without a key is stopped at the end, and one with a key is
+        kept for the next time; `stop_on_exit` says otherwise. What is left out is the server's to
+        choose. `session.info.how` tells whether it was `created`, `found` or `restarted`.
+        """
+        call = _calls.create(
+            key=key,
+            storage=storage,
+            datasets=datasets,
+            limits=limits,
+            ttl=ttl,
+            idle_timeout=idle_timeout,
+            env=env,
+            metadata=metadata,
+            image=image,
+        )
+        return _io.opening(self._open(call, key is None if stop_on_exit is None else stop_on_exit))
+
+    def _open(self, call: Call[SessionInfo], stop_on_exit: bool) -> Session:
+        return Session(self, self._do(call), stop_on_exit=stop_on_exit)
+
+    def get_session(self, session_id: str) -> Session:
+        """The session with this id, alive or not."""
+        return Session(self, self._do(_calls.show(session_id)))
+
+    def sessions(
+        self, *, state: str | None = None, key: str | None = None, limit: int | None = 100
+    ) -> list[Session]:
+        """Sessions, the newest first, also those that have ended; all of them with `limit=None`."""
+        found: list[Session] = []
+        before = None
+        while limit is None or len(found) < limit:
+            size = _PAGE if limit is None else min(_PAGE, limit - len(found))
+            page = self._do(_calls.sessions(state=state, key=key, limit=size, before=before))
+            found += [Session(self, info) for info in page.items]
+            before = page.next
+            if before is None:
+                break
+        return found
+
+    # The server.
+
+    @property
+    def artifacts(self) -> Artifacts:
+        """Files that sessions and runs have left."""
+        return Artifacts(self)
+
+    def health(self) -> Health:
+        """Whether the server is well, and which limits it enforces."""
+        return self._do(_calls.health())
+
+    def usage(self, since: str | None = None) -> list[Usage]:
+        """What this tenant has used per day, from `since` (YYYY-MM-DD; 30 days ago unless told)."""
+        return self._do(_calls.usage(since))
+
+    # How all of this travels.
+
+    def _do(self, call: Call[T], *, patience: float | None = None, unless: tuple[type, ...] = ()) -> T:
+        """Sends a call until it is answered, or until that is no use, or one of `unless` happens."""
+        attempts = self._attempts(call.is_safe, patience)
+        while True:
+            try:
+                return self._try(call)
+            except BelljarError as error:
+                if isinstance(error, unless):
+                    raise
+                self._endure(attempts, error)
+
+    def _attempts(self, is_safe: bool, patience: float | None = None) -> _retry.Attempts:
+        patience = self._patience if patience is None else patience
+        return _retry.Attempts(patience, is_safe=is_safe, heard_before=self._heard)
+
+    def _endure(self, attempts: _retry.Attempts, error: BelljarError) -> None:
+        """Waits a moment before the next attempt, or gives up by raising."""
+        _io.sleep(attempts.pause(error))
+        if self._target.url is None and isinstance(error, ServerUnavailable):
+            # The local server may have ended by itself, having had nothing to do.
+            _io.work(local.ensure)
+
+    def _put(self, call: Call[T], content: Any, length: int | None) -> T:
+        """Sends a call with a body that is not JSON, once."""
+        return self._answer(call, self._requests.of(call, content=content, length=length))
+
+    def _try(self, call: Call[T]) -> T:
+        return self._answer(call, self._requests.of(call))
+
+    def _answer(self, call: Call[T], request: httpx.Request) -> T:
+        response = self._send(request)
+        body = self._read(response)
+        if not response.is_success and response.status_code not in call.expected:
+            raise _retry.understood(response, body)
+        return call.parse(body)
+
+    def _send(self, request: httpx.Request) -> httpx.Response:
+        """Sends a request; the body of the answer is still to be read."""
+        line = self._pool.get()
+        try:
+            response = line.send(request)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise _retry.failed(error, self.url) from error
+        self._heard = True
+        return response
+
+    def _read(self, response: httpx.Response) -> bytes:
+        """The whole body. Read to its end, its connection can be used again."""
+        try:
+            return response.read()
+        except httpx.HTTPError as error:
+            raise _retry.failed(error, self.url) from error
+        finally:
+            response.close()
+
+    def _connect(self) -> _io.Line:
+        if self._target.may_need_proxy:
+            return _io.Line(straight=None)
+        local_socket = _io.work(local.ensure) if self._target.url is None else None
+        return _io.Line(straight=transport_options(self._target, self._target.socket(local_socket)))

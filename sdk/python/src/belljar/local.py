@@ -1,0 +1,359 @@
+"""The local server: one per user, shared by all of the user's programs.
+
+```text
+   ensure() ── somebody answers on the socket? ── yes ──▶ its path
+                 │ no
+                 ▼ one program at a time (lock)
+               answers by now? ── yes ──▶ its path
+                 │ no
+                 ▼
+               `belljar serve --unix SOCKET`, detached ──▶ ready? ──▶ its path
+                                                        └▶ ended, or not in time: its own words
+```
+
+Everything of it is in directories that only the user can enter: the socket, the lock and the log
+below `$XDG_RUNTIME_DIR/belljar-local` or the data directory, which is
+`~/.local/share/belljar/local` (or `$XDG_DATA_HOME/belljar/local`) and holds what must last. Its
+settings are those of the program that started it (`BELLJAR_MEMORY` and so on); of its environment
+nothing else is passed on, least of all keys.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import http.client
+import os
+import re
+import select
+import shutil
+import signal
+import socket
+import stat
+import struct
+import subprocess
+import sysconfig
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from belljar.errors import LocalServerError
+
+__all__ = ["Place", "ensure", "is_running", "log_path", "stop"]
+
+# How long a server may take to be ready: it takes over what an earlier one left.
+_START_PATIENCE = 60.0
+_START_PACE = 0.02
+# Another program may be starting it.
+_LOCK_PATIENCE = _START_PATIENCE + 10.0
+_LOCK_PACE = 0.02
+# The server lets requests in progress finish for 10 seconds.
+_STOP_PATIENCE = 20.0
+_PROBE_TIMEOUT = 5.0
+# Seconds without sessions and requests after which the server ends by itself, where it knows how.
+_IDLE_EXIT = 900
+# How much of the server's words an error quotes, and how much log is kept from earlier servers.
+_QUOTED_LINES = 12
+_MAX_LOG = 4 << 20
+# The longest path of a socket, its final NUL included; the server first binds a name some 16 longer.
+_MAX_SOCKET_PATH = 108 - 20
+
+# What a server needs to find its way on this machine.
+_PASSED_ON = (
+    "PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "SSL_CERT_FILE", "SSL_CERT_DIR",
+    "XDG_RUNTIME_DIR", "XDG_DATA_HOME", "DBUS_SESSION_BUS_ADDRESS",
+)  # fmt: skip
+_SETTINGS = (
+    "SESSION_STORAGE", "DATASET_ACCESS", "DATASETS_HOST_RO", "TMPFS_SIZE_MB", "SANDBOX_IMAGE", "SESSIONS_ROOT",
+    "BLOBSTORE_DIR", "ARTIFACTS_DB", "IDLE_HIBERNATE_SEC",
+)  # fmt: skip
+# Ours and not the server's, or about another server than this one.
+_NOT_PASSED_ON = {
+    "BELLJAR_BINARY", "BELLJAR_URL", "BELLJAR_API_KEY", "BELLJAR_LISTEN", "BELLJAR_UNIX", "BELLJAR_TLS_CERT",
+    "BELLJAR_TLS_KEY",
+}  # fmt: skip
+
+
+class Place:
+    """Where the local server of this user is."""
+
+    def __init__(self) -> None:
+        data_home = os.environ.get("XDG_DATA_HOME") or os.path.join(os.path.expanduser("~"), ".local", "share")
+        self.data = Path(data_home, "belljar", "local")
+        runtime = os.environ.get("XDG_RUNTIME_DIR")
+        self.runtime = Path(runtime, "belljar-local") if runtime else self.data / "run"
+        if len(os.fsencode(self.runtime / "server.sock")) >= _MAX_SOCKET_PATH:
+            name = hashlib.sha256(os.fsencode(self.runtime)).hexdigest()[:12]
+            self.runtime = Path(tempfile.gettempdir(), f"belljar-{os.getuid()}-{name}")
+        self.socket = self.runtime / "server.sock"
+        self.lock = self.runtime / "lock"
+        self.log = self.data / "server.log"
+
+    def make(self) -> None:
+        for directory in (self.data, self.runtime):
+            _make_private(directory)
+
+
+def ensure() -> str:
+    """The path of the local server's socket; starts the server if nobody has."""
+    place = Place()
+    if _is_ready(place.socket):
+        return str(place.socket)
+    place.make()
+    with _locked(place.lock):
+        if not _is_ready(place.socket):
+            _start(place)
+    return str(place.socket)
+
+
+def is_running() -> bool:
+    """Whether the local server answers."""
+    return _is_ready(Place().socket)
+
+
+def log_path() -> Path:
+    """Where the local server writes what it has to say."""
+    return Place().log
+
+
+def stop() -> bool:
+    """Stops the local server, if it runs; true if it did.
+
+    Sessions survive that, as they survive everything: the next server finds them. Stop those first
+    that are not needed any more.
+    """
+    place = Place()
+    if not place.runtime.is_dir():
+        return False
+    with _locked(place.lock):
+        pid = _pid_of(place.socket)
+        if pid is None:
+            return False
+        return _end(pid)
+
+
+def _make_private(directory: Path) -> None:
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = directory.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+            hint = "remove it, or set XDG_RUNTIME_DIR"
+            raise LocalServerError(f"`{directory}` is not a directory of yours", hint=hint)
+        if found.st_mode & 0o077:
+            directory.chmod(0o700)
+    except OSError as error:
+        raise LocalServerError(
+            f"failed to make the directory `{directory}` for the local server: {error.strerror}",
+            hint="set XDG_DATA_HOME to a place that can be written to, or BELLJAR_URL to a server that runs already",
+        ) from error
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """One program at a time. The lock ends with the file descriptor, so with us if we are killed."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        deadline = time.monotonic() + _LOCK_PATIENCE
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise LocalServerError(f"another program has held `{path}` for too long") from None
+                time.sleep(_LOCK_PACE)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+class _Connection(http.client.HTTPConnection):
+    """HTTP over a UNIX socket, without what takes long to import."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost", timeout=_PROBE_TIMEOUT)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self._path))
+
+
+def _is_ready(path: Path) -> bool:
+    connection = _Connection(path)
+    try:
+        connection.request("GET", "/readyz")
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def _pid_of(path: Path) -> int | None:
+    """The process behind a socket, by the kernel's word: files that say so may be out of date."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        try:
+            client.connect(str(path))
+        except OSError:
+            return None
+        credentials = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        pid, uid, _ = struct.unpack("3i", credentials)
+        return pid if uid == os.getuid() and pid > 0 else None
+
+
+def _end(pid: int) -> bool:
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        signal.pidfd_send_signal(descriptor, signal.SIGTERM)
+        ended, _, _ = select.select([descriptor], [], [], _STOP_PATIENCE)
+        if not ended:
+            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+            select.select([descriptor], [], [], _STOP_PATIENCE)
+    except ProcessLookupError:
+        pass
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def find_binary() -> str:
+    """The `belljar` program: named by BELLJAR_BINARY, beside this Python, or on the PATH."""
+    named = os.environ.get("BELLJAR_BINARY")
+    if named:
+        if not os.access(named, os.X_OK):
+            raise LocalServerError(f"BELLJAR_BINARY names `{named}`, which is no program")
+        return os.path.abspath(named)
+    schemes = [sysconfig.get_path("scripts")]
+    if "posix_user" in sysconfig.get_scheme_names():
+        schemes.append(sysconfig.get_path("scripts", "posix_user"))
+    for directory in schemes:
+        if directory and os.access(os.path.join(directory, "belljar"), os.X_OK):
+            return os.path.join(directory, "belljar")
+    found = shutil.which("belljar")
+    if found is None:
+        raise LocalServerError(
+            "the program `belljar` is not here, so no local server can be started",
+            hint="install the whole package, name it with BELLJAR_BINARY, or set BELLJAR_URL to a server that runs",
+        )
+    return found
+
+
+def _start(place: Place) -> None:
+    binary = find_binary()
+    arguments = [binary, "serve", "--unix", str(place.socket)]
+    environment = _environment(place)
+    if _knows_idle_exit(binary, environment):
+        arguments += ["--idle-exit", str(_IDLE_EXIT)]
+    with _open_log(place.log) as log:
+        begin = log.seek(0, os.SEEK_END)
+        try:
+            server = subprocess.Popen(
+                arguments,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=place.data,
+                env=environment,
+                # Ctrl-C in the program that happened to be the first is not for the server.
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise LocalServerError(f"failed to start `{binary}`: {error.strerror}") from error
+        _await(server, place, begin)
+    # Should it end before us, somebody has to notice, or it stays as a zombie.
+    threading.Thread(target=server.wait, name="belljar-local-server", daemon=True).start()
+
+
+def _await(server: subprocess.Popen[bytes], place: Place, begin: int) -> None:
+    deadline = time.monotonic() + _START_PATIENCE
+    while not _is_ready(place.socket):
+        status = server.poll()
+        if status is not None:
+            # Somebody outside our lock may have been faster.
+            if _is_ready(place.socket):
+                return
+            raise LocalServerError(
+                f"the local server ended with status {status}. It said:\n{_words(place.log, begin)}",
+                hint=f"its log is `{place.log}`",
+            )
+        if time.monotonic() > deadline:
+            server.terminate()
+            server.wait(_STOP_PATIENCE)
+            raise LocalServerError(
+                f"the local server was not ready after {_START_PATIENCE:.0f} s. It said:\n{_words(place.log, begin)}",
+                hint=f"its log is `{place.log}`",
+            )
+        time.sleep(_START_PACE)
+
+
+def _open_log(path: Path) -> IO[bytes]:
+    if path.exists() and path.stat().st_size > _MAX_LOG:
+        path.replace(path.with_suffix(".log.old"))
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    return os.fdopen(descriptor, "ab")
+
+
+def _words(log: Path, begin: int) -> str:
+    with open(log, "rb") as file:
+        file.seek(begin)
+        lines = file.read().decode("utf-8", "replace").strip().splitlines()
+    return "\n".join(lines[-_QUOTED_LINES:]) or "(nothing)"
+
+
+def _knows_idle_exit(binary: str, environment: dict[str, str]) -> bool:
+    try:
+        helped = subprocess.run(
+            [binary, "serve", "--help"], capture_output=True, env=environment, stdin=subprocess.DEVNULL, timeout=10
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return b"--idle-exit" in helped.stdout
+
+
+def _environment(place: Place) -> dict[str, str]:
+    own = {
+        # Apart from a server that this user may run otherwise: two cannot share any of these.
+        "BELLJAR_STATE_DIR": place.data / "state",
+        "SESSIONS_ROOT": place.data / "sessions",
+        "BLOBSTORE_DIR": place.data / "blobstore",
+        "BELLJAR_DATASET_CACHE": place.data / "datasets",
+        "BELLJAR_OUTPUTS_DIR": place.data / "outputs",
+        "BELLJAR_EXPORTS_DIR": place.data / "exports",
+        "BELLJAR_RUN_DIR": place.runtime / "sandboxes",
+        "BELLJAR_CGROUP_PARENT": f"belljar-{hashlib.sha256(os.fsencode(place.runtime)).hexdigest()[:12]}",
+    }
+    environment = {name: str(value) for name, value in own.items()}
+    for name, value in os.environ.items():
+        is_setting = name.startswith("BELLJAR_") or name in _SETTINGS
+        if (is_setting or name in _PASSED_ON) and name not in _NOT_PASSED_ON and value:
+            environment[name] = value
+    # Relative ones are meant from here, not from where the server runs.
+    for name in [*own, "BELLJAR_HOME", "DATASETS_HOST_RO", "ARTIFACTS_DB"]:
+        if name in environment and name != "BELLJAR_CGROUP_PARENT":
+            environment[name] = os.path.abspath(environment[name])
+    sources = environment.get("BELLJAR_DATASET_SOURCES", "")
+    if sources.startswith("@"):
+        environment["BELLJAR_DATASET_SOURCES"] = sources = "@" + os.path.abspath(sources[1:])
+    for name in _named_by_sources(sources):
+        if name in os.environ:
+            environment[name] = os.environ[name]
+    return environment
+
+
+def _named_by_sources(sources: str) -> list[str]:
+    """Variables that the headers of dataset sources are made of: `${SALES_TOKEN}`."""
+    if sources.startswith("@"):
+        try:
+            sources = Path(sources[1:]).read_text()
+        except OSError:
+            return []
+    return re.findall(r"\$\{(\w+)\}", sources)

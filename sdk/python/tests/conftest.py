@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from servers import Server
+
+from belljar import AskedLimits, AsyncClient, Client, Session
+
+# Enough for a kernel, and cheap where there are many.
+SMALL: AskedLimits = {"memory": "96M", "pids": 32, "tmpfs": "8M"}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _environment() -> Iterator[None]:
+    """What the caller's environment says of other servers is not about ours."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in list(os.environ):
+            if name in ("BELLJAR_URL", "BELLJAR_API_KEY", "SANDBOX_API_URL"):
+                patch.delenv(name)
+        yield
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """Sockets have no room for the names that pytest gives its directories."""
+    with tempfile.TemporaryDirectory(prefix="bj-") as directory:
+        yield Path(directory)
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    started = Server(Path(tempfile.mkdtemp(prefix="bj-"))).start()
+    yield started
+    started.stop()
+
+
+@pytest.fixture
+def mortal() -> Iterator[Server]:
+    """A server to be killed."""
+    started = Server(Path(tempfile.mkdtemp(prefix="bj-"))).start()
+    yield started
+    started.stop()
+
+
+@pytest.fixture(scope="session")
+def keyed() -> Iterator[tuple[Server, str]]:
+    """A server over TCP that wants a key, and one: room for a single session."""
+    made = Server(Path(tempfile.mkdtemp(prefix="bj-")), tcp=True)
+    key = made.command("key", "create", "--name", "test", "--max-sessions", "1")
+    made.start()
+    yield made, key
+    made.stop()
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[Client]:
+    with Client(server.url) as client:
+        yield client
+
+
+@pytest.fixture
+async def aclient(server: Server) -> AsyncIterator[AsyncClient]:
+    async with AsyncClient(server.url) as client:
+        yield client
+
+
+@pytest.fixture
+def session(client: Client) -> Iterator[Session]:
+    with client.session() as session:
+        yield session

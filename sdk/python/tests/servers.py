@@ -1,0 +1,206 @@
+"""Servers of our own, each in a corner of its own, and a bad line to them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import time
+import uuid
+from contextlib import suppress
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+PATIENCE = 30.0
+
+
+def binary() -> str:
+    named = os.environ.get("BELLJAR_BINARY")
+    builds = [REPOSITORY / "target" / kind / "belljar" for kind in ("release", "debug")]
+    for candidate in [Path(named)] if named else builds:
+        if os.access(candidate, os.X_OK):
+            return str(candidate.resolve())
+    raise RuntimeError("no belljar to test: build one, or name it with BELLJAR_BINARY")
+
+
+def python_path() -> str:
+    """For programs of our own: the package, and whatever we were started with."""
+    source = str(REPOSITORY / "sdk" / "python" / "src")
+    return os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
+
+
+class Server:
+    """A `belljar serve` that can be killed and started again in the same place."""
+
+    def __init__(self, directory: Path, *, tcp: bool = False, **env: str) -> None:
+        self.directory = directory
+        self.socket = directory / "s.sock"
+        self.url = f"unix:{self.socket}"
+        self._tcp = tcp
+        self._arguments = ["--listen", "127.0.0.1:0"] if tcp else ["--unix", str(self.socket)]
+        self._cgroup = f"belljar-sdk-{uuid.uuid4().hex[:12]}"
+        self._process: subprocess.Popen[bytes] | None = None
+        places = {
+            "BELLJAR_STATE_DIR": "state",
+            "SESSIONS_ROOT": "sessions",
+            "BLOBSTORE_DIR": "blobs",
+            "BELLJAR_DATASET_CACHE": "cache",
+            "BELLJAR_RUN_DIR": "run",
+            "BELLJAR_OUTPUTS_DIR": "outputs",
+            "BELLJAR_EXPORTS_DIR": "exports",
+        }
+        inherited = {name: os.environ[name] for name in ("PATH", "HOME", "BELLJAR_HOME") if name in os.environ}
+        self.env = {
+            **inherited,
+            **{name: str(directory / place) for name, place in places.items()},
+            "BELLJAR_CGROUP_PARENT": self._cgroup,
+            # Nothing to import and nothing kept ready: it starts at once. Should we be killed, its
+            # sandboxes do not stay for a day.
+            "BELLJAR_PRELOAD": "json",
+            "BELLJAR_POOL": "0",
+            "BELLJAR_ALONE": "60",
+            **env,
+        }
+
+        self._remember_limits()
+
+    def _remember_limits(self) -> None:
+        """The server would try its limits first, which is tested elsewhere and keeps this machine busy.
+        Should it remember them in another way by now, it tries."""
+        run_dir = self.directory / "run"
+        run_dir.mkdir(mode=0o700)
+        version = subprocess.run([binary(), "--version"], capture_output=True, text=True, check=True).stdout.split()[-1]
+        circumstances = {
+            "boot": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+            "version": version,
+            "uid": os.getuid(),
+            "cgroup_parent": self._cgroup,
+            "cgroup": Path("/proc/self/cgroup").read_text(),
+        }
+        names = ["network", "processes", "memory", "cpu"]
+        verdicts = [{"limit": name, "enforced": True, "detail": "as before"} for name in names]
+        remembered = {"circumstances": circumstances, "verdicts": verdicts}
+        (run_dir / "selftest.json").write_text(json.dumps(remembered))
+
+    def command(self, *arguments: str) -> str:
+        done = subprocess.run([binary(), *arguments], env=self.env, capture_output=True, check=True, cwd=self.directory)
+        return done.stdout.decode().strip()
+
+    def start(self) -> Server:
+        log = open(self.directory / "log", "ab")
+        begin = log.tell()
+        with log:
+            self._process = subprocess.Popen(
+                [binary(), "serve", "--stop-sessions", *self._arguments],
+                env=self.env,
+                cwd=self.directory,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        said = self._wait_for_announcement(begin)
+        if self._tcp:
+            self.url = said
+            # The next one is to be found in the same place.
+            self._arguments = ["--listen", said.removeprefix("http://")]
+        return self
+
+    def _wait_for_announcement(self, begin: int) -> str:
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            said = (self.directory / "log").read_bytes()[begin:].decode()
+            found = re.search(r"listens on (\S+)", said)
+            if found:
+                return found[1]
+            assert self._process is not None and self._process.poll() is None, said
+            time.sleep(0.01)
+        raise AssertionError("the server did not start")
+
+    def kill(self) -> None:
+        """As hard as it gets. Sessions live on."""
+        assert self._process is not None
+        os.kill(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def stop(self) -> None:
+        if self._process is None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        remove_groups(self._cgroup)
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def remove_groups(name: str) -> None:
+    """Removes what a server leaves of its control groups, as soon as the last of its children has gone."""
+    deadline = time.monotonic() + 3.0
+    while (trees := [*Path("/sys/fs/cgroup").glob(f"*/{name}"), *Path("/sys/fs/cgroup").glob(name)]) != []:
+        for tree in trees:
+            for directory, _, _ in os.walk(tree, topdown=False):
+                with suppress(OSError):
+                    os.rmdir(directory)
+        if time.monotonic() > deadline:
+            return
+        time.sleep(0.02)
+
+
+class BadLine:
+    """Stands between a client and a server, and cuts connections after so many bytes of answers."""
+
+    def __init__(self, server: Server, path: Path) -> None:
+        self.url = f"unix:{path}"
+        self._server = server
+        #: After how many bytes each of the next connections is cut; those after them are good.
+        self.cuts: list[int] = []
+        self.connections = 0
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(path))
+        self._listener.listen(64)
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            self.connections += 1
+            server = socket.socket(socket.AF_UNIX)
+            try:
+                server.connect(str(self._server.socket))
+            except OSError:
+                client.close()
+                continue
+            limit = self.cuts.pop(0) if self.cuts else None
+            threading.Thread(target=_pump, args=(client, server, None), daemon=True).start()
+            threading.Thread(target=_pump, args=(server, client, limit), daemon=True).start()
+
+
+def _pump(source: socket.socket, target: socket.socket, limit: int | None) -> None:
+    try:
+        while data := source.recv(65536 if limit is None else min(65536, limit)):
+            target.sendall(data)
+            if limit is not None:
+                limit -= len(data)
+                if limit <= 0:
+                    break
+    except OSError:
+        pass
+    for end in (source, target):
+        try:
+            end.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass

@@ -1,0 +1,88 @@
+"""What one gets by importing, before any server is there."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from servers import python_path
+
+import belljar
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCE = ROOT / "src"
+
+
+def python(code: str) -> str:
+    env = {"PYTHONPATH": python_path()}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_importing_is_quick() -> None:
+    measure = "import time; t = time.perf_counter(); import belljar; print(time.perf_counter() - t)"
+    assert min(float(python(measure)) for _ in range(5)) < 0.150
+
+
+def test_importing_loads_nothing_heavy() -> None:
+    loaded = python("import sys, belljar; print(*sys.modules)").split()
+    assert not {"httpx", "pydantic", "anyio", "ssl", "asyncio"} & set(loaded)
+
+
+def test_synchronous_use_loads_what_it_needs() -> None:
+    # Paid by everybody who makes a client, so worth a look when it grows.
+    loaded = python("import sys, belljar; belljar.Client('unix:/x'); print(*sys.modules)").split()
+    assert "belljar._aio.client" not in loaded
+
+
+def test_every_name_is_there() -> None:
+    for name in belljar.__all__:
+        assert getattr(belljar, name) is not None
+        assert name in dir(belljar)
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        belljar.nonsense  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_the_version_is_one() -> None:
+    declared = re.search(r'^version = "(.+)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert declared is not None and declared[1] == belljar.__version__
+    assert (SOURCE / "belljar" / "py.typed").exists()
+
+
+def test_the_synchronous_half_is_made_of_the_other() -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "generate_sync.py"), "--check"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def test_errors_survive_the_way_to_another_process() -> None:
+    error = belljar.TooMany("no room", code="no_room", hint="wait", status=429, retry_after=5.0)
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is belljar.TooMany and str(again) == "no room; wait"
+    assert (again.code, again.status, again.retry_after) == ("no_room", 429, 5.0)
+
+
+def test_keys_are_not_shown() -> None:
+    client = belljar.Client("http://127.0.0.1:1", api_key="bj_secret")
+    assert "secret" not in repr(client) + str(vars(client)) + client.url
+
+
+@pytest.mark.parametrize("url", ["ftp://x", "127.0.0.1:8000", "http://", "nonsense"])
+def test_addresses_that_are_none(url: str) -> None:
+    with pytest.raises(belljar.InvalidRequest, match="is no address"):
+        belljar.Client(url)
+
+
+def test_the_environment_names_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SANDBOX_API_URL", "http://two")
+    assert belljar.Client().url == "http://two"
+    monkeypatch.setenv("BELLJAR_URL", "http://one/")
+    assert belljar.Client().url == "http://one"
+    assert belljar.Client("unix:///run/b.sock").url == "unix:///run/b.sock"
+    assert belljar.Client("local").url.startswith("unix:")
