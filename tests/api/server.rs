@@ -47,7 +47,6 @@ impl Place {
             ("SESSIONS_ROOT", path("sessions")),
             ("BLOBSTORE_DIR", path("blobstore")),
             ("BELLJAR_OUTPUTS_DIR", path("outputs")),
-            ("BLOBSTORE_DIR", path("blobs")),
             ("BELLJAR_DATASET_CACHE", path("cache")),
             ("BELLJAR_LISTEN", "127.0.0.1:0".to_owned()),
             ("BELLJAR_POOL", "0".to_owned()),

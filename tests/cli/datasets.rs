@@ -69,6 +69,7 @@ fn a_file_is_uploaded_once_and_read_by_code() {
     --- stdout
     /session/data/empty.csv: 0 B
     --- stderr
+    belljar: the server has it already; nothing was sent
     ");
     assert_snapshot!(served.call(["upload", &id, "twenty.bin", "--name", "2024/ü b.bin"]), @r"
     exit 0

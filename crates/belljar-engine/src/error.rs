@@ -52,7 +52,7 @@ pub enum EngineError {
     State(#[source] RuntimeError),
     #[error("failed to take over the sandbox of an earlier server")]
     Adopt(#[source] RuntimeError),
-    #[error("failed to prepare the session's directory `{path}`")]
+    #[error("failed to prepare `{path}`")]
     Directory {
         path: PathBuf,
         #[source]

@@ -5,8 +5,8 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
-use belljar_proto::guest::{TreeFile, TreeLimits};
-use belljar_runtime::{OpenedFile, Sandbox};
+use belljar_proto::guest::{RefusalCode, TreeFile, TreeLimits};
+use belljar_runtime::{OpenedFile, RuntimeError, Sandbox, paths};
 
 use super::Refused;
 use super::names::{harmless, shown};
@@ -142,7 +142,7 @@ impl<'a> Gathering<'a> {
     fn accept(
         &mut self,
         listed: TreeFile,
-        opened: Result<OpenedFile, belljar_runtime::RuntimeError>,
+        opened: Result<OpenedFile, RuntimeError>,
     ) -> Option<Found> {
         let path = listed.path.clone();
         let Some(relative) = harmless(&path) else {
@@ -150,6 +150,10 @@ impl<'a> Gathering<'a> {
             return None;
         };
         match opened {
+            Err(RuntimeError::Refused(refusal)) if refusal.code == RefusalCode::NotFound => {
+                self.refuse(&path, "there is no such file");
+                None
+            }
             Err(error) => {
                 self.refuse(&path, in_full(&error));
                 None
@@ -157,7 +161,11 @@ impl<'a> Gathering<'a> {
             // Half a file is of no use, and what follows would be lost with its name.
             Ok(opened) if opened.being_written => {
                 self.left_some = true;
-                self.refuse(&path, "it is open for writing; it is taken once it is closed");
+                let until = match self.directory {
+                    paths::ARTIFACTS => "it is taken once it is closed",
+                    _ => "close it first",
+                };
+                self.refuse(&path, format!("it is open for writing; {until}"));
                 None
             }
             Ok(opened) => {

@@ -52,6 +52,8 @@ pub(super) const INTERNAL: &[&str] = &[
     "BELLJAR_DEBUG_ZYGOTE",
     // A canary of the security tests: code in a sandbox must never see it.
     "BELLJAR_TEST_SECRET",
+    // Tells the Python package which binary to start.
+    "BELLJAR_BINARY",
 ];
 
 /// Kubernetes adds these to every pod beside a service called `belljar`; they are nobody's mistake.
