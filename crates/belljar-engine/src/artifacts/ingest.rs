@@ -167,9 +167,7 @@ impl Shelf {
     ) -> Artifacts {
         let rows = self.catalog.of_exec(origin.session, origin.exec).await.unwrap_or_default();
         if rows.is_empty() {
-            // Where files stay, there are some after every execution, told or not.
-            let what = if self.config.keep_originals { What::WasThere } else { What::IsThere };
-            return self.ingest_what(what, sandbox, origin, fingerprint, memory).await;
+            return self.ingest_what(What::WasThere, sandbox, origin, fingerprint, memory).await;
         }
         if !self.config.keep_originals {
             // What cannot be removed now is taken by the next.
