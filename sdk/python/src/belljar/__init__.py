@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from belljar._aio.session import AsyncSession
     from belljar._aio.stream import AsyncStream
     from belljar._calls import AskedLimits
+    from belljar._file_calls import FileInfo, FileList
     from belljar._run import arun, run
     from belljar._sync.client import Client
     from belljar._sync.session import Session
@@ -76,6 +77,7 @@ _MODULES = {
     ),
     "belljar.models": ("Artifact", "Bundle", "Dataset", "ExecInfo", "Result", "SessionInfo"),
     "belljar._calls": ("AskedLimits",),
+    "belljar._file_calls": ("FileInfo", "FileList"),
     "belljar._run": ("arun", "run"),
     "belljar._aio.client": ("AsyncClient",),
     "belljar._aio.session": ("AsyncSession",),
@@ -124,6 +126,8 @@ __all__ = [
     "Event",
     "ExecInfo",
     "ExecutionError",
+    "FileInfo",
+    "FileList",
     "Forbidden",
     "InputRequest",
     "IntegrityError",
