@@ -90,7 +90,9 @@ def make_select_dataset_tool(
                 content = _fetched(fetch, dataset_id)
             except Exception as error:
                 return _failed(opened, dataset_id, error)
-            return _selected(opened, dataset_id, datasets.upload(content, _name(dataset_id, content)))
+            brought = datasets.upload(content, _name(dataset_id, content))
+            # Asked once more, it is known with its columns.
+            return _selected(opened, dataset_id, _find(datasets.list(), brought.name) or brought)
 
         return sessions.call(runtime, bring)
 
@@ -109,7 +111,8 @@ def make_select_dataset_tool(
                 content = await _afetched(fetch, dataset_id)
             except Exception as error:
                 return _failed(opened, dataset_id, error)
-            return _selected(opened, dataset_id, await datasets.upload(content, _name(dataset_id, content)))
+            brought = await datasets.upload(content, _name(dataset_id, content))
+            return _selected(opened, dataset_id, _find(await datasets.list(), brought.name) or brought)
 
         return await sessions.acall(runtime, bring)
 
