@@ -71,8 +71,8 @@ def make_code_sandbox_tool(
 
     The tool's artifact is an `ExecResult` as a dictionary, `artifact_map` and links included. With
     `images`, pictures are shown to the model: those that the code displays, else those it saves.
-    Output is streamed while it comes (`stream_mode="tools"`), and cut at `max_output_chars` for the
-    model. Code that fails is an answer; a sandbox that fails raises `SandboxFailure`.
+    Output is streamed while it comes (`stream_mode=["tools", "custom"]`; LangGraph holds back `tools`
+    alone), and cut at `max_output_chars` for the model. Code that fails is an answer; a sandbox that fails raises `SandboxFailure`.
     """
     manager = session_manager or SessionManager()
     sessions = Sessions(manager, session_key_fn)
