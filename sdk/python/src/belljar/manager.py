@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, Callable, Generic, TypeVar
 
 from belljar import local
 from belljar._aio import _io as aio
@@ -123,6 +123,8 @@ class SessionManager:
             url = f"unix:{self._place.socket}"
         self._client = client or Client(url, api_key=api_key)
         self._async_client = async_client or AsyncClient(url, api_key=api_key)
+        # Whose session the code tool works in: datasets are to go where the code is.
+        self.code_key_fn: Callable[..., str] | None = None
         self._lock = threading.Lock()
         # The session that each key had when it was last opened; what nobody has been told yet.
         self._seen: OrderedDict[str, str] = OrderedDict()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from pathlib import Path
@@ -96,6 +97,18 @@ async def test_the_same_with_await(manager: SessionManager) -> None:
     state = await runner.ainvoke(ASK, thread("async"))
     assert tool_messages(state)[-1].text == "[result]\n42"
     assert state["messages"][-1].text == "done"
+    await manager.aclose()
+
+
+async def test_many_conversations_at_once(manager: SessionManager) -> None:
+    tool = make_code_sandbox_tool(manager)
+
+    async def talk(number: int) -> str:
+        script = [code(f"x = {number}"), code("import time; time.sleep(0.2); x"), "done"]
+        state = await agent([tool], *script).ainvoke(ASK, thread(f"many-{number}"))
+        return tool_messages(state)[-1].text
+
+    assert await asyncio.gather(*map(talk, range(12))) == [f"[result]\n{number}" for number in range(12)]
     await manager.aclose()
 
 
@@ -231,6 +244,21 @@ def test_long_output_is_cut_for_the_model_only(manager: SessionManager) -> None:
     assert len(answer.text) < 1200 and answer.text.endswith("end")
     assert "[... 4004 of 5004 characters were cut here ...]" in answer.text
     assert len(answer.artifact["stdout"]) == 5004
+    flood = invoke(make_code_sandbox_tool(manager), code="print('a' * (3 << 20))")
+    assert "bytes more were printed and not kept" in flood.text and len(flood.text) < 21_000
+
+
+def test_many_pictures(manager: SessionManager) -> None:
+    draw = (
+        "import base64\n"
+        "for i in range(6):\n"
+        "    open(f'/session/artifacts/{i}.png', 'wb').write(base64.b64decode(%r))"
+    )
+    dot = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+    seen = invoke(make_code_sandbox_tool(manager, images=True), code=draw % dot)
+    assert [block["type"] for block in seen.content_blocks] == ["text"] + ["image"] * 4
+    assert "2 of 6 pictures are not shown" in seen.text
+    assert isinstance(invoke(make_code_sandbox_tool(manager), code=draw % dot).content, str), "only if asked for"
 
 
 def test_every_call_in_a_sandbox_of_its_own(manager: SessionManager) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Union
 
 from belljar._aio.client import AsyncClient
 from belljar._sync.client import Client
+from belljar.errors import BelljarError
 from belljar.manager import ExecResult
 from belljar.models import Artifact
 
@@ -23,15 +24,30 @@ MAX_IMAGES = 4
 
 
 def shown_images(client: Client, result: ExecResult) -> list[Picture]:
-    """What the code showed, else what it saved: rarely is one without the other another picture."""
-    saved = [(str(artifact.mime), client.artifacts.read(artifact)) for artifact in _to_fetch(result)]
-    return _shown(result) + saved
+    """What the code showed, else what it saved: rarely is one without the other another picture.
+
+    Those that are not to be had are without bytes. The code has run, whatever becomes of its pictures.
+    """
+    pictures = _shown(result)
+    for artifact, is_wanted in [] if pictures else _saved(result):
+        try:
+            content = client.artifacts.read(artifact) if is_wanted else b""
+        except BelljarError:
+            content = b""
+        pictures.append((str(artifact.mime), content))
+    return pictures
 
 
 async def ashown_images(client: AsyncClient, result: ExecResult) -> list[Picture]:
     """The same as `shown_images`, to be awaited."""
-    saved = [(str(artifact.mime), await client.artifacts.read(artifact)) for artifact in _to_fetch(result)]
-    return _shown(result) + saved
+    pictures = _shown(result)
+    for artifact, is_wanted in [] if pictures else _saved(result):
+        try:
+            content = await client.artifacts.read(artifact) if is_wanted else b""
+        except BelljarError:
+            content = b""
+        pictures.append((str(artifact.mime), content))
+    return pictures
 
 
 def _shown(result: ExecResult) -> list[Picture]:
@@ -43,11 +59,13 @@ def _shown(result: ExecResult) -> list[Picture]:
     return shown
 
 
-def _to_fetch(result: ExecResult) -> list[Artifact]:
-    if _shown(result):
-        return []
+def _saved(result: ExecResult) -> list[tuple[Artifact, bool]]:
+    """Pictures among the artifacts, and which of them are worth fetching."""
     pictures = [artifact for artifact in result.artifacts if artifact.mime in IMAGE_TYPES and artifact.id]
-    return [artifact for artifact in pictures if artifact.size <= MAX_IMAGE_BYTES][:MAX_IMAGES]
+    return [
+        (artifact, number < MAX_IMAGES and artifact.size <= MAX_IMAGE_BYTES)
+        for number, artifact in enumerate(sorted(pictures, key=lambda picture: picture.size > MAX_IMAGE_BYTES))
+    ]
 
 
 def with_pictures(text: str, pictures: Sequence[Picture]) -> Content:
@@ -55,7 +73,7 @@ def with_pictures(text: str, pictures: Sequence[Picture]) -> Content:
     fitting = [(mime, data) for mime, data in pictures if data and len(data) <= MAX_IMAGE_BYTES][:MAX_IMAGES]
     left_out = len(pictures) - len(fitting)
     if left_out:
-        text += f"\n[... {left_out} of {len(pictures)} pictures are too many or too large to be shown ...]"
+        text += f"\n[... {left_out} of {len(pictures)} pictures are not shown: too many, too large or out of reach ...]"
     if not fitting:
         return text
     blocks: list[str | dict[str, Any]] = [{"type": "text", "text": text}]

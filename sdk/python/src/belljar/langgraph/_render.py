@@ -25,7 +25,8 @@ def text_of(result: ExecResult, max_chars: int = MAX_CHARS) -> str:
     less = max(200, max_chars // 4)
     parts = [note(result.notice), section("", clip(result.stdout, max_chars) + _dropped(result.dropped.stdout_bytes))]
     parts.append(section("stderr", clip(result.stderr, less) + _dropped(result.dropped.stderr_bytes)))
-    parts.append(section("result", clip("\n".join(_values(result.results)), less)))
+    not_kept = f"\n[... {result.dropped.results} more were not kept ...]" if result.dropped.results else ""
+    parts.append(section("result", clip("\n".join(_values(result.results)), less) + not_kept))
     if result.status != "timeout" and result.error is not None:
         parts.append(section("error", clip(result.error.traceback, less)))
     parts += [_outcome(result), list_artifacts(result.artifacts, result.artifacts_refused)]

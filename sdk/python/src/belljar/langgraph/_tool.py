@@ -71,9 +71,21 @@ def infrastructure() -> Iterator[None]:
 class Sessions:
     """Opens the right session for a call, and answers where what was asked for is refused."""
 
-    def __init__(self, manager: SessionManager, session_key_fn: SessionKeyFn | None) -> None:
+    def __init__(self, manager: SessionManager, session_key_fn: SessionKeyFn | None, *, where_code_is: bool = False):
         self.manager = manager
-        self.key = key_finder(manager, session_key_fn)
+        self._key_fn = session_key_fn
+        self._where_code_is = where_code_is and session_key_fn is None
+
+    def key(self, runtime: Any) -> str:
+        """The key of the session: by the caller's function, else the thread of the run."""
+        # Looked up late: the code tool may be made after this one.
+        key_fn = self.manager.code_key_fn if self._where_code_is else self._key_fn
+        if key_fn is None:
+            found = thread_of(runtime)
+        else:
+            call: Callable[..., str] = key_fn
+            found = call(runtime) if _takes_an_argument(call) else call()
+        return str(found) if found else self.manager.default_key
 
     def call(self, runtime: Any, action: Callable[[Opened[Session]], Answer]) -> Answer:
         with infrastructure():
@@ -97,20 +109,6 @@ class Sessions:
             except BaseException:
                 self.manager.tell_later(opened.key, opened.notice)
                 raise
-
-
-def key_finder(manager: SessionManager, session_key_fn: SessionKeyFn | None) -> Callable[[Any], str]:
-    """Finds the key of the session: by the caller's function, else that of the thread."""
-    if session_key_fn is None:
-        return lambda runtime: thread_of(runtime) or manager.default_key
-    given: Callable[..., str] = session_key_fn
-    wants_runtime = _takes_an_argument(given)
-
-    def key(runtime: Any) -> str:
-        found = given(runtime) if wants_runtime else given()
-        return str(found) if found else manager.default_key
-
-    return key
 
 
 def thread_of(runtime: Any) -> str | None:

@@ -72,10 +72,13 @@ def make_code_sandbox_tool(
     The tool's artifact is an `ExecResult` as a dictionary, `artifact_map` and links included. With
     `images`, pictures are shown to the model: those that the code displays, else those it saves.
     Output is streamed while it comes (`stream_mode=["tools", "custom"]`; LangGraph holds back `tools`
-    alone), and cut at `max_output_chars` for the model. Code that fails is an answer; a sandbox that fails raises `SandboxFailure`.
+    alone), and cut at `max_output_chars` for the model. Code that fails is an answer; a sandbox that
+    fails raises `SandboxFailure`.
     """
     manager = session_manager or SessionManager()
     sessions = Sessions(manager, session_key_fn)
+    if not ephemeral:
+        manager.code_key_fn = session_key_fn
 
     def run_code(
         code: Annotated[str, Field(description="The Python code to run. It may have many lines.")],

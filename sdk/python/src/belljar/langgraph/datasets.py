@@ -65,14 +65,15 @@ def make_select_dataset_tool(
     `fetch_fn(dataset_id)` gives the bytes, plain or to be awaited; with a `client` of your own it is
     called as `fetch_fn(client, dataset_id)`, or with `client=` where it names a parameter so. Without
     it the server fetches, from its own sources (`BELLJAR_DATASET_SOURCES`). What `fetch_fn` raises is
-    told to the model with status `FAILED`, and the next call tries again.
+    told to the model with status `FAILED`, and the next call tries again. Without a `session_key_fn`
+    of its own this tool, like all for datasets, uses the session of the manager's code tool.
     """
     if session_manager.dataset_access != "API":
         raise InvalidRequest(
             f"datasets are brought into sessions with dataset_access `API`, not `{session_manager.dataset_access}`",
             hint="make the SessionManager with dataset_access='API'",
         )
-    sessions = Sessions(session_manager, session_key_fn)
+    sessions = Sessions(session_manager, session_key_fn, where_code_is=True)
     fetch = None if fetch_fn is None else _with_client(fetch_fn, client)
 
     def select_dataset(
@@ -127,7 +128,7 @@ def make_list_datasets_tool(
     description: str | None = None,
 ) -> BaseTool:
     """A tool with which a model sees its datasets: those in `/session/data` (`API`) or `/data` (`LOCAL_RO`)."""
-    sessions = Sessions(session_manager, session_key_fn)
+    sessions = Sessions(session_manager, session_key_fn, where_code_is=True)
 
     def list_datasets(runtime: ToolRuntime = NO_RUNTIME) -> Answer:
         return sessions.call(runtime, lambda opened: _listed(opened, opened.session.datasets.list()))
@@ -149,7 +150,7 @@ def make_export_datasets_tool(
     description: str | None = None,
 ) -> BaseTool:
     """A tool with which a model hands out files of `/session/data`, under names that never overwrite others."""
-    sessions = Sessions(session_manager, session_key_fn)
+    sessions = Sessions(session_manager, session_key_fn, where_code_is=True)
 
     def export_datasets(
         names: Annotated[
@@ -258,7 +259,7 @@ def _listed(opened: Opened[Any], listing: DatasetList) -> Answer:
     if more:
         lines.append(f"- and {more} more")
     where = {"LOCAL_RO": " in /data", "API": " in /session/data"}.get(listing.access, "")
-    nothing = listing.message or f"There are no datasets{where} yet."
+    nothing = f"There are no datasets{where} yet." if where else listing.message or "There are no datasets."
     text = f"Datasets{where}:\n" + "\n".join(lines) if lines else nothing
     return _joined(opened, text), {"status": "ok", **listing.model_dump(mode="json"), **origin(opened)}
 
@@ -280,7 +281,7 @@ def _exported(opened: Opened[Any], exports: Exports) -> Answer:
 def _describe(dataset: Dataset) -> str:
     facts = [size_of(dataset.size)] if dataset.size is not None else []
     if dataset.rows is not None:
-        facts.append(f"{dataset.rows} rows")
+        facts.append(f"{dataset.rows} row{'s' if dataset.rows != 1 else ''}")
     if dataset.modified is not None:
         facts.append(f"modified {dataset.modified:%Y-%m-%d %H:%M:%S} UTC")
     if dataset.status != "LOADED":
