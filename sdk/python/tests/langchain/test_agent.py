@@ -104,8 +104,8 @@ async def test_many_conversations_at_once(manager: SessionManager) -> None:
     tool = make_code_sandbox_tool(manager)
 
     async def talk(number: int) -> str:
-        script = [code(f"x = {number}"), code("import time; time.sleep(0.2); x"), "done"]
-        state = await agent([tool], *script).ainvoke(ASK, thread(f"many-{number}"))
+        talker = agent([tool], code(f"x = {number}"), code("import time; time.sleep(0.2); x"), "done")
+        state = await talker.ainvoke(ASK, thread(f"many-{number}"))
         return tool_messages(state)[-1].text
 
     assert await asyncio.gather(*map(talk, range(12))) == [f"[result]\n{number}" for number in range(12)]
