@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from servers import Server
 
-from belljar import AsyncClient, Client, Session, SessionManager
+from belljar import AskedLimits, AsyncClient, Client, Session, SessionManager
 
 # Tools for agents are tested where there is something to make agents of.
 collect_ignore = ["langchain"] if find_spec("langchain_tests") is None else []
 
 # Enough for a kernel, and cheap where there are many.
-SMALL = {"memory": "96M", "pids": 32, "tmpfs": "8M"}
+SMALL: AskedLimits = {"memory": "96M", "pids": 32, "tmpfs": "8M"}
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from agents import ASK, agent, calls, code, invoke, thread, tool_messages
-from servers import REPOSITORY, binary, remove_groups
+from servers import REPOSITORY, binary, python_path, remove_groups
 
 from belljar import local
 
@@ -44,13 +44,11 @@ def home() -> Iterator[Path]:
             bound = {"SESSIONS_ROOT": str(project / "sessions"), "DATASETS_HOST_RO": str(EXAMPLES / "data")}
             for place in (local.Place(), local.Place(bound), local.Place({"SESSIONS_ROOT": bound["SESSIONS_ROOT"]})):
                 local.stop(place)
-                group = local._environment(place)["BELLJAR_CGROUP_PARENT"]
-                for tree in Path("/sys/fs/cgroup").glob(f"**/{group}"):
-                    remove_groups(tree)
+                remove_groups(local._environment(place)["BELLJAR_CGROUP_PARENT"])
 
 
 def run_example(name: str) -> str:
-    env = {**os.environ, "PYTHONPATH": str(REPOSITORY / "sdk" / "python" / "src")}
+    env = {**os.environ, "PYTHONPATH": python_path()}
     done = subprocess.run([sys.executable, EXAMPLES / name], env=env, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     return done.stdout
