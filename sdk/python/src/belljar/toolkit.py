@@ -64,7 +64,7 @@ _MKDIR = """\
 Makes a directory in the sandbox, and those above it. One that is there already is no error. Paths are relative to \
 /session, or absolute."""
 
-Path = Annotated[str, Field(description="A path such as 'src/main.py' (in /session) or '/tmp/x'.")]
+PathArg = Annotated[str, Field(description="A path such as 'src/main.py' (in /session) or '/tmp/x'.")]
 
 
 class BelljarToolkit(BaseToolkit):
@@ -184,7 +184,7 @@ class BelljarToolkit(BaseToolkit):
 
     def _read_file(self) -> BaseTool:
         def read_file(
-            path: Path,
+            path: PathArg,
             start_line: Annotated[int, Field(description="The first line to return, counted from 1.", ge=1)] = 1,
             max_lines: Annotated[int, Field(description="How many lines to return at most.", ge=1)] = _MAX_LINES,
             runtime: ToolRuntime = NO_RUNTIME,
@@ -197,7 +197,7 @@ class BelljarToolkit(BaseToolkit):
             return self._sessions.call(runtime, read)
 
         async def aread_file(
-            path: Path,
+            path: PathArg,
             start_line: Annotated[int, Field(description="The first line to return, counted from 1.", ge=1)] = 1,
             max_lines: Annotated[int, Field(description="How many lines to return at most.", ge=1)] = _MAX_LINES,
             runtime: ToolRuntime = NO_RUNTIME,
@@ -213,7 +213,7 @@ class BelljarToolkit(BaseToolkit):
 
     def _write_file(self) -> BaseTool:
         def write_file(
-            path: Path,
+            path: PathArg,
             content: Annotated[str, Field(description="All that the file is to contain.")],
             runtime: ToolRuntime = NO_RUNTIME,
         ) -> Answer:
@@ -223,7 +223,7 @@ class BelljarToolkit(BaseToolkit):
             return self._sessions.call(runtime, write)
 
         async def awrite_file(
-            path: Path,
+            path: PathArg,
             content: Annotated[str, Field(description="All that the file is to contain.")],
             runtime: ToolRuntime = NO_RUNTIME,
         ) -> Answer:
@@ -236,7 +236,7 @@ class BelljarToolkit(BaseToolkit):
 
     def _delete_file(self) -> BaseTool:
         def delete_file(
-            path: Path,
+            path: PathArg,
             recursive: Annotated[bool, Field(description="Whether to delete a directory that is not empty.")] = False,
             runtime: ToolRuntime = NO_RUNTIME,
         ) -> Answer:
@@ -247,7 +247,7 @@ class BelljarToolkit(BaseToolkit):
             return self._sessions.call(runtime, delete)
 
         async def adelete_file(
-            path: Path,
+            path: PathArg,
             recursive: Annotated[bool, Field(description="Whether to delete a directory that is not empty.")] = False,
             runtime: ToolRuntime = NO_RUNTIME,
         ) -> Answer:
@@ -260,13 +260,13 @@ class BelljarToolkit(BaseToolkit):
         return make_tool(delete_file, adelete_file, name="delete_file", description=_DELETE)
 
     def _make_directory(self) -> BaseTool:
-        def make_directory(path: Path, runtime: ToolRuntime = NO_RUNTIME) -> Answer:
+        def make_directory(path: PathArg, runtime: ToolRuntime = NO_RUNTIME) -> Answer:
             def make(opened: Opened[Session]) -> Answer:
                 return _done(opened, "Made the directory", path, opened.session.files.mkdir(path))
 
             return self._sessions.call(runtime, make)
 
-        async def amake_directory(path: Path, runtime: ToolRuntime = NO_RUNTIME) -> Answer:
+        async def amake_directory(path: PathArg, runtime: ToolRuntime = NO_RUNTIME) -> Answer:
             async def make(opened: Opened[AsyncSession]) -> Answer:
                 return _done(opened, "Made the directory", path, await opened.session.files.mkdir(path))
 
