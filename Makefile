@@ -8,8 +8,8 @@ TOOLS   := $(CURDIR)/target/python-tools
 # The environment that `belljar setup` makes; the settings decide where it is.
 HOME_DIR := $(or $(BELLJAR_HOME),$(if $(filter 0,$(shell id -u)),/var/lib/belljar,$(or $(XDG_DATA_HOME),$(HOME)/.local/share)/belljar))
 PYTHON  := $(HOME_DIR)/python/bin/python
-# What the Python package and its tests need.
-SDK_NEEDS := httpx pydantic pytest pytest-asyncio
+# What the Python package and its tests need; all of it comes built.
+SDK_NEEDS := --only-binary :all: httpx pydantic pytest pytest-asyncio langchain langchain-tests langgraph
 
 .PHONY: help build demo test test-python lint bench setup system clean
 

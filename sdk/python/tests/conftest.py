@@ -3,12 +3,16 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import AsyncIterator, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from servers import Server
 
-from belljar import AskedLimits, AsyncClient, Client, Session
+from belljar import AskedLimits, AsyncClient, Client, Session, SessionManager
+
+# Tools for agents are tested where there is something to make agents of.
+collect_ignore = ["langchain"] if find_spec("langchain_tests") is None else []
 
 # Enough for a kernel, and cheap where there are many.
 SMALL: AskedLimits = {"memory": "96M", "pids": 32, "tmpfs": "8M"}
@@ -72,3 +76,9 @@ async def aclient(server: Server) -> AsyncIterator[AsyncClient]:
 def session(client: Client) -> Iterator[Session]:
     with client.session() as session:
         yield session
+
+
+@pytest.fixture
+def manager(server: Server) -> SessionManager:
+    """Keys of its own, whatever they are called."""
+    return SessionManager(dataset_access="API", url=server.url, key_prefix=f"{os.urandom(4).hex()}-")

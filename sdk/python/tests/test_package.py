@@ -34,6 +34,20 @@ def test_importing_loads_nothing_heavy() -> None:
     assert not {"httpx", "pydantic", "anyio", "ssl", "asyncio"} & set(loaded)
 
 
+def test_managing_sessions_needs_no_langchain() -> None:
+    loaded = python("import sys; from belljar import Config, SessionManager; print(*sys.modules)").split()
+    assert not [name for name in loaded if name.startswith("lang")]
+
+
+def test_who_lacks_langchain_is_told_what_to_install() -> None:
+    said = python(
+        "import sys; sys.modules['langchain_core'] = None\n"
+        "try:\n    from belljar import make_code_sandbox_tool\n"
+        "except ImportError as error:\n    print(error)"
+    )
+    assert "pip install 'belljar[langgraph]'" in said
+
+
 def test_synchronous_use_loads_what_it_needs() -> None:
     # Paid by everybody who makes a client, so worth a look when it grows.
     loaded = python("import sys, belljar; belljar.Client('unix:/x'); print(*sys.modules)").split()

@@ -21,14 +21,18 @@ from belljar._version import __version__
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from belljar import errors, events, local, models
+    from belljar import langgraph as langgraph
+    from belljar import toolkit as toolkit
     from belljar._aio.client import AsyncClient
     from belljar._aio.session import AsyncSession
     from belljar._aio.stream import AsyncStream
     from belljar._calls import AskedLimits
+    from belljar._file_calls import FileInfo, FileList
     from belljar._run import arun, run
     from belljar._sync.client import Client
     from belljar._sync.session import Session
     from belljar._sync.stream import Stream
+    from belljar.config import Config
     from belljar.errors import (
         BelljarError,
         Conflict,
@@ -61,7 +65,14 @@ if TYPE_CHECKING:
         Stderr,
         Stdout,
     )
+    from belljar.langgraph import SandboxFailure as SandboxFailure
+    from belljar.langgraph import make_code_sandbox_tool as make_code_sandbox_tool
+    from belljar.langgraph import make_export_datasets_tool as make_export_datasets_tool
+    from belljar.langgraph import make_list_datasets_tool as make_list_datasets_tool
+    from belljar.langgraph import make_select_dataset_tool as make_select_dataset_tool
+    from belljar.manager import ExecResult, SessionManager
     from belljar.models import Artifact, Bundle, Dataset, ExecInfo, Result, SessionInfo
+    from belljar.toolkit import BelljarToolkit as BelljarToolkit
 
 # Where each name is. Modules are loaded when something of them is used: `import belljar` costs next
 # to nothing, and httpx and pydantic are paid for by whoever needs them.
@@ -76,6 +87,7 @@ _MODULES = {
     ),
     "belljar.models": ("Artifact", "Bundle", "Dataset", "ExecInfo", "Result", "SessionInfo"),
     "belljar._calls": ("AskedLimits",),
+    "belljar._file_calls": ("FileInfo", "FileList"),
     "belljar._run": ("arun", "run"),
     "belljar._aio.client": ("AsyncClient",),
     "belljar._aio.session": ("AsyncSession",),
@@ -83,9 +95,17 @@ _MODULES = {
     "belljar._sync.client": ("Client",),
     "belljar._sync.session": ("Session",),
     "belljar._sync.stream": ("Stream",),
+    "belljar.config": ("Config",),
+    "belljar.manager": ("ExecResult", "SessionManager"),
+    # These need langchain and langgraph, which only those have who asked for them.
+    "belljar.langgraph": (
+        "SandboxFailure", "make_code_sandbox_tool", "make_export_datasets_tool", "make_list_datasets_tool",
+        "make_select_dataset_tool",
+    ),
+    "belljar.toolkit": ("BelljarToolkit",),
 }  # fmt: skip
 _WHERE = {name: module for module, names in _MODULES.items() for name in names}
-_SUBMODULES = ("errors", "events", "local", "models")
+_SUBMODULES = ("errors", "events", "langgraph", "local", "models", "toolkit")
 
 
 if not TYPE_CHECKING:  # which would otherwise believe every name
@@ -106,6 +126,7 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *_WHERE, *_SUBMODULES})
 
 
+# What needs langchain is not among it: `from belljar import *` is for those too who do not have that.
 __all__ = [
     "Artifact",
     "ArtifactsEvent",
@@ -116,6 +137,7 @@ __all__ = [
     "BelljarError",
     "Bundle",
     "Client",
+    "Config",
     "Conflict",
     "Dataset",
     "Display",
@@ -123,7 +145,10 @@ __all__ = [
     "ErrorEvent",
     "Event",
     "ExecInfo",
+    "ExecResult",
     "ExecutionError",
+    "FileInfo",
+    "FileList",
     "Forbidden",
     "InputRequest",
     "IntegrityError",
@@ -140,6 +165,7 @@ __all__ = [
     "Session",
     "SessionEnded",
     "SessionInfo",
+    "SessionManager",
     "SourceFailed",
     "Stderr",
     "Stdout",

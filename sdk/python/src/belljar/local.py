@@ -16,6 +16,10 @@ below `$XDG_RUNTIME_DIR/belljar-local` or the data directory, which is
 `~/.local/share/belljar/local` (or `$XDG_DATA_HOME/belljar/local`) and holds what must last. Its
 settings are those of the program that started it (`BELLJAR_MEMORY` and so on); of its environment
 nothing else is passed on, least of all keys.
+
+What one server can have only once, such as the directory of datasets, may be wanted differently by
+different programs: `Place({"DATASETS_HOST_RO": ...})` is the place of one more server, shared by all
+who want the same.
 """
 
 from __future__ import annotations
@@ -36,7 +40,7 @@ import sysconfig
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -79,16 +83,17 @@ _NOT_PASSED_ON = {
 
 
 class Place:
-    """Where the local server of this user is."""
+    """Where the local server of this user is, or the one with these `settings`."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: Mapping[str, str] | None = None) -> None:
+        self.settings = dict(settings or {})
+        suffix = f"-{_digest(repr(sorted(self.settings.items())).encode())}" if self.settings else ""
         data_home = os.environ.get("XDG_DATA_HOME") or os.path.join(os.path.expanduser("~"), ".local", "share")
-        self.data = Path(data_home, "belljar", "local")
+        self.data = Path(data_home, "belljar", f"local{suffix}")
         runtime = os.environ.get("XDG_RUNTIME_DIR")
-        self.runtime = Path(runtime, "belljar-local") if runtime else self.data / "run"
+        self.runtime = Path(runtime, f"belljar-local{suffix}") if runtime else self.data / "run"
         if len(os.fsencode(self.runtime / "server.sock")) >= _MAX_SOCKET_PATH:
-            name = hashlib.sha256(os.fsencode(self.runtime)).hexdigest()[:12]
-            self.runtime = Path(tempfile.gettempdir(), f"belljar-{os.getuid()}-{name}")
+            self.runtime = Path(tempfile.gettempdir(), f"belljar-{os.getuid()}-{_digest(os.fsencode(self.runtime))}")
         self.socket = self.runtime / "server.sock"
         self.lock = self.runtime / "lock"
         self.log = self.data / "server.log"
@@ -98,9 +103,9 @@ class Place:
             _make_private(directory)
 
 
-def ensure() -> str:
+def ensure(place: Place | None = None) -> str:
     """The path of the local server's socket; starts the server if nobody has."""
-    place = Place()
+    place = place or Place()
     if _is_ready(place.socket):
         return str(place.socket)
     place.make()
@@ -120,13 +125,13 @@ def log_path() -> Path:
     return Place().log
 
 
-def stop() -> bool:
+def stop(place: Place | None = None) -> bool:
     """Stops the local server, if it runs; true if it did.
 
     Sessions survive that, as they survive everything: the next server finds them. Stop those first
     that are not needed any more.
     """
-    place = Place()
+    place = place or Place()
     if not place.runtime.is_dir():
         return False
     with _locked(place.lock):
@@ -134,6 +139,10 @@ def stop() -> bool:
         if pid is None:
             return False
         return _end(pid)
+
+
+def _digest(name: bytes) -> str:
+    return hashlib.sha256(name).hexdigest()[:12]
 
 
 def _make_private(directory: Path) -> None:
@@ -329,13 +338,17 @@ def _environment(place: Place) -> dict[str, str]:
         "BELLJAR_OUTPUTS_DIR": place.data / "outputs",
         "BELLJAR_EXPORTS_DIR": place.data / "exports",
         "BELLJAR_RUN_DIR": place.runtime / "sandboxes",
-        "BELLJAR_CGROUP_PARENT": f"belljar-{hashlib.sha256(os.fsencode(place.runtime)).hexdigest()[:12]}",
+        "BELLJAR_CGROUP_PARENT": f"belljar-{_digest(os.fsencode(place.runtime))}",
     }
     environment = {name: str(value) for name, value in own.items()}
     for name, value in os.environ.items():
         is_setting = name.startswith("BELLJAR_") or name in _SETTINGS
+        if place.settings and name in own:
+            # Meant for the one server that everybody shares.
+            continue
         if (is_setting or name in _PASSED_ON) and name not in _NOT_PASSED_ON and value:
             environment[name] = value
+    environment.update(place.settings)
     # Relative ones are meant from here, not from where the server runs.
     for name in [*own, "BELLJAR_HOME", "DATASETS_HOST_RO", "ARTIFACTS_DB"]:
         if name in environment and name != "BELLJAR_CGROUP_PARENT":

@@ -10,6 +10,7 @@ from belljar import _calls
 from belljar._aio import _io
 from belljar._aio.artifacts import AsyncArtifacts
 from belljar._aio.datasets import AsyncDatasets
+from belljar._aio.files import AsyncFiles
 from belljar._aio.stream import AsyncStream
 from belljar._calls import Call, Language, Size
 from belljar.errors import InvalidRequest, NotFound, Timeout
@@ -315,6 +316,11 @@ class AsyncSession:
     def datasets(self) -> AsyncDatasets:
         """What code in this session works on."""
         return AsyncDatasets(self._client, self.id)
+
+    @property
+    def files(self) -> AsyncFiles:
+        """The files in it, as a program inside sees them."""
+        return AsyncFiles(self._client, self.id)
 
     # Its life.
 

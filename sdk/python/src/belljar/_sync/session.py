@@ -11,6 +11,7 @@ from belljar import _calls
 from belljar._sync import _io
 from belljar._sync.artifacts import Artifacts
 from belljar._sync.datasets import Datasets
+from belljar._sync.files import Files
 from belljar._sync.stream import Stream
 from belljar._calls import Call, Language, Size
 from belljar.errors import InvalidRequest, NotFound, Timeout
@@ -316,6 +317,11 @@ class Session:
     def datasets(self) -> Datasets:
         """What code in this session works on."""
         return Datasets(self._client, self.id)
+
+    @property
+    def files(self) -> Files:
+        """The files in it, as a program inside sees them."""
+        return Files(self._client, self.id)
 
     # Its life.
 

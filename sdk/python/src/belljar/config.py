@@ -1,0 +1,137 @@
+"""Settings of an agent's sandboxes, from the environment and a `.env` file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+from belljar._calls import Access, Storage
+from belljar.errors import InvalidRequest
+
+__all__ = ["Config"]
+
+_STORAGES = ("TMPFS", "BIND")
+_ACCESSES = ("NONE", "LOCAL_RO", "API")
+# Other names for the same.
+_ALIASES = {"API_TMPFS": "API"}
+
+
+@dataclass(frozen=True)
+class Config:
+    """How an agent's sandboxes are to be.
+
+    >>> config = Config.from_env()
+    >>> manager = SessionManager.from_config(config)
+
+    Two knobs make six modes, and `mode` names the one that is chosen: files of a session in memory
+    (`TMPFS`) or on disk (`BIND`), and datasets none at all (`NONE`), a directory of this machine shown
+    at `/data` (`LOCAL_RO`) or brought in on demand (`API`).
+    """
+
+    session_storage: Storage = "TMPFS"
+    dataset_access: Access = "API"
+    #: Where sessions with storage `BIND` keep their files.
+    sessions_root: Path = Path("sessions")
+    #: Where the content of artifacts is kept, and what is known of them. The server's own, unless told.
+    blobstore_dir: Path | None = None
+    artifacts_db: Path | None = None
+    #: The directory that `LOCAL_RO` shows.
+    datasets_host_ro: Path | None = None
+    #: The root of sandboxes; None is the server's own choice.
+    sandbox_image: str | None = None
+    tmpfs_size_mb: int = 1024
+    idle_hibernate_sec: int | None = None
+    #: The server; None is the local one, which is started when it is needed.
+    url: str | None = None
+    api_key: str | None = field(default=None, repr=False)
+
+    @property
+    def mode(self) -> str:
+        """One of TMPFS_NONE, BIND_NONE, TMPFS_LOCAL, BIND_LOCAL, TMPFS_API and BIND_API."""
+        return f"{self.session_storage}_{self.dataset_access.removesuffix('_RO')}"
+
+    @staticmethod
+    def from_env(path: str | os.PathLike[str] | None = None) -> Config:
+        """Reads the environment, then the file at `path`, else the `.env` of the current directory, if there is one.
+
+        What the environment says wins. An empty value is the same as none.
+        """
+        file = Path(path) if path is not None else Path(".env")
+        given = parse_env(file.read_text()) if path is not None or file.is_file() else {}
+        given.update({name: value for name, value in os.environ.items() if value})
+        return Config._from(given)
+
+    @staticmethod
+    def _from(given: Mapping[str, str]) -> Config:
+        access = cast(Access, one_of("DATASET_ACCESS", given.get("DATASET_ACCESS") or Config.dataset_access, _ACCESSES))
+        storage = given.get("SESSION_STORAGE") or Config.session_storage
+        if access == "LOCAL_RO" and not given.get("DATASETS_HOST_RO"):
+            raise InvalidRequest("DATASET_ACCESS=LOCAL_RO needs a directory", hint="set DATASETS_HOST_RO")
+        return Config(
+            session_storage=cast(Storage, one_of("SESSION_STORAGE", storage, _STORAGES)),
+            dataset_access=access,
+            sessions_root=_path(given, "SESSIONS_ROOT") or Config.sessions_root,
+            blobstore_dir=_path(given, "BLOBSTORE_DIR"),
+            artifacts_db=_path(given, "ARTIFACTS_DB"),
+            datasets_host_ro=_path(given, "DATASETS_HOST_RO"),
+            sandbox_image=given.get("SANDBOX_IMAGE") or None,
+            tmpfs_size_mb=_number(given, "TMPFS_SIZE_MB") or Config.tmpfs_size_mb,
+            idle_hibernate_sec=_number(given, "IDLE_HIBERNATE_SEC"),
+            url=given.get("BELLJAR_URL") or given.get("SANDBOX_API_URL") or None,
+            api_key=given.get("BELLJAR_API_KEY") or None,
+        )
+
+
+def one_of(name: str, value: str, choices: tuple[str, ...]) -> str:
+    """The choice that `value` stands for, however it is written."""
+    # An enum's own text has its name first.
+    plain = str(getattr(value, "value", value)).strip().upper()
+    plain = _ALIASES.get(plain, plain)
+    if plain not in choices:
+        raise InvalidRequest(f"{name} is `{value}`", hint=f"it can be {', '.join(choices)}")
+    return plain
+
+
+def storage_of(value: str) -> Storage:
+    return cast(Storage, one_of("session_storage", value, _STORAGES))
+
+
+def access_of(value: str) -> Access:
+    return cast(Access, one_of("dataset_access", value, _ACCESSES))
+
+
+def _path(given: Mapping[str, str], name: str) -> Path | None:
+    return Path(given[name]).expanduser() if given.get(name) else None
+
+
+def _number(given: Mapping[str, str], name: str) -> int | None:
+    value = given.get(name)
+    if not value:
+        return None
+    if not value.isdigit():
+        raise InvalidRequest(f"{name} is `{value}`", hint="it is a whole number")
+    return int(value)
+
+
+def parse_env(text: str) -> dict[str, str]:
+    """The variables of a `.env` file: `NAME=value` lines, quotes, comments and `export` allowed."""
+    found = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        line = line.strip().removeprefix("export ").lstrip()
+        if not line or line.startswith("#"):
+            continue
+        name, equals, value = line.partition("=")
+        if not equals or not name.strip().isidentifier():
+            raise InvalidRequest(f"line {number} of the .env file is not `NAME=value`")
+        found[name.strip()] = _unquoted(value.strip())
+    return {name: value for name, value in found.items() if value}
+
+
+def _unquoted(value: str) -> str:
+    if value[:1] in ("'", '"'):
+        closing = value.find(value[0], 1)
+        return value[1:closing] if closing > 0 else value
+    return value.split(" #")[0].rstrip() if not value.startswith("#") else ""

@@ -1,0 +1,383 @@
+"""Sessions by the caller's own keys: one sandbox per conversation.
+
+The server knows which session belongs to a key, so the map outlives this program and is shared by
+all its workers. What is kept here is only what somebody still has to be told: that a session was
+replaced, and what was lost with it.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+import warnings
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Callable, Generic, TypeVar
+
+from belljar import local
+from belljar._aio import _io as aio
+from belljar._aio.client import AsyncClient
+from belljar._aio.session import AsyncSession
+from belljar._calls import AskedLimits, Size
+from belljar._sync import _io as sync
+from belljar._sync.client import Client
+from belljar._sync.session import Session
+from belljar._target import Target
+from belljar.config import Config, access_of, storage_of
+from belljar.events import Output
+from belljar.models import Result, SessionInfo
+
+__all__ = ["ExecResult", "Opened", "SessionManager"]
+
+# What other sandboxes call their only image. It means the one that the server has.
+_DEFAULT_IMAGES = {"sandbox", "sandbox:latest", "py-sandbox:latest"}
+# How many keys are remembered with the session that was seen last.
+_MAX_SEEN = 10_000
+
+S = TypeVar("S", Session, AsyncSession)
+
+
+class ExecResult(Result):
+    """A `Result`, and whose it is.
+
+    `notice` is set where the session is not the one that this key had before: it says what is gone.
+    """
+
+    session_id: str | None = None
+    session_key: str | None = None
+    notice: str | None = None
+
+
+@dataclass(frozen=True)
+class Opened(Generic[S]):
+    """A session, and what whoever uses it next should know."""
+
+    session: S
+    key: str
+    notice: str | None
+
+    def result(self, result: Result) -> ExecResult:
+        """A result of this session, with whose it is."""
+        return _with_origin(result, session_id=self.session.id, session_key=self.key, notice=self.notice)
+
+
+class SessionManager:
+    """Gives every conversation a sandbox of its own, made when it is first used and found again later.
+
+    >>> manager = SessionManager(session_storage="TMPFS", dataset_access="NONE")
+    >>> manager.exec("conversation-7", "x = 41")
+    >>> manager.exec("conversation-7", "x + 1").text
+    '42'
+    >>> manager.stop("conversation-7")
+
+    `session_storage` is `TMPFS` (memory, at most `tmpfs_size` megabytes) or `BIND` (on disk, below
+    `session_root`); `dataset_access` is `NONE`, `LOCAL_RO` (`datasets_path` is shown at `/data`) or
+    `API` (brought in on demand). `memory`, `cpus`, `pids`, `ttl`, `idle_timeout` and `env` are those of
+    `Client.session`; what is left out is the server's to choose.
+
+    The server is the one at `url`, or that of `BELLJAR_URL`, or a local one that is started when it is
+    needed; `session_root` and `datasets_path` are settings of a server, so only a local one follows
+    them. `async_client` and `client` are used where they are given.
+
+    Keys are known to the server, and found again by every program that uses it: `key_prefix` keeps
+    programs apart that name their conversations alike. `default_key` is the session of those who have
+    no conversation; it is a random one, unless told.
+    """
+
+    def __init__(
+        self,
+        image: str | None = None,
+        session_storage: str | None = None,
+        dataset_access: str | None = None,
+        datasets_path: str | os.PathLike[str] | None = None,
+        session_root: str | os.PathLike[str] | None = None,
+        tmpfs_size: Size | None = None,
+        *,
+        memory: Size | None = None,
+        cpus: float | None = None,
+        pids: int | None = None,
+        ttl: int | None = None,
+        idle_timeout: int | None = None,
+        env: Mapping[str, str] | None = None,
+        url: str | None = None,
+        api_key: str | None = None,
+        client: Client | None = None,
+        async_client: AsyncClient | None = None,
+        key_prefix: str = "",
+        default_key: str | None = None,
+    ) -> None:
+        self.image = None if image in _DEFAULT_IMAGES else image
+        self.session_storage = None if session_storage is None else storage_of(session_storage)
+        self.dataset_access = None if dataset_access is None else access_of(dataset_access)
+        self.default_key = default_key or f"convo-{secrets.token_hex(6)}"
+        self._key_prefix = key_prefix
+        self._limits = _limits(memory, cpus, pids, tmpfs_size)
+        self._ttl, self._idle_timeout, self._env = ttl, idle_timeout, env
+        is_local = client is None and async_client is None and Target.find(url, api_key).url is None
+        self._place = self._local_place(datasets_path, session_root, is_local)
+        if self._place is not None:
+            url = f"unix:{self._place.socket}"
+        self._client = client or Client(url, api_key=api_key)
+        self._async_client = async_client or AsyncClient(url, api_key=api_key)
+        # Whose session the code tool works in: datasets are to go where the code is.
+        self.code_key_fn: Callable[..., str] | None = None
+        self._lock = threading.Lock()
+        # The session that each key had when it was last opened; what nobody has been told yet.
+        self._seen: OrderedDict[str, str] = OrderedDict()
+        self._untold: dict[str, str] = {}
+
+    @classmethod
+    def from_config(cls, config: Config, **more: Any) -> SessionManager:
+        """A manager as the settings say; `more` are further arguments."""
+        given: dict[str, Any] = {
+            "image": config.sandbox_image,
+            "session_storage": config.session_storage,
+            "dataset_access": config.dataset_access,
+            "datasets_path": config.datasets_host_ro,
+            "session_root": config.sessions_root,
+            "tmpfs_size": config.tmpfs_size_mb,
+            "url": config.url,
+            "api_key": config.api_key,
+        }
+        return cls(**{**given, **more})
+
+    def _local_place(
+        self,
+        datasets_path: str | os.PathLike[str] | None,
+        session_root: str | os.PathLike[str] | None,
+        is_local: bool,
+    ) -> local.Place | None:
+        """Where the server is that has these directories: a local one of its own."""
+        wanted = {}
+        if self.session_storage == "BIND" and session_root is not None:
+            wanted["SESSIONS_ROOT"] = session_root
+        if self.dataset_access == "LOCAL_RO" and datasets_path is not None:
+            wanted["DATASETS_HOST_RO"] = datasets_path
+        if wanted and not is_local:
+            names = " and ".join(wanted)
+            warnings.warn(f"{names} of a server that runs already are its own to choose", UserWarning, stacklevel=3)
+        if not wanted or not is_local:
+            return None
+        if "SESSIONS_ROOT" in wanted:
+            Path(wanted["SESSIONS_ROOT"]).mkdir(parents=True, exist_ok=True)
+        return local.Place({name: os.path.abspath(path) for name, path in wanted.items()})
+
+    # A session per key.
+
+    def start(self, session_id: str) -> Session:
+        """The session of this key, alive. It is made if there is none."""
+        opened = self.open(session_id)
+        self.tell_later(session_id, opened.notice)
+        return opened.session
+
+    async def astart(self, session_id: str) -> AsyncSession:
+        """The same as `start`, to be awaited."""
+        opened = await self.aopen(session_id)
+        self.tell_later(session_id, opened.notice)
+        return opened.session
+
+    def exec(
+        self,
+        session_id: str,
+        code: str,
+        timeout: float | None = None,
+        *,
+        on_output: sync.Callback[Output] | None = None,
+    ) -> ExecResult:
+        """Runs Python in the session of this key, which remembers variables from call to call.
+
+        Code that fails is no exception: see `ExecResult.ok`. Where the session is a new one in place
+        of one that is gone, `ExecResult.notice` says so.
+        """
+        opened = self.open(session_id)
+        try:
+            result = opened.session.run_code(code, timeout=timeout, on_output=on_output)
+        except BaseException:
+            self.tell_later(session_id, opened.notice)
+            raise
+        return opened.result(result)
+
+    async def aexec(
+        self,
+        session_id: str,
+        code: str,
+        timeout: float | None = None,
+        *,
+        on_output: aio.Callback[Output] | None = None,
+    ) -> ExecResult:
+        """The same as `exec`, to be awaited."""
+        opened = await self.aopen(session_id)
+        try:
+            result = await opened.session.run_code(code, timeout=timeout, on_output=on_output)
+        except BaseException:
+            self.tell_later(session_id, opened.notice)
+            raise
+        return opened.result(result)
+
+    def stop(self, session_id: str) -> bool:
+        """Ends the session of this key, and what runs in it; false if there was none."""
+        self._ensure()
+        alive = [found for found in self._client.sessions(key=self._full(session_id)) if found.info.is_alive]
+        for session in alive:
+            session.stop()
+        return bool(alive)
+
+    async def astop(self, session_id: str) -> bool:
+        """The same as `stop`, to be awaited."""
+        await aio.work(self._ensure)
+        found = await self._async_client.sessions(key=self._full(session_id))
+        alive = [session for session in found if session.info.is_alive]
+        for session in alive:
+            await session.stop()
+        return bool(alive)
+
+    # A sandbox for one call.
+
+    def run(
+        self, code: str, timeout: float | None = None, *, on_output: sync.Callback[Output] | None = None
+    ) -> ExecResult:
+        """Runs Python in a fresh sandbox, which is gone afterwards. Artifacts go to `/work/artifacts`."""
+        self._ensure()
+        result = self._client.run(
+            code,
+            timeout=timeout,
+            on_output=on_output,
+            limits=self._limits,
+            datasets=self._datasets_of_run(),
+            image=self.image,
+            env=self._env,
+        )
+        return _with_origin(result)
+
+    async def arun(
+        self, code: str, timeout: float | None = None, *, on_output: aio.Callback[Output] | None = None
+    ) -> ExecResult:
+        """The same as `run`, to be awaited."""
+        await aio.work(self._ensure)
+        result = await self._async_client.run(
+            code,
+            timeout=timeout,
+            on_output=on_output,
+            limits=self._limits,
+            datasets=self._datasets_of_run(),
+            image=self.image,
+            env=self._env,
+        )
+        return _with_origin(result)
+
+    # What the tools are made of.
+
+    def open(self, key: str) -> Opened[Session]:
+        """The session of this key, and what has to be said about it to whoever uses it next."""
+        self._ensure()
+        session = self._client.session(self._full(key), **self._asked())
+        return Opened(session, key, self._notice(key, session.info))
+
+    async def aopen(self, key: str) -> Opened[AsyncSession]:
+        """The same as `open`, to be awaited."""
+        if self._place is not None:
+            await aio.work(self._ensure)
+        session = await self._async_client.session(self._full(key), **self._asked())
+        return Opened(session, key, self._notice(key, session.info))
+
+    @property
+    def client(self) -> Client:
+        return self._client
+
+    @property
+    def async_client(self) -> AsyncClient:
+        return self._async_client
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._client.url!r}, {self.session_storage}, {self.dataset_access})"
+
+    def close(self) -> None:
+        """Closes connections. Sessions stay."""
+        self._client.close()
+
+    async def aclose(self) -> None:
+        """Closes connections, also those of this event loop. Sessions stay."""
+        self._client.close()
+        await self._async_client.aclose()
+
+    def __enter__(self) -> SessionManager:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _ensure(self) -> None:
+        if self._place is not None:
+            local.ensure(self._place)
+
+    def _full(self, key: str) -> str:
+        return self._key_prefix + key
+
+    def _asked(self) -> dict[str, Any]:
+        return {
+            "storage": self.session_storage,
+            "datasets": self.dataset_access,
+            "limits": self._limits,
+            "ttl": self._ttl,
+            "idle_timeout": self._idle_timeout,
+            "env": self._env,
+            "image": self.image,
+        }
+
+    def _datasets_of_run(self) -> Any:
+        # A run is over before anything could be staged into it.
+        return "LOCAL_RO" if self.dataset_access == "LOCAL_RO" else None
+
+    def _notice(self, key: str, info: SessionInfo) -> str | None:
+        with self._lock:
+            before = self._seen.pop(key, None)
+            self._seen[key] = info.id
+            if len(self._seen) > _MAX_SEEN:
+                self._seen.popitem(last=False)
+            untold = self._untold.pop(key, None)
+        return _what_is_gone(info, before) or untold
+
+    def tell_later(self, key: str, notice: str | None) -> None:
+        """Keeps a notice that could not be told for the next who opens the session."""
+        if notice is not None:
+            with self._lock:
+                self._untold.setdefault(key, notice)
+
+
+def _what_is_gone(info: SessionInfo, before: str | None) -> str | None:
+    if info.how == "restarted":
+        return (
+            "The sandbox had ended and was started again: all variables and imports are gone; "
+            "the files in /session are still there."
+        )
+    if info.replaced is not None or before not in (None, info.id):
+        because = f" ({info.replaced.because})" if info.replaced is not None else ""
+        return (
+            f"The sandbox used before in this conversation is gone{because}. "
+            "This is a new one: all variables, imports and files from before are gone."
+        )
+    return None
+
+
+def _with_origin(result: Result, **origin: str | None) -> ExecResult:
+    return ExecResult.model_construct(**{**dict(result), **(result.model_extra or {}), **origin})
+
+
+def _limits(memory: Size | None, cpus: float | None, pids: int | None, tmpfs_size: Size | None) -> AskedLimits | None:
+    limits: AskedLimits = {}
+    if memory is not None:
+        limits["memory"] = memory
+    if cpus is not None:
+        limits["cpus"] = cpus
+    if pids is not None:
+        limits["pids"] = pids
+    if tmpfs_size is not None:
+        # A number is one of megabytes, as in TMPFS_SIZE_MB.
+        limits["tmpfs"] = f"{tmpfs_size}M" if str(tmpfs_size).isdigit() else tmpfs_size
+    return limits or None

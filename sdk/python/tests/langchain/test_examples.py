@@ -1,0 +1,162 @@
+"""What is written down elsewhere works: the examples, and code made for other sandboxes.
+
+All of it with a local server, as users have it, which is started by the first who needs it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from agents import ASK, agent, calls, code, invoke, thread, tool_messages
+from servers import REPOSITORY, binary, python_path, remove_groups
+
+from belljar import local
+
+EXAMPLES = REPOSITORY / "examples"
+
+
+@pytest.fixture(scope="module")
+def home() -> Iterator[Path]:
+    """A user of our own, and a project of theirs to be in."""
+    with tempfile.TemporaryDirectory(prefix="bj-", ignore_cleanup_errors=True) as directory:
+        with pytest.MonkeyPatch.context() as patch:
+            project = Path(directory, "project")
+            project.mkdir()
+            for name in ("XDG_DATA_HOME", "XDG_RUNTIME_DIR"):
+                os.mkdir(f"{directory}/{name}", 0o700)
+                patch.setenv(name, f"{directory}/{name}")
+            patch.setenv("BELLJAR_BINARY", binary())
+            patch.setenv("BELLJAR_PRELOAD", "json")
+            patch.setenv("BELLJAR_POOL", "0")
+            patch.setenv("BELLJAR_ALONE", "5")
+            for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "AGENT_MODEL", "SESSION_STORAGE", "DATASET_ACCESS"):
+                patch.delenv(name, raising=False)
+            patch.chdir(project)
+            yield project
+            root, data = ("SESSIONS_ROOT", str(project / "sessions")), ("DATASETS_HOST_RO", str(EXAMPLES / "data"))
+            for settings in ([], [root], [data], [root, data]):
+                place = local.Place(dict(settings))
+                local.stop(place)
+                remove_groups(local._environment(place)["BELLJAR_CGROUP_PARENT"])
+
+
+def run_example(name: str) -> str:
+    env = {**os.environ, "PYTHONPATH": python_path()}
+    done = subprocess.run([sys.executable, EXAMPLES / name], env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def picture_of(said: str) -> bytes:
+    link = said.split("Here is the picture: ")[1].split()[0]
+    return Path(urlsplit(link).path).read_bytes()
+
+
+def test_simple_sandbox(home: Path) -> None:
+    said = run_example("simple_sandbox.py")
+    assert "1229 primes, the last is 9973" in said and "[(6, 299), (2, 205), (4, 202)]" in said
+    assert picture_of(said).startswith(b"\x89PNG")
+
+
+def test_local_datasets(home: Path) -> None:
+    said = run_example("local_datasets.py")
+    assert "/data/houses.csv (3.5 KiB, 200 rows" in said
+    assert picture_of(said).startswith(b"\x89PNG")
+    [session] = (home / "sessions").iterdir()
+    assert (session / "artifacts" / "prices.png").exists() and f"What is left of it is in {session}" in said
+
+
+def test_code_written_for_langgraph_sandbox(home: Path) -> None:
+    from belljar import (
+        Config,
+        SessionManager,
+        make_code_sandbox_tool,
+        make_export_datasets_tool,
+        make_list_datasets_tool,
+        make_select_dataset_tool,
+    )
+
+    config = Config.from_env()
+    session_manager = SessionManager(
+        image=config.sandbox_image,
+        session_storage=config.session_storage,
+        dataset_access=config.dataset_access,
+        datasets_path=config.datasets_host_ro,
+        session_root=config.sessions_root,
+        tmpfs_size=config.tmpfs_size_mb,
+    )
+
+    def get_session_key() -> str:
+        return "my_unique_session_id"
+
+    def my_fetch_function(dataset_id: str) -> bytes:
+        return b"x,y\n1,2\n"
+
+    code_tool = make_code_sandbox_tool(
+        session_manager=session_manager, session_key_fn=get_session_key, timeout_s=60
+    )
+    dataset_tool = make_select_dataset_tool(session_manager=session_manager, fetch_fn=my_fetch_function)
+    export_tool = make_export_datasets_tool(session_manager=session_manager, session_key_fn=get_session_key)
+    list_tool = make_list_datasets_tool(session_manager=session_manager, session_key_fn=get_session_key)
+
+    # The tool that selects datasets has no function for its key, and brings them to where the code is.
+    graph = agent(
+        [code_tool, dataset_tool, export_tool, list_tool],
+        calls(("select_dataset", {"dataset_id": "some.csv"})),
+        code("total = sum(map(int, open('/session/data/some.csv').read().split()[1].split(',')))"),
+        code("open('/session/data/total.txt', 'w').write(str(total)); total"),
+        calls(("list_datasets", {})),
+        calls(("export_datasets", {"names": ["total.txt"]})),
+        "done",
+    )
+    state = graph.invoke(ASK, thread("another"))
+    said = [message.text for message in tool_messages(state)]
+    assert {message.artifact["session_key"] for message in tool_messages(state)} == {"my_unique_session_id"}
+    assert said[2] == "[result]\n3" and "total.txt" in said[3] and "[exported]" in said[4]
+    assert session_manager.stop("my_unique_session_id")
+
+
+def test_six_modes(home: Path) -> None:
+    """Each in its words: `SANDBOX_IMAGE` and all."""
+    from belljar import Config, SessionManager, make_code_sandbox_tool
+
+    for storage in ("TMPFS", "BIND"):
+        for access in ("NONE", "LOCAL_RO", "API"):
+            (home / "mode.env").write_text(
+                f"SESSION_STORAGE={storage}\nDATASET_ACCESS={access}\nSESSIONS_ROOT=./sessions\n"
+                f"DATASETS_HOST_RO={EXAMPLES / 'data'}\nSANDBOX_IMAGE=sandbox:latest\nTMPFS_SIZE_MB=16\n"
+            )
+            config = Config.from_env("mode.env")
+            manager = SessionManager.from_config(config)
+            tool = make_code_sandbox_tool(manager)
+            answer = invoke(tool, code="import os; open('/session/artifacts/mode.txt', 'w'); os.listdir('/data')")
+            info = manager.start(manager.default_key).info
+            assert (info.storage, info.datasets) == (storage, access)
+            if access == "LOCAL_RO":
+                assert "['houses.csv']" in answer.text
+            if storage == "BIND":
+                assert (home / "sessions" / info.id / "artifacts" / "mode.txt").exists()
+            assert manager.stop(manager.default_key)
+
+
+def test_a_local_server_with_directories_of_its_own_is_started_again(home: Path) -> None:
+    from belljar import SessionManager
+
+    manager = SessionManager(session_storage="BIND", session_root="sessions")
+    session = manager.start("kept")
+    assert session.info.directory == str(home / "sessions" / session.id)
+    manager.exec("kept", "x = 41")
+    pid = local._pid_of(local.Place({"SESSIONS_ROOT": str(home / "sessions")}).socket)
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    result = manager.exec("kept", "x + 1")
+    assert (result.text, result.notice, result.session_id) == ("42", None, session.id)
+    assert manager.stop("kept")
