@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from belljar._sync.client import Client
     from belljar._sync.session import Session
     from belljar._sync.stream import Stream
+    from belljar.compat.simple_sandbox import SandboxClient
     from belljar.errors import (
         BelljarError,
         Conflict,
@@ -83,6 +84,7 @@ _MODULES = {
     "belljar._sync.client": ("Client",),
     "belljar._sync.session": ("Session",),
     "belljar._sync.stream": ("Stream",),
+    "belljar.compat.simple_sandbox": ("SandboxClient",),
 }  # fmt: skip
 _WHERE = {name: module for module, names in _MODULES.items() for name in names}
 _SUBMODULES = ("errors", "events", "local", "models")
@@ -135,6 +137,7 @@ __all__ = [
     "Refused",
     "Result",
     "ResultEvent",
+    "SandboxClient",
     "ServerError",
     "ServerUnavailable",
     "Session",
