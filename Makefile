@@ -8,8 +8,10 @@ TOOLS   := $(CURDIR)/target/python-tools
 # The environment that `belljar setup` makes; the settings decide where it is.
 HOME_DIR := $(or $(BELLJAR_HOME),$(if $(filter 0,$(shell id -u)),/var/lib/belljar,$(or $(XDG_DATA_HOME),$(HOME)/.local/share)/belljar))
 PYTHON  := $(HOME_DIR)/python/bin/python
+# What the Python package and its tests need.
+SDK_NEEDS := httpx pydantic pytest pytest-asyncio
 
-.PHONY: help build demo test lint bench setup system clean
+.PHONY: help build demo test test-python lint bench setup system clean
 
 help:
 	@echo "make demo   set up this machine and show what Belljar does"
@@ -38,16 +40,24 @@ test: setup
 	@echo "== kernel tests: Python, outside of any sandbox"
 	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --upgrade --target $(TOOLS) pytest
 	cd kernels/python/tests && PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$(TOOLS) $(PYTHON) -m pytest -q -p no:cacheprovider
+	@$(MAKE) --no-print-directory test-python
 	@echo "== all other tests: the real binary, real sandboxes"
 	$(CARGO) nextest run --locked --workspace
+
+# The package's own tests, against the binary that was built.
+test-python:
+	@echo "== the Python package: its client against a real server"
+	@python3 -m pip install --quiet --disable-pip-version-check --root-user-action ignore --upgrade --target $(TOOLS) $(SDK_NEEDS)
+	cd sdk/python && PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$(TOOLS) BELLJAR_BINARY=$(or $(BELLJAR_BINARY),$(CURDIR)/$(BELLJAR)) python3 -m pytest -q -p no:cacheprovider
 
 lint: system
 	@scripts/tool cargo-deny
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 	$(CARGO) deny --log-level error check bans licenses sources
-	@python3 -m pip install --quiet --disable-pip-version-check --root-user-action ignore --upgrade --target $(TOOLS) ruff
-	PYTHONPATH=$(TOOLS) python3 -m ruff check --no-cache --config ruff.toml kernels tests examples
+	@python3 -m pip install --quiet --disable-pip-version-check --root-user-action ignore --upgrade --target $(TOOLS) ruff mypy $(SDK_NEEDS)
+	PYTHONPATH=$(TOOLS) python3 -m ruff check --no-cache --config ruff.toml kernels tests examples sdk
+	cd sdk/python && PYTHONPATH=$(TOOLS) python3 -m mypy --cache-dir=/dev/null
 
 bench: setup
 	$(BELLJAR) bench

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from servers import Server
 
-from belljar import AsyncClient, Client, Session
+from belljar import AskedLimits, AsyncClient, Client, Session
 
 # Enough for a kernel, and cheap where there are many.
-SMALL = {"memory": "96M", "pids": 32, "tmpfs": "8M"}
+SMALL: AskedLimits = {"memory": "96M", "pids": 32, "tmpfs": "8M"}
 
 
 @pytest.fixture(scope="session", autouse=True)

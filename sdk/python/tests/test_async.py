@@ -47,7 +47,7 @@ async def test_callbacks_may_be_coroutines(aclient: AsyncClient) -> None:
 
 async def test_a_hundred_sessions_at_once(aclient: AsyncClient) -> None:
     async def one(number: int) -> str:
-        async with aclient.session(limits=SMALL) as session:  # type: ignore[arg-type]
+        async with aclient.session(limits=SMALL) as session:
             await session.run_code(f"x = {number}")
             return (await session.run_code("x * 2")).text
 

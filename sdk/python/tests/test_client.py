@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -231,7 +230,7 @@ def test_input(session: Session) -> None:
 
 def test_threads_share_a_client(client: Client) -> None:
     def work(number: int) -> list[str]:
-        with client.session(limits=SMALL) as session:  # type: ignore[arg-type]
+        with client.session(limits=SMALL) as session:
             session.run_code(f"x = {number}")
             return [session.run_code("x").text for _ in range(5)]
 
@@ -297,7 +296,6 @@ def test_closing_ends_no_session(server: Server) -> None:
     client = Client(server.url)
     session = client.session("kept")
     client.close()
-    assert threading.active_count() >= 1
     with Client(server.url) as other:
         assert other.get_session(session.id).is_alive()
         other.get_session(session.id).stop()

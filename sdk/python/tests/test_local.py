@@ -12,12 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from servers import binary, remove_groups
+from servers import binary, python_path, remove_groups
 
 import belljar
 from belljar import Client, LocalServerError, local
-
-SOURCE = Path(__file__).resolve().parent.parent / "src"
 
 
 @pytest.fixture
@@ -35,12 +33,11 @@ def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield Path(directory)
         group = local._environment(local.Place())["BELLJAR_CGROUP_PARENT"]
         local.stop()
-        for tree in Path("/sys/fs/cgroup").glob(f"**/{group}"):
-            remove_groups(tree)
+        remove_groups(group)
 
 
 def program(code: str) -> subprocess.Popen[str]:
-    env = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    env = {**os.environ, "PYTHONPATH": python_path()}
     return subprocess.Popen(
         [sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

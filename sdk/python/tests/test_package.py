@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from servers import python_path
 
 import belljar
 
@@ -17,7 +18,8 @@ SOURCE = ROOT / "src"
 
 
 def python(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": str(SOURCE)}, capture_output=True, text=True)
+    env = {"PYTHONPATH": python_path()}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

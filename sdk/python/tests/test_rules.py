@@ -79,11 +79,22 @@ def test_the_server_says_when_to_come_back_and_patience_ends() -> None:
 
 def test_a_server_that_was_never_there_gets_a_moment_only(monkeypatch: pytest.MonkeyPatch) -> None:
     stranger, friend = (Attempts(60, is_safe=True, heard_before=heard) for heard in (False, True))
+    assert stranger.pause(NOBODY) > 0 and friend.pause(NOBODY) > 0
     now = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now + 10)
     assert friend.pause(NOBODY) > 0
     with pytest.raises(NotSent):
         stranger.pause(NOBODY)
+
+
+def test_patience_begins_with_the_first_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts = Attempts(10, is_safe=True, heard_before=True)
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 300)
+    assert attempts.pause(LOST) > 0
+    monkeypatch.setattr(time, "monotonic", lambda: now + 311)
+    with pytest.raises(ServerUnavailable):
+        attempts.pause(LOST)
 
 
 def test_pauses_grow() -> None:

@@ -52,13 +52,16 @@ class Attempts:
         self._patience = patience
         self._is_safe = is_safe
         self._heard_before = heard_before
-        self._began = time.monotonic()
+        # Since when it fails: patience is for outages, however long the call itself took until then.
+        self._began: float | None = None
         self._count = 0
 
     def pause(self, error: BelljarError) -> float:
         """How long to wait before trying again; raises the error if that is no use."""
         if not self._may_repeat(error):
             raise error
+        if self._began is None:
+            self._began = time.monotonic()
         never_there = isinstance(error, NotSent) and not self._heard_before
         patience = min(self._patience, FIRST_PATIENCE) if never_there else self._patience
         left = self._began + patience - time.monotonic()
