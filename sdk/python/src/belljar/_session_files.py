@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import IO, Any, cast
+from typing import IO, Any, Callable, TypeVar
 from urllib.parse import quote
 
 import httpx
@@ -19,6 +19,8 @@ from belljar._files import CHUNK
 from belljar._retry import understood
 from belljar._sync.client import Client
 from belljar.errors import BelljarError, ProtocolError, ServerUnavailable
+
+T = TypeVar("T")
 
 # How long the server may be silent: large files are written inside before it answers.
 _TIMEOUT = 120.0
@@ -41,15 +43,15 @@ class Listing:
     more: int
 
 
-def write_call(session_id: str, path: str) -> Call[None]:
-    return Call("PUT", _at(session_id, path), lambda _: None, is_safe=True, timeout=_TIMEOUT)
+def write_call(session_id: str, path: str) -> Call[Entry]:
+    return Call("PUT", _at(session_id, path), _entry, is_safe=True, timeout=_TIMEOUT)
 
 
 def read_call(session_id: str, path: str) -> Call[bytes]:
     return Call("GET", _at(session_id, path), lambda body: body, is_safe=True, timeout=_TIMEOUT)
 
 
-def write(client: Client, session_id: str, path: str, content: bytes) -> None:
+def write(client: Client, session_id: str, path: str, content: bytes) -> Entry:
     """Writes a file, which appears when all of it has come; its directories are made."""
     call = write_call(session_id, path)
     attempts = client._attempts(is_safe=True)
@@ -60,7 +62,7 @@ def write(client: Client, session_id: str, path: str, content: bytes) -> None:
             client._endure(attempts, error)
 
 
-async def awrite(client: AsyncClient, session_id: str, path: str, content: bytes) -> None:
+async def awrite(client: AsyncClient, session_id: str, path: str, content: bytes) -> Entry:
     """The same as `write`, to be awaited."""
     call = write_call(session_id, path)
     attempts = client._attempts(is_safe=True)
@@ -71,7 +73,7 @@ async def awrite(client: AsyncClient, session_id: str, path: str, content: bytes
             await client._endure(attempts, error)
 
 
-def write_from(client: Client, session_id: str, path: str, file: IO[bytes], size: int) -> None:
+def write_from(client: Client, session_id: str, path: str, file: IO[bytes], size: int) -> Entry:
     """Writes a file of `size` bytes piece by piece, for what is too large to hold."""
 
     def pieces() -> Iterator[bytes]:
@@ -105,12 +107,8 @@ def chunks(client: Client, session_id: str, path: str) -> Iterator[bytes]:
 
 def kind(client: Client, session_id: str, path: str) -> str:
     """What is there, itself: `file`, `directory`, `link` or `other`."""
-
-    def parse(body: bytes) -> str:
-        return str(_told(body)["kind"])
-
-    call = Call("GET", _at(session_id, path), parse, params={"stat": "1"}, is_safe=True, timeout=_TIMEOUT)
-    return client._do(call)
+    call = Call("GET", _at(session_id, path), _entry, params={"stat": "1"}, is_safe=True, timeout=_TIMEOUT)
+    return client._do(call).kind
 
 
 def listing(client: Client, session_id: str, path: str) -> Listing:
@@ -119,19 +117,22 @@ def listing(client: Client, session_id: str, path: str) -> Listing:
     return client._do(Call("GET", _at(session_id, path), _listing, params=params, is_safe=True, timeout=_TIMEOUT))
 
 
+def _entry(body: bytes) -> Entry:
+    return _understood(body, _entry_of)
+
+
 def _listing(body: bytes) -> Listing:
-    told = _told(body)
+    return _understood(body, lambda told: Listing([_entry_of(file) for file in told["files"]], int(told["more"])))
+
+
+def _entry_of(told: Any) -> Entry:
+    return Entry(str(told["path"]), str(told["kind"]), int(told["size"]), str(told["modified"]))
+
+
+def _understood(body: bytes, understand: Callable[[Any], T]) -> T:
     try:
-        entries = [Entry(file["path"], file["kind"], int(file["size"]), file["modified"]) for file in told["files"]]
-        return Listing(entries, int(told.get("more", 0)))
+        return understand(json.loads(body))
     except (KeyError, TypeError, ValueError) as error:
-        raise ProtocolError("the server told files in an unknown way") from error
-
-
-def _told(body: bytes) -> dict[str, Any]:
-    try:
-        return cast("dict[str, Any]", json.loads(body))
-    except ValueError as error:
         raise ProtocolError("the server told files in an unknown way") from error
 
 
