@@ -138,6 +138,24 @@ class BelljarSandbox(BaseSandbox):
         """The session of this conversation, for all else there is to do with it."""
         return Session(self._client, self._open())
 
+    def stop_thread(self, thread_id: str) -> bool:
+        """Stops the session of a conversation that is over; false if there is none."""
+        key = self._key_of(thread_id)
+        self._known.pop(key, None)
+        alive = [found for found in self._client.sessions(key=key) if found.info.is_alive]
+        for session in alive:
+            session.stop()
+        return bool(alive)
+
+    async def astop_thread(self, thread_id: str) -> bool:
+        """The same as `stop_thread`, to be awaited."""
+        key = self._key_of(thread_id)
+        self._known.pop(key, None)
+        alive = [found for found in await self._aclient.sessions(key=key) if found.info.is_alive]
+        for session in alive:
+            await session.stop()
+        return bool(alive)
+
     def close(self) -> None:
         """Stops the session if it is this backend's own, and closes the connections."""
         try:
@@ -346,7 +364,10 @@ class BelljarSandbox(BaseSandbox):
         if not self._per_thread:
             return self._key
         thread = _thread_id()
-        return self._no_thread if thread is None else f"{self._key}:{thread}"
+        return self._no_thread if thread is None else self._key_of(thread)
+
+    def _key_of(self, thread_id: str) -> str:
+        return f"{self._key}:{thread_id}"
 
     def _open(self) -> SessionInfo:
         known = self._find()

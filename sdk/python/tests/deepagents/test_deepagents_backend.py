@@ -170,8 +170,10 @@ def test_every_thread_has_its_own_and_finds_it_again(server: Server) -> None:
         told = go(one, "cat /session/x")
         assert "is a new one" in told and "files and processes are gone" in told
         assert "is a new one" not in go(one, "true")
-        for key in ("one", "two"):
-            client.sessions(key=f"test-threads:{key}")[0].stop()
+        backend = BelljarSandbox("test-threads", per_thread=True, url=server.url)
+        assert backend.stop_thread("one") and asyncio.run(backend.astop_thread("two"))
+        assert not backend.stop_thread("one")
+        assert not any(session.is_alive() for session in sessions)
 
 
 async def test_output_comes_while_it_runs(backend: BelljarSandbox) -> None:
