@@ -20,7 +20,7 @@ from belljar._version import __version__
 # Type checkers take any name spelled like this for true; importing `typing` costs more than all else here.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from belljar import errors, events, local, models
+    from belljar import errors, events, kernellite, local, models
     from belljar._aio.client import AsyncClient
     from belljar._aio.session import AsyncSession
     from belljar._aio.stream import AsyncStream
@@ -87,7 +87,7 @@ _MODULES = {
     "belljar.compat.simple_sandbox": ("SandboxClient",),
 }  # fmt: skip
 _WHERE = {name: module for module, names in _MODULES.items() for name in names}
-_SUBMODULES = ("errors", "events", "local", "models")
+_SUBMODULES = ("errors", "events", "kernellite", "local", "models")
 
 
 if not TYPE_CHECKING:  # which would otherwise believe every name
@@ -155,6 +155,7 @@ __all__ = [
     "arun",
     "errors",
     "events",
+    "kernellite",
     "local",
     "models",
     "run",

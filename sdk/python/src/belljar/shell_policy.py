@@ -21,8 +21,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
-# Where it is to be had from, though it is not among that module's own names.
-from langchain.agents.middleware.shell_tool import BaseExecutionPolicy  # type: ignore[attr-defined]
+try:
+    # Where it is to be had from, though it is not among that module's own names.
+    from langchain.agents.middleware.shell_tool import BaseExecutionPolicy  # type: ignore[attr-defined]
+except ModuleNotFoundError as error:
+    raise ImportError("belljar.shell_policy needs langchain: pip install 'langchain>=1'") from error
 
 from belljar._calls import AskedLimits
 from belljar._sync.client import Client

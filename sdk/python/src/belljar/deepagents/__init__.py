@@ -10,6 +10,11 @@ Needs `pip install 'belljar[deepagents]'`; works with deepagents 0.6.12 and late
 
 from __future__ import annotations
 
+try:
+    import deepagents.backends.sandbox  # noqa: F401
+except ModuleNotFoundError as error:
+    raise ImportError("belljar.deepagents needs deepagents: pip install 'belljar[deepagents]'") from error
+
 from belljar.deepagents.backend import BelljarSandbox
 from belljar.deepagents.provider import BelljarProvider
 
