@@ -393,6 +393,8 @@ class BelljarSandbox(BaseSandbox):
         news = _answers.replacement(info)
         if news is not None:
             self._news[key] = news
+            while len(self._news) > _MAX_KNOWN:
+                del self._news[next(iter(self._news))]
         return info
 
     def _forget(self, error: BelljarError) -> None:

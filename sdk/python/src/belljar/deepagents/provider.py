@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from belljar._aio.client import AsyncClient
 from belljar._sync.client import Client
 from belljar._sync.session import Session
 from belljar.deepagents.backend import BelljarSandbox
@@ -39,21 +38,21 @@ class BelljarProvider(_Base):
 
     def get_or_create(self, *, sandbox_id: str | None = None, **kwargs: Any) -> BelljarSandbox:
         """A new sandbox, or the one with this id or key; one that has ended is not replaced."""
-        client = Client(kwargs.pop("url", None), api_key=kwargs.pop("api_key", None))
-        if sandbox_id is not None:
+        for_backend = {name: kwargs.pop(name) for name in _FOR_BACKEND if name in kwargs}
+        with Client(kwargs.pop("url", None), api_key=kwargs.pop("api_key", None)) as client:
+            if sandbox_id is None:
+                return BelljarSandbox(client.session(**{"ttl": _TTL, **kwargs}), **for_backend)
             found = _find(client, sandbox_id)
             if found is None:
                 raise _not_found(sandbox_id)
-            return BelljarSandbox(found, **_for_backend(kwargs))
-        ours = {name: kwargs.pop(name) for name in list(kwargs) if name not in _BACKEND}
-        return BelljarSandbox(client.session(**{"ttl": _TTL, **ours}), **kwargs)
+            return BelljarSandbox(found, **for_backend)
 
     def delete(self, *, sandbox_id: str, **kwargs: Any) -> None:
         """Ends a sandbox with everything in it."""
-        client = Client(kwargs.get("url"), api_key=kwargs.get("api_key"))
-        found = _find(client, sandbox_id)
-        if found is not None:
-            found.stop()
+        with Client(kwargs.get("url"), api_key=kwargs.get("api_key")) as client:
+            found = _find(client, sandbox_id)
+            if found is not None:
+                found.stop()
 
     async def aget_or_create(self, *, sandbox_id: str | None = None, **kwargs: Any) -> BelljarSandbox:
         from anyio import to_thread
@@ -61,20 +60,13 @@ class BelljarProvider(_Base):
         return await to_thread.run_sync(lambda: self.get_or_create(sandbox_id=sandbox_id, **kwargs))
 
     async def adelete(self, *, sandbox_id: str, **kwargs: Any) -> None:
-        async with AsyncClient(kwargs.get("url"), api_key=kwargs.get("api_key")) as client:
-            try:
-                await (await client.get_session(sandbox_id)).stop()
-            except NotFound:
-                for session in await client.sessions(key=sandbox_id, limit=1):
-                    await session.stop()
+        from anyio import to_thread
+
+        await to_thread.run_sync(lambda: self.delete(sandbox_id=sandbox_id, **kwargs))
 
 
 # Of the parameters, those that are about a backend and not about a session.
-_BACKEND = ("timeout", "max_inline", "stream_output")
-
-
-def _for_backend(kwargs: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in kwargs.items() if name in _BACKEND}
+_FOR_BACKEND = ("timeout", "max_inline", "stream_output")
 
 
 def _find(client: Client, sandbox_id: str) -> Session | None:
