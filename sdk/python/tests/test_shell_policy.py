@@ -81,6 +81,19 @@ def test_the_shell_dies_with_the_bridge(policy: BelljarExecutionPolicy, tmp_path
         pipe.close()
 
 
+def test_the_shell_outlives_the_server(mortal: Server, tmp_path: Path) -> None:
+    with BelljarExecutionPolicy(url=mortal.url) as policy:
+        shell = spawn(policy, tmp_path)
+        assert shell.stdin is not None and shell.stdout is not None
+        shell.stdin.write("x=41; echo begun\n")
+        shell.stdin.flush()
+        assert shell.stdout.readline() == "begun\n"
+        mortal.kill()
+        mortal.start()
+        assert shell.communicate("echo $((x + 1)); exit 5\n", timeout=30) == ("42\n", "")
+        assert shell.returncode == 5
+
+
 def _agent(policy: BelljarExecutionPolicy, *commands: str, **options: Any) -> Any:
     says = [
         AIMessage("", tool_calls=[{"name": "shell", "args": {"command": command}, "id": f"call-{number}"}])

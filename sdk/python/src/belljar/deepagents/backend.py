@@ -212,7 +212,7 @@ class BelljarSandbox(BaseSandbox):
                 where = self._kept_at(exec_id)
                 try:
                     files.write(self._client, info.id, where, output.encode())
-                    told = f"all of it is in {where}"
+                    told = f"{_all(result)} is in {where}"
                 except BelljarError as error:
                     told = f"it could not be kept: {_answers.file_error(error)}"
                 output, is_cut = _answers.preview(output, _PREVIEW, told), True
@@ -245,7 +245,7 @@ class BelljarSandbox(BaseSandbox):
                 where = self._kept_at(exec_id)
                 try:
                     await files.awrite(self._aclient, info.id, where, output.encode())
-                    told = f"all of it is in {where}"
+                    told = f"{_all(result)} is in {where}"
                 except BelljarError as error:
                     told = f"it could not be kept: {_answers.file_error(error)}"
                 output, is_cut = _answers.preview(output, _PREVIEW, told), True
@@ -406,6 +406,10 @@ class BelljarSandbox(BaseSandbox):
     def _tell_news(self) -> str | None:
         """What has to be said, once, to whoever reads it as text."""
         return None if _is_internal.get() else self._news.pop(self._current_key(), None)
+
+
+def _all(result: Result) -> str:
+    return "what was kept" if result.dropped else "all of it"
 
 
 def _is_end(error: BelljarError) -> bool:

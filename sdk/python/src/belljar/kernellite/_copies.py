@@ -107,7 +107,12 @@ class Copies:
                 continue
             if known is not None and known[2:] == [entry.size, entry.modified]:
                 continue
-            why = _too_much(path, entry.size, copied, total) or self._copy_back(entry)
+            why = _too_much(path, entry.size, copied, total)
+            if why is not None and entry.size <= MAX_FILE:
+                # For this time: the next call goes on with it.
+                left_out.append(why)
+                continue
+            why = why or self._copy_back(entry)
             if why is not None:
                 left_out.append(why)
                 self._note(path, [*(known or [None, None])[:2], entry.size, entry.modified])
@@ -123,11 +128,11 @@ class Copies:
                 target = f"{_WORKSPACE}/{file.path}"
                 written = inside.write_from(self._client, self._session_id, target, opened, size)
         except (OSError, UnicodeError, NoSpace) as error:
-            return f"{_shown(file.path)} ({error})"
+            return _shown(f"{file.path} ({error})")
         except Refused as error:
             if error.status != 409:
                 raise
-            return f"{_shown(file.path)} ({error})"
+            return _shown(f"{file.path} ({error})")
         self._note(file.path, [file.size, file.modified_ns, written.size, written.modified])
         return None
 
@@ -141,7 +146,7 @@ class Copies:
         except (OSError, UnicodeError, _TooLong, Refused) as error:
             if isinstance(error, Refused) and error.status not in (404, 409):
                 raise
-            return f"{_shown(entry.path)} ({error})"
+            return _shown(f"{entry.path} ({error})")
         self._note(written.path, [written.size, written.modified_ns, entry.size, entry.modified])
         return None
 
@@ -190,9 +195,9 @@ def _is_half_written(path: str) -> bool:
     return name.startswith(".") and name.endswith(".part")
 
 
-def _shown(path: str) -> str:
+def _shown(text: str) -> str:
     """Names come from code, and from file systems: nothing in them moves the cursor or starts a line."""
-    return "".join(character if character.isprintable() else "?" for character in path)
+    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def _shortened(what: list[str]) -> list[str]:
