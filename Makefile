@@ -9,9 +9,9 @@ TOOLS   := $(CURDIR)/target/python-tools
 HOME_DIR := $(or $(BELLJAR_HOME),$(if $(filter 0,$(shell id -u)),/var/lib/belljar,$(or $(XDG_DATA_HOME),$(HOME)/.local/share)/belljar))
 PYTHON  := $(HOME_DIR)/python/bin/python
 # What the Python package and its tests need; all of it comes built.
-SDK_NEEDS := --only-binary :all: httpx pydantic pytest pytest-asyncio langchain langchain-tests langgraph
+SDK_NEEDS := --only-binary :all: httpx pydantic pytest pytest-asyncio pytest-rerunfailures deepagents langchain langchain-tests langgraph
 
-.PHONY: help build demo test test-python lint bench setup system clean
+.PHONY: help build demo test test-python test-deepagents lint bench setup system clean
 
 help:
 	@echo "make demo   set up this machine and show what Belljar does"
@@ -49,6 +49,10 @@ test-python:
 	@echo "== the Python package: its client against a real server"
 	@python3 -m pip install --quiet --disable-pip-version-check --root-user-action ignore --upgrade --target $(TOOLS) $(SDK_NEEDS)
 	cd sdk/python && PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$(TOOLS) BELLJAR_BINARY=$(or $(BELLJAR_BINARY),$(CURDIR)/$(BELLJAR)) python3 -m pytest -q -p no:cacheprovider
+
+# The same backend over an old deepagents and the newest, each in an environment of its own.
+test-deepagents:
+	cd sdk/python && BELLJAR_BINARY=$(or $(BELLJAR_BINARY),$(CURDIR)/$(BELLJAR)) python3 scripts/test_deepagents.py --in $(CURDIR)/target/deepagents
 
 lint: system
 	@scripts/tool cargo-deny

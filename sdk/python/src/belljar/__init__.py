@@ -20,7 +20,7 @@ from belljar._version import __version__
 # Type checkers take any name spelled like this for true; importing `typing` costs more than all else here.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from belljar import errors, events, local, models
+    from belljar import errors, events, kernellite, local, models
     from belljar import langgraph as langgraph
     from belljar import toolkit as toolkit
     from belljar._aio.client import AsyncClient
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from belljar._sync.client import Client
     from belljar._sync.session import Session
     from belljar._sync.stream import Stream
+    from belljar.compat.simple_sandbox import SandboxClient
     from belljar.config import Config
     from belljar.errors import (
         BelljarError,
@@ -95,6 +96,7 @@ _MODULES = {
     "belljar._sync.client": ("Client",),
     "belljar._sync.session": ("Session",),
     "belljar._sync.stream": ("Stream",),
+    "belljar.compat.simple_sandbox": ("SandboxClient",),
     "belljar.config": ("Config",),
     "belljar.manager": ("ExecResult", "SessionManager"),
     # These need langchain and langgraph, which only those have who asked for them.
@@ -105,7 +107,7 @@ _MODULES = {
     "belljar.toolkit": ("BelljarToolkit",),
 }  # fmt: skip
 _WHERE = {name: module for module, names in _MODULES.items() for name in names}
-_SUBMODULES = ("errors", "events", "langgraph", "local", "models", "toolkit")
+_SUBMODULES = ("errors", "events", "kernellite", "langgraph", "local", "models", "toolkit")
 
 
 if not TYPE_CHECKING:  # which would otherwise believe every name
@@ -160,6 +162,7 @@ __all__ = [
     "Refused",
     "Result",
     "ResultEvent",
+    "SandboxClient",
     "ServerError",
     "ServerUnavailable",
     "Session",
@@ -178,6 +181,7 @@ __all__ = [
     "arun",
     "errors",
     "events",
+    "kernellite",
     "local",
     "models",
     "run",

@@ -1,0 +1,1 @@
+"""Calls of systems that Belljar replaces, as their users wrote them."""

@@ -1,0 +1,205 @@
+"""Files of a project that are on both sides, and which of them changed on which.
+
+```text
+   project/data/x ──── changed here since it was noted ────▶ /workspace/data/x
+                  ◀─── changed inside since it was noted ───
+```
+
+What both were when they were the same is noted beside the project: sizes and times. One program at
+a time reads and writes these notes; code runs meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any
+
+from belljar import _session_files as inside
+from belljar import local
+from belljar._sync.client import Client
+from belljar.errors import BelljarError, NoSpace, Refused
+from belljar.kernellite._project import DATA, HostFile, Project, is_name
+
+# What is copied in, and written back, at most; in memory-backed sandboxes all of it is memory.
+MAX_FILES = 2000
+MAX_FILE = 256 << 20
+MAX_TOTAL = 512 << 20
+# How many files that were left out are named; the others are counted.
+_MAX_NAMED = 20
+
+_WORKSPACE = "/workspace"
+
+
+class Copies:
+    """The copies in one session; to be entered, and not for long."""
+
+    def __init__(self, client: Client, session_id: str, project: Project) -> None:
+        self._client = client
+        self._session_id = session_id
+        self._project = project
+        self._notes = project.notes / "kernellite.json"
+        self._lock: AbstractContextManager[None] | None = None
+        #: By path: [size here, time here, size inside, time inside]; the latter two are None for
+        #: files that were left out, so that this is said once.
+        self._known: dict[str, list[Any]] = {}
+        self._is_changed = False
+        #: Whether the notes are about another session than this one.
+        self.had_another = False
+
+    def __enter__(self) -> Copies:
+        self._project.notes.mkdir(parents=True, exist_ok=True)
+        self._lock = local._locked(self._project.notes / "kernellite.lock")
+        self._lock.__enter__()
+        noted = self._read()
+        is_ours = noted.get("session") == self._session_id
+        self.had_another = not is_ours and "session" in noted
+        self._known = noted.get("files", {}) if is_ours else {}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            if self._is_changed:
+                self._write()
+        finally:
+            if self._lock is not None:
+                self._lock.__exit__(kind, error, traceback)
+
+    def bring_in(self, below: str = "") -> tuple[int, list[str]]:
+        """Copies what changed here; returns how many, and what was left out and why."""
+        copied, total, left_out = 0, 0, []
+        for file in self._project.files(below):
+            known = self._known.get(file.path)
+            if known is not None and known[:2] == [file.size, file.modified_ns]:
+                continue
+            why = _too_much(file.path, file.size, copied, total) or self._copy_in(file)
+            if why is not None:
+                left_out.append(why)
+                self._note(file.path, [file.size, file.modified_ns, None, None])
+                continue
+            copied += 1
+            total += file.size
+        return copied, _shortened(left_out)
+
+    def bring_back(self) -> list[str]:
+        """Writes back what changed inside, below `data`; returns what was left out and why."""
+        begin = f"{_WORKSPACE}/{DATA}"
+        try:
+            if inside.kind(self._client, self._session_id, begin) != "directory":
+                return [f"nothing was written back: {begin} is not a directory any more"]
+            listing = inside.listing(self._client, self._session_id, begin)
+        except Refused as error:
+            return [] if error.code == "file_not_found" else [f"nothing was written back: {error}"]
+        left_out = []
+        if listing.more:
+            left_out.append(f"{listing.more} files, as there are too many")
+        copied = total = 0
+        for entry in listing.entries:
+            path = f"{DATA}/{entry.path}"
+            known = self._known.get(path)
+            if entry.kind != "file" or _is_half_written(entry.path):
+                continue
+            if known is not None and known[2:] == [entry.size, entry.modified]:
+                continue
+            why = _too_much(path, entry.size, copied, total)
+            if why is not None and entry.size <= MAX_FILE:
+                # For this time: the next call goes on with it.
+                left_out.append(why)
+                continue
+            why = why or self._copy_back(entry)
+            if why is not None:
+                left_out.append(why)
+                self._note(path, [*(known or [None, None])[:2], entry.size, entry.modified])
+                continue
+            copied += 1
+            total += entry.size
+        return [f"not written back: {what}" for what in _shortened(left_out)]
+
+    def _copy_in(self, file: HostFile) -> str | None:
+        try:
+            with self._project.reading(file) as opened:
+                size = os.fstat(opened.fileno()).st_size
+                target = f"{_WORKSPACE}/{file.path}"
+                written = inside.write_from(self._client, self._session_id, target, opened, size)
+        except (OSError, UnicodeError, NoSpace) as error:
+            return _shown(f"{file.path} ({error})")
+        except Refused as error:
+            if error.status != 409:
+                raise
+            return _shown(f"{file.path} ({error})")
+        self._note(file.path, [file.size, file.modified_ns, written.size, written.modified])
+        return None
+
+    def _copy_back(self, entry: inside.Entry) -> str | None:
+        parts = entry.path.split("/")
+        if not all(map(is_name, parts)):
+            return f"{_shown(entry.path)} (not a name for a file)"
+        try:
+            chunks = inside.chunks(self._client, self._session_id, f"{_WORKSPACE}/{DATA}/{entry.path}")
+            written = self._project.write(parts, _bounded(chunks, MAX_FILE))
+        except (OSError, UnicodeError, _TooLong, Refused) as error:
+            if isinstance(error, Refused) and error.status not in (404, 409):
+                raise
+            return _shown(f"{entry.path} ({error})")
+        self._note(written.path, [written.size, written.modified_ns, entry.size, entry.modified])
+        return None
+
+    def _note(self, path: str, what: list[Any]) -> None:
+        self._known[path] = what
+        self._is_changed = True
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            noted = json.loads(self._notes.read_text())
+        except (OSError, ValueError):
+            return {}
+        return noted if isinstance(noted, dict) and isinstance(noted.get("files", {}), dict) else {}
+
+    def _write(self) -> None:
+        fresh = self._notes.with_name(f".{secrets.token_hex(8)}.part")
+        fresh.write_text(json.dumps({"session": self._session_id, "files": self._known}))
+        os.replace(fresh, self._notes)
+
+
+class _TooLong(BelljarError):
+    """A file that grew while it was being read."""
+
+
+def _bounded(chunks: Iterator[bytes], size: int) -> Iterator[bytes]:
+    for chunk in chunks:
+        size -= len(chunk)
+        if size < 0:
+            raise _TooLong(f"larger than {MAX_FILE >> 20} MiB")
+        yield chunk
+
+
+def _too_much(path: str, size: int, copied: int, total: int) -> str | None:
+    if size > MAX_FILE:
+        return f"{_shown(path)} ({size >> 20} MiB, of at most {MAX_FILE >> 20})"
+    if copied >= MAX_FILES:
+        return f"{_shown(path)} (more than {MAX_FILES} files)"
+    if total + size > MAX_TOTAL:
+        return f"{_shown(path)} (more than {MAX_TOTAL >> 20} MiB in all)"
+    return None
+
+
+def _is_half_written(path: str) -> bool:
+    """As `save` calls what it has not finished."""
+    name = path.rpartition("/")[2]
+    return name.startswith(".") and name.endswith(".part")
+
+
+def _shown(text: str) -> str:
+    """Names come from code, and from file systems: nothing in them moves the cursor or starts a line."""
+    return "".join(character if character.isprintable() else "?" for character in text)
+
+
+def _shortened(what: list[str]) -> list[str]:
+    more = len(what) - _MAX_NAMED
+    return what if more <= 0 else [*what[:_MAX_NAMED], f"and {more} more"]

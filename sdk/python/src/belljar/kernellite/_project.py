@@ -1,0 +1,133 @@
+"""A project directory on this machine: what is in it, and writing into its `data` and nowhere else."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import socket
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from belljar._files import StrPath
+from belljar.errors import InvalidRequest
+
+DATA = "data"
+
+# Nobody computes with these, and they are larger than all the rest.
+_NOT_COPIED = {".git", ".hg", ".svn", ".sandbox", ".venv", "venv", "node_modules", "__pycache__"}
+
+_OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
+
+@dataclass(frozen=True)
+class HostFile:
+    """A regular file; `path` is relative to the project."""
+
+    path: str
+    size: int
+    modified_ns: int
+
+
+class Project:
+    def __init__(self, root: StrPath, notes: StrPath | None) -> None:
+        self.root = Path(root).resolve()
+        if not self.root.is_dir():
+            raise InvalidRequest(f"`{root}` is not a directory")
+        #: Where we note what was copied. Not in `data`, so code never gets to write it.
+        self.notes = Path(notes) if notes is not None else self.root / ".sandbox"
+
+    @property
+    def key(self) -> str:
+        """Finds the project's session. Other machines may have other projects at the same path."""
+        name = f"{socket.gethostname()}\0{self.root}"
+        return f"kernellite:{hashlib.sha256(os.fsencode(name)).hexdigest()[:32]}"
+
+    def files(self, below: str = "") -> Iterator[HostFile]:
+        """What is there, `data` first. Links are not followed, but `data` may be one."""
+        begin = self.root / below
+        if not begin.is_dir():
+            return
+        pending = [begin]
+        while pending:
+            directory = pending.pop()
+            try:
+                found = sorted(os.scandir(directory), key=lambda entry: entry.name)
+            except OSError:
+                continue
+            for entry in found:
+                if entry.is_file(follow_symlinks=False):
+                    told = entry.stat(follow_symlinks=False)
+                    path = os.path.relpath(entry.path, self.root)
+                    yield HostFile(path, told.st_size, told.st_mtime_ns)
+                elif entry.name not in _NOT_COPIED and entry.is_dir(follow_symlinks=False):
+                    pending.append(Path(entry.path))
+            if directory == self.root and (self.root / DATA).is_dir():
+                pending = [path for path in pending if path.name != DATA] + [self.root / DATA]
+
+    @contextmanager
+    def reading(self, file: HostFile) -> Iterator[IO[bytes]]:
+        """Opens a file that was listed; one that has become a link or a pipe since is an error."""
+        descriptor = os.open(self.root / file.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as opened:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise OSError(f"`{file.path}` is not a regular file any more")
+            yield opened
+
+    def write(self, parts: list[str], chunks: Iterable[bytes]) -> HostFile:
+        """Writes `data/...`, which appears when all of it has come.
+
+        Every directory is opened from the one above it, and none that is a link: whatever the parts
+        are, this does not leave `data`.
+        """
+        if not parts or not all(map(is_name, parts)):
+            raise InvalidRequest(f"`{'/'.join(parts)}` is not the name of a file below `{DATA}`")
+        directory = self._open_data()
+        try:
+            for part in parts[:-1]:
+                inner = _enter(directory, part)
+                os.close(directory)
+                directory = inner
+            told = _write_in(directory, parts[-1], chunks)
+        finally:
+            os.close(directory)
+        return HostFile("/".join([DATA, *parts]), told.st_size, told.st_mtime_ns)
+
+    def _open_data(self) -> int:
+        (self.root / DATA).mkdir(exist_ok=True)
+        return os.open(self.root / DATA, _OPEN_DIRECTORY)
+
+
+def is_name(part: str) -> bool:
+    """Whether it can be the name of one file, and of nothing else."""
+    return part not in ("", ".", "..") and "/" not in part and "\0" not in part
+
+
+def _enter(directory: int, name: str) -> int:
+    try:
+        os.mkdir(name, dir_fd=directory)
+    except FileExistsError:
+        pass
+    return os.open(name, _OPEN_DIRECTORY | os.O_NOFOLLOW, dir_fd=directory)
+
+
+def _write_in(directory: int, name: str, chunks: Iterable[bytes]) -> os.stat_result:
+    fresh = f".{secrets.token_hex(8)}.part"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(fresh, flags, 0o666, dir_fd=directory)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            for chunk in chunks:
+                file.write(chunk)
+            file.flush()
+            os.fsync(descriptor)
+            told = os.fstat(descriptor)
+        os.replace(fresh, name, src_dir_fd=directory, dst_dir_fd=directory)
+    except BaseException:
+        os.unlink(fresh, dir_fd=directory)
+        raise
+    return told

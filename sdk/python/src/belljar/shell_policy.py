@@ -1,0 +1,137 @@
+"""LangChain's `ShellToolMiddleware`, with its shell in a sandbox.
+
+>>> from langchain.agents import create_agent
+>>> from langchain.agents.middleware import ShellToolMiddleware
+>>> from belljar.shell_policy import BelljarExecutionPolicy
+>>> agent = create_agent(model, middleware=[ShellToolMiddleware(execution_policy=BelljarExecutionPolicy())])
+
+The middleware wants a process with pipes. It gets `python -m belljar.shell_bridge`, which passes on
+what comes and goes; the shell itself runs in a session.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+try:
+    # Where it is to be had from, though it is not among that module's own names.
+    from langchain.agents.middleware.shell_tool import BaseExecutionPolicy  # type: ignore[attr-defined]
+except ModuleNotFoundError as error:
+    raise ImportError("belljar.shell_policy needs langchain: pip install 'langchain>=1'") from error
+
+from belljar._calls import AskedLimits
+from belljar._sync.client import Client
+from belljar._sync.session import Session
+from belljar.errors import BelljarError
+
+__all__ = ["BelljarExecutionPolicy"]
+
+# Seconds a session that nobody stopped lives on after its last use.
+_TTL = 3600
+
+
+@dataclass
+class BelljarExecutionPolicy(BaseExecutionPolicy):
+    """Runs the shell in a Belljar session.
+
+    With `session`, the session with this key, which stays. Without it, one for every workspace of
+    the middleware, so for every run of the agent; its files are still there when the shell is
+    started again after a command that took too long, and it ends with `close()`, when its
+    workspace is gone and another shell starts, or an hour after its last use.
+
+    The workspace on this machine is not to be seen inside: the shell begins in `/session`.
+    """
+
+    # The middleware waits for so long for a shell that is busy to leave by itself, which it does not.
+    termination_timeout: float = 2.0
+    session: str | None = None
+    url: str | None = None
+    api_key: str | None = field(default=None, repr=False)
+    limits: AskedLimits | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._client = Client(self.url, api_key=self.api_key)
+        self._own: dict[Path, Session] = {}
+        self._lock = threading.Lock()
+
+    def spawn(self, *, workspace: Path, env: Mapping[str, str], command: Sequence[str]) -> subprocess.Popen[str]:
+        """Starts the shell, and returns the process that stands for it."""
+        session = self._session(Path(workspace))
+        asked = json.dumps({"command": list(command), "env": dict(env)})
+        target = self._client._target
+        ours = {
+            **os.environ,
+            "BELLJAR_URL": target.url or "local",
+            "BELLJAR_SHELL": asked,
+            # What this program found may be on no other's path.
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(_sources()), os.environ.get("PYTHONPATH")])),
+        }
+        if target.api_key is not None:
+            ours["BELLJAR_API_KEY"] = target.api_key
+        return subprocess.Popen(
+            [sys.executable, "-m", "belljar.shell_bridge", session.id],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+            bufsize=1,
+            env=ours,
+            # The middleware kills the whole group, which must not be the agent's.
+            start_new_session=True,
+        )
+
+    def close(self) -> None:
+        """Stops the sessions that were made for shells."""
+        with self._lock:
+            own, self._own = self._own, {}
+        for session in own.values():
+            session.stop()
+        self._client.close()
+
+    def __enter__(self) -> BelljarExecutionPolicy:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _session(self, workspace: Path) -> Session:
+        if self.session is not None:
+            return self._client.session(self.session, limits=self.limits)
+        self._stop_abandoned()
+        with self._lock:
+            found = self._own.get(workspace)
+        if found is not None and found.is_alive():
+            return found
+        made = self._client.session(limits=self.limits, ttl=_TTL)
+        with self._lock:
+            self._own[workspace] = made
+        return made
+
+    def _stop_abandoned(self) -> None:
+        """The middleware removes a workspace of its own with the run that it was for, and tells nobody."""
+        with self._lock:
+            gone = [path for path in self._own if not path.exists()]
+            abandoned = [self._own.pop(path) for path in gone]
+        for session in abandoned:
+            try:
+                session.stop()
+            except BelljarError:
+                # It ends by itself in a while.
+                pass
+
+
+def _sources() -> Path:
+    return Path(__file__).resolve().parent.parent

@@ -1,0 +1,48 @@
+"""The examples run as they are, with a model that says what it was told to say."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from servers import Server
+
+from belljar import Client
+
+pytest.importorskip("deepagents.backends", reason="needs deepagents")
+
+ROOT = Path(__file__).resolve().parents[4]
+
+
+def run(server: Server, example: str, *arguments: str) -> str:
+    keys = ("AGENT_MODEL", "OPENAI_API_KEY", "ANTHROPIC_API_KEY")
+    env = {name: value for name, value in os.environ.items() if name not in keys}
+    paths = [str(ROOT / "sdk" / "python" / "src"), os.environ.get("PYTHONPATH", "")]
+    env |= {"BELLJAR_URL": server.url, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples" / f"{example}.py", *arguments],
+        env=env, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    with Client(server.url) as client:
+        assert not [session for session in client.sessions() if session.info.is_alive]
+    return done.stdout
+
+
+def test_bash_agent(server: Server) -> None:
+    said = run(server, "bash_agent")
+    assert " license" in said and "no way out" in said
+
+
+def test_deep_agent(server: Server) -> None:
+    said = run(server, "deep_agent")
+    assert "SyntaxError" in said and "    ~ a new height: 9232\n" in said
+    assert "highest: 9232" in said and "collatz.py" in said.rpartition("Do you still have it?")[2]
+
+
+def test_parallel_agents(server: Server) -> None:
+    said = run(server, "parallel_agents", "4")
+    assert said.count("agent ") >= 4 and "together: 3.14" in said

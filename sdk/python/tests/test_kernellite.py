@@ -1,0 +1,191 @@
+"""A Python that remembers for every project, and data that comes and goes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from servers import Server
+
+from belljar import Client, InvalidRequest, NotFound
+from belljar.kernellite import _copies, exec_code, pandastool, ping, shutdown, start_container, stop_container
+from belljar.kernellite._project import Project
+
+SOURCE = Path(__file__).resolve().parent.parent / "src"
+
+
+@pytest.fixture
+def project(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("BELLJAR_URL", server.url)
+    made = tmp_path / "sales"
+    (made / "data" / "deep").mkdir(parents=True)
+    (made / "data" / "deep" / "a.txt").write_text("a")
+    (made / "notes.md").write_text("notes")
+    yield made
+    if ping(made):
+        shutdown(made)
+
+
+def test_as_its_users_know_it(project: Path, tmp_path: Path) -> None:
+    sock = tmp_path / "sockets"
+    started = start_container(project, "sales", idle_hibernate_sec=900, socket_dir=sock)
+    assert started["how"] == "created" and started["copied"] == 2 and started["left_out"] == []
+    assert ping(project, socket_dir=sock)
+    code = "import pandas as pd; df=pd.DataFrame({'x':[1,2,3]}); print(df.shape)"
+    r = exec_code(project, code, socket_dir=sock)
+    assert r == {"status": "[OK] exec", "stdout": "(3, 1)\n", "stderr": ""}
+
+    # The session persists, and what is saved is in the project at once.
+    out = pandastool(code="save(df, 'demo'); print(load('demo').shape)", project_dir=str(project), socket_dir=str(sock))
+    assert json.loads(out) == {"status": "[OK] exec", "stdout": "(3, 1)\n", "stderr": ""}
+    table = project / "data" / "demo.parquet"
+    assert table.read_bytes()[:4] == b"PAR1" and not list((project / "data").glob(".*"))
+
+    # What changes here is there at the next call.
+    (project / "data" / "copy.parquet").write_bytes(table.read_bytes())
+    assert exec_code(project, "print(load('copy').x.sum())", socket_dir=sock)["stdout"] == "6\n"
+    assert not (project / ".sandbox").exists() and (sock / "kernellite.json").exists()
+
+    assert shutdown(project, socket_dir=sock) and not ping(project, socket_dir=sock)
+    assert not shutdown(project, socket_dir=sock)
+    with pytest.raises(NotFound, match="start_container"):
+        exec_code(project, "1", socket_dir=sock)
+
+
+def test_statuses(project: Path) -> None:
+    start_container(project, "sales")
+    assert exec_code(project, "x = 41")["status"] == "[OK] exec"
+    assert exec_code(project, "print('a'); x + 1")["stdout"] == "a\n42\n"
+    failed = exec_code(project, "print('before'); 1 / 0")
+    assert (failed["status"], failed["stdout"]) == ("[ERROR] exec", "before\n")
+    assert "ZeroDivisionError" in failed["stderr"] and "Traceback" in failed["stderr"]
+    late = exec_code(project, "while True: pass", timeout=0.5)
+    assert late["status"] == "[TIMEOUT] exec" and "too long" in late["stderr"]
+    died = exec_code(project, "import os; os._exit(3)")
+    assert died["status"] == "[CRASHED] exec" and "variables of before are gone" in died["stderr"]
+    assert exec_code(project, "open('notes.md').read()")["stdout"] == "'notes'\n"
+
+
+def test_any_process_finds_it_by_the_path(project: Path, tmp_path: Path) -> None:
+    first = start_container(project, "sales")
+    exec_code(project, "x = 41")
+    (tmp_path / "link").symlink_to(project)
+    code = f"from belljar.kernellite import exec_code; print(exec_code({str(tmp_path / 'link')!r}, 'x + 1')['stdout'])"
+    env = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    assert subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True).stdout == "42\n\n"
+    again = start_container(project, "sales")
+    assert (again["session_id"], again["how"], again["copied"]) == (first["session_id"], "found", 0)
+
+
+def test_what_code_makes_below_data_is_written_back(project: Path) -> None:
+    start_container(project, "sales")
+    made = exec_code(
+        project, "import os; os.makedirs('data/new/er'); open('data/new/er/ü.bin', 'wb').write(b'x' * 3000000)"
+    )
+    assert made["stderr"] == ""
+    assert (project / "data/new/er/ü.bin").read_bytes() == b"x" * 3000000
+    changed = exec_code(project, "open('data/deep/a.txt', 'w').write('b'); open('elsewhere', 'w').write('no')")
+    assert changed["stderr"] == "" and (project / "data/deep/a.txt").read_text() == "b"
+    assert not (project / "elsewhere").exists()
+    # Neither is brought in again, nor written back again.
+    before = (project / "data/new/er/ü.bin").stat()
+    exec_code(project, "1")
+    assert (project / "data/new/er/ü.bin").stat() == before
+    exec_code(project, "os.remove('data/deep/a.txt')")
+    assert (project / "data/deep/a.txt").exists(), "nothing is removed here"
+
+
+def test_nothing_is_written_outside_of_data(project: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "secret").write_text("mine")
+    (project / "data" / "linked").symlink_to(outside)
+    (project / "data" / "file").symlink_to(outside / "secret")
+    start_container(project, "sales")
+    # Links here are not followed on the way in ...
+    assert (
+        exec_code(project, "import os; print(os.path.exists('data/linked'), os.path.exists('data/file'))")["stdout"]
+        == "False False\n"
+    )
+    # ... nor on the way back, and those inside are not links to us.
+    done = exec_code(
+        project,
+        """
+os.makedirs('data/linked'); open('data/linked/planted', 'w').write('evil')
+open('data/file', 'w').write('new')
+os.symlink('/etc/passwd', 'data/passwd'); os.symlink('/etc', 'data/etc'); os.mkfifo('data/pipe')
+""",
+    )
+    assert "not written back: linked/planted" in done["stderr"]
+    assert os.listdir(outside) == ["secret"] and (outside / "secret").read_text() == "mine"
+    assert (project / "data/file").read_text() == "new" and not (project / "data/file").is_symlink()
+    assert sorted(os.listdir(project / "data")) == ["deep", "file", "linked"]
+    # Nor is all of a sandbox data because code says so.
+    exec_code(project, "import shutil; os.rename('data', 'old'); os.symlink('/etc', 'data')")
+    moved = exec_code(project, "1")
+    assert "not a directory any more" in moved["stderr"] and sorted(os.listdir(project / "data")) == [
+        "deep",
+        "file",
+        "linked",
+    ]
+
+
+@pytest.mark.parametrize(
+    "parts", [[], [".."], ["..", "x"], ["a", "..", "..", "x"], ["/etc/x"], ["a/../x"], [""], ["a\0"]]
+)
+def test_names_that_would_lead_outside(project: Path, parts: list[str]) -> None:
+    with pytest.raises(InvalidRequest):
+        Project(project, None).write(parts, [b"x"])
+    assert sorted(os.listdir(project)) == ["data", "notes.md"]
+
+
+def test_a_file_that_does_not_come_whole_does_not_come(project: Path) -> None:
+    def broken() -> Iterator[bytes]:
+        yield b"half"
+        raise OSError("gone")
+
+    with pytest.raises(OSError, match="gone"):
+        Project(project, None).write(["deep", "a.txt"], broken())
+    assert os.listdir(project / "data" / "deep") == ["a.txt"] and (project / "data/deep/a.txt").read_text() == "a"
+
+
+def test_what_is_left_out_is_said(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_copies, "MAX_FILE", 1000)
+    monkeypatch.setattr(_copies, "MAX_FILES", 3)
+    (project / "data" / "big").write_bytes(b"x" * 2000)
+    (project / ".git").mkdir()
+    (project / ".git" / "config").touch()
+    for number in range(4):
+        (project / f"f{number}").touch()
+    with pytest.warns(UserWarning, match="not copied into the sandbox"):
+        started = start_container(project, "sales")
+    assert started["copied"] == 3
+    assert [what.split()[0] for what in started["left_out"]] == ["f3", "notes.md", "data/big", "data/deep/a.txt"]
+    done = exec_code(project, "import os; print(sorted(os.listdir())); open('data/large', 'w').write('x' * 5000)")
+    assert ".git" not in done["stdout"] and "not written back: data/large" in done["stderr"]
+    assert not (project / "data/large").exists()
+    assert exec_code(project, "1")["stderr"] == "", "once is enough"
+
+
+def test_by_its_slug(project: Path, client: Client) -> None:
+    started = start_container(project, "to-be-stopped")
+    assert stop_container("to-be-stopped") and not ping(project)
+    assert not stop_container("to-be-stopped")
+    # The tool starts one by itself, and says that it is another.
+    done = json.loads(pandastool("open('notes.md').read()", str(project)))
+    assert (done["status"], done["stdout"]) == ("[OK] exec", "'notes'\n") and "variables are gone" in done["stderr"]
+    assert json.loads(pandastool("1", str(project)))["stderr"] == ""
+    assert client.sessions(key=Project(project, None).key)[0].id != started["session_id"]
+
+
+def test_the_tool_never_raises(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert json.loads(pandastool("1", str(project / "none")))["status"] == "[ERROR] sandbox"
+    monkeypatch.setenv("BELLJAR_URL", "http://127.0.0.1:9")
+    done = json.loads(pandastool("1", str(project)))
+    assert done["status"] == "[ERROR] sandbox" and "nothing listens" in done["stderr"]
+    assert not ping(project)

@@ -1,0 +1,61 @@
+"""Three calls, and the client of those who know no more."""
+
+from __future__ import annotations
+
+import pytest
+from servers import Server
+
+import belljar
+from belljar import Client, InvalidRequest, NotFound, SandboxClient, SessionEnded
+
+
+def test_commands_remember_each_other(server: Server, client: Client) -> None:
+    with SandboxClient(server_url=server.url) as sandbox:
+        assert sandbox.execute("echo Hello") == {"output": "Hello\n", "exit_code": 0}
+        sandbox.execute("mkdir -p /tmp/d && cd /tmp/d && export WHO=Ada")
+        assert sandbox.execute("pwd; echo $WHO")["output"] == "/tmp/d\nAda\n"
+        assert sandbox.execute("echo out; echo err >&2; ls /none; (exit 3)")["exit_code"] == 3
+        assert sandbox.session_id is not None
+        session = client.get_session(sandbox.session_id)
+        assert session.is_alive()
+    assert sandbox.session_id is None and not session.is_alive()
+
+
+def test_both_streams_come_in_order(server: Server) -> None:
+    with SandboxClient(server.url) as sandbox:
+        assert sandbox.execute("echo 1; echo 2 >&2")["output"].split() == ["1", "2"]
+
+
+def test_a_command_that_takes_too_long(server: Server) -> None:
+    with SandboxClient(server.url) as sandbox:
+        ended = sandbox.execute("sleep 60", timeout=0.3)
+        assert ended["exit_code"] == 124
+        assert sandbox.execute("echo still here")["output"] == "still here\n"
+
+
+def test_without_a_with_block(server: Server) -> None:
+    sandbox = belljar.SandboxClient(server.url)
+    with pytest.raises(InvalidRequest, match="no sandbox yet"):
+        sandbox.execute("true")
+    first = sandbox.create_session()
+    assert sandbox.create_session() == first
+    assert sandbox.execute("true")["exit_code"] == 0
+    sandbox.cleanup()
+    sandbox.cleanup()
+    sandbox.close()
+
+
+def test_an_error_inside_is_the_one_that_is_seen(server: Server, client: Client) -> None:
+    with pytest.raises(ZeroDivisionError):
+        with SandboxClient(server.url) as sandbox:
+            made = sandbox.session_id
+            client.get_session(str(made)).stop()
+            with pytest.raises((SessionEnded, NotFound)):
+                sandbox.execute("true")
+            raise ZeroDivisionError
+
+
+def test_it_is_found_in_the_environment(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BELLJAR_URL", server.url)
+    with SandboxClient() as sandbox:
+        assert sandbox.execute("echo there")["output"] == "there\n"
