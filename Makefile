@@ -8,10 +8,12 @@ TOOLS   := $(CURDIR)/target/python-tools
 # The environment that `belljar setup` makes; the settings decide where it is.
 HOME_DIR := $(or $(BELLJAR_HOME),$(if $(filter 0,$(shell id -u)),/var/lib/belljar,$(or $(XDG_DATA_HOME),$(HOME)/.local/share)/belljar))
 PYTHON  := $(HOME_DIR)/python/bin/python
-# What the Python package and its tests need; all of it comes built.
+# The environment of the Python package's own tests and checks; sandboxes never see it.
+SDK_PYTHON := $(CURDIR)/target/sdk-python/bin/python
+# What it needs; all of it comes built.
 SDK_NEEDS := --only-binary :all: httpx pydantic pytest pytest-asyncio pytest-rerunfailures deepagents langchain langchain-tests langgraph
 
-.PHONY: help build demo test test-python test-deepagents lint bench setup system clean
+.PHONY: help build demo test test-python test-deepagents sdk-python lint bench setup system clean
 
 help:
 	@echo "make demo   set up this machine and show what Belljar does"
@@ -45,23 +47,25 @@ test: setup
 	$(CARGO) nextest run --locked --workspace
 
 # The package's own tests, against the binary that was built.
-test-python:
+test-python: sdk-python
 	@echo "== the Python package: its client against a real server"
-	@python3 -m pip install --quiet --disable-pip-version-check --root-user-action ignore --upgrade --target $(TOOLS) $(SDK_NEEDS)
-	cd sdk/python && PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$(TOOLS) BELLJAR_BINARY=$(or $(BELLJAR_BINARY),$(CURDIR)/$(BELLJAR)) python3 -m pytest -q -p no:cacheprovider
+	cd sdk/python && PYTHONDONTWRITEBYTECODE=1 BELLJAR_BINARY=$(or $(BELLJAR_BINARY),$(CURDIR)/$(BELLJAR)) $(SDK_PYTHON) -m pytest -q -p no:cacheprovider --reruns 2 --reruns-delay 1
+
+sdk-python: system
+	@test -x $(SDK_PYTHON) || python3 -m venv $(CURDIR)/target/sdk-python
+	@$(SDK_PYTHON) -m pip install --quiet --disable-pip-version-check mypy ruff $(SDK_NEEDS)
 
 # The same backend over an old deepagents and the newest, each in an environment of its own.
 test-deepagents:
 	cd sdk/python && BELLJAR_BINARY=$(or $(BELLJAR_BINARY),$(CURDIR)/$(BELLJAR)) python3 scripts/test_deepagents.py --in $(CURDIR)/target/deepagents
 
-lint: system
+lint: system sdk-python
 	@scripts/tool cargo-deny
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 	$(CARGO) deny --log-level error check bans licenses sources
-	@python3 -m pip install --quiet --disable-pip-version-check --root-user-action ignore --upgrade --target $(TOOLS) ruff mypy $(SDK_NEEDS)
-	PYTHONPATH=$(TOOLS) python3 -m ruff check --no-cache --config ruff.toml kernels tests examples sdk
-	cd sdk/python && PYTHONPATH=$(TOOLS) python3 -m mypy --cache-dir=/dev/null
+	$(SDK_PYTHON) -m ruff check --no-cache --config ruff.toml kernels tests examples sdk
+	cd sdk/python && $(SDK_PYTHON) -m mypy --cache-dir=/dev/null
 
 bench: setup
 	$(BELLJAR) bench
