@@ -13,7 +13,7 @@ SDK_PYTHON := $(CURDIR)/target/sdk-python/bin/python
 # What it needs; all of it comes built.
 SDK_NEEDS := --only-binary :all: httpx pydantic pytest pytest-asyncio pytest-rerunfailures deepagents langchain langchain-tests langgraph
 
-.PHONY: help build demo test test-python test-deepagents sdk-python lint bench setup system clean
+.PHONY: help build demo test test-python test-deepagents sdk-python wheel lint bench setup system clean
 
 help:
 	@echo "make demo   set up this machine and show what Belljar does"
@@ -21,6 +21,7 @@ help:
 	@echo "make lint   formatting, clippy, licences, Python style"
 	@echo "make bench  latency, memory and density, beside docker and plain python3"
 	@echo "make build  the static binary, at $(BELLJAR)"
+	@echo "make wheel  the Python package with the binary in it, in dist/"
 
 system:
 	@scripts/prepare-system
@@ -50,6 +51,12 @@ test: setup
 test-python: sdk-python
 	@echo "== the Python package: its client against a real server"
 	cd sdk/python && PYTHONDONTWRITEBYTECODE=1 BELLJAR_BINARY=$(or $(BELLJAR_BINARY),$(CURDIR)/$(BELLJAR)) $(SDK_PYTHON) -m pytest -q -p no:cacheprovider --reruns 2 --reruns-delay 1
+
+# One wheel with the binary and the Python package, for any Python of this machine's kind.
+wheel: build sdk-python
+	@$(SDK_PYTHON) -m pip install --quiet --disable-pip-version-check 'maturin>=1.9,<2'
+	cd sdk/python && PATH="$(CURDIR)/target/sdk-python/bin:$$PATH" maturin build --release --locked --target-dir $(CURDIR)/target --out $(CURDIR)/dist
+	@ls -l dist/*.whl
 
 sdk-python: system
 	@test -x $(SDK_PYTHON) || python3 -m venv $(CURDIR)/target/sdk-python
