@@ -156,6 +156,10 @@ pub struct Cgroup {
 const REMOVE_ATTEMPTS: u32 = 50;
 const REMOVE_PAUSE: Duration = Duration::from_millis(2);
 
+/// How often all of that is done again, by a thread of its own, where the machine is too busy to let
+/// the dead go.
+const PATIENT_ROUNDS: u32 = 300;
+
 impl Cgroup {
     /// Descriptors of every `cgroup.procs`: writing `0` to all of them joins.
     pub fn procs(&self) -> Result<Vec<OwnedFd>, CgroupError> {
@@ -256,9 +260,21 @@ impl Cgroup {
 
 impl Drop for Cgroup {
     fn drop(&mut self) {
-        if !self.directories.is_empty() {
-            self.try_remove();
+        if self.directories.is_empty() || self.try_remove() {
+            return;
         }
+        let directories = std::mem::take(&mut self.directories);
+        // If there is no thread to be had, the next start removes it.
+        let _ = std::thread::Builder::new().name("cgroup-remover".into()).spawn(move || {
+            let mut left = Cgroup { directories };
+            for _ in 0..PATIENT_ROUNDS {
+                left.kill();
+                if left.try_remove() {
+                    break;
+                }
+            }
+            left.directories.clear();
+        });
     }
 }
 
