@@ -44,7 +44,9 @@ class Upload:
             self.file.seek(self.begin)
 
     def read(self) -> bytes:
-        return self.file.read(CHUNK)
+        # What is added meanwhile is not part of what was announced.
+        left = CHUNK if self.size is None else self.begin + self.size - self.file.tell()
+        return self.file.read(min(CHUNK, max(left, 0)))
 
     def sha256(self) -> str | None:
         if not self.is_repeatable:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
+import httpx
+
 from belljar import _file_calls, _files, _retry
 from belljar._aio import _io
 from belljar._calls import Call
 from belljar._file_calls import FileInfo, FileList
 from belljar._files import Progress, Source, Upload
-from belljar.errors import BelljarError, InvalidRequest
+from belljar.errors import BelljarError, InvalidRequest, ServerUnavailable
 
 if TYPE_CHECKING:
     from belljar._aio.client import AsyncClient
@@ -62,6 +64,21 @@ class AsyncFiles:
         if not response.is_success:
             raise _retry.understood(response, body)
         return body
+
+    async def chunks(self, path: str) -> AsyncIterator[bytes]:
+        """The content of a file piece by piece, for what is too large to hold. What is lost on the way is not asked for
+        again: the file may have changed."""
+        call = _file_calls.read(self._session_id, path)
+        response = await self._client._send(self._client._requests.of(call, accept="*/*"))
+        if not response.is_success:
+            raise _retry.understood(response, await self._client._read(response))
+        try:
+            async for chunk in response.aiter_raw(_files.CHUNK):
+                yield chunk
+        except (httpx.HTTPError, httpx.StreamError) as error:
+            raise ServerUnavailable(f"the connection was lost in the middle of `{path}`: {error}") from error
+        finally:
+            await response.aclose()
 
     async def write(self, path: str, source: Source, *, progress: Progress | None = None) -> FileInfo:
         """Writes bytes, a binary file or the file at a local path, over whatever file is there.

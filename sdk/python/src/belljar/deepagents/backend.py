@@ -29,11 +29,12 @@ from typing import Any
 from deepagents.backends.protocol import ExecuteResponse, FileDownloadResponse, FileUploadResponse
 from deepagents.backends.sandbox import BaseSandbox
 
-from belljar import _session_files as files
 from belljar._aio.client import AsyncClient
+from belljar._aio.files import AsyncFiles
 from belljar._aio.session import AsyncSession
 from belljar._calls import Access, AskedLimits, Storage, new_exec_id
 from belljar._sync.client import Client
+from belljar._sync.files import Files
 from belljar._sync.session import Session
 from belljar.deepagents import _answers
 from belljar.errors import BelljarError, InvalidRequest, NotFound, SessionEnded
@@ -199,7 +200,7 @@ class BelljarSandbox(BaseSandbox):
         try:
             script = _script(command, exec_id)
             if script is not None:
-                files.write(self._client, info.id, script, command.encode())
+                Files(self._client, info.id).write(script, command.encode())
             result = Session(self._client, info).run_command(
                 _argv(command, script),
                 timeout=limit,
@@ -211,7 +212,7 @@ class BelljarSandbox(BaseSandbox):
             if self._is_too_long(output):
                 where = self._kept_at(exec_id)
                 try:
-                    files.write(self._client, info.id, where, output.encode())
+                    Files(self._client, info.id).write(where, output.encode())
                     told = f"{_all(result)} is in {where}"
                 except BelljarError as error:
                     told = f"it could not be kept: {_answers.file_error(error)}"
@@ -232,7 +233,7 @@ class BelljarSandbox(BaseSandbox):
         try:
             script = _script(command, exec_id)
             if script is not None:
-                await files.awrite(self._aclient, info.id, script, command.encode())
+                await AsyncFiles(self._aclient, info.id).write(script, command.encode())
             result = await AsyncSession(self._aclient, info).run_command(
                 _argv(command, script),
                 timeout=limit,
@@ -244,7 +245,7 @@ class BelljarSandbox(BaseSandbox):
             if self._is_too_long(output):
                 where = self._kept_at(exec_id)
                 try:
-                    await files.awrite(self._aclient, info.id, where, output.encode())
+                    await AsyncFiles(self._aclient, info.id).write(where, output.encode())
                     told = f"{_all(result)} is in {where}"
                 except BelljarError as error:
                     told = f"it could not be kept: {_answers.file_error(error)}"
@@ -321,7 +322,7 @@ class BelljarSandbox(BaseSandbox):
         if not _answers.is_absolute(path):
             return "invalid_path"
         try:
-            files.write(self._client, session_id, path, content)
+            Files(self._client, session_id).write(path, content)
         except BelljarError as error:
             return self._file_error(error)
         return None
@@ -330,7 +331,7 @@ class BelljarSandbox(BaseSandbox):
         if not _answers.is_absolute(path):
             return "invalid_path"
         try:
-            await files.awrite(self._aclient, session_id, path, content)
+            await AsyncFiles(self._aclient, session_id).write(path, content)
         except BelljarError as error:
             return self._file_error(error)
         return None
@@ -339,7 +340,7 @@ class BelljarSandbox(BaseSandbox):
         if not _answers.is_absolute(path):
             return FileDownloadResponse(path=path, error="invalid_path")
         try:
-            return FileDownloadResponse(path=path, content=self._client._do(files.read_call(session_id, path)))
+            return FileDownloadResponse(path=path, content=Files(self._client, session_id).read(path))
         except BelljarError as error:
             return FileDownloadResponse(path=path, error=self._file_error(error))
 
@@ -347,7 +348,7 @@ class BelljarSandbox(BaseSandbox):
         if not _answers.is_absolute(path):
             return FileDownloadResponse(path=path, error="invalid_path")
         try:
-            content = await self._aclient._do(files.read_call(session_id, path))
+            content = await AsyncFiles(self._aclient, session_id).read(path)
             return FileDownloadResponse(path=path, content=content)
         except BelljarError as error:
             return FileDownloadResponse(path=path, error=self._file_error(error))

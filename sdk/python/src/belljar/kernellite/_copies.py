@@ -19,9 +19,10 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
 
-from belljar import _session_files as inside
 from belljar import local
+from belljar._file_calls import FileInfo
 from belljar._sync.client import Client
+from belljar._sync.files import Files
 from belljar.errors import BelljarError, NoSpace, Refused
 from belljar.kernellite._project import DATA, HostFile, Project, is_name
 
@@ -39,7 +40,7 @@ class Copies:
     """The copies in one session; to be entered, and not for long."""
 
     def __init__(self, client: Client, session_id: str, project: Project) -> None:
-        self._client = client
+        self._files = Files(client, session_id)
         self._session_id = session_id
         self._project = project
         self._notes = project.notes / "kernellite.json"
@@ -91,21 +92,21 @@ class Copies:
         """Writes back what changed inside, below `data`; returns what was left out and why."""
         begin = f"{_WORKSPACE}/{DATA}"
         try:
-            if inside.kind(self._client, self._session_id, begin) != "directory":
+            if not self._files.stat(begin).is_directory:
                 return [f"nothing was written back: {begin} is not a directory any more"]
-            listing = inside.listing(self._client, self._session_id, begin)
+            listing = self._files.list(begin, recursive=True)
         except Refused as error:
             return [] if error.code == "file_not_found" else [f"nothing was written back: {error}"]
         left_out = []
         if listing.more:
             left_out.append(f"{listing.more} files, as there are too many")
         copied = total = 0
-        for entry in listing.entries:
+        for entry in listing.files:
             path = f"{DATA}/{entry.path}"
             known = self._known.get(path)
             if entry.kind != "file" or _is_half_written(entry.path):
                 continue
-            if known is not None and known[2:] == [entry.size, entry.modified]:
+            if known is not None and known[2:] == _inside(entry):
                 continue
             why = _too_much(path, entry.size, copied, total)
             if why is not None and entry.size <= MAX_FILE:
@@ -115,7 +116,7 @@ class Copies:
             why = why or self._copy_back(entry)
             if why is not None:
                 left_out.append(why)
-                self._note(path, [*(known or [None, None])[:2], entry.size, entry.modified])
+                self._note(path, [*(known or [None, None])[:2], *_inside(entry)])
                 continue
             copied += 1
             total += entry.size
@@ -124,30 +125,28 @@ class Copies:
     def _copy_in(self, file: HostFile) -> str | None:
         try:
             with self._project.reading(file) as opened:
-                size = os.fstat(opened.fileno()).st_size
-                target = f"{_WORKSPACE}/{file.path}"
-                written = inside.write_from(self._client, self._session_id, target, opened, size)
+                written = self._files.write(f"{_WORKSPACE}/{file.path}", opened)
         except (OSError, UnicodeError, NoSpace) as error:
             return _shown(f"{file.path} ({error})")
         except Refused as error:
             if error.status != 409:
                 raise
             return _shown(f"{file.path} ({error})")
-        self._note(file.path, [file.size, file.modified_ns, written.size, written.modified])
+        self._note(file.path, [file.size, file.modified_ns, *_inside(written)])
         return None
 
-    def _copy_back(self, entry: inside.Entry) -> str | None:
+    def _copy_back(self, entry: FileInfo) -> str | None:
         parts = entry.path.split("/")
         if not all(map(is_name, parts)):
             return f"{_shown(entry.path)} (not a name for a file)"
         try:
-            chunks = inside.chunks(self._client, self._session_id, f"{_WORKSPACE}/{DATA}/{entry.path}")
+            chunks = self._files.chunks(f"{_WORKSPACE}/{DATA}/{entry.path}")
             written = self._project.write(parts, _bounded(chunks, MAX_FILE))
         except (OSError, UnicodeError, _TooLong, Refused) as error:
             if isinstance(error, Refused) and error.status not in (404, 409):
                 raise
             return _shown(f"{entry.path} ({error})")
-        self._note(written.path, [written.size, written.modified_ns, entry.size, entry.modified])
+        self._note(written.path, [written.size, written.modified_ns, *_inside(entry)])
         return None
 
     def _note(self, path: str, what: list[Any]) -> None:
@@ -165,6 +164,11 @@ class Copies:
         fresh = self._notes.with_name(f".{secrets.token_hex(8)}.part")
         fresh.write_text(json.dumps({"session": self._session_id, "files": self._known}))
         os.replace(fresh, self._notes)
+
+
+def _inside(file: FileInfo) -> list[Any]:
+    """What is noted of a file inside."""
+    return [file.size, file.modified.isoformat()]
 
 
 class _TooLong(BelljarError):
