@@ -7,10 +7,10 @@ use axum::body::{Body as RawBody, HttpBody as _};
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::{Extension, Json};
+use belljar_engine::Principal;
 use belljar_engine::artifacts::{Digest, Refused};
 use belljar_engine::datasets::{DatasetInfo, DatasetName, Exported};
 use belljar_engine::spec::Datasets;
-use belljar_engine::{Principal, Upload};
 use http_body_util::BodyExt as _;
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
@@ -18,10 +18,7 @@ use utoipa::{IntoParams, ToSchema};
 
 use crate::App;
 use crate::error::{ApiError, ErrorBody};
-use crate::input::{Body, Path, Query};
-
-/// How long an upload may be silent.
-const SILENCE: Duration = Duration::from_secs(60);
+use crate::input::{Body, Path, Query, next_piece};
 
 /// How much of a body that nobody wants is read, and how long: most clients listen when they have
 /// sent all of it, and lose the answer if the connection is closed before.
@@ -127,8 +124,12 @@ async fn take(
                 .hint("send it as the body"));
         }
     }
-    let upload = app.engine.upload(who, id, name, length, promised).await?;
-    receive(upload, body).await
+    let mut upload = app.engine.upload(who, id, name, length, promised).await?;
+    // Dropped on the way, the upload has failed and says so.
+    while let Some(bytes) = next_piece(body).await? {
+        upload.write(bytes).await?;
+    }
+    Ok(upload.finish().await?)
 }
 
 /// Reads what is still coming, within bounds.
@@ -141,18 +142,6 @@ async fn hear_out(body: &mut RawBody) {
     }
 }
 
-/// The same, for a name with folders.
-pub(crate) async fn put_in_folder(
-    state: State<Arc<App>>,
-    who: Extension<Principal>,
-    Path((id, folder, rest)): Path<(String, String, String)>,
-    query: Query<PutDataset>,
-    headers: HeaderMap,
-    body: RawBody,
-) -> Result<Json<DatasetInfo>, ApiError> {
-    put(state, who, Path((id, format!("{folder}/{rest}"))), query, headers, body).await
-}
-
 /// The same, for the name that is that of another call too.
 pub(crate) async fn put_named_export(
     state: State<Arc<App>>,
@@ -163,22 +152,6 @@ pub(crate) async fn put_named_export(
     body: RawBody,
 ) -> Result<Json<DatasetInfo>, ApiError> {
     put(state, who, Path((id, "export".to_owned())), query, headers, body).await
-}
-
-async fn receive(mut upload: Upload, body: &mut RawBody) -> Result<DatasetInfo, ApiError> {
-    loop {
-        let next = tokio::time::timeout(SILENCE, body.frame()).await.map_err(|_| {
-            let message = format!("nothing came for {} s", SILENCE.as_secs());
-            ApiError::new(StatusCode::REQUEST_TIMEOUT, "too_slow", message)
-        })?;
-        let Some(frame) = next else { break };
-        let cut_off = |_| ApiError::new(StatusCode::BAD_REQUEST, "cut_off", "the body was cut off");
-        // Dropped here, the upload has failed and says so.
-        if let Ok(bytes) = frame.map_err(cut_off)?.into_data() {
-            upload.write(bytes).await?;
-        }
-    }
-    Ok(upload.finish().await?)
 }
 
 fn parse_name(text: &str) -> Result<DatasetName, ApiError> {

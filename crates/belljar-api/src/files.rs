@@ -3,26 +3,21 @@
 //! A path is relative to `/session`, or absolute: `files//tmp/x` or `files/%2Ftmp/x`.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::body::Body as RawBody;
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
-use belljar_engine::{FileUpload, Principal, clock};
+use belljar_engine::{Principal, clock};
 use belljar_proto::guest::{Entry, EntryKind};
-use http_body_util::BodyExt as _;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use crate::App;
-use crate::artifacts::{Part, part, stream};
+use crate::artifacts::{Span, stream};
 use crate::error::{ApiError, ErrorBody};
-use crate::input::{Body, Path, Query};
-
-/// How long an upload may be silent.
-const SILENCE: Duration = Duration::from_secs(60);
+use crate::input::{Body, Path, Query, next_piece};
 
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct FileBody {
@@ -104,27 +99,20 @@ pub(crate) async fn read(
     let is_head = method == Method::HEAD;
     let range = headers.get(header::RANGE).and_then(|value| value.to_str().ok());
     let size = opened.size;
-    let (status, from, to) = match part(range.filter(|_| !is_head), size) {
-        Part::Whole => (StatusCode::OK, 0, size),
-        Part::Bytes(from, to) => (StatusCode::PARTIAL_CONTENT, from, to),
-        Part::Nothing => {
-            let range = [(header::CONTENT_RANGE, format!("bytes */{size}"))];
-            return Ok((StatusCode::RANGE_NOT_SATISFIABLE, range).into_response());
-        }
+    let span = match Span::of(range.filter(|_| !is_head), size) {
+        Ok(span) => span,
+        Err(nothing_there) => return Ok(nothing_there),
     };
-    let body = if is_head { RawBody::empty() } else { stream(opened.file, from, to) };
-    let mut response = (status, body).into_response();
+    let body = match is_head {
+        true => RawBody::empty(),
+        false => stream(opened.file, span.from, span.to),
+    };
+    let mut response = span.respond(body);
     let headers = response.headers_mut();
-    headers.insert(header::CONTENT_LENGTH, HeaderValue::from(to - from));
-    headers.insert(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"));
     let binary = HeaderValue::from_static("application/octet-stream");
     headers.insert(header::CONTENT_TYPE, binary);
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     headers.insert(header::CONTENT_DISPOSITION, HeaderValue::from_static("attachment"));
-    if status == StatusCode::PARTIAL_CONTENT {
-        let range = format!("bytes {from}-{}/{size}", to - 1);
-        headers.extend(HeaderValue::from_str(&range).map(|range| (header::CONTENT_RANGE, range)));
-    }
     Ok(response)
 }
 
@@ -148,31 +136,18 @@ pub(crate) async fn write(
     Extension(who): Extension<Principal>,
     Path((id, path)): Path<(String, String)>,
     Query(query): Query<WriteFile>,
-    body: RawBody,
+    mut body: RawBody,
 ) -> Result<Json<FileBody>, ApiError> {
     if is_on(query.mkdir.as_ref()) {
         app.engine.make_directory(&who, &id, &path).await?;
     } else {
-        let upload = app.engine.write_file(&who, &id, &path).await?;
-        receive(upload, body).await?;
-    }
-    Ok(Json(app.engine.file_info(&who, &id, &path).await?.into()))
-}
-
-async fn receive(mut upload: FileUpload, mut body: RawBody) -> Result<(), ApiError> {
-    loop {
-        let next = tokio::time::timeout(SILENCE, body.frame()).await.map_err(|_| {
-            let message = format!("nothing came for {} s", SILENCE.as_secs());
-            ApiError::new(StatusCode::REQUEST_TIMEOUT, "too_slow", message)
-        })?;
-        let Some(frame) = next else { break };
-        let cut_off = |_| ApiError::new(StatusCode::BAD_REQUEST, "cut_off", "the body was cut off");
-        if let Ok(bytes) = frame.map_err(cut_off)?.into_data() {
+        let mut upload = app.engine.write_file(&who, &id, &path).await?;
+        while let Some(bytes) = next_piece(&mut body).await? {
             upload.write(bytes).await?;
         }
+        upload.finish().await?;
     }
-    upload.finish().await?;
-    Ok(())
+    Ok(Json(app.engine.file_info(&who, &id, &path).await?.into()))
 }
 
 #[derive(Debug, Deserialize, IntoParams)]

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use axum::body::Bytes;
 use axum::extract::rejection::{PathRejection, QueryRejection};
 use axum::extract::{FromRequest, FromRequestParts, Request};
 use axum::http::request::Parts;
@@ -81,7 +82,6 @@ async fn read(mut body: axum::body::Body, limit: usize) -> Result<Vec<u8>, ApiEr
         let patience = if length <= limit { Duration::MAX } else { DISCARD_PAUSE };
         let next = tokio::time::timeout(patience, body.frame()).await;
         let Some(frame) = next.ok().flatten() else { break };
-        let cut_off = |_| ApiError::new(StatusCode::BAD_REQUEST, "cut_off", "the body was cut off");
         let Ok(data) = frame.map_err(cut_off)?.into_data() else { continue };
         length += data.len();
         if length <= limit {
@@ -98,6 +98,27 @@ async fn read(mut body: axum::body::Body, limit: usize) -> Result<Vec<u8>, ApiEr
     let message = format!("the body is larger than the {limit} bytes this server accepts");
     Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", message)
         .hint("send large data as a file, or raise BELLJAR_MAX_BODY"))
+}
+
+/// How long an upload may be silent.
+const SILENCE: Duration = Duration::from_secs(60);
+
+/// The next bytes of an upload; `None` at its end.
+pub(crate) async fn next_piece(body: &mut axum::body::Body) -> Result<Option<Bytes>, ApiError> {
+    loop {
+        let next = tokio::time::timeout(SILENCE, body.frame()).await.map_err(|_| {
+            let message = format!("nothing came for {} s", SILENCE.as_secs());
+            ApiError::new(StatusCode::REQUEST_TIMEOUT, "too_slow", message)
+        })?;
+        let Some(frame) = next else { return Ok(None) };
+        if let Ok(bytes) = frame.map_err(cut_off)?.into_data() {
+            return Ok(Some(bytes));
+        }
+    }
+}
+
+fn cut_off(_: axum::Error) -> ApiError {
+    ApiError::new(StatusCode::BAD_REQUEST, "cut_off", "the body was cut off")
 }
 
 /// Parameters of the URL.

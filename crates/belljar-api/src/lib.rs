@@ -39,7 +39,7 @@ use belljar_engine::Engine;
 use belljar_engine::keys::KeyRing;
 use belljar_engine::result::ExecResult;
 use utoipa::OpenApi;
-use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouter};
 use utoipa_axum::routes;
 
 pub use guard::GuardConfig;
@@ -154,14 +154,11 @@ impl App {
 struct Description;
 
 fn described() -> OpenApiRouter<Arc<App>> {
-    // A path has slashes, which a document of OpenAPI cannot say.
-    let (schemas, paths, handlers) =
-        routes!(files::read, files::write, files::remove, files::rename);
-    let mut document = Description::openapi();
-    document.paths.paths.extend(paths.paths);
-    document.components.get_or_insert_default().schemas.extend(schemas);
-    OpenApiRouter::with_openapi(document)
-        .route("/v1/sessions/{id}/files/{*path}", handlers)
+    let files = routes!(files::read, files::write, files::remove, files::rename);
+    let router = OpenApiRouter::with_openapi(Description::openapi());
+    let router = with_slashes(router, "/v1/sessions/{id}/files/{*path}", files);
+    let dataset = routes!(datasets::put);
+    with_slashes(router, "/v1/sessions/{id}/datasets/{*dataset}", dataset)
         .routes(routes!(sessions::create, sessions::list))
         .routes(routes!(sessions::show, sessions::extend, sessions::stop))
         .routes(routes!(sessions::start))
@@ -180,9 +177,6 @@ fn described() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(artifacts::url))
         .routes(routes!(artifacts::download))
         .routes(routes!(datasets::list, datasets::stage))
-        .routes(routes!(datasets::put))
-        // A name with folders, as people write it.
-        .route("/v1/sessions/{id}/datasets/{folder}/{*rest}", put(datasets::put_in_folder))
         .routes(routes!(datasets::export))
         .route("/v1/sessions/{id}/datasets/export", put(datasets::put_named_export))
         .routes(routes!(runs::run))
@@ -193,6 +187,18 @@ fn described() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(compat::simple_sandbox::create_session))
         .routes(routes!(compat::simple_sandbox::execute))
         .routes(routes!(compat::simple_sandbox::cleanup))
+}
+
+/// Adds calls whose last part may have slashes, which a document of OpenAPI cannot say.
+fn with_slashes(
+    mut router: OpenApiRouter<Arc<App>>,
+    path: &str,
+    (schemas, paths, handlers): UtoipaMethodRouter<Arc<App>>,
+) -> OpenApiRouter<Arc<App>> {
+    let document = router.get_openapi_mut();
+    document.paths.paths.extend(paths.paths);
+    document.components.get_or_insert_default().schemas.extend(schemas);
+    router.route(path, handlers)
 }
 
 /// The OpenAPI document, as `openapi/belljar.json` has it.

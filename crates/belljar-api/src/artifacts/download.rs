@@ -16,7 +16,7 @@ use serde::Deserialize;
 use utoipa::IntoParams;
 
 use super::content;
-use super::range::{Part, part};
+use super::range::Span;
 use crate::App;
 use crate::error::{ApiError, ErrorBody};
 use crate::input::{Path, Query};
@@ -87,33 +87,20 @@ async fn answer(
     // A range of something else is of no use to whoever has the rest of this.
     let is_same = asked(header::IF_RANGE).is_none_or(|known| known == etag);
     let range = asked(header::RANGE).filter(|_| is_same && !is_head);
-    let size = row.size;
-    let (status, from, to) = match part(range, size) {
-        Part::Whole => (StatusCode::OK, 0, size),
-        Part::Bytes(from, to) => (StatusCode::PARTIAL_CONTENT, from, to),
-        Part::Nothing => {
-            let range = format!("bytes */{size}");
-            let headers = [(header::CONTENT_RANGE, range)];
-            return Ok((StatusCode::RANGE_NOT_SATISFIABLE, headers).into_response());
-        }
+    let span = match Span::of(range, row.size) {
+        Ok(span) => span,
+        Err(nothing_there) => return Ok(nothing_there),
     };
     let body = if is_head {
         Body::empty()
-    } else if size <= VERIFIED_UP_TO {
+    } else if row.size <= VERIFIED_UP_TO {
         let bytes = verified(row, file).await?;
         // Within the size that was just compared.
-        bytes.slice(to_usize(from)..to_usize(to)).into()
+        bytes.slice(to_usize(span.from)..to_usize(span.to)).into()
     } else {
-        content::stream(file, from, to)
+        content::stream(file, span.from, span.to)
     };
-    let mut response = (status, body).into_response();
-    let headers = response.headers_mut();
-    headers.insert(header::CONTENT_LENGTH, HeaderValue::from(to - from));
-    if status == StatusCode::PARTIAL_CONTENT {
-        let range = format!("bytes {from}-{}/{size}", to - 1);
-        headers.extend(HeaderValue::from_str(&range).map(|range| (header::CONTENT_RANGE, range)));
-    }
-    Ok(response)
+    Ok(span.respond(body))
 }
 
 fn to_usize(offset: u64) -> usize {

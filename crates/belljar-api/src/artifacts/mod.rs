@@ -18,7 +18,7 @@ use utoipa::{IntoParams, ToSchema};
 pub(crate) use content::stream;
 pub(crate) use download::{__path_download, download};
 pub(crate) use links::Links;
-pub(crate) use range::{Part, part};
+pub(crate) use range::Span;
 
 use crate::App;
 use crate::error::{ApiError, ErrorBody};

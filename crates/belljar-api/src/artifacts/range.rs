@@ -1,8 +1,52 @@
-//! Which part of a file a client wants.
+//! Which part of a file a client wants, and how it gets it.
+
+use axum::body::Body;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+
+/// The bytes that are sent of a file.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Span {
+    pub(crate) from: u64,
+    /// The first that is not part of it.
+    pub(crate) to: u64,
+    size: u64,
+    is_part: bool,
+}
+
+impl Span {
+    /// What a `Range` header asks of a file of this size, or the answer that there is nothing.
+    #[expect(clippy::result_large_err, reason = "it is the answer, and is sent as it is")]
+    pub(crate) fn of(range: Option<&str>, size: u64) -> Result<Span, Response> {
+        match part(range, size) {
+            Part::Whole => Ok(Span { from: 0, to: size, size, is_part: false }),
+            Part::Bytes(from, to) => Ok(Span { from, to, size, is_part: true }),
+            Part::Nothing => {
+                let range = [(header::CONTENT_RANGE, format!("bytes */{size}"))];
+                Err((StatusCode::RANGE_NOT_SATISFIABLE, range).into_response())
+            }
+        }
+    }
+
+    /// An answer with these bytes, or to HEAD, without them.
+    pub(crate) fn respond(self, body: Body) -> Response {
+        let Span { from, to, size, is_part } = self;
+        let status = if is_part { StatusCode::PARTIAL_CONTENT } else { StatusCode::OK };
+        let mut response = (status, body).into_response();
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_LENGTH, HeaderValue::from(to - from));
+        headers.insert(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"));
+        if is_part {
+            let range = HeaderValue::from_str(&format!("bytes {from}-{}/{size}", to - 1));
+            headers.extend(range.map(|range| (header::CONTENT_RANGE, range)));
+        }
+        response
+    }
+}
 
 /// What to send of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Part {
+enum Part {
     Whole,
     /// From the first byte to this one, which is not part of it.
     Bytes(u64, u64),
@@ -12,7 +56,7 @@ pub(crate) enum Part {
 
 /// What a `Range` header asks of a file of this size. Several ranges, and what makes no sense, are
 /// answered with the whole file, as the standard allows.
-pub(crate) fn part(header: Option<&str>, size: u64) -> Part {
+fn part(header: Option<&str>, size: u64) -> Part {
     let Some(range) = header.and_then(|text| text.trim().strip_prefix("bytes=")) else {
         return Part::Whole;
     };

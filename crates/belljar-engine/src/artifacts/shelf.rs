@@ -197,17 +197,17 @@ impl Shelf {
     pub(crate) async fn sweep(&self) -> Result<(), EngineError> {
         let (blobs, catalog) = (self.blobs.clone(), self.catalog.clone());
         let sweeping = tokio::task::spawn_blocking(move || {
-            let tenants: HashMap<String, String> = catalog
-                .tenants()
-                .map_err(io::Error::other)?
-                .into_iter()
-                .map(|tenant| (tenant_dir(&tenant), tenant))
-                .collect();
-            blobs.sweep(|directory, contents| match tenants.get(directory) {
-                Some(tenant) => catalog.referenced(tenant, contents).map_err(io::Error::other),
-                // It may have come since we looked: next time.
-                None if catalog_knows(&catalog, directory)? => Ok(vec![true; contents.len()]),
-                None => Ok(vec![false; contents.len()]),
+            let mut tenants: HashMap<String, String> = HashMap::new();
+            blobs.sweep(|directory, contents| {
+                if !tenants.contains_key(directory) {
+                    // It may have come since we looked.
+                    let all = catalog.tenants().map_err(io::Error::other)?;
+                    tenants.extend(all.into_iter().map(|tenant| (tenant_dir(&tenant), tenant)));
+                }
+                match tenants.get(directory) {
+                    Some(tenant) => catalog.referenced(tenant, contents).map_err(io::Error::other),
+                    None => Ok(vec![false; contents.len()]),
+                }
             })
         });
         let swept = sweeping.await.unwrap_or_else(|panic| Err(io::Error::other(panic)));
@@ -217,11 +217,6 @@ impl Shelf {
         }
         Ok(())
     }
-}
-
-fn catalog_knows(catalog: &Catalog, directory: &str) -> io::Result<bool> {
-    let tenants = catalog.tenants().map_err(io::Error::other)?;
-    Ok(tenants.iter().any(|tenant| tenant_dir(tenant) == directory))
 }
 
 fn now_s() -> u64 {

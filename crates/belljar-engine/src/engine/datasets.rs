@@ -8,9 +8,9 @@ use std::sync::Arc;
 use belljar_proto::guest::{TreeFile, TreeLimits};
 use belljar_runtime::{Sandbox, paths};
 use bytes::Bytes;
-use tokio::sync::{mpsc, oneshot};
-use tokio::task::JoinHandle;
+use tokio::sync::oneshot;
 
+use super::incoming::Incoming;
 use super::{Engine, Principal, Shared};
 use crate::artifacts::Digest;
 use crate::audit::Entry;
@@ -27,9 +27,6 @@ use crate::spec::Datasets;
 /// Files that are listed, and files that are looked into.
 const LISTED: TreeLimits = TreeLimits { files: 1000, depth: 16 };
 const DESCRIBED: usize = 100;
-
-/// Pieces of a dataset on their way to the disk.
-const IN_FLIGHT: usize = 16;
 
 /// What a source said without an ETag is believed for this long.
 const FRESH_MS: i64 = 5 * 60 * 1000;
@@ -50,39 +47,19 @@ pub struct Upload {
     promised: Option<Digest>,
     received: u64,
     /// Until it is finished.
-    arriving: Option<Arrival>,
+    arriving: Option<Incoming<Arriving>>,
 }
 
-/// A thread that writes and hashes what comes.
-#[derive(Debug)]
-struct Arrival {
-    chunks: mpsc::Sender<Bytes>,
-    written: JoinHandle<io::Result<Arriving>>,
-}
-
-impl Arrival {
-    fn begin(shared: &Arc<Shared>) -> Result<Arrival, EngineError> {
-        let (chunks, mut incoming) = mpsc::channel::<Bytes>(IN_FLIGHT);
-        let mut arriving = shared.datasets.begin().map_err(EngineError::KeepDataset)?;
-        let limit = shared.config.dataset_bytes;
-        let written = tokio::task::spawn_blocking(move || {
-            while let Some(chunk) = incoming.blocking_recv() {
-                if arriving.size() + chunk.len() as u64 > limit {
-                    return Err(io::Error::new(io::ErrorKind::FileTooLarge, too_large(limit)));
-                }
-                arriving.write(&chunk)?;
-            }
-            Ok(arriving)
-        });
-        Ok(Arrival { chunks, written })
-    }
-
-    /// What has arrived, all of it.
-    async fn finish(self) -> Result<Arriving, EngineError> {
-        drop(self.chunks);
-        let arrived = self.written.await.unwrap_or_else(|panic| Err(io::Error::other(panic)));
-        arrived.map_err(EngineError::KeepDataset)
-    }
+/// Begins to write and hash what comes.
+fn arrival(shared: &Arc<Shared>) -> Result<Incoming<Arriving>, EngineError> {
+    let arriving = shared.datasets.begin().map_err(EngineError::KeepDataset)?;
+    let limit = shared.config.dataset_bytes;
+    Ok(Incoming::begin(arriving, move |arriving, chunk| {
+        if arriving.size() + chunk.len() as u64 > limit {
+            return Err(io::Error::new(io::ErrorKind::FileTooLarge, too_large(limit)));
+        }
+        arriving.write(chunk)
+    }))
 }
 
 fn too_large(limit: u64) -> String {
@@ -99,7 +76,7 @@ impl Upload {
             return Err(self.fail(EngineError::TooLarge(too_large(limit))).await);
         }
         let sent = match &self.arriving {
-            Some(arrival) => arrival.chunks.send(bytes).await.is_ok(),
+            Some(arrival) => arrival.write(bytes).await,
             None => false,
         };
         if sent {
@@ -107,7 +84,7 @@ impl Upload {
         }
         // The thread that writes has given up, and knows why.
         let error = match self.arriving.take() {
-            Some(arrival) => arrival.finish().await.err(),
+            Some(arrival) => arrival.finish().await.err().map(EngineError::KeepDataset),
             None => None,
         };
         let error = error.unwrap_or_else(|| EngineError::Invalid(BROKEN_OFF.into()));
@@ -124,7 +101,7 @@ impl Upload {
             return Err(EngineError::Invalid(BROKEN_OFF.into()));
         };
         let staged = async {
-            let arrived = arrival.finish().await?;
+            let arrived = arrival.finish().await.map_err(EngineError::KeepDataset)?;
             let found = arrived.sha256();
             if let Some(promised) = self.promised.filter(|promised| *promised != found) {
                 return Err(EngineError::OtherContent { promised, found });
@@ -184,7 +161,7 @@ impl Engine {
         if declared.is_some_and(|size| size > limit) {
             return Err(EngineError::TooLarge(too_large(limit)));
         }
-        let arriving = Some(Arrival::begin(&self.shared)?);
+        let arriving = Some(arrival(&self.shared)?);
         let shared = Arc::clone(&self.shared);
         // From here on it has failed if it is dropped.
         let upload = Upload { shared, session, name, promised, received: 0, arriving };
@@ -313,7 +290,7 @@ impl Engine {
         if session.spec.datasets != Datasets::Api {
             return Err(EngineError::NoStaging(session.id.clone()));
         }
-        session.extend(session.spec.ttl_s).await?;
+        session.used()?;
         Ok(session)
     }
 
@@ -481,10 +458,10 @@ impl Shared {
             known => known,
         };
         let _permit = self.fetching.acquire().await;
-        let arrival = Arrival::begin(self)?;
+        let arrival = arrival(self)?;
         let etag = known.as_ref().and_then(|(_, known)| known.etag.as_deref());
-        let answer = self.config.dataset_sources.fetch(source, etag, arrival.chunks.clone()).await;
-        let arrived = arrival.finish().await;
+        let answer = self.config.dataset_sources.fetch(source, etag, arrival.sender()).await;
+        let arrived = arrival.finish().await.map_err(EngineError::KeepDataset);
         let fetched = match (answer, known) {
             (Ok(Answer::NotModified), Some((content, known))) => {
                 return self.stage_as(session, name, source, &known, content, true).await;

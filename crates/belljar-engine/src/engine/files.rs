@@ -1,23 +1,20 @@
 //! Files of a session, for whoever uses it: what a program inside may do, and nothing else. The
 //! guest does it; the host holds descriptors of plain files and never a path.
 
+use std::fs::File;
 use std::io::{self, Write};
 use std::sync::Arc;
 
 use belljar_proto::guest::{Entry, Listing, RefusalCode, TreeFile, TreeLimits};
 use belljar_runtime::{OpenedFile, RuntimeError, Sandbox, Temporary, paths};
 use bytes::Bytes;
-use tokio::sync::mpsc;
-use tokio::task::JoinHandle;
 
+use super::incoming::Incoming;
 use super::{Engine, Principal};
 use crate::error::EngineError;
 
 /// What one listing may have.
 const LISTED: TreeLimits = TreeLimits { files: 10_000, depth: 32 };
-
-/// Pieces of a file on their way into the sandbox.
-const IN_FLIGHT: usize = 16;
 
 /// A file on its way into a session. Dropped before it is finished, nothing of it is visible.
 #[derive(Debug)]
@@ -29,15 +26,14 @@ pub struct FileUpload {
 #[derive(Debug)]
 struct Writing {
     temporary: Temporary,
-    chunks: mpsc::Sender<Bytes>,
-    written: JoinHandle<io::Result<()>>,
+    incoming: Incoming<File>,
 }
 
 impl FileUpload {
     /// Takes the next bytes, as fast as they can be written.
     pub async fn write(&mut self, bytes: Bytes) -> Result<(), EngineError> {
         let sent = match &self.writing {
-            Some(writing) => writing.chunks.send(bytes).await.is_ok(),
+            Some(writing) => writing.incoming.write(bytes).await,
             None => false,
         };
         if sent {
@@ -57,11 +53,9 @@ impl FileUpload {
     }
 
     async fn settle(&self, writing: Writing) -> Result<TreeFile, EngineError> {
-        let Writing { temporary, chunks, written } = writing;
-        drop(chunks);
-        let written = written.await.unwrap_or_else(|panic| Err(io::Error::other(panic)));
-        let committed = match written {
-            Ok(()) => self.sandbox.commit_file(&temporary).await.map_err(EngineError::Files),
+        let Writing { temporary, incoming } = writing;
+        let committed = match incoming.finish().await {
+            Ok(_) => self.sandbox.commit_file(&temporary).await.map_err(EngineError::Files),
             Err(error) => Err(match error.kind() {
                 io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
                     EngineError::FullInside
@@ -82,8 +76,7 @@ impl Drop for FileUpload {
         let Some(writing) = self.writing.take() else { return };
         let sandbox = Arc::clone(&self.sandbox);
         tokio::spawn(async move {
-            drop(writing.chunks);
-            let _ = writing.written.await;
+            let _ = writing.incoming.finish().await;
             let _ = sandbox.discard_file(writing.temporary).await;
         });
     }
@@ -147,15 +140,9 @@ impl Engine {
             }
             begun => begun,
         };
-        let (mut file, temporary) = begun.map_err(EngineError::Files)?;
-        let (chunks, mut incoming) = mpsc::channel::<Bytes>(IN_FLIGHT);
-        let written = tokio::task::spawn_blocking(move || {
-            while let Some(chunk) = incoming.blocking_recv() {
-                file.write_all(&chunk)?;
-            }
-            Ok(())
-        });
-        Ok(FileUpload { sandbox, writing: Some(Writing { temporary, chunks, written }) })
+        let (file, temporary) = begun.map_err(EngineError::Files)?;
+        let incoming = Incoming::begin(file, |file, chunk| file.write_all(chunk));
+        Ok(FileUpload { sandbox, writing: Some(Writing { temporary, incoming }) })
     }
 
     /// Makes a directory and those above it.
@@ -194,7 +181,7 @@ impl Engine {
     /// The sandbox of a live session, which is being used by this.
     async fn used_sandbox(&self, who: &Principal, id: &str) -> Result<Arc<Sandbox>, EngineError> {
         let session = self.settled_session(who, id).await?;
-        session.extend(session.spec.ttl_s).await?;
+        session.used()?;
         session.sandbox()
     }
 }

@@ -29,6 +29,7 @@ mod create;
 mod datasets;
 mod execs;
 mod files;
+mod incoming;
 mod life;
 mod recovery;
 mod runs;

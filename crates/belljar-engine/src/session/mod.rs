@@ -108,9 +108,20 @@ type Answer<T> = oneshot::Sender<Result<T, EngineError>>;
 
 #[derive(Debug)]
 pub(crate) enum Command {
-    Exec { ask: ExecAsk, answer: Answer<Arc<Exec>> },
-    Interrupt { exec_id: Option<String>, answer: Answer<usize> },
-    Extend { ttl_s: u64, answer: Answer<()> },
+    Exec {
+        ask: ExecAsk,
+        answer: Answer<Arc<Exec>>,
+    },
+    Interrupt {
+        exec_id: Option<String>,
+        answer: Answer<usize>,
+    },
+    Extend {
+        ttl_s: u64,
+        answer: Answer<()>,
+    },
+    /// It is used by something that is no execution.
+    Used,
 }
 
 /// What the driver holds of a session, besides the handle.
@@ -198,6 +209,14 @@ impl Session {
     pub async fn extend(&self, ttl_s: u64) -> Result<(), EngineError> {
         self.allows(Request::Extend)?;
         self.ask(|answer| Command::Extend { ttl_s, answer }).await
+    }
+
+    /// Counts as use, from which its life is counted.
+    pub(crate) fn used(&self) -> Result<(), EngineError> {
+        self.allows(Request::Extend)?;
+        // One that is too busy to hear of it is in use anyway.
+        let _ = self.commands.try_send(Command::Used);
+        Ok(())
     }
 
     /// Asks for its end; the first to ask gives the reason.

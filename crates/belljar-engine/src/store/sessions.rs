@@ -163,16 +163,15 @@ impl Store {
     /// Forgets sessions that ended before `ended_before_ms` and left no files, with their executions.
     pub(crate) async fn prune_sessions(&self, ended_before_ms: i64) -> Result<usize, StoreError> {
         self.write(Durability::Process, move |connection| {
-            connection.execute(
-                "DELETE FROM execs WHERE session IN (SELECT id FROM sessions
-                     WHERE ended_ms < ?1 AND spec ->> 'storage' = 'TMPFS')",
-                [ended_before_ms],
-            )?;
-            connection.execute(
-                "DELETE FROM datasets WHERE session IN (SELECT id FROM sessions
-                     WHERE ended_ms < ?1 AND spec ->> 'storage' = 'TMPFS')",
-                [ended_before_ms],
-            )?;
+            for table in ["execs", "datasets"] {
+                connection.execute(
+                    &format!(
+                        "DELETE FROM {table} WHERE session IN (SELECT id FROM sessions
+                             WHERE ended_ms < ?1 AND spec ->> 'storage' = 'TMPFS')"
+                    ),
+                    [ended_before_ms],
+                )?;
+            }
             connection.execute(
                 "DELETE FROM sessions WHERE ended_ms < ?1 AND spec ->> 'storage' = 'TMPFS'",
                 [ended_before_ms],

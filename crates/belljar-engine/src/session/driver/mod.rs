@@ -74,6 +74,9 @@ struct Driver {
     expiry_written: Option<Instant>,
 }
 
+/// How exactly the end of a session's life is written down: a successor may end it earlier by this.
+const EXPIRY_PACE: Duration = Duration::from_secs(5);
+
 /// What is further ahead than this is as good as never.
 const NEVER: Duration = Duration::from_secs(100 * 365 * 86_400);
 
@@ -223,6 +226,21 @@ impl Driver {
             Command::Interrupt { exec_id, answer } => {
                 let _ = answer.send(self.interrupt(sandbox, exec_id.as_deref()));
             }
+            Command::Used => {
+                self.touch(self.session.spec.ttl_s);
+                self.republish();
+                if self.expiry_is_due() {
+                    let (shared, session) = (Arc::clone(&self.shared), Arc::clone(&self.session));
+                    self.settling.spawn(async move {
+                        let view = session.view();
+                        let kept =
+                            shared.store.set_expiry(&session.id, view.used_ms, view.expires_ms);
+                        if let Err(error) = kept.await {
+                            tracing::warn!(session.id = session.id, "{}", in_full(&error));
+                        }
+                    });
+                }
+            }
             Command::Extend { ttl_s, answer } => {
                 self.touch(ttl_s);
                 self.republish();
@@ -265,6 +283,16 @@ impl Driver {
         self.used = now;
         // Too far ahead to be told from never is never shortened.
         self.expires = self.expires.max(later(now, Duration::from_secs(ttl_s)));
+    }
+
+    /// Whether how long it lives is worth a write, and if so, that it is written now.
+    fn expiry_is_due(&mut self) -> bool {
+        let now = Instant::now();
+        let due = self.expiry_written.is_none_or(|last| now - last >= EXPIRY_PACE);
+        if due {
+            self.expiry_written = Some(now);
+        }
+        due
     }
 
     fn deadline(&self) -> Instant {

@@ -21,9 +21,6 @@ use crate::session::{ExecAsk, MAX_QUEUED};
 /// In a session with files the variables are written down when it has been quiet for this long.
 const SNAPSHOT_DELAY: Duration = Duration::from_millis(500);
 
-/// How exactly the end of a session's life is written down: a successor may end it earlier by this.
-const EXPIRY_PACE: Duration = Duration::from_secs(5);
-
 impl Driver {
     pub(super) fn accept(
         &mut self,
@@ -143,13 +140,7 @@ impl Driver {
 
     pub(super) fn settle(&mut self, sandbox: Option<&Arc<Sandbox>>, exec: Arc<Exec>) {
         let again = self.inherited.contains(&exec.id);
-        // How long it lives is worth a write of its own only now and then.
-        let now = Instant::now();
-        let due = self.expiry_written.is_none_or(|last| now - last >= EXPIRY_PACE);
-        let expires_ms = due.then(|| self.expires_ms());
-        if due {
-            self.expiry_written = Some(now);
-        }
+        let expires_ms = self.expiry_is_due().then(|| self.expires_ms());
         let (shared, session) = (Arc::clone(&self.shared), Arc::clone(&self.session));
         self.settling.spawn(settle(shared, session, sandbox.cloned(), exec, expires_ms, again));
     }
