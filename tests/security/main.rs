@@ -17,7 +17,7 @@ use belljar_engine::run::{Code, Run};
 use belljar_proto::exec::Status;
 use belljar_runtime::native::zygote::ZygoteState;
 use belljar_runtime::native::{NativeConfig, NativeRuntime, Prepared};
-use belljar_runtime::{Limits, SandboxSpec};
+use belljar_runtime::{Limits, Runtime, SandboxSpec};
 use host::Host;
 use libtest_mimic::{Arguments, Failed, Trial};
 
@@ -138,7 +138,8 @@ async fn run_forked(
     run.outputs = directory.join(format!("{:?}", std::time::Instant::now()).replace('/', "_"));
     let outputs = run.outputs.clone();
     let (_never, interrupt) = tokio::sync::watch::channel(false);
-    let result = run.execute(runtime, interrupt, |_| {}).await?;
+    let runtime: Arc<dyn Runtime> = Arc::<NativeRuntime>::clone(runtime);
+    let result = run.execute(&runtime, interrupt, |_| {}).await?;
     let traceback = result.error.map(|error| error.traceback).unwrap_or_default();
     Ok(Outcome {
         status: result.status,

@@ -47,7 +47,7 @@ pub(crate) async fn healthz(State(app): State<Arc<App>>) -> Response {
     let body = HealthBody {
         status: word,
         version: env!("CARGO_PKG_VERSION"),
-        backend: "native",
+        backend: app.engine.runtime().backend(),
         enforced: app.enforced().cloned(),
         zygote,
         sessions: app.engine.live_sessions(),

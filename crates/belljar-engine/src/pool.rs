@@ -9,8 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use belljar_proto::exec::Language;
-use belljar_runtime::native::NativeRuntime;
-use belljar_runtime::{Sandbox, SandboxSpec};
+use belljar_runtime::{Runtime, Sandbox, SandboxSpec};
 use tokio::sync::Notify;
 
 use crate::EngineError;
@@ -41,7 +40,7 @@ pub struct Pool {
 }
 
 struct Shared {
-    runtime: Arc<NativeRuntime>,
+    runtime: Arc<dyn Runtime>,
     next: Next,
     target: usize,
     ready: Mutex<Vec<Warm>>,
@@ -60,7 +59,7 @@ impl fmt::Debug for Shared {
 impl Pool {
     /// A pool of `target` sandboxes, filled in the background.
     #[must_use]
-    pub fn start(runtime: Arc<NativeRuntime>, target: usize, next: Next) -> Pool {
+    pub fn start(runtime: Arc<dyn Runtime>, target: usize, next: Next) -> Pool {
         let shared = Arc::new(Shared {
             runtime,
             next,
@@ -148,10 +147,10 @@ impl Shared {
 
 /// A new sandbox with a Python kernel in it.
 pub async fn warm_sandbox(
-    runtime: &Arc<NativeRuntime>,
+    runtime: &Arc<dyn Runtime>,
     spec: &SandboxSpec,
 ) -> Result<Sandbox, EngineError> {
-    let sandbox = runtime.create(spec).await.map_err(EngineError::Create)?;
+    let sandbox = Arc::clone(runtime).create(spec).await.map_err(EngineError::Create)?;
     match sandbox.start_kernel(Language::Python).await {
         Ok(_) => Ok(sandbox),
         Err(error) => {
@@ -163,7 +162,7 @@ pub async fn warm_sandbox(
 
 async fn fill(shared: Arc<Shared>) {
     // A kernel started before the zygote is warm would be slow to start and large for ever.
-    shared.runtime.zygote_settled().await;
+    shared.runtime.warmed_up().await;
     loop {
         while shared.lock().len() < shared.target {
             let made = match (shared.next)() {

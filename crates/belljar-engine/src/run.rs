@@ -9,8 +9,7 @@ use belljar_proto::exec::{
     Status, What,
 };
 use belljar_runtime::link::ExecEvent;
-use belljar_runtime::native::NativeRuntime;
-use belljar_runtime::{Sandbox, SandboxSpec, paths};
+use belljar_runtime::{Runtime, Sandbox, SandboxSpec, paths};
 use tokio::sync::watch;
 
 use crate::EngineError;
@@ -69,11 +68,11 @@ impl Run {
     /// Runs to the end, in a sandbox of its own. A change of `interrupt` to true ends the code early.
     pub async fn execute(
         self,
-        runtime: &Arc<NativeRuntime>,
+        runtime: &Arc<dyn Runtime>,
         interrupt: watch::Receiver<bool>,
         watch: impl FnMut(&ExecEvent),
     ) -> Result<ExecResult, EngineError> {
-        let sandbox = runtime.create(&self.spec).await.map_err(EngineError::Create)?;
+        let sandbox = Arc::clone(runtime).create(&self.spec).await.map_err(EngineError::Create)?;
         let transcript = Transcript::new(self.output_limit);
         let directory = self.outputs.join(&self.id);
         let take = async |sandbox: &Sandbox, _: &Outcome| {

@@ -1,8 +1,11 @@
-//! The scripts that run inside sandboxes, carried in the binary and written out once.
+//! The scripts that run inside sandboxes, carried in the binary and written out once; and how they
+//! are started.
 
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+
+use crate::spec::paths;
 
 mod embedded {
     include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
@@ -35,4 +38,66 @@ pub fn materialize(state_dir: &Path, prepare: impl FnOnce(&Path)) -> io::Result<
             if directory.is_dir() { Ok(directory) } else { Err(error) }
         }
     }
+}
+
+/// What a Python of ours is started as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Role {
+    Kernel,
+    Zygote,
+}
+
+/// The command line of a Python kernel or zygote; its socket is descriptor 3.
+pub(crate) fn python_argv(
+    interpreter: &str,
+    role: Role,
+    font_cache: Option<String>,
+) -> Vec<String> {
+    let name = match role {
+        Role::Kernel => "kernel",
+        Role::Zygote => "zygote",
+    };
+    let main = format!("{}/python/main.py", paths::KERNELS);
+    let mut argv = [interpreter, "-I", &main, name, "--fd", "3"].map(str::to_owned).to_vec();
+    if let (Role::Kernel, Some(directory)) = (role, font_cache) {
+        argv.extend(["--font-cache".to_owned(), directory]);
+    }
+    argv
+}
+
+/// The environment of everything in a sandbox: `tools` comes first on its path, and `own` has the
+/// last word.
+pub(crate) fn environment<'a>(
+    tools: Option<&str>,
+    own: impl IntoIterator<Item = &'a (String, String)>,
+) -> Vec<(String, String)> {
+    let tools = tools.map(|directory| format!("{directory}:")).unwrap_or_default();
+    let base = [
+        ("HOME", paths::SESSION),
+        ("LANG", "C.UTF-8"),
+        ("LOGNAME", "belljar"),
+        ("MPLCONFIGDIR", "/tmp/.matplotlib"),
+        ("PATH", &format!("/session/.local/bin:{tools}/usr/local/bin:/usr/bin:/bin")),
+        // The environment is read-only; what pip installs goes to the session.
+        ("PIP_PREFIX", "/session/.local"),
+        ("PIP_DISABLE_PIP_VERSION_CHECK", "1"),
+        ("PIP_NO_CACHE_DIR", "1"),
+        ("SHELL", "/bin/bash"),
+        ("TERM", "dumb"),
+        ("TMPDIR", "/tmp"),
+        ("USER", "belljar"),
+        ("XDG_CACHE_HOME", "/tmp/.cache"),
+        // One thread per library: the zygote must be single-threaded to be forked, and a
+        // sandbox has one processor unless told otherwise.
+        ("ARROW_DEFAULT_MEMORY_POOL", "system"),
+        ("OMP_NUM_THREADS", "1"),
+        ("OPENBLAS_NUM_THREADS", "1"),
+    ];
+    let mut env: Vec<(String, String)> =
+        base.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+    for (key, value) in own {
+        env.retain(|(known, _)| known != key);
+        env.push((key.clone(), value.clone()));
+    }
+    env
 }

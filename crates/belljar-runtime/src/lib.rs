@@ -1,8 +1,7 @@
 //! Makes sandboxes and talks to their guests.
 //!
-//! [`native`] builds them from namespaces on this machine; a [`Sandbox`] is what one gets,
-//! [`link`] the conversation with the guest inside. There is one backend so far; the trait that
-//! several share comes with the second one.
+//! A [`Runtime`] makes them: [`native`] from namespaces on this machine. A [`Sandbox`] is what one
+//! gets from any of them, [`link`] the conversation with the guest inside.
 
 #![forbid(unsafe_code)]
 
@@ -11,10 +10,13 @@ mod files;
 pub mod kernels;
 pub mod link;
 pub mod native;
+mod runtime;
 mod sandbox;
+pub mod selftest;
 mod spec;
 
 pub use error::RuntimeError;
 pub use files::{OpenedFile, Removed, Temporary};
+pub use runtime::Runtime;
 pub use sandbox::{Handle, KernelStart, Sandbox};
 pub use spec::{DataMount, Limits, SandboxSpec, USER_ID, paths};

@@ -1,21 +1,17 @@
 //! A live sandbox, as its owner holds it.
 
-use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
+use std::fmt;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use belljar_proto::exec::{ExecSpec, Language};
 use belljar_proto::frame::FrameError;
 use belljar_proto::guest::{Call, KernelSnapshot};
-use belljar_sys::cgroup::Cgroup;
-use belljar_sys::{channel, process};
+use belljar_sys::cgroup::Meters;
 use serde::{Deserialize, Serialize};
-use tokio::io::unix::AsyncFd;
 
 use crate::RuntimeError;
 use crate::link::{Following, Link};
-use crate::native::zygote::KernelFds;
-use crate::native::{BlockGuard, NativeRuntime, SocketGuard};
 use crate::spec::{SandboxSpec, paths};
 
 /// The kernel ends a killed sandbox at once; an overloaded machine gets this long.
@@ -46,51 +42,64 @@ pub struct Handle {
     pub nonce: String,
     /// Its block of user ids.
     pub block: Option<u32>,
+    /// Its container, where it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub container: Option<String>,
+}
+
+/// What a sandbox is made of, seen from outside: where one backend differs from another. It is
+/// killed when dropped, and then nothing of it is left.
+#[async_trait]
+pub(crate) trait Body: fmt::Debug + Send + Sync {
+    /// Forks a Python kernel from a warm interpreter, and waits until it is ready; `None` where
+    /// nothing is warm.
+    async fn fork_python(
+        &self,
+        link: &Link,
+        env: &[(String, String)],
+    ) -> Option<Result<(), RuntimeError>>;
+
+    /// What it has used so far, where the machine tells.
+    fn meters(&self) -> Option<&Meters>;
+
+    /// How many of its processes were killed for memory.
+    fn oom_kills(&self) -> u64 {
+        self.meters().map_or(0, Meters::oom_kills)
+    }
+
+    /// Resolves when the sandbox has ended, for whatever reason.
+    async fn ended(&self);
+
+    /// Begins its end, without waiting for it.
+    fn kill(&self);
 }
 
 /// Killed when dropped; [`Sandbox::destroy`] also waits until everything is gone.
 #[derive(Debug)]
 pub struct Sandbox {
     handle: Handle,
-    /// Which of our spawners made it; none, if it was an earlier server's. Its namespaces belong to
-    /// that spawner, so only that one's zygote can enter them.
-    generation: Option<u64>,
     spec: SandboxSpec,
-    process: AsyncFd<OwnedFd>,
+    /// The environment of everything inside.
+    env: Vec<(String, String)>,
+    /// How a Python kernel is executed.
+    python: Vec<String>,
     link: Link,
-    runtime: Arc<NativeRuntime>,
-    /// In the order in which they must go: the cgroup when its processes have ended, the block of
-    /// ids when nobody uses it any more.
-    cgroup: Option<Cgroup>,
-    _socket: SocketGuard,
-    _block: BlockGuard,
+    body: Box<dyn Body>,
 }
 
 pub(crate) struct Parts {
     pub(crate) handle: Handle,
-    pub(crate) generation: Option<u64>,
     pub(crate) spec: SandboxSpec,
-    pub(crate) pidfd: OwnedFd,
+    pub(crate) env: Vec<(String, String)>,
+    pub(crate) python: Vec<String>,
     pub(crate) link: Link,
-    pub(crate) cgroup: Option<Cgroup>,
-    pub(crate) socket: SocketGuard,
-    pub(crate) block: BlockGuard,
-    pub(crate) runtime: Arc<NativeRuntime>,
+    pub(crate) body: Box<dyn Body>,
 }
 
 impl Sandbox {
-    pub(crate) fn assemble(parts: Parts) -> Result<Sandbox, RuntimeError> {
-        Ok(Sandbox {
-            handle: parts.handle,
-            generation: parts.generation,
-            spec: parts.spec,
-            process: channel::watched(parts.pidfd).map_err(RuntimeError::Connect)?,
-            link: parts.link,
-            runtime: parts.runtime,
-            cgroup: parts.cgroup,
-            _socket: parts.socket,
-            _block: parts.block,
-        })
+    pub(crate) fn assemble(parts: Parts) -> Sandbox {
+        let Parts { handle, spec, env, python, link, body } = parts;
+        Sandbox { handle, spec, env, python, link, body }
     }
 
     #[must_use]
@@ -114,41 +123,46 @@ impl Sandbox {
         &self.link
     }
 
+    #[must_use]
+    pub fn spec(&self) -> &SandboxSpec {
+        &self.spec
+    }
+
     /// The environment of everything inside, the session's own variables included.
     #[must_use]
     pub fn environment(&self) -> Vec<(String, String)> {
-        self.runtime.kernel_env(&self.spec.env)
+        self.env.clone()
     }
 
     /// Bytes of memory charged to this sandbox.
     #[must_use]
     pub fn memory_used(&self) -> Option<u64> {
-        self.cgroup.as_ref()?.memory_used()
+        self.body.meters()?.memory_used()
     }
 
     /// Microseconds of processor time used so far.
     #[must_use]
     pub fn cpu_used_us(&self) -> Option<u64> {
-        self.cgroup.as_ref()?.cpu_used_us()
+        self.body.meters()?.cpu_used_us()
     }
 
     /// How many processes of this sandbox were killed for memory.
     #[must_use]
     pub fn oom_kills(&self) -> u64 {
-        self.cgroup.as_ref().map_or(0, Cgroup::oom_kills)
+        self.body.oom_kills()
     }
 
-    /// How often the processor limit held its processes back.
+    /// How often the processor limit held its processes back; none where that cannot be known.
     #[must_use]
-    pub fn throttled(&self) -> u64 {
-        self.cgroup.as_ref().map_or(0, Cgroup::throttled)
+    pub fn throttled(&self) -> Option<u64> {
+        self.body.meters().map(Meters::throttled)
     }
 
     /// A fresh kernel, replacing any other of its language. Python is forked if a zygote is warm,
     /// and everything else is executed.
     pub async fn start_kernel(&self, language: Language) -> Result<KernelStart, RuntimeError> {
         if language == Language::Python {
-            match self.fork_python().await {
+            match self.body.fork_python(&self.link, &self.env).await {
                 Some(Ok(())) => return Ok(KernelStart::Forked),
                 Some(Err(error)) => {
                     tracing::warn!("failed to fork a kernel, starting one slowly: {error}");
@@ -160,35 +174,9 @@ impl Sandbox {
         Ok(KernelStart::Executed)
     }
 
-    /// `None` when no zygote is warm.
-    async fn fork_python(&self) -> Option<Result<(), RuntimeError>> {
-        let zygote = self.runtime.warm_zygote()?;
-        if self.generation != Some(zygote.generation()) {
-            return None;
-        }
-        Some(
-            async {
-                // Forking takes as long as this does.
-                self.runtime.anticipate_joining();
-                let language = Language::Python;
-                let ends = self.link.call(Call::PrepareKernel { language }, &[]).await?.fds;
-                let cgroups = self.cgroup.as_ref().map_or(Ok(Vec::new()), Cgroup::procs)?;
-                let fds = KernelFds {
-                    pidfd: self.process.get_ref().as_fd(),
-                    ends: &ends,
-                    cgroups: &cgroups,
-                };
-                zygote.fork(fds, paths::SESSION, &self.environment()).await?;
-                drop(ends);
-                self.link.call(Call::AwaitKernel { language }, &[]).await.map(|_| ())
-            }
-            .await,
-        )
-    }
-
     async fn execute_kernel(&self, language: Language) -> Result<(), RuntimeError> {
         let argv = match language {
-            Language::Python => self.runtime.kernel_argv("kernel"),
+            Language::Python => self.python.clone(),
             Language::Bash => BASH.map(str::to_owned).to_vec(),
         };
         let call = Call::SpawnKernel {
@@ -236,13 +224,12 @@ impl Sandbox {
 
     /// Resolves when the sandbox has ended, for whatever reason.
     pub async fn ended(&self) {
-        // A pidfd becomes readable at the end of its process, and stays so.
-        let _ = self.process.readable().await;
+        self.body.ended().await;
     }
 
     /// Begins its end, without waiting for it.
     pub fn kill(&self) {
-        let _ = process::kill_by_pidfd(self.process.get_ref());
+        self.body.kill();
     }
 
     /// Leaves the sandbox to a successor of this process, which is about to end.
@@ -253,15 +240,9 @@ impl Sandbox {
 
     /// Ends the sandbox and removes every trace of it.
     pub async fn destroy(self) {
-        let _ = process::kill_by_pidfd(self.process.get_ref());
-        let _ = tokio::time::timeout(DESTROY_TIMEOUT, self.ended()).await;
-        // Removing a cgroup may have to wait a moment for the kernel; not on an async thread.
+        self.body.kill();
+        let _ = tokio::time::timeout(DESTROY_TIMEOUT, self.body.ended()).await;
+        // Removing may have to wait a moment for the kernel; not on an async thread.
         let _ = tokio::task::spawn_blocking(move || drop(self)).await;
-    }
-}
-
-impl Drop for Sandbox {
-    fn drop(&mut self) {
-        let _ = process::kill_by_pidfd(self.process.get_ref());
     }
 }

@@ -41,7 +41,7 @@ mod views;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use belljar_runtime::native::NativeRuntime;
+use belljar_runtime::Runtime;
 use tokio::sync::watch;
 
 pub use create::{Created, How};
@@ -135,7 +135,7 @@ impl Engine {
     pub async fn start(
         config: EngineConfig,
         store: Store,
-        runtime: Arc<NativeRuntime>,
+        runtime: Arc<dyn Runtime>,
         audit: Audit,
     ) -> Result<Arc<Engine>, EngineError> {
         let shared = Arc::new(Shared::new(config, store, runtime)?);
@@ -202,7 +202,7 @@ impl Engine {
     }
 
     #[must_use]
-    pub fn runtime(&self) -> &Arc<NativeRuntime> {
+    pub fn runtime(&self) -> &Arc<dyn Runtime> {
         &self.shared.runtime
     }
 

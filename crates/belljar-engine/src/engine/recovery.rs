@@ -33,8 +33,7 @@ impl Engine {
 
     /// Waits for the sessions that are being taken over, and removes what belongs to none.
     pub(super) async fn recover(&self, left: Left, adopted: Vec<Arc<Session>>) {
-        let shared = Arc::clone(&self.shared);
-        let reaping = tokio::task::spawn_blocking(move || shared.runtime.reap(&left.sandboxes));
+        let reaping = tokio::spawn(Arc::clone(&self.shared.runtime).reap(left.sandboxes));
         self.shared.remove_unclaimed(left.directories).await;
         for session in adopted {
             session.settled().await;
@@ -93,7 +92,7 @@ impl Shared {
         handle: Handle,
     ) -> Result<Sandbox, EngineError> {
         let spec = self.sandbox_spec(&session.spec, &session.id)?;
-        match self.runtime.adopt(handle.clone(), spec).await {
+        match Arc::clone(&self.runtime).adopt(handle.clone(), spec).await {
             Ok(sandbox) => {
                 self.usage.open(&session.id, &sandbox);
                 self.metrics.adopted("adopted");
@@ -101,8 +100,7 @@ impl Shared {
             }
             Err(error) => {
                 self.metrics.adopted("lost");
-                let runtime = Arc::clone(&self.runtime);
-                let _ = tokio::task::spawn_blocking(move || runtime.discard(&handle)).await;
+                Arc::clone(&self.runtime).discard(&handle).await;
                 Err(EngineError::Adopt(error))
             }
         }

@@ -1,5 +1,7 @@
 //! Ephemeral runs: a sandbox for one call.
 
+use std::sync::Arc;
+
 use belljar_proto::exec::{Outcome, Status};
 use belljar_runtime::{Sandbox, SandboxSpec};
 use tokio::sync::watch;
@@ -104,7 +106,10 @@ impl Engine {
                     alone_for_s: 0,
                     ..self.shared.sandbox_spec(spec, "")?
                 };
-                self.shared.runtime.create(&sandbox_spec).await.map_err(EngineError::Create)
+                Arc::clone(&self.shared.runtime)
+                    .create(&sandbox_spec)
+                    .await
+                    .map_err(EngineError::Create)
             }
         }
     }

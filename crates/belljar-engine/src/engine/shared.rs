@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use belljar_runtime::native::NativeRuntime;
+use belljar_runtime::Runtime;
 use tokio::sync::{Semaphore, watch};
 
 use super::datasets::FETCHES;
@@ -29,7 +29,7 @@ const MAKING_AT_ONCE: usize = 16;
 pub(crate) struct Shared {
     pub(crate) config: EngineConfig,
     pub(crate) store: Store,
-    pub(crate) runtime: Arc<NativeRuntime>,
+    pub(crate) runtime: Arc<dyn Runtime>,
     pub(crate) shelf: Shelf,
     /// Content of datasets that was transferred once.
     pub(super) datasets: Cache,
@@ -62,7 +62,7 @@ impl Shared {
     pub(super) fn new(
         config: EngineConfig,
         store: Store,
-        runtime: Arc<NativeRuntime>,
+        runtime: Arc<dyn Runtime>,
     ) -> Result<Shared, EngineError> {
         let metrics = Metrics::default();
         let datasets = Cache::open(&config.dataset_cache, config.dataset_cache_bytes);

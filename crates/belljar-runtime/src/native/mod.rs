@@ -11,9 +11,10 @@
 //! the same steps work with one shared id, and limits as far as they were delegated; what is not
 //! enforced is found out by [`selftest`] and said.
 
+mod body;
 pub mod image;
 pub(crate) mod plan;
-pub mod selftest;
+
 pub mod spawner;
 pub mod zygote;
 
@@ -30,11 +31,15 @@ use std::sync::{Arc, Mutex, OnceLock};
 use belljar_sys::cgroup::{self, CgroupError, Parent};
 use belljar_sys::ids::{IdBlock, IdBlocks};
 use belljar_sys::plan::{FdIndex, Source, Step};
-use belljar_sys::{ids, mount, privileges, process, procfs, tree};
+use belljar_sys::{channel, ids, mount, privileges, process, procfs, tree};
 
+use crate::kernels::{self, Role};
+use crate::runtime::Runtime;
 use crate::sandbox::{Handle, Parts, Sandbox};
 use crate::spec::{SandboxSpec, USER_ID, paths};
 use crate::{RuntimeError, link::Link};
+use async_trait::async_trait;
+use body::NativeBody;
 use image::{Image, Python};
 use spawner::{AsyncSpawner, SandboxOrder, Spawner};
 use zygote::{Keeper, Zygote, ZygoteState};
@@ -255,17 +260,16 @@ impl NativeRuntime {
         let link = Link::connect(&socket.0, &nonce).await?;
         let pid = spawned.pid;
         let started = procfs::start_time(pid).map_err(RuntimeError::Connect)?;
-        Sandbox::assemble(Parts {
-            handle: Handle { name, pid, started, nonce, block: block.block },
+        let handle = Handle { name, pid, started, nonce, block: block.block, container: None };
+        let body = NativeBody {
             generation: Some(spawner.generation()),
-            spec: spec.clone(),
-            pidfd: spawned.keep(),
-            link,
-            cgroup,
-            socket,
-            block,
+            process: channel::watched(spawned.keep()).map_err(RuntimeError::Connect)?,
             runtime: Arc::clone(self),
-        })
+            cgroup,
+            _socket: socket,
+            _block: block,
+        };
+        Ok(self.assemble(handle, spec.clone(), link, body))
     }
 
     /// Takes over a sandbox that an earlier server made, if it is still there and is the one we
@@ -290,26 +294,30 @@ impl NativeRuntime {
         if let (Some(ids), Some(block)) = (&self.ids, handle.block) {
             lock(ids).remember(block);
         }
-        Sandbox::assemble(Parts {
+        let body = NativeBody {
             generation: None,
-            spec,
-            pidfd,
-            link,
+            process: channel::watched(pidfd).map_err(RuntimeError::Connect)?,
             cgroup: self.cgroups.as_ref().ok().map(|parent| parent.adopt(&handle.name)),
-            socket: SocketGuard(socket),
-            block: BlockGuard { runtime: Arc::clone(self), block: handle.block },
             runtime: Arc::clone(self),
+            _socket: SocketGuard(socket),
+            _block: BlockGuard { runtime: Arc::clone(self), block: handle.block },
+        };
+        Ok(self.assemble(handle, spec, link, body))
+    }
+
+    fn assemble(&self, handle: Handle, spec: SandboxSpec, link: Link, body: NativeBody) -> Sandbox {
+        Sandbox::assemble(Parts {
             handle,
+            env: self.kernel_env(&spec.env),
+            python: self.kernel_argv(Role::Kernel),
+            spec,
+            link,
+            body: Box::new(body),
         })
     }
 
-    /// Removes what is left of a sandbox that could not be taken over.
-    pub fn discard(&self, handle: &Handle) {
-        self.remove_all(|name| name == handle.name);
-    }
-
     /// Ends and removes what is left of this owner's earlier sandboxes, but for those in `keep`.
-    pub fn reap(&self, keep: &HashSet<String>) {
+    fn remove_forgotten(&self, keep: &HashSet<String>) {
         let Some(owner) = &self.owner else { return };
         let ours = |name: &str| {
             let rest = name.strip_prefix(owner.as_str());
@@ -358,63 +366,23 @@ impl NativeRuntime {
         Arc::clone(&lock(&self.spawner))
     }
 
-    /// The command line of the image's Python kernel or zygote; its socket is descriptor 3.
-    pub(crate) fn kernel_argv(&self, role: &str) -> Vec<String> {
+    /// The command line of the image's Python kernel or zygote.
+    pub(crate) fn kernel_argv(&self, role: kernels::Role) -> Vec<String> {
         let Python { executable, environment, .. } = &self.config.image.python;
-        let mut argv = vec![
-            executable.display().to_string(),
-            "-I".into(),
-            format!("{}/python/main.py", paths::KERNELS),
-            role.into(),
-            "--fd".into(),
-            "3".into(),
-        ];
-        if role == "kernel" && environment.is_some() {
-            argv.extend(["--font-cache".into(), format!("{}/share/belljar", paths::PYTHON)]);
-        }
-        argv
+        let font_cache = environment.as_ref().map(|_| format!("{}/share/belljar", paths::PYTHON));
+        kernels::python_argv(&executable.display().to_string(), role, font_cache)
     }
 
     /// The environment of everything in a sandbox.
     pub(crate) fn kernel_env(&self, extra: &[(String, String)]) -> Vec<(String, String)> {
         let python = &self.config.image.python;
-        let tools = if python.environment.is_some() {
-            format!("{}/bin:", paths::PYTHON)
-        } else {
-            String::new()
-        };
-        let base = [
-            ("HOME", paths::SESSION),
-            ("LANG", "C.UTF-8"),
-            ("LOGNAME", "belljar"),
-            ("MPLCONFIGDIR", "/tmp/.matplotlib"),
-            ("PATH", &format!("/session/.local/bin:{tools}/usr/local/bin:/usr/bin:/bin")),
-            // The environment is read-only; what pip installs goes to the session.
-            ("PIP_PREFIX", "/session/.local"),
-            ("PIP_DISABLE_PIP_VERSION_CHECK", "1"),
-            ("PIP_NO_CACHE_DIR", "1"),
-            ("SHELL", "/bin/bash"),
-            ("TERM", "dumb"),
-            ("TMPDIR", "/tmp"),
-            ("USER", "belljar"),
-            ("XDG_CACHE_HOME", "/tmp/.cache"),
-            // One thread per library: the zygote must be single-threaded to be forked, and a
-            // sandbox has one processor unless told otherwise.
-            ("ARROW_DEFAULT_MEMORY_POOL", "system"),
-            ("OMP_NUM_THREADS", "1"),
-            ("OPENBLAS_NUM_THREADS", "1"),
-        ];
-        let mut env: Vec<(String, String)> =
-            base.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+        let tools = python.environment.as_ref().map(|_| format!("{}/bin", paths::PYTHON));
+        let mut own = Vec::new();
         if python.is_relocated() && python.has_shared_library() {
             // It is looked for where it was installed, which is not where it is inside.
-            env.push(("LD_LIBRARY_PATH".into(), format!("{}/lib", paths::PYTHON_BASE)));
+            own.push(("LD_LIBRARY_PATH".to_owned(), format!("{}/lib", paths::PYTHON_BASE)));
         }
-        for (key, value) in extra {
-            env.retain(|(known, _)| known != key);
-            env.push((key.clone(), value.clone()));
-        }
-        env
+        kernels::environment(tools.as_deref(), own.iter().chain(extra))
     }
 
     /// Ends the sandboxes with these names and removes their cgroups and sockets: what somebody left
@@ -436,6 +404,42 @@ impl NativeRuntime {
                 let _ = fs::remove_file(&path);
             }
         }
+    }
+}
+
+#[async_trait]
+impl Runtime for NativeRuntime {
+    fn backend(&self) -> &'static str {
+        "native"
+    }
+
+    async fn create(self: Arc<Self>, spec: &SandboxSpec) -> Result<Sandbox, RuntimeError> {
+        NativeRuntime::create(&self, spec).await
+    }
+
+    async fn adopt(
+        self: Arc<Self>,
+        handle: Handle,
+        spec: SandboxSpec,
+    ) -> Result<Sandbox, RuntimeError> {
+        NativeRuntime::adopt(&self, handle, spec).await
+    }
+
+    async fn discard(self: Arc<Self>, handle: &Handle) {
+        let name = handle.name.clone();
+        let _ = tokio::task::spawn_blocking(move || self.remove_all(|other| other == name)).await;
+    }
+
+    async fn reap(self: Arc<Self>, keep: HashSet<String>) {
+        let _ = tokio::task::spawn_blocking(move || self.remove_forgotten(&keep)).await;
+    }
+
+    fn zygote_state(&self) -> Option<ZygoteState> {
+        NativeRuntime::zygote_state(self)
+    }
+
+    async fn warmed_up(&self) {
+        self.zygote_settled().await;
     }
 }
 

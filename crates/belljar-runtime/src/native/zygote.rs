@@ -18,6 +18,7 @@ use super::NativeRuntime;
 use super::plan;
 use super::spawner;
 use crate::RuntimeError;
+use crate::kernels::Role;
 use crate::spec::USER_ID;
 
 /// Importing a large preload list on a cold disk takes a while.
@@ -129,7 +130,7 @@ impl Zygote {
             null.as_fd()
         };
         let fds = [null.as_fd(), null.as_fd(), errors, theirs.as_fd()];
-        let argv = runtime.kernel_argv("zygote");
+        let argv = runtime.kernel_argv(Role::Zygote);
         let env = runtime.kernel_env(&[]);
         let spawner = runtime.spawner();
         let generation = spawner.generation();

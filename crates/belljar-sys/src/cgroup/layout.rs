@@ -70,6 +70,33 @@ impl Layout {
         }
     }
 
+    /// Where a process is, by its `/proc/PID/cgroup`, in each of the trees.
+    #[must_use]
+    pub fn directories_of(&self, cgroups: &str) -> Vec<PathBuf> {
+        // 4:memory:/docker/0f3c or, of the unified tree, 0::/system.slice/docker-0f3c.scope
+        let places: Vec<(&str, &str)> = cgroups
+            .lines()
+            .filter_map(|line| {
+                let mut parts = line.splitn(3, ':').skip(1);
+                Some((parts.next()?, parts.next()?.trim_start_matches('/')))
+            })
+            .collect();
+        let in_tree = |root: &PathBuf, names: &dyn Fn(&str) -> bool| {
+            places.iter().find(|(names_of, _)| names(names_of)).map(|(_, path)| root.join(path))
+        };
+        match self {
+            Layout::Unified { root } => in_tree(root, &str::is_empty).into_iter().collect(),
+            Layout::Legacy { controllers, unified } => {
+                let legacy = controllers.iter().filter_map(|(controller, root)| {
+                    in_tree(root, &|names| names.split(',').any(|name| name == *controller))
+                });
+                let unified = unified.iter().filter_map(|root| in_tree(root, &str::is_empty));
+                legacy.chain(unified).collect()
+            }
+            Layout::Absent => Vec::new(),
+        }
+    }
+
     /// In words, for people.
     #[must_use]
     pub fn name(&self) -> &'static str {

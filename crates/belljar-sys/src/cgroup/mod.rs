@@ -93,11 +93,11 @@ impl Parent {
     /// A new cgroup with these limits, empty so far.
     pub fn create(&self, name: &str, limits: &Limits) -> Result<Cgroup, CgroupError> {
         // Made first and handed over at the end: what was made before a failure is removed.
-        let mut cgroup = Cgroup { directories: Vec::new() };
+        let mut cgroup = Cgroup { meters: Meters { directories: Vec::new() } };
         for (parent, controllers) in &self.directories {
             let directory = parent.join(name);
             make_directory(&directory)?;
-            cgroup.directories.push(directory.clone());
+            cgroup.meters.directories.push(directory.clone());
             for setting in controllers.iter().flat_map(|c| self.layout.settings(c, limits)) {
                 let path = directory.join(setting.file);
                 if setting.required || path.exists() {
@@ -124,7 +124,8 @@ impl Parent {
     /// The cgroup of a sandbox that an earlier server made.
     #[must_use]
     pub fn adopt(&self, name: &str) -> Cgroup {
-        Cgroup { directories: self.directories.iter().map(|(path, _)| path.join(name)).collect() }
+        let directories = self.directories.iter().map(|(path, _)| path.join(name)).collect();
+        Cgroup { meters: Meters { directories } }
     }
 
     /// Names of all cgroups below ours, including those nobody remembers.
@@ -149,7 +150,7 @@ impl Parent {
 /// One sandbox's cgroup, removed when dropped: by then whatever was in it must have ended.
 #[derive(Debug)]
 pub struct Cgroup {
-    directories: Vec<PathBuf>,
+    meters: Meters,
 }
 
 /// A cgroup empties a moment after its last process ended; this is how often and how long we look.
@@ -163,7 +164,8 @@ const PATIENT_ROUNDS: u32 = 300;
 impl Cgroup {
     /// Descriptors of every `cgroup.procs`: writing `0` to all of them joins.
     pub fn procs(&self) -> Result<Vec<OwnedFd>, CgroupError> {
-        self.directories
+        self.meters
+            .directories
             .iter()
             .map(|directory| {
                 let path = directory.join("cgroup.procs");
@@ -171,6 +173,94 @@ impl Cgroup {
                 Ok(file.map_err(|cause| CgroupError::Open { path, cause })?.into())
             })
             .collect()
+    }
+
+    /// What has been used in it.
+    #[must_use]
+    pub fn meters(&self) -> &Meters {
+        &self.meters
+    }
+
+    /// The file in which the kernel counts those it killed for memory.
+    #[must_use]
+    pub fn oom_events(&self) -> Option<File> {
+        self.meters.oom_events()
+    }
+
+    /// Kills every process in the cgroup. The PID namespace's end does the same for those in it;
+    /// this is for what may have been on its way in.
+    pub fn kill(&self) {
+        if let Some(path) = self.meters.find("cgroup.kill") {
+            let _ = fs::write(path, "1");
+            return;
+        }
+        for directory in &self.meters.directories {
+            let pids = fs::read_to_string(directory.join("cgroup.procs")).unwrap_or_default();
+            for pid in pids.lines().filter_map(|line| line.parse().ok()) {
+                let _ = crate::process::signal(pid, libc::SIGKILL);
+            }
+        }
+    }
+
+    /// Removes the directories and says whether that worked. They must be, or become, empty.
+    #[must_use]
+    pub fn remove(mut self) -> bool {
+        self.try_remove()
+    }
+
+    fn try_remove(&mut self) -> bool {
+        for attempt in 0..REMOVE_ATTEMPTS {
+            self.meters.directories.retain(|directory| match fs::remove_dir(directory) {
+                Ok(()) => false,
+                Err(error) => error.kind() != io::ErrorKind::NotFound,
+            });
+            if self.meters.directories.is_empty() {
+                return true;
+            }
+            if attempt == REMOVE_ATTEMPTS / 2 {
+                self.kill();
+            }
+            std::thread::sleep(REMOVE_PAUSE);
+        }
+        false
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        if self.meters.directories.is_empty() || self.try_remove() {
+            return;
+        }
+        let directories = std::mem::take(&mut self.meters.directories);
+        // If there is no thread to be had, the next start removes it.
+        let _ = std::thread::Builder::new().name("cgroup-remover".into()).spawn(move || {
+            let mut left = Cgroup { meters: Meters { directories } };
+            for _ in 0..PATIENT_ROUNDS {
+                left.kill();
+                if left.try_remove() {
+                    break;
+                }
+            }
+            left.meters.directories.clear();
+        });
+    }
+}
+
+/// Reads what the processes of a cgroup have used; whose it is does not matter.
+#[derive(Debug, Clone)]
+pub struct Meters {
+    directories: Vec<PathBuf>,
+}
+
+impl Meters {
+    /// Those of the cgroup that a process of this machine is in, where it can be seen.
+    #[must_use]
+    pub fn of_process(pid: u32) -> Option<Meters> {
+        let mountinfo = fs::read_to_string("/proc/self/mountinfo").ok()?;
+        let cgroups = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
+        let mut directories = Layout::parse(&mountinfo).directories_of(&cgroups);
+        directories.retain(|directory| directory.is_dir());
+        (!directories.is_empty()).then_some(Meters { directories })
     }
 
     /// The file in which the kernel counts those it killed for memory.
@@ -215,66 +305,8 @@ impl Cgroup {
         fs::read_to_string(path).ok()?.trim().parse().ok()
     }
 
-    /// Kills every process in the cgroup. The PID namespace's end does the same for those in it;
-    /// this is for what may have been on its way in.
-    pub fn kill(&self) {
-        if let Some(path) = self.find("cgroup.kill") {
-            let _ = fs::write(path, "1");
-            return;
-        }
-        for directory in &self.directories {
-            let pids = fs::read_to_string(directory.join("cgroup.procs")).unwrap_or_default();
-            for pid in pids.lines().filter_map(|line| line.parse().ok()) {
-                let _ = crate::process::signal(pid, libc::SIGKILL);
-            }
-        }
-    }
-
-    /// Removes the directories and says whether that worked. They must be, or become, empty.
-    #[must_use]
-    pub fn remove(mut self) -> bool {
-        self.try_remove()
-    }
-
-    fn try_remove(&mut self) -> bool {
-        for attempt in 0..REMOVE_ATTEMPTS {
-            self.directories.retain(|directory| match fs::remove_dir(directory) {
-                Ok(()) => false,
-                Err(error) => error.kind() != io::ErrorKind::NotFound,
-            });
-            if self.directories.is_empty() {
-                return true;
-            }
-            if attempt == REMOVE_ATTEMPTS / 2 {
-                self.kill();
-            }
-            std::thread::sleep(REMOVE_PAUSE);
-        }
-        false
-    }
-
     fn find(&self, file: &str) -> Option<PathBuf> {
         self.directories.iter().map(|directory| directory.join(file)).find(|path| path.exists())
-    }
-}
-
-impl Drop for Cgroup {
-    fn drop(&mut self) {
-        if self.directories.is_empty() || self.try_remove() {
-            return;
-        }
-        let directories = std::mem::take(&mut self.directories);
-        // If there is no thread to be had, the next start removes it.
-        let _ = std::thread::Builder::new().name("cgroup-remover".into()).spawn(move || {
-            let mut left = Cgroup { directories };
-            for _ in 0..PATIENT_ROUNDS {
-                left.kill();
-                if left.try_remove() {
-                    break;
-                }
-            }
-            left.directories.clear();
-        });
     }
 }
 

@@ -2,10 +2,12 @@
 
 use std::fs;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use anyhow::{Context, Result};
+use belljar_runtime::Runtime;
 use belljar_runtime::native::NativeRuntime;
-use belljar_runtime::native::selftest::Limit;
+use belljar_runtime::selftest::Limit;
 use belljar_sys::{landlock, procfs};
 use serde::Serialize;
 
@@ -165,7 +167,7 @@ fn sandboxes(settings: &Settings) -> Result<Vec<Finding>> {
         .block_on(async {
             let runtime = prepared.launch()?;
             let mut findings = vec![ids(&runtime), cgroups(&runtime)];
-            match limits::test(&runtime, settings).await {
+            match limits::test(&(Arc::clone(&runtime) as Arc<dyn Runtime>), settings).await {
                 Ok(verdicts) => {
                     findings.push(ok("namespaces", "user, mount, pid, net, ipc, uts, cgroup"));
                     findings.extend(verdicts.into_iter().map(|verdict| Finding {

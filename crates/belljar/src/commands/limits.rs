@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
-use belljar_runtime::native::NativeRuntime;
-use belljar_runtime::native::selftest::{self, Verdict};
+use belljar_runtime::Runtime;
+use belljar_runtime::selftest::{self, Verdict};
 use belljar_sys::{privileges, procfs};
 use serde::{Deserialize, Serialize};
 
@@ -31,7 +31,7 @@ struct Remembered {
 
 /// The verdicts, from memory if they are there.
 pub(super) async fn verdicts(
-    runtime: &Arc<NativeRuntime>,
+    runtime: &Arc<dyn Runtime>,
     settings: &Settings,
 ) -> Result<Vec<Verdict>> {
     match remembered(settings) {
@@ -48,10 +48,7 @@ pub(super) fn remembered(settings: &Settings) -> Option<Vec<Verdict>> {
 }
 
 /// Tries all limits, whatever is remembered.
-pub(super) async fn test(
-    runtime: &Arc<NativeRuntime>,
-    settings: &Settings,
-) -> Result<Vec<Verdict>> {
+pub(super) async fn test(runtime: &Arc<dyn Runtime>, settings: &Settings) -> Result<Vec<Verdict>> {
     let verdicts = selftest::run(runtime).await.context("failed to test the limits")?;
     let remembered =
         Remembered { circumstances: circumstances(settings), verdicts: verdicts.clone() };

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use belljar_engine::result::ExecResult;
 use belljar_engine::run::{Code, Run};
 use belljar_runtime::native::Prepared;
-use belljar_runtime::{DataMount, Limits, SandboxSpec};
+use belljar_runtime::{DataMount, Limits, Runtime, SandboxSpec};
 use belljar_sys::process;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
@@ -94,7 +94,7 @@ async fn execute(
     settings: &Settings,
     json: bool,
 ) -> Result<ExecResult> {
-    let runtime = prepared.launch()?;
+    let runtime: Arc<dyn Runtime> = prepared.launch()?;
     let verdicts = limits::verdicts(&runtime, settings).await?;
     limits::insist(&verdicts, settings)?;
     let interrupted = interruptions()?;
@@ -104,7 +104,7 @@ async fn execute(
         }
     });
     let result = result.await?;
-    drop(Arc::into_inner(runtime));
+    drop(runtime);
     Ok(result)
 }
 

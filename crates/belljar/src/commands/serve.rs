@@ -16,8 +16,9 @@ use belljar_engine::keys::KeyRing;
 use belljar_engine::spec::SessionSpec;
 use belljar_engine::store::{StateLock, Store};
 use belljar_engine::{Engine, EngineConfig};
-use belljar_runtime::native::selftest::Verdict;
-use belljar_runtime::native::{NativeRuntime, Prepared};
+use belljar_runtime::Runtime;
+use belljar_runtime::native::Prepared;
+use belljar_runtime::selftest::Verdict;
 use belljar_sys::privileges;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
@@ -66,6 +67,7 @@ async fn run(args: &ServeArgs, settings: &Settings, prepared: Prepared) -> Resul
     let listener = bind(server, &keys).await?;
     let runtime = prepared.launch_as(&store.owner()?)?;
     runtime.keep_zygote();
+    let runtime: Arc<dyn Runtime> = runtime;
     let audit = Audit::open(&settings.state_dir.join("audit.log"), server.audit_code)
         .context("failed to open the audit log")?;
     let enforced = enforced(&runtime, settings).await?;
@@ -204,10 +206,7 @@ fn shelf_config(settings: &Settings) -> ShelfConfig {
 }
 
 /// Which limits hold, if that is known or must be known before anything runs.
-async fn enforced(
-    runtime: &Arc<NativeRuntime>,
-    settings: &Settings,
-) -> Result<Option<Vec<Verdict>>> {
+async fn enforced(runtime: &Arc<dyn Runtime>, settings: &Settings) -> Result<Option<Vec<Verdict>>> {
     let verdicts = match limits::remembered(settings) {
         Some(verdicts) => verdicts,
         None if settings.strict => limits::test(runtime, settings).await?,
@@ -252,7 +251,7 @@ async fn announce(listener: &Listener, app: &App, engine: &Engine) {
         }
         None => "limits are being tested".to_owned(),
     };
-    eprintln!("  native backend; {enforced}");
+    eprintln!("  {} backend; {enforced}", engine.runtime().backend());
     let keys = if app.wants_keys() { "API keys are needed" } else { "no API keys: local use only" };
     eprintln!("  {keys}");
     let left = engine.live_sessions();

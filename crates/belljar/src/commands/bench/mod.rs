@@ -22,7 +22,7 @@ use belljar_engine::result;
 use belljar_proto::exec::{ExecSpec, Language, Status, What};
 use belljar_runtime::native::zygote::ZygoteState;
 use belljar_runtime::native::{NativeRuntime, Prepared};
-use belljar_runtime::{Sandbox, SandboxSpec};
+use belljar_runtime::{Runtime, Sandbox, SandboxSpec};
 use belljar_sys::{privileges, procfs};
 use indicatif::ProgressBar;
 use serde::Serialize;
@@ -153,7 +153,9 @@ struct Compared {
 }
 
 struct Bench<'a> {
-    runtime: Arc<NativeRuntime>,
+    runtime: Arc<dyn Runtime>,
+    /// The same, whose own processes are looked at.
+    native: Arc<NativeRuntime>,
     spec: SandboxSpec,
     args: &'a BenchArgs,
 }
@@ -183,7 +185,8 @@ async fn measure(args: &BenchArgs, settings: &Settings, prepared: Prepared) -> R
         notes.push(format!("not preloaded: {module} ({why})"));
     }
     let spec = SandboxSpec { limits: settings.limits, ..SandboxSpec::default() };
-    let bench = Bench { runtime, spec, args };
+    let native = Arc::clone(&runtime);
+    let bench = Bench { runtime, native, spec, args };
 
     say("command line");
     let (belljar_run, python3) = peers::command_line(settings, if args.quick { 5 } else { 20 })?;
@@ -359,7 +362,7 @@ impl Bench<'_> {
     /// Sessions that have run something and now wait.
     fn memory(&self, live: &[Sandbox], settings: &Settings, zygote_pid: u32) -> Memory {
         let charged: u64 = live.iter().filter_map(Sandbox::memory_used).sum();
-        let ours: u64 = [std::process::id(), self.runtime.spawner_pid(), zygote_pid]
+        let ours: u64 = [std::process::id(), self.native.spawner_pid(), zygote_pid]
             .into_iter()
             .filter_map(procfs::private_kib)
             .map(|kib| kib * 1024)

@@ -8,9 +8,8 @@ use std::sync::Arc;
 use belljar_proto::guest::{Answer, Call, Probe, ProbeReport};
 use serde::{Deserialize, Serialize};
 
-use super::NativeRuntime;
 use crate::spec::{Limits, SandboxSpec};
-use crate::{RuntimeError, Sandbox};
+use crate::{Runtime, RuntimeError, Sandbox};
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Verdict {
@@ -57,7 +56,7 @@ const CPU_ATTEMPTS: u32 = 10;
 /// 0.1 get 0.1 if it holds, between 1 and 2 if not.
 const CPU_SHARE_ALLOWED: f64 = 0.6;
 
-pub async fn run(runtime: &Arc<NativeRuntime>) -> Result<Vec<Verdict>, RuntimeError> {
+pub async fn run(runtime: &Arc<dyn Runtime>) -> Result<Vec<Verdict>, RuntimeError> {
     let spec = SandboxSpec { limits: TEST_LIMITS, ..SandboxSpec::default() };
     let probes = [
         Probe::Network,
@@ -65,7 +64,7 @@ pub async fn run(runtime: &Arc<NativeRuntime>) -> Result<Vec<Verdict>, RuntimeEr
         Probe::Memory { bytes: MEMORY_TRIED },
         Probe::Cpu { wall_ms: CPU_WALL_MS },
     ];
-    let sandbox = runtime.create(&spec).await?;
+    let sandbox = Arc::clone(runtime).create(&spec).await?;
     let mut verdicts = Vec::new();
     for probe in probes {
         verdicts.push(judge(&ask(&sandbox, probe).await?));
@@ -73,7 +72,7 @@ pub async fn run(runtime: &Arc<NativeRuntime>) -> Result<Vec<Verdict>, RuntimeEr
     // Little processor time proves nothing on a busy machine: whom the limit held, it held back. So
     // it is tried until it does, or is exceeded, or the machine is just too busy.
     let mut attempts = 1;
-    while sandbox.throttled() == 0
+    while sandbox.throttled() == Some(0)
         && verdicts.last().is_some_and(|cpu| cpu.enforced)
         && attempts < CPU_ATTEMPTS
     {
@@ -81,7 +80,7 @@ pub async fn run(runtime: &Arc<NativeRuntime>) -> Result<Vec<Verdict>, RuntimeEr
         verdicts.push(judge(&ask(&sandbox, Probe::Cpu { wall_ms: CPU_WALL_MS }).await?));
         attempts += 1;
     }
-    if sandbox.throttled() == 0 {
+    if sandbox.throttled() == Some(0) {
         for verdict in verdicts.iter_mut().filter(|verdict| verdict.limit == Limit::Cpu) {
             verdict.enforced = false;
             verdict.detail += ", and nothing held them back";
