@@ -24,7 +24,7 @@ fn a_wrong_setting_is_named_with_what_was_expected() {
         ("BELLJAR_PIDS", "many", "a number from 4 to 100000"),
         ("SESSION_STORAGE", "disk", "TMPFS or BIND"),
         ("DATASET_ACCESS", "rw", "NONE, LOCAL_RO or API"),
-        ("SANDBOX_IMAGE", "debian", "host"),
+        ("BELLJAR_BACKEND", "podman", "auto, native or docker"),
         ("BELLJAR_TTL", "1h", "seconds, 1 to 315360000"),
         ("BELLJAR_LOG_FORMAT", "xml", "text or json"),
     ] {

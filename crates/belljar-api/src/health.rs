@@ -17,7 +17,7 @@ use crate::App;
 pub(crate) struct HealthBody {
     pub status: &'static str,
     pub version: &'static str,
-    pub backend: &'static str,
+    pub backend: String,
     /// Which limits this machine was seen to enforce.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub enforced: Option<BTreeMap<String, bool>>,

@@ -1,5 +1,6 @@
 //! One connection from the host: requests in, replies and events out.
 
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 use std::time::Duration;
@@ -19,8 +20,10 @@ use tokio::sync::mpsc;
 use crate::Guest;
 use crate::execs::{Exec, Place};
 use crate::files;
+use crate::held::Held;
 use crate::input::{MAX_WAITING, NotFed};
 use crate::kernel::Kernel;
+use crate::zygote;
 
 /// Messages waiting to be written. Events are pulled from the spool, so a slow host fills this and
 /// nothing else.
@@ -35,7 +38,13 @@ struct Outgoing {
     fds: Vec<OwnedFd>,
 }
 
-type Outbox = mpsc::Sender<Outgoing>;
+/// Where replies and events of a connection go.
+#[derive(Clone)]
+struct Outbox {
+    sender: mpsc::Sender<Outgoing>,
+    /// Keeps what the connection cannot carry.
+    held: Option<Rc<Held>>,
+}
 
 /// An answer, and what goes with it.
 pub(crate) struct Reply {
@@ -50,12 +59,21 @@ impl From<Answer> for Reply {
     }
 }
 
-pub(crate) async fn serve(guest: Rc<Guest>, stream: UnixStream) {
+/// What a connection can carry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Carries {
+    /// Descriptors beside the bytes.
+    Fds,
+    BytesOnly,
+}
+
+pub(crate) async fn serve(guest: Rc<Guest>, stream: UnixStream, carries: Carries) {
     let _present = guest.company.join();
-    let (outbox, to_write) = mpsc::channel(OUTBOX);
+    let (sender, to_write) = mpsc::channel(OUTBOX);
     let (reader, writer) = stream.into_split();
     let writing = tokio::task::spawn_local(write(writer, to_write));
-    read(&guest, reader, outbox).await;
+    let held = (carries == Carries::BytesOnly).then(Rc::<Held>::default);
+    read(&guest, reader, Outbox { sender, held }).await;
     // Events of executions that this connection followed end with it; the spool keeps them.
     writing.abort();
 }
@@ -79,7 +97,7 @@ async fn read(guest: &Rc<Guest>, mut reader: OwnedReadHalf, outbox: Outbox) {
                 return;
             }
             if let Call::Hello { protocol, nonce } = &call {
-                welcome = *nonce == guest.nonce && *protocol >= OLDEST_PROTOCOL;
+                welcome = *protocol >= OLDEST_PROTOCOL && guest.recognises(nonce);
             }
             if !answer(guest, id, call, frame, welcome, &outbox).await {
                 return;
@@ -118,7 +136,16 @@ async fn answer(
         Call::SpawnKernel { language, argv, env, cwd } => {
             Kernel::spawn(guest, language, &argv, &env, &cwd)
                 .map(|()| Answer::Done.into())
-                .map_err(|error| failed(format!("failed to start {}: {error}", argv.join(" "))))
+                .map_err(|error| not_started(&argv, &error))
+        }
+        Call::ForkKernel { language, zygote, env, cwd } => {
+            // Warming takes a while; other requests need not wait for it.
+            let (guest, outbox) = (Rc::clone(guest), outbox.clone());
+            tokio::task::spawn_local(async move {
+                let forked = zygote::fork(&guest, language, &zygote, &env, &cwd).await;
+                reply(&outbox, id, forked.map(|()| Answer::Done.into())).await;
+            });
+            return true;
         }
         Call::AwaitKernel { language } => {
             // Answered when it is known, without holding up other requests.
@@ -191,10 +218,25 @@ async fn answer(
         Call::DiscardFile { root, path, temporary } => {
             files::discard_file(&root, &path, &temporary)
         }
+        Call::ReadHeld { held, offset, length } => {
+            in_table(outbox, |table| table.read(held, offset, length))
+        }
+        Call::WriteHeld { held, offset } => {
+            in_table(outbox, |table| table.write(held, offset, &frame.body))
+        }
+        Call::DropHeld { held } => in_table(outbox, |table| Ok(table.release(&held))),
         Call::Probe { probe } => run_probe(probe),
         Call::Shutdown => process::exit_now(0),
     };
     reply(outbox, id, outcome).await
+}
+
+fn in_table(
+    outbox: &Outbox,
+    ask: impl FnOnce(&Held) -> Result<Reply, Refusal>,
+) -> Result<Reply, Refusal> {
+    let nothing = || refuse(RefusalCode::Invalid, "nothing is held on this connection".into());
+    ask(outbox.held.as_ref().ok_or_else(nothing)?)
 }
 
 fn prepare_kernel(guest: &Rc<Guest>, language: Language) -> Result<Reply, Refusal> {
@@ -269,6 +311,18 @@ fn begin_cell(
     }
 }
 
+/// Why a kernel's program did not start; that it is not there is something else than a failure.
+pub(crate) fn not_started(argv: &[String], error: &io::Error) -> Refusal {
+    let program = argv.first().map_or("", String::as_str);
+    if error.kind() == io::ErrorKind::NotFound {
+        return refuse(
+            RefusalCode::NoInterpreter,
+            format!("there is no `{program}` in this image"),
+        );
+    }
+    failed(format!("failed to start {}: {error}", argv.join(" ")))
+}
+
 fn live_kernel(guest: &Guest, language: Language) -> Result<Rc<Kernel>, Refusal> {
     let kernel = guest.kernels.borrow().get(&language).cloned();
     kernel.ok_or_else(|| refuse(RefusalCode::NoKernel, "there is no live kernel".into()))
@@ -306,7 +360,7 @@ fn follow(exec: Rc<Exec>, mut place: Place, outbox: Outbox) {
                 event,
             };
             let bytes = frame::encode(&head, &body);
-            if outbox.send(Outgoing { bytes, fds: Vec::new() }).await.is_err() {
+            if outbox.sender.send(Outgoing { bytes, fds: Vec::new() }).await.is_err() {
                 return;
             }
         }
@@ -338,8 +392,15 @@ async fn reply(outbox: &Outbox, id: u64, outcome: Result<Reply, Refusal>) -> boo
         Ok(reply) => (ReplyOutcome::Ok(reply.answer), reply.body, reply.fds),
         Err(refusal) => (ReplyOutcome::Err(refusal), Vec::new(), Vec::new()),
     };
-    let bytes = frame::encode(&FromGuest::Reply { id, outcome }, &body);
-    outbox.send(Outgoing { bytes, fds }).await.is_ok()
+    let (outcome, fds, held) = match &outbox.held {
+        Some(table) if !fds.is_empty() => match table.hold(fds) {
+            Ok(held) => (outcome, Vec::new(), held),
+            Err(refusal) => (ReplyOutcome::Err(refusal), Vec::new(), Vec::new()),
+        },
+        _ => (outcome, fds, Vec::new()),
+    };
+    let bytes = frame::encode(&FromGuest::Reply { id, outcome, held }, &body);
+    outbox.sender.send(Outgoing { bytes, fds }).await.is_ok()
 }
 
 async fn write(mut writer: tokio::net::unix::OwnedWriteHalf, mut outbox: mpsc::Receiver<Outgoing>) {

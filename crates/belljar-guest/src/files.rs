@@ -166,7 +166,7 @@ fn tree_file(path: Vec<u8>, identity: Identity) -> TreeFile {
     TreeFile { path, size, inode, changed_ns, modified_ns }
 }
 
-fn refusal(what: &str, path: &[u8], error: &io::Error) -> Refusal {
+pub(crate) fn refusal(what: &str, path: &[u8], error: &io::Error) -> Refusal {
     use io::ErrorKind as Error;
     let code = match error.kind() {
         Error::NotFound => RefusalCode::NotFound,

@@ -22,36 +22,40 @@ mod alone;
 mod command;
 mod connection;
 mod dialect;
+mod doors;
 mod execs;
 mod files;
+mod held;
 mod input;
 mod kernel;
 mod output;
 mod reaper;
+mod zygote;
 
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
-use std::os::unix::net::UnixListener;
 use std::rc::Rc;
 
 use belljar_proto::exec::Language;
 
 use alone::Company;
+pub use doors::Door;
 use execs::Execs;
 use kernel::Kernel;
 use reaper::Reaper;
+use zygote::Zygote;
 
 /// What the guest is born with.
 #[derive(Debug)]
 pub struct Start {
-    /// Bound by the host, at a path nobody inside can see.
-    pub listener: UnixListener,
-    /// Whoever connects must know it.
-    pub nonce: String,
+    pub door: Door,
+    /// Whoever connects must know it. Where it is not told, the first to come decides: no code runs
+    /// before that.
+    pub nonce: Option<String>,
     /// Where the kernel counts processes it killed for memory.
     pub oom_events: Option<File>,
     /// The rules we live under, for kernels that join later.
@@ -70,47 +74,48 @@ pub fn run(start: Start) -> io::Result<()> {
 }
 
 async fn serve(start: Start) -> io::Result<()> {
-    start.listener.set_nonblocking(true)?;
-    let listener = tokio::net::UnixListener::from_std(start.listener)?;
     let guest = Rc::new(Guest {
-        nonce: start.nonce,
+        nonce: start.nonce.map_or_else(OnceCell::new, OnceCell::from),
         oom_events: start.oom_events,
         landlock: start.landlock,
         execs: Execs::default(),
         reaper: Reaper::start()?,
         kernels: RefCell::default(),
+        zygote: tokio::sync::Mutex::default(),
         lost_kernel: RefCell::default(),
         company: Rc::new(Company::new(start.alone_for_s)),
     });
     tokio::task::spawn_local(alone::exit_when_deserted(Rc::clone(&guest.company)));
-    loop {
-        let (stream, _) = listener.accept().await?;
-        if guest.company.connections() >= MAX_CONNECTIONS {
-            continue;
-        }
-        tokio::task::spawn_local(connection::serve(Rc::clone(&guest), stream));
-    }
+    doors::serve(guest, start.door).await
 }
-
-/// The host needs one connection, and a second while it takes over from a predecessor; in a
-/// container the socket can be reached from inside, and must not be a way to exhaust us.
-const MAX_CONNECTIONS: usize = 64;
 
 /// Everything the guest knows.
 #[derive(Debug)]
 struct Guest {
-    nonce: String,
+    nonce: OnceCell<String>,
     oom_events: Option<File>,
     landlock: Option<OwnedFd>,
     execs: Execs,
     reaper: Reaper,
     kernels: RefCell<HashMap<Language, Rc<Kernel>>>,
+    /// Where kernels are forked from inside.
+    zygote: tokio::sync::Mutex<Option<Zygote>>,
     /// How a kernel died that nobody was told about yet.
     lost_kernel: RefCell<HashMap<Language, String>>,
     company: Rc<Company>,
 }
 
 impl Guest {
+    /// Whether this is our host: it knows the nonce, or is the first to tell us one.
+    fn recognises(&self, nonce: &str) -> bool {
+        self.nonce.get_or_init(|| nonce.to_owned()) == nonce
+    }
+
+    /// What to be recognised by; empty before the first conversation.
+    fn nonce(&self) -> String {
+        self.nonce.get().cloned().unwrap_or_default()
+    }
+
     /// How many processes of this sandbox the kernel has killed for memory so far.
     fn oom_kills(&self) -> u64 {
         let Some(file) = &self.oom_events else {

@@ -33,6 +33,9 @@ pub enum Call {
     PrepareKernel { language: Language },
     /// Start a kernel the slow way, by executing its interpreter.
     SpawnKernel { language: Language, argv: Vec<String>, env: Vec<(String, String)>, cwd: String },
+    /// Fork a kernel from an interpreter inside this sandbox, which is started and warmed first if
+    /// it is not there. Only where no zygote outside can reach in.
+    ForkKernel { language: Language, zygote: ZygoteOrder, env: Vec<(String, String)>, cwd: String },
     /// Wait until the kernel that was prepared or spawned has said hello.
     AwaitKernel { language: Language },
     /// Run something; the body is the code or the standard input.
@@ -120,6 +123,13 @@ pub enum Call {
         #[serde(with = "path_bytes")]
         to: Vec<u8>,
     },
+    /// Read from a file that a reply left with the guest ([`HeldFile`]): at most `length` bytes, in
+    /// the body of [`Answer::Read`].
+    ReadHeld { held: u64, offset: u64, length: u64 },
+    /// Write the body to such a file.
+    WriteHeld { held: u64, offset: u64 },
+    /// Such files are not needed any more.
+    DropHeld { held: Vec<u64> },
     /// What the variables of a language's kernel are; answered with [`Answer::State`].
     KernelState { language: Language },
     /// From now on, go on for this long while nobody is connected; 0: end with the last
@@ -139,6 +149,9 @@ pub enum FromGuest {
         id: u64,
         #[serde(flatten)]
         outcome: ReplyOutcome,
+        /// Instead of descriptors, on a connection that can carry none.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        held: Vec<HeldFile>,
     },
     /// Event number `seq` of an execution; the payload is the body. Output grows while it is
     /// read: the same number may come again with a higher `offset` and the bytes from there on.
@@ -206,8 +219,34 @@ pub enum Answer {
     Entry(Entry),
     /// The body is a JSON [`Listing`].
     Listing,
+    /// The body is what was read; less than was asked for only at the end.
+    Read,
     Probed(ProbeReport),
 }
+
+/// A file that the guest keeps open for the host, until the connection ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HeldFile {
+    pub held: u64,
+    pub size: u64,
+    pub inode: u64,
+    pub changed_ns: i64,
+    pub modified_ns: i64,
+}
+
+/// How to start a zygote.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ZygoteOrder {
+    pub argv: Vec<String>,
+    pub env: Vec<(String, String)>,
+    pub preload: Vec<String>,
+}
+
+/// Files held for one connection.
+pub const MAX_HELD: usize = 256;
+
+/// Bytes that one [`Call::ReadHeld`] or [`Call::WriteHeld`] carries.
+pub const MAX_HELD_BYTES: u64 = 4 << 20;
 
 /// What came of one file that was to be opened.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -281,6 +320,8 @@ pub enum RefusalCode {
     NotWelcome,
     /// There is no live kernel for this language: start one and ask again.
     NoKernel,
+    /// The program that a kernel is made of is not there.
+    NoInterpreter,
     /// The kernel runs something else.
     Busy,
     UnknownExec,

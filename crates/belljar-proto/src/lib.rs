@@ -8,6 +8,8 @@
 //! * host and guest ([`guest`]): requests with an id, replies, and the events of executions;
 //! * guest and kernel ([`kernel`]): "run this cell", and what came of it.
 //!
+//! and a third one packets: with a [`zygote`].
+//!
 //! Compatibility: a guest outlives the server that started it, so a newer host must understand an
 //! older guest. Messages grow by optional fields and new variants only; a change of meaning needs
 //! a new [`PROTOCOL`] number, which both sides tell each other in `Hello`. `tests/surface.rs`
@@ -15,10 +17,12 @@
 
 #![forbid(unsafe_code)]
 
+pub mod door;
 pub mod exec;
 pub mod frame;
 pub mod guest;
 pub mod kernel;
+pub mod zygote;
 
 /// The generation of the host/guest protocol this build speaks.
 pub const PROTOCOL: u32 = 2;

@@ -180,8 +180,10 @@ fn from_guest_to_host() {
         .map(ReplyOutcome::Ok)
         .into_iter()
         .chain(codes.map(|code| ReplyOutcome::Err(Refusal { code, message: "why".into() })));
-    let mut messages: Vec<FromGuest> =
-        (1..).zip(replies).map(|(id, outcome)| FromGuest::Reply { id, outcome }).collect();
+    let mut messages: Vec<FromGuest> = (1..)
+        .zip(replies)
+        .map(|(id, outcome)| FromGuest::Reply { id, outcome, held: vec![] })
+        .collect();
     messages.extend((0..).zip(events).map(|(seq, event)| FromGuest::Event {
         exec_id: "e1".into(),
         seq,

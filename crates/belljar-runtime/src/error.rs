@@ -51,4 +51,6 @@ pub enum RuntimeError {
     TimedOut(u64),
     #[error("failed to start a kernel: {0}")]
     Kernel(String),
+    #[error(transparent)]
+    Engine(#[from] crate::docker::EngineError),
 }

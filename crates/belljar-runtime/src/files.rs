@@ -4,18 +4,18 @@
 //! descriptor is, is what the kernel tells of it.
 
 use std::fs::File;
-use std::os::fd::OwnedFd;
 
 use belljar_proto::PROTOCOL_WITH_FILES;
 use belljar_proto::frame::FrameError;
 use belljar_proto::guest::{
-    Answer, Call, Entry, Listing, MAX_REMOVED, Opening, Tree, TreeFile, TreeLimits,
+    Answer, Call, Entry, HeldFile, Listing, MAX_REMOVED, Opening, Tree, TreeFile, TreeLimits,
 };
 use belljar_sys::channel;
 use belljar_sys::tree::Identity;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::held::{self, Outside, Source, sources};
 use crate::link::Reply;
 use crate::{RuntimeError, Sandbox};
 
@@ -48,6 +48,8 @@ pub struct Temporary {
     path: Vec<u8>,
     /// In the directory of the final name. Only the guest needs to understand it.
     name: String,
+    /// What it shall hold, where it cannot be written to directly.
+    outside: Option<Outside>,
 }
 
 impl Sandbox {
@@ -81,16 +83,23 @@ impl Sandbox {
         }
         let reply = self.call_about(Call::OpenFiles { root: root.to_owned() }, files).await?;
         let openings: Vec<Opening> = understood(&reply.body)?;
-        let mut fds = reply.fds.into_iter();
-        let opened = openings.into_iter().zip(files).map(|(opening, file)| match opening {
-            Opening::Opened { being_written, .. } => opened(fds.next(), &file.path, being_written),
-            Opening::Refused(refusal) => Err(refusal.into()),
-        });
-        let opened: Vec<_> = opened.collect();
-        if opened.len() != files.len() || fds.next().is_some() {
+        if openings.len() != files.len() {
             return Err(RuntimeError::UnexpectedAnswer);
         }
-        Ok(opened)
+        let mut sources = sources(reply.fds, reply.held);
+        let mut all = Vec::with_capacity(files.len());
+        for (opening, file) in openings.into_iter().zip(files) {
+            all.push(match opening {
+                Opening::Opened { being_written, .. } => {
+                    self.opened(sources.next(), &file.path, being_written).await
+                }
+                Opening::Refused(refusal) => Err(refusal.into()),
+            });
+        }
+        match sources.next() {
+            Some(_) => Err(RuntimeError::UnexpectedAnswer),
+            None => Ok(all),
+        }
     }
 
     /// The same, of a guest that opens one file at a time.
@@ -103,7 +112,10 @@ impl Sandbox {
         for file in files {
             let call = Call::OpenFile { root: root.to_owned(), path: file.path.clone() };
             all.push(match self.link().call(call, &[]).await {
-                Ok(reply) => opened(reply.fds.into_iter().next(), &file.path, false),
+                Ok(reply) => {
+                    let source = sources(reply.fds, reply.held).next();
+                    self.opened(source, &file.path, false).await
+                }
                 Err(RuntimeError::Refused(refusal)) => Err(refusal.into()),
                 Err(error) => return Err(error),
             });
@@ -147,19 +159,32 @@ impl Sandbox {
         let (root, path) = (root.to_owned(), path.to_vec());
         let call = Call::CreateFile { root: root.clone(), path: path.clone() };
         let reply = self.link().call(call, &[]).await?;
-        let (Answer::Created { temporary: name }, Some(fd)) =
-            (reply.answer, reply.fds.into_iter().next())
+        let (Answer::Created { temporary: name }, Some(source)) =
+            (reply.answer, sources(reply.fds, reply.held).next())
         else {
             return Err(RuntimeError::UnexpectedAnswer);
         };
-        channel::check_written_file(&fd).map_err(|cause| failed_to_open(&path, cause))?;
-        Ok((fd.into(), Temporary { root, path, name }))
+        let (file, outside) = match source {
+            Source::Here(fd) => {
+                channel::check_written_file(&fd).map_err(|cause| failed_to_open(&path, cause))?;
+                (fd.into(), None)
+            }
+            Source::There(HeldFile { held, .. }) => {
+                let outside = Outside::new(held).map_err(|cause| failed_to_open(&path, cause))?;
+                let file = outside.file.try_clone();
+                (file.map_err(|cause| failed_to_open(&path, cause))?, Some(outside))
+            }
+        };
+        Ok((file, Temporary { root, path, name, outside }))
     }
 
     /// Puts the file in its place, also over another one; tells what is there then, as the guest
     /// sees it. Where it is refused, the temporary file is still there.
     pub async fn commit_file(&self, temporary: &Temporary) -> Result<TreeFile, RuntimeError> {
-        let Temporary { root, path, name } = temporary;
+        let Temporary { root, path, name, outside } = temporary;
+        if let Some(outside) = outside {
+            outside.send(self.link(), path).await?;
+        }
         let call =
             Call::CommitFile { root: root.clone(), path: path.clone(), temporary: name.clone() };
         match self.link().call(call, &[]).await?.answer {
@@ -170,7 +195,10 @@ impl Sandbox {
 
     /// Removes the file again.
     pub async fn discard_file(&self, temporary: Temporary) -> Result<(), RuntimeError> {
-        let Temporary { root, path, name } = temporary;
+        let Temporary { root, path, name, outside } = temporary;
+        if let Some(Outside { held, .. }) = outside {
+            self.link().call(Call::DropHeld { held: vec![held] }, &[]).await?;
+        }
         let call = Call::DiscardFile { root, path, temporary: name };
         self.link().call(call, &[]).await.map(|_| ())
     }
@@ -199,7 +227,7 @@ impl Sandbox {
     pub async fn open_path(&self, path: &[u8]) -> Result<OpenedFile, RuntimeError> {
         self.must_know_files()?;
         let reply = self.link().call(Call::OpenPath { path: path.to_vec() }, &[]).await?;
-        opened(reply.fds.into_iter().next(), path, false)
+        self.opened(sources(reply.fds, reply.held).next(), path, false).await
     }
 
     /// Makes a directory and those above it.
@@ -225,6 +253,28 @@ impl Sandbox {
         if self.tells_artifacts() { Ok(()) } else { Err(RuntimeError::OldGuest) }
     }
 
+    /// What the guest sent for a file, if it is one.
+    async fn opened(
+        &self,
+        source: Option<Source>,
+        path: &[u8],
+        being_written: bool,
+    ) -> Result<OpenedFile, RuntimeError> {
+        match source.ok_or(RuntimeError::UnexpectedAnswer)? {
+            Source::Here(fd) => {
+                let Identity { size, inode, changed_ns, modified_ns } =
+                    channel::check_plain_file(&fd).map_err(|cause| failed_to_open(path, cause))?;
+                let file = fd.into();
+                Ok(OpenedFile { file, size, inode, changed_ns, modified_ns, being_written })
+            }
+            Source::There(held) => {
+                let HeldFile { size, inode, changed_ns, modified_ns, .. } = held;
+                let file = held::fetch(self.link(), held, path).await?;
+                Ok(OpenedFile { file, size, inode, changed_ns, modified_ns, being_written })
+            }
+        }
+    }
+
     async fn call_about(
         &self,
         call: Call,
@@ -236,19 +286,7 @@ impl Sandbox {
     }
 }
 
-/// What the guest sent for a file, if it is one.
-fn opened(
-    fd: Option<OwnedFd>,
-    path: &[u8],
-    being_written: bool,
-) -> Result<OpenedFile, RuntimeError> {
-    let fd = fd.ok_or(RuntimeError::UnexpectedAnswer)?;
-    let Identity { size, inode, changed_ns, modified_ns } =
-        channel::check_plain_file(&fd).map_err(|cause| failed_to_open(path, cause))?;
-    Ok(OpenedFile { file: fd.into(), size, inode, changed_ns, modified_ns, being_written })
-}
-
-fn failed_to_open(path: &[u8], cause: std::io::Error) -> RuntimeError {
+pub(crate) fn failed_to_open(path: &[u8], cause: std::io::Error) -> RuntimeError {
     RuntimeError::Open { path: String::from_utf8_lossy(path).into_owned().into(), cause }
 }
 

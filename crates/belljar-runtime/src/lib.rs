@@ -5,8 +5,10 @@
 
 #![forbid(unsafe_code)]
 
+pub mod docker;
 mod error;
 mod files;
+mod held;
 pub mod kernels;
 pub mod link;
 pub mod native;

@@ -17,7 +17,7 @@ use belljar_proto::PROTOCOL;
 use belljar_proto::exec::{Event, ExecSpec};
 use belljar_proto::frame::{self, Decoder, Frame};
 use belljar_proto::guest::{
-    Answer, Call, FromGuest, KnownExec, Refusal, RefusalCode, ReplyOutcome, Request,
+    Answer, Call, FromGuest, HeldFile, KnownExec, Refusal, RefusalCode, ReplyOutcome, Request,
 };
 use belljar_sys::channel::{self, Kind};
 use tokio::io::{AsyncWriteExt, Interest};
@@ -49,6 +49,8 @@ pub struct Reply {
     pub answer: Answer,
     pub body: Vec<u8>,
     pub fds: Vec<OwnedFd>,
+    /// Instead of descriptors, from a guest that can send none.
+    pub held: Vec<HeldFile>,
 }
 
 #[derive(Debug)]
@@ -62,8 +64,8 @@ pub struct Link {
     protocol: u32,
     /// Executions the guest knew when we connected.
     known: Vec<KnownExec>,
-    /// Where the guest listens, and the nonce it wants to hear.
-    address: (PathBuf, String),
+    /// Where the guest listens, if it does, and the nonce it wants to hear.
+    address: Option<(PathBuf, String)>,
 }
 
 #[derive(Debug, Default)]
@@ -114,6 +116,13 @@ impl Link {
     /// Connects to the guest that listens at `socket` and knows `nonce`.
     pub async fn connect(socket: &Path, nonce: &str) -> Result<Link, RuntimeError> {
         let stream = UnixStream::connect(socket).await.map_err(RuntimeError::Connect)?;
+        let mut link = Link::over(stream, nonce).await?;
+        link.address = Some((socket.to_owned(), nonce.to_owned()));
+        Ok(link)
+    }
+
+    /// Talks to the guest at the other end of a stream.
+    pub(crate) async fn over(stream: UnixStream, nonce: &str) -> Result<Link, RuntimeError> {
         let (reader, writer) = stream.into_split();
         let shared = Arc::new(Shared::default());
         let (outbox, to_write) = mpsc::channel(OUTBOX);
@@ -121,8 +130,7 @@ impl Link {
             tokio::spawn(listen(reader, Arc::clone(&shared))),
             tokio::spawn(write(writer, to_write)),
         ];
-        let address = (socket.to_owned(), nonce.to_owned());
-        let (next_id, protocol, known) = (AtomicU64::new(1), 0, Vec::new());
+        let (next_id, protocol, known, address) = (AtomicU64::new(1), 0, Vec::new(), None);
         let mut link = Link { outbox, shared, next_id, tasks, protocol, known, address };
         let hello = Call::Hello { protocol: PROTOCOL, nonce: nonce.to_owned() };
         match link.call(hello, &[]).await?.answer {
@@ -134,9 +142,11 @@ impl Link {
         }
     }
 
-    /// A second connection to the same guest, as a successor of ours would make it.
+    /// A second connection to the same guest, as a successor of ours would make it; where guests
+    /// connect to us there is none.
     pub async fn again(&self) -> Result<Link, RuntimeError> {
-        Link::connect(&self.address.0, &self.address.1).await
+        let (socket, nonce) = self.address.as_ref().ok_or(RuntimeError::Gone)?;
+        Link::connect(socket, nonce).await
     }
 
     /// The generation of the protocol that the guest speaks: it may be older than this server.
@@ -325,8 +335,9 @@ async fn hear(reader: OwnedReadHalf, shared: &Shared, fds: &mut Vec<OwnedFd>) ->
 
 fn dispatch(shared: &Shared, frame: Frame, fds: &mut Vec<OwnedFd>) -> io::Result<()> {
     match frame.head().map_err(io::Error::other)? {
-        FromGuest::Reply { id, outcome: ReplyOutcome::Ok(answer) } => {
+        FromGuest::Reply { id, outcome: ReplyOutcome::Ok(answer), held } => {
             let wanted: &[Kind] = match &answer {
+                _ if !held.is_empty() => &[],
                 Answer::KernelEnds { landlock: false } => &KERNEL_ENDS[..4],
                 Answer::KernelEnds { landlock: true } => &KERNEL_ENDS,
                 Answer::File { .. } | Answer::Created { .. } => &PLAIN_FILES[..1],
@@ -344,10 +355,10 @@ fn dispatch(shared: &Shared, frame: Frame, fds: &mut Vec<OwnedFd>) -> io::Result
             let fds = fds.drain(..wanted.len()).collect();
             if let Some(waiter) = shared.lock().replies.remove(&id) {
                 // Whoever asked may have given up.
-                let _ = waiter.send(Ok(Reply { answer, body: frame.body, fds }));
+                let _ = waiter.send(Ok(Reply { answer, body: frame.body, fds, held }));
             }
         }
-        FromGuest::Reply { id, outcome: ReplyOutcome::Err(refusal) } => {
+        FromGuest::Reply { id, outcome: ReplyOutcome::Err(refusal), .. } => {
             if let Some(waiter) = shared.lock().replies.remove(&id) {
                 let _ = waiter.send(Err(refusal));
             }

@@ -2,9 +2,11 @@
 
 use std::collections::HashSet;
 use std::fmt;
+use std::io;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use belljar_sys::procfs;
 
 use crate::RuntimeError;
 use crate::native::zygote::ZygoteState;
@@ -15,8 +17,8 @@ use crate::spec::SandboxSpec;
 /// is behind this trait and behind [`Body`](crate::sandbox::Body).
 #[async_trait]
 pub trait Runtime: fmt::Debug + Send + Sync + 'static {
-    /// What people call it.
-    fn backend(&self) -> &'static str;
+    /// What people call it, with what it runs sandboxes in, if that can be chosen.
+    fn backend(&self) -> String;
 
     /// A sandbox with its guest, and no kernel yet.
     async fn create(self: Arc<Self>, spec: &SandboxSpec) -> Result<Sandbox, RuntimeError>;
@@ -41,4 +43,32 @@ pub trait Runtime: fmt::Debug + Send + Sync + 'static {
 
     /// Waits until kernels start as fast as they ever will.
     async fn warmed_up(&self);
+}
+
+/// Names are `PID.START.RANDOM.N`; the process that made this one no longer exists.
+pub(crate) fn is_orphaned(name: &str) -> bool {
+    let parts: Vec<&str> = name.split('.').collect();
+    let [pid, started, _, _] = parts[..] else { return false };
+    let (Ok(pid), Ok(started)) = (pid.parse::<u32>(), started.parse::<u64>()) else { return false };
+    match procfs::start_time(pid) {
+        Ok(now) => now != started,
+        // Not being able to look is no proof.
+        Err(error) => error.kind() == io::ErrorKind::NotFound,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_names_of_dead_processes_are_orphaned() {
+        let pid = std::process::id();
+        let started = procfs::start_time(pid).unwrap();
+        assert!(!is_orphaned(&format!("{pid}.{started}.ab12.1")));
+        assert!(is_orphaned(&format!("{pid}.{}.ab12.1", started + 1)), "the number was reused");
+        for foreign in ["docker", "a.b.c.d", "1.2", "1.2.3.4.5", ""] {
+            assert!(!is_orphaned(foreign), "{foreign}");
+        }
+    }
 }

@@ -72,6 +72,9 @@ pub(crate) trait Body: fmt::Debug + Send + Sync {
 
     /// Begins its end, without waiting for it.
     fn kill(&self);
+
+    /// Removes what its owner has to have removed by others, after its end.
+    async fn remove(&self) {}
 }
 
 /// Killed when dropped; [`Sandbox::destroy`] also waits until everything is gone.
@@ -242,6 +245,7 @@ impl Sandbox {
     pub async fn destroy(self) {
         self.body.kill();
         let _ = tokio::time::timeout(DESTROY_TIMEOUT, self.body.ended()).await;
+        self.body.remove().await;
         // Removing may have to wait a moment for the kernel; not on an async thread.
         let _ = tokio::task::spawn_blocking(move || drop(self)).await;
     }

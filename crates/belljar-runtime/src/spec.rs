@@ -28,6 +28,8 @@ pub mod paths {
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SandboxSpec {
+    /// What it is made from; none: what the runtime makes them from by default.
+    pub image: Option<String>,
     pub limits: Limits,
     /// Added to the environment of everything inside.
     pub env: Vec<(String, String)>,
@@ -39,6 +41,8 @@ pub struct SandboxSpec {
     /// For how many seconds the sandbox goes on without anybody connected to it. An ephemeral run
     /// does not at all (0): it must end with the process that asked for it, however that ends.
     pub alone_for_s: u64,
+    /// By which people find it, where what it is made of can carry labels.
+    pub labels: Vec<(String, String)>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -104,6 +104,29 @@ pub fn watched(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     Ok(unsafe { AsyncFd::register(fd) }?)
 }
 
+/// The same for an end of [`packet_pair`] that is to be waited for.
+pub fn nonblocking(socket: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    let socket = std::os::unix::net::UnixStream::from(socket);
+    socket.set_nonblocking(true)?;
+    watched(socket.into())
+}
+
+/// [`send_packet`], waiting until there is room.
+pub async fn send_packet_async(
+    socket: &AsyncFd<OwnedFd>,
+    bytes: &[u8],
+    fds: &[BorrowedFd<'_>],
+) -> io::Result<()> {
+    socket.async_io(tokio::io::Interest::WRITABLE, |s| send_packet(s, bytes, fds)).await
+}
+
+/// [`recv_packet`], waiting until there is one.
+pub async fn recv_packet_async(
+    socket: &AsyncFd<OwnedFd>,
+) -> io::Result<Option<(Vec<u8>, Vec<OwnedFd>)>> {
+    socket.async_io(tokio::io::Interest::READABLE, |s| recv_packet(s)).await
+}
+
 /// A pipe that another process opens by its name; for a process that cannot be given one.
 ///
 /// Its name goes away with this. We hold a reading end meanwhile, so that the other side can open

@@ -196,6 +196,23 @@ pub struct Command<'a> {
     pub fds: &'a [BorrowedFd<'a>],
 }
 
+/// The command with its program's full name: one without a slash is looked for on the `PATH` of
+/// the environment it is to have.
+pub fn find_program(argv: &[String], env: &[(String, String)]) -> io::Result<Vec<String>> {
+    let Some(name) = argv.first().filter(|name| !name.contains('/')) else {
+        return Ok(argv.to_vec());
+    };
+    let path = env.iter().find(|(key, _)| key == "PATH").map_or("", |(_, value)| value.as_str());
+    let candidates = path.split(':').filter(|directory| directory.starts_with('/'));
+    let mut candidates = candidates.map(|directory| format!("{directory}/{name}"));
+    let is_program = |path: &String| {
+        let is_file = std::fs::metadata(path).is_ok_and(|metadata| metadata.is_file());
+        is_file && rustix::fs::access(path, rustix::fs::Access::EXEC_OK).is_ok()
+    };
+    let program = candidates.find(is_program).ok_or(io::ErrorKind::NotFound)?;
+    Ok(std::iter::once(program).chain(argv[1..].iter().cloned()).collect())
+}
+
 /// Starts a program in a session of its own and returns its pid. The caller is single-threaded and
 /// reaps all children itself.
 pub fn spawn(command: &Command<'_>) -> io::Result<u32> {

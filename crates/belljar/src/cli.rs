@@ -42,6 +42,19 @@ pub(crate) enum Command {
         #[arg(long)]
         inside: bool,
     },
+    /// PID 1 of a container, started by its engine
+    #[command(hide = true)]
+    Guest(GuestArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct GuestArgs {
+    /// Meet the host at this socket; without one, on standard input and output
+    #[arg(long, value_name = "SOCKET")]
+    pub(crate) dial: Option<PathBuf>,
+    /// Seconds to go on while no host is there
+    #[arg(long, value_name = "SECONDS", default_value = "0")]
+    pub(crate) alone_for: u64,
 }
 
 impl Command {

@@ -59,17 +59,22 @@ pub fn image(settings: &Settings) -> Result<Image> {
             (python, host_python)
         }
     };
-    let kernels = kernels::materialize(&settings.home, |directory| {
+    let kernels = kernels(settings, Some(&host_python))?;
+    Ok(Image { python, kernels, preload: settings.preload.clone() })
+}
+
+/// The directory with the kernels' scripts, compiled where there is somebody to do it.
+pub fn kernels(settings: &Settings, python: Option<&Path>) -> Result<PathBuf> {
+    kernels::materialize(&settings.home, |directory| {
         // Only saves time later, so a failure is nobody's concern.
-        let _ = Command::new(&host_python)
+        let _ = Command::new(python.unwrap_or(Path::new("python3")))
             .args(["-I", "-m", "compileall", "-q"])
             .arg(directory)
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .status();
     })
-    .with_context(|| format!("failed to write below `{}`", settings.home.display()))?;
-    Ok(Image { python, kernels, preload: settings.preload.clone() })
+    .with_context(|| format!("failed to write below `{}`", settings.home.display()))
 }
 
 /// The server's database.

@@ -3,6 +3,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod backend;
 mod cli;
 mod client;
 mod commands;

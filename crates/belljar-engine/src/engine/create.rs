@@ -184,13 +184,8 @@ impl Engine {
     /// Refuses what this server cannot give, whatever else is going on.
     pub(super) fn check(&self, ask: &SessionAsk) -> Result<(), EngineError> {
         let config = &self.shared.config;
-        if let Some(image) = &ask.image
-            && *image != config.defaults.image
-        {
-            return Err(EngineError::Invalid(format!(
-                "there is no image `{image}`; this server has `{}`",
-                config.defaults.image
-            )));
+        if let Some(image) = &ask.image {
+            config.check_image(image)?;
         }
         if ask.idle_s.is_some_and(|idle| idle == 0 || idle > config.max_ttl_s) {
             return Err(EngineError::Invalid(format!(

@@ -82,6 +82,8 @@ pub struct Engine {
 #[derive(Debug, Clone)]
 pub struct EngineConfig {
     pub defaults: SessionSpec,
+    /// Patterns of images that sessions may ask for besides the default.
+    pub images: Vec<String>,
     pub sessions_root: PathBuf,
     /// What `LOCAL_RO` shows at `/data`.
     pub datasets_dir: Option<PathBuf>,
@@ -120,6 +122,31 @@ impl Default for Principal {
         let limits = KeyLimits::default();
         Principal { tenant: DEFAULT_TENANT.into(), key_id: None, limits }
     }
+}
+
+impl EngineConfig {
+    /// Refuses an image that the operator did not allow.
+    fn check_image(&self, image: &str) -> Result<(), EngineError> {
+        let own = &self.defaults.image;
+        if image == own || self.images.iter().any(|pattern| fits(pattern, image)) {
+            return Ok(());
+        }
+        let others = match self.images[..] {
+            [] => String::new(),
+            _ => format!(", and allows {}", self.images.join(", ")),
+        };
+        Err(EngineError::Invalid(format!(
+            "image `{image}` is not allowed here; this server has `{own}`{others}"
+        )))
+    }
+}
+
+/// Whether a name fits a pattern, in which `*` stands for any part of it.
+fn fits(pattern: &str, name: &str) -> bool {
+    let Some((start, rest)) = pattern.split_once('*') else { return pattern == name };
+    let Some(name) = name.strip_prefix(start) else { return false };
+    // Whatever the star takes, the rest must fit what remains.
+    (0..=name.len()).any(|at| name.is_char_boundary(at) && fits(rest, &name[at..]))
 }
 
 impl Principal {
@@ -268,5 +295,22 @@ impl Engine {
         let row = self.shared.store.session(id).await?;
         row.filter(|row| row.tenant == who.tenant)
             .ok_or_else(|| EngineError::NoSession(id.to_owned()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::fits;
+
+    #[test]
+    fn a_star_stands_for_any_part_of_a_name() {
+        for (pattern, name) in
+            [("a", "a"), ("*", "a/b:c"), ("team/*", "team/x"), ("*/py:3.*", "x/py:3.12"), ("*", "")]
+        {
+            assert!(fits(pattern, name), "{pattern} {name}");
+        }
+        for (pattern, name) in [("a", "ab"), ("team/*", "other/x"), ("*:1", "x:2"), ("", "a")] {
+            assert!(!fits(pattern, name), "{pattern} {name}");
+        }
     }
 }

@@ -71,6 +71,8 @@ impl Shared {
             data,
             session_dir,
             alone_for_s: self.config.alone_for_s,
+            image: Some(spec.image.clone()),
+            labels: vec![("belljar.session".to_owned(), id.to_owned())],
         })
     }
 

@@ -164,6 +164,7 @@ impl Kernel {
         env: &[(String, String)],
         cwd: &str,
     ) -> io::Result<()> {
+        let program = process::find_program(argv, env)?;
         let ends = Kernel::prepare(guest, language)?;
         let kernel = guest.kernels.borrow().get(&language).cloned();
         let kernel = kernel.ok_or_else(|| io::Error::other("the kernel is gone already"))?;
@@ -176,7 +177,7 @@ impl Kernel {
         } else {
             vec![ends.stdin.as_fd(), output[0], output[1], control.as_fd()]
         };
-        let pid = process::spawn(&process::Command { argv, env, cwd, fds: &fds })?;
+        let pid = process::spawn(&process::Command { argv: &program, env, cwd, fds: &fds })?;
         *kernel.end.borrow_mut() = Some(guest.reaper.watch(pid));
         kernel.pid.set(Some(pid));
         tokio::task::spawn_local(async move {

@@ -9,6 +9,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::spec::paths;
 
+/// The name of the image that is made of the machine itself.
+pub const HOST: &str = "host";
+
 /// Where the spawner keeps the assembled root.
 pub(crate) fn staged_root() -> PathBuf {
     PathBuf::from(super::spawner::STAGE).join("image")

@@ -34,7 +34,7 @@ use belljar_sys::plan::{FdIndex, Source, Step};
 use belljar_sys::{channel, ids, mount, privileges, process, procfs, tree};
 
 use crate::kernels::{self, Role};
-use crate::runtime::Runtime;
+use crate::runtime::{Runtime, is_orphaned};
 use crate::sandbox::{Handle, Parts, Sandbox};
 use crate::spec::{SandboxSpec, USER_ID, paths};
 use crate::{RuntimeError, link::Link};
@@ -90,6 +90,12 @@ impl Prepared {
         let cgroups = Parent::prepare(&config.cgroup_parent, privileged);
         let spawner = start_spawner(&config, privileged)?;
         Ok(Prepared { config, spawner, cgroups, privileged })
+    }
+
+    /// Whether limits can be set on sandboxes; that they hold is for the self-test to find out.
+    #[must_use]
+    pub fn can_limit(&self) -> bool {
+        self.cgroups.is_ok()
     }
 
     /// Goes on inside an async runtime. Sandboxes are this process's, and go with it.
@@ -409,8 +415,8 @@ impl NativeRuntime {
 
 #[async_trait]
 impl Runtime for NativeRuntime {
-    fn backend(&self) -> &'static str {
-        "native"
+    fn backend(&self) -> String {
+        "native".to_owned()
     }
 
     async fn create(self: Arc<Self>, spec: &SandboxSpec) -> Result<Sandbox, RuntimeError> {
@@ -440,18 +446,6 @@ impl Runtime for NativeRuntime {
 
     async fn warmed_up(&self) {
         self.zygote_settled().await;
-    }
-}
-
-/// Names are `PID.START.RANDOM.N`; the process that made this one no longer exists.
-fn is_orphaned(name: &str) -> bool {
-    let parts: Vec<&str> = name.split('.').collect();
-    let [pid, started, _, _] = parts[..] else { return false };
-    let (Ok(pid), Ok(started)) = (pid.parse::<u32>(), started.parse::<u64>()) else { return false };
-    match procfs::start_time(pid) {
-        Ok(now) => now != started,
-        // Not being able to look is no proof.
-        Err(error) => error.kind() == io::ErrorKind::NotFound,
     }
 }
 
@@ -537,20 +531,4 @@ fn make_private_dir(path: &Path) -> Result<(), RuntimeError> {
     let prepare = |cause: io::Error| RuntimeError::Prepare { path: path.into(), cause };
     fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(prepare)?;
     fs::set_permissions(path, fs::Permissions::from_mode(0o700)).map_err(prepare)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_names_of_dead_processes_are_orphaned() {
-        let pid = std::process::id();
-        let started = procfs::start_time(pid).unwrap();
-        assert!(!is_orphaned(&format!("{pid}.{started}.ab12.1")));
-        assert!(is_orphaned(&format!("{pid}.{}.ab12.1", started + 1)), "the number was reused");
-        for foreign in ["docker", "a.b.c.d", "1.2", "1.2.3.4.5", ""] {
-            assert!(!is_orphaned(foreign), "{foreign}");
-        }
-    }
 }

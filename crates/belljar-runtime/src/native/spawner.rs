@@ -122,7 +122,7 @@ impl Spawner {
 
     /// Moves the conversation into an async runtime.
     pub fn into_async(self, generation: u64) -> Result<AsyncSpawner, RuntimeError> {
-        let socket = nonblocking(self.socket).map_err(RuntimeError::SpawnerGone)?;
+        let socket = channel::nonblocking(self.socket).map_err(RuntimeError::SpawnerGone)?;
         let conversation = tokio::sync::Mutex::new(Conversation { socket, owed: 0 });
         Ok(AsyncSpawner { process: self.process, generation, conversation })
     }
@@ -199,13 +199,15 @@ impl Conversation {
                 return Err(gone);
             }
         }
-        send_packet(&self.socket, bytes, fds).await.map_err(RuntimeError::SpawnerGone)?;
+        channel::send_packet_async(&self.socket, bytes, fds)
+            .await
+            .map_err(RuntimeError::SpawnerGone)?;
         self.owed += 1;
         self.answer().await
     }
 
     async fn answer(&mut self) -> Result<Spawned, RuntimeError> {
-        let packet = recv_packet(&self.socket).await;
+        let packet = channel::recv_packet_async(&self.socket).await;
         if matches!(packet, Ok(Some(_))) {
             self.owed -= 1;
         }
@@ -264,26 +266,6 @@ impl Drop for AsyncSpawner {
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
-}
-
-pub(crate) fn nonblocking(socket: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
-    let socket = std::os::unix::net::UnixStream::from(socket);
-    socket.set_nonblocking(true)?;
-    channel::watched(socket.into())
-}
-
-pub(crate) async fn send_packet(
-    socket: &AsyncFd<OwnedFd>,
-    bytes: &[u8],
-    fds: &[BorrowedFd<'_>],
-) -> io::Result<()> {
-    socket.async_io(tokio::io::Interest::WRITABLE, |s| channel::send_packet(s, bytes, fds)).await
-}
-
-pub(crate) async fn recv_packet(
-    socket: &AsyncFd<OwnedFd>,
-) -> io::Result<Option<(Vec<u8>, Vec<OwnedFd>)>> {
-    socket.async_io(tokio::io::Interest::READABLE, |s| channel::recv_packet(s)).await
 }
 
 fn to_bytes<T: Serialize>(message: &T) -> Vec<u8> {

@@ -9,14 +9,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use base64::Engine as _;
+pub use belljar_proto::zygote::Warm;
+use belljar_proto::zygote::{FromZygote, KERNEL_ENDS, ToZygote, environment};
 use belljar_sys::{channel, seccomp};
-use serde::{Deserialize, Serialize};
 use tokio::io::unix::AsyncFd;
 use tokio::sync::watch;
 
 use super::NativeRuntime;
 use super::plan;
-use super::spawner;
 use crate::RuntimeError;
 use crate::kernels::Role;
 use crate::spec::USER_ID;
@@ -34,57 +34,6 @@ const RESTART_PAUSES: [Duration; 4] = [
     Duration::from_secs(5),
     Duration::from_secs(30),
 ];
-
-#[derive(Debug, Serialize)]
-#[serde(tag = "op", rename_all = "snake_case")]
-enum ToZygote<'a> {
-    Configure {
-        preload: &'a [String],
-        seccomp: String,
-    },
-    Fork {
-        id: u64,
-        fds: Vec<&'static str>,
-        uid: u32,
-        gid: u32,
-        cwd: &'a str,
-        env: serde_json::Map<String, serde_json::Value>,
-    },
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(tag = "op", rename_all = "snake_case")]
-enum FromZygote {
-    Ready(Warm),
-    Forked {
-        id: u64,
-        ok: bool,
-        #[serde(default)]
-        error: String,
-    },
-    Error {
-        #[serde(default)]
-        error: String,
-    },
-}
-
-/// What a warm zygote says of itself.
-#[derive(Debug, Clone, Default, Deserialize)]
-pub struct Warm {
-    pub python: String,
-    pub modules: Vec<String>,
-    /// Modules of the preload list that could not be imported, and why.
-    #[serde(default)]
-    pub failed: std::collections::BTreeMap<String, String>,
-    /// Threads besides the main one; any would make forking unsafe.
-    #[serde(default)]
-    pub threads: Vec<String>,
-    #[serde(default)]
-    pub rss_kib: u64,
-    /// Its process id on the host.
-    #[serde(skip)]
-    pub pid: u32,
-}
 
 #[derive(Debug, Clone)]
 pub enum ZygoteState {
@@ -138,7 +87,7 @@ impl Zygote {
         drop(theirs);
         spawned.settled().await?;
         let pid = spawned.pid;
-        let socket = spawner::nonblocking(ours).map_err(RuntimeError::SpawnerGone)?;
+        let socket = channel::nonblocking(ours).map_err(RuntimeError::SpawnerGone)?;
         let process = channel::watched(spawned.keep()).map_err(RuntimeError::SpawnerGone)?;
         // From here on it is killed if anything fails.
         let zygote = Zygote { socket: tokio::sync::Mutex::new((socket, 0)), process, generation };
@@ -172,12 +121,11 @@ impl Zygote {
         cwd: &str,
         env: &[(String, String)],
     ) -> Result<(), RuntimeError> {
-        let names = ["control", "stdin", "stdout", "stderr", "landlock"];
         let mut fds = vec![kernel.pidfd];
         fds.extend(kernel.ends.iter().map(AsFd::as_fd));
         fds.extend(kernel.cgroups.iter().map(AsFd::as_fd));
         let mut described = vec!["pidfd"];
-        described.extend(&names[..kernel.ends.len().min(names.len())]);
+        described.extend(&KERNEL_ENDS[..kernel.ends.len().min(KERNEL_ENDS.len())]);
         described.extend(kernel.cgroups.iter().map(|_| "cgroup"));
 
         let mut guard = self.socket.lock().await;
@@ -190,7 +138,7 @@ impl Zygote {
             uid: USER_ID,
             gid: USER_ID,
             cwd,
-            env: env.iter().map(|(k, v)| (k.clone(), v.clone().into())).collect(),
+            env: environment(env),
         };
         let conversation = async {
             send(socket, &order, &fds).await?;
@@ -231,13 +179,13 @@ async fn send(
     fds: &[BorrowedFd<'_>],
 ) -> Result<(), RuntimeError> {
     let bytes = serde_json::to_vec(message).expect("wire types serialize to JSON");
-    spawner::send_packet(socket, &bytes, fds)
+    channel::send_packet_async(socket, &bytes, fds)
         .await
         .map_err(|error| RuntimeError::Kernel(format!("lost the zygote: {error}")))
 }
 
 async fn receive(socket: &AsyncFd<OwnedFd>) -> Result<FromZygote, RuntimeError> {
-    match spawner::recv_packet(socket).await {
+    match channel::recv_packet_async(socket).await {
         Ok(Some((bytes, _))) => serde_json::from_slice(&bytes)
             .map_err(|error| RuntimeError::Kernel(format!("the zygote talks nonsense: {error}"))),
         Ok(None) => Err(RuntimeError::Kernel("the zygote died".into())),

@@ -46,6 +46,11 @@ pub struct Identity {
 }
 
 impl Identity {
+    /// What an open file is.
+    pub fn of_file(file: impl std::os::fd::AsFd) -> io::Result<Identity> {
+        Ok(Identity::of(&rustix::fs::fstat(file)?))
+    }
+
     pub(crate) fn of(stat: &Stat) -> Identity {
         let ns = |seconds: i64, ns| {
             seconds.wrapping_mul(1_000_000_000).wrapping_add(i64::try_from(ns).unwrap_or(0))

@@ -19,6 +19,7 @@ struct Circumstances {
     version: String,
     uid: u32,
     cgroup_parent: String,
+    backend: String,
     /// Where we stand in the machine's control groups decides what was delegated to us.
     cgroup: String,
 }
@@ -34,24 +35,26 @@ pub(super) async fn verdicts(
     runtime: &Arc<dyn Runtime>,
     settings: &Settings,
 ) -> Result<Vec<Verdict>> {
-    match remembered(settings) {
+    match remembered(&**runtime, settings) {
         Some(verdicts) => Ok(verdicts),
         None => test(runtime, settings).await,
     }
 }
 
 /// The verdicts, if they are there and still good.
-pub(super) fn remembered(settings: &Settings) -> Option<Vec<Verdict>> {
+pub(super) fn remembered(runtime: &dyn Runtime, settings: &Settings) -> Option<Vec<Verdict>> {
     let text = fs::read(path(settings)).ok()?;
     let remembered: Remembered = serde_json::from_slice(&text).ok()?;
-    (remembered.circumstances == circumstances(settings)).then_some(remembered.verdicts)
+    (remembered.circumstances == circumstances(runtime, settings)).then_some(remembered.verdicts)
 }
 
 /// Tries all limits, whatever is remembered.
 pub(super) async fn test(runtime: &Arc<dyn Runtime>, settings: &Settings) -> Result<Vec<Verdict>> {
     let verdicts = selftest::run(runtime).await.context("failed to test the limits")?;
-    let remembered =
-        Remembered { circumstances: circumstances(settings), verdicts: verdicts.clone() };
+    let remembered = Remembered {
+        circumstances: circumstances(&**runtime, settings),
+        verdicts: verdicts.clone(),
+    };
     // Not being able to remember costs time at the next start and nothing else.
     if let Ok(text) = serde_json::to_vec(&remembered) {
         let _ = fs::write(path(settings), text);
@@ -85,12 +88,13 @@ fn path(settings: &Settings) -> PathBuf {
     settings.run_dir.join("selftest.json")
 }
 
-fn circumstances(settings: &Settings) -> Circumstances {
+fn circumstances(runtime: &dyn Runtime, settings: &Settings) -> Circumstances {
     Circumstances {
         boot: procfs::boot_id(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         uid: privileges::own_ids().0,
         cgroup_parent: settings.cgroup_parent.clone(),
+        backend: runtime.backend(),
         cgroup: fs::read_to_string("/proc/self/cgroup").unwrap_or_default(),
     }
 }

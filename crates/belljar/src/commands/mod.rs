@@ -5,6 +5,7 @@ mod bench;
 mod books;
 mod code;
 mod doctor;
+mod guest;
 mod key;
 mod limits;
 mod outage;
@@ -34,6 +35,10 @@ pub(crate) fn dispatch(command: Command) -> Result<ExitCode> {
         logging::start_by_environment();
         return spawner::spawner(inside);
     }
+    // Nothing of a host is there to be read: no settings, no terminal.
+    if let Command::Guest(args) = command {
+        return guest::guest(args);
+    }
     let settings = Settings::load_with(&command.settings())?;
     logging::start(&settings.log, command.default_log());
     match command {
@@ -47,6 +52,7 @@ pub(crate) fn dispatch(command: Command) -> Result<ExitCode> {
         Command::Doctor(args) => doctor::doctor(&args, &settings),
         Command::Bench(args) => bench::bench(&args, &settings),
         Command::Spawner { inside } => spawner::spawner(inside),
+        Command::Guest(args) => guest::guest(args),
     }
 }
 

@@ -3,13 +3,11 @@
 use std::fs;
 use std::path::Path;
 use std::process::ExitCode;
-use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use belljar_engine::result::ExecResult;
 use belljar_engine::run::{Code, Run};
-use belljar_runtime::native::Prepared;
-use belljar_runtime::{DataMount, Limits, Runtime, SandboxSpec};
+use belljar_runtime::{DataMount, Limits, SandboxSpec};
 use belljar_sys::process;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
@@ -17,6 +15,7 @@ use tokio::sync::watch;
 use super::code::{self, Given};
 use super::limits;
 use super::output::{self, Ending};
+use crate::backend::Prepared;
 use crate::cli::{Lang, RunArgs};
 use crate::home;
 use crate::settings::Settings;
@@ -24,7 +23,7 @@ use crate::settings::Settings;
 pub(super) fn run(args: RunArgs, settings: &Settings) -> Result<ExitCode> {
     let json = args.json;
     let run = plan(args, settings)?;
-    let prepared = home::prepare_runtime(settings)?;
+    let prepared = Prepared::start(settings)?;
     let result = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -94,7 +93,7 @@ async fn execute(
     settings: &Settings,
     json: bool,
 ) -> Result<ExecResult> {
-    let runtime: Arc<dyn Runtime> = prepared.launch()?;
+    let runtime = prepared.launch(None).await?;
     let verdicts = limits::verdicts(&runtime, settings).await?;
     limits::insist(&verdicts, settings)?;
     let interrupted = interruptions()?;

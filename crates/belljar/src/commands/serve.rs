@@ -17,13 +17,13 @@ use belljar_engine::spec::SessionSpec;
 use belljar_engine::store::{StateLock, Store};
 use belljar_engine::{Engine, EngineConfig};
 use belljar_runtime::Runtime;
-use belljar_runtime::native::Prepared;
 use belljar_runtime::selftest::Verdict;
 use belljar_sys::privileges;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
 use super::limits;
+use crate::backend::Prepared;
 use crate::cli::ServeArgs;
 use crate::home;
 use crate::settings::{Listen, ServerSettings, Settings};
@@ -40,7 +40,7 @@ pub(super) fn serve(args: &ServeArgs, settings: &Settings) -> Result<ExitCode> {
     privileges::raise_open_files();
     let _lock = StateLock::take(&settings.state_dir)?;
     // Before any thread: the spawner is forked from us.
-    let prepared = home::prepare_runtime(settings)?;
+    let prepared = Prepared::start(settings)?;
     let mut builder = match settings.server.threads {
         Some(1) => tokio::runtime::Builder::new_current_thread(),
         threads => {
@@ -65,13 +65,12 @@ async fn run(args: &ServeArgs, settings: &Settings, prepared: Prepared) -> Resul
     let store = Store::open(&home::database(settings))?;
     let keys = KeyRing::open(store.clone()).await?;
     let listener = bind(server, &keys).await?;
-    let runtime = prepared.launch_as(&store.owner()?)?;
-    runtime.keep_zygote();
-    let runtime: Arc<dyn Runtime> = runtime;
+    let image = prepared.default_image(settings);
+    let runtime = prepared.launch(Some(&store.owner()?)).await?;
     let audit = Audit::open(&settings.state_dir.join("audit.log"), server.audit_code)
         .context("failed to open the audit log")?;
     let enforced = enforced(&runtime, settings).await?;
-    let config = engine_config(settings, server.dataset_sources()?);
+    let config = engine_config(settings, image, server.dataset_sources()?);
     let engine = Engine::start(config, store, runtime, audit).await?;
     let guard = GuardConfig {
         hosts: own_hosts(server, listener.local_addr()),
@@ -162,11 +161,15 @@ fn own_hosts(server: &ServerSettings, address: Option<SocketAddr>) -> Vec<String
     hosts
 }
 
-fn engine_config(settings: &Settings, dataset_sources: Arc<Sources>) -> EngineConfig {
+fn engine_config(
+    settings: &Settings,
+    image: String,
+    dataset_sources: Arc<Sources>,
+) -> EngineConfig {
     let server = &settings.server;
     EngineConfig {
         defaults: SessionSpec {
-            image: server.image.clone(),
+            image,
             storage: server.storage,
             datasets: server.datasets,
             limits: settings.limits,
@@ -175,6 +178,7 @@ fn engine_config(settings: &Settings, dataset_sources: Arc<Sources>) -> EngineCo
             idle_s: server.idle_s,
             metadata: serde_json::Map::new(),
         },
+        images: settings.backend.images.clone(),
         sessions_root: server.sessions_root.clone(),
         datasets_dir: server.datasets_dir.clone(),
         dataset_sources,
@@ -207,7 +211,7 @@ fn shelf_config(settings: &Settings) -> ShelfConfig {
 
 /// Which limits hold, if that is known or must be known before anything runs.
 async fn enforced(runtime: &Arc<dyn Runtime>, settings: &Settings) -> Result<Option<Vec<Verdict>>> {
-    let verdicts = match limits::remembered(settings) {
+    let verdicts = match limits::remembered(&**runtime, settings) {
         Some(verdicts) => verdicts,
         None if settings.strict => limits::test(runtime, settings).await?,
         None => return Ok(None),

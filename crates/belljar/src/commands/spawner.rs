@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
+use belljar_guest::Door;
 use belljar_runtime::native::spawner::{self, GuestStart};
 
 pub(super) fn spawner(inside: bool) -> Result<ExitCode> {
@@ -14,8 +15,8 @@ pub(super) fn spawner(inside: bool) -> Result<ExitCode> {
 
 fn become_guest(start: GuestStart) -> std::io::Result<()> {
     belljar_guest::run(belljar_guest::Start {
-        listener: start.listener,
-        nonce: start.nonce,
+        door: Door::Listener(start.listener),
+        nonce: Some(start.nonce),
         oom_events: start.oom_events,
         landlock: start.landlock,
         alone_for_s: start.alone_for_s,

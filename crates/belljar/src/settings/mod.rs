@@ -2,6 +2,7 @@
 //! [`variables`], and typed once, here, in [`server`] and in [`artifacts`].
 
 mod artifacts;
+mod backend;
 mod dotenv;
 mod parse;
 #[cfg(test)]
@@ -22,6 +23,7 @@ use anyhow::{Context, Result, bail};
 use belljar_runtime::Limits;
 
 pub use artifacts::ArtifactSettings;
+pub use backend::{BackendSettings, Choice, DOCKER_IMAGE};
 pub(crate) use dotenv::commented as commented_env_file;
 pub use server::{Listen, ServerSettings, Tls};
 use values::Values;
@@ -41,6 +43,7 @@ pub struct Settings {
     pub preload: Vec<String>,
     pub limits: Limits,
     pub cgroup_parent: String,
+    pub backend: BackendSettings,
     pub strict: bool,
     pub log: LogSettings,
     pub bench_image: Option<String>,
@@ -122,10 +125,12 @@ impl Settings {
         let word = |text: &str| Some(text.to_owned());
         let home = values.path_or("BELLJAR_HOME", default_home)?;
         let state_dir = values.path_or("BELLJAR_STATE_DIR", || Ok(home.join("state")))?;
+        let run_dir = values.path_or("BELLJAR_RUN_DIR", default_run_dir)?;
         let server = ServerSettings::read(&values, &home)?;
         Ok(Settings {
             artifacts: ArtifactSettings::read(&values, &home, &state_dir)?,
-            run_dir: values.path_or("BELLJAR_RUN_DIR", default_run_dir)?,
+            backend: BackendSettings::read(&values, &run_dir)?,
+            run_dir,
             state_dir,
             outputs_dir: values.path("BELLJAR_OUTPUTS_DIR")?.expect("its default is not empty"),
             python: values.text("BELLJAR_PYTHON").into(),
@@ -236,7 +241,10 @@ mod tests {
             ("BELLJAR_STRICT", "perhaps"),
             ("SESSION_STORAGE", "disk"),
             ("DATASET_ACCESS", "all"),
-            ("SANDBOX_IMAGE", "debian"),
+            ("SANDBOX_IMAGE", "two words"),
+            ("BELLJAR_BACKEND", "podman"),
+            ("BELLJAR_GPUS", "some"),
+            ("DOCKER_HOST", "/var/run/docker.sock"),
             ("BELLJAR_LISTEN", "example.com"),
             ("BELLJAR_POOL", "1001"),
             ("BELLJAR_MAX_SESSIONS", "many"),

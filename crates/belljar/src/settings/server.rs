@@ -34,7 +34,6 @@ pub struct ServerSettings {
     /// Seconds that a stopping server waits for requests in progress.
     pub drain_s: u64,
 
-    pub image: String,
     pub storage: Storage,
     pub datasets: Datasets,
     pub sessions_root: PathBuf,
@@ -106,7 +105,6 @@ impl ServerSettings {
             max_body: values.read("BELLJAR_MAX_BODY", parse::size_from(1 << 10))?,
             threads: values.read("BELLJAR_THREADS", parse::threads)?,
             drain_s: values.read("BELLJAR_DRAIN", parse::number(0..=3600))?,
-            image: values.read("SANDBOX_IMAGE", |text| (text == "host").then(|| text.into()))?,
             storage: values.read("SESSION_STORAGE", parse::storage)?,
             datasets: values.read("DATASET_ACCESS", parse::datasets)?,
             sessions_root: values.path_or("SESSIONS_ROOT", || Ok(home.join("sessions")))?,

@@ -153,12 +153,57 @@ pub const GROUPS: &[Group] = &[
                  They count as memory, so three quarters of that are the most it can be.",
             ),
             variable(
-                "SANDBOX_IMAGE",
-                "host",
-                "host",
-                "What the root of a sandbox is made of. `host` is this machine's own /usr with the\n\
-                 environment that `belljar setup` made.",
+                "BELLJAR_BACKEND",
+                "auto, native or docker",
+                "auto",
+                "What makes sandboxes. `native` builds them from namespaces, `docker` asks a Docker or\n\
+                 Podman engine. `auto` is native where that can enforce limits, otherwise docker\n\
+                 where an engine with the image answers.",
             ),
+            variable(
+                "SANDBOX_IMAGE",
+                "the name of an image",
+                "",
+                "What sandboxes are made from. `host` is this machine's own /usr with the environment\n\
+                 that `belljar setup` made; docker takes any image of its engine.",
+            )
+            .when_empty("host, or belljar/sandbox:latest with docker"),
+            variable(
+                "BELLJAR_IMAGES",
+                "names of images, with * for any part of one",
+                "",
+                "What sessions may ask for besides the default.",
+            )
+            .when_empty("nothing else"),
+            variable(
+                "DOCKER_HOST",
+                "an address such as unix:///var/run/docker.sock or tcp://localhost:2375",
+                "",
+                "Where the container engine is.",
+            )
+            .when_empty("unix:///var/run/docker.sock"),
+            variable(
+                "BELLJAR_DOCKER_RUNTIME",
+                "the name of a runtime of the engine",
+                "",
+                "Which runtime of the container engine runs sandboxes: `runsc` for gVisor.",
+            )
+            .when_empty("the engine's default"),
+            variable(
+                "BELLJAR_SOCKET_DIR",
+                "a directory",
+                "",
+                "Where the sockets to containers go. It must be on a Linux file system: one of\n\
+                 Windows cannot hold sockets.",
+            )
+            .when_empty("doors in BELLJAR_RUN_DIR"),
+            variable(
+                "BELLJAR_GPUS",
+                "all, a number, or device=0,1",
+                "",
+                "GPUs for sandboxes, where the container engine has any.",
+            )
+            .when_empty("none"),
             variable(
                 "BELLJAR_CGROUP_PARENT",
                 "a name",

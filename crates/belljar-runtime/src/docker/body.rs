@@ -1,0 +1,86 @@
+//! A container, seen from outside.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use belljar_proto::exec::Language;
+use belljar_proto::guest::{Call, ZygoteOrder};
+use belljar_sys::cgroup::Meters;
+use tokio::sync::watch;
+
+use super::DockerRuntime;
+use super::deaths::Death;
+use super::door::Door;
+use crate::RuntimeError;
+use crate::link::Link;
+use crate::sandbox::Body;
+use crate::spec::paths;
+
+#[derive(Debug)]
+pub(super) struct ContainerBody {
+    pub(super) runtime: Arc<DockerRuntime>,
+    pub(super) container: String,
+    pub(super) death: watch::Receiver<Option<Death>>,
+    /// Where the machine that the engine runs on is ours.
+    pub(super) meters: Option<Meters>,
+    /// How kernels are forked inside; none, if they are not to be.
+    pub(super) zygote: Option<ZygoteOrder>,
+    /// Kept for as long as the sandbox lives.
+    pub(super) door: Option<Door>,
+}
+
+#[async_trait]
+impl Body for ContainerBody {
+    async fn fork_python(
+        &self,
+        link: &Link,
+        env: &[(String, String)],
+    ) -> Option<Result<(), RuntimeError>> {
+        let zygote = self.zygote.clone()?;
+        let language = Language::Python;
+        let (env, cwd) = (env.to_vec(), paths::SESSION.to_owned());
+        let fork = Call::ForkKernel { language, zygote, env, cwd };
+        let forked = async {
+            link.call(fork, &[]).await?;
+            link.call(Call::AwaitKernel { language }, &[]).await.map(|_| ())
+        };
+        Some(forked.await)
+    }
+
+    fn meters(&self) -> Option<&Meters> {
+        self.meters.as_ref()
+    }
+
+    fn oom_kills(&self) -> u64 {
+        let of_all = self.death.borrow().is_some_and(|death| death.out_of_memory);
+        u64::from(of_all).max(self.meters.as_ref().map_or(0, Meters::oom_kills))
+    }
+
+    async fn ended(&self) {
+        let mut death = self.death.clone();
+        // Nobody watches any more: the runtime is going.
+        let _ = death.wait_for(Option::is_some).await;
+    }
+
+    fn kill(&self) {
+        let (runtime, container) = (Arc::clone(&self.runtime), self.container.clone());
+        // Outside of an event loop there is nobody to do it; the guest ends when it is left alone.
+        if let Ok(event_loop) = tokio::runtime::Handle::try_current() {
+            event_loop.spawn(async move { runtime.kill(&container).await });
+        }
+    }
+
+    async fn remove(&self) {
+        self.runtime.remove(&self.container).await;
+    }
+}
+
+impl Drop for ContainerBody {
+    fn drop(&mut self) {
+        self.runtime.deaths.forget(&self.container);
+        let (runtime, container) = (Arc::clone(&self.runtime), self.container.clone());
+        if let Ok(event_loop) = tokio::runtime::Handle::try_current() {
+            event_loop.spawn(async move { runtime.remove(&container).await });
+        }
+    }
+}

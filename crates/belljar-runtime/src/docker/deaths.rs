@@ -1,0 +1,128 @@
+//! Notices the end of containers, whoever ended them: one conversation with the engine for all.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bollard::Docker;
+use bollard::query_parameters::{
+    EventsOptionsBuilder, InspectContainerOptions, ListContainersOptionsBuilder,
+};
+use futures_util::StreamExt;
+use tokio::sync::watch;
+
+use super::engine;
+use super::recipe::labels;
+
+/// Between attempts to listen to an engine that is away.
+const PAUSE: Duration = Duration::from_millis(500);
+
+/// How often it is asked, besides, whether all still run.
+const LOOK_PACE: Duration = Duration::from_secs(3);
+
+/// How a container ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Death {
+    pub(super) out_of_memory: bool,
+}
+
+type Watched = Mutex<HashMap<String, watch::Sender<Option<Death>>>>;
+
+/// Who waits for which container.
+#[derive(Debug)]
+pub(super) struct Deaths {
+    watched: Arc<Watched>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Deaths {
+    pub(super) fn listen(docker: Docker, owner: &str) -> Deaths {
+        let watched: Arc<Watched> = Arc::default();
+        let task = tokio::spawn(listen(docker, owner.to_owned(), Arc::clone(&watched)));
+        Deaths { watched, task }
+    }
+
+    /// Becomes something when the container has ended. To be called before it is started.
+    pub(super) fn watch(&self, container: &str) -> watch::Receiver<Option<Death>> {
+        let (sender, receiver) = watch::channel(None);
+        lock(&self.watched).insert(container.to_owned(), sender);
+        receiver
+    }
+
+    /// Nobody waits for it any more.
+    pub(super) fn forget(&self, container: &str) {
+        lock(&self.watched).remove(container);
+    }
+}
+
+impl Drop for Deaths {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn listen(docker: Docker, owner: String, watched: Arc<Watched>) {
+    loop {
+        let filters = HashMap::from([
+            ("type", vec!["container".to_owned()]),
+            ("event", vec!["die".to_owned(), "destroy".to_owned()]),
+            ("label", vec![format!("{}={owner}", labels::OWNER)]),
+        ]);
+        let options = EventsOptionsBuilder::new().filters(&filters).build();
+        let mut events = docker.events(Some(options));
+        loop {
+            match tokio::time::timeout(LOOK_PACE, events.next()).await {
+                Ok(Some(Ok(event))) => {
+                    if let Some(container) = event.actor.and_then(|actor| actor.id) {
+                        look_at(&docker, &watched, &container).await;
+                    }
+                }
+                // What ended before we listened, or while the engine was away.
+                Err(_) => look(&docker, &owner, &watched).await,
+                Ok(Some(Err(_)) | None) => break,
+            }
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
+/// Looks at everything that is waited for and does not run.
+async fn look(docker: &Docker, owner: &str, watched: &Watched) {
+    let filters = HashMap::from([("label", vec![format!("{}={owner}", labels::OWNER)])]);
+    let options = ListContainersOptionsBuilder::new().filters(&filters).build();
+    let Ok(running) = docker.list_containers(Some(options)).await else { return };
+    let running: HashSet<String> = running.into_iter().filter_map(|seen| seen.id).collect();
+    let containers: Vec<String> = lock(watched).keys().cloned().collect();
+    for container in containers.iter().filter(|container| !running.contains(*container)) {
+        look_at(docker, watched, container).await;
+    }
+}
+
+async fn look_at(docker: &Docker, watched: &Watched, container: &str) {
+    if !lock(watched).contains_key(container) {
+        return;
+    }
+    let death = match docker.inspect_container(container, None::<InspectContainerOptions>).await {
+        Ok(seen) => {
+            let state = seen.state.unwrap_or_default();
+            // One that was just made has not begun, which is no end.
+            let over = state.running == Some(false) && state.finished_at.is_some_and(is_a_time);
+            over.then(|| Death { out_of_memory: state.oom_killed == Some(true) })
+        }
+        Err(error) if engine::is_gone(&error) => Some(Death { out_of_memory: false }),
+        // The engine is away; it is asked again when it is back.
+        Err(_) => None,
+    };
+    if let (Some(death), Some(sender)) = (death, lock(watched).get(container)) {
+        sender.send_replace(Some(death));
+    }
+}
+
+/// Engines say year one for never.
+fn is_a_time(text: String) -> bool {
+    !text.is_empty() && !text.starts_with("0001-")
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}

@@ -1,0 +1,155 @@
+//! The container engine: how it is reached, and what its refusals mean.
+
+use std::error::Error as _;
+use std::io;
+
+use bollard::errors::Error;
+use bollard::{API_DEFAULT_VERSION, Docker};
+
+/// Where engines listen if nobody says otherwise.
+const DEFAULT_SOCKET: &str = "/var/run/docker.sock";
+
+/// Seconds that an engine may take for one answer: making a container on a busy disk takes a while.
+const ANSWER_TIMEOUT_S: u64 = 120;
+
+/// What the engine did not do for us, and what to do about it.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    #[error("no container engine answers at `{address}`; {advice}")]
+    Unreachable {
+        address: String,
+        advice: &'static str,
+        #[source]
+        cause: Box<Error>,
+    },
+    #[error(
+        "the container engine has no image `{0}`; build one with `belljar image build`, pull it \
+         with `docker pull`, or name another with SANDBOX_IMAGE"
+    )]
+    NoImage(String),
+    #[error(
+        "the container engine knows no runtime `{0}`; register it in its daemon.json, or leave \
+         BELLJAR_DOCKER_RUNTIME empty"
+    )]
+    NoRuntime(String),
+    #[error(
+        "the container engine has no GPU to give; install the vendor's container toolkit, or \
+         leave BELLJAR_GPUS empty"
+    )]
+    NoGpu,
+    #[error("the disk of the container engine is full; `docker system df` tells what is on it")]
+    NoSpace,
+    #[error("the container engine failed to {doing}: {message}")]
+    Refused { doing: &'static str, message: String },
+    #[error("the container of the sandbox ended while it was started")]
+    Ended,
+}
+
+/// The engine at `address`, or where engines usually are; nothing is asked of it yet.
+pub(super) fn connect(address: Option<&str>) -> Result<(Docker, String), EngineError> {
+    let address = address.map_or_else(|| format!("unix://{DEFAULT_SOCKET}"), str::to_owned);
+    let docker = match address.strip_prefix("unix://") {
+        // The crate looks whether the socket is there, which would hide why it cannot be used.
+        Some(path) => Docker::connect_with_unix(path, ANSWER_TIMEOUT_S, API_DEFAULT_VERSION),
+        None => Docker::connect_with_http(&address, ANSWER_TIMEOUT_S, API_DEFAULT_VERSION),
+    };
+    match docker {
+        Ok(docker) => Ok((docker, address)),
+        Err(error) => Err(unreachable(address, error)),
+    }
+}
+
+/// Says what `doing` came to.
+pub(super) fn explain(address: &str, doing: &'static str, error: Error) -> EngineError {
+    match error {
+        Error::DockerResponseServerError { message, .. } => refused(doing, message),
+        Error::DockerStreamError { error } => refused(doing, error),
+        error if is_about_connecting(&error) => unreachable(address.to_owned(), error),
+        error => EngineError::Refused { doing, message: error.to_string() },
+    }
+}
+
+fn refused(doing: &'static str, message: String) -> EngineError {
+    let says = |words: &str| message.to_ascii_lowercase().contains(words);
+    if says("no such image") || says("image not known") {
+        let name = message.rsplit(": ").next().unwrap_or(&message).trim();
+        return EngineError::NoImage(name.to_owned());
+    }
+    if says("unknown or invalid runtime") || says("unknown runtime") || says("invalid runtime") {
+        let name = message.rsplit(": ").next().unwrap_or(&message).trim();
+        return EngineError::NoRuntime(name.to_owned());
+    }
+    if says("could not select device driver") || says("no known gpu") {
+        return EngineError::NoGpu;
+    }
+    if says("no space left on device") {
+        return EngineError::NoSpace;
+    }
+    EngineError::Refused { doing, message }
+}
+
+/// Whether something is simply not there any more.
+pub(super) fn is_gone(error: &Error) -> bool {
+    matches!(error, Error::DockerResponseServerError { status_code: 404 | 409, .. })
+}
+
+fn is_about_connecting(error: &Error) -> bool {
+    matches!(
+        error,
+        Error::HyperLegacyError { .. }
+            | Error::HyperResponseError { .. }
+            | Error::SocketNotFoundError(_)
+            | Error::IOError { .. }
+            | Error::RequestTimeoutError
+    )
+}
+
+fn unreachable(address: String, error: Error) -> EngineError {
+    let advice = match io_kind(&error) {
+        Some(io::ErrorKind::PermissionDenied) => {
+            "you may not use it: run as root, or join the group of its socket \
+             (`usermod -aG docker $USER`, then log in again)"
+        }
+        Some(io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
+            "start it (`systemctl start docker`), or say where it is with DOCKER_HOST"
+        }
+        _ => "is it running? DOCKER_HOST says where it is looked for",
+    };
+    EngineError::Unreachable { address, advice, cause: Box::new(error) }
+}
+
+fn io_kind(error: &Error) -> Option<io::ErrorKind> {
+    if let Error::SocketNotFoundError(_) = error {
+        return Some(io::ErrorKind::NotFound);
+    }
+    let mut cause = error.source();
+    while let Some(inner) = cause {
+        if let Some(error) = inner.downcast_ref::<io::Error>() {
+            return Some(error.kind());
+        }
+        cause = inner.source();
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn meaning(message: &str) -> String {
+        let error = Error::DockerResponseServerError { status_code: 500, message: message.into() };
+        explain("unix:///x", "make a container", error).to_string()
+    }
+
+    #[test]
+    fn what_engines_say_is_understood() {
+        assert!(meaning("No such image: sandbox:latest").contains("no image `sandbox:latest`"));
+        assert!(meaning("Unknown runtime specified runsc").contains("no runtime"));
+        assert!(
+            meaning("could not select device driver \"\" with capabilities: [[gpu]]")
+                .contains("no GPU")
+        );
+        assert!(meaning("write /x: no space left on device").contains("is full"));
+        assert!(meaning("odd").contains("failed to make a container: odd"));
+    }
+}

@@ -1,0 +1,444 @@
+//! Sandboxes that are containers of a Docker or Podman engine.
+//!
+//! ```text
+//!   DockerRuntime ── bollard ──▶ engine ── runc, runsc, ... ──▶ container
+//!        │                          └── die, destroy ──▶ deaths     guest (PID 1, our binary)
+//!        └── Link ◀──── a socket in a directory that both see ────────┘  └─ zygote, kernels
+//!                 or, attached, through the engine
+//! ```
+//!
+//! The binary is shown to the container read-only, so any Linux image will do. The guest is its
+//! first process, comes to a socket of ours, and seals itself before anything else runs: see
+//! [`recipe`] for what the engine is asked to enforce and [`seal`] for what the guest adds.
+//!
+//! A container with a kernel of its own (gVisor, Kata) cannot share a socket with us, nor pass
+//! descriptors; it is spoken to through its standard streams, and files come and go as bytes.
+
+mod body;
+mod deaths;
+mod door;
+mod engine;
+mod image;
+mod recipe;
+mod seal;
+
+use std::collections::{HashMap, HashSet};
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use belljar_proto::guest::ZygoteOrder;
+use belljar_sys::cgroup::Meters;
+use belljar_sys::{privileges, process, procfs, tree};
+use bollard::Docker;
+use bollard::query_parameters::{
+    CreateContainerOptionsBuilder, InspectContainerOptions, KillContainerOptionsBuilder,
+    ListContainersOptionsBuilder, RemoveContainerOptionsBuilder, StartContainerOptions,
+};
+
+use crate::RuntimeError;
+use crate::kernels::{self, Role};
+use crate::link::Link;
+use crate::native::zygote::ZygoteState;
+use crate::runtime::{Runtime, is_orphaned};
+use crate::sandbox::{Body, Handle, Parts, Sandbox};
+use crate::spec::{SandboxSpec, USER_ID};
+use body::ContainerBody;
+use deaths::Deaths;
+use door::Door;
+pub use engine::EngineError;
+use image::ReadyImage;
+pub use recipe::Gpus;
+use recipe::{Meeting, Recipe, labels};
+pub use seal::{Sealed, seal_guest};
+
+/// For how long an image is believed to be what it was: a new one may get the same name.
+const IMAGE_FRESH: Duration = Duration::from_secs(10);
+
+/// Runtimes whose containers share the machine's kernel, and so sockets and descriptors.
+const SHARED_KERNEL: [&str; 5] = ["runc", "crun", "youki", "nvidia", "io.containerd.runc.v2"];
+
+#[derive(Debug, Clone)]
+pub struct DockerConfig {
+    /// Where the engine is, as in `DOCKER_HOST`; none: where engines usually are.
+    pub address: Option<String>,
+    /// The belljar binary, which must be static.
+    pub executable: PathBuf,
+    /// Directory with the kernels' scripts.
+    pub kernels: PathBuf,
+    /// Where sockets go, one directory for each sandbox.
+    pub socket_dir: PathBuf,
+    pub image: String,
+    /// What zygotes import, unless an image says otherwise.
+    pub preload: Vec<String>,
+    /// Of the engine: `runsc`, say; none: its default.
+    pub runtime: Option<String>,
+    pub gpus: Option<Gpus>,
+}
+
+#[derive(Debug)]
+pub struct DockerRuntime {
+    config: DockerConfig,
+    docker: Docker,
+    address: String,
+    meeting: Meeting,
+    deaths: Deaths,
+    /// Whose containers these are.
+    owner: String,
+    /// Tells those of this process from those of its predecessors.
+    instance: String,
+    /// Whether sandboxes get a zygote: not worth it for one that lives for a single call.
+    warm: bool,
+    images: Mutex<HashMap<String, (Instant, ReadyImage)>>,
+    /// Held while an image is looked at, and prepared if it has to be.
+    preparing: tokio::sync::Mutex<()>,
+    next: AtomicU64,
+}
+
+impl DockerRuntime {
+    /// Finds the engine. With an owner, sandboxes outlive this process and are that owner's;
+    /// without, they are this process's and go with it.
+    pub async fn launch(
+        config: DockerConfig,
+        owner: Option<&str>,
+    ) -> Result<Arc<DockerRuntime>, RuntimeError> {
+        let (docker, address) = engine::connect(config.address.as_deref())?;
+        let explain = |error| engine::explain(&address, "tell its version", error);
+        let docker = docker.negotiate_version().await.map_err(explain)?;
+        let info = docker.info().await.map_err(explain)?;
+        let is_remote_kernel = |system: &String| system.contains("Docker Desktop");
+        let shares_kernel = config.runtime.as_deref().is_none_or(|r| SHARED_KERNEL.contains(&r))
+            && !info.operating_system.as_ref().is_some_and(is_remote_kernel);
+        if let (Some(wanted), Some(known)) = (&config.runtime, &info.runtimes)
+            && !known.contains_key(wanted)
+        {
+            return Err(EngineError::NoRuntime(wanted.clone()).into());
+        }
+        let random = &process::random_name()[..8];
+        let (pid, warm) = (std::process::id(), owner.is_some());
+        let owner = owner.map_or_else(
+            || format!("{pid}.{}", procfs::start_time(pid).unwrap_or(0)),
+            str::to_owned,
+        );
+        let runtime = Arc::new(DockerRuntime {
+            meeting: if shares_kernel { Meeting::Socket } else { Meeting::Attached },
+            deaths: Deaths::listen(docker.clone(), &owner),
+            instance: format!("{owner}.{random}"),
+            warm,
+            images: Mutex::default(),
+            preparing: tokio::sync::Mutex::default(),
+            next: AtomicU64::new(1),
+            owner,
+            config,
+            docker,
+            address,
+        });
+        runtime.remove_all(None, is_orphaned).await;
+        Ok(runtime)
+    }
+
+    /// Whether an engine answers that has the image of this configuration.
+    pub async fn has_image(config: &DockerConfig) -> bool {
+        let Ok((docker, _)) = engine::connect(config.address.as_deref()) else { return false };
+        let Ok(docker) = docker.negotiate_version().await else { return false };
+        docker.inspect_image(&config.image).await.is_ok()
+    }
+
+    async fn make(self: &Arc<Self>, spec: &SandboxSpec) -> Result<Sandbox, RuntimeError> {
+        let name = format!("{}.{}", self.instance, self.next.fetch_add(1, Ordering::Relaxed));
+        let nonce = process::random_name();
+        let image = self.image_of(spec).await?;
+        let user = self.user();
+        if let Some(directory) = &spec.session_dir
+            && privileges::is_root()
+        {
+            give_to(directory.clone(), user).await?;
+        }
+        let door = match self.meeting {
+            Meeting::Socket => Some(Door::open(self.door_of(&name))?),
+            Meeting::Attached => None,
+        };
+        let recipe = Recipe {
+            spec,
+            name: &name,
+            owner: &self.owner,
+            nonce: &nonce,
+            image: &image.id,
+            user,
+            meeting: self.meeting,
+            executable: &self.config.executable,
+            kernels: &self.config.kernels,
+            door: door.as_ref().map_or(Path::new(""), Door::directory),
+            runtime: self.config.runtime.as_deref(),
+            gpus: self.config.gpus.as_ref(),
+        };
+        let called = CreateContainerOptionsBuilder::new().name(&format!("belljar-{name}")).build();
+        let made = self.docker.create_container(Some(called), recipe.body()).await;
+        let container = made.map_err(|error| self.explain("make a container", error))?.id;
+        // From here on it is removed if anything fails.
+        let mut body = ContainerBody {
+            runtime: Arc::clone(self),
+            death: self.deaths.watch(&container),
+            container: container.clone(),
+            meters: None,
+            zygote: self.warm.then(|| self.zygote(&image, spec)),
+            door,
+        };
+        let link = match self.begin(&body, &nonce).await {
+            Ok(link) => link,
+            Err(error) => {
+                self.remove(&container).await;
+                return Err(error);
+            }
+        };
+        let pid = self.pid_of(&container).await.unwrap_or(0);
+        body.meters = Meters::of_process(pid);
+        let started = procfs::start_time(pid).unwrap_or(0);
+        let container = Some(container);
+        let handle = Handle { name, pid, started, nonce, block: None, container };
+        Ok(self.assemble(handle, spec.clone(), &image, link, body))
+    }
+
+    /// Starts a container that was made, and begins to talk to its guest.
+    async fn begin(&self, body: &ContainerBody, nonce: &str) -> Result<Link, RuntimeError> {
+        let container = &body.container;
+        let attached = match &body.door {
+            Some(_) => None,
+            None => {
+                let attached = door::attach(&self.docker, container, nonce).await;
+                Some(attached.map_err(|error| self.explain("attach to the container", error))?)
+            }
+        };
+        let started = self.docker.start_container(container, None::<StartContainerOptions>).await;
+        started.map_err(|error| self.explain("start the container", error))?;
+        let meeting = async {
+            let stream = match (attached, &body.door) {
+                (Some(stream), _) => stream,
+                (None, Some(door)) => door.guest(None).await?,
+                (None, None) => return Err(RuntimeError::Gone),
+            };
+            Link::over(stream, nonce).await
+        };
+        tokio::select! {
+            link = meeting => link,
+            () = body.ended() => Err(EngineError::Ended.into()),
+        }
+    }
+
+    async fn take_over(
+        self: &Arc<Self>,
+        handle: Handle,
+        spec: SandboxSpec,
+    ) -> Result<Sandbox, RuntimeError> {
+        let container = handle.container.clone().ok_or(RuntimeError::Gone)?;
+        let inspected =
+            self.docker.inspect_container(&container, None::<InspectContainerOptions>).await;
+        let seen = match inspected {
+            Ok(seen) => seen,
+            Err(error) if engine::is_gone(&error) => return Err(RuntimeError::Gone),
+            Err(error) => return Err(self.explain("look at the container", error)),
+        };
+        let labels = seen.config.and_then(|config| config.labels).unwrap_or_default();
+        let is_it = labels.get(labels::NONCE) == Some(&handle.nonce);
+        if seen.state.is_none_or(|state| state.running != Some(true)) || !is_it {
+            return Err(RuntimeError::Gone);
+        }
+        let death = self.deaths.watch(&container);
+        let image = self.image_of(&spec).await?;
+        let meeting = labels.get(labels::DOOR).map_or(self.meeting, |name| Meeting::of_name(name));
+        let (stream, door) = match meeting {
+            Meeting::Socket => {
+                let door = Door::open(self.door_of(&handle.name))?;
+                (door.guest(Some(&handle.nonce)).await?, Some(door))
+            }
+            Meeting::Attached => {
+                let attached = door::attach(&self.docker, &container, &handle.nonce).await;
+                let explain = |error| self.explain("attach to the container", error);
+                (attached.map_err(explain)?, None)
+            }
+        };
+        let link = Link::over(stream, &handle.nonce).await?;
+        let body = ContainerBody {
+            runtime: Arc::clone(self),
+            death,
+            container,
+            meters: Meters::of_process(handle.pid),
+            zygote: self.warm.then(|| self.zygote(&image, &spec)),
+            door,
+        };
+        Ok(self.assemble(handle, spec, &image, link, body))
+    }
+
+    fn assemble(
+        &self,
+        handle: Handle,
+        spec: SandboxSpec,
+        image: &ReadyImage,
+        link: Link,
+        body: ContainerBody,
+    ) -> Sandbox {
+        let env = environment(image, &spec);
+        let python = kernels::python_argv(PYTHON, Role::Kernel, None);
+        Sandbox::assemble(Parts { handle, spec, env, python, link, body: Box::new(body) })
+    }
+
+    /// What a zygote of this image is.
+    fn zygote(&self, image: &ReadyImage, spec: &SandboxSpec) -> ZygoteOrder {
+        ZygoteOrder {
+            argv: kernels::python_argv(PYTHON, Role::Zygote, None),
+            env: environment(image, &SandboxSpec { env: Vec::new(), ..spec.clone() }),
+            preload: image.preload.clone().unwrap_or_else(|| self.config.preload.clone()),
+        }
+    }
+
+    async fn image_of(&self, spec: &SandboxSpec) -> Result<ReadyImage, RuntimeError> {
+        let name = spec.image.as_ref().unwrap_or(&self.config.image);
+        let known = lock(&self.images).get(name).cloned();
+        if let Some((seen, image)) = known
+            && seen.elapsed() < IMAGE_FRESH
+        {
+            return Ok(image);
+        }
+        // One at a time: the first to use an image prepares it.
+        let _preparing = self.preparing.lock().await;
+        let image = image::ready(&self.docker, &self.address, name).await?;
+        lock(&self.images).insert(name.clone(), (Instant::now(), image.clone()));
+        Ok(image)
+    }
+
+    /// Who a sandbox's processes are. Files of sessions on disk must be theirs, and ours to read:
+    /// without root that is only possible if they are us.
+    fn user(&self) -> (u32, u32) {
+        if privileges::is_root() { (USER_ID, USER_ID) } else { privileges::own_ids() }
+    }
+
+    fn door_of(&self, name: &str) -> PathBuf {
+        self.config.socket_dir.join(name)
+    }
+
+    async fn pid_of(&self, container: &str) -> Option<u32> {
+        let options = None::<InspectContainerOptions>;
+        let seen = self.docker.inspect_container(container, options).await.ok()?;
+        u32::try_from(seen.state?.pid?).ok().filter(|pid| *pid > 0)
+    }
+
+    async fn kill(&self, container: &str) {
+        let at_once = KillContainerOptionsBuilder::new().signal("SIGKILL").build();
+        if let Err(error) = self.docker.kill_container(container, Some(at_once)).await
+            && !engine::is_gone(&error)
+        {
+            tracing::warn!("failed to kill a container: {error}");
+        }
+    }
+
+    async fn remove(&self, container: &str) {
+        let all = RemoveContainerOptionsBuilder::new().force(true).v(true).build();
+        if let Err(error) = self.docker.remove_container(container, Some(all)).await
+            && !engine::is_gone(&error)
+        {
+            tracing::warn!("failed to remove a container: {error}");
+        }
+        self.deaths.forget(container);
+    }
+
+    /// Removes containers of ours, by owner and name, with their doors.
+    async fn remove_all(&self, owner: Option<&str>, doomed: impl Fn(&str) -> bool) {
+        let label = match owner {
+            Some(owner) => format!("{}={owner}", labels::OWNER),
+            None => labels::OWNER.to_owned(),
+        };
+        let filters = HashMap::from([("label", vec![label])]);
+        let options = ListContainersOptionsBuilder::new().all(true).filters(&filters).build();
+        let found = match self.docker.list_containers(Some(options)).await {
+            Ok(found) => found,
+            Err(error) => {
+                tracing::warn!("failed to look for containers of an earlier server: {error}");
+                return;
+            }
+        };
+        for seen in found {
+            let labels = seen.labels.unwrap_or_default();
+            if let (Some(id), Some(name)) = (seen.id, labels.get(labels::NAME))
+                && doomed(name)
+            {
+                self.remove(&id).await;
+                let _ = fs::remove_dir_all(self.door_of(name));
+            }
+        }
+    }
+
+    fn explain(&self, doing: &'static str, error: bollard::errors::Error) -> RuntimeError {
+        engine::explain(&self.address, doing, error).into()
+    }
+}
+
+#[async_trait]
+impl Runtime for DockerRuntime {
+    fn backend(&self) -> String {
+        let runtime = self.config.runtime.as_ref();
+        runtime.map_or_else(|| "docker".to_owned(), |name| format!("docker/{name}"))
+    }
+
+    async fn create(self: Arc<Self>, spec: &SandboxSpec) -> Result<Sandbox, RuntimeError> {
+        self.make(spec).await
+    }
+
+    async fn adopt(
+        self: Arc<Self>,
+        handle: Handle,
+        spec: SandboxSpec,
+    ) -> Result<Sandbox, RuntimeError> {
+        self.take_over(handle, spec).await
+    }
+
+    async fn discard(self: Arc<Self>, handle: &Handle) {
+        if let Some(container) = &handle.container {
+            self.remove(container).await;
+        }
+        let _ = fs::remove_dir_all(self.door_of(&handle.name));
+    }
+
+    async fn reap(self: Arc<Self>, keep: HashSet<String>) {
+        let is_ours = |name: &str| name.starts_with(&format!("{}.", self.instance));
+        self.remove_all(Some(&self.owner), |name| !is_ours(name) && !keep.contains(name)).await;
+    }
+
+    fn zygote_state(&self) -> Option<ZygoteState> {
+        // Every sandbox has its own.
+        None
+    }
+
+    async fn warmed_up(&self) {}
+}
+
+/// Looked for on the path of the image.
+const PYTHON: &str = "python3";
+
+/// What the image wants, what every sandbox has, and what was asked for, the last word last.
+fn environment(image: &ReadyImage, spec: &SandboxSpec) -> Vec<(String, String)> {
+    let path = image.env.iter().find(|(key, _)| key == "PATH").map(|(_, value)| value.as_str());
+    let mut env = kernels::environment(path, &spec.env);
+    for (key, value) in &image.env {
+        if !env.iter().any(|(known, _)| known == key) {
+            env.push((key.clone(), value.clone()));
+        }
+    }
+    env
+}
+
+/// Makes everything in a session's directory belong to the sandbox that is about to get it.
+async fn give_to(directory: PathBuf, (uid, gid): (u32, u32)) -> Result<(), RuntimeError> {
+    let path = directory.clone();
+    tokio::task::spawn_blocking(move || tree::give_to(&directory, uid, gid))
+        .await
+        .unwrap_or_else(|panic| Err(io::Error::other(panic)))
+        .map_err(|cause| RuntimeError::Prepare { path, cause })
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}

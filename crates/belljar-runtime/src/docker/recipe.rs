@@ -1,0 +1,258 @@
+//! What a container is made of, as data.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use bollard::models::{
+    ContainerCreateBody, DeviceRequest, HostConfig, HostConfigLogConfig, Mount, MountBindOptions,
+    MountBindOptionsPropagationEnum, MountType, ResourcesUlimits,
+};
+
+use crate::spec::{SandboxSpec, paths};
+
+/// Inside the container.
+pub(super) const EXECUTABLE: &str = "/opt/belljar/belljar";
+const DOOR: &str = "/run/belljar";
+pub(super) const SOCKET: &str = "host.sock";
+
+/// Labels on everything of ours that an engine holds.
+pub(super) mod labels {
+    /// Whose it is: one server's, over all its restarts, or one process's.
+    pub(crate) const OWNER: &str = "belljar.owner";
+    pub(crate) const NAME: &str = "belljar.name";
+    pub(crate) const NONCE: &str = "belljar.nonce";
+    pub(crate) const DOOR: &str = "belljar.door";
+}
+
+/// How the host and the guest meet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Meeting {
+    /// At a socket in a directory that both see: descriptors can be passed.
+    Socket,
+    /// Through the engine, attached to the container's standard streams: works where the container
+    /// has a kernel of its own.
+    Attached,
+}
+
+impl Meeting {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Meeting::Socket => "socket",
+            Meeting::Attached => "attached",
+        }
+    }
+
+    pub(super) fn of_name(name: &str) -> Meeting {
+        if name == "attached" { Meeting::Attached } else { Meeting::Socket }
+    }
+}
+
+/// All that decides what a container is like.
+#[derive(Debug)]
+pub(super) struct Recipe<'a> {
+    pub(super) spec: &'a SandboxSpec,
+    pub(super) name: &'a str,
+    pub(super) owner: &'a str,
+    pub(super) nonce: &'a str,
+    /// As the engine knows it, prepared.
+    pub(super) image: &'a str,
+    pub(super) user: (u32, u32),
+    pub(super) meeting: Meeting,
+    /// On the host: the binary, the kernels' scripts and the directory with our socket.
+    pub(super) executable: &'a Path,
+    pub(super) kernels: &'a Path,
+    pub(super) door: &'a Path,
+    pub(super) runtime: Option<&'a str>,
+    pub(super) gpus: Option<&'a Gpus>,
+}
+
+/// Which GPUs a sandbox may use.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Gpus {
+    All,
+    Count(i64),
+    Devices(Vec<String>),
+}
+
+impl Gpus {
+    /// As docker's own `--gpus` understands it: `all`, a number, or `device=0,1`.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Gpus> {
+        if text == "all" {
+            return Some(Gpus::All);
+        }
+        if let Some(devices) = text.strip_prefix("device=") {
+            let devices: Vec<String> = devices.split(',').map(str::to_owned).collect();
+            return devices.iter().all(|name| !name.is_empty()).then_some(Gpus::Devices(devices));
+        }
+        text.parse().ok().filter(|count| *count > 0).map(Gpus::Count)
+    }
+
+    fn request(&self) -> DeviceRequest {
+        let (count, device_ids) = match self {
+            Gpus::All => (Some(-1), None),
+            Gpus::Count(count) => (Some(*count), None),
+            Gpus::Devices(devices) => (None, Some(devices.clone())),
+        };
+        let capabilities = Some(vec![vec!["gpu".to_owned()]]);
+        DeviceRequest { count, device_ids, capabilities, ..DeviceRequest::default() }
+    }
+}
+
+impl Recipe<'_> {
+    pub(super) fn body(&self) -> ContainerCreateBody {
+        let attached = self.meeting == Meeting::Attached;
+        let mut command = vec![EXECUTABLE.to_owned(), "guest".to_owned()];
+        if !attached {
+            command.extend(["--dial".to_owned(), format!("{DOOR}/{SOCKET}")]);
+        }
+        command.extend(["--alone-for".to_owned(), self.spec.alone_for_s.to_string()]);
+        let (uid, gid) = self.user;
+        let labels = [
+            (labels::OWNER, self.owner),
+            (labels::NAME, self.name),
+            (labels::NONCE, self.nonce),
+            (labels::DOOR, self.meeting.name()),
+        ];
+        let own = labels.map(|(key, value)| (key.to_owned(), value.to_owned()));
+        ContainerCreateBody {
+            image: Some(self.image.to_owned()),
+            hostname: Some("belljar".to_owned()),
+            user: Some(format!("{uid}:{gid}")),
+            entrypoint: Some(command),
+            cmd: Some(Vec::new()),
+            // Nothing of the image's: kernels and commands are given theirs one by one.
+            env: Some(Vec::new()),
+            working_dir: Some(paths::SESSION.to_owned()),
+            labels: Some(own.into_iter().chain(self.spec.labels.clone()).collect()),
+            open_stdin: Some(attached),
+            attach_stdin: Some(attached),
+            attach_stdout: Some(attached),
+            host_config: Some(self.host_config()),
+            ..ContainerCreateBody::default()
+        }
+    }
+
+    fn host_config(&self) -> HostConfig {
+        let limits = &self.spec.limits;
+        let number = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
+        let (uid, gid) = self.user;
+        let (size, inodes) = (limits.effective_tmpfs(), limits.tmpfs_inodes());
+        let scratch = |mode: &str, rest: &str| {
+            format!("rw,nosuid,nodev,exec,size={size},nr_inodes={inodes},mode={mode}{rest}")
+        };
+        let mut tmpfs = HashMap::from([("/tmp".to_owned(), scratch("1777", ""))]);
+        let mut mounts =
+            vec![bind(self.executable, EXECUTABLE, true), bind(self.kernels, paths::KERNELS, true)];
+        if self.meeting == Meeting::Socket {
+            mounts.push(bind(self.door, DOOR, true));
+        }
+        match &self.spec.session_dir {
+            Some(directory) => mounts.push(bind(directory, paths::SESSION, false)),
+            None => {
+                let own = scratch("755", &format!(",uid={uid},gid={gid}"));
+                tmpfs.insert(paths::SESSION.to_owned(), own);
+            }
+        }
+        if let Some(data) = &self.spec.data {
+            mounts.push(bind(&data.host_path, paths::DATA, true));
+        }
+        HostConfig {
+            network_mode: Some("none".to_owned()),
+            readonly_rootfs: Some(true),
+            cap_drop: Some(vec!["ALL".to_owned()]),
+            // The engine's own filter of system calls stays; the guest puts ours on top of it.
+            security_opt: Some(vec!["no-new-privileges:true".to_owned()]),
+            pids_limit: Some(number(limits.pids)),
+            memory: Some(number(limits.memory)),
+            // Swap included: there is none.
+            memory_swap: Some(number(limits.memory)),
+            nano_cpus: Some(i64::from(limits.millicpus) * 1_000_000),
+            tmpfs: Some(tmpfs),
+            shm_size: Some(number(size)),
+            mounts: Some(mounts),
+            ulimits: Some(vec![ulimit("core", 0), ulimit("nofile", 4096)]),
+            oom_score_adj: Some(500),
+            init: Some(false),
+            ipc_mode: Some("private".to_owned()),
+            cgroupns_mode: None,
+            // What a guest prints is for nobody, and attached it is the conversation itself.
+            log_config: Some(HostConfigLogConfig { typ: Some("none".to_owned()), config: None }),
+            runtime: self.runtime.map(str::to_owned),
+            device_requests: self.gpus.map(|gpus| vec![gpus.request()]),
+            ..HostConfig::default()
+        }
+    }
+}
+
+fn bind(source: &Path, target: &str, read_only: bool) -> Mount {
+    Mount {
+        typ: Some(MountType::BIND),
+        source: Some(source.display().to_string()),
+        target: Some(target.to_owned()),
+        read_only: Some(read_only),
+        bind_options: Some(MountBindOptions {
+            propagation: Some(MountBindOptionsPropagationEnum::RPRIVATE),
+            ..MountBindOptions::default()
+        }),
+        ..Mount::default()
+    }
+}
+
+fn ulimit(name: &str, value: i64) -> ResourcesUlimits {
+    ResourcesUlimits { name: Some(name.to_owned()), soft: Some(value), hard: Some(value) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spec::{DataMount, Limits};
+
+    fn recipe<'a>(spec: &'a SandboxSpec, meeting: Meeting, gpus: Option<&'a Gpus>) -> Recipe<'a> {
+        Recipe {
+            spec,
+            name: "srv.ab12.1",
+            owner: "srv",
+            nonce: "0123",
+            image: "sha256:abc",
+            user: (1000, 1000),
+            meeting,
+            executable: Path::new("/usr/local/bin/belljar"),
+            kernels: Path::new("/var/lib/belljar/kernels/1"),
+            door: Path::new("/run/belljar/doors/srv.ab12.1"),
+            runtime: (meeting == Meeting::Attached).then_some("runsc"),
+            gpus,
+        }
+    }
+
+    #[test]
+    fn a_container_is_made_of_this() {
+        let spec = SandboxSpec {
+            limits: Limits::default(),
+            data: Some(DataMount { host_path: "/srv/datasets".into() }),
+            labels: vec![("belljar.session".into(), "ses_1".into())],
+            alone_for_s: 3600,
+            ..SandboxSpec::default()
+        };
+        insta::assert_json_snapshot!(recipe(&spec, Meeting::Socket, None).body());
+    }
+
+    #[test]
+    fn one_on_disk_with_a_kernel_of_its_own_is_made_of_this() {
+        let spec = SandboxSpec {
+            session_dir: Some("/srv/sessions/ses_1/session".into()),
+            ..SandboxSpec::default()
+        };
+        insta::assert_json_snapshot!(recipe(&spec, Meeting::Attached, Some(&Gpus::All)).body());
+    }
+
+    #[test]
+    fn gpus_are_named_as_docker_names_them() {
+        assert_eq!(Gpus::parse("all"), Some(Gpus::All));
+        assert_eq!(Gpus::parse("2"), Some(Gpus::Count(2)));
+        assert_eq!(Gpus::parse("device=0,1"), Some(Gpus::Devices(vec!["0".into(), "1".into()])));
+        for nonsense in ["", "0", "-1", "some", "device=", "device=0,,1"] {
+            assert_eq!(Gpus::parse(nonsense), None, "{nonsense}");
+        }
+    }
+}

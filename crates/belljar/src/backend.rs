@@ -1,0 +1,95 @@
+//! Which backend makes the sandboxes, and how it is started.
+
+use std::fs;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use belljar_runtime::docker::{DockerConfig, DockerRuntime};
+use belljar_runtime::native;
+use belljar_runtime::native::image::HOST;
+use belljar_runtime::{Runtime, RuntimeError};
+
+use crate::home;
+use crate::settings::{Choice, DOCKER_IMAGE, Settings};
+
+/// A backend that was chosen, not yet inside an async runtime.
+#[derive(Debug)]
+pub enum Prepared {
+    Native(Box<native::Prepared>),
+    Docker(Box<DockerConfig>),
+}
+
+impl Prepared {
+    /// Chooses, and starts what must be started before any thread.
+    pub fn start(settings: &Settings) -> Result<Prepared> {
+        match settings.backend.choice {
+            Choice::Native => native(settings),
+            Choice::Docker => Ok(Prepared::Docker(Box::new(docker_config(settings)?))),
+            Choice::Auto => match native(settings) {
+                Ok(Prepared::Native(prepared)) if prepared.can_limit() => {
+                    Ok(Prepared::Native(prepared))
+                }
+                native => match docker_config(settings) {
+                    Ok(docker) if answers(&docker) => Ok(Prepared::Docker(Box::new(docker))),
+                    _ => native,
+                },
+            },
+        }
+    }
+
+    /// Where this kind of backend runs sandboxes from, if nobody says otherwise.
+    #[must_use]
+    pub fn default_image(&self, settings: &Settings) -> String {
+        let own = match self {
+            Prepared::Native(_) => HOST,
+            Prepared::Docker(_) => DOCKER_IMAGE,
+        };
+        settings.backend.image.clone().unwrap_or_else(|| own.to_owned())
+    }
+
+    /// Goes on inside an async runtime. With an owner, sandboxes outlive this process, and it is
+    /// worth keeping an interpreter warm for them.
+    pub async fn launch(self, owner: Option<&str>) -> Result<Arc<dyn Runtime>, RuntimeError> {
+        Ok(match (self, owner) {
+            (Prepared::Native(prepared), Some(owner)) => {
+                let runtime = prepared.launch_as(owner)?;
+                runtime.keep_zygote();
+                runtime
+            }
+            (Prepared::Native(prepared), None) => prepared.launch()?,
+            (Prepared::Docker(config), owner) => DockerRuntime::launch(*config, owner).await?,
+        })
+    }
+}
+
+fn native(settings: &Settings) -> Result<Prepared> {
+    Ok(Prepared::Native(Box::new(home::prepare_runtime(settings)?)))
+}
+
+pub fn docker_config(settings: &Settings) -> Result<DockerConfig> {
+    // The engine mounts it by its name.
+    let executable =
+        fs::read_link("/proc/self/exe").context("failed to find the belljar binary")?;
+    if !executable.is_file() {
+        bail!("the belljar binary `{}` was replaced; start again", executable.display());
+    }
+    let backend = &settings.backend;
+    Ok(DockerConfig {
+        address: backend.docker_host.clone(),
+        executable,
+        kernels: home::kernels(settings, None)?,
+        socket_dir: backend.socket_dir.clone(),
+        image: backend.image.clone().unwrap_or_else(|| DOCKER_IMAGE.to_owned()),
+        preload: settings.preload.clone(),
+        runtime: backend.docker_runtime.clone(),
+        gpus: backend.gpus.clone(),
+    })
+}
+
+/// Whether there is an engine with the image that sandboxes are made from. Asked in an event loop of
+/// its own, on this thread: there are no others yet.
+fn answers(config: &DockerConfig) -> bool {
+    let asking = DockerRuntime::has_image(config);
+    let event_loop = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    event_loop.is_ok_and(|event_loop| event_loop.block_on(asking))
+}
