@@ -16,12 +16,7 @@ const ANSWER_TIMEOUT_S: u64 = 120;
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
     #[error("no container engine answers at `{address}`; {advice}")]
-    Unreachable {
-        address: String,
-        advice: &'static str,
-        #[source]
-        cause: Box<Error>,
-    },
+    Unreachable { address: String, advice: &'static str },
     #[error(
         "the container engine has no image `{0}`; build one with `belljar image build`, pull it \
          with `docker pull`, or name another with SANDBOX_IMAGE"
@@ -55,7 +50,7 @@ pub(super) fn connect(address: Option<&str>) -> Result<(Docker, String), EngineE
     };
     match docker {
         Ok(docker) => Ok((docker, address)),
-        Err(error) => Err(unreachable(address, error)),
+        Err(error) => Err(unreachable(address, &error)),
     }
 }
 
@@ -64,7 +59,7 @@ pub(super) fn explain(address: &str, doing: &'static str, error: Error) -> Engin
     match error {
         Error::DockerResponseServerError { message, .. } => refused(doing, message),
         Error::DockerStreamError { error } => refused(doing, error),
-        error if is_about_connecting(&error) => unreachable(address.to_owned(), error),
+        error if is_about_connecting(&error) => unreachable(address.to_owned(), &error),
         error => EngineError::Refused { doing, message: error.to_string() },
     }
 }
@@ -104,8 +99,8 @@ fn is_about_connecting(error: &Error) -> bool {
     )
 }
 
-fn unreachable(address: String, error: Error) -> EngineError {
-    let advice = match io_kind(&error) {
+fn unreachable(address: String, error: &Error) -> EngineError {
+    let advice = match io_kind(error) {
         Some(io::ErrorKind::PermissionDenied) => {
             "you may not use it: run as root, or join the group of its socket \
              (`usermod -aG docker $USER`, then log in again)"
@@ -115,7 +110,7 @@ fn unreachable(address: String, error: Error) -> EngineError {
         }
         _ => "is it running? DOCKER_HOST says where it is looked for",
     };
-    EngineError::Unreachable { address, advice, cause: Box::new(error) }
+    EngineError::Unreachable { address, advice }
 }
 
 fn io_kind(error: &Error) -> Option<io::ErrorKind> {

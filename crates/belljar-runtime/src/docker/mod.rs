@@ -85,6 +85,7 @@ pub struct DockerRuntime {
     config: DockerConfig,
     docker: Docker,
     address: String,
+    engine: String,
     meeting: Meeting,
     deaths: Deaths,
     /// Whose containers these are.
@@ -118,6 +119,8 @@ impl DockerRuntime {
         {
             return Err(EngineError::NoRuntime(wanted.clone()).into());
         }
+        let version = info.server_version.unwrap_or_default();
+        let engine = format!("engine {version} at {address}");
         let random = &process::random_name()[..8];
         let (pid, warm) = (std::process::id(), owner.is_some());
         let owner = owner.map_or_else(
@@ -136,9 +139,16 @@ impl DockerRuntime {
             config,
             docker,
             address,
+            engine,
         });
         runtime.remove_all(None, is_orphaned).await;
         Ok(runtime)
+    }
+
+    /// The engine, as it calls itself.
+    #[must_use]
+    pub fn engine(&self) -> &str {
+        &self.engine
     }
 
     /// Whether an engine answers that has the image of this configuration.

@@ -6,12 +6,14 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use belljar_runtime::Runtime;
+use belljar_runtime::docker::{DockerConfig, DockerRuntime};
 use belljar_runtime::native::NativeRuntime;
 use belljar_runtime::selftest::Limit;
 use belljar_sys::{landlock, procfs};
 use serde::Serialize;
 
 use super::limits;
+use crate::backend::Prepared;
 use crate::cli::DoctorArgs;
 use crate::settings::Settings;
 use crate::{home, table};
@@ -45,8 +47,11 @@ struct Diagnosis {
 }
 
 pub(super) fn doctor(args: &DoctorArgs, settings: &Settings) -> Result<ExitCode> {
-    let mut findings = vec![kernel(), seccomp(), landlock_finding(), python(settings)];
-    findings.extend(sandboxes(settings)?);
+    let mut findings = vec![kernel(), seccomp(), landlock_finding()];
+    findings.extend(match Prepared::start(settings) {
+        Ok(prepared) => sandboxes(prepared, settings)?,
+        Err(error) => vec![no_namespaces(&error)],
+    });
     let diagnosis = Diagnosis {
         usable: findings.iter().all(|finding| finding.state != State::Broken),
         all_enforced: findings.iter().all(|finding| finding.state == State::Ok),
@@ -144,52 +149,75 @@ fn python(settings: &Settings) -> Finding {
     }
 }
 
+fn no_namespaces(error: &anyhow::Error) -> Finding {
+    Finding {
+        feature: "namespaces",
+        state: State::Broken,
+        detail: format!("{error:#}"),
+        advice: "allow user namespaces: sysctl kernel.unprivileged_userns_clone=1, \
+                 user.max_user_namespaces>0, kernel.apparmor_restrict_unprivileged_userns=0; or \
+                 use a container engine: BELLJAR_BACKEND=docker"
+            .into(),
+    }
+}
+
 /// Makes sandboxes and attacks their limits.
-fn sandboxes(settings: &Settings) -> Result<Vec<Finding>> {
-    let prepared = match home::prepare_runtime(settings) {
-        Ok(prepared) => prepared,
+fn sandboxes(prepared: Prepared, settings: &Settings) -> Result<Vec<Finding>> {
+    let event_loop = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    event_loop.context("failed to start the event loop")?.block_on(async {
+        match prepared {
+            Prepared::Native(prepared) => {
+                let runtime = prepared.launch()?;
+                let mut findings = vec![python(settings), ids(&runtime), cgroups(&runtime)];
+                let namespaces = ok("namespaces", "user, mount, pid, net, ipc, uts, cgroup");
+                findings.extend(limit_findings(runtime, settings, namespaces).await);
+                Ok(findings)
+            }
+            Prepared::Docker(config) => docker(*config, settings).await,
+        }
+    })
+}
+
+/// The engine, the image, and the limits of its containers.
+async fn docker(config: DockerConfig, settings: &Settings) -> Result<Vec<Finding>> {
+    let image = config.image.clone();
+    let broken = |detail: String, advice: &str| {
+        let (feature, state) = ("container engine", State::Broken);
+        vec![Finding { feature, state, detail, advice: advice.to_owned() }]
+    };
+    let runtime = match DockerRuntime::launch(config, None).await {
+        Ok(runtime) => runtime,
+        Err(error) => return Ok(broken(error.to_string(), "the message says what to do")),
+    };
+    let detail = format!("{}, {}", runtime.engine(), runtime.backend());
+    let mut findings = vec![ok("container engine", detail)];
+    let made = ok("image", image);
+    findings.extend(limit_findings(runtime, settings, made).await);
+    Ok(findings)
+}
+
+/// What the self-test finds; `made` is said where sandboxes could be made at all.
+async fn limit_findings(
+    runtime: Arc<dyn Runtime>,
+    settings: &Settings,
+    made: Finding,
+) -> Vec<Finding> {
+    let verdicts = match limits::test(&runtime, settings).await {
+        Ok(verdicts) => verdicts,
         Err(error) => {
-            return Ok(vec![Finding {
-                feature: "namespaces",
-                state: State::Broken,
-                detail: format!("{error:#}"),
-                advice: "allow user namespaces: sysctl kernel.unprivileged_userns_clone=1, \
-                         user.max_user_namespaces>0, \
-                         kernel.apparmor_restrict_unprivileged_userns=0"
-                    .into(),
-            }]);
+            let (feature, state) = (made.feature, State::Broken);
+            let advice = "the message says which step failed, or what to do".to_owned();
+            return vec![Finding { feature, state, detail: format!("{error:#}"), advice }];
         }
     };
-    tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .context("failed to start the event loop")?
-        .block_on(async {
-            let runtime = prepared.launch()?;
-            let mut findings = vec![ids(&runtime), cgroups(&runtime)];
-            match limits::test(&(Arc::clone(&runtime) as Arc<dyn Runtime>), settings).await {
-                Ok(verdicts) => {
-                    findings.push(ok("namespaces", "user, mount, pid, net, ipc, uts, cgroup"));
-                    findings.extend(verdicts.into_iter().map(|verdict| Finding {
-                        feature: verdict.limit.name(),
-                        state: if verdict.enforced { State::Ok } else { State::Weak },
-                        advice: if verdict.enforced {
-                            String::new()
-                        } else {
-                            advice(verdict.limit)
-                        },
-                        detail: verdict.detail,
-                    }));
-                }
-                Err(error) => findings.push(Finding {
-                    feature: "namespaces",
-                    state: State::Broken,
-                    detail: format!("{error:#}"),
-                    advice: "the message names the step that failed".into(),
-                }),
-            }
-            Ok(findings)
-        })
+    let backend = runtime.backend();
+    let judged = verdicts.into_iter().map(|verdict| Finding {
+        feature: verdict.limit.name(),
+        state: if verdict.enforced { State::Ok } else { State::Weak },
+        advice: if verdict.enforced { String::new() } else { advice(verdict.limit, &backend) },
+        detail: verdict.detail,
+    });
+    std::iter::once(made).chain(judged).collect()
 }
 
 fn ids(runtime: &NativeRuntime) -> Finding {
@@ -219,13 +247,15 @@ fn cgroups(runtime: &NativeRuntime) -> Finding {
     }
 }
 
-fn advice(limit: Limit) -> String {
+fn advice(limit: Limit, backend: &str) -> String {
     match limit {
-        Limit::Memory | Limit::Processes | Limit::Cpu => {
-            "run as root, or with delegated cgroups (v2): \
-             `systemd-run --user --scope -p Delegate=yes belljar ...`"
-        }
-        Limit::Network => "report this: a sandbox must have no network but loopback",
+        Limit::Network => "report this: a sandbox must have no network but loopback".to_owned(),
+        _ if backend.starts_with("docker") => format!(
+            "{backend} accepted the limit and does not keep it: look how the runtime is \
+             registered with the engine (is it told to ignore cgroups?)"
+        ),
+        _ => "run as root, or with delegated cgroups (v2): \
+              `systemd-run --user --scope -p Delegate=yes belljar ...`"
+            .to_owned(),
     }
-    .into()
 }

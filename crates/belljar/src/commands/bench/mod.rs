@@ -3,6 +3,7 @@
 //! Numbers of a shared machine mean little by themselves; ratios of things measured in turns mean
 //! more. Each line says what it was compared with.
 
+mod containers;
 mod files;
 mod http;
 mod peers;
@@ -20,16 +21,17 @@ use anyhow::{Context, Result, bail, ensure};
 use belljar_engine::pool::{Pool, warm_sandbox};
 use belljar_engine::result;
 use belljar_proto::exec::{ExecSpec, Language, Status, What};
+use belljar_runtime::native;
 use belljar_runtime::native::zygote::ZygoteState;
-use belljar_runtime::native::{NativeRuntime, Prepared};
 use belljar_runtime::{Runtime, Sandbox, SandboxSpec};
 use belljar_sys::{privileges, procfs};
 use indicatif::ProgressBar;
 use serde::Serialize;
 
+use crate::backend::Prepared;
 use crate::cli::BenchArgs;
 use crate::settings::Settings;
-use crate::{home, table};
+use crate::table;
 use samples::{Samples, Summary};
 
 /// First result of a new session: the whole stack is imported, nothing is done with it yet.
@@ -42,7 +44,6 @@ const FIRST_PANDAS: &str = "import pandas as pd; int(pd.Series([1, 2, 3]).sum())
 /// A cell that costs the kernel nothing.
 const NOTHING: &str = "x = 1";
 
-/// Sandboxes the pool keeps ready while it is measured.
 const POOL_SIZE: usize = 8;
 
 pub(super) fn bench(args: &BenchArgs, settings: &Settings) -> Result<ExitCode> {
@@ -53,7 +54,10 @@ pub(super) fn bench(args: &BenchArgs, settings: &Settings) -> Result<ExitCode> {
         return files::bench(args);
     }
     privileges::raise_open_files();
-    let prepared = home::prepare_runtime(settings)?;
+    let prepared = match Prepared::start(settings)? {
+        Prepared::Native(prepared) => *prepared,
+        docker @ Prepared::Docker(_) => return containers::bench(args, settings, docker),
+    };
     let report = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -154,13 +158,17 @@ struct Compared {
 
 struct Bench<'a> {
     runtime: Arc<dyn Runtime>,
-    /// The same, whose own processes are looked at.
-    native: Arc<NativeRuntime>,
     spec: SandboxSpec,
+    /// Sandboxes the pool keeps ready while it is measured.
+    pool: usize,
     args: &'a BenchArgs,
 }
 
-async fn measure(args: &BenchArgs, settings: &Settings, prepared: Prepared) -> Result<Report> {
+async fn measure(
+    args: &BenchArgs,
+    settings: &Settings,
+    prepared: native::Prepared,
+) -> Result<Report> {
     let progress = progress();
     let say = |text: &str| progress.set_message(text.to_owned());
     let (rounds, sessions) =
@@ -186,7 +194,7 @@ async fn measure(args: &BenchArgs, settings: &Settings, prepared: Prepared) -> R
     }
     let spec = SandboxSpec { limits: settings.limits, ..SandboxSpec::default() };
     let native = Arc::clone(&runtime);
-    let bench = Bench { runtime, native, spec, args };
+    let bench = Bench { runtime, spec, pool: POOL_SIZE, args };
 
     say("command line");
     let (belljar_run, python3) = peers::command_line(settings, if args.quick { 5 } else { 20 })?;
@@ -201,7 +209,8 @@ async fn measure(args: &BenchArgs, settings: &Settings, prepared: Prepared) -> R
     say("a burst of creates");
     let burst = bench.burst(100).await?;
     say("many live sessions");
-    let (density, memory) = bench.density(sessions, settings, warm.pid, &progress).await?;
+    let (density, memory) =
+        bench.density(sessions, settings, &[native.spawner_pid(), warm.pid], &progress).await?;
     say("peers");
     let few = if args.quick { 3 } else { 10 };
     let mut note = |what: &str, error: anyhow::Error| notes.push(format!("{what}: {error:#}"));
@@ -245,7 +254,7 @@ impl Bench<'_> {
     async fn create_pooled(&self, rounds: usize, code: &str) -> Result<Summary> {
         let spec = self.spec.clone();
         let next = Box::new(move || Ok((String::new(), spec.clone())));
-        let pool = Pool::start(Arc::clone(&self.runtime), POOL_SIZE, next);
+        let pool = Pool::start(Arc::clone(&self.runtime), self.pool, next);
         let mut samples = Samples::default();
         for _ in 0..rounds {
             // The pool is full and at rest when a session is asked for.
@@ -306,7 +315,7 @@ impl Bench<'_> {
         &self,
         most: usize,
         settings: &Settings,
-        zygote_pid: u32,
+        helpers: &[u32],
         progress: &ProgressBar,
     ) -> Result<(Vec<Density>, Memory)> {
         let mut marks: Vec<usize> = [1, 100, 500, 1000].into_iter().filter(|&n| n < most).collect();
@@ -324,7 +333,7 @@ impl Bench<'_> {
             }
             density.push(self.look(&live, &create).await?);
         }
-        let memory = self.memory(&live, settings, zygote_pid);
+        let memory = memory(&live, settings, helpers);
         progress.set_message("ending them all");
         for sandbox in live {
             sandbox.destroy().await;
@@ -358,23 +367,23 @@ impl Bench<'_> {
             answered,
         })
     }
+}
 
-    /// Sessions that have run something and now wait.
-    fn memory(&self, live: &[Sandbox], settings: &Settings, zygote_pid: u32) -> Memory {
-        let charged: u64 = live.iter().filter_map(Sandbox::memory_used).sum();
-        let ours: u64 = [std::process::id(), self.native.spawner_pid(), zygote_pid]
-            .into_iter()
-            .filter_map(procfs::private_kib)
-            .map(|kib| kib * 1024)
-            .sum();
-        let share = |bytes: u64| mib(bytes) / count(live.len());
-        Memory {
-            sessions: live.len(),
-            cgroup_mib: share(charged),
-            ours_mib: share(ours),
-            per_session_mib: share(charged + ours),
-            python_process_mib: peers::python_rss_kib(settings, FIRST).map(|kib| mib(kib * 1024)),
-        }
+/// Of sessions that have run something and now wait, with that of our own processes.
+fn memory(live: &[Sandbox], settings: &Settings, helpers: &[u32]) -> Memory {
+    let charged: u64 = live.iter().filter_map(Sandbox::memory_used).sum();
+    let ours: u64 = std::iter::once(&std::process::id())
+        .chain(helpers)
+        .filter_map(|pid| procfs::private_kib(*pid))
+        .map(|kib| kib * 1024)
+        .sum();
+    let share = |bytes: u64| mib(bytes) / count(live.len());
+    Memory {
+        sessions: live.len(),
+        cgroup_mib: share(charged),
+        ours_mib: share(ours),
+        per_session_mib: share(charged + ours),
+        python_process_mib: peers::python_rss_kib(settings, FIRST).map(|kib| mib(kib * 1024)),
     }
 }
 
@@ -431,17 +440,7 @@ impl Report {
         );
         let mut rows = Vec::new();
         let mut row = |what: String, summary: &Summary, versus: String| {
-            let ms = |value: f64| {
-                if value < 10.0 { format!("{value:.2}") } else { format!("{value:.0}") }
-            };
-            rows.push(vec![
-                what,
-                ms(summary.p50_ms),
-                ms(summary.p99_ms),
-                ms(summary.max_ms),
-                summary.rounds.to_string(),
-                versus,
-            ]);
+            rows.push(summary.row(what, versus));
         };
         let against = |ours: &Summary| {
             let times = |theirs: &Option<Summary>, name: &str| {
@@ -488,8 +487,7 @@ impl Report {
         if let Some(docker) = &self.docker_run {
             row("same first result by docker run".into(), docker, String::new());
         }
-        let header = ["what", "p50 ms", "p99 ms", "max ms", "rounds", "compared"];
-        print!("{}", table::render(&header, &rows));
+        print!("{}", table::render(&samples::HEADER, &rows));
 
         let memory = &self.memory;
         println!(

@@ -66,8 +66,21 @@ pub(super) fn docker(settings: &Settings, code: &str, rounds: usize) -> Result<S
     }
     let image = settings.bench_image.as_deref();
     let image = image.context("set BELLJAR_BENCH_IMAGE to an image with pandas")?;
+    docker_run(image, settings, code, rounds)
+}
+
+/// The same of an engine that is known to answer, with the runtime that the settings name.
+pub(super) fn docker_run(
+    image: &str,
+    settings: &Settings,
+    code: &str,
+    rounds: usize,
+) -> Result<Summary> {
     let mut command = Command::new("docker");
     command.args(["run", "--rm", "--network", "none", "--memory", "512m", "--cpus", "1"]);
+    if let Some(runtime) = &settings.backend.docker_runtime {
+        command.args(["--runtime", runtime]);
+    }
     command.args([image, "python3", "-c", code]);
     timed(&mut command, rounds)
 }

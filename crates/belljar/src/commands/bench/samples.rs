@@ -34,6 +34,18 @@ impl Samples {
     }
 }
 
+/// Of tables whose rows are summaries.
+pub(super) const HEADER: [&str; 6] = ["what", "p50 ms", "p99 ms", "max ms", "rounds", "compared"];
+
+impl Summary {
+    pub(super) fn row(&self, what: String, versus: String) -> Vec<String> {
+        let ms =
+            |value: f64| if value < 10.0 { format!("{value:.2}") } else { format!("{value:.0}") };
+        let rounds = self.rounds.to_string();
+        vec![what, ms(self.p50_ms), ms(self.p99_ms), ms(self.max_ms), rounds, versus]
+    }
+}
+
 impl FromIterator<Duration> for Samples {
     fn from_iter<I: IntoIterator<Item = Duration>>(samples: I) -> Self {
         Samples(samples.into_iter().collect())
