@@ -11,7 +11,7 @@ PYTHON  := $(HOME_DIR)/python/bin/python
 # The environment of the Python package's own tests and checks; sandboxes never see it.
 SDK_PYTHON := $(CURDIR)/target/sdk-python/bin/python
 # What it needs; all of it comes built.
-SDK_NEEDS := --only-binary :all: httpx pydantic pytest pytest-asyncio pytest-rerunfailures deepagents langchain langchain-tests langgraph
+SDK_NEEDS := --only-binary :all: httpx pydantic pytest pytest-asyncio pytest-rerunfailures deepagents langchain langchain-openai langchain-tests langgraph
 
 .PHONY: help build demo test test-python test-deepagents sdk-python wheel lint bench setup system clean
 
@@ -47,15 +47,18 @@ test: setup
 	@echo "== all other tests: the real binary, real sandboxes"
 	$(CARGO) nextest run --locked --workspace
 
-# The package's own tests, against the binary that was built.
-test-python: sdk-python
+# The package's own tests, against the binary that was built and the wheel with it.
+test-python: wheel
 	@echo "== the Python package: its client against a real server"
 	cd sdk/python && PYTHONDONTWRITEBYTECODE=1 BELLJAR_BINARY=$(or $(BELLJAR_BINARY),$(CURDIR)/$(BELLJAR)) $(SDK_PYTHON) -m pytest -q -p no:cacheprovider --reruns 2 --reruns-delay 1
 
 # One wheel with the binary and the Python package, for any Python of this machine's kind.
 wheel: build sdk-python
 	@$(SDK_PYTHON) -m pip install --quiet --disable-pip-version-check 'maturin>=1.9,<2'
+	@rm -f dist/belljar-*.whl
 	cd sdk/python && PATH="$(CURDIR)/target/sdk-python/bin:$$PATH" maturin build --release --locked --target-dir $(CURDIR)/target --out $(CURDIR)/dist
+	@# maturin moves the program that was built; this puts it back, and compiles nothing.
+	@$(CARGO) build --quiet --release --locked --package belljar
 	@ls -l dist/*.whl
 
 sdk-python: system

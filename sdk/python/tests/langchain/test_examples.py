@@ -9,14 +9,14 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 from agents import ASK, agent, calls, code, invoke, thread, tool_messages
-from servers import REPOSITORY, binary, python_path, remove_groups
+from servers import REPOSITORY, python_path
+from users import User
 
 from belljar import local
 
@@ -24,28 +24,18 @@ EXAMPLES = REPOSITORY / "examples"
 
 
 @pytest.fixture(scope="module")
-def home() -> Iterator[Path]:
-    """A user of our own, and a project of theirs to be in."""
-    with tempfile.TemporaryDirectory(prefix="bj-", ignore_cleanup_errors=True) as directory:
-        with pytest.MonkeyPatch.context() as patch:
-            project = Path(directory, "project")
-            project.mkdir()
-            for name in ("XDG_DATA_HOME", "XDG_RUNTIME_DIR"):
-                os.mkdir(f"{directory}/{name}", 0o700)
-                patch.setenv(name, f"{directory}/{name}")
-            patch.setenv("BELLJAR_BINARY", binary())
-            patch.setenv("BELLJAR_PRELOAD", "json")
-            patch.setenv("BELLJAR_POOL", "0")
-            patch.setenv("BELLJAR_ALONE", "5")
-            for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "AGENT_MODEL", "SESSION_STORAGE", "DATASET_ACCESS"):
-                patch.delenv(name, raising=False)
-            patch.chdir(project)
-            yield project
-            root, data = ("SESSIONS_ROOT", str(project / "sessions")), ("DATASETS_HOST_RO", str(EXAMPLES / "data"))
-            for settings in ([], [root], [data], [root, data]):
-                place = local.Place(dict(settings))
-                local.stop(place)
-                remove_groups(local._environment(place)["BELLJAR_CGROUP_PARENT"])
+def somebody(_corner: None) -> Iterator[User]:
+    user = User()
+    with pytest.MonkeyPatch.context() as patch:
+        user.becomes_us(patch)
+        yield user
+    user.leave()
+
+
+@pytest.fixture
+def home(somebody: User) -> Path:
+    """The project of a user of our own, to be in."""
+    return somebody.project
 
 
 def run_example(name: str) -> str:

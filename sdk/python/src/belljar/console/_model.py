@@ -14,6 +14,8 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 
+from belljar.errors import InvalidRequest
+
 # Which key means which model; AGENT_MODEL chooses another.
 _DEFAULTS = {"OPENAI_API_KEY": "openai:gpt-5-mini", "ANTHROPIC_API_KEY": "anthropic:claude-sonnet-4-5"}
 
@@ -40,11 +42,16 @@ class Chosen(NamedTuple):
 
 
 def choose() -> Chosen:
-    """Raises ImportError where the integration of the model that was chosen is not installed."""
+    """The model that the environment asks for; InvalidRequest where it cannot be had."""
     named = os.environ.get("AGENT_MODEL")
     named = named or next((name for key, name in _DEFAULTS.items() if os.environ.get(key)), None)
     if named:
-        return Chosen(init_chat_model(named), named, is_scripted=False)
+        try:
+            return Chosen(init_chat_model(named), named, is_scripted=False)
+        except Exception as error:
+            # A package that is missing, a provider nobody knows, a key in the wrong place: theirs to say.
+            why = str(error).partition("\n")[0]
+            raise InvalidRequest(f"the model `{named}` cannot be used: {why}", hint="see AGENT_MODEL") from error
     return Chosen(ScriptedModel(), f"scripted: none of {', '.join([*_DEFAULTS, 'AGENT_MODEL'])} is set", True)
 
 
