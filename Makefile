@@ -35,8 +35,8 @@ setup: build
 	@echo "== preparing the Python environment of sandboxes in $(HOME_DIR)"
 	@cd target && release/belljar setup
 
-demo: setup
-	@scripts/demo $(BELLJAR)
+demo: setup sdk-python
+	@scripts/demo $(BELLJAR) $(SDK_PYTHON)
 
 test: setup
 	@scripts/tool cargo-nextest

@@ -140,6 +140,7 @@ def test_at_a_terminal(terminal: Terminal) -> None:
     assert "42" in terminal.until("Agent: Done")
     terminal.until("You: ")
     # Ctrl-C where nothing runs is no end; Ctrl-D is.
+    time.sleep(0.5)  # Python's readline misses a signal that comes between its prompt and its waiting
     os.killpg(terminal.process.pid, signal.SIGINT)
     terminal.until("(Ctrl-D ends)")
     terminal.until("You: ")

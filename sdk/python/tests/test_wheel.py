@@ -32,8 +32,9 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("empty")
     venv.create(directory, with_pip=True)
     python = directory / "bin" / "python"
-    install: list[str | Path] = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--only-binary", ":all:", wheel]
-    subprocess.run(install, check=True, env={"PATH": without_rust(), "HOME": str(directory)})
+    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--only-binary", ":all:"]
+    install = [str(part) for part in (*pip, wheel)]
+    subprocess.run(install, check=True, env={**os.environ, "PATH": without_rust()})
     return python
 
 

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -62,6 +63,28 @@ def test_local_datasets(home: Path) -> None:
     assert picture_of(said).startswith(b"\x89PNG")
     [session] = (home / "sessions").iterdir()
     assert (session / "artifacts" / "prices.png").exists() and f"What is left of it is in {session}" in said
+
+
+def test_api_datasets(home: Path) -> None:
+    said = run_example("api_datasets.py")
+    assert "houses.csv (3.5 KiB, 200 rows" in said and "max       54.5" in said
+    link = said.split("Here they are: ")[1].split()[0]
+    assert len(Path(urlsplit(link).path).read_text().splitlines()) == 11
+
+
+def test_file_agent(home: Path) -> None:
+    said = run_example("file_agent.py")
+    assert "FAILED (failures=1)" in said and "| OK" in said.partition("FAILED")[2]
+    link = said.split("Here is the archive: ")[1].split()[0]
+    with tarfile.open(urlsplit(link).path) as archive:
+        assert {"project/test_words.py", "project/words/__init__.py"} <= set(archive.getnames())
+    assert "['data', 'artifacts']" in said or "['artifacts', 'data']" in said
+
+
+def test_no_agent_of_the_examples_is_forgotten() -> None:
+    agents = {path.stem for path in EXAMPLES.glob("*.py") if "from agents import" in path.read_text()}
+    tests = "".join(path.read_text() for path in Path(__file__).parent.parent.glob("*/test_*examples.py"))
+    assert {name for name in agents if f"def test_{name}(" not in tests} == set() and len(agents) >= 7
 
 
 def test_code_written_for_langgraph_sandbox(home: Path) -> None:
