@@ -32,6 +32,11 @@ class FakeModel:
         self._server.shutdown()
         self._server.server_close()
 
+    @property
+    def left(self) -> int:
+        """How much of the script was not said."""
+        return len(self._script)
+
     def _next(self, asked: dict[str, Any]) -> dict[str, Any]:
         with self._lock:
             self.asked.append(asked)

@@ -75,6 +75,18 @@ def test_the_synchronous_half_is_made_of_the_other() -> None:
     assert done.returncode == 0, done.stdout
 
 
+def test_the_reference_is_made_of_the_docstrings() -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "generate_reference.py"), "--check"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout
+    page = (ROOT.parent.parent / "docs" / "reference" / "python.md").read_text()
+    modules = {"errors", "events", "kernellite", "local", "models", "__version__", "Event"}
+    twins = {name for name in belljar.__all__ if name.startswith("Async")}
+    shown = set(re.findall(r"^###+ `?(?:await )?(\w+)", page, re.MULTILINE))
+    assert set(belljar.__all__) - modules - twins - shown == set()
+
+
 def test_errors_survive_the_way_to_another_process() -> None:
     error = belljar.TooMany("no room", code="no_room", hint="wait", status=429, retry_after=5.0)
     again = pickle.loads(pickle.dumps(error))
