@@ -74,13 +74,14 @@ lint: system sdk-python
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 	$(CARGO) deny --log-level error check bans licenses sources
-	$(SDK_PYTHON) -m ruff check --no-cache --config ruff.toml kernels tests examples sdk
+	$(SDK_PYTHON) -m ruff check --no-cache --config ruff.toml kernels tests examples bench sdk
 	cd sdk/python && $(SDK_PYTHON) -m mypy --cache-dir=/dev/null
 
-bench: setup
+bench: setup sdk-python
 	$(BELLJAR) bench
 	$(BELLJAR) bench --http
 	$(BELLJAR) bench --files
+	PYTHONPATH=sdk/python/src BELLJAR_BINARY=$(CURDIR)/$(BELLJAR) $(SDK_PYTHON) bench/python_client.py
 
 clean:
 	$(CARGO) clean

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import pickle
 import re
 import subprocess
@@ -66,6 +67,17 @@ def test_the_version_is_one() -> None:
     declared = re.search(r'^version = "(.+)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     assert declared is not None and declared[1] == belljar.__version__
     assert (SOURCE / "belljar" / "py.typed").exists()
+
+
+@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda path: str(path.relative_to(SOURCE)))
+def test_python_3_10_understands_it(path: Path) -> None:
+    # mypy, which is told that version, knows what the standard library of it has.
+    text = path.read_text()
+    tree = ast.parse(text, feature_version=(3, 10))
+    code = [node for node in tree.body if not isinstance(node, ast.Expr)]
+    has_annotations = any(isinstance(node, (ast.AnnAssign, ast.arg)) for node in ast.walk(tree))
+    if has_annotations:
+        assert isinstance(code[0], ast.ImportFrom) and code[0].module == "__future__"
 
 
 def test_the_synchronous_half_is_made_of_the_other() -> None:
