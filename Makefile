@@ -44,6 +44,8 @@ test: setup
 	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --upgrade --target $(TOOLS) pytest
 	cd kernels/python/tests && PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$(TOOLS) $(PYTHON) -m pytest -q -p no:cacheprovider
 	@$(MAKE) --no-print-directory test-python
+	@echo "== the Python package with deepagents 0.6.12; the newest is among the tests before"
+	cd sdk/python && PYTHONDONTWRITEBYTECODE=1 BELLJAR_BINARY=$(or $(BELLJAR_BINARY),$(CURDIR)/$(BELLJAR)) python3 scripts/test_deepagents.py --in $(CURDIR)/target/deepagents --standard 0.6.12
 	@echo "== all other tests: the real binary, real sandboxes"
 	$(CARGO) nextest run --locked --workspace
 

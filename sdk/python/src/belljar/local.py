@@ -60,6 +60,8 @@ _STOP_PATIENCE = 20.0
 _PROBE_TIMEOUT = 5.0
 # Seconds without sessions and requests after which the server ends by itself, where it knows how.
 _IDLE_EXIT = 900
+# Those with settings of their own hold directories that another, set a little differently, may want next.
+_IDLE_EXIT_OF_ITS_OWN = 60
 # How much of the server's words an error quotes, and how much log is kept from earlier servers.
 _QUOTED_LINES = 12
 _MAX_LOG = 4 << 20
@@ -298,7 +300,7 @@ def _start(place: Place) -> None:
     arguments = [binary, "serve", "--unix", str(place.socket)]
     environment = _environment(place)
     if _knows_idle_exit(binary, environment):
-        arguments += ["--idle-exit", str(_IDLE_EXIT)]
+        arguments += ["--idle-exit", str(_IDLE_EXIT_OF_ITS_OWN if place.settings else _IDLE_EXIT)]
     with _open_log(place.log) as log:
         begin = log.seek(0, os.SEEK_END)
         try:
