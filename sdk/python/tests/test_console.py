@@ -91,6 +91,14 @@ def test_what_cannot_begin_is_said_in_a_sentence(user: User, setting: dict[str, 
     assert "Traceback" not in done.stderr and done.stderr.count("\n") <= 3
 
 
+def test_a_file_of_settings_that_is_none(user: User) -> None:
+    (user.project / ".env").write_bytes(b"\xff\xfe")
+    for arguments in ([], ["--env", "none.env"]):
+        done = user.run(*SANDBOX, *arguments)
+        assert done.returncode == 1 and done.stderr.startswith("langgraph-sandbox: "), done.stderr
+        assert "Traceback" not in done.stderr
+
+
 class Terminal:
     """A program at a terminal, and somebody who reads what it says."""
 

@@ -54,7 +54,7 @@ def main() -> int:
     try:
         # Before the conversation is there, Ctrl-C is the end of it.
         return _Conversation(_config(asked.env)).run()
-    except (BelljarError, ImportError, OSError) as error:
+    except (BelljarError, ImportError, OSError, UnicodeDecodeError) as error:
         print(f"langgraph-sandbox: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
