@@ -11,7 +11,7 @@ PYTHON  := $(HOME_DIR)/python/bin/python
 # The environment of the Python package's own tests and checks; sandboxes never see it.
 SDK_PYTHON := $(CURDIR)/target/sdk-python/bin/python
 # What it needs; all of it comes built.
-SDK_NEEDS := --only-binary :all: httpx pydantic pytest pytest-asyncio pytest-rerunfailures deepagents langchain langchain-tests langgraph
+SDK_NEEDS := --only-binary :all: httpx pydantic pytest pytest-asyncio pytest-rerunfailures deepagents langchain langchain-openai langchain-tests langgraph
 
 .PHONY: help build demo test test-python test-deepagents sdk-python wheel lint bench setup system clean
 
@@ -35,8 +35,8 @@ setup: build
 	@echo "== preparing the Python environment of sandboxes in $(HOME_DIR)"
 	@cd target && release/belljar setup
 
-demo: setup
-	@scripts/demo $(BELLJAR)
+demo: setup sdk-python
+	@scripts/demo $(BELLJAR) $(SDK_PYTHON)
 
 test: setup
 	@scripts/tool cargo-nextest
@@ -44,18 +44,23 @@ test: setup
 	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --upgrade --target $(TOOLS) pytest
 	cd kernels/python/tests && PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$(TOOLS) $(PYTHON) -m pytest -q -p no:cacheprovider
 	@$(MAKE) --no-print-directory test-python
+	@echo "== the Python package with deepagents 0.6.12; the newest is among the tests before"
+	cd sdk/python && PYTHONDONTWRITEBYTECODE=1 BELLJAR_BINARY=$(or $(BELLJAR_BINARY),$(CURDIR)/$(BELLJAR)) python3 scripts/test_deepagents.py --in $(CURDIR)/target/deepagents --standard 0.6.12
 	@echo "== all other tests: the real binary, real sandboxes"
 	$(CARGO) nextest run --locked --workspace
 
-# The package's own tests, against the binary that was built.
-test-python: sdk-python
+# The package's own tests, against the binary that was built and the wheel with it.
+test-python: wheel
 	@echo "== the Python package: its client against a real server"
 	cd sdk/python && PYTHONDONTWRITEBYTECODE=1 BELLJAR_BINARY=$(or $(BELLJAR_BINARY),$(CURDIR)/$(BELLJAR)) $(SDK_PYTHON) -m pytest -q -p no:cacheprovider --reruns 2 --reruns-delay 1
 
 # One wheel with the binary and the Python package, for any Python of this machine's kind.
 wheel: build sdk-python
 	@$(SDK_PYTHON) -m pip install --quiet --disable-pip-version-check 'maturin>=1.9,<2'
+	@rm -f dist/belljar-*.whl
 	cd sdk/python && PATH="$(CURDIR)/target/sdk-python/bin:$$PATH" maturin build --release --locked --target-dir $(CURDIR)/target --out $(CURDIR)/dist
+	@# maturin moves the program that was built; this puts it back, and compiles nothing.
+	@$(CARGO) build --quiet --release --locked --package belljar
 	@ls -l dist/*.whl
 
 sdk-python: system
@@ -71,13 +76,14 @@ lint: system sdk-python
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 	$(CARGO) deny --log-level error check bans licenses sources
-	$(SDK_PYTHON) -m ruff check --no-cache --config ruff.toml kernels tests examples sdk
+	$(SDK_PYTHON) -m ruff check --no-cache --config ruff.toml kernels tests examples bench sdk
 	cd sdk/python && $(SDK_PYTHON) -m mypy --cache-dir=/dev/null
 
-bench: setup
+bench: setup sdk-python
 	$(BELLJAR) bench
 	$(BELLJAR) bench --http
 	$(BELLJAR) bench --files
+	PYTHONPATH=sdk/python/src BELLJAR_BINARY=$(CURDIR)/$(BELLJAR) $(SDK_PYTHON) bench/python_client.py
 
 clean:
 	$(CARGO) clean

@@ -1,6 +1,6 @@
 """An agent that works on the files of a directory, and keeps its own on disk (BIND_LOCAL).
 
-    pip install 'belljar[langgraph]' langchain
+    pip install 'belljar[langgraph]'
     python examples/local_datasets.py
 
 The directory is shown at /data, read-only. What the agent leaves is in `sessions/`, with a log of all
@@ -79,7 +79,9 @@ def main() -> None:
     thread = f"local-{secrets.token_hex(4)}"
     try:
         converse(agent, QUESTION, thread)
-        print(f"\nWhat is left of it is in {manager.start(thread).info.directory}")
+        directory = manager.start(thread).info.directory
+        if directory is not None:
+            print(f"\nWhat is left of it is in {directory}")
     finally:
         manager.stop(thread)
 

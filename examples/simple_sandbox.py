@@ -1,6 +1,6 @@
 """An agent with a Python sandbox in memory and no data (TMPFS_NONE).
 
-    pip install 'belljar[langgraph]' langchain
+    pip install 'belljar[langgraph]'
     python examples/simple_sandbox.py
 
 It computes over three calls, in which variables are kept, and leaves a picture. No server needs to be

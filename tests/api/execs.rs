@@ -32,6 +32,8 @@ async fn python_remembers() {
     assert_eq!(shown["results"][0]["data"]["text/html"], "<b>rich</b>", "{shown:#}");
     assert_eq!(shown["results"][0]["data"]["text/plain"], "plain");
     assert_eq!(shown["results"][1]["data"]["text/plain"], "'last'");
+    let kinds = (&shown["results"][0]["kind"], &shown["results"][1]["kind"]);
+    assert_eq!(kinds, (&json!("display"), &json!("result")), "{shown:#}");
     assert_eq!((&shown["stdout"], &shown["stderr"]), (&json!("before\n"), &json!("loud\n")));
 
     let failed = session.python("def f():\n    return 1 / 0\nf()").await;

@@ -93,6 +93,12 @@ async fn a_run_is_streamed_with_its_artifacts_last() {
     let mut request = server.request(hyper::Method::POST, "/v1/run", "{}");
     request.headers_mut().insert("accept", "text/event-stream".parse().expect("a value"));
     server.send(request).await.error(422, "invalid");
+    // What only the engine knows comes as an event, which says what the status would have been.
+    let ask = json!({"code": "1", "image": "debian"});
+    let events = server.post_stream("/v1/run", ask).await.rest().await;
+    let failed = events.last().expect("an event");
+    assert_eq!((failed.name.as_str(), &failed.data["status"]), ("failed", &json!(422)));
+    assert_eq!(failed.data["error"]["code"], "invalid", "{failed:?}");
 }
 
 #[tokio::test]

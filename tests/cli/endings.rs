@@ -194,12 +194,14 @@ with open('/work/artifacts/answer.txt', 'w') as file:
         {
           "data": {
             "text/plain": "{'shown': 'on the way'}"
-          }
+          },
+          "kind": "display"
         },
         {
           "data": {
             "text/plain": "[42]"
-          }
+          },
+          "kind": "result"
         }
       ],
       "status": "ok",

@@ -135,7 +135,11 @@ fn streamed(app: Arc<App>, who: Principal, ask: RunAsk) -> Response {
 }
 
 fn failure(error: &ApiError) -> SseEvent {
-    let data = json!({"error": {"code": error.code, "message": error.message, "hint": error.hint}});
+    let data = json!({
+        "status": error.status.as_u16(),
+        "retry_after": error.retry_after_s,
+        "error": {"code": error.code, "message": error.message, "hint": error.hint},
+    });
     SseEvent::default().event("failed").data(data.to_string())
 }
 

@@ -1,6 +1,8 @@
 //! The result of an execution, put together from what it said.
 
-use belljar_proto::exec::{Dropped, ErrorReport, Event, KernelState, MimeBundle, Outcome, Status};
+use belljar_proto::exec::{
+    BundleKind, Dropped, ErrorReport, Event, KernelState, MimeBundle, Outcome, Status,
+};
 use belljar_runtime::link::{ExecEvent, Following};
 use serde::Serialize;
 
@@ -20,7 +22,8 @@ pub struct ExecResult {
     pub stdout: String,
     pub stderr: String,
     pub dropped: Dropped,
-    /// Displays in the order they were shown, and last the value of the last expression.
+    /// Displays in the order they were shown, and last the value of the last expression; `kind`
+    /// tells them apart.
     pub results: Vec<MimeBundle>,
     pub error: Option<ErrorReport>,
     pub execution_count: u64,
@@ -86,6 +89,11 @@ fn text(bytes: Vec<u8>) -> String {
     }
 }
 
+fn bundle(kind: BundleKind, body: &[u8]) -> Option<MimeBundle> {
+    let parsed = serde_json::from_slice::<MimeBundle>(body).ok()?;
+    Some(MimeBundle { kind: Some(kind), ..parsed })
+}
+
 impl ExecResult {
     /// The result that a finished transcript tells.
     #[must_use]
@@ -99,9 +107,8 @@ impl ExecResult {
             Event::Stdout => stdout.extend_from_slice(body),
             Event::Stderr => stderr.extend_from_slice(body),
             // What does not parse was not written by our kernel; there is nothing to show.
-            Event::Display | Event::Result => {
-                results.extend(serde_json::from_slice::<MimeBundle>(body));
-            }
+            Event::Display => results.extend(bundle(BundleKind::Display, body)),
+            Event::Result => results.extend(bundle(BundleKind::Result, body)),
             Event::Error => error = serde_json::from_slice(body).ok(),
             Event::Input => {}
             Event::Artifacts => artifacts = serde_json::from_slice(body).unwrap_or_default(),

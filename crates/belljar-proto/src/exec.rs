@@ -138,6 +138,18 @@ pub struct MimeBundle {
     pub data: serde_json::Map<String, serde_json::Value>,
     #[serde(default, skip_serializing_if = "serde_json::Map::is_empty")]
     pub metadata: serde_json::Map<String, serde_json::Value>,
+    /// What it was, where bundles of both kinds stand in one list. Kernels have other ways to say so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kind: Option<BundleKind>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum BundleKind {
+    /// Shown on the way.
+    Display,
+    /// The value of the last expression.
+    Result,
 }
 
 impl MimeBundle {

@@ -8,6 +8,9 @@ import traceback
 MAX_TRACEBACK_CHARS = 256 << 10
 MAX_MESSAGE_CHARS = 16 << 10
 
+# What `belljar setup` brings. Where it is missing, nobody ran that, or not with this.
+_OF_SETUP = {"numpy", "pandas", "pyarrow", "matplotlib", "sklearn", "scipy", "PIL", "openpyxl", "IPython"}
+
 _OUR_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _IPYTHON_FOLDER = f"{os.sep}IPython{os.sep}"
 
@@ -31,12 +34,20 @@ def render(error: BaseException) -> str:
         error = error.with_traceback(None)
     summary = traceback.TracebackException.from_exception(error, compact=True)
     _strip(summary, set())
-    text = "".join(summary.format())
+    text = "".join(summary.format()) + _advice(error)
     if len(text) > MAX_TRACEBACK_CHARS:
         half = MAX_TRACEBACK_CHARS // 2
         dropped = len(text) - 2 * half
         text = f"{text[:half]}\n... {dropped} characters of this traceback left out ...\n{text[-half:]}"
     return text
+
+
+def _advice(error: BaseException) -> str:
+    """What to do about a package that everybody expects to be there."""
+    name = error.name if isinstance(error, ModuleNotFoundError) else None
+    if type(name) is not str or name.partition(".")[0] not in _OF_SETUP:
+        return ""
+    return "This sandbox does not have it, and cannot install it; `belljar setup` on the server's machine can.\n"
 
 
 def has_user_frame(error: BaseException) -> bool:

@@ -98,6 +98,12 @@ def test_bad_python_is_a_syntax_error_also_where_magics_are_possible(kernel, cod
     assert "IPython" not in result.error["traceback"]
 
 
+def test_a_package_that_setup_would_have_brought(kernel):
+    missing = "raise ModuleNotFoundError(\"No module named 'pandas'\", name='pandas.core')"
+    assert kernel.run(missing).error["traceback"].endswith("`belljar setup` on the server's machine can.\n")
+    assert kernel.run("import nonsense").error["traceback"].endswith("No module named 'nonsense'\n")
+
+
 def test_chained_exceptions_are_all_shown(kernel):
     traceback = kernel.run(
         "try:\n    1/0\nexcept ZeroDivisionError as e:\n    raise ValueError('second') from e"

@@ -1,6 +1,8 @@
 """Runs the tests of the deepagents backend over several versions of deepagents, each in its own environment.
 
-    python scripts/test_deepagents.py [--in DIRECTORY] [VERSION ...]     0.6.12 and the newest unless told
+    python scripts/test_deepagents.py [--in DIRECTORY] [--standard] [VERSION ...]     0.6.12 and the newest unless told
+
+`--standard` is for those of langchain-tests alone.
 
 With 0.6.12 all of langchain-tests' 86 pass. With the newest those fail that deepagents itself fails,
 by name: see tests/deepagents/test_deepagents_standard.py. BELLJAR_BINARY names the server.
@@ -25,12 +27,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("versions", nargs="*", default=["0.6.12", NEWEST])
     parser.add_argument("--in", dest="directory", type=Path, default=Path(tempfile.gettempdir(), "belljar-deepagents"))
+    parser.add_argument("--standard", action="store_true")
     asked = parser.parse_args()
+    tests = "tests/deepagents/test_deepagents_standard.py" if asked.standard else "tests/deepagents"
     failed = False
     for version in asked.versions:
         python = prepare(asked.directory / version, version)
         done = subprocess.run(
-            [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-rfE", "tests/deepagents"],
+            [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-rfE", tests],
             cwd=ROOT, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         failed = failed or done.returncode != 0

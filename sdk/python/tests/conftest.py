@@ -3,23 +3,31 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import AsyncIterator, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from servers import Server
+from servers import Leftovers, Server
+from users import User
 
 from belljar import AskedLimits, AsyncClient, Client, Session, SessionManager
-
-# Tools for agents are tested where there is something to make agents of.
-collect_ignore = ["langchain"] if find_spec("langchain_tests") is None else []
 
 # Enough for a kernel, and cheap where there are many.
 SMALL: AskedLimits = {"memory": "96M", "pids": 32, "tmpfs": "8M"}
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _environment() -> Iterator[None]:
+def _corner() -> Iterator[None]:
+    """Everything of ours is in one place, and nothing of it is left in the end."""
+    left = Leftovers()
+    # Sockets have no room for the names that pytest gives its directories.
+    before, tempfile.tempdir = tempfile.tempdir, str(left.corner)
+    yield
+    tempfile.tempdir = before
+    assert left.found() == []
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _environment(_corner: None) -> Iterator[None]:
     """What the caller's environment says of other servers is not about ours."""
     with pytest.MonkeyPatch.context() as patch:
         for name in list(os.environ):
@@ -30,14 +38,20 @@ def _environment() -> Iterator[None]:
 
 @pytest.fixture
 def short_path() -> Iterator[Path]:
-    """Sockets have no room for the names that pytest gives its directories."""
-    with tempfile.TemporaryDirectory(prefix="bj-") as directory:
+    with tempfile.TemporaryDirectory() as directory:
         yield Path(directory)
 
 
+@pytest.fixture
+def user() -> Iterator[User]:
+    made = User()
+    yield made
+    made.leave()
+
+
 @pytest.fixture(scope="session")
-def server() -> Iterator[Server]:
-    started = Server(Path(tempfile.mkdtemp(prefix="bj-"))).start()
+def server(_corner: None) -> Iterator[Server]:
+    started = Server(Path(tempfile.mkdtemp(prefix="s-"))).start()
     yield started
     started.stop()
 
@@ -45,15 +59,15 @@ def server() -> Iterator[Server]:
 @pytest.fixture
 def mortal() -> Iterator[Server]:
     """A server to be killed."""
-    started = Server(Path(tempfile.mkdtemp(prefix="bj-"))).start()
+    started = Server(Path(tempfile.mkdtemp(prefix="s-"))).start()
     yield started
     started.stop()
 
 
 @pytest.fixture(scope="session")
-def keyed() -> Iterator[tuple[Server, str]]:
+def keyed(_corner: None) -> Iterator[tuple[Server, str]]:
     """A server over TCP that wants a key, and one: room for a single session."""
-    made = Server(Path(tempfile.mkdtemp(prefix="bj-")), tcp=True)
+    made = Server(Path(tempfile.mkdtemp(prefix="s-")), tcp=True)
     key = made.command("key", "create", "--name", "test", "--max-sessions", "1")
     made.start()
     yield made, key

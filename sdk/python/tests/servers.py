@@ -9,6 +9,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import threading
 import time
 import uuid
@@ -17,6 +18,8 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 PATIENCE = 30.0
+#: The control groups of servers that we have started, to see later whether they are gone.
+MADE_GROUPS: set[str] = set()
 
 
 def binary() -> str:
@@ -34,6 +37,52 @@ def python_path() -> str:
     return os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
 
 
+# Sandboxes whose server was killed wait for another one for some seconds.
+GROUP_PATIENCE = 10.0
+
+
+class Leftovers:
+    """What this run of the tests makes outside of itself: a directory, processes, control groups."""
+
+    def __init__(self) -> None:
+        self.corner = Path(tempfile.mkdtemp(prefix="bj-"))
+        self._groups = _groups()
+
+    def found(self) -> list[str]:
+        """What is still there after a while, and removes the directory."""
+        deadline = time.monotonic() + PATIENCE
+        while (found := self._now()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        shutil.rmtree(self.corner, ignore_errors=True)
+        return found
+
+    def _now(self) -> list[str]:
+        # Those of others that use this machine meanwhile are not called like ours.
+        groups = [f"control group {name}" for name in _groups() - self._groups if name in MADE_GROUPS]
+        # pytest removes its own, later.
+        paths = [path for path in self.corner.iterdir() if not path.name.startswith("pytest-of-")]
+        directories = [f"directory {path}" for path in paths]
+        return groups + directories + [f"process {line}" for line in _processes(str(self.corner))]
+
+
+def _groups() -> set[str]:
+    roots = [Path("/sys/fs/cgroup"), *Path("/sys/fs/cgroup").glob("*/")]
+    return {path.name for root in roots for path in root.glob("belljar-*")}
+
+
+def _processes(about: str) -> list[str]:
+    """Processes, other than ours, that were started with this in their arguments or environment."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            arguments = (process / "cmdline").read_bytes()
+            # Whoever has no arguments any more has ended, and waits for its parent.
+            said = arguments + (process / "environ").read_bytes()
+            if arguments and about.encode() in said and int(process.name) != os.getpid():
+                found.append(f"{process.name}: {arguments.replace(bytes(1), b' ').decode(errors='replace')}")
+    return found
+
+
 class Server:
     """A `belljar serve` that can be killed and started again in the same place."""
 
@@ -44,6 +93,7 @@ class Server:
         self._tcp = tcp
         self._arguments = ["--listen", "127.0.0.1:0"] if tcp else ["--unix", str(self.socket)]
         self._cgroup = f"belljar-sdk-{uuid.uuid4().hex[:12]}"
+        MADE_GROUPS.add(self._cgroup)
         self._process: subprocess.Popen[bytes] | None = None
         places = {
             "BELLJAR_STATE_DIR": "state",
@@ -143,7 +193,8 @@ class Server:
 
 def remove_groups(name: str) -> None:
     """Removes what a server leaves of its control groups, as soon as the last of its children has gone."""
-    deadline = time.monotonic() + 3.0
+    MADE_GROUPS.add(name)
+    deadline = time.monotonic() + GROUP_PATIENCE
     while (trees := [*Path("/sys/fs/cgroup").glob(f"*/{name}"), *Path("/sys/fs/cgroup").glob(name)]) != []:
         for tree in trees:
             for directory, _, _ in os.walk(tree, topdown=False):

@@ -6,34 +6,23 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from servers import binary, python_path, remove_groups
+from servers import python_path
+from users import User
 
 import belljar
 from belljar import Client, LocalServerError, local
 
 
 @pytest.fixture
-def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A user of our own."""
-    with tempfile.TemporaryDirectory(prefix="bj-", ignore_cleanup_errors=True) as directory:
-        monkeypatch.setenv("XDG_DATA_HOME", f"{directory}/data")
-        monkeypatch.setenv("XDG_RUNTIME_DIR", f"{directory}/run")
-        os.mkdir(f"{directory}/run", 0o700)
-        monkeypatch.setenv("BELLJAR_BINARY", binary())
-        monkeypatch.setenv("BELLJAR_PRELOAD", "json")
-        monkeypatch.setenv("BELLJAR_POOL", "0")
-        monkeypatch.setenv("BELLJAR_ALONE", "30")
-        monkeypatch.setenv("OPENAI_API_KEY", "secret-of-mine")
-        yield Path(directory)
-        group = local._environment(local.Place())["BELLJAR_CGROUP_PARENT"]
-        local.stop()
-        remove_groups(group)
+def home(user: User, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """We are this user."""
+    user.becomes_us(monkeypatch)
+    monkeypatch.setenv("OPENAI_API_KEY", "secret-of-mine")
+    return user.home
 
 
 def program(code: str) -> subprocess.Popen[str]:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 from servers import Server
+from users import User
 
-from belljar import Config, InvalidRequest, SessionManager
+from belljar import Config, InvalidRequest, SessionManager, local
 from belljar.config import parse_env
 
 NAMES = (
@@ -98,6 +99,21 @@ def test_programs_are_kept_apart_by_a_prefix(server: Server) -> None:
     assert two.exec("1", "'x' in globals()").text == "False"
     assert one.exec("1", "x").text == "1"
     assert [manager.stop("1") for manager in (one, two)] == [True, True]
+
+
+def test_settings_of_a_local_server(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    user.becomes_us(monkeypatch)
+    (user.project / ".env").write_text(
+        "DATASET_ACCESS=NONE\nBLOBSTORE_DIR=./blobs\nARTIFACTS_DB=./known.db\nIDLE_HIBERNATE_SEC=900\n"
+    )
+    manager = SessionManager.from_config(Config.from_env())
+    result = manager.exec("a", "open('/session/artifacts/a.txt', 'w').write('a'); None")
+    assert Path(result.artifact_map["/session/artifacts/a.txt"]).is_relative_to(user.project / "blobs")
+    assert (user.project / "known.db").exists()
+    [socket] = user.servers()
+    environment = Path(f"/proc/{local._pid_of(socket)}/environ").read_bytes().split(b"\0")
+    assert b"IDLE_HIBERNATE_SEC=900" in environment
+    assert manager.stop("a")
 
 
 def test_directories_are_the_servers_own(server: Server, nowhere: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import pickle
 import re
 import subprocess
@@ -68,11 +69,34 @@ def test_the_version_is_one() -> None:
     assert (SOURCE / "belljar" / "py.typed").exists()
 
 
+@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda path: str(path.relative_to(SOURCE)))
+def test_python_3_10_understands_it(path: Path) -> None:
+    # mypy, which is told that version, knows what the standard library of it has.
+    text = path.read_text()
+    tree = ast.parse(text, feature_version=(3, 10))
+    code = [node for node in tree.body if not isinstance(node, ast.Expr)]
+    has_annotations = any(isinstance(node, (ast.AnnAssign, ast.arg)) for node in ast.walk(tree))
+    if has_annotations:
+        assert isinstance(code[0], ast.ImportFrom) and code[0].module == "__future__"
+
+
 def test_the_synchronous_half_is_made_of_the_other() -> None:
     done = subprocess.run(
         [sys.executable, str(ROOT / "scripts" / "generate_sync.py"), "--check"], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout
+
+
+def test_the_reference_is_made_of_the_docstrings() -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "generate_reference.py"), "--check"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout
+    page = (ROOT.parent.parent / "docs" / "reference" / "python.md").read_text()
+    modules = {"errors", "events", "kernellite", "local", "models", "__version__", "Event"}
+    twins = {name for name in belljar.__all__ if name.startswith("Async")}
+    shown = set(re.findall(r"^###+ `?(?:await )?(\w+)", page, re.MULTILINE))
+    assert set(belljar.__all__) - modules - twins - shown == set()
 
 
 def test_errors_survive_the_way_to_another_process() -> None:

@@ -13,15 +13,14 @@ from typing import Any
 import pytest
 from servers import Server
 
-pytest.importorskip("langchain.agents", reason="needs langchain")
 
-from langchain.agents import create_agent  # noqa: E402
-from langchain.agents.middleware import ShellToolMiddleware  # noqa: E402
-from langchain_core.language_models.fake_chat_models import FakeMessagesListChatModel  # noqa: E402
-from langchain_core.messages import AIMessage, ToolMessage  # noqa: E402
+from langchain.agents import create_agent
+from langchain.agents.middleware import ShellToolMiddleware
+from langchain_core.language_models.fake_chat_models import FakeMessagesListChatModel
+from langchain_core.messages import AIMessage, ToolMessage
 
-from belljar import Client, Session  # noqa: E402
-from belljar.shell_policy import BelljarExecutionPolicy  # noqa: E402
+from belljar import Client, Session
+from belljar.shell_policy import BelljarExecutionPolicy
 
 
 class Scripted(FakeMessagesListChatModel):

@@ -52,6 +52,37 @@ open('/session/artifacts/a.txt', 'w').write('left')
     assert list(result.artifact_map) == ["/session/artifacts/a.txt"]
 
 
+def test_a_stream_can_be_waited_for_until_it_was_accepted(session: Session) -> None:
+    stream = session.stream("x = input()\nprint('got', x)", stdin=True)
+    exec_id = stream.accepted()
+    # It goes on without anybody listening.
+    assert exec_id == stream.exec_id == stream.accepted() and session.get_exec(exec_id).state != "finished"
+    stream.send("it\n")
+    assert stream.result().stdout == "got it\n"
+    assert session.join(exec_id).accepted() == exec_id
+    with pytest.raises(InvalidRequest):
+        session.stream("1", language="cobol").accepted()  # type: ignore[arg-type]
+    closed = session.stream("1")
+    closed.close()
+    with pytest.raises(ServerUnavailable, match="closed before"):
+        closed.accepted()
+
+
+def test_a_run_that_fails_to_begin_says_so_as_any_call_does(client: Client) -> None:
+    for streamed in (None, print):
+        with pytest.raises(InvalidRequest) as caught:
+            client.run("1", image="debian", on_output=streamed)
+        assert (caught.value.status, caught.value.code) == (422, "invalid")
+
+
+def test_a_display_is_told_from_the_value(session: Session) -> None:
+    for streamed in (None, lambda _: None):
+        result = session.run_code("display('shown'); 6 * 7", on_output=streamed)
+        assert [bundle.kind for bundle in result.results] == ["display", "result"]
+        assert result.value is not None and result.value.text == "42"
+        assert session.run_code("display('shown')", on_output=streamed).value is None
+
+
 def test_a_streamed_result_is_the_same_as_another(session: Session) -> None:
     code = "print(1); display(2); open('/session/artifacts/b', 'w').write('b'); raise ValueError('no')"
     stream = session.stream(code, exec_id="same")

@@ -165,7 +165,8 @@ pub const GROUPS: &[Group] = &[
                 "the name of an image",
                 "",
                 "What sandboxes are made from. `host` is this machine's own /usr with the environment\n\
-                 that `belljar setup` made; docker takes any image of its engine.",
+                 that `belljar setup` made, and so is `sandbox:latest` unless docker is used, which\n\
+                 takes any image of its engine.",
             )
             .when_empty("host, or belljar/sandbox:latest with docker"),
             variable(

@@ -141,7 +141,7 @@ class Transcript:
             self._stderr.append(value["text"])
             return Stderr(value["text"], position=at)
         if name in ("display", "result"):
-            bundle = Bundle.model_validate(value or {})
+            bundle = Bundle.model_validate({**(value or {}), "kind": name})
             self._results.append(bundle)
             return Display(bundle, position=at) if name == "display" else ResultEvent(bundle, position=at)
         if name == "error":
@@ -179,4 +179,4 @@ class Transcript:
 def failure(value: dict[str, Any]) -> BelljarError:
     """What a stream says that could not even begin."""
     told = value["error"]
-    return refusal(None, told["code"], told["message"], told.get("hint"))
+    return refusal(value.get("status"), told["code"], told["message"], told.get("hint"), value.get("retry_after"))

@@ -47,7 +47,7 @@ from typing import IO
 
 from belljar.errors import LocalServerError
 
-__all__ = ["Place", "ensure", "is_running", "log_path", "stop"]
+__all__ = ["Place", "ensure", "is_running", "is_set_up", "log_path", "stop"]
 
 # How long a server may take to be ready: it takes over what an earlier one left.
 _START_PATIENCE = 60.0
@@ -60,6 +60,8 @@ _STOP_PATIENCE = 20.0
 _PROBE_TIMEOUT = 5.0
 # Seconds without sessions and requests after which the server ends by itself, where it knows how.
 _IDLE_EXIT = 900
+# Those with settings of their own hold directories that another, set a little differently, may want next.
+_IDLE_EXIT_OF_ITS_OWN = 60
 # How much of the server's words an error quotes, and how much log is kept from earlier servers.
 _QUOTED_LINES = 12
 _MAX_LOG = 4 << 20
@@ -80,6 +82,11 @@ _NOT_PASSED_ON = {
     "BELLJAR_BINARY", "BELLJAR_URL", "BELLJAR_API_KEY", "BELLJAR_LISTEN", "BELLJAR_UNIX", "BELLJAR_TLS_CERT",
     "BELLJAR_TLS_KEY",
 }  # fmt: skip
+
+_BARE = (
+    "belljar: sandboxes have the plain Python of this machine, without numpy, pandas and matplotlib; "
+    "`sandbox-setup` installs those for them, once (about a minute and 600 MB)"
+)
 
 
 class Place:
@@ -118,6 +125,19 @@ def ensure(place: Place | None = None) -> str:
 def is_running() -> bool:
     """Whether the local server answers."""
     return _is_ready(Place().socket)
+
+
+def is_set_up() -> bool:
+    """Whether sandboxes have numpy, pandas and the rest, which `belljar setup` installs for them.
+
+    Without it they run the plain Python of this machine.
+    """
+    return manifest_path().is_file()
+
+
+def manifest_path() -> Path:
+    """What `belljar setup` writes last, when all the rest is there."""
+    return _home() / "python" / "belljar.json"
 
 
 def log_path() -> Path:
@@ -256,12 +276,31 @@ def find_binary() -> str:
     return found
 
 
+def _home() -> Path:
+    """Where the server looks for the Python of sandboxes; see BELLJAR_HOME in docs/settings.md."""
+    named = os.environ.get("BELLJAR_HOME")
+    if named:
+        return Path(named)
+    if os.getuid() == 0:
+        return Path("/var/lib/belljar")
+    return Path(os.environ.get("XDG_DATA_HOME") or os.path.join(os.path.expanduser("~"), ".local", "share"), "belljar")
+
+
+def _say_if_bare() -> None:
+    """A warning, which whoever has not said otherwise sees on stderr; once per server, not per program."""
+    if not is_set_up():
+        import logging
+
+        logging.getLogger("belljar").warning(_BARE)
+
+
 def _start(place: Place) -> None:
     binary = find_binary()
+    _say_if_bare()
     arguments = [binary, "serve", "--unix", str(place.socket)]
     environment = _environment(place)
     if _knows_idle_exit(binary, environment):
-        arguments += ["--idle-exit", str(_IDLE_EXIT)]
+        arguments += ["--idle-exit", str(_IDLE_EXIT_OF_ITS_OWN if place.settings else _IDLE_EXIT)]
     with _open_log(place.log) as log:
         begin = log.seek(0, os.SEEK_END)
         try:

@@ -80,8 +80,9 @@ class SessionManager:
     `Client.session`; what is left out is the server's to choose.
 
     The server is the one at `url`, or that of `BELLJAR_URL`, or a local one that is started when it is
-    needed; `session_root` and `datasets_path` are settings of a server, so only a local one follows
-    them. `async_client` and `client` are used where they are given.
+    needed; `session_root`, `datasets_path`, `blobstore_dir`, `artifacts_db` and `idle_hibernate_sec` are
+    settings of a server, so only a local one follows them. `async_client` and `client` are used where
+    they are given.
 
     Keys are known to the server, and found again by every program that uses it: `key_prefix` keeps
     programs apart that name their conversations alike. `default_key` is the session of those who have
@@ -103,6 +104,9 @@ class SessionManager:
         ttl: int | None = None,
         idle_timeout: int | None = None,
         env: Mapping[str, str] | None = None,
+        blobstore_dir: str | os.PathLike[str] | None = None,
+        artifacts_db: str | os.PathLike[str] | None = None,
+        idle_hibernate_sec: int | None = None,
         url: str | None = None,
         api_key: str | None = None,
         client: Client | None = None,
@@ -118,7 +122,13 @@ class SessionManager:
         self._limits = _limits(memory, cpus, pids, tmpfs_size)
         self._ttl, self._idle_timeout, self._env = ttl, idle_timeout, env
         is_local = client is None and async_client is None and Target.find(url, api_key).url is None
-        self._place = self._local_place(datasets_path, session_root, is_local)
+        paths: dict[str, str | os.PathLike[str] | None] = {
+            "SESSIONS_ROOT": session_root if self.session_storage == "BIND" else None,
+            "DATASETS_HOST_RO": datasets_path if self.dataset_access == "LOCAL_RO" else None,
+            "BLOBSTORE_DIR": blobstore_dir,
+            "ARTIFACTS_DB": artifacts_db,
+        }
+        self._place = _local_place(paths, idle_hibernate_sec, is_local)
         if self._place is not None:
             url = f"unix:{self._place.socket}"
         self._client = client or Client(url, api_key=api_key)
@@ -140,31 +150,13 @@ class SessionManager:
             "datasets_path": config.datasets_host_ro,
             "session_root": config.sessions_root,
             "tmpfs_size": config.tmpfs_size_mb,
+            "blobstore_dir": config.blobstore_dir,
+            "artifacts_db": config.artifacts_db,
+            "idle_hibernate_sec": config.idle_hibernate_sec,
             "url": config.url,
             "api_key": config.api_key,
         }
         return cls(**{**given, **more})
-
-    def _local_place(
-        self,
-        datasets_path: str | os.PathLike[str] | None,
-        session_root: str | os.PathLike[str] | None,
-        is_local: bool,
-    ) -> local.Place | None:
-        """Where the server is that has these directories: a local one of its own."""
-        wanted = {}
-        if self.session_storage == "BIND" and session_root is not None:
-            wanted["SESSIONS_ROOT"] = session_root
-        if self.dataset_access == "LOCAL_RO" and datasets_path is not None:
-            wanted["DATASETS_HOST_RO"] = datasets_path
-        if wanted and not is_local:
-            names = " and ".join(wanted)
-            warnings.warn(f"{names} of a server that runs already are its own to choose", UserWarning, stacklevel=3)
-        if not wanted or not is_local:
-            return None
-        if "SESSIONS_ROOT" in wanted:
-            Path(wanted["SESSIONS_ROOT"]).mkdir(parents=True, exist_ok=True)
-        return local.Place({name: os.path.abspath(path) for name, path in wanted.items()})
 
     # A session per key.
 
@@ -348,6 +340,23 @@ class SessionManager:
         if notice is not None:
             with self._lock:
                 self._untold.setdefault(key, notice)
+
+
+def _local_place(
+    paths: Mapping[str, str | os.PathLike[str] | None], idle_hibernate_sec: int | None, is_local: bool
+) -> local.Place | None:
+    """Where the server is that is set like this: a local one of its own."""
+    wanted = {name: os.path.abspath(path) for name, path in paths.items() if path is not None}
+    if idle_hibernate_sec is not None:
+        wanted["IDLE_HIBERNATE_SEC"] = str(idle_hibernate_sec)
+    if wanted and not is_local:
+        names = " and ".join(wanted)
+        warnings.warn(f"{names} of a server that runs already are its own to choose", UserWarning, stacklevel=3)
+    if not wanted or not is_local:
+        return None
+    if "SESSIONS_ROOT" in wanted:
+        Path(wanted["SESSIONS_ROOT"]).mkdir(parents=True, exist_ok=True)
+    return local.Place(wanted)
 
 
 def _what_is_gone(info: SessionInfo, before: str | None) -> str | None:

@@ -48,6 +48,8 @@ class Bundle(_Told):
 
     data: dict[str, Any] = Field(default_factory=dict)
     metadata: dict[str, Any] = Field(default_factory=dict)
+    #: `display` for what was shown on the way, `result` for the value of the last expression.
+    kind: str | None = None
 
     @property
     def text(self) -> str | None:
@@ -171,6 +173,11 @@ class Result(_Told):
         if self.stdout or not self.results:
             return self.stdout
         return self.results[-1].text or ""
+
+    @property
+    def value(self) -> Bundle | None:
+        """The value of the last expression, in every form it has; None if there was none."""
+        return next((bundle for bundle in reversed(self.results) if bundle.kind == "result"), None)
 
     @property
     def images(self) -> list[bytes]:

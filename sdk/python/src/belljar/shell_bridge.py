@@ -71,7 +71,7 @@ def _bridge(session: Session, stream: Stream, exec_id: str) -> int:
     feeder = threading.Thread(target=_feed, args=(session, exec_id, has_begun), daemon=True)
     feeder.start()
     # The server must have heard of an execution before it can be fed.
-    stream._open()
+    stream.accepted()
     has_begun.set()
     for event in stream:
         if isinstance(event, Stdout):

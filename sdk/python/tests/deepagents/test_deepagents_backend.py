@@ -10,15 +10,14 @@ from typing import Any
 import pytest
 from servers import Server
 
-pytest.importorskip("deepagents.backends", reason="needs deepagents")
 
-from deepagents import create_deep_agent  # noqa: E402
-from langchain_core.language_models.fake_chat_models import FakeMessagesListChatModel  # noqa: E402
-from langchain_core.messages import AIMessage, ToolMessage  # noqa: E402
-from langchain_core.runnables import RunnableConfig  # noqa: E402
+from deepagents import create_deep_agent
+from langchain_core.language_models.fake_chat_models import FakeMessagesListChatModel
+from langchain_core.messages import AIMessage, ToolMessage
+from langchain_core.runnables import RunnableConfig
 
-from belljar import Client, InvalidRequest, SessionEnded  # noqa: E402
-from belljar.deepagents import BelljarProvider, BelljarSandbox  # noqa: E402
+from belljar import Client, InvalidRequest, SessionEnded
+from belljar.deepagents import BelljarProvider, BelljarSandbox
 
 
 class Scripted(FakeMessagesListChatModel):

@@ -7,12 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from servers import Server
 
 from belljar import Client
 
-pytest.importorskip("deepagents.backends", reason="needs deepagents")
 
 ROOT = Path(__file__).resolve().parents[4]
 

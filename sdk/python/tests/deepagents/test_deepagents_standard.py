@@ -11,13 +11,11 @@ from importlib.metadata import version
 import pytest
 from servers import Server
 
-pytest.importorskip("deepagents.backends", reason="needs deepagents")
-pytest.importorskip("langchain_tests", reason="needs langchain-tests")
 
-from deepagents.backends.protocol import SandboxBackendProtocol  # noqa: E402
-from langchain_tests.integration_tests import SandboxIntegrationTests  # noqa: E402
+from deepagents.backends.protocol import SandboxBackendProtocol
+from langchain_tests.integration_tests import SandboxIntegrationTests
 
-from belljar.deepagents import BelljarSandbox  # noqa: E402
+from belljar.deepagents import BelljarSandbox
 
 # In code that backends inherit; the tests expect what was before. Seen with 0.7.6: `write` replaces files.
 OVERWRITES = {"test_write_existing_file_fails"}

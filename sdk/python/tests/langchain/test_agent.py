@@ -235,7 +235,7 @@ def test_failures_of_the_sandbox_are_raised(short_path: Path) -> None:
 
 def test_a_session_that_cannot_be_had_is_a_failure_too(server: Server) -> None:
     tool = make_code_sandbox_tool(SessionManager(image="nonsense:1", url=server.url))
-    with pytest.raises(SandboxFailure, match="no image `nonsense:1`"):
+    with pytest.raises(SandboxFailure, match="image `nonsense:1`"):
         invoke(tool, code="1")
 
 

@@ -9,14 +9,15 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 from agents import ASK, agent, calls, code, invoke, thread, tool_messages
-from servers import REPOSITORY, binary, python_path, remove_groups
+from servers import REPOSITORY, python_path
+from users import User
 
 from belljar import local
 
@@ -24,28 +25,18 @@ EXAMPLES = REPOSITORY / "examples"
 
 
 @pytest.fixture(scope="module")
-def home() -> Iterator[Path]:
-    """A user of our own, and a project of theirs to be in."""
-    with tempfile.TemporaryDirectory(prefix="bj-", ignore_cleanup_errors=True) as directory:
-        with pytest.MonkeyPatch.context() as patch:
-            project = Path(directory, "project")
-            project.mkdir()
-            for name in ("XDG_DATA_HOME", "XDG_RUNTIME_DIR"):
-                os.mkdir(f"{directory}/{name}", 0o700)
-                patch.setenv(name, f"{directory}/{name}")
-            patch.setenv("BELLJAR_BINARY", binary())
-            patch.setenv("BELLJAR_PRELOAD", "json")
-            patch.setenv("BELLJAR_POOL", "0")
-            patch.setenv("BELLJAR_ALONE", "5")
-            for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "AGENT_MODEL", "SESSION_STORAGE", "DATASET_ACCESS"):
-                patch.delenv(name, raising=False)
-            patch.chdir(project)
-            yield project
-            root, data = ("SESSIONS_ROOT", str(project / "sessions")), ("DATASETS_HOST_RO", str(EXAMPLES / "data"))
-            for settings in ([], [root], [data], [root, data]):
-                place = local.Place(dict(settings))
-                local.stop(place)
-                remove_groups(local._environment(place)["BELLJAR_CGROUP_PARENT"])
+def somebody(_corner: None) -> Iterator[User]:
+    user = User()
+    with pytest.MonkeyPatch.context() as patch:
+        user.becomes_us(patch)
+        yield user
+    user.leave()
+
+
+@pytest.fixture
+def home(somebody: User) -> Path:
+    """The project of a user of our own, to be in."""
+    return somebody.project
 
 
 def run_example(name: str) -> str:
@@ -72,6 +63,28 @@ def test_local_datasets(home: Path) -> None:
     assert picture_of(said).startswith(b"\x89PNG")
     [session] = (home / "sessions").iterdir()
     assert (session / "artifacts" / "prices.png").exists() and f"What is left of it is in {session}" in said
+
+
+def test_api_datasets(home: Path) -> None:
+    said = run_example("api_datasets.py")
+    assert "houses.csv (3.5 KiB, 200 rows" in said and "max       54.5" in said
+    link = said.split("Here they are: ")[1].split()[0]
+    assert len(Path(urlsplit(link).path).read_text().splitlines()) == 11
+
+
+def test_file_agent(home: Path) -> None:
+    said = run_example("file_agent.py")
+    assert "FAILED (failures=1)" in said and "| OK" in said.partition("FAILED")[2]
+    link = said.split("Here is the archive: ")[1].split()[0]
+    with tarfile.open(urlsplit(link).path) as archive:
+        assert {"project/test_words.py", "project/words/__init__.py"} <= set(archive.getnames())
+    assert "['data', 'artifacts']" in said or "['artifacts', 'data']" in said
+
+
+def test_no_agent_of_the_examples_is_forgotten() -> None:
+    agents = {path.stem for path in EXAMPLES.glob("*.py") if "from agents import" in path.read_text()}
+    tests = "".join(path.read_text() for path in Path(__file__).parent.parent.glob("*/test_*examples.py"))
+    assert {name for name in agents if f"def test_{name}(" not in tests} == set() and len(agents) >= 7
 
 
 def test_code_written_for_langgraph_sandbox(home: Path) -> None:

@@ -73,6 +73,10 @@ class AsyncStream:
         # Attempts since something was told last.
         self._attempts: _retry.Attempts | None = None
         self._has_told = False
+        # Whether a server is known to have the execution.
+        self._is_accepted = ask is None
+        # What was told while waiting for that.
+        self._early: Event | None = None
         self._opened_at = 0.0
         self._result: Result | None = None
         self._is_closed = False
@@ -86,6 +90,18 @@ class AsyncStream:
     def position(self) -> int:
         """Where to go on later: `session.join(stream.exec_id, offset=stream.position)`."""
         return self._transcript.position
+
+    async def accepted(self) -> str:
+        """Has it executed, and waits until the server has taken it; returns the execution's id.
+
+        From then on it goes on by itself, and can be fed, interrupted and joined. Without this it
+        begins with the first event that is asked for. What the server refuses is raised here.
+        """
+        while not self._is_accepted and not self._is_closed:
+            self._early = await self._hear()
+        if self._exec_id is None or not self._is_accepted:
+            raise ServerUnavailable("the stream was closed before the execution was accepted")
+        return self._exec_id
 
     async def result(self, on_output: _io.Callback[Output] | None = None) -> Result:
         """Follows the execution to its end, and returns what came of it."""
@@ -119,25 +135,34 @@ class AsyncStream:
         return self
 
     async def __anext__(self) -> Event:
-        while self._result is None and not self._is_closed:
-            try:
-                heard = await self._next()
-                event = self._transcript.hear(*heard)
-            except BelljarError as error:
-                await self._hang_up()
-                await self._endure(error)
-                continue
-            if self._session_id is not None:
-                self._ask = None
-            if isinstance(event, Accepted):
-                self._exec_id = event.exec_id
-            elif event is not None:
-                self._attempts, self._has_told = None, True
-                if isinstance(event, Done):
-                    self._result = event.result
-                    await self._finish()
-                return event
-        raise StopAsyncIteration
+        event, self._early = self._early, None
+        while event is None and self._result is None and not self._is_closed:
+            event = await self._hear()
+        if event is None:
+            raise StopAsyncIteration
+        return event
+
+    async def _hear(self) -> Event | None:
+        """The next event; None after what is not for users, and after an attempt that failed."""
+        try:
+            heard = await self._next()
+            event = self._transcript.hear(*heard)
+        except BelljarError as error:
+            await self._hang_up()
+            await self._endure(error)
+            return None
+        self._is_accepted = True
+        if self._session_id is not None:
+            self._ask = None
+        if isinstance(event, Accepted):
+            self._exec_id = event.exec_id
+            return None
+        if event is not None:
+            self._attempts, self._has_told = None, True
+            if isinstance(event, Done):
+                self._result = event.result
+                await self._finish()
+        return event
 
     async def _next(self) -> Heard:
         if self._chunks is None:

@@ -238,8 +238,8 @@ class Session:
         ...         if isinstance(event, InputRequest):
         ...             stream.send("Ada\\n")
 
-        It begins with the first event that is asked for. Lost connections and restarted servers are
-        waited for, and the stream goes on where it was.
+        It begins with the first event that is asked for, or with `stream.accepted()`. Lost connections
+        and restarted servers are waited for, and the stream goes on where it was.
         """
         call = _calls.execute(
             self.id,

@@ -1,0 +1,193 @@
+"""The commands that come with the package, as one types them."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fake_model import FakeModel
+from servers import PATIENCE
+from users import User
+
+SANDBOX = [sys.executable, "-m", "belljar.console.langgraph_sandbox"]
+SETUP = [sys.executable, "-m", "belljar.console.sandbox_setup"]
+
+
+def talk(user: User, *lines: str, **env: str) -> str:
+    done = user.run(*SANDBOX, stdin="".join(f"{line}\n" for line in lines), env=env)
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_a_conversation_without_a_model(user: User) -> None:
+    said = talk(
+        user, "x = 41", "x + 1", "/state", "demo", "/artifacts", "/datasets", "/help", "/nonsense", "hello you",
+        "/reset", "x", DATASET_ACCESS="NONE",
+    )  # fmt: skip
+    assert "(TMPFS_NONE)" in said and "scripted: none of OPENAI_API_KEY" in said
+    assert "[result]\n    | 42" in said and "x: int = 41" in said
+    # Three calls, with variables kept, and a picture.
+    assert "1229 primes" in said and "[(6, 299), (2, 205), (4, 202)]" in said
+    path = re.search(r"^  gaps\.png \(\d+ bytes, image/png\): (/\S+)", said, re.MULTILINE)
+    assert path is not None and Path(path[1]).read_bytes().startswith(b"\x89PNG")
+    assert "DATASET_ACCESS is NONE" in said and "There is no `/nonsense`" in said
+    assert "I only follow a script" in said
+    # What fails in the sandbox is an answer.
+    assert "NameError: name 'x' is not defined" in said.partition("A new sandbox")[2]
+
+
+def test_settings_come_from_a_file(user: User) -> None:
+    (user.project / "houses").mkdir()
+    (user.project / "houses" / "a.csv").write_text("x\n1\n")
+    (user.project / ".env").write_text("SESSION_STORAGE=BIND\nDATASET_ACCESS=LOCAL_RO\nDATASETS_HOST_RO=./houses\n")
+    said = talk(user, "open('/session/kept.txt', 'w').write('kept')", "/datasets")
+    assert "(BIND_LOCAL)" in said and "/data/a.csv (4 bytes)" in said
+    directory = said.rpartition("What is left of it is in ")[2].strip()
+    assert Path(directory).parent == user.project / "sessions"
+    assert [path.read_text() for path in Path(directory).rglob("kept.txt")] == ["kept"]
+
+
+def test_a_real_model_is_used_where_a_key_is_set(user: User) -> None:
+    script = [["code_sandbox", {"code": "6 * 7"}], "It is 42."]
+    with FakeModel(script) as model:
+        # As a user keeps it: in the file, and not in the environment.
+        (user.project / "my.env").write_text(f"OPENAI_API_KEY=sk-x\nOPENAI_BASE_URL={model.url}\nDATASET_ACCESS=NONE\n")
+        done = user.run(*SANDBOX, "--env", "my.env", stdin="What is 6 times 7?\n")
+    assert done.returncode == 0, done.stderr
+    assert "model    openai:gpt-5-mini" in done.stdout and "Agent: It is 42." in done.stdout
+    assert "sk-x" not in done.stdout
+    assert [message["role"] for message in model.asked[-1]["messages"]] == ["system", "user", "assistant", "tool"]
+    assert "42" in str(model.asked[-1]["messages"][-1]["content"])
+
+
+def test_a_model_that_fails_ends_nothing(user: User) -> None:
+    with FakeModel([], status=401) as model:
+        said = talk(user, "hello", "/state", OPENAI_API_KEY="sk-wrong", OPENAI_BASE_URL=model.url)
+    assert "AuthenticationError: Error code: 401" in said and "No variables." in said
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ({"DATASET_ACCESS": "LOCAL_RO"}, "set DATASETS_HOST_RO"),
+        ({"BELLJAR_URL": "http://127.0.0.1:9"}, "127.0.0.1:9"),
+        ({"BELLJAR_BINARY": "/nonsense"}, "BELLJAR_BINARY"),
+        ({"AGENT_MODEL": "nobody:knows"}, "nobody"),
+    ],
+)
+def test_what_cannot_begin_is_said_in_a_sentence(user: User, setting: dict[str, str], told: str) -> None:
+    done = user.run(*SANDBOX, env=setting)
+    assert done.returncode == 1 and done.stderr.startswith("langgraph-sandbox: ") and told in done.stderr
+    assert "Traceback" not in done.stderr and done.stderr.count("\n") <= 3
+
+
+def test_a_file_of_settings_that_is_none(user: User) -> None:
+    (user.project / ".env").write_bytes(b"\xff\xfe")
+    for arguments in ([], ["--env", "none.env"]):
+        done = user.run(*SANDBOX, *arguments)
+        assert done.returncode == 1 and done.stderr.startswith("langgraph-sandbox: "), done.stderr
+        assert "Traceback" not in done.stderr
+
+
+class Terminal:
+    """A program at a terminal, and somebody who reads what it says."""
+
+    def __init__(self, user: User, *command: str) -> None:
+        self._master, slave = pty.openpty()
+        self.process = subprocess.Popen(
+            command, cwd=user.project, env={**user.env, "TERM": "dumb", "DATASET_ACCESS": "NONE"},
+            stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
+        )  # fmt: skip
+        os.close(slave)
+        self.said = ""
+
+    def until(self, text: str) -> str:
+        """What it says until it has said this."""
+        deadline = time.monotonic() + PATIENCE
+        while text not in self.said:
+            ready, _, _ = select.select([self._master], [], [], max(0.0, deadline - time.monotonic()))
+            assert ready, f"`{text}` was not said, but this:\n{self.said}"
+            try:
+                self.said += os.read(self._master, 65536).decode(errors="replace")
+            except OSError as error:
+                raise AssertionError(f"it ended without `{text}`:\n{self.said}") from error
+        before, _, self.said = self.said.partition(text)
+        return before
+
+    def type(self, keys: str) -> None:
+        os.write(self._master, keys.encode())
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        os.close(self._master)
+
+
+@pytest.fixture
+def terminal(user: User) -> Iterator[Terminal]:
+    made = Terminal(user, *SANDBOX)
+    yield made
+    made.close()
+
+
+def test_at_a_terminal(terminal: Terminal) -> None:
+    terminal.until("Ctrl-D ends.")
+    terminal.until("You: ")
+    terminal.type("6 * 7\n")
+    assert "42" in terminal.until("Agent: Done")
+    terminal.until("You: ")
+    # Ctrl-C where nothing runs is no end; Ctrl-D is.
+    time.sleep(0.5)  # Python's readline misses a signal that comes between its prompt and its waiting
+    os.killpg(terminal.process.pid, signal.SIGINT)
+    terminal.until("(Ctrl-D ends)")
+    terminal.until("You: ")
+    terminal.type("\x04")
+    assert terminal.process.wait(PATIENCE) == 0
+
+
+def test_ctrl_c_interrupts_the_sandbox_and_not_the_conversation(terminal: Terminal) -> None:
+    terminal.until("You: ")
+    terminal.type("x = 1; print('begun', flush=True); import time; time.sleep(300)\n")
+    terminal.until("Agent calls code_sandbox")
+    time.sleep(0.5)  # for the code to begin; earlier it would be interrupted before, which is as good
+    os.killpg(terminal.process.pid, signal.SIGINT)
+    terminal.until("(interrupting the sandbox")
+    assert "KeyboardInterrupt" in terminal.until("Agent: Done")
+    terminal.until("You: ")
+    terminal.type("/exit\n")
+    assert terminal.process.wait(PATIENCE) == 0
+
+
+def test_setup_says_what_there_is(user: User) -> None:
+    done = user.run(*SETUP, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "The Python environment is complete" in done.stdout and "pandas" in done.stdout
+    assert "langgraph-sandbox" in done.stdout and (user.project / ".env").read_text().startswith("#")
+    # Nothing has changed, so whatever server runs is left alone.
+    assert "was stopped" not in done.stdout
+
+
+def test_setup_of_a_new_home(user: User) -> None:
+    # Without any packages it is quick, and all else is the same.
+    bare = {"BELLJAR_HOME": str(user.home / "new"), "BELLJAR_PACKAGES": "pip"}
+    user.python("-c", "import belljar; print(belljar.run('1').text)", env={"BELLJAR_HOME": bare["BELLJAR_HOME"]})
+    assert len(user.servers()) == 1
+    done = user.run(*SETUP, timeout=300, env=bare)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"Sandboxes have Python 3\.\d+\.\d+ with pip\.", done.stdout)
+    assert "The local server was stopped" in done.stdout and json.loads(
+        (user.home / "new" / "python" / "belljar.json").read_text()
+    )
+    told = user.run(*SETUP, "--nonsense")
+    assert told.returncode == 2 and "--nonsense" in told.stderr and "Traceback" not in told.stderr
