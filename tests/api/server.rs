@@ -206,6 +206,7 @@ fn remember_limits(corner: &Corner) {
             "version": env!("CARGO_PKG_VERSION"),
             "uid": privileges::own_ids().0,
             "cgroup_parent": corner.cgroup_parent(),
+            "backend": "native",
             "cgroup": fs::read_to_string("/proc/self/cgroup").unwrap_or_default(),
         },
         "verdicts": verdicts,

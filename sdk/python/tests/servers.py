@@ -130,6 +130,7 @@ class Server:
             "version": version,
             "uid": os.getuid(),
             "cgroup_parent": self._cgroup,
+            "backend": "native",
             "cgroup": Path("/proc/self/cgroup").read_text(),
         }
         names = ["network", "processes", "memory", "cpu"]
