@@ -30,12 +30,13 @@ const OUTBOX: usize = 16;
 const MAX_WRITE: usize = 64 * 1024;
 
 /// A frame on its way out, with descriptors for its first byte.
-struct Outgoing {
-    bytes: Vec<u8>,
-    fds: Vec<OwnedFd>,
+#[derive(Debug)]
+pub(crate) struct Outgoing {
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) fds: Vec<OwnedFd>,
 }
 
-type Outbox = mpsc::Sender<Outgoing>;
+pub(crate) type Outbox = mpsc::Sender<Outgoing>;
 
 /// An answer, and what goes with it.
 pub(crate) struct Reply {
@@ -55,7 +56,8 @@ pub(crate) async fn serve(guest: Rc<Guest>, stream: UnixStream) {
     let (outbox, to_write) = mpsc::channel(OUTBOX);
     let (reader, writer) = stream.into_split();
     let writing = tokio::task::spawn_local(write(writer, to_write));
-    read(&guest, reader, outbox).await;
+    read(&guest, reader, outbox.clone()).await;
+    guest.relay.leave(&outbox);
     // Events of executions that this connection followed end with it; the spool keeps them.
     writing.abort();
 }
@@ -190,6 +192,11 @@ async fn answer(
         Call::CommitFile { root, path, temporary } => files::commit_file(&root, path, &temporary),
         Call::DiscardFile { root, path, temporary } => {
             files::discard_file(&root, &path, &temporary)
+        }
+        Call::Relay => guest.relay.attach(outbox, &frame.body).map(|()| Answer::Done.into()),
+        Call::Relayed { stream, part } => {
+            guest.relay.hear(stream, part, &frame.body);
+            return true;
         }
         Call::Probe { probe } => run_probe(probe),
         Call::Shutdown => process::exit_now(0),

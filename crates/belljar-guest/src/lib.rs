@@ -10,6 +10,7 @@
 //!                            ▲            │   ▲              └── stdout, stderr pipes ──┘
 //!                            └── events ──┼───┘        command ──▶ keeper ──▶ process
 //!                                         └── input ──▶ kernel, process
+//!         connection ◀──────────── relay ◀── loopback ── whoever wants to leave, if they may
 //! ```
 //!
 //! The guest outlives the server for as long as it was told: connections come and go, executions go
@@ -28,6 +29,7 @@ mod input;
 mod kernel;
 mod output;
 mod reaper;
+mod relay;
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -44,6 +46,7 @@ use alone::Company;
 use execs::Execs;
 use kernel::Kernel;
 use reaper::Reaper;
+use relay::Relay;
 
 /// What the guest is born with.
 #[derive(Debug)]
@@ -81,6 +84,7 @@ async fn serve(start: Start) -> io::Result<()> {
         kernels: RefCell::default(),
         lost_kernel: RefCell::default(),
         company: Rc::new(Company::new(start.alone_for_s)),
+        relay: Rc::default(),
     });
     tokio::task::spawn_local(alone::exit_when_deserted(Rc::clone(&guest.company)));
     loop {
@@ -108,6 +112,8 @@ struct Guest {
     /// How a kernel died that nobody was told about yet.
     lost_kernel: RefCell<HashMap<Language, String>>,
     company: Rc<Company>,
+    /// Connections that the host answers.
+    relay: Rc<Relay>,
 }
 
 impl Guest {

@@ -11,10 +11,12 @@ mod files;
 pub mod kernels;
 pub mod link;
 pub mod native;
+mod relay;
 mod sandbox;
 mod spec;
 
 pub use error::RuntimeError;
 pub use files::{OpenedFile, Removed, Temporary};
+pub use relay::{Relay, RelayStream};
 pub use sandbox::{Handle, KernelStart, Sandbox};
 pub use spec::{DataMount, Limits, SandboxSpec, USER_ID, paths};

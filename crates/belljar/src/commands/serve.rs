@@ -13,6 +13,7 @@ use belljar_engine::artifacts::ShelfConfig;
 use belljar_engine::audit::Audit;
 use belljar_engine::datasets::source::Sources;
 use belljar_engine::keys::KeyRing;
+use belljar_engine::network::Network;
 use belljar_engine::spec::SessionSpec;
 use belljar_engine::store::{StateLock, Store};
 use belljar_engine::{Engine, EngineConfig};
@@ -69,7 +70,8 @@ async fn run(args: &ServeArgs, settings: &Settings, prepared: Prepared) -> Resul
     let audit = Audit::open(&settings.state_dir.join("audit.log"), server.audit_code)
         .context("failed to open the audit log")?;
     let enforced = enforced(&runtime, settings).await?;
-    let config = engine_config(settings, server.dataset_sources()?);
+    let network = settings.network.of_server(settings.state_dir.join("network-authority.pem"))?;
+    let config = engine_config(settings, server.dataset_sources()?, network);
     let engine = Engine::start(config, store, runtime, audit).await?;
     let guard = GuardConfig {
         hosts: own_hosts(server, listener.local_addr()),
@@ -160,7 +162,11 @@ fn own_hosts(server: &ServerSettings, address: Option<SocketAddr>) -> Vec<String
     hosts
 }
 
-fn engine_config(settings: &Settings, dataset_sources: Arc<Sources>) -> EngineConfig {
+fn engine_config(
+    settings: &Settings,
+    dataset_sources: Arc<Sources>,
+    network: Arc<Network>,
+) -> EngineConfig {
     let server = &settings.server;
     EngineConfig {
         defaults: SessionSpec {
@@ -168,6 +174,7 @@ fn engine_config(settings: &Settings, dataset_sources: Arc<Sources>) -> EngineCo
             storage: server.storage,
             datasets: server.datasets,
             limits: settings.limits,
+            network: settings.network.default.clone(),
             env: BTreeMap::new(),
             ttl_s: server.ttl_s,
             idle_s: server.idle_s,
@@ -179,6 +186,7 @@ fn engine_config(settings: &Settings, dataset_sources: Arc<Sources>) -> EngineCo
         dataset_cache: server.dataset_cache.clone(),
         dataset_cache_bytes: server.dataset_cache_bytes,
         dataset_bytes: server.dataset_bytes,
+        network,
         shelf: shelf_config(settings),
         pool: server.pool,
         total: server.total,

@@ -1,8 +1,9 @@
 //! Settings: flags over environment over `.env` over defaults. Every variable is declared once, in
-//! [`variables`], and typed once, here, in [`server`] and in [`artifacts`].
+//! [`variables`], and typed once, here, in [`server`], [`artifacts`] and [`network`].
 
 mod artifacts;
 mod dotenv;
+mod network;
 mod parse;
 #[cfg(test)]
 mod reference;
@@ -23,6 +24,7 @@ use belljar_runtime::Limits;
 
 pub use artifacts::ArtifactSettings;
 pub(crate) use dotenv::commented as commented_env_file;
+pub use network::NetworkSettings;
 pub use server::{Listen, ServerSettings, Tls};
 use values::Values;
 
@@ -46,6 +48,7 @@ pub struct Settings {
     pub bench_image: Option<String>,
     pub server: ServerSettings,
     pub artifacts: ArtifactSettings,
+    pub network: NetworkSettings,
     pub client: ClientSettings,
 }
 
@@ -125,6 +128,7 @@ impl Settings {
         let server = ServerSettings::read(&values, &home)?;
         Ok(Settings {
             artifacts: ArtifactSettings::read(&values, &home, &state_dir)?,
+            network: NetworkSettings::read(&values)?,
             run_dir: values.path_or("BELLJAR_RUN_DIR", default_run_dir)?,
             state_dir,
             outputs_dir: values.path("BELLJAR_OUTPUTS_DIR")?.expect("its default is not empty"),
