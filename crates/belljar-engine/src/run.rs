@@ -89,9 +89,7 @@ impl Run {
         };
         let traffic = self.network.traffic(None);
         let outcome = match self.network.attach(&self.policy, &traffic, sandbox.link()).await {
-            Ok(_attached) => {
-                self.execute_in(&sandbox, &transcript, interrupt, watch, take).await
-            }
+            Ok(_attached) => self.execute_in(&sandbox, &transcript, interrupt, watch, take).await,
             Err(error) => Err(error),
         };
         sandbox.destroy().await;

@@ -91,7 +91,10 @@ impl Authority {
         Ok(made)
     }
 
-    fn make(&self, host: &Host) -> Result<rustls::ServerConfig, Box<dyn std::error::Error + Send + Sync>> {
+    fn make(
+        &self,
+        host: &Host,
+    ) -> Result<rustls::ServerConfig, Box<dyn std::error::Error + Send + Sync>> {
         let key = KeyPair::generate()?;
         let mut params = CertificateParams::new(vec![host.bare()])?;
         params.distinguished_name.push(DnType::CommonName, "belljar proxy");
@@ -156,7 +159,8 @@ mod tests {
         roots.add(CertificateDer::from_pem_slice(believed.as_bytes()).unwrap()).unwrap();
         let client: TlsConnector = outbound::tls_believing(roots).unwrap();
         let (near, far) = tokio::io::duplex(1 << 16);
-        let acceptor = TlsAcceptor::from(server.as_host(&Host::parse("api.test").unwrap()).unwrap());
+        let acceptor =
+            TlsAcceptor::from(server.as_host(&Host::parse("api.test").unwrap()).unwrap());
         let name = ServerName::try_from(host.to_owned()).unwrap();
         let (client, _) = tokio::join!(client.connect(name, near), acceptor.accept(far));
         client.is_ok()

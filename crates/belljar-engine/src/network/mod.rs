@@ -31,8 +31,8 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use belljar_proto::relay::{CERTIFICATES, PORT};
-use belljar_runtime::link::Link;
 use belljar_runtime::Relay;
+use belljar_runtime::link::Link;
 use tokio::sync::OnceCell;
 use tokio::task::JoinSet;
 use tokio_rustls::TlsConnector;
@@ -250,9 +250,9 @@ impl Policy {
         let proxy = format!("http://127.0.0.1:{PORT}");
         // What listens inside is reached without us. A host of the same name that is on the list
         // is meant instead.
-        let own = ["localhost", "127.0.0.1", "::1"].into_iter().filter(|own| {
-            own.parse().map_or(true, |address| !self.names_any_port(address))
-        });
+        let own = ["localhost", "127.0.0.1", "::1"]
+            .into_iter()
+            .filter(|own| own.parse().map_or(true, |address| !self.names_any_port(address)));
         let own = own.collect::<Vec<_>>().join(",");
         let both = |name: &str, value: &str| {
             [(name.to_owned(), value.to_owned()), (name.to_lowercase(), value.to_owned())]

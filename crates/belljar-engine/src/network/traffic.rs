@@ -126,9 +126,9 @@ impl Traffic {
 
     /// Takes bytes off what is left; false if there are not that many.
     fn spend(&self, bytes: u64) -> bool {
-        let spent = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
-            left.checked_sub(bytes)
-        });
+        let spent = self
+            .left
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(bytes));
         if spent.is_err() {
             self.left.store(0, Ordering::Relaxed);
         }

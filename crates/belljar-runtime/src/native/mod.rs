@@ -406,6 +406,10 @@ impl NativeRuntime {
         ];
         let mut env: Vec<(String, String)> =
             base.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+        if let Some(packages) = python.session_packages() {
+            // Where pip puts them; an environment that is read-only does not look there.
+            env.push(("PYTHONPATH".into(), packages));
+        }
         if python.is_relocated() && python.has_shared_library() {
             // It is looked for where it was installed, which is not where it is inside.
             env.push(("LD_LIBRARY_PATH".into(), format!("{}/lib", paths::PYTHON_BASE)));

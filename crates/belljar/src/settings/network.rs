@@ -23,9 +23,8 @@ pub struct NetworkSettings {
 
 impl NetworkSettings {
     pub(super) fn read(values: &Values<'_>) -> Result<NetworkSettings> {
-        let policy = |name: &str| {
-            Policy::parse(&values.text(name)).map_err(|why| anyhow!("{name}: {why}"))
-        };
+        let policy =
+            |name: &str| Policy::parse(&values.text(name)).map_err(|why| anyhow!("{name}: {why}"));
         let default = policy("BELLJAR_NETWORK")?;
         let most = match values.text("BELLJAR_MAX_NETWORK").trim() {
             "" => default.clone(),
