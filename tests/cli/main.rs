@@ -12,6 +12,7 @@ mod flags;
 mod interruptions;
 mod keys;
 mod machine;
+mod network;
 mod output;
 mod served;
 mod servers;

@@ -9,7 +9,10 @@ mod corner;
 #[path = "../api/server.rs"]
 #[allow(dead_code, reason = "made for the tests of the API")]
 mod server;
+#[path = "../api/site.rs"]
+mod site;
 
 mod kills;
+mod network;
 mod successor;
 mod worker;

@@ -142,6 +142,9 @@ impl From<EngineError> for ApiError {
                     .hint("stop that one first")
             }
             EngineError::Invalid(_) => ApiError::invalid(message),
+            EngineError::NetworkNotAllowed(_) => {
+                ApiError::new(StatusCode::FORBIDDEN, "network_not_allowed", message)
+            }
             EngineError::TooLarge(_) => {
                 ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", message)
             }

@@ -20,6 +20,7 @@ mod guard;
 mod health;
 mod input;
 pub mod listen;
+mod network;
 mod rate;
 mod runs;
 mod sessions;
@@ -164,6 +165,7 @@ fn described() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(sessions::start))
         .routes(routes!(sessions::state))
         .routes(routes!(sessions::log))
+        .routes(routes!(network::network))
         .routes(routes!(execs::exec))
         .routes(routes!(execs::list))
         .routes(routes!(execs::show))

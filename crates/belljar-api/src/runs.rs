@@ -23,7 +23,7 @@ use crate::App;
 use crate::error::{ApiError, ErrorBody};
 use crate::execs::{DEFAULT_OUTPUT, checked_output, parse_timeout, wants_stream};
 use crate::input::Body;
-use crate::sessions::{AskedLimits, Size, check_env, parse_language};
+use crate::sessions::{AskedLimits, Size, check_env, parse_language, parse_network};
 use crate::stream::{done, render};
 
 #[derive(Debug, Deserialize, ToSchema)]
@@ -41,6 +41,9 @@ pub(crate) struct RunBody {
     /// `NONE` or `LOCAL_RO`.
     #[schema(value_type = Option<String>)]
     pub datasets: Option<Datasets>,
+    /// Where the code may go, as for a session.
+    #[schema(value_type = Option<Object>)]
+    pub network: Option<serde_json::Value>,
     /// Bytes of stdout and of stderr to keep, each.
     pub max_output: Option<Size>,
 }
@@ -57,6 +60,7 @@ impl RunBody {
             }
             Language::Bash => Code::Bash { code: self.code },
         };
+        let network = self.network.map(parse_network).transpose()?;
         let limits = self.limits.checked()?;
         Ok(RunAsk {
             id: belljar_engine::new_id("run"),
@@ -64,6 +68,7 @@ impl RunBody {
                 image: self.image,
                 datasets: self.datasets,
                 env: self.env,
+                network,
                 ..limits
             },
             code,

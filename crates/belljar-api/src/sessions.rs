@@ -7,6 +7,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
+use belljar_engine::network::Policy;
 use belljar_engine::session::LogEntry;
 use belljar_engine::session::rules::Phase;
 use belljar_engine::spec::{Datasets, SessionAsk, Storage};
@@ -54,8 +55,10 @@ pub(crate) struct CreateSession {
     pub datasets: Option<Datasets>,
     #[serde(default)]
     pub limits: AskedLimits,
-    /// Only `none` for now: loopback and nothing else.
-    pub network: Option<String>,
+    /// Where its code may go: `"none"`, `"open"` (every public address), or
+    /// `{"allow": ["example.org", "*.example.com:443"], "inject": [...]}`.
+    #[schema(value_type = Option<Object>)]
+    pub network: Option<serde_json::Value>,
     /// Seconds it lives on after its last use.
     pub ttl: Option<u64>,
     /// Seconds without use after which it ends earlier.
@@ -130,14 +133,13 @@ impl CreateSession {
         if notes > MAX_METADATA {
             return Err(ApiError::invalid(format!("metadata: at most {MAX_METADATA} bytes")));
         }
-        if self.network.as_deref().is_some_and(|network| network != "none") {
-            return Err(ApiError::invalid("network: only `none` is there so far"));
-        }
         if let Some(env) = &self.env {
             check_env(env)?;
         }
+        let network = self.network.map(parse_network).transpose()?;
         let limits = self.limits.checked()?;
         Ok(SessionAsk {
+            network,
             key: self.key,
             image: self.image,
             storage: self.storage,
@@ -176,6 +178,11 @@ impl AskedLimits {
         let tmpfs = self.tmpfs.map(|size| size.0);
         Ok(SessionAsk { memory, millicpus, pids: self.pids, tmpfs, ..SessionAsk::default() })
     }
+}
+
+/// Where code may go.
+pub(crate) fn parse_network(written: serde_json::Value) -> Result<Policy, ApiError> {
+    Policy::try_from(written).map_err(|why| ApiError::invalid(format!("network: {why}")))
 }
 
 /// Environment variables that a process can have.
@@ -219,7 +226,9 @@ pub(crate) struct SessionBody {
     /// Which limits this machine was seen to enforce.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub enforced: Option<BTreeMap<String, bool>>,
-    pub network: &'static str,
+    /// As it was asked for.
+    #[schema(value_type = Object)]
+    pub network: Policy,
     pub ttl: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub idle_timeout: Option<u64>,
@@ -288,7 +297,7 @@ impl App {
                 tmpfs: spec.limits.effective_tmpfs(),
             },
             enforced: self.enforced().cloned(),
-            network: "none",
+            network: spec.network,
             ttl: spec.ttl_s,
             idle_timeout: spec.idle_s,
             created: clock::rfc3339(created_ms),

@@ -50,6 +50,10 @@ pub enum EngineError {
     Stdin(#[source] RuntimeError),
     #[error("failed to look at the kernel's variables")]
     State(#[source] RuntimeError),
+    #[error("failed to open the sandbox's way out")]
+    Relay(#[source] RuntimeError),
+    #[error("failed to prepare the certificate authority of this server")]
+    Authority(#[source] std::io::Error),
     #[error("failed to take over the sandbox of an earlier server")]
     Adopt(#[source] RuntimeError),
     #[error("failed to prepare `{path}`")]
@@ -83,6 +87,8 @@ pub enum EngineError {
     Different { session: String, differences: Vec<&'static str> },
     #[error("its key belongs to session `{session}` now")]
     KeyTaken { session: String },
+    #[error("{0}")]
+    NetworkNotAllowed(String),
     #[error("{0}")]
     Invalid(String),
     #[error("the server is stopping")]

@@ -1,6 +1,7 @@
 //! What sandboxes are used for: [`session`]s that remember and survive the server, ephemeral
 //! [`run`]s, a [`pool`] of warm ones, and what must not be lost of all that, in the [`store`].
-//! Serves no HTTP and knows nothing of Linux; it speaks HTTP only to fetch [`datasets`].
+//! Serves no HTTP but to sandboxes, whose way out is the [`network`] proxy, and knows nothing of
+//! Linux; it asks others by HTTP to fetch [`datasets`].
 
 #![forbid(unsafe_code)]
 
@@ -14,6 +15,8 @@ mod error;
 pub mod exec;
 pub mod keys;
 mod metrics;
+pub mod network;
+mod outbound;
 pub mod pool;
 mod record;
 pub mod result;

@@ -58,6 +58,9 @@ pub(crate) struct Metrics {
     /// What became of sessions that an earlier server left: adopted, lost, cleaned.
     pub(crate) adoptions: Family<ByHow, Counter>,
     pub(crate) expired: Counter,
+    /// Visits of sandboxes elsewhere: reached, refused, failed.
+    pub(crate) visits: Family<ByHow, Counter>,
+    pub(crate) network_bytes: Counter,
     pool_ready: Gauge,
     pool_taken: Family<ByHow, Counter<u64, AtomicU64>>,
     queued: Gauge,
@@ -103,6 +106,8 @@ impl Default for Metrics {
             dropped_bytes: Counter::default(),
             adoptions: Family::default(),
             expired: Counter::default(),
+            visits: Family::default(),
+            network_bytes: Counter::default(),
             pool_ready: Gauge::default(),
             pool_taken: Family::default(),
             queued: Gauge::default(),
@@ -138,6 +143,16 @@ impl Default for Metrics {
             "sessions_expired",
             "Sessions that reached their end of life",
             metrics.expired.clone(),
+        );
+        r.register(
+            "network_visits",
+            "Attempts of sandboxes to reach somebody, by what became of them",
+            metrics.visits.clone(),
+        );
+        r.register(
+            "network_bytes",
+            "Bytes that sandboxes sent and received",
+            metrics.network_bytes.clone(),
         );
         r.register("pool_ready", "Warm sandboxes waiting", metrics.pool_ready.clone());
         r.register(

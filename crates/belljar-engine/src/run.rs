@@ -15,6 +15,7 @@ use tokio::sync::watch;
 use crate::EngineError;
 use crate::artifacts::{ArtifactLimits, Artifacts, promote};
 use crate::exec::{self, GUEST_SLACK};
+use crate::network::{Network, Policy};
 use crate::result::{self, ExecResult, UNANSWERED};
 use crate::transcript::Transcript;
 
@@ -28,6 +29,9 @@ pub struct Run {
     pub output_limit: u64,
     /// Artifacts go to a directory below this one, named by the run.
     pub outputs: PathBuf,
+    /// Where its code may go, and how.
+    pub policy: Policy,
+    pub network: Arc<Network>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -62,6 +66,8 @@ impl Run {
             timeout_ms: DEFAULT_TIMEOUT_MS,
             output_limit: DEFAULT_OUTPUT_LIMIT,
             outputs: "outputs".into(),
+            policy: Policy::default(),
+            network: Arc::default(),
         }
     }
 
@@ -80,7 +86,11 @@ impl Run {
             // The code has run and its result is worth having, with a word on what is missing.
             promoted.unwrap_or_else(|error| Artifacts::none_taken(&error))
         };
-        let outcome = self.execute_in(&sandbox, &transcript, interrupt, watch, take).await;
+        let traffic = self.network.traffic(None);
+        let outcome = match self.network.attach(&self.policy, &traffic, sandbox.link()).await {
+            Ok(_attached) => self.execute_in(&sandbox, &transcript, interrupt, watch, take).await,
+            Err(error) => Err(error),
+        };
         sandbox.destroy().await;
         outcome
     }

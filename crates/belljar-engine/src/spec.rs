@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use belljar_runtime::Limits;
 use serde::{Deserialize, Serialize};
 
+use crate::network::Policy;
+
 /// Where `/session` lives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Storage {
@@ -36,6 +38,9 @@ pub struct SessionSpec {
     pub storage: Storage,
     pub datasets: Datasets,
     pub limits: Limits,
+    /// Where code in it may go.
+    #[serde(default)]
+    pub network: Policy,
     #[serde(default)]
     pub env: BTreeMap<String, String>,
     /// Seconds it lives on after its last use.
@@ -46,6 +51,16 @@ pub struct SessionSpec {
     /// The caller's own notes; not ours to understand.
     #[serde(default)]
     pub metadata: serde_json::Map<String, serde_json::Value>,
+}
+
+impl SessionSpec {
+    /// The variables of everything that runs in it, those of the way out included.
+    #[must_use]
+    pub fn environment(&self) -> BTreeMap<String, String> {
+        let mut environment: BTreeMap<_, _> = self.network.environment().into_iter().collect();
+        environment.extend(self.env.clone());
+        environment
+    }
 }
 
 /// What a caller asks for; what is missing is up to the server.
@@ -59,6 +74,7 @@ pub struct SessionAsk {
     pub millicpus: Option<u32>,
     pub pids: Option<u64>,
     pub tmpfs: Option<u64>,
+    pub network: Option<Policy>,
     pub env: Option<BTreeMap<String, String>>,
     pub ttl_s: Option<u64>,
     pub idle_s: Option<u64>,
@@ -80,6 +96,7 @@ impl SessionAsk {
                 pids: self.pids.unwrap_or(own.limits.pids),
                 tmpfs: self.tmpfs.unwrap_or(own.limits.tmpfs),
             },
+            network: self.network.clone().unwrap_or(own.network),
             env: self.env.clone().unwrap_or(own.env),
             ttl_s: self.ttl_s.unwrap_or(own.ttl_s),
             idle_s: self.idle_s.or(own.idle_s),
@@ -103,6 +120,7 @@ impl SessionAsk {
             ("limits.cpus", differs(self.millicpus.as_ref(), &limits.millicpus)),
             ("limits.pids", differs(self.pids.as_ref(), &limits.pids)),
             ("limits.tmpfs", differs(self.tmpfs.as_ref(), &limits.tmpfs)),
+            ("network", differs(self.network.as_ref(), &found.network)),
             ("env", differs(self.env.as_ref(), &found.env)),
         ];
         all.into_iter().filter(|(_, differs)| *differs).map(|(name, _)| name).collect()
@@ -120,6 +138,7 @@ mod tests {
             storage: Storage::Tmpfs,
             datasets: Datasets::None,
             limits: Limits::default(),
+            network: Policy::default(),
             env: BTreeMap::new(),
             ttl_s: 3600,
             idle_s: None,

@@ -33,15 +33,18 @@ const OUTBOX: usize = 16;
 const MAX_WRITE: usize = 64 * 1024;
 
 /// A frame on its way out, with descriptors for its first byte.
-struct Outgoing {
-    bytes: Vec<u8>,
-    fds: Vec<OwnedFd>,
+#[derive(Debug)]
+pub(crate) struct Outgoing {
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) fds: Vec<OwnedFd>,
 }
+
+pub(crate) type ToHost = mpsc::Sender<Outgoing>;
 
 /// Where replies and events of a connection go.
 #[derive(Clone)]
 struct Outbox {
-    sender: mpsc::Sender<Outgoing>,
+    sender: ToHost,
     /// Keeps what the connection cannot carry.
     held: Option<Rc<Held>>,
 }
@@ -73,7 +76,8 @@ pub(crate) async fn serve(guest: Rc<Guest>, stream: UnixStream, carries: Carries
     let (reader, writer) = stream.into_split();
     let writing = tokio::task::spawn_local(write(writer, to_write));
     let held = (carries == Carries::BytesOnly).then(Rc::<Held>::default);
-    read(&guest, reader, Outbox { sender, held }).await;
+    read(&guest, reader, Outbox { sender: sender.clone(), held }).await;
+    guest.relay.leave(&sender);
     // Events of executions that this connection followed end with it; the spool keeps them.
     writing.abort();
 }
@@ -225,6 +229,13 @@ async fn answer(
             in_table(outbox, |table| table.write(held, offset, &frame.body))
         }
         Call::DropHeld { held } => in_table(outbox, |table| Ok(table.release(&held))),
+        Call::Relay => {
+            guest.relay.attach(&outbox.sender, &frame.body).map(|()| Answer::Done.into())
+        }
+        Call::Relayed { stream, part } => {
+            guest.relay.hear(stream, part, &frame.body);
+            return true;
+        }
         Call::Probe { probe } => run_probe(probe),
         Call::Shutdown => process::exit_now(0),
     };

@@ -10,6 +10,7 @@
 //!                            ▲            │   ▲              └── stdout, stderr pipes ──┘
 //!                            └── events ──┼───┘        command ──▶ keeper ──▶ process
 //!                                         └── input ──▶ kernel, process
+//!         connection ◀──────────── relay ◀── loopback ── whoever wants to leave, if they may
 //! ```
 //!
 //! The guest outlives the server for as long as it was told: connections come and go, executions go
@@ -30,6 +31,7 @@ mod input;
 mod kernel;
 mod output;
 mod reaper;
+mod relay;
 mod zygote;
 
 use std::cell::{OnceCell, RefCell};
@@ -47,6 +49,7 @@ pub use doors::Door;
 use execs::Execs;
 use kernel::Kernel;
 use reaper::Reaper;
+use relay::Relay;
 use zygote::Zygote;
 
 /// What the guest is born with.
@@ -84,6 +87,7 @@ async fn serve(start: Start) -> io::Result<()> {
         zygote: tokio::sync::Mutex::default(),
         lost_kernel: RefCell::default(),
         company: Rc::new(Company::new(start.alone_for_s)),
+        relay: Rc::default(),
     });
     tokio::task::spawn_local(alone::exit_when_deserted(Rc::clone(&guest.company)));
     doors::serve(guest, start.door).await
@@ -103,6 +107,8 @@ struct Guest {
     /// How a kernel died that nobody was told about yet.
     lost_kernel: RefCell<HashMap<Language, String>>,
     company: Rc<Company>,
+    /// Connections that the host answers.
+    relay: Rc<Relay>,
 }
 
 impl Guest {

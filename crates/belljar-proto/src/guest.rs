@@ -1,8 +1,8 @@
 //! Between the host and the guest, PID 1 of a sandbox.
 //!
 //! The host connects to a UNIX socket that it bound itself; it may connect several times and come
-//! back after a crash. Every request has an id and gets exactly one reply with that id. The events
-//! of an execution follow its `Started` reply on the connection that asked, numbered from zero; a
+//! back after a crash. Every request has an id and gets exactly one reply with that id, but for
+//! [`Call::Relayed`], which gets none. The events of an execution follow its `Started` reply on the connection that asked, numbered from zero; a
 //! lost connection loses none of them, `Join` asks for the rest.
 //!
 //! The guest is not trusted: user code might have taken it over. The host bounds every frame,
@@ -11,6 +11,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::exec::{Event, ExecSpec, Language};
+use crate::relay::Part;
 
 /// Files that one [`Call::RemoveFiles`] may name.
 pub const MAX_REMOVED: usize = 1_000;
@@ -135,6 +136,16 @@ pub enum Call {
     /// From now on, go on for this long while nobody is connected; 0: end with the last
     /// connection.
     OutliveHost { alone_for_s: u64 },
+    /// From now on, hand connections to [`crate::relay::PORT`] inside the sandbox to this
+    /// connection, and no longer to another. The body is a bundle of certificates in PEM, which is
+    /// put at [`crate::relay::CERTIFICATES`].
+    Relay,
+    /// Something of a relayed connection; the one call that is not answered.
+    Relayed {
+        stream: u64,
+        #[serde(flatten)]
+        part: Part,
+    },
     /// Try to exceed a limit, from inside, on purpose.
     Probe { probe: Probe },
     /// End everything in the sandbox.
@@ -161,6 +172,12 @@ pub enum FromGuest {
         offset: u64,
         #[serde(flatten)]
         event: Event,
+    },
+    /// Something of a connection that is relayed since [`Call::Relay`].
+    Relayed {
+        stream: u64,
+        #[serde(flatten)]
+        part: Part,
     },
 }
 

@@ -12,6 +12,7 @@ use belljar_proto::guest::{
     Variable,
 };
 use belljar_proto::kernel::{CellStatus, DisplayKind, FromKernel, ToKernel};
+use belljar_proto::relay::Part;
 use serde::{Serialize, de::DeserializeOwned};
 
 /// Each as one line of JSON; all must survive the way back.
@@ -93,6 +94,11 @@ fn from_host_to_guest() {
         Call::MovePath { path: b"/tmp/x".to_vec(), to: b"/tmp/y".to_vec() },
         Call::KernelState { language },
         Call::OutliveHost { alone_for_s: 3600 },
+        Call::Relay,
+        Call::Relayed { stream: 1, part: Part::Data },
+        Call::Relayed { stream: 1, part: Part::Credit { bytes: 65_536 } },
+        Call::Relayed { stream: 1, part: Part::End },
+        Call::Relayed { stream: 1, part: Part::Reset },
         Call::Probe { probe: Probe::Memory { bytes: 1 } },
         Call::Probe { probe: Probe::Processes { count: 1 } },
         Call::Probe { probe: Probe::Cpu { wall_ms: 1 } },
@@ -190,6 +196,8 @@ fn from_guest_to_host() {
         offset: 0,
         event,
     }));
+    let parts = [Part::Open, Part::Data, Part::Credit { bytes: 65_536 }, Part::End, Part::Reset];
+    messages.extend(parts.map(|part| FromGuest::Relayed { stream: 1, part }));
     insta::assert_snapshot!(lines(&messages));
 }
 

@@ -12,6 +12,7 @@ mod held;
 pub mod kernels;
 pub mod link;
 pub mod native;
+mod relay;
 mod runtime;
 mod sandbox;
 pub mod selftest;
@@ -19,6 +20,7 @@ mod spec;
 
 pub use error::RuntimeError;
 pub use files::{OpenedFile, Removed, Temporary};
+pub use relay::{Relay, RelayStream};
 pub use runtime::Runtime;
 pub use sandbox::{Handle, KernelStart, Sandbox};
 pub use spec::{DataMount, Limits, SandboxSpec, USER_ID, paths};

@@ -13,12 +13,12 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use belljar_proto::PROTOCOL;
 use belljar_proto::exec::{Event, ExecSpec};
 use belljar_proto::frame::{self, Decoder, Frame};
 use belljar_proto::guest::{
     Answer, Call, FromGuest, HeldFile, KnownExec, Refusal, RefusalCode, ReplyOutcome, Request,
 };
+use belljar_proto::{PROTOCOL, PROTOCOL_WITH_RELAY};
 use belljar_sys::channel::{self, Kind};
 use tokio::io::{AsyncWriteExt, Interest};
 use tokio::net::UnixStream;
@@ -26,6 +26,7 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::RuntimeError;
+use crate::relay::{Relay, Streams};
 
 /// Events received and not yet taken by their reader, in bytes. The guest's own spool holds less
 /// than this for one execution, so only a guest gone mad gets here.
@@ -72,6 +73,7 @@ pub struct Link {
 struct Shared {
     waiting: Mutex<Waiting>,
     backlog: AtomicUsize,
+    streams: Arc<Streams>,
 }
 
 #[derive(Debug, Default)]
@@ -217,6 +219,20 @@ impl Link {
         self.follow(exec_id.to_owned(), call, &[]).await
     }
 
+    /// Connections of code in the sandbox from now on, those of an earlier connection of ours or of
+    /// an earlier server excepted: they have ended. Programs inside find `certificates`, in PEM.
+    pub async fn relay(&self, certificates: &[u8]) -> Result<Relay, RuntimeError> {
+        if self.protocol < PROTOCOL_WITH_RELAY {
+            let message = "its guest is of an earlier version, which relays no connections";
+            return Err(Refusal { code: RefusalCode::Invalid, message: message.into() }.into());
+        }
+        let relay = self.shared.streams.want(self.outbox.clone());
+        match self.call(Call::Relay, certificates).await?.answer {
+            Answer::Done => Ok(relay),
+            _ => Err(RuntimeError::UnexpectedAnswer),
+        }
+    }
+
     async fn follow(
         &self,
         exec_id: String,
@@ -244,6 +260,7 @@ impl Link {
 impl Drop for Link {
     fn drop(&mut self) {
         self.tasks.iter().for_each(tokio::task::JoinHandle::abort);
+        self.shared.streams.close();
     }
 }
 
@@ -285,6 +302,8 @@ impl Shared {
         waiting.closed = true;
         waiting.replies.clear();
         waiting.events.clear();
+        drop(waiting);
+        self.streams.close();
     }
 }
 
@@ -372,6 +391,7 @@ fn dispatch(shared: &Shared, frame: Frame, fds: &mut Vec<OwnedFd>) -> io::Result
                 }
             }
         }
+        FromGuest::Relayed { stream, part } => shared.streams.hear(stream, &part, &frame.body),
     }
     Ok(())
 }

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use belljar_engine::exec::timeout_ms;
+use belljar_engine::network::Policy;
 use belljar_runtime::Limits;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
@@ -114,6 +115,10 @@ pub(crate) struct RunArgs {
     /// A variable for the code's environment; may be repeated
     #[arg(long, value_name = "KEY=VALUE", value_parser = parse_env)]
     pub(crate) env: Vec<(String, String)>,
+    /// Where the code may go: none, open, hosts such as example.org,*.example.com:443, or JSON [default:
+    /// BELLJAR_NETWORK, else none]
+    #[arg(long, value_name = "POLICY", value_parser = Policy::parse)]
+    pub(crate) network: Option<Policy>,
     /// Bytes of stdout and of stderr to keep, each
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub(crate) max_output: Option<u64>,
@@ -255,6 +260,10 @@ pub(crate) struct SessionCreateArgs {
     /// A variable for everything that runs in it; may be repeated
     #[arg(long, value_name = "KEY=VALUE", value_parser = parse_env)]
     pub(crate) env: Vec<(String, String)>,
+    /// Where its code may go: none, open, hosts such as example.org,*.example.com:443, or JSON [default: the
+    /// server's]
+    #[arg(long, value_name = "POLICY", value_parser = Policy::parse)]
+    pub(crate) network: Option<Policy>,
     /// Print everything about it as JSON
     #[arg(long)]
     pub(crate) json: bool,

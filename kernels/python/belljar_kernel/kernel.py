@@ -154,6 +154,7 @@ class Kernel:
             if environment:
                 os.environ.update(environment)
             self._acknowledged = head.get("acknowledges", False)
+            _notice_new_directories()
             interrupts.call_user(self._run, body, head.get("echo", True))
         except BaseException as error:
             status, exit_code = self._report(error)
@@ -304,6 +305,15 @@ def send_fatal(channel: Channel, problem: BaseException) -> NoReturn:
     message = f"the kernel could not start: {type(problem).__name__}: {problem}"
     channel.send({"op": "fatal"}, encode_json({"message": message}))
     os._exit(EXIT_FATAL)
+
+
+def _notice_new_directories() -> None:
+    """A directory of packages that was missing when it was looked for is never looked for again, unless we say so:
+    somebody may have installed something meanwhile, by a command beside us."""
+    known = sys.path_importer_cache
+    for path in sys.path:
+        if isinstance(path, str) and path and known.get(path, known) is None and os.path.isdir(path):
+            known.pop(path, None)
 
 
 def _evaluate(cell: Cell, namespace: dict[str, Any]) -> Any:

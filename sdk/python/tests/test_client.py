@@ -38,6 +38,15 @@ def test_a_run_leaves_artifacts(client: Client) -> None:
     assert Path(artifact.host_path).read_bytes() == bytes(range(256))
 
 
+def test_a_network_is_the_servers_to_give(client: Client) -> None:
+    for ask in (client.run, client.session):
+        with pytest.raises(BelljarError) as refused:
+            ask("1", network={"allow": ["example.org"]})
+        assert refused.value.code == "network_not_allowed"
+    with client.session(network="none") as session:
+        assert session.info.network == "none"
+
+
 def test_code_that_fails_is_no_exception(client: Client) -> None:
     result = client.run("1 / 0")
     assert (result.status, result.ok) == ("error", False)

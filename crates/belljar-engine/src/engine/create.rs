@@ -187,6 +187,9 @@ impl Engine {
         if let Some(image) = &ask.image {
             config.check_image(image)?;
         }
+        if let Some(policy) = &ask.network {
+            config.network.check(policy).map_err(EngineError::NetworkNotAllowed)?;
+        }
         if ask.idle_s.is_some_and(|idle| idle == 0 || idle > config.max_ttl_s) {
             return Err(EngineError::Invalid(format!(
                 "idle_timeout must be 1 to {} seconds",

@@ -7,7 +7,7 @@
 //!      Engine ──────▶ Pool: warm sandboxes, until somebody takes one
 //!         │ └───────▶ Audit: who asked for what
 //!         ▼
-//!      Shared ──────▶ Store, NativeRuntime, Admission, Metrics, Usage
+//!      Shared ──────▶ Store, Runtime, Admission, Metrics, Usage
 //!         ▲ └───────▶ Registry ──▶ Session: the handle of a live session
 //!         │                           │ commands   ▲ view
 //!         │ also held by              ▼            │
@@ -58,6 +58,7 @@ use crate::audit::Audit;
 use crate::datasets::source::Sources;
 use crate::error::{EngineError, in_full};
 use crate::metrics::Snapshot;
+use crate::network::{Network, Traffic};
 use crate::pool::Pool;
 use crate::record::Record;
 use crate::session::Session;
@@ -94,6 +95,8 @@ pub struct EngineConfig {
     pub dataset_cache_bytes: u64,
     /// The largest dataset.
     pub dataset_bytes: u64,
+    /// How sandboxes get out, where they do.
+    pub network: Arc<Network>,
     /// Where artifacts are kept.
     pub shelf: ShelfConfig,
     /// Warm sandboxes to keep.
@@ -165,7 +168,7 @@ impl Engine {
         runtime: Arc<dyn Runtime>,
         audit: Audit,
     ) -> Result<Arc<Engine>, EngineError> {
-        let shared = Arc::new(Shared::new(config, store, runtime)?);
+        let shared = Arc::new(Shared::new(config, store, runtime, audit.clone())?);
         let left = shared.store.unended_sessions().await?;
         let traces = Left {
             sandboxes: left
@@ -278,6 +281,11 @@ impl Engine {
             .find(id)
             .filter(|session| session.tenant == who.tenant)
             .ok_or_else(|| EngineError::NoSession(id.to_owned()))
+    }
+
+    /// What went out of a live session.
+    pub async fn traffic(&self, who: &Principal, id: &str) -> Result<Arc<Traffic>, EngineError> {
+        Ok(Arc::clone(&self.live_session(who, id).await?.traffic))
     }
 
     /// A live session; one that has ended is refused with the reason.

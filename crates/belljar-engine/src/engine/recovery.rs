@@ -164,6 +164,7 @@ mod tests {
             storage: Storage::Tmpfs,
             datasets: Datasets::None,
             limits: belljar_runtime::Limits::default(),
+            network: crate::network::Policy::default(),
             env: BTreeMap::new(),
             ttl_s: 3600,
             idle_s: None,

@@ -71,6 +71,9 @@ impl Engine {
         let _reservation = self.shared.reserve(who, &spec)?;
         let sandbox = self.sandbox_for_run(&spec).await?;
         let sandbox = Metered { shared: &self.shared, tenant: &who.tenant, sandbox: Some(sandbox) };
+        let traffic = self.shared.traffic(&who.tenant, None, Some(&ask.id));
+        let network = &self.shared.config.network;
+        let _attached = network.attach(&spec.network, &traffic, sandbox.get().link()).await?;
         let sandbox_spec = self.shared.sandbox_spec(&spec, "")?;
         let mut run = Run::new(ask.id, ask.code, sandbox_spec);
         run.timeout_ms = ask.timeout_ms;

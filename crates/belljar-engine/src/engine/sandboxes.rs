@@ -67,7 +67,7 @@ impl Shared {
             .then(|| Record::of(&self.config.sessions_root, id).files());
         Ok(SandboxSpec {
             limits: spec.limits,
-            env: spec.env.clone().into_iter().collect(),
+            env: spec.environment().into_iter().collect(),
             data,
             session_dir,
             alone_for_s: self.config.alone_for_s,
@@ -77,7 +77,7 @@ impl Shared {
     }
 
     /// Whether a warm sandbox of the pool is what this asks for. The environment is no matter: it
-    /// is handed to every execution.
+    /// is handed to every execution; nor is the network, which is attached when it is taken.
     pub(super) fn fits_pool(&self, spec: &SessionSpec) -> bool {
         let own = &self.config.defaults;
         (spec.storage, spec.datasets, spec.limits) == (own.storage, own.datasets, own.limits)

@@ -12,10 +12,12 @@ use super::views::view_of;
 use super::{EngineConfig, Principal};
 use crate::admission::{Admission, Reservation};
 use crate::artifacts::Shelf;
+use crate::audit::{Audit, Entry};
 use crate::datasets::Cache;
 use crate::error::EngineError;
 use crate::lock;
-use crate::metrics::Metrics;
+use crate::metrics::{ByHow, Metrics, Name};
+use crate::network::{Listener, Traffic, Visit};
 use crate::session::rules::Phase;
 use crate::session::{Inbox, Origin, Session, View, drive};
 use crate::spec::{SessionSpec, Storage};
@@ -36,6 +38,7 @@ pub(crate) struct Shared {
     /// A permit of it is held while a source is asked.
     pub(super) fetching: Semaphore,
     pub(crate) metrics: Metrics,
+    audit: Audit,
     pub(crate) usage: Usage,
     /// Becomes true when the server ends and its sessions do not.
     pub(crate) leaving: watch::Sender<bool>,
@@ -63,6 +66,7 @@ impl Shared {
         config: EngineConfig,
         store: Store,
         runtime: Arc<dyn Runtime>,
+        audit: Audit,
     ) -> Result<Shared, EngineError> {
         let metrics = Metrics::default();
         let datasets = Cache::open(&config.dataset_cache, config.dataset_cache_bytes);
@@ -75,6 +79,7 @@ impl Shared {
             datasets: datasets.map_err(unusable)?,
             fetching: Semaphore::new(FETCHES),
             metrics,
+            audit,
             usage: Usage::default(),
             leaving: watch::Sender::new(false),
             registry: Mutex::default(),
@@ -113,9 +118,50 @@ impl Shared {
         }
     }
 
+    /// The traffic of a session or a run, noted as that.
+    pub(super) fn traffic(
+        &self,
+        tenant: &str,
+        session: Option<&str>,
+        run: Option<&str>,
+    ) -> Arc<Traffic> {
+        let (audit, visits, bytes) =
+            (self.audit.clone(), self.metrics.visits.clone(), self.metrics.network_bytes.clone());
+        let who = Principal { tenant: tenant.to_owned(), ..Principal::default() };
+        let (session, run) = (session.map(str::to_owned), run.map(str::to_owned));
+        let note: Listener = Box::new(move |visit: &Visit, noted| {
+            visits.get_or_create(&ByHow { how: Name(visit.outcome.name()) }).inc();
+            bytes.inc_by(visit.sent + visit.received);
+            if !noted {
+                return;
+            }
+            let detail = format!("{} {}:{}", visit.method, visit.host, visit.port);
+            let outcome = match &visit.reason {
+                Some(reason) => format!("{}: {reason}", visit.outcome.name()),
+                None => format!(
+                    "{}: {} bytes sent, {} received",
+                    visit.outcome.name(),
+                    visit.sent,
+                    visit.received
+                ),
+            };
+            let entry = Entry {
+                action: "network",
+                outcome: &outcome,
+                session: session.as_deref(),
+                exec: run.as_deref(),
+                detail: Some(&detail),
+                ..Entry::default()
+            };
+            audit.note(&who, &entry);
+        });
+        self.config.network.traffic(Some(note))
+    }
+
     /// Makes a session known; it needs a driver.
     pub(super) fn register(&self, row: SessionRow) -> (Arc<Session>, Inbox) {
         let view = View { phase: Phase::Creating, ..view_of(&row) };
+        let traffic = self.traffic(&row.tenant, Some(&row.id), None);
         let (session, inbox) = Session::new(
             row.id,
             row.tenant,
@@ -123,6 +169,7 @@ impl Shared {
             row.spec,
             row.created_ms,
             view,
+            traffic,
             &self.config.sessions_root,
         );
         let mut registry = lock(&self.registry);

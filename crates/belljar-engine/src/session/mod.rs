@@ -44,6 +44,7 @@ use crate::engine::{Shared, durability};
 use crate::error::{EngineError, in_full};
 use crate::exec::{Exec, ExecRequest};
 use crate::lock;
+use crate::network::Traffic;
 use crate::record::Record;
 use crate::spec::{SessionSpec, Storage};
 use rules::{Phase, Request};
@@ -89,6 +90,8 @@ pub struct Session {
     pub(crate) failure: Mutex<Option<EngineError>>,
     /// Executions that are safe in the database and that the guest does not know to be so.
     forgettable: Mutex<Vec<String>>,
+    /// What went out of it.
+    pub(crate) traffic: Arc<Traffic>,
     /// What is known of its artifacts directory; held while that is looked at.
     artifacts: tokio::sync::Mutex<Memory>,
     /// Executions that are not yet safe in the database, by id.
@@ -137,6 +140,7 @@ impl Session {
         spec: SessionSpec,
         created_ms: i64,
         view: View,
+        traffic: Arc<Traffic>,
         sessions_root: &std::path::Path,
     ) -> (Arc<Session>, Inbox) {
         let (commands, inbox) = mpsc::channel(COMMANDS);
@@ -153,6 +157,7 @@ impl Session {
             view: watch::Sender::new(view),
             sandbox: Mutex::default(),
             failure: Mutex::default(),
+            traffic,
             artifacts: tokio::sync::Mutex::default(),
             forgettable: Mutex::default(),
             live: Mutex::default(),

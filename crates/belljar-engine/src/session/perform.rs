@@ -138,7 +138,7 @@ async fn start(
     sandbox: &Sandbox,
     exec: &Exec,
 ) -> Result<Following, EngineError> {
-    let own = session.spec.env.iter().map(|(key, value)| (key.clone(), value.clone()));
+    let own = session.spec.environment().into_iter();
     let env: Vec<(String, String)> = match &exec.request.what {
         // The kernel has the rest of the environment already.
         What::Cell { .. } => own.collect(),

@@ -51,6 +51,13 @@ impl Python {
         !self.base_prefix.starts_with("/usr")
     }
 
+    /// Where packages are that a session has installed for itself.
+    pub(crate) fn session_packages(&self) -> Option<String> {
+        let mut parts = self.version.split('.');
+        let (major, minor) = (parts.next()?, parts.next()?);
+        Some(format!("{}/.local/lib/python{major}.{minor}/site-packages", paths::SESSION))
+    }
+
     /// Whether most of the interpreter is in a library beside it.
     pub(crate) fn has_shared_library(&self) -> bool {
         let Ok(entries) = fs::read_dir(self.base_prefix.join("lib")) else { return false };

@@ -384,6 +384,10 @@ impl NativeRuntime {
         let python = &self.config.image.python;
         let tools = python.environment.as_ref().map(|_| format!("{}/bin", paths::PYTHON));
         let mut own = Vec::new();
+        if let Some(packages) = python.session_packages() {
+            // Where pip puts them; an environment that is read-only does not look there.
+            own.push(("PYTHONPATH".to_owned(), packages));
+        }
         if python.is_relocated() && python.has_shared_library() {
             // It is looked for where it was installed, which is not where it is inside.
             own.push(("LD_LIBRARY_PATH".to_owned(), format!("{}/lib", paths::PYTHON_BASE)));

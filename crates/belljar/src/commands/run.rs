@@ -61,8 +61,15 @@ fn plan(args: RunArgs, settings: &Settings) -> Result<Run> {
         bail!("--memory: a sandbox needs at least {} MiB", Limits::MIN_MEMORY >> 20);
     }
     let data = args.data.map(|path| data_mount(&path)).transpose()?;
-    let spec = SandboxSpec { limits, env: args.env, data, ..SandboxSpec::default() };
+    let policy = args.network.unwrap_or_else(|| settings.network.default.clone());
+    let network = settings.network.of_run()?;
+    if let Err(why) = network.check(&policy) {
+        bail!("--network: {why}");
+    }
+    let env = policy.environment().into_iter().chain(args.env).collect();
+    let spec = SandboxSpec { limits, env, data, ..SandboxSpec::default() };
     let mut run = Run::new(new_id(), code, spec);
+    (run.policy, run.network) = (policy, network);
     run.timeout_ms = args.timeout;
     let outputs = args.outputs.as_ref().unwrap_or(&settings.outputs_dir);
     run.outputs = std::path::absolute(outputs)

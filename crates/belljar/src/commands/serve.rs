@@ -13,6 +13,7 @@ use belljar_engine::artifacts::ShelfConfig;
 use belljar_engine::audit::Audit;
 use belljar_engine::datasets::source::Sources;
 use belljar_engine::keys::KeyRing;
+use belljar_engine::network::Network;
 use belljar_engine::spec::SessionSpec;
 use belljar_engine::store::{StateLock, Store};
 use belljar_engine::{Engine, EngineConfig};
@@ -70,7 +71,8 @@ async fn run(args: &ServeArgs, settings: &Settings, prepared: Prepared) -> Resul
     let audit = Audit::open(&settings.state_dir.join("audit.log"), server.audit_code)
         .context("failed to open the audit log")?;
     let enforced = enforced(&runtime, settings).await?;
-    let config = engine_config(settings, image, server.dataset_sources()?);
+    let network = settings.network.of_server(settings.state_dir.join("network-authority.pem"))?;
+    let config = engine_config(settings, image, server.dataset_sources()?, network);
     let engine = Engine::start(config, store, runtime, audit).await?;
     let guard = GuardConfig {
         hosts: own_hosts(server, listener.local_addr()),
@@ -165,6 +167,7 @@ fn engine_config(
     settings: &Settings,
     image: String,
     dataset_sources: Arc<Sources>,
+    network: Arc<Network>,
 ) -> EngineConfig {
     let server = &settings.server;
     EngineConfig {
@@ -173,6 +176,7 @@ fn engine_config(
             storage: server.storage,
             datasets: server.datasets,
             limits: settings.limits,
+            network: settings.network.default.clone(),
             env: BTreeMap::new(),
             ttl_s: server.ttl_s,
             idle_s: server.idle_s,
@@ -185,6 +189,7 @@ fn engine_config(
         dataset_cache: server.dataset_cache.clone(),
         dataset_cache_bytes: server.dataset_cache_bytes,
         dataset_bytes: server.dataset_bytes,
+        network,
         shelf: shelf_config(settings),
         pool: server.pool,
         total: server.total,

@@ -1,9 +1,10 @@
 //! Settings: flags over environment over `.env` over defaults. Every variable is declared once, in
-//! [`variables`], and typed once, here, in [`server`] and in [`artifacts`].
+//! [`variables`], and typed once, here, in [`server`], [`artifacts`] and [`network`].
 
 mod artifacts;
 mod backend;
 mod dotenv;
+mod network;
 mod parse;
 #[cfg(test)]
 mod reference;
@@ -25,6 +26,7 @@ use belljar_runtime::Limits;
 pub use artifacts::ArtifactSettings;
 pub use backend::{BackendSettings, Choice, DOCKER_IMAGE};
 pub(crate) use dotenv::commented as commented_env_file;
+pub use network::NetworkSettings;
 pub use server::{Listen, ServerSettings, Tls};
 use values::Values;
 
@@ -49,6 +51,7 @@ pub struct Settings {
     pub bench_image: Option<String>,
     pub server: ServerSettings,
     pub artifacts: ArtifactSettings,
+    pub network: NetworkSettings,
     pub client: ClientSettings,
 }
 
@@ -129,6 +132,7 @@ impl Settings {
         let server = ServerSettings::read(&values, &home)?;
         Ok(Settings {
             artifacts: ArtifactSettings::read(&values, &home, &state_dir)?,
+            network: NetworkSettings::read(&values)?,
             backend: BackendSettings::read(&values, &run_dir)?,
             run_dir,
             state_dir,

@@ -347,6 +347,50 @@ pub const GROUPS: &[Group] = &[
         ],
     },
     Group {
+        title: "Network of the sandboxes",
+        variables: &[
+            variable(
+                "BELLJAR_NETWORK",
+                "none, open, or hosts separated by spaces",
+                "none",
+                "Where code in a sandbox may go, unless its session asks for something else; also\n\
+                 for `belljar run`. A host is a name, `*.` and a name, or an address, with or\n\
+                 without a port: example.org *.example.com:443 10.0.0.5:8080. Without a port it\n\
+                 means 80 and 443. `open`: every public address. Private, loopback and link-local\n\
+                 addresses are reached only if they are listed as such.",
+            ),
+            variable(
+                "BELLJAR_MAX_NETWORK",
+                "none, open, or hosts separated by spaces",
+                "",
+                "The most that a session can ask for. Private addresses that may be asked for\n\
+                 stand beside `open`: open 10.0.0.5:8080.",
+            )
+            .when_empty("what BELLJAR_NETWORK says"),
+            variable(
+                "BELLJAR_NETWORK_BYTES",
+                A_SIZE,
+                "16G",
+                "Bytes that one sandbox may send and receive, together. 0: no limit.",
+            ),
+            variable(
+                "BELLJAR_NETWORK_SECRETS",
+                "a JSON object, or @ and the path of a file with one",
+                "",
+                "Headers that the proxy can add to requests of sandboxes, which never see them.\n\
+                 Each key is the name by which a session asks for it, with `network.inject`; each\n\
+                 value an object with these keys:\n\
+                 `value`: of the header. `${NAME}` in it is the variable of that name in the\n\
+                 server's environment or `.env`.\n\
+                 `hosts`: where it may go, such as https://api.example.com; to nobody else.\n\
+                 Example: {\"MODEL\": {\"value\": \"Bearer ${MODEL_KEY}\",\n\
+                 \"hosts\": [\"https://api.example.com\"]}}",
+            )
+            .when_empty("none")
+            .secret(),
+        ],
+    },
+    Group {
         title: "Artifacts",
         variables: &[
             variable(

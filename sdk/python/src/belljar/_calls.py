@@ -22,6 +22,8 @@ M = TypeVar("M", bound=BaseModel)
 Language = Literal["python", "bash"]
 Storage = Literal["TMPFS", "BIND"]
 Access = Literal["NONE", "LOCAL_RO", "API"]
+#: Where code may go: `{"allow": [...], "inject": [...]}`, or one of the words.
+Network = Union[Literal["none", "open"], Mapping[str, Any]]
 #: Bytes, or text such as "512M".
 Size = Union[int, str]
 
@@ -186,6 +188,7 @@ def run(
     limits: AskedLimits | None,
     datasets: Access | None,
     image: str | None,
+    network: Network | None,
     max_output: Size | None,
 ) -> Call[models.Result]:
     body = _given(
@@ -196,12 +199,14 @@ def run(
         limits=limits,
         datasets=datasets,
         image=image,
+        network=network,
         max_output=max_output,
     )
-    # A sandbox whose caller went away is ended, and none can do anything outside itself: a run that
-    # was lost can be run again.
+    # A sandbox whose caller went away is ended, and without a network none can do anything outside
+    # itself: a run that was lost can be run again.
     patience = (timeout or DEFAULT_EXEC_TIMEOUT) + RUN_SLACK
-    return Call("POST", "/v1/run", _result, body=body, is_safe=True, timeout=patience)
+    is_safe = network in (None, "none")
+    return Call("POST", "/v1/run", _result, body=body, is_safe=is_safe, timeout=patience)
 
 
 # Sessions.
@@ -218,6 +223,7 @@ def create(
     env: Mapping[str, str] | None,
     metadata: Mapping[str, Any] | None,
     image: str | None,
+    network: Network | None,
 ) -> Call[models.SessionInfo]:
     body = _given(
         key=key,
@@ -229,6 +235,7 @@ def create(
         env=env,
         metadata=metadata,
         image=image,
+        network=network,
     )
     return Call("POST", "/v1/sessions", _session, body=body, is_safe=key is not None)
 

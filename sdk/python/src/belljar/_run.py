@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from belljar._aio import _io as aio
 from belljar._aio.client import AsyncClient
-from belljar._calls import Access, AskedLimits, Language, Size
+from belljar._calls import Access, AskedLimits, Language, Network, Size
 from belljar._sync import _io as sync
 from belljar._sync.client import Client
 from belljar.events import Output
@@ -34,6 +34,7 @@ def run(
     limits: AskedLimits | None = None,
     datasets: Access | None = None,
     image: str | None = None,
+    network: Network | None = None,
     max_output: Size | None = None,
     on_output: sync.Callback[Output] | None = None,
 ) -> Result:
@@ -56,6 +57,7 @@ def run(
         limits=limits,
         datasets=datasets,
         image=image,
+        network=network,
         max_output=max_output,
         on_output=on_output,
     )
@@ -70,6 +72,7 @@ async def arun(
     limits: AskedLimits | None = None,
     datasets: Access | None = None,
     image: str | None = None,
+    network: Network | None = None,
     max_output: Size | None = None,
     on_output: aio.Callback[Output] | None = None,
 ) -> Result:
@@ -82,6 +85,7 @@ async def arun(
         limits=limits,
         datasets=datasets,
         image=image,
+        network=network,
         max_output=max_output,
         on_output=on_output,
     )

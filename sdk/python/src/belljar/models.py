@@ -273,7 +273,7 @@ class SessionInfo(_Told):
     storage: str
     datasets: str
     limits: Limits
-    network: str
+    network: str | dict[str, Any]
     ttl: int
     created: datetime
     last_used: datetime

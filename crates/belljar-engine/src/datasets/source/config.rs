@@ -2,8 +2,6 @@
 //! values: any of them may be a secret.
 
 use std::fmt;
-use std::fs;
-use std::io::Read;
 use std::time::Duration;
 
 use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
@@ -11,6 +9,7 @@ use serde_json::{Map, Value};
 
 use super::error::SourceError;
 use super::target::{self, Target, Template};
+use crate::outbound::setting;
 
 const KEYS: &str = "`url`, `headers`, `allow`, `timeout_s` and `max_bytes`";
 
@@ -18,8 +17,6 @@ const DEFAULT_TIMEOUT_S: u64 = 300;
 /// A day: more is a mistake.
 const MAX_TIMEOUT_S: u64 = 86_400;
 const DEFAULT_MAX_BYTES: u64 = 2 << 30;
-/// The largest file of sources that is read.
-const MAX_FILE: u64 = 1 << 20;
 
 /// Shorter words are not taken out of what a source says: they could be any word.
 const SHORTEST_SECRET: usize = 4;
@@ -125,10 +122,7 @@ pub(super) fn parse(
     text: &str,
     env: &dyn Fn(&str) -> Option<String>,
 ) -> Result<Vec<Source>, String> {
-    let text = match text.trim().strip_prefix('@') {
-        Some(path) => read_file(path.trim())?,
-        None => text.to_owned(),
-    };
+    let text = setting::read(text)?;
     let value: Value = serde_json::from_str(&text).map_err(|why| format!("no JSON: {why}"))?;
     let Value::Object(entries) = value else {
         return Err("expected a JSON object with a source for each prefix".into());
@@ -142,19 +136,6 @@ pub(super) fn parse(
         sources.push(source);
     }
     Ok(sources)
-}
-
-fn read_file(path: &str) -> Result<String, String> {
-    let read = || {
-        let mut text = String::new();
-        fs::File::open(path)?.take(MAX_FILE + 1).read_to_string(&mut text)?;
-        Ok::<_, std::io::Error>(text)
-    };
-    let text = read().map_err(|cause| format!("failed to read `{path}`: {cause}"))?;
-    if text.len() as u64 > MAX_FILE {
-        return Err(format!("`{path}` is larger than {MAX_FILE} bytes"));
-    }
-    Ok(text)
 }
 
 fn source(
@@ -243,7 +224,7 @@ fn headers(
         let Value::String(value) = value else {
             return Err(format!("the value of header `{name}` is no text"));
         };
-        let value = expand(value, env, &mut secrets)
+        let value = setting::expand(value, env, &mut secrets)
             .map_err(|why| format!("the value of header `{name}` {why}"))?;
         let mut sent = HeaderValue::try_from(&value).map_err(|_| {
             format!(
@@ -263,33 +244,6 @@ fn headers(
     secrets.sort_by_key(|secret| std::cmp::Reverse(secret.len()));
     secrets.dedup();
     Ok((headers, secrets))
-}
-
-/// Fills in each `${NAME}`.
-fn expand(
-    text: &str,
-    env: &dyn Fn(&str) -> Option<String>,
-    secrets: &mut Vec<String>,
-) -> Result<String, String> {
-    let mut expanded = String::new();
-    let mut rest = text;
-    while let Some((before, after)) = rest.split_once("${") {
-        let (name, after) = after.split_once('}').ok_or("has a `${` without its `}`")?;
-        let is_name = !name.is_empty()
-            && !name.starts_with(|c: char| c.is_ascii_digit())
-            && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');
-        if !is_name {
-            return Err("has something between `${` and `}` that is no name".into());
-        }
-        let secret = env(name).filter(|secret| !secret.is_empty());
-        let secret = secret.ok_or(format!("needs the environment variable {name}; set it"))?;
-        expanded.push_str(before);
-        expanded.push_str(&secret);
-        secrets.push(secret);
-        rest = after;
-    }
-    expanded.push_str(rest);
-    Ok(expanded)
 }
 
 fn allow(value: &Value) -> Result<Vec<Allowed>, String> {
@@ -330,6 +284,8 @@ fn size(value: &Value) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn env(name: &str) -> Option<String> {

@@ -1,9 +1,6 @@
-//! How a source is reached: resolved once, every address checked, and connected to exactly what was
-//! checked. A second look at the DNS could find something else there.
+//! How a source is reached, and asked.
 
 use std::io;
-use std::net::SocketAddr;
-use std::sync::Arc;
 use std::time::Duration;
 
 use http_body_util::Empty;
@@ -12,7 +9,6 @@ use hyper::client::conn::http1::{self, SendRequest};
 use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpStream;
 use tokio::sync::OnceCell;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -20,16 +16,13 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls;
 use tokio_rustls::rustls::pki_types::ServerName;
 
-use super::address;
 use super::config::Source;
 use super::error::SourceError;
 use super::target::Target;
+use crate::outbound::{self, Resolver, address};
 
 /// How long it may take until a source is connected to, its name and its certificate included.
 const CONNECT_PATIENCE: Duration = Duration::from_secs(20);
-
-/// How long one of several addresses may take, so that a dead one leaves time for the others.
-const ADDRESS_PATIENCE: Duration = Duration::from_secs(6);
 
 /// How large the head of an answer may be; pieces of the body are not larger either.
 const MAX_HEAD: usize = 64 << 10;
@@ -39,9 +32,7 @@ const MAX_HEAD: usize = 64 << 10;
 pub(super) struct Connector {
     /// Read when the first source with https is asked.
     tls: OnceCell<TlsConnector>,
-    /// What tests say in place of the DNS.
-    #[cfg(test)]
-    pub(super) names: std::collections::HashMap<String, Vec<std::net::IpAddr>>,
+    pub(super) resolver: Resolver,
 }
 
 /// A connection to one source, for one request.
@@ -73,23 +64,26 @@ impl Connector {
         target: &Target,
     ) -> Result<Connection, SourceError> {
         let not_found = |cause| SourceError::Resolve { host: target.host.clone(), cause };
-        let addresses = self.resolve(target).await.map_err(not_found)?;
-        if addresses.is_empty() {
-            return Err(not_found(io::Error::other("the name has no address")));
-        }
-        let checked = address::check(&target.host, &addresses, source.may_be_near(target));
-        checked.inspect_err(|_| {
+        let addresses =
+            self.resolver.resolve(&target.host, target.port).await.map_err(not_found)?;
+        let checked = address::check(&addresses, |_| source.may_be_near(target));
+        checked.map_err(|refused| {
             // For the operator, who may have to find out why a name is what it is.
             tracing::warn!(source.host = %target.host, ?addresses, "a dataset's source is refused");
+            SourceError::RefusedAddress {
+                host: target.host.clone(),
+                kind: refused.kind,
+                can_be_allowed: refused.can_be_allowed,
+            }
         })?;
         let not_connected = |cause| SourceError::Connect { origin: target.to_string(), cause };
-        let stream = dial(&addresses).await.map_err(not_connected)?;
+        let stream = outbound::dial(&addresses).await.map_err(not_connected)?;
         if !target.https {
             return converse(stream, target).await;
         }
         let name = ServerName::try_from(target.host.clone())
             .map_err(|why| not_connected(io::Error::other(why)))?;
-        let tls = self.tls.get_or_try_init(tls_of_this_machine).await?;
+        let tls = self.tls.get_or_try_init(outbound::tls_of_this_machine).await?;
         let shaken = tls.connect(name, stream).await.map_err(|cause| {
             let error = cause.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
             match error {
@@ -102,18 +96,10 @@ impl Connector {
         converse(shaken, target).await
     }
 
-    async fn resolve(&self, target: &Target) -> io::Result<Vec<SocketAddr>> {
-        #[cfg(test)]
-        if let Some(known) = self.names.get(&target.host) {
-            return Ok(known.iter().map(|ip| SocketAddr::new(*ip, target.port)).collect());
-        }
-        Ok(tokio::net::lookup_host((target.host.as_str(), target.port)).await?.collect())
-    }
-
     /// Believes these certificates and no others.
     #[cfg(test)]
     pub(super) fn believe(&self, roots: rustls::RootCertStore) {
-        let set = self.tls.set(connector_for(roots).unwrap());
+        let set = self.tls.set(outbound::tls_believing(roots).unwrap());
         assert!(set.is_ok(), "it believes others already");
     }
 }
@@ -134,19 +120,6 @@ impl Connection {
     }
 }
 
-/// The first address that answers. They have all been checked.
-async fn dial(addresses: &[SocketAddr]) -> io::Result<TcpStream> {
-    let mut failure = io::Error::from(io::ErrorKind::AddrNotAvailable);
-    for address in addresses {
-        match timeout(ADDRESS_PATIENCE, TcpStream::connect(*address)).await {
-            Ok(Ok(stream)) => return Ok(stream),
-            Ok(Err(cause)) => failure = cause,
-            Err(_) => failure = io::Error::from(io::ErrorKind::TimedOut),
-        }
-    }
-    Err(failure)
-}
-
 async fn converse(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     target: &Target,
@@ -163,27 +136,4 @@ async fn converse(
         let _ = connection.await;
     });
     Ok(Connection { sender, origin, _task: task })
-}
-
-/// Believes the certificates that this machine believes, or those that SSL_CERT_FILE names.
-async fn tls_of_this_machine() -> Result<TlsConnector, SourceError> {
-    let loaded = tokio::task::spawn_blocking(rustls_native_certs::load_native_certs).await;
-    let mut found = loaded.unwrap_or_default();
-    let mut roots = rustls::RootCertStore::empty();
-    let (added, _) = roots.add_parsable_certificates(found.certs);
-    if added == 0 {
-        return Err(SourceError::NoCertificates { cause: found.errors.pop() });
-    }
-    connector_for(roots)
-}
-
-fn connector_for(roots: rustls::RootCertStore) -> Result<TlsConnector, SourceError> {
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let mut config = rustls::ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .map_err(SourceError::Tls)?
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    config.alpn_protocols = vec![b"http/1.1".to_vec()];
-    Ok(TlsConnector::from(Arc::new(config)))
 }

@@ -3,6 +3,8 @@
 
 use std::io;
 
+use crate::outbound::TlsError;
+
 #[derive(Debug, thiserror::Error)]
 pub enum SourceError {
     #[error(
@@ -92,6 +94,15 @@ pub enum SourceError {
     Encoded { origin: String, encoding: String },
     #[error("nobody waits for the dataset any more")]
     Abandoned,
+}
+
+impl From<TlsError> for SourceError {
+    fn from(error: TlsError) -> SourceError {
+        match error {
+            TlsError::NoCertificates(cause) => SourceError::NoCertificates { cause },
+            TlsError::Tls(cause) => SourceError::Tls(cause),
+        }
+    }
 }
 
 impl SourceError {

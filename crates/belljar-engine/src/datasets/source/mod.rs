@@ -14,7 +14,6 @@
 //! number of redirects are bounded. Secrets are read at the start, go to the origin that the
 //! operator wrote down, and show up nowhere else: errors name origins and never whole URLs.
 
-mod address;
 mod config;
 mod connection;
 mod error;

@@ -123,7 +123,7 @@ fn sources(setting: &Value) -> Sources {
     let env = |name: &str| (name == "TOKEN").then(|| SECRET.to_owned());
     let mut sources = Sources::parse(&setting.to_string(), env).unwrap();
     for name in ["data.test", "other.test", "evil.test"] {
-        sources.connector.names.insert(name.into(), vec![IpAddr::from([127, 0, 0, 1])]);
+        sources.connector.resolver.names.insert(name.into(), vec![IpAddr::from([127, 0, 0, 1])]);
     }
     sources
 }
@@ -352,7 +352,7 @@ async fn a_name_with_a_public_and_a_private_address_is_refused() {
     let url = server.url("both.test") + "/{name}";
     let mut sources = sources(&json!({"s/": url}));
     let addresses = vec![IpAddr::from([93, 184, 216, 34]), IpAddr::from([127, 0, 0, 1])];
-    sources.connector.names.insert("both.test".into(), addresses);
+    sources.connector.resolver.names.insert("both.test".into(), addresses);
     let (code, message) = refused(&sources, "s/a").await;
     assert_eq!(code, "source_refused_address");
     assert!(message.starts_with("`both.test` has a loopback address"), "{message}");

@@ -39,6 +39,7 @@ use crate::clock;
 use crate::engine::Shared;
 use crate::error::in_full;
 use crate::exec::{Exec, Stage};
+use crate::network::Attached;
 
 /// Where a session's sandbox comes from.
 #[derive(Debug)]
@@ -65,6 +66,8 @@ struct Driver {
     settling: JoinSet<()>,
     /// Executions an earlier server had accepted: their log entry may be there already.
     inherited: Vec<String>,
+    /// Answers those who want to leave, for as long as there is a sandbox.
+    attached: Option<Attached>,
     next_number: u64,
     expires: Instant,
     used: Instant,
@@ -102,6 +105,7 @@ pub(crate) async fn drive(
         performing: JoinSet::new(),
         settling: JoinSet::new(),
         inherited: Vec::new(),
+        attached: None,
         next_number: view.execs + 1,
         expires: later(now, Duration::from_millis(remaining)),
         used: now,
@@ -126,6 +130,10 @@ pub(crate) async fn drive(
         }
     };
     drop(patience);
+    let made = match made {
+        Some(Ok(sandbox)) => Some(driver.attach(sandbox, adopted).await),
+        other => other,
+    };
     match made {
         Some(Ok(sandbox)) => {
             let sandbox = Arc::new(sandbox);
@@ -177,6 +185,24 @@ impl Driver {
                 Err(EngineError::Invalid("the server ended while it was being made".into()))
             }
         }
+    }
+
+    /// Opens its way out, if it has one. What an earlier server left is kept even if that fails.
+    async fn attach(&mut self, sandbox: Sandbox, adopted: bool) -> Result<Sandbox, EngineError> {
+        let (network, policy) = (&self.shared.config.network, &self.session.spec.network);
+        match network.attach(policy, &self.session.traffic, sandbox.link()).await {
+            Ok(attached) => self.attached = attached,
+            Err(error) if adopted => {
+                let warning = format!("it has no network: {}", in_full(&error));
+                tracing::warn!(session.id = self.session.id, "{warning}");
+                self.session.view.send_modify(|view| view.warnings.push(warning));
+            }
+            Err(error) => {
+                sandbox.destroy().await;
+                return Err(error);
+            }
+        }
+        Ok(sandbox)
     }
 
     /// Serves until there is a reason to end.

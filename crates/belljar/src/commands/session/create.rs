@@ -52,6 +52,7 @@ fn ask(args: SessionCreateArgs) -> Value {
     field("key", args.key.map(Value::from));
     field("storage", args.storage.map(|word| word.to_ascii_uppercase().into()));
     field("datasets", args.datasets.map(|word| word.to_ascii_uppercase().into()));
+    field("network", args.network.map(|policy| json!(policy)));
     field("ttl", args.ttl.map(Value::from));
     let env: BTreeMap<String, String> = args.env.into_iter().collect();
     field("env", (!env.is_empty()).then(|| json!(env)));

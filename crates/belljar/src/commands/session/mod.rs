@@ -47,7 +47,7 @@ struct Session {
     storage: String,
     datasets: String,
     limits: Limits,
-    network: String,
+    network: serde_json::Value,
     ttl: u64,
     idle_timeout: Option<u64>,
     created: String,

@@ -47,7 +47,7 @@ fn describe(session: Session, now: i64) -> String {
         ("storage", Some(session.storage)),
         ("directory", session.directory),
         ("datasets", Some(session.datasets)),
-        ("network", Some(session.network)),
+        ("network", Some(shown_network(&session.network))),
         ("limits", Some(limits)),
         ("memory", session.memory_used.map(|bytes| format!("{} used", HumanBytes(bytes)))),
         ("created", Some(session.created)),
@@ -70,4 +70,20 @@ fn describe(session: Session, now: i64) -> String {
         .chain(warnings)
         .filter_map(|(name, value)| Some(format!("{name:<10}  {}\n", value?)))
         .collect()
+}
+
+/// A word, or the hosts; headers are named with where they go.
+fn shown_network(policy: &serde_json::Value) -> String {
+    if let Some(word) = policy.as_str() {
+        return word.to_owned();
+    }
+    let texts = |list: &serde_json::Value, text: &dyn Fn(&serde_json::Value) -> Option<String>| {
+        let list = list.as_array().map(Vec::as_slice).unwrap_or_default();
+        list.iter().filter_map(text).collect::<Vec<_>>().join(", ")
+    };
+    let allowed = texts(&policy["allow"], &|host| host.as_str().map(str::to_owned));
+    let injected = texts(&policy["inject"], &|header| {
+        Some(format!("{} for {}", header["header"].as_str()?, header["host"].as_str()?))
+    });
+    if injected.is_empty() { allowed } else { format!("{allowed}; adds {injected}") }
 }

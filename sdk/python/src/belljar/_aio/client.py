@@ -13,7 +13,7 @@ from belljar._aio import _io
 from belljar._aio.artifacts import AsyncArtifacts
 from belljar._aio.session import AsyncSession
 from belljar._aio.stream import AsyncStream
-from belljar._calls import Access, AskedLimits, Call, Language, Size, Storage
+from belljar._calls import Access, AskedLimits, Call, Language, Network, Size, Storage
 from belljar._requests import Requests, transport_options
 from belljar._target import Target
 from belljar.errors import BelljarError, ServerUnavailable
@@ -85,6 +85,7 @@ class AsyncClient:
         limits: AskedLimits | None = None,
         datasets: Access | None = None,
         image: str | None = None,
+        network: Network | None = None,
         max_output: Size | None = None,
         on_output: _io.Callback[Output] | None = None,
     ) -> Result:
@@ -104,6 +105,7 @@ class AsyncClient:
             limits=limits,
             datasets=datasets,
             image=image,
+            network=network,
             max_output=max_output,
         )
         # What takes long is followed as a stream, which is never silent while the server lives.
@@ -126,6 +128,7 @@ class AsyncClient:
         env: Mapping[str, str] | None = None,
         metadata: Mapping[str, Any] | None = None,
         image: str | None = None,
+        network: Network | None = None,
         stop_on_exit: bool | None = None,
     ) -> _io.Opening[AsyncSession]:
         """Makes a session, or finds the one with this `key`: a conversation, a thread, a user.
@@ -136,6 +139,9 @@ class AsyncClient:
         Used with `async with`, a session without a key is stopped at the end, and one with a key is
         kept for the next time; `stop_on_exit` says otherwise. What is left out is the server's to
         choose. `session.info.how` tells whether it was `created`, `found` or `restarted`.
+
+        Its code may go where `network` says, as far as the server allows: `"none"`, `"open"`, or
+        `{"allow": ["example.org", "*.example.com:443"]}`.
         """
         call = _calls.create(
             key=key,
@@ -147,6 +153,7 @@ class AsyncClient:
             env=env,
             metadata=metadata,
             image=image,
+            network=network,
         )
         return _io.opening(self._open(call, key is None if stop_on_exit is None else stop_on_exit))
 

@@ -14,7 +14,7 @@ from belljar._sync import _io
 from belljar._sync.artifacts import Artifacts
 from belljar._sync.session import Session
 from belljar._sync.stream import Stream
-from belljar._calls import Access, AskedLimits, Call, Language, Size, Storage
+from belljar._calls import Access, AskedLimits, Call, Language, Network, Size, Storage
 from belljar._requests import Requests, transport_options
 from belljar._target import Target
 from belljar.errors import BelljarError, ServerUnavailable
@@ -86,6 +86,7 @@ class Client:
         limits: AskedLimits | None = None,
         datasets: Access | None = None,
         image: str | None = None,
+        network: Network | None = None,
         max_output: Size | None = None,
         on_output: _io.Callback[Output] | None = None,
     ) -> Result:
@@ -105,6 +106,7 @@ class Client:
             limits=limits,
             datasets=datasets,
             image=image,
+            network=network,
             max_output=max_output,
         )
         # What takes long is followed as a stream, which is never silent while the server lives.
@@ -127,6 +129,7 @@ class Client:
         env: Mapping[str, str] | None = None,
         metadata: Mapping[str, Any] | None = None,
         image: str | None = None,
+        network: Network | None = None,
         stop_on_exit: bool | None = None,
     ) -> _io.Opening[Session]:
         """Makes a session, or finds the one with this `key`: a conversation, a thread, a user.
@@ -137,6 +140,9 @@ class Client:
         Used with `with`, a session without a key is stopped at the end, and one with a key is
         kept for the next time; `stop_on_exit` says otherwise. What is left out is the server's to
         choose. `session.info.how` tells whether it was `created`, `found` or `restarted`.
+
+        Its code may go where `network` says, as far as the server allows: `"none"`, `"open"`, or
+        `{"allow": ["example.org", "*.example.com:443"]}`.
         """
         call = _calls.create(
             key=key,
@@ -148,6 +154,7 @@ class Client:
             env=env,
             metadata=metadata,
             image=image,
+            network=network,
         )
         return _io.opening(self._open(call, key is None if stop_on_exit is None else stop_on_exit))
 

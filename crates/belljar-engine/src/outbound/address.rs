@@ -3,38 +3,43 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use super::error::SourceError;
-
 /// How far away an address is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Reach {
+pub(crate) enum Reach {
     Global,
-    /// Near; good for sources that are allowed by name. With its article, for messages.
+    /// Near; good where an operator said so. With its article, for messages.
     Near(&'static str),
     /// No place of a server.
     Nowhere(&'static str),
 }
 
+/// Why an address is not connected to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Refused {
+    /// With its article: "a private".
+    pub(crate) kind: &'static str,
+    /// An exception can be made for it.
+    pub(crate) can_be_allowed: bool,
+}
+
 /// Refuses a host if any one of its addresses is refused: a name that has a public address beside a
-/// private one is a trick, or will be one at the next try.
-pub(super) fn check(
-    host: &str,
+/// private one is a trick, or will be one at the next try. Near ones are asked about.
+pub(crate) fn check(
     addresses: &[SocketAddr],
-    near_allowed: bool,
-) -> Result<(), SourceError> {
+    near_allowed: impl Fn(&SocketAddr) -> bool,
+) -> Result<(), Refused> {
     for address in addresses {
-        let (kind, can_be_allowed) = match reach(address.ip()) {
-            Reach::Global => continue,
-            Reach::Near(_) if near_allowed => continue,
-            Reach::Near(kind) => (kind, true),
-            Reach::Nowhere(kind) => (kind, false),
-        };
-        return Err(SourceError::RefusedAddress { host: host.to_owned(), kind, can_be_allowed });
+        match reach(address.ip()) {
+            Reach::Global => {}
+            Reach::Near(_) if near_allowed(address) => {}
+            Reach::Near(kind) => return Err(Refused { kind, can_be_allowed: true }),
+            Reach::Nowhere(kind) => return Err(Refused { kind, can_be_allowed: false }),
+        }
     }
     Ok(())
 }
 
-pub(super) fn reach(address: IpAddr) -> Reach {
+pub(crate) fn reach(address: IpAddr) -> Reach {
     match address {
         IpAddr::V4(address) => reach_v4(address),
         IpAddr::V6(address) => reach_v6(address),
@@ -199,12 +204,11 @@ mod tests {
     fn one_refused_address_is_enough() {
         let addresses: Vec<SocketAddr> =
             vec!["8.8.8.8:80".parse().unwrap(), "10.0.0.1:80".parse().unwrap()];
-        let error = check("data.test", &addresses, false).unwrap_err();
-        assert_eq!(error.code(), "source_refused_address");
-        assert!(error.to_string().starts_with("`data.test` has a private address"), "{error}");
-        assert!(check("data.test", &addresses, true).is_ok());
-        assert!(check("data.test", &addresses[..1], false).is_ok());
+        let refused = Refused { kind: "a private", can_be_allowed: true };
+        assert_eq!(check(&addresses, |_| false), Err(refused));
+        assert_eq!(check(&addresses, |_| true), Ok(()));
+        assert_eq!(check(&addresses[..1], |_| false), Ok(()));
         // An exception is for neighbours, not for nonsense.
-        assert!(check("data.test", &["0.0.0.0:80".parse().unwrap()], true).is_err());
+        assert!(check(&["0.0.0.0:80".parse().unwrap()], |_| true).is_err());
     }
 }

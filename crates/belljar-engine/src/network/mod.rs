@@ -1,0 +1,278 @@
+//! The way out of a sandbox: a proxy on the host, behind the guest's own channel.
+//!
+//! ```text
+//!   code ─▶ 127.0.0.1:3128 ─▶ guest ═ link ═▶ Egress ─▶ policy, ceiling ─▶ resolve ─▶ addresses
+//!           (inside)                            │                            once      │ checked
+//!                                               │ Traffic: who, where, how much        ▼
+//!                                               └──────────────────────────── connect to those
+//! ```
+//!
+//! A sandbox has no interface but loopback, whatever its policy: there is nothing to filter and
+//! nothing to get around. What it may reach is asked for by name, by HTTP (`CONNECT`, or a request
+//! with a whole URL), of [`proxy`]. A redirect is a new request and checked like any other.
+//!
+//! [`policy`] is what may be asked for and [`host`] how names are read; [`secrets`] and
+//! [`authority`] are for headers that the sandbox must not see; [`traffic`] remembers.
+
+mod authority;
+mod host;
+mod policy;
+mod proxy;
+mod secrets;
+#[cfg(test)]
+mod tests;
+mod traffic;
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use belljar_proto::relay::{CERTIFICATES, PORT};
+use belljar_runtime::Relay;
+use belljar_runtime::link::Link;
+use tokio::sync::OnceCell;
+use tokio::task::JoinSet;
+use tokio_rustls::TlsConnector;
+
+use authority::Authority;
+pub use policy::{Injection, Policy};
+pub use secrets::Secrets;
+pub(crate) use traffic::Listener;
+pub use traffic::{Outcome, Totals, Traffic, Visit};
+
+use crate::EngineError;
+use crate::outbound::{self, Resolver, TlsError};
+
+/// How sandboxes of this server get out, where they do.
+pub struct Network {
+    /// What nobody may exceed; none for who runs this machine.
+    ceiling: Option<Policy>,
+    secrets: Arc<Secrets>,
+    /// Bytes of one sandbox, in both directions together.
+    max_bytes: u64,
+    /// Where the authority is kept.
+    authority_path: Option<PathBuf>,
+    authority: OnceCell<Arc<Authority>>,
+    /// What this machine believes, for us and for code inside.
+    tls: OnceCell<TlsConnector>,
+    certificates: OnceCell<String>,
+    resolver: Resolver,
+    patience: Patience,
+}
+
+impl std::fmt::Debug for Network {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Network")
+            .field("ceiling", &self.ceiling)
+            .field("secrets", &self.secrets)
+            .field("max_bytes", &self.max_bytes)
+            .finish_non_exhaustive()
+    }
+}
+
+/// How long things may take.
+#[derive(Debug, Clone, Copy)]
+struct Patience {
+    /// Until somebody is connected to, their name and their certificate included.
+    connect: Duration,
+    /// Without a byte in either direction. Some answers are thought about for long.
+    idle: Duration,
+    /// For the head of a request, and between two of them.
+    head: Duration,
+}
+
+impl Default for Patience {
+    fn default() -> Patience {
+        Patience {
+            connect: Duration::from_secs(20),
+            idle: Duration::from_secs(600),
+            head: Duration::from_secs(60),
+        }
+    }
+}
+
+impl Default for Network {
+    /// For who runs this machine and needs no permission.
+    fn default() -> Network {
+        Network {
+            ceiling: None,
+            secrets: Arc::default(),
+            max_bytes: u64::MAX,
+            authority_path: None,
+            authority: OnceCell::new(),
+            tls: OnceCell::new(),
+            certificates: OnceCell::new(),
+            resolver: Resolver::default(),
+            patience: Patience::default(),
+        }
+    }
+}
+
+impl Network {
+    /// Without a path the authority, if one is needed, is made anew every time.
+    #[must_use]
+    pub fn new(
+        ceiling: Option<Policy>,
+        secrets: Arc<Secrets>,
+        max_bytes: u64,
+        authority_path: Option<PathBuf>,
+    ) -> Network {
+        Network { ceiling, secrets, max_bytes, authority_path, ..Network::default() }
+    }
+
+    /// Refuses what this server does not give.
+    pub fn check(&self, policy: &Policy) -> Result<(), String> {
+        if let Some(beyond) = self.ceiling.as_ref().and_then(|most| most.exceeded_by(policy)) {
+            return Err(format!(
+                "network: this server does not allow `{beyond}`; its operator can, with \
+                 BELLJAR_MAX_NETWORK"
+            ));
+        }
+        self.secrets.check(policy.injections())
+    }
+
+    /// The traffic of a sandbox that has none yet.
+    pub(crate) fn traffic(&self, listener: Option<Listener>) -> Arc<Traffic> {
+        Traffic::new(self.max_bytes, listener)
+    }
+
+    /// Answers the connections of a sandbox for as long as the result lives. Nothing, if its
+    /// policy is to have none.
+    pub(crate) async fn attach(
+        self: &Arc<Self>,
+        policy: &Policy,
+        traffic: &Arc<Traffic>,
+        link: &Link,
+    ) -> Result<Option<Attached>, EngineError> {
+        if policy.is_none() {
+            return Ok(None);
+        }
+        let bundle = self.bundle(policy).await.map_err(EngineError::Authority)?;
+        let relay = link.relay(bundle.as_bytes()).await.map_err(EngineError::Relay)?;
+        let egress = Arc::new(Egress {
+            network: Arc::clone(self),
+            policy: policy.clone(),
+            traffic: Arc::clone(traffic),
+        });
+        Ok(Some(Attached(tokio::spawn(answer_all(egress, relay)))))
+    }
+
+    /// What code inside may believe, in PEM: what this machine does, and our own authority where
+    /// TLS ends at the proxy.
+    async fn bundle(&self, policy: &Policy) -> io::Result<String> {
+        let known = self.certificates.get_or_init(certificates_in_pem).await;
+        if !policy.terminates_tls() {
+            return Ok(known.clone());
+        }
+        Ok(format!("{known}{}", self.authority().await?.certificate()))
+    }
+
+    async fn authority(&self) -> io::Result<&Arc<Authority>> {
+        let open = async || {
+            let path = self.authority_path.clone();
+            let opened =
+                tokio::task::spawn_blocking(move || Authority::open(path.as_deref())).await;
+            opened.map_err(io::Error::other)?.map(Arc::new)
+        };
+        self.authority.get_or_try_init(open).await
+    }
+
+    async fn tls(&self) -> io::Result<&TlsConnector> {
+        let why = |error| match error {
+            TlsError::NoCertificates(_) => {
+                io::Error::other("the server's machine has no certificates to believe in")
+            }
+            TlsError::Tls(error) => io::Error::other(error),
+        };
+        self.tls.get_or_try_init(outbound::tls_of_this_machine).await.map_err(why)
+    }
+}
+
+/// The way out of one sandbox.
+#[derive(Debug)]
+struct Egress {
+    network: Arc<Network>,
+    policy: Policy,
+    traffic: Arc<Traffic>,
+}
+
+/// Somebody answers.
+#[derive(Debug)]
+pub(crate) struct Attached(tokio::task::JoinHandle<()>);
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+async fn answer_all(egress: Arc<Egress>, mut relay: Relay) {
+    // All end with us.
+    let mut answering = JoinSet::new();
+    loop {
+        tokio::select! {
+            stream = relay.next() => match stream {
+                Some(stream) => {
+                    answering.spawn(proxy::serve(Arc::clone(&egress), stream));
+                }
+                None => return,
+            },
+            Some(_) = answering.join_next() => {}
+        }
+    }
+}
+
+async fn certificates_in_pem() -> String {
+    const LINE: usize = 64;
+    let mut bundle = String::new();
+    for certificate in outbound::certificates_of_this_machine().await.certs {
+        bundle.push_str("-----BEGIN CERTIFICATE-----\n");
+        let encoded = STANDARD.encode(&certificate);
+        for line in encoded.as_bytes().chunks(LINE) {
+            bundle.push_str(&String::from_utf8_lossy(line));
+            bundle.push('\n');
+        }
+        bundle.push_str("-----END CERTIFICATE-----\n");
+    }
+    bundle
+}
+
+impl Policy {
+    /// What programs inside must know to find the way out; nothing where there is none.
+    #[must_use]
+    pub fn environment(&self) -> Vec<(String, String)> {
+        if self.is_none() {
+            return Vec::new();
+        }
+        let proxy = format!("http://127.0.0.1:{PORT}");
+        // What listens inside is reached without us. A host of the same name that is on the list
+        // is meant instead.
+        let own = ["localhost", "127.0.0.1", "::1"]
+            .into_iter()
+            .filter(|own| own.parse().map_or(true, |address| !self.names_any_port(address)));
+        let own = own.collect::<Vec<_>>().join(",");
+        let both = |name: &str, value: &str| {
+            [(name.to_owned(), value.to_owned()), (name.to_lowercase(), value.to_owned())]
+        };
+        let mut environment = Vec::new();
+        environment.extend(both("HTTP_PROXY", &proxy));
+        environment.extend(both("HTTPS_PROXY", &proxy));
+        environment.extend(both("NO_PROXY", &own));
+        // Node looks at them when it is told to.
+        environment.push(("NODE_USE_ENV_PROXY".into(), "1".into()));
+        for name in [
+            "SSL_CERT_FILE",
+            "REQUESTS_CA_BUNDLE",
+            "CURL_CA_BUNDLE",
+            "PIP_CERT",
+            "NODE_EXTRA_CA_CERTS",
+            "GIT_SSL_CAINFO",
+        ] {
+            environment.push((name.into(), CERTIFICATES.into()));
+        }
+        environment
+    }
+}

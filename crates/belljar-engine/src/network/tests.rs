@@ -1,0 +1,626 @@
+//! The proxy, its clients and whom they want to reach, all in one process: what clients say is
+//! written out byte by byte.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt as _, DuplexStream};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::timeout;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls;
+use tokio_rustls::rustls::pki_types::pem::PemObject as _;
+use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
+
+use super::*;
+use crate::lock;
+
+const SOON: Duration = Duration::from_secs(10);
+
+/// Answers every request with what it was asked, and counts who came.
+struct Site {
+    port: u16,
+    came: Arc<AtomicUsize>,
+    _task: JoinSet<()>,
+}
+
+impl Site {
+    /// What one connection says is given to `answer` as it comes; its answer ends the connection
+    /// unless it is empty.
+    async fn start(answer: impl Fn(&str) -> String + Send + Sync + 'static) -> Site {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let (came, answer) = (Arc::new(AtomicUsize::new(0)), Arc::new(answer));
+        let counted = Arc::clone(&came);
+        let mut task = JoinSet::new();
+        task.spawn(async move {
+            let mut connections = JoinSet::new();
+            loop {
+                let (stream, _) = listener.accept().await.unwrap();
+                counted.fetch_add(1, Ordering::SeqCst);
+                connections.spawn(converse(stream, Arc::clone(&answer)));
+            }
+        });
+        Site { port, came, _task: task }
+    }
+
+    /// One that shows what it was asked.
+    async fn mirror() -> Site {
+        Site::start(|asked| match whole(asked) {
+            true => format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{asked}", asked.len()),
+            false => String::new(),
+        })
+        .await
+    }
+
+    fn came(&self) -> usize {
+        self.came.load(Ordering::SeqCst)
+    }
+}
+
+/// Whether a request has come to its end, as far as it says where that is.
+fn whole(asked: &str) -> bool {
+    let Some((head, body)) = asked.split_once("\r\n\r\n") else { return false };
+    let head = head.to_ascii_lowercase();
+    if head.contains("transfer-encoding: chunked") {
+        return body.ends_with("0\r\n\r\n");
+    }
+    let length = head.split("content-length: ").nth(1).and_then(|rest| rest.lines().next());
+    length.is_none_or(|length| body.len() >= length.parse().unwrap())
+}
+
+async fn converse(mut stream: TcpStream, answer: Arc<impl Fn(&str) -> String>) {
+    let mut asked = Vec::new();
+    let mut buffer = [0; 4096];
+    while let Ok(read) = stream.read(&mut buffer).await {
+        if read == 0 {
+            return;
+        }
+        asked.extend_from_slice(&buffer[..read]);
+        let said = answer(&String::from_utf8_lossy(&asked));
+        if !said.is_empty() {
+            let _ = stream.write_all(said.as_bytes()).await;
+            let _ = stream.shutdown().await;
+            return;
+        }
+    }
+}
+
+/// A proxy with a policy, for whom these names lead to loopback: `site.test`, `other.test`.
+struct Proxy {
+    network: Network,
+    policy: Policy,
+    max_bytes: u64,
+}
+
+fn proxy(policy: &str) -> Proxy {
+    let mut network = Network::default();
+    let loopback = IpAddr::V4(Ipv4Addr::LOCALHOST);
+    let public: IpAddr = "8.8.8.8".parse().unwrap();
+    for (name, addresses) in [
+        ("site.test", vec![loopback]),
+        ("other.test", vec![loopback]),
+        ("both.test", vec![public, loopback]),
+        ("metadata.test", vec!["169.254.169.254".parse().unwrap()]),
+        ("metadata6.test", vec!["fd00:ec2::254".parse().unwrap()]),
+        ("mapped.test", vec!["::ffff:10.0.0.1".parse().unwrap()]),
+        ("nat64.test", vec!["64:ff9b::7f00:1".parse().unwrap()]),
+        ("sixtofour.test", vec!["2002:7f00:1::".parse().unwrap()]),
+        ("shared.test", vec!["100.64.0.1".parse().unwrap()]),
+        ("multicast.test", vec!["224.0.0.1".parse().unwrap()]),
+        ("zero.test", vec!["0.0.0.0".parse().unwrap()]),
+    ] {
+        network.resolver.names.insert(name.into(), addresses);
+    }
+    network.patience = Patience {
+        connect: Duration::from_secs(5),
+        idle: Duration::from_secs(5),
+        head: Duration::from_secs(5),
+    };
+    Proxy { network, policy: Policy::parse(policy).unwrap(), max_bytes: u64::MAX }
+}
+
+/// A proxy that listens.
+struct Listening {
+    egress: Arc<Egress>,
+}
+
+impl Proxy {
+    fn start(self) -> Listening {
+        let Proxy { network, policy, max_bytes } = self;
+        let traffic = Traffic::new(max_bytes, None);
+        Listening { egress: Arc::new(Egress { network: Arc::new(network), policy, traffic }) }
+    }
+}
+
+impl Listening {
+    fn connect(&self) -> DuplexStream {
+        let (near, far) = tokio::io::duplex(1 << 16);
+        tokio::spawn(proxy::serve(Arc::clone(&self.egress), far));
+        near
+    }
+
+    /// Says something, has nothing more to say, and hears everything.
+    async fn say(&self, bytes: impl AsRef<[u8]>) -> String {
+        let mut client = self.connect();
+        // It may be refused before it has said everything.
+        let _ = client.write_all(bytes.as_ref()).await;
+        let _ = client.shutdown().await;
+        heard(&mut client).await
+    }
+
+    async fn last(&self) -> Visit {
+        for _ in 0..500 {
+            if let Some(visit) = self.egress.traffic.recent().into_iter().next() {
+                return visit;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("nothing was recorded");
+    }
+}
+
+async fn heard(client: &mut (impl AsyncReadExt + Unpin)) -> String {
+    let mut said = Vec::new();
+    timeout(SOON, client.read_to_end(&mut said)).await.expect("an end").unwrap();
+    String::from_utf8_lossy(&said).into_owned()
+}
+
+fn status(said: &str) -> u16 {
+    said.split(' ').nth(1).and_then(|code| code.parse().ok()).unwrap_or(0)
+}
+
+#[tokio::test]
+async fn a_request_goes_on_without_what_is_between_neighbours() {
+    let site = Site::mirror().await;
+    let port = site.port;
+    let proxy = proxy(&format!("site.test:{port} 127.0.0.1:{port}")).start();
+    let said = proxy
+        .say(format!(
+            "POST http://Site.TEST.:{port}/a/../b?c=1 HTTP/1.1\r\nHost: evil.test\r\n\
+             Connection: keep-alive, X-Mine\r\nX-Mine: 1\r\nProxy-Authorization: Basic eA==\r\n\
+             Proxy-Connection: keep-alive\r\nTE: trailers\r\nUpgrade: websocket\r\nX-Yours: 2\r\n\
+             Content-Length: 5\r\n\r\nhello"
+        ))
+        .await;
+    assert_eq!(status(&said), 200, "{said}");
+    let (_, asked) = said.split_once("\r\n\r\n").unwrap();
+    let expected = format!(
+        "POST /a/../b?c=1 HTTP/1.1\r\nhost: site.test:{port}\r\nx-yours: 2\r\n\
+         content-length: 5\r\n\r\nhello"
+    );
+    let mut expected: Vec<&str> = expected.lines().collect();
+    let mut asked: Vec<&str> = asked.lines().collect();
+    expected.sort_unstable();
+    asked.sort_unstable();
+    assert_eq!(asked, expected);
+    let visit = proxy.last().await;
+    assert_eq!((visit.method.as_str(), visit.host.as_str()), ("POST", "site.test"));
+    assert_eq!((visit.outcome, visit.status, visit.port), (Outcome::Reached, Some(200), port));
+    assert!(visit.sent > 50 && visit.received > 50);
+}
+
+#[tokio::test]
+async fn who_is_not_listed_is_never_connected_to() {
+    let site = Site::mirror().await;
+    let port = site.port;
+    let proxy = proxy(&format!("site.test:{port} both.test:{port} 8.8.8.8:{port}")).start();
+    for (line, code, why) in [
+        // Names that lead to loopback are not addresses on the list.
+        (format!("GET http://site.test:{port}/ HTTP/1.1"), 403, "has a loopback address"),
+        (format!("CONNECT site.test:{port} HTTP/1.1"), 403, "has a loopback address"),
+        (format!("CONNECT both.test:{port} HTTP/1.1"), 403, "has a loopback address"),
+        (format!("GET http://127.0.0.1:{port}/ HTTP/1.1"), 403, "not allowed"),
+        (format!("GET http://[::1]:{port}/ HTTP/1.1"), 403, "not allowed"),
+        (format!("GET http://[::ffff:127.0.0.1]:{port}/ HTTP/1.1"), 403, "not allowed"),
+        (format!("CONNECT [::ffff:7f00:1]:{port} HTTP/1.1"), 403, "not allowed"),
+        (format!("CONNECT other.test:{port} HTTP/1.1"), 403, "not allowed"),
+        (format!("CONNECT xsite.test:{port} HTTP/1.1"), 403, "not allowed"),
+        (format!("CONNECT site.test.evil.test:{port} HTTP/1.1"), 403, "not allowed"),
+        ("CONNECT site.test:443 HTTP/1.1".into(), 403, "not allowed"),
+        ("CONNECT site.test:25 HTTP/1.1".into(), 403, "not allowed"),
+        // Forms that others might read as an address, or another host.
+        (format!("GET http://127.1:{port}/ HTTP/1.1"), 400, "four plain numbers"),
+        (format!("GET http://0177.0.0.1:{port}/ HTTP/1.1"), 400, "four plain numbers"),
+        (format!("GET http://0x7f000001:{port}/ HTTP/1.1"), 400, "four plain numbers"),
+        (format!("GET http://2130706433:{port}/ HTTP/1.1"), 400, "four plain numbers"),
+        (format!("CONNECT 127.0.0.01:{port} HTTP/1.1"), 400, "four plain numbers"),
+        (format!("GET http://site.test@127.0.0.1:{port}/ HTTP/1.1"), 400, "no name can have"),
+        (format!("CONNECT site.test:{port}@127.0.0.1:{port} HTTP/1.1"), 400, ""),
+        (format!("GET http://site.test..:{port}/ HTTP/1.1"), 400, "between its dots"),
+        (format!("GET http://site.test\0.evil.test:{port}/ HTTP/1.1"), 400, ""),
+        (format!("CONNECT site.test\0:{port} HTTP/1.1"), 400, ""),
+        (format!("GET http://site.test%00.evil.test:{port}/ HTTP/1.1"), 400, ""),
+        (format!("GET http://site.test\u{3002}evil:{port}/ HTTP/1.1"), 400, ""),
+        (format!("GET http://[::1%25lo]:{port}/ HTTP/1.1"), 400, ""),
+        ("GET http://site.test:0/ HTTP/1.1".into(), 400, ""),
+        ("GET http://site.test:99999/ HTTP/1.1".into(), 400, ""),
+        ("CONNECT site.test HTTP/1.1".into(), 400, ""),
+        // Ways that are none.
+        ("GET / HTTP/1.1".into(), 400, "whole URL"),
+        ("OPTIONS * HTTP/1.1".into(), 400, "whole URL"),
+        (format!("GET https://site.test:{port}/ HTTP/1.1"), 400, "CONNECT"),
+        (format!("GET ftp://site.test:{port}/ HTTP/1.1"), 400, "no `ftp`"),
+        ("GET file:///etc/passwd HTTP/1.1".into(), 400, ""),
+        (format!("GET http://site.test:{port}/"), 400, ""),
+        ("\x16\x03\x01\x02\0\x01\0\x01\u{fc}".into(), 400, ""),
+    ] {
+        let said = proxy.say(format!("{line}\r\nHost: site.test:{port}\r\n\r\n")).await;
+        assert!(status(&said) == code && said.contains(why), "{line:?}: {said}");
+    }
+    assert_eq!(site.came(), 0);
+    let totals = proxy.egress.traffic.totals();
+    assert_eq!((totals.reached, totals.failed), (0, 0), "{totals:?}");
+    assert!(totals.refused > 30, "{totals:?}");
+}
+
+#[tokio::test]
+async fn near_addresses_are_refused_in_every_disguise() {
+    let proxy = proxy("open").start();
+    for (host, kind) in [
+        ("metadata.test", "a link-local"),
+        ("metadata6.test", "a private"),
+        ("mapped.test", "a private"),
+        ("nat64.test", "a loopback"),
+        ("sixtofour.test", "a loopback"),
+        ("shared.test", "a shared"),
+        ("multicast.test", "a multicast"),
+        ("zero.test", "an unspecified"),
+        ("both.test", "a loopback"),
+    ] {
+        for request in
+            [format!("CONNECT {host}:443 HTTP/1.1"), format!("GET http://{host}/ HTTP/1.1")]
+        {
+            let said = proxy.say(format!("{request}\r\nHost: {host}\r\n\r\n")).await;
+            assert!(status(&said) == 403 && said.contains(kind), "{request}: {said}");
+            // What the DNS here knows is nobody's business inside.
+            assert!(!said.contains("169.254") && !said.contains("10.0.0.1"), "{said}");
+        }
+    }
+    for address in ["169.254.169.254", "[fd00:ec2::254]", "[::1]", "[64:ff9b::7f00:1]", "0.0.0.0"] {
+        let said = proxy.say(format!("CONNECT {address}:80 HTTP/1.1\r\nHost: x\r\n\r\n")).await;
+        assert_eq!(status(&said), 403, "{address}: {said}");
+    }
+    for port in [25, 465, 587] {
+        let said = proxy.say(format!("CONNECT mail.test:{port} HTTP/1.1\r\nHost: x\r\n\r\n")).await;
+        assert_eq!(status(&said), 403, "{port}: {said}");
+    }
+}
+
+#[tokio::test]
+async fn every_request_of_a_connection_is_checked() {
+    let site = Site::mirror().await;
+    let port = site.port;
+    let proxy = proxy(&format!("site.test:{port} 127.0.0.1:{port}")).start();
+    // Where a redirect leads is asked for by the client, and that is another request.
+    let one = format!("GET http://site.test:{port}/one HTTP/1.1\r\nHost: site.test\r\n\r\n");
+    let two = "GET http://metadata.test/latest HTTP/1.1\r\nHost: site.test\r\n\r\n";
+    let three = format!("GET http://site.test:{port}/three HTTP/1.1\r\nHost: site.test\r\n\r\n");
+    let said = proxy.say(format!("{one}{two}{three}")).await;
+    let codes: Vec<&str> = said.lines().filter_map(|line| line.strip_prefix("HTTP/1.1 ")).collect();
+    assert!(codes[0].starts_with("200") && codes[1].starts_with("403"), "{said}");
+    assert!(said.contains("GET /one") && said.contains("GET /three"), "{said}");
+    assert_eq!(site.came(), 2);
+}
+
+#[tokio::test]
+async fn nobody_can_disagree_on_where_a_request_ends() {
+    let site = Site::mirror().await;
+    let port = site.port;
+    let proxy = proxy(&format!("site.test:{port} 127.0.0.1:{port}")).start();
+    let post = |headers: &str, body: &str| {
+        format!("POST http://site.test:{port}/ HTTP/1.1\r\nHost: site.test\r\n{headers}\r\n{body}")
+    };
+    let smuggled = "GET http://metadata.test/ HTTP/1.1\r\nHost: x\r\n\r\n";
+    for (headers, body) in [
+        ("Content-Length: 6\r\nTransfer-Encoding: chunked\r\n", format!("0\r\n\r\n{smuggled}")),
+        ("Transfer-Encoding: chunked\r\nContent-Length: 100\r\n", format!("0\r\n\r\n{smuggled}")),
+        ("Content-Length: 0\r\nContent-Length: 50\r\n", smuggled.into()),
+        ("Content-Length: 0, 50\r\n", smuggled.into()),
+        ("Content-Length: +5\r\n", "hello".into()),
+        ("Content-Length: -1\r\n", "hello".into()),
+        ("Transfer-Encoding: identity, chunked, identity\r\n", "0\r\n\r\n".into()),
+        ("Transfer-Encoding: xchunked\r\n", "0\r\n\r\n".into()),
+        ("Transfer-Encoding : chunked\r\n", format!("0\r\n\r\n{smuggled}")),
+        ("Transfer-Encoding:\x0bchunked\r\n", "0\r\n\r\n".into()),
+        ("X: a\0b\r\n", String::new()),
+        ("X: a\nContent-Length: 5\r\n", "hello".into()),
+        ("Connection: content-length\r\nContent-Length: 5\r\n", "hello".into()),
+        ("Connection: host\r\n", String::new()),
+        (" folded: yes\r\n", String::new()),
+        ("Transfer-Encoding: chunked\r\n", "5;x=\"\r\n\"\r\nhello\r\n0\r\n\r\n".into()),
+        ("Transfer-Encoding: chunked\r\n", "fffffffffffffffff\r\nhello\r\n0\r\n\r\n".into()),
+    ] {
+        let said = proxy.say(post(headers, &body)).await;
+        let first = status(&said);
+        assert!([200, 400, 502].contains(&first), "{headers:?}: {said}");
+        if first != 200 {
+            continue;
+        }
+        // What arrived is framed in one way, and holds no second request.
+        let asked = said.split_once("\r\n\r\n").unwrap().1;
+        let head = asked.split("\r\n\r\n").next().unwrap().to_ascii_lowercase();
+        let framed = head.matches("content-length").count() + head.matches("transfer-enc").count();
+        assert!(framed <= 1, "{headers:?}: {asked}");
+        assert_eq!(head.matches("\r\nhost: ").count(), 1, "{asked}");
+        assert!(head.contains(&format!("\r\nhost: site.test:{port}")), "{asked}");
+        let second = said.matches("HTTP/1.1 200").count();
+        assert!(second <= 1, "{headers:?}: {said}");
+    }
+}
+
+#[tokio::test]
+async fn heads_have_a_size_and_a_time() {
+    let site = Site::mirror().await;
+    let port = site.port;
+    let mut slow = proxy(&format!("site.test:{port} 127.0.0.1:{port}"));
+    slow.network.patience.head = Duration::from_millis(200);
+    let proxy = slow.start();
+    let get = format!("GET http://site.test:{port}/ HTTP/1.1\r\nHost: site.test\r\n");
+    let huge = proxy.say(format!("{get}X: {}\r\n\r\n", "x".repeat(1 << 20))).await;
+    assert!([400, 431].contains(&status(&huge)), "{huge}");
+    let many: String = (0..1000).map(|n| format!("X-{n}: 1\r\n")).collect();
+    let many = proxy.say(format!("{get}{many}\r\n")).await;
+    assert!([400, 431].contains(&status(&many)), "{many}");
+    // One that never ends its head, and one that says nothing.
+    let mut client = proxy.connect();
+    client.write_all(get.as_bytes()).await.unwrap();
+    heard(&mut client).await;
+    heard(&mut proxy.connect()).await;
+    assert_eq!(site.came(), 0);
+}
+
+#[tokio::test]
+async fn tunnels_carry_bytes_and_close_one_side_at_a_time() {
+    let site = Site::start(|asked| match asked.ends_with("END") {
+        true => format!("{} bytes", asked.len()),
+        false => String::new(),
+    })
+    .await;
+    let port = site.port;
+    let proxy = proxy(&format!("site.test:{port} 127.0.0.1:{port}")).start();
+    // The first bytes come with the question, before the answer.
+    let mut client = proxy.connect();
+    let ask = format!("CONNECT site.test:{port} HTTP/1.1\r\nHost: site.test\r\n\r\nearly");
+    client.write_all(ask.as_bytes()).await.unwrap();
+    let mut granted = vec![0; "HTTP/1.1 200 OK\r\n".len()];
+    client.read_exact(&mut granted).await.unwrap();
+    client.write_all(&[b'x'; 100_000]).await.unwrap();
+    client.write_all(b"END").await.unwrap();
+    client.shutdown().await.unwrap();
+    let said = heard(&mut client).await;
+    assert!(said.ends_with("100008 bytes"), "{said}");
+    let visit = proxy.last().await;
+    assert_eq!((visit.method.as_str(), visit.sent, visit.received), ("CONNECT", 100_008, 12));
+}
+
+#[tokio::test]
+async fn a_site_that_is_silent_is_given_up() {
+    let site = Site::start(|_| String::new()).await;
+    let port = site.port;
+    let mut hasty = proxy(&format!("site.test:{port} 127.0.0.1:{port}"));
+    hasty.network.patience.idle = Duration::from_millis(200);
+    let proxy = hasty.start();
+    let get = format!("GET http://site.test:{port}/ HTTP/1.1\r\nHost: site.test\r\n\r\n");
+    let said = proxy.say(&get).await;
+    assert_eq!(status(&said), 504, "{said}");
+    let mut client = proxy.connect();
+    client
+        .write_all(format!("CONNECT site.test:{port} HTTP/1.1\r\n\r\n").as_bytes())
+        .await
+        .unwrap();
+    assert_eq!(status(&heard(&mut client).await), 200);
+    let visit = proxy.last().await;
+    assert_eq!(visit.reason.as_deref(), Some("it was idle for too long"));
+}
+
+#[tokio::test]
+async fn who_cannot_be_reached_is_said_to_be_so() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    drop(listener);
+    let proxy = proxy(&format!("127.0.0.1:{port} nowhere.invalid")).start();
+    let said = proxy.say(format!("GET http://127.0.0.1:{port}/ HTTP/1.1\r\nHost: x\r\n\r\n")).await;
+    assert!(status(&said) == 502 && said.contains("failed to connect"), "{said}");
+    let said = proxy.say("CONNECT nowhere.invalid:443 HTTP/1.1\r\nHost: x\r\n\r\n").await;
+    assert!(status(&said) == 502 && said.contains("was not found"), "{said}");
+    let rude = Site::start(|_| "SSH-2.0-x\r\n".into()).await;
+    let other = self::proxy(&format!("127.0.0.1:{}", rude.port)).start();
+    let get = format!("GET http://127.0.0.1:{}/ HTTP/1.1\r\nHost: x\r\n\r\n", rude.port);
+    let said = other.say(get).await;
+    assert!(status(&said) == 502 && said.contains("no HTTP"), "{said}");
+}
+
+#[tokio::test]
+async fn bytes_have_an_end() {
+    let site = Site::start(|_| format!("HTTP/1.1 200 OK\r\n\r\n{}", "x".repeat(100_000))).await;
+    let port = site.port;
+    let mut poor = proxy(&format!("127.0.0.1:{port}"));
+    poor.max_bytes = 50_000;
+    let proxy = poor.start();
+    let get = format!("GET http://127.0.0.1:{port}/ HTTP/1.1\r\nHost: x\r\n\r\n");
+    let mut client = proxy.connect();
+    client.write_all(get.as_bytes()).await.unwrap();
+    assert!(heard(&mut client).await.len() < 100_000);
+    let said = proxy.say(&get).await;
+    assert!(status(&said) == 403 && said.contains("BELLJAR_NETWORK_BYTES"), "{said}");
+}
+
+#[tokio::test]
+async fn an_operator_can_take_back_what_a_session_was_given() {
+    let site = Site::mirror().await;
+    let port = site.port;
+    let policy = format!("site.test:{port} 127.0.0.1:{port}");
+    let get = format!("GET http://site.test:{port}/ HTTP/1.1\r\nHost: x\r\n\r\n");
+    for (ceiling, code) in [
+        (policy.as_str(), 200),
+        ("none", 403),
+        // The name is allowed and the address is not, or not any more.
+        (&format!("site.test:{port}"), 403),
+        ("open", 403),
+    ] {
+        let mut lowered = proxy(&policy);
+        lowered.network.ceiling = Some(Policy::parse(ceiling).unwrap());
+        assert_eq!(status(&lowered.start().say(&get).await), code, "{ceiling}");
+    }
+}
+
+const SECRET: &str = "hunter2-and-more";
+
+fn with_secret(mut proxy: Proxy, origin: &str) -> Proxy {
+    let text = format!(r#"{{"KEY": {{"value": "Bearer {SECRET}", "hosts": ["{origin}"]}}}}"#);
+    proxy.network.secrets = Arc::new(Secrets::parse(&text, |_| None).unwrap());
+    proxy
+}
+
+#[tokio::test]
+async fn a_secret_is_added_to_plain_requests_for_its_host_alone() {
+    let site = Site::mirror().await;
+    let port = site.port;
+    let policy = format!(
+        r#"{{"allow": ["site.test:{port}", "other.test:{port}", "127.0.0.1:{port}"], "inject":
+            [{{"host": "site.test:{port}", "header": "Authorization", "value_from": "KEY"}}]}}"#
+    );
+    let proxy = with_secret(proxy(&policy), &format!("http://site.test:{port}")).start();
+    let get = |host: &str| {
+        format!(
+            "GET http://{host}:{port}/ HTTP/1.1\r\nHost: site.test:{port}\r\n\
+             Authorization: mine\r\n\r\n"
+        )
+    };
+    let said = proxy.say(get("site.test")).await;
+    assert!(said.contains(&format!("authorization: Bearer {SECRET}")), "{said}");
+    assert!(!said.contains("mine"), "{said}");
+    let visit = proxy.last().await;
+    assert_eq!(visit.injected, ["authorization"]);
+    for host in ["other.test", "127.0.0.1"] {
+        let said = proxy.say(get(host)).await;
+        assert!(said.contains("authorization: mine") && !said.contains(SECRET), "{said}");
+    }
+    let shown = format!("{:?} {:?}", proxy.egress, proxy.egress.traffic.recent());
+    assert!(!shown.contains(SECRET), "{shown}");
+}
+
+/// A site behind TLS, with a certificate of this authority.
+async fn site_with_tls(authority: &Authority, asked: Arc<std::sync::Mutex<Vec<String>>>) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let host = host::Host::parse("site.test").unwrap();
+    let acceptor = TlsAcceptor::from(authority.as_host(&host).unwrap());
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let (acceptor, asked) = (acceptor.clone(), Arc::clone(&asked));
+            tokio::spawn(async move {
+                let Ok(mut stream) = acceptor.accept(stream).await else { return };
+                let mut head = Vec::new();
+                while !head.ends_with(b"\r\n\r\n") {
+                    let Ok(byte) = stream.read_u8().await else { return };
+                    head.push(byte);
+                }
+                lock(&asked).push(String::from_utf8(head).unwrap());
+                let answer = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello";
+                let _ = stream.write_all(answer).await;
+                let _ = stream.shutdown().await;
+            });
+        }
+    });
+    port
+}
+
+fn believing(certificate: &str) -> TlsConnector {
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_slice(certificate.as_bytes()).unwrap()).unwrap();
+    outbound::tls_believing(roots).unwrap()
+}
+
+#[tokio::test]
+async fn a_secret_is_added_inside_of_tls_that_ends_at_the_proxy() {
+    let (world, asked) = (Authority::open(None).unwrap(), Arc::default());
+    let port = site_with_tls(&world, Arc::clone(&asked)).await;
+    let policy = format!(
+        r#"{{"allow": ["site.test:{port}", "127.0.0.1:{port}"], "inject": [{{"tls": "terminate",
+            "host": "site.test:{port}", "header": "Authorization", "value_from": "KEY"}}]}}"#
+    );
+    let proxy = with_secret(proxy(&policy), &format!("https://site.test:{port}"));
+    assert!(proxy.network.tls.set(believing(world.certificate())).is_ok());
+    let proxy = proxy.start();
+    let own = proxy.egress.network.authority().await.unwrap().certificate().to_owned();
+    let bundle = proxy.egress.network.bundle(&proxy.egress.policy).await.unwrap();
+    assert!(bundle.ends_with(&own));
+
+    let tunnel = async || {
+        let mut client = proxy.connect();
+        let ask = format!("CONNECT site.test:{port} HTTP/1.1\r\nHost: site.test\r\n\r\n");
+        client.write_all(ask.as_bytes()).await.unwrap();
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            head.push(client.read_u8().await.unwrap());
+        }
+        assert_eq!(status(&String::from_utf8(head).unwrap()), 200);
+        client
+    };
+    let name = ServerName::try_from("site.test").unwrap();
+    let mut client = believing(&own).connect(name.clone(), tunnel().await).await.unwrap();
+    let get = |host: &str, more: &str| format!("GET /x HTTP/1.1\r\nHost: {host}\r\n{more}\r\n");
+    let two = get(&format!("site.test:{port}"), "Authorization: mine\r\n")
+        + &get("evil.test", "Connection: close\r\n");
+    client.write_all(two.as_bytes()).await.unwrap();
+    let said = heard(&mut client).await;
+    assert!(said.starts_with("HTTP/1.1 200") && said.contains("hello"), "{said}");
+    // A request for somebody else inside of it goes nowhere.
+    assert!(said.contains("HTTP/1.1 421"), "{said}");
+    let heads: Vec<String> = lock(&asked).clone();
+    assert_eq!(heads.len(), 1);
+    assert!(heads[0].contains(&format!("authorization: Bearer {SECRET}")), "{heads:?}");
+    assert!(heads[0].contains(&format!("host: site.test:{port}")) && !heads[0].contains("mine"));
+    let visits = proxy.egress.traffic.recent();
+    assert!(visits.iter().any(|visit| visit.injected == ["authorization"]), "{visits:?}");
+    assert!(visits.iter().all(|visit| visit.method == "GET"), "{visits:?}");
+
+    // Who believes only the world does not believe us.
+    let refused = believing(world.certificate()).connect(name, tunnel().await).await;
+    assert!(refused.is_err());
+    // And a site that cannot show who it is gets no secret.
+    let (liar, untold) = (Authority::open(None).unwrap(), Arc::default());
+    let port = site_with_tls(&liar, Arc::clone(&untold)).await;
+    let policy = policy_for(port);
+    let proxy = with_secret(self::proxy(&policy), &format!("https://site.test:{port}"));
+    assert!(proxy.network.tls.set(believing(world.certificate())).is_ok());
+    let proxy = proxy.start();
+    let own = proxy.egress.network.authority().await.unwrap().certificate().to_owned();
+    let mut client = proxy.connect();
+    let ask = format!("CONNECT site.test:{port} HTTP/1.1\r\nHost: site.test\r\n\r\n");
+    client.write_all(ask.as_bytes()).await.unwrap();
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        head.push(client.read_u8().await.unwrap());
+    }
+    let name = ServerName::try_from("site.test").unwrap();
+    let mut client = believing(&own).connect(name, client).await.unwrap();
+    let get = get(&format!("site.test:{port}"), "Connection: close\r\n");
+    client.write_all(get.as_bytes()).await.unwrap();
+    let said = heard(&mut client).await;
+    assert!(status(&said) == 502 && !said.contains(SECRET), "{said}");
+    assert!(lock(&untold).is_empty());
+}
+
+fn policy_for(port: u16) -> String {
+    format!(
+        r#"{{"allow": ["site.test:{port}", "127.0.0.1:{port}"], "inject": [{{"tls": "terminate",
+            "host": "site.test:{port}", "header": "Authorization", "value_from": "KEY"}}]}}"#
+    )
+}
+
+#[test]
+fn programs_inside_are_told_the_way() {
+    assert!(Policy::default().environment().is_empty());
+    let environment = |policy: &str| {
+        let environment = Policy::parse(policy).unwrap().environment();
+        environment.into_iter().collect::<std::collections::HashMap<_, _>>()
+    };
+    let open = environment("open");
+    assert_eq!(open["https_proxy"], "http://127.0.0.1:3128");
+    assert_eq!(open["NO_PROXY"], "localhost,127.0.0.1,::1");
+    assert_eq!(open["SSL_CERT_FILE"], CERTIFICATES);
+    assert_eq!(environment("127.0.0.1:80")["no_proxy"], "localhost,::1");
+}

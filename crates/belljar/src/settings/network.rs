@@ -1,0 +1,101 @@
+//! Where code in sandboxes may go.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::{Result, anyhow, bail};
+use belljar_engine::network::{Network, Policy, Secrets};
+
+use super::parse;
+use super::values::Values;
+
+#[derive(Debug, Clone)]
+pub struct NetworkSettings {
+    /// Of those who do not ask for anything else.
+    pub default: Policy,
+    /// The most that can be asked for.
+    most: Policy,
+    /// Of one sandbox, in both directions together.
+    bytes: u64,
+    /// Or what is wrong with them: only who uses them minds.
+    secrets: Result<Arc<Secrets>, String>,
+}
+
+impl NetworkSettings {
+    pub(super) fn read(values: &Values<'_>) -> Result<NetworkSettings> {
+        let policy =
+            |name: &str| Policy::parse(&values.text(name)).map_err(|why| anyhow!("{name}: {why}"));
+        let default = policy("BELLJAR_NETWORK")?;
+        let most = match values.text("BELLJAR_MAX_NETWORK").trim() {
+            "" => default.clone(),
+            _ => policy("BELLJAR_MAX_NETWORK")?,
+        };
+        let bytes = values.limit("BELLJAR_NETWORK_BYTES", parse::size_from(0))?;
+        let secret = |name: &str| std::env::var(name).ok().or_else(|| (values.lookup)(name));
+        let secrets = Secrets::parse(&values.text("BELLJAR_NETWORK_SECRETS"), secret);
+        let bytes = bytes.unwrap_or(u64::MAX);
+        Ok(NetworkSettings { default, most, bytes, secrets: secrets.map(Arc::new) })
+    }
+
+    /// The way out of the sandboxes of a server, whose certificate authority is kept at a path.
+    pub fn of_server(&self, authority: PathBuf) -> Result<Arc<Network>> {
+        let most = Some(self.most.clone());
+        let network = Network::new(most, self.secrets()?, self.bytes, Some(authority));
+        if let Err(why) = network.check(&self.default) {
+            bail!("BELLJAR_NETWORK: {why}");
+        }
+        Ok(Arc::new(network))
+    }
+
+    /// That of a run: who starts it has this machine, and may do what the machine may.
+    pub fn of_run(&self) -> Result<Arc<Network>> {
+        Ok(Arc::new(Network::new(None, self.secrets()?, self.bytes, None)))
+    }
+
+    fn secrets(&self) -> Result<Arc<Secrets>> {
+        let secrets = self.secrets.as_ref();
+        secrets.map(Arc::clone).map_err(|why| anyhow!("BELLJAR_NETWORK_SECRETS: {why}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::with;
+    use super::*;
+
+    fn server(pairs: &[(&str, &str)]) -> Result<Arc<Network>> {
+        with(pairs)?.network.of_server("/x/authority.pem".into())
+    }
+
+    #[test]
+    fn nobody_gets_out_unless_somebody_said_so() {
+        let none = server(&[]).unwrap();
+        assert!(with(&[]).unwrap().network.default.is_none());
+        assert!(none.check(&Policy::default()).is_ok());
+        assert!(none.check(&Policy::open()).unwrap_err().contains("BELLJAR_MAX_NETWORK"));
+        let run = with(&[]).unwrap().network.of_run().unwrap();
+        assert!(run.check(&Policy::parse("10.0.0.5:80 open").unwrap()).is_ok());
+    }
+
+    #[test]
+    fn the_most_is_at_least_the_default() {
+        let own = server(&[("BELLJAR_NETWORK", "example.org")]).unwrap();
+        assert!(own.check(&Policy::parse("example.org:443").unwrap()).is_ok());
+        let less = [("BELLJAR_NETWORK", "example.org"), ("BELLJAR_MAX_NETWORK", "none")];
+        assert!(server(&less).unwrap_err().to_string().starts_with("BELLJAR_NETWORK: "));
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_and_secrets_are_not_shown() {
+        let error = with(&[("BELLJAR_NETWORK", "127.1")]).unwrap_err().to_string();
+        assert!(error.starts_with("BELLJAR_NETWORK: `127.1`"), "{error}");
+        let settings = with(&[("BELLJAR_NETWORK_SECRETS", "hunter2")]).unwrap();
+        assert!(!format!("{settings:?}").contains("hunter2"));
+        let error = settings.network.of_run().unwrap_err().to_string();
+        assert!(error.starts_with("BELLJAR_NETWORK_SECRETS: ") && !error.contains("hunter2"));
+        let good = r#"{"K": {"value": "Bearer ${T}", "hosts": ["https://h"]}}"#;
+        let settings = with(&[("BELLJAR_NETWORK_SECRETS", good), ("T", "hunter2")]).unwrap();
+        settings.network.of_run().unwrap();
+        assert!(!format!("{settings:?}").contains("hunter2"));
+    }
+}

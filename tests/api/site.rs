@@ -1,0 +1,70 @@
+//! Somebody for sandboxes to visit: a server on an address of its own of this machine's loopback.
+//! Programs inside take 127.0.0.1 for themselves; 127.0.0.2 is somebody else to them.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+
+pub(crate) struct Site {
+    pub(crate) address: SocketAddr,
+    heads: Arc<Mutex<Vec<String>>>,
+}
+
+impl Site {
+    /// `/to/URL` redirects there, `/endless` never ends, `/hold` says one line and no more; all
+    /// else is answered with the head of the request.
+    pub(crate) async fn start() -> Site {
+        let listener = TcpListener::bind("127.0.0.2:0").await.expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let heads: Arc<Mutex<Vec<String>>> = Arc::default();
+        let seen = Arc::clone(&heads);
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                tokio::spawn(answer(stream, Arc::clone(&seen)));
+            }
+        });
+        Site { address, heads }
+    }
+
+    /// What was asked so far.
+    pub(crate) fn heads(&self) -> Vec<String> {
+        self.heads.lock().expect("nobody panics with it").clone()
+    }
+
+    pub(crate) fn url(&self, path: &str) -> String {
+        format!("http://{}{path}", self.address)
+    }
+}
+
+async fn answer(mut stream: TcpStream, seen: Arc<Mutex<Vec<String>>>) {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        match stream.read_u8().await {
+            Ok(byte) => head.push(byte),
+            Err(_) => return,
+        }
+    }
+    let head = String::from_utf8_lossy(&head).into_owned();
+    seen.lock().expect("nobody panics with it").push(head.clone());
+    let path = head.split(' ').nth(1).expect("a request");
+    if let Some(to) = path.strip_prefix("/to/") {
+        let said = format!("HTTP/1.1 302 Found\r\nLocation: {to}\r\nContent-Length: 0\r\n\r\n");
+        let _ = stream.write_all(said.as_bytes()).await;
+        return;
+    }
+    if path == "/endless" {
+        let _ = stream.write_all(b"HTTP/1.1 200 OK\r\n\r\n").await;
+        while stream.write_all(&[b'x'; 1 << 16]).await.is_ok() {}
+        return;
+    }
+    if path == "/hold" {
+        let _ = stream.write_all(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n").await;
+        let _ = stream.write_all(b"5\r\nheld\n\r\n").await;
+        let _ = stream.read_u8().await;
+        return;
+    }
+    let said = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{head}", head.len());
+    let _ = stream.write_all(said.as_bytes()).await;
+}
