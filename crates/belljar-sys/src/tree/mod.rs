@@ -13,7 +13,7 @@ mod remove;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::ops::ControlFlow;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::{
@@ -47,7 +47,7 @@ pub struct Identity {
 
 impl Identity {
     /// What an open file is.
-    pub fn of_file(file: impl std::os::fd::AsFd) -> io::Result<Identity> {
+    pub fn of_file(file: impl AsFd) -> io::Result<Identity> {
         Ok(Identity::of(&rustix::fs::fstat(file)?))
     }
 
@@ -64,6 +64,15 @@ impl Identity {
     }
 }
 
+/// Makes a file look as if it had been written to last at this time, as [`Identity`] tells it.
+pub fn set_modified(file: impl AsFd, modified_ns: i64) -> io::Result<()> {
+    const SECOND: i64 = 1_000_000_000;
+    let (tv_sec, tv_nsec) = (modified_ns.div_euclid(SECOND), modified_ns.rem_euclid(SECOND));
+    let time = rustix::fs::Timespec { tv_sec, tv_nsec };
+    let times = rustix::fs::Timestamps { last_access: time, last_modification: time };
+    Ok(rustix::fs::futimens(file, &times)?)
+}
+
 /// A directory that paths are looked up below, and nowhere else.
 #[derive(Debug)]
 pub struct Root(OwnedFd);
@@ -71,12 +80,12 @@ pub struct Root(OwnedFd);
 impl Root {
     /// Links may stand on the way to it; it must not be one itself.
     pub fn open(path: &str) -> io::Result<Root> {
-        Ok(Root(rustix::fs::openat(CWD, path, directory_flags(), Mode::empty())?))
+        Ok(Root(open_no_link(CWD, path, directory_flags())?))
     }
 
     /// As above, but what does not exist, or is no directory, is no error.
     fn open_if_any(path: &str) -> io::Result<Option<Root>> {
-        match rustix::fs::openat(CWD, path, directory_flags(), Mode::empty()) {
+        match open_no_link(CWD, path, directory_flags()) {
             Ok(root) => Ok(Some(Root(root))),
             Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => Ok(None),
             Err(errno) => Err(errno.into()),
@@ -255,13 +264,49 @@ fn directory_flags() -> OFlags {
 
 fn open_beneath(root: &OwnedFd, path: &[u8], flags: OFlags) -> io::Result<OwnedFd> {
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-    let opened = rustix::fs::openat2(root, path, flags, Mode::empty(), resolve);
+    let opened = match rustix::fs::openat2(root, path, flags, Mode::empty(), resolve) {
+        Err(Errno::NOSYS) => open_step_by_step(root, path, flags),
+        opened => opened,
+    };
     let elsewhere = |why| io::Error::new(io::ErrorKind::InvalidData, why);
     opened.map_err(|errno| match errno {
         Errno::LOOP => elsewhere("it is a link or behind one"),
         Errno::XDEV => elsewhere("it leads out of the directory"),
         errno => errno.into(),
     })
+}
+
+/// The same for kernels without `openat2` (gVisor's): one name after the other, none of them a link.
+fn open_step_by_step(root: &OwnedFd, path: &[u8], flags: OFlags) -> rustix::io::Result<OwnedFd> {
+    let on_the_way = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let mut directory = None;
+    let mut names = path.split(|byte| *byte == b'/').peekable();
+    if path.starts_with(b"/") {
+        return Err(Errno::XDEV);
+    }
+    while let Some(name) = names.next() {
+        if name == b".." {
+            return Err(Errno::XDEV);
+        }
+        let how = if names.peek().is_some() { on_the_way } else { flags };
+        let parent = directory.as_ref().unwrap_or(root);
+        directory = Some(open_no_link(parent, name, how)?);
+    }
+    directory.ok_or(Errno::NOENT)
+}
+
+/// Opens what is not a link. gVisor follows one that is to be opened as a directory, so it is asked.
+fn open_no_link(
+    parent: impl AsFd,
+    name: impl rustix::path::Arg + Copy,
+    flags: OFlags,
+) -> rustix::io::Result<OwnedFd> {
+    let opened = rustix::fs::openat(&parent, name, flags | OFlags::NOFOLLOW, Mode::empty())?;
+    let stat = rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)?;
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::Symlink => Err(Errno::LOOP),
+        _ => Ok(opened),
+    }
 }
 
 /// A number that nobody can foresee and that does not come again.
@@ -302,6 +347,29 @@ mod tests {
                 "linked-dir: a symbolic link"
             ]
         );
+    }
+
+    #[test]
+    fn names_are_followed_one_by_one_where_they_cannot_be_at_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().join("root");
+        fs::create_dir_all(root.join("a/b")).unwrap();
+        fs::write(dir.path().join("secret"), "x").unwrap();
+        fs::write(root.join("a/b/plain"), "12345").unwrap();
+        symlink("../secret", root.join("link")).unwrap();
+        symlink("..", root.join("up")).unwrap();
+        symlink("b", root.join("a/inside")).unwrap();
+        let root = Root::open(root.to_str().unwrap()).unwrap();
+        let open = |path: &[u8]| open_step_by_step(&root.0, path, OFlags::RDONLY | OFlags::CLOEXEC);
+        for hostile in
+            ["", "/", "/etc/passwd", "..", "a/../../secret", "link", "up/secret", "a/inside/plain"]
+        {
+            assert!(open(hostile.as_bytes()).is_err(), "{hostile}");
+        }
+        assert_eq!(open(b"a/missing").unwrap_err(), Errno::NOENT);
+        assert_eq!(open(b"a/b/plain/x").unwrap_err(), Errno::NOTDIR);
+        assert_eq!(Identity::of_file(open(b"a/b/plain").unwrap()).unwrap().size, 5);
+        assert!(open(b"a/b").is_ok());
     }
 
     #[test]
