@@ -23,7 +23,7 @@ impl Session {
 
     async fn open_all(&self, root: &str) -> Vec<Result<OpenedFile, RuntimeError>> {
         let files = self.files_in(root).await;
-        self.sandbox.open_files(root, &files).await.expect("an answer")
+        self.sandbox.open_files(root, &files, u64::MAX).await.expect("an answer")
     }
 
     /// Writes a file the whole way.
@@ -101,7 +101,8 @@ async fn files_are_opened_together_and_removed_if_unchanged() {
 
     let mut wanted = listed.clone();
     wanted.extend(["pipe", "../../etc/passwd", "sub", "nothing", "sub/1/x"].map(named));
-    let opened = session.sandbox.open_files(paths::ARTIFACTS, &wanted).await.expect("an answer");
+    let opened =
+        session.sandbox.open_files(paths::ARTIFACTS, &wanted, u64::MAX).await.expect("an answer");
     let mut seen = Vec::new();
     for (outcome, listed) in opened.into_iter().zip(&wanted) {
         seen.push(match outcome {
@@ -120,10 +121,11 @@ async fn files_are_opened_together_and_removed_if_unchanged() {
         ["1\n", "NotAFile", "3\n", "NotAFile", "NotAFile", "NotAFile", "NotFound", "NotADirectory"];
     assert_eq!(seen, expected);
     let many = vec![named("sub/1"); belljar_runtime::Sandbox::MAX_OPENED];
-    let opened = session.sandbox.open_files(paths::ARTIFACTS, &many).await.expect("an answer");
+    let opened =
+        session.sandbox.open_files(paths::ARTIFACTS, &many, u64::MAX).await.expect("an answer");
     assert!(opened.iter().all(Result::is_ok) && opened.len() == many.len());
     let more = [&many[..], &many].concat();
-    let outcome = session.sandbox.open_files(paths::ARTIFACTS, &more).await;
+    let outcome = session.sandbox.open_files(paths::ARTIFACTS, &more, u64::MAX).await;
     assert_eq!(refused(outcome), RefusalCode::Invalid);
     opens_one_as_an_old_host_asks(&session).await;
 

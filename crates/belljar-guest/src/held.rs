@@ -41,7 +41,7 @@ impl Held {
 
     pub(crate) fn read(&self, held: u64, offset: u64, length: u64) -> Result<Reply, Refusal> {
         let mut body = vec![0; usize::try_from(length.min(MAX_HELD_BYTES)).unwrap_or(0)];
-        let filled = self.with(held, |file| {
+        let (filled, modified_ns) = self.with(held, |file| {
             let mut filled = 0;
             while filled < body.len() {
                 match file.read_at(&mut body[filled..], offset + filled as u64) {
@@ -51,10 +51,10 @@ impl Held {
                     Err(error) => return Err(error),
                 }
             }
-            Ok(filled)
+            Ok((filled, Identity::of_file(file)?.modified_ns))
         })?;
         body.truncate(filled);
-        Ok(Reply { answer: Answer::Read, body, fds: Vec::new() })
+        Ok(Reply { answer: Answer::Read { modified_ns }, body, fds: Vec::new() })
     }
 
     pub(crate) fn write(&self, held: u64, offset: u64, bytes: &[u8]) -> Result<Reply, Refusal> {

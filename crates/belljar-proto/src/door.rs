@@ -66,7 +66,11 @@ impl Scanner {
         };
         let candidates = (0..self.buffer.len()).filter(|&at| self.buffer[at] == self.marker[0]);
         let end = candidates.into_iter().find(|&at| begun(at)).unwrap_or(self.buffer.len());
-        (end > 0).then(|| Piece::Bytes(self.buffer.drain(..end).collect()))
+        if end == 0 {
+            return None;
+        }
+        let rest = self.buffer.split_off(end);
+        Some(Piece::Bytes(std::mem::replace(&mut self.buffer, rest)))
     }
 }
 

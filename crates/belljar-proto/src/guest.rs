@@ -236,8 +236,11 @@ pub enum Answer {
     Entry(Entry),
     /// The body is a JSON [`Listing`].
     Listing,
-    /// The body is what was read; less than was asked for only at the end.
-    Read,
+    /// The body is what was read; less than was asked for only at the end. Also when the file was
+    /// written to last, as seen after that.
+    Read {
+        modified_ns: i64,
+    },
     Probed(ProbeReport),
 }
 

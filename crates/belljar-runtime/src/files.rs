@@ -30,6 +30,8 @@ pub struct OpenedFile {
     /// As the guest tells: somebody had it open for writing when it was opened for us, so it may
     /// not be whole. False where that could not be known.
     pub being_written: bool,
+    /// False of one that was too large to be brought here: `file` is as long, and empty.
+    pub has_content: bool,
 }
 
 /// What came of removing files.
@@ -72,11 +74,12 @@ impl Sandbox {
 
     /// Opens files that were listed, at most [`Sandbox::MAX_OPENED`]: one result for each, in
     /// their order. Each was checked to be a plain file and read-only; it may be another one than
-    /// was listed.
+    /// was listed. Of those larger than `most` the content is not wanted, and perhaps not there.
     pub async fn open_files(
         &self,
         root: &str,
         files: &[TreeFile],
+        most: u64,
     ) -> Result<Vec<Result<OpenedFile, RuntimeError>>, RuntimeError> {
         if !self.tells_artifacts() {
             return self.open_one_by_one(root, files).await;
@@ -91,7 +94,7 @@ impl Sandbox {
         for (opening, file) in openings.into_iter().zip(files) {
             all.push(match opening {
                 Opening::Opened { being_written, .. } => {
-                    self.opened(sources.next(), &file.path, being_written).await
+                    self.opened(sources.next(), &file.path, being_written, most).await
                 }
                 Opening::Refused(refusal) => Err(refusal.into()),
             });
@@ -114,7 +117,7 @@ impl Sandbox {
             all.push(match self.link().call(call, &[]).await {
                 Ok(reply) => {
                     let source = sources(reply.fds, reply.held).next();
-                    self.opened(source, &file.path, false).await
+                    self.opened(source, &file.path, false, u64::MAX).await
                 }
                 Err(RuntimeError::Refused(refusal)) => Err(refusal.into()),
                 Err(error) => return Err(error),
@@ -227,7 +230,7 @@ impl Sandbox {
     pub async fn open_path(&self, path: &[u8]) -> Result<OpenedFile, RuntimeError> {
         self.must_know_files()?;
         let reply = self.link().call(Call::OpenPath { path: path.to_vec() }, &[]).await?;
-        self.opened(sources(reply.fds, reply.held).next(), path, false).await
+        self.opened(sources(reply.fds, reply.held).next(), path, false, u64::MAX).await
     }
 
     /// Makes a directory and those above it.
@@ -259,18 +262,36 @@ impl Sandbox {
         source: Option<Source>,
         path: &[u8],
         being_written: bool,
+        most: u64,
     ) -> Result<OpenedFile, RuntimeError> {
         match source.ok_or(RuntimeError::UnexpectedAnswer)? {
             Source::Here(fd) => {
                 let Identity { size, inode, changed_ns, modified_ns } =
                     channel::check_plain_file(&fd).map_err(|cause| failed_to_open(path, cause))?;
-                let file = fd.into();
-                Ok(OpenedFile { file, size, inode, changed_ns, modified_ns, being_written })
+                let (file, has_content) = (fd.into(), true);
+                Ok(OpenedFile {
+                    file,
+                    size,
+                    inode,
+                    changed_ns,
+                    modified_ns,
+                    being_written,
+                    has_content,
+                })
             }
             Source::There(held) => {
                 let HeldFile { size, inode, changed_ns, modified_ns, .. } = held;
-                let file = held::fetch(self.link(), held, path).await?;
-                Ok(OpenedFile { file, size, inode, changed_ns, modified_ns, being_written })
+                let has_content = size <= most;
+                let file = held::fetch(self.link(), held, path, most).await?;
+                Ok(OpenedFile {
+                    file,
+                    size,
+                    inode,
+                    changed_ns,
+                    modified_ns,
+                    being_written,
+                    has_content,
+                })
             }
         }
     }

@@ -29,6 +29,8 @@ pub(super) struct Gathering<'a> {
     pub(super) left_some: bool,
     /// What has changed since it was listed is left for later.
     pub(super) only_as_listed: bool,
+    /// Nobody wants the content of what is larger.
+    pub(super) most: u64,
 }
 
 /// A plain file, open for reading.
@@ -79,6 +81,7 @@ impl<'a> Gathering<'a> {
             root,
             left_some: files.len() as u64 == limits.files,
             only_as_listed: false,
+            most: u64::MAX,
             waiting: files.into_iter(),
             refused: Vec::new(),
         };
@@ -105,6 +108,7 @@ impl<'a> Gathering<'a> {
             root,
             left_some: false,
             only_as_listed: false,
+            most: u64::MAX,
             waiting: waiting.into_iter(),
             refused: Vec::new(),
         }
@@ -127,7 +131,7 @@ impl<'a> Gathering<'a> {
         if batch.is_empty() {
             return None;
         }
-        let opened = match self.sandbox.open_files(self.directory, &batch).await {
+        let opened = match self.sandbox.open_files(self.directory, &batch, self.most).await {
             Ok(opened) => opened,
             Err(error) => {
                 let why = in_full(&error);

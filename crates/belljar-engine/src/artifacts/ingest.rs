@@ -274,6 +274,7 @@ impl Shelf {
         told: &HashMap<String, Digest>,
     ) -> Result<Taking, EngineError> {
         let mut room = self.room(origin).await?;
+        gathering.most = room.quotas.file_bytes;
         let mut taking = Taking::default();
         let mut copied = Vec::new();
         while let Some(batch) = gathering.next().await {

@@ -36,6 +36,7 @@ pub async fn promote(
     let tree_limits = TreeLimits { files: limits.files, depth: limits.depth };
     let mut gathering =
         Gathering::begin(sandbox, (paths::ARTIFACTS, paths::RUN_ARTIFACTS), tree_limits).await?;
+    gathering.most = limits.file_bytes;
     let mut promoted = Artifacts::default();
     let mut total = 0;
     while let Some(batch) = gathering.next().await {

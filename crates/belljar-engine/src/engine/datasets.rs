@@ -415,7 +415,7 @@ impl Shared {
             return Ok(None);
         };
         let file = TreeFile { path: row.name.clone().into(), ..TreeFile::default() };
-        let there = session.sandbox()?.open_files(paths::SESSION_DATA, &[file]).await;
+        let there = session.sandbox()?.open_files(paths::SESSION_DATA, &[file], 0).await;
         let there = there.ok().and_then(|mut opened| opened.pop()?.ok());
         let there = there.filter(|file| is_as_it_came(&row, file.size, file.modified_ns));
         Ok(there.map(|_| info_of_row(row)))
@@ -610,6 +610,10 @@ fn is_temporary(path: &[u8]) -> bool {
     random.is_some_and(|random| random.len() == 16 && random.iter().all(u8::is_ascii_hexdigit))
 }
 
+/// To describe a dataset its beginning and its end would do. Where files must be copied to be looked
+/// at, larger ones go without a description.
+const MAX_FETCHED: u64 = 64 << 20;
+
 async fn describe_some(
     sandbox: &Sandbox,
     root: &str,
@@ -618,12 +622,13 @@ async fn describe_some(
     let mut described = HashMap::new();
     let files = &files[..files.len().min(DESCRIBED)];
     for batch in files.chunks(Sandbox::MAX_OPENED) {
-        let opened = sandbox.open_files(root, batch).await.map_err(EngineError::ListDatasets)?;
+        let opened = sandbox.open_files(root, batch, MAX_FETCHED).await;
+        let opened = opened.map_err(EngineError::ListDatasets)?;
         let opened: Vec<(Vec<u8>, File, u64)> = batch
             .iter()
             .zip(opened)
             .filter_map(|(file, opened)| {
-                let opened = opened.ok()?;
+                let opened = opened.ok().filter(|opened| opened.has_content)?;
                 Some((file.path.clone(), opened.file, opened.size))
             })
             .collect();
