@@ -1,6 +1,7 @@
 //! A container, seen from outside.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
 use belljar_proto::exec::Language;
@@ -25,6 +26,8 @@ pub(super) struct ContainerBody {
     pub(super) meters: Option<Meters>,
     /// How kernels are forked inside; none, if they are not to be.
     pub(super) zygote: Option<ZygoteOrder>,
+    /// Whether it was removed, or somebody is at it.
+    pub(super) removed: AtomicBool,
     /// Kept for as long as the sandbox lives.
     pub(super) door: Option<Door>,
 }
@@ -71,12 +74,16 @@ impl Body for ContainerBody {
     }
 
     async fn remove(&self) {
+        self.removed.store(true, Ordering::Relaxed);
         self.runtime.remove(&self.container).await;
     }
 }
 
 impl Drop for ContainerBody {
     fn drop(&mut self) {
+        if self.removed.load(Ordering::Relaxed) {
+            return;
+        }
         self.runtime.deaths.forget(&self.container);
         let (runtime, container) = (Arc::clone(&self.runtime), self.container.clone());
         if let Ok(event_loop) = tokio::runtime::Handle::try_current() {

@@ -26,7 +26,7 @@ use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -58,6 +58,10 @@ pub use seal::{Sealed, seal_guest};
 
 /// For how long an image is believed to be what it was: a new one may get the same name.
 const IMAGE_FRESH: Duration = Duration::from_secs(10);
+
+/// How often, and how long apart, a container is tried to be removed again that could not be.
+const REMOVE_AGAIN: u32 = 1800;
+const REMOVE_PAUSE: Duration = Duration::from_secs(2);
 
 /// Runtimes whose containers share the machine's kernel, and so sockets and descriptors.
 const SHARED_KERNEL: [&str; 5] = ["runc", "crun", "youki", "nvidia", "io.containerd.runc.v2"];
@@ -196,6 +200,7 @@ impl DockerRuntime {
             container: container.clone(),
             meters: None,
             zygote: self.warm.then(|| self.zygote(&image, spec)),
+            removed: AtomicBool::new(false),
             door,
         };
         let link = match self.begin(&body, &nonce).await {
@@ -278,6 +283,7 @@ impl DockerRuntime {
             container,
             meters: Meters::of_process(handle.pid),
             zygote: self.warm.then(|| self.zygote(&image, &spec)),
+            removed: AtomicBool::new(false),
             door,
         };
         Ok(self.assemble(handle, spec, &image, link, body))
@@ -345,18 +351,33 @@ impl DockerRuntime {
         }
     }
 
-    async fn remove(&self, container: &str) {
-        let all = RemoveContainerOptionsBuilder::new().force(true).v(true).build();
-        if let Err(error) = self.docker.remove_container(container, Some(all)).await
-            && !engine::is_gone(&error)
-        {
-            tracing::warn!("failed to remove a container: {error}");
-        }
+    /// Removes a container, later if it cannot be now: the engine may be away.
+    async fn remove(self: &Arc<Self>, container: &str) {
         self.deaths.forget(container);
+        let Err(error) = self.try_remove(container).await else { return };
+        tracing::warn!("failed to remove a container, trying again: {error}");
+        let (runtime, container) = (Arc::clone(self), container.to_owned());
+        tokio::spawn(async move {
+            for _ in 0..REMOVE_AGAIN {
+                tokio::time::sleep(REMOVE_PAUSE).await;
+                if runtime.try_remove(&container).await.is_ok() {
+                    return;
+                }
+            }
+            tracing::error!("gave up on removing the container {container}");
+        });
+    }
+
+    async fn try_remove(&self, container: &str) -> Result<(), bollard::errors::Error> {
+        let all = RemoveContainerOptionsBuilder::new().force(true).v(true).build();
+        match self.docker.remove_container(container, Some(all)).await {
+            Err(error) if !engine::is_gone(&error) => Err(error),
+            _ => Ok(()),
+        }
     }
 
     /// Removes containers of ours, by owner and name, with their doors.
-    async fn remove_all(&self, owner: Option<&str>, doomed: impl Fn(&str) -> bool) {
+    async fn remove_all(self: &Arc<Self>, owner: Option<&str>, doomed: impl Fn(&str) -> bool) {
         let label = match owner {
             Some(owner) => format!("{}={owner}", labels::OWNER),
             None => labels::OWNER.to_owned(),

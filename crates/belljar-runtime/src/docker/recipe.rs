@@ -4,16 +4,32 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use bollard::models::{
-    ContainerCreateBody, DeviceRequest, HostConfig, HostConfigLogConfig, Mount, MountBindOptions,
-    MountBindOptionsPropagationEnum, MountType, ResourcesUlimits,
+    ContainerCreateBody, DeviceRequest, HostConfig, HostConfigCgroupnsModeEnum,
+    HostConfigLogConfig, Mount, MountBindOptions, MountBindOptionsPropagationEnum, MountType,
+    ResourcesUlimits,
 };
 
+use crate::native::plan::PROC_MASKED;
 use crate::spec::{SandboxSpec, paths};
 
 /// Inside the container.
 pub(super) const EXECUTABLE: &str = "/opt/belljar/belljar";
 const DOOR: &str = "/run/belljar";
 pub(super) const SOCKET: &str = "host.sock";
+
+/// Parts of `/sys`, which engines show: all but `/sys/fs`, where a sandbox finds its own counters.
+const SYS_MASKED: [&str; 10] = [
+    "block",
+    "bus",
+    "class",
+    "dev",
+    "devices",
+    "firmware",
+    "hypervisor",
+    "kernel",
+    "module",
+    "power",
+];
 
 /// Labels on everything of ours that an engine holds.
 pub(super) mod labels {
@@ -125,6 +141,8 @@ impl Recipe<'_> {
             env: Some(Vec::new()),
             working_dir: Some(paths::SESSION.to_owned()),
             labels: Some(own.into_iter().chain(self.spec.labels.clone()).collect()),
+            // The guest has nothing to tidy up, and as PID 1 it would hear no gentler one.
+            stop_signal: Some("SIGKILL".to_owned()),
             open_stdin: Some(attached),
             attach_stdin: Some(attached),
             attach_stdout: Some(attached),
@@ -175,13 +193,28 @@ impl Recipe<'_> {
             oom_score_adj: Some(500),
             init: Some(false),
             ipc_mode: Some("private".to_owned()),
-            cgroupns_mode: None,
+            // Engines on the first generation of control groups would show the machine's.
+            cgroupns_mode: Some(HostConfigCgroupnsModeEnum::PRIVATE),
+            masked_paths: Some(self.masked()),
             // What a guest prints is for nobody, and attached it is the conversation itself.
             log_config: Some(HostConfigLogConfig { typ: Some("none".to_owned()), config: None }),
             runtime: self.runtime.map(str::to_owned),
             device_requests: self.gpus.map(|gpus| vec![gpus.request()]),
             ..HostConfig::default()
         }
+    }
+
+    /// Replaces the engine's own list, of which it is a superset.
+    fn masked(&self) -> Vec<String> {
+        let of_proc = PROC_MASKED.iter().chain(&["interrupts", "timer_stats"]);
+        let mut masked: Vec<String> = of_proc.map(|name| format!("/proc/{name}")).collect();
+        if self.gpus.is_none() {
+            masked.extend(SYS_MASKED.map(|name| format!("/sys/{name}")));
+        } else {
+            // Drivers of GPUs look for their device there.
+            masked.extend(["/sys/firmware", "/sys/devices/virtual/powercap"].map(str::to_owned));
+        }
+        masked
     }
 }
 

@@ -8,6 +8,7 @@ use std::fs::File;
 use belljar_sys::apply::{self, StepError};
 use belljar_sys::plan::Step;
 
+use crate::native::plan::WRITABLE;
 use crate::spec::paths;
 
 /// Where a container sees the counters of its own cgroup: v2, then v1.
@@ -37,7 +38,7 @@ pub fn seal_guest() -> Result<Sealed, StepError> {
         ],
         &[],
     )?;
-    let writable = [paths::SESSION, "/tmp", "/dev", "/proc"].map(Into::into).to_vec();
+    let writable = WRITABLE.map(Into::into).to_vec();
     // A second wall; an engine whose filter does not know of it yet takes it away.
     let _ = apply::apply(&[Step::Landlock { writable }], &[]);
     apply::apply(&[Step::Seccomp], &[])?;

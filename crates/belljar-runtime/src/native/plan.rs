@@ -16,7 +16,7 @@ const HOSTNAME: &str = "belljar";
 const MAX_OPEN_FILES: u64 = 4096;
 
 /// Parts of `/proc` that tell about the machine or reach beyond the sandbox.
-const PROC_MASKED: [&str; 16] = [
+pub(crate) const PROC_MASKED: [&str; 16] = [
     "acpi",
     "asound",
     "driver",
@@ -39,7 +39,7 @@ const PROC_MASKED: [&str; 16] = [
 const PROC_SEALED: [&str; 4] = ["bus", "fs", "irq", "sys"];
 
 /// Where a sandbox may write, as Landlock sees it. The devices are there to be written to.
-const WRITABLE: [&str; 3] = [paths::SESSION, "/tmp", "/dev"];
+pub(crate) const WRITABLE: [&str; 3] = [paths::SESSION, "/tmp", "/dev"];
 
 /// The descriptors that travel with a sandbox's plan, in this order.
 #[derive(Debug, Clone, Copy)]
