@@ -11,6 +11,7 @@ use belljar_engine::session::rules::Refusal;
 use belljar_engine::{EngineError, in_full};
 use belljar_proto::guest::RefusalCode;
 use belljar_runtime::RuntimeError;
+use belljar_runtime::docker::EngineError as ContainerError;
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -176,6 +177,11 @@ impl From<EngineError> for ApiError {
             {
                 out_of_space(message)
             }
+            EngineError::NoInterpreter { .. } => {
+                ApiError::new(StatusCode::CONFLICT, "no_interpreter", message)
+                    .hint("commands and whatever else the image has work; ask for another image")
+            }
+            EngineError::Create(RuntimeError::Engine(engine)) => from_engine(engine, message),
             EngineError::Stdin(RuntimeError::Refused(refusal))
             | EngineError::Files(RuntimeError::Refused(refusal))
             | EngineError::State(RuntimeError::Refused(refusal))
@@ -195,6 +201,29 @@ fn from_source(error: &SourceError, message: String) -> ApiError {
         _ => StatusCode::BAD_GATEWAY,
     };
     ApiError::new(status, error.code(), message)
+}
+
+/// A sandbox that a container engine did not make. The message says what to do.
+fn from_engine(error: &ContainerError, message: String) -> ApiError {
+    match error {
+        ContainerError::NoSpace => return out_of_space(message),
+        ContainerError::Ended => return internal(message),
+        _ => tracing::error!("{message}"),
+    }
+    match error {
+        ContainerError::Unreachable { .. } => {
+            ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "engine_unreachable", message)
+                .retry_after(RETRY_FOR_ROOM)
+        }
+        ContainerError::NoImage(_) => {
+            ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "no_image", message)
+        }
+        ContainerError::NoRuntime(_) => {
+            ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "no_runtime", message)
+        }
+        ContainerError::NoGpu => ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "no_gpu", message),
+        _ => ApiError::new(StatusCode::BAD_GATEWAY, "engine_refused", message),
+    }
 }
 
 fn not_now(refusal: Refusal, message: String) -> ApiError {

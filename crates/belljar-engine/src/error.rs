@@ -18,6 +18,8 @@ pub enum EngineError {
     Create(#[source] RuntimeError),
     #[error("failed to start a kernel")]
     StartKernel(#[source] RuntimeError),
+    #[error("the image `{image}` has no {language}")]
+    NoInterpreter { image: String, language: &'static str },
     #[error("failed to execute the code")]
     Exec(#[source] RuntimeError),
     #[error("failed to look for artifacts")]

@@ -198,9 +198,22 @@ pub(crate) fn ended_by_us(status: Status, reason: &str) -> Outcome {
     }
 }
 
+/// A sandbox that stopped talking has ended, or is about to; where others watch over it, we hear of
+/// that, and why, a moment later.
+const END_NOTICE: Duration = Duration::from_secs(3);
+
+/// Whether a sandbox that was lost has run out of memory.
+pub(crate) async fn ran_out_of_memory(sandbox: &Sandbox) -> bool {
+    // One that still talks was given up for other reasons.
+    if !sandbox.link().is_open() {
+        let _ = tokio::time::timeout(END_NOTICE, sandbox.ended()).await;
+    }
+    sandbox.oom_kills() > 0
+}
+
 /// What the code in a sandbox died of that ended by itself.
-pub(crate) fn end_of_lost(sandbox: &Sandbox) -> (Status, &'static str) {
-    if sandbox.oom_kills() > 0 {
+pub(crate) async fn end_of_lost(sandbox: &Sandbox) -> (Status, &'static str) {
+    if ran_out_of_memory(sandbox).await {
         (Status::Oom, "the sandbox ran out of memory")
     } else {
         (Status::Crashed, SANDBOX_ENDED)
@@ -232,7 +245,8 @@ pub(crate) async fn start_in(
         };
         match (refusal.code, &spec.what) {
             (RefusalCode::NoKernel, What::Cell { language, .. }) if !started_kernel => {
-                sandbox.start_kernel(*language).await.map_err(EngineError::StartKernel)?;
+                let started = sandbox.start_kernel(*language).await;
+                started.map_err(|error| not_started(sandbox, *language, error))?;
                 started_kernel = true;
             }
             (RefusalCode::Busy, _) if begun.elapsed() < BUSY_PATIENCE => {
@@ -241,4 +255,17 @@ pub(crate) async fn start_in(
             _ => return Err(EngineError::Exec(refusal.into())),
         }
     }
+}
+
+fn not_started(sandbox: &Sandbox, language: Language, error: RuntimeError) -> EngineError {
+    if error.is_no_interpreter() {
+        no_interpreter(sandbox, language)
+    } else {
+        EngineError::StartKernel(error)
+    }
+}
+
+pub(crate) fn no_interpreter(sandbox: &Sandbox, language: Language) -> EngineError {
+    let image = sandbox.spec().image.clone().unwrap_or_default();
+    EngineError::NoInterpreter { image, language: language_name(language) }
 }

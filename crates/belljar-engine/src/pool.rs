@@ -145,7 +145,7 @@ impl Shared {
     }
 }
 
-/// A new sandbox with a Python kernel in it.
+/// A new sandbox with a Python kernel in it, if its image has Python.
 pub async fn warm_sandbox(
     runtime: &Arc<dyn Runtime>,
     spec: &SandboxSpec,
@@ -153,6 +153,8 @@ pub async fn warm_sandbox(
     let sandbox = Arc::clone(runtime).create(spec).await.map_err(EngineError::Create)?;
     match sandbox.start_kernel(Language::Python).await {
         Ok(_) => Ok(sandbox),
+        // Shells and commands work; whoever asks for Python is told.
+        Err(error) if error.is_no_interpreter() => Ok(sandbox),
         Err(error) => {
             sandbox.destroy().await;
             Err(EngineError::StartKernel(error))

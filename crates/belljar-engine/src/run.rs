@@ -151,7 +151,7 @@ impl Run {
                 outcome
             }
             Some(None) => {
-                let (status, reason) = exec::end_of_lost(sandbox);
+                let (status, reason) = exec::end_of_lost(sandbox).await;
                 exec::ended_by_us(status, reason)
             }
             None => exec::ended_by_us(Status::Timeout, UNANSWERED),

@@ -4,7 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use belljar_proto::frame::FrameError;
-use belljar_proto::guest::Refusal;
+use belljar_proto::guest::{Refusal, RefusalCode};
 use belljar_sys::cgroup::CgroupError;
 
 #[derive(Debug, thiserror::Error)]
@@ -53,4 +53,12 @@ pub enum RuntimeError {
     Kernel(String),
     #[error(transparent)]
     Engine(#[from] crate::docker::EngineError),
+}
+
+impl RuntimeError {
+    /// Whether the image lacks what would have been started.
+    #[must_use]
+    pub fn is_no_interpreter(&self) -> bool {
+        matches!(self, RuntimeError::Refused(refusal) if refusal.code == RefusalCode::NoInterpreter)
+    }
 }

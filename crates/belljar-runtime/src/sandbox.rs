@@ -1,6 +1,7 @@
 //! A live sandbox, as its owner holds it.
 
 use std::fmt;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -16,6 +17,9 @@ use crate::spec::{SandboxSpec, paths};
 
 /// The kernel ends a killed sandbox at once; an overloaded machine gets this long.
 const DESTROY_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// After this it is not waited for in silence.
+const SOON: Duration = Duration::from_secs(2);
 
 /// Interactive, because only then an interrupt ends the command that runs and not the shell; the
 /// guest says the rest through its standard input. Without job control everything a cell starts is
@@ -87,7 +91,16 @@ pub struct Sandbox {
     /// How a Python kernel is executed.
     python: Vec<String>,
     link: Link,
+    /// Languages that the image turned out not to have, a bit for each.
+    lacking: AtomicU8,
     body: Box<dyn Body>,
+}
+
+fn bit(language: Language) -> u8 {
+    match language {
+        Language::Python => 1,
+        Language::Bash => 2,
+    }
 }
 
 pub(crate) struct Parts {
@@ -102,7 +115,7 @@ pub(crate) struct Parts {
 impl Sandbox {
     pub(crate) fn assemble(parts: Parts) -> Sandbox {
         let Parts { handle, spec, env, python, link, body } = parts;
-        Sandbox { handle, spec, env, python, link, body }
+        Sandbox { handle, spec, env, python, link, lacking: AtomicU8::new(0), body }
     }
 
     #[must_use]
@@ -164,9 +177,26 @@ impl Sandbox {
     /// A fresh kernel, replacing any other of its language. Python is forked if a zygote is warm,
     /// and everything else is executed.
     pub async fn start_kernel(&self, language: Language) -> Result<KernelStart, RuntimeError> {
+        let started = self.start_some_kernel(language).await;
+        if let Err(error) = &started
+            && error.is_no_interpreter()
+        {
+            self.lacking.fetch_or(bit(language), Ordering::Relaxed);
+        }
+        started
+    }
+
+    /// Whether a kernel of this language was tried to be started, and the image has none.
+    #[must_use]
+    pub fn lacks(&self, language: Language) -> bool {
+        self.lacking.load(Ordering::Relaxed) & bit(language) != 0
+    }
+
+    async fn start_some_kernel(&self, language: Language) -> Result<KernelStart, RuntimeError> {
         if language == Language::Python {
             match self.body.fork_python(&self.link, &self.env).await {
                 Some(Ok(())) => return Ok(KernelStart::Forked),
+                Some(Err(error)) if error.is_no_interpreter() => return Err(error),
                 Some(Err(error)) => {
                     tracing::warn!("failed to fork a kernel, starting one slowly: {error}");
                 }
@@ -244,7 +274,15 @@ impl Sandbox {
     /// Ends the sandbox and removes every trace of it.
     pub async fn destroy(self) {
         self.body.kill();
-        let _ = tokio::time::timeout(DESTROY_TIMEOUT, self.body.ended()).await;
+        if tokio::time::timeout(SOON, self.body.ended()).await.is_err() {
+            // Where others are to end it and do not, its guest does.
+            let ending = async {
+                if !matches!(self.link.call(Call::Shutdown, &[]).await, Err(RuntimeError::Gone)) {
+                    self.body.ended().await;
+                }
+            };
+            let _ = tokio::time::timeout(DESTROY_TIMEOUT, ending).await;
+        }
         self.body.remove().await;
         // Removing may have to wait a moment for the kernel; not on an async thread.
         let _ = tokio::task::spawn_blocking(move || drop(self)).await;

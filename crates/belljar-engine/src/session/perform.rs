@@ -20,8 +20,9 @@ use crate::exec::{Exec, ExecRequest, GUEST_SLACK, Stage, ended_by_us, start_in};
 use crate::result::{ExecResult, UNANSWERED, follow};
 use crate::store::{ExecRow, FinishedExec};
 
-/// What a shell says of a command that is there and cannot be executed.
+/// What a shell says of a command that is there and cannot be executed, and of one that is not.
 const EXIT_NOT_STARTED: i32 = 126;
+const EXIT_NOT_FOUND: i32 = 127;
 
 /// How often, and how long apart, an end is tried to be written down again that could not be.
 const WRITE_AGAIN: u32 = 600;
@@ -106,6 +107,12 @@ fn not_started(request: &ExecRequest, error: &EngineError) -> Outcome {
     match request.lane() {
         None => Outcome {
             exit_code: EXIT_NOT_STARTED,
+            kernel_state: KernelState::Kept,
+            ..ended_by_us(Status::Error, &reason)
+        },
+        // There was no kernel to lose.
+        Some(_) if matches!(error, EngineError::NoInterpreter { .. }) => Outcome {
+            exit_code: EXIT_NOT_FOUND,
             kernel_state: KernelState::Kept,
             ..ended_by_us(Status::Error, &reason)
         },

@@ -11,7 +11,7 @@ use super::notes::snapshot;
 use crate::clock;
 use crate::engine::durability;
 use crate::error::in_full;
-use crate::exec::{Exec, end_of_lost};
+use crate::exec::{Exec, end_of_lost, ran_out_of_memory};
 use crate::lock;
 use crate::session::perform::Performed;
 use crate::session::rules::{self, Happening, Phase};
@@ -49,7 +49,7 @@ impl Driver {
                 (Phase::Stopped, because)
             }
             Why::SandboxLost => {
-                let oom = sandbox.oom_kills() > 0;
+                let oom = ran_out_of_memory(&sandbox).await;
                 let because = if oom { "it ran out of memory" } else { "its sandbox ended" };
                 (Phase::Failed, because.to_owned())
             }
@@ -106,7 +106,7 @@ impl Driver {
         let (status, reason) = match phase {
             Phase::Stopped => (Status::Interrupted, format!("the session was ended: {because}")),
             _ => {
-                let (status, reason) = end_of_lost(sandbox);
+                let (status, reason) = end_of_lost(sandbox).await;
                 (status, reason.to_owned())
             }
         };

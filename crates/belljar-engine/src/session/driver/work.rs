@@ -13,7 +13,7 @@ use super::Driver;
 use super::lane::Lane;
 use crate::clock;
 use crate::error::EngineError;
-use crate::exec::{Exec, Stage};
+use crate::exec::{Exec, Stage, no_interpreter};
 use crate::lock;
 use crate::session::perform::{Begin, Performed, perform, settle};
 use crate::session::{ExecAsk, MAX_QUEUED};
@@ -40,6 +40,10 @@ impl Driver {
             return;
         }
         let lane = ask.request.lane();
+        if let Some(language) = lane.filter(|language| sandbox.lacks(*language)) {
+            let _ = answer.send(Err(no_interpreter(sandbox, language)));
+            return;
+        }
         let waiting = lane.and_then(|lane| self.lanes.get(&lane)).map_or(0, Lane::waiting);
         if waiting >= MAX_QUEUED || (lane.is_none() && self.beside >= MAX_QUEUED) {
             let _ = answer.send(Err(EngineError::QueueFull(MAX_QUEUED)));
