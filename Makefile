@@ -53,6 +53,7 @@ test: tested
 	@$(MAKE) --no-print-directory test-python
 	@echo "== the Python package with deepagents 0.6.12; the newest is among the tests before"
 	cd sdk/python && PYTHONDONTWRITEBYTECODE=1 BELLJAR_BINARY=$(TESTED) python3 scripts/test_deepagents.py --in $(CURDIR)/target/deepagents --standard 0.6.12
+	@scripts/prepare-docker
 	@echo "== all other tests: the real binary, real sandboxes"
 	$(CARGO) nextest run --locked --workspace
 

@@ -38,7 +38,7 @@ impl Place {
             env: Vec::new(),
             args: Vec::new(),
         };
-        remember_limits(&place.corner);
+        remember_limits(&place.corner, "native");
         let path = |name: &str| place.path(name).display().to_string();
         let own = [
             ("BELLJAR_RUN_DIR", place.corner.run_dir().display().to_string()),
@@ -197,7 +197,7 @@ impl Place {
 }
 
 /// What `belljar doctor` would have found out: trying it again in every test proves nothing new.
-fn remember_limits(corner: &Corner) {
+pub(crate) fn remember_limits(corner: &Corner, backend: &str) {
     let verdict = |limit: &str| json!({"limit": limit, "enforced": true, "detail": "as before"});
     let verdicts = ["network", "processes", "memory", "cpu"].map(verdict);
     let remembered = json!({
@@ -206,7 +206,7 @@ fn remember_limits(corner: &Corner) {
             "version": env!("CARGO_PKG_VERSION"),
             "uid": privileges::own_ids().0,
             "cgroup_parent": corner.cgroup_parent(),
-            "backend": "native",
+            "backend": backend,
             "cgroup": fs::read_to_string("/proc/self/cgroup").unwrap_or_default(),
         },
         "verdicts": verdicts,

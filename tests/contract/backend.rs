@@ -1,0 +1,178 @@
+//! What sandboxes are made of in a test, and how one looks at them from outside.
+
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use belljar_sys::{privileges, process};
+use rusqlite::{Connection, OpenFlags};
+
+use crate::server::{PATIENCE, Place, Server, Session, names, remember_limits};
+
+/// Made by `scripts/prepare-docker`: Debian with python3.
+pub(crate) const BASE_IMAGE: &str = "belljar/test-base:1";
+
+/// The same with bash and a few programs, and no Python.
+pub(crate) const SHELL_IMAGE: &str = "belljar/test-shell:1";
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Backend {
+    Native,
+    Docker,
+    /// Containers that have gVisor for a kernel.
+    Runsc,
+}
+
+impl Backend {
+    /// The backend, if this machine has it. Root can have them all, so there nothing is left out.
+    pub(crate) fn if_available(self) -> Option<Backend> {
+        let missing = match self {
+            Backend::Native => None,
+            Backend::Docker | Backend::Runsc if !succeeds(&["image", "inspect", BASE_IMAGE]) => {
+                Some("no container engine with the test images")
+            }
+            Backend::Runsc
+                if !docker(&["info", "--format", "{{json .Runtimes}}"]).contains("runsc") =>
+            {
+                Some("the container engine has no runtime runsc")
+            }
+            Backend::Docker | Backend::Runsc => None,
+        };
+        let Some(missing) = missing else { return Some(self) };
+        assert!(!privileges::is_root(), "{missing}: run scripts/prepare-docker");
+        eprintln!("skipped: {missing}; scripts/prepare-docker says what to do");
+        None
+    }
+
+    pub(crate) fn is_container(self) -> bool {
+        self != Backend::Native
+    }
+
+    /// Where servers of this backend run.
+    pub(crate) fn place(self) -> Place {
+        let (place, backend) = match self {
+            Backend::Native => (Place::new().env("BELLJAR_BACKEND", "native"), "native"),
+            Backend::Docker => (in_containers(), "docker"),
+            Backend::Runsc => {
+                (in_containers().env("BELLJAR_DOCKER_RUNTIME", "runsc"), "docker/runsc")
+            }
+        };
+        remember_limits(place.corner(), backend);
+        place
+    }
+
+    pub(crate) fn site(self, env: &[(&str, &str)]) -> Site {
+        let place = env.iter().fold(self.place(), |place, (name, value)| place.env(name, value));
+        Site::of(self, place)
+    }
+
+    /// A server that is to be asked about one session, and the session.
+    pub(crate) async fn session(self, ask: serde_json::Value) -> (Site, Server, Session) {
+        let site = self.site(&[]);
+        let server = site.serve().await;
+        let session = server.session_with(ask).await;
+        (site, server, session)
+    }
+}
+
+fn in_containers() -> Place {
+    Place::new().env("BELLJAR_BACKEND", "docker").env("SANDBOX_IMAGE", BASE_IMAGE)
+}
+
+/// A place, and what its servers have in the container engine: gone when it goes.
+pub(crate) struct Site {
+    pub(crate) backend: Backend,
+    pub(crate) place: Arc<Place>,
+}
+
+impl Site {
+    pub(crate) fn of(backend: Backend, place: Place) -> Site {
+        Site { backend, place: Arc::new(place) }
+    }
+
+    pub(crate) async fn serve(&self) -> Server {
+        self.place.serve().await
+    }
+
+    /// Ends a sandbox as somebody would who knows nothing of us.
+    pub(crate) fn end_behind_our_back(&self, session: &Session) {
+        if self.backend.is_container() {
+            docker(&["rm", "--force", &container_of(session)]);
+        } else {
+            for guest in self.place.pids_inside(1) {
+                process::signal(guest, 9).expect("it lives");
+            }
+        }
+    }
+
+    /// Waits until nothing of any sandbox is left: no process, container, cgroup, socket.
+    pub(crate) async fn has_no_traces(&self) {
+        self.place.has_no_traces().await;
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let doors = names(&self.place.corner().run_dir().join("doors"));
+            let containers = self.containers();
+            if doors.is_empty() && containers.is_empty() {
+                return;
+            }
+            assert!(Instant::now() < deadline, "left behind: {containers:?} {doors:?}");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// Containers of this place's servers, running or not.
+    pub(crate) fn containers(&self) -> Vec<String> {
+        match (self.backend.is_container(), self.owner()) {
+            (true, Some(owner)) => containers(&format!("belljar.owner={owner}")),
+            _ => Vec::new(),
+        }
+    }
+
+    /// As the servers here are known to the engine.
+    pub(crate) fn owner(&self) -> Option<String> {
+        let path = self.place.path("state/belljar.db");
+        let database = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_ONLY).ok()?;
+        let ask = "SELECT value FROM meta WHERE name = 'owner'";
+        database.query_row(ask, [], |row| row.get(0)).ok()
+    }
+}
+
+impl Drop for Site {
+    fn drop(&mut self) {
+        for container in self.containers() {
+            let _ = command(&["rm", "--force", &container]).output();
+        }
+    }
+}
+
+/// The one container of a session.
+pub(crate) fn container_of(session: &Session) -> String {
+    let found = containers(&format!("belljar.session={}", session.id));
+    let [container] = &found[..] else { panic!("not one container: {found:?}") };
+    container.clone()
+}
+
+pub(crate) fn containers(label: &str) -> Vec<String> {
+    let filter = format!("label={label}");
+    let listed = docker(&["ps", "--all", "--quiet", "--no-trunc", "--filter", &filter]);
+    listed.lines().map(str::to_owned).collect()
+}
+
+/// What `docker ARGS` says, which must go well.
+#[track_caller]
+pub(crate) fn docker(args: &[&str]) -> String {
+    let output = command(args).output().expect("docker starts");
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "docker {args:?}: {error}");
+    String::from_utf8(output.stdout).expect("text").trim_end().to_owned()
+}
+
+fn succeeds(args: &[&str]) -> bool {
+    command(args).output().is_ok_and(|output| output.status.success())
+}
+
+fn command(args: &[&str]) -> Command {
+    let mut command = Command::new("docker");
+    command.args(args);
+    command
+}

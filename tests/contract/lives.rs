@@ -1,0 +1,111 @@
+//! How sessions outlive servers, and what is left when they end.
+
+use serde_json::json;
+
+use crate::backend::Backend;
+use crate::server::{Session, eventually, text};
+
+pub(crate) async fn a_successor_goes_on(on: Backend) {
+    let (site, server, session) = on.session(json!({"key": "k"})).await;
+    session.python("x = 41").await;
+    session.exec(json!({"language": "bash", "code": "cd /tmp; Y=5"})).await.json(200);
+    let finished = session.exec(json!({"code": "print('done before')", "exec_id": "before"})).await;
+    let running = session.hold("running").await;
+    let queued = session.begin("queued", "queued", json!({"code": "print('x is', x)"})).await;
+    let beside = json!({"command": "echo begun; while [ ! -e /session/go ]; do sleep 0.01; done; \
+                                    echo beside; echo leaf > artifacts/left"});
+    let beside = session.begin("beside", "running", beside).await;
+    session.has_printed("beside", "begun").await;
+    let place = server.kill().await;
+    for pending in [running, queued, beside] {
+        pending.abandon();
+    }
+
+    let server = place.serve().await;
+    let session = Session::of(&server.client(), &session.id);
+    assert_eq!(session.exec_info("before").await["result"], finished.json(200));
+    session.reaches("running", "running").await;
+    assert_eq!(session.exec_info("queued").await["state"], "queued");
+    session.release().await;
+    for (exec, said) in
+        [("running", "holding\nreleased\n"), ("queued", "x is 41\n"), ("beside", "begun\nbeside\n")]
+    {
+        session.reaches(exec, "finished").await;
+        let info = session.exec_info(exec).await;
+        assert_eq!(info["result"]["status"], "ok", "{info:#}");
+        assert_eq!(info["result"]["stdout"], said, "{info:#}");
+    }
+    let bash = session.exec(json!({"language": "bash", "code": "pwd; echo $Y"})).await.json(200);
+    assert_eq!(bash["stdout"], "/tmp\n5\n");
+    let found = server.post("/v1/sessions", json!({"key": "k"})).await.json(200);
+    assert_eq!((text(&found["how"]), text(&found["id"])), ("found", session.id.as_str()));
+    let died = session.python("import os; os._exit(3)").await;
+    assert_eq!(died["kernel_state"], "lost", "{died:#}");
+    assert_eq!(session.printed("print('x' in globals())").await, "False\n");
+
+    // What ended while no server looked is reported.
+    let place = server.kill().await;
+    site.end_behind_our_back(&session);
+    let server = place.serve().await;
+    let session = Session::of(&server.client(), &session.id);
+    let failed = session.becomes("failed").await;
+    assert!(text(&failed["ended_because"]).contains("the sandbox is gone"), "{failed:#}");
+    site.has_no_traces().await;
+}
+
+pub(crate) async fn a_session_from_the_pool_is_like_any_other(on: Backend) {
+    let site = on.site(&[("BELLJAR_POOL", "1"), ("SESSION_STORAGE", "BIND")]);
+    let server = site.serve().await;
+    let is_full = async || server.metric("belljar_pool_ready").await == 1.0;
+    eventually("the pool is full", is_full).await;
+    let session = server.session_with(json!({"env": {"OWN": "yes"}})).await;
+    assert_eq!(server.metric("belljar_creates_total{how=\"pool\"}").await, 1.0);
+    let code = "import os; open('/session/kept', 'w').write('x'); print(os.environ['OWN'])";
+    assert_eq!(session.printed(code).await, "yes\n");
+    assert!(server.path("sessions").join(&session.id).join("files/kept").exists());
+    // It is a session's now, and outlives the server; those that wait do not.
+    eventually("the pool is full", is_full).await;
+    let place = server.kill().await;
+    let server = place.serve().await;
+    eventually("it is ready", async || server.get("/readyz").await.status == 200).await;
+    let session = Session::of(&server.client(), &session.id);
+    assert_eq!(session.printed("print(os.path.exists('/session/kept'))").await, "True\n");
+    session.stop().await;
+    server.terminate().await;
+    site.has_no_traces().await;
+}
+
+pub(crate) async fn a_stop_leaves_nothing(on: Backend) {
+    let (site, server, session) = on.session(json!({})).await;
+    let daemon =
+        "setsid nohup sleep 4321 >/dev/null 2>&1 & (trap '' TERM HUP; sleep 1234) & disown -a";
+    session.exec(json!({"language": "bash", "code": daemon})).await.json(200);
+    session.python("import subprocess; child = subprocess.Popen(['sleep', '2345'], start_new_session=True)").await;
+    let background = json!({"command": "sleep 3456", "background": true, "exec_id": "behind"});
+    session.exec(background).await.json(202);
+    session.reaches("behind", "running").await;
+    let held = session.hold("held").await;
+    let begun = std::time::Instant::now();
+    session.stop().await;
+    assert!(begun.elapsed().as_secs() < 10, "{:?}", begun.elapsed());
+    let held = held.result().await;
+    assert_eq!(held["status"], "interrupted", "{held:#}");
+    let ended = session.show().await;
+    assert_eq!(ended["state"], "stopped", "{ended:#}");
+    site.has_no_traces().await;
+    let sleeping = std::process::Command::new("pgrep")
+        .args(["-f", "^sleep (4321|1234|2345|3456)$"])
+        .output()
+        .expect("pgrep starts");
+    assert_eq!(String::from_utf8_lossy(&sleeping.stdout), "", "processes outlived their session");
+    // Nor does one that many ask to stop at once.
+    let session = server.session().await;
+    let stops = (0..5).map(|_| {
+        let session = session.clone();
+        tokio::spawn(async move { session.client.delete(&session.path("")).await.status })
+    });
+    for stop in stops.collect::<Vec<_>>() {
+        assert_eq!(stop.await.expect("no panic"), 200);
+    }
+    site.has_no_traces().await;
+}

@@ -1,0 +1,80 @@
+//! What every backend promises, asked of each: the same tests over HTTP, with real sandboxes made of
+//! namespaces, of containers, and of containers with a kernel of their own.
+
+#[path = "../api/client.rs"]
+#[allow(dead_code, reason = "made for the tests of the API")]
+mod client;
+#[path = "../leaks/corner.rs"]
+#[allow(dead_code, reason = "made for the tests of leaks")]
+mod corner;
+#[path = "../api/server.rs"]
+#[allow(dead_code, reason = "made for the tests of the API")]
+mod server;
+
+mod artifacts;
+mod attacks;
+mod backend;
+mod containers;
+mod endings;
+mod engines;
+mod execution;
+mod files;
+mod lives;
+mod walls;
+
+use backend::Backend;
+
+/// One test per backend and behaviour, named `BACKEND::BEHAVIOUR`.
+macro_rules! contract {
+    ($($behaviours:ident: $($behaviour:ident),* $(,)?;)*) => {
+        contract!(@of native, Native, $($($behaviours::$behaviour),*),*);
+        contract!(@of docker, Docker, $($($behaviours::$behaviour),*),*);
+        contract!(@of runsc, Runsc, $($($behaviours::$behaviour),*),*);
+    };
+    (@of $backend:ident, $variant:ident, $($behaviours:ident::$behaviour:ident),*) => {
+        mod $backend {
+            $(
+                #[tokio::test]
+                async fn $behaviour() {
+                    if let Some(backend) = crate::Backend::$variant.if_available() {
+                        crate::$behaviours::$behaviour(backend).await;
+                    }
+                }
+            )*
+        }
+    };
+}
+
+contract! {
+    execution:
+        python_remembers,
+        a_shell_remembers,
+        commands_have_environment_place_and_input,
+        time_is_limited_and_code_is_interrupted,
+        output_is_told_live_and_within_bounds,
+        a_second_kernel_is_forked;
+    endings:
+        a_kernel_that_dies_is_said_to_have_died,
+        memory_is_limited,
+        a_fork_bomb_is_contained,
+        an_end_behind_our_back_is_noticed;
+    artifacts:
+        many_small_files_and_a_large_one_come_out,
+        hostile_files_lead_nowhere,
+        a_run_leaves_its_artifacts;
+    files:
+        files_go_both_ways,
+        files_in_memory_are_limited,
+        files_on_disk_survive,
+        datasets_go_in;
+    walls:
+        nothing_of_the_host_is_seen,
+        nobody_gains_rights,
+        system_calls_are_refused,
+        limits_hold,
+        tenants_are_apart;
+    lives:
+        a_successor_goes_on,
+        a_session_from_the_pool_is_like_any_other,
+        a_stop_leaves_nothing;
+}
