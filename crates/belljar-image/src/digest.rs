@@ -97,15 +97,15 @@ impl fmt::Debug for Digest {
 
 /// A digest in the making.
 #[derive(Debug, Clone, Default)]
-pub struct Hash(Sha256);
+pub(crate) struct Hash(Sha256);
 
 impl Hash {
-    pub fn update(&mut self, bytes: &[u8]) {
+    pub(crate) fn update(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
     }
 
     #[must_use]
-    pub fn finish(self) -> Digest {
+    pub(crate) fn finish(self) -> Digest {
         let hex: String = self.0.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
         Digest(format!("{PREFIX}{hex}"))
     }

@@ -17,7 +17,7 @@ pub(crate) const DOCKER_INDEX: &str = "application/vnd.docker.distribution.manif
 
 /// Labels that mark images made for us.
 pub const LABEL_IMAGE: &str = "belljar.image";
-/// Modules that kernels of this image start with, separated by spaces.
+/// Modules that kernels of this image start with, separated by commas.
 pub const LABEL_PRELOAD: &str = "belljar.preload";
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -137,6 +137,12 @@ impl Sandbox {
         self.env.clone()
     }
 
+    /// Whether there is an interpreter inside; an image need not have one.
+    #[must_use]
+    pub fn has_python(&self) -> bool {
+        !self.python.is_empty()
+    }
+
     /// Bytes of memory charged to this sandbox.
     #[must_use]
     pub fn memory_used(&self) -> Option<u64> {
@@ -165,6 +171,10 @@ impl Sandbox {
     /// and everything else is executed.
     pub async fn start_kernel(&self, language: Language) -> Result<KernelStart, RuntimeError> {
         if language == Language::Python {
+            if !self.has_python() {
+                let image = self.spec.image.clone().unwrap_or_else(|| "of this sandbox".into());
+                return Err(RuntimeError::NoPython(image));
+            }
             match self.body.fork_python(&self.link, &self.env).await {
                 Some(Ok(())) => return Ok(KernelStart::Forked),
                 Some(Err(error)) => {

@@ -86,6 +86,7 @@ fn apply_one(step: &Step, fds: &[BorrowedFd<'_>], applied: &mut Applied) -> io::
             Some(_) => bind(&mount::clone_tree(path)?, path, Access::READ),
             None => Ok(()),
         },
+        Step::Detach { target } => mount::detach(target),
         Step::PivotRoot { root } => mount::pivot_root(root),
         Step::ChangeDir { path } => Ok(rustix::process::chdir(path)?),
         Step::NoCoreDumps => privileges::forbid_core_dumps(),

@@ -106,6 +106,10 @@ pub enum Step {
     Seal {
         path: PathBuf,
     },
+    /// Take a mount away, with everything on it; whoever copied it keeps their copy.
+    Detach {
+        target: PathBuf,
+    },
     /// Make this the root and drop the old one.
     PivotRoot {
         root: PathBuf,
@@ -207,6 +211,7 @@ impl fmt::Display for Step {
             Step::ReadOnly { target } => write!(f, "make {} read-only", p(target)),
             Step::Mask { path, .. } => write!(f, "mask {}", p(path)),
             Step::Seal { path } => write!(f, "seal {}", p(path)),
+            Step::Detach { target } => write!(f, "detach {}", p(target)),
             Step::PivotRoot { root } => write!(f, "pivot the root to {}", p(root)),
             Step::ChangeDir { path } => write!(f, "change directory to {}", p(path)),
             Step::NoCoreDumps => write!(f, "forbid core dumps"),

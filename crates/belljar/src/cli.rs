@@ -30,6 +30,8 @@ pub(crate) enum Command {
     Key(KeyCommand),
     /// What tenants have used, per day
     Usage(UsageArgs),
+    /// Images that sandboxes are made from: build, pull, import, list and remove them
+    Image(ImageArgs),
     /// Prepare this machine: the Python environment of sandboxes, and a commented .env here
     Setup(SetupArgs),
     /// What this machine can enforce, what not, and what to do about it
@@ -109,6 +111,9 @@ pub(crate) struct RunArgs {
     /// Processes and threads
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(4..=100_000))]
     pub(crate) pids: Option<u64>,
+    /// What the sandbox is made from: an image, or host [default: SANDBOX_IMAGE, else host]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) image: Option<String>,
     /// A directory to show read-only at /data
     #[arg(long, value_name = "DIR")]
     pub(crate) data: Option<PathBuf>,
@@ -238,6 +243,9 @@ pub(crate) struct SessionCreateArgs {
     /// Your own name for it; the same key finds the same session
     #[arg(long, value_name = "KEY")]
     pub(crate) key: Option<String>,
+    /// What it is made from: an image that the server has and allows [default: the server's]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) image: Option<String>,
     /// Where its files are: TMPFS (in memory) or BIND (on disk) [default: the server's]
     #[arg(long, value_name = "STORAGE", ignore_case = true, value_parser = ["TMPFS", "BIND"])]
     pub(crate) storage: Option<String>,
@@ -345,6 +353,66 @@ pub(crate) struct SessionExecArgs {
     /// with its arguments, or one text for a shell
     #[arg(long, value_name = "WORD", num_args = 1.., allow_hyphen_values = true)]
     pub(crate) command: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+An image is used by `belljar run --image NAME`, by sessions that ask for it, and for all sandboxes
+by SANDBOX_IMAGE=NAME. `host`, the default, is this machine itself.
+
+Examples:
+  belljar image build
+  belljar image build -f lab.toml --name lab:1.0
+  belljar image pull python:3.12-slim
+  docker save team/lab | belljar image import - --name team/lab
+  belljar image list")]
+pub(crate) struct ImageArgs {
+    #[command(subcommand)]
+    pub(crate) command: ImageCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ImageCommand {
+    /// Take an image from a file: an OCI layout, `docker save`, or a plain root file system
+    Import(ImageImportArgs),
+    /// Images, by name
+    List(ImageListArgs),
+    /// Everything about an image
+    Show(ImageShowArgs),
+    /// Remove images; what sandboxes still use goes when they have ended
+    Remove(ImageRemoveArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ImageImportArgs {
+    /// An archive, a directory, or - for standard input
+    #[arg(value_name = "FILE|DIR")]
+    pub(crate) from: PathBuf,
+    /// What to call it [default: the name it has for itself, else that of the file]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) name: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ImageListArgs {
+    /// Print them as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ImageShowArgs {
+    #[arg(value_name = "NAME")]
+    pub(crate) name: String,
+    /// Print it as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ImageRemoveArgs {
+    #[arg(value_name = "NAME", required = true)]
+    pub(crate) names: Vec<String>,
 }
 
 #[derive(Debug, Args)]

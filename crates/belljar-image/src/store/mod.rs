@@ -82,6 +82,12 @@ impl Image {
         self.layers.iter().map(|layer| &layer.blob.digest).collect()
     }
 
+    /// What it is, whatever it is called: its configuration names its layers as well.
+    #[must_use]
+    pub fn identity(&self) -> &str {
+        self.config.digest.as_str()
+    }
+
     fn blobs(&self) -> impl Iterator<Item = &Digest> {
         let layers = self.layers.iter().map(|layer| &layer.blob.digest);
         layers.chain([&self.manifest, &self.config.digest])

@@ -65,7 +65,7 @@ impl<'a> Writer<'a> {
     }
 
     /// A fresh directory that goes with us.
-    pub(crate) fn scratch(&self) -> Result<PathBuf, ImageError> {
+    pub fn scratch(&self) -> Result<PathBuf, ImageError> {
         let path = self.scratch.join(process::random_name());
         fs::create_dir(&path).map_err(ImageError::file(&path))?;
         Ok(path)
@@ -295,8 +295,10 @@ fn check_platform(config: &ImageConfig) -> Result<(), ImageError> {
     Err(ImageError::Platform { wanted: format!("linux/{own}"), has })
 }
 
+/// Separated by commas, or by spaces.
 fn words(text: &str) -> Vec<String> {
-    text.split_whitespace().map(str::to_owned).collect()
+    let words = text.split([',', ' ']).map(str::trim).filter(|word| !word.is_empty());
+    words.map(str::to_owned).collect()
 }
 
 fn now_ms() -> u64 {

@@ -6,6 +6,7 @@ mod books;
 mod code;
 mod doctor;
 mod guest;
+mod image;
 mod key;
 mod limits;
 mod outage;
@@ -48,6 +49,7 @@ pub(crate) fn dispatch(command: Command) -> Result<ExitCode> {
         Command::Artifacts(args) => artifacts::artifacts(args.command, &settings),
         Command::Key(command) => key::key(command, &settings),
         Command::Usage(args) => usage::usage(args, &settings),
+        Command::Image(args) => image::image(args.command, &settings),
         Command::Setup(args) => setup::setup(&args, &settings),
         Command::Doctor(args) => doctor::doctor(&args, &settings),
         Command::Bench(args) => bench::bench(&args, &settings),

@@ -43,6 +43,8 @@ pub struct Settings {
     pub python: PathBuf,
     pub packages: Vec<String>,
     pub preload: Vec<String>,
+    /// What an image may unpack to.
+    pub image_bytes: u64,
     pub limits: Limits,
     pub cgroup_parent: String,
     pub backend: BackendSettings,
@@ -140,6 +142,7 @@ impl Settings {
             python: values.text("BELLJAR_PYTHON").into(),
             packages: values.list("BELLJAR_PACKAGES", word)?,
             preload: values.list("BELLJAR_PRELOAD", word)?,
+            image_bytes: values.read("BELLJAR_IMAGE_SIZE", parse::size_from(1 << 20))?,
             limits: Limits {
                 memory: values.read("BELLJAR_MEMORY", parse::size_from(Limits::MIN_MEMORY))?,
                 millicpus: values.read("BELLJAR_CPUS", parse::cpus)?,
@@ -246,6 +249,7 @@ mod tests {
             ("SESSION_STORAGE", "disk"),
             ("DATASET_ACCESS", "all"),
             ("SANDBOX_IMAGE", "two words"),
+            ("BELLJAR_IMAGE_SIZE", "1K"),
             ("BELLJAR_BACKEND", "podman"),
             ("BELLJAR_GPUS", "some"),
             ("DOCKER_HOST", "/var/run/docker.sock"),
