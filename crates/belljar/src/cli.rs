@@ -375,6 +375,8 @@ pub(crate) struct ImageArgs {
 pub(crate) enum ImageCommand {
     /// Take an image from a file: an OCI layout, `docker save`, or a plain root file system
     Import(ImageImportArgs),
+    /// Take an image from a registry
+    Pull(ImagePullArgs),
     /// Images, by name
     List(ImageListArgs),
     /// Everything about an image
@@ -391,6 +393,28 @@ pub(crate) struct ImageImportArgs {
     /// What to call it [default: the name it has for itself, else that of the file]
     #[arg(long, value_name = "NAME")]
     pub(crate) name: Option<String>,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Without --username, BELLJAR_REGISTRY_USER and BELLJAR_REGISTRY_PASSWORD are used, or else what
+`docker login` left. What was pulled once is not pulled again, and what was cut off is gone on with.")]
+pub(crate) struct ImagePullArgs {
+    /// Such as python:3.12-slim, registry.example/team/lab:1.0 or NAME@sha256:...
+    #[arg(value_name = "REF")]
+    pub(crate) reference: String,
+    /// What to call it [default: as it is asked for]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) name: Option<String>,
+    /// Who you are there
+    #[arg(long, value_name = "USER", requires = "password_stdin")]
+    pub(crate) username: Option<String>,
+    /// The password is on standard input
+    #[arg(long, requires = "username")]
+    pub(crate) password_stdin: bool,
+    /// Without TLS; for a registry on this machine that is so anyway
+    #[arg(long)]
+    pub(crate) plain_http: bool,
 }
 
 #[derive(Debug, Args)]

@@ -213,6 +213,21 @@ pub const GROUPS: &[Group] = &[
             )
             .when_empty("none"),
             variable(
+                "BELLJAR_REGISTRY_USER",
+                "a name",
+                "",
+                "Who `belljar image pull` is at a registry.",
+            )
+            .when_empty("as `docker login` left it"),
+            variable(
+                "BELLJAR_REGISTRY_PASSWORD",
+                "a password or token",
+                "",
+                "The password of BELLJAR_REGISTRY_USER.",
+            )
+            .when_empty("none")
+            .secret(),
+            variable(
                 "BELLJAR_CGROUP_PARENT",
                 "a name",
                 "belljar",

@@ -3,6 +3,7 @@
 mod import;
 mod list;
 mod progress;
+mod pull;
 mod remove;
 mod show;
 
@@ -19,6 +20,7 @@ use crate::settings::Settings;
 pub(super) fn image(command: ImageCommand, settings: &Settings) -> Result<ExitCode> {
     match command {
         ImageCommand::Import(args) => import::import(&args, settings),
+        ImageCommand::Pull(args) => pull::pull(args, settings),
         ImageCommand::List(args) => list::list(&args, settings),
         ImageCommand::Show(args) => show::show(&args, settings),
         ImageCommand::Remove(args) => remove::remove(&args, settings),
