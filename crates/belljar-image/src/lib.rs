@@ -12,6 +12,7 @@
 #![forbid(unsafe_code)]
 
 mod archive;
+mod build;
 mod digest;
 mod error;
 mod import;
@@ -26,6 +27,9 @@ mod skeleton;
 mod store;
 mod unpack;
 
+pub use build::{
+    BuildOptions, DEFAULT_SPEC, Loaded, Spec, StepOrder, build, load_into_docker, perform_step,
+};
 pub use digest::Digest;
 pub use error::ImageError;
 pub use import::import;

@@ -30,7 +30,8 @@ pub(crate) fn complete(root: &Rootfs) -> Result<(), ImageError> {
         move |cause| ImageError::Entry { path, cause }
     };
     for name in MOUNTED_OVER.map(Path::new) {
-        root.make_directory(name, 0o755).map_err(at(name))?;
+        let mode = if name == Path::new("tmp") { 0o1777 } else { 0o755 };
+        root.make_directory(name, mode).map_err(at(name))?;
     }
     for name in REAL.map(Path::new) {
         match root.standing(name).map_err(at(name))? {

@@ -38,6 +38,9 @@ pub(crate) enum Command {
     Doctor(DoctorArgs),
     /// Latency, memory and density on this machine, beside docker and plain python3
     Bench(BenchArgs),
+    /// Carries out one step of `image build`
+    #[command(hide = true)]
+    BuildStep,
     /// Makes sandboxes on behalf of the server that starts it
     #[command(hide = true)]
     Spawner {
@@ -373,6 +376,8 @@ pub(crate) struct ImageArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ImageCommand {
+    /// Make an image from a spec: a base, and packages on it
+    Build(ImageBuildArgs),
     /// Take an image from a file: an OCI layout, `docker save`, or a plain root file system
     Import(ImageImportArgs),
     /// Take an image from a registry
@@ -383,6 +388,37 @@ pub(crate) enum ImageCommand {
     Show(ImageShowArgs),
     /// Remove images; what sandboxes still use goes when they have ended
     Remove(ImageRemoveArgs),
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The image can be used by native sandboxes and, if a container engine answers, by Docker. What it is
+built on stays, so that the next build is quicker. --print-spec shows the spec that is used without -f.")]
+pub(crate) struct ImageBuildArgs {
+    /// What to build [default: Python with the usual packages]
+    #[arg(short = 'f', long = "file", value_name = "SPEC")]
+    pub(crate) file: Option<PathBuf>,
+    /// What to call it
+    #[arg(long, value_name = "NAME", default_value = "belljar-sandbox")]
+    pub(crate) name: String,
+    /// Build on this instead of what the spec says
+    #[arg(long, value_name = "BASE")]
+    pub(crate) base: Option<String>,
+    /// With Chromium and fonts, whatever the spec says
+    #[arg(long)]
+    pub(crate) browser: bool,
+    /// Certificates to be trusted while building [default: SSL_CERT_FILE, REQUESTS_CA_BUNDLE, ...]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) ca_bundle: Option<PathBuf>,
+    /// Fail if no container engine takes the image [default: load it if one answers]
+    #[arg(long, conflicts_with = "no_docker")]
+    pub(crate) docker: bool,
+    /// Give the image to no container engine
+    #[arg(long)]
+    pub(crate) no_docker: bool,
+    /// Print the spec and build nothing
+    #[arg(long)]
+    pub(crate) print_spec: bool,
 }
 
 #[derive(Debug, Args)]

@@ -40,6 +40,9 @@ pub(crate) fn dispatch(command: Command) -> Result<ExitCode> {
     if let Command::Guest(args) = command {
         return guest::guest(args);
     }
+    if let Command::BuildStep = command {
+        return image::build_step();
+    }
     let settings = Settings::load_with(&command.settings())?;
     logging::start(&settings.log, command.default_log());
     match command {
@@ -55,6 +58,7 @@ pub(crate) fn dispatch(command: Command) -> Result<ExitCode> {
         Command::Bench(args) => bench::bench(&args, &settings),
         Command::Spawner { inside } => spawner::spawner(inside),
         Command::Guest(args) => guest::guest(args),
+        Command::BuildStep => image::build_step(),
     }
 }
 

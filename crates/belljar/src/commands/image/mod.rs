@@ -1,5 +1,6 @@
 //! `belljar image`: what sandboxes are made from.
 
+mod build;
 mod import;
 mod list;
 mod progress;
@@ -13,12 +14,15 @@ use anyhow::Result;
 use belljar_image::Image;
 use indicatif::HumanBytes;
 
+pub(super) use build::build_step;
+
 use super::output;
 use crate::cli::ImageCommand;
 use crate::settings::Settings;
 
 pub(super) fn image(command: ImageCommand, settings: &Settings) -> Result<ExitCode> {
     match command {
+        ImageCommand::Build(args) => build::build(&args, settings),
         ImageCommand::Import(args) => import::import(&args, settings),
         ImageCommand::Pull(args) => pull::pull(args, settings),
         ImageCommand::List(args) => list::list(&args, settings),
