@@ -399,7 +399,7 @@ pub(crate) struct ImageBuildArgs {
     #[arg(short = 'f', long = "file", value_name = "SPEC")]
     pub(crate) file: Option<PathBuf>,
     /// What to call it
-    #[arg(long, value_name = "NAME", default_value = "belljar-sandbox")]
+    #[arg(long, value_name = "NAME", default_value = "belljar/sandbox")]
     pub(crate) name: String,
     /// Build on this instead of what the spec says
     #[arg(long, value_name = "BASE")]

@@ -66,7 +66,6 @@ impl Shared {
         let session_dir = (spec.storage == Storage::Bind)
             .then(|| Record::of(&self.config.sessions_root, id).files());
         Ok(SandboxSpec {
-            image: Some(spec.image.clone()),
             limits: spec.limits,
             env: spec.environment().into_iter().collect(),
             data,

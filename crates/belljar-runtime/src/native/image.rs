@@ -7,14 +7,13 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+/// The name of the image that is made of the machine itself.
+pub use belljar_image::HOST;
 use belljar_image::Store;
 use belljar_sys::plan::{Access, Source, Step};
 use serde::{Deserialize, Serialize};
 
 use crate::spec::paths;
-
-/// The name of the image that is made of the machine itself.
-pub const HOST: &str = "host";
 
 /// Where the spawner keeps the assembled root.
 pub(crate) fn staged_root() -> PathBuf {
