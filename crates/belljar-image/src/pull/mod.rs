@@ -87,6 +87,10 @@ impl Registry {
         let name = reference.resolve_registry().to_owned();
         let is_plain = options.plain_http || is_loopback(&name);
         let variable = |name: &str| {
+            // Nobody's proxy leads back to this machine.
+            if is_loopback(reference.resolve_registry()) {
+                return None;
+            }
             let values =
                 [name.to_owned(), name.to_lowercase()].map(|name| std::env::var(name).ok());
             values.into_iter().flatten().find(|value| !value.is_empty())
