@@ -93,10 +93,10 @@ fn what_is_damaged_or_hostile_is_refused_and_leaves_nothing() {
     }
     assert_eq!(context.call(["image", "list"]).stdout(), "");
     let bounded = context
-        .env("BELLJAR_IMAGE_SIZE", "1M")
+        .env("BELLJAR_IMAGE_LIMIT", "1M")
         .file("big.tar", layer(&[("etc/big", &[0; 2 << 20])]));
     let refused = bounded.call(["image", "import", "big.tar"]);
-    assert!(refused.stderr().contains("BELLJAR_IMAGE_SIZE"), "{refused}");
+    assert!(refused.stderr().contains("BELLJAR_IMAGE_LIMIT"), "{refused}");
 }
 
 #[test]

@@ -42,7 +42,7 @@ impl Unpacked {
         }
         if self.bytes > limits.bytes {
             return Err(ImageError::TooMuch(format!(
-                "it unpacks to more than {} bytes (BELLJAR_IMAGE_SIZE)",
+                "it unpacks to more than {} bytes (BELLJAR_IMAGE_LIMIT)",
                 limits.bytes
             )));
         }

@@ -127,11 +127,13 @@ impl Building<'_> {
         install.extend(packages.iter().map(String::as_str));
         let (python, library) = (format!("{VENV}/bin/python"), format!("{VENV}/lib"));
         // Believed without a look at the source: nobody can change it, and its time is not kept.
+        // All of it, also what was compiled while it was installed, and with that time in it.
         let compile = [
             &python[..],
             "-m",
             "compileall",
             "-q",
+            "-f",
             "-j",
             "0",
             "--invalidation-mode",

@@ -90,6 +90,8 @@ impl Room {
             ("LANG", "C.UTF-8"),
             ("DEBIAN_FRONTEND", "noninteractive"),
             ("TERM", "dumb"),
+            // Compiled Python is then the same each time.
+            ("PYTHONHASHSEED", "0"),
         ];
         let own = host.env();
         env.extend(own.iter().map(|(key, value)| (key.as_str(), value.as_str())));

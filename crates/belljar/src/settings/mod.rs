@@ -146,7 +146,7 @@ impl Settings {
             packages: values.list("BELLJAR_PACKAGES", word)?,
             preload: values.list("BELLJAR_PRELOAD", word)?,
             registry_login: registry_login(&values)?,
-            image_bytes: values.read("BELLJAR_IMAGE_SIZE", parse::size_from(1 << 20))?,
+            image_bytes: values.read("BELLJAR_IMAGE_LIMIT", parse::size_from(1 << 20))?,
             limits: Limits {
                 memory: values.read("BELLJAR_MEMORY", parse::size_from(Limits::MIN_MEMORY))?,
                 millicpus: values.read("BELLJAR_CPUS", parse::cpus)?,
@@ -269,7 +269,7 @@ mod tests {
             ("SESSION_STORAGE", "disk"),
             ("DATASET_ACCESS", "all"),
             ("SANDBOX_IMAGE", "two words"),
-            ("BELLJAR_IMAGE_SIZE", "1K"),
+            ("BELLJAR_IMAGE_LIMIT", "1K"),
             ("BELLJAR_BACKEND", "podman"),
             ("BELLJAR_GPUS", "some"),
             ("DOCKER_HOST", "/var/run/docker.sock"),

@@ -178,7 +178,7 @@ pub const GROUPS: &[Group] = &[
             )
             .when_empty("nothing else"),
             variable(
-                "BELLJAR_IMAGE_SIZE",
+                "BELLJAR_IMAGE_LIMIT",
                 "a size such as 512M or 2G, at least 1M",
                 "32G",
                 "What an image may unpack to at most.",
