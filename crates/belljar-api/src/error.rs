@@ -111,6 +111,12 @@ impl From<EngineError> for ApiError {
             EngineError::NoArtifact(_) => {
                 ApiError::new(StatusCode::NOT_FOUND, "artifact_not_found", message)
             }
+            EngineError::NoImage(_) | EngineError::Create(RuntimeError::NoImage(_)) => {
+                ApiError::new(StatusCode::NOT_FOUND, "image_not_found", message)
+            }
+            EngineError::StartKernel(RuntimeError::NoPython(_)) => {
+                ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, "no_python", message)
+            }
             EngineError::NotNow { refusal, .. } => not_now(*refusal, message),
             EngineError::Full(full) => {
                 ApiError::new(StatusCode::TOO_MANY_REQUESTS, "no_room", message)

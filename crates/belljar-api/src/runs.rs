@@ -37,6 +37,7 @@ pub(crate) struct RunBody {
     pub env: Option<BTreeMap<String, String>>,
     #[serde(default)]
     pub limits: AskedLimits,
+    /// What it is made from: an image that the server has and allows, or `host`, the server's machine.
     pub image: Option<String>,
     /// `NONE` or `LOCAL_RO`.
     #[schema(value_type = Option<String>)]

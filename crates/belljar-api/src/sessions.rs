@@ -46,6 +46,7 @@ const MAX_ENVIRONMENT: usize = 256 * 1024;
 pub(crate) struct CreateSession {
     /// Your own name for it: a conversation, a thread, a user. The same key finds the same session.
     pub key: Option<String>,
+    /// What it is made from: an image that the server has and allows, or `host`, the server's machine.
     pub image: Option<String>,
     /// Where `/session` lives: `TMPFS` (memory) or `BIND` (disk, outlives the session).
     #[schema(value_type = Option<String>, example = "TMPFS")]

@@ -68,6 +68,8 @@ pub enum EngineError {
     Store(#[from] StoreError),
     #[error(transparent)]
     Full(#[from] Full),
+    #[error("{0}")]
+    NoImage(String),
     #[error("there is no session `{0}`")]
     NoSession(String),
     #[error("there is no execution `{0}` in this session")]

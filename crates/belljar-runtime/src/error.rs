@@ -19,6 +19,10 @@ pub enum RuntimeError {
     Build(String),
     #[error("failed to prepare the image: {0}")]
     Image(String),
+    #[error("{0}")]
+    NoImage(String),
+    #[error("the image `{0}` has no python3; commands and shells work, Python does not")]
+    NoPython(String),
     #[error("failed to limit the sandbox")]
     Limit(#[from] CgroupError),
     #[error("failed to reserve user ids for the sandbox")]

@@ -20,6 +20,12 @@ pub trait Runtime: fmt::Debug + Send + Sync + 'static {
     /// What people call it, with what it runs sandboxes in, if that can be chosen.
     fn backend(&self) -> String;
 
+    /// Refuses an image that no sandbox could be made from, before anything is made.
+    fn check_image(&self, name: &str) -> Result<(), RuntimeError> {
+        let _ = name;
+        Ok(())
+    }
+
     /// A sandbox with its guest, and no kernel yet.
     async fn create(self: Arc<Self>, spec: &SandboxSpec) -> Result<Sandbox, RuntimeError>;
 

@@ -150,6 +150,12 @@ impl Sandbox {
         self.env.clone()
     }
 
+    /// Whether there is an interpreter inside; an image need not have one.
+    #[must_use]
+    pub fn has_python(&self) -> bool {
+        !self.python.is_empty()
+    }
+
     /// Bytes of memory charged to this sandbox.
     #[must_use]
     pub fn memory_used(&self) -> Option<u64> {
@@ -194,6 +200,10 @@ impl Sandbox {
 
     async fn start_some_kernel(&self, language: Language) -> Result<KernelStart, RuntimeError> {
         if language == Language::Python {
+            if !self.has_python() {
+                let image = self.spec.image.clone().unwrap_or_else(|| "of this sandbox".into());
+                return Err(RuntimeError::NoPython(image));
+            }
             match self.body.fork_python(&self.link, &self.env).await {
                 Some(Ok(())) => return Ok(KernelStart::Forked),
                 Some(Err(error)) if error.is_no_interpreter() => return Err(error),

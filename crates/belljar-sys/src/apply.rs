@@ -70,6 +70,20 @@ fn apply_one(step: &Step, fds: &[BorrowedFd<'_>], applied: &mut Applied) -> io::
             MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV,
             target,
         ),
+        Step::Overlay { lower, upper, work, target } => mount::filesystem(
+            "overlay",
+            &[
+                ("lowerdir", lower),
+                ("upperdir", upper),
+                ("workdir", work),
+                // What is written must be a plain layer, without notes of the overlay's own.
+                ("redirect_dir", "off"),
+                ("index", "off"),
+                ("metacopy", "off"),
+            ],
+            MountAttrFlags::empty(),
+            target,
+        ),
         Step::Proc { target } => mount::filesystem("proc", &[], no_exec(), target),
         Step::Devpts { target } => mount::filesystem(
             "devpts",
@@ -86,6 +100,7 @@ fn apply_one(step: &Step, fds: &[BorrowedFd<'_>], applied: &mut Applied) -> io::
             Some(_) => bind(&mount::clone_tree(path)?, path, Access::READ),
             None => Ok(()),
         },
+        Step::Detach { target } => mount::detach(target),
         Step::PivotRoot { root } => mount::pivot_root(root),
         Step::ChangeDir { path } => Ok(rustix::process::chdir(path)?),
         Step::NoCoreDumps => privileges::forbid_core_dumps(),
@@ -93,6 +108,7 @@ fn apply_one(step: &Step, fds: &[BorrowedFd<'_>], applied: &mut Applied) -> io::
         Step::MaxOpenFiles { count } => privileges::limit_open_files(*count),
         Step::DropBoundingSet => privileges::drop_bounding_set(),
         Step::DropCapabilities => privileges::drop_capabilities(),
+        Step::LimitCapabilities => privileges::limit_root(),
         Step::NoNewPrivileges => privileges::set_no_new_privileges(),
         Step::Landlock { writable } => {
             applied.landlock = landlock::ruleset(writable)?;

@@ -5,6 +5,7 @@
 //! * [`process`] starts, finds and ends processes; [`channel`] passes messages with descriptors;
 //! * [`cgroup`] holds limits on v2, v1 and hybrid hosts, [`ids`] the blocks of user ids;
 //! * [`seccomp`], [`landlock`] and [`privileges`] are the walls a process builds around itself;
+//! * [`rootfs`] unpacks root file systems that others made;
 //! * [`tree`] reads directories that hostile code wrote, [`probe`] attacks limits on purpose;
 //! * [`visit`] does with files what their owner asks, [`file`] gets written ones onto the disk.
 
@@ -21,6 +22,8 @@ pub mod privileges;
 pub mod probe;
 pub mod process;
 pub mod procfs;
+pub mod rootfs;
 pub mod seccomp;
 pub mod tree;
 pub mod visit;
+pub mod xattr;

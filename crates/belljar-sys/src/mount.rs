@@ -88,6 +88,11 @@ pub(crate) fn filesystem(
     attach(mount, target)
 }
 
+/// Takes a mount, and what is mounted on it, out of sight.
+pub(crate) fn detach(target: &Path) -> io::Result<()> {
+    Ok(rustix::mount::unmount(target, UnmountFlags::DETACH)?)
+}
+
 /// Swaps the root. The old one is stacked under the new and dropped at once, so that no directory
 /// for it is needed and none is left behind.
 pub(crate) fn pivot_root(root: &Path) -> io::Result<()> {

@@ -72,6 +72,14 @@ pub enum Step {
         inodes: u64,
         mode: u32,
     },
+    /// What is written below `target` goes to `upper`; what is in `lower`, several of them separated
+    /// by colons, shows through. Names are looked up from the current directory.
+    Overlay {
+        lower: String,
+        upper: String,
+        work: String,
+        target: PathBuf,
+    },
     /// A fresh view of our own PID namespace.
     Proc {
         target: PathBuf,
@@ -106,6 +114,10 @@ pub enum Step {
     Seal {
         path: PathBuf,
     },
+    /// Take a mount away, with everything on it; whoever copied it keeps their copy.
+    Detach {
+        target: PathBuf,
+    },
     /// Make this the root and drop the old one.
     PivotRoot {
         root: PathBuf,
@@ -123,6 +135,8 @@ pub enum Step {
     /// No capability can be gained again. Before the ids change, which takes the right to do so.
     DropBoundingSet,
     DropCapabilities,
+    /// Root keeps what installing packages takes, and no power over the machine.
+    LimitCapabilities,
     NoNewPrivileges,
     /// A second wall behind the read-only mounts: only below these paths may anything be written.
     Landlock {
@@ -192,6 +206,9 @@ impl fmt::Display for Step {
             Step::Tmpfs { target, size, inodes, mode } => {
                 write!(f, "tmpfs at {} (size {size}, inodes {inodes}, mode {mode:o})", p(target))
             }
+            Step::Overlay { lower, upper, target, .. } => {
+                write!(f, "overlay of {upper} over {lower} at {}", p(target))
+            }
             Step::Proc { target } => write!(f, "proc at {}", p(target)),
             Step::Devpts { target } => write!(f, "devpts at {}", p(target)),
             Step::MakeDir { path, mode, owner: None } => {
@@ -207,6 +224,7 @@ impl fmt::Display for Step {
             Step::ReadOnly { target } => write!(f, "make {} read-only", p(target)),
             Step::Mask { path, .. } => write!(f, "mask {}", p(path)),
             Step::Seal { path } => write!(f, "seal {}", p(path)),
+            Step::Detach { target } => write!(f, "detach {}", p(target)),
             Step::PivotRoot { root } => write!(f, "pivot the root to {}", p(root)),
             Step::ChangeDir { path } => write!(f, "change directory to {}", p(path)),
             Step::NoCoreDumps => write!(f, "forbid core dumps"),
@@ -214,6 +232,7 @@ impl fmt::Display for Step {
             Step::MaxOpenFiles { count } => write!(f, "limit open files to {count}"),
             Step::DropBoundingSet => write!(f, "empty the capability bounding set"),
             Step::DropCapabilities => write!(f, "drop all capabilities"),
+            Step::LimitCapabilities => write!(f, "limit the capabilities of root"),
             Step::NoNewPrivileges => write!(f, "set no_new_privs"),
             Step::Landlock { writable } => {
                 let paths: Vec<_> = writable.iter().map(|p| p.display().to_string()).collect();

@@ -35,6 +35,47 @@ pub fn drop_bounding_set() -> io::Result<()> {
     Ok(())
 }
 
+/// What a root needs that installs packages below a root of its own.
+const OF_INSTALLERS: [libc::c_int; 10] = [
+    CAP_CHOWN,
+    CAP_DAC_OVERRIDE,
+    CAP_FOWNER,
+    CAP_FSETID,
+    CAP_KILL,
+    CAP_SETGID,
+    CAP_SETUID,
+    CAP_SETPCAP,
+    CAP_SYS_CHROOT,
+    CAP_SETFCAP,
+];
+// As the kernel numbers them; libc does not name them.
+const CAP_CHOWN: libc::c_int = 0;
+const CAP_DAC_OVERRIDE: libc::c_int = 1;
+const CAP_FOWNER: libc::c_int = 3;
+const CAP_FSETID: libc::c_int = 4;
+const CAP_KILL: libc::c_int = 5;
+const CAP_SETGID: libc::c_int = 6;
+const CAP_SETUID: libc::c_int = 7;
+const CAP_SETPCAP: libc::c_int = 8;
+const CAP_SYS_CHROOT: libc::c_int = 18;
+const CAP_SETFCAP: libc::c_int = 31;
+
+/// Whatever root executes from here on has the rights of an installer and no others.
+pub fn limit_root() -> io::Result<()> {
+    for bit in (0..64).filter(|bit| !OF_INSTALLERS.contains(bit)) {
+        // SAFETY: takes integers only.
+        if unsafe { libc::prctl(libc::PR_CAPBSET_DROP, bit, 0, 0, 0) } != 0 {
+            let error = io::Error::last_os_error();
+            return match error.raw_os_error() {
+                // Beyond the last capability that this kernel knows.
+                Some(libc::EINVAL) => Ok(()),
+                _ => Err(error),
+            };
+        }
+    }
+    Ok(())
+}
+
 /// Empties the ambient, inheritable, permitted and effective sets.
 pub fn drop_capabilities() -> io::Result<()> {
     rustix::thread::clear_ambient_capability_set()?;

@@ -80,6 +80,57 @@ fn flag_of(namespace: Namespace) -> libc::c_int {
     }
 }
 
+/// We are killed when whoever started us ends.
+pub fn die_with_parent() -> io::Result<()> {
+    let signal = Some(Signal::KILL);
+    Ok(rustix::process::set_parent_process_death_signal(signal)?)
+}
+
+/// Carries out a plan in a child, which then becomes a program with our standard streams; waits for
+/// its end and tells how it ended, as a shell would. The caller is single-threaded.
+pub fn run_isolated(
+    plan: &crate::plan::Plan,
+    argv: &[String],
+    env: &[(String, String)],
+) -> io::Result<i32> {
+    let null = std::fs::File::open("/dev/null")?;
+    match clone_process(&plan.namespaces)? {
+        Forked::Child => {
+            let failed = |what: &str, error: &io::Error| -> ! {
+                let _ = rustix::io::write(
+                    rustix::stdio::stderr(),
+                    format!("{what}: {error}\n").as_bytes(),
+                );
+                exit_now(125)
+            };
+            if let Err(error) = die_with_parent() {
+                failed("failed to follow our parent", &error);
+            }
+            if let Err(error) = crate::apply::apply(&plan.steps, &[]) {
+                failed(&error.to_string(), &error.cause);
+            }
+            let fds = [null.as_fd(), rustix::stdio::stdout(), rustix::stdio::stderr()];
+            let error = execute(argv, env, &fds);
+            failed(
+                &format!("failed to execute {}", argv.first().map_or("", String::as_str)),
+                &error,
+            );
+        }
+        Forked::Parent(started) => loop {
+            let pid = i32::try_from(started.pid).ok().and_then(Pid::from_raw);
+            match rustix::process::waitpid(pid, WaitOptions::empty()) {
+                Ok(Some((_, status))) => {
+                    if let Some(ended) = ended_by(status) {
+                        return Ok(ended.exit_code());
+                    }
+                }
+                Ok(None) | Err(rustix::io::Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        },
+    }
+}
+
 /// Moves this process into new user and mount namespaces. It must be single-threaded.
 pub fn unshare_user_and_mounts() -> io::Result<()> {
     unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWNS)

@@ -30,12 +30,17 @@ pub(crate) enum Command {
     Key(KeyCommand),
     /// What tenants have used, per day
     Usage(UsageArgs),
+    /// Images that sandboxes are made from: build, pull, import, list and remove them
+    Image(ImageArgs),
     /// Prepare this machine: the Python environment of sandboxes, and a commented .env here
     Setup(SetupArgs),
     /// What this machine can enforce, what not, and what to do about it
     Doctor(DoctorArgs),
     /// Latency, memory and density on this machine, beside docker and plain python3
     Bench(BenchArgs),
+    /// Carries out one step of `image build`
+    #[command(hide = true)]
+    BuildStep,
     /// Makes sandboxes on behalf of the server that starts it
     #[command(hide = true)]
     Spawner {
@@ -109,6 +114,9 @@ pub(crate) struct RunArgs {
     /// Processes and threads
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(4..=100_000))]
     pub(crate) pids: Option<u64>,
+    /// What the sandbox is made from: an image, or host [default: SANDBOX_IMAGE, else host]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) image: Option<String>,
     /// A directory to show read-only at /data
     #[arg(long, value_name = "DIR")]
     pub(crate) data: Option<PathBuf>,
@@ -238,6 +246,9 @@ pub(crate) struct SessionCreateArgs {
     /// Your own name for it; the same key finds the same session
     #[arg(long, value_name = "KEY")]
     pub(crate) key: Option<String>,
+    /// What it is made from: an image that the server has and allows [default: the server's]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) image: Option<String>,
     /// Where its files are: TMPFS (in memory) or BIND (on disk) [default: the server's]
     #[arg(long, value_name = "STORAGE", ignore_case = true, value_parser = ["TMPFS", "BIND"])]
     pub(crate) storage: Option<String>,
@@ -345,6 +356,123 @@ pub(crate) struct SessionExecArgs {
     /// with its arguments, or one text for a shell
     #[arg(long, value_name = "WORD", num_args = 1.., allow_hyphen_values = true)]
     pub(crate) command: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+An image is used by `belljar run --image NAME`, by sessions that ask for it, and for all sandboxes
+by SANDBOX_IMAGE=NAME. `host`, the default, is this machine itself.
+
+Examples:
+  belljar image build
+  belljar image build -f lab.toml --name lab:1.0
+  belljar image pull python:3.12-slim
+  docker save team/lab | belljar image import - --name team/lab
+  belljar image list")]
+pub(crate) struct ImageArgs {
+    #[command(subcommand)]
+    pub(crate) command: ImageCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ImageCommand {
+    /// Make an image from a spec: a base, and packages on it
+    Build(ImageBuildArgs),
+    /// Take an image from a file: an OCI layout, `docker save`, or a plain root file system
+    Import(ImageImportArgs),
+    /// Take an image from a registry
+    Pull(ImagePullArgs),
+    /// Images, by name
+    List(ImageListArgs),
+    /// Everything about an image
+    Show(ImageShowArgs),
+    /// Remove images; what sandboxes still use goes when they have ended
+    Remove(ImageRemoveArgs),
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The image can be used by native sandboxes and, if a container engine answers, by Docker. What it is
+built on stays, so that the next build is quicker. --print-spec shows the spec that is used without -f.")]
+pub(crate) struct ImageBuildArgs {
+    /// What to build [default: Python with the usual packages]
+    #[arg(short = 'f', long = "file", value_name = "SPEC")]
+    pub(crate) file: Option<PathBuf>,
+    /// What to call it
+    #[arg(long, value_name = "NAME", default_value = "belljar/sandbox")]
+    pub(crate) name: String,
+    /// Build on this instead of what the spec says
+    #[arg(long, value_name = "BASE")]
+    pub(crate) base: Option<String>,
+    /// With Chromium and fonts, whatever the spec says
+    #[arg(long)]
+    pub(crate) browser: bool,
+    /// Certificates to be trusted while building [default: SSL_CERT_FILE, REQUESTS_CA_BUNDLE, ...]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) ca_bundle: Option<PathBuf>,
+    /// Fail if no container engine takes the image [default: load it if one answers]
+    #[arg(long, conflicts_with = "no_docker")]
+    pub(crate) docker: bool,
+    /// Give the image to no container engine
+    #[arg(long)]
+    pub(crate) no_docker: bool,
+    /// Print the spec and build nothing
+    #[arg(long)]
+    pub(crate) print_spec: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ImageImportArgs {
+    /// An archive, a directory, or - for standard input
+    #[arg(value_name = "FILE|DIR")]
+    pub(crate) from: PathBuf,
+    /// What to call it [default: the name it has for itself, else that of the file]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) name: Option<String>,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Without --username, BELLJAR_REGISTRY_USER and BELLJAR_REGISTRY_PASSWORD are used, or else what
+`docker login` left. What was pulled once is not pulled again, and what was cut off is gone on with.")]
+pub(crate) struct ImagePullArgs {
+    /// Such as python:3.12-slim, registry.example/team/lab:1.0 or NAME@sha256:...
+    #[arg(value_name = "REF")]
+    pub(crate) reference: String,
+    /// What to call it [default: as it is asked for]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) name: Option<String>,
+    /// Who you are there
+    #[arg(long, value_name = "USER", requires = "password_stdin")]
+    pub(crate) username: Option<String>,
+    /// The password is on standard input
+    #[arg(long, requires = "username")]
+    pub(crate) password_stdin: bool,
+    /// Without TLS; for a registry on this machine that is so anyway
+    #[arg(long)]
+    pub(crate) plain_http: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ImageListArgs {
+    /// Print them as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ImageShowArgs {
+    #[arg(value_name = "NAME")]
+    pub(crate) name: String,
+    /// Print it as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ImageRemoveArgs {
+    #[arg(value_name = "NAME", required = true)]
+    pub(crate) names: Vec<String>,
 }
 
 #[derive(Debug, Args)]

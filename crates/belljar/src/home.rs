@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result};
+use belljar_image::{Store, UnpackLimits};
 use belljar_runtime::native::image::{Image, Python};
 use belljar_runtime::native::{NativeConfig, Prepared};
 use belljar_runtime::{kernels, paths};
@@ -53,14 +54,24 @@ pub fn image(settings: &Settings) -> Result<Image> {
             (python, host_python)
         }
         None => {
-            let python = Python::of_distribution()
-                .context("there is no Python for sandboxes yet; run `belljar setup` first")?;
+            let python = match Python::of_distribution() {
+                // The machine needs none where sandboxes are made from something else.
+                None if native_image(settings) != belljar_image::HOST => Python::nowhere(),
+                python => python
+                    .context("there is no Python for sandboxes yet; run `belljar setup` first")?,
+            };
             let host_python = python.executable.clone();
             (python, host_python)
         }
     };
     let kernels = kernels(settings, Some(&host_python))?;
-    Ok(Image { python, kernels, preload: settings.preload.clone() })
+    Ok(Image {
+        python,
+        kernels,
+        preload: settings.preload.clone(),
+        store: images(settings),
+        default: native_image(settings).to_owned(),
+    })
 }
 
 /// The directory with the kernels' scripts, compiled where there is somebody to do it.
@@ -77,6 +88,19 @@ pub fn kernels(settings: &Settings, python: Option<&Path>) -> Result<PathBuf> {
     .with_context(|| format!("failed to write below `{}`", settings.home.display()))
 }
 
+/// What native sandboxes are made from that ask for nothing else.
+#[must_use]
+pub fn native_image(settings: &Settings) -> &str {
+    settings.backend.image.as_deref().unwrap_or(belljar_image::HOST)
+}
+
+/// Images other than the machine itself.
+#[must_use]
+pub fn images(settings: &Settings) -> Store {
+    let limits = UnpackLimits { bytes: settings.image_bytes, ..UnpackLimits::default() };
+    Store::new(settings.home.join("images"), limits)
+}
+
 /// The server's database.
 #[must_use]
 pub fn database(settings: &Settings) -> PathBuf {
@@ -85,6 +109,12 @@ pub fn database(settings: &Settings) -> PathBuf {
 
 /// Starts the spawner. Must come before any thread.
 pub fn prepare_runtime(settings: &Settings) -> Result<Prepared> {
+    let default = native_image(settings);
+    if default != belljar_image::HOST {
+        let found =
+            default.parse().map_err(Into::into).and_then(|name| images(settings).find(&name));
+        found.with_context(|| format!("SANDBOX_IMAGE={default}"))?;
+    }
     let config = NativeConfig {
         executable: "/proc/self/exe".into(),
         run_dir: settings.run_dir.clone(),

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use belljar_runtime::RuntimeError;
+
 use super::shared::durability;
 use super::{Engine, Principal, SessionInfo};
 use crate::admission::Reservation;
@@ -184,8 +186,14 @@ impl Engine {
     /// Refuses what this server cannot give, whatever else is going on.
     pub(super) fn check(&self, ask: &SessionAsk) -> Result<(), EngineError> {
         let config = &self.shared.config;
-        if let Some(image) = &ask.image {
+        if let Some(image) = &ask.image
+            && *image != config.defaults.image
+        {
             config.check_image(image)?;
+            self.shared.runtime.check_image(image).map_err(|error| match error {
+                RuntimeError::NoImage(message) => EngineError::NoImage(message),
+                error => EngineError::Create(error),
+            })?;
         }
         if let Some(policy) = &ask.network {
             config.network.check(policy).map_err(EngineError::NetworkNotAllowed)?;

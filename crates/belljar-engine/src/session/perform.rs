@@ -102,8 +102,11 @@ pub(super) async fn perform(
 /// The end of what never began. A command leaves the kernel as it was.
 fn not_started(request: &ExecRequest, error: &EngineError) -> Outcome {
     let reason = format!("it could not be started: {}", in_full(error));
-    let invalid = matches!(error, EngineError::Exec(RuntimeError::Refused(refusal))
-        if refusal.code == RefusalCode::Invalid);
+    let invalid = match error {
+        EngineError::Exec(RuntimeError::Refused(refusal)) => refusal.code == RefusalCode::Invalid,
+        EngineError::StartKernel(RuntimeError::NoPython(_)) => true,
+        _ => false,
+    };
     match request.lane() {
         None => Outcome {
             exit_code: EXIT_NOT_STARTED,

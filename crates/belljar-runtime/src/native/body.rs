@@ -10,6 +10,7 @@ use belljar_sys::cgroup::{Cgroup, Meters};
 use belljar_sys::process;
 use tokio::io::unix::AsyncFd;
 
+use super::staged::Staged;
 use super::zygote::KernelFds;
 use super::{BlockGuard, NativeRuntime, SocketGuard};
 use crate::RuntimeError;
@@ -24,6 +25,8 @@ pub(super) struct NativeBody {
     pub(super) generation: Option<u64>,
     pub(super) process: AsyncFd<OwnedFd>,
     pub(super) runtime: Arc<NativeRuntime>,
+    /// What it was made from; none, if that was an earlier server.
+    pub(super) image: Option<Arc<Staged>>,
     /// In the order in which they must go: the cgroup when its processes have ended, the block of
     /// ids when nobody uses it any more.
     pub(super) cgroup: Option<Cgroup>,
@@ -38,7 +41,7 @@ impl Body for NativeBody {
         link: &Link,
         env: &[(String, String)],
     ) -> Option<Result<(), RuntimeError>> {
-        let zygote = self.runtime.warm_zygote()?;
+        let zygote = self.image.as_ref()?.warm_zygote()?;
         if self.generation != Some(zygote.generation()) {
             return None;
         }

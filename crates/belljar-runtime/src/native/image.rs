@@ -1,30 +1,37 @@
-//! The `host` image: the machine's own `/usr`, read-only, a small generated `/etc`, and the Python
-//! environment that `belljar setup` made. Nothing else of the host is there.
+//! What the root of a sandbox is assembled from, as steps for the spawner.
+//!
+//! The `host` image is the machine's own `/usr`, read-only, a small generated `/etc`, and the Python
+//! environment that `belljar setup` made; nothing else of the host is there. Any other image is a
+//! root file system of the store, read-only, with our own devices and a few files of `/etc` on it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
+/// The name of the image that is made of the machine itself.
+pub use belljar_image::HOST;
+use belljar_image::Store;
 use belljar_sys::plan::{Access, Source, Step};
 use serde::{Deserialize, Serialize};
 
 use crate::spec::paths;
-
-/// The name of the image that is made of the machine itself.
-pub const HOST: &str = "host";
 
 /// Where the spawner keeps the assembled root.
 pub(crate) fn staged_root() -> PathBuf {
     PathBuf::from(super::spawner::STAGE).join("image")
 }
 
-/// What the root of a sandbox is made of.
+/// What the roots of sandboxes are made of: this machine, and where other images are.
 #[derive(Debug, Clone)]
 pub struct Image {
     pub python: Python,
     /// Directory with the kernels' scripts, on the host.
     pub kernels: PathBuf,
-    /// Modules the zygote imports before it forks kernels.
+    /// Modules the zygote imports before it forks kernels, unless an image says otherwise.
     pub preload: Vec<String>,
+    /// Images other than the machine itself.
+    pub store: Store,
+    /// The image of whoever asks for none; `host` is the machine.
+    pub default: String,
 }
 
 /// An interpreter and where it finds its packages.
@@ -68,16 +75,22 @@ impl Python {
         })
     }
 
+    /// There is none on this machine; whoever wants it is told so by the system.
+    #[must_use]
+    pub fn nowhere() -> Python {
+        Python {
+            environment: None,
+            executable: "/usr/bin/python3".into(),
+            base_prefix: "/usr".into(),
+            version: String::new(),
+        }
+    }
+
     /// The interpreter that comes with the distribution, without any package.
     #[must_use]
     pub fn of_distribution() -> Option<Python> {
-        let executable = PathBuf::from("/usr/bin/python3");
-        executable.exists().then(|| Python {
-            environment: None,
-            executable,
-            base_prefix: "/usr".into(),
-            version: String::new(),
-        })
+        let python = Python::nowhere();
+        python.executable.exists().then_some(python)
     }
 }
 
@@ -127,9 +140,7 @@ pub(crate) fn steps(image: &Image) -> Vec<Step> {
             Err(_) => {}
         }
     }
-    for (name, contents) in
-        [("passwd", PASSWD), ("group", GROUP), ("hosts", HOSTS), ("nsswitch.conf", NSSWITCH)]
-    {
+    for (name, contents) in etc_files() {
         assembly.file(&Path::new("/etc").join(name), contents);
     }
     for path in
@@ -142,21 +153,8 @@ pub(crate) fn steps(image: &Image) -> Vec<Step> {
     if let Ok(zone) = fs::read_link("/etc/localtime") {
         assembly.link(Path::new("/etc/localtime"), &zone);
     }
-    for device in DEVICES.map(|name| Path::new("/dev").join(name)) {
-        if device.exists() {
-            assembly.show(&device, Access::DEVICE);
-        }
-    }
-    for (name, to) in [
-        ("ptmx", "pts/ptmx"),
-        ("fd", "/proc/self/fd"),
-        ("stdin", "/proc/self/fd/0"),
-        ("stdout", "/proc/self/fd/1"),
-        ("stderr", "/proc/self/fd/2"),
-    ] {
-        assembly.link(&Path::new("/dev").join(name), Path::new(to));
-    }
-    for path in ["/dev/pts", "/dev/shm", "/proc", "/tmp", "/run", paths::SESSION, paths::DATA] {
+    assembly.devices();
+    for path in ["/proc", "/tmp", "/run", paths::SESSION, paths::DATA] {
         assembly.directory(Path::new(path));
     }
     assembly.link(Path::new("/work"), Path::new(paths::SESSION));
@@ -181,6 +179,35 @@ pub(crate) fn steps(image: &Image) -> Vec<Step> {
     }
     assembly.steps.push(Step::ReadOnly { target: staged_root() });
     assembly.steps
+}
+
+/// The steps that assemble the root of a sandbox from one of the store at `place`, a directory of
+/// the spawner's stage. What they mount on is there: it was made when the image was unpacked.
+pub(crate) fn steps_of_root(rootfs: &Path, kernels: &Path, place: &Path) -> Vec<Step> {
+    let root = place.join("root");
+    let etc = place.join("etc");
+    let directory = |path: &Path| Step::MakeDir { path: path.into(), mode: 0o755, owner: None };
+    let mut steps = vec![directory(place), directory(&root), directory(&etc)];
+    let source = Source::Path(rootfs.to_owned());
+    steps.push(Step::Bind { source, target: root.clone(), access: Access::READ_EXEC });
+    for (name, contents) in etc_files() {
+        let own = etc.join(name);
+        steps.push(Step::MakeFile { path: own.clone(), contents: contents.to_owned() });
+        let target = root.join("etc").join(name);
+        steps.push(Step::Bind { source: Source::Path(own), target, access: Access::READ });
+    }
+    steps.push(Step::Tmpfs { target: root.join("dev"), size: 1 << 20, inodes: 64, mode: 0o755 });
+    // The directory itself is there.
+    let made = vec!["/dev".into(), "/opt".into(), "/opt/belljar".into(), paths::KERNELS.into()];
+    let mut assembly = Assembly { root: root.clone(), steps, made };
+    assembly.devices();
+    assembly.show_at(kernels, Path::new(paths::KERNELS), Access::READ_EXEC);
+    assembly.steps.push(Step::ReadOnly { target: root });
+    assembly.steps
+}
+
+fn etc_files() -> [(&'static str, &'static str); 4] {
+    [("passwd", PASSWD), ("group", GROUP), ("hosts", HOSTS), ("nsswitch.conf", NSSWITCH)]
 }
 
 /// Debian keeps the site customisation of its Python below `/etc`.
@@ -221,6 +248,27 @@ impl Assembly {
         let step = Step::MakeDir { path: self.inside(path), mode: 0o755, owner: None };
         self.steps.push(step);
         self.made.push(path.to_owned());
+    }
+
+    /// A `/dev` with what every program expects, and nothing of the machine.
+    fn devices(&mut self) {
+        for device in DEVICES.map(|name| Path::new("/dev").join(name)) {
+            if device.exists() {
+                self.show(&device, Access::DEVICE);
+            }
+        }
+        for (name, to) in [
+            ("ptmx", "pts/ptmx"),
+            ("fd", "/proc/self/fd"),
+            ("stdin", "/proc/self/fd/0"),
+            ("stdout", "/proc/self/fd/1"),
+            ("stderr", "/proc/self/fd/2"),
+        ] {
+            self.link(&Path::new("/dev").join(name), Path::new(to));
+        }
+        for path in ["/dev/pts", "/dev/shm"] {
+            self.directory(Path::new(path));
+        }
     }
 
     fn parents(&mut self, path: &Path) {

@@ -14,8 +14,8 @@
 mod body;
 pub mod image;
 pub(crate) mod plan;
-
 pub mod spawner;
+mod staged;
 pub mod zygote;
 
 use std::collections::HashSet;
@@ -26,23 +26,24 @@ use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 
 use belljar_sys::cgroup::{self, CgroupError, Parent};
 use belljar_sys::ids::{IdBlock, IdBlocks};
 use belljar_sys::plan::{FdIndex, Source, Step};
 use belljar_sys::{channel, ids, mount, privileges, process, procfs, tree};
 
-use crate::kernels::{self, Role};
+use crate::kernels::Role;
 use crate::runtime::{Runtime, is_orphaned};
 use crate::sandbox::{Handle, Parts, Sandbox};
-use crate::spec::{SandboxSpec, USER_ID, paths};
+use crate::spec::{SandboxSpec, USER_ID};
 use crate::{RuntimeError, link::Link};
 use async_trait::async_trait;
 use body::NativeBody;
-use image::{Image, Python};
+use image::Image;
 use spawner::{AsyncSpawner, SandboxOrder, Spawner};
-use zygote::{Keeper, Zygote, ZygoteState};
+use staged::{Shelf, Staged};
+use zygote::ZygoteState;
 
 /// Where the runtime keeps things that do not survive a reboot.
 #[derive(Debug, Clone)]
@@ -73,7 +74,8 @@ pub struct NativeRuntime {
     cgroups: Result<Parent, CgroupError>,
     /// Blocks of user ids to hand out; none without root.
     ids: Option<Mutex<IdBlocks>>,
-    zygote: OnceLock<Keeper>,
+    /// What sandboxes are made from.
+    images: Shelf,
     /// Tells the sandboxes of this process from those of others, also after its end.
     instance: String,
     /// Whose sandboxes these are, where they outlive this process.
@@ -131,7 +133,7 @@ impl Prepared {
             respawning: tokio::sync::Mutex::default(),
             cgroups,
             ids,
-            zygote: OnceLock::new(),
+            images: Shelf::new(&config.image),
             instance,
             owner,
             next: AtomicU64::new(1),
@@ -145,33 +147,31 @@ impl Prepared {
 impl NativeRuntime {
     /// Begins to warm a zygote in the background and keeps one from then on.
     pub fn keep_zygote(self: &Arc<Self>) {
-        self.zygote.get_or_init(|| Keeper::start(self));
+        self.images.keep_zygotes(self);
     }
 
     /// Waits for the zygote to be warm, or to have failed.
     pub async fn zygote_settled(&self) -> ZygoteState {
-        match self.zygote.get() {
-            Some(keeper) => keeper.settled().await,
-            None => ZygoteState::Failed("it was not asked for".into()),
+        match self.default_image() {
+            Some(image) => image.zygote_settled().await,
+            None => ZygoteState::Failed("its image is not there".into()),
         }
     }
 
+    /// Of the image of whoever asks for none.
     pub fn zygote_state(&self) -> Option<ZygoteState> {
-        self.zygote.get().map(Keeper::state)
-    }
-
-    pub(crate) fn warm_zygote(&self) -> Option<Arc<Zygote>> {
-        self.zygote.get()?.warm()
+        self.default_image()?.zygote_state()
     }
 
     /// A sandbox with its guest, and no kernel yet. Should the spawner have died, a new one is made.
     pub async fn create(self: &Arc<Self>, spec: &SandboxSpec) -> Result<Sandbox, RuntimeError> {
+        let image = self.image_of(spec.image.as_deref())?;
         let spawner = self.spawner();
-        match self.create_by(&spawner, spec).await {
+        match self.create_by(&spawner, &image, spec).await {
             Err(RuntimeError::SpawnerGone(cause)) => {
                 tracing::warn!("the spawner died ({cause}); starting another");
                 let successor = self.replace_spawner(&spawner).await?;
-                self.create_by(&successor, spec).await
+                self.create_by(&successor, &image, spec).await
             }
             created => created,
         }
@@ -194,18 +194,18 @@ impl NativeRuntime {
             .map_err(|panic| RuntimeError::StartSpawner(io::Error::other(panic)))??;
         let successor = Arc::new(started.into_async(gone.generation() + 1)?);
         *lock(&self.spawner) = Arc::clone(&successor);
-        // It lives in the namespaces of the one that died and cannot enter what comes now.
-        if let Some(keeper) = self.zygote.get() {
-            keeper.replace();
-        }
+        // They live in the namespaces of the one that died and cannot enter what comes now.
+        self.images.replace_zygotes();
         Ok(successor)
     }
 
     async fn create_by(
         self: &Arc<Self>,
         spawner: &AsyncSpawner,
+        image: &Arc<Staged>,
         spec: &SandboxSpec,
     ) -> Result<Sandbox, RuntimeError> {
+        image.assemble(self, spawner).await?;
         let name = format!("{}.{}", self.instance, self.next.fetch_add(1, Ordering::Relaxed));
         self.anticipate_joining();
         let mut fds: Vec<OwnedFd> = Vec::new();
@@ -241,6 +241,7 @@ impl NativeRuntime {
             None => (None, None),
         };
         let block = BlockGuard { runtime: Arc::clone(self), block };
+        let image_lock = image.lock()?.map(&mut add);
         if let (Some(directory), Some(block)) = (&spec.session_dir, block.block) {
             give_to_sandbox(directory.clone(), block).await?;
         }
@@ -252,10 +253,11 @@ impl NativeRuntime {
         let fds_of = plan::SandboxFds { cgroups, data, session };
 
         let order = SandboxOrder {
-            plan: plan::sandbox(spec, block.block, fds_of),
+            plan: plan::sandbox(image.root(), spec, block.block, fds_of),
             listener,
             oom_events,
             id_lock,
+            image_lock,
             nonce: nonce.clone(),
             alone_for_s: spec.alone_for_s,
         };
@@ -271,11 +273,12 @@ impl NativeRuntime {
             generation: Some(spawner.generation()),
             process: channel::watched(spawned.keep()).map_err(RuntimeError::Connect)?,
             runtime: Arc::clone(self),
+            image: Some(Arc::clone(image)),
             cgroup,
             _socket: socket,
             _block: block,
         };
-        Ok(self.assemble(handle, spec.clone(), link, body))
+        Ok(assemble(image, handle, spec.clone(), link, body))
     }
 
     /// Takes over a sandbox that an earlier server made, if it is still there and is the one we
@@ -305,21 +308,24 @@ impl NativeRuntime {
             process: channel::watched(pidfd).map_err(RuntimeError::Connect)?,
             cgroup: self.cgroups.as_ref().ok().map(|parent| parent.adopt(&handle.name)),
             runtime: Arc::clone(self),
+            image: None,
             _socket: SocketGuard(socket),
             _block: BlockGuard { runtime: Arc::clone(self), block: handle.block },
         };
-        Ok(self.assemble(handle, spec, link, body))
+        // Its name may be gone, or lead to another one by now; then the machine's own environment is
+        // the best guess.
+        let image = self.image_of(spec.image.as_deref());
+        let image = image.unwrap_or_else(|_| self.images.host());
+        Ok(assemble(&image, handle, spec, link, body))
     }
 
-    fn assemble(&self, handle: Handle, spec: SandboxSpec, link: Link, body: NativeBody) -> Sandbox {
-        Sandbox::assemble(Parts {
-            handle,
-            env: self.kernel_env(&spec.env),
-            python: self.kernel_argv(Role::Kernel),
-            spec,
-            link,
-            body: Box::new(body),
-        })
+    /// What a sandbox that asks for this is made from.
+    fn image_of(self: &Arc<Self>, name: Option<&str>) -> Result<Arc<Staged>, RuntimeError> {
+        self.images.find(self, name.unwrap_or(&self.config.image.default))
+    }
+
+    fn default_image(&self) -> Option<Arc<Staged>> {
+        self.images.known(&self.config.image.default)
     }
 
     /// Ends and removes what is left of this owner's earlier sandboxes, but for those in `keep`.
@@ -372,29 +378,6 @@ impl NativeRuntime {
         Arc::clone(&lock(&self.spawner))
     }
 
-    /// The command line of the image's Python kernel or zygote.
-    pub(crate) fn kernel_argv(&self, role: kernels::Role) -> Vec<String> {
-        let Python { executable, environment, .. } = &self.config.image.python;
-        let font_cache = environment.as_ref().map(|_| format!("{}/share/belljar", paths::PYTHON));
-        kernels::python_argv(&executable.display().to_string(), role, font_cache)
-    }
-
-    /// The environment of everything in a sandbox.
-    pub(crate) fn kernel_env(&self, extra: &[(String, String)]) -> Vec<(String, String)> {
-        let python = &self.config.image.python;
-        let tools = python.environment.as_ref().map(|_| format!("{}/bin", paths::PYTHON));
-        let mut own = Vec::new();
-        if let Some(packages) = python.session_packages() {
-            // Where pip puts them; an environment that is read-only does not look there.
-            own.push(("PYTHONPATH".to_owned(), packages));
-        }
-        if python.is_relocated() && python.has_shared_library() {
-            // It is looked for where it was installed, which is not where it is inside.
-            own.push(("LD_LIBRARY_PATH".to_owned(), format!("{}/lib", paths::PYTHON_BASE)));
-        }
-        kernels::environment(tools.as_deref(), own.iter().chain(extra))
-    }
-
     /// Ends the sandboxes with these names and removes their cgroups and sockets: what somebody left
     /// behind who died without cleaning up.
     fn remove_all(&self, doomed: impl Fn(&str) -> bool) {
@@ -421,6 +404,10 @@ impl NativeRuntime {
 impl Runtime for NativeRuntime {
     fn backend(&self) -> String {
         "native".to_owned()
+    }
+
+    fn check_image(&self, name: &str) -> Result<(), RuntimeError> {
+        self.images.check(name)
     }
 
     async fn create(self: Arc<Self>, spec: &SandboxSpec) -> Result<Sandbox, RuntimeError> {
@@ -451,6 +438,23 @@ impl Runtime for NativeRuntime {
     async fn warmed_up(&self) {
         self.zygote_settled().await;
     }
+}
+
+fn assemble(
+    image: &Staged,
+    handle: Handle,
+    spec: SandboxSpec,
+    link: Link,
+    body: NativeBody,
+) -> Sandbox {
+    Sandbox::assemble(Parts {
+        handle,
+        env: image.environment(&spec.env),
+        python: image.python_argv(Role::Kernel).unwrap_or_default(),
+        spec,
+        link,
+        body: Box::new(body),
+    })
 }
 
 /// Gives a sandbox's block of ids back when dropped.
@@ -507,6 +511,7 @@ fn open_sources(steps: &mut [Step]) -> Result<Vec<OwnedFd>, RuntimeError> {
     for step in steps {
         if let Step::Bind { source, .. } = step
             && let Source::Path(path) = &*source
+            && !path.starts_with(spawner::STAGE)
         {
             trees.push(open_tree(path)?);
             *source = Source::Tree(FdIndex(trees.len() - 1));

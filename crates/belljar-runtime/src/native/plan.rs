@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use belljar_sys::ids;
 use belljar_sys::plan::{Access, FdIndex, IdMap, Namespace, Plan, Source, Step};
 
-use super::image::staged_root;
 use super::spawner::STAGE;
 use crate::spec::{SandboxSpec, USER_ID, paths};
 
@@ -51,8 +50,14 @@ pub(crate) struct SandboxFds {
     pub(crate) session: Option<FdIndex>,
 }
 
-/// `block` is the sandbox's block of user ids; without one it shares the server's only id.
-pub(crate) fn sandbox(spec: &SandboxSpec, block: Option<u32>, fds: SandboxFds) -> Plan {
+/// `image` is where its root was assembled; `block` is its block of user ids, and without one it
+/// shares the server's only id.
+pub(crate) fn sandbox(
+    image: &Path,
+    spec: &SandboxSpec,
+    block: Option<u32>,
+    fds: SandboxFds,
+) -> Plan {
     let root = Path::new(STAGE).join("root");
     let scratch = Path::new(STAGE).join("scratch");
     let inside = |path: &str| root.join(path.trim_start_matches('/'));
@@ -66,7 +71,7 @@ pub(crate) fn sandbox(spec: &SandboxSpec, block: Option<u32>, fds: SandboxFds) -
         Step::SetHostname { name: HOSTNAME.into() },
         Step::LoopbackUp,
         Step::PrivateMounts,
-        image_at(&root),
+        image_at(image, &root),
         Step::Proc { target: inside("/proc") },
     ]);
     let cover = Path::new(STAGE).join("empty");
@@ -144,7 +149,7 @@ pub(crate) fn sandbox(spec: &SandboxSpec, block: Option<u32>, fds: SandboxFds) -
 /// The zygote sees the image as a sandbox does, so that what it imported is found at the same
 /// paths later; it has no network and nothing to write to but an empty `/tmp`. It stays in the
 /// spawner's user namespace, with the rights over sandboxes that joining them takes.
-pub(crate) fn zygote() -> Plan {
+pub(crate) fn zygote(image: &Path) -> Plan {
     let root = Path::new(STAGE).join("root");
     Plan {
         namespaces: vec![Namespace::Mount, Namespace::Net, Namespace::Ipc, Namespace::Uts],
@@ -153,7 +158,7 @@ pub(crate) fn zygote() -> Plan {
             // Read once and remembered by some library, the name would be the host's in every kernel.
             Step::SetHostname { name: HOSTNAME.into() },
             Step::PrivateMounts,
-            image_at(&root),
+            image_at(image, &root),
             Step::Bind {
                 source: Source::Path("/proc".into()),
                 target: root.join("proc"),
@@ -171,10 +176,10 @@ pub(crate) fn zygote() -> Plan {
     }
 }
 
-fn image_at(root: &Path) -> Step {
+fn image_at(image: &Path, root: &Path) -> Step {
     // Every part of the image carries its own restrictions already; devices must stay devices.
     let access = Access { write: true, exec: true, devices: true };
-    Step::Bind { source: Source::Path(staged_root()), target: root.to_owned(), access }
+    Step::Bind { source: Source::Path(image.to_owned()), target: root.to_owned(), access }
 }
 
 /// The ids of one sandbox, as the spawner, which lives in the outer namespace, must write them.
@@ -210,6 +215,7 @@ pub(crate) fn outer_id_map(privileged: bool) -> IdMap {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::native::image::staged_root;
     use crate::spec::{DataMount, Limits};
 
     #[test]
@@ -220,7 +226,7 @@ mod tests {
             ..SandboxSpec::default()
         };
         let fds = SandboxFds { cgroups: 4, data: Some(FdIndex(7)), session: None };
-        insta::assert_snapshot!(sandbox(&spec, Some(3), fds));
+        insta::assert_snapshot!(sandbox(&staged_root(), &spec, Some(3), fds));
     }
 
     #[test]
@@ -230,12 +236,22 @@ mod tests {
             data: Some(DataMount { host_path: "/srv/datasets".into() }),
             ..SandboxSpec::default()
         };
-        let plan = sandbox(&spec, None, SandboxFds { cgroups: 0, data: None, session: None });
+        let fds = SandboxFds { cgroups: 0, data: None, session: None };
+        let plan = sandbox(&staged_root(), &spec, None, fds);
         insta::assert_snapshot!(plan);
     }
 
     #[test]
     fn a_zygote_is_built_in_these_steps() {
-        insta::assert_snapshot!(zygote());
+        insta::assert_snapshot!(zygote(&staged_root()));
+    }
+
+    #[test]
+    fn the_root_of_an_image_is_assembled_in_these_steps() {
+        let place = Path::new(STAGE).join("image-1");
+        let rootfs = Path::new("/images/roots/abc/rootfs");
+        let steps = crate::native::image::steps_of_root(rootfs, Path::new("/usr"), &place);
+        let steps: Vec<String> = steps.iter().map(ToString::to_string).collect();
+        insta::assert_snapshot!(steps.join("\n"));
     }
 }

@@ -52,8 +52,9 @@ pub struct SandboxOrder {
     pub plan: Plan,
     pub listener: FdIndex,
     pub oom_events: Option<FdIndex>,
-    /// Held by the guest for as long as it lives.
+    /// Held by the guest for as long as it lives, and so is what keeps its image from being removed.
     pub id_lock: Option<FdIndex>,
+    pub image_lock: Option<FdIndex>,
     pub nonce: String,
     pub alone_for_s: u64,
 }
@@ -194,6 +195,17 @@ impl Conversation {
         bytes: &[u8],
         fds: &[BorrowedFd<'_>],
     ) -> Result<Spawned, RuntimeError> {
+        self.send(bytes, fds).await?;
+        self.answer().await
+    }
+
+    /// The same for an order that starts nothing.
+    async fn stage(&mut self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), RuntimeError> {
+        self.send(bytes, fds).await?;
+        expect_done(self.report().await?)
+    }
+
+    async fn send(&mut self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), RuntimeError> {
         while self.owed > 0 {
             if let Err(gone @ RuntimeError::SpawnerGone(_)) = self.answer().await {
                 return Err(gone);
@@ -203,15 +215,19 @@ impl Conversation {
             .await
             .map_err(RuntimeError::SpawnerGone)?;
         self.owed += 1;
-        self.answer().await
+        Ok(())
     }
 
-    async fn answer(&mut self) -> Result<Spawned, RuntimeError> {
+    async fn report(&mut self) -> Result<(Report, Vec<OwnedFd>), RuntimeError> {
         let packet = channel::recv_packet_async(&self.socket).await;
         if matches!(packet, Ok(Some(_))) {
             self.owed -= 1;
         }
-        let (report, fds) = understand(packet)?;
+        understand(packet)
+    }
+
+    async fn answer(&mut self) -> Result<Spawned, RuntimeError> {
+        let (report, fds) = self.report().await?;
         match (report, <[OwnedFd; 2]>::try_from(fds)) {
             (Report::Started { pid }, Ok([pidfd, status])) => {
                 Ok(Spawned { pid, pidfd: Some(pidfd), status: Some(status) })
@@ -241,6 +257,16 @@ impl AsyncSpawner {
     ) -> Result<Spawned, RuntimeError> {
         let indices = (0..fds.len()).map(FdIndex).collect();
         self.start(&Order::Program { plan, argv, env, fds: indices }, fds).await
+    }
+
+    /// Carries out steps in the spawner's own mount namespace, below [`STAGE`].
+    pub async fn stage(
+        &self,
+        steps: Vec<Step>,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<(), RuntimeError> {
+        let bytes = to_bytes(&Order::Stage { steps });
+        self.conversation.lock().await.stage(&bytes, fds).await
     }
 
     #[must_use]
@@ -357,7 +383,7 @@ fn make_stage() -> Result<(), String> {
     carry_out(
         &[
             Step::PrivateMounts,
-            Step::Tmpfs { target: stage(""), size: 1 << 20, inodes: 64, mode: 0o755 },
+            Step::Tmpfs { target: stage(""), size: 4 << 20, inodes: 16_384, mode: 0o755 },
             Step::MakeDir { path: stage("/root"), mode: 0o755, owner: None },
             Step::MakeDir { path: stage("/scratch"), mode: 0o755, owner: None },
             Step::MakeFile { path: stage("/empty"), contents: String::new() },
@@ -448,8 +474,9 @@ fn guest_in_child(
         landlock: applied.landlock,
         alone_for_s: order.alone_for_s,
     };
-    // Never closed while the guest lives: the lock on its block of ids goes with it.
+    // Never closed while the guest lives: the locks on its block of ids and its image go with it.
     let _id_lock = order.id_lock.and_then(&mut take);
+    let _image_lock = order.image_lock.and_then(&mut take);
     drop(fds);
     *status = None;
     become_guest(start).map_err(|error| error.to_string())

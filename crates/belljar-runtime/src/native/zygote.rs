@@ -17,6 +17,7 @@ use tokio::sync::watch;
 
 use super::NativeRuntime;
 use super::plan;
+use super::staged::Staged;
 use crate::RuntimeError;
 use crate::kernels::Role;
 use crate::spec::USER_ID;
@@ -64,7 +65,10 @@ pub(crate) struct KernelFds<'a> {
 
 impl Zygote {
     /// Starts one and waits until it is warm.
-    async fn start(runtime: &NativeRuntime) -> Result<(Zygote, Warm), RuntimeError> {
+    async fn start(
+        runtime: &Arc<NativeRuntime>,
+        image: &Staged,
+    ) -> Result<(Zygote, Warm), RuntimeError> {
         let (ours, theirs) = channel::packet_pair().map_err(RuntimeError::SpawnerGone)?;
         let null = std::fs::File::options()
             .read(true)
@@ -79,11 +83,13 @@ impl Zygote {
             null.as_fd()
         };
         let fds = [null.as_fd(), null.as_fd(), errors, theirs.as_fd()];
-        let argv = runtime.kernel_argv(Role::Zygote);
-        let env = runtime.kernel_env(&[]);
+        let argv = image.python_argv(Role::Zygote)?;
+        let env = image.environment(&[]);
         let spawner = runtime.spawner();
         let generation = spawner.generation();
-        let mut spawned = spawner.program(plan::zygote(), argv, env, &fds).await?;
+        image.assemble(runtime, &spawner).await?;
+        let plan = plan::zygote(image.root());
+        let mut spawned = spawner.program(plan, argv, env, &fds).await?;
         drop(theirs);
         spawned.settled().await?;
         let pid = spawned.pid;
@@ -94,7 +100,7 @@ impl Zygote {
         let filter =
             seccomp::Filter::sandbox().map_err(|error| RuntimeError::Kernel(error.to_string()))?;
         let configure = ToZygote::Configure {
-            preload: &runtime.image().preload,
+            preload: image.preload(),
             seccomp: base64::engine::general_purpose::STANDARD.encode(filter.to_bytes()),
         };
         let getting_warm = async {
@@ -201,29 +207,30 @@ pub(crate) struct Keeper {
 }
 
 impl Keeper {
-    pub(crate) fn start(runtime: &Arc<NativeRuntime>) -> Keeper {
+    pub(crate) fn start(runtime: &Arc<NativeRuntime>, image: &Arc<Staged>) -> Keeper {
         let (publish, current) = watch::channel((ZygoteState::Warming, None));
-        // Weak: the keeper must not keep the runtime alive that owns it.
-        let runtime = Arc::downgrade(runtime);
+        // Weak: the keeper must not keep alive what owns it.
+        let (runtime, image) = (Arc::downgrade(runtime), Arc::downgrade(image));
         let task = tokio::spawn(async move {
             let mut failures = 0;
             loop {
-                let Some(strong) = runtime.upgrade() else {
+                let (Some(strong), Some(image)) = (runtime.upgrade(), image.upgrade()) else {
                     return;
                 };
                 let spawner = strong.spawner();
-                let started = Zygote::start(&strong).await;
+                let started = Zygote::start(&strong, &image).await;
                 if let Err(RuntimeError::SpawnerGone(_)) = &started {
                     // If that fails too, whoever wants a sandbox is told.
                     let _ = strong.replace_spawner(&spawner).await;
                 }
-                drop((strong, spawner));
+                let name = image.name().to_owned();
+                drop((strong, spawner, image));
                 match started {
                     Ok((zygote, warm)) => {
                         failures = 0;
                         tracing::info!(
                             zygote.rss_kib = warm.rss_kib,
-                            "zygote is warm: Python {} with {} modules",
+                            "zygote of {name} is warm: Python {} with {} modules",
                             warm.python,
                             warm.modules.len()
                         );
@@ -235,7 +242,7 @@ impl Keeper {
                         publish.send_replace((ZygoteState::Warming, None));
                     }
                     Err(error) => {
-                        tracing::warn!("failed to start a zygote: {error}");
+                        tracing::warn!("failed to start a zygote of {name}: {error}");
                         publish.send_replace((ZygoteState::Failed(error.to_string()), None));
                     }
                 }

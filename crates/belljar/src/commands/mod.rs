@@ -6,6 +6,7 @@ mod books;
 mod code;
 mod doctor;
 mod guest;
+mod image;
 mod key;
 mod limits;
 mod outage;
@@ -39,6 +40,9 @@ pub(crate) fn dispatch(command: Command) -> Result<ExitCode> {
     if let Command::Guest(args) = command {
         return guest::guest(args);
     }
+    if let Command::BuildStep = command {
+        return image::build_step();
+    }
     let settings = Settings::load_with(&command.settings())?;
     logging::start(&settings.log, command.default_log());
     match command {
@@ -48,11 +52,13 @@ pub(crate) fn dispatch(command: Command) -> Result<ExitCode> {
         Command::Artifacts(args) => artifacts::artifacts(args.command, &settings),
         Command::Key(command) => key::key(command, &settings),
         Command::Usage(args) => usage::usage(args, &settings),
+        Command::Image(args) => image::image(args.command, &settings),
         Command::Setup(args) => setup::setup(&args, &settings),
         Command::Doctor(args) => doctor::doctor(&args, &settings),
         Command::Bench(args) => bench::bench(&args, &settings),
         Command::Spawner { inside } => spawner::spawner(inside),
         Command::Guest(args) => guest::guest(args),
+        Command::BuildStep => image::build_step(),
     }
 }
 

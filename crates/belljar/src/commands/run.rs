@@ -67,7 +67,7 @@ fn plan(args: RunArgs, settings: &Settings) -> Result<Run> {
         bail!("--network: {why}");
     }
     let env = policy.environment().into_iter().chain(args.env).collect();
-    let spec = SandboxSpec { limits, env, data, ..SandboxSpec::default() };
+    let spec = SandboxSpec { image: args.image, limits, env, data, ..SandboxSpec::default() };
     let mut run = Run::new(new_id(), code, spec);
     (run.policy, run.network) = (policy, network);
     run.timeout_ms = args.timeout;

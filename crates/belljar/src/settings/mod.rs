@@ -21,6 +21,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use belljar_image::Login;
 use belljar_runtime::Limits;
 
 pub use artifacts::ArtifactSettings;
@@ -43,6 +44,10 @@ pub struct Settings {
     pub python: PathBuf,
     pub packages: Vec<String>,
     pub preload: Vec<String>,
+    /// What an image may unpack to.
+    pub image_bytes: u64,
+    /// Who we are at registries, where that is set.
+    pub registry_login: Option<Login>,
     pub limits: Limits,
     pub cgroup_parent: String,
     pub backend: BackendSettings,
@@ -140,6 +145,8 @@ impl Settings {
             python: values.text("BELLJAR_PYTHON").into(),
             packages: values.list("BELLJAR_PACKAGES", word)?,
             preload: values.list("BELLJAR_PRELOAD", word)?,
+            registry_login: registry_login(&values)?,
+            image_bytes: values.read("BELLJAR_IMAGE_LIMIT", parse::size_from(1 << 20))?,
             limits: Limits {
                 memory: values.read("BELLJAR_MEMORY", parse::size_from(Limits::MIN_MEMORY))?,
                 millicpus: values.read("BELLJAR_CPUS", parse::cpus)?,
@@ -160,6 +167,22 @@ impl Settings {
             server,
             home,
         })
+    }
+}
+
+fn registry_login(values: &Values<'_>) -> Result<Option<Login>> {
+    let word = |text: &str| Some(text.to_owned());
+    let user = values.optional("BELLJAR_REGISTRY_USER", word)?;
+    let password = values.optional("BELLJAR_REGISTRY_PASSWORD", word)?;
+    match (user, password) {
+        (Some(user), Some(password)) => Ok(Some(Login { user, password })),
+        (None, None) => Ok(None),
+        (Some(_), None) => {
+            bail!("BELLJAR_REGISTRY_USER is set and BELLJAR_REGISTRY_PASSWORD is not")
+        }
+        (None, Some(_)) => {
+            bail!("BELLJAR_REGISTRY_PASSWORD is set and BELLJAR_REGISTRY_USER is not")
+        }
     }
 }
 
@@ -246,6 +269,7 @@ mod tests {
             ("SESSION_STORAGE", "disk"),
             ("DATASET_ACCESS", "all"),
             ("SANDBOX_IMAGE", "two words"),
+            ("BELLJAR_IMAGE_LIMIT", "1K"),
             ("BELLJAR_BACKEND", "podman"),
             ("BELLJAR_GPUS", "some"),
             ("DOCKER_HOST", "/var/run/docker.sock"),

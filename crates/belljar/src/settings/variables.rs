@@ -165,7 +165,8 @@ pub const GROUPS: &[Group] = &[
                 "the name of an image",
                 "",
                 "What sandboxes are made from. `host` is this machine's own /usr with the environment\n\
-                 that `belljar setup` made, and so is `sandbox:latest` unless docker is used, which\n\
+                 that `belljar setup` made, and so is `sandbox:latest` unless there is such an image or\n\
+                 docker is used; others come from `belljar image build`, `pull` or `import`, and docker\n\
                  takes any image of its engine.",
             )
             .when_empty("host, or belljar/sandbox:latest with docker"),
@@ -176,6 +177,12 @@ pub const GROUPS: &[Group] = &[
                 "What sessions may ask for besides the default.",
             )
             .when_empty("nothing else"),
+            variable(
+                "BELLJAR_IMAGE_LIMIT",
+                "a size such as 512M or 2G, at least 1M",
+                "32G",
+                "What an image may unpack to at most.",
+            ),
             variable(
                 "DOCKER_HOST",
                 "an address such as unix:///var/run/docker.sock or tcp://localhost:2375",
@@ -205,6 +212,21 @@ pub const GROUPS: &[Group] = &[
                 "GPUs for sandboxes, where the container engine has any.",
             )
             .when_empty("none"),
+            variable(
+                "BELLJAR_REGISTRY_USER",
+                "a name",
+                "",
+                "Who `belljar image pull` is at a registry.",
+            )
+            .when_empty("as `docker login` left it"),
+            variable(
+                "BELLJAR_REGISTRY_PASSWORD",
+                "a password or token",
+                "",
+                "The password of BELLJAR_REGISTRY_USER.",
+            )
+            .when_empty("none")
+            .secret(),
             variable(
                 "BELLJAR_CGROUP_PARENT",
                 "a name",

@@ -50,6 +50,7 @@ fn ask(args: SessionCreateArgs) -> Value {
         ask.extend(value.map(|value| (name.to_owned(), value)));
     };
     field("key", args.key.map(Value::from));
+    field("image", args.image.map(Value::from));
     field("storage", args.storage.map(|word| word.to_ascii_uppercase().into()));
     field("datasets", args.datasets.map(|word| word.to_ascii_uppercase().into()));
     field("network", args.network.map(|policy| json!(policy)));

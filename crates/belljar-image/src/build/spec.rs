@@ -1,0 +1,139 @@
+//! What to build: a short file of wishes.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+
+use crate::ImageError;
+
+/// The image for everybody.
+pub const DEFAULT_SPEC: &str = include_str!("../../../../images/sandbox.toml");
+
+/// What `browser = true` adds.
+pub(super) const BROWSER: [&str; 6] = [
+    "chromium",
+    "fonts-liberation",
+    "fonts-noto-cjk",
+    "fonts-noto-color-emoji",
+    "fonts-noto-core",
+    "xvfb",
+];
+
+/// Packages of one kind; more is a mistake.
+const MAX_PACKAGES: usize = 2000;
+
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Spec {
+    pub base: String,
+    #[serde(default)]
+    pub apt: Vec<String>,
+    #[serde(default)]
+    pub pip: Vec<String>,
+    #[serde(default)]
+    pub npm: Vec<String>,
+    #[serde(default)]
+    pub env: BTreeMap<String, String>,
+    /// Modules that kernels start with; none where the server's own list is meant.
+    pub preload: Option<Vec<String>>,
+    #[serde(default = "default_user")]
+    pub user: String,
+    #[serde(default)]
+    pub browser: bool,
+}
+
+fn default_user() -> String {
+    "belljar".into()
+}
+
+impl Spec {
+    pub fn parse(text: &str) -> Result<Spec, ImageError> {
+        let spec: Spec =
+            toml::from_str(text).map_err(|error| ImageError::Spec(error.to_string()))?;
+        spec.check()?;
+        Ok(spec)
+    }
+
+    /// Names go into argument lists: none of them may be taken for an option, or be something else
+    /// than one line.
+    fn check(&self) -> Result<(), ImageError> {
+        let wrong = |message: String| Err(ImageError::Spec(message));
+        let lists = [("apt", &self.apt), ("pip", &self.pip), ("npm", &self.npm)];
+        for (key, names) in lists {
+            if names.len() > MAX_PACKAGES {
+                return wrong(format!("{key}: more than {MAX_PACKAGES} packages"));
+            }
+            let is_bad = |name: &&String| {
+                name.is_empty() || name.starts_with('-') || name.chars().any(char::is_control)
+            };
+            if let Some(name) = names.iter().find(is_bad) {
+                return wrong(format!("{key}: `{name}` is not the name of a package"));
+            }
+        }
+        let fits = |text: &str, extra: &str| {
+            !text.is_empty()
+                && text.chars().all(|c| c.is_ascii_alphanumeric() || extra.contains(c))
+                && !text.starts_with(|c: char| c.is_ascii_digit() || c == '-')
+        };
+        for name in self.env.keys() {
+            if !fits(name, "_") {
+                return wrong(format!("env: `{name}` is not the name of a variable"));
+            }
+        }
+        if let Some(key) = self.env.iter().find(|(_, value)| value.contains(['\0', '\n'])) {
+            return wrong(format!("env: the value of {} has more than one line", key.0));
+        }
+        for module in self.preload.iter().flatten() {
+            if !fits(module, "_.") {
+                return wrong(format!("preload: `{module}` is not the name of a module"));
+            }
+        }
+        if !fits(&self.user, "_-") || self.user.len() > 32 || self.user == "root" {
+            return wrong(format!("user: `{}` is not a name for a user", self.user));
+        }
+        Ok(())
+    }
+
+    /// Packages of the distribution, those that options stand for included.
+    pub(super) fn packages(&self) -> Vec<&str> {
+        let own = self.apt.iter().map(String::as_str);
+        let browser: &[&str] = if self.browser { &BROWSER } else { &[] };
+        let mut all: Vec<&str> = own.chain(browser.iter().copied()).collect();
+        all.sort_unstable();
+        all.dedup();
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_default_is_valid_and_has_what_was_promised() {
+        let spec = Spec::parse(DEFAULT_SPEC).unwrap();
+        for package in ["pandas", "rdkit", "scikit-learn", "ipython"] {
+            assert!(spec.pip.iter().any(|name| name == package), "{package}");
+        }
+        assert!(!spec.browser && !spec.packages().contains(&"chromium"));
+        let with_browser = Spec { browser: true, ..spec };
+        assert!(with_browser.packages().contains(&"chromium"));
+    }
+
+    #[test]
+    fn mistakes_are_said() {
+        for (text, said) in [
+            ("", "base"),
+            ("base = \"x\"\nptp = []", "ptp"),
+            ("base = \"x\"\npip = [\"--index-url=http://evil\"]", "pip"),
+            ("base = \"x\"\napt = [\"\"]", "apt"),
+            ("base = \"x\"\nuser = \"root\"", "user"),
+            ("base = \"x\"\npreload = [\"os; x\"]", "preload"),
+            ("base = \"x\"\n[env]\n\"A B\" = \"x\"", "env"),
+            ("base = \"x\"\n[env]\nA = \"x\\ny\"", "env"),
+        ] {
+            let error = Spec::parse(text).unwrap_err().to_string();
+            assert!(error.contains(said), "{text}: {error}");
+        }
+    }
+}

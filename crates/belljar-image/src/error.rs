@@ -1,0 +1,74 @@
+//! What can go wrong with an image. Each says what was tried; the cause is its source.
+
+use std::io;
+use std::path::PathBuf;
+
+use crate::digest::NotADigest;
+use crate::name::BadName;
+use crate::{Digest, Name};
+
+#[derive(Debug, thiserror::Error)]
+pub enum ImageError {
+    #[error(transparent)]
+    Name(#[from] BadName),
+    #[error("there is no image `{0}`; `belljar image list` shows those there are")]
+    Missing(Name),
+    #[error("failed to use `{path}`")]
+    File {
+        path: PathBuf,
+        #[source]
+        cause: io::Error,
+    },
+    #[error("failed to unpack `{path}`")]
+    Entry {
+        path: String,
+        #[source]
+        cause: io::Error,
+    },
+    #[error("the archive is damaged: {0}")]
+    Archive(String),
+    #[error("failed to read the archive")]
+    Read(#[source] io::Error),
+    #[error("the image was refused: {0}")]
+    Refused(String),
+    #[error("the image is too large: {0}")]
+    TooMuch(String),
+    #[error("this kind of image is not supported: {0}")]
+    Unsupported(String),
+    #[error("failed to understand the {what} of the image")]
+    Document {
+        what: &'static str,
+        #[source]
+        cause: serde_json::Error,
+    },
+    #[error("the image is damaged: {what} should be {expected} and is {found}")]
+    Digest { what: String, expected: Digest, found: Digest },
+    #[error(transparent)]
+    NotADigest(#[from] NotADigest),
+    #[error("the image is not for this machine: it should be {wanted}, and there is {has}")]
+    Platform { wanted: String, has: String },
+    #[error("the image is incomplete: {0} is missing")]
+    Incomplete(String),
+    #[error("the registry refused: {message}{hint}")]
+    Registry { message: String, hint: &'static str },
+    #[error("failed to ask the registry `{registry}`")]
+    Unreachable {
+        registry: String,
+        #[source]
+        cause: Box<dyn std::error::Error + Send + Sync>,
+    },
+    #[error("{0}")]
+    Spec(String),
+    #[error("failed to build the image: {0}")]
+    Build(String),
+    #[error("{0}")]
+    Docker(String),
+}
+
+impl ImageError {
+    /// For `map_err`: what happened to a file of ours.
+    pub(crate) fn file(path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> ImageError {
+        let path = path.into();
+        move |cause| ImageError::File { path, cause }
+    }
+}

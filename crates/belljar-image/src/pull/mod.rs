@@ -1,0 +1,221 @@
+//! Images from registries.
+//!
+//! ```text
+//!   reference ─▶ manifest, or the one for this machine out of several ─▶ configuration, layers
+//!                                        each on its own to disk, hashed on the way, kept if cut off
+//! ```
+//!
+//! Nothing is believed: every document and layer is compared with the digest that led to it.
+
+mod auth;
+mod download;
+
+use std::time::Duration;
+
+use oci_client::client::{Client, ClientConfig, ClientProtocol};
+use oci_client::errors::{OciDistributionError, OciErrorCode};
+use oci_client::secrets::RegistryAuth;
+use oci_client::{Reference, RegistryOperation};
+
+use crate::oci::{self, Descriptor, Document, Manifest};
+use crate::store::Writer;
+use crate::{Digest, Image, ImageError, Name, Progress, limits};
+
+pub use auth::Login;
+
+/// A registry that does not answer at all.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// One that stops in the middle of an answer.
+const READ_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// How an image is to be had.
+#[derive(Debug, Default)]
+pub struct PullOptions {
+    /// Who we are there; otherwise what `docker login` left is used.
+    pub login: Option<Login>,
+    /// Without TLS, also from another machine.
+    pub plain_http: bool,
+}
+
+/// Pulls an image; it is called as it was asked for, unless told otherwise.
+pub async fn pull(
+    writer: &Writer<'_>,
+    reference: &str,
+    name: Option<Name>,
+    options: &PullOptions,
+    progress: &dyn Progress,
+) -> Result<Image, ImageError> {
+    let wanted: Reference = reference
+        .parse()
+        .map_err(|error| ImageError::Refused(format!("`{reference}` names no image: {error}")))?;
+    let name = name.map_or_else(|| reference.parse(), Ok)?;
+    let registry = Registry::new(&wanted, options)?;
+    progress.begin(&format!("Asking {} for {name}", wanted.registry()), None);
+    let (bytes, manifest) = registry.manifest(&wanted).await?;
+    let parts = manifest.layers.iter().chain([&manifest.config]);
+    for part in parts.clone() {
+        if part.size > writer.store().archive_budget() {
+            return Err(ImageError::TooMuch(format!("a layer has {} bytes", part.size)));
+        }
+    }
+    for part in parts {
+        match writer.has_blob(&part.digest) {
+            Some(_) => progress.say(&format!("{} is there already", short(&part.digest))),
+            None => download::fetch(&registry, &wanted, writer, part, progress).await?,
+        }
+    }
+    let document = writer.add_document(oci::MANIFEST, &bytes)?;
+    writer.commit(name, &document.digest, wanted.whole(), progress)
+}
+
+fn short(digest: &Digest) -> &str {
+    &digest.hex()[..12]
+}
+
+/// A registry as we talk to it.
+struct Registry {
+    client: Client,
+    auth: RegistryAuth,
+    name: String,
+}
+
+impl Registry {
+    fn new(reference: &Reference, options: &PullOptions) -> Result<Registry, ImageError> {
+        // Fails only where somebody chose one before, which is as good.
+        let _ = tokio_rustls::rustls::crypto::ring::default_provider().install_default();
+        let name = reference.resolve_registry().to_owned();
+        let is_plain = options.plain_http || is_loopback(&name);
+        let variable = |name: &str| {
+            // Nobody's proxy leads back to this machine.
+            if is_loopback(reference.resolve_registry()) {
+                return None;
+            }
+            let values =
+                [name.to_owned(), name.to_lowercase()].map(|name| std::env::var(name).ok());
+            values.into_iter().flatten().find(|value| !value.is_empty())
+        };
+        let config = ClientConfig {
+            protocol: match is_plain {
+                true => ClientProtocol::HttpsExcept(vec![name.clone()]),
+                false => ClientProtocol::Https,
+            },
+            connect_timeout: Some(CONNECT_TIMEOUT),
+            read_timeout: Some(READ_TIMEOUT),
+            user_agent: concat!("belljar/", env!("CARGO_PKG_VERSION")),
+            https_proxy: variable("HTTPS_PROXY"),
+            http_proxy: variable("HTTP_PROXY"),
+            no_proxy: variable("NO_PROXY"),
+            ..ClientConfig::default()
+        };
+        let client = Client::try_from(config).map_err(|error| meaning(&name, error))?;
+        let auth = auth::find(options.login.as_ref(), reference.registry())?;
+        Ok(Registry { client, auth, name })
+    }
+
+    /// The manifest for this machine, as it was written and as it is understood.
+    async fn manifest(&self, reference: &Reference) -> Result<(Vec<u8>, Manifest), ImageError> {
+        let asked = self.client.auth(reference, &self.auth, RegistryOperation::Pull).await;
+        asked.map_err(|error| meaning(&self.name, error))?;
+        let mut bytes = self.document(reference, None).await?;
+        for _ in 0..2 {
+            match Document::parse(&bytes)? {
+                Document::Manifest(manifest) => return Ok((bytes, manifest)),
+                Document::Index(index) => {
+                    let Descriptor { digest, .. } = index.for_this_machine()?;
+                    let chosen = reference.clone_with_digest(digest.to_string());
+                    bytes = self.document(&chosen, Some(digest)).await?;
+                }
+            }
+        }
+        Err(ImageError::Refused("an index names an index names an index".into()))
+    }
+
+    async fn document(
+        &self,
+        reference: &Reference,
+        expected: Option<&Digest>,
+    ) -> Result<Vec<u8>, ImageError> {
+        let kinds = [oci::MANIFEST, oci::INDEX, oci::DOCKER_MANIFEST, oci::DOCKER_INDEX];
+        let asked = self.client.pull_manifest_raw(reference, &self.auth, &kinds).await;
+        let (bytes, _) = asked.map_err(|error| meaning(&self.name, error))?;
+        if bytes.len() as u64 > limits::MAX_DOCUMENT {
+            return Err(ImageError::TooMuch(format!("its manifest has {} bytes", bytes.len())));
+        }
+        let expected = match (expected, reference.digest()) {
+            (Some(expected), _) => Some(expected.clone()),
+            (None, Some(digest)) => Some(digest.parse()?),
+            (None, None) => None,
+        };
+        let found = Digest::of(&bytes);
+        match expected {
+            Some(expected) if expected != found => {
+                let what = "its manifest".to_owned();
+                Err(ImageError::Digest { what, expected, found })
+            }
+            _ => Ok(bytes.to_vec()),
+        }
+    }
+}
+
+/// What a registry's answer means for people. What it said may be long; secrets are never in it.
+fn meaning(registry: &str, error: OciDistributionError) -> ImageError {
+    const LOG_IN: &str = "; give --username and --password-stdin, or use `docker login` before";
+    let refused = |message: String, hint| {
+        let message = message.chars().take(500).collect();
+        ImageError::Registry { message, hint }
+    };
+    match error {
+        OciDistributionError::UnauthorizedError { .. } => {
+            refused(format!("{registry} does not let us"), LOG_IN)
+        }
+        OciDistributionError::AuthenticationFailure(_) => {
+            refused(format!("{registry} does not know this user or password"), LOG_IN)
+        }
+        OciDistributionError::ImageManifestNotFoundError(_) => {
+            refused("there is no such image".into(), "")
+        }
+        OciDistributionError::RegistryError { envelope, .. } => {
+            let first = envelope.errors.into_iter().next();
+            let code = first.as_ref().map(|first| &first.code);
+            match code {
+                Some(OciErrorCode::ManifestUnknown | OciErrorCode::NameUnknown) => {
+                    refused(format!("{registry} has no such image"), "")
+                }
+                Some(OciErrorCode::Unauthorized | OciErrorCode::Denied) => {
+                    refused(format!("{registry} does not let us"), LOG_IN)
+                }
+                _ => refused(first.map(|first| first.message).unwrap_or_default(), ""),
+            }
+        }
+        OciDistributionError::ServerError { code, .. } => {
+            refused(format!("{registry} answered with status {code}"), "")
+        }
+        error => ImageError::Unreachable { registry: registry.to_owned(), cause: Box::new(error) },
+    }
+}
+
+/// Whether a registry is on this machine.
+fn is_loopback(registry: &str) -> bool {
+    let host = match registry.strip_prefix('[') {
+        Some(rest) => rest.split(']').next().unwrap_or_default(),
+        None => registry.rsplit_once(':').map_or(registry, |(host, _)| host),
+    };
+    let address: Result<std::net::IpAddr, _> = host.parse();
+    host == "localhost" || address.is_ok_and(|address| address.is_loopback())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_this_machine_is_asked_without_tls() {
+        for own in ["localhost", "localhost:5000", "127.0.0.1:5000", "127.1.2.3", "[::1]:5000"] {
+            assert!(is_loopback(own), "{own}");
+        }
+        for other in ["example.com", "localhost.example.com", "10.0.0.1:5000", "127.example.com"] {
+            assert!(!is_loopback(other), "{other}");
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! What every root file system must have before it can be the root of a sandbox: places that
+//! something is mounted on. A root is mounted read-only, so they are made when it is unpacked.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use belljar_sys::rootfs::{Rootfs, Standing};
+
+use crate::ImageError;
+
+/// Directories at the top that others are mounted on; whatever else is there goes.
+const MOUNTED_OVER: [&str; 6] = ["dev", "proc", "sys", "tmp", "session", "data"];
+
+/// Directories that must be real ones: what is mounted further down must not follow a link.
+const REAL: [&str; 2] = ["etc", "opt"];
+
+/// Files of `/etc` that every sandbox has its own of.
+pub const ETC_FILES: [&str; 4] = ["passwd", "group", "hosts", "nsswitch.conf"];
+
+/// Where the scripts of kernels are mounted.
+const KERNELS: &str = "opt/belljar/kernels";
+
+/// Other names of `/session`, unless the image has something there.
+const SESSION_NAMES: [&str; 2] = ["work", "workspace"];
+
+pub(crate) fn complete(root: &Rootfs) -> Result<(), ImageError> {
+    let at = |path: &Path| {
+        let path = path.display().to_string();
+        move |cause| ImageError::Entry { path, cause }
+    };
+    for name in MOUNTED_OVER.map(Path::new) {
+        let mode = if name == Path::new("tmp") { 0o1777 } else { 0o755 };
+        root.make_directory(name, mode).map_err(at(name))?;
+    }
+    for name in REAL.map(Path::new) {
+        match root.standing(name).map_err(at(name))? {
+            Some(Standing::Directory) => {}
+            None => root.make_directory(name, 0o755).map_err(at(name))?,
+            Some(_) => {
+                let what = format!("its /{} is not a directory", name.display());
+                return Err(ImageError::Refused(what));
+            }
+        }
+    }
+    for name in ETC_FILES.map(|name| Path::new("etc").join(name)) {
+        if !matches!(root.standing(&name).map_err(at(&name))?, Some(Standing::File { .. })) {
+            root.make_file(&name, 0o644).map_err(at(&name))?;
+        }
+    }
+    // Step by step: `belljar` could be a link as well.
+    let mut path = Path::new("opt").to_owned();
+    for name in Path::new(KERNELS).iter().skip(1) {
+        path.push(name);
+        root.make_directory(&path, 0o755).map_err(at(&path))?;
+    }
+    for name in SESSION_NAMES.map(Path::new) {
+        let replaceable = match root.standing(name).map_err(at(name))? {
+            None => true,
+            Some(Standing::Directory) => root.names(name).map_err(at(name))?.is_empty(),
+            Some(_) => false,
+        };
+        if replaceable {
+            root.make_link(name, Path::new("/session")).map_err(at(name))?;
+        }
+    }
+    // Programs that insist on it find what may be written.
+    let temporary = Path::new("var/tmp");
+    let is_real = root.standing(Path::new("var")).map_err(at(temporary))?;
+    if is_real == Some(Standing::Directory)
+        && root.names(temporary).map_err(at(temporary))?.is_empty()
+    {
+        root.make_link(temporary, Path::new("/tmp")).map_err(at(temporary))?;
+    }
+    Ok(())
+}
+
+/// The interpreter that a shell would find, as a path inside; none where there is none.
+pub(crate) fn find_python(root: &Rootfs, path: &str) -> Result<Option<String>, ImageError> {
+    for directory in path.split(':').filter(|directory| directory.starts_with('/')) {
+        let candidate = Path::new(directory).join("python3");
+        let failed = |cause| ImageError::Entry { path: candidate.display().to_string(), cause };
+        let found = root.leads_to(&candidate).map_err(failed)?;
+        if found == Some(Standing::File { executable: true }) {
+            return Ok(Some(candidate.display().to_string()));
+        }
+    }
+    Ok(None)
+}
+
+/// Names at the top of something that is a root file system and no image around one.
+pub(crate) fn looks_like_root(name: &[u8]) -> bool {
+    let name = OsStr::from_bytes(name);
+    ["bin", "etc", "usr", "lib", "sbin", "var", "dev", "proc"].iter().any(|known| name == *known)
+}

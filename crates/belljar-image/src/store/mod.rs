@@ -1,0 +1,194 @@
+//! Where images are kept.
+//!
+//! ```text
+//!   images/lock                  held by the one who changes anything
+//!   images/blobs/<hex>           layers, configurations and manifests, by their content
+//!   images/names/<name>.json     an image: which layers, and what else a sandbox must know
+//!   images/roots/<hex>/rootfs    its layers unpacked, by the names of all of them
+//!   images/roots/<hex>/lock      held shared by whoever uses it, sandboxes included
+//!   images/partial/<hex>         downloads that were cut off, to be gone on with
+//!   images/new/                  whatever is not finished; nobody looks at it
+//! ```
+//!
+//! Everything is made in `new/` and renamed into its place when it is whole and on the disk, the
+//! name of an image last. Killed anywhere, an image is there or is not. What is left over is removed
+//! by whoever changes something next.
+
+mod roots;
+mod writer;
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::oci::Descriptor;
+use crate::{Digest, ImageError, Name, UnpackLimits, Unpacked};
+
+pub use roots::InUse;
+pub use writer::Writer;
+
+/// Version of an image's record.
+const FORMAT: u32 = 1;
+
+#[derive(Debug, Clone)]
+pub struct Store {
+    directory: PathBuf,
+    limits: UnpackLimits,
+}
+
+/// An image, as it is kept.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Image {
+    format: u32,
+    pub name: Name,
+    /// Where it came from, for people.
+    pub source: String,
+    /// When it came, in milliseconds since the epoch.
+    pub added_ms: u64,
+    pub manifest: Digest,
+    pub(crate) config: Descriptor,
+    pub(crate) layers: Vec<Layer>,
+    /// What its root file system is called.
+    pub root: Digest,
+    pub architecture: String,
+    pub env: Vec<(String, String)>,
+    pub user: String,
+    pub workdir: String,
+    /// The interpreter, as a path inside; an image need not have one.
+    pub python: Option<String>,
+    /// Modules that its kernels start with, where it says.
+    pub preload: Option<Vec<String>>,
+    pub unpacked: Unpacked,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Layer {
+    pub(crate) blob: Descriptor,
+    /// The name of what is in it.
+    pub(crate) content: Digest,
+}
+
+impl Image {
+    /// Bytes of its layers as they came.
+    #[must_use]
+    pub fn packed_bytes(&self) -> u64 {
+        self.layers.iter().map(|layer| layer.blob.size).sum()
+    }
+
+    #[must_use]
+    pub fn layer_digests(&self) -> Vec<&Digest> {
+        self.layers.iter().map(|layer| &layer.blob.digest).collect()
+    }
+
+    /// What it is, whatever it is called: its configuration names its layers as well.
+    #[must_use]
+    pub fn identity(&self) -> &str {
+        self.config.digest.as_str()
+    }
+
+    fn blobs(&self) -> impl Iterator<Item = &Digest> {
+        let layers = self.layers.iter().map(|layer| &layer.blob.digest);
+        layers.chain([&self.manifest, &self.config.digest])
+    }
+}
+
+impl Store {
+    /// Touches nothing: the directory need not exist.
+    #[must_use]
+    pub fn new(directory: PathBuf, limits: UnpackLimits) -> Store {
+        Store { directory, limits }
+    }
+
+    /// All images, by name.
+    pub fn list(&self) -> Result<Vec<Image>, ImageError> {
+        let names = self.names_dir();
+        let entries = match fs::read_dir(&names) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries.map_err(ImageError::file(&names))?,
+        };
+        let mut images = Vec::new();
+        for entry in entries {
+            let path = entry.map_err(ImageError::file(&names))?.path();
+            if path.extension().is_some_and(|extension| extension == "json")
+                && let Some(image) = read_record(&path)?
+            {
+                images.push(image);
+            }
+        }
+        images.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(images)
+    }
+
+    pub fn find(&self, name: &Name) -> Result<Image, ImageError> {
+        let found = read_record(&self.names_dir().join(name.file_name()))?;
+        found.ok_or_else(|| ImageError::Missing(name.clone()))
+    }
+
+    /// Alone from here on; waits for whoever is at work, after saying so.
+    pub fn writer(&self, say: impl FnOnce(&str)) -> Result<Writer<'_>, ImageError> {
+        Writer::open(self, say)
+    }
+
+    #[must_use]
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// Bytes that an archive may have that holds an image: heads come on top of files, and an image
+    /// may be wrapped once.
+    pub(crate) fn archive_budget(&self) -> u64 {
+        self.limits.bytes.saturating_add(self.limits.entries.saturating_mul(2048))
+    }
+
+    fn names_dir(&self) -> PathBuf {
+        self.directory.join("names")
+    }
+
+    fn roots_dir(&self) -> PathBuf {
+        self.directory.join("roots")
+    }
+
+    fn blob_path(&self, digest: &Digest) -> PathBuf {
+        self.directory.join("blobs").join(digest.hex())
+    }
+
+    /// A layer, configuration or manifest, for reading.
+    pub(crate) fn open_blob(&self, digest: &Digest) -> Result<File, ImageError> {
+        let path = self.blob_path(digest);
+        match File::open(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                Err(ImageError::Incomplete(digest.to_string()))
+            }
+            opened => opened.map_err(ImageError::file(path)),
+        }
+    }
+
+    pub(crate) fn read_blob(&self, digest: &Digest) -> Result<Vec<u8>, ImageError> {
+        read_bounded(self.open_blob(digest)?, &self.blob_path(digest))
+    }
+}
+
+/// A document, which is small.
+pub(crate) fn read_bounded(file: File, path: &Path) -> Result<Vec<u8>, ImageError> {
+    use std::io::Read;
+    let mut bytes = Vec::new();
+    let limit = crate::limits::MAX_DOCUMENT;
+    file.take(limit + 1).read_to_end(&mut bytes).map_err(ImageError::file(path))?;
+    if bytes.len() as u64 > limit {
+        let message = format!("a manifest or configuration has more than {limit} bytes");
+        return Err(ImageError::TooMuch(message));
+    }
+    Ok(bytes)
+}
+
+/// A record of another version is as good as none: the image is imported or pulled again.
+fn read_record(path: &Path) -> Result<Option<Image>, ImageError> {
+    let text = match fs::read(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        text => text.map_err(ImageError::file(path))?,
+    };
+    let image: Option<Image> = serde_json::from_slice(&text).ok();
+    Ok(image.filter(|image| image.format == FORMAT))
+}

@@ -1,0 +1,155 @@
+//! Unpacked root file systems, shared by all images that have the same layers.
+
+use std::fs::{self, File, TryLockError};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use belljar_sys::rootfs::{self, Rootfs};
+
+use super::{Image, Layer, Store};
+use crate::digest::HashingReader;
+use crate::{Digest, ImageError, Progress, Unpacked, layer, skeleton, unpack};
+
+const LOCK: &str = "lock";
+const ROOTFS: &str = "rootfs";
+const UNPACKED: &str = "unpacked.json";
+
+/// A root file system that stays for as long as this, or a duplicate of its descriptor, is open.
+#[derive(Debug)]
+pub struct InUse {
+    lock: File,
+    path: PathBuf,
+}
+
+impl InUse {
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// A descriptor that keeps the root from being removed, for whoever outlives us.
+    pub fn keep(&self) -> io::Result<std::os::fd::OwnedFd> {
+        Ok(self.lock.try_clone()?.into())
+    }
+}
+
+impl Store {
+    /// Keeps the root of an image from being removed.
+    pub fn hold(&self, image: &Image) -> Result<InUse, ImageError> {
+        let directory = self.roots_dir().join(image.root.hex());
+        let missing = || ImageError::Missing(image.name.clone());
+        let path = directory.join(LOCK);
+        let lock = match File::open(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(missing()),
+            opened => opened.map_err(ImageError::file(&path))?,
+        };
+        match lock.try_lock_shared() {
+            Ok(()) => {}
+            // Somebody is just removing it.
+            Err(TryLockError::WouldBlock) => return Err(missing()),
+            Err(TryLockError::Error(cause)) => return Err(ImageError::File { path, cause }),
+        }
+        // It may have gone between opening and locking.
+        let still_there = fs::metadata(&path).map(|now| now.ino()).ok();
+        if still_there != lock.metadata().map(|own| own.ino()).ok() {
+            return Err(missing());
+        }
+        Ok(InUse { lock, path: directory.join(ROOTFS) })
+    }
+
+    /// Unpacks layers, unless somebody did before, and says what they came to.
+    pub(super) fn unpack(
+        &self,
+        scratch: &Path,
+        chain: &Digest,
+        layers: &[Layer],
+        progress: &dyn Progress,
+    ) -> Result<Unpacked, ImageError> {
+        let place = self.roots_dir().join(chain.hex());
+        if let Ok(text) = fs::read(place.join(UNPACKED))
+            && let Ok(unpacked) = serde_json::from_slice(&text)
+        {
+            return Ok(unpacked);
+        }
+        let fresh = scratch.join("root");
+        let path = fresh.join(ROOTFS);
+        fs::create_dir_all(&path).map_err(ImageError::file(&path))?;
+        let root = Rootfs::open(&path).map_err(ImageError::file(&path))?;
+        root.make_directory(Path::new(""), 0o755).map_err(ImageError::file(&path))?;
+        let mut unpacked = Unpacked::default();
+        for (n, layer) in layers.iter().enumerate() {
+            let what = format!("Unpacking layer {} of {}", n + 1, layers.len());
+            progress.begin(&what, Some(layer.blob.size));
+            self.unpack_layer(&root, layer, &mut unpacked, progress)?;
+        }
+        skeleton::complete(&root)?;
+        let note = serde_json::to_vec(&unpacked).expect("numbers serialize to JSON");
+        fs::write(fresh.join(UNPACKED), note).map_err(ImageError::file(&fresh))?;
+        let lock = File::create(fresh.join(LOCK)).map_err(ImageError::file(&fresh))?;
+        progress.begin("Writing to disk", None);
+        belljar_sys::file::sync_file_system(&lock).map_err(ImageError::file(&fresh))?;
+        // Of another version of ours, or broken by hand.
+        if place.exists() {
+            self.remove_root(chain, scratch)?;
+        }
+        fs::rename(&fresh, &place).map_err(ImageError::file(&place))?;
+        rootfs::sync_directory(&self.roots_dir()).map_err(ImageError::file(self.roots_dir()))?;
+        Ok(unpacked)
+    }
+
+    fn unpack_layer(
+        &self,
+        root: &Rootfs,
+        layer: &Layer,
+        unpacked: &mut Unpacked,
+        progress: &dyn Progress,
+    ) -> Result<(), ImageError> {
+        let left = self.archive_budget() - unpacked.bytes;
+        let packed = Watched { inner: self.open_blob(&layer.blob.digest)?, bytes: 0, progress };
+        let (content, _) = layer::open(packed, left)?;
+        let content = HashingReader::new(content);
+        let content = unpack::apply(root, content, unpacked, self.limits)?;
+        let (found, _) = content.finish().map_err(layer::read_error)?;
+        if found != layer.content {
+            let what = format!("the content of layer {}", layer.blob.digest);
+            return Err(ImageError::Digest { what, expected: layer.content.clone(), found });
+        }
+        Ok(())
+    }
+
+    /// Removes a root, unless a sandbox uses it; says whether it is gone.
+    pub(super) fn remove_root(&self, root: &Digest, scratch: &Path) -> Result<bool, ImageError> {
+        let place = self.roots_dir().join(root.hex());
+        // Held until it has moved: nobody can begin to use it.
+        let lock = File::open(place.join(LOCK)).ok();
+        if let Some(lock) = &lock
+            && lock.try_lock().is_err()
+        {
+            return Ok(false);
+        }
+        let aside = scratch.join(format!("gone-{}", root.hex()));
+        match fs::rename(&place, &aside) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(true),
+            renamed => renamed.map_err(ImageError::file(&place))?,
+        }
+        rootfs::remove_all(&aside).map_err(ImageError::file(aside))?;
+        Ok(true)
+    }
+}
+
+/// Tells how much of a file was read.
+struct Watched<'a> {
+    inner: File,
+    bytes: u64,
+    progress: &'a dyn Progress,
+}
+
+impl io::Read for Watched<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let n = self.inner.read(buffer)?;
+        self.bytes += n as u64;
+        self.progress.at(self.bytes);
+        Ok(n)
+    }
+}

@@ -1,0 +1,307 @@
+//! Changing what is kept: one at a time, each change whole or not at all.
+
+use std::collections::HashSet;
+use std::fs::{self, DirBuilder, File, TryLockError};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use belljar_sys::{process, rootfs};
+
+use super::{FORMAT, Image, Layer, Store};
+use crate::digest::HashingWriter;
+use crate::oci::{self, Descriptor, ImageConfig, Manifest};
+use crate::{Digest, ImageError, Name, Progress, skeleton};
+
+/// Layers that no image has (yet): a pull that was cut off is usually tried again.
+const KEEP_UNFINISHED: Duration = Duration::from_secs(24 * 3600);
+
+/// Where programs are looked for in an image that does not say.
+const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+#[derive(Debug)]
+pub struct Writer<'a> {
+    store: &'a Store,
+    /// Ours alone, and gone with us.
+    scratch: PathBuf,
+    _lock: File,
+}
+
+impl<'a> Writer<'a> {
+    pub(super) fn open(store: &'a Store, say: impl FnOnce(&str)) -> Result<Writer<'a>, ImageError> {
+        let directory = &store.directory;
+        let private = |path: &Path| {
+            let made = DirBuilder::new().recursive(true).mode(0o700).create(path);
+            made.map_err(ImageError::file(path))
+        };
+        private(directory)?;
+        let path = directory.join("lock");
+        let lock = File::create(&path).map_err(ImageError::file(&path))?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                say("Another command is changing images; waiting for it.");
+                lock.lock().map_err(ImageError::file(&path))?;
+            }
+            Err(TryLockError::Error(cause)) => return Err(ImageError::File { path, cause }),
+        }
+        for name in ["blobs", "names", "roots", "partial"] {
+            private(&directory.join(name))?;
+        }
+        let new = directory.join("new");
+        // Whoever had something in there is gone: the lock was theirs.
+        rootfs::remove_all(&new).map_err(ImageError::file(&new))?;
+        let scratch = new.join(process::random_name());
+        private(&scratch)?;
+        let writer = Writer { store, scratch, _lock: lock };
+        writer.sweep()?;
+        Ok(writer)
+    }
+
+    #[must_use]
+    pub fn store(&self) -> &Store {
+        self.store
+    }
+
+    /// A fresh directory that goes with us.
+    pub fn scratch(&self) -> Result<PathBuf, ImageError> {
+        let path = self.scratch.join(process::random_name());
+        fs::create_dir(&path).map_err(ImageError::file(&path))?;
+        Ok(path)
+    }
+
+    pub(crate) fn has_blob(&self, digest: &Digest) -> Option<u64> {
+        fs::metadata(self.store.blob_path(digest)).ok().map(|found| found.len())
+    }
+
+    /// Where a download goes on that was cut off.
+    pub(crate) fn partial(&self, digest: &Digest) -> PathBuf {
+        self.store.directory.join("partial").join(digest.hex())
+    }
+
+    /// A file that is complete becomes a blob. Its content is what `digest` says: checked before.
+    pub(crate) fn adopt_blob(&self, file: &Path, digest: &Digest) -> Result<(), ImageError> {
+        let failed = ImageError::file(file);
+        File::open(file).and_then(|file| file.sync_all()).map_err(failed)?;
+        let place = self.store.blob_path(digest);
+        fs::rename(file, &place).map_err(ImageError::file(&place))
+    }
+
+    /// A document becomes a blob.
+    pub(crate) fn add_document(
+        &self,
+        media_type: &str,
+        bytes: &[u8],
+    ) -> Result<Descriptor, ImageError> {
+        let descriptor = Descriptor::new(media_type, Digest::of(bytes), bytes.len() as u64);
+        self.add_blob(bytes, None)?;
+        Ok(descriptor)
+    }
+
+    /// Copies something and makes a blob of it, if it is what was `expected`.
+    pub(crate) fn add_blob(
+        &self,
+        mut from: impl Read,
+        expected: Option<&Digest>,
+    ) -> Result<(Digest, u64), ImageError> {
+        let path = self.scratch.join(process::random_name());
+        let file = File::create_new(&path).map_err(ImageError::file(&path))?;
+        let mut writer = HashingWriter::new(file);
+        let copied = io::copy(&mut from, &mut writer).and_then(|_| writer.flush());
+        let (_, digest, bytes) = match copied {
+            Ok(()) => writer.finish(),
+            Err(error) => {
+                let _ = fs::remove_file(&path);
+                return Err(crate::layer::read_error(error));
+            }
+        };
+        if let Some(expected) = expected
+            && *expected != digest
+        {
+            let _ = fs::remove_file(&path);
+            let what = "a part of it".to_owned();
+            return Err(ImageError::Digest { what, expected: expected.clone(), found: digest });
+        }
+        if self.has_blob(&digest).is_some() {
+            let _ = fs::remove_file(&path);
+        } else {
+            self.adopt_blob(&path, &digest)?;
+        }
+        Ok((digest, bytes))
+    }
+
+    /// An image whose manifest, configuration and layers are all blobs gets its root file system and
+    /// then its name.
+    pub fn commit(
+        &self,
+        name: Name,
+        manifest: &Digest,
+        source: String,
+        progress: &dyn Progress,
+    ) -> Result<Image, ImageError> {
+        let bytes = self.store.read_blob(manifest)?;
+        let broken = |cause| ImageError::Document { what: "manifest", cause };
+        let document: Manifest = serde_json::from_slice(&bytes).map_err(broken)?;
+        let config = ImageConfig::parse(&self.store.read_blob(&document.config.digest)?)?;
+        check_platform(&config)?;
+        let contents = &config.rootfs.diff_ids;
+        if contents.len() != document.layers.len() {
+            return Err(ImageError::Refused(format!(
+                "its manifest has {} layers and its configuration {}",
+                document.layers.len(),
+                contents.len()
+            )));
+        }
+        let layers: Vec<Layer> = document
+            .layers
+            .iter()
+            .zip(contents)
+            .map(|(blob, content)| Layer { blob: blob.clone(), content: content.clone() })
+            .collect();
+        let root = Digest::of_chain(contents)
+            .ok_or_else(|| ImageError::Refused("it has no layers".into()))?;
+        let unpacked = self.store.unpack(&self.scratch()?, &root, &layers, progress)?;
+        let env = config.env();
+        let path = env.iter().find(|(key, _)| key == "PATH").map(|(_, value)| value.as_str());
+        let mut image = Image {
+            format: FORMAT,
+            name,
+            source,
+            added_ms: now_ms(),
+            manifest: manifest.clone(),
+            config: document.config,
+            layers,
+            root,
+            architecture: config.architecture.clone(),
+            user: config.config.user.clone(),
+            workdir: config.config.working_dir.clone(),
+            python: None,
+            preload: config.label(oci::LABEL_PRELOAD).map(words),
+            unpacked,
+            env: env.clone(),
+        };
+        let held = self.store.hold(&image)?;
+        let rootfs = rootfs::Rootfs::open(held.path()).map_err(ImageError::file(held.path()))?;
+        image.python = skeleton::find_python(&rootfs, path.unwrap_or(DEFAULT_PATH))?;
+        self.put_record(&image)?;
+        Ok(image)
+    }
+
+    /// Another name for an image.
+    pub fn rename(&self, image: &Image, name: Name) -> Result<Image, ImageError> {
+        let renamed = Image { name, added_ms: now_ms(), ..image.clone() };
+        self.put_record(&renamed)?;
+        Ok(renamed)
+    }
+
+    /// Removes a name, and what nobody else needs. Says whether a sandbox still uses its root file
+    /// system, which then goes later.
+    pub fn remove(&self, name: &Name) -> Result<bool, ImageError> {
+        let image = self.store.find(name)?;
+        let path = self.store.names_dir().join(name.file_name());
+        fs::remove_file(&path).map_err(ImageError::file(&path))?;
+        rootfs::sync_directory(&self.store.names_dir()).map_err(ImageError::file(&path))?;
+        self.forget(&image)
+    }
+
+    fn put_record(&self, image: &Image) -> Result<(), ImageError> {
+        let place = self.store.names_dir().join(image.name.file_name());
+        let before = super::read_record(&place)?;
+        let fresh = self.scratch.join(process::random_name());
+        let text = serde_json::to_vec_pretty(image).expect("records serialize to JSON");
+        let written = File::create_new(&fresh)
+            .and_then(|mut file| file.write_all(&text).and_then(|()| file.sync_all()));
+        written.map_err(ImageError::file(&fresh))?;
+        // What it names must be on the disk before it is.
+        for directory in ["blobs", "roots"] {
+            let directory = self.store.directory.join(directory);
+            rootfs::sync_directory(&directory).map_err(ImageError::file(&directory))?;
+        }
+        fs::rename(&fresh, &place).map_err(ImageError::file(&place))?;
+        rootfs::sync_directory(&self.store.names_dir()).map_err(ImageError::file(&place))?;
+        if let Some(before) = before {
+            self.forget(&before)?;
+        }
+        Ok(())
+    }
+
+    /// Removes the parts of an image that no name leads to any more.
+    fn forget(&self, image: &Image) -> Result<bool, ImageError> {
+        let (blobs, roots) = self.referenced()?;
+        for blob in image.blobs().filter(|blob| !blobs.contains(*blob)) {
+            let path = self.store.blob_path(blob);
+            match fs::remove_file(&path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    return Err(ImageError::File { path, cause: error });
+                }
+                _ => {}
+            }
+        }
+        if roots.contains(&image.root) {
+            return Ok(false);
+        }
+        Ok(!self.store.remove_root(&image.root, &self.scratch)?)
+    }
+
+    fn referenced(&self) -> Result<(HashSet<Digest>, HashSet<Digest>), ImageError> {
+        let images = self.store.list()?;
+        let blobs = images.iter().flat_map(Image::blobs).cloned().collect();
+        let roots = images.iter().map(|image| image.root.clone()).collect();
+        Ok((blobs, roots))
+    }
+
+    /// Removes what was left behind by those who were killed, and roots whose sandboxes have ended.
+    fn sweep(&self) -> Result<(), ImageError> {
+        let (blobs, roots) = self.referenced()?;
+        for digest in digests_in(&self.store.roots_dir())? {
+            if !roots.contains(&digest) {
+                self.store.remove_root(&digest, &self.scratch)?;
+            }
+        }
+        for directory in ["blobs", "partial"].map(|name| self.store.directory.join(name)) {
+            for digest in digests_in(&directory)? {
+                let path = directory.join(digest.hex());
+                let age = fs::metadata(&path).and_then(|found| found.modified());
+                let age = age.ok().and_then(|then| then.elapsed().ok()).unwrap_or_default();
+                if age > KEEP_UNFINISHED && !blobs.contains(&digest) {
+                    let _ = fs::remove_file(path);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Writer<'_> {
+    fn drop(&mut self) {
+        let _ = rootfs::remove_all(&self.scratch);
+    }
+}
+
+fn digests_in(directory: &Path) -> Result<Vec<Digest>, ImageError> {
+    let entries = fs::read_dir(directory).map_err(ImageError::file(directory))?;
+    let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    Ok(names.filter_map(|name| Digest::from_hex(&name)).collect())
+}
+
+fn check_platform(config: &ImageConfig) -> Result<(), ImageError> {
+    let (own, its) = (oci::this_architecture(), config.architecture.as_str());
+    // Some tools leave both out.
+    if (its.is_empty() || its == own) && (config.os.is_empty() || config.os == "linux") {
+        return Ok(());
+    }
+    let has = format!("{}/{its}", config.os);
+    Err(ImageError::Platform { wanted: format!("linux/{own}"), has })
+}
+
+/// Separated by commas, or by spaces.
+fn words(text: &str) -> Vec<String> {
+    let words = text.split([',', ' ']).map(str::trim).filter(|word| !word.is_empty());
+    words.map(str::to_owned).collect()
+}
+
+fn now_ms() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
+}

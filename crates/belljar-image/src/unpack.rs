@@ -1,0 +1,211 @@
+//! Layers become a root file system, one on top of the other.
+//!
+//! An archive is somebody else's word. No path leads out of the root, whatever links came before
+//! ([`belljar_sys::rootfs`]); devices and pipes are left out and counted; set-user-id bits, extended
+//! attributes and owners are dropped: everything belongs to whoever unpacks, is mounted read-only
+//! and without set-user-id, and nobody in a sandbox is one of those owners.
+
+use std::collections::HashSet;
+use std::ffi::OsStr;
+use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use belljar_sys::rootfs::{self, Rootfs, Standing};
+use serde::{Deserialize, Serialize};
+
+use crate::archive::{Entry, Kind, Reader, show};
+use crate::{ImageError, UnpackLimits, limits};
+
+const WHITEOUT: &[u8] = b".wh.";
+const OPAQUE: &[u8] = b".wh..wh..opq";
+/// Notes of a file system that nobody uses any more.
+const WHITEOUT_INTERNAL: &[u8] = b".wh..wh.";
+
+/// What unpacking came to.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Unpacked {
+    /// Bytes of files, those that a later layer replaced or removed included.
+    pub bytes: u64,
+    pub entries: u64,
+    /// Devices, pipes and the like, which were left out.
+    pub skipped: u64,
+}
+
+impl Unpacked {
+    fn take(&mut self, bytes: u64, limits: UnpackLimits) -> Result<(), ImageError> {
+        self.entries += 1;
+        self.bytes = self.bytes.saturating_add(bytes);
+        if self.entries > limits.entries {
+            let message = format!("it has more than {} entries", limits.entries);
+            return Err(ImageError::TooMuch(message));
+        }
+        if self.bytes > limits.bytes {
+            return Err(ImageError::TooMuch(format!(
+                "it unpacks to more than {} bytes (BELLJAR_IMAGE_LIMIT)",
+                limits.bytes
+            )));
+        }
+        Ok(())
+    }
+}
+
+/// Puts a layer, already decompressed, on top of what is in `root`. Returns what comes behind it.
+pub(crate) fn apply<R: Read>(
+    root: &Rootfs,
+    layer: R,
+    so_far: &mut Unpacked,
+    limits: UnpackLimits,
+) -> Result<R, ImageError> {
+    let mut reader = Reader::new(layer);
+    let mut top = Layer { root, own: HashSet::new(), directories: Vec::new() };
+    while let Some(entry) = reader.next_entry()? {
+        let size = if entry.kind == Kind::File { entry.size } else { 0 };
+        so_far.take(size, limits)?;
+        if matches!(entry.kind, Kind::Special(_)) {
+            so_far.skipped += 1;
+            continue;
+        }
+        let path = plain(&entry.path)?;
+        let failed = |cause| ImageError::Entry { path: show(&entry.path), cause };
+        if !top.whiteout(&path).map_err(failed)? {
+            top.place(&entry, path, &mut reader)?;
+        }
+    }
+    top.finish();
+    Ok(reader.into_inner())
+}
+
+/// A layer on its way into the root.
+struct Layer<'a> {
+    root: &'a Rootfs,
+    /// What this layer brought itself: whiteouts are about the layers below.
+    own: HashSet<PathBuf>,
+    /// Their times are set last: whatever is put into them changes those.
+    directories: Vec<(PathBuf, u64)>,
+}
+
+impl Layer<'_> {
+    /// Removes what this entry says is no longer there, if it is such an entry.
+    fn whiteout(&self, path: &Path) -> std::io::Result<bool> {
+        let name = path.file_name().map_or(&b""[..], OsStr::as_bytes);
+        let parent = path.parent().unwrap_or(Path::new(""));
+        if name == OPAQUE {
+            self.remove_below(parent)?;
+        } else if name.starts_with(WHITEOUT_INTERNAL) {
+            // Nothing to do.
+        } else if let Some(gone) = name.strip_prefix(WHITEOUT) {
+            if matches!(gone, b"" | b"." | b"..") {
+                return Err(std::io::Error::other("a whiteout of nothing"));
+            }
+            self.remove_lower(&parent.join(OsStr::from_bytes(gone)))?;
+        } else {
+            return Ok(false);
+        }
+        Ok(true)
+    }
+
+    fn remove_lower(&self, path: &Path) -> std::io::Result<()> {
+        if !self.own.contains(path) {
+            return self.root.remove(path);
+        }
+        match self.root.standing(path)? {
+            Some(Standing::Directory) => self.remove_below(path),
+            _ => Ok(()),
+        }
+    }
+
+    fn remove_below(&self, directory: &Path) -> std::io::Result<()> {
+        for name in self.root.names(directory)? {
+            self.remove_lower(&directory.join(OsStr::from_bytes(&name)))?;
+        }
+        Ok(())
+    }
+
+    fn place<R: Read>(
+        &mut self,
+        entry: &Entry,
+        path: PathBuf,
+        reader: &mut Reader<R>,
+    ) -> Result<(), ImageError> {
+        let failed = |cause| ImageError::Entry { path: show(&entry.path), cause };
+        match &entry.kind {
+            Kind::Directory => {
+                // We must be able to go on in it.
+                self.root.make_directory(&path, mode(entry) | 0o700).map_err(failed)?;
+                self.directories.push((path.clone(), entry.modified));
+            }
+            Kind::File => {
+                let mut file = self.root.make_file(&path, mode(entry)).map_err(failed)?;
+                reader.copy_to(entry, &mut file)?;
+                file.set_len(entry.size).map_err(failed)?;
+                rootfs::set_modified(&file, entry.modified).map_err(failed)?;
+            }
+            Kind::Link(to) => {
+                if to.is_empty() || to.len() > limits::MAX_PATH || to.contains(&0) {
+                    return Err(refused(&entry.path, "a link to no possible path"));
+                }
+                let to = Path::new(OsStr::from_bytes(to));
+                self.root.make_link(&path, to).map_err(failed)?;
+            }
+            Kind::HardLink(existing) => {
+                let existing = plain(existing)?;
+                self.root.make_hard_link(&path, &existing).map_err(failed)?;
+            }
+            Kind::Special(_) => {}
+        }
+        // With everything above it: a whiteout of a directory leaves what this layer has in it.
+        let mut known = path;
+        while !known.as_os_str().is_empty() && self.own.insert(known.clone()) {
+            known.pop();
+        }
+        Ok(())
+    }
+
+    fn finish(self) {
+        for (path, modified) in self.directories.iter().rev() {
+            // Gone again, or not ours to change: nobody depends on it enough.
+            let _ = self.root.set_modified(path, *modified);
+        }
+    }
+}
+
+/// Permissions without set-user-id and the like. Owners are dropped, so what an owner other than
+/// root could do, everybody must be able to: an image made for some user would be closed to it.
+fn mode(entry: &Entry) -> u32 {
+    let mode = entry.mode & 0o1777;
+    if entry.uid == 0 { mode } else { mode | (mode >> 6 & 0o7) }
+}
+
+/// The path of an entry below the root.
+fn plain(path: &[u8]) -> Result<PathBuf, ImageError> {
+    if path.len() > limits::MAX_PATH {
+        return Err(refused(path, "a path longer than the system allows"));
+    }
+    let mut plain = PathBuf::new();
+    let mut depth = 0;
+    for name in path.split(|&byte| byte == b'/') {
+        match name {
+            b"" | b"." => continue,
+            b".." => return Err(refused(path, "a path that leads upwards")),
+            name if name.len() > limits::MAX_NAME => {
+                return Err(refused(path, "a name longer than the system allows"));
+            }
+            name if name.contains(&0) => return Err(refused(path, "a name with a zero byte")),
+            name => plain.push(OsStr::from_bytes(name)),
+        }
+        depth += 1;
+        if depth > limits::MAX_DEPTH {
+            return Err(refused(path, "a path through too many directories"));
+        }
+    }
+    Ok(plain)
+}
+
+fn refused(path: &[u8], why: &str) -> ImageError {
+    ImageError::Refused(format!("it has {why}: `{}`", show(path)))
+}
+
+#[cfg(test)]
+#[path = "unpack_tests.rs"]
+mod tests;

@@ -1,0 +1,341 @@
+//! Images in use: each assembled once in the spawner, each with a zygote of its own.
+//!
+//! ```text
+//!   first sandbox ─▶ found in the store, held ─▶ assembled ─▶ zygote warms ─▶ kernels forked from it
+//!   none for some minutes ─▶ zygote ended ─▶ taken apart ─▶ let go: the store may remove it
+//! ```
+//!
+//! The machine itself is one of them, and stays. A sandbox holds its image by itself, so a root file
+//! system is not removed under one that outlives this process.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
+
+use belljar_image::{HOST, ImageError, InUse, Name};
+use belljar_sys::plan::Step;
+
+use super::image::{self, Image, Python};
+use super::spawner::{AsyncSpawner, STAGE};
+use super::zygote::{Keeper, Zygote, ZygoteState};
+use super::{NativeRuntime, lock, open_sources};
+use crate::RuntimeError;
+use crate::kernels::{self, Role};
+use crate::spec::paths;
+
+/// For how long an image that no sandbox is made from keeps its zygote, which is memory.
+const KEPT_UNUSED: Duration = Duration::from_secs(300);
+
+/// How often it is looked for images that nobody uses.
+const TIDY_PACE: Duration = Duration::from_secs(30);
+
+/// An image that sandboxes are made from.
+#[derive(Debug)]
+pub(crate) struct Staged {
+    name: String,
+    /// The assembled root, as the spawner sees it.
+    root: PathBuf,
+    kind: Kind,
+    preload: Vec<String>,
+    keeper: OnceLock<Keeper>,
+    /// The spawner that has it assembled; none at first, and another one than ours after that died.
+    assembled_by: tokio::sync::Mutex<Option<u64>>,
+    used: Mutex<Instant>,
+}
+
+#[derive(Debug)]
+enum Kind {
+    /// Assembled when a spawner starts.
+    Host(Python),
+    Root {
+        held: InUse,
+        kernels: PathBuf,
+        python: Option<String>,
+        env: Vec<(String, String)>,
+    },
+}
+
+impl Staged {
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(crate) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    pub(crate) fn preload(&self) -> &[String] {
+        &self.preload
+    }
+
+    /// The command line of its Python kernel or zygote.
+    pub(crate) fn python_argv(&self, role: Role) -> Result<Vec<String>, RuntimeError> {
+        match &self.kind {
+            Kind::Host(Python { executable, environment, .. }) => {
+                let fonts =
+                    environment.as_ref().map(|_| format!("{}/share/belljar", paths::PYTHON));
+                Ok(kernels::python_argv(&executable.display().to_string(), role, fonts))
+            }
+            Kind::Root { python: Some(python), .. } => Ok(kernels::python_argv(python, role, None)),
+            Kind::Root { python: None, .. } => Err(RuntimeError::NoPython(self.name.clone())),
+        }
+    }
+
+    /// The environment of everything in its sandboxes; `own` has the last word.
+    pub(crate) fn environment(&self, own: &[(String, String)]) -> Vec<(String, String)> {
+        match &self.kind {
+            Kind::Host(python) => {
+                let tools = python.environment.as_ref().map(|_| format!("{}/bin", paths::PYTHON));
+                let mut places = Vec::new();
+                if let Some(packages) = python.session_packages() {
+                    // Where pip puts them; an environment that is read-only does not look there.
+                    places.push(("PYTHONPATH".to_owned(), packages));
+                }
+                if python.is_relocated() && python.has_shared_library() {
+                    // It is looked for where it was installed, which is not where it is inside.
+                    places.push(("LD_LIBRARY_PATH".to_owned(), format!("{}/lib", paths::PYTHON_BASE)));
+                }
+                kernels::environment(tools.as_deref(), places.iter().chain(own))
+            }
+            Kind::Root { env, .. } => {
+                let path = env.iter().find(|(key, _)| key == "PATH").map(|(_, value)| value);
+                let mut all = kernels::environment(path.map(String::as_str), own);
+                for (key, value) in env {
+                    if !all.iter().any(|(known, _)| known == key) {
+                        all.push((key.clone(), value.clone()));
+                    }
+                }
+                all
+            }
+        }
+    }
+
+    /// What keeps its root from being removed, to be held by a guest.
+    pub(crate) fn lock(&self) -> Result<Option<OwnedFd>, RuntimeError> {
+        match &self.kind {
+            Kind::Host(_) => Ok(None),
+            Kind::Root { held, .. } => {
+                let path = held.path().to_owned();
+                held.keep().map(Some).map_err(|cause| RuntimeError::Open { path, cause })
+            }
+        }
+    }
+
+    /// Makes sure that the spawner has its root assembled.
+    pub(crate) async fn assemble(
+        &self,
+        runtime: &NativeRuntime,
+        spawner: &AsyncSpawner,
+    ) -> Result<(), RuntimeError> {
+        let Kind::Root { held, kernels, .. } = &self.kind else { return Ok(()) };
+        let mut assembled_by = self.assembled_by.lock().await;
+        if *assembled_by == Some(spawner.generation()) {
+            return Ok(());
+        }
+        let place = self.root.parent().unwrap_or(&self.root);
+        let mut steps = image::steps_of_root(held.path(), kernels, place);
+        let trees = if runtime.separates_ids() { open_sources(&mut steps)? } else { Vec::new() };
+        let fds: Vec<BorrowedFd<'_>> = trees.iter().map(AsFd::as_fd).collect();
+        spawner.stage(steps, &fds).await?;
+        *assembled_by = Some(spawner.generation());
+        Ok(())
+    }
+
+    pub(crate) fn warm_zygote(&self) -> Option<Arc<Zygote>> {
+        self.keeper.get()?.warm()
+    }
+
+    pub(crate) fn zygote_state(&self) -> Option<ZygoteState> {
+        self.keeper.get().map(Keeper::state)
+    }
+
+    pub(crate) async fn zygote_settled(&self) -> ZygoteState {
+        match self.keeper.get() {
+            Some(keeper) => keeper.settled().await,
+            None => ZygoteState::Failed("it was not asked for".into()),
+        }
+    }
+
+    fn keep_zygote(self: &Arc<Self>, runtime: &Arc<NativeRuntime>) {
+        if self.python_argv(Role::Zygote).is_ok() {
+            self.keeper.get_or_init(|| Keeper::start(runtime, self));
+        }
+    }
+}
+
+/// All images in use.
+#[derive(Debug)]
+pub(crate) struct Shelf {
+    host: Arc<Staged>,
+    /// By what they are, and not by name: a name may lead to another image tomorrow.
+    others: Mutex<HashMap<String, Arc<Staged>>>,
+    config: Image,
+    keeps_zygotes: AtomicBool,
+    is_tidied: AtomicBool,
+    next: AtomicU64,
+}
+
+impl Shelf {
+    pub(crate) fn new(config: &Image) -> Shelf {
+        let host = Staged {
+            name: HOST.into(),
+            root: image::staged_root(),
+            kind: Kind::Host(config.python.clone()),
+            preload: config.preload.clone(),
+            keeper: OnceLock::new(),
+            assembled_by: tokio::sync::Mutex::new(None),
+            used: Mutex::new(Instant::now()),
+        };
+        Shelf {
+            host: Arc::new(host),
+            others: Mutex::default(),
+            config: config.clone(),
+            keeps_zygotes: AtomicBool::new(false),
+            is_tidied: AtomicBool::new(false),
+            next: AtomicU64::new(1),
+        }
+    }
+
+    pub(crate) fn host(&self) -> Arc<Staged> {
+        Arc::clone(&self.host)
+    }
+
+    /// Warms the zygote of the default image, and from now on those of all that are used.
+    pub(crate) fn keep_zygotes(&self, runtime: &Arc<NativeRuntime>) {
+        self.keeps_zygotes.store(true, Ordering::Relaxed);
+        match self.find(runtime, &self.config.default) {
+            Ok(image) => image.keep_zygote(runtime),
+            Err(error) => tracing::warn!("no zygote: {error}"),
+        }
+    }
+
+    pub(crate) fn replace_zygotes(&self) {
+        let others: Vec<Arc<Staged>> = lock(&self.others).values().cloned().collect();
+        for image in others.iter().chain([&self.host]) {
+            if let Some(keeper) = image.keeper.get() {
+                keeper.replace();
+            }
+        }
+    }
+
+    /// An image that is in use already.
+    pub(crate) fn known(&self, name: &str) -> Option<Arc<Staged>> {
+        if name == HOST {
+            return Some(self.host());
+        }
+        let name: Name = name.parse().ok()?;
+        lock(&self.others).values().find(|image| image.name == name.as_str()).cloned()
+    }
+
+    /// Refuses a name that leads to no image.
+    pub(crate) fn check(&self, name: &str) -> Result<(), RuntimeError> {
+        if name == HOST { Ok(()) } else { self.look_up(name).map(|_| ()) }
+    }
+
+    fn look_up(&self, name: &str) -> Result<(Name, belljar_image::Image), RuntimeError> {
+        let name: Name = name.parse().map_err(|error| no_image(&ImageError::Name(error)))?;
+        let found = self.config.store.find(&name).map_err(|error| no_image(&error))?;
+        Ok((name, found))
+    }
+
+    /// The image that a name leads to now.
+    pub(crate) fn find(
+        &self,
+        runtime: &Arc<NativeRuntime>,
+        name: &str,
+    ) -> Result<Arc<Staged>, RuntimeError> {
+        if name == HOST {
+            return Ok(self.host());
+        }
+        let (name, found) = self.look_up(name)?;
+        let key = found.identity();
+        let mut others = lock(&self.others);
+        if let Some(known) = others.get(key) {
+            *lock(&known.used) = Instant::now();
+            return Ok(Arc::clone(known));
+        }
+        let held = self.config.store.hold(&found).map_err(|error| no_image(&error))?;
+        let place = format!("image-{}", self.next.fetch_add(1, Ordering::Relaxed));
+        let image = Arc::new(Staged {
+            name: name.to_string(),
+            root: Path::new(STAGE).join(place).join("root"),
+            preload: found.preload.clone().unwrap_or_else(|| self.config.preload.clone()),
+            kind: Kind::Root {
+                held,
+                kernels: self.config.kernels.clone(),
+                python: found.python.clone(),
+                env: found.env.clone(),
+            },
+            keeper: OnceLock::new(),
+            assembled_by: tokio::sync::Mutex::new(None),
+            used: Mutex::new(Instant::now()),
+        });
+        others.insert(key.to_owned(), Arc::clone(&image));
+        drop(others);
+        if self.keeps_zygotes.load(Ordering::Relaxed) {
+            image.keep_zygote(runtime);
+            self.tidy_from_now_on(runtime);
+        }
+        Ok(image)
+    }
+
+    fn tidy_from_now_on(&self, runtime: &Arc<NativeRuntime>) {
+        if self.is_tidied.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let runtime = Arc::downgrade(runtime);
+        tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(TIDY_PACE).await;
+                let Some(runtime) = runtime.upgrade() else { return };
+                runtime.images.tidy(&runtime, KEPT_UNUSED).await;
+            }
+        });
+    }
+
+    /// Lets go of images that no sandbox was made from for this long. What sandboxes of them are
+    /// left hold them by themselves, and start kernels slowly.
+    async fn tidy(&self, runtime: &NativeRuntime, patience: Duration) {
+        let current = self.known(&self.config.default);
+        let unused: Vec<Arc<Staged>> = {
+            let mut others = lock(&self.others);
+            let is_unused = |image: &Arc<Staged>| {
+                lock(&image.used).elapsed() >= patience
+                    // Ours, and perhaps that of its keeper for a moment.
+                    && Arc::strong_count(image) <= 2
+                    && current.as_ref().is_none_or(|current| !Arc::ptr_eq(current, image))
+            };
+            let keys: Vec<String> = others
+                .iter()
+                .filter(|(_, image)| is_unused(image))
+                .map(|(key, _)| key.clone())
+                .collect();
+            keys.iter().filter_map(|key| others.remove(key)).collect()
+        };
+        for image in unused {
+            tracing::info!("image {} was not used for a while; its zygote ends", image.name);
+            let spawner = runtime.spawner();
+            if *image.assembled_by.lock().await == Some(spawner.generation()) {
+                let steps = vec![Step::Detach { target: image.root.clone() }];
+                if let Err(error) = spawner.stage(steps, &[]).await {
+                    tracing::warn!("failed to take image {} apart: {error}", image.name);
+                }
+            }
+        }
+    }
+}
+
+fn no_image(error: &ImageError) -> RuntimeError {
+    RuntimeError::NoImage(in_full(error))
+}
+
+/// An error with its cause, in one line.
+fn in_full(error: &dyn std::error::Error) -> String {
+    match error.source() {
+        Some(cause) => format!("{error}: {}", in_full(cause)),
+        None => error.to_string(),
+    }
+}
