@@ -4,23 +4,20 @@ use std::fmt;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use belljar_proto::exec::{ExecSpec, Language};
+use belljar_proto::PROTOCOL_WITH_LANGUAGES;
+use belljar_proto::exec::{ExecSpec, Language, What};
 use belljar_proto::frame::FrameError;
-use belljar_proto::guest::{Call, KernelSnapshot};
+use belljar_proto::guest::{Call, KernelSnapshot, Refusal, RefusalCode};
 use belljar_sys::cgroup::Meters;
 use serde::{Deserialize, Serialize};
 
 use crate::RuntimeError;
+use crate::languages;
 use crate::link::{Following, Link};
 use crate::spec::{SandboxSpec, paths};
 
 /// The kernel ends a killed sandbox at once; an overloaded machine gets this long.
 const DESTROY_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// Interactive, because only then an interrupt ends the command that runs and not the shell; the
-/// guest says the rest through its standard input. Without job control everything a cell starts is
-/// in one process group, which is what an interrupt goes to.
-const BASH: [&str; 6] = ["/bin/bash", "--noprofile", "--norc", "--noediting", "-i", "+m"];
 
 /// How a kernel came to be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -164,6 +161,7 @@ impl Sandbox {
     /// A fresh kernel, replacing any other of its language. Python is forked if a zygote is warm,
     /// and everything else is executed.
     pub async fn start_kernel(&self, language: Language) -> Result<KernelStart, RuntimeError> {
+        let language = language.kernel();
         if language == Language::Python {
             match self.body.fork_python(&self.link, &self.env).await {
                 Some(Ok(())) => return Ok(KernelStart::Forked),
@@ -178,22 +176,51 @@ impl Sandbox {
     }
 
     async fn execute_kernel(&self, language: Language) -> Result<(), RuntimeError> {
-        let argv = match language {
-            Language::Python => self.python.clone(),
-            Language::Bash => BASH.map(str::to_owned).to_vec(),
-        };
+        let argv = self.interpreter(language)?;
         let call = Call::SpawnKernel {
             language,
             argv,
             env: self.environment(),
             cwd: paths::SESSION.into(),
         };
-        self.link.call(call, &[]).await?;
+        self.link.call(call, &[]).await.map_err(|error| match error {
+            RuntimeError::Refused(mut refusal) if refusal.code == RefusalCode::NoInterpreter => {
+                if let Some(what_to_do) = languages::missing(language) {
+                    refusal.message = format!("{}; {what_to_do}", refusal.message);
+                }
+                RuntimeError::Refused(refusal)
+            }
+            other => other,
+        })?;
         self.link.call(Call::AwaitKernel { language }, &[]).await.map(|_| ())
+    }
+
+    /// How the kernel of a language is executed.
+    fn interpreter(&self, language: Language) -> Result<Vec<String>, RuntimeError> {
+        if language == Language::Python {
+            return Ok(self.python.clone());
+        }
+        languages::argv(language, "").ok_or_else(|| {
+            let message = format!("there is no language `{language}`");
+            Refusal { code: RefusalCode::Invalid, message }.into()
+        })
+    }
+
+    /// Refuses what an earlier guest does not even understand: it would end the conversation.
+    fn understands(&self, language: Language) -> Result<(), RuntimeError> {
+        let old = [Language::Python, Language::Bash].contains(&language);
+        if old || self.link.protocol() >= PROTOCOL_WITH_LANGUAGES {
+            return Ok(());
+        }
+        let message = format!("this sandbox is of an earlier version, which has no {language}");
+        Err(Refusal { code: RefusalCode::Invalid, message }.into())
     }
 
     /// Starts an execution; `body` is code for a cell and standard input for a command.
     pub async fn exec(&self, spec: ExecSpec, body: &[u8]) -> Result<Following, RuntimeError> {
+        if let What::Cell { language, .. } = spec.what {
+            self.understands(language)?;
+        }
         self.link.exec(spec, body).await
     }
 
@@ -215,6 +242,7 @@ impl Sandbox {
 
     /// The variables of a kernel, as it tells them itself.
     pub async fn kernel_state(&self, language: Language) -> Result<KernelSnapshot, RuntimeError> {
+        self.understands(language)?;
         let reply = self.link.call(Call::KernelState { language }, &[]).await?;
         let understood = serde_json::from_slice(&reply.body);
         understood.map_err(|error| RuntimeError::Nonsense(FrameError::Head(error)))

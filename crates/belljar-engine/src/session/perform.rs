@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use belljar_proto::exec::{DEFAULT_GRACE_MS, KernelState, Outcome, Status, What};
-use belljar_proto::guest::{Call, RefusalCode};
+use belljar_proto::guest::{Call, Refusal, RefusalCode};
 use belljar_runtime::link::Following;
 use belljar_runtime::{RuntimeError, Sandbox};
 use serde::Serialize;
@@ -101,8 +101,12 @@ pub(super) async fn perform(
 /// The end of what never began. A command leaves the kernel as it was.
 fn not_started(request: &ExecRequest, error: &EngineError) -> Outcome {
     let reason = format!("it could not be started: {}", in_full(error));
-    let invalid = matches!(error, EngineError::Exec(RuntimeError::Refused(refusal))
-        if refusal.code == RefusalCode::Invalid);
+    let refused =
+        |refusal: &Refusal| matches!(refusal.code, RefusalCode::Invalid | RefusalCode::NoInterpreter);
+    // Or its language is not there.
+    let invalid = matches!(error,
+        EngineError::Exec(RuntimeError::Refused(refusal))
+        | EngineError::StartKernel(RuntimeError::Refused(refusal)) if refused(refusal));
     match request.lane() {
         None => Outcome {
             exit_code: EXIT_NOT_STARTED,
