@@ -4,8 +4,9 @@
 # needs none: heads are flat, and what we send is put together by hand.
 
 local({
-  control_in <- file("/dev/fd/3", "rb", raw = TRUE)
-  control_out <- file("/dev/fd/3", "wb", raw = TRUE)
+  # R opens files and pipes, but no descriptor that it was born with; `cat` does, and is not to be interrupted.
+  control_in <- pipe("trap '' INT; exec cat <&3", "rb")
+  control_out <- pipe("trap '' INT; exec cat >&3", "wb")
   count <- 0L
 
   quoted <- function(text) {
