@@ -35,7 +35,7 @@ fn collect(directory: &Path, files: &mut Vec<PathBuf>) -> io::Result<()> {
             if !matches!(name, "tests" | "__pycache__") && !name.starts_with('.') {
                 collect(&path, files)?;
             }
-        } else if name.ends_with(".py") {
+        } else if [".py", ".js", ".R", "manifest.json"].iter().any(|end| name.ends_with(end)) {
             files.push(path);
         }
     }

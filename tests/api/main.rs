@@ -14,6 +14,7 @@ mod execs;
 mod expiry;
 mod files;
 mod keys;
+mod languages;
 mod network;
 mod openapi;
 mod queue;

@@ -114,9 +114,6 @@ impl From<EngineError> for ApiError {
             EngineError::NoImage(_) | EngineError::Create(RuntimeError::NoImage(_)) => {
                 ApiError::new(StatusCode::NOT_FOUND, "image_not_found", message)
             }
-            EngineError::StartKernel(RuntimeError::NoPython(_)) => {
-                ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, "no_python", message)
-            }
             EngineError::NotNow { refusal, .. } => not_now(*refusal, message),
             EngineError::Full(full) => {
                 ApiError::new(StatusCode::TOO_MANY_REQUESTS, "no_room", message)
@@ -183,9 +180,8 @@ impl From<EngineError> for ApiError {
             {
                 out_of_space(message)
             }
-            EngineError::NoInterpreter { .. } => {
-                ApiError::new(StatusCode::CONFLICT, "no_interpreter", message)
-                    .hint("commands and whatever else the image has work; ask for another image")
+            EngineError::NoInterpreter { advice, .. } => {
+                ApiError::new(StatusCode::CONFLICT, "no_interpreter", message).hint(*advice)
             }
             EngineError::Create(RuntimeError::Engine(engine)) => from_engine(engine, message),
             EngineError::Stdin(RuntimeError::Refused(refusal))

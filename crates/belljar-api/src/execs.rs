@@ -12,7 +12,7 @@ use belljar_engine::result::ExecResult;
 use belljar_engine::session::ExecAsk;
 use belljar_engine::{EngineError, ExecInfo, Principal, clock};
 use belljar_proto::exec::{DEFAULT_OUTPUT_LIMIT, Language, What};
-use belljar_runtime::paths;
+use belljar_runtime::{languages, paths};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
@@ -28,7 +28,8 @@ const MAX_OUTPUT: u64 = 64 << 20;
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ExecBody {
-    /// `python` (default) or `bash`; each has a kernel that remembers.
+    /// `python` (default), `bash`, `javascript`, `typescript` or another that the image has; each
+    /// has a kernel that remembers, and JavaScript and TypeScript share one.
     pub language: Option<String>,
     /// Code for the kernel of that language.
     pub code: Option<String>,
@@ -132,12 +133,7 @@ impl ExecBody {
 
 /// Work in the background has a process of its own: the kernel stays free.
 fn background_argv(language: Language, code: &str) -> Result<Vec<String>, ApiError> {
-    let program: &[&str] = match language {
-        Language::Python => &["/usr/bin/env", "python3", "-u", "-c"],
-        Language::Bash => &["/bin/bash", "-c"],
-    };
-    let argv: Vec<String> =
-        program.iter().map(|part| (*part).to_owned()).chain([code.to_owned()]).collect();
+    let argv = languages::script(language, code).unwrap_or_default();
     check_argv(&argv)?;
     Ok(argv)
 }

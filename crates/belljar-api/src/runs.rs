@@ -29,7 +29,7 @@ use crate::stream::{done, render};
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct RunBody {
-    /// `python` (default) or `bash`.
+    /// `python` (default), `bash`, `javascript`, `typescript` or another that the image has.
     pub language: Option<String>,
     pub code: String,
     /// Seconds it may run.
@@ -60,6 +60,7 @@ impl RunBody {
                 return Err(ApiError::invalid("code: a shell cannot read NUL bytes"));
             }
             Language::Bash => Code::Bash { code: self.code },
+            language => Code::Cell { language, code: self.code.into_bytes(), echo: true },
         };
         let network = self.network.map(parse_network).transpose()?;
         let limits = self.limits.checked()?;

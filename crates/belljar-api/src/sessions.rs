@@ -14,7 +14,7 @@ use belljar_engine::spec::{Datasets, SessionAsk, Storage};
 use belljar_engine::store::SessionFilter;
 use belljar_engine::{Created, How, Principal, SessionInfo, clock};
 use belljar_proto::exec::Language;
-use belljar_runtime::Limits;
+use belljar_runtime::{Limits, languages};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
@@ -473,14 +473,14 @@ pub(crate) async fn state(
 }
 
 pub(crate) fn parse_language(name: Option<&str>) -> Result<Language, ApiError> {
-    match name.unwrap_or("python") {
-        "python" => Ok(Language::Python),
-        "bash" | "sh" | "shell" => Ok(Language::Bash),
-        other => Err(ApiError::invalid(format!(
-            "language: `{}` is not there; expected python or bash",
-            other.escape_debug()
-        ))),
-    }
+    let name = name.unwrap_or("python");
+    languages::find(name).ok_or_else(|| {
+        ApiError::invalid(format!(
+            "language: `{}` is not there; expected {}",
+            name.escape_debug(),
+            languages::names()
+        ))
+    })
 }
 
 #[derive(Debug, Deserialize, IntoParams)]

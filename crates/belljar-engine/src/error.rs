@@ -4,6 +4,7 @@ use std::error::Error;
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
+use belljar_proto::exec::Language;
 use belljar_runtime::RuntimeError;
 
 use crate::admission::Full;
@@ -19,7 +20,7 @@ pub enum EngineError {
     #[error("failed to start a kernel")]
     StartKernel(#[source] RuntimeError),
     #[error("the image `{image}` has no {language}")]
-    NoInterpreter { image: String, language: &'static str },
+    NoInterpreter { image: String, language: Language, advice: &'static str },
     #[error("failed to execute the code")]
     Exec(#[source] RuntimeError),
     #[error("failed to look for artifacts")]

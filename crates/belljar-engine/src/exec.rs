@@ -10,7 +10,7 @@ use belljar_proto::exec::{
 };
 use belljar_proto::guest::RefusalCode;
 use belljar_runtime::link::Following;
-use belljar_runtime::{RuntimeError, Sandbox};
+use belljar_runtime::{RuntimeError, Sandbox, languages};
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
@@ -58,7 +58,7 @@ impl ExecRequest {
     #[must_use]
     pub fn lane(&self) -> Option<Language> {
         match self.what {
-            What::Cell { language, .. } => Some(language),
+            What::Cell { language, .. } => Some(language.kernel()),
             What::Command { .. } => None,
         }
     }
@@ -66,7 +66,10 @@ impl ExecRequest {
     /// The name of what runs: a language, or `command`.
     #[must_use]
     pub fn language(&self) -> &'static str {
-        self.lane().map_or("command", language_name)
+        match self.what {
+            What::Cell { language, .. } => languages::name(language),
+            What::Command { .. } => "command",
+        }
     }
 
     /// As the guest is asked to do it, with the session's environment where it is needed.
@@ -93,14 +96,6 @@ pub const MAX_TIMEOUT_S: f64 = 366.0 * 86400.0;
 pub fn timeout_ms(seconds: f64) -> Option<u64> {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked")]
     (seconds > 0.0 && seconds <= MAX_TIMEOUT_S).then(|| (seconds * 1000.0).ceil() as u64)
-}
-
-#[must_use]
-pub fn language_name(language: Language) -> &'static str {
-    match language {
-        Language::Python => "python",
-        Language::Bash => "bash",
-    }
 }
 
 /// Where an execution is.
@@ -267,5 +262,6 @@ fn not_started(sandbox: &Sandbox, language: Language, error: RuntimeError) -> En
 
 pub(crate) fn no_interpreter(sandbox: &Sandbox, language: Language) -> EngineError {
     let image = sandbox.spec().image.clone().unwrap_or_default();
-    EngineError::NoInterpreter { image, language: language_name(language) }
+    let advice = languages::missing(language).unwrap_or("ask for another image");
+    EngineError::NoInterpreter { image, language, advice }
 }

@@ -44,13 +44,19 @@ pub enum Code {
     Bash {
         code: String,
     },
+    /// A cell in the kernel of another language.
+    Cell {
+        language: Language,
+        code: Vec<u8>,
+        echo: bool,
+    },
 }
 
 impl Code {
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         match self {
-            Code::Python { code, .. } => code,
+            Code::Python { code, .. } | Code::Cell { code, .. } => code,
             Code::Bash { code } => code.as_bytes(),
         }
     }
@@ -108,6 +114,9 @@ impl Run {
             // A kernel that was waiting does not know the environment of this run.
             Code::Python { code, echo } => {
                 (What::Cell { language: Language::Python, echo }, self.spec.env, code)
+            }
+            Code::Cell { language, code, echo } => {
+                (What::Cell { language, echo }, self.spec.env, code)
             }
             Code::Bash { code } => {
                 let argv = vec!["/bin/bash".into(), "-c".into(), code];

@@ -335,7 +335,7 @@ pub(crate) fn not_started(argv: &[String], error: &io::Error) -> Refusal {
 }
 
 fn live_kernel(guest: &Guest, language: Language) -> Result<Rc<Kernel>, Refusal> {
-    let kernel = guest.kernels.borrow().get(&language).cloned();
+    let kernel = guest.kernels.borrow().get(&language.kernel()).cloned();
     kernel.ok_or_else(|| refuse(RefusalCode::NoKernel, "there is no live kernel".into()))
 }
 

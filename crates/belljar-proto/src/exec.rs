@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+pub use crate::language::Language;
+
 /// How much of a stream is kept and delivered, unless the caller asks otherwise.
 pub const DEFAULT_OUTPUT_LIMIT: u64 = 1024 * 1024;
 
@@ -44,13 +46,6 @@ pub enum What {
     },
     /// One command in a fresh process; the body is its standard input.
     Command { argv: Vec<String>, cwd: String },
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Language {
-    Python,
-    Bash,
 }
 
 /// One thing that happened during an execution. Its payload is the body of the frame.

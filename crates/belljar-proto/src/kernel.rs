@@ -23,6 +23,10 @@ pub enum ToKernel {
         /// Somebody answers when the code asks for input.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         stdin: bool,
+        /// Which of its languages the code is in, for a kernel that has several and if it is not
+        /// the first.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        variant: Option<String>,
         #[serde(default, skip_serializing_if = "serde_json::Map::is_empty")]
         env: serde_json::Map<String, serde_json::Value>,
     },

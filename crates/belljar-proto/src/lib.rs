@@ -22,6 +22,7 @@ pub mod exec;
 pub mod frame;
 pub mod guest;
 pub mod kernel;
+mod language;
 pub mod relay;
 pub mod zygote;
 
@@ -31,6 +32,9 @@ pub const PROTOCOL: u32 = 3;
 /// Since this generation a guest tells with every [`exec::Outcome`] what lies in the artifact
 /// directory, opens several files at once, and removes and writes files.
 pub const PROTOCOL_WITH_FILES: u32 = 2;
+
+/// Since this generation a guest runs kernels of languages that it has never heard of.
+pub const PROTOCOL_WITH_LANGUAGES: u32 = 3;
 
 /// Since this generation a guest relays connections to the host.
 pub const PROTOCOL_WITH_RELAY: u32 = 3;

@@ -260,14 +260,21 @@ fn the_body_of_a_request_for_input() {
 fn between_guest_and_kernel() {
     let env = serde_json::Map::from_iter([("K".to_owned(), "V".into())]);
     insta::assert_snapshot!(lines(&[
-        ToKernel::Exec { exec_id: "e1".into(), echo: true, acknowledges: true, stdin: true, env },
+        ToKernel::Exec {
+            exec_id: "e1".into(),
+            echo: true,
+            acknowledges: true,
+            stdin: true,
+            variant: Some("typescript".into()),
+            env,
+        },
         ToKernel::Input { exec_id: "e1".into() },
         ToKernel::State,
         ToKernel::Ping { token: 7 },
         ToKernel::Seen,
         ToKernel::Shutdown,
     ]), @r#"
-    {"op":"exec","exec_id":"e1","echo":true,"acknowledges":true,"stdin":true,"env":{"K":"V"}}
+    {"op":"exec","exec_id":"e1","echo":true,"acknowledges":true,"stdin":true,"variant":"typescript","env":{"K":"V"}}
     {"op":"input","exec_id":"e1"}
     {"op":"state"}
     {"op":"ping","token":7}

@@ -63,6 +63,10 @@ impl RuntimeError {
     /// Whether the image lacks what would have been started.
     #[must_use]
     pub fn is_no_interpreter(&self) -> bool {
-        matches!(self, RuntimeError::Refused(refusal) if refusal.code == RefusalCode::NoInterpreter)
+        match self {
+            RuntimeError::Refused(refusal) => refusal.code == RefusalCode::NoInterpreter,
+            RuntimeError::NoPython(_) => true,
+            _ => false,
+        }
     }
 }

@@ -11,6 +11,12 @@ mod embedded {
     include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
 }
 
+/// The manifest of every kernel, by the names of their folders.
+pub(crate) fn manifests() -> impl Iterator<Item = &'static str> {
+    let manifests = embedded::FILES.iter().filter(|(name, _)| name.ends_with("/manifest.json"));
+    manifests.map(|(_, contents)| *contents)
+}
+
 /// The directory with this build's scripts below `state_dir`, written first if it is not there.
 ///
 /// Its name is the version of its contents, so servers of different builds do not disturb each

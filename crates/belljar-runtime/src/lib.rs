@@ -10,6 +10,7 @@ mod error;
 mod files;
 mod held;
 pub mod kernels;
+pub mod languages;
 pub mod link;
 pub mod native;
 mod relay;

@@ -1,17 +1,20 @@
 //! A live sandbox, as its owner holds it.
 
+use std::collections::HashSet;
 use std::fmt;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use belljar_proto::exec::{ExecSpec, Language};
+use belljar_proto::PROTOCOL_WITH_LANGUAGES;
+use belljar_proto::exec::{ExecSpec, Language, What};
 use belljar_proto::frame::FrameError;
-use belljar_proto::guest::{Call, KernelSnapshot};
+use belljar_proto::guest::{Call, KernelSnapshot, Refusal, RefusalCode};
 use belljar_sys::cgroup::Meters;
 use serde::{Deserialize, Serialize};
 
 use crate::RuntimeError;
+use crate::languages;
 use crate::link::{Following, Link};
 use crate::spec::{SandboxSpec, paths};
 
@@ -20,11 +23,6 @@ const DESTROY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// After this it is not waited for in silence.
 const SOON: Duration = Duration::from_secs(2);
-
-/// Interactive, because only then an interrupt ends the command that runs and not the shell; the
-/// guest says the rest through its standard input. Without job control everything a cell starts is
-/// in one process group, which is what an interrupt goes to.
-const BASH: [&str; 6] = ["/bin/bash", "--noprofile", "--norc", "--noediting", "-i", "+m"];
 
 /// How a kernel came to be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -91,16 +89,9 @@ pub struct Sandbox {
     /// How a Python kernel is executed.
     python: Vec<String>,
     link: Link,
-    /// Languages that the image turned out not to have, a bit for each.
-    lacking: AtomicU8,
+    /// Languages that the image turned out not to have.
+    lacking: Mutex<HashSet<Language>>,
     body: Box<dyn Body>,
-}
-
-fn bit(language: Language) -> u8 {
-    match language {
-        Language::Python => 1,
-        Language::Bash => 2,
-    }
 }
 
 pub(crate) struct Parts {
@@ -115,7 +106,7 @@ pub(crate) struct Parts {
 impl Sandbox {
     pub(crate) fn assemble(parts: Parts) -> Sandbox {
         let Parts { handle, spec, env, python, link, body } = parts;
-        Sandbox { handle, spec, env, python, link, lacking: AtomicU8::new(0), body }
+        Sandbox { handle, spec, env, python, link, lacking: Mutex::default(), body }
     }
 
     #[must_use]
@@ -183,11 +174,12 @@ impl Sandbox {
     /// A fresh kernel, replacing any other of its language. Python is forked if a zygote is warm,
     /// and everything else is executed.
     pub async fn start_kernel(&self, language: Language) -> Result<KernelStart, RuntimeError> {
+        let language = language.kernel();
         let started = self.start_some_kernel(language).await;
         if let Err(error) = &started
             && error.is_no_interpreter()
         {
-            self.lacking.fetch_or(bit(language), Ordering::Relaxed);
+            self.lacking().insert(language);
         }
         started
     }
@@ -195,7 +187,11 @@ impl Sandbox {
     /// Whether a kernel of this language was tried to be started, and the image has none.
     #[must_use]
     pub fn lacks(&self, language: Language) -> bool {
-        self.lacking.load(Ordering::Relaxed) & bit(language) != 0
+        self.lacking().contains(&language.kernel())
+    }
+
+    fn lacking(&self) -> std::sync::MutexGuard<'_, HashSet<Language>> {
+        self.lacking.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
     async fn start_some_kernel(&self, language: Language) -> Result<KernelStart, RuntimeError> {
@@ -218,22 +214,51 @@ impl Sandbox {
     }
 
     async fn execute_kernel(&self, language: Language) -> Result<(), RuntimeError> {
-        let argv = match language {
-            Language::Python => self.python.clone(),
-            Language::Bash => BASH.map(str::to_owned).to_vec(),
-        };
+        let argv = self.interpreter(language)?;
         let call = Call::SpawnKernel {
             language,
             argv,
             env: self.environment(),
             cwd: paths::SESSION.into(),
         };
-        self.link.call(call, &[]).await?;
+        self.link.call(call, &[]).await.map_err(|error| match error {
+            RuntimeError::Refused(mut refusal) if refusal.code == RefusalCode::NoInterpreter => {
+                if let Some(what_to_do) = languages::missing(language) {
+                    refusal.message = format!("{}; {what_to_do}", refusal.message);
+                }
+                RuntimeError::Refused(refusal)
+            }
+            other => other,
+        })?;
         self.link.call(Call::AwaitKernel { language }, &[]).await.map(|_| ())
+    }
+
+    /// How the kernel of a language is executed.
+    fn interpreter(&self, language: Language) -> Result<Vec<String>, RuntimeError> {
+        if language == Language::Python {
+            return Ok(self.python.clone());
+        }
+        languages::argv(language, "").ok_or_else(|| {
+            let message = format!("there is no language `{language}`");
+            Refusal { code: RefusalCode::Invalid, message }.into()
+        })
+    }
+
+    /// Refuses what an earlier guest does not even understand: it would end the conversation.
+    fn understands(&self, language: Language) -> Result<(), RuntimeError> {
+        let old = [Language::Python, Language::Bash].contains(&language);
+        if old || self.link.protocol() >= PROTOCOL_WITH_LANGUAGES {
+            return Ok(());
+        }
+        let message = format!("this sandbox is of an earlier version, which has no {language}");
+        Err(Refusal { code: RefusalCode::Invalid, message }.into())
     }
 
     /// Starts an execution; `body` is code for a cell and standard input for a command.
     pub async fn exec(&self, spec: ExecSpec, body: &[u8]) -> Result<Following, RuntimeError> {
+        if let What::Cell { language, .. } = spec.what {
+            self.understands(language)?;
+        }
         self.link.exec(spec, body).await
     }
 
@@ -255,6 +280,7 @@ impl Sandbox {
 
     /// The variables of a kernel, as it tells them itself.
     pub async fn kernel_state(&self, language: Language) -> Result<KernelSnapshot, RuntimeError> {
+        self.understands(language)?;
         let reply = self.link.call(Call::KernelState { language }, &[]).await?;
         let understood = serde_json::from_slice(&reply.body);
         understood.map_err(|error| RuntimeError::Nonsense(FrameError::Head(error)))

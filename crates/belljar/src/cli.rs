@@ -4,8 +4,9 @@ use std::path::PathBuf;
 
 use belljar_engine::exec::timeout_ms;
 use belljar_engine::network::Policy;
-use belljar_runtime::Limits;
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use belljar_proto::exec::Language;
+use belljar_runtime::{Limits, languages};
+use clap::{Args, Parser, Subcommand};
 
 /// Sealed computers for AI agents, on your own machine.
 #[derive(Debug, Parser)]
@@ -99,9 +100,10 @@ pub(crate) struct RunArgs {
     /// Code given here; the value of a last expression is printed
     #[arg(short = 'c', long = "code", value_name = "CODE", allow_hyphen_values = true)]
     pub(crate) code: Option<String>,
-    /// Language of the code [default: by the file's name, else python]
-    #[arg(long, value_enum)]
-    pub(crate) lang: Option<Lang>,
+    /// Language of the code: python, bash, javascript, typescript or r [default: by the file's name,
+    /// else python]
+    #[arg(long, value_name = "LANG", value_parser = parse_language)]
+    pub(crate) lang: Option<Language>,
     /// Seconds the code may run
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = parse_seconds)]
     pub(crate) timeout: u64,
@@ -136,12 +138,6 @@ pub(crate) struct RunArgs {
     /// Print the whole result as JSON at the end, instead of output as it comes
     #[arg(long)]
     pub(crate) json: bool,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Lang {
-    Python,
-    Bash,
 }
 
 #[derive(Debug, Args)]
@@ -331,9 +327,11 @@ pub(crate) struct SessionExecArgs {
     #[arg(short = 'c', long = "code", value_name = "CODE", allow_hyphen_values = true,
         conflicts_with_all = ["command", "join"])]
     pub(crate) code: Option<String>,
-    /// Language of the code [default: by the file's name, else python]
-    #[arg(long, value_enum, conflicts_with_all = ["command", "join"])]
-    pub(crate) lang: Option<Lang>,
+    /// Language of the code: python, bash, javascript, typescript or r [default: by the file's name,
+    /// else python]
+    #[arg(long, value_name = "LANG", value_parser = parse_language,
+        conflicts_with_all = ["command", "join"])]
+    pub(crate) lang: Option<Language>,
     /// Seconds the code may run [default: 60, and a year in the background]
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds, conflicts_with = "join")]
     pub(crate) timeout: Option<u64>,
@@ -786,6 +784,10 @@ pub(crate) struct BenchArgs {
     /// The largest number of live sessions
     #[arg(long, value_name = "N", default_value_t = 1000)]
     pub(crate) sessions: usize,
+}
+
+fn parse_language(text: &str) -> Result<Language, String> {
+    languages::find(text).ok_or_else(|| format!("expected {}", languages::names()))
 }
 
 fn parse_seconds(text: &str) -> Result<u64, String> {

@@ -103,8 +103,11 @@ pub(super) async fn perform(
 fn not_started(request: &ExecRequest, error: &EngineError) -> Outcome {
     let reason = format!("it could not be started: {}", in_full(error));
     let invalid = match error {
-        EngineError::Exec(RuntimeError::Refused(refusal)) => refusal.code == RefusalCode::Invalid,
-        EngineError::StartKernel(RuntimeError::NoPython(_)) => true,
+        EngineError::Exec(RuntimeError::Refused(refusal)) => {
+            matches!(refusal.code, RefusalCode::Invalid | RefusalCode::NoInterpreter)
+        }
+        // Its language is not there.
+        EngineError::StartKernel(error) => error.is_no_interpreter(),
         _ => false,
     };
     match request.lane() {

@@ -23,6 +23,8 @@ pub(crate) enum Dialect {
 pub(crate) struct Order<'a> {
     pub(crate) spec: &'a ExecSpec,
     pub(crate) echo: bool,
+    /// Which of the kernel's languages it is, if not the first.
+    pub(crate) variant: Option<&'a str>,
     /// Where a shell finds the standard input of the cell, if it has any.
     pub(crate) stdin: Option<&'a str>,
     pub(crate) code: &'a [u8],
@@ -31,8 +33,9 @@ pub(crate) struct Order<'a> {
 impl Dialect {
     pub(crate) fn of(language: Language) -> Dialect {
         match language {
-            Language::Python => Dialect::Frames(Decoder::default()),
             Language::Bash => Dialect::Shell(Shell::default()),
+            // Whatever it is, and whoever wrote it.
+            _ => Dialect::Frames(Decoder::default()),
         }
     }
 
@@ -59,6 +62,7 @@ impl Dialect {
                     echo: order.echo,
                     acknowledges: true,
                     stdin: spec.stdin,
+                    variant: order.variant.map(str::to_owned),
                     env,
                 };
                 Ok(frame::encode(&message, order.code))

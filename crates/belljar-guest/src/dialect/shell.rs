@@ -379,7 +379,7 @@ mod tests {
     }
 
     fn said(shell: &mut Shell, spec: &ExecSpec, code: &[u8]) -> Result<String, String> {
-        let order = Order { spec, echo: false, stdin: None, code };
+        let order = Order { spec, echo: false, variant: None, stdin: None, code };
         shell.cell(&order).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
     }
 

@@ -7,7 +7,7 @@ use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::time::Duration;
 
-use belljar_proto::exec::{ExecSpec, KernelState, Status};
+use belljar_proto::exec::{ExecSpec, KernelState, Status, What};
 use belljar_proto::guest::{Refusal, RefusalCode};
 use belljar_proto::kernel::CellStatus;
 use belljar_sys::channel::Fifo;
@@ -58,7 +58,11 @@ impl Kernel {
     pub(crate) fn job(&self, spec: ExecSpec, echo: bool, code: &[u8]) -> Result<Job, Refusal> {
         let stdin = if spec.stdin && self.is_shell() { Some(fifo()?) } else { None };
         let path = stdin.as_ref().and_then(|(fifo, _)| fifo.path().to_str());
-        let order = Order { spec: &spec, echo, stdin: path, code };
+        let variant = match &spec.what {
+            What::Cell { language, .. } => language.variant(),
+            What::Command { .. } => None,
+        };
+        let order = Order { spec: &spec, echo, variant, stdin: path, code };
         let bytes = self.dialect.borrow_mut().cell(&order);
         let bytes = bytes.map_err(|message| Refusal { code: RefusalCode::Invalid, message })?;
         Ok(Job { spec, bytes, stdin })

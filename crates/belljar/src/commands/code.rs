@@ -5,18 +5,22 @@ use std::io::{self, Read};
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
+use belljar_proto::exec::Language;
 use belljar_proto::frame::MAX_BODY;
-
-use crate::cli::Lang;
+use belljar_runtime::languages;
 
 pub(super) struct Given {
     pub(super) code: Vec<u8>,
-    pub(super) lang: Lang,
+    pub(super) lang: Language,
     /// A script is not echoed as a notebook's cell is.
     pub(super) is_script: bool,
 }
 
-pub(super) fn read(code: Option<&str>, file: Option<&Path>, lang: Option<Lang>) -> Result<Given> {
+pub(super) fn read(
+    code: Option<&str>,
+    file: Option<&Path>,
+    lang: Option<Language>,
+) -> Result<Given> {
     let lang = lang.unwrap_or_else(|| language_of(file));
     let (code, is_script) = match (code, file) {
         (Some(code), _) => (code.as_bytes().to_vec(), false),
@@ -30,11 +34,9 @@ pub(super) fn read(code: Option<&str>, file: Option<&Path>, lang: Option<Lang>) 
     Ok(Given { code, lang, is_script })
 }
 
-fn language_of(file: Option<&Path>) -> Lang {
-    match file.and_then(Path::extension).and_then(|e| e.to_str()) {
-        Some("sh" | "bash") => Lang::Bash,
-        _ => Lang::Python,
-    }
+fn language_of(file: Option<&Path>) -> Language {
+    let extension = file.and_then(Path::extension).and_then(|extension| extension.to_str());
+    extension.and_then(languages::of_extension).unwrap_or(Language::Python)
 }
 
 fn read_stdin() -> Result<Vec<u8>> {

@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail};
 use belljar_engine::result::ExecResult;
 use belljar_engine::run::{Code, Run};
+use belljar_proto::exec::Language;
 use belljar_runtime::{DataMount, Limits, SandboxSpec};
 use belljar_sys::process;
 use tokio::signal::unix::{SignalKind, signal};
@@ -16,7 +17,7 @@ use super::code::{self, Given};
 use super::limits;
 use super::output::{self, Ending};
 use crate::backend::Prepared;
-use crate::cli::{Lang, RunArgs};
+use crate::cli::RunArgs;
 use crate::home;
 use crate::settings::Settings;
 
@@ -43,13 +44,14 @@ fn plan(args: RunArgs, settings: &Settings) -> Result<Run> {
     let Given { code, lang, is_script } =
         code::read(args.code.as_deref(), args.file.as_deref(), args.lang)?;
     let code = match lang {
-        Lang::Python => Code::Python { code, echo: !is_script },
-        Lang::Bash => Code::Bash {
+        Language::Python => Code::Python { code, echo: !is_script },
+        Language::Bash => Code::Bash {
             code: String::from_utf8(code)
                 .ok()
                 .filter(|text| !text.contains('\0'))
                 .context("a bash script must be text in UTF-8 without NUL bytes")?,
         },
+        language => Code::Cell { language, code, echo: !is_script },
     };
     let limits = Limits {
         memory: args.memory.unwrap_or(settings.limits.memory),

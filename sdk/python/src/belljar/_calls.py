@@ -19,7 +19,7 @@ from belljar.errors import InvalidRequest, ProtocolError
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
 
-Language = Literal["python", "bash"]
+Language = Literal["python", "bash", "javascript", "typescript", "r"]
 Storage = Literal["TMPFS", "BIND"]
 Access = Literal["NONE", "LOCAL_RO", "API"]
 #: Where code may go: `{"allow": [...], "inject": [...]}`, or one of the words.

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use belljar_engine::artifacts::Artifacts;
 use belljar_proto::exec::{Dropped, Event, KernelState, MimeBundle, Status};
+use belljar_runtime::languages;
 use hyper::Method;
 use indicatif::HumanBytes;
 use serde::Deserialize;
@@ -13,7 +14,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::follow::Follower;
 use super::{find_id, print_json};
-use crate::cli::{Lang, SessionExecArgs};
+use crate::cli::SessionExecArgs;
 use crate::client::{Client, ClientError, Heard, escape};
 use crate::commands::code::{self, Given};
 use crate::commands::output::{self, Ending};
@@ -49,11 +50,7 @@ fn ask(args: &SessionExecArgs, exec: &str) -> Result<Value> {
             let Given { code, lang, .. } =
                 code::read(args.code.as_deref(), args.file.as_deref(), args.lang)?;
             let code = String::from_utf8(code).ok().context("the code must be text in UTF-8")?;
-            let language = match lang {
-                Lang::Python => "python",
-                Lang::Bash => "bash",
-            };
-            ask.insert("language".into(), language.into());
+            ask.insert("language".into(), languages::name(lang).into());
             ask.insert("code".into(), code.into());
         }
         [text] => {

@@ -1,0 +1,153 @@
+//! Which languages there are: one folder of `kernels/` each, with a manifest that says how its
+//! kernel is started and what people call it. See `docs/languages.md` for how one is added.
+
+use std::sync::OnceLock;
+
+use belljar_proto::exec::Language;
+use serde::Deserialize;
+
+use crate::kernels;
+use crate::spec::paths;
+
+/// A kernel, as its folder describes it.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Manifest {
+    kernel: String,
+    /// How it is executed. It speaks frames over descriptor 3, unless it is a shell. `{kernels}`
+    /// is the directory of all folders, `{python}` the image's interpreter; a program without a
+    /// slash is looked for on the `PATH`.
+    argv: Vec<String>,
+    /// What to do where its program is missing.
+    missing: String,
+    /// What it understands; it is told of all but the first.
+    languages: Vec<Described>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Described {
+    /// The first is the one that is told.
+    names: Vec<String>,
+    extensions: Vec<String>,
+    /// Runs code in a process of its own; the code follows as the last argument.
+    script: Vec<String>,
+}
+
+struct Known {
+    language: Language,
+    manifest: &'static Manifest,
+    described: &'static Described,
+}
+
+/// The language that somebody calls so.
+#[must_use]
+pub fn find(name: &str) -> Option<Language> {
+    let known = all().iter().find(|known| known.described.names.iter().any(|own| own == name));
+    known.map(|known| known.language)
+}
+
+/// That of a file with this extension.
+#[must_use]
+pub fn of_extension(extension: &str) -> Option<Language> {
+    let has = |known: &&Known| known.described.extensions.iter().any(|own| own == extension);
+    all().iter().find(has).map(|known| known.language)
+}
+
+/// What a language is called; `other` if an earlier or later server knew it.
+#[must_use]
+pub fn name(language: Language) -> &'static str {
+    look_up(language).map_or("other", |known| known.described.names[0].as_str())
+}
+
+/// What languages are called, for those who asked for another.
+#[must_use]
+pub fn names() -> String {
+    let names: Vec<&str> = all().iter().map(|known| known.described.names[0].as_str()).collect();
+    match names.split_last() {
+        Some((last, others)) if !others.is_empty() => format!("{} or {last}", others.join(", ")),
+        _ => names.concat(),
+    }
+}
+
+/// Runs code of this language by itself, in a process of its own.
+#[must_use]
+pub fn script(language: Language, code: &str) -> Option<Vec<String>> {
+    let script = &look_up(language)?.described.script;
+    let filled = script.iter().map(|word| filled(word, ""));
+    Some(filled.chain([code.to_owned()]).collect())
+}
+
+/// The command line of a language's kernel, where the image's Python is `python`.
+pub(crate) fn argv(language: Language, python: &str) -> Option<Vec<String>> {
+    let argv = &look_up(language)?.manifest.argv;
+    Some(argv.iter().map(|word| filled(word, python)).collect())
+}
+
+/// What to do where a language's program is missing.
+pub fn missing(language: Language) -> Option<&'static str> {
+    look_up(language).map(|known| known.manifest.missing.as_str())
+}
+
+fn filled(word: &str, python: &str) -> String {
+    word.replace("{kernels}", paths::KERNELS).replace("{python}", python)
+}
+
+fn look_up(language: Language) -> Option<&'static Known> {
+    all().iter().find(|known| known.language == language)
+}
+
+/// Python first: it is what people mean who do not say.
+fn all() -> &'static [Known] {
+    static ALL: OnceLock<Vec<Known>> = OnceLock::new();
+    ALL.get_or_init(|| {
+        let mut all: Vec<Known> = kernels::manifests().flat_map(known).collect();
+        all.sort_by_key(|known| known.language != Language::Python);
+        all
+    })
+}
+
+fn known(manifest: &str) -> Vec<Known> {
+    // They are part of this program; a test reads every one.
+    let manifest: Manifest = serde_json::from_str(manifest).expect("a manifest is as it should be");
+    let manifest: &'static Manifest = Box::leak(Box::new(manifest));
+    let known = |(index, described): (usize, &'static Described)| {
+        let name = match index {
+            0 => manifest.kernel.clone(),
+            _ => format!("{}.{}", manifest.kernel, described.names[0]),
+        };
+        let language = Language::new(&name).expect("a manifest has names that are names");
+        Known { language, manifest, described }
+    };
+    manifest.languages.iter().enumerate().map(known).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn every_folder_has_a_manifest_and_no_two_share_a_name() {
+        assert_eq!(names(), "python, bash, javascript, typescript or r");
+        let mut seen = HashSet::new();
+        for known in all() {
+            let Described { names, extensions, script } = known.described;
+            assert!(!names.is_empty() && !extensions.is_empty() && !script.is_empty());
+            assert!(!known.manifest.argv.is_empty() && !known.manifest.missing.is_empty());
+            for name in names.iter().chain(extensions.iter().filter(|ext| !names.contains(ext))) {
+                assert!(seen.insert(name), "{name} is there twice");
+            }
+        }
+        let typescript = find("ts").unwrap();
+        assert_eq!(
+            (typescript.as_str(), name(typescript)),
+            ("javascript.typescript", "typescript")
+        );
+        assert_eq!(of_extension("mjs"), find("node"));
+        assert_eq!(argv(Language::Python, "/p").unwrap()[0], "/p");
+        assert_eq!(script(Language::Bash, "ls").unwrap(), ["/bin/bash", "-c", "ls"]);
+        assert_eq!((find("cobol"), name(Language::new("cobol").unwrap())), (None, "other"));
+    }
+}

@@ -1,0 +1,254 @@
+'use strict';
+// Runs cells, one after another, in the global scope of this process.
+
+const nodeModule = require('module');
+const path = require('path');
+const util = require('util');
+const vm = require('vm');
+
+const { compile } = require('./cells');
+const types = require('./types');
+
+// Where packages of a session are, and what relative names are relative to.
+const HOME = '/session';
+
+// Larger results are told as text alone, which is cut by itself.
+const MAX_JSON = 1 << 20;
+const MAX_TEXT = 1 << 20;
+const MAX_DEPTH = 64;
+
+// Errors whose stack is all there is to show: they happened in no code of the user's.
+const whole = new WeakSet();
+// Where the last cells end, by their names: what stands there is ours.
+const ends = new Map();
+const MAX_ENDS = 1000;
+
+/** `process.exit()`: the cell ends, the kernel does not. */
+class Exit extends Error {
+  constructor(code) {
+    super(`process.exit(${code})`);
+    this.code = code;
+  }
+}
+
+class Interrupted extends Error {
+  constructor() {
+    super('the cell was interrupted');
+    this.name = 'Interrupted';
+  }
+}
+
+class Interpreter {
+  constructor() {
+    const require = nodeModule.createRequire(path.join(HOME, 'cell.js'));
+    this._require = require;
+    this._declared = new Set();
+    define('require', require);
+    define('module', { exports: {} });
+    define('exports', globalThis.module.exports);
+    define('__dirname', HOME);
+    define('__filename', path.join(HOME, 'cell.js'));
+    process.exit = (code) => {
+      throw new Exit(exitCode(code ?? process.exitCode));
+    };
+    this.expectGlobals();
+  }
+
+  /** What is global by now is not the user's. */
+  expectGlobals() {
+    this._given = new Set(Object.getOwnPropertyNames(globalThis));
+  }
+
+  /** The user's own variables. */
+  names() {
+    const own = Object.keys(globalThis).filter((name) => !this._given.has(name));
+    return new Set([...own, ...this._declared]);
+  }
+
+  /**
+   * Begins a cell; a promise of its value, if it ends with an expression. What comes before its first `await` has
+   * happened when this returns. Not to be called from a microtask: an interrupt there takes all others with it.
+   */
+  run(code, { number, echo, variant }) {
+    const filename = `cell ${number}`;
+    let cell;
+    try {
+      if (variant === 'typescript') code = types.strip(code, (name) => this._load(name));
+      cell = compile(code, echo);
+    } catch (error) {
+      throw syntaxError(error, code, filename);
+    }
+    ends.set(filename, code.split('\n').length + 1);
+    ends.delete(`cell ${number - MAX_ENDS}`);
+    const script = new vm.Script(cell.source, {
+      filename,
+      columnOffset: cell.columnOffset,
+      importModuleDynamically:
+        vm.constants?.USE_MAIN_CONTEXT_DEFAULT_LOADER ?? ((specifier) => import(this._resolve(specifier))),
+    });
+    for (const name of cell.names) {
+      declare(name);
+      this._declared.add(name);
+    }
+    try {
+      // Handlers of the user's for SIGINT have their turn when it has returned.
+      return script.runInThisContext({ breakOnSigint: true });
+    } catch (error) {
+      if (error?.code === 'ERR_SCRIPT_EXECUTION_INTERRUPTED') throw new Interrupted();
+      throw error;
+    }
+  }
+
+  /** A package of the session's, or of the image's. */
+  _load(name) {
+    const places = [HOME, '/usr/local/lib', '/usr/lib', path.dirname(path.dirname(process.execPath)) + '/lib'];
+    return this._require(this._require.resolve(name, { paths: places }));
+  }
+
+  _resolve(specifier) {
+    return /^(\.{0,2}\/|file:|node:|data:)/.test(specifier) ? specifier : this._require.resolve(specifier);
+  }
+}
+
+function define(name, value) {
+  Object.defineProperty(globalThis, name, { value, writable: true, configurable: true, enumerable: false });
+}
+
+/** Makes room for a variable, also where Node has something of its own that cannot be written. */
+function declare(name) {
+  const found = Object.getOwnPropertyDescriptor(globalThis, name);
+  if (found && (found.writable || !found.configurable)) return;
+  Object.defineProperty(globalThis, name, { value: undefined, writable: true, configurable: true, enumerable: true });
+}
+
+function exitCode(code) {
+  const number = Number(code ?? 0);
+  return Number.isInteger(number) ? number & 255 : 1;
+}
+
+/** What the parser says, with the line it says it of. */
+function syntaxError(error, code, filename) {
+  whole.add(error);
+  if (!error.loc) {
+    error.stack = `${error.name}: ${error.message}`;
+    return error;
+  }
+  const { line, column } = error.loc;
+  const message = error.message.replace(/ \(\d+:\d+\)$/, '');
+  const told = new SyntaxError(message);
+  const text = code.split('\n')[line - 1] ?? '';
+  whole.add(told);
+  told.stack = `${filename}:${line}\n${text}\n${' '.repeat(column)}^\n\nSyntaxError: ${message}`;
+  return told;
+}
+
+/** A value in every form it can be shown in. */
+function describe(value) {
+  let text;
+  try {
+    text = util.inspect(value, { maxStringLength: MAX_TEXT });
+  } catch (error) {
+    text = `[it cannot be shown: ${messageOf(error)}]`;
+  }
+  const data = { 'text/plain': text.length > MAX_TEXT ? `${text.slice(0, MAX_TEXT)}…` : text };
+  if (isPlain(value, 0)) {
+    const json = JSON.stringify(value);
+    if (json !== undefined && json.length <= MAX_JSON) data['application/json'] = JSON.parse(json);
+  }
+  return { data };
+}
+
+/** Whether JSON would say all of it. */
+function isPlain(value, depth) {
+  switch (typeof value) {
+    case 'string':
+      return value.length <= MAX_JSON;
+    case 'boolean':
+      return true;
+    case 'number':
+      return Number.isFinite(value);
+    case 'object':
+      break;
+    default:
+      return false;
+  }
+  if (value === null) return true;
+  if (depth > MAX_DEPTH || util.types.isProxy(value)) return false;
+  const prototype = Object.getPrototypeOf(value);
+  if (Array.isArray(value)) {
+    if (prototype !== Array.prototype || value.length > MAX_JSON) return false;
+  } else if (prototype !== Object.prototype && prototype !== null) {
+    return false;
+  }
+  const descriptors = Object.getOwnPropertyDescriptors(value);
+  return Reflect.ownKeys(descriptors).every((key) => {
+    const { enumerable, value: inner } = descriptors[key];
+    if (!enumerable) return key === 'length';
+    return typeof key === 'string' && 'value' in descriptors[key] && isPlain(inner, depth + 1);
+  });
+}
+
+/** An error as the guest wants to hear of it, without frames of ours. */
+function report(error) {
+  const isError = util.types.isNativeError(error) || error instanceof Error;
+  let shown;
+  try {
+    shown = isError ? stackOf(error) : `Uncaught ${util.inspect(error)}`;
+  } catch (failure) {
+    shown = `[the error cannot be shown: ${messageOf(failure)}]`;
+  }
+  return {
+    name: isError ? String(nameOf(error)) : 'Error',
+    value: isError ? messageOf(error) : textOf(error),
+    traceback: shown,
+  };
+}
+
+function stackOf(error) {
+  if (error instanceof Interrupted) return `${error.name}: ${error.message}`;
+  if (whole.has(error)) return error.stack;
+  // Its causes and its own properties are part of it.
+  const shown = util.inspect(error, { maxStringLength: MAX_TEXT }).slice(0, MAX_TEXT);
+  // What we put before the first line has columns, too.
+  const lines = shown.replace(/(cell \d+:1):-\d+/g, '$1:1').split('\n');
+  // From the first frame of ours on, a stack is ours.
+  let ours = false;
+  const isTheirs = (line) => {
+    if (!/^\s+at /.test(line)) ours = false;
+    else ours ||= isOurs(line);
+    return !ours;
+  };
+  return lines.filter(isTheirs).join('\n');
+}
+
+function isOurs(line) {
+  const [, cell, number] = /(cell \d+):(\d+):\d+\)?( \{)?$/.exec(line) ?? [];
+  if (cell) return ends.get(cell) === Number(number);
+  return line.includes(__dirname) || /\((node:vm|node:internal\/)|at node:internal\//.test(line);
+}
+
+function nameOf(error) {
+  try {
+    return error.name || 'Error';
+  } catch {
+    return 'Error';
+  }
+}
+
+function messageOf(error) {
+  try {
+    return String(error?.message ?? error);
+  } catch {
+    return '?';
+  }
+}
+
+function textOf(value) {
+  try {
+    return typeof value === 'string' ? value : util.inspect(value);
+  } catch {
+    return '?';
+  }
+}
+
+module.exports = { Interpreter, Exit, Interrupted, describe, report };

@@ -1,0 +1,160 @@
+'use strict';
+// JavaScript that remembers, in Node.
+//
+//     node --expose-internals main.js                    a kernel; the guest speaks over descriptor 3
+//     node --expose-internals main.js LANGUAGE CODE      one piece of code, and out
+
+const { Channel } = require('./wire');
+const { writeAtOnce } = require('./output');
+const { Interpreter, Exit, Interrupted, describe, report } = require('./interpreter');
+const state = require('./state');
+
+// The user may replace it.
+const { setImmediate } = globalThis;
+
+const PROTOCOL = 1;
+const CONTROL = 3;
+const EXIT_ERROR = 1;
+const EXIT_INTERRUPTED = 130;
+
+class Kernel {
+  constructor() {
+    this._interpreter = new Interpreter();
+    writeAtOnce(process.stdout, 1);
+    writeAtOnce(process.stderr, 2);
+    this._count = 0;
+    // The cell that runs: how to give up waiting for it, and who waits for lines of input.
+    this._running = null;
+    this._channel = new Channel(CONTROL, (head, body) => this._hear(head, body), () => process.reallyExit(0));
+    globalThis.input = (prompt = '') => this._input(String(prompt));
+    this._interpreter.expectGlobals();
+    process.on('SIGINT', () => this._running?.giveUp(new Interrupted()));
+    // Whoever fails behind everybody's back is told of and forgiven: the others go on.
+    process.on('uncaughtException', (error) => this._failedAside('Uncaught', error));
+    process.on('unhandledRejection', (error) => this._failedAside('Unhandled rejection', error));
+  }
+
+  serve() {
+    this._channel.send({
+      op: 'hello',
+      protocol: PROTOCOL,
+      language: 'javascript',
+      language_version: process.version.slice(1),
+      pid: process.pid,
+    });
+  }
+
+  _hear(head, body) {
+    switch (head.op) {
+      case 'exec':
+        this._exec(head, body);
+        break;
+      case 'input':
+        if (this._running?.id === head.exec_id) this._running.lines.shift()?.(body);
+        break;
+      case 'state':
+        this._channel.send({ op: 'state' }, Buffer.from(JSON.stringify(state.snapshot(this._interpreter.names()))));
+        break;
+      case 'ping':
+        this._channel.send({ op: 'pong', token: head.token });
+        break;
+      case 'shutdown':
+        process.reallyExit(0);
+    }
+  }
+
+  _exec(head, body) {
+    this._count += 1;
+    Object.assign(process.env, head.env);
+    // A signal that was meant for the last cell may be on its way, and comes before the second of these.
+    setImmediate(() => setImmediate(() => this._finish(head, this._begin(head, body.toString('utf8')))));
+  }
+
+  /** A promise of how a cell ends, by itself or because it is given up. */
+  _begin(head, code) {
+    const givenUp = new Promise((_, reject) => {
+      this._running = { id: head.exec_id, giveUp: reject, lines: [], takesInput: head.stdin === true };
+    });
+    let cell;
+    try {
+      cell = this._interpreter.run(code, { number: this._count, echo: head.echo, variant: head.variant });
+    } catch (error) {
+      cell = Promise.reject(error);
+    }
+    // Either may fail later, when nobody waits any more.
+    cell.catch(() => {});
+    givenUp.catch(() => {});
+    return Promise.race([cell, givenUp]);
+  }
+
+  async _finish(head, cell) {
+    let status = 'ok';
+    let exitCode = 0;
+    try {
+      const value = await cell;
+      if (head.echo && value !== undefined) {
+        this._channel.send({ op: 'display', kind: 'result' }, Buffer.from(JSON.stringify(describe(value))));
+      }
+    } catch (error) {
+      if (error instanceof Exit) {
+        [status, exitCode] = ['exit', error.code];
+      } else {
+        const interrupted = error instanceof Interrupted;
+        [status, exitCode] = interrupted ? ['interrupted', EXIT_INTERRUPTED] : ['error', EXIT_ERROR];
+          this._channel.send({ op: 'error' }, Buffer.from(JSON.stringify(report(error))));
+      }
+    }
+    this._running = null;
+    this._channel.send({
+      op: 'done',
+      exec_id: head.exec_id,
+      status,
+      exit_code: exitCode,
+      execution_count: this._count,
+    });
+  }
+
+  /** A line from whoever watches; null at the end, or if nobody does. */
+  async _input(prompt) {
+    const running = this._running;
+    if (!running?.takesInput) return null;
+    const line = await new Promise((resolve) => {
+      running.lines.push(resolve);
+      this._channel.send({ op: 'input' }, Buffer.from(JSON.stringify({ prompt, password: false })));
+    });
+    return line.length === 0 ? null : line.toString('utf8').replace(/\r?\n$/, '');
+  }
+
+  _failedAside(what, error) {
+    if (error instanceof Exit || error instanceof Interrupted) {
+      this._running?.giveUp(error);
+      return;
+    }
+    process.stderr.write(`${what}: ${report(error).traceback}\n`);
+  }
+}
+
+async function runOnce(language, code) {
+  const interpreter = new Interpreter();
+  try {
+    await interpreter.run(code, { number: 1, echo: false, variant: language === 'typescript' ? language : undefined });
+  } catch (error) {
+    if (error instanceof Exit) process.reallyExit(error.code);
+    process.stderr.write(`${report(error).traceback}\n`);
+    process.reallyExit(EXIT_ERROR);
+  }
+}
+
+const [language, code] = process.argv.slice(2);
+// What is ours is nobody else's business.
+process.argv.splice(1);
+if (code === undefined) {
+  try {
+    new Kernel().serve();
+  } catch (error) {
+    process.stderr.write(`${error.stack}\n`);
+    process.reallyExit(EXIT_ERROR);
+  }
+} else {
+  runOnce(language, code);
+}

@@ -1,0 +1,31 @@
+'use strict';
+// Output is written at once, by plain system calls. Node's own streams would remember what is on its way, and an
+// interrupt in the middle of that leaves them waiting for ever.
+
+const fs = require('fs');
+
+/** Writes all of it, whoever has left the descriptor non-blocking. */
+function writeAll(fd, bytes) {
+  let rest = bytes;
+  while (rest.length > 0) {
+    try {
+      rest = rest.subarray(fs.writeSync(fd, rest));
+    } catch (error) {
+      if (error.code !== 'EAGAIN') throw error;
+      // The guest is behind; a moment later it is not.
+      Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 1);
+    }
+  }
+}
+
+/** Makes a stream of the process write at once. */
+function writeAtOnce(stream, fd) {
+  stream.write = (chunk, encoding, done) => {
+    if (typeof encoding === 'function') [encoding, done] = [undefined, encoding];
+    writeAll(fd, typeof chunk === 'string' ? Buffer.from(chunk, encoding) : chunk);
+    if (done) process.nextTick(done);
+    return true;
+  };
+}
+
+module.exports = { writeAll, writeAtOnce };

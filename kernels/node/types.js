@@ -1,0 +1,59 @@
+'use strict';
+// TypeScript without its types, by whatever can do that here: Node itself (22.13 and later), or one of these packages
+// where it is installed. Nothing is checked; that is for editors. The first two leave every line in its place.
+
+const nodeModule = require('module');
+
+const WAYS = [
+  ['node', () => nodeModule.stripTypeScriptTypes && ((code) => nodeModule.stripTypeScriptTypes(code, { mode: 'strip' }))],
+  ['amaro', (load) => wrap(load('amaro'), (amaro, code) => amaro.transformSync(code, { mode: 'strip-only' }).code)],
+  ['typescript', (load) => wrap(load('typescript'), byTypeScript)],
+  ['esbuild', (load) => wrap(load('esbuild'), byEsbuild)],
+];
+
+const MISSING =
+  `Node ${process.version} does not understand TypeScript by itself (22.13 and later do): install one of the ` +
+  'packages amaro, typescript or esbuild, in the image or with `npm install` in /session';
+
+const wrap = (module, strip) => (code) => strip(module, code);
+
+function byTypeScript(ts, code) {
+  const compilerOptions = {
+    target: ts.ScriptTarget.ESNext,
+    module: ts.ModuleKind.ESNext,
+    // What a cell imports may be for the next one.
+    verbatimModuleSyntax: true,
+  };
+  const { outputText, diagnostics } = ts.transpileModule(code, { compilerOptions, reportDiagnostics: true });
+  const wrong = (diagnostics || []).filter((it) => it.category === ts.DiagnosticCategory.Error);
+  if (wrong.length > 0) throw new SyntaxError(ts.flattenDiagnosticMessageText(wrong[0].messageText, '\n'));
+  return outputText;
+}
+
+function byEsbuild(esbuild, code) {
+  const tsconfigRaw = { compilerOptions: { verbatimModuleSyntax: true } };
+  return esbuild.transformSync(code, { loader: 'ts', target: 'esnext', tsconfigRaw }).code;
+}
+
+/** The code without types; `load` finds a package, or throws. */
+function strip(code, load) {
+  let failure;
+  for (const [name, prepare] of WAYS) {
+    let way;
+    try {
+      way = prepare(load);
+    } catch {
+      continue;
+    }
+    if (!way) continue;
+    try {
+      return way(code);
+    } catch (error) {
+      // What leaves lines in place knows no enums and namespaces; another may.
+      failure ||= new SyntaxError(`${error.message} (says ${name})`);
+    }
+  }
+  throw failure || new Error(MISSING);
+}
+
+module.exports = { strip };

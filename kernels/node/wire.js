@@ -1,0 +1,66 @@
+'use strict';
+// Frames between the kernel and the guest, over the socket that is descriptor 3:
+//
+//     u32 LE head length | u32 LE body length | head: JSON object | body: raw bytes
+//
+// They are read as events, like everything in Node, and written at once: what is said of a cell must be said
+// before the next thing happens.
+
+const net = require('net');
+
+const { writeAll } = require('./output');
+
+// The guest never sends more; a bigger number means that the two sides no longer agree where a frame starts.
+const MAX_HEAD_BYTES = 1 << 20;
+const MAX_BODY_BYTES = 256 << 20;
+
+const PREFIX = 8;
+
+class Channel {
+  /** Calls `hear(head, body)` for every frame, and `gone()` when the guest has gone away. */
+  constructor(fd, hear, gone) {
+    this._fd = fd;
+    this._chunks = [];
+    this._length = 0;
+    // Bytes until there is something to look at: a long frame is put together once.
+    this._wanted = PREFIX;
+    this._hear = hear;
+    const socket = new net.Socket({ fd, readable: true, writable: false });
+    socket.on('data', (chunk) => this._push(chunk));
+    socket.on('end', gone);
+    socket.on('error', gone);
+  }
+
+  send(head, body = Buffer.alloc(0)) {
+    const encoded = Buffer.from(JSON.stringify(head));
+    const prefix = Buffer.alloc(PREFIX);
+    prefix.writeUInt32LE(encoded.length, 0);
+    prefix.writeUInt32LE(body.length, 4);
+    writeAll(this._fd, Buffer.concat([prefix, encoded, body]));
+  }
+
+  _push(chunk) {
+    this._chunks.push(chunk);
+    this._length += chunk.length;
+    while (this._length >= this._wanted) {
+      const waiting = this._chunks.length === 1 ? this._chunks[0] : Buffer.concat(this._chunks);
+      this._chunks = [waiting];
+      const headLength = waiting.readUInt32LE(0);
+      const bodyLength = waiting.readUInt32LE(4);
+      if (headLength > MAX_HEAD_BYTES || bodyLength > MAX_BODY_BYTES) {
+        throw new Error('the guest sent something that is not a frame');
+      }
+      const end = PREFIX + headLength + bodyLength;
+      this._wanted = end;
+      if (waiting.length < end) return;
+      const head = JSON.parse(waiting.toString('utf8', PREFIX, PREFIX + headLength));
+      const body = waiting.subarray(PREFIX + headLength, end);
+      this._chunks = end === waiting.length ? [] : [waiting.subarray(end)];
+      this._length -= end;
+      this._wanted = PREFIX;
+      this._hear(head, body);
+    }
+  }
+}
+
+module.exports = { Channel };
