@@ -15,5 +15,6 @@ mod inspect;
 mod interrupts;
 mod joining;
 mod lab;
+mod memory;
 mod state;
 mod zygote;

@@ -2,6 +2,7 @@
 
     wire        frames between the kernel and the guest
     kernel      the loop: one exec after another, and what a forked child may not do
+    memory      what is not used any more goes back to the system
     interrupts  SIGINT reaches user code only
     cells       source to code objects: last expression, top-level await, linecache
     aio         the persistent event loop behind top-level await

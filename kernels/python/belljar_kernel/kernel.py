@@ -2,7 +2,8 @@
 
     start -> hello -> idle -> exec -> done -> idle ... -> shutdown, or end of file -> atexit handlers -> exit
 
-Idle means blocked in one read(): no thread, no timer, nothing wakes up. An exec runs in the main thread, so
+Idle means blocked in one read(): no thread, no timer, nothing wakes up, but for a moment after an exec that left much
+memory behind (`memory`). An exec runs in the main thread, so
 that signals, asyncio and matplotlib behave as in a script, and it never ends the kernel: exceptions, sys.exit
 and interrupts all become a status.
 
@@ -19,7 +20,7 @@ import sys
 import threading
 from types import ModuleType
 
-from . import display, figures, frames, importhooks, inputs, interrupts, streams
+from . import display, figures, frames, importhooks, inputs, interrupts, memory, streams
 from .cells import CO_COROUTINE, Cell, Compiler
 from .wire import Channel, encode_json
 
@@ -83,6 +84,7 @@ class Kernel:
         self._forked = False
         # True while a cell runs for a guest that tells when it has seen a display.
         self._acknowledged = False
+        self._housekeeping = memory.Housekeeping()
 
         interrupts.install()
         self._streams = streams.Streams()
@@ -113,7 +115,7 @@ class Kernel:
             self._rehearse()
         while True:
             try:
-                frame = self._channel.receive()
+                frame = self._next_frame()
             except BaseException as error:
                 self._survive_handler(error)
                 continue
@@ -123,6 +125,7 @@ class Kernel:
             op = head.get("op")
             if op == "exec":
                 self._exec(head, body)
+                self._housekeeping.exec_ended()
             elif op == "state":
                 self._tell_state()
             elif op == "ping":
@@ -130,6 +133,14 @@ class Kernel:
             elif op == "shutdown":
                 break
         self._exit()
+
+    def _next_frame(self) -> tuple[dict, bytes] | None:
+        """What the guest says next. While it says nothing, there may be something to tidy up."""
+        while (silence := self._housekeeping.silence) is not None:
+            if self._channel.wait(silence):
+                break
+            self._housekeeping.work()
+        return self._channel.receive()
 
     def _rehearse(self) -> None:
         """Goes through the motions of a cell once, in a namespace of its own.
@@ -159,6 +170,8 @@ class Kernel:
         except BaseException as error:
             status, exit_code = self._report(error)
         self._acknowledged = False
+        # Lines that nobody has asked for are not another exec's, and must not look as if the guest had said something.
+        self._channel.expect_input(None)
         interrupts.forget()
         self._streams.flush()
         if self._forked:
