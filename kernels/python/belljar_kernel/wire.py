@@ -129,7 +129,7 @@ class Channel:
         self._inputs.clear()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Waits until the guest says something, or this long; whether it did. Nothing is lost when an interrupt ends it."""
+        """Waits until the guest says something, or this long; whether it did. An interrupt loses nothing."""
         if self._buffer or self._inputs:
             return True
         import select
