@@ -8,6 +8,7 @@
     aio         the persistent event loop behind top-level await
     streams     stdin, stdout and stderr, repaired before every exec
     inputs      input(), sys.stdin and getpass() of cells that take input
+    spill       large values of an idle kernel go to disk and come back
     state       what the variables are, without running any user code
     display     values to mime bundles, and `display()`
     tracebacks  exceptions as the user wants to read them
