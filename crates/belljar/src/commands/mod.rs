@@ -17,6 +17,7 @@ mod session;
 mod setup;
 mod spawner;
 mod usage;
+mod view;
 
 use std::process::ExitCode;
 
@@ -48,6 +49,7 @@ pub(crate) fn dispatch(command: Command) -> Result<ExitCode> {
         Command::Artifacts(args) => artifacts::artifacts(args.command, &settings),
         Command::Key(command) => key::key(command, &settings),
         Command::Usage(args) => usage::usage(args, &settings),
+        Command::View(args) => view::view(&args),
         Command::Setup(args) => setup::setup(&args, &settings),
         Command::Doctor(args) => doctor::doctor(&args, &settings),
         Command::Bench(args) => bench::bench(&args, &settings),
