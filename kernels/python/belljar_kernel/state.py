@@ -181,6 +181,17 @@ def type_name(kind: type) -> str:
     return _cut(f"{module.partition('.')[0]}.{name}", MAX_NAME_CHARS)
 
 
+def package_of(kind: type) -> str:
+    """The package that a class says it is from. Nothing of the user's runs, whatever the class is an instance of."""
+    module = _module_of(kind)
+    return module.partition(".")[0] if type(module) is str else ""
+
+
+def is_one_of(kind: type, kinds: Any) -> bool:
+    """Whether it is one of these classes. `in` would ask it for its hash, or whether it is equal."""
+    return any(kind is known for known in kinds)
+
+
 def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
@@ -307,8 +318,7 @@ def _class_signature(kind: type) -> str:
 
 
 def _table(value: Any, kind: type) -> dict[str, Any] | None:
-    module = _module_of(kind)
-    package = module.partition(".")[0] if type(module) is str else ""
+    package = package_of(kind)
     describe = {"numpy": _numpy, "pandas": _pandas, "pyarrow": _arrow}.get(package)
     return describe(value, kind, sys.modules.get(package)) if describe is not None else None
 

@@ -356,7 +356,17 @@ class Loud:
     def __del__(self): print('deleted with', type(df).__name__, flush=True)
     def __reduce__(self): print('I ran'); raise ValueError
     __eq__ = __hash__ = __repr__ = lambda *a: print('I ran')
+class Meta(type):
+    def _bad(cls, *_): print('I ran'); raise SystemExit
+    __repr__ = __str__ = __getattribute__ = __hash__ = __eq__ = _bad
+    __module__ = __name__ = property(_bad)
+class Odd(metaclass=Meta): pass
 df.attrs['loud'] = loud = Loud()
+df.attrs['odd'] = [Odd(), {1: Odd}]
+class Key:
+    def __hash__(self): printing and print('I ran'); return 1
+printing = False; df.attrs['keys'] = {Key(): 1}; printing = True
+df2 = pd.DataFrame(rng.random((50_000, 3)), columns=pd.Index([loud, 'b', 'c'], dtype=object))
 Loud(); gc.collect()
 """)
     kernel.take_output()

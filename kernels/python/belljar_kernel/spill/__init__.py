@@ -68,14 +68,15 @@ class Spill:
                 # Garbage would count as somebody who refers to a value. It may call a `__del__`: now or never.
                 interrupts.call_user(gc.collect)
             gc.disable()
-            self._away = self._move(request, meanwhile, report)
+            self._move(request, meanwhile, report)
         except (Disturbed, KeyboardInterrupt):
             report["disturbed"] = True
         except Busy as reason:
             report["reason"] = str(reason)
         except TooManyParts:
             report["reason"] = "there are too many objects"
-        except Exception as error:
+        except BaseException as error:
+            # Whatever it is, nothing has been moved.
             report["full"] = report["full"] or (isinstance(error, OSError) and says_full(error))
             report["reason"] = f"{type(error).__name__}: {error}"
         if self._away is None:
@@ -95,23 +96,30 @@ class Spill:
         finally:
             _collect(away.collecting)
 
-    def _move(self, request: dict[str, Any], meanwhile: Callable[[], None], report: dict[str, Any]) -> Away | None:
+    def _move(self, request: dict[str, Any], meanwhile: Callable[[], None], report: dict[str, Any]) -> None:
         least = [int(request.get(name, DEFAULT_BYTES)) for name in ("frame_bytes", "array_bytes")]
         directory = Directory(f"{frames.directory()}/{_FOLDER}", request.get("room"), meanwhile)
         refused: dict[int, str] = {}
-        away = plan = None
+        plan = None
         for _ in range(MAX_PLANS):
+            meanwhile()
             # Of the last one nothing may be left, or it would count as somebody who refers to the values.
             del plan
             plan = Plan(self._namespace, *least, refused)
             if not plan.moves:
                 break
+            meanwhile()
             directory.prepare()
-            away = _carry_out(plan, directory, refused, report)
+            away = _write(plan, directory, refused, report)
             if away is not None:
+                # From here on everything can be brought back, whatever happens.
+                self._away = away
+                told = [move.tell() for move in plan.moves]
+                report["spilled"], report["bytes"] = told[:MAX_TOLD], sum(entry["bytes"] for entry in told)
+                away.take_over()
+                plan.let_go()
                 break
         report["stayed"] = [{"name": name, "reason": why} for name, why in list(plan.stayed.items())[:MAX_TOLD]]
-        return away
 
 
 class Away:
@@ -122,15 +130,22 @@ class Away:
         self._leaves = plan.leaves
         self._held = plan.held
         self._slots = [move.slots for move in plan.moves]
+        self._entries = [state.entry_of(move.name, move.value) for move in plan.moves]
         self._stores = stores
         self.collecting = True
+
+    def take_over(self) -> None:
+        """Names point to stand-ins from now on."""
+        for entry, slots in zip(self._entries, self._slots):
+            for names, name in slots:
+                names[name] = state.StandIn(entry)
 
     def restore(self) -> str:
         try:
             for each in self._stores:
                 each.read()
             values = skeleton.load(self._structure, lambda number: self._leaves[number].value, self._held)
-        except Exception as error:
+        except BaseException as error:
             return self._give_up(error)
         for value, slots in zip(values, self._slots):
             for names, name in slots:
@@ -139,7 +154,7 @@ class Away:
             each.kept.remove()
         return ""
 
-    def _give_up(self, error: Exception) -> str:
+    def _give_up(self, error: BaseException) -> str:
         """Without their names: better an error that names them than a stand-in in the user's hands."""
         lost = []
         for slots in self._slots:
@@ -151,13 +166,13 @@ class Away:
         return f"{', '.join(lost)} had been moved to disk and could not be brought back: {error}"
 
 
-def _carry_out(plan: Plan, directory: Directory, refused: dict[int, str], report: dict[str, Any]) -> Away | None:
-    """Writes everything and frees it; None if something could not be written, which is then among the refused."""
+def _write(plan: Plan, directory: Directory, refused: dict[int, str], report: dict[str, Any]) -> Away | None:
+    """Writes everything; None if something could not be written, which is then among the refused."""
     structure = plan.structure()
     for move in plan.unlike(structure):
         refused[id(move.value)] = "it would not be the same when it came back"
     stores: list[store.Store] = []
-    complete = False
+    away = None
     try:
         for move in plan.moves:
             if id(move.value) not in refused:
@@ -167,24 +182,11 @@ def _carry_out(plan: Plan, directory: Directory, refused: dict[int, str], report
                     refused[id(move.value)] = _why_not(error, directory, report)
         if not any(id(move.value) in refused for move in plan.moves):
             away = Away(plan, structure, stores)
-            told = [move.tell() for move in plan.moves]
-            stand_ins = [
-                (names, name, state.StandIn(state.entry_of(name, move.value)))
-                for move in plan.moves
-                for names, name in move.slots
-            ]
-            complete = True
+        return away
     finally:
-        if not complete:
+        if away is None:
             for each in stores:
                 each.kept.remove()
-    if not complete:
-        return None
-    for names, name, stand_in in stand_ins:
-        names[name] = stand_in
-    plan.let_go()
-    report["spilled"], report["bytes"] = told[:MAX_TOLD], sum(entry["bytes"] for entry in told)
-    return away
 
 
 def _why_not(error: Exception, directory: Directory, report: dict[str, Any]) -> str:

@@ -120,7 +120,7 @@ def leaf_of(part: Any, rows: int | None) -> ArrayLeaf | ArrowLeaf | None:
     leaf: ArrayLeaf | ArrowLeaf | None = None
     if kind is sys.modules["numpy"].ndarray:
         leaf = ArrayLeaf(part) if _is_leaf(part) else None
-    elif pa is not None and kind in (pa.ChunkedArray, pa.Table) and part.nbytes >= MIN_LEAF_BYTES:
+    elif pa is not None and (kind is pa.ChunkedArray or kind is pa.Table) and part.nbytes >= MIN_LEAF_BYTES:
         leaf = ArrowLeaf(part)
     return leaf if leaf is not None and leaf.fits(rows) else None
 

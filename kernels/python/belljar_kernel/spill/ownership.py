@@ -16,6 +16,8 @@ import gc
 import sys
 import weakref
 
+from ..state import is_one_of, package_of
+
 TYPE_CHECKING = False  # see __init__.py
 if TYPE_CHECKING:
     from typing import Any, Iterable
@@ -98,7 +100,7 @@ def _referents(value: Any) -> list[Any]:
     if _is_array(value):
         # Arrays are unknown to the collector.
         return [] if value.base is None else [value.base]
-    if _package(value) == "pandas" or type(value) in _CONTAINERS:
+    if package_of(type(value)) == "pandas" or is_one_of(type(value), _CONTAINERS):
         return gc.get_referents(value)
     return []
 
@@ -106,17 +108,13 @@ def _referents(value: Any) -> list[Any]:
 def _is_interesting(value: Any) -> bool:
     """Whether it matters who has it: not for text, numbers, classes and the like."""
     kind = type(value)
-    if kind in _CONTAINERS or kind is weakref.ReferenceType or _is_array(value):
+    if is_one_of(kind, _CONTAINERS) or kind is weakref.ReferenceType or _is_array(value):
         return True
     if issubclass(kind, type):
         return False
-    return _package(value) == "pandas" or (_package(value) == "pyarrow" and hasattr(value, "nbytes"))
+    package = package_of(kind)
+    return package == "pandas" or (package == "pyarrow" and hasattr(value, "nbytes"))
 
 
 def _is_array(value: Any) -> bool:
     return type(value) is sys.modules["numpy"].ndarray
-
-
-def _package(value: Any) -> str:
-    module = type(value).__module__
-    return module.partition(".")[0] if type(module) is str else ""

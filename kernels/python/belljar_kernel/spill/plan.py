@@ -149,7 +149,7 @@ def _candidates(namespace: dict[str, Any]) -> list[Move]:
     for names, keys in ((namespace, list(namespace)), (vars(builtins), ["_"])):
         for key in keys:
             value = names.get(key)
-            if type(key) is str and type(value) in kinds:
+            if type(key) is str and state.is_one_of(type(value), kinds):
                 found.setdefault(id(value), Move(value, [])).slots.append((names, key))
     return list(found.values())
 

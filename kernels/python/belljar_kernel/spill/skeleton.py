@@ -13,6 +13,7 @@ import io
 import pickle
 import sys
 
+from ..state import is_one_of, package_of
 from .leaves import root_of
 
 TYPE_CHECKING = False  # see __init__.py
@@ -21,8 +22,9 @@ if TYPE_CHECKING:
 
     from .ownership import Parts
 
-_ATOMS = frozenset((type(None), bool, int, float, complex, str, bytes, type(Ellipsis)))
-_CONTAINERS = frozenset((dict, list, tuple, set, frozenset, slice))
+_ATOMS = (str, int, type(None), bool, float, complex, bytes, type(Ellipsis))
+_CONTAINERS = (list, tuple, slice)
+_HASHED = (dict, set, frozenset)
 # What frames and indexes are known to have; anything else was put there by the user, and pickling would lose it.
 _OF_FRAMES = frozenset("_mgr _attrs _flags _name _typ _metadata _item_cache".split())
 _OF_INDEXES = frozenset(
@@ -54,7 +56,7 @@ def is_like(value: Any, twin: Any) -> bool:
         return False
     if not hasattr(value, "_mgr"):
         return getattr(value, "dtype", None) == getattr(twin, "dtype", None)
-    if vars(value).keys() != vars(twin).keys() or value.attrs.keys() != twin.attrs.keys() or value.flags != twin.flags:
+    if vars(value).keys() != vars(twin).keys() or list(value.attrs) != list(twin.attrs) or value.flags != twin.flags:
         return False
     for ours, theirs in zip(value.axes, twin.axes):
         same = type(ours) is type(theirs) and ours.dtype == theirs.dtype and list(ours.names) == list(theirs.names)
@@ -78,7 +80,7 @@ class _Pickler(pickle.Pickler):
 
     def persistent_id(self, value: Any) -> Any:
         kind = type(value)
-        if kind in _ATOMS:
+        if is_one_of(kind, _ATOMS):
             return None
         if kind is sys.modules["numpy"].ndarray:
             return self._array(value)
@@ -106,10 +108,12 @@ class _Pickler(pickle.Pickler):
         return ("held", number)
 
     def _is_taken_apart(self, value: Any, kind: type) -> bool:
-        if kind in _CONTAINERS:
+        if is_one_of(kind, _HASHED):
+            # Putting it together again would ask an object of the user's for its hash.
+            return all(is_one_of(type(key), _ATOMS) for key in value)
+        if is_one_of(kind, _CONTAINERS):
             return True
-        module = kind.__module__
-        if self._pandas is None or type(module) is not str or module.partition(".")[0] != "pandas":
+        if self._pandas is None or package_of(kind) != "pandas":
             return False
         if issubclass(kind, type) or kind.__name__ in ("BlockValuesRefs", "cython_function_or_method"):
             return False
