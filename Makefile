@@ -48,7 +48,7 @@ test: tested
 	@echo "== preparing the Python environment of sandboxes in $(HOME_DIR)"
 	@cd target && $(TESTED) setup
 	@echo "== kernel tests: Python, outside of any sandbox"
-	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --upgrade --target $(TOOLS) pytest
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --upgrade --target $(TOOLS) pytest hypothesis
 	cd kernels/python/tests && PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$(TOOLS) $(PYTHON) -m pytest -q -p no:cacheprovider
 	@$(MAKE) --no-print-directory test-python
 	@echo "== the Python package with deepagents 0.6.12; the newest is among the tests before"

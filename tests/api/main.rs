@@ -13,6 +13,7 @@ mod drain;
 mod execs;
 mod expiry;
 mod files;
+mod idle;
 mod keys;
 mod languages;
 mod network;

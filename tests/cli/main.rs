@@ -20,3 +20,4 @@ mod sessions;
 mod settings;
 mod timeouts;
 mod usage;
+mod view;

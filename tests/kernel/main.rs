@@ -15,6 +15,7 @@ mod inspect;
 mod interrupts;
 mod joining;
 mod lab;
+mod memory;
 mod node;
 mod state;
 mod zygote;

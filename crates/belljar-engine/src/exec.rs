@@ -190,6 +190,7 @@ pub(crate) fn ended_by_us(status: Status, reason: &str) -> Outcome {
         duration_us: 0,
         dropped: Dropped::default(),
         artifacts: None,
+        memory_bytes: None,
     }
 }
 

@@ -29,7 +29,7 @@ mod usage;
 
 pub use engine::{
     Created, DEFAULT_TENANT, Engine, EngineConfig, ExecInfo, FileUpload, How, Principal, RunAsk,
-    SessionInfo, Upload,
+    SessionInfo, SpillPolicy, Upload,
 };
 pub use error::{EngineError, in_full};
 

@@ -28,6 +28,9 @@ pub struct ExecResult {
     pub error: Option<ErrorReport>,
     pub execution_count: u64,
     pub duration_ms: f64,
+    /// Memory charged to the sandbox when it ended, where that is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
     pub kernel_state: KernelState,
     #[serde(flatten)]
     pub artifacts: Artifacts,
@@ -129,6 +132,7 @@ impl ExecResult {
             error,
             execution_count: end.execution_count,
             duration_ms,
+            memory_bytes: end.memory_bytes,
             kernel_state: end.kernel_state,
             artifacts,
         }

@@ -318,6 +318,7 @@ mod tests {
             duration_us: 5,
             dropped: Dropped::default(),
             artifacts: None,
+            memory_bytes: None,
         })
     }
 

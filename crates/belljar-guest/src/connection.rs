@@ -9,6 +9,7 @@ use belljar_proto::exec::{ExecSpec, Language, What};
 use belljar_proto::frame::{self, Decoder, Frame};
 use belljar_proto::guest::{
     Answer, Call, FromGuest, Probe, ProbeReport, Refusal, RefusalCode, ReplyOutcome, Request,
+    SpillAsk,
 };
 use belljar_proto::{OLDEST_PROTOCOL, PROTOCOL};
 use belljar_sys::{channel, probe, process};
@@ -197,6 +198,15 @@ async fn answer(
             });
             return true;
         }
+        Call::Spill { language, ask } => {
+            // Answered when it is known, as above.
+            let (guest, outbox) = (Rc::clone(guest), outbox.clone());
+            tokio::task::spawn_local(async move {
+                let outcome = spill(&guest, language, ask).await;
+                reply(&outbox, id, outcome).await;
+            });
+            return true;
+        }
         Call::OutliveHost { alone_for_s } => {
             guest.company.may_be_alone_for(alone_for_s);
             Ok(Answer::Done.into())
@@ -275,6 +285,11 @@ async fn await_kernel(guest: &Guest, language: Language) -> Result<Reply, Refusa
 async fn kernel_state(guest: &Guest, language: Language) -> Result<Reply, Refusal> {
     let body = live_kernel(guest, language)?.state().await?;
     Ok(Reply { answer: Answer::State, body, fds: Vec::new() })
+}
+
+async fn spill(guest: &Guest, language: Language, ask: SpillAsk) -> Result<Reply, Refusal> {
+    let body = live_kernel(guest, language)?.spill(ask).await?;
+    Ok(Reply { answer: Answer::Spilled, body, fds: Vec::new() })
 }
 
 fn begin(guest: &Rc<Guest>, spec: ExecSpec, body: Vec<u8>) -> Result<Rc<Exec>, Refusal> {

@@ -141,6 +141,7 @@ impl Exec {
                 duration_us: u64::try_from(duration.as_micros()).unwrap_or(u64::MAX),
                 dropped: self.dropped.get(),
                 artifacts: belljar_sys::tree::fingerprint(ARTIFACTS),
+                memory_bytes: None,
             }),
             Vec::new(),
         ));

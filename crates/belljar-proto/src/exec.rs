@@ -88,6 +88,9 @@ pub struct Outcome {
     /// [`crate::PROTOCOL_WITH_FILES`] never tell it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub artifacts: Option<u64>,
+    /// Bytes of memory charged to the sandbox at that moment: the host's own, which no guest tells.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -133,6 +133,13 @@ pub enum Call {
     DropHeld { held: Vec<u64> },
     /// What the variables of a language's kernel are; answered with [`Answer::State`].
     KernelState { language: Language },
+    /// Have the kernel of a language move large values to disk, if it is idle; answered with
+    /// [`Answer::Spilled`]. Only for guests of [`crate::PROTOCOL_WITH_SPILL`] and later.
+    Spill {
+        language: Language,
+        #[serde(flatten)]
+        ask: SpillAsk,
+    },
     /// From now on, go on for this long while nobody is connected; 0: end with the last
     /// connection.
     OutliveHost { alone_for_s: u64 },
@@ -213,6 +220,8 @@ pub enum Answer {
     Tree,
     /// The body is a JSON [`KernelSnapshot`].
     State,
+    /// The body is a JSON [`SpillReport`].
+    Spilled,
     /// One descriptor follows.
     File {
         size: u64,
@@ -314,6 +323,9 @@ pub struct Variable {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dtype: Option<String>,
     pub preview: String,
+    /// The value was moved to disk, and comes back when code runs.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub on_disk: bool,
 }
 
 /// A module that a variable stands for: `import pandas as pd` has the name `pd`.
@@ -323,6 +335,52 @@ pub struct Import {
     pub module: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
+}
+
+/// What is large enough to be moved to disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SpillAsk {
+    /// Bytes of a table or a column, and of an array.
+    pub frame_bytes: u64,
+    pub array_bytes: u64,
+    /// Where files are in memory: how much there may be of them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub room: Option<u64>,
+}
+
+/// What came of it, as the kernel tells: bounded in number and length.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SpillReport {
+    pub spilled: Vec<SpilledValue>,
+    /// Large values that stayed in memory.
+    #[serde(default)]
+    pub stayed: Vec<StayedValue>,
+    /// Bytes of values that are on disk now.
+    #[serde(default)]
+    pub bytes: u64,
+    /// Somebody wanted something of the kernel, so everything stayed.
+    #[serde(default)]
+    pub disturbed: bool,
+    /// There was no room for some of it.
+    #[serde(default)]
+    pub full: bool,
+    /// Why nothing was moved, where that is not about single values.
+    #[serde(default)]
+    pub reason: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SpilledValue {
+    pub name: String,
+    #[serde(rename = "type")]
+    pub type_name: String,
+    pub bytes: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StayedValue {
+    pub name: String,
+    pub reason: String,
 }
 
 /// Why the guest did not do what it was asked.

@@ -36,6 +36,9 @@ pub enum ToKernel {
     },
     /// What are your variables? Only asked while no cell runs.
     State,
+    /// Move large values to disk, unless somebody wants something else meanwhile. Only asked while no
+    /// cell runs.
+    Spill(crate::guest::SpillAsk),
     /// Are you listening? Answered at once if no cell runs.
     Ping {
         token: u64,
@@ -71,6 +74,8 @@ pub enum FromKernel {
     Input,
     /// Body: a [`crate::guest::KernelSnapshot`], or empty if it could not be made in time.
     State,
+    /// Body: a [`crate::guest::SpillReport`].
+    Spilled,
     Pong {
         token: u64,
     },

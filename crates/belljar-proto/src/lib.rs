@@ -27,7 +27,7 @@ pub mod relay;
 pub mod zygote;
 
 /// The generation of the host/guest protocol this build speaks.
-pub const PROTOCOL: u32 = 3;
+pub const PROTOCOL: u32 = 4;
 
 /// Since this generation a guest tells with every [`exec::Outcome`] what lies in the artifact
 /// directory, opens several files at once, and removes and writes files.
@@ -38,6 +38,9 @@ pub const PROTOCOL_WITH_LANGUAGES: u32 = 3;
 
 /// Since this generation a guest relays connections to the host.
 pub const PROTOCOL_WITH_RELAY: u32 = 3;
+
+/// Since this generation a guest has its kernels move large values to disk when asked to.
+pub const PROTOCOL_WITH_SPILL: u32 = 4;
 
 /// The oldest generation this build still understands.
 pub const OLDEST_PROTOCOL: u32 = 1;

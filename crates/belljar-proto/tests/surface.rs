@@ -8,8 +8,8 @@ use belljar_proto::exec::{
 };
 use belljar_proto::guest::{
     Answer, Call, Entry, EntryKind, FromGuest, Import, KernelSnapshot, KnownExec, Opening, Probe,
-    ProbeReport, Refusal, RefusalCode, ReplyOutcome, Request, Skipped, Tree, TreeFile, TreeLimits,
-    Variable,
+    ProbeReport, Refusal, RefusalCode, ReplyOutcome, Request, Skipped, SpillAsk, SpillReport,
+    SpilledValue, StayedValue, Tree, TreeFile, TreeLimits, Variable,
 };
 use belljar_proto::kernel::{CellStatus, DisplayKind, FromKernel, ToKernel};
 use belljar_proto::relay::Part;
@@ -93,6 +93,7 @@ fn from_host_to_guest() {
         Call::RemovePath { path: b"/tmp/d".to_vec(), recursive: true },
         Call::MovePath { path: b"/tmp/x".to_vec(), to: b"/tmp/y".to_vec() },
         Call::KernelState { language },
+        Call::Spill { language, ask: SpillAsk { frame_bytes: 1, array_bytes: 2, room: Some(3) } },
         Call::OutliveHost { alone_for_s: 3600 },
         Call::Relay,
         Call::Relayed { stream: 1, part: Part::Data },
@@ -123,6 +124,7 @@ fn from_guest_to_host() {
         Answer::Done,
         Answer::Tree,
         Answer::State,
+        Answer::Spilled,
         Answer::File { size: 5 },
         Answer::Files { descriptors: 2 },
         Answer::Removed { removed: 1, artifacts: Some(7) },
@@ -165,6 +167,7 @@ fn from_guest_to_host() {
         execution_count: 2,
         duration_us: 1234,
         dropped: Dropped { stdout_bytes: 1, stderr_bytes: 2, results: 3 },
+        memory_bytes: None,
         artifacts: None,
     };
     let events = [
@@ -237,8 +240,10 @@ fn the_body_of_a_state() {
         shape: Some(vec![2, 3]),
         dtype: Some("int64, object".into()),
         preview: "   a  b".into(),
+        on_disk: true,
     };
-    let word = Variable { name: "word".into(), shape: None, dtype: None, ..frame.clone() };
+    let word =
+        Variable { name: "word".into(), shape: None, dtype: None, on_disk: false, ..frame.clone() };
     let import = Import { name: "pd".into(), module: "pandas".into(), version: Some("2".into()) };
     insta::assert_snapshot!(lines(&[KernelSnapshot {
         variables: vec![frame, word],
@@ -246,6 +251,24 @@ fn the_body_of_a_state() {
         cwd: "/session".into(),
         truncated: 1,
     }]));
+}
+
+#[test]
+fn the_body_of_a_spill() {
+    let spilled =
+        SpilledValue { name: "df".into(), type_name: "pandas.DataFrame".into(), bytes: 9 };
+    let stayed = StayedValue { name: "x".into(), reason: "something else refers to it".into() };
+    let report = SpillReport {
+        spilled: vec![spilled],
+        stayed: vec![stayed],
+        bytes: 9,
+        disturbed: false,
+        full: true,
+        reason: String::new(),
+    };
+    insta::assert_snapshot!(lines(&[report]), @r#"{"spilled":[{"name":"df","type":"pandas.DataFrame","bytes":9}],"stayed":[{"name":"x","reason":"something else refers to it"}],"bytes":9,"disturbed":false,"full":true,"reason":""}"#);
+    let least = serde_json::from_str::<SpillReport>(r#"{"spilled":[]}"#);
+    assert_eq!(least.expect("a report"), SpillReport::default());
 }
 
 #[test]
@@ -270,6 +293,7 @@ fn between_guest_and_kernel() {
         },
         ToKernel::Input { exec_id: "e1".into() },
         ToKernel::State,
+        ToKernel::Spill(SpillAsk { frame_bytes: 1, array_bytes: 2, room: None }),
         ToKernel::Ping { token: 7 },
         ToKernel::Seen,
         ToKernel::Shutdown,
@@ -277,6 +301,7 @@ fn between_guest_and_kernel() {
     {"op":"exec","exec_id":"e1","echo":true,"acknowledges":true,"stdin":true,"variant":"typescript","env":{"K":"V"}}
     {"op":"input","exec_id":"e1"}
     {"op":"state"}
+    {"op":"spill","frame_bytes":1,"array_bytes":2}
     {"op":"ping","token":7}
     {"op":"seen"}
     {"op":"shutdown"}
@@ -300,6 +325,7 @@ fn between_guest_and_kernel() {
         FromKernel::Error,
         FromKernel::Input,
         FromKernel::State,
+        FromKernel::Spilled,
         FromKernel::Pong { token: 7 },
         FromKernel::Begun { exec_id: "e1".into() },
         done(CellStatus::Ok),

@@ -6,10 +6,12 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use belljar_proto::PROTOCOL_WITH_LANGUAGES;
 use belljar_proto::exec::{ExecSpec, Language, What};
 use belljar_proto::frame::FrameError;
-use belljar_proto::guest::{Call, KernelSnapshot, Refusal, RefusalCode};
+use belljar_proto::guest::{
+    Call, KernelSnapshot, Refusal, RefusalCode, SpillAsk, SpillReport,
+};
+use belljar_proto::{PROTOCOL_WITH_LANGUAGES, PROTOCOL_WITH_SPILL};
 use belljar_sys::cgroup::Meters;
 use serde::{Deserialize, Serialize};
 
@@ -283,6 +285,20 @@ impl Sandbox {
         self.understands(language)?;
         let reply = self.link.call(Call::KernelState { language }, &[]).await?;
         let understood = serde_json::from_slice(&reply.body);
+        understood.map_err(|error| RuntimeError::Nonsense(FrameError::Head(error)))
+    }
+
+    /// Has an idle kernel move its large values to disk; `None` if the guest is too old for that.
+    pub async fn spill(
+        &self,
+        language: Language,
+        ask: SpillAsk,
+    ) -> Result<Option<SpillReport>, RuntimeError> {
+        if self.link.protocol() < PROTOCOL_WITH_SPILL {
+            return Ok(None);
+        }
+        let reply = self.link.call(Call::Spill { language, ask }, &[]).await?;
+        let understood = serde_json::from_slice(&reply.body).map(Some);
         understood.map_err(|error| RuntimeError::Nonsense(FrameError::Head(error)))
     }
 

@@ -33,6 +33,8 @@ pub(crate) enum Command {
     Usage(UsageArgs),
     /// Images that sandboxes are made from: build, pull, import, list and remove them
     Image(ImageArgs),
+    /// What a session on disk has done: executions, variables, artifacts; also while it runs
+    View(ViewArgs),
     /// Prepare this machine: the Python environment of sandboxes, and a commented .env here
     Setup(SetupArgs),
     /// What this machine can enforce, what not, and what to do about it
@@ -742,6 +744,35 @@ pub(crate) struct UsageArgs {
     #[arg(long, value_name = "TENANT")]
     pub(crate) tenant: Option<String>,
     /// Print the figures as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Sessions with storage BIND have a directory each, below SESSIONS_ROOT; `belljar session show` names
+it. Colours only on a terminal, and none if NO_COLOR is set.
+
+Examples:
+  belljar view /var/lib/belljar/sessions/ses_0123456789abcdef
+  belljar view . --follow --no-state")]
+pub(crate) struct ViewArgs {
+    /// The directory of a session
+    #[arg(value_name = "DIR")]
+    pub(crate) directory: PathBuf,
+    /// Executions to show, the last ones; 0 shows all
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    pub(crate) limit: usize,
+    /// Leave the variables out
+    #[arg(long)]
+    pub(crate) no_state: bool,
+    /// Leave the artifacts out
+    #[arg(long)]
+    pub(crate) no_artifacts: bool,
+    /// Show executions as they end, until the session has
+    #[arg(long)]
+    pub(crate) follow: bool,
+    /// Print JSON; with --follow, one execution per line
     #[arg(long)]
     pub(crate) json: bool,
 }

@@ -2,11 +2,13 @@
 
     wire        frames between the kernel and the guest
     kernel      the loop: one exec after another, and what a forked child may not do
+    memory      what is not used any more goes back to the system
     interrupts  SIGINT reaches user code only
     cells       source to code objects: last expression, top-level await, linecache
     aio         the persistent event loop behind top-level await
     streams     stdin, stdout and stderr, repaired before every exec
     inputs      input(), sys.stdin and getpass() of cells that take input
+    spill       large values of an idle kernel go to disk and come back
     state       what the variables are, without running any user code
     display     values to mime bundles, and `display()`
     tracebacks  exceptions as the user wants to read them

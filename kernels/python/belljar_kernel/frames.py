@@ -54,7 +54,8 @@ def load(name: str) -> Any:
     return pd.read_parquet(path)
 
 
-def _directory() -> str:
+def directory() -> str:
+    """Where tables are kept."""
     if os.path.ismount(_WORKSPACE):
         return f"{_WORKSPACE}/data"
     return f"{_SESSION if os.path.isdir(_SESSION) else os.getcwd()}/data"
@@ -67,14 +68,14 @@ def _path(name: str) -> str:
     parts = plain.split("/")
     if not all(parts) or any(part in (".", "..") or "\0" in part for part in parts):
         raise ValueError(f"{name!r} is not the name of a file in the data directory")
-    return f"{_directory()}/{plain}{_SUFFIX}"
+    return f"{directory()}/{plain}{_SUFFIX}"
 
 
 def _names() -> list[str]:
-    directory = _directory()
+    top = directory()
     found = []
-    for folder, _, files in os.walk(directory):
+    for folder, _, files in os.walk(top):
         for file in files:
             if file.endswith(_SUFFIX):
-                found.append(os.path.relpath(f"{folder}/{file}", directory)[: -len(_SUFFIX)])
+                found.append(os.path.relpath(f"{folder}/{file}", top)[: -len(_SUFFIX)])
     return found

@@ -71,6 +71,11 @@ def reclaim() -> None:
         _signal.signal(_signal.SIGINT, _on_sigint)
 
 
+def is_ours(handler: Callable) -> bool:
+    """Whether a signal handler is the kernel's or Python's own."""
+    return handler is _on_sigint or handler is _signal.default_int_handler
+
+
 def send_from_user_code(channel: Channel, head: dict, body: bytes) -> None:
     """Sends a frame while user code is on the stack, then raises the interrupt that arrived meanwhile.
 

@@ -2,7 +2,8 @@
 
     start -> hello -> idle -> exec -> done -> idle ... -> shutdown, or end of file -> atexit handlers -> exit
 
-Idle means blocked in one read(): no thread, no timer, nothing wakes up. An exec runs in the main thread, so
+Idle means blocked in one read(): no thread, no timer, nothing wakes up, but for a moment after an exec that left much
+memory behind (`memory`). An exec runs in the main thread, so
 that signals, asyncio and matplotlib behave as in a script, and it never ends the kernel: exceptions, sys.exit
 and interrupts all become a status.
 
@@ -19,7 +20,7 @@ import sys
 import threading
 from types import ModuleType
 
-from . import display, figures, frames, importhooks, inputs, interrupts, streams
+from . import display, figures, frames, importhooks, inputs, interrupts, memory, streams
 from .cells import CO_COROUTINE, Cell, Compiler
 from .wire import Channel, encode_json
 
@@ -83,6 +84,11 @@ class Kernel:
         self._forked = False
         # True while a cell runs for a guest that tells when it has seen a display.
         self._acknowledged = False
+        self._housekeeping = memory.Housekeeping()
+        # Values that are on disk; made when the guest first asks for it.
+        self._spill: Any = None
+        # A frame that was read while something else was being done.
+        self._waiting: tuple[dict, bytes] | None = None
 
         interrupts.install()
         self._streams = streams.Streams()
@@ -113,7 +119,7 @@ class Kernel:
             self._rehearse()
         while True:
             try:
-                frame = self._channel.receive()
+                frame = self._next_frame()
             except BaseException as error:
                 self._survive_handler(error)
                 continue
@@ -123,13 +129,25 @@ class Kernel:
             op = head.get("op")
             if op == "exec":
                 self._exec(head, body)
-            elif op == "state":
-                self._tell_state()
-            elif op == "ping":
-                self._channel.send({"op": "pong", "token": head.get("token")})
+                self._housekeeping.exec_ended()
+            elif op == "spill":
+                self._tell_spilled(head)
+            elif op in ("state", "ping"):
+                self._answer(head)
             elif op == "shutdown":
                 break
         self._exit()
+
+    def _next_frame(self) -> tuple[dict, bytes] | None:
+        """What the guest says next. While it says nothing, there may be something to tidy up."""
+        if self._waiting is not None:
+            frame, self._waiting = self._waiting, None
+            return frame
+        while (silence := self._housekeeping.silence) is not None:
+            if self._channel.wait(silence):
+                break
+            self._housekeeping.work()
+        return self._channel.receive()
 
     def _rehearse(self) -> None:
         """Goes through the motions of a cell once, in a namespace of its own.
@@ -155,10 +173,13 @@ class Kernel:
                 os.environ.update(environment)
             self._acknowledged = head.get("acknowledges", False)
             _notice_new_directories()
+            self._restore()
             interrupts.call_user(self._run, body, head.get("echo", True))
         except BaseException as error:
             status, exit_code = self._report(error)
         self._acknowledged = False
+        # Lines that nobody has asked for are not another exec's, and must not look as if the guest had said something.
+        self._channel.expect_input(None)
         interrupts.forget()
         self._streams.flush()
         if self._forked:
@@ -255,6 +276,37 @@ class Kernel:
         question = encode_json({"prompt": prompt, "password": password})
         return interrupts.ask_from_user_code(self._channel, {"op": "input"}, question)
 
+    def _answer(self, head: dict) -> None:
+        """What can be answered at any time between two cells."""
+        if head.get("op") == "state":
+            self._tell_state()
+        else:
+            self._channel.send({"op": "pong", "token": head.get("token")})
+
+    def _tell_spilled(self, request: dict) -> None:
+        """Moves large values to disk, unless the guest wants something else meanwhile; says what came of it."""
+        from . import spill
+
+        def meanwhile() -> None:
+            while self._channel.wait(0):
+                frame = self._channel.receive()
+                if frame is None or frame[0].get("op") not in ("state", "ping"):
+                    self._waiting = frame
+                    raise spill.Disturbed
+                self._answer(frame[0])
+
+        if self._spill is None:
+            self._spill = spill.Spill(self._namespace)
+        report = self._spill.spill(request, meanwhile)
+        self._channel.send({"op": "spilled"}, encode_json(report))
+
+    def _restore(self) -> None:
+        """Brings back what is on disk, before any code of the user's runs."""
+        if self._spill is not None:
+            problem = self._spill.restore()
+            if problem:
+                self._streams.stderr.write(f"belljar: {problem}\n")
+
     def _tell_state(self) -> None:
         """Sends what the variables are. Not a cell, but it may be interrupted as one."""
         from . import state
@@ -292,6 +344,7 @@ class Kernel:
         The interpreter's own finalization is skipped: it would visit, and so copy, every page that is shared
         with the zygote, and wait for threads that may never end.
         """
+        self._restore()
         aio = sys.modules.get("belljar_kernel.aio")
         if aio is not None:
             aio.close()

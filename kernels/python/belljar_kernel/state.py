@@ -58,6 +58,15 @@ _flags_of = type.__dict__["__flags__"].__get__
 _HEAP_TYPE = 1 << 9
 
 
+class StandIn:
+    """What a name points to while its value is on disk (`spill`), and what is told of it."""
+
+    __slots__ = ("entry",)
+
+    def __init__(self, entry: dict[str, Any]) -> None:
+        self.entry = {**entry, "on_disk": True}
+
+
 class _Late(BaseException):
     """The time is up."""
 
@@ -79,7 +88,7 @@ def _describe(items: list[tuple[str, Any]]) -> dict[str, Any]:
     try:
         with alarm:
             for name, value in items:
-                entry = _entry(name, value)
+                entry = entry_of(name, value)
                 entries, most = (imports, MAX_IMPORTS) if "module" in entry else (variables, MAX_VARIABLES)
                 if len(entries) < most:
                     entries.append(entry)
@@ -114,17 +123,20 @@ class _Alarm:
             raise _Late
 
 
-def _entry(name: str, value: Any) -> dict[str, Any]:
+def entry_of(name: str, value: Any) -> dict[str, Any]:
+    """What is told of a variable."""
     name = name[:MAX_NAME_CHARS]
     kind = type(value)
+    if kind is StandIn:
+        return {**value.entry, "name": name}
     try:
         if issubclass(kind, ModuleType):
             return _import(name, value)
-        entry = {"name": name, "type": _type_name(kind), "preview": ""}
+        entry = {"name": name, "type": type_name(kind), "preview": ""}
         entry.update(_details(value, kind))
     except Exception:
         # A container that another thread changes, a library that stumbles over its own data.
-        entry = {"name": name, "type": _type_name(kind), "preview": f"<{_type_name(kind)}>"}
+        entry = {"name": name, "type": type_name(kind), "preview": f"<{type_name(kind)}>"}
     entry["preview"] = _cut(entry["preview"], MAX_PREVIEW_CHARS)
     return entry
 
@@ -159,7 +171,7 @@ def _details(value: Any, kind: type) -> dict[str, Any]:
     return details
 
 
-def _type_name(kind: type) -> str:
+def type_name(kind: type) -> str:
     """`int`, `datetime.datetime`, `pandas.DataFrame`: the class, and the package users import it from."""
     module, name = _module_of(kind), _qualname_of(kind)
     if type(name) is not str:
@@ -167,6 +179,17 @@ def _type_name(kind: type) -> str:
     if type(module) is not str or module in ("builtins", "__main__"):
         return _cut(name, MAX_NAME_CHARS)
     return _cut(f"{module.partition('.')[0]}.{name}", MAX_NAME_CHARS)
+
+
+def package_of(kind: type) -> str:
+    """The package that a class says it is from. Nothing of the user's runs, whatever the class is an instance of."""
+    module = _module_of(kind)
+    return module.partition(".")[0] if type(module) is str else ""
+
+
+def is_one_of(kind: type, kinds: Any) -> bool:
+    """Whether it is one of these classes. `in` would ask it for its hash, or whether it is equal."""
+    return any(kind is known for known in kinds)
 
 
 def _cut(text: str, most: int) -> str:
@@ -197,7 +220,7 @@ class _Preview:
             return self._sequence(value, kind, depth)
         if _is_numpy_scalar(kind) or (_is_short(kind) and _has_known_zone(value)):
             return repr(value)
-        return f"<{_type_name(kind)}>"
+        return f"<{type_name(kind)}>"
 
     def _sequence(self, value: Any, kind: type, depth: int) -> str:
         opening, closing = _BRACKETS[kind]
@@ -295,8 +318,7 @@ def _class_signature(kind: type) -> str:
 
 
 def _table(value: Any, kind: type) -> dict[str, Any] | None:
-    module = _module_of(kind)
-    package = module.partition(".")[0] if type(module) is str else ""
+    package = package_of(kind)
     describe = {"numpy": _numpy, "pandas": _pandas, "pyarrow": _arrow}.get(package)
     return describe(value, kind, sys.modules.get(package)) if describe is not None else None
 

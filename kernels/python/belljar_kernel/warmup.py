@@ -113,7 +113,7 @@ def resident_kib() -> int:
 
 def _use_compiler() -> None:
     # A kernel imports some of them late, and then from where the sandbox has no file.
-    from . import aio, display, state, tracebacks  # noqa: F401
+    from . import aio, display, spill, state, tracebacks  # noqa: F401
     from .cells import Compiler
 
     cell = Compiler(str).compile("import os\nx = [1]\nx", 0, True)

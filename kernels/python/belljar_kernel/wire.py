@@ -128,14 +128,15 @@ class Channel:
         self._exec_id = exec_id
         self._inputs.clear()
 
-    def wait(self) -> None:
-        """Waits until the guest says something. Nothing is lost when an interrupt ends this."""
-        if not self._buffer and not self._inputs:
-            import select
+    def wait(self, seconds: float | None = None) -> bool:
+        """Waits until the guest says something, or this long; whether it did. An interrupt loses nothing."""
+        if self._buffer or self._inputs:
+            return True
+        import select
 
-            poll = select.poll()
-            poll.register(self._fd, select.POLLIN)
-            poll.poll()
+        poll = select.poll()
+        poll.register(self._fd, select.POLLIN)
+        return bool(poll.poll(None if seconds is None else seconds * 1000))
 
     def absorb(self) -> None:
         """Takes what the guest says now, if nothing is left of what it said. `interrupts` never raises inside it."""

@@ -40,6 +40,7 @@ mod views;
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use belljar_runtime::Runtime;
 use tokio::sync::watch;
@@ -106,6 +107,18 @@ pub struct EngineConfig {
     pub alone_for_s: u64,
     /// The longest life that can be asked for.
     pub max_ttl_s: u64,
+    /// When idle sessions move their large values to disk; none: never.
+    pub spill: Option<SpillPolicy>,
+}
+
+/// When values go to disk, and which.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SpillPolicy {
+    /// Without use for this long.
+    pub after: Duration,
+    /// Bytes of a table or a column, and of an array.
+    pub frame_bytes: u64,
+    pub array_bytes: u64,
 }
 
 /// On whose behalf something is done.

@@ -173,7 +173,9 @@ async fn follow_to_the_end(
         .saturating_add(Duration::from_millis(DEFAULT_GRACE_MS) + GUEST_SLACK);
     let followed = follow(&exec.transcript, &mut following, |_| {});
     match tokio::time::timeout(limit, followed).await {
-        Ok(Some(outcome)) => {
+        Ok(Some(mut outcome)) => {
+            // Before anything is tidied up: what it came to is what the code left behind.
+            outcome.memory_bytes = sandbox.memory_used();
             let artifacts = take_artifacts(shared, session, sandbox, exec, &outcome, joined).await;
             exec.transcript.tell_artifacts(&artifacts);
             exec.finish(outcome);
@@ -332,6 +334,8 @@ pub struct LoggedResult {
     pub results: Vec<belljar_proto::exec::MimeBundle>,
     pub error: Option<belljar_proto::exec::ErrorReport>,
     pub duration_ms: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
     pub kernel_state: belljar_proto::exec::KernelState,
     pub dropped: belljar_proto::exec::Dropped,
     #[serde(flatten)]
@@ -366,6 +370,7 @@ impl LogEntry {
                 results: result.results,
                 error: result.error,
                 duration_ms: result.duration_ms,
+                memory_bytes: result.memory_bytes,
                 kernel_state: result.kernel_state,
                 dropped: result.dropped,
                 artifacts: result.artifacts,
@@ -388,6 +393,13 @@ async fn log(session: &Arc<Session>, exec: &Arc<Exec>, again: bool) {
 }
 
 impl Session {
+    /// The same, unless it is there already.
+    pub(super) fn warn_once(&self, warning: &str) {
+        if !self.view.borrow().warnings.iter().any(|known| known == warning) {
+            self.warn(warning.to_owned());
+        }
+    }
+
     /// Notes something that went wrong, for whoever looks at the session.
     pub(super) fn warn(&self, warning: String) {
         const MOST: usize = 20;

@@ -136,7 +136,10 @@ impl Shell {
                 format!("\n\\builtin printf 'P%d\\0' {token} >&0\n").into_bytes()
             }
             ToKernel::Shutdown => b"\nexit\n".into(),
-            ToKernel::Exec { .. } | ToKernel::Input { .. } | ToKernel::Seen => Vec::new(),
+            ToKernel::Exec { .. }
+            | ToKernel::Input { .. }
+            | ToKernel::Spill(_)
+            | ToKernel::Seen => Vec::new(),
         }
     }
 
@@ -245,6 +248,7 @@ impl Shell {
             size,
             shape: None,
             dtype: None,
+            on_disk: false,
             preview: shortened(value),
         });
     }

@@ -157,6 +157,11 @@ impl Kernel {
                     let _ = asker.send(body);
                 }
             }
+            FromKernel::Spilled => {
+                if let Some(asker) = self.wants_spilled.borrow_mut().take() {
+                    let _ = asker.send(body);
+                }
+            }
             // Code can say it too; but not before we ask, and then it only deceives its own cell.
             FromKernel::Pong { token } if token <= self.pings.get() => {
                 self.pongs.send_replace(token);

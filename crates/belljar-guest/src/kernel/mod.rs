@@ -20,6 +20,7 @@
 mod cell;
 mod hearing;
 mod inspect;
+mod spill;
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -68,6 +69,8 @@ pub(crate) struct Kernel {
     current: RefCell<Option<Running>>,
     /// Who waits to be told the variables.
     wants_state: RefCell<Option<oneshot::Sender<Vec<u8>>>>,
+    /// Who waits to be told what was moved to disk.
+    wants_spilled: RefCell<Option<oneshot::Sender<Vec<u8>>>>,
     /// The number of the last ping, and of the last that was answered.
     pings: Cell<u64>,
     pongs: watch::Sender<u64>,
@@ -125,6 +128,7 @@ impl Kernel {
             end: RefCell::default(),
             current: RefCell::default(),
             wants_state: RefCell::default(),
+            wants_spilled: RefCell::default(),
             pings: Cell::new(0),
             pongs: watch::Sender::new(0),
         });

@@ -18,6 +18,7 @@ mod session;
 mod setup;
 mod spawner;
 mod usage;
+mod view;
 
 use std::process::ExitCode;
 
@@ -53,6 +54,7 @@ pub(crate) fn dispatch(command: Command) -> Result<ExitCode> {
         Command::Key(command) => key::key(command, &settings),
         Command::Usage(args) => usage::usage(args, &settings),
         Command::Image(args) => image::image(args.command, &settings),
+        Command::View(args) => view::view(&args),
         Command::Setup(args) => setup::setup(&args, &settings),
         Command::Doctor(args) => doctor::doctor(&args, &settings),
         Command::Bench(args) => bench::bench(&args, &settings),

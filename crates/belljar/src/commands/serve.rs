@@ -194,6 +194,7 @@ fn engine_config(
         pool: server.pool,
         total: server.total,
         alone_for_s: server.alone_for_s,
+        spill: server.spill,
         max_ttl_s: server.max_ttl_s,
     }
 }

@@ -5,8 +5,10 @@ use std::fs::{self, File};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
+use belljar_engine::SpillPolicy;
 use belljar_engine::admission::Quota;
 use belljar_engine::datasets::source::Sources;
 use belljar_engine::spec::{Datasets, Storage};
@@ -50,6 +52,8 @@ pub struct ServerSettings {
     /// At least as long as `ttl_s`.
     pub max_ttl_s: u64,
     pub idle_s: Option<u64>,
+    /// When the large values of idle sessions go to disk.
+    pub spill: Option<SpillPolicy>,
     /// Seconds that sandboxes wait for a server to come back.
     pub alone_for_s: u64,
     /// Warm sandboxes to keep.
@@ -116,6 +120,7 @@ impl ServerSettings {
             ttl_s,
             max_ttl_s,
             idle_s: values.limit("BELLJAR_IDLE_TIMEOUT", parse::seconds_or_0)?,
+            spill: spill(values)?,
             alone_for_s: values.read("BELLJAR_ALONE", parse::seconds_or_0)?,
             pool: values.read("BELLJAR_POOL", parse::count(0..=1000))?,
             total: Quota {
@@ -183,6 +188,15 @@ fn dataset_sources(values: &Values<'_>) -> Result<Arc<Sources>, String> {
     }
     let secret = |name: &str| std::env::var(name).ok().or_else(|| (values.lookup)(name));
     Sources::parse(&text, secret).map(Arc::new)
+}
+
+fn spill(values: &Values<'_>) -> Result<Option<SpillPolicy>> {
+    let after = values.limit("IDLE_HIBERNATE_SEC", parse::seconds_or_0)?;
+    let frame_bytes = values.read("BELLJAR_SPILL_DF_BYTES", parse::size_from(0))?;
+    let array_bytes = values.read("BELLJAR_SPILL_NP_BYTES", parse::size_from(0))?;
+    let policy =
+        |seconds| SpillPolicy { after: Duration::from_secs(seconds), frame_bytes, array_bytes };
+    Ok(after.map(policy))
 }
 
 #[cfg(test)]

@@ -355,6 +355,25 @@ pub const GROUPS: &[Group] = &[
             )
             .when_empty("never"),
             variable(
+                "IDLE_HIBERNATE_SEC",
+                "seconds, 0 to 315360000",
+                "900",
+                "After how long without use the large values of a session's Python kernel go to\n\
+                 disk, below /session/data. They are back before code runs again. 0: never.",
+            ),
+            variable(
+                "BELLJAR_SPILL_DF_BYTES",
+                A_SIZE,
+                "1M",
+                "How large a DataFrame, Series or Arrow table must be for that.",
+            ),
+            variable(
+                "BELLJAR_SPILL_NP_BYTES",
+                A_SIZE,
+                "1M",
+                "How large an array must be for that.",
+            ),
+            variable(
                 "BELLJAR_ALONE",
                 "seconds, 0 to 315360000",
                 "86400",

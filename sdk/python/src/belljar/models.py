@@ -151,6 +151,7 @@ class Result(_Told):
     error: ErrorInfo | None = None
     execution_count: int = 0
     duration_ms: float = 0.0
+    memory_bytes: int | None = None
     kernel_state: str = "kept"
     artifacts: list[Artifact] = Field(default_factory=list)
     artifact_map: dict[str, str] = Field(default_factory=dict)
@@ -244,6 +245,7 @@ class LogEntry(_Told):
     results: list[Bundle] = Field(default_factory=list)
     error: ErrorInfo | None = None
     duration_ms: float = 0.0
+    memory_bytes: int | None = None
     kernel_state: str = "kept"
     artifacts: list[Artifact] = Field(default_factory=list)
 
@@ -307,6 +309,7 @@ class Variable(_Told):
     shape: list[int] | None = None
     dtype: str | None = None
     preview: str | None = None
+    on_disk: bool = False
 
 
 class Import(_Told):

@@ -9,10 +9,12 @@
 //!
 //! Only this module and those below it see the [`Driver`]: [`work`] accepts executions and
 //! settles them, [`lane`] is the queue before a kernel, [`inherit`] goes on with an earlier server's
-//! work, [`notes`] writes files for people, [`ending`] is the way out. Executions themselves are performed by tasks of their own (`perform.rs`), which
+//! work, [`notes`] writes files for people, [`idle`] is about what nobody uses, [`ending`] is the way
+//! out. Executions themselves are performed by tasks of their own (`perform.rs`), which
 //! the driver starts, waits for, and has written down.
 
 mod ending;
+mod idle;
 mod inherit;
 mod lane;
 mod notes;
@@ -28,6 +30,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 
 use ending::Why;
+use idle::Spilling;
 use lane::Lane;
 
 use super::perform::Performed;
@@ -64,6 +67,9 @@ struct Driver {
     beside: usize,
     performing: JoinSet<(Arc<Exec>, Performed)>,
     settling: JoinSet<()>,
+    /// Attempts to move values to disk; each says since when there is nothing left to be moved.
+    spillers: JoinSet<Option<Instant>>,
+    spilling: Spilling,
     /// Executions an earlier server had accepted: their log entry may be there already.
     inherited: Vec<String>,
     /// Answers those who want to leave, for as long as there is a sandbox.
@@ -104,6 +110,8 @@ pub(crate) async fn drive(
         beside: 0,
         performing: JoinSet::new(),
         settling: JoinSet::new(),
+        spillers: JoinSet::new(),
+        spilling: Spilling::default(),
         inherited: Vec::new(),
         attached: None,
         next_number: view.execs + 1,
@@ -213,6 +221,7 @@ impl Driver {
         loop {
             let deadline = self.deadline();
             let snapshot = self.snapshot_at;
+            let spill = self.spill_at().filter(|_| self.spillers.is_empty() && self.rests());
             tokio::select! {
                 biased;
                 _ = stop.wait_for(Option::is_some) => return Why::Stop(self.stop_reason()),
@@ -230,6 +239,7 @@ impl Driver {
                     }
                 },
                 Some(_) = self.settling.join_next() => self.write_metadata(),
+                Some(done) = self.spillers.join_next() => self.spilled(done.ok().flatten()),
                 Some(command) = inbox.commands.recv() => self.obey(sandbox, command),
                 () = sandbox.ended() => return Why::SandboxLost,
                 () = sleep_until(deadline), if !self.works() => {
@@ -241,6 +251,9 @@ impl Driver {
                 () = sleep_until(snapshot.unwrap_or(deadline)), if snapshot.is_some() => {
                     self.snapshot_at = None;
                     self.take_snapshot(sandbox);
+                }
+                () = sleep_until(spill.unwrap_or(deadline)), if spill.is_some() => {
+                    self.spill(sandbox);
                 }
             }
         }

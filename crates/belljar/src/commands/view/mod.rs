@@ -1,0 +1,75 @@
+//! `belljar view`: what a session left on disk, or leaves while one looks on.
+//!
+//! Nothing but the directory is needed: no server, and no sandbox. What stands there was written by
+//! the server (`record.rs` of the engine); what of it the sandbox chose is shown as harmless text.
+
+mod highlight;
+mod page;
+mod paint;
+mod record;
+
+use std::process::ExitCode;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::Result;
+use serde_json::json;
+
+use super::output::{print, print_json};
+use crate::cli::ViewArgs;
+use page::Page;
+use paint::Paint;
+use record::{Log, Record};
+
+/// How often the directory is looked at again.
+const FOLLOW_PACE: Duration = Duration::from_millis(200);
+
+pub(super) fn view(args: &ViewArgs) -> Result<ExitCode> {
+    let record = Record::open(&args.directory)?;
+    let mut log = record.log();
+    let (execs, earlier) = log.last(args.limit)?;
+    if args.json && !args.follow {
+        print_json(&json!({
+            "directory": record.directory(),
+            "metadata": record.metadata()?,
+            "execs": execs,
+            "earlier_execs": earlier,
+            "state": if args.no_state { None } else { record.state()? },
+            "artifacts": if args.no_artifacts { None } else { Some(record.artifacts()?) },
+        }))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let page = Page::new(Paint::of_stdout());
+    if !args.json {
+        print(&page.metadata(record.directory(), record.metadata()?.as_ref()))?;
+        print(&page.history(&execs, earlier))?;
+    }
+    if args.follow {
+        if args.json {
+            execs.iter().try_for_each(|exec| print(&format!("{exec}\n")))?;
+        }
+        follow(&record, &mut log, &page, args.json)?;
+    }
+    if !args.json && !args.no_state {
+        print(&page.state(record.state()?.as_ref()))?;
+    }
+    if !args.json && !args.no_artifacts {
+        print(&page.artifacts(&record.artifacts()?))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Shows what comes, until the session has ended.
+fn follow(record: &Record, log: &mut Log, page: &Page, json: bool) -> Result<()> {
+    loop {
+        // Asked first: what is written before the end is then read after it.
+        let ended = record.has_ended();
+        for exec in log.more()? {
+            print(&if json { format!("{exec}\n") } else { page.exec(&exec) })?;
+        }
+        if ended {
+            return Ok(());
+        }
+        thread::sleep(FOLLOW_PACE);
+    }
+}

@@ -1,0 +1,294 @@
+"""Files that hold parts of values: whole and checked, or not there.
+
+A file is written under no name at all where the system can do that, so that a kernel that dies meanwhile leaves
+nothing. It is read back and compared before it gets its name. From then on it stays open: it may be renamed or removed
+by whoever likes to, and is still there when its value is needed. Only its contents must not change, and if they do,
+that is noticed.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+
+TYPE_CHECKING = False  # see __init__.py
+if TYPE_CHECKING:
+    from typing import Any, Callable
+
+# What is in memory twice while it is written, compared or read.
+PIECE_BYTES = 16 << 20
+# Fast, and half or less of most tables.
+COMPRESSION, LEVEL = "zstd", 1
+
+_UNFINISHED = ".part"
+
+
+class Unfaithful(Exception):
+    """The value cannot be kept in a file, or need not be; the reason is for people."""
+
+
+class Damaged(Exception):
+    """A file is not what was written."""
+
+
+class Directory:
+    """Where the files of values go, and how much may be written there."""
+
+    def __init__(self, path: str, room: int | None, meanwhile: Callable[[], None]) -> None:
+        self.path = path
+        self.meanwhile = meanwhile
+        # Files in memory must pay: they count for as much as the value would.
+        self.is_memory = False
+        self._room = room
+
+    def prepare(self) -> None:
+        os.makedirs(self.path, exist_ok=True)
+        self.is_memory = _is_memory(self.path)
+        for name in os.listdir(self.path):
+            if name.endswith(_UNFINISHED):
+                os.unlink(f"{self.path}/{name}")
+
+    def check_size(self, values: int, written: int) -> None:
+        """Raises when a file that is in memory is not worth it."""
+        if self.is_memory:
+            if written > values // 2:
+                raise Unfaithful("its file would be in memory, and not much smaller")
+            if self._room is not None and written > self._room:
+                raise Unfaithful("its file would be in memory, where there is no room for it")
+
+    def wrote(self, written: int) -> None:
+        if self._room is not None:
+            self._room -= written
+
+
+class Draft:
+    """A file that is being written."""
+
+    def __init__(self, directory: Directory, name: str) -> None:
+        self._directory = directory
+        self._name = name
+        self._part = ""
+        flags = os.O_RDWR | os.O_CLOEXEC
+        try:
+            self.fd = os.open(directory.path, flags | os.O_TMPFILE, 0o644)
+        except OSError:
+            self._part = f"{directory.path}/{name}{_UNFINISHED}"
+            self.fd = os.open(self._part, flags | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644)
+
+    def pause(self) -> None:
+        """After every piece: it goes to the disk now, so that nobody has to wait long for the rest at the end."""
+        os.fdatasync(self.fd)
+        self._directory.meanwhile()
+
+    def finish(self) -> Kept:
+        """Gives it its name, and its memory back to the system."""
+        os.fsync(self.fd)
+        os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        path = f"{self._directory.path}/{self._name}"
+        if not self._part:
+            try:
+                _link(self.fd, self._directory.path, self._name)
+            except OSError:
+                # Some file systems cannot name it any more: under a name from the beginning, then.
+                self._copy_under_a_name()
+        if self._part:
+            os.replace(self._part, path)
+            self._part = ""
+        self._directory.wrote(os.fstat(self.fd).st_size)
+        kept, self.fd = Kept(self.fd, path), -1
+        return kept
+
+    def discard(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+        if self._part:
+            os.unlink(self._part)
+            self._part = ""
+
+    def _copy_under_a_name(self) -> None:
+        part = f"{self._directory.path}/{self._name}{_UNFINISHED}"
+        fd = os.open(part, os.O_RDWR | os.O_CLOEXEC | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644)
+        self._part, unnamed, self.fd = part, self.fd, fd
+        try:
+            os.lseek(unnamed, 0, os.SEEK_SET)
+            while os.sendfile(fd, unnamed, None, PIECE_BYTES):
+                self._directory.meanwhile()
+            os.fsync(fd)
+        finally:
+            os.close(unnamed)
+
+
+class Kept:
+    """A file that holds what is not in memory."""
+
+    def __init__(self, fd: int, path: str) -> None:
+        self.fd = fd
+        self.path = path
+        self._looks = self._look()
+        self.bytes = self._looks[0]
+
+    def check(self) -> None:
+        if self._look() != self._looks:
+            raise Damaged(f"{self.path} was changed")
+
+    def remove(self) -> None:
+        """The value is in memory again, or nobody wants it any more."""
+        try:
+            if os.path.samestat(os.stat(self.path, follow_symlinks=False), os.fstat(self.fd)):
+                os.unlink(self.path)
+        except OSError:
+            pass
+        self.close()
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+    def _look(self) -> tuple[int, int]:
+        found = os.fstat(self.fd)
+        return found.st_size, found.st_mtime_ns
+
+
+# Arrays, as .npy
+
+
+def write_array(draft: Draft, array: Any, directory: Directory) -> None:
+    """Writes an array that is contiguous one way or the other, and compares."""
+    directory.check_size(array.nbytes, array.nbytes)
+    np = sys.modules["numpy"]
+    with os.fdopen(os.dup(draft.fd), "wb") as file:
+        np.lib.format.write_array_header_2_0(file, np.lib.format.header_data_from_array_1_0(array))
+        start = file.tell()
+    raw = _raw(array)
+    for at in range(0, len(raw), PIECE_BYTES):
+        rest = memoryview(raw[at : at + PIECE_BYTES])
+        while rest:
+            rest = rest[os.write(draft.fd, rest) :]
+        draft.pause()
+    for at in range(0, len(raw), PIECE_BYTES):
+        piece = raw[at : at + PIECE_BYTES]
+        if os.pread(draft.fd, len(piece), start + at) != piece.tobytes():
+            raise Unfaithful("it could not be read back as it was written")
+        directory.meanwhile()
+
+
+def read_array(kept: Kept, array: Any) -> None:
+    """Fills an array of the same shape and order."""
+    kept.check()
+    raw = _raw(array)
+    start = kept.bytes - len(raw)
+    for at in range(0, len(raw), PIECE_BYTES):
+        piece = memoryview(raw[at : at + PIECE_BYTES])
+        position = start + at
+        while piece:
+            count = os.preadv(kept.fd, [piece], position)
+            if count == 0:
+                raise Damaged(f"{kept.path} ends too early")
+            piece, position = piece[count:], position + count
+
+
+def _raw(array: Any) -> Any:
+    """The bytes of an array, in the order in which they are in memory."""
+    line = array if array.flags.c_contiguous else array.T
+    return line.reshape(-1).view(sys.modules["numpy"].uint8)
+
+
+# Tables, as Parquet
+
+
+def write_table(draft: Draft, columns: dict[str, Any], rows: int, values: int, directory: Directory) -> None:
+    """Writes columns of `values` bytes piece by piece, and compares."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    schema = pa.schema([pa.field(name, column.type) for name, column in columns.items()])
+    at_once = max(1, min(rows, rows * PIECE_BYTES // max(1, values)))
+    text = [name for name, column in columns.items() if _is_text(column.type)]
+    with os.fdopen(os.dup(draft.fd), "wb") as file:
+        options = {"compression": COMPRESSION, "compression_level": LEVEL, "write_statistics": False}
+        # Numbers are compared as numbers in a dictionary, and 0.0 is the same number as -0.0.
+        with pq.ParquetWriter(file, schema, use_dictionary=text or False, **options) as writer:
+            for start in range(0, rows, at_once):
+                stop = min(rows, start + at_once)
+                arrays = [column.slice(start, stop) for column in columns.values()]
+                writer.write_table(pa.Table.from_arrays(arrays, schema=schema), row_group_size=stop - start)
+                file.flush()
+                directory.check_size(values * stop // rows + PIECE_BYTES, file.tell())
+                draft.pause()
+    directory.check_size(values, os.fstat(draft.fd).st_size)
+
+    def compare(start: int, arrays: list[Any]) -> None:
+        stop = start + len(arrays[0])
+        if not all(column.is_same(start, stop, array) for column, array in zip(columns.values(), arrays)):
+            raise Unfaithful("it could not be read back as it was written")
+        directory.meanwhile()
+
+    if _read(draft.fd, compare) != rows:
+        raise Unfaithful("it could not be read back as it was written")
+
+
+def read_table(kept: Kept, columns: list[Any], rows: int) -> None:
+    """Puts every piece back where it belongs."""
+    kept.check()
+
+    def put(start: int, arrays: list[Any]) -> None:
+        for column, array in zip(columns, arrays):
+            column.put(start, array)
+
+    if _read(kept.fd, put) != rows:
+        raise Damaged(f"{kept.path} ends too early")
+
+
+def _read(fd: int, take: Callable[[int, list[Any]], None]) -> int:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    with os.fdopen(os.dup(fd), "rb") as raw:
+        raw.seek(0)
+        # Without threads: a kernel may want to fork. Without buffering ahead: memory is what there is little of.
+        file = pq.ParquetFile(pa.PythonFile(raw, mode="r"), pre_buffer=False)
+        start = 0
+        for group in range(file.num_row_groups):
+            table = file.read_row_group(group, use_threads=False)
+            arrays = []
+            for chunks in table.columns:
+                arrays.append(chunks.chunk(0) if chunks.num_chunks == 1 else pa.concat_arrays(chunks.chunks))
+            take(start, arrays)
+            start += table.num_rows
+    return start
+
+
+def _is_text(kind: Any) -> bool:
+    import pyarrow.types as types
+
+    return types.is_large_string(kind) or types.is_string(kind)
+
+
+def _link(fd: int, directory: str, name: str) -> None:
+    # With a directory, because only then the link in /proc is followed.
+    folder = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            os.link(f"/proc/self/fd/{fd}", name, dst_dir_fd=folder, follow_symlinks=True)
+        except FileExistsError:
+            # Left by a kernel that died; ours is newer.
+            os.unlink(name, dir_fd=folder)
+            os.link(f"/proc/self/fd/{fd}", name, dst_dir_fd=folder, follow_symlinks=True)
+    finally:
+        os.close(folder)
+
+
+def _is_memory(path: str) -> bool:
+    device = os.stat(path).st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    with open("/proc/self/mountinfo") as file:
+        for line in file:
+            fields = line.split()
+            if fields[2] == number:
+                return fields[fields.index("-") + 1] in ("tmpfs", "ramfs")
+    return False
+
+
+def says_full(error: OSError) -> bool:
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)

@@ -1,0 +1,96 @@
+//! Sessions that nobody uses: their large values go to disk and come back unseen.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::server::{Place, Server, Session, eventually, text};
+
+const FRAME: &str = "import numpy as np, pandas as pd\n\
+                     df = pd.DataFrame({'a': np.arange(200_000), 'b': np.zeros(200_000)})\n\
+                     x = np.arange(400_000.0)\ny = x\nn = 1\n\
+                     def use(): return int(df.a.sum()), y is x";
+
+/// Soon is a second.
+async fn impatient() -> Server {
+    let place = Place::new()
+        .env("IDLE_HIBERNATE_SEC", "1")
+        .env("BELLJAR_PRELOAD", "numpy pandas pyarrow pyarrow.parquet");
+    Arc::new(place).serve().await
+}
+
+async fn variables(session: &Session) -> Vec<(String, bool)> {
+    let state = session.client.get(&session.path("/state")).await.json(200);
+    let variables = state["variables"].as_array().expect("variables").clone();
+    let on_disk = |it: &Value| (text(&it["name"]).to_owned(), it["on_disk"] == true);
+    variables.iter().map(on_disk).collect()
+}
+
+async fn on_disk(session: &Session) -> Vec<String> {
+    variables(session).await.into_iter().filter(|(_, away)| *away).map(|(name, _)| name).collect()
+}
+
+#[tokio::test]
+async fn large_values_of_an_idle_session_are_on_disk_until_they_are_used() {
+    let server = impatient().await;
+    let made = server.post("/v1/sessions", json!({"storage": "BIND"})).await.json(201);
+    let session = Session::of(&server, text(&made["id"]));
+    let directory = PathBuf::from(text(&made["directory"])).join("files/data/.spilled");
+    let first = session.python(FRAME).await;
+    assert!(first["memory_bytes"].as_u64() > Some(1 << 20), "{first:#}");
+    eventually("they went", async || on_disk(&session).await == ["df", "x", "y"]).await;
+    let mut files: Vec<_> = std::fs::read_dir(&directory)
+        .expect("a directory")
+        .map(|entry| entry.expect("an entry").file_name().into_string().expect("text"))
+        .collect();
+    files.sort();
+    assert_eq!(files, ["df.parquet", "x.npy"]);
+    let state = session.client.get(&session.path("/state")).await.json(200);
+    let frame = state["variables"].as_array().expect("variables").iter();
+    let frame = frame.clone().find(|it| it["name"] == "df").expect("it is told");
+    assert_eq!(
+        (&frame["type"], &frame["shape"]),
+        (&json!("pandas.DataFrame"), &json!([200_000, 2]))
+    );
+
+    let used = session.python("use()").await;
+    assert_eq!(used["results"][0]["data"]["text/plain"], "(19999900000, True)", "{used:#}");
+    assert_eq!(std::fs::read_dir(&directory).expect("a directory").count(), 0);
+    eventually("they went again", async || on_disk(&session).await.len() == 3).await;
+}
+
+#[tokio::test]
+async fn a_session_at_work_is_not_idle() {
+    let server = impatient().await;
+    let made = server.post("/v1/sessions", json!({"storage": "BIND"})).await.json(201);
+    let session = Session::of(&server, text(&made["id"]));
+    session.python(FRAME).await;
+    session.python("import threading; stop = threading.Event(); t = threading.Thread(target=stop.wait); t.start()").await;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(on_disk(&session).await, [""; 0], "a thread of its own is at work");
+    session.python("stop.set(); t.join()").await;
+    let ask = json!({"command": ["sleep", "4"], "background": true});
+    session.exec(ask).await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(on_disk(&session).await, [""; 0], "a command in the background is at work");
+    eventually("they went", async || on_disk(&session).await.len() == 3).await;
+}
+
+#[tokio::test]
+async fn files_in_memory_must_pay_and_a_restarted_server_finds_the_values() {
+    let server = impatient().await;
+    let made = server.post("/v1/sessions", json!({"storage": "TMPFS"})).await.json(201);
+    let session = Session::of(&server, text(&made["id"]));
+    session.python(FRAME).await;
+    session.python("noise = pd.DataFrame(np.random.default_rng(1).random((200_000, 2)))").await;
+    eventually("what is worth it went", async || on_disk(&session).await == ["df"]).await;
+    let id = session.id.clone();
+    let place = server.kill().await;
+    let server = place.serve().await;
+    let session = Session::of(&server, &id);
+    assert_eq!(on_disk(&session).await, ["df"]);
+    let used = session.python("use()").await;
+    assert_eq!(used["results"][0]["data"]["text/plain"], "(19999900000, True)", "{used:#}");
+}
