@@ -101,8 +101,9 @@ pub(super) async fn perform(
 /// The end of what never began. A command leaves the kernel as it was.
 fn not_started(request: &ExecRequest, error: &EngineError) -> Outcome {
     let reason = format!("it could not be started: {}", in_full(error));
-    let refused =
-        |refusal: &Refusal| matches!(refusal.code, RefusalCode::Invalid | RefusalCode::NoInterpreter);
+    let refused = |refusal: &Refusal| {
+        matches!(refusal.code, RefusalCode::Invalid | RefusalCode::NoInterpreter)
+    };
     // Or its language is not there.
     let invalid = matches!(error,
         EngineError::Exec(RuntimeError::Refused(refusal))
