@@ -162,16 +162,7 @@ impl Shared {
     pub(super) fn register(&self, row: SessionRow) -> (Arc<Session>, Inbox) {
         let view = View { phase: Phase::Creating, ..view_of(&row) };
         let traffic = self.traffic(&row.tenant, Some(&row.id), None);
-        let (session, inbox) = Session::new(
-            row.id,
-            row.tenant,
-            row.key,
-            row.spec,
-            row.created_ms,
-            view,
-            traffic,
-            &self.config.sessions_root,
-        );
+        let (session, inbox) = Session::new(row, view, traffic, &self.config.sessions_root);
         let mut registry = lock(&self.registry);
         registry.sessions.insert(session.id.clone(), Arc::clone(&session));
         if let Some(key) = &session.key {

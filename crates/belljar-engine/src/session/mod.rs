@@ -47,6 +47,7 @@ use crate::lock;
 use crate::network::Traffic;
 use crate::record::Record;
 use crate::spec::{SessionSpec, Storage};
+use crate::store::SessionRow;
 use rules::{Phase, Request};
 
 /// Commands on their way to the driver.
@@ -134,15 +135,12 @@ pub(crate) struct Inbox {
 
 impl Session {
     pub(crate) fn new(
-        id: String,
-        tenant: String,
-        key: Option<String>,
-        spec: SessionSpec,
-        created_ms: i64,
+        row: SessionRow,
         view: View,
         traffic: Arc<Traffic>,
         sessions_root: &std::path::Path,
     ) -> (Arc<Session>, Inbox) {
+        let SessionRow { id, tenant, key, spec, created_ms, .. } = row;
         let (commands, inbox) = mpsc::channel(COMMANDS);
         let record = (spec.storage == Storage::Bind).then(|| Record::of(sessions_root, &id));
         let session = Session {
