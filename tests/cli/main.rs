@@ -17,5 +17,6 @@ mod served;
 mod servers;
 mod sessions;
 mod settings;
+mod shell;
 mod timeouts;
 mod usage;

@@ -25,8 +25,9 @@ pub mod transcript;
 mod usage;
 
 pub use engine::{
-    Created, DEFAULT_TENANT, Engine, EngineConfig, ExecInfo, FileUpload, How, Principal, RunAsk,
-    SessionInfo, Upload,
+    ArchiveDownload, ArchiveUpload, Attached, Created, DEFAULT_TENANT, Engine, EngineConfig,
+    ExecInfo, FileUpload, How, Principal, RunAsk, SessionInfo, Shown, TerminalAsk, TerminalControl,
+    Upload, Watching,
 };
 pub use error::{EngineError, in_full};
 

@@ -21,15 +21,20 @@ pub mod door;
 pub mod exec;
 pub mod frame;
 pub mod guest;
+pub mod job;
 pub mod kernel;
+pub mod terminal;
 pub mod zygote;
 
 /// The generation of the host/guest protocol this build speaks.
-pub const PROTOCOL: u32 = 2;
+pub const PROTOCOL: u32 = 3;
 
 /// Since this generation a guest tells with every [`exec::Outcome`] what lies in the artifact
 /// directory, opens several files at once, and removes and writes files.
 pub const PROTOCOL_WITH_FILES: u32 = 2;
+
+/// Since this generation a guest has terminals, watches files, does jobs, and lists by pattern.
+pub const PROTOCOL_WITH_TERMINALS: u32 = 3;
 
 /// The oldest generation this build still understands.
 pub const OLDEST_PROTOCOL: u32 = 1;
