@@ -254,9 +254,8 @@ async fn pages_of_other_sites_and_strangers_get_no_terminal() {
     assert_eq!(status(with(&[("authorization", &bearer(&other))]).await.err()), 404);
     let mut seat = with(&[(header::AUTHORIZATION.as_str(), &bearer(&one))]).await.expect("a seat");
     assert!(matches!(seat.next().await, Some(Ok(Message::Text(_)))));
-    let noted = place.audit();
-    let opened = noted.iter().filter(|entry| entry["action"] == "terminal");
-    assert!(opened.clone().any(|entry| entry["outcome"] == "opened"), "{noted:#?}");
+    let is_opened = |entry: &Value| entry["action"] == "terminal" && entry["outcome"] == "opened";
+    eventually("it is written down", async || place.audit().iter().any(is_opened)).await;
 }
 
 #[tokio::test]

@@ -165,7 +165,11 @@ async fn answer(
             execs: guest.execs.known(),
         }
         .into()),
-        Call::Connect | Call::AppendFile { .. } | Call::Pack { .. } | Call::Unpack { .. }
+        Call::Connect
+        | Call::OpenTerminal(_)
+        | Call::AppendFile { .. }
+        | Call::Pack { .. }
+        | Call::Unpack { .. }
             if outbox.held.is_some() =>
         {
             let message = "this runtime has one connection, over which this cannot be done";
