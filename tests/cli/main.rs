@@ -18,6 +18,7 @@ mod served;
 mod servers;
 mod sessions;
 mod settings;
+mod shell;
 mod timeouts;
 mod usage;
 mod view;

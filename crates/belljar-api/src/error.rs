@@ -130,6 +130,18 @@ impl From<EngineError> for ApiError {
                     .retry_after(1)
                     .hint("wait for earlier executions to end, or interrupt them")
             }
+            EngineError::Files(RuntimeError::Refused(refusal))
+                if refusal.code == RefusalCode::TooMany =>
+            {
+                ApiError::new(StatusCode::TOO_MANY_REQUESTS, "too_many_watches", message)
+                    .hint("watch a directory above them with `recursive`")
+            }
+            EngineError::TooManyAttached(_) => too_many_terminals(message),
+            EngineError::Terminal(RuntimeError::OldGuest)
+            | EngineError::Files(RuntimeError::OldGuest) => {
+                ApiError::new(StatusCode::CONFLICT, "session_too_old", message)
+                    .hint("create a new session")
+            }
             EngineError::DuplicateExec(_) => {
                 ApiError::new(StatusCode::CONFLICT, "exec_exists", message)
             }
@@ -186,6 +198,7 @@ impl From<EngineError> for ApiError {
             EngineError::Create(RuntimeError::Engine(engine)) => from_engine(engine, message),
             EngineError::Stdin(RuntimeError::Refused(refusal))
             | EngineError::Files(RuntimeError::Refused(refusal))
+            | EngineError::Terminal(RuntimeError::Refused(refusal))
             | EngineError::State(RuntimeError::Refused(refusal))
             | EngineError::Exec(RuntimeError::Refused(refusal)) => refused(refusal.code, message),
             _ => internal(message),
@@ -245,6 +258,14 @@ fn refused(code: RefusalCode, message: String) -> ApiError {
             .retry_after(1)
             .hint("try again when the execution has ended"),
         RefusalCode::UnknownExec => ApiError::new(StatusCode::NOT_FOUND, "exec_not_found", message),
+        RefusalCode::UnknownTerminal => {
+            ApiError::new(StatusCode::NOT_FOUND, "terminal_not_found", message)
+        }
+        RefusalCode::NoDescriptors => {
+            ApiError::new(StatusCode::NOT_IMPLEMENTED, "not_with_this_runtime", message)
+                .hint("use commands and whole files, or another runtime")
+        }
+        RefusalCode::TooMany => too_many_terminals(message),
         RefusalCode::Invalid => ApiError::invalid(message),
         RefusalCode::NotFound => ApiError::new(StatusCode::NOT_FOUND, "file_not_found", message),
         RefusalCode::NotADirectory => {
@@ -263,6 +284,11 @@ fn refused(code: RefusalCode, message: String) -> ApiError {
         }
         _ => internal(message),
     }
+}
+
+fn too_many_terminals(message: String) -> ApiError {
+    ApiError::new(StatusCode::TOO_MANY_REQUESTS, "too_many_terminals", message)
+        .hint("attach to one of GET /v1/sessions/{id}/terminals, or close one with DELETE")
 }
 
 /// Code in the session has made something else of the place where its datasets go.

@@ -12,7 +12,7 @@ use belljar_engine::result::ExecResult;
 use belljar_engine::session::ExecAsk;
 use belljar_engine::{EngineError, ExecInfo, Principal, clock};
 use belljar_proto::exec::{DEFAULT_OUTPUT_LIMIT, Language, What};
-use belljar_runtime::{languages, paths};
+use belljar_runtime::{USER_ID, languages, paths};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
@@ -21,6 +21,9 @@ use crate::error::{ApiError, ErrorBody};
 use crate::input::{Body, Path, Query};
 use crate::sessions::{MAX_ARGUMENT, Size, check_env, page_size, parse_language};
 use crate::stream;
+
+/// The name of the one user that a sandbox has.
+const USER_NAME: &str = "belljar";
 
 /// The most output that can be asked for, per stream.
 const MAX_OUTPUT: u64 = 64 << 20;
@@ -43,9 +46,12 @@ pub(crate) struct ExecBody {
     /// Do not wait: it runs beside everything else, in a process of its own.
     #[serde(default)]
     pub background: bool,
-    /// Keep standard input open, to be fed with `POST .../stdin`.
+    /// Of a command, what it reads, as text; or, of anything, `true` to keep standard input open and
+    /// feed it with `POST .../stdin`. Without either nothing can be read, and nobody waits for it.
     #[serde(default)]
-    pub stdin: bool,
+    pub stdin: Stdin,
+    /// Who runs it: the sandbox's own user, `belljar` or `1000`. There is no other.
+    pub user: Option<User>,
     /// Your own id for it: asked twice with the same id, it is executed once.
     pub exec_id: Option<String>,
     /// Bytes of stdout and of stderr to keep, each.
@@ -59,6 +65,45 @@ pub(crate) enum CommandLine {
     List(Vec<String>),
 }
 
+/// Standard input: all of it now, or whether more may come.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(untagged)]
+pub(crate) enum Stdin {
+    Open(bool),
+    Text(String),
+}
+
+impl Default for Stdin {
+    fn default() -> Self {
+        Stdin::Open(false)
+    }
+}
+
+/// By number or by name.
+#[derive(Debug, Clone, Deserialize, ToSchema)]
+#[serde(untagged)]
+pub(crate) enum User {
+    Id(u32),
+    Name(String),
+}
+
+impl User {
+    fn check(&self) -> Result<(), ApiError> {
+        let (is_own, shown) = match self {
+            User::Id(id) => (*id == USER_ID, id.to_string()),
+            User::Name(name) => {
+                (name == USER_NAME || *name == USER_ID.to_string(), name.escape_debug().to_string())
+            }
+        };
+        match is_own {
+            true => Ok(()),
+            false => Err(ApiError::invalid(format!(
+                "user: nothing in a sandbox can be `{shown}`; all of it is `{USER_NAME}` ({USER_ID})"
+            ))),
+        }
+    }
+}
+
 impl ExecBody {
     fn into_ask(self) -> Result<ExecAsk, ApiError> {
         if let Some(id) = &self.exec_id {
@@ -67,6 +112,7 @@ impl ExecBody {
         if let Some(env) = &self.env {
             check_env(env)?;
         }
+        self.user.as_ref().map_or(Ok(()), User::check)?;
         let (what, code) = self.what()?;
         let mut request = ExecRequest::new(what);
         // Work in the background has all the time there is, unless told.
@@ -79,7 +125,7 @@ impl ExecBody {
         }
         request.env = self.env.unwrap_or_default();
         request.background = self.background;
-        request.stdin = self.stdin;
+        request.stdin = self.stdin == Stdin::Open(true);
         Ok(ExecAsk { id: self.exec_id, request, code: code.into() })
     }
 
@@ -91,6 +137,12 @@ impl ExecBody {
                 Err(ApiError::invalid("give either `code` or `command`"))
             }
             (Some(code), None) => {
+                if matches!(self.stdin, Stdin::Text(_)) {
+                    return Err(ApiError::invalid(
+                        "stdin: text is for a command; code that reads is fed with \"stdin\": true \
+                         and POST .../stdin",
+                    ));
+                }
                 if self.cwd.is_some() && !self.background {
                     return Err(ApiError::invalid(
                         "cwd: a kernel has its own working directory; change it in the code",
@@ -114,20 +166,29 @@ impl ExecBody {
                 };
                 check_argv(&argv)?;
                 let argv = found_on_path(argv);
-                Ok((What::Command { argv, cwd: self.cwd()? }, Vec::new()))
+                let input = match &self.stdin {
+                    Stdin::Text(text) => text.clone().into_bytes(),
+                    Stdin::Open(_) => Vec::new(),
+                };
+                Ok((What::Command { argv, cwd: self.cwd()? }, input))
             }
         }
     }
 
     fn cwd(&self) -> Result<String, ApiError> {
-        match &self.cwd {
-            None => Ok(paths::SESSION.into()),
-            Some(path) if path.is_empty() || path.contains('\0') => {
-                Err(ApiError::invalid("cwd: expected a path"))
-            }
-            Some(path) if path.starts_with('/') => Ok(path.clone()),
-            Some(path) => Ok(format!("{}/{path}", paths::SESSION)),
+        path_inside(self.cwd.as_deref())
+    }
+}
+
+/// Where something is to run: in the session's directory, or relative to it.
+pub(crate) fn path_inside(cwd: Option<&str>) -> Result<String, ApiError> {
+    match cwd {
+        None => Ok(paths::SESSION.into()),
+        Some(path) if path.is_empty() || path.contains('\0') => {
+            Err(ApiError::invalid("cwd: expected a path"))
         }
+        Some(path) if path.starts_with('/') => Ok(path.to_owned()),
+        Some(path) => Ok(format!("{}/{path}", paths::SESSION)),
     }
 }
 
@@ -147,7 +208,7 @@ fn found_on_path(argv: Vec<String>) -> Vec<String> {
     ["/usr/bin/env".to_owned()].into_iter().chain(argv).collect()
 }
 
-fn check_argv(argv: &[String]) -> Result<(), ApiError> {
+pub(crate) fn check_argv(argv: &[String]) -> Result<(), ApiError> {
     if argv.first().is_none_or(String::is_empty) {
         return Err(ApiError::invalid("command: expected a program"));
     }

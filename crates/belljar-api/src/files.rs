@@ -2,22 +2,29 @@
 //!
 //! A path is relative to `/session`, or absolute: `files//tmp/x` or `files/%2Ftmp/x`.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 
 use axum::body::Body as RawBody;
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use axum::response::sse::{Event as SseEvent, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
-use belljar_engine::{Principal, clock};
-use belljar_proto::guest::{Entry, EntryKind};
+use belljar_engine::{ArchiveDownload, Principal, Watching, clock, in_full};
+use belljar_proto::guest::{ChangeKind, Entry, EntryKind};
+use belljar_proto::job::{ArchiveFormat, JobReport};
+use belljar_runtime::Wanted;
+use futures_util::StreamExt as _;
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 use utoipa::{IntoParams, ToSchema};
 
 use crate::App;
 use crate::artifacts::{Span, stream};
 use crate::error::{ApiError, ErrorBody};
 use crate::input::{Body, Path, Query, next_piece};
+use crate::stream::KEEP_ALIVE;
 
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct FileBody {
@@ -62,6 +69,14 @@ pub(crate) struct ReadFile {
     pub list: Option<String>,
     /// With `list`: everything below it.
     pub recursive: Option<String>,
+    /// With `list`: only what matches, by its path below the directory: `*.py`, `**/*.py`, `[a-c]?`.
+    pub glob: Option<String>,
+    /// With `list`: `0` leaves out what begins with a dot.
+    pub hidden: Option<String>,
+    /// Tell what changes in the directory, as events; with `recursive`, also below it.
+    pub watch: Option<String>,
+    /// The directory with everything in it, as an archive: `tar`, `tar.gz` or `zip`.
+    pub archive: Option<String>,
     /// Tell about it instead.
     pub stat: Option<String>,
 }
@@ -71,10 +86,12 @@ fn is_on(value: Option<&String>) -> bool {
     value.is_some_and(|value| !matches!(value.as_str(), "0" | "false"))
 }
 
-/// Read a file, whole or in ranges; or list a directory (`?list`), or tell about it (`?stat`).
+/// Read a file, whole or in ranges; or list a directory (`?list`), tell about it (`?stat`), pack it
+/// (`?archive=`), or tell what changes in it (`?watch`): events `watching`, `change` with `kind`
+/// (`created`, `modified`, `removed`, `lost`), `path` and `directory`, and `gone`.
 #[utoipa::path(method(get, head), path = "/v1/sessions/{id}/files/{path}", tag = "files",
     params(("id" = String, Path), ("path" = String, Path), ReadFile),
-    responses((status = 200, description = "The content, or FilesBody, or FileBody"),
+    responses((status = 200, description = "The content, FilesBody, FileBody, an archive or events"),
         (status = 206), (status = 404, body = ErrorBody), (status = 409, body = ErrorBody),
         (status = 416)))]
 pub(crate) async fn read(
@@ -90,10 +107,30 @@ pub(crate) async fn read(
         return Ok(Json(FileBody::from(entry)).into_response());
     }
     if is_on(query.list.as_ref()) {
-        let recursive = is_on(query.recursive.as_ref());
-        let listing = app.engine.list_files(&who, &id, &path, recursive).await?;
+        let wanted = Wanted {
+            recursive: is_on(query.recursive.as_ref()),
+            glob: query.glob,
+            without_hidden: query.hidden.as_ref().is_some_and(|_| !is_on(query.hidden.as_ref())),
+        };
+        let listing = app.engine.list_files(&who, &id, &path, &wanted).await?;
         let files = listing.entries.into_iter().map(Into::into).collect();
         return Ok(Json(FilesBody { files, more: listing.more }).into_response());
+    }
+    if is_on(query.watch.as_ref()) {
+        let recursive = is_on(query.recursive.as_ref());
+        let watching = app.engine.watch_files(&who, &id, &path, recursive).await?;
+        return Ok(tell_changes(app, watching));
+    }
+    if query.recursive.is_some() || query.glob.is_some() || query.hidden.is_some() {
+        return Err(ApiError::invalid("recursive, glob and hidden are for `list`"));
+    }
+    if let Some(format) = &query.archive {
+        let format = archive_format(format)?;
+        if method == Method::HEAD {
+            return Ok(StatusCode::OK.into_response());
+        }
+        let archive = app.engine.download_archive(&who, &id, &path, format).await?;
+        return send_archive(archive, format).await;
     }
     let opened = app.engine.open_file(&who, &id, &path).await?;
     let is_head = method == Method::HEAD;
@@ -121,33 +158,153 @@ pub(crate) async fn read(
 pub(crate) struct WriteFile {
     /// Make a directory instead, and those above it.
     pub mkdir: Option<String>,
+    /// Write behind what is there; the file is made if there is none.
+    pub append: Option<String>,
+    /// Permissions of a file that is made, as `chmod` takes them: `755`.
+    pub mode: Option<String>,
+    /// The body is an archive, to be unpacked into this directory: `tar`, `tar.gz` or `zip`. Names in
+    /// it that lead elsewhere are refused; files with the same names are replaced.
+    pub archive: Option<String>,
+}
+
+impl WriteFile {
+    fn mode(&self) -> Result<Option<u32>, ApiError> {
+        let wrong = || ApiError::invalid("mode: expected permissions such as 644 or 0755");
+        let parse = |mode: &String| {
+            let digits = (1..=4).contains(&mode.len()) && mode.bytes().all(|b| b.is_ascii_digit());
+            let mode = u32::from_str_radix(mode, 8).ok().filter(|mode| digits && *mode <= 0o777);
+            mode.ok_or_else(wrong)
+        };
+        self.mode.as_ref().map(parse).transpose()
+    }
+}
+
+/// What came of unpacking an archive.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct UnpackedBody {
+    /// The directory, as it was asked for.
+    pub path: String,
+    /// Files, directories and links.
+    pub entries: u64,
+    /// Bytes of the files.
+    pub bytes: u64,
+    /// Pipes, sockets and devices, which were left out.
+    pub skipped: u64,
+}
+
+/// Events, until the directory, the session or the server is gone.
+fn tell_changes(app: Arc<App>, watching: Watching) -> Response {
+    let first = SseEvent::default().event("watching").data("{}");
+    let changes = futures_util::stream::unfold(Some((app, watching)), |state| async move {
+        let (app, mut watching) = state?;
+        let change = tokio::select! {
+            change = watching.next() => change,
+            // What is followed without end must not hold up the end of the server.
+            () = app.drained() => return None,
+        };
+        let Ok(Some(change)) = change else { return None };
+        if change.change == ChangeKind::Gone {
+            return Some((Ok(SseEvent::default().event("gone").data("{}")), None));
+        }
+        let told = json!({
+            "kind": change.change,
+            "path": String::from_utf8_lossy(&change.path),
+            "directory": change.directory,
+        });
+        let event = SseEvent::default().event("change").data(told.to_string());
+        Some((Ok::<_, Infallible>(event), Some((app, watching))))
+    });
+    let events = futures_util::stream::iter([Ok(first)]).chain(changes);
+    Sse::new(events).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)).into_response()
+}
+
+fn archive_format(name: &str) -> Result<ArchiveFormat, ApiError> {
+    match name {
+        "tar" => Ok(ArchiveFormat::Tar),
+        "tar.gz" | "tgz" => Ok(ArchiveFormat::TarGz),
+        "zip" => Ok(ArchiveFormat::Zip),
+        _ => Err(ApiError::invalid("archive: expected tar, tar.gz or zip")),
+    }
+}
+
+async fn send_archive(
+    mut archive: ArchiveDownload,
+    format: ArchiveFormat,
+) -> Result<Response, ApiError> {
+    // What cannot be packed at all is said before anything is sent.
+    let first = archive.next().await?;
+    let rest = futures_util::stream::unfold(Some(archive), |archive| async move {
+        let mut archive = archive?;
+        match archive.next().await {
+            Ok(Some(bytes)) => Some((Ok(bytes), Some(archive))),
+            Ok(None) => None,
+            // The client sees a body that ends too early.
+            Err(error) => {
+                tracing::warn!("an archive was broken off: {}", in_full(&error));
+                Some((Err(std::io::Error::other(error)), None))
+            }
+        }
+    });
+    let first = futures_util::stream::iter(first.map(Ok));
+    let mut response = RawBody::from_stream(first.chain(rest)).into_response();
+    let kind = match format {
+        ArchiveFormat::Tar => "application/x-tar",
+        ArchiveFormat::TarGz => "application/gzip",
+        ArchiveFormat::Zip => "application/zip",
+    };
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    headers.insert(header::CONTENT_DISPOSITION, HeaderValue::from_static("attachment"));
+    Ok(response)
 }
 
 /// Write a file: the body, which appears when all of it has come, over whatever file was there;
-/// its directories are made. Or make a directory (`?mkdir`).
+/// its directories are made. Or write behind what is there (`?append`), make a directory
+/// (`?mkdir`), or unpack an archive into one (`?archive=`).
 #[utoipa::path(put, path = "/v1/sessions/{id}/files/{path}", tag = "files",
     params(("id" = String, Path), ("path" = String, Path), WriteFile),
     request_body(content = String, content_type = "application/octet-stream"),
-    responses((status = 200, body = FileBody), (status = 404, body = ErrorBody),
-        (status = 409, body = ErrorBody), (status = 422, body = ErrorBody),
-        (status = 507, body = ErrorBody)))]
+    responses((status = 200, description = "FileBody, or UnpackedBody", body = FileBody),
+        (status = 404, body = ErrorBody), (status = 409, body = ErrorBody),
+        (status = 422, body = ErrorBody), (status = 507, body = ErrorBody)))]
 pub(crate) async fn write(
     State(app): State<Arc<App>>,
     Extension(who): Extension<Principal>,
     Path((id, path)): Path<(String, String)>,
     Query(query): Query<WriteFile>,
     mut body: RawBody,
-) -> Result<Json<FileBody>, ApiError> {
-    if is_on(query.mkdir.as_ref()) {
+) -> Result<Response, ApiError> {
+    let mode = query.mode()?;
+    let (mkdir, append) = (is_on(query.mkdir.as_ref()), is_on(query.append.as_ref()));
+    if usize::from(mkdir) + usize::from(append) + usize::from(query.archive.is_some()) > 1 {
+        return Err(ApiError::invalid("mkdir, append and archive exclude each other"));
+    }
+    if mode.is_some() && (mkdir || query.archive.is_some()) {
+        return Err(ApiError::invalid("mode is for a file"));
+    }
+    if let Some(format) = &query.archive {
+        let format = archive_format(format)?;
+        let mut upload = app.engine.upload_archive(&who, &id, &path, format).await?;
+        while let Some(bytes) = next_piece(&mut body).await? {
+            upload.write(bytes).await?;
+        }
+        let JobReport { entries, bytes, skipped } = upload.finish().await?;
+        return Ok(Json(UnpackedBody { path, entries, bytes, skipped }).into_response());
+    }
+    if mkdir {
         app.engine.make_directory(&who, &id, &path).await?;
     } else {
-        let mut upload = app.engine.write_file(&who, &id, &path).await?;
+        let mut upload = match append {
+            true => app.engine.append_file(&who, &id, &path, mode).await?,
+            false => app.engine.write_file(&who, &id, &path, mode).await?,
+        };
         while let Some(bytes) = next_piece(&mut body).await? {
             upload.write(bytes).await?;
         }
         upload.finish().await?;
     }
-    Ok(Json(app.engine.file_info(&who, &id, &path).await?.into()))
+    Ok(Json(FileBody::from(app.engine.file_info(&who, &id, &path).await?)).into_response())
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
@@ -177,9 +334,12 @@ pub(crate) async fn remove(
 pub(crate) struct MoveBody {
     /// Its new path; a file that is there is replaced.
     pub to: String,
+    /// Leave it where it is, too: a directory with everything in it, into one that may be there.
+    #[serde(default)]
+    pub copy: bool,
 }
 
-/// Give a file or a directory another path.
+/// Give a file or a directory another path, or copy it there.
 #[utoipa::path(post, path = "/v1/sessions/{id}/files/{path}", tag = "files",
     params(("id" = String, Path), ("path" = String, Path)), request_body = MoveBody,
     responses((status = 200, body = FileBody), (status = 404, body = ErrorBody),
@@ -190,6 +350,11 @@ pub(crate) async fn rename(
     Path((id, path)): Path<(String, String)>,
     Body(body): Body<MoveBody>,
 ) -> Result<Json<FileBody>, ApiError> {
-    app.engine.move_path(&who, &id, &path, &body.to).await?;
+    match body.copy {
+        true => {
+            app.engine.copy_path(&who, &id, &path, &body.to).await?;
+        }
+        false => app.engine.move_path(&who, &id, &path, &body.to).await?,
+    }
     Ok(Json(app.engine.file_info(&who, &id, &body.to).await?.into()))
 }

@@ -25,10 +25,10 @@ mod rate;
 mod runs;
 mod sessions;
 mod stream;
+mod terminals;
 mod usage;
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -39,6 +39,7 @@ use axum::{Json, Router, middleware};
 use belljar_engine::Engine;
 use belljar_engine::keys::KeyRing;
 use belljar_engine::result::ExecResult;
+use tokio::sync::watch;
 use utoipa::OpenApi;
 use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouter};
 use utoipa_axum::routes;
@@ -60,7 +61,7 @@ pub struct App {
     enforced: OnceLock<BTreeMap<String, bool>>,
     pub(crate) max_body: usize,
     pub(crate) links: Links,
-    draining: AtomicBool,
+    draining: watch::Sender<bool>,
     /// When somebody last asked for something.
     asked: Mutex<Instant>,
 }
@@ -83,7 +84,7 @@ impl App {
             enforced: OnceLock::new(),
             max_body,
             links: Links::new(public_url),
-            draining: AtomicBool::new(false),
+            draining: watch::Sender::new(false),
             asked: Mutex::new(Instant::now()),
         })
     }
@@ -117,7 +118,7 @@ impl App {
 
     /// Says to whoever asks that this server is about to end.
     pub fn drain(&self) {
-        self.draining.store(true, Ordering::Relaxed);
+        self.draining.send_replace(true);
     }
 
     /// How long nobody has asked for anything, if nothing is alive here.
@@ -131,8 +132,14 @@ impl App {
         *self.asked.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
     }
 
+    /// Resolves when this server is about to end.
+    pub(crate) async fn drained(&self) {
+        // The sender is in `self`.
+        let _ = self.draining.subscribe().wait_for(|draining| *draining).await;
+    }
+
     pub(crate) fn is_draining(&self) -> bool {
-        self.draining.load(Ordering::Relaxed)
+        *self.draining.borrow()
     }
 
     /// Keys that others made or revoked.
@@ -173,6 +180,9 @@ fn described() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(execs::interrupt))
         .routes(routes!(execs::interrupt_all))
         .routes(routes!(execs::stdin))
+        .routes(routes!(terminals::open))
+        .routes(routes!(terminals::list))
+        .routes(routes!(terminals::close))
         .routes(routes!(artifacts::list_of_session))
         .routes(routes!(artifacts::list))
         .routes(routes!(artifacts::show, artifacts::remove))

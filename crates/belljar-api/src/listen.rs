@@ -5,6 +5,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,7 +13,6 @@ use axum::Router;
 use axum::extract::Request;
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::server::graceful::GracefulShutdown;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{Semaphore, watch};
@@ -23,7 +23,7 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tower::ServiceExt;
 
 /// Connections at the same time; more wait to be accepted.
-const MAX_CONNECTIONS: usize = 16_384;
+const MAX_CONNECTIONS: u32 = 16_384;
 
 /// A client that takes longer to say what it wants, or to shake hands, is not serious.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
@@ -176,8 +176,7 @@ pub async fn serve(
     mut stop: watch::Receiver<bool>,
     drain: Duration,
 ) {
-    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
-    let graceful = Arc::new(GracefulShutdown::new());
+    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS as usize));
     loop {
         // The semaphore is never closed.
         let Ok(place) = Arc::clone(&places).acquire_owned().await else { break };
@@ -193,7 +192,7 @@ pub async fn serve(
                 continue;
             }
         };
-        let (router, watcher) = (router.clone(), graceful.watcher());
+        let (router, stop) = (router.clone(), stop.clone());
         let tls = listener.tls();
         tokio::spawn(async move {
             let _place = place;
@@ -202,19 +201,17 @@ pub async fn serve(
                     let shaken =
                         tokio::time::timeout(HEADER_TIMEOUT, acceptor.accept(stream)).await;
                     if let Ok(Ok(stream)) = shaken {
-                        converse(stream, router, watcher).await;
+                        converse(stream, router, stop).await;
                     }
                 }
-                (Accepted::Tcp(stream), None) => converse(stream, router, watcher).await,
-                (Accepted::Unix(stream), _) => converse(stream, router, watcher).await,
+                (Accepted::Tcp(stream), None) => converse(stream, router, stop).await,
+                (Accepted::Unix(stream), _) => converse(stream, router, stop).await,
             }
         });
     }
     // Nobody can connect any more; those who are here may finish.
     drop(listener);
-    if let Some(graceful) = Arc::into_inner(graceful) {
-        let _ = tokio::time::timeout(drain, graceful.shutdown()).await;
-    }
+    let _ = tokio::time::timeout(drain, places.acquire_many(MAX_CONNECTIONS)).await;
 }
 
 enum Accepted {
@@ -246,7 +243,7 @@ impl Listener {
 async fn converse(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     router: Router,
-    watcher: hyper_util::server::graceful::Watcher,
+    mut stop: watch::Receiver<bool>,
 ) {
     let service = hyper::service::service_fn(move |request: Request<Incoming>| {
         router.clone().oneshot(request)
@@ -254,7 +251,15 @@ async fn converse(
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEADER_TIMEOUT)
-        .serve_connection(TokioIo::new(stream), service);
-    // A client that breaks off is its own business.
-    let _ = watcher.watch(connection).await;
+        .serve_connection(TokioIo::new(stream), service)
+        .with_upgrades();
+    let mut connection = pin!(connection);
+    tokio::select! {
+        // A client that breaks off is its own business.
+        _ = connection.as_mut() => return,
+        _ = stop.wait_for(|stop| *stop) => {}
+    }
+    // What was asked for is answered, and then it is over.
+    connection.as_mut().graceful_shutdown();
+    let _ = connection.await;
 }

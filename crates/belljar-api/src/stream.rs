@@ -18,7 +18,7 @@ use futures_util::stream::{self, Stream};
 use serde_json::{Value, json};
 
 /// Proxies close what is silent for longer than a minute.
-const KEEP_ALIVE: Duration = Duration::from_secs(15);
+pub(crate) const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
 /// The events of an execution from `offset` on.
 pub(crate) fn events(

@@ -45,10 +45,16 @@ pub enum EngineError {
     NoStaging(String),
     #[error(transparent)]
     Files(RuntimeError),
+    #[error(transparent)]
+    Terminal(RuntimeError),
+    #[error("{0} connections follow terminals or files of this session already")]
+    TooManyAttached(usize),
     #[error("the session has no room for this file")]
     FullInside,
     #[error("failed to write into the session")]
     WriteInside(#[source] std::io::Error),
+    #[error("failed to read from the session")]
+    ReadInside(#[source] std::io::Error),
     #[error("failed to feed the execution")]
     Stdin(#[source] RuntimeError),
     #[error("failed to look at the kernel's variables")]

@@ -28,8 +28,9 @@ pub mod transcript;
 mod usage;
 
 pub use engine::{
-    Created, DEFAULT_TENANT, Engine, EngineConfig, ExecInfo, FileUpload, How, Principal, RunAsk,
-    SessionInfo, SpillPolicy, Upload,
+    ArchiveDownload, ArchiveUpload, Attached, Created, DEFAULT_TENANT, Engine, EngineConfig,
+    ExecInfo, FileUpload, How, Principal, RunAsk, SessionInfo, Shown, SpillPolicy, TerminalAsk,
+    TerminalControl, Upload, Watching,
 };
 pub use error::{EngineError, in_full};
 

@@ -46,7 +46,13 @@ pub(crate) fn start(
     output.attach(exec);
     let (stdin_read, stdin_write) = io::pipe()?;
     let fds = [stdin_read.as_fd(), write_ends.stdout.as_fd(), write_ends.stderr.as_fd()];
-    let kept = process::spawn_kept(&process::Command { argv, env: &spec.env, cwd, fds: &fds })?;
+    let kept = process::spawn_kept(&process::Command {
+        argv,
+        env: &spec.env,
+        cwd,
+        fds: &fds,
+        on_terminal: false,
+    })?;
     let keeper_end = guest.reaper.watch(kept.keeper);
     drop((stdin_read, write_ends));
     kept.leash.set_nonblocking(true)?;
@@ -116,7 +122,7 @@ impl Supervised {
 }
 
 /// Waits for the end of the command.
-async fn await_end(leash: &mut UnixStream, pid: u32, guest: &Guest) -> Ended {
+pub(crate) async fn await_end(leash: &mut UnixStream, pid: u32, guest: &Guest) -> Ended {
     let mut message = [0; process::ENDED_SIZE];
     if leash.read_exact(&mut message).await.is_ok() {
         return process::read_ended(message);

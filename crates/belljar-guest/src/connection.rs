@@ -19,11 +19,15 @@ use tokio::net::unix::OwnedReadHalf;
 use tokio::sync::mpsc;
 
 use crate::Guest;
+use crate::doors::MAX_CONNECTIONS;
 use crate::execs::{Exec, Place};
 use crate::files;
 use crate::held::Held;
 use crate::input::{MAX_WAITING, NotFed};
+use crate::jobs;
 use crate::kernel::Kernel;
+use crate::terminal;
+use crate::watching;
 use crate::zygote;
 
 /// Messages waiting to be written. Events are pulled from the spool, so a slow host fills this and
@@ -43,11 +47,18 @@ pub(crate) struct Outgoing {
 pub(crate) type ToHost = mpsc::Sender<Outgoing>;
 
 /// Where replies and events of a connection go.
-#[derive(Clone)]
-struct Outbox {
+#[derive(Debug, Clone)]
+pub(crate) struct Outbox {
     sender: ToHost,
     /// Keeps what the connection cannot carry.
     held: Option<Rc<Held>>,
+}
+
+impl Outbox {
+    /// Resolves when nobody hears us any more.
+    pub(crate) async fn closed(&self) {
+        self.sender.closed().await;
+    }
 }
 
 /// An answer, and what goes with it.
@@ -77,16 +88,38 @@ pub(crate) async fn serve(guest: Rc<Guest>, stream: UnixStream, carries: Carries
     let (reader, writer) = stream.into_split();
     let writing = tokio::task::spawn_local(write(writer, to_write));
     let held = (carries == Carries::BytesOnly).then(Rc::<Held>::default);
-    read(&guest, reader, Outbox { sender: sender.clone(), held }).await;
+    read(&guest, reader, Outbox { sender: sender.clone(), held }, false).await;
     guest.relay.leave(&sender);
     // Events of executions that this connection followed end with it; the spool keeps them.
     writing.abort();
 }
 
-async fn read(guest: &Rc<Guest>, mut reader: OwnedReadHalf, outbox: Outbox) {
+/// Another connection for somebody who is known: the host's end of it.
+fn connect(guest: &Rc<Guest>) -> Result<Reply, Refusal> {
+    if guest.company.connections() >= MAX_CONNECTIONS {
+        let message = format!("there are {MAX_CONNECTIONS} connections already");
+        return Err(refuse(RefusalCode::TooMany, message));
+    }
+    let cannot = |error: io::Error| failed(format!("failed to connect: {error}"));
+    let (ours, theirs) = std::os::unix::net::UnixStream::pair().map_err(cannot)?;
+    ours.set_nonblocking(true).map_err(cannot)?;
+    let stream = UnixStream::from_std(ours).map_err(cannot)?;
+    let guest = Rc::clone(guest);
+    tokio::task::spawn_local(async move {
+        let _present = guest.company.join();
+        let (sender, to_write) = mpsc::channel(OUTBOX);
+        let (reader, writer) = stream.into_split();
+        let writing = tokio::task::spawn_local(write(writer, to_write));
+        read(&guest, reader, Outbox { sender, held: None }, true).await;
+        writing.abort();
+    });
+    Ok(Reply { answer: Answer::Connection, body: Vec::new(), fds: vec![theirs.into()] })
+}
+
+async fn read(guest: &Rc<Guest>, mut reader: OwnedReadHalf, outbox: Outbox, known: bool) {
     let mut decoder = Decoder::default();
     let mut buffer = vec![0; 8 * 1024];
-    let mut welcome = false;
+    let mut welcome = known;
     loop {
         loop {
             let frame = match decoder.next_frame() {
@@ -137,6 +170,16 @@ async fn answer(
             execs: guest.execs.known(),
         }
         .into()),
+        Call::Connect
+        | Call::OpenTerminal(_)
+        | Call::AppendFile { .. }
+        | Call::Pack { .. }
+        | Call::Unpack { .. }
+            if outbox.held.is_some() =>
+        {
+            let message = "this runtime has one connection, over which this cannot be done";
+            Err(refuse(RefusalCode::NoDescriptors, message.into()))
+        }
         Call::PrepareKernel { language } => prepare_kernel(guest, language),
         Call::SpawnKernel { language, argv, env, cwd } => {
             Kernel::spawn(guest, language, &argv, &env, &cwd)
@@ -219,10 +262,25 @@ async fn answer(
         Call::OpenFile { root, path } => files::open_file(&root, &path),
         Call::OpenFiles { root } => files::open_files(&root, &frame.body),
         Call::RemoveFiles { root } => files::remove_files(&root, &frame.body),
-        Call::CreateFile { root, path } => files::create_file(&root, &path),
+        Call::CreateFile { root, path, mode } => files::create_file(&root, &path, mode),
+        Call::AppendFile { path, mode } => files::append_file(&path, mode),
         Call::Look { path } => files::look(path),
-        Call::ListDirectory { path, recursive, limits } => {
-            files::list_directory(&path, recursive, limits)
+        Call::ListDirectory { path, recursive, limits, glob, without_hidden } => {
+            files::list_directory(&path, recursive, limits, glob.as_deref(), !without_hidden)
+        }
+        Call::CopyPath { job, path, to } => jobs::copy(guest, job, path, to),
+        Call::Pack { job, path, format } => jobs::pack(guest, job, path, format),
+        Call::Unpack { job, path, format, archive } => {
+            jobs::unpack(guest, job, path, format, archive)
+        }
+        Call::FinishJob { job } => {
+            // Answered when it has ended, without holding up other requests.
+            let (guest, outbox) = (Rc::clone(guest), outbox.clone());
+            tokio::task::spawn_local(async move {
+                let outcome = jobs::finish(&guest, &job).await;
+                reply(&outbox, id, outcome).await;
+            });
+            return true;
         }
         Call::OpenPath { path } => files::open_path(&path),
         Call::MakeDirectory { path } => files::make_directory(&path),
@@ -246,6 +304,45 @@ async fn answer(
             guest.relay.hear(stream, part, &frame.body);
             return true;
         }
+        Call::Connect => connect(guest),
+        Call::WatchFiles { path, recursive } => {
+            watching::start(guest, &path, recursive, outbox.clone())
+        }
+        Call::OpenTerminal(spec) => terminal::open(guest, &spec),
+        Call::ListTerminals => guest.terminals.list(),
+        Call::AttachTerminal { terminal, from } => match guest.terminals.get(&terminal) {
+            Ok(terminal) => {
+                let alive = reply(outbox, id, Ok(Answer::Terminal(terminal.info()).into())).await;
+                terminal::follow(terminal, from, outbox.clone());
+                return alive;
+            }
+            Err(refusal) => Err(refusal),
+        },
+        Call::TerminalInput { terminal } => match guest.terminals.get(&terminal) {
+            Ok(terminal) => {
+                let outbox = outbox.clone();
+                tokio::task::spawn_local(async move {
+                    let outcome = terminal.type_in(&frame.body).await;
+                    reply(&outbox, id, outcome).await;
+                });
+                return true;
+            }
+            Err(refusal) => Err(refusal),
+        },
+        Call::ResizeTerminal { terminal, size } => {
+            guest.terminals.get(&terminal).and_then(|terminal| terminal.resize(size))
+        }
+        Call::CloseTerminal { terminal } => match guest.terminals.get(&terminal) {
+            Ok(terminal) => {
+                let (guest, outbox) = (Rc::clone(guest), outbox.clone());
+                tokio::task::spawn_local(async move {
+                    let outcome = terminal.close(&guest).await;
+                    reply(&outbox, id, outcome).await;
+                });
+                return true;
+            }
+            Err(refusal) => Err(refusal),
+        },
         Call::Probe { probe } => run_probe(probe),
         Call::Shutdown => process::exit_now(0),
     };
@@ -385,12 +482,17 @@ fn follow(exec: Rc<Exec>, mut place: Place, outbox: Outbox) {
                 offset: from.offset,
                 event,
             };
-            let bytes = frame::encode(&head, &body);
-            if outbox.sender.send(Outgoing { bytes, fds: Vec::new() }).await.is_err() {
+            if !send_frame(&outbox, &head, &body).await {
                 return;
             }
         }
     });
+}
+
+/// Queues a message; false when the connection is gone.
+pub(crate) async fn send_frame(outbox: &Outbox, head: &FromGuest, body: &[u8]) -> bool {
+    let bytes = frame::encode(head, body);
+    outbox.sender.send(Outgoing { bytes, fds: Vec::new() }).await.is_ok()
 }
 
 fn run_probe(probe: Probe) -> Result<Reply, Refusal> {

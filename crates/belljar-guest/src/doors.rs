@@ -23,7 +23,7 @@ use crate::connection::{self, Carries};
 
 /// The host needs one connection, and a second while it takes over from a predecessor; in a
 /// container the socket can be reached from inside, and must not be a way to exhaust us.
-const MAX_CONNECTIONS: usize = 64;
+pub(crate) const MAX_CONNECTIONS: usize = 64;
 
 /// Between attempts to reach the host: short at first, when its successor may be starting.
 const DIAL_PAUSE: Duration = Duration::from_millis(20);

@@ -12,8 +12,9 @@ use belljar_proto::guest::{
     TreeFile, TreeLimits,
 };
 use belljar_sys::channel;
+use belljar_sys::glob::Glob;
 use belljar_sys::tree::{self, Identity, Root};
-use belljar_sys::visit::{self, Kind, Seen};
+use belljar_sys::visit::{self, Kind, Seen, Wanted};
 
 use crate::connection::{Reply, failed, refuse};
 
@@ -80,10 +81,16 @@ pub(crate) fn remove_files(root: &str, body: &[u8]) -> Result<Reply, Refusal> {
     Ok(Answer::Removed { removed, artifacts: tree::fingerprint(ARTIFACTS) }.into())
 }
 
-pub(crate) fn create_file(root: &str, path: &[u8]) -> Result<Reply, Refusal> {
-    let (file, temporary) =
-        open_root(root)?.create_file(path).map_err(|error| refusal("create", path, &error))?;
+pub(crate) fn create_file(root: &str, path: &[u8], mode: Option<u32>) -> Result<Reply, Refusal> {
+    let created = open_root(root)?.create_file(path, mode.unwrap_or(0o644) & 0o777);
+    let (file, temporary) = created.map_err(|error| refusal("create", path, &error))?;
     Ok(Reply { answer: Answer::Created { temporary }, body: Vec::new(), fds: vec![file] })
+}
+
+pub(crate) fn append_file(path: &[u8], mode: u32) -> Result<Reply, Refusal> {
+    let file =
+        visit::append(path, mode & 0o777).map_err(|error| refusal("append to", path, &error))?;
+    Ok(Reply { answer: Answer::Appending, body: Vec::new(), fds: vec![file] })
 }
 
 pub(crate) fn commit_file(root: &str, path: Vec<u8>, temporary: &str) -> Result<Reply, Refusal> {
@@ -107,9 +114,19 @@ pub(crate) fn list_directory(
     path: &[u8],
     recursive: bool,
     limits: TreeLimits,
+    glob: Option<&str>,
+    hidden: bool,
 ) -> Result<Reply, Refusal> {
-    let (seen, more) = visit::list(path, recursive, limits.files, limits.depth)
-        .map_err(|error| refusal("list", path, &error))?;
+    let glob = glob.map(Glob::new).transpose();
+    let glob = glob.map_err(|error| refuse(RefusalCode::Invalid, error.to_string()))?;
+    let wanted = Wanted {
+        recursive,
+        max: limits.files,
+        max_depth: limits.depth,
+        glob: glob.as_ref(),
+        hidden,
+    };
+    let (seen, more) = visit::list(path, &wanted).map_err(|error| refusal("list", path, &error))?;
     let listing = Listing { entries: seen.into_iter().map(entry).collect(), more };
     let body = serde_json::to_vec(&listing).map_err(|e| failed(e.to_string()))?;
     Ok(Reply { answer: Answer::Listing, body, fds: Vec::new() })

@@ -11,6 +11,7 @@
 //!                            └── events ──┼───┘        command ──▶ keeper ──▶ process
 //!                                         └── input ──▶ kernel, process
 //!         connection ◀──────────── relay ◀── loopback ── whoever wants to leave, if they may
+//!                        terminal (scroll-back) ──▶ keeper ──▶ process on a pseudo-terminal
 //! ```
 //!
 //! The guest outlives the server for as long as it was told: connections come and go, executions go
@@ -28,10 +29,13 @@ mod execs;
 mod files;
 mod held;
 mod input;
+mod jobs;
 mod kernel;
 mod output;
 mod reaper;
 mod relay;
+mod terminal;
+mod watching;
 mod zygote;
 
 use std::cell::{OnceCell, RefCell};
@@ -47,9 +51,12 @@ use belljar_proto::exec::Language;
 use alone::Company;
 pub use doors::Door;
 use execs::Execs;
+use jobs::Jobs;
 use kernel::Kernel;
 use reaper::Reaper;
 use relay::Relay;
+use terminal::Terminals;
+use watching::Watches;
 use zygote::Zygote;
 
 /// What the guest is born with.
@@ -85,6 +92,9 @@ async fn serve(start: Start) -> io::Result<()> {
         reaper: Reaper::start()?,
         kernels: RefCell::default(),
         zygote: tokio::sync::Mutex::default(),
+        terminals: Terminals::default(),
+        jobs: Jobs::default(),
+        watches: Watches::default(),
         lost_kernel: RefCell::default(),
         company: Rc::new(Company::new(start.alone_for_s)),
         relay: Rc::default(),
@@ -104,6 +114,9 @@ struct Guest {
     kernels: RefCell<HashMap<Language, Rc<Kernel>>>,
     /// Where kernels are forked from inside.
     zygote: tokio::sync::Mutex<Option<Zygote>>,
+    terminals: Terminals,
+    jobs: Jobs,
+    watches: Watches,
     /// How a kernel died that nobody was told about yet.
     lost_kernel: RefCell<HashMap<Language, String>>,
     company: Rc<Company>,

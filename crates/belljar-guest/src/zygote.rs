@@ -83,7 +83,13 @@ impl Zygote {
         let argv = process::find_program(&order.argv, &order.env)?;
         let null = std::fs::File::options().read(true).write(true).open("/dev/null")?;
         let fds = [null.as_fd(), null.as_fd(), null.as_fd(), theirs.as_fd()];
-        let command = process::Command { argv: &argv, env: &order.env, cwd: "/", fds: &fds };
+        let command = process::Command {
+            argv: &argv,
+            env: &order.env,
+            cwd: "/",
+            fds: &fds,
+            on_terminal: false,
+        };
         let pid = process::spawn(&command)?;
         let end = guest.reaper.watch(pid);
         Ok(Zygote { pid, end, socket: channel::nonblocking(ours)?, forks: 0 })

@@ -11,7 +11,9 @@
 use serde::{Deserialize, Serialize};
 
 use crate::exec::{Event, ExecSpec, Language};
+use crate::job::{ArchiveFormat, JobReport};
 use crate::relay::Part;
+use crate::terminal::{TerminalEvent, TerminalInfo, TerminalSize, TerminalSpec};
 
 /// Files that one [`Call::RemoveFiles`] may name.
 pub const MAX_REMOVED: usize = 1_000;
@@ -28,31 +30,62 @@ pub struct Request {
 pub enum Call {
     /// Must come first on every connection. The nonce shows that the caller is the host that made
     /// this sandbox (or its successor) and not a process inside that found the socket.
-    Hello { protocol: u32, nonce: String },
+    Hello {
+        protocol: u32,
+        nonce: String,
+    },
     /// Make the guest's half of a kernel that the zygote is going to fork into this sandbox.
     /// Answered with [`Answer::KernelEnds`] and the other half as file descriptors.
-    PrepareKernel { language: Language },
+    PrepareKernel {
+        language: Language,
+    },
     /// Start a kernel the slow way, by executing its interpreter.
-    SpawnKernel { language: Language, argv: Vec<String>, env: Vec<(String, String)>, cwd: String },
+    SpawnKernel {
+        language: Language,
+        argv: Vec<String>,
+        env: Vec<(String, String)>,
+        cwd: String,
+    },
     /// Fork a kernel from an interpreter inside this sandbox, which is started and warmed first if
     /// it is not there. Only where no zygote outside can reach in.
-    ForkKernel { language: Language, zygote: ZygoteOrder, env: Vec<(String, String)>, cwd: String },
+    ForkKernel {
+        language: Language,
+        zygote: ZygoteOrder,
+        env: Vec<(String, String)>,
+        cwd: String,
+    },
     /// Wait until the kernel that was prepared or spawned has said hello.
-    AwaitKernel { language: Language },
+    AwaitKernel {
+        language: Language,
+    },
     /// Run something; the body is the code or the standard input.
     Exec(ExecSpec),
     /// Send the events of an execution again, from byte `offset` of number `from` on, and those
     /// still to come.
-    Join { exec_id: String, from: u64, offset: u64 },
+    Join {
+        exec_id: String,
+        from: u64,
+        offset: u64,
+    },
     /// More standard input for an execution that was started with `stdin`: the body. With `close`
     /// nothing comes after it.
-    Stdin { exec_id: String, close: bool },
+    Stdin {
+        exec_id: String,
+        close: bool,
+    },
     /// Stop an execution. One that is over already stays as it is.
-    Interrupt { exec_id: String },
+    Interrupt {
+        exec_id: String,
+    },
     /// The result is safe with the host: the guest may forget this execution.
-    Forget { exec_ids: Vec<String> },
+    Forget {
+        exec_ids: Vec<String>,
+    },
     /// List what lies below a directory, without following links.
-    ListTree { root: String, limits: TreeLimits },
+    ListTree {
+        root: String,
+        limits: TreeLimits,
+    },
     /// Open a file that `ListTree` reported, below `root`; answered with its descriptor. Hosts use
     /// it with guests that do not know `OpenFiles`.
     OpenFile {
@@ -63,16 +96,24 @@ pub enum Call {
     /// Open several files below `root`, as many as descriptors fit beside one message. The body is
     /// a JSON list of [`TreeFile`]s, of which only the paths count. Answered with
     /// [`Answer::Files`].
-    OpenFiles { root: String },
+    OpenFiles {
+        root: String,
+    },
     /// Remove files below `root` that are still as `ListTree` reported them, at most
     /// [`MAX_REMOVED`]. The body is a JSON list of [`TreeFile`]s. Directories stay.
-    RemoveFiles { root: String },
+    RemoveFiles {
+        root: String,
+    },
     /// Begin to write a file below `root`, with its directories. Answered with
     /// [`Answer::Created`]: it is written beside its final place, under another name.
     CreateFile {
         root: String,
         #[serde(with = "path_bytes")]
         path: Vec<u8>,
+        /// Permissions; those of ordinary files, if nothing is said. Guests before
+        /// [`crate::PROTOCOL_WITH_TERMINALS`] do not hear it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        mode: Option<u32>,
     },
     /// Put a file that was created in its place, also over another file. Answered with
     /// [`Answer::Committed`].
@@ -100,6 +141,51 @@ pub enum Call {
         path: Vec<u8>,
         recursive: bool,
         limits: TreeLimits,
+        /// Only what matches this pattern, which may lie deeper. Guests before
+        /// [`crate::PROTOCOL_WITH_TERMINALS`] do not hear it, nor the next.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        glob: Option<String>,
+        /// Leave out what begins with a dot.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        without_hidden: bool,
+    },
+    /// Open a plain file so that what is written comes after what is there, and make it if there is
+    /// none; answered with [`Answer::Appending`].
+    AppendFile {
+        #[serde(with = "path_bytes")]
+        path: Vec<u8>,
+        mode: u32,
+    },
+    /// Copy a file, or a directory with everything in it; answered with [`Answer::Started`].
+    CopyPath {
+        job: String,
+        #[serde(with = "path_bytes")]
+        path: Vec<u8>,
+        #[serde(with = "path_bytes")]
+        to: Vec<u8>,
+    },
+    /// Pack a directory; answered with [`Answer::Stream`], from which the archive is read.
+    Pack {
+        job: String,
+        #[serde(with = "path_bytes")]
+        path: Vec<u8>,
+        format: ArchiveFormat,
+    },
+    /// Unpack an archive into a directory, which is made: one that is written to the pipe of
+    /// [`Answer::Stream`], or, where the format must be read from its end, a file in that directory
+    /// that [`Call::CreateFile`] made, answered with [`Answer::Started`].
+    Unpack {
+        job: String,
+        #[serde(with = "path_bytes")]
+        path: Vec<u8>,
+        format: ArchiveFormat,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        archive: Option<String>,
+    },
+    /// What came of a job, which is then forgotten; [`Answer::Working`] if it takes longer than a
+    /// call should.
+    FinishJob {
+        job: String,
     },
     /// Open a plain file as any program inside would; answered with its descriptor.
     OpenPath {
@@ -126,13 +212,57 @@ pub enum Call {
     },
     /// Read from a file that a reply left with the guest ([`HeldFile`]): at most `length` bytes, in
     /// the body of [`Answer::Read`].
-    ReadHeld { held: u64, offset: u64, length: u64 },
+    ReadHeld {
+        held: u64,
+        offset: u64,
+        length: u64,
+    },
     /// Write the body to such a file.
-    WriteHeld { held: u64, offset: u64 },
+    WriteHeld {
+        held: u64,
+        offset: u64,
+    },
     /// Such files are not needed any more.
-    DropHeld { held: Vec<u64> },
+    DropHeld {
+        held: Vec<u64>,
+    },
+    /// A connection more, welcome from the start, for what the guest tells by itself; answered with
+    /// [`Answer::Connection`].
+    Connect,
+    /// Tell, on this connection, what changes in a directory; answered with [`Answer::Started`].
+    WatchFiles {
+        #[serde(with = "path_bytes")]
+        path: Vec<u8>,
+        recursive: bool,
+    },
+    /// Start a program on a terminal of its own; answered with [`Answer::Terminal`].
+    OpenTerminal(TerminalSpec),
+    /// Every terminal; answered with [`Answer::Terminals`].
+    ListTerminals,
+    /// Send what a terminal prints on this connection, from position `from` on, or all that is
+    /// kept; answered with [`Answer::Terminal`].
+    AttachTerminal {
+        terminal: String,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        from: Option<u64>,
+    },
+    /// Type the body. Answered when all of it is typed: a program that does not read holds up
+    /// whoever types, who must not send more before.
+    TerminalInput {
+        terminal: String,
+    },
+    ResizeTerminal {
+        terminal: String,
+        size: TerminalSize,
+    },
+    /// End everything that was started at a terminal, and forget it.
+    CloseTerminal {
+        terminal: String,
+    },
     /// What the variables of a language's kernel are; answered with [`Answer::State`].
-    KernelState { language: Language },
+    KernelState {
+        language: Language,
+    },
     /// Have the kernel of a language move large values to disk, if it is idle; answered with
     /// [`Answer::Spilled`]. Only for guests of [`crate::PROTOCOL_WITH_SPILL`] and later.
     Spill {
@@ -142,7 +272,9 @@ pub enum Call {
     },
     /// From now on, go on for this long while nobody is connected; 0: end with the last
     /// connection.
-    OutliveHost { alone_for_s: u64 },
+    OutliveHost {
+        alone_for_s: u64,
+    },
     /// From now on, hand connections to [`crate::relay::PORT`] inside the sandbox to this
     /// connection, and no longer to another. The body is a bundle of certificates in PEM, which is
     /// put at [`crate::relay::CERTIFICATES`].
@@ -154,7 +286,9 @@ pub enum Call {
         part: Part,
     },
     /// Try to exceed a limit, from inside, on purpose.
-    Probe { probe: Probe },
+    Probe {
+        probe: Probe,
+    },
     /// End everything in the sandbox.
     Shutdown,
 }
@@ -185,6 +319,14 @@ pub enum FromGuest {
         stream: u64,
         #[serde(flatten)]
         part: Part,
+    },
+    /// Sent to whoever watches.
+    Changed(FileChange),
+    /// Sent to whoever is attached.
+    Terminal {
+        terminal: String,
+        #[serde(flatten)]
+        event: TerminalEvent,
     },
 }
 
@@ -250,6 +392,17 @@ pub enum Answer {
     Read {
         modified_ns: i64,
     },
+    /// One descriptor follows, for writing.
+    Appending,
+    /// One descriptor follows: a pipe.
+    Stream,
+    /// One descriptor follows: a UNIX socket.
+    Connection,
+    Working,
+    Finished(JobReport),
+    Terminal(TerminalInfo),
+    /// The body is a JSON list of [`TerminalInfo`]s, the oldest first.
+    Terminals,
     Probed(ProbeReport),
 }
 
@@ -403,6 +556,12 @@ pub enum RefusalCode {
     /// The kernel runs something else.
     Busy,
     UnknownExec,
+    UnknownTerminal,
+    UnknownJob,
+    /// It needs a descriptor, which this connection cannot carry.
+    NoDescriptors,
+    /// There are as many as there may be.
+    TooMany,
     /// The exec id was used already.
     DuplicateExec,
     NotFound,
@@ -482,6 +641,31 @@ pub enum EntryKind {
     Directory,
     Link,
     Other,
+}
+
+/// Something happened to a file or a directory that is watched.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileChange {
+    pub change: ChangeKind,
+    /// Below the directory that is watched.
+    #[serde(with = "path_bytes")]
+    pub path: Vec<u8>,
+    pub directory: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ChangeKind {
+    /// It is there now: made, or moved there.
+    Created,
+    /// Whoever wrote to it has closed it, or its permissions are others.
+    Modified,
+    /// It is not there any more: removed, or moved elsewhere.
+    Removed,
+    /// More has happened than could be told: look for yourself.
+    Lost,
+    /// The directory itself is gone; nothing follows.
+    Gone,
 }
 
 /// What a directory holds, by name.

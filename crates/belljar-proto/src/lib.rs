@@ -21,9 +21,11 @@ pub mod door;
 pub mod exec;
 pub mod frame;
 pub mod guest;
+pub mod job;
 pub mod kernel;
 mod language;
 pub mod relay;
+pub mod terminal;
 pub mod zygote;
 
 /// The generation of the host/guest protocol this build speaks.
@@ -41,6 +43,9 @@ pub const PROTOCOL_WITH_RELAY: u32 = 3;
 
 /// Since this generation a guest has its kernels move large values to disk when asked to.
 pub const PROTOCOL_WITH_SPILL: u32 = 4;
+
+/// Since this generation a guest has terminals, watches files, does jobs, and lists by pattern.
+pub const PROTOCOL_WITH_TERMINALS: u32 = 4;
 
 /// The oldest generation this build still understands.
 pub const OLDEST_PROTOCOL: u32 = 1;

@@ -7,12 +7,16 @@ use belljar_proto::exec::{
     Dropped, Event, ExecSpec, InputRequest, KernelState, Language, Outcome, Status, What,
 };
 use belljar_proto::guest::{
-    Answer, Call, Entry, EntryKind, FromGuest, Import, KernelSnapshot, KnownExec, Opening, Probe,
-    ProbeReport, Refusal, RefusalCode, ReplyOutcome, Request, Skipped, SpillAsk, SpillReport,
-    SpilledValue, StayedValue, Tree, TreeFile, TreeLimits, Variable,
+    Answer, Call, ChangeKind, Entry, EntryKind, FileChange, FromGuest, Import, KernelSnapshot,
+    KnownExec, Opening, Probe, ProbeReport, Refusal, RefusalCode, ReplyOutcome, Request, Skipped,
+    SpillAsk, SpillReport, SpilledValue, StayedValue, Tree, TreeFile, TreeLimits, Variable,
 };
+use belljar_proto::job::{ArchiveFormat, JobReport};
 use belljar_proto::kernel::{CellStatus, DisplayKind, FromKernel, ToKernel};
 use belljar_proto::relay::Part;
+use belljar_proto::terminal::{
+    TerminalEnd, TerminalEvent, TerminalInfo, TerminalSize, TerminalSpec,
+};
 use serde::{Serialize, de::DeserializeOwned};
 
 /// Each as one line of JSON; all must survive the way back.
@@ -30,6 +34,18 @@ fn lines<T: Serialize + DeserializeOwned + PartialEq + std::fmt::Debug>(messages
 
 fn file() -> TreeFile {
     TreeFile { path: b"plot.png".to_vec(), size: 5, inode: 2, changed_ns: 4, modified_ns: 3 }
+}
+
+fn terminal(ended: Option<TerminalEnd>) -> TerminalInfo {
+    TerminalInfo {
+        terminal: "t1".into(),
+        argv: vec!["/bin/bash".into()],
+        size: TerminalSize { rows: 24, cols: 80 },
+        attached: 1,
+        oldest: 2,
+        newest: 3,
+        ended,
+    }
 }
 
 fn spec(what: What) -> ExecSpec {
@@ -71,7 +87,7 @@ fn from_host_to_guest() {
         Call::OpenFile { root: "/session".into(), path: b"a b/\xff\n%".to_vec() },
         Call::OpenFiles { root: "/session".into() },
         Call::RemoveFiles { root: "/session".into() },
-        Call::CreateFile { root: "/session".into(), path: b"a/b".to_vec() },
+        Call::CreateFile { root: "/session".into(), path: b"a/b".to_vec(), mode: None },
         Call::CommitFile {
             root: "/session".into(),
             path: b"a/b".to_vec(),
@@ -87,6 +103,8 @@ fn from_host_to_guest() {
             path: b"/tmp".to_vec(),
             recursive: true,
             limits: TreeLimits { files: 10, depth: 3 },
+            glob: None,
+            without_hidden: false,
         },
         Call::OpenPath { path: b"/tmp/x".to_vec() },
         Call::MakeDirectory { path: b"/tmp/d".to_vec() },
@@ -105,6 +123,45 @@ fn from_host_to_guest() {
         Call::Probe { probe: Probe::Cpu { wall_ms: 1 } },
         Call::Probe { probe: Probe::Network },
         Call::Shutdown,
+        Call::OpenTerminal(TerminalSpec {
+            terminal: "t1".into(),
+            argv: vec!["/bin/bash".into()],
+            env: vec![("K".into(), "V".into())],
+            cwd: "/session".into(),
+            size: TerminalSize { rows: 24, cols: 80 },
+        }),
+        Call::ListTerminals,
+        Call::AttachTerminal { terminal: "t1".into(), from: None },
+        Call::AttachTerminal { terminal: "t1".into(), from: Some(7) },
+        Call::TerminalInput { terminal: "t1".into() },
+        Call::ResizeTerminal { terminal: "t1".into(), size: TerminalSize { rows: 1, cols: 2 } },
+        Call::CloseTerminal { terminal: "t1".into() },
+        Call::ListDirectory {
+            path: b"/session".to_vec(),
+            recursive: false,
+            limits: TreeLimits { files: 10, depth: 2 },
+            glob: Some("**/*.py".into()),
+            without_hidden: true,
+        },
+        Call::CreateFile { root: "/session".into(), path: b"x".to_vec(), mode: Some(0o755) },
+        Call::AppendFile { path: b"/session/log".to_vec(), mode: 0o644 },
+        Call::CopyPath { job: "j1".into(), path: b"/a".to_vec(), to: b"/b".to_vec() },
+        Call::Pack { job: "j1".into(), path: b"/a".to_vec(), format: ArchiveFormat::TarGz },
+        Call::Unpack {
+            job: "j1".into(),
+            path: b"/a".to_vec(),
+            format: ArchiveFormat::Tar,
+            archive: None,
+        },
+        Call::Unpack {
+            job: "j1".into(),
+            path: b"/a".to_vec(),
+            format: ArchiveFormat::Zip,
+            archive: Some(".0.part".into()),
+        },
+        Call::FinishJob { job: "j1".into() },
+        Call::Connect,
+        Call::WatchFiles { path: b"/session".to_vec(), recursive: true },
     ];
     let requests: Vec<Request> = (1..).zip(calls).map(|(id, call)| Request { id, call }).collect();
     insta::assert_snapshot!(lines(&requests));
@@ -139,6 +196,14 @@ fn from_guest_to_host() {
             modified_ns: 3,
         }),
         Answer::Listing,
+        Answer::Terminal(terminal(None)),
+        Answer::Terminal(terminal(Some(TerminalEnd { exit_code: 129, signal: Some(1) }))),
+        Answer::Terminals,
+        Answer::Appending,
+        Answer::Stream,
+        Answer::Connection,
+        Answer::Working,
+        Answer::Finished(JobReport { entries: 1, bytes: 2, skipped: 3 }),
         Answer::Probed(ProbeReport::Memory { killed: true }),
         Answer::Probed(ProbeReport::Processes { started: 14 }),
         Answer::Probed(ProbeReport::Cpu { used_ms: 60, wall_ms: 300 }),
@@ -149,6 +214,10 @@ fn from_guest_to_host() {
         RefusalCode::NoKernel,
         RefusalCode::Busy,
         RefusalCode::UnknownExec,
+        RefusalCode::UnknownTerminal,
+        RefusalCode::UnknownJob,
+        RefusalCode::NoDescriptors,
+        RefusalCode::TooMany,
         RefusalCode::DuplicateExec,
         RefusalCode::NotFound,
         RefusalCode::NotAFile,
@@ -201,6 +270,23 @@ fn from_guest_to_host() {
     }));
     let parts = [Part::Open, Part::Data, Part::Credit { bytes: 65_536 }, Part::End, Part::Reset];
     messages.extend(parts.map(|part| FromGuest::Relayed { stream: 1, part }));
+    let at_a_terminal = [
+        TerminalEvent::Output { at: 5 },
+        TerminalEvent::Skipped { bytes: 9 },
+        TerminalEvent::Ended(TerminalEnd { exit_code: 0, signal: None }),
+    ];
+    messages
+        .extend(at_a_terminal.map(|event| FromGuest::Terminal { terminal: "t1".into(), event }));
+    let changes = [
+        ChangeKind::Created,
+        ChangeKind::Modified,
+        ChangeKind::Removed,
+        ChangeKind::Lost,
+        ChangeKind::Gone,
+    ];
+    messages.extend(changes.map(|change| {
+        FromGuest::Changed(FileChange { change, path: b"a/b".to_vec(), directory: false })
+    }));
     insta::assert_snapshot!(lines(&messages));
 }
 

@@ -8,7 +8,8 @@ use std::fs::File;
 use belljar_proto::PROTOCOL_WITH_FILES;
 use belljar_proto::frame::FrameError;
 use belljar_proto::guest::{
-    Answer, Call, Entry, HeldFile, Listing, MAX_REMOVED, Opening, Tree, TreeFile, TreeLimits,
+    Answer, Call, Entry, FileChange, FromGuest, HeldFile, Listing, MAX_REMOVED, Opening, Tree,
+    TreeFile, TreeLimits,
 };
 use belljar_sys::channel;
 use belljar_sys::tree::Identity;
@@ -17,6 +18,7 @@ use serde::de::DeserializeOwned;
 
 use crate::held::{self, Outside, Source, sources};
 use crate::link::Reply;
+use crate::stream::GuestStream;
 use crate::{RuntimeError, Sandbox};
 
 /// A plain file of a sandbox, open for reading. Nothing beyond `size` must be read: it may grow.
@@ -34,6 +36,32 @@ pub struct OpenedFile {
     pub has_content: bool,
 }
 
+/// What changes in a directory, for as long as this lives.
+#[derive(Debug)]
+pub struct FileChanges(GuestStream);
+
+impl FileChanges {
+    /// The next change; `None` when the sandbox is gone. Nothing is lost when a caller stops waiting.
+    pub async fn next(&mut self) -> Result<Option<FileChange>, RuntimeError> {
+        match self.0.next().await? {
+            Some((FromGuest::Changed(change), _)) => Ok(Some(change)),
+            Some(_) => Err(RuntimeError::UnexpectedAnswer),
+            None => Ok(None),
+        }
+    }
+}
+
+/// What of a directory is to be listed.
+#[derive(Debug, Clone, Default)]
+pub struct Wanted {
+    /// Also what lies below its directories.
+    pub recursive: bool,
+    /// Only what matches this pattern, which may lie deeper.
+    pub glob: Option<String>,
+    /// Not what begins with a dot.
+    pub without_hidden: bool,
+}
+
 /// What came of removing files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Removed {
@@ -49,7 +77,7 @@ pub struct Temporary {
     root: String,
     path: Vec<u8>,
     /// In the directory of the final name. Only the guest needs to understand it.
-    name: String,
+    pub(crate) name: String,
     /// What it shall hold, where it cannot be written to directly.
     outside: Option<Outside>,
 }
@@ -158,9 +186,22 @@ impl Sandbox {
         root: &str,
         path: &[u8],
     ) -> Result<(File, Temporary), RuntimeError> {
-        self.must_know_files()?;
+        self.create_file_with(root, path, None).await
+    }
+
+    /// The same, with these permissions.
+    pub async fn create_file_with(
+        &self,
+        root: &str,
+        path: &[u8],
+        mode: Option<u32>,
+    ) -> Result<(File, Temporary), RuntimeError> {
+        match mode {
+            Some(_) => self.must_know_jobs()?,
+            None => self.must_know_files()?,
+        }
         let (root, path) = (root.to_owned(), path.to_vec());
-        let call = Call::CreateFile { root: root.clone(), path: path.clone() };
+        let call = Call::CreateFile { root: root.clone(), path: path.clone(), mode };
         let reply = self.link().call(call, &[]).await?;
         let (Answer::Created { temporary: name }, Some(source)) =
             (reply.answer, sources(reply.fds, reply.held).next())
@@ -218,11 +259,16 @@ impl Sandbox {
     pub async fn list_directory(
         &self,
         path: &[u8],
-        recursive: bool,
+        wanted: &Wanted,
         limits: TreeLimits,
     ) -> Result<Listing, RuntimeError> {
-        self.must_know_files()?;
-        let call = Call::ListDirectory { path: path.to_vec(), recursive, limits };
+        let Wanted { recursive, glob, without_hidden } = wanted.clone();
+        match glob.is_some() || without_hidden {
+            true => self.must_know_jobs()?,
+            false => self.must_know_files()?,
+        }
+        let path = path.to_vec();
+        let call = Call::ListDirectory { path, recursive, limits, glob, without_hidden };
         understood(&self.link().call(call, &[]).await?.body)
     }
 
@@ -231,6 +277,29 @@ impl Sandbox {
         self.must_know_files()?;
         let reply = self.link().call(Call::OpenPath { path: path.to_vec() }, &[]).await?;
         self.opened(sources(reply.fds, reply.held).next(), path, false, u64::MAX).await
+    }
+
+    /// Opens a plain file, which is made if there is none, for writing behind what is there.
+    pub async fn append_file(&self, path: &[u8], mode: u32) -> Result<File, RuntimeError> {
+        self.must_know_jobs()?;
+        let reply = self.link().call(Call::AppendFile { path: path.to_vec(), mode }, &[]).await?;
+        let fd = reply.fds.into_iter().next().ok_or(RuntimeError::UnexpectedAnswer)?;
+        channel::check_written_file(&fd).map_err(|cause| failed_to_open(path, cause))?;
+        Ok(fd.into())
+    }
+
+    /// Begins to watch a directory.
+    pub async fn watch_files(
+        &self,
+        path: &[u8],
+        recursive: bool,
+    ) -> Result<FileChanges, RuntimeError> {
+        self.must_know_jobs()?;
+        let call = Call::WatchFiles { path: path.to_vec(), recursive };
+        match GuestStream::open(self.link(), call).await? {
+            (Answer::Started, stream) => Ok(FileChanges(stream)),
+            _ => Err(RuntimeError::UnexpectedAnswer),
+        }
     }
 
     /// Makes a directory and those above it.

@@ -359,7 +359,11 @@ fn dispatch(shared: &Shared, frame: Frame, fds: &mut Vec<OwnedFd>) -> io::Result
                 _ if !held.is_empty() => &[],
                 Answer::KernelEnds { landlock: false } => &KERNEL_ENDS[..4],
                 Answer::KernelEnds { landlock: true } => &KERNEL_ENDS,
-                Answer::File { .. } | Answer::Created { .. } => &PLAIN_FILES[..1],
+                Answer::File { .. } | Answer::Created { .. } | Answer::Appending => {
+                    &PLAIN_FILES[..1]
+                }
+                Answer::Stream => &[Kind::Pipe],
+                Answer::Connection => &[Kind::UnixSocket],
                 Answer::Files { descriptors } => PLAIN_FILES
                     .get(..*descriptors)
                     .ok_or_else(|| io::Error::other("the guest announced too many descriptors"))?,
@@ -382,6 +386,8 @@ fn dispatch(shared: &Shared, frame: Frame, fds: &mut Vec<OwnedFd>) -> io::Result
                 let _ = waiter.send(Err(refusal));
             }
         }
+        // Nobody attaches to a terminal, or watches, here.
+        FromGuest::Terminal { .. } | FromGuest::Changed(_) => {}
         FromGuest::Event { exec_id, seq, offset, event } => {
             if let Some(follower) = shared.lock().events.get(&exec_id) {
                 let event = ExecEvent { seq, offset, event, body: frame.body };

@@ -8,9 +8,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use belljar_proto::exec::{ExecSpec, Language, What};
 use belljar_proto::frame::FrameError;
-use belljar_proto::guest::{
-    Call, KernelSnapshot, Refusal, RefusalCode, SpillAsk, SpillReport,
-};
+use belljar_proto::guest::{Call, KernelSnapshot, Refusal, RefusalCode, SpillAsk, SpillReport};
 use belljar_proto::{PROTOCOL_WITH_LANGUAGES, PROTOCOL_WITH_SPILL};
 use belljar_sys::cgroup::Meters;
 use serde::{Deserialize, Serialize};

@@ -5,8 +5,10 @@
 //! * [`process`] starts, finds and ends processes; [`channel`] passes messages with descriptors;
 //! * [`cgroup`] holds limits on v2, v1 and hybrid hosts, [`ids`] the blocks of user ids;
 //! * [`seccomp`], [`landlock`] and [`privileges`] are the walls a process builds around itself;
+//! * [`pty`] makes terminals, [`tty`] borrows the one a person sits at;
 //! * [`rootfs`] unpacks root file systems that others made;
 //! * [`tree`] reads directories that hostile code wrote, [`probe`] attacks limits on purpose;
+//! * [`glob`] matches names, [`watch`] tells of changes;
 //! * [`visit`] does with files what their owner asks, [`file`] gets written ones onto the disk.
 
 pub mod apply;
@@ -14,6 +16,7 @@ mod arch;
 pub mod cgroup;
 pub mod channel;
 pub mod file;
+pub mod glob;
 pub mod ids;
 pub mod landlock;
 pub mod mount;
@@ -22,8 +25,11 @@ pub mod privileges;
 pub mod probe;
 pub mod process;
 pub mod procfs;
+pub mod pty;
 pub mod rootfs;
 pub mod seccomp;
 pub mod tree;
+pub mod tty;
 pub mod visit;
+pub mod watch;
 pub mod xattr;

@@ -245,6 +245,8 @@ pub struct Command<'a> {
     pub cwd: &'a str,
     /// Become 0, 1, 2, 3, ... of the new process.
     pub fds: &'a [BorrowedFd<'a>],
+    /// The first of them is a terminal, which becomes the one it belongs to.
+    pub on_terminal: bool,
 }
 
 /// The command with its program's full name: one without a slash is looked for on the `PATH` of
@@ -288,6 +290,40 @@ pub fn spawn(command: &Command<'_>) -> io::Result<u32> {
                 4 => Err(io::Error::from_raw_os_error(i32::from_ne_bytes(errno))),
                 _ => Ok(pid),
             }
+        }
+    }
+}
+
+/// Does something in a copy of this process, which has nothing but the standard three descriptors
+/// and `keep`, and returns its pid and where it tells what came of it: everything until its end. The
+/// caller is single-threaded and reaps all children itself.
+///
+/// The work may take as long as it takes, and as much memory as there is, without holding up or
+/// endangering the caller.
+pub fn work(
+    keep: Vec<OwnedFd>,
+    task: impl FnOnce(Vec<OwnedFd>) -> Vec<u8>,
+) -> io::Result<(u32, OwnedFd)> {
+    let (told, tells) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+    match fork_process()? {
+        Forked::Parent(pid) => Ok((pid, told)),
+        Forked::Child => {
+            forget_signal_handlers();
+            let mut kept: Vec<RawFd> = keep.iter().map(AsRawFd::as_raw_fd).collect();
+            kept.push(tells.as_raw_fd());
+            // SAFETY: this copy of the process goes on with nothing but these, and never returns to
+            // whoever owns the others.
+            unsafe { close_all_but(&kept) };
+            // A panic must not unwind into what is the caller's, whose copy we are.
+            let task = std::panic::AssertUnwindSafe(move || task(keep));
+            let Ok(report) = std::panic::catch_unwind(task) else { exit_now(101) };
+            let mut rest = &report[..];
+            while let Ok(written @ 1..) =
+                rustix::io::retry_on_intr(|| rustix::io::write(&tells, rest))
+            {
+                rest = &rest[written..];
+            }
+            exit_now(0);
         }
     }
 }
@@ -435,6 +471,12 @@ pub fn move_up(fd: OwnedFd) -> io::Result<OwnedFd> {
 fn in_child(command: &Command<'_>) -> io::Error {
     // SAFETY: no arguments; a fresh child is never a group leader, so this succeeds.
     unsafe { libc::setsid() };
+    if command.on_terminal
+        && let Some(terminal) = command.fds.first()
+        && let Err(errno) = rustix::process::ioctl_tiocsctty(terminal)
+    {
+        return errno.into();
+    }
     // SAFETY: restores defaults that the guest's async runtime changed; both are plain calls.
     unsafe {
         libc::signal(libc::SIGPIPE, libc::SIG_DFL);

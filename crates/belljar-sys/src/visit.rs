@@ -11,6 +11,8 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
+use crate::glob::Glob;
+
 /// `/proc`, as statfs tells it.
 const PROC_SUPER_MAGIC: i64 = 0x9fa0;
 
@@ -37,16 +39,29 @@ pub fn look(path: &[u8]) -> io::Result<Seen> {
     Ok(seen(path.to_vec(), &fs::symlink_metadata(as_path(path))?))
 }
 
+/// What is wanted of a directory.
+#[derive(Debug, Clone, Copy)]
+pub struct Wanted<'a> {
+    pub recursive: bool,
+    pub max: u64,
+    pub max_depth: u32,
+    /// Only what matches, by its path below the directory.
+    pub glob: Option<&'a Glob>,
+    /// Also what begins with a dot, and what lies below that.
+    pub hidden: bool,
+}
+
+/// Entries that are looked at for one listing: somebody may have made very many.
+const MAX_EXAMINED: u64 = 200_000;
+
 /// What a directory holds, sorted by name, at most `max` of it; and how many more there are at
 /// least. Links are not followed further down.
-pub fn list(
-    path: &[u8],
-    recursive: bool,
-    max: u64,
-    max_depth: u32,
-) -> io::Result<(Vec<Seen>, u64)> {
+pub fn list(path: &[u8], wanted: &Wanted<'_>) -> io::Result<(Vec<Seen>, u64)> {
+    let Wanted { recursive, max, max_depth, glob, hidden } = *wanted;
+    let recursive = recursive || glob.is_some_and(Glob::goes_deeper);
     let mut found = Vec::new();
     let mut more = 0;
+    let mut examined = 0;
     let mut waiting = vec![(Vec::new(), 0)];
     while let Some((directory, depth)) = waiting.pop() {
         let full = as_path(path).join(as_path(&directory));
@@ -57,19 +72,19 @@ pub fn list(
         };
         let mut names: Vec<Vec<u8>> = Vec::new();
         for entry in entries {
-            if names.len() as u64 + found.len() as u64 >= max.saturating_mul(2) {
+            examined += 1;
+            if names.len() as u64 >= max.saturating_mul(2) || examined > MAX_EXAMINED {
                 more += 1;
                 continue;
             }
-            names.push(entry?.file_name().into_vec());
+            let name = entry?.file_name().into_vec();
+            if hidden || !name.starts_with(b".") {
+                names.push(name);
+            }
         }
         names.sort();
         for name in names {
             let Ok(metadata) = fs::symlink_metadata(full.join(as_path(&name))) else { continue };
-            if found.len() as u64 >= max {
-                more += 1;
-                continue;
-            }
             let below = match directory.is_empty() {
                 true => name,
                 false => [&directory[..], b"/", &name].concat(),
@@ -77,11 +92,35 @@ pub fn list(
             if recursive && metadata.is_dir() && depth < max_depth {
                 waiting.push((below.clone(), depth + 1));
             }
+            if glob.is_some_and(|glob| !glob.matches(&below)) {
+                continue;
+            }
+            if found.len() as u64 >= max {
+                more += 1;
+                continue;
+            }
             found.push(seen(below, &metadata));
         }
     }
     found.sort_by(|a, b| a.path.cmp(&b.path));
     Ok((found, more))
+}
+
+/// Opens a plain file so that all that is written comes after what is there; makes it, with this
+/// mode, if there is none. Never blocks.
+pub fn append(path: &[u8], mode: u32) -> io::Result<OwnedFd> {
+    let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
+    let mut options = fs::File::options();
+    options.append(true).create(true).mode(mode).custom_flags(flags);
+    let file = options.open(as_path(path)).map_err(|error| match error.raw_os_error() {
+        // Nobody reads this pipe, or there is nothing behind this device.
+        Some(libc::ENXIO) => io::Error::new(io::ErrorKind::InvalidData, "not a regular file"),
+        _ => error,
+    })?;
+    refuse_proc(&file)?;
+    let file: OwnedFd = file.into();
+    crate::channel::check_written_file(&file)?;
+    Ok(file)
 }
 
 /// Opens a plain file for reading; never blocks.
@@ -133,6 +172,11 @@ pub fn rename(from: &[u8], to: &[u8]) -> io::Result<()> {
     }
 }
 
+/// A path without links.
+pub fn real(path: &[u8]) -> io::Result<std::path::PathBuf> {
+    fs::canonicalize(as_path(path))
+}
+
 /// What is in there is about us, who opens it, and not about the sandbox.
 fn refuse_proc(file: &fs::File) -> io::Result<()> {
     match rustix::fs::fstatfs(file)?.f_type {
@@ -176,7 +220,8 @@ mod tests {
         symlink("/etc", root.join("link")).unwrap();
         let path = root.as_os_str().as_bytes();
         let names = |recursive, max, depth| {
-            let (found, more) = list(path, recursive, max, depth).unwrap();
+            let wanted = Wanted { recursive, max, max_depth: depth, glob: None, hidden: true };
+            let (found, more) = list(path, &wanted).unwrap();
             let names: Vec<String> =
                 found.iter().map(|seen| String::from_utf8_lossy(&seen.path).into_owned()).collect();
             (names.join(" "), more)
@@ -186,7 +231,8 @@ mod tests {
         assert_eq!(names(true, 10, 1), ("a a/b link top".into(), 0));
         assert_eq!(names(false, 2, 9), ("a link".into(), 1));
         assert_eq!(look(&[path, b"/link"].concat()).unwrap().kind, Kind::Link);
-        assert!(list(b"/nowhere/at/all", true, 1, 1).is_err());
+        let all = Wanted { recursive: true, max: 1, max_depth: 1, glob: None, hidden: true };
+        assert!(list(b"/nowhere/at/all", &all).is_err());
     }
 
     #[test]

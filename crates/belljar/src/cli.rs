@@ -24,6 +24,8 @@ pub(crate) enum Command {
     Serve(ServeArgs),
     /// Sessions of a server: make, list, use and stop them
     Session(SessionArgs),
+    /// A terminal in a session, or a shell at the end of our own pipes
+    Shell(ShellArgs),
     /// Files that sessions have left: list, download, link and remove them, and check them all
     Artifacts(ArtifactsArgs),
     /// API keys: who may use the server, and how much of it
@@ -72,6 +74,7 @@ impl Command {
         match self {
             Command::Serve(args) => args.settings(),
             Command::Session(args) => args.settings(),
+            Command::Shell(args) => args.settings(),
             Command::Artifacts(args) => args.settings(),
             _ => Vec::new(),
         }
@@ -550,6 +553,53 @@ pub(crate) struct SessionExportArgs {
     /// Print what the server says as JSON
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Ctrl-] d leaves: the shell goes on, and --terminal comes back to it with what it printed meanwhile;
+Ctrl-] Ctrl-] types one Ctrl-]. Everything else goes inside, Ctrl-C too. The exit status is the
+shell's own; 125 when something else failed. A server that goes away is waited for.
+
+With --stdio there is no terminal: a shell reads our standard input, and writes to our standard output
+and error. It ends with us, however we end.
+
+Examples:
+  belljar shell demo
+  belljar shell demo --create
+  belljar shell demo -- python3 -q
+  echo 'cd /tmp; pwd' | belljar shell --stdio demo")]
+pub(crate) struct ShellArgs {
+    /// Where the server is [default: BELLJAR_URL, else http://127.0.0.1:8000]
+    #[arg(long, value_name = "URL")]
+    url: Option<String>,
+    /// The id of a session, or its key [default: a new session, which ends with the shell]
+    #[arg(value_name = "SESSION")]
+    pub(crate) session: Option<String>,
+    /// Make a session with this key, if there is none
+    #[arg(long, requires = "session")]
+    pub(crate) create: bool,
+    /// Come back to this terminal of the session, instead of opening a new one
+    #[arg(long, value_name = "ID", requires = "session", conflicts_with_all = ["command", "stdio"])]
+    pub(crate) terminal: Option<String>,
+    /// No terminal: a shell at the end of our own pipes
+    #[arg(long)]
+    pub(crate) stdio: bool,
+    /// A variable for its environment; may be repeated
+    #[arg(long, value_name = "KEY=VALUE", value_parser = parse_env, requires = "stdio")]
+    pub(crate) env: Vec<(String, String)>,
+    /// Interrupt this execution of the session when standard input ends
+    #[arg(long, value_name = "EXEC", hide = true, requires = "session")]
+    pub(crate) guard: Option<String>,
+    /// What to run instead of a shell: a program with its arguments, or one text for a shell
+    #[arg(last = true, value_name = "COMMAND")]
+    pub(crate) command: Vec<String>,
+}
+
+impl ShellArgs {
+    fn settings(&self) -> Vec<(&'static str, String)> {
+        self.url.iter().map(|url| ("BELLJAR_URL", url.clone())).collect()
+    }
 }
 
 #[derive(Debug, Args)]

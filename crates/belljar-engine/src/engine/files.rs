@@ -5,16 +5,32 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::sync::Arc;
 
-use belljar_proto::guest::{Entry, Listing, RefusalCode, TreeFile, TreeLimits};
-use belljar_runtime::{OpenedFile, RuntimeError, Sandbox, Temporary, paths};
+use belljar_proto::guest::{Entry, FileChange, Listing, RefusalCode, TreeLimits};
+use belljar_proto::job::JobReport;
+use belljar_runtime::{FileChanges, OpenedFile, RuntimeError, Sandbox, Temporary, Wanted, paths};
 use bytes::Bytes;
 
 use super::incoming::Incoming;
 use super::{Engine, Principal};
 use crate::error::EngineError;
+use crate::session::InUse;
 
 /// What one listing may have.
 const LISTED: TreeLimits = TreeLimits { files: 10_000, depth: 32 };
+
+/// Somebody who watches a directory.
+#[derive(Debug)]
+pub struct Watching {
+    changes: FileChanges,
+    _in_use: InUse,
+}
+
+impl Watching {
+    /// The next change; `None` when the sandbox is gone.
+    pub async fn next(&mut self) -> Result<Option<FileChange>, EngineError> {
+        self.changes.next().await.map_err(EngineError::Files)
+    }
+}
 
 /// A file on its way into a session. Dropped before it is finished, nothing of it is visible.
 #[derive(Debug)]
@@ -25,8 +41,17 @@ pub struct FileUpload {
 
 #[derive(Debug)]
 struct Writing {
-    temporary: Temporary,
+    place: Place,
     incoming: Incoming<File>,
+}
+
+/// Where it is written.
+#[derive(Debug)]
+enum Place {
+    /// Beside its place, until all of it has come.
+    Beside(Temporary),
+    /// Behind what is there.
+    Behind,
 }
 
 impl FileUpload {
@@ -47,21 +72,21 @@ impl FileUpload {
     }
 
     /// All of it has come: puts it in its place.
-    pub async fn finish(mut self) -> Result<TreeFile, EngineError> {
+    pub async fn finish(mut self) -> Result<(), EngineError> {
         let writing = self.writing.take().ok_or_else(broken_off)?;
         self.settle(writing).await
     }
 
-    async fn settle(&self, writing: Writing) -> Result<TreeFile, EngineError> {
-        let Writing { temporary, incoming } = writing;
-        let committed = match incoming.finish().await {
-            Ok(_) => self.sandbox.commit_file(&temporary).await.map_err(EngineError::Files),
-            Err(error) => Err(match error.kind() {
-                io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-                    EngineError::FullInside
-                }
-                _ => EngineError::WriteInside(error),
-            }),
+    async fn settle(&self, writing: Writing) -> Result<(), EngineError> {
+        let Writing { place, incoming } = writing;
+        let written = incoming.finish().await.map_err(not_written);
+        let Place::Beside(temporary) = place else { return written.map(drop) };
+        let committed = match written {
+            Ok(_) => {
+                let committed = self.sandbox.commit_file(&temporary).await;
+                committed.map(drop).map_err(EngineError::Files)
+            }
+            Err(error) => Err(error),
         };
         if committed.is_err() {
             // If even this fails, what is left is hidden.
@@ -77,12 +102,21 @@ impl Drop for FileUpload {
         let sandbox = Arc::clone(&self.sandbox);
         tokio::spawn(async move {
             let _ = writing.incoming.finish().await;
-            let _ = sandbox.discard_file(writing.temporary).await;
+            if let Place::Beside(temporary) = writing.place {
+                let _ = sandbox.discard_file(temporary).await;
+            }
         });
     }
 }
 
-fn broken_off() -> EngineError {
+pub(super) fn not_written(error: io::Error) -> EngineError {
+    match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => EngineError::FullInside,
+        _ => EngineError::WriteInside(error),
+    }
+}
+
+pub(super) fn broken_off() -> EngineError {
     EngineError::Invalid("the upload broke off".into())
 }
 
@@ -103,10 +137,10 @@ impl Engine {
         who: &Principal,
         id: &str,
         path: &str,
-        recursive: bool,
+        wanted: &Wanted,
     ) -> Result<Listing, EngineError> {
         let sandbox = self.used_sandbox(who, id).await?;
-        let listing = sandbox.list_directory(&inside(path)?, recursive, LISTED).await;
+        let listing = sandbox.list_directory(&inside(path)?, wanted, LISTED).await;
         listing.map_err(EngineError::Files)
     }
 
@@ -127,22 +161,80 @@ impl Engine {
         who: &Principal,
         id: &str,
         path: &str,
+        mode: Option<u32>,
     ) -> Result<FileUpload, EngineError> {
         let sandbox = self.used_sandbox(who, id).await?;
         let full = inside(path)?;
         let (directory, name) = split(&full)?;
-        let begun = match sandbox.create_file(&directory, name).await {
+        let begun = match sandbox.create_file_with(&directory, name, mode).await {
             Err(RuntimeError::Refused(refusal)) if refusal.code == RefusalCode::NotFound => {
                 let made =
                     sandbox.make_directory(directory.trim_end_matches("/.").as_bytes()).await;
                 made.map_err(EngineError::Files)?;
-                sandbox.create_file(&directory, name).await
+                sandbox.create_file_with(&directory, name, mode).await
             }
             begun => begun,
         };
         let (file, temporary) = begun.map_err(EngineError::Files)?;
         let incoming = Incoming::begin(file, |file, chunk| file.write_all(chunk));
-        Ok(FileUpload { sandbox, writing: Some(Writing { temporary, incoming }) })
+        Ok(FileUpload {
+            sandbox,
+            writing: Some(Writing { place: Place::Beside(temporary), incoming }),
+        })
+    }
+
+    /// Begins to write behind what is in a file, which is made if there is none, with its
+    /// directories. What comes is there at once, also of an upload that breaks off.
+    pub async fn append_file(
+        &self,
+        who: &Principal,
+        id: &str,
+        path: &str,
+        mode: Option<u32>,
+    ) -> Result<FileUpload, EngineError> {
+        let sandbox = self.used_sandbox(who, id).await?;
+        let full = inside(path)?;
+        let (directory, _) = split(&full)?;
+        let mode = mode.unwrap_or(0o644);
+        let opened = match sandbox.append_file(&full, mode).await {
+            Err(RuntimeError::Refused(refusal)) if refusal.code == RefusalCode::NotFound => {
+                let made =
+                    sandbox.make_directory(directory.trim_end_matches("/.").as_bytes()).await;
+                made.map_err(EngineError::Files)?;
+                sandbox.append_file(&full, mode).await
+            }
+            opened => opened,
+        };
+        let file = opened.map_err(EngineError::Files)?;
+        let incoming = Incoming::begin(file, |file, chunk| file.write_all(chunk));
+        Ok(FileUpload { sandbox, writing: Some(Writing { place: Place::Behind, incoming }) })
+    }
+
+    /// Watches a directory; the session is in use while somebody does.
+    pub async fn watch_files(
+        &self,
+        who: &Principal,
+        id: &str,
+        path: &str,
+        recursive: bool,
+    ) -> Result<Watching, EngineError> {
+        let session = self.settled_session(who, id).await?;
+        let in_use = session.in_use()?;
+        let changes = session.sandbox()?.watch_files(&inside(path)?, recursive).await;
+        Ok(Watching { changes: changes.map_err(EngineError::Files)?, _in_use: in_use })
+    }
+
+    /// Copies a file, or a directory with everything in it.
+    pub async fn copy_path(
+        &self,
+        who: &Principal,
+        id: &str,
+        path: &str,
+        to: &str,
+    ) -> Result<JobReport, EngineError> {
+        let sandbox = self.used_sandbox(who, id).await?;
+        let job = sandbox.copy_path(&inside(path)?, &inside(to)?).await;
+        sandbox.finish(job.map_err(EngineError::Files)?).await.map_err(EngineError::Files)
     }
 
     /// Makes a directory and those above it.
@@ -179,7 +271,11 @@ impl Engine {
     }
 
     /// The sandbox of a live session, which is being used by this.
-    async fn used_sandbox(&self, who: &Principal, id: &str) -> Result<Arc<Sandbox>, EngineError> {
+    pub(super) async fn used_sandbox(
+        &self,
+        who: &Principal,
+        id: &str,
+    ) -> Result<Arc<Sandbox>, EngineError> {
         let session = self.settled_session(who, id).await?;
         session.used()?;
         session.sandbox()
@@ -187,7 +283,7 @@ impl Engine {
 }
 
 /// The full path inside of what may be relative to the session's directory.
-fn inside(path: &str) -> Result<Vec<u8>, EngineError> {
+pub(super) fn inside(path: &str) -> Result<Vec<u8>, EngineError> {
     if path.contains('\0') {
         return Err(EngineError::Invalid("a path has no NUL bytes".into()));
     }

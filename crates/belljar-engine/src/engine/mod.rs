@@ -19,11 +19,12 @@
 //! no handle any more has a row in the store, and is answered from there.
 //!
 //! [`create`] makes sessions or finds them, [`life`] starts them again, prolongs and stops them,
-//! [`execs`] executes in them, [`artifacts`] is what they left, [`datasets`] and [`files`] what they
-//! work on, [`runs`] does without them; [`views`] is what is told about all that.
+//! [`execs`] executes in them, [`artifacts`] is what they left, [`datasets`], [`files`] and [`archives`] what they
+//! work on, [`terminals`] what people sit at in them, [`runs`] does without them; [`views`] is what is told about all that.
 //! [`recovery`] begins with what an earlier server left, [`upkeep`] forgets what is old; [`shared`] and [`sandboxes`] are below the
 //! verbs, and the drivers use them too.
 
+mod archives;
 mod artifacts;
 mod create;
 mod datasets;
@@ -35,6 +36,7 @@ mod recovery;
 mod runs;
 mod sandboxes;
 mod shared;
+mod terminals;
 mod upkeep;
 mod views;
 
@@ -45,12 +47,14 @@ use std::time::Duration;
 use belljar_runtime::Runtime;
 use tokio::sync::watch;
 
+pub use archives::{ArchiveDownload, ArchiveUpload};
 pub use create::{Created, How};
 pub use datasets::Upload;
-pub use files::FileUpload;
+pub use files::{FileUpload, Watching};
 use recovery::Left;
 pub use runs::RunAsk;
 pub(crate) use shared::{Shared, durability};
+pub use terminals::{Attached, Shown, TerminalAsk, TerminalControl};
 pub use views::{ExecInfo, SessionInfo};
 
 use crate::admission::Quota;

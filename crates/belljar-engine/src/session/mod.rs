@@ -28,6 +28,7 @@ mod perform;
 pub mod rules;
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use belljar_proto::exec::{Language, Status};
@@ -55,6 +56,9 @@ const COMMANDS: usize = 256;
 
 /// Cells that may wait in a session, and commands that may run in it.
 pub const MAX_QUEUED: usize = 64;
+
+/// Connections that follow terminals or files of a session; a guest takes twice as many.
+const MAX_ATTACHED: usize = 32;
 
 /// What of a session changes.
 #[derive(Debug, Clone)]
@@ -97,6 +101,8 @@ pub struct Session {
     artifacts: tokio::sync::Mutex<Memory>,
     /// Executions that are not yet safe in the database, by id.
     live: Mutex<HashMap<String, Arc<Exec>>>,
+    /// How many are at its terminals, or watch its files: it does not expire while somebody is.
+    attached: AtomicUsize,
 }
 
 /// What to execute.
@@ -106,6 +112,18 @@ pub struct ExecAsk {
     pub id: Option<String>,
     pub request: ExecRequest,
     pub code: Arc<[u8]>,
+}
+
+/// Somebody follows something in a session, for as long as this lives.
+#[derive(Debug)]
+pub(crate) struct InUse(Arc<Session>);
+
+impl Drop for InUse {
+    fn drop(&mut self) {
+        self.0.attached.fetch_sub(1, Ordering::Relaxed);
+        // Its time of being unused begins now.
+        let _ = self.0.used();
+    }
 }
 
 type Answer<T> = oneshot::Sender<Result<T, EngineError>>;
@@ -159,6 +177,7 @@ impl Session {
             artifacts: tokio::sync::Mutex::default(),
             forgettable: Mutex::default(),
             live: Mutex::default(),
+            attached: AtomicUsize::new(0),
         };
         (Arc::new(session), Inbox { commands: inbox })
     }
@@ -220,6 +239,21 @@ impl Session {
         // One that is too busy to hear of it is in use anyway.
         let _ = self.commands.try_send(Command::Used);
         Ok(())
+    }
+
+    /// Somebody sits down at one of its terminals, or watches its files.
+    pub(crate) fn in_use(self: &Arc<Self>) -> Result<InUse, EngineError> {
+        self.allows(Request::Extend)?;
+        let before = self.attached.fetch_add(1, Ordering::Relaxed);
+        let in_use = InUse(Arc::clone(self));
+        if before >= MAX_ATTACHED {
+            return Err(EngineError::TooManyAttached(MAX_ATTACHED));
+        }
+        Ok(in_use)
+    }
+
+    pub(crate) fn is_attached(&self) -> bool {
+        self.attached.load(Ordering::Relaxed) > 0
     }
 
     /// Asks for its end; the first to ask gives the reason.

@@ -181,7 +181,13 @@ impl Kernel {
         } else {
             vec![ends.stdin.as_fd(), output[0], output[1], control.as_fd()]
         };
-        let pid = process::spawn(&process::Command { argv: &program, env, cwd, fds: &fds })?;
+        let pid = process::spawn(&process::Command {
+            argv: &program,
+            env,
+            cwd,
+            fds: &fds,
+            on_terminal: false,
+        })?;
         *kernel.end.borrow_mut() = Some(guest.reaper.watch(pid));
         kernel.pid.set(Some(pid));
         tokio::task::spawn_local(async move {

@@ -20,9 +20,9 @@ pub(super) enum Missing {
 }
 
 impl Root {
-    /// Begins a file that is to stand at `path`, whose directories are made. Returns it, open for
+    /// Begins a file with these permissions that is to stand at `path`, whose directories are made. Returns it, open for
     /// writing only, and the name it has beside its place until it is committed.
-    pub fn create_file(&self, path: &[u8]) -> io::Result<(OwnedFd, String)> {
+    pub fn create_file(&self, path: &[u8], mode: u32) -> io::Result<(OwnedFd, String)> {
         let (directory, name) = self.parent(path, Missing::IsMade)?;
         // Said now rather than when everything was written. Nobody else relies on it.
         if let Ok(stat) = rustix::fs::statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW)
@@ -33,8 +33,10 @@ impl Root {
         // Not made of the name, which may be as long as a name can be.
         let temporary = format!(".{:016x}.part", unheard_of());
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
-        let mode = Mode::from_raw_mode(0o644);
+        let mode = Mode::from_raw_mode(mode);
         let file = rustix::fs::openat(&directory, &temporary, flags | OFlags::CLOEXEC, mode)?;
+        // Whatever the umask is.
+        rustix::fs::fchmod(&file, mode)?;
         Ok((file, temporary))
     }
 
@@ -125,7 +127,7 @@ mod tests {
         let root = Root::open(dir.path().to_str().unwrap()).unwrap();
         let long = format!("a/b/{}", "\u{e4}".repeat(MAX_NAME / 2));
         for text in ["first", "second, over it"] {
-            let (file, temporary) = root.create_file(long.as_bytes()).unwrap();
+            let (file, temporary) = root.create_file(long.as_bytes(), 0o644).unwrap();
             File::from(file).write_all(text.as_bytes()).unwrap();
             assert_ne!(fs::read_to_string(dir.path().join(&long)).ok().as_deref(), Some(text));
             let identity = root.commit_file(long.as_bytes(), &temporary).unwrap();
@@ -134,7 +136,7 @@ mod tests {
             assert_eq!(fs::read_to_string(dir.path().join(&long)).unwrap(), text);
             assert_eq!(kind(root.commit_file(long.as_bytes(), &temporary)), ErrorKind::NotFound);
         }
-        let (_, temporary) = root.create_file(b"a/other").unwrap();
+        let (_, temporary) = root.create_file(b"a/other", 0o644).unwrap();
         root.discard_file(b"a/other", &temporary).unwrap();
         assert_eq!(kind(root.discard_file(b"a/other", &temporary)), ErrorKind::NotFound);
         let names: Vec<_> = fs::read_dir(dir.path().join("a")).unwrap().collect();
@@ -152,14 +154,18 @@ mod tests {
         let long = "x".repeat(MAX_NAME + 1);
         let deep = "x/".repeat(MAX_PATH);
         for bad in ["", "/", "/x", "x/", "a//b", ".", "..", "../x", "a/./b", "a\0", &long, &deep] {
-            assert_eq!(kind(root.create_file(bad.as_bytes())), ErrorKind::InvalidInput, "{bad}");
+            assert_eq!(
+                kind(root.create_file(bad.as_bytes(), 0o644)),
+                ErrorKind::InvalidInput,
+                "{bad}"
+            );
         }
-        assert_eq!(kind(root.create_file(b"directory")), ErrorKind::IsADirectory);
-        assert_eq!(kind(root.create_file(b"file/x")), ErrorKind::NotADirectory);
-        assert_eq!(kind(root.create_file(b"up/x")), ErrorKind::NotADirectory, "a link");
-        assert_eq!(kind(root.create_file(b"up/x/y")), ErrorKind::NotADirectory);
+        assert_eq!(kind(root.create_file(b"directory", 0o644)), ErrorKind::IsADirectory);
+        assert_eq!(kind(root.create_file(b"file/x", 0o644)), ErrorKind::NotADirectory);
+        assert_eq!(kind(root.create_file(b"up/x", 0o644)), ErrorKind::NotADirectory, "a link");
+        assert_eq!(kind(root.create_file(b"up/x/y", 0o644)), ErrorKind::NotADirectory);
 
-        let (_, temporary) = root.create_file(b"new").unwrap();
+        let (_, temporary) = root.create_file(b"new", 0o644).unwrap();
         for bad in ["../file", "", "..", "directory/x"] {
             assert_eq!(kind(root.commit_file(b"new", bad)), ErrorKind::InvalidInput, "{bad}");
         }
@@ -193,7 +199,7 @@ mod tests {
                 }
             });
             for _ in 0..500 {
-                if let Ok((_, temporary)) = root.create_file(b"way/sub/file") {
+                if let Ok((_, temporary)) = root.create_file(b"way/sub/file", 0o644) {
                     let _ = root.commit_file(b"way/sub/file", &temporary);
                 }
             }

@@ -8,6 +8,7 @@
 mod create;
 mod fingerprint;
 mod open;
+mod populate;
 mod remove;
 
 use std::hash::{BuildHasher, RandomState};
@@ -23,6 +24,7 @@ use rustix::io::Errno;
 
 pub use fingerprint::fingerprint;
 pub use open::is_being_written;
+pub use populate::{Met, MetKind};
 
 /// Names that [`list`] passes over but mentions; more are only counted.
 const MAX_NAMED_SKIPS: usize = 100;
@@ -181,7 +183,8 @@ fn walk(
     let mut waiting: Vec<(Vec<u8>, u32)> = vec![(Vec::new(), 0)];
     while let Some((directory, depth)) = waiting.pop() {
         let opened = if directory.is_empty() {
-            root.0.try_clone()
+            // Not a duplicate, which would go on reading where the last walk has ended.
+            open_beneath(&root.0, b".", directory_flags())
         } else {
             open_beneath(&root.0, &directory, directory_flags())
         };

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::path::PathBuf;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -30,6 +31,12 @@ pub(super) struct Server {
     /// What stands before every path, where the server lives below one.
     prefix: String,
 }
+
+/// Bytes both ways, however they travel.
+pub(crate) type Wire = Pin<Box<dyn Duplex>>;
+
+pub(crate) trait Duplex: AsyncRead + AsyncWrite + Send {}
+impl<T: AsyncRead + AsyncWrite + Send> Duplex for T {}
 
 enum Way {
     Tcp { host: String, port: u16 },
@@ -100,7 +107,12 @@ impl Server {
     }
 
     pub(super) async fn connect(&self) -> Result<Sender, ClientError> {
-        match tokio::time::timeout(CONNECT_PATIENCE, self.try_connect()).await {
+        self.converse(self.dial().await?).await
+    }
+
+    /// A connection on which nothing was said yet.
+    pub(super) async fn dial(&self) -> Result<Wire, ClientError> {
+        match tokio::time::timeout(CONNECT_PATIENCE, self.try_dial()).await {
             Ok(connected) => connected,
             Err(_) => Err(ClientError::Unreachable {
                 url: self.url(),
@@ -109,13 +121,13 @@ impl Server {
         }
     }
 
-    async fn try_connect(&self) -> Result<Sender, ClientError> {
+    async fn try_dial(&self) -> Result<Wire, ClientError> {
         match &self.way {
-            Way::Tcp { host, port } => self.converse(self.tcp(host, *port).await?).await,
+            Way::Tcp { host, port } => Ok(Box::pin(self.tcp(host, *port).await?)),
             Way::Tls { host, port, name, connector } => {
                 let stream = self.tcp(host, *port).await?;
                 let shaken = connector.connect(name.clone(), stream).await;
-                self.converse(shaken.map_err(|cause| self.not_shaken(cause))?).await
+                Ok(Box::pin(shaken.map_err(|cause| self.not_shaken(cause))?))
             }
             Way::Unix(path) => {
                 let stream =
@@ -125,7 +137,7 @@ impl Server {
                         }
                         _ => self.not_connected(cause),
                     })?;
-                self.converse(stream).await
+                Ok(Box::pin(stream))
             }
         }
     }
@@ -138,10 +150,7 @@ impl Server {
         Ok(stream)
     }
 
-    async fn converse(
-        &self,
-        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    ) -> Result<Sender, ClientError> {
+    async fn converse(&self, stream: Wire) -> Result<Sender, ClientError> {
         let (sender, connection) = http1::handshake(TokioIo::new(stream))
             .await
             .map_err(|cause| ClientError::Lost { url: self.url(), cause })?;

@@ -9,6 +9,7 @@ mod connection;
 mod content;
 mod error;
 mod events;
+mod socket;
 
 use std::pin::pin;
 use std::sync::atomic::Ordering;
@@ -31,6 +32,7 @@ use connection::Server;
 pub(crate) use content::Content;
 pub(crate) use error::ClientError;
 pub(crate) use events::{Events, Heard};
+pub(crate) use socket::{Hearing, Received, Saying};
 
 /// How long a server may take to answer; making a session on a busy machine takes a while.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(120);

@@ -16,6 +16,7 @@ mod run;
 mod serve;
 mod session;
 mod setup;
+mod shell;
 mod spawner;
 mod usage;
 mod view;
@@ -50,6 +51,7 @@ pub(crate) fn dispatch(command: Command) -> Result<ExitCode> {
         Command::Run(args) => run::run(args, &settings),
         Command::Serve(args) => serve::serve(&args, &settings),
         Command::Session(args) => session::session(args.command, &settings),
+        Command::Shell(args) => shell::shell(args, &settings),
         Command::Artifacts(args) => artifacts::artifacts(args.command, &settings),
         Command::Key(command) => key::key(command, &settings),
         Command::Usage(args) => usage::usage(args, &settings),

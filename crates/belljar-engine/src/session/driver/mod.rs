@@ -242,7 +242,7 @@ impl Driver {
                 Some(done) = self.spillers.join_next() => self.spilled(done.ok().flatten()),
                 Some(command) = inbox.commands.recv() => self.obey(sandbox, command),
                 () = sandbox.ended() => return Why::SandboxLost,
-                () = sleep_until(deadline), if !self.works() => {
+                () = sleep_until(deadline), if !self.works() && !self.session.is_attached() => {
                     self.shared.metrics.expired.inc();
                     let idle = self.expires > deadline;
                     let because = if idle { "it was idle for too long" } else { "it expired" };

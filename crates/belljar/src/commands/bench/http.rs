@@ -52,6 +52,8 @@ struct Report {
     start: Start,
     create: Create,
     warm_exec: WarmExec,
+    command: Prompt,
+    terminal_echo: Prompt,
     load: Load,
     live: Live,
     adoption: Adoption,
@@ -79,6 +81,14 @@ struct WarmExec {
     took: Summary,
     reach_p50_ms: f64,
     reach_p99_ms: f64,
+}
+
+/// Something small that a session does at once: `command: true`, or a key at a terminal.
+#[derive(Debug, Serialize)]
+struct Prompt {
+    #[serde(flatten)]
+    took: Summary,
+    reach_p50_ms: f64,
 }
 
 /// Many clients at once, as fast as they can.
@@ -135,6 +145,10 @@ async fn measure(args: &BenchArgs) -> Result<Report> {
     say("warm executions");
     let warm_exec = measure_warm(&mut wire, if quick { 500 } else { 5000 }).await?;
 
+    say("commands and keys");
+    let command = measure_command(&mut wire, if quick { 200 } else { 2000 }).await?;
+    let terminal_echo = measure_echo(&server, &mut wire, if quick { 500 } else { 5000 }).await?;
+
     say("64 clients");
     let mut sessions = make(&server, CLIENTS).await?;
     let load = measure_load(&server, &sessions, Duration::from_secs(if quick { 2 } else { 10 }));
@@ -153,7 +167,7 @@ async fn measure(args: &BenchArgs) -> Result<Report> {
     server.stop()?;
     progress.finish_and_clear();
     let machine = Machine::of_this();
-    Ok(Report { machine, start, create, warm_exec, load, live, adoption })
+    Ok(Report { machine, start, create, warm_exec, command, terminal_echo, load, live, adoption })
 }
 
 async fn measure_start(corner: &Corner, rounds: usize) -> Result<Start> {
@@ -201,6 +215,31 @@ async fn measure_warm(wire: &mut Wire, rounds: usize) -> Result<WarmExec> {
     }
     wire.call(&delete(&id)).await?.json()?;
     Ok(WarmExec { took: samples.summary(), reach_p50_ms: 0.6, reach_p99_ms: 5.0 })
+}
+
+async fn measure_command(wire: &mut Wire, rounds: usize) -> Result<Prompt> {
+    let create = request("POST", "/v1/sessions", &json!({}));
+    let id = id_of(&wire.call(&create).await?.json()?)?;
+    let path = format!("/v1/sessions/{id}/exec");
+    let request = request("POST", &path, &json!({ "command": "true" }));
+    let mut samples = Samples::default();
+    for round in 0..rounds + 50 {
+        let begun = Instant::now();
+        ensure!(wire.call(&request).await?.is_ok(), "the command failed");
+        if round >= 50 {
+            samples.push(begun.elapsed());
+        }
+    }
+    wire.call(&delete(&id)).await?.json()?;
+    Ok(Prompt { took: samples.summary(), reach_p50_ms: 3.0 })
+}
+
+async fn measure_echo(server: &Server, wire: &mut Wire, rounds: usize) -> Result<Prompt> {
+    let create = request("POST", "/v1/sessions", &json!({}));
+    let id = id_of(&wire.call(&create).await?.json()?)?;
+    let took = super::echo::measure(server.address, &id, rounds).await?;
+    wire.call(&delete(&id)).await?.json()?;
+    Ok(Prompt { took, reach_p50_ms: 2.0 })
 }
 
 async fn measure_load(server: &Server, sessions: &[String], time: Duration) -> Result<Load> {
@@ -337,6 +376,7 @@ impl Report {
             rows.push(vec![what, measured, reach, if met { "met" } else { "MISSED" }.into()]);
         };
         let Report { start, create, warm_exec, load, live, adoption, .. } = self;
+        let prompt = [("`command: true`", &self.command), ("terminal echo", &self.terminal_echo)];
         row(
             "server start -> ready".into(),
             spoken(&start.took),
@@ -356,6 +396,10 @@ impl Report {
             warm_exec.took.p50_ms <= warm_exec.reach_p50_ms
                 && warm_exec.took.p99_ms <= warm_exec.reach_p99_ms,
         );
+        for (what, Prompt { took, reach_p50_ms }) in prompt {
+            let reach = format!("p50 <= {reach_p50_ms} ms");
+            row(what.into(), spoken(took), reach, took.p50_ms <= *reach_p50_ms);
+        }
         row(
             format!("{0} clients on {0} sessions", load.clients),
             format!("{:.0} execs/s, {} errors", load.execs_per_second, load.errors),
@@ -385,14 +429,14 @@ impl Report {
         let aside = |what: &str, measured: String| {
             vec![what.to_owned(), measured, String::new(), String::new()]
         };
-        rows.insert(4, aside("... each", spoken(&load.each)));
+        rows.insert(6, aside("... each", spoken(&load.each)));
         let used = format!(
             "generator {} CPU, server {} CPU of {}",
             cpus(load.generator_cpus),
             cpus(load.server_cpus),
             self.machine.processors
         );
-        rows.insert(5, aside("... used", used));
+        rows.insert(7, aside("... used", used));
         rows
     }
 }

@@ -4,6 +4,7 @@
 //! more. Each line says what it was compared with.
 
 mod containers;
+mod echo;
 mod files;
 mod http;
 mod peers;

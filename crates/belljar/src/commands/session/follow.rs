@@ -18,7 +18,7 @@ use crate::client::{Client, ClientError, Events, Heard, escape};
 use crate::commands::outage::Outage;
 use crate::commands::output;
 
-pub(super) struct Follower<'a> {
+pub(in crate::commands) struct Follower<'a> {
     client: &'a Client,
     session: &'a str,
     exec: &'a str,
@@ -31,7 +31,7 @@ pub(super) struct Follower<'a> {
 
 impl<'a> Follower<'a> {
     /// Starts an execution and follows it; without anything to ask, joins one that was started.
-    pub(super) fn new(
+    pub(in crate::commands) fn new(
         client: &'a Client,
         session: &'a str,
         exec: &'a str,
@@ -49,12 +49,12 @@ impl<'a> Follower<'a> {
     }
 
     /// Whether the server is known to have begun it.
-    pub(super) fn is_accepted(&self) -> bool {
+    pub(in crate::commands) fn is_accepted(&self) -> bool {
         self.ask.is_none()
     }
 
     /// The next event, whatever it takes. Nothing is lost by not waiting for it.
-    pub(super) async fn next(&mut self) -> Result<Heard, ClientError> {
+    pub(in crate::commands) async fn next(&mut self) -> Result<Heard, ClientError> {
         loop {
             match self.try_next().await {
                 Ok(heard) => {

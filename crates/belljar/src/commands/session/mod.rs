@@ -4,7 +4,7 @@ mod create;
 mod datasets;
 mod exec;
 mod export;
-mod follow;
+pub(super) mod follow;
 mod list;
 mod show;
 mod stage;
@@ -101,7 +101,7 @@ async fn find_any(client: &Client, name: &str) -> Result<Option<Value>> {
     Ok(Some(with_key.swap_remove(chosen)))
 }
 
-async fn find_id(client: &Client, name: &str) -> Result<String> {
+pub(super) async fn find_id(client: &Client, name: &str) -> Result<String> {
     Ok(Session::from(&find(client, name).await?)?.id)
 }
 

@@ -22,7 +22,7 @@ use super::wire::{Wire, delete, exec, id_of, request};
 use super::{Machine, count, mib, peers, progress};
 use crate::cli::BenchArgs;
 use nginx::Nginx;
-use report::{Check, Download, Ingest, Many, Report, Staging};
+use report::{Check, Download, Ingest, Many, Report, Staging, Transfer};
 
 /// The size of what is large.
 const LARGE: u64 = 1 << 30;
@@ -96,12 +96,15 @@ async fn measure(args: &BenchArgs) -> Result<Report> {
     say("large datasets");
     let staging = bench.staging().await?;
 
+    say("large files");
+    let transfers = bench.transfers().await?;
+
     say("ending");
     let Bench { server, .. } = bench;
     server.stop()?;
     progress.finish_and_clear();
     let machine = Machine::of_this();
-    Ok(Report { machine, ingest, many, check, staging, download, notes })
+    Ok(Report { machine, ingest, many, check, staging, transfers, download, notes })
 }
 
 /// An artifact that lies on the shelf.
@@ -276,6 +279,49 @@ impl Bench {
         ensure!(answer["cached"] == false, "it was cached already");
         let sha256 = answer["sha256"].as_str().context("a dataset without a hash")?;
         Ok((sha256.to_owned(), seconds))
+    }
+
+    /// A large file into a session, and out of it again.
+    async fn transfers(&mut self) -> Result<Vec<Transfer>> {
+        let mut all = Vec::new();
+        for storage in ["TMPFS", "BIND"] {
+            let id = self.session(&spacious(storage)).await?;
+            let path = format!("/v1/sessions/{id}/files/large.bin");
+            let (mut sent, mut read) = (vec![], vec![]);
+            for _ in 0..self.rounds {
+                self.settle()?;
+                let seconds = self.send_file(&path).await?;
+                sent.push(self.speed(seconds));
+                let ask = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n");
+                let begun = Instant::now();
+                let length = self.wire.drain(ask.as_bytes(), &mut vec![0; PIECE]).await?;
+                read.push(self.speed(begun.elapsed().as_secs_f64()));
+                ensure!(length as u64 == self.large, "{length} bytes are not what was sent");
+            }
+            self.wire.call(&delete(&id)).await?.json()?;
+            for (direction, speeds) in [("upload", sent), ("download", read)] {
+                let mb_per_s = median(speeds);
+                let bytes = self.large;
+                all.push(Transfer { direction, storage, bytes, mb_per_s, reach: 500.0 });
+            }
+        }
+        Ok(all)
+    }
+
+    async fn send_file(&mut self, path: &str) -> Result<f64> {
+        let mut piece = vec![0; PIECE];
+        let size = self.large;
+        let head =
+            format!("PUT {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {size}\r\n\r\n");
+        let begun = Instant::now();
+        self.wire.send(head.as_bytes()).await?;
+        for _ in 0..size / PIECE as u64 {
+            piece[..16].copy_from_slice(&process::random_bytes::<16>());
+            self.wire.send(&piece).await?;
+        }
+        let answer = self.wire.answer().await?.json()?;
+        ensure!(answer["size"] == size, "it was not written whole");
+        Ok(begun.elapsed().as_secs_f64())
     }
 
     /// An artifact by ranges over one connection, in turns with nginx.

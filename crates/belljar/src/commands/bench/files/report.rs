@@ -13,6 +13,7 @@ pub(super) struct Report {
     pub(super) many: Vec<Many>,
     pub(super) check: Check,
     pub(super) staging: Vec<Staging>,
+    pub(super) transfers: Vec<Transfer>,
     pub(super) download: Option<Download>,
     /// Why something is missing.
     pub(super) notes: Vec<String>,
@@ -64,6 +65,16 @@ pub(super) struct Staging {
     pub(super) storage: &'static str,
     /// The client, or the server's cache.
     pub(super) from: &'static str,
+    pub(super) bytes: u64,
+    pub(super) mb_per_s: f64,
+    pub(super) reach: f64,
+}
+
+/// A large file of a session, to and from its client.
+#[derive(Debug, Serialize)]
+pub(super) struct Transfer {
+    pub(super) direction: &'static str,
+    pub(super) storage: &'static str,
     pub(super) bytes: u64,
     pub(super) mb_per_s: f64,
     pub(super) reach: f64,
@@ -142,6 +153,19 @@ impl Report {
                 format!("{:.0} MB/s", staging.mb_per_s),
                 format!(">= {:.0} MB/s", staging.reach),
                 staging.mb_per_s >= staging.reach,
+            );
+        }
+        for transfer in &self.transfers {
+            row(
+                format!(
+                    "{} of a file of {}, {}",
+                    transfer.direction,
+                    size(transfer.bytes),
+                    transfer.storage
+                ),
+                format!("{:.0} MB/s", transfer.mb_per_s),
+                format!(">= {:.0} MB/s", transfer.reach),
+                transfer.mb_per_s >= transfer.reach,
             );
         }
         if let Some(download) = download {

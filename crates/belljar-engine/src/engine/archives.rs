@@ -1,0 +1,177 @@
+//! Directories of a session as archives, packed and unpacked inside. The host passes on bytes.
+
+use std::fs::File;
+use std::io::Write;
+use std::sync::Arc;
+use std::time::Duration;
+
+use belljar_proto::job::{ArchiveFormat, JobReport};
+use belljar_runtime::{Job, RuntimeError, Sandbox, Temporary};
+use bytes::{Bytes, BytesMut};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::unix::pipe;
+use tokio::time::timeout;
+
+use super::files::{broken_off, inside, not_written};
+use super::incoming::Incoming;
+use super::{Engine, Principal};
+use crate::error::EngineError;
+
+/// What is taken from a pipe at once.
+const PIECE: usize = 256 * 1024;
+
+/// How long a worker may neither give nor take anything.
+const SILENCE: Duration = Duration::from_secs(60);
+
+/// An archive on its way out. Dropped before its end, its packing ends.
+#[derive(Debug)]
+pub struct ArchiveDownload {
+    sandbox: Arc<Sandbox>,
+    job: Option<Job>,
+    pipe: pipe::Receiver,
+    buffer: BytesMut,
+}
+
+impl ArchiveDownload {
+    /// The next bytes; `None` after the last, if all is well.
+    pub async fn next(&mut self) -> Result<Option<Bytes>, EngineError> {
+        self.buffer.reserve(PIECE);
+        let read = timeout(SILENCE, self.pipe.read_buf(&mut self.buffer)).await;
+        match read.map_err(|_| too_slow())?.map_err(EngineError::ReadInside)? {
+            0 => match self.job.take() {
+                Some(job) => {
+                    self.sandbox.finish(job).await.map(|_| None).map_err(EngineError::Files)
+                }
+                None => Ok(None),
+            },
+            _ => Ok(Some(self.buffer.split().freeze())),
+        }
+    }
+}
+
+/// An archive on its way in.
+#[derive(Debug)]
+pub struct ArchiveUpload {
+    sandbox: Arc<Sandbox>,
+    directory: Vec<u8>,
+    format: ArchiveFormat,
+    way: Option<Way>,
+}
+
+#[derive(Debug)]
+enum Way {
+    /// Unpacked as it comes.
+    Pipe(Job, pipe::Sender),
+    /// Kept in the directory first: its format is read from the end.
+    File(Temporary, Incoming<File>),
+}
+
+impl ArchiveUpload {
+    /// Takes the next bytes, as fast as they are unpacked.
+    pub async fn write(&mut self, bytes: Bytes) -> Result<(), EngineError> {
+        let taken = match &mut self.way {
+            Some(Way::Pipe(_, pipe)) => {
+                let written = timeout(SILENCE, pipe.write_all(&bytes)).await;
+                written.map_err(|_| too_slow())?.is_ok()
+            }
+            Some(Way::File(_, incoming)) => incoming.write(bytes).await,
+            None => false,
+        };
+        if taken {
+            return Ok(());
+        }
+        // Whoever unpacks has given up, and knows why.
+        match self.way.take() {
+            Some(way) => Err(self.settle(way).await.err().unwrap_or_else(broken_off)),
+            None => Err(broken_off()),
+        }
+    }
+
+    /// All of it has come.
+    pub async fn finish(mut self) -> Result<JobReport, EngineError> {
+        let way = self.way.take().ok_or_else(broken_off)?;
+        self.settle(way).await
+    }
+
+    async fn settle(&self, way: Way) -> Result<JobReport, EngineError> {
+        match way {
+            Way::Pipe(job, pipe) => {
+                drop(pipe);
+                self.sandbox.finish(job).await.map_err(EngineError::Files)
+            }
+            Way::File(temporary, incoming) => {
+                let unpacked = match incoming.finish().await.map_err(not_written) {
+                    Ok(_) => self.unpack(&temporary).await.map_err(EngineError::Files),
+                    Err(error) => Err(error),
+                };
+                // If even this fails, what is left is hidden.
+                let _ = self.sandbox.discard_file(temporary).await;
+                unpacked
+            }
+        }
+    }
+
+    async fn unpack(&self, archive: &Temporary) -> Result<JobReport, RuntimeError> {
+        let job = self.sandbox.unpack_file(&self.directory, self.format, archive).await?;
+        self.sandbox.finish(job).await
+    }
+}
+
+impl Drop for ArchiveUpload {
+    fn drop(&mut self) {
+        if let Some(Way::File(temporary, incoming)) = self.way.take() {
+            let sandbox = Arc::clone(&self.sandbox);
+            tokio::spawn(async move {
+                let _ = incoming.finish().await;
+                let _ = sandbox.discard_file(temporary).await;
+            });
+        }
+    }
+}
+
+fn too_slow() -> EngineError {
+    EngineError::Files(RuntimeError::TimedOut(SILENCE.as_secs()))
+}
+
+impl Engine {
+    /// Begins to pack a directory.
+    pub async fn download_archive(
+        &self,
+        who: &Principal,
+        id: &str,
+        path: &str,
+        format: ArchiveFormat,
+    ) -> Result<ArchiveDownload, EngineError> {
+        let sandbox = self.used_sandbox(who, id).await?;
+        let packing = sandbox.pack(&inside(path)?, format).await;
+        let (job, pipe) = packing.map_err(EngineError::Files)?;
+        Ok(ArchiveDownload { sandbox, job: Some(job), pipe, buffer: BytesMut::new() })
+    }
+
+    /// Begins to unpack into a directory, which is made.
+    pub async fn upload_archive(
+        &self,
+        who: &Principal,
+        id: &str,
+        path: &str,
+        format: ArchiveFormat,
+    ) -> Result<ArchiveUpload, EngineError> {
+        let sandbox = self.used_sandbox(who, id).await?;
+        let directory = inside(path)?;
+        let way = match format {
+            ArchiveFormat::Tar | ArchiveFormat::TarGz => {
+                let unpacking = sandbox.unpack(&directory, format).await;
+                let (job, pipe) = unpacking.map_err(EngineError::Files)?;
+                Way::Pipe(job, pipe)
+            }
+            ArchiveFormat::Zip => {
+                sandbox.make_directory(&directory).await.map_err(EngineError::Files)?;
+                let root = String::from_utf8_lossy(&directory).into_owned() + "/.";
+                let created = sandbox.create_file(&root, b"archive").await;
+                let (file, temporary) = created.map_err(EngineError::Files)?;
+                Way::File(temporary, Incoming::begin(file, |file, chunk| file.write_all(chunk)))
+            }
+        };
+        Ok(ArchiveUpload { sandbox, directory, format, way: Some(way) })
+    }
+}

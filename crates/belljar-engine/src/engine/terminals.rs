@@ -1,0 +1,224 @@
+//! Terminals in sessions. The guest keeps them, so that they outlive every connection and every
+//! server; here is only who watches one.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use belljar_proto::terminal::{
+    TerminalEnd, TerminalEvent, TerminalInfo, TerminalSize, TerminalSpec,
+};
+use belljar_runtime::{TerminalOutput, paths};
+
+use super::{Engine, Principal};
+use crate::audit::Entry;
+use crate::error::{EngineError, in_full};
+use crate::session::{InUse, Session};
+
+/// How often a session is told that somebody is still at one of its terminals.
+const USE_PACE: Duration = Duration::from_secs(15);
+
+/// How long the end of a session may take to be known after its sandbox is gone.
+const END_PATIENCE: Duration = Duration::from_secs(5);
+
+/// The prompt of a shell that was not told another: the directory.
+const PROMPT: &str = "\\w \\$ ";
+
+/// A terminal that is wanted.
+#[derive(Debug, Clone, Default)]
+pub struct TerminalAsk {
+    /// What runs in it: a shell, if nothing is said.
+    pub argv: Option<Vec<String>>,
+    /// Where; the session's directory, if nothing is said.
+    pub cwd: Option<String>,
+    /// The kind of terminal, as `TERM` names it.
+    pub term: String,
+    pub size: TerminalSize,
+}
+
+/// Somebody at a terminal. The session is in use while he is.
+#[derive(Debug)]
+pub struct Attached {
+    pub info: TerminalInfo,
+    output: TerminalOutput,
+    control: TerminalControl,
+    _in_use: InUse,
+    /// Says so now and then.
+    telling: tokio::task::JoinHandle<()>,
+}
+
+/// What can be done at a terminal, besides reading.
+#[derive(Debug, Clone)]
+pub struct TerminalControl {
+    session: Arc<Session>,
+    terminal: String,
+}
+
+/// Something to be shown at a terminal.
+#[derive(Debug)]
+pub enum Shown {
+    Output(Vec<u8>),
+    /// So many bytes are not kept any more.
+    Skipped(u64),
+    Ended(TerminalEnd),
+}
+
+impl Attached {
+    #[must_use]
+    pub fn control(&self) -> TerminalControl {
+        self.control.clone()
+    }
+
+    /// What comes next; `None` when the sandbox is gone, or this server leaves it. Nothing is lost
+    /// when a caller stops waiting.
+    pub async fn next(&mut self) -> Result<Option<Shown>, EngineError> {
+        let next = self.output.next().await.map_err(EngineError::Terminal)?;
+        Ok(next.map(|(event, body)| match event {
+            TerminalEvent::Output { .. } => Shown::Output(body),
+            TerminalEvent::Skipped { bytes } => Shown::Skipped(bytes),
+            TerminalEvent::Ended(end) => Shown::Ended(end),
+        }))
+    }
+}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        self.telling.abort();
+    }
+}
+
+impl TerminalControl {
+    /// Types, and returns when all of it is typed.
+    pub async fn type_in(&self, bytes: &[u8]) -> Result<(), EngineError> {
+        let sandbox = self.session.sandbox()?;
+        sandbox.type_at_terminal(&self.terminal, bytes).await.map_err(EngineError::Terminal)
+    }
+
+    pub async fn resize(&self, size: TerminalSize) -> Result<(), EngineError> {
+        let sandbox = self.session.sandbox()?;
+        sandbox.resize_terminal(&self.terminal, size).await.map_err(EngineError::Terminal)
+    }
+
+    /// Ends everything that was started at it.
+    pub async fn close(&self) -> Result<(), EngineError> {
+        let sandbox = self.session.sandbox()?;
+        sandbox.close_terminal(&self.terminal).await.map_err(EngineError::Terminal)
+    }
+
+    /// Why the session has ended, which is known a moment after its sandbox is gone.
+    pub async fn ended_because(&self) -> Option<String> {
+        let ended = tokio::time::timeout(END_PATIENCE, self.session.ended()).await;
+        ended.ok().and_then(|view| view.ended_because)
+    }
+}
+
+impl Engine {
+    /// Starts a program on a new terminal, and attaches to it.
+    pub async fn open_terminal(
+        &self,
+        who: &Principal,
+        id: &str,
+        ask: TerminalAsk,
+    ) -> Result<Attached, EngineError> {
+        let shown = ask.argv.as_ref().map(|argv| argv.join(" "));
+        let opened = self.open_terminal_unnoted(who, id, ask).await;
+        let outcome = opened.as_ref().map_or_else(|error| in_full(error), |_| "opened".into());
+        self.audit.note(
+            who,
+            &Entry {
+                action: "terminal",
+                outcome: &outcome,
+                session: Some(id),
+                exec: opened.as_ref().ok().map(|attached| attached.info.terminal.as_str()),
+                code: shown.as_ref().map(String::as_bytes),
+                detail: None,
+            },
+        );
+        opened
+    }
+
+    async fn open_terminal_unnoted(
+        &self,
+        who: &Principal,
+        id: &str,
+        ask: TerminalAsk,
+    ) -> Result<Attached, EngineError> {
+        let session = self.settled_session(who, id).await?;
+        let in_use = session.in_use()?;
+        let sandbox = session.sandbox()?;
+        let mut env = sandbox.environment();
+        env.retain(|(name, _)| name != "TERM");
+        env.push(("TERM".into(), ask.term));
+        if ask.argv.is_none() && !env.iter().any(|(name, _)| name == "PS1") {
+            env.push(("PS1".into(), PROMPT.into()));
+        }
+        let spec = TerminalSpec {
+            terminal: crate::new_id("term"),
+            argv: ask.argv.unwrap_or_else(|| vec!["/bin/bash".into()]),
+            env,
+            cwd: ask.cwd.unwrap_or_else(|| paths::SESSION.into()),
+            size: ask.size,
+        };
+        let info = sandbox.open_terminal(spec).await.map_err(EngineError::Terminal)?;
+        drop(sandbox);
+        attach(session, in_use, &info.terminal, None).await
+    }
+
+    /// Attaches to a terminal that there is, with what it printed from a position on or with all
+    /// that is kept.
+    pub async fn attach_terminal(
+        &self,
+        who: &Principal,
+        id: &str,
+        terminal: &str,
+        from: Option<u64>,
+    ) -> Result<Attached, EngineError> {
+        let session = self.settled_session(who, id).await?;
+        let in_use = session.in_use()?;
+        attach(session, in_use, terminal, from).await
+    }
+
+    /// The terminals of a session, the oldest first.
+    pub async fn terminals(
+        &self,
+        who: &Principal,
+        id: &str,
+    ) -> Result<Vec<TerminalInfo>, EngineError> {
+        let session = self.settled_session(who, id).await?;
+        let terminals = session.sandbox()?.terminals().await;
+        terminals.map_err(EngineError::Terminal)
+    }
+
+    /// Ends everything that was started at a terminal, and forgets it.
+    pub async fn close_terminal(
+        &self,
+        who: &Principal,
+        id: &str,
+        terminal: &str,
+    ) -> Result<(), EngineError> {
+        let session = self.settled_session(who, id).await?;
+        session.used()?;
+        let closed = session.sandbox()?.close_terminal(terminal).await;
+        closed.map_err(EngineError::Terminal)
+    }
+}
+
+async fn attach(
+    session: Arc<Session>,
+    in_use: InUse,
+    terminal: &str,
+    from: Option<u64>,
+) -> Result<Attached, EngineError> {
+    let attached = session.sandbox()?.attach_terminal(terminal, from).await;
+    let (info, output) = attached.map_err(EngineError::Terminal)?;
+    let telling = {
+        let session = Arc::clone(&session);
+        // A successor of this server must know that the session was in use until just now.
+        tokio::spawn(async move {
+            while session.used().is_ok() {
+                tokio::time::sleep(USE_PACE).await;
+            }
+        })
+    };
+    let control = TerminalControl { session, terminal: info.terminal.clone() };
+    Ok(Attached { info, output, control, _in_use: in_use, telling })
+}

@@ -1,0 +1,83 @@
+//! A connection of its own to a guest, for what it tells by itself: read only as fast as somebody
+//! wants it, so that who does not read holds up nothing but this connection. The guest makes it and
+//! hands us one end, which works whoever of us listens.
+
+use std::time::Duration;
+
+use belljar_proto::frame::{self, Decoder, Frame};
+use belljar_proto::guest::{Answer, Call, FromGuest, ReplyOutcome, Request};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+
+use crate::RuntimeError;
+use crate::link::Link;
+
+/// How long a guest may take to begin.
+const BEGIN_TIMEOUT: Duration = Duration::from_secs(10);
+
+#[derive(Debug)]
+pub(crate) struct GuestStream {
+    reader: OwnedReadHalf,
+    decoder: Decoder,
+    buffer: Box<[u8]>,
+    /// The guest takes its closing for ours.
+    _writer: OwnedWriteHalf,
+}
+
+impl GuestStream {
+    /// Makes one call on a new connection; what follows the answer is read with `next`.
+    pub(crate) async fn open(
+        link: &Link,
+        call: Call,
+    ) -> Result<(Answer, GuestStream), RuntimeError> {
+        tokio::time::timeout(BEGIN_TIMEOUT, GuestStream::try_open(link, call))
+            .await
+            .unwrap_or(Err(RuntimeError::TimedOut(BEGIN_TIMEOUT.as_secs())))
+    }
+
+    async fn try_open(link: &Link, call: Call) -> Result<(Answer, GuestStream), RuntimeError> {
+        let reply = link.call(Call::Connect, &[]).await?;
+        let (Answer::Connection, Some(fd)) = (reply.answer, reply.fds.into_iter().next()) else {
+            return Err(RuntimeError::UnexpectedAnswer);
+        };
+        let stream = std::os::unix::net::UnixStream::from(fd);
+        stream.set_nonblocking(true).map_err(RuntimeError::Connect)?;
+        let stream = UnixStream::from_std(stream).map_err(RuntimeError::Connect)?;
+        let (reader, mut writer) = stream.into_split();
+        let bytes = frame::try_encode(&Request { id: 0, call }, &[]);
+        let bytes = bytes.map_err(RuntimeError::Nonsense)?;
+        writer.write_all(&bytes).await.map_err(|_| RuntimeError::Gone)?;
+        let buffer = vec![0; 32 * 1024].into();
+        let mut stream =
+            GuestStream { reader, decoder: Decoder::default(), buffer, _writer: writer };
+        Ok((stream.answer().await?, stream))
+    }
+
+    /// What is told next, with its body; `None` when the sandbox is gone. Nothing is lost when a
+    /// caller stops waiting.
+    pub(crate) async fn next(&mut self) -> Result<Option<(FromGuest, Vec<u8>)>, RuntimeError> {
+        let Some(frame) = self.frame().await? else { return Ok(None) };
+        Ok(Some((frame.head().map_err(RuntimeError::Nonsense)?, frame.body)))
+    }
+
+    async fn answer(&mut self) -> Result<Answer, RuntimeError> {
+        match self.next().await?.ok_or(RuntimeError::Gone)?.0 {
+            FromGuest::Reply { outcome: ReplyOutcome::Ok(answer), .. } => Ok(answer),
+            FromGuest::Reply { outcome: ReplyOutcome::Err(refusal), .. } => Err(refusal.into()),
+            _ => Err(RuntimeError::UnexpectedAnswer),
+        }
+    }
+
+    async fn frame(&mut self) -> Result<Option<Frame>, RuntimeError> {
+        loop {
+            if let Some(frame) = self.decoder.next_frame().map_err(RuntimeError::Nonsense)? {
+                return Ok(Some(frame));
+            }
+            match self.reader.read(&mut self.buffer).await {
+                Ok(0) | Err(_) => return Ok(None),
+                Ok(n) => self.decoder.push(&self.buffer[..n]),
+            }
+        }
+    }
+}

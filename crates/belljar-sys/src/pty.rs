@@ -1,0 +1,68 @@
+//! Pseudo-terminals: made inside a sandbox, on the devpts that only it has.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::OFlags;
+use rustix::pty::OpenptFlags;
+use rustix::termios::{InputModes, OptionalActions, Winsize};
+
+/// Both ends of one.
+#[derive(Debug)]
+pub struct Pty {
+    /// Where what is printed comes out, and what is typed goes in. Does not block.
+    pub master: OwnedFd,
+    /// What a program has as its standard input, output and error.
+    pub slave: OwnedFd,
+}
+
+/// A new one, of this size.
+pub fn open(rows: u16, cols: u16) -> io::Result<Pty> {
+    let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+    let master = rustix::pty::openpt(flags)?;
+    rustix::pty::unlockpt(&master)?;
+    // Without a path: whoever could swap names below /dev/pts gains nothing.
+    let slave = rustix::pty::ioctl_tiocgptpeer(&master, flags)?;
+    resize(&master, rows, cols)?;
+    let mut modes = rustix::termios::tcgetattr(&slave)?;
+    // What is erased with one key is one character, and not one byte of it.
+    modes.input_modes |= InputModes::IUTF8;
+    rustix::termios::tcsetattr(&slave, OptionalActions::Now, &modes)?;
+    rustix::fs::fcntl_setfl(&master, rustix::fs::fcntl_getfl(&master)? | OFlags::NONBLOCK)?;
+    Ok(Pty { master, slave })
+}
+
+/// Tells the programs at a terminal that it has another size.
+pub fn resize(terminal: impl AsFd, rows: u16, cols: u16) -> io::Result<()> {
+    let size = Winsize { ws_row: rows, ws_col: cols, ws_xpixel: 0, ws_ypixel: 0 };
+    Ok(rustix::termios::tcsetwinsize(terminal, size)?)
+}
+
+/// Writes what can be written right now.
+pub fn write_now(terminal: impl AsFd, bytes: &[u8]) -> io::Result<usize> {
+    Ok(rustix::io::write(terminal, bytes)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::channel::read_now;
+
+    #[test]
+    fn what_is_typed_is_echoed_and_read() {
+        let Pty { master, slave } = open(10, 20).unwrap();
+        let size = rustix::termios::tcgetwinsize(&slave).unwrap();
+        assert_eq!((size.ws_row, size.ws_col), (10, 20));
+        resize(&master, 11, 21).unwrap();
+        assert_eq!(rustix::termios::tcgetwinsize(&slave).unwrap().ws_row, 11);
+        assert_eq!(write_now(&master, "\u{e4}\x7fb\n".as_bytes()).unwrap(), 5);
+        let mut line = [0; 64];
+        // The whole character went with one key.
+        let read = rustix::io::read(&slave, &mut line).unwrap();
+        assert_eq!(&line[..read], b"b\n");
+        let shown = read_now(&master, &mut line).unwrap();
+        assert!(line[..shown].ends_with(b"b\r\n"), "{:?}", &line[..shown]);
+        let nothing = read_now(&master, &mut line).unwrap_err();
+        assert_eq!(nothing.kind(), io::ErrorKind::WouldBlock);
+    }
+}

@@ -1,0 +1,56 @@
+//! The terminal that a person sits at, for the time that somebody else uses it.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::termios::{OptionalActions, Termios};
+
+/// A terminal that hands over every key as it is pressed, until this is dropped.
+#[derive(Debug)]
+pub struct RawMode {
+    terminal: OwnedFd,
+    before: Termios,
+}
+
+impl RawMode {
+    pub fn enter(terminal: impl AsFd) -> io::Result<RawMode> {
+        let terminal = rustix::io::fcntl_dupfd_cloexec(&terminal, 3)?;
+        let before = rustix::termios::tcgetattr(&terminal)?;
+        let mut raw = before.clone();
+        raw.make_raw();
+        rustix::termios::tcsetattr(&terminal, OptionalActions::Now, &raw)?;
+        Ok(RawMode { terminal, before })
+    }
+}
+
+impl Drop for RawMode {
+    fn drop(&mut self) {
+        // What was typed and not read was meant for the other side: a shell must not get it.
+        let _ = rustix::termios::tcsetattr(&self.terminal, OptionalActions::Flush, &self.before);
+    }
+}
+
+/// Rows and columns, if it is a terminal that knows them.
+#[must_use]
+pub fn size(terminal: impl AsFd) -> Option<(u16, u16)> {
+    let size = rustix::termios::tcgetwinsize(terminal).ok()?;
+    (size.ws_row > 0 && size.ws_col > 0).then_some((size.ws_row, size.ws_col))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_terminal_is_afterwards_as_it_was() {
+        let pty = crate::pty::open(5, 6).unwrap();
+        let modes = || rustix::termios::tcgetattr(&pty.slave).unwrap().local_modes;
+        let before = modes();
+        let raw = RawMode::enter(&pty.slave).unwrap();
+        assert_ne!(modes(), before);
+        drop(raw);
+        assert_eq!(modes(), before);
+        assert_eq!(size(&pty.slave), Some((5, 6)));
+        assert!(RawMode::enter(std::fs::File::open("/dev/null").unwrap()).is_err());
+    }
+}

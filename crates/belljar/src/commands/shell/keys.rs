@@ -1,0 +1,63 @@
+//! Which keys are for us, and which go inside.
+
+/// Ctrl-].
+const PREFIX: u8 = 0x1d;
+const LEAVE: u8 = b'd';
+
+/// Reads what is typed, key by key.
+#[derive(Debug, Default)]
+pub(super) struct Keys {
+    /// The prefix was typed, and what it means is not known yet.
+    prefixed: bool,
+}
+
+/// What was typed.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Typed {
+    /// For the other side.
+    pub(super) inside: Vec<u8>,
+    /// Whoever types wants to leave; what he typed after that is nobody's.
+    pub(super) leave: bool,
+}
+
+impl Keys {
+    pub(super) fn read(&mut self, typed: &[u8]) -> Typed {
+        let mut inside = Vec::with_capacity(typed.len() + 1);
+        for &byte in typed {
+            match (std::mem::take(&mut self.prefixed), byte) {
+                (false, PREFIX) => self.prefixed = true,
+                (false, byte) => inside.push(byte),
+                (true, LEAVE) => return Typed { inside, leave: true },
+                (true, PREFIX) => inside.push(PREFIX),
+                (true, byte) => inside.extend([PREFIX, byte]),
+            }
+        }
+        Typed { inside, leave: false }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_prefix_is_ours() {
+        let typed = |pieces: &[&[u8]]| {
+            let mut keys = Keys::default();
+            let mut all = Vec::new();
+            for piece in pieces {
+                let Typed { inside, leave } = keys.read(piece);
+                all.extend(inside);
+                if leave {
+                    return (all, true);
+                }
+            }
+            (all, false)
+        };
+        assert_eq!(typed(&[b"a\x03d\xff"]), (b"a\x03d\xff".to_vec(), false));
+        assert_eq!(typed(&[b"ab\x1ddxy"]), (b"ab".to_vec(), true));
+        assert_eq!(typed(&[b"ab\x1d", b"d"]), (b"ab".to_vec(), true));
+        assert_eq!(typed(&[b"\x1d\x1dd"]), (b"\x1dd".to_vec(), false));
+        assert_eq!(typed(&[b"\x1d", b"x", b"\x1d"]), (b"\x1dx".to_vec(), false));
+    }
+}

@@ -1,0 +1,421 @@
+//! Terminals over WebSockets: people type, programs print, connections come and go.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures_util::{SinkExt, StreamExt};
+use hyper::header;
+use serde_json::{Value, json};
+use tokio_tungstenite::WebSocketStream;
+use tokio_tungstenite::tungstenite::client::IntoClientRequest;
+use tokio_tungstenite::tungstenite::{self, Message};
+
+use crate::client::{Client, Target, Wire};
+use crate::server::{PATIENCE, Place, Server, Session, eventually, text};
+
+/// Somebody at a terminal.
+struct Seat {
+    socket: WebSocketStream<Pin<Box<dyn Wire>>>,
+    id: String,
+    /// The position after what was read.
+    position: u64,
+    seen: String,
+}
+
+type Refused = Box<hyper::Response<Option<Vec<u8>>>>;
+
+async fn connect(
+    client: &Client,
+    session: &Session,
+    query: &str,
+    headers: &[(&'static str, &str)],
+) -> Result<WebSocketStream<Pin<Box<dyn Wire>>>, Refused> {
+    let Target::Tcp(address) = &client.target else { panic!("no address") };
+    let path = session.path("/terminal");
+    let mut request = format!("ws://{address}{path}?{query}").into_client_request().expect("a URL");
+    for (name, value) in headers {
+        request.headers_mut().insert(*name, value.parse().expect("a value"));
+    }
+    let connecting = tokio_tungstenite::client_async(request, client.dial().await);
+    match tokio::time::timeout(PATIENCE, connecting).await.expect("an answer") {
+        Ok((socket, _)) => Ok(socket),
+        Err(tungstenite::Error::Http(response)) => Err(response),
+        Err(error) => panic!("{error}"),
+    }
+}
+
+async fn refused(client: &Client, session: &Session, query: &str, status: u16, code: &str) {
+    let refusal = connect(client, session, query, &[]).await.err().expect("a refusal");
+    let body = refusal.body().clone().unwrap_or_default();
+    let body: Value = serde_json::from_slice(&body).expect("JSON");
+    assert_eq!(
+        (refusal.status().as_u16(), &body["error"]["code"]),
+        (status, &json!(code)),
+        "{body}"
+    );
+}
+
+impl Seat {
+    async fn take(client: &Client, session: &Session, query: &str) -> Seat {
+        let socket = connect(client, session, query, &[]).await.expect("a terminal");
+        let mut seat = Seat { socket, id: String::new(), position: 0, seen: String::new() };
+        let attached = seat.told().await;
+        assert_eq!(attached["type"], "attached", "{attached}");
+        seat.id = text(&attached["terminal"]).to_owned();
+        seat.position = attached["offset"].as_u64().expect("a position");
+        seat
+    }
+
+    async fn next(&mut self) -> Option<Message> {
+        let deadline = tokio::time::Instant::now() + PATIENCE;
+        loop {
+            let next = tokio::time::timeout_at(deadline, self.socket.next()).await;
+            let next = next.unwrap_or_else(|_| panic!("nothing comes; seen: {:?}", self.seen));
+            match next? {
+                Ok(Message::Ping(_) | Message::Pong(_)) => {}
+                Ok(message) => return Some(message),
+                Err(_) => return None,
+            }
+        }
+    }
+
+    /// The next thing that is said and not printed.
+    async fn told(&mut self) -> Value {
+        loop {
+            match self.next().await.expect("something") {
+                Message::Text(said) => return serde_json::from_str(&said).expect("JSON"),
+                Message::Binary(bytes) => self.read(&bytes),
+                other => panic!("{other:?}; seen: {:?}", self.seen),
+            }
+        }
+    }
+
+    fn read(&mut self, bytes: &[u8]) {
+        self.position += bytes.len() as u64;
+        self.seen.push_str(&String::from_utf8_lossy(bytes));
+    }
+
+    /// Reads until this was printed, and returns all that came before it and was not looked at.
+    async fn until(&mut self, wanted: &str) -> String {
+        loop {
+            if let Some(at) = self.seen.find(wanted) {
+                let rest = self.seen.split_off(at + wanted.len());
+                return std::mem::replace(&mut self.seen, rest);
+            }
+            match self.next().await.expect("more") {
+                Message::Binary(bytes) => self.read(&bytes),
+                other => panic!("{other:?} instead of {wanted:?}; seen: {:?}", self.seen),
+            }
+        }
+    }
+
+    async fn press(&mut self, keys: impl AsRef<[u8]>) {
+        let keys = Message::Binary(keys.as_ref().to_vec().into());
+        self.socket.send(keys).await.expect("a connection");
+    }
+
+    async fn say(&mut self, order: Value) {
+        self.socket.send(Message::Text(order.to_string().into())).await.expect("a connection");
+    }
+
+    /// Reads to the end: how the program ended, and that the connection did.
+    async fn end(&mut self) -> Value {
+        let told = self.told().await;
+        match self.next().await {
+            Some(Message::Close(Some(frame))) => {
+                assert_eq!(u16::from(frame.code), 1000, "{frame:?}");
+            }
+            other => panic!("{other:?}"),
+        }
+        assert!(self.next().await.is_none());
+        told
+    }
+}
+
+async fn terminals(server: &Server, session: &Session) -> Vec<Value> {
+    let list = server.get(&session.path("/terminals")).await.json(200);
+    list["terminals"].as_array().expect("a list").clone()
+}
+
+#[tokio::test]
+async fn a_shell_at_a_terminal() {
+    let server = Server::start().await;
+    let session = server.session().await;
+    let mut seat = Seat::take(&server.client(), &session, "rows=11&cols=66").await;
+    seat.until("~ $ ").await;
+    seat.press("tty; stty size; echo $TERM; id -u; pwd\n").await;
+    let shown = seat.until("/session\r\n").await;
+    assert!(shown.contains("/dev/pts/0\r\n11 66\r\nxterm-256color\r\n1000\r\n"), "{shown}");
+    // State is kept, job control works, and Ctrl-C ends the program and not the shell.
+    seat.press("x=5; echo be''gun; sleep 1000\n").await;
+    seat.until("begun\r\n").await;
+    seat.press([3]).await;
+    seat.until("^C").await;
+    seat.press("echo $x$x\n").await;
+    seat.until("55\r\n").await;
+    // The size follows, and programs are told.
+    seat.press("trap 'echo si''ze $(stty size)' WINCH; echo tra''pped\n").await;
+    seat.until("trapped\r\n").await;
+    seat.say(json!({"type": "resize", "rows": 30, "cols": 100})).await;
+    seat.until("size 30 100\r\n").await;
+    assert_eq!(terminals(&server, &session).await[0]["cols"], 100);
+    // Nonsense is answered, and loses nothing.
+    for wrong in
+        [json!({"type": "resize", "rows": 0, "cols": 9}), json!({"type": "dance"}), json!(3)]
+    {
+        seat.say(wrong).await;
+        let told = seat.told().await;
+        assert_eq!((&told["type"], &told["code"]), (&json!("error"), &json!("invalid")), "{told}");
+    }
+    seat.press("exit 7\n").await;
+    let end = seat.end().await;
+    assert_eq!(
+        (&end["type"], &end["exit_code"], &end["signal"]),
+        (&json!("exit"), &json!(7), &json!(null))
+    );
+    // Who comes later still learns how it ended, and what was seen last.
+    let id = seat.id.clone();
+    let mut late = Seat::take(&server.client(), &session, &format!("terminal={id}")).await;
+    let end = late.end().await;
+    assert_eq!(end["exit_code"], 7);
+    assert!(late.seen.contains("size 30 100"), "{:?}", late.seen);
+    let remembered = &terminals(&server, &session).await[0];
+    assert_eq!((&remembered["running"], &remembered["exit_code"]), (&json!(false), &json!(7)));
+    assert_eq!(server.delete(&session.path(&format!("/terminals/{id}"))).await.status, 204);
+    assert!(terminals(&server, &session).await.is_empty());
+}
+
+#[tokio::test]
+async fn a_program_at_a_terminal_and_what_cannot_be() {
+    let server = Server::start().await;
+    let session = server.session().await;
+    let client = server.client();
+    let command = "command=echo%20%24TERM%3B%20pwd%3B%20kill%20-9%20%24%24&cwd=/tmp&term=vt100";
+    let mut seat = Seat::take(&client, &session, command).await;
+    let end = seat.end().await;
+    assert_eq!(seat.seen, "vt100\r\n/tmp\r\n");
+    assert_eq!((&end["exit_code"], &end["signal"]), (&json!(137), &json!(9)), "{end}");
+
+    refused(&client, &session, "rows=0", 422, "invalid").await;
+    refused(&client, &session, "rows=5000", 422, "invalid").await;
+    refused(&client, &session, "colour=blue", 422, "invalid").await;
+    refused(&client, &session, "offset=3", 422, "invalid").await;
+    refused(&client, &session, "term=a%20b", 422, "invalid").await;
+    refused(&client, &session, "terminal=none", 404, "terminal_not_found").await;
+    refused(&client, &session, "terminal=none&command=x", 422, "invalid").await;
+    refused(&client, &session, "cwd=/nowhere", 422, "invalid").await;
+    refused(&client, &Session::of(&client, "ses_none"), "", 404, "session_not_found").await;
+    server.get(&session.path("/terminal")).await.error(426, "not_a_websocket");
+    server.delete(&session.path("/terminals/none")).await.error(404, "terminal_not_found");
+    session.stop().await;
+    refused(&client, &session, "", 410, "session_ended").await;
+    server.get(&session.path("/terminals")).await.error(410, "session_ended");
+    // The faking of input stays refused, also where there is a terminal to fake it at.
+    let session = server.session().await;
+    let fake = "import fcntl,termios\ntry:\n fcntl.ioctl(0, termios.TIOCSTI, b'x')\nexcept OSError as e: print('errno', e.errno)";
+    let write = json!({"command": format!("cat > fake.py <<'EOF'\n{fake}\nEOF")});
+    session.exec(write).await.json(200);
+    let mut seat = Seat::take(&client, &session, "command=python3%20fake.py").await;
+    seat.end().await;
+    assert_eq!(seat.seen, "errno 1\r\n");
+}
+
+#[tokio::test]
+async fn pages_of_other_sites_and_strangers_get_no_terminal() {
+    let server = Server::start().await;
+    let session = server.session().await;
+    let client = server.client();
+    for (name, value, code) in [
+        ("origin", "http://evil.example", "wrong_origin"),
+        ("origin", "null", "wrong_origin"),
+        ("host", "evil.example", "wrong_host"),
+    ] {
+        let refusal =
+            connect(&client, &session, "", &[(name, value)]).await.err().expect("refused");
+        let body = String::from_utf8(refusal.body().clone().unwrap_or_default()).expect("text");
+        assert_eq!(refusal.status(), 403);
+        assert!(body.contains(code), "{body}");
+    }
+    assert!(terminals(&server, &session).await.is_empty(), "nothing was started");
+    // With keys: only who has one, and only at his own sessions.
+    let place = Arc::clone(&server.place);
+    let [one, other] = ["one", "other"].map(|tenant| {
+        let key = place.key(&["--name", tenant, "--tenant", tenant]);
+        text(&key["secret"]).to_owned()
+    });
+    eventually("keys are wanted", async || server.get("/v1/sessions").await.status == 401).await;
+    let bearer = |key: &str| format!("Bearer {key}");
+    let own = client.with_key(&one).session_with(json!({})).await;
+    let with = async |headers: &[(&'static str, &str)]| connect(&client, &own, "", headers).await;
+    let status = |refused: Option<Refused>| refused.expect("refused").status().as_u16();
+    assert_eq!(status(with(&[]).await.err()), 401);
+    assert_eq!(status(with(&[("authorization", "Bearer wrong")]).await.err()), 401);
+    assert_eq!(status(with(&[("authorization", &bearer(&other))]).await.err()), 404);
+    let mut seat = with(&[(header::AUTHORIZATION.as_str(), &bearer(&one))]).await.expect("a seat");
+    assert!(matches!(seat.next().await, Some(Ok(Message::Text(_)))));
+    let is_opened = |entry: &Value| entry["action"] == "terminal" && entry["outcome"] == "opened";
+    eventually("it is written down", async || place.audit().iter().any(is_opened)).await;
+}
+
+#[tokio::test]
+async fn who_comes_back_misses_nothing() {
+    let server = Server::start().await;
+    let session = server.session_with(json!({"storage": "BIND"})).await;
+    let mut seat = Seat::take(&server.client(), &session, "cols=200").await;
+    seat.press("x=kept; while [ ! -e go ]; do sleep 0.02; done; echo be''hind; seq 3\n").await;
+    seat.until("seq 3\r\n").await;
+    let (id, position) = (seat.id.clone(), seat.position);
+    // Two at one terminal see the same.
+    let mut second = Seat::take(&server.client(), &session, &format!("terminal={id}")).await;
+    second.until("seq 3\r\n").await;
+    assert_eq!(terminals(&server, &session).await[0]["attached"], 2);
+    drop(second);
+    drop(seat);
+    eventually("both have left", async || terminals(&server, &session).await[0]["attached"] == 0)
+        .await;
+    session.shell("touch go").await;
+    // It goes on without anybody, also without a server.
+    let place = server.kill().await;
+    let server = place.serve().await;
+    let session = Session::of(&server, &session.id);
+    let query = format!("terminal={id}&offset={position}");
+    let mut seat = Seat::take(&server.client(), &session, &query).await;
+    assert_eq!(seat.position, position);
+    let rest = seat.until("3\r\n").await;
+    assert!(rest.ends_with("behind\r\n1\r\n2\r\n3\r\n"), "{rest:?}");
+    seat.press("echo $x\n").await;
+    seat.until("\rkept\r\n").await;
+    // A server that is asked to stop says so, and the terminal stays for the next one.
+    server.ask_to_stop();
+    loop {
+        match seat.next().await {
+            Some(Message::Close(Some(frame))) => break assert_eq!(u16::from(frame.code), 1012),
+            Some(Message::Binary(_)) => {}
+            other => panic!("{other:?}"),
+        }
+    }
+    let mut server = server;
+    assert!(server.wait().await.success());
+    let server = place.serve().await;
+    let session = Session::of(&server, &session.id);
+    let mut seat = Seat::take(&server.client(), &session, &format!("terminal={id}")).await;
+    seat.until("behind\r\n").await;
+    seat.say(json!({"type": "close"})).await;
+    assert_eq!(seat.end().await["type"], "exit");
+    assert!(terminals(&server, &session).await.is_empty());
+}
+
+#[tokio::test]
+async fn terminals_end_with_all_they_started_and_are_counted() {
+    const MOST: usize = 16;
+    let server = Server::start().await;
+    let session = server.session().await;
+    let client = server.client();
+    let mut seats = Vec::new();
+    for _ in 0..MOST {
+        seats.push(Seat::take(&client, &session, "command=sleep%201000").await);
+    }
+    refused(&client, &session, "", 429, "too_many_terminals").await;
+    let first = seats.remove(0);
+    let path = session.path(&format!("/terminals/{}", first.id));
+    assert_eq!(server.delete(&path).await.status, 204);
+    let mut seat = Seat::take(&client, &session, "").await;
+    // A daemon that has left the terminal goes with it all the same.
+    let daemon = "setsid -f bash -c 'trap \"\" HUP; echo $$ > daemon; sleep 1000' </dev/null >/dev/null 2>&1\n";
+    seat.press(daemon).await;
+    session.shell("until [ -s daemon ]; do sleep 0.02; done").await;
+    assert_eq!(session.shell("kill -0 $(cat daemon)").await["exit_code"], 0);
+    let path = session.path(&format!("/terminals/{}", seat.id));
+    assert_eq!(server.delete(&path).await.status, 204);
+    assert_eq!(seat.end().await["type"], "exit");
+    assert_ne!(session.shell("kill -0 $(cat daemon)").await["exit_code"], 0);
+    // The end of the session is told to who is still there.
+    session.stop().await;
+    let told = seats[0].told().await;
+    assert_eq!(
+        (&told["type"], &told["code"]),
+        (&json!("error"), &json!("session_ended")),
+        "{told}"
+    );
+    server.place.has_no_traces().await;
+}
+
+#[tokio::test]
+async fn a_session_is_in_use_while_somebody_sits_there() {
+    let server = Server::start().await;
+    let session = server.session_with(json!({"ttl": 600, "idle_timeout": 1})).await;
+    let mut seat = Seat::take(&server.client(), &session, "").await;
+    tokio::time::sleep(Duration::from_millis(2_500)).await;
+    assert_eq!(session.show().await["state"], "ready");
+    seat.press("echo st''ill\n").await;
+    seat.until("still\r\n").await;
+    drop(seat);
+    assert_eq!(session.becomes("stopped").await["ended_because"], "it was idle for too long");
+}
+
+#[tokio::test]
+async fn who_does_not_read_holds_up_nobody_and_costs_nothing() {
+    let server = Server::start().await;
+    let session = server.session().await;
+    let client = server.client();
+    let mut deaf = Seat::take(&client, &session, "").await;
+    deaf.press("head -c 300000000 /dev/zero | tr '\\0' x | fold -w 99; echo do''ne > done\n").await;
+    let before = server.rss();
+    // It waits for who is slow, for a moment, and then no longer.
+    let began = Instant::now();
+    let waited = session
+        .exec(json!({"command": "until [ -e done ]; do sleep 0.1; done", "timeout": 90}))
+        .await
+        .json(200);
+    assert_eq!(waited["status"], "ok", "{waited:#}");
+    assert!(began.elapsed() > Duration::from_secs(4), "nobody waited");
+    let grown = server.rss().saturating_sub(before);
+    assert!(grown < 32 << 20, "{grown} bytes more");
+    // He is told what he missed, and is then where all are.
+    loop {
+        let told = deaf.told().await;
+        deaf.seen.clear();
+        if told["type"] == "skipped" {
+            assert!(told["bytes"].as_u64().expect("a number") > 1_000_000, "{told}");
+            break;
+        }
+    }
+    deaf.press("echo awa''ke\n").await;
+    deaf.until("awake\r\n").await;
+    // Who reads sees every line, however slowly he does.
+    let mut seat = Seat::take(&client, &session, "command=seq%20400000").await;
+    let mut lines = 0;
+    let mut rest = String::new();
+    while let Some(message) = seat.next().await {
+        let Message::Binary(bytes) = message else { break };
+        rest.push_str(&String::from_utf8_lossy(&bytes));
+        while let Some((line, after)) = rest.split_once("\r\n") {
+            lines += 1;
+            assert_eq!(line, lines.to_string());
+            rest = after.to_owned();
+        }
+    }
+    assert_eq!(lines, 400_000);
+}
+
+#[tokio::test]
+async fn keys_that_nobody_reads_are_bounded() {
+    let place = Arc::new(Place::new());
+    let server = place.serve().await;
+    let session = server.session().await;
+    let command = "command=stty%20raw%20-echo%3B%20echo%20ready%3B%20sleep%201000";
+    let mut seat = Seat::take(&server.client(), &session, command).await;
+    seat.until("ready").await;
+    let before = server.rss();
+    let pasted = tokio::time::timeout(Duration::from_secs(5), async {
+        for _ in 0..4_000 {
+            seat.press([b'x'; 60_000]).await;
+        }
+    });
+    assert!(pasted.await.is_err(), "240 MB went somewhere");
+    assert!(server.rss().saturating_sub(before) < 32 << 20);
+    assert_eq!(session.shell("echo alive").await["stdout"], "alive\n");
+    session.stop().await;
+    place.has_no_traces().await;
+}
