@@ -96,7 +96,10 @@ impl Staged {
                 }
                 if python.is_relocated() && python.has_shared_library() {
                     // It is looked for where it was installed, which is not where it is inside.
-                    places.push(("LD_LIBRARY_PATH".to_owned(), format!("{}/lib", paths::PYTHON_BASE)));
+                    places.push((
+                        "LD_LIBRARY_PATH".to_owned(),
+                        format!("{}/lib", paths::PYTHON_BASE),
+                    ));
                 }
                 kernels::environment(tools.as_deref(), places.iter().chain(own))
             }
