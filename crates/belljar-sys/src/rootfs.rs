@@ -393,7 +393,7 @@ mod tests {
         let (dir, root) = outside_and_root();
         root.make_directory(Path::new("a/b/c"), 0o755).unwrap();
         let closed = dir.path().join("root/a");
-        fs::set_permissions(&closed, fs::Permissions::from_mode(0)).unwrap();
+        fs::set_permissions(&closed, fs::Permissions::from_mode(0o000)).unwrap();
         root.remove(Path::new("a")).unwrap();
         root.remove(Path::new("never/was")).unwrap();
         assert!(!closed.exists());

@@ -6,14 +6,10 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use belljar_runtime::docker::{DockerConfig, DockerRuntime};
 use belljar_runtime::native;
-use belljar_runtime::native::image::HOST;
 use belljar_runtime::{Runtime, RuntimeError};
 
 use crate::home;
 use crate::settings::{Choice, DOCKER_IMAGE, Settings};
-
-/// Other sandboxes call their only image by these names, and their users bring their `.env` along.
-const ALSO_HOST: [&str; 3] = ["sandbox", "sandbox:latest", "py-sandbox:latest"];
 
 /// A backend that was chosen, not yet inside an async runtime.
 #[derive(Debug)]
@@ -43,12 +39,12 @@ impl Prepared {
     /// Where this kind of backend runs sandboxes from, if nobody says otherwise.
     #[must_use]
     pub fn default_image(&self, settings: &Settings) -> String {
-        let named = settings.backend.image.as_deref();
-        let image = match self {
-            Prepared::Native(_) => named.filter(|name| !ALSO_HOST.contains(name)).unwrap_or(HOST),
-            Prepared::Docker(_) => named.unwrap_or(DOCKER_IMAGE),
-        };
-        image.to_owned()
+        match self {
+            Prepared::Native(_) => home::native_image(settings),
+            Prepared::Docker(_) => {
+                settings.backend.image.clone().unwrap_or_else(|| DOCKER_IMAGE.to_owned())
+            }
+        }
     }
 
     /// Goes on inside an async runtime. With an owner, sandboxes outlive this process, and it is

@@ -23,6 +23,9 @@ pub struct Manifest {
     pub packages: Vec<String>,
 }
 
+/// Other sandboxes call their only image by these names, and their users bring their `.env` along.
+const ALSO_HOST: [&str; 3] = ["sandbox", "sandbox:latest", "py-sandbox:latest"];
+
 pub const MANIFEST_FORMAT: u32 = 2;
 
 pub fn environment_dir(settings: &Settings) -> PathBuf {
@@ -70,7 +73,7 @@ pub fn image(settings: &Settings) -> Result<Image> {
         kernels,
         preload: settings.preload.clone(),
         store: images(settings),
-        default: native_image(settings).to_owned(),
+        default: native_image(settings),
     })
 }
 
@@ -90,8 +93,11 @@ pub fn kernels(settings: &Settings, python: Option<&Path>) -> Result<PathBuf> {
 
 /// What native sandboxes are made from that ask for nothing else.
 #[must_use]
-pub fn native_image(settings: &Settings) -> &str {
-    settings.backend.image.as_deref().unwrap_or(belljar_image::HOST)
+pub fn native_image(settings: &Settings) -> String {
+    let named = settings.backend.image.as_deref().unwrap_or(belljar_image::HOST);
+    let is_known = || named.parse().is_ok_and(|name| images(settings).find(&name).is_ok());
+    let is_host = ALSO_HOST.contains(&named) && !is_known();
+    if is_host { belljar_image::HOST.to_owned() } else { named.to_owned() }
 }
 
 /// Images other than the machine itself.

@@ -33,9 +33,7 @@ pub(super) async fn find(
     }
     let pulled = pull(writer, base, None, &PullOptions::default(), progress).await;
     match (pulled, distribution(base)) {
-        (Err(error), Some(suite))
-            if matches!(error, ImageError::Unreachable { .. } | ImageError::Registry { .. }) =>
-        {
+        (Err(ImageError::Unreachable { .. } | ImageError::Registry { .. }), Some(suite)) => {
             progress.say(&format!("{base} cannot be pulled; making it from packages"));
             from_packages(writer, suite, name, host, progress)
         }
