@@ -73,19 +73,14 @@ async fn converse(
             }
         };
         begun.send_replace(true);
-        match heard.name.as_str() {
-            "stdout" => {
-                if !passed(&mut std::io::stdout(), &heard) {
-                    return Ok(output::exit_code(EXIT_PIPE));
-                }
-            }
-            "stderr" => {
-                if !passed(&mut std::io::stderr(), &heard) {
-                    return Ok(output::exit_code(EXIT_PIPE));
-                }
-            }
+        let is_heard = match heard.name.as_str() {
+            "stdout" => passed(&mut std::io::stdout(), &heard),
+            "stderr" => passed(&mut std::io::stderr(), &heard),
             "done" => return Ok(ended(&heard.data)),
-            _ => {}
+            _ => true,
+        };
+        if !is_heard {
+            return Ok(output::exit_code(EXIT_PIPE));
         }
     }
 }
