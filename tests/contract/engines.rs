@@ -21,13 +21,12 @@ struct Engine {
     directory: TempDir,
     live_restore: bool,
     daemon: Option<Child>,
-    mounted: Option<PathBuf>,
 }
 
 impl Engine {
     fn start(live_restore: bool) -> Engine {
         let directory = tempfile::tempdir().expect("a directory");
-        let mut engine = Engine { directory, live_restore, daemon: None, mounted: None };
+        let mut engine = Engine { directory, live_restore, daemon: None };
         engine.run();
         engine.load_image();
         engine
@@ -41,8 +40,7 @@ impl Engine {
         let mut mount = Command::new("mount");
         mount.args(["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"]).arg(&data);
         assert!(mount.status().expect("mount starts").success());
-        let mut engine =
-            Engine { directory, live_restore: false, daemon: None, mounted: Some(data) };
+        let mut engine = Engine { directory, live_restore: false, daemon: None };
         engine.run();
         engine.load_image();
         engine
@@ -156,17 +154,14 @@ impl Drop for Engine {
         }
         self.live_restore = false;
         self.end(SIGTERM);
-        let exec = self.path("exec");
-        for mounted in
-            [self.mounted.as_deref(), Some(&exec.join("netns/default"))].into_iter().flatten()
-        {
-            unmount(mounted);
+        // What a daemon mounts it does not always unmount; the last first.
+        let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        let mounts = table.lines().filter_map(|line| line.split(' ').nth(4)).rev();
+        for mounted in mounts.filter(|path| Path::new(path).starts_with(self.directory.path())) {
+            let mut unmount = Command::new("umount");
+            let _ = unmount.args(["--lazy", mounted]).stderr(Stdio::null()).status();
         }
     }
-}
-
-fn unmount(path: &Path) {
-    let _ = Command::new("umount").arg("--lazy").arg(path).stderr(Stdio::null()).status();
 }
 
 /// Only root can start one; it is there where the other tests of containers are.

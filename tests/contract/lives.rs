@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use crate::backend::Backend;
-use crate::server::{Session, eventually, text};
+use crate::server::{Session, command_line, eventually, text};
 
 pub(crate) async fn a_successor_goes_on(on: Backend) {
     let (site, server, session) = on.session(json!({"key": "k"})).await;
@@ -93,11 +93,11 @@ pub(crate) async fn a_stop_leaves_nothing(on: Backend) {
     let ended = session.show().await;
     assert_eq!(ended["state"], "stopped", "{ended:#}");
     site.has_no_traces().await;
-    let sleeping = std::process::Command::new("pgrep")
-        .args(["-f", "^sleep (4321|1234|2345|3456)$"])
-        .output()
-        .expect("pgrep starts");
-    assert_eq!(String::from_utf8_lossy(&sleeping.stdout), "", "processes outlived their session");
+    let daemons = ["4321", "1234", "2345", "3456"].map(|seconds| format!("sleep {seconds} "));
+    let processes = std::fs::read_dir("/proc").expect("it is there").flatten();
+    let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let alive: Vec<String> = pids.map(command_line).filter(|line| daemons.contains(line)).collect();
+    assert!(alive.is_empty(), "processes outlived their session: {alive:?}");
     // Nor does one that many ask to stop at once.
     let session = server.session().await;
     let stops = (0..5).map(|_| {

@@ -258,6 +258,13 @@ mod tests {
         }
     }
 
+    /// Maps are told in an order that does not change.
+    fn in_order(assert: impl FnOnce()) {
+        let mut settings = insta::Settings::clone_current();
+        settings.set_sort_maps(true);
+        settings.bind(assert);
+    }
+
     #[test]
     fn a_container_is_made_of_this() {
         let spec = SandboxSpec {
@@ -267,7 +274,7 @@ mod tests {
             alone_for_s: 3600,
             ..SandboxSpec::default()
         };
-        insta::assert_json_snapshot!(recipe(&spec, Meeting::Socket, None).body());
+        in_order(|| insta::assert_json_snapshot!(recipe(&spec, Meeting::Socket, None).body()));
     }
 
     #[test]
@@ -276,7 +283,8 @@ mod tests {
             session_dir: Some("/srv/sessions/ses_1/session".into()),
             ..SandboxSpec::default()
         };
-        insta::assert_json_snapshot!(recipe(&spec, Meeting::Attached, Some(&Gpus::All)).body());
+        let gpus = Some(&Gpus::All);
+        in_order(|| insta::assert_json_snapshot!(recipe(&spec, Meeting::Attached, gpus).body()));
     }
 
     #[test]
