@@ -61,6 +61,6 @@ async fn a_language_that_is_not_there_is_said_so() {
     }
     let missing = session.exec(json!({"language": "r", "code": "1"})).await.json(200);
     assert_eq!(missing["status"], "error", "{missing:#}");
-    assert!(text(&missing["reason"]).contains("there is no `Rscript`"), "{missing:#}");
+    assert!(text(&missing["reason"]).contains("R needs r-base"), "{missing:#}");
     assert_eq!(session.printed("print(1)").await, "1\n");
 }

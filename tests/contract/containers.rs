@@ -120,7 +120,8 @@ async fn an_image_without_python_has_a_shell() {
     assert_eq!(bash("echo $x").await["stdout"], "5\n");
     let python = session.exec(json!({"code": "1"})).await;
     let message = python.error(409, "no_interpreter");
-    assert_eq!(message, format!("the image `{SHELL_IMAGE}` has no python"));
+    let expected = format!("the image `{SHELL_IMAGE}` has no python");
+    assert!(message.starts_with(&expected), "{message}");
     assert!(python.json(409)["error"]["hint"].is_string(), "{python}");
     assert_eq!(session.show().await["state"], "ready");
     let run = server.post("/v1/run", json!({"code": "1", "image": SHELL_IMAGE})).await;

@@ -192,8 +192,9 @@ impl From<EngineError> for ApiError {
             {
                 out_of_space(message)
             }
-            EngineError::NoInterpreter { advice, .. } => {
-                ApiError::new(StatusCode::CONFLICT, "no_interpreter", message).hint(*advice)
+            EngineError::NoInterpreter { .. } => {
+                ApiError::new(StatusCode::CONFLICT, "no_interpreter", message)
+                    .hint("commands and whatever else the image has work; ask for another image")
             }
             EngineError::Create(RuntimeError::Engine(engine)) => from_engine(engine, message),
             EngineError::Stdin(RuntimeError::Refused(refusal))

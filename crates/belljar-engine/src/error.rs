@@ -19,7 +19,7 @@ pub enum EngineError {
     Create(#[source] RuntimeError),
     #[error("failed to start a kernel")]
     StartKernel(#[source] RuntimeError),
-    #[error("the image `{image}` has no {language}")]
+    #[error("the image `{image}` has no {language}; {advice}")]
     NoInterpreter { image: String, language: Language, advice: &'static str },
     #[error("failed to execute the code")]
     Exec(#[source] RuntimeError),
