@@ -42,9 +42,9 @@ fn doctor_finds_this_machine_usable() {
     cgroups
     namespaces
     no network
-    process limit
-    memory limit
     cpu limit
+    memory limit
+    process limit
     ");
     assert_eq!(corner.traces(), [""; 0]);
 }
@@ -100,9 +100,12 @@ fn every_command_explains_itself() {
       run        Run code once in a fresh sandbox, and throw the sandbox away
       serve      The server: sessions that remember, over HTTP
       session    Sessions of a server: make, list, use and stop them
+      shell      A terminal in a session, or a shell at the end of our own pipes
       artifacts  Files that sessions have left: list, download, link and remove them, and check them all
       key        API keys: who may use the server, and how much of it
       usage      What tenants have used, per day
+      image      Images that sandboxes are made from: build, pull, import, list and remove them
+      view       What a session on disk has done: executions, variables, artifacts; also while it runs
       setup      Prepare this machine: the Python environment of sandboxes, and a commented .env here
       doctor     What this machine can enforce, what not, and what to do about it
       bench      Latency, memory and density on this machine, beside docker and plain python3
