@@ -10,7 +10,7 @@ import pytest
 from conftest import SMALL
 from servers import Server
 
-from belljar import Client, ExecutionError, Result, Session, Stderr, Stdout
+from belljar import BelljarError, Client, ExecutionError, Result, Session, Stderr, Stdout
 
 
 def test_a_run(client: Client) -> None:
