@@ -262,7 +262,7 @@ fn not_started(sandbox: &Sandbox, language: Language, error: RuntimeError) -> En
 }
 
 pub(crate) fn no_interpreter(sandbox: &Sandbox, language: Language) -> EngineError {
-    let image = sandbox.spec().image.clone().unwrap_or_default();
+    let image = sandbox.spec().image.clone().unwrap_or_else(|| "host".to_owned());
     let advice = languages::missing(language).unwrap_or("ask for another image");
     EngineError::NoInterpreter { image, language, advice }
 }

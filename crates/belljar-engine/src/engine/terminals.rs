@@ -145,8 +145,11 @@ impl Engine {
         let session = self.settled_session(who, id).await?;
         let in_use = session.in_use()?;
         let sandbox = session.sandbox()?;
+        // A sandbox of the pool was made before it was this session's.
+        let own = session.spec.environment();
         let mut env = sandbox.environment();
-        env.retain(|(name, _)| name != "TERM");
+        env.retain(|(name, _)| name != "TERM" && !own.contains_key(name));
+        env.extend(own.into_iter().filter(|(name, _)| name != "TERM"));
         env.push(("TERM".into(), ask.term));
         if ask.argv.is_none() && !env.iter().any(|(name, _)| name == "PS1") {
             env.push(("PS1".into(), PROMPT.into()));
