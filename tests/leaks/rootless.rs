@@ -76,9 +76,9 @@ fn doctor_names_what_is_not_enforced(user: &User) {
     cgroups: weak
     namespaces: ok
     no network: ok
-    process limit: weak
-    memory limit: weak
     cpu limit: weak
+    memory limit: weak
+    process limit: weak
     ");
     for finding in diagnosis["findings"].as_array().expect("a list") {
         let helpless = finding["state"] == "weak" && finding["advice"].is_null();
