@@ -67,7 +67,7 @@ def test_few_blocks_do_not_run() -> None:
     # Whoever adds one says why, and here.
     blocks = [(path.name, block) for path in PAGES for block in Page.read(path).blocks]
     assert [name for name, block in blocks if block.not_run] == ["tutorial.md"]
-    assert {block.language for _, block in blocks} <= {"python", "sh", "text", "csv", "console"}
+    assert {block.language for _, block in blocks} <= {"python", "sh", "text", "csv", "console", "json"}
 
 
 def test_what_pages_say_is_checked() -> None:

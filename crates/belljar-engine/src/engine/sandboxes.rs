@@ -21,7 +21,9 @@ impl Shared {
         if let Some(record) = &session.record {
             prepare_record(record).await?;
         }
-        let spec = self.sandbox_spec(&session.spec, &session.id)?;
+        let mut spec = self.sandbox_spec(&session.spec, &session.id)?;
+        // One of the pool is nobody's yet when it is made, and has none.
+        spec.labels.push(("belljar.tenant".to_owned(), session.tenant.clone()));
         let sandbox = pool::warm_sandbox(&self.runtime, &spec).await?;
         let view = session.view();
         let row = SessionRow {
