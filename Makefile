@@ -18,7 +18,7 @@ SDK_NEEDS := --only-binary :all: httpx pydantic pytest pytest-asyncio pytest-rer
 MATURIN := 'maturin>=1.9,<2'
 BUILD_WHEEL := PATH="$(CURDIR)/target/sdk-python/bin:$$PATH" maturin build --locked --target-dir $(CURDIR)/target
 
-.PHONY: help build tested demo test test-python test-deepagents sdk-python wheel lint bench setup system clean
+.PHONY: help build tested tested-wheel demo test test-python test-kernels test-standard test-engine test-deepagents sdk-python wheel lint bench setup system clean
 
 help:
 	@echo "make demo   set up this machine and show what Belljar does"
@@ -47,27 +47,40 @@ test: tested
 	@scripts/tool cargo-nextest
 	@echo "== preparing the Python environment of sandboxes in $(HOME_DIR)"
 	@cd target && $(TESTED) setup
+	@$(MAKE) --no-print-directory tested-wheel
+	@# Two at a time: each of them waits for something more often than not.
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-python test-kernels test-standard test-engine
+	@echo "== all other tests: the real binary, real sandboxes"
+	$(CARGO) nextest run --locked --workspace
+
+test-kernels:
 	@echo "== kernel tests: Python, outside of any sandbox"
 	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --upgrade --target $(TOOLS) pytest hypothesis
 	cd kernels/python/tests && PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$(TOOLS) $(PYTHON) -m pytest -q -p no:cacheprovider
-	@$(MAKE) --no-print-directory test-python
-	@echo "== the Python package with deepagents 0.6.12; the newest is among the tests before"
+
+test-standard:
+	@echo "== the Python package with deepagents 0.6.12; the newest is among the tests of the package"
 	cd sdk/python && PYTHONDONTWRITEBYTECODE=1 BELLJAR_BINARY=$(TESTED) python3 scripts/test_deepagents.py --in $(CURDIR)/target/deepagents --standard 0.6.12
+
+# A container engine with gVisor, and images to test with.
+test-engine:
 	@scripts/prepare-docker
-	@echo "== all other tests: the real binary, real sandboxes"
-	$(CARGO) nextest run --locked --workspace
 
 tested: system
 	@echo "== building what is tested"
 	$(CARGO) build --locked --workspace --all-targets
 
-# The package's own tests, against the binary that was built and a wheel with it.
-test-python: tested sdk-python
+# The wheel that is tested, with the binary that was built.
+tested-wheel: tested sdk-python
 	@$(SDK_PYTHON) -m pip install --quiet --disable-pip-version-check $(MATURIN)
 	@rm -rf target/wheel
 	cd sdk/python && $(BUILD_WHEEL) --profile dev --out $(CURDIR)/target/wheel
 	@# maturin moves the program that was built; this puts it back, and compiles nothing.
 	@$(CARGO) build --quiet --locked --workspace
+
+# The package's own tests.
+test-python:
+	@test -d target/wheel || $(MAKE) --no-print-directory tested-wheel
 	@echo "== the Python package: its client against a real server"
 	cd sdk/python && PYTHONDONTWRITEBYTECODE=1 BELLJAR_BINARY=$(TESTED) WHEEL_TO_TEST=$$(echo $(CURDIR)/target/wheel/belljar-*.whl) $(SDK_PYTHON) -m pytest -q -p no:cacheprovider --reruns 2 --reruns-delay 1
 

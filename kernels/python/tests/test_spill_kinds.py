@@ -204,7 +204,7 @@ def test_every_kind_of_index(kernel, index):
 
 
 @needs_pandas
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=25, deadline=None, derandomize=True)
 @given(
     seed=st.integers(0, 2**32 - 1),
     rows=st.sampled_from([0, 1, 2_100, 3_001, 9_000]),
