@@ -396,7 +396,7 @@ pub(crate) enum ImageCommand {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 The image can be used by native sandboxes and, if a container engine answers, by Docker. What it is
-built on stays, so that the next build is quicker. --print-spec shows the spec that is used without -f.")]
+built on stays, so that the next build is quicker. The spec itself is shown by --print-spec.")]
 pub(crate) struct ImageBuildArgs {
     /// What to build [default: Python with the usual packages]
     #[arg(short = 'f', long = "file", value_name = "SPEC")]
