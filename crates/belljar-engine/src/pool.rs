@@ -151,9 +151,6 @@ pub async fn warm_sandbox(
     spec: &SandboxSpec,
 ) -> Result<Sandbox, EngineError> {
     let sandbox = Arc::clone(runtime).create(spec).await.map_err(EngineError::Create)?;
-    if !sandbox.has_python() {
-        return Ok(sandbox);
-    }
     match sandbox.start_kernel(Language::Python).await {
         Ok(_) => Ok(sandbox),
         // Shells and commands work; whoever asks for Python is told.

@@ -333,36 +333,21 @@ impl Sandbox {
         being_written: bool,
         most: u64,
     ) -> Result<OpenedFile, RuntimeError> {
-        match source.ok_or(RuntimeError::UnexpectedAnswer)? {
+        let (file, identity, has_content) = match source.ok_or(RuntimeError::UnexpectedAnswer)? {
             Source::Here(fd) => {
-                let Identity { size, inode, changed_ns, modified_ns } =
-                    channel::check_plain_file(&fd).map_err(|cause| failed_to_open(path, cause))?;
-                let (file, has_content) = (fd.into(), true);
-                Ok(OpenedFile {
-                    file,
-                    size,
-                    inode,
-                    changed_ns,
-                    modified_ns,
-                    being_written,
-                    has_content,
-                })
+                let identity = channel::check_plain_file(&fd);
+                (fd.into(), identity.map_err(|cause| failed_to_open(path, cause))?, true)
             }
             Source::There(held) => {
                 let HeldFile { size, inode, changed_ns, modified_ns, .. } = held;
-                let has_content = size <= most;
                 let file = held::fetch(self.link(), held, path, most).await?;
-                Ok(OpenedFile {
-                    file,
-                    size,
-                    inode,
-                    changed_ns,
-                    modified_ns,
-                    being_written,
-                    has_content,
-                })
+                (file, Identity { size, inode, changed_ns, modified_ns }, size <= most)
             }
-        }
+        };
+        let Identity { size, inode, changed_ns, modified_ns } = identity;
+        let seen =
+            OpenedFile { file, size, inode, changed_ns, modified_ns, being_written, has_content };
+        Ok(seen)
     }
 
     async fn call_about(

@@ -1,7 +1,8 @@
 //! Makes sandboxes and talks to their guests.
 //!
-//! A [`Runtime`] makes them: [`native`] from namespaces on this machine. A [`Sandbox`] is what one
-//! gets from any of them, [`link`] the conversation with the guest inside.
+//! A [`Runtime`] makes them: [`native`] from namespaces on this machine, [`docker`] by a container
+//! engine. A [`Sandbox`] is what one gets from either, [`link`] the conversation with the guest
+//! inside.
 
 #![forbid(unsafe_code)]
 
@@ -30,3 +31,8 @@ pub use runtime::Runtime;
 pub use sandbox::{Handle, KernelStart, Sandbox};
 pub use spec::{DataMount, Limits, SandboxSpec, USER_ID, paths};
 pub use terminal::TerminalOutput;
+
+/// Locks what nobody panics while holding: critical sections only move values.
+fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}

@@ -3,10 +3,11 @@
 use std::collections::HashSet;
 use std::fmt;
 use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use belljar_sys::procfs;
+use belljar_sys::{procfs, tree};
 
 use crate::RuntimeError;
 use crate::native::zygote::ZygoteState;
@@ -49,6 +50,19 @@ pub trait Runtime: fmt::Debug + Send + Sync + 'static {
 
     /// Waits until kernels start as fast as they ever will.
     async fn warmed_up(&self);
+}
+
+/// Makes everything in a session's directory belong to the sandbox that is about to get it: the
+/// one before may have had other ids.
+pub(crate) async fn give_to(
+    directory: PathBuf,
+    (uid, gid): (u32, u32),
+) -> Result<(), RuntimeError> {
+    let path = directory.clone();
+    tokio::task::spawn_blocking(move || tree::give_to(&directory, uid, gid))
+        .await
+        .unwrap_or_else(|panic| Err(io::Error::other(panic)))
+        .map_err(|cause| RuntimeError::Prepare { path, cause })
 }
 
 /// Names are `PID.START.RANDOM.N`; the process that made this one no longer exists.

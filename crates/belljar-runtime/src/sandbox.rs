@@ -141,12 +141,6 @@ impl Sandbox {
         self.env.clone()
     }
 
-    /// Whether there is an interpreter inside; an image need not have one.
-    #[must_use]
-    pub fn has_python(&self) -> bool {
-        !self.python.is_empty()
-    }
-
     /// Bytes of memory charged to this sandbox.
     #[must_use]
     pub fn memory_used(&self) -> Option<u64> {
@@ -196,7 +190,8 @@ impl Sandbox {
 
     async fn start_some_kernel(&self, language: Language) -> Result<KernelStart, RuntimeError> {
         if language == Language::Python {
-            if !self.has_python() {
+            // An image need not have an interpreter.
+            if self.python.is_empty() {
                 let image = self.spec.image.clone().unwrap_or_else(|| "of this sandbox".into());
                 return Err(RuntimeError::NoPython(image));
             }

@@ -166,16 +166,8 @@ impl Engine {
         let sandbox = self.used_sandbox(who, id).await?;
         let full = inside(path)?;
         let (directory, name) = split(&full)?;
-        let begun = match sandbox.create_file_with(&directory, name, mode).await {
-            Err(RuntimeError::Refused(refusal)) if refusal.code == RefusalCode::NotFound => {
-                let made =
-                    sandbox.make_directory(directory.trim_end_matches("/.").as_bytes()).await;
-                made.map_err(EngineError::Files)?;
-                sandbox.create_file_with(&directory, name, mode).await
-            }
-            begun => begun,
-        };
-        let (file, temporary) = begun.map_err(EngineError::Files)?;
+        let create = || sandbox.create_file_with(&directory, name, mode);
+        let (file, temporary) = in_directory(&sandbox, &directory, create).await?;
         let incoming = Incoming::begin(file, |file, chunk| file.write_all(chunk));
         Ok(FileUpload {
             sandbox,
@@ -196,16 +188,7 @@ impl Engine {
         let full = inside(path)?;
         let (directory, _) = split(&full)?;
         let mode = mode.unwrap_or(0o644);
-        let opened = match sandbox.append_file(&full, mode).await {
-            Err(RuntimeError::Refused(refusal)) if refusal.code == RefusalCode::NotFound => {
-                let made =
-                    sandbox.make_directory(directory.trim_end_matches("/.").as_bytes()).await;
-                made.map_err(EngineError::Files)?;
-                sandbox.append_file(&full, mode).await
-            }
-            opened => opened,
-        };
-        let file = opened.map_err(EngineError::Files)?;
+        let file = in_directory(&sandbox, &directory, || sandbox.append_file(&full, mode)).await?;
         let incoming = Incoming::begin(file, |file, chunk| file.write_all(chunk));
         Ok(FileUpload { sandbox, writing: Some(Writing { place: Place::Behind, incoming }) })
     }
@@ -292,6 +275,23 @@ pub(super) fn inside(path: &str) -> Result<Vec<u8>, EngineError> {
         absolute if absolute.starts_with('/') => absolute.into(),
         relative => format!("{}/{relative}", paths::SESSION).into_bytes(),
     })
+}
+
+/// Opens a file; if its directory is not there it is made, and the file tried again.
+async fn in_directory<T, F: Future<Output = Result<T, RuntimeError>>>(
+    sandbox: &Sandbox,
+    directory: &str,
+    open: impl Fn() -> F,
+) -> Result<T, EngineError> {
+    let opened = match open().await {
+        Err(RuntimeError::Refused(refusal)) if refusal.code == RefusalCode::NotFound => {
+            let made = sandbox.make_directory(directory.trim_end_matches("/.").as_bytes()).await;
+            made.map_err(EngineError::Files)?;
+            open().await
+        }
+        opened => opened,
+    };
+    opened.map_err(EngineError::Files)
 }
 
 /// The directory of a file, in which links are followed, and its name, at which they are not: a

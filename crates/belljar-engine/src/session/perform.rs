@@ -102,14 +102,10 @@ pub(super) async fn perform(
 /// The end of what never began. A command leaves the kernel as it was.
 fn not_started(request: &ExecRequest, error: &EngineError) -> Outcome {
     let reason = format!("it could not be started: {}", in_full(error));
-    let invalid = match error {
-        EngineError::Exec(RuntimeError::Refused(refusal)) => {
-            matches!(refusal.code, RefusalCode::Invalid | RefusalCode::NoInterpreter)
-        }
-        // Its language is not there.
-        EngineError::StartKernel(error) => error.is_no_interpreter(),
-        _ => false,
-    };
+    let invalid = matches!(error,
+        EngineError::Exec(RuntimeError::Refused(refusal))
+        | EngineError::StartKernel(RuntimeError::Refused(refusal))
+            if refusal.code == RefusalCode::Invalid);
     match request.lane() {
         None => Outcome {
             exit_code: EXIT_NOT_STARTED,

@@ -13,6 +13,7 @@ use tokio::sync::watch;
 
 use super::engine;
 use super::recipe::labels;
+use crate::lock;
 
 /// Between attempts to listen to an engine that is away.
 const PAUSE: Duration = Duration::from_millis(500);
@@ -121,8 +122,4 @@ async fn look_at(docker: &Docker, watched: &Watched, container: &str) {
 /// Engines say year one for never.
 fn is_a_time(text: String) -> bool {
     !text.is_empty() && !text.starts_with("0001-")
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }

@@ -24,7 +24,6 @@ mod seal;
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -33,7 +32,7 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use belljar_proto::guest::ZygoteOrder;
 use belljar_sys::cgroup::Meters;
-use belljar_sys::{privileges, process, procfs, tree};
+use belljar_sys::{privileges, process, procfs};
 use bollard::Docker;
 use bollard::query_parameters::{
     CreateContainerOptionsBuilder, InspectContainerOptions, KillContainerOptionsBuilder,
@@ -43,8 +42,9 @@ use bollard::query_parameters::{
 use crate::RuntimeError;
 use crate::kernels::{self, Role};
 use crate::link::Link;
+use crate::lock;
 use crate::native::zygote::ZygoteState;
-use crate::runtime::{Runtime, is_orphaned};
+use crate::runtime::{Runtime, give_to, is_orphaned};
 use crate::sandbox::{Body, Handle, Parts, Sandbox};
 use crate::spec::{SandboxSpec, USER_ID};
 use body::ContainerBody;
@@ -459,17 +459,4 @@ fn environment(image: &ReadyImage, spec: &SandboxSpec) -> Vec<(String, String)> 
         }
     }
     env
-}
-
-/// Makes everything in a session's directory belong to the sandbox that is about to get it.
-async fn give_to(directory: PathBuf, (uid, gid): (u32, u32)) -> Result<(), RuntimeError> {
-    let path = directory.clone();
-    tokio::task::spawn_blocking(move || tree::give_to(&directory, uid, gid))
-        .await
-        .unwrap_or_else(|panic| Err(io::Error::other(panic)))
-        .map_err(|cause| RuntimeError::Prepare { path, cause })
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }

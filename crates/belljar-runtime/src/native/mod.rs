@@ -31,10 +31,11 @@ use std::sync::{Arc, Mutex};
 use belljar_sys::cgroup::{self, CgroupError, Parent};
 use belljar_sys::ids::{IdBlock, IdBlocks};
 use belljar_sys::plan::{FdIndex, Source, Step};
-use belljar_sys::{channel, ids, mount, privileges, process, procfs, tree};
+use belljar_sys::{channel, ids, mount, privileges, process, procfs};
 
 use crate::kernels::Role;
-use crate::runtime::{Runtime, is_orphaned};
+use crate::lock;
+use crate::runtime::{Runtime, give_to, is_orphaned};
 use crate::sandbox::{Handle, Parts, Sandbox};
 use crate::spec::{SandboxSpec, USER_ID};
 use crate::{RuntimeError, link::Link};
@@ -243,7 +244,8 @@ impl NativeRuntime {
         let block = BlockGuard { runtime: Arc::clone(self), block };
         let image_lock = image.lock()?.map(&mut add);
         if let (Some(directory), Some(block)) = (&spec.session_dir, block.block) {
-            give_to_sandbox(directory.clone(), block).await?;
+            let id = ids::host_id(block, USER_ID);
+            give_to(directory.clone(), (id, id)).await?;
         }
         let socket = SocketGuard(self.socket_of(&name));
         let listener = UnixListener::bind(&socket.0)
@@ -482,10 +484,6 @@ impl Drop for SocketGuard {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-}
-
 fn limits(spec: &SandboxSpec) -> cgroup::Limits {
     cgroup::Limits {
         memory: spec.limits.memory,
@@ -522,17 +520,6 @@ fn open_sources(steps: &mut [Step]) -> Result<Vec<OwnedFd>, RuntimeError> {
 
 fn open_tree(path: &Path) -> Result<OwnedFd, RuntimeError> {
     mount::clone_tree(path).map_err(|cause| RuntimeError::Open { path: path.into(), cause })
-}
-
-/// Makes everything in a session's directory belong to the sandbox that is about to get it: the
-/// one before may have had another block of ids.
-async fn give_to_sandbox(directory: PathBuf, block: u32) -> Result<(), RuntimeError> {
-    let id = ids::host_id(block, USER_ID);
-    let path = directory.clone();
-    tokio::task::spawn_blocking(move || tree::give_to(&directory, id, id))
-        .await
-        .unwrap_or_else(|panic| Err(io::Error::other(panic)))
-        .map_err(|cause| RuntimeError::Prepare { path, cause })
 }
 
 /// Sockets in here lead into sandboxes.

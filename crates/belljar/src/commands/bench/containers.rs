@@ -2,12 +2,12 @@
 
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use belljar_runtime::SandboxSpec;
 use serde::Serialize;
 
 use super::samples::{self, Summary};
-use super::{Bench, FIRST, FIRST_PANDAS, Machine, peers, progress};
+use super::{Bench, FIRST, FIRST_PANDAS, Machine, conclude, peers, progress};
 use crate::backend::Prepared;
 use crate::cli::BenchArgs;
 use crate::settings::Settings;
@@ -30,16 +30,7 @@ struct Report {
 }
 
 pub(super) fn bench(args: &BenchArgs, settings: &Settings, prepared: Prepared) -> Result<ExitCode> {
-    let event_loop = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let report = event_loop
-        .context("failed to start the event loop")?
-        .block_on(measure(args, settings, prepared))?;
-    if args.json {
-        println!("{}", serde_json::to_string_pretty(&report)?);
-    } else {
-        report.print();
-    }
-    Ok(ExitCode::SUCCESS)
+    conclude(args, measure(args, settings, prepared), Report::print)
 }
 
 async fn measure(args: &BenchArgs, settings: &Settings, prepared: Prepared) -> Result<Report> {

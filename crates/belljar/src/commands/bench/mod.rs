@@ -59,15 +59,21 @@ pub(super) fn bench(args: &BenchArgs, settings: &Settings) -> Result<ExitCode> {
         Prepared::Native(prepared) => *prepared,
         docker @ Prepared::Docker(_) => return containers::bench(args, settings, docker),
     };
-    let report = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .context("failed to start the event loop")?
-        .block_on(measure(args, settings, prepared))?;
+    conclude(args, measure(args, settings, prepared), Report::print)
+}
+
+/// Measures, and shows what came of it as it was asked for.
+fn conclude<R: Serialize>(
+    args: &BenchArgs,
+    measuring: impl Future<Output = Result<R>>,
+    print: impl FnOnce(&R),
+) -> Result<ExitCode> {
+    let event_loop = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let report = event_loop.context("failed to start the event loop")?.block_on(measuring)?;
     if args.json {
         println!("{}", serde_json::to_string_pretty(&report)?);
     } else {
-        report.print();
+        print(&report);
     }
     Ok(ExitCode::SUCCESS)
 }
