@@ -10,7 +10,7 @@ use belljar_sys::rootfs::{Rootfs, Standing};
 use crate::ImageError;
 
 /// Directories at the top that others are mounted on; whatever else is there goes.
-const MOUNTED_OVER: [&str; 6] = ["dev", "proc", "sys", "tmp", "session", "data"];
+const MOUNTED_OVER: [&str; 7] = ["dev", "proc", "sys", "tmp", "session", "data", "volumes"];
 
 /// Directories that must be real ones: what is mounted further down must not follow a link.
 const REAL: [&str; 2] = ["etc", "opt"];

@@ -39,6 +39,13 @@ pub enum RuntimeError {
         #[source]
         cause: io::Error,
     },
+    #[error("failed to {doing} the volume in `{path}`")]
+    Volume {
+        doing: &'static str,
+        path: PathBuf,
+        #[source]
+        cause: io::Error,
+    },
     #[error("failed to reach the guest")]
     Connect(#[source] io::Error),
     #[error("the sandbox is gone")]

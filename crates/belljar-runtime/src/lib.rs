@@ -22,6 +22,7 @@ pub mod selftest;
 mod spec;
 mod stream;
 mod terminal;
+mod volume;
 
 pub use error::RuntimeError;
 pub use files::{FileChanges, OpenedFile, Removed, Temporary, Wanted};
@@ -31,6 +32,10 @@ pub use runtime::Runtime;
 pub use sandbox::{Handle, KernelStart, Sandbox};
 pub use spec::{DataMount, Limits, SandboxSpec, USER_ID, paths};
 pub use terminal::TerminalOutput;
+pub use volume::{
+    MAX_SIZE as MAX_VOLUME_SIZE, MIN_SIZE as MIN_VOLUME_SIZE, VolumeKind, VolumeMount, VolumePlace,
+    VolumeUsage,
+};
 
 /// Locks what nobody panics while holding: critical sections only move values.
 fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {

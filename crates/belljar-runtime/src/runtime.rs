@@ -13,6 +13,7 @@ use crate::RuntimeError;
 use crate::native::zygote::ZygoteState;
 use crate::sandbox::{Handle, Sandbox};
 use crate::spec::SandboxSpec;
+use crate::volume::OpenVolume;
 
 /// A backend. What one gets from any of them is a [`Sandbox`], and behaves the same; what differs
 /// is behind this trait and behind [`Body`](crate::sandbox::Body).
@@ -63,6 +64,18 @@ pub(crate) async fn give_to(
         .await
         .unwrap_or_else(|panic| Err(io::Error::other(panic)))
         .map_err(|cause| RuntimeError::Prepare { path, cause })
+}
+
+/// Everything a sandbox is to see below `/volumes`, in its order, for as long as the answer lives.
+pub(crate) async fn open_volumes(spec: &SandboxSpec) -> Result<Vec<OpenVolume>, RuntimeError> {
+    let volumes = spec.volumes.clone();
+    if volumes.is_empty() {
+        return Ok(Vec::new());
+    }
+    let open = move || volumes.iter().map(|volume| volume.place.open()).collect();
+    tokio::task::spawn_blocking(open)
+        .await
+        .unwrap_or_else(|panic| Err(RuntimeError::Build(panic.to_string())))
 }
 
 /// Names are `PID.START.RANDOM.N`; the process that made this one no longer exists.

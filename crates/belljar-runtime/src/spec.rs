@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::volume::VolumeMount;
+
 /// Everything inside runs as this user and group.
 pub const USER_ID: u32 = 1000;
 
@@ -18,6 +20,8 @@ pub mod paths {
     pub const SESSION_DATA: &str = "/session/data";
     /// Datasets of the host, read-only.
     pub const DATA: &str = "/data";
+    /// Volumes, each below its name.
+    pub const VOLUMES: &str = "/volumes";
     /// Where the kernels' own scripts are mounted.
     pub const KERNELS: &str = "/opt/belljar/kernels";
     /// Where the image's Python environment is mounted.
@@ -38,6 +42,9 @@ pub struct SandboxSpec {
     /// A directory of the host to be `/session`, where it is to outlive the sandbox. Nobody else
     /// may write there; its contents are given to the sandbox's user.
     pub session_dir: Option<PathBuf>,
+    /// What to show below `/volumes`, with names that are plain.
+    #[serde(default)]
+    pub volumes: Vec<VolumeMount>,
     /// For how many seconds the sandbox goes on without anybody connected to it. An ephemeral run
     /// does not at all (0): it must end with the process that asked for it, however that ends.
     pub alone_for_s: u64,

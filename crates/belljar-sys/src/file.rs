@@ -24,6 +24,12 @@ pub fn sync_file_system(file: impl AsFd) -> io::Result<()> {
     Ok(rustix::fs::syncfs(file)?)
 }
 
+/// Makes a file this long and takes its blocks from the file system now, so that none can be
+/// missing later.
+pub fn set_aside(file: impl AsFd, length: u64) -> io::Result<()> {
+    Ok(rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, length)?)
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::Write;

@@ -6,6 +6,7 @@
 //! * [`cgroup`] holds limits on v2, v1 and hybrid hosts, [`ids`] the blocks of user ids;
 //! * [`seccomp`], [`landlock`] and [`privileges`] are the walls a process builds around itself;
 //! * [`pty`] makes terminals, [`tty`] borrows the one a person sits at;
+//! * [`loop_device`] makes block devices of files, for volumes;
 //! * [`rootfs`] unpacks root file systems that others made;
 //! * [`tree`] reads directories that hostile code wrote, [`probe`] attacks limits on purpose;
 //! * [`glob`] matches names, [`watch`] tells of changes;
@@ -19,6 +20,7 @@ pub mod file;
 pub mod glob;
 pub mod ids;
 pub mod landlock;
+pub mod loop_device;
 pub mod mount;
 pub mod plan;
 pub mod privileges;

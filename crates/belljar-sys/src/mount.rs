@@ -21,6 +21,7 @@ pub fn clone_tree(path: &Path) -> io::Result<OwnedFd> {
     Ok(rustix::mount::open_tree(CWD, path, flags)?)
 }
 
+/// Shows a detached tree at `target`.
 pub(crate) fn attach(tree: impl AsFd, target: &Path) -> io::Result<()> {
     Ok(rustix::mount::move_mount(tree, "", CWD, target, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?)
 }
@@ -37,7 +38,51 @@ pub(crate) fn restrict(tree: impl AsFd, access: Access) -> io::Result<()> {
     if !access.devices {
         attributes |= libc::MOUNT_ATTR_NODEV;
     }
-    set_attributes(tree.as_fd(), attributes)
+    set_attributes(tree.as_fd(), attributes, None)
+}
+
+/// Lets files below a detached tree belong, on disk, to the ids that they have inside this user
+/// namespace: whoever sees the tree from there owns what somebody else with the same id made. The
+/// tree is restricted in the same step.
+pub fn map_ids(tree: impl AsFd, access: Access, namespace: impl AsFd) -> io::Result<()> {
+    restrict(&tree, access)?;
+    set_attributes(tree.as_fd(), libc::MOUNT_ATTR_IDMAP, Some(namespace.as_fd()))
+}
+
+/// Mounts the ext4 file system on a block device, for data: no devices, no set-user-id programs.
+pub fn block_device(device: &Path, target: &Path) -> io::Result<()> {
+    let device = device.to_str().ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
+    let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV;
+    filesystem("ext4", &[("source", device)], attributes, target)
+}
+
+/// Takes away what is mounted at exactly this path, if anything is; whoever copied it keeps their
+/// copy.
+pub fn take_away(target: &Path) -> io::Result<()> {
+    match rustix::mount::unmount(target, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
+        // Nothing is, or there is no such path.
+        Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOENT) => Ok(()),
+        outcome => Ok(outcome?),
+    }
+}
+
+/// How full a file system is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Room {
+    pub used: u64,
+    /// For whoever is not root.
+    pub free: u64,
+    pub files: u64,
+}
+
+/// How full the file system is that this path is on.
+pub fn room(path: &Path) -> io::Result<Room> {
+    let stat = rustix::fs::statvfs(path)?;
+    Ok(Room {
+        used: (stat.f_blocks - stat.f_bfree) * stat.f_frsize,
+        free: stat.f_bavail * stat.f_frsize,
+        files: stat.f_files - stat.f_ffree,
+    })
 }
 
 /// Makes what is mounted at `target`, and below it, unwritable.
@@ -48,11 +93,17 @@ pub(crate) fn make_read_only(target: &Path) -> io::Result<()> {
         rustix::fs::OFlags::PATH | rustix::fs::OFlags::CLOEXEC,
         rustix::fs::Mode::empty(),
     )?;
-    set_attributes(fd.as_fd(), libc::MOUNT_ATTR_RDONLY)
+    set_attributes(fd.as_fd(), libc::MOUNT_ATTR_RDONLY, None)
 }
 
-fn set_attributes(tree: BorrowedFd<'_>, attr_set: u64) -> io::Result<()> {
-    let attributes = libc::mount_attr { attr_set, attr_clr: 0, propagation: 0, userns_fd: 0 };
+fn set_attributes(
+    tree: BorrowedFd<'_>,
+    attr_set: u64,
+    namespace: Option<BorrowedFd<'_>>,
+) -> io::Result<()> {
+    let userns_fd = namespace.map_or(Ok(0), |fd| u64::try_from(fd.as_raw_fd()));
+    let userns_fd = userns_fd.map_err(io::Error::other)?;
+    let attributes = libc::mount_attr { attr_set, attr_clr: 0, propagation: 0, userns_fd };
     // SAFETY: the descriptor is open, the path is an empty C string, and the structure is live
     // for the call and as large as we say.
     let result = unsafe {

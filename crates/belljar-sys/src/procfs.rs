@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 /// How many threads this process has.
@@ -22,6 +23,11 @@ pub fn own_threads() -> io::Result<usize> {
 pub fn start_time(pid: u32) -> io::Result<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
     nth_after_name(&stat, 19).ok_or_else(|| io::Error::other("unexpected form of /proc/PID/stat"))
+}
+
+/// The user namespace of a process.
+pub fn user_namespace(pid: u32) -> io::Result<OwnedFd> {
+    Ok(fs::File::open(format!("/proc/{pid}/ns/user"))?.into())
 }
 
 /// Processor time that a process has used, all its threads together, to the hundredth of a second.

@@ -44,7 +44,7 @@ use crate::kernels::{self, Role};
 use crate::link::Link;
 use crate::lock;
 use crate::native::zygote::ZygoteState;
-use crate::runtime::{Runtime, give_to, is_orphaned};
+use crate::runtime::{Runtime, give_to, is_orphaned, open_volumes};
 use crate::sandbox::{Body, Handle, Parts, Sandbox};
 use crate::spec::{SandboxSpec, USER_ID};
 use body::ContainerBody;
@@ -172,6 +172,9 @@ impl DockerRuntime {
         {
             give_to(directory.clone(), user).await?;
         }
+        // Mounted until the container has them.
+        let opened = open_volumes(spec).await?;
+        let volumes: Vec<PathBuf> = opened.iter().map(|volume| volume.files.clone()).collect();
         let door = match self.meeting {
             Meeting::Socket => Some(Door::open(self.door_of(&name))?),
             Meeting::Attached => None,
@@ -187,6 +190,7 @@ impl DockerRuntime {
             executable: &self.config.executable,
             kernels: &self.config.kernels,
             door: door.as_ref().map_or(Path::new(""), Door::directory),
+            volumes: &volumes,
             runtime: self.config.runtime.as_deref(),
             gpus: self.config.gpus.as_ref(),
         };
@@ -210,6 +214,7 @@ impl DockerRuntime {
                 return Err(error);
             }
         };
+        drop(opened);
         let pid = self.pid_of(&container).await.unwrap_or(0);
         body.meters = Meters::of_process(pid);
         let started = procfs::start_time(pid).unwrap_or(0);

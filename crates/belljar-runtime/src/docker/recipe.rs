@@ -1,7 +1,7 @@
 //! What a container is made of, as data.
 
 use std::collections::HashMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use bollard::models::{
     ContainerCreateBody, DeviceRequest, HostConfig, HostConfigCgroupnsModeEnum,
@@ -78,6 +78,8 @@ pub(super) struct Recipe<'a> {
     pub(super) executable: &'a Path,
     pub(super) kernels: &'a Path,
     pub(super) door: &'a Path,
+    /// And the files of the volumes, in their order.
+    pub(super) volumes: &'a [PathBuf],
     pub(super) runtime: Option<&'a str>,
     pub(super) gpus: Option<&'a Gpus>,
 }
@@ -175,6 +177,10 @@ impl Recipe<'_> {
         if let Some(data) = &self.spec.data {
             mounts.push(bind(&data.host_path, paths::DATA, true));
         }
+        for (volume, files) in self.spec.volumes.iter().zip(self.volumes) {
+            let target = format!("{}/{}", paths::VOLUMES, volume.name);
+            mounts.push(bind(files, &target, !volume.write));
+        }
         HostConfig {
             network_mode: Some("none".to_owned()),
             readonly_rootfs: Some(true),
@@ -253,6 +259,7 @@ mod tests {
             executable: Path::new("/usr/local/bin/belljar"),
             kernels: Path::new("/var/lib/belljar/kernels/1"),
             door: Path::new("/run/belljar/doors/srv.ab12.1"),
+            volumes: &[],
             runtime: (meeting == Meeting::Attached).then_some("runsc"),
             gpus,
         }

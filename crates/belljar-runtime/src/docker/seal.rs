@@ -4,6 +4,7 @@
 //! its own filter of system calls on us. Ours goes on top: the two together allow what both allow.
 
 use std::fs::File;
+use std::path::PathBuf;
 
 use belljar_sys::apply::{self, StepError};
 use belljar_sys::plan::Step;
@@ -38,7 +39,9 @@ pub fn seal_guest() -> Result<Sealed, StepError> {
         ],
         &[],
     )?;
-    let writable = WRITABLE.map(Into::into).to_vec();
+    let mut writable = WRITABLE.map(PathBuf::from).to_vec();
+    // Which of them can be written to is for the mounts to say.
+    writable.extend([paths::VOLUMES].map(PathBuf::from).into_iter().filter(|path| path.exists()));
     // A second wall; an engine whose filter does not know of it yet takes it away.
     let _ = apply::apply(&[Step::Landlock { writable }], &[]);
     apply::apply(&[Step::Seccomp], &[])?;

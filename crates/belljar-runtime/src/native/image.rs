@@ -154,7 +154,7 @@ pub(crate) fn steps(image: &Image) -> Vec<Step> {
         assembly.link(Path::new("/etc/localtime"), &zone);
     }
     assembly.devices();
-    for path in ["/proc", "/tmp", "/run", paths::SESSION, paths::DATA] {
+    for path in ["/proc", "/tmp", "/run", paths::SESSION, paths::DATA, paths::VOLUMES] {
         assembly.directory(Path::new(path));
     }
     assembly.link(Path::new("/work"), Path::new(paths::SESSION));

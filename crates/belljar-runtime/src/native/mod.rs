@@ -35,9 +35,10 @@ use belljar_sys::{channel, ids, mount, privileges, process, procfs};
 
 use crate::kernels::Role;
 use crate::lock;
-use crate::runtime::{Runtime, give_to, is_orphaned};
+use crate::runtime::{Runtime, give_to, is_orphaned, open_volumes};
 use crate::sandbox::{Handle, Parts, Sandbox};
 use crate::spec::{SandboxSpec, USER_ID};
+use crate::volume::{OpenVolume, VolumeMount};
 use crate::{RuntimeError, link::Link};
 use async_trait::async_trait;
 use body::NativeBody;
@@ -247,12 +248,17 @@ impl NativeRuntime {
             let id = ids::host_id(block, USER_ID);
             give_to(directory.clone(), (id, id)).await?;
         }
+        let mut volumes = None;
+        for tree in self.volumes_of(spec, block.block, spawner).await? {
+            let index = add(tree);
+            volumes.get_or_insert(index);
+        }
         let socket = SocketGuard(self.socket_of(&name));
         let listener = UnixListener::bind(&socket.0)
             .map_err(|cause| RuntimeError::Prepare { path: socket.0.clone(), cause })?;
         let listener = add(listener.into());
         let nonce = process::random_name();
-        let fds_of = plan::SandboxFds { cgroups, data, session };
+        let fds_of = plan::SandboxFds { cgroups, data, session, volumes };
 
         let order = SandboxOrder {
             plan: plan::sandbox(image.root(), spec, block.block, fds_of),
@@ -281,6 +287,34 @@ impl NativeRuntime {
             _block: block,
         };
         Ok(assemble(image, handle, spec.clone(), link, body))
+    }
+
+    /// The trees to show below `/volumes`, as the sandbox with this block of ids owns them. Without
+    /// blocks there are none: it finds the directories itself, with the ids of us all.
+    async fn volumes_of(
+        &self,
+        spec: &SandboxSpec,
+        block: Option<u32>,
+        spawner: &AsyncSpawner,
+    ) -> Result<Vec<OwnedFd>, RuntimeError> {
+        let Some(block) = block.filter(|_| !spec.volumes.is_empty()) else {
+            spec.volumes.iter().try_for_each(|volume| volume.place.check_openable())?;
+            return Ok(Vec::new());
+        };
+        let opened = open_volumes(spec).await?;
+        let (translator, _lives) = spawner.idle(plan::translator(block)).await?;
+        let namespace = procfs::user_namespace(translator.pid).map_err(RuntimeError::Ids)?;
+        let show = |(volume, open): (&VolumeMount, &OpenVolume)| {
+            let tree = open_tree(&open.files)?;
+            let translated = mount::map_ids(&tree, plan::volume_access(volume), &namespace);
+            translated.map_err(|cause| RuntimeError::Volume {
+                doing: "translate user ids in",
+                path: volume.place.directory.clone(),
+                cause,
+            })?;
+            Ok(tree)
+        };
+        spec.volumes.iter().zip(&opened).map(show).collect()
     }
 
     /// Takes over a sandbox that an earlier server made, if it is still there and is the one we

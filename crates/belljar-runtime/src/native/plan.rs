@@ -7,6 +7,7 @@ use belljar_sys::plan::{Access, FdIndex, IdMap, Namespace, Plan, Source, Step};
 
 use super::spawner::STAGE;
 use crate::spec::{SandboxSpec, USER_ID, paths};
+use crate::volume::VolumeMount;
 
 const HOSTNAME: &str = "belljar";
 
@@ -48,6 +49,8 @@ pub(crate) struct SandboxFds {
     /// The trees to show at `/data` and `/session`, where the server opened them for us.
     pub(crate) data: Option<FdIndex>,
     pub(crate) session: Option<FdIndex>,
+    /// The first of the trees to show below `/volumes`; the others follow it.
+    pub(crate) volumes: Option<FdIndex>,
 }
 
 /// `image` is where its root was assembled; `block` is its block of user ids, and without one it
@@ -118,6 +121,26 @@ pub(crate) fn sandbox(
         steps.push(Step::Bind { source, target: inside(paths::DATA), access: Access::READ });
     }
 
+    let mut writable = WRITABLE.map(PathBuf::from).to_vec();
+    if !spec.volumes.is_empty() {
+        let places = scratch.join("volumes");
+        let make = |path| Step::MakeDir { path, mode: 0o755, owner: None };
+        steps.push(make(places.clone()));
+        steps.extend(spec.volumes.iter().map(|volume| make(places.join(&volume.name))));
+        let (source, target) = (Source::Path(places), inside(paths::VOLUMES));
+        steps.push(Step::Bind { source, target, access: Access::READ });
+    }
+    for (n, volume) in spec.volumes.iter().enumerate() {
+        let source = match fds.volumes {
+            Some(FdIndex(first)) => Source::Tree(FdIndex(first + n)),
+            None => Source::Path(volume.place.plain_files()),
+        };
+        let path = Path::new(paths::VOLUMES).join(&volume.name);
+        let target = inside(paths::VOLUMES).join(&volume.name);
+        steps.push(Step::Bind { source, target, access: volume_access(volume) });
+        writable.extend(volume.write.then_some(path));
+    }
+
     steps.extend([
         Step::PivotRoot { root: root.clone() },
         Step::ChangeDir { path: paths::SESSION.into() },
@@ -129,7 +152,7 @@ pub(crate) fn sandbox(
         Step::DropCapabilities,
         Step::Undumpable,
         Step::NoNewPrivileges,
-        Step::Landlock { writable: WRITABLE.map(PathBuf::from).to_vec() },
+        Step::Landlock { writable },
         Step::Seccomp,
     ]);
     Plan {
@@ -182,6 +205,17 @@ fn image_at(image: &Path, root: &Path) -> Step {
     Step::Bind { source: Source::Path(image.to_owned()), target: root.to_owned(), access }
 }
 
+/// What code may do with a volume: packages that were installed into one can be used from it.
+pub(crate) fn volume_access(volume: &VolumeMount) -> Access {
+    if volume.write { Access::WRITE } else { Access::READ_EXEC }
+}
+
+/// A process in a user namespace with a sandbox's ids, for as long as it is needed to make mounts
+/// that translate to them.
+pub(crate) fn translator(block: u32) -> Plan {
+    Plan { namespaces: vec![Namespace::User], ids: Some(id_map(Some(block))), steps: Vec::new() }
+}
+
 /// The ids of one sandbox, as the spawner, which lives in the outer namespace, must write them.
 fn id_map(block: Option<u32>) -> IdMap {
     match block {
@@ -217,6 +251,7 @@ mod tests {
     use super::*;
     use crate::native::image::staged_root;
     use crate::spec::{DataMount, Limits};
+    use crate::volume::{VolumeKind, VolumePlace};
 
     #[test]
     fn a_sandbox_is_built_in_these_steps() {
@@ -225,7 +260,7 @@ mod tests {
             data: Some(DataMount { host_path: "/srv/datasets".into() }),
             ..SandboxSpec::default()
         };
-        let fds = SandboxFds { cgroups: 4, data: Some(FdIndex(7)), session: None };
+        let fds = SandboxFds { cgroups: 4, data: Some(FdIndex(7)), session: None, volumes: None };
         insta::assert_snapshot!(sandbox(&staged_root(), &spec, Some(3), fds));
     }
 
@@ -236,9 +271,30 @@ mod tests {
             data: Some(DataMount { host_path: "/srv/datasets".into() }),
             ..SandboxSpec::default()
         };
-        let fds = SandboxFds { cgroups: 0, data: None, session: None };
+        let fds = SandboxFds { cgroups: 0, data: None, session: None, volumes: None };
         let plan = sandbox(&staged_root(), &spec, None, fds);
         insta::assert_snapshot!(plan);
+    }
+
+    #[test]
+    fn volumes_are_mounted_below_a_directory_that_nobody_can_add_to() {
+        let volume = |name: &str, write| {
+            let place = VolumePlace {
+                directory: format!("/volumes-of-host/{name}").into(),
+                kind: VolumeKind::Directory,
+            };
+            VolumeMount { name: name.into(), place, write }
+        };
+        let volumes = vec![volume("cache", true), volume("reference", false)];
+        let spec = SandboxSpec { volumes, ..SandboxSpec::default() };
+        let about_volumes = |volumes| {
+            let fds = SandboxFds { cgroups: 0, data: None, session: None, volumes };
+            let steps = sandbox(&staged_root(), &spec, None, fds).steps;
+            let steps = steps.iter().map(ToString::to_string);
+            steps.filter(|step| step.contains("volumes")).collect::<Vec<_>>().join("\n")
+        };
+        let (opened, found) = (about_volumes(Some(FdIndex(5))), about_volumes(None));
+        insta::assert_snapshot!(format!("opened by root:\n{opened}\n\nfound without:\n{found}"));
     }
 
     #[test]

@@ -44,6 +44,10 @@ enum Order {
     Enter,
     Stage { steps: Vec<Step> },
     Sandbox(SandboxOrder),
+    /// A child in namespaces of its own that does nothing, until the first descriptor closes.
+    Idle {
+        plan: Plan,
+    },
     Program { plan: Plan, argv: Vec<String>, env: Vec<(String, String)>, fds: Vec<FdIndex> },
 }
 
@@ -247,6 +251,14 @@ impl AsyncSpawner {
         self.start(&Order::Sandbox(order), fds).await
     }
 
+    /// Starts a process that has the plan's namespaces and nothing to do; it ends when it is dropped,
+    /// or when we do.
+    pub async fn idle(&self, plan: Plan) -> Result<(Spawned, OwnedFd), RuntimeError> {
+        let (theirs, ours) = io::pipe().map_err(RuntimeError::SpawnerGone)?;
+        let spawned = self.start(&Order::Idle { plan }, &[theirs.as_fd()]).await?;
+        Ok((spawned, ours.into()))
+    }
+
     /// Starts a program that gets the named descriptors as 0, 1, 2, ...
     pub async fn program(
         &self,
@@ -365,6 +377,15 @@ pub fn serve(become_guest: fn(GuestStart) -> io::Result<()>) -> io::Result<()> {
                 drop(borrowed);
                 start(&socket, &order.plan.clone(), fds, |fds, status| {
                     guest_in_child(order, fds, status, become_guest)
+                })?;
+            }
+            Order::Idle { plan } => {
+                drop(borrowed);
+                start(&socket, &plan, fds, |fds, status| {
+                    *status = None;
+                    let closed = fds.into_iter().next().ok_or("no pipe was given")?;
+                    let _ = io::Read::read(&mut std::fs::File::from(closed), &mut [0]);
+                    Ok(())
                 })?;
             }
             Order::Program { plan, argv, env, fds: wanted } => {

@@ -5,8 +5,10 @@
 //! directory is never opened at all. Depth and number are bounded, and a walk keeps its own list
 //! instead of recursing.
 
+mod clear;
 mod create;
 mod fingerprint;
+mod measure;
 mod open;
 mod populate;
 mod remove;
@@ -22,7 +24,9 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
+pub use clear::clear;
 pub use fingerprint::fingerprint;
+pub use measure::{Measured, measure};
 pub use open::is_being_written;
 pub use populate::{Met, MetKind};
 
