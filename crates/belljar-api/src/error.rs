@@ -114,6 +114,14 @@ impl From<EngineError> for ApiError {
             EngineError::NoImage(_) | EngineError::Create(RuntimeError::NoImage(_)) => {
                 ApiError::new(StatusCode::NOT_FOUND, "image_not_found", message)
             }
+            EngineError::NoVolume(_)
+            | EngineError::VolumeExists(_)
+            | EngineError::VolumeInUse { .. }
+            | EngineError::VolumeQuota(_)
+            | EngineError::VolumeNotEnforced(_)
+            | EngineError::VolumeFull { .. }
+            | EngineError::Volume(_)
+            | EngineError::Create(RuntimeError::Volume { .. }) => from_volume(&error, message),
             EngineError::NotNow { refusal, .. } => not_now(*refusal, message),
             EngineError::Full(full) => {
                 ApiError::new(StatusCode::TOO_MANY_REQUESTS, "no_room", message)
@@ -250,6 +258,33 @@ fn not_now(refusal: Refusal, message: String) -> ApiError {
              /v1/sessions/{id}/start",
         ),
         Refusal::Alive => ApiError::new(StatusCode::CONFLICT, "session_alive", message),
+    }
+}
+
+fn from_volume(error: &EngineError, message: String) -> ApiError {
+    let conflict = |code, message| ApiError::new(StatusCode::CONFLICT, code, message);
+    match error {
+        EngineError::NoVolume(_) => {
+            ApiError::new(StatusCode::NOT_FOUND, "volume_not_found", message)
+                .hint("POST /v1/volumes makes one")
+        }
+        EngineError::VolumeExists(_) => conflict("volume_exists", message),
+        EngineError::VolumeInUse { .. } => {
+            conflict("volume_in_use", message).hint("stop what uses it first")
+        }
+        EngineError::VolumeQuota(_) => conflict("volume_quota", message).hint(
+            "remove volumes that are not needed, or raise BELLJAR_TENANT_VOLUMES or \
+             BELLJAR_TENANT_VOLUME_BYTES",
+        ),
+        EngineError::VolumeNotEnforced(_) => conflict("volume_not_enforced", message),
+        EngineError::VolumeFull { .. } => {
+            ApiError::new(StatusCode::INSUFFICIENT_STORAGE, "volume_full", message)
+                .hint("ask for it with `ro`, or make a larger one and copy what is needed")
+        }
+        EngineError::Volume(RuntimeError::Volume { cause, .. }) if is_out_of_space(cause) => {
+            out_of_space(message)
+        }
+        _ => internal(message),
     }
 }
 

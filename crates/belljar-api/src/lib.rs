@@ -27,6 +27,7 @@ mod sessions;
 mod stream;
 mod terminals;
 mod usage;
+mod volumes;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -191,6 +192,8 @@ fn described() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(datasets::list, datasets::stage))
         .routes(routes!(datasets::export))
         .route("/v1/sessions/{id}/datasets/export", put(datasets::put_named_export))
+        .routes(routes!(volumes::create, volumes::list))
+        .routes(routes!(volumes::show, volumes::remove))
         .routes(routes!(runs::run))
         .routes(routes!(usage::usage))
         .routes(routes!(health::healthz))

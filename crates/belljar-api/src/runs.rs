@@ -11,6 +11,7 @@ use axum::{Extension, Json};
 use belljar_engine::run::Code;
 use belljar_engine::spec::{Datasets, SessionAsk};
 use belljar_engine::transcript::Transcript;
+use belljar_engine::volumes::VolumeMode;
 use belljar_engine::{Principal, RunAsk};
 use belljar_proto::exec::{DEFAULT_TIMEOUT_MS, Event, Language};
 use futures_util::stream;
@@ -25,6 +26,7 @@ use crate::execs::{DEFAULT_OUTPUT, checked_output, parse_timeout, wants_stream};
 use crate::input::Body;
 use crate::sessions::{AskedLimits, Size, check_env, parse_language, parse_network};
 use crate::stream::{done, render};
+use crate::volumes::parse_volumes;
 
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -45,6 +47,9 @@ pub(crate) struct RunBody {
     /// Where the code may go, as for a session.
     #[schema(value_type = Option<Object>)]
     pub network: Option<serde_json::Value>,
+    /// What it sees below `/volumes`, as for a session.
+    #[schema(value_type = Option<BTreeMap<String, String>>)]
+    pub volumes: Option<BTreeMap<String, VolumeMode>>,
     /// Bytes of stdout and of stderr to keep, each.
     pub max_output: Option<Size>,
 }
@@ -63,6 +68,7 @@ impl RunBody {
             language => Code::Cell { language, code: self.code.into_bytes(), echo: true },
         };
         let network = self.network.map(parse_network).transpose()?;
+        let volumes = parse_volumes(self.volumes)?;
         let limits = self.limits.checked()?;
         Ok(RunAsk {
             id: belljar_engine::new_id("run"),
@@ -71,6 +77,7 @@ impl RunBody {
                 datasets: self.datasets,
                 env: self.env,
                 network,
+                volumes,
                 ..limits
             },
             code,

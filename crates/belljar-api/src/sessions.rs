@@ -12,6 +12,7 @@ use belljar_engine::session::LogEntry;
 use belljar_engine::session::rules::Phase;
 use belljar_engine::spec::{Datasets, SessionAsk, Storage};
 use belljar_engine::store::SessionFilter;
+use belljar_engine::volumes::{AskedVolumes, VolumeMode};
 use belljar_engine::{Created, How, Principal, SessionInfo, clock};
 use belljar_proto::exec::Language;
 use belljar_runtime::{Limits, languages};
@@ -21,6 +22,7 @@ use utoipa::{IntoParams, ToSchema};
 use crate::App;
 use crate::error::{ApiError, ErrorBody};
 use crate::input::{Body, Path, Query};
+use crate::volumes::parse_volumes;
 
 /// The longest key of a session.
 const MAX_KEY: usize = 512;
@@ -60,6 +62,9 @@ pub(crate) struct CreateSession {
     /// `{"allow": ["example.org", "*.example.com:443"], "inject": [...]}`.
     #[schema(value_type = Option<Object>)]
     pub network: Option<serde_json::Value>,
+    /// What it sees below `/volumes`, by name: `rw`, or `ro` to read only.
+    #[schema(value_type = Option<BTreeMap<String, String>>, example = json!({"models": "ro"}))]
+    pub volumes: Option<BTreeMap<String, VolumeMode>>,
     /// Seconds it lives on after its last use.
     pub ttl: Option<u64>,
     /// Seconds without use after which it ends earlier.
@@ -138,9 +143,11 @@ impl CreateSession {
             check_env(env)?;
         }
         let network = self.network.map(parse_network).transpose()?;
+        let volumes = parse_volumes(self.volumes)?;
         let limits = self.limits.checked()?;
         Ok(SessionAsk {
             network,
+            volumes,
             key: self.key,
             image: self.image,
             storage: self.storage,
@@ -230,6 +237,10 @@ pub(crate) struct SessionBody {
     /// As it was asked for.
     #[schema(value_type = Object)]
     pub network: Policy,
+    /// By name: `rw` or `ro`.
+    #[schema(value_type = BTreeMap<String, String>)]
+    #[serde(skip_serializing_if = "AskedVolumes::is_empty")]
+    pub volumes: AskedVolumes,
     pub ttl: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub idle_timeout: Option<u64>,
@@ -299,6 +310,7 @@ impl App {
             },
             enforced: self.enforced().cloned(),
             network: spec.network,
+            volumes: spec.volumes,
             ttl: spec.ttl_s,
             idle_timeout: spec.idle_s,
             created: clock::rfc3339(created_ms),

@@ -12,6 +12,7 @@ use crate::artifacts::Digest;
 use crate::datasets::source::SourceError;
 use crate::session::rules::Refusal;
 use crate::store::StoreError;
+use crate::volumes::VolumeName;
 
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
@@ -83,6 +84,20 @@ pub enum EngineError {
     NoExec(String),
     #[error("there is no artifact `{0}`")]
     NoArtifact(String),
+    #[error("there is no volume `{0}`")]
+    NoVolume(VolumeName),
+    #[error("there is a volume `{0}` already")]
+    VolumeExists(VolumeName),
+    #[error("volume `{name}` is used by {}", by.join(", "))]
+    VolumeInUse { name: VolumeName, by: Vec<String> },
+    #[error("{0}")]
+    VolumeQuota(String),
+    #[error("{0}")]
+    VolumeNotEnforced(String),
+    #[error("volume `{name}` holds {used} bytes of {size} and takes no more writers")]
+    VolumeFull { name: VolumeName, used: u64, size: u64 },
+    #[error(transparent)]
+    Volume(RuntimeError),
     #[error("session `{session}` {}{}", state(*refusal), because.as_ref().map(|why| format!(": {why}")).unwrap_or_default())]
     NotNow { session: String, refusal: Refusal, because: Option<String> },
     #[error("{0} executions wait in this session already")]

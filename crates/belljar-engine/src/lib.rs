@@ -26,6 +26,7 @@ pub mod spec;
 pub mod store;
 pub mod transcript;
 mod usage;
+pub mod volumes;
 
 pub use engine::{
     ArchiveDownload, ArchiveUpload, Attached, Created, DEFAULT_TENANT, Engine, EngineConfig,

@@ -6,6 +6,7 @@ use belljar_runtime::Limits;
 use serde::{Deserialize, Serialize};
 
 use crate::network::Policy;
+use crate::volumes::AskedVolumes;
 
 /// Where `/session` lives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -41,6 +42,9 @@ pub struct SessionSpec {
     /// Where code in it may go.
     #[serde(default)]
     pub network: Policy,
+    /// What it sees below `/volumes`.
+    #[serde(default, skip_serializing_if = "AskedVolumes::is_empty")]
+    pub volumes: AskedVolumes,
     #[serde(default)]
     pub env: BTreeMap<String, String>,
     /// Seconds it lives on after its last use.
@@ -75,6 +79,7 @@ pub struct SessionAsk {
     pub pids: Option<u64>,
     pub tmpfs: Option<u64>,
     pub network: Option<Policy>,
+    pub volumes: Option<AskedVolumes>,
     pub env: Option<BTreeMap<String, String>>,
     pub ttl_s: Option<u64>,
     pub idle_s: Option<u64>,
@@ -97,6 +102,7 @@ impl SessionAsk {
                 tmpfs: self.tmpfs.unwrap_or(own.limits.tmpfs),
             },
             network: self.network.clone().unwrap_or(own.network),
+            volumes: self.volumes.clone().unwrap_or(own.volumes),
             env: self.env.clone().unwrap_or(own.env),
             ttl_s: self.ttl_s.unwrap_or(own.ttl_s),
             idle_s: self.idle_s.or(own.idle_s),
@@ -121,6 +127,7 @@ impl SessionAsk {
             ("limits.pids", differs(self.pids.as_ref(), &limits.pids)),
             ("limits.tmpfs", differs(self.tmpfs.as_ref(), &limits.tmpfs)),
             ("network", differs(self.network.as_ref(), &found.network)),
+            ("volumes", differs(self.volumes.as_ref(), &found.volumes)),
             ("env", differs(self.env.as_ref(), &found.env)),
         ];
         all.into_iter().filter(|(_, differs)| *differs).map(|(name, _)| name).collect()
@@ -139,6 +146,7 @@ mod tests {
             datasets: Datasets::None,
             limits: Limits::default(),
             network: Policy::default(),
+            volumes: AskedVolumes::new(),
             env: BTreeMap::new(),
             ttl_s: 3600,
             idle_s: None,

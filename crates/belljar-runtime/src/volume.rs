@@ -22,7 +22,7 @@
 //! blocks of ids of their own see it through a mount that translates.
 
 use std::fs::{self, File};
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -61,6 +61,9 @@ const FEATURES: &str = "none,has_journal,extent,huge_file,flex_bg,metadata_csum,
                         extra_isize,dir_index,filetype,ext_attr,sparse_super,large_file";
 
 const JOURNAL_MIB: u64 = 4;
+
+/// Those that ext4 reserves, and the directory `files`.
+const OWN_INODES: u64 = 11;
 
 /// Held while a device is looked for or made: a file must never have two.
 static OPENING: Mutex<()> = Mutex::new(());
@@ -162,7 +165,8 @@ impl VolumePlace {
             VolumeKind::Image => {
                 let mounted = self.mounted()?;
                 let room = mount::room(&mounted.0)?;
-                Ok(VolumeUsage { bytes: room.used, files: room.files, partial: false })
+                let files = room.files.saturating_sub(OWN_INODES);
+                Ok(VolumeUsage { bytes: room.used, files, partial: false })
             }
             VolumeKind::Directory => {
                 let found = tree::measure(&self.plain_files(), MAX_COUNTED)?;
@@ -171,6 +175,24 @@ impl VolumePlace {
             }
         };
         measured().map_err(|cause| self.failed("look at", cause))
+    }
+
+    /// Whether an image made below `root` refuses more than its size: tried, not believed. Nothing
+    /// of it stays. Blocks.
+    pub fn try_limit(root: &Path) -> Result<bool, RuntimeError> {
+        let directory = root.join(format!("trial.{}", process::random_name()));
+        let trial = VolumePlace { directory, kind: VolumeKind::Image };
+        trial.make(MIN_SIZE)?;
+        let tried = trial.open().and_then(|open| {
+            let large = File::create(open.files.join("large"));
+            let mut large = large.map_err(|cause| trial.failed("write to", cause))?;
+            // A little more fits than was promised, and not twice as much.
+            let block = vec![7; 1 << 20];
+            let full = (0..2 * (MIN_SIZE >> 20)).find_map(|_| large.write_all(&block).err());
+            Ok(full.is_some_and(|error| error.kind() == io::ErrorKind::StorageFull))
+        });
+        let removed = trial.remove().map_err(|cause| trial.failed("remove", cause));
+        tried.and_then(|tried| removed.map(|()| tried))
     }
 
     /// The directory to show; it is there for as long as the answer lives. Blocks.
@@ -331,8 +353,6 @@ fn mke2fs() -> Option<&'static Path> {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
-
     use super::*;
 
     #[test]
@@ -342,8 +362,7 @@ mod tests {
         }
         let root = tempfile::tempdir().unwrap();
         for size in [MIN_SIZE, 40 << 20, 300 << 20, 1 << 30] {
-            let place =
-                VolumePlace { directory: root.path().join("vol"), kind: VolumeKind::Image };
+            let place = VolumePlace { directory: root.path().join("vol"), kind: VolumeKind::Image };
             place.make(size).unwrap();
             let open = place.open().unwrap();
             let room = mount::room(&open.files).unwrap();
@@ -351,7 +370,7 @@ mod tests {
             assert!(room.free <= size + size / 200 + (1 << 20), "{size}: {room:?}");
             drop(open);
             let usage = place.usage().unwrap();
-            assert!(usage.bytes < 64 << 10 && !usage.partial, "{usage:?}");
+            assert!(usage.bytes < 64 << 10 && usage.files == 0 && !usage.partial, "{usage:?}");
             assert_eq!(fs::read_dir(&place.directory).unwrap().count(), 1, "nothing stays mounted");
             place.remove().unwrap();
             assert!(!place.directory.exists());
@@ -379,6 +398,8 @@ mod tests {
         assert_eq!(fs::read_dir(&place.directory).unwrap().count(), 1);
         place.remove().unwrap();
         place.remove().unwrap();
+        assert!(VolumePlace::try_limit(root.path()).unwrap());
+        assert_eq!(fs::read_dir(root.path()).unwrap().count(), 0);
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! The command line, as the user writes it.
 
+mod volume;
+
 use std::path::PathBuf;
 
 use belljar_engine::exec::timeout_ms;
@@ -7,6 +9,10 @@ use belljar_engine::network::Policy;
 use belljar_proto::exec::Language;
 use belljar_runtime::{Limits, languages};
 use clap::{Args, Parser, Subcommand};
+
+pub(crate) use volume::{
+    VolumeArgs, VolumeCommand, VolumeCreateArgs, VolumeListArgs, VolumeRemoveArgs, VolumeShowArgs,
+};
 
 /// Sealed computers for AI agents, on your own machine.
 #[derive(Debug, Parser)]
@@ -28,6 +34,8 @@ pub(crate) enum Command {
     Shell(ShellArgs),
     /// Files that sessions have left: list, download, link and remove them, and check them all
     Artifacts(ArtifactsArgs),
+    /// Files that outlive sessions and are shared by them: make, list and remove volumes
+    Volume(VolumeArgs),
     /// API keys: who may use the server, and how much of it
     #[command(subcommand)]
     Key(KeyCommand),
@@ -76,6 +84,7 @@ impl Command {
             Command::Session(args) => args.settings(),
             Command::Shell(args) => args.settings(),
             Command::Artifacts(args) => args.settings(),
+            Command::Volume(args) => args.settings(),
             _ => Vec::new(),
         }
     }
@@ -276,6 +285,9 @@ pub(crate) struct SessionCreateArgs {
     /// server's]
     #[arg(long, value_name = "POLICY", value_parser = Policy::parse)]
     pub(crate) network: Option<Policy>,
+    /// A volume to show at /volumes/NAME, to read only with :ro; may be repeated
+    #[arg(long = "volume", value_name = "NAME[:ro]", value_parser = volume::parse_volume)]
+    pub(crate) volumes: Vec<(String, String)>,
     /// Print everything about it as JSON
     #[arg(long)]
     pub(crate) json: bool,

@@ -115,6 +115,7 @@ impl Engine {
         spec: SessionSpec,
         begun: Instant,
     ) -> Result<SessionInfo, EngineError> {
+        self.shared.check_volumes(&who.tenant, &spec.volumes).await?;
         let reservation = self.shared.reserve(who, &spec)?;
         let now = clock::now_ms();
         let mut row = SessionRow {

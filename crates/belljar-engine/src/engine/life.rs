@@ -97,6 +97,7 @@ impl Engine {
         row: SessionRow,
         begun: Instant,
     ) -> Result<SessionInfo, EngineError> {
+        self.shared.check_volumes(&who.tenant, &row.spec.volumes).await?;
         let reservation = self.shared.reserve(who, &row.spec)?;
         let now = clock::now_ms();
         let row = SessionRow {

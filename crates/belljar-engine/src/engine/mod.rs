@@ -20,7 +20,7 @@
 //!
 //! [`create`] makes sessions or finds them, [`life`] starts them again, prolongs and stops them,
 //! [`execs`] executes in them, [`artifacts`] is what they left, [`datasets`], [`files`] and [`archives`] what they
-//! work on, [`terminals`] what people sit at in them, [`runs`] does without them; [`views`] is what is told about all that.
+//! work on, [`terminals`] what people sit at in them, [`volumes`] what outlives them, [`runs`] does without them; [`views`] is what is told about all that.
 //! [`recovery`] begins with what an earlier server left, [`upkeep`] forgets what is old; [`shared`] and [`sandboxes`] are below the
 //! verbs, and the drivers use them too.
 
@@ -39,6 +39,7 @@ mod shared;
 mod terminals;
 mod upkeep;
 mod views;
+mod volumes;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -71,6 +72,7 @@ use crate::session::rules::{self, Phase};
 use crate::spec::SessionSpec;
 use crate::store::{KeyLimits, SessionRow, Store};
 use crate::usage;
+use crate::volumes::VolumesConfig;
 
 /// Every session of this server; everything is asked of it.
 #[derive(Debug)]
@@ -102,6 +104,8 @@ pub struct EngineConfig {
     pub dataset_bytes: u64,
     /// How sandboxes get out, where they do.
     pub network: Arc<Network>,
+    /// How files are kept that outlive sessions.
+    pub volumes: VolumesConfig,
     /// Where artifacts are kept.
     pub shelf: ShelfConfig,
     /// Warm sandboxes to keep.
@@ -196,6 +200,7 @@ impl Engine {
             found_ms: crate::clock::now_ms(),
         };
         shared.give_up_pending_datasets().await;
+        shared.recover_volumes().await;
         let adopted = shared.take_over(left);
         let pool = (shared.config.pool > 0).then(|| {
             let next = sandboxes::next_warm(Arc::clone(&shared));

@@ -165,6 +165,7 @@ mod tests {
             datasets: Datasets::None,
             limits: belljar_runtime::Limits::default(),
             network: crate::network::Policy::default(),
+            volumes: crate::volumes::AskedVolumes::new(),
             env: BTreeMap::new(),
             ttl_s: 3600,
             idle_s: None,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use belljar_proto::exec::{Outcome, Status};
-use belljar_runtime::{Sandbox, SandboxSpec};
+use belljar_runtime::{Sandbox, SandboxSpec, VolumeMount};
 use tokio::sync::watch;
 
 use super::{Engine, Principal, Shared};
@@ -69,7 +69,9 @@ impl Engine {
         let mut spec = ask.session.with_defaults(&self.shared.config.defaults);
         spec.storage = Storage::Tmpfs;
         let _reservation = self.shared.reserve(who, &spec)?;
-        let sandbox = self.sandbox_for_run(&spec).await?;
+        let (volumes, _hold) =
+            self.shared.volumes_for_run(&who.tenant, &spec.volumes, &ask.id).await?;
+        let sandbox = self.sandbox_for_run(&spec, volumes).await?;
         let sandbox = Metered { shared: &self.shared, tenant: &who.tenant, sandbox: Some(sandbox) };
         let traffic = self.shared.traffic(&who.tenant, None, Some(&ask.id));
         let network = &self.shared.config.network;
@@ -97,7 +99,11 @@ impl Engine {
     }
 
     /// A warm sandbox for one run, or a cold one where the pool's are not what is asked for.
-    async fn sandbox_for_run(&self, spec: &SessionSpec) -> Result<Sandbox, EngineError> {
+    async fn sandbox_for_run(
+        &self,
+        spec: &SessionSpec,
+        volumes: Vec<VolumeMount>,
+    ) -> Result<Sandbox, EngineError> {
         // One whose files would stay on disk does not fit: a run's are in memory.
         let pool = self.pool.as_ref().filter(|_| self.shared.fits_pool(spec));
         match pool.and_then(Pool::take_ready) {
@@ -107,6 +113,7 @@ impl Engine {
                 let sandbox_spec = SandboxSpec {
                     session_dir: None,
                     alone_for_s: 0,
+                    volumes,
                     ..self.shared.sandbox_spec(spec, "")?
                 };
                 Arc::clone(&self.shared.runtime)

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use belljar_runtime::{DataMount, Sandbox, SandboxSpec};
+use belljar_runtime::{DataMount, Sandbox, SandboxSpec, VolumeKind, VolumeMount};
 
 use super::Shared;
 use super::shared::durability;
@@ -24,6 +24,12 @@ impl Shared {
         let mut spec = self.sandbox_spec(&session.spec, &session.id)?;
         // One of the pool is nobody's yet when it is made, and has none.
         spec.labels.push(("belljar.tenant".to_owned(), session.tenant.clone()));
+        spec.volumes = self.volumes_for_session(&session.tenant, &session.spec.volumes).await?;
+        let soft =
+            |volume: &VolumeMount| volume.write && volume.place.kind == VolumeKind::Directory;
+        for volume in spec.volumes.iter().filter(|volume| soft(volume)) {
+            session.warn(format!("the size of volume `{}` is not enforced", volume.name));
+        }
         let sandbox = pool::warm_sandbox(&self.runtime, &spec).await?;
         let view = session.view();
         let row = SessionRow {
@@ -72,6 +78,8 @@ impl Shared {
             env: spec.environment().into_iter().collect(),
             data,
             session_dir,
+            // Whose they are is not known here.
+            volumes: Vec::new(),
             alone_for_s: self.config.alone_for_s,
             image: Some(spec.image.clone()),
             labels: vec![("belljar.session".to_owned(), id.to_owned())],
@@ -84,6 +92,8 @@ impl Shared {
         let own = &self.config.defaults;
         (spec.storage, spec.datasets, spec.limits) == (own.storage, own.datasets, own.limits)
             && spec.image == own.image
+            // Mounts are made with a sandbox, and those of the pool are nobody's yet.
+            && spec.volumes.is_empty()
     }
 }
 

@@ -23,6 +23,7 @@ use crate::session::{Inbox, Origin, Session, View, drive};
 use crate::spec::{SessionSpec, Storage};
 use crate::store::{Durability, SessionRow, Store};
 use crate::usage::Usage;
+use crate::volumes::Volumes;
 
 /// Sandboxes being made at the same time; more would only slow each other down.
 const MAKING_AT_ONCE: usize = 16;
@@ -37,6 +38,7 @@ pub(crate) struct Shared {
     pub(super) datasets: Cache,
     /// A permit of it is held while a source is asked.
     pub(super) fetching: Semaphore,
+    pub(super) volumes: Volumes,
     pub(crate) metrics: Metrics,
     audit: Audit,
     pub(crate) usage: Usage,
@@ -71,6 +73,7 @@ impl Shared {
         let metrics = Metrics::default();
         let datasets = Cache::open(&config.dataset_cache, config.dataset_cache_bytes);
         let unusable = |cause| EngineError::Directory { path: config.dataset_cache.clone(), cause };
+        let volumes = Volumes::new(config.volumes.clone(), &store)?;
         Ok(Shared {
             admission: Admission::new(config.total),
             store,
@@ -78,6 +81,7 @@ impl Shared {
             shelf: Shelf::open(config.shelf.clone(), metrics.artifacts.clone())?,
             datasets: datasets.map_err(unusable)?,
             fetching: Semaphore::new(FETCHES),
+            volumes,
             metrics,
             audit,
             usage: Usage::default(),

@@ -397,7 +397,7 @@ impl Session {
     }
 
     /// Notes something that went wrong, for whoever looks at the session.
-    pub(super) fn warn(&self, warning: String) {
+    pub(crate) fn warn(&self, warning: String) {
         const MOST: usize = 20;
         self.view.send_modify(|view| {
             if view.warnings.len() < MOST {

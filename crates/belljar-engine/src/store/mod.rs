@@ -1,4 +1,4 @@
-//! What must not be lost: sessions, executions, datasets, keys, usage. A [`Database`] with tables.
+//! What must not be lost: sessions, executions, datasets, volumes, keys, usage. A [`Database`] with tables.
 
 mod database;
 mod datasets;
@@ -8,6 +8,7 @@ mod lock;
 mod schema;
 mod sessions;
 mod usage;
+mod volumes;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -23,6 +24,7 @@ pub use lock::StateLock;
 pub(crate) use schema::Schema;
 pub use sessions::{SessionFilter, SessionRow};
 pub use usage::{UsageDelta, UsageRow};
+pub(crate) use volumes::{Entered, GivenUp};
 
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {

@@ -30,7 +30,7 @@ pub(super) const STORE: Schema = Schema {
         connection.execute("INSERT INTO meta (name, value) VALUES ('owner', ?1)", [owner])?;
         Ok(())
     },
-    holds: "sessions, keys and usage",
+    holds: "sessions, volumes, keys and usage",
 };
 
 /// Pages kept in memory, in KiB, which SQLite writes as a negative number: what is written is mostly
@@ -40,7 +40,7 @@ const CACHE_KIB: i64 = -8 * 1024;
 /// Larger databases are not read through at every start.
 const CHECK_UP_TO_BYTES: u64 = 64 * 1024 * 1024;
 
-const MIGRATIONS: [&str; 2] = [
+const MIGRATIONS: [&str; 3] = [
     "
     CREATE TABLE meta (
         name TEXT PRIMARY KEY,
@@ -121,6 +121,20 @@ const MIGRATIONS: [&str; 2] = [
         size INTEGER,
         updated_ms INTEGER NOT NULL,
         PRIMARY KEY (session, name)
+    ) STRICT, WITHOUT ROWID;
+",
+    "
+    CREATE TABLE volumes (
+        tenant TEXT NOT NULL,
+        name TEXT NOT NULL,
+        -- Its directory on disk.
+        id TEXT NOT NULL UNIQUE,
+        size INTEGER NOT NULL,
+        kind TEXT NOT NULL,
+        created_ms INTEGER NOT NULL,
+        -- making, ready or removing: only what is ready is there.
+        state TEXT NOT NULL,
+        PRIMARY KEY (tenant, name)
     ) STRICT, WITHOUT ROWID;
 ",
 ];

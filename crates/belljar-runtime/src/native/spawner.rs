@@ -42,13 +42,20 @@ pub const STAGE: &str = "/sys";
 #[derive(Debug, Serialize, Deserialize)]
 enum Order {
     Enter,
-    Stage { steps: Vec<Step> },
+    Stage {
+        steps: Vec<Step>,
+    },
     Sandbox(SandboxOrder),
     /// A child in namespaces of its own that does nothing, until the first descriptor closes.
     Idle {
         plan: Plan,
     },
-    Program { plan: Plan, argv: Vec<String>, env: Vec<(String, String)>, fds: Vec<FdIndex> },
+    Program {
+        plan: Plan,
+        argv: Vec<String>,
+        env: Vec<(String, String)>,
+        fds: Vec<FdIndex>,
+    },
 }
 
 #[derive(Debug, Serialize, Deserialize)]

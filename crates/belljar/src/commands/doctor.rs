@@ -5,10 +5,10 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use belljar_runtime::Runtime;
 use belljar_runtime::docker::{DockerConfig, DockerRuntime};
 use belljar_runtime::native::NativeRuntime;
 use belljar_runtime::selftest::Limit;
+use belljar_runtime::{Runtime, VolumeKind, VolumePlace};
 use belljar_sys::{landlock, procfs};
 use serde::Serialize;
 
@@ -48,6 +48,7 @@ struct Diagnosis {
 
 pub(super) fn doctor(args: &DoctorArgs, settings: &Settings) -> Result<ExitCode> {
     let mut findings = vec![kernel(), seccomp(), landlock_finding()];
+    findings.push(volumes(settings));
     findings.extend(match Prepared::start(settings) {
         Ok(prepared) => sandboxes(prepared, settings)?,
         Err(error) => vec![no_namespaces(&error)],
@@ -129,6 +130,35 @@ fn landlock_finding() -> Finding {
             state: State::Weak,
             detail: "absent; mounts alone protect files".into(),
             advice: "boot a kernel with CONFIG_SECURITY_LANDLOCK and lsm=landlock,...".into(),
+        },
+    }
+}
+
+/// Makes a small volume as the server would, and fills it.
+fn volumes(settings: &Settings) -> Finding {
+    let weak = |detail: String, advice: &str| Finding {
+        feature: "volumes",
+        state: State::Weak,
+        detail,
+        advice: advice.to_owned(),
+    };
+    let (kind, why) = settings.volumes.config(settings.strict).new_kind();
+    match (kind, why) {
+        (VolumeKind::Directory, why) => {
+            let detail = format!("sizes are not enforced: {}", why.unwrap_or_default());
+            weak(detail, "run the server as root, with loop devices and e2fsprogs")
+        }
+        (VolumeKind::Image, Some(why)) => {
+            weak(format!("none can be made: {why}"), "set BELLJAR_VOLUME_STORAGE=auto")
+        }
+        (VolumeKind::Image, None) => match VolumePlace::try_limit(&settings.volumes.root) {
+            Ok(true) => ok("volumes", "each is a file system of its own; sizes are enforced"),
+            Ok(false) => weak("a full one took more".into(), "report this"),
+            Err(error) => {
+                let advice =
+                    "the message says what failed; or set BELLJAR_VOLUME_STORAGE=directory";
+                weak(belljar_engine::in_full(&error), advice)
+            }
         },
     }
 }

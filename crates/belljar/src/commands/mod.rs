@@ -20,6 +20,7 @@ mod shell;
 mod spawner;
 mod usage;
 mod view;
+mod volume;
 
 use std::process::ExitCode;
 
@@ -53,6 +54,7 @@ pub(crate) fn dispatch(command: Command) -> Result<ExitCode> {
         Command::Session(args) => session::session(args.command, &settings),
         Command::Shell(args) => shell::shell(args, &settings),
         Command::Artifacts(args) => artifacts::artifacts(args.command, &settings),
+        Command::Volume(args) => volume::volume(args.command, &settings),
         Command::Key(command) => key::key(command, &settings),
         Command::Usage(args) => usage::usage(args, &settings),
         Command::Image(args) => image::image(args.command, &settings),

@@ -1,5 +1,6 @@
 //! Settings: flags over environment over `.env` over defaults. Every variable is declared once, in
-//! [`variables`], and typed once, here, in [`server`], [`artifacts`] and [`network`].
+//! [`variables`], and typed once, here, in [`server`], [`artifacts`], [`network`] and
+//! [`volumes`].
 
 mod artifacts;
 mod backend;
@@ -12,6 +13,7 @@ mod server;
 mod unknown;
 mod values;
 pub mod variables;
+mod volumes;
 
 use std::collections::HashMap;
 use std::env;
@@ -30,6 +32,7 @@ pub(crate) use dotenv::commented as commented_env_file;
 pub use network::NetworkSettings;
 pub use server::{Listen, ServerSettings, Tls};
 use values::Values;
+pub use volumes::VolumeSettings;
 
 /// Everything that can be set, resolved: paths are absolute, sizes are bytes.
 #[derive(Debug, Clone)]
@@ -57,6 +60,7 @@ pub struct Settings {
     pub server: ServerSettings,
     pub artifacts: ArtifactSettings,
     pub network: NetworkSettings,
+    pub volumes: VolumeSettings,
     pub client: ClientSettings,
 }
 
@@ -138,6 +142,7 @@ impl Settings {
         Ok(Settings {
             artifacts: ArtifactSettings::read(&values, &home, &state_dir)?,
             network: NetworkSettings::read(&values)?,
+            volumes: VolumeSettings::read(&values, &home)?,
             backend: BackendSettings::read(&values, &run_dir)?,
             run_dir,
             state_dir,

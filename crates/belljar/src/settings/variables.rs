@@ -493,6 +493,45 @@ pub const GROUPS: &[Group] = &[
         ],
     },
     Group {
+        title: "Volumes",
+        variables: &[
+            variable(
+                "BELLJAR_VOLUMES_DIR",
+                "a directory",
+                "",
+                "Where volumes are kept.",
+            )
+            .when_empty("`volumes` below BELLJAR_HOME"),
+            variable(
+                "BELLJAR_VOLUME_STORAGE",
+                "auto, image or directory",
+                "auto",
+                "How new volumes are kept. `image`: each in a file system of its own, whose size the\n\
+                 kernel enforces and whose bytes are set aside; takes root, loop devices and mke2fs.\n\
+                 `directory`: as plain files, whose size is looked at and not enforced. `auto`: an\n\
+                 image where that is possible.",
+            ),
+            variable(
+                "BELLJAR_VOLUME_SIZE",
+                "a size such as 512M or 2G, at least 4M",
+                "1G",
+                "How large a volume is whose size nobody says.",
+            ),
+            variable(
+                "BELLJAR_TENANT_VOLUMES",
+                "a number; 0: no limit",
+                "32",
+                "How many volumes a tenant can have.",
+            ),
+            variable(
+                "BELLJAR_TENANT_VOLUME_BYTES",
+                "a size such as 512M or 2G; 0: no limit",
+                "32G",
+                "How large the volumes of a tenant can be together.",
+            ),
+        ],
+    },
+    Group {
         title: "How much at the same time",
         variables: &[
             variable(

@@ -54,6 +54,8 @@ fn ask(args: SessionCreateArgs) -> Value {
     field("storage", args.storage.map(|word| word.to_ascii_uppercase().into()));
     field("datasets", args.datasets.map(|word| word.to_ascii_uppercase().into()));
     field("network", args.network.map(|policy| json!(policy)));
+    let volumes: BTreeMap<String, String> = args.volumes.into_iter().collect();
+    field("volumes", (!volumes.is_empty()).then(|| json!(volumes)));
     field("ttl", args.ttl.map(Value::from));
     let env: BTreeMap<String, String> = args.env.into_iter().collect();
     field("env", (!env.is_empty()).then(|| json!(env)));

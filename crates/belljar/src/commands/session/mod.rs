@@ -11,6 +11,7 @@ mod stage;
 mod stop;
 mod upload;
 
+use std::collections::BTreeMap;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, anyhow};
@@ -48,6 +49,8 @@ struct Session {
     datasets: String,
     limits: Limits,
     network: serde_json::Value,
+    #[serde(default)]
+    volumes: BTreeMap<String, String>,
     ttl: u64,
     idle_timeout: Option<u64>,
     created: String,

@@ -39,6 +39,8 @@ fn describe(session: Session, now: i64) -> String {
         Some(because) => format!("{when}: {because}"),
         None => when,
     });
+    let volumes: Vec<String> =
+        session.volumes.into_iter().map(|(name, mode)| format!("{name} ({mode})")).collect();
     let lines = [
         ("id", Some(session.id)),
         ("key", session.key),
@@ -48,6 +50,7 @@ fn describe(session: Session, now: i64) -> String {
         ("directory", session.directory),
         ("datasets", Some(session.datasets)),
         ("network", Some(shown_network(&session.network))),
+        ("volumes", (!volumes.is_empty()).then(|| volumes.join(", "))),
         ("limits", Some(limits)),
         ("memory", session.memory_used.map(|bytes| format!("{} used", HumanBytes(bytes)))),
         ("created", Some(session.created)),

@@ -1,0 +1,153 @@
+//! `/v1/volumes`: files that outlive sessions, and are shown to any number of them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::{Extension, Json};
+use belljar_engine::volumes::{
+    AskedVolumes, MAX_PER_SESSION, VolumeInfo, VolumeMode, VolumeName, VolumeUser,
+};
+use belljar_engine::{Principal, clock};
+use belljar_runtime::VolumeKind;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::App;
+use crate::error::{ApiError, ErrorBody};
+use crate::input::{Body, Path};
+use crate::sessions::Size;
+
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct CreateVolume {
+    /// 1 to 64 letters, digits, `.`, `_` and `-`; sessions see it at `/volumes/NAME`.
+    pub name: String,
+    /// Bytes, or text such as `512M`, that it has room for.
+    pub size: Option<Size>,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct VolumeBody {
+    pub name: String,
+    /// Bytes that it has room for.
+    pub size: u64,
+    /// `image`, a file system of its own, or `directory`.
+    #[schema(value_type = String)]
+    pub storage: VolumeKind,
+    /// Whether more than its size is refused; if not, it is only looked at.
+    pub enforced: bool,
+    pub created: String,
+    /// Sessions that have not ended, and runs.
+    pub used_by: Vec<VolumeUserBody>,
+    /// Bytes that are taken; told of a single volume only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub used: Option<u64>,
+    /// Files of any kind in it, told where `used` is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub files: Option<u64>,
+    /// There is more in it than was counted.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub partial: bool,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct VolumeUserBody {
+    /// Of a session, or of a run.
+    pub id: String,
+    #[schema(value_type = String, example = "rw")]
+    pub mode: VolumeMode,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct VolumesBody {
+    pub volumes: Vec<VolumeBody>,
+}
+
+impl VolumeBody {
+    fn of(info: VolumeInfo) -> VolumeBody {
+        let user = |VolumeUser { id, mode }| VolumeUserBody { id, mode };
+        VolumeBody {
+            enforced: info.is_enforced(),
+            name: info.name.into(),
+            size: info.size,
+            storage: info.kind,
+            created: clock::rfc3339(info.created_ms),
+            used_by: info.used_by.into_iter().map(user).collect(),
+            used: info.usage.map(|usage| usage.bytes),
+            files: info.usage.map(|usage| usage.files),
+            partial: info.usage.is_some_and(|usage| usage.partial),
+        }
+    }
+}
+
+/// What a session or a run is to see below `/volumes`.
+pub(crate) fn parse_volumes(
+    written: Option<BTreeMap<String, VolumeMode>>,
+) -> Result<Option<AskedVolumes>, ApiError> {
+    let Some(written) = written else { return Ok(None) };
+    if written.len() > MAX_PER_SESSION {
+        return Err(ApiError::invalid(format!("volumes: at most {MAX_PER_SESSION}")));
+    }
+    let named = |(name, mode): (String, VolumeMode)| Ok((parse_name(&name, "volumes")?, mode));
+    written.into_iter().map(named).collect::<Result<_, _>>().map(Some)
+}
+
+fn parse_name(text: &str, field: &str) -> Result<VolumeName, ApiError> {
+    text.parse().map_err(|why| ApiError::invalid(format!("{field}: {why}")))
+}
+
+/// Make a volume.
+#[utoipa::path(post, path = "/v1/volumes", tag = "volumes", request_body = CreateVolume,
+    responses(
+        (status = 201, body = VolumeBody, description = "Made, and empty"),
+        (status = 409, body = ErrorBody, description = "There is one already, or there are too many"),
+        (status = 422, body = ErrorBody), (status = 507, body = ErrorBody),
+    ))]
+pub(crate) async fn create(
+    State(app): State<Arc<App>>,
+    Extension(who): Extension<Principal>,
+    Body(body): Body<CreateVolume>,
+) -> Result<(StatusCode, Json<VolumeBody>), ApiError> {
+    let name = parse_name(&body.name, "name")?;
+    let made = app.engine.create_volume(&who, name, body.size.map(|size| size.0)).await?;
+    Ok((StatusCode::CREATED, Json(VolumeBody::of(made))))
+}
+
+/// All volumes of the tenant, by name.
+#[utoipa::path(get, path = "/v1/volumes", tag = "volumes",
+    responses((status = 200, body = VolumesBody)))]
+pub(crate) async fn list(
+    State(app): State<Arc<App>>,
+    Extension(who): Extension<Principal>,
+) -> Result<Json<VolumesBody>, ApiError> {
+    let volumes = app.engine.volumes(&who).await?;
+    Ok(Json(VolumesBody { volumes: volumes.into_iter().map(VolumeBody::of).collect() }))
+}
+
+/// One volume, with how full it is and who uses it.
+#[utoipa::path(get, path = "/v1/volumes/{name}", tag = "volumes", params(("name" = String, Path)),
+    responses((status = 200, body = VolumeBody), (status = 404, body = ErrorBody)))]
+pub(crate) async fn show(
+    State(app): State<Arc<App>>,
+    Extension(who): Extension<Principal>,
+    Path(name): Path<String>,
+) -> Result<Json<VolumeBody>, ApiError> {
+    let found = app.engine.volume(&who, parse_name(&name, "name")?).await?;
+    Ok(Json(VolumeBody::of(found)))
+}
+
+/// Remove a volume with everything in it. One that a session or a run uses stays.
+#[utoipa::path(delete, path = "/v1/volumes/{name}", tag = "volumes",
+    params(("name" = String, Path)),
+    responses((status = 204), (status = 404, body = ErrorBody),
+        (status = 409, body = ErrorBody, description = "It is used; the message says by whom")))]
+pub(crate) async fn remove(
+    State(app): State<Arc<App>>,
+    Extension(who): Extension<Principal>,
+    Path(name): Path<String>,
+) -> Result<StatusCode, ApiError> {
+    app.engine.remove_volume(&who, parse_name(&name, "name")?).await?;
+    Ok(StatusCode::NO_CONTENT)
+}

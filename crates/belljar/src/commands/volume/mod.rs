@@ -1,0 +1,69 @@
+//! `belljar volume`: files that outlive sessions, as a client of the server. One file per verb.
+
+mod create;
+mod list;
+mod remove;
+mod show;
+
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::as_client;
+use crate::cli::VolumeCommand;
+use crate::client::{ClientError, escape};
+use crate::settings::Settings;
+
+pub(super) fn volume(command: VolumeCommand, settings: &Settings) -> Result<ExitCode> {
+    as_client(settings, async |client| match command {
+        VolumeCommand::Create(args) => create::create(client, &args).await,
+        VolumeCommand::List(args) => list::list(client, &args).await,
+        VolumeCommand::Show(args) => show::show(client, &args).await,
+        VolumeCommand::Remove(args) => remove::remove(client, &args).await,
+    })
+}
+
+/// A volume as the server tells of it.
+#[derive(Debug, Deserialize)]
+struct Volume {
+    name: String,
+    size: u64,
+    storage: String,
+    enforced: bool,
+    created: String,
+    used_by: Vec<User>,
+    used: Option<u64>,
+    files: Option<u64>,
+    #[serde(default)]
+    partial: bool,
+}
+
+#[derive(Debug, Deserialize)]
+struct User {
+    id: String,
+    mode: String,
+}
+
+impl Volume {
+    fn from(value: &Value) -> Result<Volume> {
+        Volume::deserialize(value).context("the server describes a volume in an unknown way")
+    }
+
+    /// What its size means.
+    fn quota(&self) -> &'static str {
+        if self.enforced { "enforced" } else { "not enforced" }
+    }
+}
+
+fn path_of(name: &str) -> String {
+    format!("/v1/volumes/{}", escape(name))
+}
+
+/// What the server says, and how to find those that are there.
+fn explain(error: ClientError) -> anyhow::Error {
+    let unknown = error.is("volume_not_found");
+    let error = anyhow::Error::from(error);
+    if unknown { anyhow::anyhow!("{error}; `belljar volume list` shows all") } else { error }
+}
