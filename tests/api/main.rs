@@ -32,3 +32,4 @@ mod starts;
 mod storage;
 mod streams;
 mod terminals;
+mod volumes;

@@ -48,6 +48,7 @@ impl Place {
             ("BLOBSTORE_DIR", path("blobstore")),
             ("BELLJAR_OUTPUTS_DIR", path("outputs")),
             ("BELLJAR_DATASET_CACHE", path("cache")),
+            ("BELLJAR_VOLUMES_DIR", path("volumes")),
             ("BELLJAR_LISTEN", "127.0.0.1:0".to_owned()),
             ("BELLJAR_POOL", "0".to_owned()),
             // Should a test be killed, its sandboxes do not stay for a day.

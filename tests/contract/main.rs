@@ -20,6 +20,7 @@ mod engines;
 mod execution;
 mod files;
 mod lives;
+mod volumes;
 mod walls;
 
 use backend::Backend;
@@ -73,6 +74,10 @@ contract! {
         system_calls_are_refused,
         limits_hold,
         tenants_are_apart;
+    volumes:
+        volumes_are_shared,
+        a_full_volume_refuses,
+        volumes_outlive_everything;
     lives:
         a_successor_goes_on,
         a_session_from_the_pool_is_like_any_other,

@@ -1,0 +1,180 @@
+//! Volumes: shared by sessions, kept apart by mode, bounded, and there when everything else is gone.
+
+use std::fs;
+use std::time::Duration;
+
+use belljar_sys::privileges;
+use serde_json::{Value, json};
+
+use crate::backend::Backend;
+use crate::server::{Server, Session, eventually, names, text};
+
+async fn make(server: &Server, name: &str, size: &str) -> Value {
+    server.post("/v1/volumes", json!({"name": name, "size": size})).await.json(201)
+}
+
+async fn using(server: &Server, volumes: Value) -> Session {
+    server.session_with(json!({"volumes": volumes})).await
+}
+
+/// What a cell prints that tries something: `done`, or the name of the error.
+fn attempt(code: &str) -> String {
+    format!(
+        "import errno, os\n\
+         try:\n    {code}\n    print('done')\n\
+         except OSError as e: print(errno.errorcode[e.errno])"
+    )
+}
+
+pub(crate) async fn volumes_are_shared(on: Backend) {
+    let site = on.site(&[]);
+    let server = site.serve().await;
+    make(&server, "shared", "8M").await;
+    make(&server, "other", "8M").await;
+    let one = using(&server, json!({"shared": "rw", "other": "rw"})).await;
+    let two = using(&server, json!({"shared": "rw"})).await;
+    let reader = using(&server, json!({"shared": "ro"})).await;
+    assert_eq!(
+        one.printed("import os; print(sorted(os.listdir('/volumes')))").await,
+        "['other', 'shared']\n"
+    );
+    assert_eq!(two.printed("import os; print(os.listdir('/volumes'))").await, "['shared']\n");
+
+    let code = "os.mkdir('/volumes/shared/d', 0o700)\n\
+                open('/volumes/shared/d/a', 'w').write('one')\n\
+                os.chmod('/volumes/shared/d/a', 0o600)";
+    assert_eq!(one.printed(code).await, "");
+    // What somebody keeps to himself is kept to the user they all are.
+    let code = "open('/volumes/shared/d/a', 'a').write(' two')\n\
+                s = os.stat('/volumes/shared/d/a'); print(s.st_uid == os.getuid(), s.st_gid == os.getgid())";
+    assert_eq!(two.printed(code).await, "True True\n");
+    assert_eq!(one.printed("print(open('/volumes/shared/d/a').read())").await, "one two\n");
+    assert_eq!(reader.printed("print(open('/volumes/shared/d/a').read())").await, "one two\n");
+    let by_shell = two.shell("echo by shell > /volumes/shared/s; cat /volumes/shared/d/a").await;
+    assert_eq!(text(&by_shell["stdout"]), "one two", "{by_shell:#}");
+
+    for change in [
+        "open('/volumes/shared/new', 'w')",
+        "open('/volumes/shared/s', 'a')",
+        "os.remove('/volumes/shared/s')",
+        "os.rename('/volumes/shared/s', '/volumes/shared/t')",
+        "os.chmod('/volumes/shared/s', 0o777)",
+        "os.mkdir('/volumes/shared/e')",
+    ] {
+        let said = reader.printed(&attempt(change)).await;
+        assert!(["EROFS\n", "EACCES\n"].contains(&said.as_str()), "{change}: {said}");
+    }
+    // A volume is all there is.
+    for elsewhere in ["open('/volumes/file', 'w')", "os.mkdir('/volumes/more')"] {
+        let said = one.printed(&attempt(elsewhere)).await;
+        assert!(["EROFS\n", "EACCES\n"].contains(&said.as_str()), "{elsewhere}: {said}");
+    }
+
+    // As files of the session, by the API.
+    let read = server.get(&one.path("/files/volumes/shared/d/a")).await;
+    assert_eq!((read.status, read.text(200).as_str()), (200, "one two"));
+    let told = one.show().await;
+    assert_eq!(told["volumes"], json!({"shared": "rw", "other": "rw"}));
+    for session in [one, two, reader] {
+        session.stop().await;
+    }
+    for name in ["shared", "other"] {
+        assert_eq!(server.delete(&format!("/v1/volumes/{name}")).await.status, 204);
+    }
+    server.terminate().await;
+    site.has_no_traces().await;
+}
+
+pub(crate) async fn a_full_volume_refuses(on: Backend) {
+    let site = on.site(&[]);
+    let server = site.serve().await;
+    let made = make(&server, "small", "4M").await;
+    if made["enforced"] != true {
+        assert!(!privileges::is_root(), "{made:#}");
+        return;
+    }
+    make(&server, "beside", "4M").await;
+    let session = using(&server, json!({"small": "rw", "beside": "rw"})).await;
+    let fill = attempt(
+        "f = open('/volumes/small/large', 'wb')\n    \
+         for n in range(64): f.write(bytes(1 << 20)); f.flush(); os.fsync(f.fileno())",
+    );
+    assert_eq!(session.printed(&fill).await, "ENOSPC\n");
+    let size = session.printed("print(os.path.getsize('/volumes/small/large') >> 20)").await;
+    assert!(["3\n", "4\n"].contains(&size.as_str()), "{size}");
+    assert_eq!(
+        session.printed(&attempt("open('/volumes/beside/x', 'wb').write(bytes(1 << 20))")).await,
+        "done\n"
+    );
+    assert_eq!(
+        session.printed(&attempt("open('/session/x', 'wb').write(bytes(1 << 20))")).await,
+        "done\n"
+    );
+    let full = server.get("/v1/volumes/small").await.json(200);
+    assert!(full["used"].as_u64().is_some_and(|used| used >= 3 << 20), "{full:#}");
+    assert_eq!((&full["size"], &full["files"]), (&json!(4 << 20), &json!(1)));
+    // Many small files are bounded as well, and what is removed makes room.
+    let many = attempt("[open(f'/volumes/small/{n}', 'w') for n in range(100000)]");
+    assert!(["ENOSPC\n", "EMFILE\n"].contains(&session.printed(&many).await.as_str()));
+    assert_eq!(session.printed(&attempt("os.remove('/volumes/small/large')")).await, "done\n");
+    assert_eq!(
+        session.printed(&attempt("open('/volumes/small/x', 'wb').write(bytes(1 << 20))")).await,
+        "done\n"
+    );
+}
+
+pub(crate) async fn volumes_outlive_everything(on: Backend) {
+    let site = on.site(&[]);
+    let server = site.serve().await;
+    make(&server, "kept", "8M").await;
+    let first = using(&server, json!({"kept": "rw"})).await;
+    first.python("open('/volumes/kept/a', 'w').write('kept')").await;
+    first.stop().await;
+    let second = using(&server, json!({"kept": "ro"})).await;
+    assert_eq!(second.printed("print(open('/volumes/kept/a').read())").await, "kept\n");
+
+    // Killed, the server still knows who uses what.
+    let place = server.kill().await;
+    let server = place.serve().await;
+    let told = server.get("/v1/volumes/kept").await.json(200);
+    assert_eq!(told["used_by"], json!([{"id": second.id, "mode": "ro"}]));
+    let refused = server.delete("/v1/volumes/kept").await.error(409, "volume_in_use");
+    assert!(refused.contains(&second.id), "{refused}");
+    let second = Session::of(&server.client(), &second.id);
+    assert_eq!(second.printed("print(open('/volumes/kept/a').read())").await, "kept\n");
+    // Beside one that an earlier server made, which has it mounted still.
+    let third = using(&server, json!({"kept": "rw"})).await;
+    third.python("open('/volumes/kept/b', 'w').write('third')").await;
+    assert_eq!(second.printed("print(open('/volumes/kept/b').read())").await, "third\n");
+    second.stop().await;
+    third.stop().await;
+    site.has_no_traces().await;
+
+    // Without a server and without sessions.
+    server.terminate().await;
+    let server = site.serve().await;
+    let run = json!({"code": "print(open('/volumes/kept/b').read())", "volumes": {"kept": "ro"}});
+    assert_eq!(server.post("/v1/run", run).await.json(200)["stdout"], "third\n");
+    assert_eq!(server.delete("/v1/volumes/kept").await.status, 204);
+    let directory = server.path("volumes").join(site_owner(&server));
+    assert_eq!(names(&directory), Vec::<String>::new());
+    server.get("/v1/volumes/kept").await.error(404, "volume_not_found");
+    eventually("no device is left", async || {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        !shown_by_devices(&server.path("volumes").display().to_string())
+    })
+    .await;
+}
+
+fn site_owner(server: &Server) -> String {
+    names(&server.path("volumes")).into_iter().next().expect("a directory of the server's own")
+}
+
+/// Whether a block device shows a file of ours.
+fn shown_by_devices(place: &str) -> bool {
+    let Ok(devices) = fs::read_dir("/sys/block") else { return false };
+    devices.flatten().any(|device| {
+        let shown = fs::read_to_string(device.path().join("loop/backing_file"));
+        shown.is_ok_and(|file| file.starts_with(place))
+    })
+}
