@@ -22,3 +22,4 @@ mod shell;
 mod timeouts;
 mod usage;
 mod view;
+mod volumes;

@@ -64,13 +64,14 @@ impl Served {
         let (flags, url) = way(&context);
         let place = |name: &str| context.path(name).display().to_string();
         let (state, sessions) = (place("state"), place("sessions"));
-        let (blobs, cache) = (place("blobs"), place("cache"));
+        let (blobs, cache, volumes) = (place("blobs"), place("cache"), place("volumes"));
         let context = context
             .env("BELLJAR_STATE_DIR", &state)
             .env("SESSIONS_ROOT", &sessions)
             // Servers that share these would delete each other's content.
             .env("BLOBSTORE_DIR", &blobs)
             .env("BELLJAR_DATASET_CACHE", &cache)
+            .env("BELLJAR_VOLUMES_DIR", &volumes)
             .env("BELLJAR_URL", &url)
             .env("SSL_CERT_FILE", CERTIFICATE)
             .env("BELLJAR_POOL", "1")

@@ -15,4 +15,5 @@ mod site;
 mod kills;
 mod network;
 mod successor;
+mod volumes;
 mod worker;

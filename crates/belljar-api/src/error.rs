@@ -266,7 +266,6 @@ fn from_volume(error: &EngineError, message: String) -> ApiError {
     match error {
         EngineError::NoVolume(_) => {
             ApiError::new(StatusCode::NOT_FOUND, "volume_not_found", message)
-                .hint("POST /v1/volumes makes one")
         }
         EngineError::VolumeExists(_) => conflict("volume_exists", message),
         EngineError::VolumeInUse { .. } => {

@@ -125,19 +125,30 @@ pub struct VolumeUsage {
 impl VolumePlace {
     /// Makes an empty volume for `size` bytes; it is there whole, or not at all. Blocks.
     pub fn make(&self, size: u64) -> Result<(), RuntimeError> {
-        let fresh = VolumePlace { directory: self.directory.with_extension("new"), ..self.clone() };
+        let fresh = self.half_made();
         let made = fresh.make_in_place(size).and_then(|()| {
             fs::rename(&fresh.directory, &self.directory)?;
             sync_parent(&self.directory)
         });
         made.map_err(|cause| {
-            let _ = fresh.remove();
+            let _ = fresh.remove_in_place();
             self.failed("make", cause)
         })
     }
 
-    /// Removes everything; what is not there is no error. Nobody may be using it. Blocks.
+    /// Removes everything, half-made or whole; what is not there is no error. Nobody may be using
+    /// it. Blocks.
     pub fn remove(&self) -> io::Result<()> {
+        self.half_made().remove_in_place()?;
+        self.remove_in_place()
+    }
+
+    /// Where it is until it is whole.
+    fn half_made(&self) -> VolumePlace {
+        VolumePlace { directory: self.directory.with_extension("new"), ..self.clone() }
+    }
+
+    fn remove_in_place(&self) -> io::Result<()> {
         let Ok(entries) = fs::read_dir(&self.directory) else { return Ok(()) };
         for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
             mount::take_away(&path)?;

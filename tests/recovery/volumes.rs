@@ -1,0 +1,111 @@
+//! Volumes of a server that is killed while it makes or removes them: there, or gone.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::server::{Place, Server, eventually, names};
+
+/// From before it is begun to after it is done.
+const MOMENTS_MS: [u64; 7] = [0, 1, 3, 6, 12, 25, 60];
+
+/// What is on disk, by the names of directories.
+fn on_disk(server: &Server) -> BTreeSet<String> {
+    let root = server.path("volumes");
+    names(&root).iter().flat_map(|owner| names(&root.join(owner))).collect()
+}
+
+/// What is mounted below the place's volumes, in the namespace of us all.
+fn mounted(server: &Server) -> Vec<String> {
+    let place = server.path("volumes").display().to_string();
+    let mounts = fs::read_to_string("/proc/self/mountinfo").expect("a list");
+    mounts.lines().filter(|line| line.contains(&place)).map(str::to_owned).collect()
+}
+
+async fn listed(server: &Server) -> Vec<Value> {
+    server.get("/v1/volumes").await.json(200)["volumes"].as_array().expect("a list").clone()
+}
+
+/// Nothing is on disk but what is told of, and nothing half-done stays mounted.
+async fn is_whole(server: &Server) {
+    eventually("what was half-done is gone", async || {
+        on_disk(server).len() == listed(server).await.len() && mounted(server).is_empty()
+    })
+    .await;
+    for volume in listed(server).await {
+        let name = volume["name"].as_str().expect("text");
+        let ask = json!({"code": format!("open('/volumes/{name}/x', 'w').write('x')"),
+                         "volumes": {name: "rw"}});
+        let run = server.post("/v1/run", ask).await.json(200);
+        assert_eq!(run["status"], "ok", "{run:#}");
+    }
+}
+
+#[tokio::test]
+async fn a_volume_half_made_or_half_removed_is_there_or_gone() {
+    for storage in ["auto", "directory"] {
+        let place = Arc::new(Place::new().env("BELLJAR_VOLUME_STORAGE", storage));
+        let mut server = place.serve().await;
+        let mut made = 0;
+        for moment in MOMENTS_MS {
+            let client = server.client();
+            let ask = json!({"name": format!("v{moment}"), "size": "64M"});
+            let making = tokio::spawn(async move { client.post("/v1/volumes", ask).await });
+            tokio::time::sleep(Duration::from_millis(moment)).await;
+            server = server.kill().await.serve().await;
+            making.abort();
+            is_whole(&server).await;
+            made = listed(&server).await.len();
+            // The name is free, or is the volume's.
+            let again = json!({"name": format!("v{moment}"), "size": "64M"});
+            assert!([201, 409].contains(&server.post("/v1/volumes", again).await.status));
+        }
+        assert!(made > 0, "the last moments are long after it was made");
+        let all = listed(&server).await;
+        assert_eq!(all.len(), MOMENTS_MS.len());
+        let code = "import os\n\
+            for v in os.listdir('/volumes'):\n    \
+                for n in range(2000): open(f'/volumes/{v}/{n}', 'w')";
+        let volumes: serde_json::Map<String, Value> = all
+            .iter()
+            .map(|volume| (volume["name"].as_str().expect("text").to_owned(), json!("rw")))
+            .collect();
+        let run = server.post("/v1/run", json!({"code": code, "volumes": volumes})).await.json(200);
+        assert_eq!(run["status"], "ok", "{run:#}");
+        for moment in MOMENTS_MS {
+            let client = server.client();
+            let path = format!("/v1/volumes/v{moment}");
+            let asked = path.clone();
+            let removing = tokio::spawn(async move { client.delete(&asked).await });
+            tokio::time::sleep(Duration::from_millis(moment)).await;
+            server = server.kill().await.serve().await;
+            removing.abort();
+            is_whole(&server).await;
+            assert!([204, 404].contains(&server.delete(&path).await.status));
+        }
+        assert_eq!((listed(&server).await.len(), on_disk(&server).len()), (0, 0));
+        server.place.has_no_traces().await;
+    }
+}
+
+#[tokio::test]
+async fn a_volume_of_a_session_that_died_with_its_server_can_be_removed() {
+    let place = Arc::new(Place::new());
+    let server = place.serve().await;
+    server.post("/v1/volumes", json!({"name": "left", "size": "4M"})).await.json(201);
+    let session = server.session_with(json!({"volumes": {"left": "rw"}})).await;
+    session.python("open('/volumes/left/a', 'w').write('x')").await;
+    server.kill().await;
+    for guest in place.pids_inside(1) {
+        belljar_sys::process::signal(guest, 9).expect("it lives");
+    }
+    let server = place.serve().await;
+    let freed = async || server.get("/v1/volumes/left").await.json(200)["used_by"] == json!([]);
+    eventually("its end is noticed", freed).await;
+    let run = json!({"code": "print(open('/volumes/left/a').read())", "volumes": {"left": "ro"}});
+    assert_eq!(server.post("/v1/run", run).await.json(200)["stdout"], "x\n");
+    assert_eq!(server.delete("/v1/volumes/left").await.status, 204);
+}
