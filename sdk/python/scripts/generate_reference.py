@@ -30,6 +30,7 @@ CHAPTERS: list[tuple[str, str, list[str]]] = [
     ("What is known of files", "_file_calls.py", ["FileInfo", "FileList"]),
     ("Artifacts", "_sync/artifacts.py", ["Artifacts"]),
     ("Datasets", "_sync/datasets.py", ["Datasets"]),
+    ("Volumes", "_sync/volumes.py", ["Volumes"]),
     ("Limits to ask for", "_calls.py", ["AskedLimits"]),
     ("Results, and what the server tells", "models.py", []),
     ("Events of a stream", "events.py", []),

@@ -100,6 +100,7 @@ class Server:
             "SESSIONS_ROOT": "sessions",
             "BLOBSTORE_DIR": "blobs",
             "BELLJAR_DATASET_CACHE": "cache",
+            "BELLJAR_VOLUMES_DIR": "volumes",
             "BELLJAR_RUN_DIR": "run",
             "BELLJAR_OUTPUTS_DIR": "outputs",
             "BELLJAR_EXPORTS_DIR": "exports",

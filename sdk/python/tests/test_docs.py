@@ -34,7 +34,14 @@ def reader(user: User) -> Iterator[User]:
     user.env["PATH"] = f"{commands}{os.pathsep}{user.env['PATH']}"
     # A server that is started on a page is not the one that runs on this machine already.
     group = f"belljar-docs-{os.urandom(4).hex()}"
-    places = ("BELLJAR_STATE_DIR", "SESSIONS_ROOT", "BLOBSTORE_DIR", "BELLJAR_DATASET_CACHE", "BELLJAR_RUN_DIR")
+    places = (
+        "BELLJAR_STATE_DIR",
+        "SESSIONS_ROOT",
+        "BLOBSTORE_DIR",
+        "BELLJAR_DATASET_CACHE",
+        "BELLJAR_VOLUMES_DIR",
+        "BELLJAR_RUN_DIR",
+    )
     shell_env = {name: str(user.home / "served" / name.lower()) for name in places}
     user.env["SHELL_ENV"] = json.dumps({**shell_env, "BELLJAR_CGROUP_PARENT": group})
     yield user

@@ -24,6 +24,8 @@ Storage = Literal["TMPFS", "BIND"]
 Access = Literal["NONE", "LOCAL_RO", "API"]
 #: Where code may go: `{"allow": [...], "inject": [...]}`, or one of the words.
 Network = Union[Literal["none", "open"], Mapping[str, Any]]
+#: By name: `rw`, or `ro` to read only.
+AskedVolumes = Mapping[str, Literal["rw", "ro"]]
 #: Bytes, or text such as "512M".
 Size = Union[int, str]
 
@@ -136,6 +138,7 @@ _link = _model(models.Link)
 _health = _model(models.Health)
 _variables = _model(models.KernelVariables)
 _datasets = _model(models.DatasetList)
+_volume = _model(models.Volume)
 
 
 @dataclass(frozen=True)
@@ -163,6 +166,7 @@ _execs_page = _page("execs", models.ExecInfo, lambda told, last: str(last.number
 _log_page = _page("entries", models.LogEntry, lambda told, last: str(last.number) if told.get("more") else None)
 _artifacts_page = _page("artifacts", models.Artifact, lambda told, last: last.id if told.get("more") else None)
 _usage = _field("usage", lambda days: [models.Usage.model_validate(day) for day in days])
+_volumes = _field("volumes", lambda volumes: [models.Volume.model_validate(volume) for volume in volumes])
 _interrupted = _field("interrupted", int)
 
 # The server.
@@ -174,6 +178,25 @@ def health() -> Call[models.Health]:
 
 def usage(since: str | None) -> Call[list[models.Usage]]:
     return Call("GET", "/v1/usage", _usage, params=_params(since=since), is_safe=True)
+
+
+# Volumes.
+
+
+def create_volume(name: str, size: Size | None) -> Call[models.Volume]:
+    return Call("POST", "/v1/volumes", _volume, body=_given(name=name, size=size))
+
+
+def volumes() -> Call[list[models.Volume]]:
+    return Call("GET", "/v1/volumes", _volumes, is_safe=True)
+
+
+def volume(name: str) -> Call[models.Volume]:
+    return Call("GET", f"/v1/volumes/{_part(name)}", _volume, is_safe=True)
+
+
+def remove_volume(name: str) -> Call[None]:
+    return Call("DELETE", f"/v1/volumes/{_part(name)}", _nothing)
 
 
 # Runs.
@@ -189,6 +212,7 @@ def run(
     datasets: Access | None,
     image: str | None,
     network: Network | None,
+    volumes: AskedVolumes | None,
     max_output: Size | None,
 ) -> Call[models.Result]:
     body = _given(
@@ -200,12 +224,13 @@ def run(
         datasets=datasets,
         image=image,
         network=network,
+        volumes=volumes,
         max_output=max_output,
     )
-    # A sandbox whose caller went away is ended, and without a network none can do anything outside
-    # itself: a run that was lost can be run again.
+    # A sandbox whose caller went away is ended, and without a network and volumes to write to none can
+    # do anything outside itself: a run that was lost can be run again.
     patience = (timeout or DEFAULT_EXEC_TIMEOUT) + RUN_SLACK
-    is_safe = network in (None, "none")
+    is_safe = network in (None, "none") and "rw" not in (volumes or {}).values()
     return Call("POST", "/v1/run", _result, body=body, is_safe=is_safe, timeout=patience)
 
 
@@ -224,6 +249,7 @@ def create(
     metadata: Mapping[str, Any] | None,
     image: str | None,
     network: Network | None,
+    volumes: AskedVolumes | None,
 ) -> Call[models.SessionInfo]:
     body = _given(
         key=key,
@@ -236,6 +262,7 @@ def create(
         metadata=metadata,
         image=image,
         network=network,
+        volumes=volumes,
     )
     return Call("POST", "/v1/sessions", _session, body=body, is_safe=key is not None)
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from belljar._aio import _io as aio
 from belljar._aio.client import AsyncClient
-from belljar._calls import Access, AskedLimits, Language, Network, Size
+from belljar._calls import Access, AskedLimits, AskedVolumes, Language, Network, Size
 from belljar._sync import _io as sync
 from belljar._sync.client import Client
 from belljar.events import Output
@@ -35,6 +35,7 @@ def run(
     datasets: Access | None = None,
     image: str | None = None,
     network: Network | None = None,
+    volumes: AskedVolumes | None = None,
     max_output: Size | None = None,
     on_output: sync.Callback[Output] | None = None,
 ) -> Result:
@@ -58,6 +59,7 @@ def run(
         datasets=datasets,
         image=image,
         network=network,
+        volumes=volumes,
         max_output=max_output,
         on_output=on_output,
     )
@@ -73,6 +75,7 @@ async def arun(
     datasets: Access | None = None,
     image: str | None = None,
     network: Network | None = None,
+    volumes: AskedVolumes | None = None,
     max_output: Size | None = None,
     on_output: aio.Callback[Output] | None = None,
 ) -> Result:
@@ -86,6 +89,7 @@ async def arun(
         datasets=datasets,
         image=image,
         network=network,
+        volumes=volumes,
         max_output=max_output,
         on_output=on_output,
     )

@@ -90,7 +90,7 @@ class Refused(BelljarError):
 
 
 class NotFound(Refused):
-    """There is no such session, execution, artifact or dataset."""
+    """There is no such session, execution, artifact, dataset or volume."""
 
     code = "not_found"
 

@@ -373,6 +373,7 @@ def _environment(place: Place) -> dict[str, str]:
         "BELLJAR_STATE_DIR": place.data / "state",
         "SESSIONS_ROOT": place.data / "sessions",
         "BLOBSTORE_DIR": place.data / "blobstore",
+        "BELLJAR_VOLUMES_DIR": place.data / "volumes",
         "BELLJAR_DATASET_CACHE": place.data / "datasets",
         "BELLJAR_OUTPUTS_DIR": place.data / "outputs",
         "BELLJAR_EXPORTS_DIR": place.data / "exports",

@@ -35,6 +35,8 @@ __all__ = [
     "SessionInfo",
     "Usage",
     "Variable",
+    "Volume",
+    "VolumeUser",
 ]
 
 
@@ -290,6 +292,8 @@ class SessionInfo(_Told):
     memory_used: int | None = None
     directory: str | None = None
     metadata: dict[str, Any] = Field(default_factory=dict)
+    #: By name: `rw` or `ro`.
+    volumes: dict[str, str] = Field(default_factory=dict)
     enforced: dict[str, bool] | None = None
     warnings: list[str] = Field(default_factory=list)
     how: str | None = None
@@ -382,6 +386,31 @@ class Link(_Told):
 
     url: str
     expires: datetime
+
+
+class VolumeUser(_Told):
+    """A session, or a run, that has a volume."""
+
+    id: str
+    mode: str
+
+
+class Volume(_Told):
+    """Files that outlive sessions, at `/volumes/NAME` of those that have it.
+
+    `enforced` says whether more than `size` bytes are refused. `used` (bytes) and `files` are told by
+    `client.volumes.get`; they are more than that where `partial`.
+    """
+
+    name: str
+    size: int
+    storage: str
+    enforced: bool
+    created: datetime
+    used_by: list[VolumeUser] = Field(default_factory=list)
+    used: int | None = None
+    files: int | None = None
+    partial: bool = False
 
 
 class Usage(_Told):

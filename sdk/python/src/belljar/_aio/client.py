@@ -13,7 +13,8 @@ from belljar._aio import _io
 from belljar._aio.artifacts import AsyncArtifacts
 from belljar._aio.session import AsyncSession
 from belljar._aio.stream import AsyncStream
-from belljar._calls import Access, AskedLimits, Call, Language, Network, Size, Storage
+from belljar._aio.volumes import AsyncVolumes
+from belljar._calls import Access, AskedLimits, AskedVolumes, Call, Language, Network, Size, Storage
 from belljar._requests import Requests, transport_options
 from belljar._target import Target
 from belljar.errors import BelljarError, ServerUnavailable
@@ -86,6 +87,7 @@ class AsyncClient:
         datasets: Access | None = None,
         image: str | None = None,
         network: Network | None = None,
+        volumes: AskedVolumes | None = None,
         max_output: Size | None = None,
         on_output: _io.Callback[Output] | None = None,
     ) -> Result:
@@ -106,6 +108,7 @@ class AsyncClient:
             datasets=datasets,
             image=image,
             network=network,
+            volumes=volumes,
             max_output=max_output,
         )
         # What takes long is followed as a stream, which is never silent while the server lives.
@@ -129,6 +132,7 @@ class AsyncClient:
         metadata: Mapping[str, Any] | None = None,
         image: str | None = None,
         network: Network | None = None,
+        volumes: AskedVolumes | None = None,
         stop_on_exit: bool | None = None,
     ) -> _io.Opening[AsyncSession]:
         """Makes a session, or finds the one with this `key`: a conversation, a thread, a user.
@@ -141,7 +145,8 @@ class AsyncClient:
         choose. `session.info.how` tells whether it was `created`, `found` or `restarted`.
 
         Its code may go where `network` says, as far as the server allows: `"none"`, `"open"`, or
-        `{"allow": ["example.org", "*.example.com:443"]}`.
+        `{"allow": ["example.org", "*.example.com:443"]}`. `volumes`, such as `{"models": "ro", "results": "rw"}`,
+        are at `/volumes/NAME`; see `client.volumes`.
         """
         call = _calls.create(
             key=key,
@@ -154,6 +159,7 @@ class AsyncClient:
             metadata=metadata,
             image=image,
             network=network,
+            volumes=volumes,
         )
         return _io.opening(self._open(call, key is None if stop_on_exit is None else stop_on_exit))
 
@@ -185,6 +191,11 @@ class AsyncClient:
     def artifacts(self) -> AsyncArtifacts:
         """Files that sessions and runs have left."""
         return AsyncArtifacts(self)
+
+    @property
+    def volumes(self) -> AsyncVolumes:
+        """Files that outlive sessions and are shared by them."""
+        return AsyncVolumes(self)
 
     async def health(self) -> Health:
         """Whether the server is well, and which limits it enforces."""

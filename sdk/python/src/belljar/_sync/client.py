@@ -14,7 +14,8 @@ from belljar._sync import _io
 from belljar._sync.artifacts import Artifacts
 from belljar._sync.session import Session
 from belljar._sync.stream import Stream
-from belljar._calls import Access, AskedLimits, Call, Language, Network, Size, Storage
+from belljar._sync.volumes import Volumes
+from belljar._calls import Access, AskedLimits, AskedVolumes, Call, Language, Network, Size, Storage
 from belljar._requests import Requests, transport_options
 from belljar._target import Target
 from belljar.errors import BelljarError, ServerUnavailable
@@ -87,6 +88,7 @@ class Client:
         datasets: Access | None = None,
         image: str | None = None,
         network: Network | None = None,
+        volumes: AskedVolumes | None = None,
         max_output: Size | None = None,
         on_output: _io.Callback[Output] | None = None,
     ) -> Result:
@@ -107,6 +109,7 @@ class Client:
             datasets=datasets,
             image=image,
             network=network,
+            volumes=volumes,
             max_output=max_output,
         )
         # What takes long is followed as a stream, which is never silent while the server lives.
@@ -130,6 +133,7 @@ class Client:
         metadata: Mapping[str, Any] | None = None,
         image: str | None = None,
         network: Network | None = None,
+        volumes: AskedVolumes | None = None,
         stop_on_exit: bool | None = None,
     ) -> _io.Opening[Session]:
         """Makes a session, or finds the one with this `key`: a conversation, a thread, a user.
@@ -142,7 +146,8 @@ class Client:
         choose. `session.info.how` tells whether it was `created`, `found` or `restarted`.
 
         Its code may go where `network` says, as far as the server allows: `"none"`, `"open"`, or
-        `{"allow": ["example.org", "*.example.com:443"]}`.
+        `{"allow": ["example.org", "*.example.com:443"]}`. `volumes`, such as `{"models": "ro", "results": "rw"}`,
+        are at `/volumes/NAME`; see `client.volumes`.
         """
         call = _calls.create(
             key=key,
@@ -155,6 +160,7 @@ class Client:
             metadata=metadata,
             image=image,
             network=network,
+            volumes=volumes,
         )
         return _io.opening(self._open(call, key is None if stop_on_exit is None else stop_on_exit))
 
@@ -186,6 +192,11 @@ class Client:
     def artifacts(self) -> Artifacts:
         """Files that sessions and runs have left."""
         return Artifacts(self)
+
+    @property
+    def volumes(self) -> Volumes:
+        """Files that outlive sessions and are shared by them."""
+        return Volumes(self)
 
     def health(self) -> Health:
         """Whether the server is well, and which limits it enforces."""
