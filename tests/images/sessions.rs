@@ -70,6 +70,23 @@ fn without_python_there_are_shells() {
 }
 
 #[test]
+fn volumes_are_in_sandboxes_of_any_image() {
+    let served = served();
+    let volume = |args: &[&str]| {
+        let done = served.context().finish(served.context().belljar(["volume"]).args(args));
+        assert_eq!(done.code, Some(0), "{done}");
+    };
+    volume(&["create", "shared", "--size", "4M"]);
+    let bare = served.create(&["--image", BARE, "--volume", "shared"]);
+    served.ok(["exec", &bare, "--lang", "bash", "-c", "echo from bare > /volumes/shared/a"]);
+    let host = served.create(&["--volume", "shared:ro"]);
+    let read = served.ok(["exec", &host, "-c", "print(open('/volumes/shared/a').read(), end='')"]);
+    assert_eq!(read.stdout(), "from bare\n");
+    served.ok(["stop", &bare, &host]);
+    volume(&["remove", "shared"]);
+}
+
+#[test]
 fn an_image_in_use_goes_with_its_last_sandbox() {
     // A store of its own: nobody else's build is waited for.
     let files = layer(&[("etc/only-here", b"yes"), ("bin/nothing", b"")]);

@@ -10,7 +10,9 @@ use belljar_sys::rootfs::{Rootfs, Standing};
 use crate::ImageError;
 
 /// Directories at the top that others are mounted on; whatever else is there goes.
-const MOUNTED_OVER: [&str; 7] = ["dev", "proc", "sys", "tmp", "session", "data", "volumes"];
+const MOUNTED_OVER: [&str; 7] = ["dev", "proc", "sys", "tmp", "session", "data", VOLUMES];
+
+const VOLUMES: &str = "volumes";
 
 /// Directories that must be real ones: what is mounted further down must not follow a link.
 const REAL: [&str; 2] = ["etc", "opt"];
@@ -23,6 +25,16 @@ const KERNELS: &str = "opt/belljar/kernels";
 
 /// Other names of `/session`, unless the image has something there.
 const SESSION_NAMES: [&str; 2] = ["work", "workspace"];
+
+/// Adds what an earlier version of ours did not know of when it unpacked this root.
+pub(crate) fn catch_up(rootfs: &Path) -> Result<(), ImageError> {
+    let volumes = rootfs.join(VOLUMES);
+    if std::fs::symlink_metadata(&volumes).is_ok_and(|found| found.is_dir()) {
+        return Ok(());
+    }
+    let root = Rootfs::open(rootfs).map_err(ImageError::file(rootfs))?;
+    root.make_directory(Path::new(VOLUMES), 0o755).map_err(ImageError::file(&volumes))
+}
 
 pub(crate) fn complete(root: &Rootfs) -> Result<(), ImageError> {
     let at = |path: &Path| {

@@ -55,7 +55,9 @@ impl Store {
         if still_there != lock.metadata().map(|own| own.ino()).ok() {
             return Err(missing());
         }
-        Ok(InUse { lock, path: directory.join(ROOTFS) })
+        let path = directory.join(ROOTFS);
+        skeleton::catch_up(&path)?;
+        Ok(InUse { lock, path })
     }
 
     /// Unpacks layers, unless somebody did before, and says what they came to.
