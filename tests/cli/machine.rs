@@ -37,6 +37,7 @@ fn doctor_finds_this_machine_usable() {
     kernel
     seccomp
     landlock
+    volumes
     python
     user ids
     cgroups
@@ -102,6 +103,7 @@ fn every_command_explains_itself() {
       session    Sessions of a server: make, list, use and stop them
       shell      A terminal in a session, or a shell at the end of our own pipes
       artifacts  Files that sessions have left: list, download, link and remove them, and check them all
+      volume     Files that outlive sessions and are shared by them: make, list and remove volumes
       key        API keys: who may use the server, and how much of it
       usage      What tenants have used, per day
       image      Images that sandboxes are made from: build, pull, import, list and remove them

@@ -25,6 +25,7 @@ fn an_ordinary_user_gets_sandboxes_and_the_truth_about_them() {
     code_runs(&user);
     doctor_names_what_is_not_enforced(&user);
     strict_refuses(&user);
+    volumes_are_directories(&user);
     no_sandbox_outlives_a_killed_host(&user);
     nothing_is_left(&user);
 }
@@ -71,6 +72,7 @@ fn doctor_names_what_is_not_enforced(user: &User) {
     assert_snapshot!(states.collect::<Vec<_>>().join("\n"), @r"
     kernel: ok
     seccomp: ok
+    volumes: weak
     python: weak
     user ids: weak
     cgroups: weak
@@ -92,6 +94,52 @@ fn strict_refuses(user: &User) {
     assert_eq!((refused.status.code(), text(&refused.stdout)), (Some(125), String::new()));
     let why = text(&refused.stderr);
     assert!(why.contains("memory limit") && why.contains("BELLJAR_STRICT=1"), "{why}");
+}
+
+/// Shared, removed whatever is in them, and said not to be enforced.
+fn volumes_are_directories(user: &User) {
+    let socket = user.directory.path().join("home/socket").display().to_string();
+    let mut server = user.command(&["serve", "--unix", &socket, "--stop-sessions"]);
+    let server = server.env("BELLJAR_POOL", "0").stdout(Stdio::null()).stderr(Stdio::null());
+    let mut server = server.spawn().expect("setpriv starts");
+    let ask = |args: &[&str]| {
+        let url = format!("unix:{socket}");
+        user.command(args).env("BELLJAR_URL", url).output().expect("setpriv starts")
+    };
+    let deadline = Instant::now() + PATIENCE;
+    while !ask(&["volume", "list"]).status.success() {
+        assert!(Instant::now() < deadline, "it does not answer");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let ok = |args: &[&str]| {
+        let done = ask(args);
+        assert!(done.status.success(), "{done:?}");
+        text(&done.stdout)
+    };
+    ok(&["volume", "create", "soft", "--size", "4M"]);
+    assert!(ok(&["volume", "show", "soft"]).contains("not enforced"));
+    let create = |volume| ok(&["session", "create", "--volume", volume]).trim().to_owned();
+    let sessions = [create("soft"), create("soft"), create("soft:ro")];
+    let sh = |n: usize, code: &str| {
+        ask(&["session", "exec", &sessions[n], "--lang", "bash", "-c", code])
+    };
+    assert!(
+        sh(0, "cd /volumes/soft; echo one > a; mkdir -p d/e; touch d/e/f; chmod 0 d")
+            .status
+            .success()
+    );
+    assert!(sh(1, "echo two >> /volumes/soft/a").status.success());
+    let read = sh(2, "cat /volumes/soft/a; touch /volumes/soft/b");
+    assert_eq!(text(&read.stdout), "one\ntwo\n");
+    assert!(text(&read.stderr).contains("Read-only file system"), "{read:?}");
+    assert!(!ask(&["volume", "remove", "soft"]).status.success(), "it is used");
+    ok(&["session", "stop", &sessions[0], &sessions[1], &sessions[2]]);
+    ok(&["volume", "remove", "soft"]);
+    let volumes = user.directory.path().join("home/belljar/volumes");
+    let owner = fs::read_dir(volumes).expect("a directory").flatten().next().expect("its own");
+    assert_eq!(fs::read_dir(owner.path()).expect("a directory").count(), 0);
+    belljar_sys::process::signal(server.id(), 15).expect("it runs");
+    server.wait().expect("it ends");
 }
 
 /// Without control groups nobody else could end a guest whose host died before it got in touch.

@@ -35,13 +35,18 @@ async fn is_whole(server: &Server) {
         on_disk(server).len() == listed(server).await.len() && mounted(server).is_empty()
     })
     .await;
-    for volume in listed(server).await {
-        let name = volume["name"].as_str().expect("text");
-        let ask = json!({"code": format!("open('/volumes/{name}/x', 'w').write('x')"),
-                         "volumes": {name: "rw"}});
-        let run = server.post("/v1/run", ask).await.json(200);
-        assert_eq!(run["status"], "ok", "{run:#}");
-    }
+    let code =
+        "import os\nfor v in os.listdir('/volumes'): open(f'/volumes/{v}/x', 'w').write('x')";
+    in_all(server, code).await;
+}
+
+/// Runs code that sees all volumes.
+async fn in_all(server: &Server, code: &str) {
+    let all = listed(server).await;
+    let names = all.iter().map(|volume| volume["name"].as_str().expect("text").to_owned());
+    let volumes: serde_json::Map<String, Value> = names.map(|name| (name, json!("rw"))).collect();
+    let run = server.post("/v1/run", json!({"code": code, "volumes": volumes})).await.json(200);
+    assert_eq!(run["status"], "ok", "{run:#}");
 }
 
 #[tokio::test]
@@ -64,17 +69,11 @@ async fn a_volume_half_made_or_half_removed_is_there_or_gone() {
             assert!([201, 409].contains(&server.post("/v1/volumes", again).await.status));
         }
         assert!(made > 0, "the last moments are long after it was made");
-        let all = listed(&server).await;
-        assert_eq!(all.len(), MOMENTS_MS.len());
+        assert_eq!(listed(&server).await.len(), MOMENTS_MS.len());
         let code = "import os\n\
             for v in os.listdir('/volumes'):\n    \
                 for n in range(2000): open(f'/volumes/{v}/{n}', 'w')";
-        let volumes: serde_json::Map<String, Value> = all
-            .iter()
-            .map(|volume| (volume["name"].as_str().expect("text").to_owned(), json!("rw")))
-            .collect();
-        let run = server.post("/v1/run", json!({"code": code, "volumes": volumes})).await.json(200);
-        assert_eq!(run["status"], "ok", "{run:#}");
+        in_all(&server, code).await;
         for moment in MOMENTS_MS {
             let client = server.client();
             let path = format!("/v1/volumes/v{moment}");

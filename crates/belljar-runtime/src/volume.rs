@@ -149,10 +149,11 @@ impl VolumePlace {
     }
 
     fn remove_in_place(&self) -> io::Result<()> {
-        let Ok(entries) = fs::read_dir(&self.directory) else { return Ok(()) };
-        for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
-            mount::take_away(&path)?;
+        if !self.directory.exists() {
+            return Ok(());
         }
+        // What is mounted would be emptied, and not removed.
+        self.mount_points().iter().try_for_each(|path| mount::take_away(path))?;
         if self.plain_files().is_dir() {
             tree::clear(&self.plain_files())?;
         }
@@ -161,13 +162,19 @@ impl VolumePlace {
 
     /// Takes away what an earlier server had mounted when it ended. Blocks.
     pub fn tidy(&self) {
-        let Ok(entries) = fs::read_dir(&self.directory) else { return };
-        for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
-            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-            if name.starts_with(MOUNTED) && mount::take_away(&path).is_ok() {
+        for path in self.mount_points() {
+            if mount::take_away(&path).is_ok() {
                 let _ = fs::remove_dir(&path);
             }
         }
+    }
+
+    fn mount_points(&self) -> Vec<PathBuf> {
+        let Ok(entries) = fs::read_dir(&self.directory) else { return Vec::new() };
+        let is_one = |path: &PathBuf| {
+            path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(MOUNTED))
+        };
+        entries.filter_map(|entry| Some(entry.ok()?.path())).filter(is_one).collect()
     }
 
     /// What is in it. Blocks, for longer the more there is in one that is a directory.
