@@ -265,7 +265,7 @@ impl VolumePlace {
         file::set_aside(&file, image_size(size))?;
         let journal = format!("size={JOURNAL_MIB}");
         let mut formatting = Command::new(program)
-            .args(["-q", "-F", "-t", "ext4", "-b", "4096", "-I", "256", "-i", "16384", "-m", "0"])
+            .args(["-q", "-F", "-t", "ext4", "-b", "4096", "-I", "256", "-i", "8192", "-m", "0"])
             .args(["-J", &journal, "-O", FEATURES])
             // Discarding would give the disk back what was just set aside.
             .args(["-E", "nodiscard,lazy_itable_init=1"])
@@ -341,11 +341,11 @@ impl Drop for Mounted {
 }
 
 /// How large a file must be for a file system in it to have room for `size` bytes: inodes (256 bytes
-/// for each 16 KiB), what ext4 keeps back for itself (2 %, 16 MiB at most), the journal, and the
+/// for each 8 KiB), what ext4 keeps back for itself (2 %, 16 MiB at most), the journal, and the
 /// books of each group of blocks.
 fn image_size(size: u64) -> u64 {
     let kept_back = (size / 48).min(17 << 20);
-    let whole = size + size / 60 + kept_back + (JOURNAL_MIB << 20) + (1 << 20);
+    let whole = size + size / 31 + kept_back + (JOURNAL_MIB << 20) + (1 << 20);
     whole.next_multiple_of(4096)
 }
 

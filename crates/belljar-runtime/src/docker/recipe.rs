@@ -246,6 +246,7 @@ fn ulimit(name: &str, value: i64) -> ResourcesUlimits {
 mod tests {
     use super::*;
     use crate::spec::{DataMount, Limits};
+    use crate::volume::{VolumeKind, VolumeMount, VolumePlace};
 
     fn recipe<'a>(spec: &'a SandboxSpec, meeting: Meeting, gpus: Option<&'a Gpus>) -> Recipe<'a> {
         Recipe {
@@ -292,6 +293,32 @@ mod tests {
         };
         let gpus = Some(&Gpus::All);
         in_order(|| insta::assert_json_snapshot!(recipe(&spec, Meeting::Attached, gpus).body()));
+    }
+
+    #[test]
+    fn volumes_are_bound_where_they_were_opened() {
+        let volume = |name: &str, write| VolumeMount {
+            name: name.into(),
+            place: VolumePlace { directory: "/v".into(), kind: VolumeKind::Image },
+            write,
+        };
+        let volumes = vec![volume("cache", true), volume("reference", false)];
+        let spec = SandboxSpec { volumes, ..SandboxSpec::default() };
+        let opened = ["/v/mounted.1/files".into(), "/v/mounted.2/files".into()];
+        let recipe = Recipe { volumes: &opened, ..recipe(&spec, Meeting::Socket, None) };
+        let mounts = recipe.host_config().mounts.unwrap_or_default();
+        let text = |text: &Option<String>| text.clone().unwrap_or_default();
+        let bound: Vec<_> = mounts
+            .iter()
+            .filter(|mount| text(&mount.target).starts_with(paths::VOLUMES))
+            .map(|mount| (text(&mount.source), text(&mount.target), mount.read_only))
+            .collect();
+        let expected = [
+            ("/v/mounted.1/files", "/volumes/cache", Some(false)),
+            ("/v/mounted.2/files", "/volumes/reference", Some(true)),
+        ];
+        let expected = expected.map(|(source, target, ro)| (source.into(), target.into(), ro));
+        assert_eq!(bound, expected);
     }
 
     #[test]

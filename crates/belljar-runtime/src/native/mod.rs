@@ -298,7 +298,13 @@ impl NativeRuntime {
         spawner: &AsyncSpawner,
     ) -> Result<Vec<OwnedFd>, RuntimeError> {
         let Some(block) = block.filter(|_| !spec.volumes.is_empty()) else {
-            spec.volumes.iter().try_for_each(|volume| volume.place.check_openable())?;
+            for volume in &spec.volumes {
+                volume.place.check_openable()?;
+                // Root that may not mount is the one user of all sandboxes, and not the one on disk.
+                if privileges::is_root() {
+                    give_to(volume.place.plain_files(), privileges::own_ids()).await?;
+                }
+            }
             return Ok(Vec::new());
         };
         let opened = open_volumes(spec).await?;

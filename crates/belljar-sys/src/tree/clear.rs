@@ -106,7 +106,7 @@ mod tests {
         fs::write(directory.path().join("outside"), "x").unwrap();
         symlink(directory.path(), root.join("link")).unwrap();
         symlink(directory.path().join("outside"), root.join("a/link")).unwrap();
-        fs::set_permissions(root.join("a/b"), fs::Permissions::from_mode(0)).unwrap();
+        fs::set_permissions(root.join("a/b"), fs::Permissions::from_mode(0o000)).unwrap();
         // Deeper than any path may be long.
         let flags = directory_flags();
         let mut at = rustix::fs::openat(CWD, &root, flags, Mode::empty()).unwrap();
