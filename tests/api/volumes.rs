@@ -301,3 +301,69 @@ async fn bits_and_devices_in_a_volume_mean_nothing() {
         except OSError: print('refused')";
     assert_eq!(session.printed(code).await, "1000\nTrue True\nrefused\n");
 }
+
+#[tokio::test]
+async fn many_at_once_share_one_file_system() {
+    let server = Server::start().await;
+    let ask = json!({"name": "shared", "size": "8M"});
+    let making = (0..6).map(|_| {
+        let (client, ask) = (server.client(), ask.clone());
+        tokio::spawn(async move { client.post("/v1/volumes", ask).await.status })
+    });
+    let making: Vec<_> = making.collect();
+    let mut statuses = Vec::new();
+    for one in making {
+        statuses.push(one.await.expect("no panic"));
+    }
+    statuses.sort_unstable();
+    assert_eq!(statuses, [201, 409, 409, 409, 409, 409]);
+
+    let opening = (0..8).map(|_| {
+        let client = server.client();
+        tokio::spawn(async move { client.session_with(json!({"volumes": {"shared": "rw"}})).await })
+    });
+    let opening: Vec<_> = opening.collect();
+    let mut sessions = Vec::new();
+    for one in opening {
+        sessions.push(one.await.expect("no panic"));
+    }
+    for (n, session) in sessions.iter().enumerate() {
+        session.python(&format!("open('/volumes/shared/{n}', 'w').write('{n}')")).await;
+    }
+    for session in &sessions {
+        let code = "import os; print(sorted(os.listdir('/volumes/shared')))";
+        let all: Vec<String> = (0..8).map(|n| format!("'{n}'")).collect();
+        assert_eq!(session.printed(code).await, format!("[{}]\n", all.join(", ")));
+        let device = "print(os.stat('/volumes/shared').st_dev)";
+        assert_eq!(session.printed(device).await, sessions[0].printed(device).await);
+    }
+}
+
+#[tokio::test]
+async fn of_using_and_removing_at_the_same_time_one_comes_first() {
+    let server = Server::start().await;
+    let (mut used, mut removed) = (0, 0);
+    for turn in 0..12u64 {
+        make(&server, "contested").await;
+        let client = server.client();
+        let using = tokio::spawn(async move {
+            client.post("/v1/sessions", json!({"volumes": {"contested": "rw"}})).await
+        });
+        tokio::time::sleep(std::time::Duration::from_millis(turn * 3)).await;
+        let removing = server.delete("/v1/volumes/contested").await;
+        let using = using.await.expect("no panic");
+        match (using.status, removing.status) {
+            // Whoever has it, has all of it.
+            (201, 409) => {
+                used += 1;
+                let session = Session::of(&server.client(), text(&using.json(201)["id"]));
+                session.python("open('/volumes/contested/a', 'w').write('x')").await;
+                session.stop().await;
+                assert_eq!(server.delete("/v1/volumes/contested").await.status, 204);
+            }
+            (404, 204) => removed += 1,
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(used + removed, 12);
+}
