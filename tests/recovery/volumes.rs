@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::server::{Place, Server, eventually, names};
 
 /// From before it is begun to after it is done.
-const MOMENTS_MS: [u64; 7] = [0, 1, 3, 6, 12, 25, 60];
+const MOMENTS_MS: [u64; 5] = [0, 2, 6, 15, 60];
 
 /// What is on disk, by the names of directories.
 fn on_disk(server: &Server) -> BTreeSet<String> {

@@ -145,7 +145,9 @@ impl VolumePlace {
 
     /// Where it is until it is whole.
     fn half_made(&self) -> VolumePlace {
-        VolumePlace { directory: self.directory.with_extension("new"), ..self.clone() }
+        let mut name = self.directory.file_name().unwrap_or_default().to_owned();
+        name.push(".new");
+        VolumePlace { directory: self.directory.with_file_name(name), kind: self.kind }
     }
 
     fn remove_in_place(&self) -> io::Result<()> {
@@ -416,7 +418,12 @@ mod tests {
         assert_eq!(fs::read_dir(&place.directory).unwrap().count(), 1);
         place.remove().unwrap();
         place.remove().unwrap();
-        assert!(VolumePlace::try_limit(root.path()).unwrap());
+        // Also while somebody else does the same.
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| assert!(VolumePlace::try_limit(root.path()).unwrap()));
+            }
+        });
         assert_eq!(fs::read_dir(root.path()).unwrap().count(), 0);
     }
 
