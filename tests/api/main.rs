@@ -23,6 +23,7 @@ mod openapi;
 mod queue;
 mod refusals;
 mod runs;
+mod seat;
 mod server;
 mod sessions;
 mod shell;

@@ -7,19 +7,30 @@ mod client;
 #[path = "../leaks/corner.rs"]
 #[allow(dead_code, reason = "made for the tests of leaks")]
 mod corner;
+#[path = "../api/seat.rs"]
+#[allow(dead_code, reason = "made for the tests of the API")]
+mod seat;
 #[path = "../api/server.rs"]
 #[allow(dead_code, reason = "made for the tests of the API")]
 mod server;
+#[path = "../api/site.rs"]
+#[allow(dead_code, reason = "made for the tests of the API")]
+mod site;
 
 mod artifacts;
 mod attacks;
 mod backend;
 mod containers;
+mod directories;
 mod endings;
 mod engines;
 mod execution;
 mod files;
+mod languages;
 mod lives;
+mod network;
+mod shell;
+mod terminals;
 mod volumes;
 mod walls;
 
@@ -68,6 +79,25 @@ contract! {
         files_in_memory_are_limited,
         files_on_disk_survive,
         datasets_go_in;
+    directories:
+        files_grow_are_copied_moved_and_have_modes,
+        files_are_found_by_pattern,
+        changes_are_told_as_they_happen,
+        directories_travel_as_archives;
+    shell:
+        heredocs_and_much_output_come_through,
+        a_command_has_its_input_environment_and_user,
+        prompts_that_nobody_answers_fail_at_once,
+        what_runs_in_the_background_is_heard_later,
+        stopped_by_its_id_a_command_takes_its_daemons_along;
+    terminals:
+        a_terminal_echoes_resizes_and_ends,
+        a_terminal_is_left_and_found_again,
+        a_terminal_outlives_the_server;
+    languages:
+        javascript_and_typescript_remember_or_say_what_is_missing;
+    network:
+        only_listed_hosts_are_reached;
     walls:
         nothing_of_the_host_is_seen,
         nobody_gains_rights,

@@ -8,14 +8,14 @@ use std::time::Duration;
 use belljar_proto::exec::{ExecSpec, Language, What};
 use belljar_proto::frame::{self, Decoder, Frame};
 use belljar_proto::guest::{
-    Answer, Call, FromGuest, Probe, ProbeReport, Refusal, RefusalCode, ReplyOutcome, Request,
+    Answer, Call, FromGuest, HeldFile, Probe, ProbeReport, Refusal, RefusalCode, ReplyOutcome, Request,
     SpillAsk,
 };
 use belljar_proto::{OLDEST_PROTOCOL, PROTOCOL};
 use belljar_sys::{channel, probe, process};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
-use tokio::net::unix::OwnedReadHalf;
+use tokio::net::unix::{OwnedReadHalf, pipe};
 use tokio::sync::mpsc;
 
 use crate::Guest;
@@ -26,6 +26,7 @@ use crate::held::Held;
 use crate::input::{MAX_WAITING, NotFed};
 use crate::jobs;
 use crate::kernel::Kernel;
+use crate::relay::Relay;
 use crate::terminal;
 use crate::watching;
 use crate::zygote;
@@ -50,8 +51,15 @@ pub(crate) type ToHost = mpsc::Sender<Outgoing>;
 #[derive(Debug, Clone)]
 pub(crate) struct Outbox {
     sender: ToHost,
-    /// Keeps what the connection cannot carry.
-    held: Option<Rc<Held>>,
+    /// What is done with descriptors that the connection cannot carry.
+    instead: Option<Instead>,
+}
+
+/// Files are kept here, to be read and written by number; pipes and sockets are carried.
+#[derive(Debug, Clone)]
+struct Instead {
+    held: Rc<Held>,
+    relay: Rc<Relay>,
 }
 
 impl Outbox {
@@ -87,8 +95,9 @@ pub(crate) async fn serve(guest: Rc<Guest>, stream: UnixStream, carries: Carries
     let (sender, to_write) = mpsc::channel(OUTBOX);
     let (reader, writer) = stream.into_split();
     let writing = tokio::task::spawn_local(write(writer, to_write));
-    let held = (carries == Carries::BytesOnly).then(Rc::<Held>::default);
-    read(&guest, reader, Outbox { sender: sender.clone(), held }, false).await;
+    let instead = (carries == Carries::BytesOnly)
+        .then(|| Instead { held: Rc::default(), relay: Rc::clone(&guest.relay) });
+    read(&guest, reader, Outbox { sender: sender.clone(), instead }, false).await;
     guest.relay.leave(&sender);
     // Events of executions that this connection followed end with it; the spool keeps them.
     writing.abort();
@@ -110,7 +119,7 @@ fn connect(guest: &Rc<Guest>) -> Result<Reply, Refusal> {
         let (sender, to_write) = mpsc::channel(OUTBOX);
         let (reader, writer) = stream.into_split();
         let writing = tokio::task::spawn_local(write(writer, to_write));
-        read(&guest, reader, Outbox { sender, held: None }, true).await;
+        read(&guest, reader, Outbox { sender, instead: None }, true).await;
         writing.abort();
     });
     Ok(Reply { answer: Answer::Connection, body: Vec::new(), fds: vec![theirs.into()] })
@@ -170,16 +179,6 @@ async fn answer(
             execs: guest.execs.known(),
         }
         .into()),
-        Call::Connect
-        | Call::OpenTerminal(_)
-        | Call::AppendFile { .. }
-        | Call::Pack { .. }
-        | Call::Unpack { .. }
-            if outbox.held.is_some() =>
-        {
-            let message = "this runtime has one connection, over which this cannot be done";
-            Err(refuse(RefusalCode::NoDescriptors, message.into()))
-        }
         Call::PrepareKernel { language } => prepare_kernel(guest, language),
         Call::SpawnKernel { language, argv, env, cwd } => {
             Kernel::spawn(guest, language, &argv, &env, &cwd)
@@ -354,7 +353,7 @@ fn in_table(
     ask: impl FnOnce(&Held) -> Result<Reply, Refusal>,
 ) -> Result<Reply, Refusal> {
     let nothing = || refuse(RefusalCode::Invalid, "nothing is held on this connection".into());
-    ask(outbox.held.as_ref().ok_or_else(nothing)?)
+    ask(&outbox.instead.as_ref().ok_or_else(nothing)?.held)
 }
 
 fn prepare_kernel(guest: &Rc<Guest>, language: Language) -> Result<Reply, Refusal> {
@@ -520,15 +519,53 @@ async fn reply(outbox: &Outbox, id: u64, outcome: Result<Reply, Refusal>) -> boo
         Ok(reply) => (ReplyOutcome::Ok(reply.answer), reply.body, reply.fds),
         Err(refusal) => (ReplyOutcome::Err(refusal), Vec::new(), Vec::new()),
     };
-    let (outcome, fds, held) = match &outbox.held {
-        Some(table) if !fds.is_empty() => match table.hold(fds) {
-            Ok(held) => (outcome, Vec::new(), held),
-            Err(refusal) => (ReplyOutcome::Err(refusal), Vec::new(), Vec::new()),
+    let message = match &outbox.instead {
+        Some(instead) if !fds.is_empty() => match instead.of(&outcome, fds, &outbox.sender) {
+            // Queued at once, and so before anything that is carried.
+            Ok((held, carried)) => FromGuest::Reply { id, outcome, held, carried },
+            Err(refusal) => refused(id, refusal),
         },
-        _ => (outcome, fds, Vec::new()),
+        _ => {
+            let head = FromGuest::Reply { id, outcome, held: Vec::new(), carried: None };
+            let bytes = frame::encode(&head, &body);
+            return outbox.sender.send(Outgoing { bytes, fds }).await.is_ok();
+        }
     };
-    let bytes = frame::encode(&FromGuest::Reply { id, outcome, held }, &body);
-    outbox.sender.send(Outgoing { bytes, fds }).await.is_ok()
+    send_frame(outbox, &message, &body).await
+}
+
+fn refused(id: u64, refusal: Refusal) -> FromGuest {
+    FromGuest::Reply { id, outcome: ReplyOutcome::Err(refusal), held: Vec::new(), carried: None }
+}
+
+impl Instead {
+    /// What goes with a reply instead of its descriptors.
+    fn of(
+        &self,
+        outcome: &ReplyOutcome,
+        mut fds: Vec<OwnedFd>,
+        sender: &ToHost,
+    ) -> Result<(Vec<HeldFile>, Option<u64>), Refusal> {
+        let streams = [ReplyOutcome::Ok(Answer::Stream), ReplyOutcome::Ok(Answer::Connection)];
+        if !streams.contains(outcome) {
+            return self.held.hold(fds).map(|held| (held, None));
+        }
+        let cannot = |error: io::Error| failed(format!("failed to carry a stream: {error}"));
+        let fd = fds.pop().ok_or_else(|| failed("there is no stream to carry".into()))?;
+        let carried = if *outcome == streams[1] {
+            let stream = std::os::unix::net::UnixStream::from(fd);
+            stream.set_nonblocking(true).map_err(cannot)?;
+            let (reader, writer) = UnixStream::from_std(stream).map_err(cannot)?.into_split();
+            self.relay.give(sender, reader, writer)
+        } else if let Ok(reader) = pipe::Receiver::from_owned_fd(fd.try_clone().map_err(cannot)?) {
+            self.relay.give(sender, reader, tokio::io::sink())
+        } else {
+            // Not for reading, so for writing.
+            let writer = pipe::Sender::from_owned_fd(fd).map_err(cannot)?;
+            self.relay.give(sender, tokio::io::empty(), writer)
+        };
+        carried.map(|number| (Vec::new(), Some(number)))
+    }
 }
 
 async fn write(mut writer: tokio::net::unix::OwnedWriteHalf, mut outbox: mpsc::Receiver<Outgoing>) {

@@ -3,6 +3,8 @@
 //!
 //! Nothing listens until the host asks for it. While no host is connected nobody is answered:
 //! connections wait until one comes back, and those it had answered before have ended.
+//!
+//! Pipes and sockets that a connection of the host cannot carry go the same way ([`Relay::give`]).
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -10,17 +12,19 @@ use std::fs;
 use std::io::{self, Write as _};
 use std::net::Ipv4Addr;
 use std::path::Path;
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
 use belljar_proto::frame;
 use belljar_proto::guest::{FromGuest, Refusal, RefusalCode};
-use belljar_proto::relay::{CERTIFICATES, MAX_DATA, MAX_STREAMS, Owed, PORT, Part, WINDOW};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use belljar_proto::relay::{
+    CERTIFICATES, MAX_CARRIED, MAX_DATA, MAX_STREAMS, Owed, PORT, Part, WINDOW,
+};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpListener;
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
+use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::{sleep, timeout};
 
 use crate::connection::{Outgoing, ToHost, failed, refuse};
@@ -40,6 +44,8 @@ pub(crate) struct Relay {
     next: Cell<u64>,
     streams: RefCell<HashMap<u64, Stream>>,
     slots: Arc<Semaphore>,
+    /// How many were given to the host for a reply.
+    given: Cell<usize>,
 }
 
 /// What the host can do to a connection.
@@ -59,6 +65,7 @@ impl Default for Relay {
             next: Cell::new(1),
             streams: RefCell::default(),
             slots: Arc::new(Semaphore::new(MAX_STREAMS)),
+            given: Cell::new(0),
         }
     }
 }
@@ -143,42 +150,100 @@ impl Relay {
                 return;
             };
             if let Some(outbox) = outbox {
-                let (reader, writer) = connection.into_split();
-                let carrying = Rc::clone(&self).carry(reader, writer, outbox, slot);
-                tokio::task::spawn_local(carrying);
+                let relay = Rc::clone(&self);
+                tokio::task::spawn_local(async move {
+                    let _slot = slot;
+                    let (mut reader, mut writer) = connection.into_split();
+                    let stream = relay.begin(&outbox);
+                    let told = stream.told.send(Part::Open, &[]).await;
+                    if told.is_err() || stream.carry(&mut reader, &mut writer).await.is_err() {
+                        let _ = writer.shutdown().await;
+                        let _ = timeout(LINGER, drain(&mut reader)).await;
+                    }
+                });
             }
         }
     }
 
-    async fn carry(
-        self: Rc<Self>,
-        mut reader: OwnedReadHalf,
-        mut writer: OwnedWriteHalf,
-        outbox: ToHost,
-        _slot: OwnedSemaphorePermit,
-    ) {
+    /// Carries a pipe or a socket for the host: the number by which both know it.
+    pub(crate) fn give(
+        self: &Rc<Self>,
+        outbox: &ToHost,
+        mut reader: impl AsyncRead + Unpin + 'static,
+        mut writer: impl AsyncWrite + Unpin + 'static,
+    ) -> Result<u64, Refusal> {
+        if self.given.get() >= MAX_CARRIED {
+            let message = format!("{MAX_CARRIED} streams are carried for the host already");
+            return Err(refuse(RefusalCode::Busy, message));
+        }
+        self.given.set(self.given.get() + 1);
+        let stream = self.begin(outbox);
+        let (id, relay) = (stream.told.id, Rc::clone(self));
+        tokio::task::spawn_local(async move {
+            let _ = stream.carry(&mut reader, &mut writer).await;
+            relay.given.set(relay.given.get() - 1);
+        });
+        Ok(id)
+    }
+
+    /// A new connection, which the host can be heard on from now on.
+    fn begin(self: &Rc<Self>, outbox: &ToHost) -> Carried {
         let id = self.next.replace(self.next.get() + 1);
         let (sender, incoming) = mpsc::unbounded_channel();
         let credit = Rc::new(Semaphore::new(WINDOW));
         let stream =
             Stream { incoming: sender, credit: Rc::clone(&credit), outbox: outbox.clone() };
         self.streams.borrow_mut().insert(id, stream);
-        let told = Told { id, outbox };
+        Carried {
+            relay: Rc::clone(self),
+            told: Told { id, outbox: outbox.clone() },
+            credit,
+            incoming,
+        }
+    }
+}
+
+/// One connection, from our side.
+struct Carried {
+    relay: Rc<Relay>,
+    told: Told,
+    credit: Rc<Semaphore>,
+    incoming: mpsc::UnboundedReceiver<Vec<u8>>,
+}
+
+impl Carried {
+    /// Moves bytes both ways until both have ended, or the host has had enough.
+    async fn carry(
+        self,
+        reader: &mut (impl AsyncRead + Unpin),
+        writer: &mut (impl AsyncWrite + Unpin),
+    ) -> Result<(), Over> {
+        let Carried { relay, told, credit, incoming } = self;
         let carried = async {
-            told.send(Part::Open, &[]).await?;
-            tokio::try_join!(
-                outgoing(&told, &mut reader, &credit),
-                incoming_of(&told, &mut writer, incoming)
-            )
+            let mut speaking = pin!(outgoing(&told, reader, &credit));
+            let mut hearing = pin!(incoming_of(&told, writer, incoming));
+            tokio::select! {
+                spoken = &mut speaking => {
+                    spoken?;
+                    hearing.await.map(drop)
+                }
+                heard = &mut hearing => {
+                    // After the end of what the host says comes nothing but its leaving.
+                    let mut incoming = heard?;
+                    tokio::select! {
+                        spoken = speaking => spoken,
+                        _ = incoming.recv() => Err(Over),
+                    }
+                }
+            }
         };
         let carried = carried.await;
-        self.streams.borrow_mut().remove(&id);
+        relay.streams.borrow_mut().remove(&told.id);
         if carried.is_err() {
             // The host may have said so first, and may be gone.
             let _ = told.send(Part::Reset, &[]).await;
-            let _ = writer.shutdown().await;
-            let _ = timeout(LINGER, drain(&mut reader)).await;
         }
+        carried
     }
 }
 
@@ -198,7 +263,11 @@ impl Told {
     }
 }
 
-async fn outgoing(told: &Told, reader: &mut OwnedReadHalf, credit: &Semaphore) -> Result<(), Over> {
+async fn outgoing(
+    told: &Told,
+    reader: &mut (impl AsyncRead + Unpin),
+    credit: &Semaphore,
+) -> Result<(), Over> {
     let mut buffer = vec![0; MAX_DATA];
     loop {
         let read = reader.read(&mut buffer).await.map_err(|_| Over)?;
@@ -214,15 +283,15 @@ async fn outgoing(told: &Told, reader: &mut OwnedReadHalf, credit: &Semaphore) -
 
 async fn incoming_of(
     told: &Told,
-    writer: &mut OwnedWriteHalf,
+    writer: &mut (impl AsyncWrite + Unpin),
     mut incoming: mpsc::UnboundedReceiver<Vec<u8>>,
-) -> Result<(), Over> {
+) -> Result<mpsc::UnboundedReceiver<Vec<u8>>, Over> {
     let mut owed = Owed::default();
     loop {
         // Without a sender the host has gone, or has had enough.
         let bytes = incoming.recv().await.ok_or(Over)?;
         if bytes.is_empty() {
-            return writer.shutdown().await.map_err(|_| Over);
+            return writer.shutdown().await.map(|()| incoming).map_err(|_| Over);
         }
         writer.write_all(&bytes).await.map_err(|_| Over)?;
         if let Some(bytes) = owed.taken(bytes.len()) {
@@ -231,7 +300,7 @@ async fn incoming_of(
     }
 }
 
-async fn drain(reader: &mut OwnedReadHalf) {
+async fn drain(reader: &mut (impl AsyncRead + Unpin)) {
     let mut buffer = vec![0; MAX_DATA];
     while reader.read(&mut buffer).await.is_ok_and(|read| read > 0) {}
 }

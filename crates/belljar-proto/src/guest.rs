@@ -304,6 +304,10 @@ pub enum FromGuest {
         /// Instead of descriptors, on a connection that can carry none.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         held: Vec<HeldFile>,
+        /// Instead of the descriptor of a pipe or a socket, on such a connection: what goes through
+        /// it is carried as parts of this stream, both ways, until it ends.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        carried: Option<u64>,
     },
     /// Event number `seq` of an execution; the payload is the body. Output grows while it is
     /// read: the same number may come again with a higher `offset` and the bytes from there on.
@@ -314,7 +318,7 @@ pub enum FromGuest {
         #[serde(flatten)]
         event: Event,
     },
-    /// Something of a connection that is relayed since [`Call::Relay`].
+    /// Something of a connection that is relayed since [`Call::Relay`], or carried for a reply.
     Relayed {
         stream: u64,
         #[serde(flatten)]

@@ -11,6 +11,9 @@
 //! has taken bytes out gives that many back as credit. So neither side ever holds more than a
 //! window for one connection, and one that nobody reads holds up no other, and no events either.
 //!
+//! The same parts carry the pipes and sockets of replies, where a connection to a guest cannot carry
+//! their descriptors. Those are open from the start, and are not counted with the others.
+//!
 //! A connection is over when both sides have said `End`, or one of them `Reset`. What arrives for
 //! one that is over is dropped: the two may have crossed on their way.
 
@@ -30,6 +33,9 @@ pub const MAX_DATA: usize = 32 * 1024;
 
 /// Connections of one sandbox at a time. The guest accepts no more; those that come later wait.
 pub const MAX_STREAMS: usize = 64;
+
+/// Pipes and sockets of replies that are carried at a time: more than a guest gives away of them.
+pub const MAX_CARRIED: usize = 128;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "part", rename_all = "snake_case")]

@@ -260,7 +260,7 @@ fn from_guest_to_host() {
         .chain(codes.map(|code| ReplyOutcome::Err(Refusal { code, message: "why".into() })));
     let mut messages: Vec<FromGuest> = (1..)
         .zip(replies)
-        .map(|(id, outcome)| FromGuest::Reply { id, outcome, held: vec![] })
+        .map(|(id, outcome)| FromGuest::Reply { id, outcome, held: vec![], carried: None })
         .collect();
     messages.extend((0..).zip(events).map(|(seq, event)| FromGuest::Event {
         exec_id: "e1".into(),

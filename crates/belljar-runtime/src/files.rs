@@ -82,6 +82,15 @@ pub struct Temporary {
     outside: Option<Outside>,
 }
 
+/// A file that is written behind what is in it: to be closed when all was written.
+#[derive(Debug)]
+#[must_use = "what was written may not be in the sandbox before it is closed"]
+pub struct Behind {
+    path: Vec<u8>,
+    /// What is to come behind it, where it cannot be written to directly.
+    outside: Option<Outside>,
+}
+
 impl Sandbox {
     /// How many files can be opened in one call.
     pub const MAX_OPENED: usize = channel::MAX_FDS;
@@ -208,17 +217,7 @@ impl Sandbox {
         else {
             return Err(RuntimeError::UnexpectedAnswer);
         };
-        let (file, outside) = match source {
-            Source::Here(fd) => {
-                channel::check_written_file(&fd).map_err(|cause| failed_to_open(&path, cause))?;
-                (fd.into(), None)
-            }
-            Source::There(HeldFile { held, .. }) => {
-                let outside = Outside::new(held).map_err(|cause| failed_to_open(&path, cause))?;
-                let file = outside.file.try_clone();
-                (file.map_err(|cause| failed_to_open(&path, cause))?, Some(outside))
-            }
-        };
+        let (file, outside) = to_write(source, &path)?;
         Ok((file, Temporary { root, path, name, outside }))
     }
 
@@ -280,12 +279,27 @@ impl Sandbox {
     }
 
     /// Opens a plain file, which is made if there is none, for writing behind what is there.
-    pub async fn append_file(&self, path: &[u8], mode: u32) -> Result<File, RuntimeError> {
+    pub async fn append_file(
+        &self,
+        path: &[u8],
+        mode: u32,
+    ) -> Result<(File, Behind), RuntimeError> {
         self.must_know_jobs()?;
-        let reply = self.link().call(Call::AppendFile { path: path.to_vec(), mode }, &[]).await?;
-        let fd = reply.fds.into_iter().next().ok_or(RuntimeError::UnexpectedAnswer)?;
-        channel::check_written_file(&fd).map_err(|cause| failed_to_open(path, cause))?;
-        Ok(fd.into())
+        let path = path.to_vec();
+        let reply = self.link().call(Call::AppendFile { path: path.clone(), mode }, &[]).await?;
+        let source = sources(reply.fds, reply.held).next().ok_or(RuntimeError::UnexpectedAnswer)?;
+        let (file, outside) = to_write(source, &path)?;
+        Ok((file, Behind { path, outside }))
+    }
+
+    /// Everything was written to it.
+    pub async fn close_file(&self, behind: Behind) -> Result<(), RuntimeError> {
+        let Behind { path, outside } = behind;
+        match outside {
+            // It was opened for appending: wherever it is told to write, it does so at its end.
+            Some(outside) => outside.send(self.link(), &path).await,
+            None => Ok(()),
+        }
     }
 
     /// Begins to watch a directory.
@@ -358,6 +372,21 @@ impl Sandbox {
         let body = serde_json::to_vec(files);
         let body = body.map_err(|error| RuntimeError::Nonsense(FrameError::Head(error)))?;
         self.link().call(call, &body).await
+    }
+}
+
+/// What is written to, for a file that the guest opened for writing.
+fn to_write(source: Source, path: &[u8]) -> Result<(File, Option<Outside>), RuntimeError> {
+    let failed = |cause| failed_to_open(path, cause);
+    match source {
+        Source::Here(fd) => {
+            channel::check_written_file(&fd).map_err(failed)?;
+            Ok((fd.into(), None))
+        }
+        Source::There(HeldFile { held, .. }) => {
+            let outside = Outside::new(held).map_err(failed)?;
+            Ok((outside.file.try_clone().map_err(failed)?, Some(outside)))
+        }
     }
 }
 

@@ -5,9 +5,9 @@ use belljar_proto::PROTOCOL_WITH_TERMINALS;
 use belljar_proto::guest::{Answer, Call};
 use belljar_proto::job::{ArchiveFormat, JobReport};
 use belljar_sys::process;
-use tokio::net::unix::pipe;
 
 use crate::link::Reply;
+use crate::through::Through;
 use crate::{RuntimeError, Sandbox, Temporary};
 
 /// Work that goes on in a sandbox.
@@ -28,14 +28,11 @@ impl Sandbox {
         &self,
         path: &[u8],
         format: ArchiveFormat,
-    ) -> Result<(Job, pipe::Receiver), RuntimeError> {
+    ) -> Result<(Job, Through), RuntimeError> {
         let job = process::random_name();
         let reply =
             self.begin(Call::Pack { job: job.clone(), path: path.to_vec(), format }).await?;
-        let fd = reply.fds.into_iter().next().ok_or(RuntimeError::UnexpectedAnswer)?;
-        // What is no reading end is refused here.
-        let pipe = pipe::Receiver::from_owned_fd(fd).map_err(RuntimeError::Connect)?;
-        Ok((Job(job), pipe))
+        Ok((Job(job), Through::reading(reply)?))
     }
 
     /// Begins to unpack, into a directory, what is written to the pipe.
@@ -43,13 +40,11 @@ impl Sandbox {
         &self,
         path: &[u8],
         format: ArchiveFormat,
-    ) -> Result<(Job, pipe::Sender), RuntimeError> {
+    ) -> Result<(Job, Through), RuntimeError> {
         let job = process::random_name();
         let (path, archive) = (path.to_vec(), None);
         let reply = self.begin(Call::Unpack { job: job.clone(), path, format, archive }).await?;
-        let fd = reply.fds.into_iter().next().ok_or(RuntimeError::UnexpectedAnswer)?;
-        let pipe = pipe::Sender::from_owned_fd(fd).map_err(RuntimeError::Connect)?;
-        Ok((Job(job), pipe))
+        Ok((Job(job), Through::writing(reply)?))
     }
 
     /// Begins to unpack, into a directory, a file that was created in it.

@@ -22,16 +22,18 @@ pub mod selftest;
 mod spec;
 mod stream;
 mod terminal;
+mod through;
 mod volume;
 
 pub use error::RuntimeError;
-pub use files::{FileChanges, OpenedFile, Removed, Temporary, Wanted};
+pub use files::{Behind, FileChanges, OpenedFile, Removed, Temporary, Wanted};
 pub use jobs::Job;
 pub use relay::{Relay, RelayStream};
 pub use runtime::Runtime;
 pub use sandbox::{Handle, KernelStart, Sandbox};
 pub use spec::{DataMount, Limits, SandboxSpec, USER_ID, paths};
 pub use terminal::TerminalOutput;
+pub use through::Through;
 pub use volume::{
     MAX_SIZE as MAX_VOLUME_SIZE, MIN_SIZE as MIN_VOLUME_SIZE, VolumeKind, VolumeMount, VolumePlace,
     VolumeUsage,

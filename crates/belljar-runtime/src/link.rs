@@ -26,7 +26,7 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::RuntimeError;
-use crate::relay::{Relay, Streams};
+use crate::relay::{Relay, RelayStream, Streams};
 
 /// Events received and not yet taken by their reader, in bytes. The guest's own spool holds less
 /// than this for one execution, so only a guest gone mad gets here.
@@ -52,6 +52,8 @@ pub struct Reply {
     pub fds: Vec<OwnedFd>,
     /// Instead of descriptors, from a guest that can send none.
     pub held: Vec<HeldFile>,
+    /// Instead of a pipe or a socket, from such a guest.
+    pub carried: Option<RelayStream>,
 }
 
 #[derive(Debug)]
@@ -129,7 +131,7 @@ impl Link {
         let shared = Arc::new(Shared::default());
         let (outbox, to_write) = mpsc::channel(OUTBOX);
         let tasks = [
-            tokio::spawn(listen(reader, Arc::clone(&shared))),
+            tokio::spawn(listen(reader, Arc::clone(&shared), outbox.clone())),
             tokio::spawn(write(writer, to_write)),
         ];
         let (next_id, protocol, known, address) = (AtomicU64::new(1), 0, Vec::new(), None);
@@ -315,10 +317,10 @@ async fn write(mut writer: OwnedWriteHalf, mut outbox: mpsc::Receiver<Vec<u8>>) 
     }
 }
 
-async fn listen(reader: OwnedReadHalf, shared: Arc<Shared>) {
+async fn listen(reader: OwnedReadHalf, shared: Arc<Shared>, outbox: mpsc::Sender<Vec<u8>>) {
     // Whatever the reason, the link is over; the waiters learn it by their channels closing.
     let mut fds = Vec::new();
-    let _ = hear(reader, &shared, &mut fds).await;
+    let _ = hear(reader, &shared, &outbox, &mut fds).await;
     discard(fds);
     shared.close();
 }
@@ -331,7 +333,12 @@ fn discard(fds: Vec<OwnedFd>) {
     }
 }
 
-async fn hear(reader: OwnedReadHalf, shared: &Shared, fds: &mut Vec<OwnedFd>) -> io::Result<()> {
+async fn hear(
+    reader: OwnedReadHalf,
+    shared: &Shared,
+    outbox: &mpsc::Sender<Vec<u8>>,
+    fds: &mut Vec<OwnedFd>,
+) -> io::Result<()> {
     let stream: &UnixStream = reader.as_ref();
     let mut decoder = Decoder::default();
     let mut buffer = vec![0; 16 * 1024];
@@ -344,7 +351,7 @@ async fn hear(reader: OwnedReadHalf, shared: &Shared, fds: &mut Vec<OwnedFd>) ->
         }
         decoder.push(&buffer[..read]);
         while let Some(frame) = decoder.next_frame().map_err(io::Error::other)? {
-            dispatch(shared, frame, fds)?;
+            dispatch(shared, outbox, frame, fds)?;
         }
         if fds.len() > MAX_STRAY_FDS || shared.backlog.load(Ordering::Relaxed) > MAX_BACKLOG {
             return Err(io::Error::other("the guest exceeded its bounds"));
@@ -352,11 +359,16 @@ async fn hear(reader: OwnedReadHalf, shared: &Shared, fds: &mut Vec<OwnedFd>) ->
     }
 }
 
-fn dispatch(shared: &Shared, frame: Frame, fds: &mut Vec<OwnedFd>) -> io::Result<()> {
+fn dispatch(
+    shared: &Shared,
+    outbox: &mpsc::Sender<Vec<u8>>,
+    frame: Frame,
+    fds: &mut Vec<OwnedFd>,
+) -> io::Result<()> {
     match frame.head().map_err(io::Error::other)? {
-        FromGuest::Reply { id, outcome: ReplyOutcome::Ok(answer), held } => {
+        FromGuest::Reply { id, outcome: ReplyOutcome::Ok(answer), held, carried } => {
             let wanted: &[Kind] = match &answer {
-                _ if !held.is_empty() => &[],
+                _ if !held.is_empty() || carried.is_some() => &[],
                 Answer::KernelEnds { landlock: false } => &KERNEL_ENDS[..4],
                 Answer::KernelEnds { landlock: true } => &KERNEL_ENDS,
                 Answer::File { .. } | Answer::Created { .. } | Answer::Appending => {
@@ -376,9 +388,16 @@ fn dispatch(shared: &Shared, frame: Frame, fds: &mut Vec<OwnedFd>) -> io::Result
                 return Err(io::Error::other("the guest sent other descriptors than it should"));
             }
             let fds = fds.drain(..wanted.len()).collect();
+            // Known before anything of it can come.
+            let carried = match carried {
+                Some(number) => Some(shared.streams.take(number, outbox.clone()).ok_or_else(|| {
+                    io::Error::other("the guest carries more than it should")
+                })?),
+                None => None,
+            };
             if let Some(waiter) = shared.lock().replies.remove(&id) {
                 // Whoever asked may have given up.
-                let _ = waiter.send(Ok(Reply { answer, body: frame.body, fds, held }));
+                let _ = waiter.send(Ok(Reply { answer, body: frame.body, fds, held, carried }));
             }
         }
         FromGuest::Reply { id, outcome: ReplyOutcome::Err(refusal), .. } => {

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use belljar_proto::frame;
 use belljar_proto::guest::{Call, Request};
-use belljar_proto::relay::{MAX_DATA, MAX_STREAMS, Owed, Part, WINDOW};
+use belljar_proto::relay::{MAX_CARRIED, MAX_DATA, MAX_STREAMS, Owed, Part, WINDOW};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream, ReadBuf};
 use tokio::sync::{Notify, Semaphore, mpsc, oneshot};
 
@@ -36,7 +36,8 @@ impl Relay {
     }
 }
 
-/// A connection that code in a sandbox has made. Dropped, it ends there too.
+/// A connection that code in a sandbox has made, or a pipe or socket of the guest's that is carried
+/// here. Dropped, it ends there too.
 #[derive(Debug)]
 pub struct RelayStream {
     io: DuplexStream,
@@ -90,6 +91,8 @@ struct Ends {
     incoming: Mutex<Incoming>,
     changed: Notify,
     credit: Semaphore,
+    /// We asked for it: code inside did not make it.
+    asked: bool,
 }
 
 #[derive(Debug, Default)]
@@ -138,9 +141,29 @@ impl Streams {
     fn open(self: &Arc<Self>, id: u64) {
         let mut inner = self.lock();
         let Some((opened, outbox)) = inner.wanted.clone() else { return };
-        // A guest that behaves opens no more, and no number twice.
-        if inner.by_id.len() >= MAX_STREAMS || inner.by_id.contains_key(&id) {
-            return;
+        let Some(stream) = self.begin(&mut inner, id, false, outbox) else { return };
+        drop(inner);
+        // It is as large as there are connections. If nobody takes it, it is reset at once.
+        let _ = opened.try_send(stream);
+    }
+
+    /// What the guest carries for a reply, under a number of its choice.
+    pub(crate) fn take(self: &Arc<Self>, id: u64, outbox: mpsc::Sender<Vec<u8>>) -> Option<RelayStream> {
+        self.begin(&mut self.lock(), id, true, outbox)
+    }
+
+    /// None from a guest that misbehaves: it opens no more than its share, and no number twice.
+    fn begin(
+        self: &Arc<Self>,
+        inner: &mut Inner,
+        id: u64,
+        asked: bool,
+        outbox: mpsc::Sender<Vec<u8>>,
+    ) -> Option<RelayStream> {
+        let most = if asked { MAX_CARRIED } else { MAX_STREAMS };
+        let alike = inner.by_id.values().filter(|ends| ends.asked == asked).count();
+        if alike >= most || inner.by_id.contains_key(&id) {
+            return None;
         }
         let (ours, theirs) = tokio::io::duplex(PIPE);
         let (kept, dropped) = oneshot::channel();
@@ -148,12 +171,11 @@ impl Streams {
             incoming: Mutex::default(),
             changed: Notify::new(),
             credit: Semaphore::new(WINDOW),
+            asked,
         });
         inner.by_id.insert(id, Arc::clone(&ends));
-        drop(inner);
         tokio::spawn(carry(Arc::clone(self), id, ours, dropped, ends, outbox));
-        // It is as large as there are connections. If nobody takes it, it is reset at once.
-        let _ = opened.try_send(RelayStream { io: theirs, _kept: kept });
+        Some(RelayStream { io: theirs, _kept: kept })
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {

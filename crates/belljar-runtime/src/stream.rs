@@ -1,28 +1,25 @@
 //! A connection of its own to a guest, for what it tells by itself: read only as fast as somebody
 //! wants it, so that who does not read holds up nothing but this connection. The guest makes it and
-//! hands us one end, which works whoever of us listens.
+//! hands us one end, which works whoever of us listens, or carries it, where it can hand over nothing.
 
 use std::time::Duration;
 
 use belljar_proto::frame::{self, Decoder, Frame};
 use belljar_proto::guest::{Answer, Call, FromGuest, ReplyOutcome, Request};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::UnixStream;
-use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
 use crate::RuntimeError;
 use crate::link::Link;
+use crate::through::Through;
 
 /// How long a guest may take to begin.
 const BEGIN_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
 pub(crate) struct GuestStream {
-    reader: OwnedReadHalf,
+    connection: Through,
     decoder: Decoder,
     buffer: Box<[u8]>,
-    /// The guest takes its closing for ours.
-    _writer: OwnedWriteHalf,
 }
 
 impl GuestStream {
@@ -38,19 +35,12 @@ impl GuestStream {
 
     async fn try_open(link: &Link, call: Call) -> Result<(Answer, GuestStream), RuntimeError> {
         let reply = link.call(Call::Connect, &[]).await?;
-        let (Answer::Connection, Some(fd)) = (reply.answer, reply.fds.into_iter().next()) else {
-            return Err(RuntimeError::UnexpectedAnswer);
-        };
-        let stream = std::os::unix::net::UnixStream::from(fd);
-        stream.set_nonblocking(true).map_err(RuntimeError::Connect)?;
-        let stream = UnixStream::from_std(stream).map_err(RuntimeError::Connect)?;
-        let (reader, mut writer) = stream.into_split();
+        let mut connection = Through::socket(reply)?;
         let bytes = frame::try_encode(&Request { id: 0, call }, &[]);
         let bytes = bytes.map_err(RuntimeError::Nonsense)?;
-        writer.write_all(&bytes).await.map_err(|_| RuntimeError::Gone)?;
+        connection.write_all(&bytes).await.map_err(|_| RuntimeError::Gone)?;
         let buffer = vec![0; 32 * 1024].into();
-        let mut stream =
-            GuestStream { reader, decoder: Decoder::default(), buffer, _writer: writer };
+        let mut stream = GuestStream { connection, decoder: Decoder::default(), buffer };
         Ok((stream.answer().await?, stream))
     }
 
@@ -74,7 +64,7 @@ impl GuestStream {
             if let Some(frame) = self.decoder.next_frame().map_err(RuntimeError::Nonsense)? {
                 return Ok(Some(frame));
             }
-            match self.reader.read(&mut self.buffer).await {
+            match self.connection.read(&mut self.buffer).await {
                 Ok(0) | Err(_) => return Ok(None),
                 Ok(n) => self.decoder.push(&self.buffer[..n]),
             }

@@ -6,10 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use belljar_proto::job::{ArchiveFormat, JobReport};
-use belljar_runtime::{Job, RuntimeError, Sandbox, Temporary};
+use belljar_runtime::{Job, RuntimeError, Sandbox, Temporary, Through};
 use bytes::{Bytes, BytesMut};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::unix::pipe;
 use tokio::time::timeout;
 
 use super::files::{broken_off, inside, not_written};
@@ -28,7 +27,7 @@ const SILENCE: Duration = Duration::from_secs(60);
 pub struct ArchiveDownload {
     sandbox: Arc<Sandbox>,
     job: Option<Job>,
-    pipe: pipe::Receiver,
+    pipe: Through,
     buffer: BytesMut,
 }
 
@@ -61,7 +60,7 @@ pub struct ArchiveUpload {
 #[derive(Debug)]
 enum Way {
     /// Unpacked as it comes.
-    Pipe(Job, pipe::Sender),
+    Pipe(Job, Through),
     /// Kept in the directory first: its format is read from the end.
     File(Temporary, Incoming<File>),
 }
@@ -95,7 +94,9 @@ impl ArchiveUpload {
 
     async fn settle(&self, way: Way) -> Result<JobReport, EngineError> {
         match way {
-            Way::Pipe(job, pipe) => {
+            Way::Pipe(job, mut pipe) => {
+                // Where this fails, whoever unpacks knows why.
+                let _ = timeout(SILENCE, pipe.shutdown()).await;
                 drop(pipe);
                 self.sandbox.finish(job).await.map_err(EngineError::Files)
             }

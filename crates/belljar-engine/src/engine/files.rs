@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use belljar_proto::guest::{Entry, FileChange, Listing, RefusalCode, TreeLimits};
 use belljar_proto::job::JobReport;
-use belljar_runtime::{FileChanges, OpenedFile, RuntimeError, Sandbox, Temporary, Wanted, paths};
+use belljar_runtime::{Behind, FileChanges, OpenedFile, RuntimeError, Sandbox, Temporary, Wanted, paths};
 use bytes::Bytes;
 
 use super::incoming::Incoming;
@@ -51,7 +51,7 @@ enum Place {
     /// Beside its place, until all of it has come.
     Beside(Temporary),
     /// Behind what is there.
-    Behind,
+    Behind(Behind),
 }
 
 impl FileUpload {
@@ -80,7 +80,14 @@ impl FileUpload {
     async fn settle(&self, writing: Writing) -> Result<(), EngineError> {
         let Writing { place, incoming } = writing;
         let written = incoming.finish().await.map_err(not_written);
-        let Place::Beside(temporary) = place else { return written.map(drop) };
+        let temporary = match place {
+            Place::Beside(temporary) => temporary,
+            Place::Behind(behind) => {
+                // What has come is there, also if something went wrong then.
+                let closed = self.sandbox.close_file(behind).await.map_err(EngineError::Files);
+                return written.map(drop).and(closed);
+            }
+        };
         let committed = match written {
             Ok(_) => {
                 let committed = self.sandbox.commit_file(&temporary).await;
@@ -102,9 +109,10 @@ impl Drop for FileUpload {
         let sandbox = Arc::clone(&self.sandbox);
         tokio::spawn(async move {
             let _ = writing.incoming.finish().await;
-            if let Place::Beside(temporary) = writing.place {
-                let _ = sandbox.discard_file(temporary).await;
-            }
+            let _ = match writing.place {
+                Place::Beside(temporary) => sandbox.discard_file(temporary).await,
+                Place::Behind(behind) => sandbox.close_file(behind).await,
+            };
         });
     }
 }
@@ -188,9 +196,10 @@ impl Engine {
         let full = inside(path)?;
         let (directory, _) = split(&full)?;
         let mode = mode.unwrap_or(0o644);
-        let file = in_directory(&sandbox, &directory, || sandbox.append_file(&full, mode)).await?;
+        let append = || sandbox.append_file(&full, mode);
+        let (file, behind) = in_directory(&sandbox, &directory, append).await?;
         let incoming = Incoming::begin(file, |file, chunk| file.write_all(chunk));
-        Ok(FileUpload { sandbox, writing: Some(Writing { place: Place::Behind, incoming }) })
+        Ok(FileUpload { sandbox, writing: Some(Writing { place: Place::Behind(behind), incoming }) })
     }
 
     /// Watches a directory; the session is in use while somebody does.

@@ -1,0 +1,37 @@
+//! JavaScript and TypeScript, where there is a node; a clear word where there is none.
+
+use serde_json::json;
+
+use crate::backend::Backend;
+use crate::server::text;
+
+pub(crate) async fn javascript_and_typescript_remember_or_say_what_is_missing(on: Backend) {
+    let (_site, _server, session) = on.session(json!({})).await;
+    let run = async |language: &str, code: &str| {
+        session.exec(json!({"language": language, "code": code})).await.json(200)
+    };
+    if session.shell("command -v node").await["exit_code"] != 0 {
+        for language in ["javascript", "typescript"] {
+            let missing = run(language, "1").await;
+            assert_eq!(missing["status"], "error", "{missing:#}");
+            let reason = text(&missing["reason"]);
+            assert!(reason.contains("no `node` in this image"), "{reason}");
+        }
+        assert_eq!(session.printed("print('python')").await, "python\n");
+        return;
+    }
+    run("javascript", "const x = [1, 2]").await;
+    let result = run("javascript", "console.log('said'); const x = [3, 4]; await x[1]").await;
+    assert_eq!((&result["status"], text(&result["stdout"])), (&json!("ok"), "said\n"));
+    assert_eq!(result["results"][0]["data"]["text/plain"], "4", "{result:#}");
+    let failed = run("javascript", "null.x").await;
+    assert_eq!((&failed["status"], &failed["error"]["name"]), (&json!("error"), &json!("TypeError")));
+    let typed = run("typescript", "const y: number = x[0]; y").await;
+    if typed["status"] == "ok" {
+        assert_eq!(typed["results"][0]["data"]["text/plain"], "3", "{typed:#}");
+    } else {
+        // An older node cannot read types, and that is said.
+        assert!(typed.to_string().contains("TypeScript"), "{typed:#}");
+    }
+    assert_eq!(session.printed("print('python')").await, "python\n");
+}
