@@ -41,7 +41,13 @@ pub(crate) async fn connect(
     }
 }
 
-pub(crate) async fn refused(client: &Client, session: &Session, query: &str, status: u16, code: &str) {
+pub(crate) async fn refused(
+    client: &Client,
+    session: &Session,
+    query: &str,
+    status: u16,
+    code: &str,
+) {
     let refusal = connect(client, session, query, &[]).await.err().expect("a refusal");
     let body = refusal.body().clone().unwrap_or_default();
     let body: Value = serde_json::from_slice(&body).expect("JSON");

@@ -82,24 +82,26 @@ pub(crate) async fn what_runs_in_the_background_is_heard_later(on: Backend) {
     assert_eq!(session.exec_info("behind").await["result"]["stdout"], "one\ntwo\n");
 }
 
+/// One in a session of its own, one that forked twice, one that hears no signals.
+const FAMILIES: &str = "setsid sleep 7001 & (setsid sleep 7002 &) ; (trap '' INT TERM HUP; sleep 7003 &) ; \
+    python3 -c 'import os, time\nif os.fork() == 0:\n os.setsid()\n if os.fork() == 0: os.execvp(\"sleep\", [\"sleep\", \"7004\"])\n os._exit(0)' ; \
+    nohup sleep 7005 >/dev/null 2>&1 & disown; echo all; sleep 7006";
+
 /// Whatever a command has started ends with it: what left its group, its session and its parents.
 pub(crate) async fn stopped_by_its_id_a_command_takes_its_daemons_along(on: Backend) {
     let (_site, server, session) = on.session(json!({})).await;
-    let families = "setsid sleep 7001 & (setsid sleep 7002 &) ; (trap '' INT TERM HUP; sleep 7003 &) ; \
-                    python3 -c 'import os, time\nif os.fork() == 0:\n os.setsid()\n if os.fork() == 0: os.execvp(\"sleep\", [\"sleep\", \"7004\"])\n os._exit(0)' ; \
-                    nohup sleep 7005 >/dev/null 2>&1 & disown; echo all; sleep 7006";
     let count = async || {
         let look = "import glob\nn = 0\n\
             for path in glob.glob('/proc/[0-9]*/cmdline'):\n\
-            \x20   try: n += open(path).read().startswith('sleep\\0700')\n\
+            \x20   try: n += open(path).read().startswith('sleep\\x00700')\n\
             \x20   except OSError: pass\n\
             print(n)";
         session.printed(look).await
     };
     for (id, ask) in [
-        ("waited", json!({"command": families})),
-        ("behind", json!({"command": families, "background": true})),
-        ("script", json!({"language": "bash", "code": families, "background": true})),
+        ("waited", json!({"command": FAMILIES})),
+        ("behind", json!({"command": FAMILIES, "background": true})),
+        ("script", json!({"language": "bash", "code": FAMILIES, "background": true})),
     ] {
         let running = session.begin(id, "running", ask).await;
         session.has_printed(id, "all").await;

@@ -55,15 +55,15 @@ pub(crate) fn start(
     })?;
     let keeper_end = guest.reaper.watch(kept.keeper);
     drop((stdin_read, write_ends));
-    kept.leash.set_nonblocking(true)?;
-    let leash = UnixStream::from_std(kept.leash)?;
+    let process::Kept { pid, keeper, leash, mark } = kept;
+    leash.set_nonblocking(true)?;
+    let leash = UnixStream::from_std(leash)?;
 
     exec.input.begin_with(stdin);
     let feed = pipe::Sender::from_owned_fd(stdin_write.into())?;
     tokio::task::spawn_local(input::pump(Rc::clone(exec), feed));
     tokio::task::spawn_local(Rc::clone(&output).pump());
-    let supervised =
-        Supervised { pid: kept.pid, keeper: kept.keeper, keeper_end, leash, output, oom_before };
+    let supervised = Supervised { pid, keeper, keeper_end, mark, leash, output, oom_before };
     let (guest, exec) = (Rc::clone(guest), Rc::clone(exec));
     let (limit, grace) =
         (Duration::from_millis(spec.timeout_ms), Duration::from_millis(spec.grace_ms));
@@ -79,6 +79,7 @@ struct Supervised {
     /// Above the command and all it starts, see [`process::Kept`].
     keeper: u32,
     keeper_end: End,
+    mark: Option<String>,
     leash: UnixStream,
     output: Rc<Output>,
     oom_before: u64,
@@ -106,9 +107,9 @@ impl Supervised {
             how = timeout(grace, &mut ended).await.ok();
             // Also if the command came to its end: what it left behind goes with it.
             if self.keeper_end.now().is_none() {
-                kill_tree(keeper, &[], false);
+                kill_kept(keeper, self.mark.as_deref());
             } else if how.is_none() {
-                kill_tree(pid, &[], false);
+                kill_kept(pid, self.mark.as_deref());
             }
             if how.is_none() {
                 let _ = timeout(KILL_TIMEOUT, self.keeper_end.ended()).await;
@@ -144,6 +145,22 @@ fn ending(ended: Ended, stopped_by: Option<Status>, out_of_memory: bool) -> Endi
     };
     let kernel_state = KernelState::Kept;
     Ending { status, exit_code, reason: None, kernel_state, execution_count: 0 }
+}
+
+/// Kills a keeper, or its command, and all that the command started.
+pub(crate) fn kill_kept(root: u32, mark: Option<&str>) {
+    kill_tree(root, &[], false);
+    let Some(mark) = mark else { return };
+    for _ in 0..KILL_SWEEPS {
+        let mut doomed: Vec<u32> = procfs::parents().into_keys().collect();
+        doomed.retain(|&pid| process::is_marked(pid, mark) && !procfs::is_zombie(pid));
+        if doomed.is_empty() {
+            return;
+        }
+        for pid in doomed {
+            let _ = process::signal(pid, SIGKILL);
+        }
+    }
 }
 
 /// Kills a process and its descendants; with `orphans` also every process that lost its parent and

@@ -8,8 +8,8 @@ use std::time::Duration;
 use belljar_proto::exec::{ExecSpec, Language, What};
 use belljar_proto::frame::{self, Decoder, Frame};
 use belljar_proto::guest::{
-    Answer, Call, FromGuest, HeldFile, Probe, ProbeReport, Refusal, RefusalCode, ReplyOutcome, Request,
-    SpillAsk,
+    Answer, Call, FromGuest, HeldFile, Probe, ProbeReport, Refusal, RefusalCode, ReplyOutcome,
+    Request, SpillAsk,
 };
 use belljar_proto::{OLDEST_PROTOCOL, PROTOCOL};
 use belljar_sys::{channel, probe, process};

@@ -17,7 +17,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::held::{self, Outside, Source, sources};
-use crate::link::Reply;
+use crate::link::{Link, Reply};
 use crate::stream::GuestStream;
 use crate::{RuntimeError, Sandbox};
 
@@ -80,6 +80,16 @@ pub struct Temporary {
     pub(crate) name: String,
     /// What it shall hold, where it cannot be written to directly.
     outside: Option<Outside>,
+}
+
+impl Temporary {
+    /// Brings what was written to the guest, if that is not the same.
+    pub(crate) async fn send(&self, link: &Link) -> Result<(), RuntimeError> {
+        match &self.outside {
+            Some(outside) => outside.send(link, &self.path).await,
+            None => Ok(()),
+        }
+    }
 }
 
 /// A file that is written behind what is in it: to be closed when all was written.
@@ -224,10 +234,8 @@ impl Sandbox {
     /// Puts the file in its place, also over another one; tells what is there then, as the guest
     /// sees it. Where it is refused, the temporary file is still there.
     pub async fn commit_file(&self, temporary: &Temporary) -> Result<TreeFile, RuntimeError> {
-        let Temporary { root, path, name, outside } = temporary;
-        if let Some(outside) = outside {
-            outside.send(self.link(), path).await?;
-        }
+        let Temporary { root, path, name, .. } = temporary;
+        temporary.send(self.link()).await?;
         let call =
             Call::CommitFile { root: root.clone(), path: path.clone(), temporary: name.clone() };
         match self.link().call(call, &[]).await?.answer {

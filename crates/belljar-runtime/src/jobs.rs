@@ -55,6 +55,7 @@ impl Sandbox {
         archive: &Temporary,
     ) -> Result<Job, RuntimeError> {
         let job = process::random_name();
+        archive.send(self.link()).await?;
         let (path, archive) = (path.to_vec(), Some(archive.name.clone()));
         self.begin(Call::Unpack { job: job.clone(), path, format, archive }).await?;
         Ok(Job(job))

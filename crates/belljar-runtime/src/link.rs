@@ -390,9 +390,12 @@ fn dispatch(
             let fds = fds.drain(..wanted.len()).collect();
             // Known before anything of it can come.
             let carried = match carried {
-                Some(number) => Some(shared.streams.take(number, outbox.clone()).ok_or_else(|| {
-                    io::Error::other("the guest carries more than it should")
-                })?),
+                Some(number) => Some(
+                    shared
+                        .streams
+                        .take(number, outbox.clone())
+                        .ok_or_else(|| io::Error::other("the guest carries more than it should"))?,
+                ),
                 None => None,
             };
             if let Some(waiter) = shared.lock().replies.remove(&id) {

@@ -148,7 +148,11 @@ impl Streams {
     }
 
     /// What the guest carries for a reply, under a number of its choice.
-    pub(crate) fn take(self: &Arc<Self>, id: u64, outbox: mpsc::Sender<Vec<u8>>) -> Option<RelayStream> {
+    pub(crate) fn take(
+        self: &Arc<Self>,
+        id: u64,
+        outbox: mpsc::Sender<Vec<u8>>,
+    ) -> Option<RelayStream> {
         self.begin(&mut self.lock(), id, true, outbox)
     }
 

@@ -340,6 +340,9 @@ pub struct Kept {
     /// Carries how the command ended ([`read_ended`]). The keeper goes away when this is closed,
     /// and then all that is left becomes ours after all.
     pub leash: UnixStream,
+    /// Where the kernel lets no keeper adopt orphans: what stands in the environment of all that the
+    /// command starts, unless a program removes it.
+    pub mark: Option<String>,
 }
 
 /// How long a message on the leash is.
@@ -369,6 +372,16 @@ fn write_ended(ended: Ended) -> [u8; ENDED_SIZE] {
 
 /// Starts a program as [`spawn`] does, below a keeper.
 pub fn spawn_kept(command: &Command<'_>) -> io::Result<Kept> {
+    let mut env = Vec::new();
+    let mark = (!adopts_orphans()).then(random_name);
+    let command = match &mark {
+        Some(mark) => {
+            env.extend_from_slice(command.env);
+            env.push((KEEPER_VARIABLE.to_owned(), mark.clone()));
+            &Command { env: &env, ..*command }
+        }
+        None => command,
+    };
     let (report, failed) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
     let failed = move_up(failed)?;
     let (leash, other_end) = UnixStream::pair()?;
@@ -377,7 +390,7 @@ pub fn spawn_kept(command: &Command<'_>) -> io::Result<Kept> {
         Forked::Parent(keeper) => {
             drop((failed, other_end));
             match heard_of_start(&report) {
-                Ok(pid) => Ok(Kept { pid, keeper, leash }),
+                Ok(pid) => Ok(Kept { pid, keeper, leash, mark }),
                 Err(error) => {
                     let _ = signal(keeper, libc::SIGKILL);
                     Err(error)
@@ -385,6 +398,23 @@ pub fn spawn_kept(command: &Command<'_>) -> io::Result<Kept> {
             }
         }
     }
+}
+
+/// Says under which keeper a process began, where that cannot be known otherwise.
+const KEEPER_VARIABLE: &str = "BELLJAR_KEEPER";
+
+/// Whether the kernel knows that a process may adopt the orphans below it; gVisor came to know it
+/// late.
+fn adopts_orphans() -> bool {
+    let mut answer: libc::c_int = 0;
+    // SAFETY: the kernel writes one integer to where we have room for it.
+    unsafe { libc::prctl(libc::PR_GET_CHILD_SUBREAPER, &raw mut answer, 0, 0, 0) == 0 }
+}
+
+/// Whether a process, or one above it, was begun with this mark.
+#[must_use]
+pub fn is_marked(pid: u32, mark: &str) -> bool {
+    crate::procfs::has_variable(pid, KEEPER_VARIABLE, mark)
 }
 
 /// The command says its number before it becomes the program, and an errno if it does not.

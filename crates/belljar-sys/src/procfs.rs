@@ -107,6 +107,14 @@ pub fn same_command(one: u32, other: u32) -> bool {
     command(one).is_some_and(|ours| command(other) == Some(ours))
 }
 
+/// Did this process begin with a variable of this value?
+#[must_use]
+pub(crate) fn has_variable(pid: u32, name: &str, value: &str) -> bool {
+    let Ok(environment) = fs::read(format!("/proc/{pid}/environ")) else { return false };
+    let wanted = [name.as_bytes(), b"=", value.as_bytes()].concat();
+    environment.split(|byte| *byte == 0).any(|variable| variable == wanted)
+}
+
 /// Has this process ended, with only its parent yet to hear of it?
 #[must_use]
 pub fn is_zombie(pid: u32) -> bool {

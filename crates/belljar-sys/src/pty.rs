@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::OFlags;
+use rustix::io::Errno;
 use rustix::pty::OpenptFlags;
 use rustix::termios::{InputModes, OptionalActions, Winsize};
 
@@ -21,8 +22,7 @@ pub fn open(rows: u16, cols: u16) -> io::Result<Pty> {
     let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
     let master = rustix::pty::openpt(flags)?;
     rustix::pty::unlockpt(&master)?;
-    // Without a path: whoever could swap names below /dev/pts gains nothing.
-    let slave = rustix::pty::ioctl_tiocgptpeer(&master, flags)?;
+    let slave = other_end(&master, flags)?;
     resize(&master, rows, cols)?;
     let mut modes = rustix::termios::tcgetattr(&slave)?;
     // What is erased with one key is one character, and not one byte of it.
@@ -30,6 +30,19 @@ pub fn open(rows: u16, cols: u16) -> io::Result<Pty> {
     rustix::termios::tcsetattr(&slave, OptionalActions::Now, &modes)?;
     rustix::fs::fcntl_setfl(&master, rustix::fs::fcntl_getfl(&master)? | OFlags::NONBLOCK)?;
     Ok(Pty { master, slave })
+}
+
+fn other_end(master: &OwnedFd, flags: OpenptFlags) -> io::Result<OwnedFd> {
+    // Without a path: whoever could swap names below /dev/pts gains nothing.
+    match rustix::pty::ioctl_tiocgptpeer(master, flags) {
+        // gVisor knows only the path.
+        Err(Errno::NOTTY | Errno::INVAL) => {
+            let name = rustix::pty::ptsname(master, Vec::new())?;
+            let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+            Ok(rustix::fs::open(name, flags, rustix::fs::Mode::empty())?)
+        }
+        other => Ok(other?),
+    }
 }
 
 /// Tells the programs at a terminal that it has another size.

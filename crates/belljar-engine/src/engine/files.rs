@@ -7,7 +7,9 @@ use std::sync::Arc;
 
 use belljar_proto::guest::{Entry, FileChange, Listing, RefusalCode, TreeLimits};
 use belljar_proto::job::JobReport;
-use belljar_runtime::{Behind, FileChanges, OpenedFile, RuntimeError, Sandbox, Temporary, Wanted, paths};
+use belljar_runtime::{
+    Behind, FileChanges, OpenedFile, RuntimeError, Sandbox, Temporary, Wanted, paths,
+};
 use bytes::Bytes;
 
 use super::incoming::Incoming;
@@ -199,7 +201,10 @@ impl Engine {
         let append = || sandbox.append_file(&full, mode);
         let (file, behind) = in_directory(&sandbox, &directory, append).await?;
         let incoming = Incoming::begin(file, |file, chunk| file.write_all(chunk));
-        Ok(FileUpload { sandbox, writing: Some(Writing { place: Place::Behind(behind), incoming }) })
+        Ok(FileUpload {
+            sandbox,
+            writing: Some(Writing { place: Place::Behind(behind), incoming }),
+        })
     }
 
     /// Watches a directory; the session is in use while somebody does.

@@ -175,6 +175,7 @@ fn start(guest: &Rc<Guest>, spec: &TerminalSpec) -> io::Result<Rc<Terminal>> {
         pid: kept.pid,
         keeper: kept.keeper,
         keeper_end,
+        mark: kept.mark,
     };
     let guest = Rc::clone(guest);
     tokio::task::spawn_local(async move { pump.run(&guest, leash).await });
@@ -191,6 +192,7 @@ struct Pump {
     /// Above the program and all it starts, see [`process::Kept`].
     keeper: u32,
     keeper_end: End,
+    mark: Option<String>,
 }
 
 impl Pump {
@@ -211,9 +213,9 @@ impl Pump {
                 let how = timeout(HANGUP_GRACE, &mut ended).await.ok();
                 // Also if the program came to its end: what it left behind goes with it.
                 if self.keeper_end.now().is_none() {
-                    command::kill_tree(self.keeper, &[], false);
+                    command::kill_kept(self.keeper, self.mark.as_deref());
                 } else if how.is_none() {
-                    command::kill_tree(self.pid, &[], false);
+                    command::kill_kept(self.pid, self.mark.as_deref());
                 }
                 if how.is_none() {
                     let _ = timeout(KILL_TIMEOUT, self.keeper_end.ended()).await;
