@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use hyper::Method;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::client::Answer;
 use crate::files::{at, get, put};
@@ -23,11 +23,17 @@ enum Step {
     Move(String, String),
     Copy(String, String),
     Read(String),
+    Stat(String),
+    List(String),
 }
 
 fn path() -> impl Strategy<Value = String> {
-    prop::collection::vec(prop::sample::select(vec!["a", "b", "c d"]), 1..4)
-        .prop_map(|names| names.join("/"))
+    // Few, so that steps meet; the odd ones mean something to shells, URLs, patterns or terminals.
+    let odd =
+        vec!["c d", "*", "-r", ".h", "%2F", "q?x=1&y#z", "\u{fc}\u{4e16}", "a\nb\u{1b}[m", "'\\\""];
+    let name =
+        prop_oneof![5 => prop::sample::select(vec!["a", "b"]), 1 => prop::sample::select(odd)];
+    prop::collection::vec(name, 1..4).prop_map(|names| names.join("/"))
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -40,6 +46,8 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (path(), path()).prop_map(|(from, to)| Step::Move(from, to)),
         2 => (path(), path()).prop_map(|(from, to)| Step::Copy(from, to)),
         1 => path().prop_map(Step::Read),
+        1 => path().prop_map(Step::Stat),
+        1 => path().prop_map(Step::List),
     ]
 }
 
@@ -65,7 +73,7 @@ async fn compare(server: &Server, session: &Session, number: u32, steps: &[Step]
     let model = tempfile::tempdir().expect("a directory");
     let top = format!("case-{number}");
     put(server, session, &format!("{top}?mkdir"), "").await.json(200);
-    let inside = |path: &str| format!("{top}/{}", path.replace(' ', "%20"));
+    let inside = |path: &str| format!("{top}/{}", encoded(path));
     for (done, step) in steps.iter().enumerate() {
         let told = match step {
             Step::Write(path, content) => {
@@ -89,10 +97,13 @@ async fn compare(server: &Server, session: &Session, number: u32, steps: &[Step]
                 server.post(&at(session, &inside(from)), body).await
             }
             Step::Read(path) => get(server, session, &inside(path)).await,
+            Step::Stat(path) => get(server, session, &(inside(path) + "?stat")).await,
+            Step::List(path) => get(server, session, &(inside(path) + "?list")).await,
         };
         let expected = model_of(model.path(), step);
         let history = &steps[..=done];
-        assert_eq!(outcome(&told), expected.map_err(|error| code(&error)), "{history:#?}\n{told}");
+        let seen = outcome(step, &told);
+        assert_eq!(seen, expected.map_err(|error| code(&error)), "{history:#?}\n{told}");
     }
     let listed = get(server, session, &format!("{top}?list&recursive")).await.json(200);
     let mut seen = Vec::new();
@@ -113,15 +124,38 @@ fn is_merge(root: &Path, step: &Step) -> bool {
     root.join(from).is_dir() && root.join(to).is_dir()
 }
 
-/// What was read, or why not.
-fn outcome(told: &Answer) -> Result<String, String> {
-    match told.status {
-        200 | 204 => Ok(match serde_json::from_slice::<serde_json::Value>(&told.body) {
-            Ok(_) => String::new(),
-            Err(_) => String::from_utf8(told.body.to_vec()).expect("text"),
-        }),
-        status => Err(text(&told.json(status)["error"]["code"]).to_owned()),
+/// As it must stand in a URL.
+fn encoded(path: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'/';
+    path.bytes()
+        .map(|byte| if plain(byte) { char::from(byte).into() } else { format!("%{byte:02X}") })
+        .collect()
+}
+
+/// What was learned, or why nothing was.
+fn outcome(step: &Step, told: &Answer) -> Result<String, String> {
+    if !matches!(told.status, 200 | 204) {
+        return Err(text(&told.json(told.status)["error"]["code"]).to_owned());
     }
+    let about = |file: &Value| match text(&file["kind"]) {
+        // Directories have sizes of their file system's choice.
+        "file" => format!("file {}", file["size"]),
+        other => other.to_owned(),
+    };
+    Ok(match step {
+        Step::Read(_) => told.text(200),
+        Step::Stat(_) => about(&told.json(200)),
+        Step::List(_) => {
+            let listed = told.json(200);
+            let files = listed["files"].as_array().expect("a list").iter();
+            files.map(|file| format!("{} {}\n", text(&file["path"]), text(&file["kind"]))).collect()
+        }
+        _ => String::new(),
+    })
+}
+
+fn kind(path: &Path) -> &'static str {
+    if path.is_dir() { "directory" } else { "file" }
 }
 
 fn model_of(root: &Path, step: &Step) -> io::Result<String> {
@@ -151,12 +185,24 @@ fn model_of(root: &Path, step: &Step) -> io::Result<String> {
             if at(path).is_dir() {
                 return Err(io::ErrorKind::IsADirectory.into());
             }
-            let read = fs::read_to_string(at(path))?;
-            return Ok(if read.parse::<serde_json::Value>().is_ok() {
-                String::new()
-            } else {
-                read
+            return fs::read_to_string(at(path));
+        }
+        Step::Stat(path) => {
+            let found = fs::symlink_metadata(at(path))?;
+            return Ok(match found.is_dir() {
+                true => "directory".into(),
+                false => format!("file {}", found.len()),
             });
+        }
+        Step::List(path) => {
+            let mut found = Vec::new();
+            for entry in fs::read_dir(at(path))? {
+                let entry = entry?;
+                let name = entry.file_name().into_string().expect("text");
+                found.push(format!("{name} {}\n", kind(&entry.path())));
+            }
+            found.sort();
+            return Ok(found.concat());
         }
     }
     Ok(String::new())

@@ -14,6 +14,7 @@ mod execs;
 mod expiry;
 mod files;
 mod files_archives;
+mod files_memory;
 mod files_model;
 mod idle;
 mod keys;

@@ -1,0 +1,131 @@
+#!/usr/bin/env python3
+"""A file larger than memory, up and down, and what the server's memory does meanwhile.
+
+    python3 bench/large_file.py target/release/belljar --gib 5 --storage BIND
+
+Starts a server of its own in a temporary directory. Prints speeds and the most that the server's
+resident memory grew by; fails if that is more than --reach MiB.
+"""
+
+import argparse
+import hashlib
+import http.client
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+PIECE = 1 << 20
+
+
+def resident(pid: int) -> int:
+    with open(f"/proc/{pid}/status") as status:
+        return int(re.search(r"VmRSS:\s+(\d+)", status.read())[1]) * 1024
+
+
+class Peak(threading.Thread):
+    """The most memory that a process had since this was started."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(daemon=True)
+        self.pid, self.before, self.over = pid, resident(pid), threading.Event()
+        self.most = self.before
+        self.start()
+
+    def run(self) -> None:
+        while not self.over.wait(0.05):
+            self.most = max(self.most, resident(self.pid))
+
+    def growth(self) -> int:
+        self.over.set()
+        self.join()
+        return self.most - self.before
+
+
+def pieces(size: int, digest):
+    block = bytearray(os.urandom(PIECE))
+    for number in range(size // PIECE):
+        block[:8] = number.to_bytes(8, "big")
+        digest.update(block)
+        yield bytes(block)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("binary")
+    parser.add_argument("--gib", type=float, default=5)
+    parser.add_argument("--storage", choices=["BIND", "TMPFS"], default="BIND")
+    parser.add_argument("--reach", type=float, default=32, help="MiB that the server may grow by")
+    parser.add_argument("--directory", help="where the server keeps its files; a temporary one if absent")
+    args = parser.parse_args()
+    size = int(args.gib * (1 << 30)) // PIECE * PIECE
+    with tempfile.TemporaryDirectory(dir=args.directory) as directory:
+        names = {"BELLJAR_STATE_DIR": "state", "BELLJAR_RUN_DIR": "run", "SESSIONS_ROOT": "sessions", "BLOBSTORE_DIR": "blobs"}
+        environment = {**os.environ, **{name: f"{directory}/{place}" for name, place in names.items()}}
+        server = subprocess.Popen(
+            [args.binary, "serve", "--listen", "127.0.0.1:0", "--stop-sessions"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        try:
+            return measure(server, args, size)
+        finally:
+            server.send_signal(signal.SIGTERM)
+            server.wait(60)
+
+
+def measure(server, args, size: int) -> int:
+    for line in server.stdout:
+        if found := re.search(r"http://([\d.]+):(\d+)", line):
+            break
+    else:
+        sys.exit("the server did not start")
+    threading.Thread(target=server.stdout.read, daemon=True).start()
+    connection = http.client.HTTPConnection(found[1], int(found[2]), timeout=600)
+
+    def ask(method: str, path: str, body=None) -> dict:
+        connection.request(method, path, json.dumps(body) if body else None, {"content-type": "application/json"})
+        answer = connection.getresponse()
+        said = json.loads(answer.read() or b"{}")
+        if answer.status >= 300:
+            sys.exit(f"{method} {path}: {said}")
+        return said
+
+    limits = {"tmpfs": size + (64 << 20), "memory": size * 2} if args.storage == "TMPFS" else {}
+    session = ask("POST", "/v1/sessions", {"storage": args.storage, "limits": limits})["id"]
+    path = f"/v1/sessions/{session}/files/large.bin"
+    growths = []
+
+    def report(what: str, began: float, peak: Peak) -> None:
+        seconds = time.monotonic() - began
+        growths.append(peak.growth() / (1 << 20))
+        print(f"{what:8} {size / seconds / 1e6:7.0f} MB/s, the server grew by {growths[-1]:.1f} MiB", flush=True)
+
+    # The first request of its kind finds buffers that were never used.
+    connection.request("PUT", path, b"x" * (16 << 20))
+    connection.getresponse().read()
+    sent, peak, began = hashlib.sha256(), Peak(server.pid), time.monotonic()
+    connection.request("PUT", path, pieces(size, sent), {"content-length": str(size)})
+    answer = connection.getresponse()
+    said = answer.read()
+    if answer.status != 200 or json.loads(said)["size"] != size:
+        sys.exit(f"upload: {answer.status} {said.decode()}")
+    report("upload", began, peak)
+
+    got, peak, began = hashlib.sha256(), Peak(server.pid), time.monotonic()
+    connection.request("GET", path)
+    answer = connection.getresponse()
+    while piece := answer.read(PIECE):
+        got.update(piece)
+    report("download", began, peak)
+    if got.digest() != sent.digest():
+        sys.exit("what came back is something else")
+    ask("DELETE", f"/v1/sessions/{session}")
+    return 1 if max(growths) > args.reach else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
