@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """A file larger than memory, up and down, and what the server's memory does meanwhile.
 
     python3 bench/large_file.py target/release/belljar --gib 5 --storage BIND
@@ -6,6 +5,8 @@
 Starts a server of its own in a temporary directory. Prints speeds and the most that the server's
 resident memory grew by; fails if that is more than --reach MiB.
 """
+
+from __future__ import annotations
 
 import argparse
 import hashlib
@@ -19,13 +20,15 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from typing import Any
 
 PIECE = 1 << 20
 
 
 def resident(pid: int) -> int:
     with open(f"/proc/{pid}/status") as status:
-        return int(re.search(r"VmRSS:\s+(\d+)", status.read())[1]) * 1024
+        return next(int(line.split()[1]) for line in status if line.startswith("VmRSS:")) * 1024
 
 
 class Peak(threading.Thread):
@@ -47,7 +50,7 @@ class Peak(threading.Thread):
         return self.most - self.before
 
 
-def pieces(size: int, digest):
+def pieces(size: int, digest: hashlib._Hash) -> Iterator[bytes]:
     block = bytearray(os.urandom(PIECE))
     for number in range(size // PIECE):
         block[:8] = number.to_bytes(8, "big")
@@ -65,10 +68,19 @@ def main() -> int:
     args = parser.parse_args()
     size = int(args.gib * (1 << 30)) // PIECE * PIECE
     with tempfile.TemporaryDirectory(dir=args.directory) as directory:
-        names = {"BELLJAR_STATE_DIR": "state", "BELLJAR_RUN_DIR": "run", "SESSIONS_ROOT": "sessions", "BLOBSTORE_DIR": "blobs"}
+        names = {
+            "BELLJAR_STATE_DIR": "state",
+            "BELLJAR_RUN_DIR": "run",
+            "SESSIONS_ROOT": "sessions",
+            "BLOBSTORE_DIR": "blobs",
+        }
         environment = {**os.environ, **{name: f"{directory}/{place}" for name, place in names.items()}}
         server = subprocess.Popen(
-            [args.binary, "serve", "--listen", "127.0.0.1:0", "--stop-sessions"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            [args.binary, "serve", "--listen", "127.0.0.1:0", "--stop-sessions"],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
         try:
             return measure(server, args, size)
@@ -77,7 +89,8 @@ def main() -> int:
             server.wait(60)
 
 
-def measure(server, args, size: int) -> int:
+def measure(server: subprocess.Popen[str], args: argparse.Namespace, size: int) -> int:
+    assert server.stdout is not None  # as it is a pipe
     for line in server.stdout:
         if found := re.search(r"http://([\d.]+):(\d+)", line):
             break
@@ -86,7 +99,7 @@ def measure(server, args, size: int) -> int:
     threading.Thread(target=server.stdout.read, daemon=True).start()
     connection = http.client.HTTPConnection(found[1], int(found[2]), timeout=600)
 
-    def ask(method: str, path: str, body=None) -> dict:
+    def ask(method: str, path: str, body: Any = None) -> Any:
         connection.request(method, path, json.dumps(body) if body else None, {"content-type": "application/json"})
         answer = connection.getresponse()
         said = json.loads(answer.read() or b"{}")

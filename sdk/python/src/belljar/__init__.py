@@ -26,12 +26,14 @@ if TYPE_CHECKING:
     from belljar._aio.client import AsyncClient
     from belljar._aio.session import AsyncSession
     from belljar._aio.stream import AsyncStream
+    from belljar._aio.watch import AsyncWatch
     from belljar._calls import AskedLimits
-    from belljar._file_calls import FileInfo, FileList
+    from belljar._file_calls import FileChange, FileInfo, FileList, Unpacked
     from belljar._run import arun, run
     from belljar._sync.client import Client
     from belljar._sync.session import Session
     from belljar._sync.stream import Stream
+    from belljar._sync.watch import Watch
     from belljar.compat.simple_sandbox import SandboxClient
     from belljar.config import Config
     from belljar.errors import (
@@ -88,14 +90,16 @@ _MODULES = {
     ),
     "belljar.models": ("Artifact", "Bundle", "Dataset", "ExecInfo", "Result", "SessionInfo", "Volume"),
     "belljar._calls": ("AskedLimits",),
-    "belljar._file_calls": ("FileInfo", "FileList"),
+    "belljar._file_calls": ("FileChange", "FileInfo", "FileList", "Unpacked"),
     "belljar._run": ("arun", "run"),
     "belljar._aio.client": ("AsyncClient",),
     "belljar._aio.session": ("AsyncSession",),
     "belljar._aio.stream": ("AsyncStream",),
+    "belljar._aio.watch": ("AsyncWatch",),
     "belljar._sync.client": ("Client",),
     "belljar._sync.session": ("Session",),
     "belljar._sync.stream": ("Stream",),
+    "belljar._sync.watch": ("Watch",),
     "belljar.compat.simple_sandbox": ("SandboxClient",),
     "belljar.config": ("Config",),
     "belljar.manager": ("ExecResult", "SessionManager"),
@@ -136,6 +140,7 @@ __all__ = [
     "AsyncClient",
     "AsyncSession",
     "AsyncStream",
+    "AsyncWatch",
     "BelljarError",
     "Bundle",
     "Client",
@@ -149,6 +154,7 @@ __all__ = [
     "ExecInfo",
     "ExecResult",
     "ExecutionError",
+    "FileChange",
     "FileInfo",
     "FileList",
     "Forbidden",
@@ -177,6 +183,8 @@ __all__ = [
     "TooLarge",
     "TooMany",
     "Unauthorized",
+    "Unpacked",
+    "Watch",
     "Volume",
     "__version__",
     "arun",

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Literal
 
 from belljar._calls import Call, _at, _model, _nothing
+from belljar.errors import InvalidRequest
 from belljar.models import _Told
 
 # What a session's paths are relative to.
 HOME = "/session"
+
+ArchiveFormat = Literal["tar", "tar.gz", "zip"]
+
+_ENDINGS: dict[str, ArchiveFormat] = {".tar": "tar", ".tar.gz": "tar.gz", ".tgz": "tar.gz", ".zip": "zip"}
 
 
 class FileInfo(_Told):
@@ -40,16 +46,39 @@ class FileList(_Told):
     more: int = 0
 
 
+class FileChange(_Told):
+    """Something that happened in a directory: `kind` is `created`, `modified` or `removed`, and `path` is relative to
+    what is watched. `lost` says that more has happened than could be told: look for yourself."""
+
+    kind: str
+    path: str
+    directory: bool = False
+
+
+class Unpacked(_Told):
+    """What came of unpacking an archive: files, directories and links (`entries`), bytes of the files, and how many
+    pipes, sockets and devices were left out (`skipped`)."""
+
+    path: str
+    entries: int
+    bytes: int
+    skipped: int = 0
+
+
 _info = _model(FileInfo)
 _list = _model(FileList)
+_unpacked = _model(Unpacked)
+change = _model(FileChange)
 
 
 def stat(session: str, path: str) -> Call[FileInfo]:
     return Call("GET", _file(session, path), _info, params={"stat": "1"}, is_safe=True)
 
 
-def listing(session: str, path: str, *, recursive: bool) -> Call[FileList]:
-    params = {"list": "1", **({"recursive": "1"} if recursive else {})}
+def listing(session: str, path: str, *, recursive: bool, glob: str | None, hidden: bool) -> Call[FileList]:
+    params = {"list": "1", **({"recursive": "1"} if recursive else {}), **({} if hidden else {"hidden": "0"})}
+    if glob is not None:
+        params["glob"] = glob
     return Call("GET", _file(session, path), _list, params=params, is_safe=True)
 
 
@@ -57,8 +86,26 @@ def read(session: str, path: str) -> Call[bytes]:
     return Call("GET", _file(session, path), bytes, is_safe=True)
 
 
-def write(session: str, path: str) -> Call[FileInfo]:
-    return Call("PUT", _file(session, path), _info, is_safe=True)
+def write(session: str, path: str, mode: int | None) -> Call[FileInfo]:
+    return Call("PUT", _file(session, path), _info, params=_mode(mode), is_safe=True)
+
+
+def append(session: str, path: str, mode: int | None) -> Call[FileInfo]:
+    # Not safe: what may have arrived would be there twice.
+    return Call("PUT", _file(session, path), _info, params={"append": "1", **_mode(mode)})
+
+
+def watch(session: str, path: str, *, recursive: bool) -> Call[None]:
+    params = {"watch": "1", **({"recursive": "1"} if recursive else {})}
+    return Call("GET", _file(session, path), _nothing, params=params)
+
+
+def pack(session: str, path: str, form: ArchiveFormat) -> Call[bytes]:
+    return Call("GET", _file(session, path), bytes, params={"archive": form}, is_safe=True)
+
+
+def unpack(session: str, path: str, form: ArchiveFormat) -> Call[Unpacked]:
+    return Call("PUT", _file(session, path), _unpacked, params={"archive": form}, is_safe=True)
 
 
 def mkdir(session: str, path: str) -> Call[FileInfo]:
@@ -71,6 +118,26 @@ def delete(session: str, path: str, *, recursive: bool) -> Call[None]:
 
 def move(session: str, path: str, to: str) -> Call[FileInfo]:
     return Call("POST", _file(session, path), _info, body={"to": to})
+
+
+def copy(session: str, path: str, to: str) -> Call[FileInfo]:
+    return Call("POST", _file(session, path), _info, body={"to": to, "copy": True}, is_safe=True)
+
+
+def format_of(name: str | None, given: ArchiveFormat | None) -> ArchiveFormat:
+    """The format of an archive: as said, or as its name ends."""
+    if given is not None:
+        return given
+    for ending, form in _ENDINGS.items():
+        if name is not None and name.lower().endswith(ending):
+            return form
+    raise InvalidRequest("say which `format` the archive has: tar, tar.gz or zip")
+
+
+def _mode(mode: int | None) -> dict[str, str]:
+    if mode is not None and not 0 <= mode <= 0o777:
+        raise InvalidRequest(f"a mode is between 0 and 0o777, not {mode:#o}")
+    return {} if mode is None else {"mode": f"{mode:o}"}
 
 
 def _file(session: str, path: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -87,6 +88,22 @@ def _of_file(file: IO[bytes]) -> Upload:
     except (OSError, AttributeError, ValueError):
         return Upload(file, 0, None, name)
     return Upload(file, begin, size, name)
+
+
+@contextmanager
+def target(given: StrPath | IO[bytes]) -> Iterator[IO[bytes]]:
+    """Where something without a known end goes: a binary file, or a path, where it appears when it is whole."""
+    if not isinstance(given, (str, os.PathLike)):
+        yield given
+        return
+    path = Path(given)
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    try:
+        with open(part, "xb") as file:
+            yield file
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 class Arriving:

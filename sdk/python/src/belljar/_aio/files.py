@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Tuple, TypeVar
 
 import httpx
 
 from belljar import _file_calls, _files, _retry
 from belljar._aio import _io
+from belljar._aio.watch import AsyncWatch
 from belljar._calls import Call
-from belljar._file_calls import FileInfo, FileList
-from belljar._files import Progress, Source, Upload
+from belljar._file_calls import ArchiveFormat, FileInfo, FileList, Unpacked
+from belljar._files import Progress, Source, StrPath, Upload
 from belljar.errors import BelljarError, InvalidRequest, ServerUnavailable
 
 if TYPE_CHECKING:
     from belljar._aio.client import AsyncClient
+
+T = TypeVar("T")
+Headers = Tuple[Tuple[str, str], ...]
 
 
 class AsyncFiles:
@@ -32,9 +37,16 @@ class AsyncFiles:
         self._client = client
         self._session_id = session_id
 
-    async def list(self, path: str = "", *, recursive: bool = False) -> FileList:
-        """What is in a directory, or below it. Paths are relative to it."""
-        return await self._client._do(_file_calls.listing(self._session_id, path, recursive=recursive))
+    async def list(
+        self, path: str = "", *, recursive: bool = False, glob: str | None = None, hidden: bool = True
+    ) -> FileList:
+        """What is in a directory, or below it. Paths are relative to it.
+
+        With `glob`, what matches: `*.py`, `**/*.py`, `[a-c]?`. Without `hidden`, not what begins with a dot.
+        """
+        return await self._client._do(
+            _file_calls.listing(self._session_id, path, recursive=recursive, glob=glob, hidden=hidden)
+        )
 
     async def stat(self, path: str) -> FileInfo:
         """What is known of a file or a directory."""
@@ -42,21 +54,18 @@ class AsyncFiles:
 
     async def read(self, path: str, *, start: int = 0, end: int | None = None) -> bytes:
         """The content of a file, or its bytes from `start` to before `end`, as far as there are any."""
-        if start < 0 or (end is not None and end < start):
-            raise InvalidRequest(f"there are no bytes from {start} to before {end}")
+        more = _range(start, end)
         if end == start:
             return b""
         call = _file_calls.read(self._session_id, path)
         attempts = self._client._attempts(is_safe=True)
         while True:
             try:
-                return await self._read(call, start, end)
+                return await self._read(call, more)
             except BelljarError as error:
                 await self._client._endure(attempts, error)
 
-    async def _read(self, call: Call[bytes], start: int, end: int | None) -> bytes:
-        is_part = start > 0 or end is not None
-        more = (("range", f"bytes={start}-{'' if end is None else end - 1}"),) if is_part else ()
+    async def _read(self, call: Call[bytes], more: Headers) -> bytes:
         response = await self._client._send(self._client._requests.of(call, accept="*/*", more=more))
         body = await self._client._read(response)
         if response.status_code == 416:
@@ -65,13 +74,21 @@ class AsyncFiles:
             raise _retry.understood(response, body)
         return body
 
-    async def chunks(self, path: str) -> AsyncIterator[bytes]:
-        """The content of a file piece by piece, for what is too large to hold. What is lost on the way is not asked for
-        again: the file may have changed."""
-        call = _file_calls.read(self._session_id, path)
-        response = await self._client._send(self._client._requests.of(call, accept="*/*"))
+    async def chunks(self, path: str, *, start: int = 0, end: int | None = None) -> AsyncIterator[bytes]:
+        """The content of a file, or its bytes from `start` to before `end`, piece by piece: for what is too large to
+        hold. What is lost on the way is not asked for again: the file may have changed."""
+        more = _range(start, end)
+        if end != start:
+            async for chunk in self._stream(_file_calls.read(self._session_id, path), path, more):
+                yield chunk
+
+    async def _stream(self, call: Call[bytes], path: str, more: Headers = ()) -> AsyncIterator[bytes]:
+        response = await self._client._send(self._client._requests.of(call, accept="*/*", more=more))
         if not response.is_success:
-            raise _retry.understood(response, await self._client._read(response))
+            body = await self._client._read(response)
+            if response.status_code == 416:
+                return
+            raise _retry.understood(response, body)
         try:
             async for chunk in response.aiter_raw(_files.CHUNK):
                 yield chunk
@@ -80,20 +97,35 @@ class AsyncFiles:
         finally:
             await response.aclose()
 
-    async def write(self, path: str, source: Source, *, progress: Progress | None = None) -> FileInfo:
+    async def write(
+        self, path: str, source: Source, *, mode: int | None = None, progress: Progress | None = None
+    ) -> FileInfo:
         """Writes bytes, a binary file or the file at a local path, over whatever file is there.
 
-        It appears when all of it has come. Directories above it are made.
+        It appears when all of it has come, with permissions `mode` (`0o755`) if that is given. Directories above it
+        are made.
         """
-        call = _file_calls.write(self._session_id, path)
+        return await self._send(_file_calls.write(self._session_id, path, mode), source, progress)
+
+    async def append(
+        self, path: str, source: Source, *, mode: int | None = None, progress: Progress | None = None
+    ) -> FileInfo:
+        """Writes behind what is in a file; one that is not there is made, with its directories.
+
+        What has come is there at once. If the connection is lost, it is not sent again: some of it may have arrived.
+        """
+        return await self._send(_file_calls.append(self._session_id, path, mode), source, progress)
+
+    async def _send(self, call: Call[T], source: Source, progress: Progress | None) -> T:
         with _files.source(source) as upload:
-            attempts = self._client._attempts(upload.is_repeatable)
+            is_repeatable = upload.is_repeatable and call.is_safe
+            attempts = self._client._attempts(is_repeatable)
             while True:
                 upload.rewind()
                 try:
                     return await self._client._put(call, _body(upload, progress), upload.size)
                 except BelljarError as error:
-                    if not upload.is_repeatable:
+                    if not is_repeatable:
                         raise
                     await self._client._endure(attempts, error)
 
@@ -108,6 +140,61 @@ class AsyncFiles:
     async def move(self, path: str, to: str) -> FileInfo:
         """Gives a file or a directory another path. A file that is there is replaced."""
         return await self._client._do(_file_calls.move(self._session_id, path, to))
+
+    async def copy(self, path: str, to: str) -> FileInfo:
+        """Copies a file, or a directory with all that is in it. A file that is there is replaced."""
+        return await self._client._do(_file_calls.copy(self._session_id, path, to))
+
+    def watch(self, path: str = "", *, recursive: bool = False) -> AsyncWatch:
+        """What changes in a directory, as it happens, until the directory is gone; with `recursive`, also below it.
+
+        >>> async with session.files.watch("results") as changes:
+        ...     async for change in changes:
+        ...         print(change.kind, change.path)
+        """
+        return AsyncWatch(self._client, _file_calls.watch(self._session_id, path, recursive=recursive))
+
+    async def pack(self, path: str = "", *, format: ArchiveFormat = "tar") -> AsyncIterator[bytes]:
+        """A directory as an archive (`tar`, `tar.gz` or `zip`), piece by piece, as it is packed in the sandbox."""
+        async for chunk in self._stream(_file_calls.pack(self._session_id, path, format), path):
+            yield chunk
+
+    async def download_archive(self, path: str, to: StrPath | IO[bytes], *, format: ArchiveFormat | None = None) -> int:
+        """A directory as an archive, at a local path, where it appears when it is whole, or in a binary file.
+
+        Returns its size. The format is as the path ends, if it is not given.
+        """
+        name = os.fspath(to) if isinstance(to, (str, os.PathLike)) else None
+        size = 0
+        with _files.target(to) as file:
+            async for chunk in self.pack(path, format=_file_calls.format_of(name, format)):
+                await _io.work(file.write, chunk)
+                size += len(chunk)
+        return size
+
+    async def upload_archive(
+        self,
+        path: str,
+        source: Source,
+        *,
+        format: ArchiveFormat | None = None,
+        progress: Progress | None = None,
+    ) -> Unpacked:
+        """Unpacks an archive into a directory, which is made. Files with the same names are replaced.
+
+        The format is as the local path ends, if it is not given. Names in it that lead elsewhere are refused.
+        """
+        name = os.fspath(source) if isinstance(source, (str, os.PathLike)) else None
+        form = _file_calls.format_of(name, format)
+        return await self._send(_file_calls.unpack(self._session_id, path, form), source, progress)
+
+
+def _range(start: int, end: int | None) -> Headers:
+    if start < 0 or (end is not None and end < start):
+        raise InvalidRequest(f"there are no bytes from {start} to before {end}")
+    if start == 0 and end is None:
+        return ()
+    return (("range", f"bytes={start}-{'' if end is None else end - 1}"),)
 
 
 async def _body(upload: Upload, progress: Progress | None) -> AsyncIterator[bytes]:
