@@ -6,6 +6,7 @@ mod code;
 mod context;
 #[path = "../leaks/corner.rs"]
 mod corner;
+mod cp;
 mod datasets;
 mod endings;
 mod flags;

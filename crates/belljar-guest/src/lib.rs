@@ -52,6 +52,7 @@ use alone::Company;
 pub use doors::Door;
 use execs::Execs;
 use jobs::Jobs;
+pub use jobs::{pack_directory, unpack_into};
 use kernel::Kernel;
 use reaper::Reaper;
 use relay::Relay;

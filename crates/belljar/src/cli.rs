@@ -235,6 +235,8 @@ pub(crate) enum SessionCommand {
     Show(SessionShowArgs),
     /// Execute code in a session, which remembers what it leaves behind
     Exec(SessionExecArgs),
+    /// Copy files or directories into a session, or out of it
+    Cp(SessionCpArgs),
     /// Stop sessions, and whatever runs in them
     Stop(SessionStopArgs),
     /// What datasets a session has
@@ -488,6 +490,25 @@ pub(crate) struct ImageShowArgs {
 pub(crate) struct ImageRemoveArgs {
     #[arg(value_name = "NAME", required = true)]
     pub(crate) names: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+One side is in a session: its id or key, a colon and a path, which is relative to /session unless it
+begins with a slash. Directories are copied with all that is in them. What is copied to a directory
+goes into it under its own name; what is there is replaced.
+  belljar session cp notes.txt thread-42:
+  belljar session cp thread-42:results ./results
+  belljar session cp thread-42:/tmp/log -
+  make data | belljar session cp - thread-42:data.csv
+With - for standard output, a directory is a tar archive.")]
+pub(crate) struct SessionCpArgs {
+    /// What to copy: PATH, SESSION:PATH, or - for standard input
+    #[arg(value_name = "SOURCE")]
+    pub(crate) source: String,
+    /// Where to: PATH, SESSION:PATH, or - for standard output
+    #[arg(value_name = "TARGET")]
+    pub(crate) target: String,
 }
 
 #[derive(Debug, Args)]

@@ -153,6 +153,19 @@ pub(crate) fn unpack(
     Ok(Reply { answer: Answer::Stream, body: Vec::new(), fds: vec![writer.into()] })
 }
 
+/// Packs a directory, as a worker does; also for whoever sends one into a sandbox.
+pub fn pack_directory(path: &[u8], to: OwnedFd, format: ArchiveFormat) -> Outcome {
+    let root = Root::open_followed(path).map_err(|error| refusal("pack", path, &error))?;
+    archive::pack(&root, to, format)
+}
+
+/// Unpacks into a directory that is there, as a worker does; also for whoever gets an archive out of
+/// a sandbox. Nothing in it leads out of the directory, whatever it says.
+pub fn unpack_into(from: OwnedFd, path: &[u8], format: ArchiveFormat) -> Outcome {
+    let root = Root::open_followed(path).map_err(|error| refusal("open", path, &error))?;
+    archive::unpack(from, &root, format)
+}
+
 fn two(fds: Vec<OwnedFd>) -> Result<[OwnedFd; 2], Refusal> {
     fds.try_into().map_err(|_| failed("a worker lost its descriptors".into()))
 }

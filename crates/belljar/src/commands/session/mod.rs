@@ -1,5 +1,6 @@
 //! `belljar session`: the sessions of a server, as one of its clients. One file per verb.
 
+mod cp;
 mod create;
 mod datasets;
 mod exec;
@@ -30,6 +31,7 @@ pub(super) fn session(command: SessionCommand, settings: &Settings) -> Result<Ex
         SessionCommand::List(args) => list::list(client, &args).await,
         SessionCommand::Show(args) => show::show(client, &args).await,
         SessionCommand::Exec(args) => exec::exec(client, args).await,
+        SessionCommand::Cp(args) => cp::cp(client, &args).await,
         SessionCommand::Stop(args) => stop::stop(client, &args).await,
         SessionCommand::Datasets(args) => datasets::datasets(client, &args).await,
         SessionCommand::Upload(args) => upload::upload(client, &args).await,

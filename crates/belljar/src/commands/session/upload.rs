@@ -31,7 +31,7 @@ const ASKED_UP_TO: u64 = 1 << 30;
 
 /// Read at a time, and how many of these wait for the server.
 const PIECE: usize = 256 * 1024;
-const PIECES: usize = 4;
+pub(super) const PIECES: usize = 4;
 
 pub(super) async fn upload(client: &Client, args: &SessionUploadArgs) -> Result<ExitCode> {
     let source = Source::open(&args.file)?;
@@ -155,13 +155,16 @@ async fn send(client: &Client, path: &str, source: &Source<'_>) -> Result<Value>
     }
 }
 
+/// What went wrong with reading, for whoever hears only that the request ended.
+pub(super) type Failure = Arc<Mutex<Option<io::Error>>>;
+
 /// Reads to the end of the file, or to its size, and hashes on the way. Nobody need wait for it: it
 /// ends when nobody takes what it reads.
-fn read_aside(
+pub(super) fn read_aside(
     mut file: File,
     size: Option<u64>,
     to: Sender<io::Result<Bytes>>,
-    failure: Arc<Mutex<Option<io::Error>>>,
+    failure: Failure,
 ) -> JoinHandle<Digest> {
     thread::spawn(move || {
         let mut hash = Sha256::new();

@@ -1,0 +1,372 @@
+//! `belljar session cp`
+//!
+//! A file travels as it is, a directory as a tar archive that one side packs while the other unpacks.
+//! What comes out of a sandbox was made by whatever runs there: it is unpacked by the code that does it
+//! inside, which follows no link and leaves the directory by no name.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::PoisonError;
+use std::thread;
+
+use anyhow::{Context, Result, anyhow, bail};
+use belljar_guest::{pack_directory, unpack_into};
+use belljar_proto::guest::Refusal;
+use belljar_proto::job::{ArchiveFormat, JobReport};
+use belljar_sys::process;
+use serde_json::Value;
+use tokio::io::AsyncWriteExt;
+use tokio::net::unix::pipe;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
+
+use super::find_id;
+use super::upload::{Failure, PIECES, read_aside};
+use crate::cli::SessionCpArgs;
+use crate::client::{Client, Pieces, escape};
+use crate::commands::output::{self, plain};
+use crate::commands::progress::Progress;
+
+/// What a session's paths are relative to.
+const HOME: &str = "/session";
+
+/// The exit status of what Ctrl-C ended.
+const EXIT_INTERRUPTED: u8 = 130;
+
+pub(super) async fn cp(client: &Client, args: &SessionCpArgs) -> Result<ExitCode> {
+    let mut ctrl_c = signal(SignalKind::interrupt()).context("failed to listen for signals")?;
+    tokio::select! {
+        copied = copy(client, args) => copied.map(|()| ExitCode::SUCCESS),
+        // A file that is not whole goes with it.
+        _ = ctrl_c.recv() => Ok(ExitCode::from(EXIT_INTERRUPTED)),
+    }
+}
+
+async fn copy(client: &Client, args: &SessionCpArgs) -> Result<()> {
+    match (Side::of(&args.source), Side::of(&args.target)) {
+        (Side::Session { .. }, Side::Session { .. }) => bail!(
+            "both sides are in sessions; copy through a directory here, or with `session exec`"
+        ),
+        (Side::Session { name, path }, to) => {
+            Place::find(client, name, path).await?.bring_out(client, to).await?;
+        }
+        (from, Side::Session { name, path }) => {
+            Place::find(client, name, path).await?.bring_in(client, from).await?;
+        }
+        _ => bail!(
+            "neither `{}` nor `{}` is in a session; write SESSION:PATH for one of them",
+            args.source,
+            args.target
+        ),
+    }
+    Ok(())
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Side<'a> {
+    /// Standard input, or output.
+    Stream,
+    Here(&'a Path),
+    Session {
+        name: &'a str,
+        path: &'a str,
+    },
+}
+
+impl Side<'_> {
+    /// A colon before any slash ends the name of a session, and so does one right before the first
+    /// slash: names may have colons in them. `./a:b` is a file here.
+    fn of(text: &str) -> Side<'_> {
+        if text == "-" {
+            return Side::Stream;
+        }
+        let before_slash = &text[..text.find('/').unwrap_or(text.len())];
+        let colon = match before_slash.strip_suffix(':') {
+            Some(name) => Some(name.len()),
+            None => before_slash.find(':'),
+        };
+        match colon {
+            Some(at) if at > 0 => Side::Session { name: &text[..at], path: &text[at + 1..] },
+            _ => Side::Here(Path::new(text)),
+        }
+    }
+}
+
+/// A path in a session.
+struct Place {
+    session: String,
+    path: String,
+}
+
+impl Place {
+    async fn find(client: &Client, name: &str, path: &str) -> Result<Place> {
+        let path = if path.is_empty() { HOME } else { path };
+        Ok(Place { session: find_id(client, name).await?, path: path.to_owned() })
+    }
+
+    fn url(&self, path: &str, query: &str) -> String {
+        format!("/v1/sessions/{}/files/{}{query}", self.session, escape(path))
+    }
+
+    /// Links followed.
+    async fn is_directory(&self, client: &Client) -> Result<bool> {
+        match client.get(&self.url(&format!("{}/.", self.path), "?stat")).await {
+            Ok(_) => Ok(true),
+            Err(error) if error.is("file_not_found") || error.is("not_a_directory") => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn name(&self) -> &str {
+        self.path.trim_end_matches('/').rsplit('/').next().unwrap_or_default()
+    }
+
+    async fn bring_out(&self, client: &Client, to: Side<'_>) -> Result<()> {
+        let is_directory = self.is_directory(client).await?;
+        match to {
+            Side::Here(to) => {
+                let to = match to.is_dir() {
+                    true => to.join(harmless(self.name())?),
+                    false => to.to_owned(),
+                };
+                if is_directory {
+                    self.directory_out(client, &to).await
+                } else {
+                    self.file_out(client, &to).await
+                }
+            }
+            _ => {
+                let query = if is_directory { "?archive=tar" } else { "" };
+                let mut stdout = io::stdout().lock();
+                let printed = self.receive(client, query, None, &mut stdout).await;
+                match printed {
+                    // Who reads only the beginning has what they wanted.
+                    Err(error) if is_broken_pipe(&error) => Ok(()),
+                    printed => printed,
+                }
+            }
+        }
+    }
+
+    async fn file_out(&self, client: &Client, to: &Path) -> Result<()> {
+        // Links followed, as by a program that copies.
+        let about = client.get(&self.url(&self.path, "?stat")).await?;
+        let size = about["size"].as_u64().filter(|_| about["kind"] == "file");
+        let mode = about["mode"].as_str().and_then(|mode| u32::from_str_radix(mode, 8).ok());
+        let mode = mode.filter(|_| about["kind"] == "file").unwrap_or(0o644) & 0o777;
+        let part = Part::beside(to)?;
+        let mut file = part.create(mode)?;
+        self.receive(client, "", size, &mut file).await?;
+        file.flush().with_context(|| format!("failed to write `{}`", to.display()))?;
+        part.place(to)
+    }
+
+    async fn directory_out(&self, client: &Client, to: &Path) -> Result<()> {
+        let cannot = || format!("failed to make `{}`", to.display());
+        fs::create_dir_all(to).with_context(cannot)?;
+        let (reader, writer) = io::pipe().context("failed to make a pipe")?;
+        let target = to.as_os_str().as_bytes().to_vec();
+        let unpacking =
+            thread::spawn(move || unpack_into(OwnedFd::from(reader), &target, ArchiveFormat::Tar));
+        let mut pipe =
+            pipe::Sender::from_owned_fd(writer.into()).context("failed to make a pipe")?;
+        let mut progress = Progress::of_bytes(plain(self.name()), None);
+        let mut content = client.content(&self.url(&self.path, "?archive=tar"), 0, "").await?;
+        let (mut come, mut lost) = (0, None);
+        loop {
+            match content.next().await {
+                Ok(None) => break,
+                Ok(Some(bytes)) => {
+                    come += bytes.len() as u64;
+                    progress.set(come);
+                    // Whoever unpacks has given up, and knows why.
+                    if pipe.write_all(&bytes).await.is_err() {
+                        break;
+                    }
+                }
+                Err(error) => {
+                    lost = Some(error);
+                    break;
+                }
+            }
+        }
+        drop(pipe);
+        let unpacked = joined(unpacking);
+        if let Some(error) = lost {
+            return Err(anyhow!(error).context(format!(
+                "only some of `{}` is in `{}`",
+                plain(&self.path),
+                to.display()
+            )));
+        }
+        say_skipped(unpacked.with_context(|| format!("failed to unpack into `{}`", to.display()))?);
+        Ok(())
+    }
+
+    async fn receive(
+        &self,
+        client: &Client,
+        query: &str,
+        size: Option<u64>,
+        to: &mut impl Write,
+    ) -> Result<()> {
+        let mut progress = Progress::of_bytes(plain(self.name()), size);
+        let mut content = client.content(&self.url(&self.path, query), 0, "").await?;
+        let mut come = 0;
+        while let Some(bytes) = content.next().await? {
+            to.write_all(&bytes).context("failed to write what came")?;
+            come += bytes.len() as u64;
+            progress.set(come);
+        }
+        Ok(())
+    }
+
+    async fn bring_in(&self, client: &Client, from: Side<'_>) -> Result<()> {
+        let Side::Here(from) = from else {
+            if self.path.ends_with('/') || self.is_directory(client).await? {
+                bail!(
+                    "`{}` is a directory; what comes from standard input needs a name",
+                    self.path
+                );
+            }
+            let stdin = io::stdin().lock();
+            let fd = std::os::fd::AsFd::as_fd(&stdin).try_clone_to_owned();
+            let file = File::from(fd.context("failed to read standard input")?);
+            let to = self.url(&self.path, "");
+            return self.send(client, &to, "standard input", file, None).await.map(drop);
+        };
+        let cannot = || format!("failed to read `{}`", from.display());
+        let metadata = fs::metadata(from).with_context(cannot)?;
+        let into = self.path.ends_with('/') || self.is_directory(client).await?;
+        let path = match into {
+            true => format!("{}/{}", self.path.trim_end_matches('/'), own_name(from)?),
+            false => self.path.clone(),
+        };
+        if !metadata.is_dir() {
+            let file = File::open(from).with_context(cannot)?;
+            let size = Some(metadata.len()).filter(|size| metadata.is_file() && *size > 0);
+            let mode = metadata.permissions().mode() & 0o777;
+            let to = self.url(&path, &format!("?mode={mode:o}"));
+            return self.send(client, &to, &from.display().to_string(), file, size).await.map(drop);
+        }
+        let (reader, writer) = io::pipe().context("failed to make a pipe")?;
+        let source = from.as_os_str().as_bytes().to_vec();
+        let packing =
+            thread::spawn(move || pack_directory(&source, writer.into(), ArchiveFormat::Tar));
+        let to = self.url(&path, "?archive=tar");
+        let archive = File::from(OwnedFd::from(reader));
+        let sent = self.send(client, &to, &from.display().to_string(), archive, None).await;
+        // Refused by the server, it is not read to its end, and that is not what is wrong.
+        let said = sent?;
+        let packed = joined(packing).with_context(cannot)?;
+        let skipped = packed.skipped + said["skipped"].as_u64().unwrap_or(0);
+        say_skipped(JobReport { skipped, ..packed });
+        Ok(())
+    }
+
+    async fn send(
+        &self,
+        client: &Client,
+        to: &str,
+        what: &str,
+        file: File,
+        size: Option<u64>,
+    ) -> Result<Value> {
+        let mut progress = Progress::of_bytes(plain(what), size);
+        let (sender, pieces) = mpsc::channel(PIECES);
+        let failure = Failure::default();
+        // It ends when nobody takes what it reads.
+        let _ = read_aside(file, size, sender, Failure::clone(&failure));
+        let sent = client.put(to, Pieces::new(pieces, size), |gone| progress.set(gone)).await;
+        if let Some(error) = failure.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            return Err(error).with_context(|| format!("failed to read `{what}`"));
+        }
+        Ok(sent?)
+    }
+}
+
+/// A file beside the place it is meant for, until all of it has come.
+struct Part(PathBuf);
+
+impl Part {
+    fn beside(to: &Path) -> Result<Part> {
+        let name = to.file_name().with_context(|| format!("`{}` has no name", to.display()))?;
+        let name = format!(".{}.{}.part", name.to_string_lossy(), &process::random_name()[..8]);
+        Ok(Part(to.with_file_name(name)))
+    }
+
+    fn create(&self, mode: u32) -> Result<File> {
+        let file = File::options().write(true).create_new(true).mode(mode).open(&self.0);
+        file.with_context(|| format!("failed to write `{}`", self.0.display()))
+    }
+
+    fn place(self, to: &Path) -> Result<()> {
+        fs::rename(&self.0, to).with_context(|| format!("failed to write `{}`", to.display()))
+    }
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        // After it was placed there is nothing of this name.
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+/// The name that something keeps when it is copied into a directory.
+fn own_name(path: &Path) -> Result<String> {
+    let whole =
+        path.canonicalize().with_context(|| format!("failed to read `{}`", path.display()))?;
+    let path = if path.file_name().is_some() { path } else { &whole };
+    let name = path.file_name().and_then(|name| name.to_str());
+    let none = || format!("`{}` has no name that is text; give it one there", path.display());
+    name.map(str::to_owned).with_context(none)
+}
+
+/// The same of something in a session, where `..` is no name.
+fn harmless(name: &str) -> Result<&str> {
+    match name {
+        "" | "." | ".." => bail!("say which name it shall have here"),
+        name => Ok(name),
+    }
+}
+
+fn joined(work: thread::JoinHandle<Result<JobReport, Refusal>>) -> Result<JobReport> {
+    match work.join() {
+        Ok(report) => report.map_err(Into::into),
+        Err(_) => bail!("the thread that works with the archive panicked"),
+    }
+}
+
+fn say_skipped(report: JobReport) {
+    if report.skipped > 0 {
+        output::say(&format!("{} pipes, sockets or devices were left out", report.skipped));
+    }
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    let cause = error.downcast_ref::<io::Error>();
+    cause.is_some_and(|cause| cause.kind() == io::ErrorKind::BrokenPipe)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sides_are_told_apart() {
+        let session = |name, path| Side::Session { name, path };
+        assert_eq!(Side::of("-"), Side::Stream);
+        assert_eq!(Side::of("demo:notes.txt"), session("demo", "notes.txt"));
+        assert_eq!(Side::of("demo:"), session("demo", ""));
+        assert_eq!(Side::of("demo:/tmp/x:y"), session("demo", "/tmp/x:y"));
+        assert_eq!(Side::of("thread:7:/tmp/x"), session("thread:7", "/tmp/x"));
+        for here in ["notes.txt", "./a:b", "/a:/b", ":x", "..", "a/b:c"] {
+            assert_eq!(Side::of(here), Side::Here(Path::new(here)), "{here}");
+        }
+    }
+}
