@@ -621,6 +621,9 @@ pub(crate) struct ShellArgs {
     /// A variable for its environment; may be repeated
     #[arg(long, value_name = "KEY=VALUE", value_parser = parse_env, requires = "stdio")]
     pub(crate) env: Vec<(String, String)>,
+    /// More of them, as a JSON object in this variable of our own: lists of processes do not show it
+    #[arg(long, value_name = "VARIABLE", requires = "stdio")]
+    pub(crate) env_json: Option<String>,
     /// Interrupt this execution of the session when standard input ends
     #[arg(long, value_name = "EXEC", hide = true, requires = "session")]
     pub(crate) guard: Option<String>,

@@ -5,16 +5,16 @@
 >>> from belljar.shell_policy import BelljarExecutionPolicy
 >>> agent = create_agent(model, middleware=[ShellToolMiddleware(execution_policy=BelljarExecutionPolicy())])
 
-The middleware wants a process with pipes. It gets `python -m belljar.shell_bridge`, which passes on
-what comes and goes; the shell itself runs in a session.
+The middleware wants a process with pipes. It gets `belljar shell --stdio`, which passes on what comes and goes; the
+shell itself runs in a session, and ends when that process does, however it does.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
-import sys
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,12 +27,16 @@ try:
 except ModuleNotFoundError as error:
     raise ImportError("belljar.shell_policy needs langchain: pip install 'langchain>=1'") from error
 
+from belljar import local
 from belljar._calls import AskedLimits
 from belljar._sync.client import Client
 from belljar._sync.session import Session
 from belljar.errors import BelljarError
 
 __all__ = ["BelljarExecutionPolicy"]
+
+# Where the environment of the shell stands in that of the process here.
+_VARIABLES = "SHELL_VARIABLES"
 
 # Seconds a session that nobody stopped lives on after its last use.
 _TTL = 3600
@@ -66,19 +70,17 @@ class BelljarExecutionPolicy(BaseExecutionPolicy):
     def spawn(self, *, workspace: Path, env: Mapping[str, str], command: Sequence[str]) -> subprocess.Popen[str]:
         """Starts the shell, and returns the process that stands for it."""
         session = self._session(Path(workspace))
-        asked = json.dumps({"command": list(command), "env": dict(env)})
-        target = self._client._target
-        ours = {
-            **os.environ,
-            "BELLJAR_URL": target.url or "local",
-            "BELLJAR_SHELL": asked,
-            # What this program found may be on no other's path.
-            "PYTHONPATH": os.pathsep.join(filter(None, [str(_sources()), os.environ.get("PYTHONPATH")])),
-        }
-        if target.api_key is not None:
-            ours["BELLJAR_API_KEY"] = target.api_key
+        # What else is set for this program is not for that one, which may not know all of it.
+        ours = {name: value for name, value in os.environ.items() if not name.startswith("BELLJAR_")}
+        ours.update({"BELLJAR_URL": self._client.url, _VARIABLES: json.dumps(dict(env))})
+        if self._client._target.api_key is not None:
+            ours["BELLJAR_API_KEY"] = self._client._target.api_key
+        # One word alone would be taken for a text for a shell.
+        words = [shlex.quote(command[0])] if len(command) == 1 else list(command)
         return subprocess.Popen(
-            [sys.executable, "-m", "belljar.shell_bridge", session.id],
+            [local.find_binary(), "shell", "--stdio", "--env-json", _VARIABLES, session.id, "--", *words],
+            # Not where the agent is: a .env there is not for this.
+            cwd="/",
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -131,7 +133,3 @@ class BelljarExecutionPolicy(BaseExecutionPolicy):
             except BelljarError:
                 # It ends by itself in a while.
                 pass
-
-
-def _sources() -> Path:
-    return Path(__file__).resolve().parent.parent

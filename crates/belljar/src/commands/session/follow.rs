@@ -27,6 +27,8 @@ pub(in crate::commands) struct Follower<'a> {
     position: u64,
     events: Option<Events>,
     outage: Outage,
+    /// What is to be said of outages.
+    say: fn(&str),
 }
 
 impl<'a> Follower<'a> {
@@ -45,7 +47,13 @@ impl<'a> Follower<'a> {
             position: 0,
             events: None,
             outage: Outage::default(),
+            say: output::say,
         }
+    }
+
+    /// Says nothing of outages, where only what was executed is to be heard.
+    pub(in crate::commands) fn quiet(self) -> Follower<'a> {
+        Follower { say: |_| (), ..self }
     }
 
     /// Whether the server is known to have begun it.
@@ -58,12 +66,12 @@ impl<'a> Follower<'a> {
         loop {
             match self.try_next().await {
                 Ok(heard) => {
-                    self.outage.is_over(output::say);
+                    self.outage.is_over(self.say);
                     return Ok(heard);
                 }
                 Err(error) => {
                     self.events = None;
-                    self.outage.endure(error, output::say).await?;
+                    self.outage.endure(error, self.say).await?;
                 }
             }
         }

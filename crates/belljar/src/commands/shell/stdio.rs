@@ -56,8 +56,9 @@ async fn converse(
     exec: &str,
     args: &ShellArgs,
 ) -> Result<ExitCode> {
-    let ask = ask(args, exec);
-    let mut follower = Follower::new(client, session, exec, Some(&ask));
+    let ask = ask(args, exec)?;
+    // Whoever reads takes all for the shell's.
+    let mut follower = Follower::new(client, session, exec, Some(&ask)).quiet();
     let begun = watch::Sender::new(false);
     let feeding = feed(client, session, exec, read_stdin(), begun.subscribe());
     let mut feeding = std::pin::pin!(feeding);
@@ -85,18 +86,24 @@ async fn converse(
     }
 }
 
-fn ask(args: &ShellArgs, exec: &str) -> Value {
+fn ask(args: &ShellArgs, exec: &str) -> Result<Value> {
     let command = match &args.command[..] {
         [] => json!(["/bin/bash"]),
         [text] => json!(text),
         words => json!(words),
     };
-    let env: Map<String, Value> =
-        args.env.iter().map(|(name, value)| (name.clone(), value.as_str().into())).collect();
-    json!({
+    let mut env: Map<String, Value> = match &args.env_json {
+        Some(name) => {
+            let text = std::env::var(name).with_context(|| format!("there is no {name}"))?;
+            serde_json::from_str(&text).with_context(|| format!("{name} is no JSON object"))?
+        }
+        None => Map::new(),
+    };
+    env.extend(args.env.iter().map(|(name, value)| (name.clone(), value.as_str().into())));
+    Ok(json!({
         "exec_id": exec, "command": command, "env": env, "stdin": true, "timeout": LIFE,
         "max_output": MAX_OUTPUT,
-    })
+    }))
 }
 
 /// What comes, in pieces; read by a thread, which nobody waits for.
