@@ -138,6 +138,57 @@ async fn pages_of_other_sites_and_strangers_get_no_terminal() {
 }
 
 #[tokio::test]
+async fn a_page_in_a_browser_comes_with_a_ticket() {
+    let place = Arc::new(Place::new().env("BELLJAR_ALLOWED_ORIGINS", "https://app.example"));
+    let [one, other] = ["one", "other"].map(|tenant| {
+        let key = place.key(&["--name", tenant, "--tenant", tenant]);
+        (text(&key["id"]).to_owned(), text(&key["secret"]).to_owned())
+    });
+    let server = place.serve().await;
+    let client = server.client();
+    let keyed = client.with_key(&one.1);
+    let session = keyed.session_with(json!({})).await;
+    let beside = keyed.session_with(json!({})).await;
+    let ask = session.path("/terminal/ticket");
+    let ticket = async || keyed.post(&ask, json!({})).await.json(200);
+    let offer = |ticket: &Value| {
+        format!("{}, {}", text(&ticket["protocols"][0]), text(&ticket["protocols"][1]))
+    };
+    let come = async |at: &Session, offered: &str, origin: &str| {
+        let headers = [("sec-websocket-protocol", offered), ("origin", origin)];
+        connect(&client, at, "", &headers).await
+    };
+    const PAGE: &str = "https://app.example";
+    let told = ticket().await;
+    assert_eq!(told["expires_in"], 60);
+    let mut seat = come(&session, &offer(&told), PAGE).await.expect("a terminal");
+    assert!(matches!(seat.next().await, Some(Ok(Message::Text(_)))));
+    // Once, at its own session, from a page that may, and as long as the key is good.
+    let status = |refused: Option<Refused>| refused.expect("refused").status().as_u16();
+    assert_eq!(status(come(&session, &offer(&told), PAGE).await.err()), 401);
+    assert_eq!(status(come(&beside, &offer(&ticket().await), PAGE).await.err()), 401);
+    assert_eq!(
+        status(come(&session, &offer(&ticket().await), "https://evil.example").await.err()),
+        403
+    );
+    for wrong in ["belljar.terminal", "belljar.terminal, belljar.ticket.", "belljar.ticket.00"] {
+        assert_eq!(status(come(&session, wrong, PAGE).await.err()), 401, "{wrong}");
+    }
+    client.post(&ask, json!({})).await.error(401, "unauthorized");
+    client.with_key(&other.1).post(&ask, json!({})).await.error(404, "session_not_found");
+    // It opens nothing else.
+    let unused = ticket().await;
+    let mut request = server.request(hyper::Method::GET, &session.path("/terminals"), "");
+    let value = offer(&unused).parse().expect("a value");
+    request.headers_mut().insert("sec-websocket-protocol", value);
+    server.send(request).await.error(401, "unauthorized");
+    let said = server.said();
+    assert!(!said.contains(text(&told["ticket"])), "{said}");
+    place.belljar(&["key", "revoke", &one.0]).output().expect("belljar starts");
+    assert_eq!(status(come(&session, &offer(&unused), PAGE).await.err()), 401, "revoked");
+}
+
+#[tokio::test]
 async fn who_comes_back_misses_nothing() {
     let server = Server::start().await;
     let session = server.session_with(json!({"storage": "BIND"})).await;

@@ -19,6 +19,7 @@ use belljar_engine::audit::Entry;
 use crate::App;
 use crate::error::ApiError;
 use crate::input::BodyLimit;
+use crate::terminals;
 
 /// What a server accepts besides what is always right.
 #[derive(Debug, Clone, Default)]
@@ -83,6 +84,9 @@ async fn admit(app: &App, headers: &HeaderMap, path: &str) -> Result<Principal, 
         return Ok(Principal::default());
     }
     let Some(secret) = shown_key(headers) else {
+        if let Some((ticket, session)) = terminals::shown_ticket(headers, path) {
+            return redeem(app, ticket, session).await;
+        }
         return Err(ApiError::unauthorized("this server wants an API key"));
     };
     let principal = match app.keys.recognise(secret) {
@@ -105,6 +109,21 @@ async fn admit(app: &App, headers: &HeaderMap, path: &str) -> Result<Principal, 
         })?;
     }
     Ok(principal)
+}
+
+/// Whoever comes with a ticket comes as the one who asked for it, if his key is still good.
+async fn redeem(app: &App, ticket: &str, session: &str) -> Result<Principal, ApiError> {
+    let wrong = || ApiError::unauthorized("this ticket is not known here, was used, or is too old");
+    let who = app.tickets.redeem(ticket, session, Instant::now()).ok_or_else(wrong)?;
+    if let Some(key) = &who.key_id {
+        if let Err(error) = app.keys.refresh().await {
+            tracing::error!("failed to read the keys: {error}");
+        }
+        if !app.keys.has(key) {
+            return Err(wrong());
+        }
+    }
+    Ok(who)
 }
 
 fn shown_key(headers: &HeaderMap) -> Option<&str> {

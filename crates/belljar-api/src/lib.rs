@@ -40,6 +40,7 @@ use axum::{Json, Router, middleware};
 use belljar_engine::Engine;
 use belljar_engine::keys::KeyRing;
 use belljar_engine::result::ExecResult;
+use belljar_engine::tickets::Tickets;
 use tokio::sync::watch;
 use utoipa::OpenApi;
 use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouter};
@@ -56,6 +57,7 @@ use crate::rate::RateLimits;
 pub struct App {
     pub(crate) engine: Arc<Engine>,
     pub(crate) keys: KeyRing,
+    pub(crate) tickets: Tickets,
     pub(crate) guard: GuardConfig,
     pub(crate) rates: RateLimits,
     /// Limit to whether it was seen to be enforced, once that is known.
@@ -80,6 +82,7 @@ impl App {
         Arc::new(App {
             engine,
             keys,
+            tickets: Tickets::default(),
             guard,
             rates: RateLimits::default(),
             enforced: OnceLock::new(),
@@ -182,6 +185,7 @@ fn described() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(execs::interrupt_all))
         .routes(routes!(execs::stdin))
         .routes(routes!(terminals::open))
+        .routes(routes!(terminals::ticket))
         .routes(routes!(terminals::list))
         .routes(routes!(terminals::close))
         .routes(routes!(artifacts::list_of_session))

@@ -9,16 +9,20 @@
 //! A connection that is lost leaves the terminal where it is: whoever comes back with its id, and
 //! the position up to which he has read, gets the rest. Both directions are independent: a key
 //! overtakes output that the client has not read yet.
+//!
+//! A page in a browser cannot show a key here: it shows a ticket, which its own server asked for, among
+//! the subprotocols that it offers. There it stands in no address, and so in no log of addresses.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::extract::State;
 use axum::extract::ws::rejection::WebSocketUpgradeRejection;
 use axum::extract::ws::{CloseFrame, Message, Utf8Bytes, WebSocket, WebSocketUpgrade, close_code};
-use axum::http::StatusCode;
-use axum::response::Response;
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
+use belljar_engine::tickets::TICKET_LIFE;
 use belljar_engine::{Attached, Principal, Shown, TerminalAsk, TerminalControl};
 use belljar_proto::terminal::{MAX_TERMINAL_INPUT, TerminalEnd, TerminalInfo, TerminalSize};
 use futures_util::stream::{SplitSink, SplitStream};
@@ -154,6 +158,8 @@ pub(crate) async fn open(
     };
     let control = attached.control();
     Ok(upgrade
+        // Browsers want one of what they offer, and must not hear their ticket again.
+        .protocols([SUBPROTOCOL])
         .max_message_size(MAX_MESSAGE)
         .max_frame_size(MAX_MESSAGE)
         .on_failed_upgrade(move |_| {
@@ -163,6 +169,57 @@ pub(crate) async fn open(
             }
         })
         .on_upgrade(move |socket| converse(app, attached, query.offset, socket)))
+}
+
+/// What a client may offer as a subprotocol, and with a ticket must.
+const SUBPROTOCOL: &str = "belljar.terminal";
+
+/// How the subprotocol begins that is a ticket.
+const TICKET_PREFIX: &str = "belljar.ticket.";
+
+/// The ticket that is shown where a terminal is asked for, and the session.
+pub(crate) fn shown_ticket<'a>(
+    headers: &'a HeaderMap,
+    path: &'a str,
+) -> Option<(&'a str, &'a str)> {
+    let session = path.strip_prefix("/v1/sessions/")?.strip_suffix("/terminal")?;
+    let offered = headers.get_all(header::SEC_WEBSOCKET_PROTOCOL).into_iter();
+    let mut names =
+        offered.filter_map(|value| value.to_str().ok()).flat_map(|text| text.split(','));
+    let ticket = names.find_map(|name| name.trim().strip_prefix(TICKET_PREFIX))?;
+    Some((ticket, session))
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct TicketBody {
+    pub ticket: String,
+    /// What a browser offers as subprotocols: `new WebSocket(url, protocols)`.
+    pub protocols: [String; 2],
+    /// Seconds until it is too old.
+    pub expires_in: u64,
+}
+
+/// A ticket with which somebody else, such as a page in a browser, may open a terminal of the session:
+/// once, within a minute, and without a key.
+#[utoipa::path(post, path = "/v1/sessions/{id}/terminal/ticket", tag = "terminals",
+    params(("id" = String, Path)),
+    responses((status = 200, body = TicketBody), (status = 404, body = ErrorBody),
+        (status = 410, body = ErrorBody), (status = 429, body = ErrorBody)))]
+pub(crate) async fn ticket(
+    State(app): State<Arc<App>>,
+    Extension(who): Extension<Principal>,
+    Path(id): Path<String>,
+) -> Result<Response, ApiError> {
+    // Only for a session that lives, and is theirs.
+    app.engine.terminals(&who, &id).await?;
+    let expires_in = TICKET_LIFE.as_secs();
+    let ticket = app.tickets.issue(&who, &id, Instant::now()).ok_or_else(|| {
+        let seconds = u32::try_from(expires_in).unwrap_or(u32::MAX);
+        ApiError::too_many("there are too many tickets that nobody has used", seconds)
+    })?;
+    let protocols = [SUBPROTOCOL.to_owned(), format!("{TICKET_PREFIX}{ticket}")];
+    let body = Json(TicketBody { ticket, protocols, expires_in });
+    Ok(([(header::CACHE_CONTROL, "no-store")], body).into_response())
 }
 
 /// Serves one client until it leaves, the program ends, or the server does.

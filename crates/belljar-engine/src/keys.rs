@@ -105,6 +105,13 @@ impl KeyRing {
         self.current().by_hash.get(&hash(secret)).cloned()
     }
 
+    /// Whether a key with this id is there, and was not revoked.
+    #[must_use]
+    pub fn has(&self, key_id: &str) -> bool {
+        let keys = self.current();
+        keys.by_hash.values().any(|principal| principal.key_id.as_deref() == Some(key_id))
+    }
+
     fn current(&self) -> Arc<Keys> {
         Arc::clone(&self.keys.read().unwrap_or_else(std::sync::PoisonError::into_inner))
     }

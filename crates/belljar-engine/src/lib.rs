@@ -24,6 +24,7 @@ pub mod run;
 pub mod session;
 pub mod spec;
 pub mod store;
+pub mod tickets;
 pub mod transcript;
 mod usage;
 pub mod volumes;

@@ -1,0 +1,100 @@
+//! Tickets: who has one may open one terminal of one session, once and soon, without a key of their
+//! own. They are for pages in browsers, which cannot show a key where a WebSocket begins and should not
+//! have one.
+//!
+//! A ticket is random and stands in no list but this one, in memory and as a hash: it ends with its use,
+//! with its time, with the key that it was asked for with, and with the server.
+
+use std::collections::HashMap;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use belljar_sys::process;
+use sha2::{Digest, Sha256};
+
+use crate::engine::Principal;
+use crate::lock;
+
+/// From being asked for by one program to being shown by another.
+pub const TICKET_LIFE: Duration = Duration::from_secs(60);
+
+/// Tickets of one tenant that were not used yet.
+const MAX_TICKETS: usize = 256;
+
+#[derive(Debug, Default)]
+pub struct Tickets(Mutex<HashMap<[u8; 32], Ticket>>);
+
+#[derive(Debug)]
+struct Ticket {
+    who: Principal,
+    session: String,
+    issued: Instant,
+}
+
+impl Tickets {
+    /// A ticket for a session; `None` if this tenant has too many that were not used.
+    pub fn issue(&self, who: &Principal, session: &str, now: Instant) -> Option<String> {
+        let mut tickets = lock(&self.0);
+        tickets.retain(|_, ticket| is_good(ticket, now));
+        if tickets.values().filter(|ticket| ticket.who.tenant == who.tenant).count() >= MAX_TICKETS
+        {
+            return None;
+        }
+        let secret = format!("{}{}", process::random_name(), process::random_name());
+        let ticket = Ticket { who: who.clone(), session: session.to_owned(), issued: now };
+        tickets.insert(hash(&secret), ticket);
+        Some(secret)
+    }
+
+    /// On whose behalf the holder of this ticket comes, who has it no more.
+    pub fn redeem(&self, secret: &str, session: &str, now: Instant) -> Option<Principal> {
+        let ticket = lock(&self.0).remove(&hash(secret))?;
+        (is_good(&ticket, now) && ticket.session == session).then_some(ticket.who)
+    }
+}
+
+fn is_good(ticket: &Ticket, now: Instant) -> bool {
+    now.saturating_duration_since(ticket.issued) < TICKET_LIFE
+}
+
+fn hash(secret: &str) -> [u8; 32] {
+    Sha256::digest(secret.as_bytes()).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ticket_is_good_once_soon_and_for_one_session() {
+        let (tickets, now) = (Tickets::default(), Instant::now());
+        let who = Principal { tenant: "a".into(), ..Principal::default() };
+        let issue = || tickets.issue(&who, "ses_1", now).unwrap();
+        let ticket = issue();
+        assert_eq!(tickets.redeem(&ticket, "ses_1", now), Some(who.clone()));
+        assert_eq!(tickets.redeem(&ticket, "ses_1", now), None, "once");
+        let ticket = issue();
+        assert_eq!(tickets.redeem(&ticket, "ses_2", now), None);
+        assert_eq!(
+            tickets.redeem(&ticket, "ses_1", now),
+            None,
+            "shown in the wrong place, it is gone"
+        );
+        assert_eq!(tickets.redeem(&issue(), "ses_1", now + TICKET_LIFE), None, "too late");
+        assert_eq!(tickets.redeem("", "ses_1", now), None);
+        assert_ne!(issue(), issue());
+    }
+
+    #[test]
+    fn tickets_that_nobody_uses_are_bounded_and_forgotten() {
+        let (tickets, now) = (Tickets::default(), Instant::now());
+        let who = |tenant: &str| Principal { tenant: tenant.into(), ..Principal::default() };
+        for _ in 0..MAX_TICKETS {
+            tickets.issue(&who("a"), "s", now).unwrap();
+        }
+        assert_eq!(tickets.issue(&who("a"), "s", now), None);
+        assert!(tickets.issue(&who("b"), "s", now).is_some(), "others have their own");
+        assert!(tickets.issue(&who("a"), "s", now + TICKET_LIFE).is_some());
+        assert_eq!(lock(&tickets.0).len(), 1);
+    }
+}
