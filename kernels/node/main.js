@@ -52,6 +52,9 @@ class Kernel {
       case 'input':
         if (this._running?.id === head.exec_id) this._running.lines.shift()?.(body);
         break;
+      case 'interrupt':
+        if (this._running?.id === head.exec_id) this._running.giveUp(new Interrupted());
+        break;
       case 'state':
         this._channel.send({ op: 'state' }, Buffer.from(JSON.stringify(state.snapshot(this._interpreter.names()))));
         break;

@@ -290,7 +290,7 @@ async fn who_does_not_read_holds_up_nobody_and_costs_nothing() {
     let session = server.session().await;
     let client = server.client();
     let mut deaf = Seat::take(&client, &session, "").await;
-    deaf.press("head -c 300000000 /dev/zero | tr '\\0' x | fold -w 99; echo do''ne > done\n").await;
+    deaf.press("head -c 100000000 /dev/zero | tr '\\0' x | fold -w 99; echo do''ne > done\n").await;
     let before = server.rss();
     // It waits for who is slow, for a moment, and then no longer.
     let began = Instant::now();

@@ -34,6 +34,11 @@ pub enum ToKernel {
     Input {
         exec_id: String,
     },
+    /// Stop waiting for what this execution waits for, if it only waits. Said to kernels that can be
+    /// hit by a signal at a bad moment, and a while before the signal.
+    Interrupt {
+        exec_id: String,
+    },
     /// What are your variables? Only asked while no cell runs.
     State,
     /// Move large values to disk, unless somebody wants something else meanwhile. Only asked while no

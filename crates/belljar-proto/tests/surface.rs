@@ -262,6 +262,8 @@ fn from_guest_to_host() {
         .zip(replies)
         .map(|(id, outcome)| FromGuest::Reply { id, outcome, held: vec![], carried: None })
         .collect();
+    let outcome = ReplyOutcome::Ok(Answer::Stream);
+    messages.push(FromGuest::Reply { id: 99, outcome, held: vec![], carried: Some(7) });
     messages.extend((0..).zip(events).map(|(seq, event)| FromGuest::Event {
         exec_id: "e1".into(),
         seq,
@@ -381,6 +383,7 @@ fn between_guest_and_kernel() {
         ToKernel::State,
         ToKernel::Spill(SpillAsk { frame_bytes: 1, array_bytes: 2, room: None }),
         ToKernel::Ping { token: 7 },
+        ToKernel::Interrupt { exec_id: "e1".into() },
         ToKernel::Seen,
         ToKernel::Shutdown,
     ]), @r#"
@@ -389,6 +392,7 @@ fn between_guest_and_kernel() {
     {"op":"state"}
     {"op":"spill","frame_bytes":1,"array_bytes":2}
     {"op":"ping","token":7}
+    {"op":"interrupt","exec_id":"e1"}
     {"op":"seen"}
     {"op":"shutdown"}
     "#);

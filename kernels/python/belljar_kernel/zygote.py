@@ -181,6 +181,7 @@ class Zygote:
 
     def _be_kernel(self, request: ForkRequest) -> NoReturn:
         channel = None
+        between = os.getppid()
         try:
             # The socket object must not close, some day, a descriptor that has got its number.
             self._control.detach()
@@ -196,6 +197,7 @@ class Zygote:
             seal.close_other_fds(kept)
             self._seal(request, landlock)
             _adapt(request)
+            _await_end_of(between)
             sealed = kernel.Kernel(channel, self._main)
         except BaseException as problem:
             if channel is not None:
@@ -283,6 +285,24 @@ def _await_report(pipe: int) -> None:
     report = os.read(pipe, 4096)
     if report != _FORKED:
         raise ForkFailed(report.decode("utf-8", "replace") or "the process on its way into the sandbox died")
+
+
+def _await_end_of(process: int) -> None:
+    """Waits until the process that forked us is gone. It has more rights than any code here must ever see beside it;
+    it was about to exit, so this takes a moment at most."""
+    deadline = time.monotonic() + FORK_TIMEOUT_SECONDS
+    # Adopted already, we are a child of the guest.
+    while process != 1:
+        try:
+            os.kill(process, 0)
+        except ProcessLookupError:
+            return
+        except PermissionError:
+            # It is there, and not ours.
+            pass
+        if time.monotonic() > deadline:
+            raise ForkFailed("the process that forked the kernel does not end")
+        time.sleep(0.0001)
 
 
 def _adapt(request: ForkRequest) -> None:

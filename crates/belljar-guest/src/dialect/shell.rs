@@ -138,6 +138,7 @@ impl Shell {
             ToKernel::Shutdown => b"\nexit\n".into(),
             ToKernel::Exec { .. }
             | ToKernel::Input { .. }
+            | ToKernel::Interrupt { .. }
             | ToKernel::Spill(_)
             | ToKernel::Seen => Vec::new(),
         }

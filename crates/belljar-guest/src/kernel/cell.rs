@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use belljar_proto::exec::{ExecSpec, KernelState, Status, What};
 use belljar_proto::guest::{Refusal, RefusalCode};
-use belljar_proto::kernel::CellStatus;
+use belljar_proto::kernel::{CellStatus, ToKernel};
 use belljar_sys::channel::Fifo;
 use belljar_sys::process::{self, Ended};
 use tokio::net::unix::pipe;
@@ -18,6 +18,7 @@ use tokio::time::sleep;
 
 use super::{CellDone, INTERRUPT_PACE, Kernel, Running};
 use crate::Guest;
+use crate::command::SIGINT;
 use crate::dialect::Order;
 use crate::execs::{Ending, Exec};
 use crate::input;
@@ -48,6 +49,9 @@ struct Progress {
     begun: watch::Receiver<bool>,
     done: watch::Receiver<Option<CellDone>>,
 }
+
+/// How long a kernel that hears interrupts has to act on one, before it gets the signal.
+const ASKED_FIRST: Duration = Duration::from_millis(100);
 
 /// What is known of a cell that was interrupted and did not come to say so.
 const INTERRUPTED: CellDone =
@@ -159,6 +163,22 @@ impl Kernel {
             biased;
             done = &mut done => return done,
             _ = begun.wait_for(|begun| *begun) => {}
+        }
+        let running = self.current.borrow().as_ref().map(|running| running.exec.id.clone());
+        if let Some(exec_id) = running.filter(|_| self.hears_interrupts()) {
+            let asking = async {
+                self.say(&ToKernel::Interrupt { exec_id }, &[]).await;
+                sleep(ASKED_FIRST).await;
+            };
+            tokio::select! {
+                biased;
+                done = &mut done => {
+                    // What it had started in its group would have had the signal.
+                    self.signal_company(SIGINT);
+                    return done;
+                }
+                () = asking => {}
+            }
         }
         let mut said = None;
         loop {

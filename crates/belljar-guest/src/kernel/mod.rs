@@ -337,6 +337,20 @@ impl Kernel {
         let _ = process::signal(shell, SIGCONT);
     }
 
+    /// Node swaps its handlers for SIGINT around what it can interrupt, and between two of them the
+    /// signal would end it: while it only waits it is asked, and hears it.
+    fn hears_interrupts(&self) -> bool {
+        self.language.to_string() == "javascript"
+    }
+
+    /// Signals all of the kernel's group but itself.
+    fn signal_company(&self, signal: i32) {
+        let Some(kernel) = self.pid.get() else { return };
+        for pid in procfs::group_members(kernel).into_iter().filter(|pid| *pid != kernel) {
+            let _ = process::signal(pid, signal);
+        }
+    }
+
     fn signal_group(&self, signal: i32) {
         if let Some(pid) = self.pid.get() {
             // The kernel leads a group of its own; should it have left it, reach it directly.
