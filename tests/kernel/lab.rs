@@ -248,6 +248,15 @@ impl Cell {
         }
     }
 
+    /// Waits until this is somewhere in what was printed: where more follows at once, a piece of output
+    /// ends anywhere.
+    pub(crate) async fn has_printed_somewhere(&mut self, text: &str) {
+        let mut seen = Vec::new();
+        while !String::from_utf8_lossy(&seen).contains(text) {
+            seen.extend(self.following.next().await.expect("the sandbox lives").body);
+        }
+    }
+
     /// Waits for output that ends like this; returns where the next event begins.
     pub(crate) async fn has_printed(&mut self, end: &str) -> (u64, u64) {
         let mut seen = Vec::new();
