@@ -71,6 +71,10 @@ async fn a_directory_goes_out_and_comes_back() {
     // An empty directory is an archive too, and what is unpacked goes over what is there.
     let empty = get(&server, &session, "t/empty?archive=tar").await.body.to_vec();
     assert_eq!(unpack(&server, &session, "e?archive=tar", empty).await.json(200)["entries"], 0);
+    // Some fill up the last block, which whoever unpacks does not wait for.
+    let mut padded = get(&server, &session, "t/a?archive=tar").await.body.to_vec();
+    padded.resize(padded.len() + (4 << 20), 0);
+    assert_eq!(unpack(&server, &session, "p?archive=tar", padded).await.json(200)["entries"], 4);
     let again = get(&server, &session, "t?archive=tar").await.body.to_vec();
     session.shell("echo other > back-tar/run; rm back-tar/link; echo mine > back-tar/link").await;
     unpack(&server, &session, "back-tar?archive=tar", again).await.json(200);

@@ -63,6 +63,8 @@ enum Way {
     Pipe(Job, Through),
     /// Kept in the directory first: its format is read from the end.
     File(Temporary, Incoming<File>),
+    /// All of it is there; what still comes is only what fills up its last block.
+    Unpacked(JobReport),
 }
 
 impl ArchiveUpload {
@@ -74,16 +76,16 @@ impl ArchiveUpload {
                 written.map_err(|_| too_slow())?.is_ok()
             }
             Some(Way::File(_, incoming)) => incoming.write(bytes).await,
+            Some(Way::Unpacked(_)) => true,
             None => false,
         };
         if taken {
             return Ok(());
         }
-        // Whoever unpacks has given up, and knows why.
-        match self.way.take() {
-            Some(way) => Err(self.settle(way).await.err().unwrap_or_else(broken_off)),
-            None => Err(broken_off()),
-        }
+        // Whoever unpacks has had enough: the end of the archive, or something that is wrong.
+        let way = self.way.take().ok_or_else(broken_off)?;
+        self.way = Some(Way::Unpacked(self.settle(way).await?));
+        Ok(())
     }
 
     /// All of it has come.
@@ -100,6 +102,7 @@ impl ArchiveUpload {
                 drop(pipe);
                 self.sandbox.finish(job).await.map_err(EngineError::Files)
             }
+            Way::Unpacked(report) => Ok(report),
             Way::File(temporary, incoming) => {
                 let unpacked = match incoming.finish().await.map_err(not_written) {
                     Ok(_) => self.unpack(&temporary).await.map_err(EngineError::Files),
