@@ -1,0 +1,545 @@
+"""What can be asked of the browser. Each action is a function of this module whose arguments are the fields of the
+request; what it returns is the answer's `result`."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import time
+from typing import Any
+from urllib.parse import quote, urljoin, urlsplit
+
+from belljar_browser import downloads, snapshot, task
+from belljar_browser.browser import Browser
+from belljar_browser.errors import BrowserError, Invalid, NavigationFailed, NotUsable, PageTimeout, Refused, TooLarge
+from belljar_browser.tab import HEIGHT, UNTIL, WIDTH, Tab
+
+ARTIFACTS = "/session/artifacts"
+HOME = "/session"
+
+DEFAULT_TIMEOUT = 30.0
+# How long an element is waited for unless told: long enough for a page that is busy, short for one that is wrong.
+ELEMENT_PATIENCE = 3.0
+
+# How soon it shows why a page did not come.
+ABORTED_PATIENCE = 1.0
+
+# What one answer may have: text, and values of expressions.
+DEFAULT_CHARS = 100_000
+MAX_CHARS = 1_000_000
+# Chromium paints no more in one picture.
+MAX_SIDE = 16384
+MAX_PIXELS = 64_000_000
+
+
+class Request:
+    """One action: what is asked, by when, and what happened on the way."""
+
+    def __init__(self, fields: dict[str, Any]) -> None:
+        self.fields = fields
+        self.action = str(fields.pop("action", ""))
+        self.timeout: float | None = fields.pop("timeout", None)
+        self.number: int | None = fields.pop("tab", None)
+        self.deadline = time.monotonic() + (self.timeout or DEFAULT_TIMEOUT)
+
+    @property
+    def element_deadline(self) -> float:
+        return min(self.deadline, time.monotonic() + self.patience)
+
+    @property
+    def patience(self) -> float:
+        return self.timeout or ELEMENT_PATIENCE
+
+
+def perform(browser: Browser, request: Request) -> dict[str, Any]:
+    """The answer to an action."""
+    act = ACTIONS.get(request.action)
+    if act is None:
+        raise Invalid(f"there is no action `{request.action}`; there are: {', '.join(sorted(ACTIONS))}")
+    if request.action in WITHOUT_BROWSER and not browser.runs:
+        return {"browser": "stopped", "tabs": [], "result": {}}
+    state, note = browser.ensure()
+    try:
+        result = act(browser, request, **request.fields)
+    except TypeError as error:
+        if "argument" not in str(error):
+            raise
+        raise Invalid(f"{request.action}: {error}") from None
+    state = state if browser.runs else "stopped"
+    return {"browser": state, **({"note": note} if note else {}), "result": result, **_where(browser, request.deadline)}
+
+
+def _where(browser: Browser, deadline: float) -> dict[str, Any]:
+    """Where the browser is after an action."""
+    if not browser.runs:
+        return {"tabs": []}
+    soon = max(deadline, time.monotonic() + 1.0)
+    dialogs = [dialog for tab in browser.tabs() for dialog in tab.take_dialogs()]
+    told: dict[str, Any] = {}
+    tabs = browser.tabs()
+    current = browser.current_or_none
+    for tab in tabs:
+        try:
+            tab.refresh(soon)
+        except (Refused, PageTimeout):
+            pass
+    if current is not None and not current.is_closed:
+        told = {"tab": current.number, "url": current.url[:4000], "title": current.title[:1000]}
+    told["tabs"] = [{"tab": tab.number, "url": tab.url[:4000], "title": tab.title[:1000]} for tab in tabs]
+    if dialogs:
+        told["dialogs"] = dialogs
+    if files := browser.downloads.take():
+        told["downloads"] = files
+    return told
+
+
+# Going places.
+
+
+def goto(
+    browser: Browser, request: Request, url: str, until: str = "load", wait_for: str | None = None, wait_ms: int = 0,
+    new_tab: bool = False,
+) -> dict[str, Any]:
+    tab = browser.open_tab(request.deadline) if new_tab else browser.tab(request.number, request.deadline)
+    try:
+        _go(tab, _address(url), until, wait_for, wait_ms, request.deadline)
+    except NavigationFailed as error:
+        # What is to be saved and not to be shown leaves the page where it is.
+        if "ERR_ABORTED" not in error.message:
+            raise
+        if not _is_followed(browser, tab):
+            raise
+        return {"download": browser.downloads.wait(tab.pipe, request.deadline)}
+    return _document(tab)
+
+
+def _is_followed(browser: Browser, tab: Tab) -> bool:
+    """Whether a page did not come because something else does: a file, or the end of the tab."""
+    soon = time.monotonic() + ABORTED_PATIENCE
+    while time.monotonic() < soon and not browser.downloads.begun():
+        tab.check()
+        tab.pipe.settle(0.02)
+    return bool(browser.downloads.begun())
+
+
+def back(browser: Browser, request: Request, until: str = "load") -> dict[str, Any]:
+    tab = browser.tab(request.number, request.deadline)
+    tab.travel(-1, _until(until), request.deadline)
+    return {}
+
+
+def forward(browser: Browser, request: Request, until: str = "load") -> dict[str, Any]:
+    tab = browser.tab(request.number, request.deadline)
+    tab.travel(1, _until(until), request.deadline)
+    return {}
+
+
+def reload(browser: Browser, request: Request, until: str = "load") -> dict[str, Any]:
+    tab = browser.tab(request.number, request.deadline)
+    tab.reload(_until(until), request.deadline)
+    return _document(tab)
+
+
+def wait(
+    browser: Browser, request: Request, until: str | None = None, wait_for: str | None = None, wait_ms: int = 0
+) -> dict[str, Any]:
+    tab = browser.tab(request.number, request.deadline)
+    if until is not None:
+        tab.wait_until(_until(until), request.deadline)
+    _linger(tab, wait_for, wait_ms, request.deadline)
+    return {}
+
+
+def _go(tab: Tab, url: str, until: str, wait_for: str | None, wait_ms: int, deadline: float) -> None:
+    tab.goto(url, _until(until), deadline)
+    if tab.refused:
+        raise NavigationFailed(
+            f"{url} cannot be had: {tab.refused}",
+            "the session's network policy must allow the host (`network` when it is created; docs/network.md)",
+        )
+    _linger(tab, wait_for, wait_ms, deadline)
+
+
+def _linger(tab: Tab, wait_for: str | None, wait_ms: int, deadline: float) -> None:
+    if wait_for is not None:
+        tab.find("selector", wait_for, deadline)
+    if wait_ms:
+        if time.monotonic() + wait_ms / 1000 > deadline:
+            raise Invalid(f"wait_ms: {wait_ms} ms are more than the time that is left (`timeout`)")
+        tab.pipe.settle(wait_ms / 1000)
+        tab.check()
+
+
+def _until(until: str) -> str:
+    if until != "none" and until not in UNTIL:
+        raise Invalid(f"until: `{until}` is none of {', '.join(UNTIL)}, none")
+    return until
+
+
+def _document(tab: Tab) -> dict[str, Any]:
+    told: dict[str, Any] = {}
+    if tab.status is not None and tab.status > 0:
+        told["status"] = tab.status
+    if tab.mime:
+        told["mime"] = tab.mime
+    return told
+
+
+def _address(url: str) -> str:
+    """An address as a person would write it."""
+    url = url.strip()
+    if not url or any(ord(char) < 32 for char in url):
+        raise Invalid("url: expected an address")
+    if url.startswith("/"):
+        return _of_file(url)
+    scheme = urlsplit(url).scheme
+    if "://" in url or scheme in ("about", "data", "blob", "javascript", "view-source"):
+        if scheme == "javascript":
+            raise Invalid("url: use `evaluate` for scripts")
+        return url
+    is_own = url.startswith(("localhost", "127.0.0.1", "[::1]"))
+    return f"http://{url}" if is_own else f"https://{url}"
+
+
+def _of_file(path: str) -> str:
+    whole = os.path.normpath(os.path.join(HOME, path))
+    if not os.path.exists(whole):
+        raise NavigationFailed(f"there is no file {whole}: net::ERR_FILE_NOT_FOUND", "paths are those of the sandbox")
+    return f"file://{quote(whole)}"
+
+
+# Hands.
+
+
+def _target(
+    tab: Tab, request: Request, ref: str | None, selector: str | None, text: str | None, *, needed: bool = True
+) -> str | None:
+    given = [(how, what) for how, what in (("ref", ref), ("selector", selector), ("text", text)) if what is not None]
+    if len(given) != 1 and (needed or given):
+        raise Invalid("say which element, by one of `ref`, `selector` and `text`")
+    return tab.find(*given[0], request.element_deadline) if given else None
+
+
+def click(
+    browser: Browser, request: Request, ref: str | None = None, selector: str | None = None, text: str | None = None,
+    button: str = "left", count: int = 1,
+) -> dict[str, Any]:
+    tab = browser.tab(request.number, request.deadline)
+    if button not in ("left", "middle", "right"):
+        raise Invalid("button: expected left, middle or right")
+    element = _target(tab, request, ref, selector, text)
+    tab.click(element, button, max(1, min(count, 3)), request.deadline, request.patience)
+    opened = browser.follow_popup(tab, request.deadline)
+    if opened is not None:
+        try:
+            opened.wait_until("load", request.deadline)
+        except PageTimeout:
+            pass
+        return {"opened_tab": opened.number}
+    return {}
+
+
+def type_(
+    browser: Browser, request: Request, value: str, ref: str | None = None, selector: str | None = None,
+    text: str | None = None, clear: bool = True, submit: bool = False,
+) -> dict[str, Any]:
+    tab = browser.tab(request.number, request.deadline)
+    element = _target(tab, request, ref, selector, text, needed=False)
+    if element is not None:
+        tab.fill(element, value, clear, request.deadline)
+    else:
+        # Into whatever has the focus.
+        tab.call("Input.insertText", {"text": value}, deadline=request.deadline)
+    if submit:
+        tab.press("Enter", request.deadline)
+    return {}
+
+
+def press(browser: Browser, request: Request, key: str) -> dict[str, Any]:
+    tab = browser.tab(request.number, request.deadline)
+    tab.check()
+    tab.press(key, request.deadline)
+    return {}
+
+
+def scroll(
+    browser: Browser, request: Request, ref: str | None = None, selector: str | None = None, text: str | None = None,
+    to: str | None = None, x: float = 0, y: float | None = None,
+) -> dict[str, Any]:
+    tab = browser.tab(request.number, request.deadline)
+    element = _target(tab, request, ref, selector, text, needed=False)
+    if element is not None:
+        tab.on_element(element, "function () { this.scrollIntoView({block: 'center'}); }", request.deadline)
+    elif to is not None:
+        if to not in ("top", "bottom"):
+            raise Invalid("to: expected top or bottom")
+        place = "0" if to == "top" else "document.scrollingElement.scrollHeight"
+        tab.evaluate(f"scrollTo({{top: {place}, behavior: 'instant'}})", request.deadline)
+    else:
+        # A screen, less a little that is seen again.
+        down = "innerHeight * 0.9" if y is None else float(y)
+        tab.evaluate(f"scrollBy({{left: {float(x)}, top: {down}, behavior: 'instant'}})", request.deadline)
+    return tab.evaluate(
+        "({y: Math.round(scrollY), height: document.scrollingElement.scrollHeight, viewport: innerHeight})",
+        request.deadline,
+    )
+
+
+def upload(
+    browser: Browser, request: Request, files: list[str], ref: str | None = None, selector: str | None = None,
+    text: str | None = None,
+) -> dict[str, Any]:
+    tab = browser.tab(request.number, request.deadline)
+    paths = [os.path.normpath(os.path.join(HOME, path)) for path in files]
+    for path in paths:
+        if not os.path.isfile(path):
+            raise Invalid(f"files: there is no file {path}")
+    element = _target(tab, request, ref, selector, text)
+    try:
+        what = {"files": paths, "objectId": element}
+        tab.call("DOM.setFileInputFiles", what, deadline=request.deadline)
+    except Refused as error:
+        raise NotUsable(f"no file can be chosen with this element: {error}") from None
+    return {}
+
+
+# Eyes.
+
+
+def text(
+    browser: Browser, request: Request, selector: str | None = None, ref: str | None = None, format: str = "text",
+    max_chars: int = DEFAULT_CHARS,
+) -> dict[str, Any]:
+    tab = browser.tab(request.number, request.deadline)
+    if format not in ("text", "html"):
+        raise Invalid("format: expected text or html")
+    element = _target(tab, request, ref, selector, None, needed=False)
+    whole = "document.documentElement" if format == "html" else "document.body"
+    say = "(e) => e?.outerHTML ?? ''" if format == "html" else "(e) => e?.innerText ?? e?.textContent ?? ''"
+    if element is None:
+        found = str(tab.evaluate(f"({say})({whole})", request.deadline))
+    else:
+        found = str(tab.on_element(element, f"function () {{ return ({say})(this); }}", request.deadline))
+    kept = found[: _chars(max_chars)]
+    return {"text": kept, **({"more_chars": len(found) - len(kept)} if len(kept) < len(found) else {})}
+
+
+def see(browser: Browser, request: Request, max_chars: int = DEFAULT_CHARS) -> dict[str, Any]:
+    tab = browser.tab(request.number, request.deadline)
+    loader = tab.loader
+    nodes = tab.call("Accessibility.getFullAXTree", deadline=request.deadline, what="the accessibility tree")["nodes"]
+    tab.seen_loader = loader
+    told, left = snapshot.render(nodes, _chars(max_chars))
+    return {"snapshot": told, **({"more_lines": left} if left else {})}
+
+
+def _chars(asked: int) -> int:
+    if not 0 < asked <= MAX_CHARS:
+        raise Invalid(f"max_chars: expected 1 to {MAX_CHARS}")
+    return asked
+
+
+def evaluate(browser: Browser, request: Request, expression: str) -> dict[str, Any]:
+    tab = browser.tab(request.number, request.deadline)
+    value = tab.evaluate(expression, request.deadline)
+    if len(json.dumps(value)) > MAX_CHARS:
+        raise TooLarge(f"the value is larger than {MAX_CHARS} characters", "return less, or save it to a file")
+    tab.after_input(request.deadline)
+    return {"value": value}
+
+
+def status(browser: Browser, request: Request) -> dict[str, Any]:
+    return {}
+
+
+# Pictures.
+
+
+def screenshot(
+    browser: Browser, request: Request, url: str | None = None, file: str | None = None, html: str | None = None,
+    full_page: bool = False, width: int | None = None, height: int | None = None, scale: float = 1.0,
+    selector: str | None = None, ref: str | None = None, until: str = "load", wait_for: str | None = None,
+    wait_ms: int = 0, name: str | None = None,
+) -> dict[str, Any]:
+    if sum(source is not None for source in (url, file, html)) > 1:
+        raise Invalid("give one of `url`, `file` and `html`, or none of them for the page that is there")
+    path = _picture_path(name)
+    size = _picture_size(width, height, scale)
+    deadline = request.deadline
+    if url is None and file is None and html is None:
+        tab = browser.tab(request.number, deadline)
+        _linger(tab, wait_for, wait_ms, deadline)
+        return _capture(tab, path, size, full_page, _target(tab, request, ref, selector, None, needed=False), deadline)
+    # Whoever looks at something else stays where they are: it has a tab of its own.
+    tab = browser.side_tab(deadline)
+    written = None
+    try:
+        tab.resize(*size)
+        if html is not None:
+            # Beside the session's files, so that what it refers to is found.
+            written = f"{HOME}/.belljar-page-{os.getpid()}-{time.monotonic_ns()}.html"
+            with open(written, "w", encoding="utf-8", errors="replace") as page:
+                page.write(html)
+            address = f"file://{written}"
+        else:
+            address = _address(url) if url is not None else _of_file(file or "")
+        _go(tab, address, until, wait_for, wait_ms, deadline)
+        element = _target(tab, request, None, selector, None, needed=False)
+        told = _capture(tab, path, size, full_page, element, deadline)
+        tab.refresh(deadline)
+        # A page without a title is called by its file.
+        title = "" if written is not None and tab.title == os.path.basename(written) else tab.title[:1000]
+        return {**told, **_document(tab), "of": {"url": "" if written is not None else tab.url[:4000], "title": title}}
+    except OSError as error:
+        raise BrowserError(f"the page cannot be written to /session: {error.strerror}") from None
+    finally:
+        if written is not None:
+            os.unlink(written)
+        browser.freeze_side_tab()
+
+
+def _capture(
+    tab: Tab, path: str, size: tuple[int, int, float], full_page: bool, element: str | None, deadline: float
+) -> dict[str, Any]:
+    tab.check()
+    own_size = size != (WIDTH, HEIGHT, 1.0)
+    if own_size:
+        tab.resize(*size)
+    try:
+        clip, cut = _clip(tab, size, full_page, element, deadline)
+        params: dict[str, Any] = {"format": "png", "optimizeForSpeed": True}
+        if clip is not None:
+            params.update(clip={**clip, "scale": 1}, captureBeyondViewport=True)
+        answer = tab.call("Page.captureScreenshot", params, deadline=deadline, what="the picture")
+    except Refused as error:
+        raise BrowserError(f"the picture cannot be taken: {error}") from None
+    finally:
+        if own_size and tab.is_alive:
+            tab.resize(WIDTH, HEIGHT, 1.0)
+    picture = base64.b64decode(answer["data"])
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    try:
+        with open(f"{path}.part", "wb") as file:
+            file.write(picture)
+        os.replace(f"{path}.part", path)
+    except OSError as error:
+        if os.path.exists(f"{path}.part"):
+            os.unlink(f"{path}.part")
+        raise BrowserError(f"the picture cannot be written to {path}: {error.strerror}") from None
+    across, down = (int.from_bytes(picture[at : at + 4], "big") for at in (16, 20))
+    return {"path": path, "width": across, "height": down, **({"cut_off": cut} if cut else {})}
+
+
+def _clip(
+    tab: Tab, size: tuple[int, int, float], full_page: bool, element: str | None, deadline: float
+) -> tuple[dict[str, float] | None, int]:
+    """What of the page is to be seen, and how many pixels of it are too many."""
+    if element is not None:
+        try:
+            quads = tab.call("DOM.getBoxModel", {"objectId": element}, deadline=deadline)["model"]["border"]
+        except Refused:
+            raise NotUsable("the element is not shown") from None
+        offset = tab.call("Page.getLayoutMetrics", deadline=deadline)["cssVisualViewport"]
+        across, down = quads[0::2], quads[1::2]
+        clip = {"x": min(across) + offset["pageX"], "y": min(down) + offset["pageY"]}
+        clip |= {"width": max(across) - min(across), "height": max(down) - min(down)}
+    elif full_page:
+        content = tab.call("Page.getLayoutMetrics", deadline=deadline)["cssContentSize"]
+        clip = {"x": 0, "y": 0, "width": max(content["width"], 1), "height": max(content["height"], 1)}
+    else:
+        return None, 0
+    if clip["width"] < 1 or clip["height"] < 1:
+        raise NotUsable("the element has no size")
+    scale = size[2]
+    most = min(MAX_SIDE / scale, MAX_PIXELS / scale / scale / min(clip["width"], MAX_SIDE / scale))
+    cut = max(0, round(clip["height"] - most))
+    return {**clip, "width": min(clip["width"], MAX_SIDE / scale), "height": min(clip["height"], most)}, cut
+
+
+def _picture_path(name: str | None) -> str:
+    if name is None:
+        now = time.time()
+        name = time.strftime("screenshot-%Y%m%d-%H%M%S", time.gmtime(now)) + f"-{int(now * 1000) % 1000:03}.png"
+    if name.startswith("/") or any(part in ("", ".", "..") for part in name.split("/")) or "\0" in name:
+        raise Invalid("name: expected the name of a file below /session/artifacts")
+    return f"{ARTIFACTS}/{name if name.lower().endswith('.png') else name + '.png'}"
+
+
+def _picture_size(width: int | None, height: int | None, scale: float) -> tuple[int, int, float]:
+    across, down = width or WIDTH, height or HEIGHT
+    if not (1 <= across <= MAX_SIDE and 1 <= down <= MAX_SIDE):
+        raise Invalid(f"width, height: expected 1 to {MAX_SIDE}")
+    if not 0.1 <= scale <= 4:
+        raise Invalid("scale: expected 0.1 to 4")
+    if across * down * scale * scale > MAX_PIXELS:
+        raise Invalid(f"width, height, scale: more than {MAX_PIXELS} pixels")
+    return across, down, float(scale)
+
+
+# Files.
+
+
+def download(
+    browser: Browser, request: Request, url: str | None = None, ref: str | None = None, selector: str | None = None,
+    text: str | None = None, name: str | None = None,
+) -> dict[str, Any]:
+    tab = browser.tab(request.number, request.deadline)
+    if url is not None:
+        if (ref, selector, text) != (None, None, None):
+            raise Invalid("give either `url` or an element to click")
+        return downloads.fetch(tab, _joined(tab.url, url), name, request.deadline)
+    if name is not None:
+        raise Invalid("name: only a file that is asked for by `url` can be called as you like")
+    element = _target(tab, request, ref, selector, text)
+    tab.click(element, "left", 1, request.deadline, request.patience)
+    # One that does not begin soon never will.
+    soon = min(request.deadline, time.monotonic() + 5.0)
+    while not browser.downloads.begun() and time.monotonic() < soon:
+        tab.pipe.settle(0.02)
+    found = browser.downloads.wait(tab.pipe, request.deadline if browser.downloads.begun() else time.monotonic() + 0.01)
+    tab.opens_window = False
+    return found
+
+
+def _joined(base: str, url: str) -> str:
+    """An address as it stands in a link of the page is as good as a whole one."""
+    if "://" not in url and base.startswith(("http://", "https://", "file://")):
+        return urljoin(base, url)
+    return _address(url)
+
+
+# Ends.
+
+
+def close(browser: Browser, request: Request) -> dict[str, Any]:
+    if request.number is None:
+        browser.forget()
+    else:
+        browser.close_tab(browser.tab(request.number, request.deadline), request.deadline)
+    return {}
+
+
+ACTIONS = {
+    "goto": goto,
+    "back": back,
+    "forward": forward,
+    "reload": reload,
+    "wait": wait,
+    "click": click,
+    "type": type_,
+    "press": press,
+    "scroll": scroll,
+    "upload": upload,
+    "text": text,
+    "snapshot": see,
+    "evaluate": evaluate,
+    "screenshot": screenshot,
+    "download": download,
+    "status": status,
+    "close": close,
+    "task": task.perform,
+}
+
+# These are no reason to start a browser.
+WITHOUT_BROWSER = {"status", "close"}

@@ -1,0 +1,178 @@
+"""Files that pages hand out. They arrive under a name of Chromium's own and get theirs when they are complete."""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+import time
+from email.message import Message
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from belljar_browser.errors import DownloadFailed, PageTimeout, Refused
+from belljar_browser.pipe import Pipe
+
+DIRECTORY = "/session/downloads"
+_ARRIVING = "/session/downloads/.arriving"
+MAX_KNOWN = 100
+MAX_NAME = 200
+_PIECE = 1 << 20
+
+
+class Downloads:
+    def __init__(self) -> None:
+        # By Chromium's name: where it comes from, what it is to be called, how far it is.
+        self._known: dict[str, dict[str, Any]] = {}
+
+    def allow(self, pipe: Pipe) -> None:
+        where = {"behavior": "allowAndName", "downloadPath": _ARRIVING, "eventsEnabled": True}
+        pipe.post("Browser.setDownloadBehavior", where)
+
+    def abandon(self) -> None:
+        self._known.clear()
+
+    def hear(self, method: str, params: dict[str, Any]) -> None:
+        if method == "Browser.downloadWillBegin":
+            if len(self._known) >= MAX_KNOWN:
+                self._known.pop(next(iter(self._known)))
+            self._known[params["guid"]] = {
+                "url": params["url"],
+                "name": params["suggestedFilename"],
+                "state": "inProgress",
+                "told": False,
+            }
+        elif method == "Browser.downloadProgress" and (known := self._known.get(params["guid"])):
+            known["state"] = params["state"]
+            if params["state"] == "completed" and "path" not in known:
+                known["path"] = _arrived(params, known["name"])
+                known["size"] = _size(known["path"])
+            elif params["state"] == "canceled":
+                _remove(f"{_ARRIVING}/{params['guid']}")
+
+    def begun(self) -> list[dict[str, Any]]:
+        """Those that nobody was told of."""
+        return [known for known in self._known.values() if not known["told"]]
+
+    def take(self) -> list[dict[str, Any]]:
+        """Those that nobody was told of and that are complete."""
+        complete = [known for known in self.begun() if known["state"] != "inProgress"]
+        for known in complete:
+            known["told"] = True
+        return [_told(known) for known in complete if known.get("path")]
+
+    def wait(self, pipe: Pipe, deadline: float) -> dict[str, Any]:
+        """The next file that arrives, if one is on its way by the deadline."""
+        def ended() -> dict[str, Any] | None:
+            return next((known for known in self.begun() if known["state"] != "inProgress"), None)
+
+        try:
+            known = pipe.until(ended, deadline, "a download")
+        except PageTimeout:
+            if self.begun():
+                raise PageTimeout("the download did not end in time", "give it more time (`timeout`)") from None
+            raise DownloadFailed("no download has begun", "if the page shows it, `download` its `url`") from None
+        known["told"] = True
+        if not known.get("path"):
+            what = f"the download of {known['url'][:500]} was broken off"
+            raise DownloadFailed(what, "is there room in the session?")
+        return _told(known)
+
+
+def fetch(tab: Any, url: str, name: str | None, deadline: float) -> dict[str, Any]:
+    """A file by its address, with the session's cookies, whether a browser would show it or not."""
+    what = {"frameId": tab.target, "url": url, "options": {"disableCache": True, "includeCredentials": True}}
+    try:
+        answer = tab.call("Network.loadNetworkResource", what, deadline=deadline, what=url)["resource"]
+    except Refused as error:
+        raise DownloadFailed(f"{url}: {error}") from None
+    status = answer.get("httpStatusCode")
+    handle = answer.get("stream")
+    if not answer.get("success") or handle is None:
+        said = f"HTTP status {round(status)}" if status else answer.get("netErrorName", "it cannot be had")
+        raise DownloadFailed(f"{url}: {said}")
+    headers = {key.lower(): value for key, value in answer.get("headers", {}).items()}
+    os.makedirs(_ARRIVING, exist_ok=True)
+    arriving = f"{_ARRIVING}/{time.monotonic_ns()}"
+    try:
+        with open(arriving, "wb") as file:
+            while True:
+                piece = tab.call("IO.read", {"handle": handle, "size": _PIECE}, deadline=deadline, what=url)
+                data = piece["data"]
+                file.write(base64.b64decode(data) if piece.get("base64Encoded") else data.encode())
+                if piece.get("eof"):
+                    break
+        path = _settle(arriving, name or _name(url, headers))
+    except OSError as error:
+        _remove(arriving)
+        raise DownloadFailed(f"{url} cannot be written: {error.strerror}") from None
+    except BaseException:
+        _remove(arriving)
+        raise
+    finally:
+        tab.post("IO.close", {"handle": handle})
+    told = {"url": url, "path": path, "size": _size(path)}
+    if mime := headers.get("content-type"):
+        told["mime"] = mime.split(";")[0].strip()
+    return told
+
+
+def _arrived(params: dict[str, Any], name: str) -> str:
+    """Where a file is that has come; nowhere, if it cannot be put anywhere."""
+    own = f"{_ARRIVING}/{params['guid']}"
+    try:
+        if os.path.exists(own):
+            return _settle(own, name)
+    except OSError:
+        return ""
+    # Somebody else has said where it is to go: browser-use, while it does a task.
+    there = params.get("filePath") or f"{DIRECTORY}/{os.path.basename(name)}"
+    return there if os.path.isfile(there) else ""
+
+
+def _told(known: dict[str, Any]) -> dict[str, Any]:
+    return {"url": known["url"][:4000], "path": known["path"], "size": known["size"]}
+
+
+def _name(url: str, headers: dict[str, str]) -> str:
+    if disposition := headers.get("content-disposition"):
+        message = Message()
+        message["content-disposition"] = disposition
+        if found := message.get_filename():
+            return found
+    return unquote(urlsplit(url).path.rstrip("/").rpartition("/")[2])
+
+
+def _settle(arrived: str, name: str) -> str:
+    """Gives a file a name of its own below the directory of downloads."""
+    plain = re.sub(r"[\x00-\x1f\x7f/\\]", "_", name).strip().lstrip(".")[:MAX_NAME] or "download"
+    stem, dot, ending = plain.partition(".")
+    number = 0
+    while True:
+        path = f"{DIRECTORY}/{plain}" if number == 0 else f"{DIRECTORY}/{stem} ({number}){dot}{ending}"
+        try:
+            # Never over a file that is there.
+            os.link(arrived, path)
+            os.unlink(arrived)
+            return path
+        except FileExistsError:
+            number += 1
+        except OSError:
+            if number > 1000:
+                raise
+            os.replace(arrived, path)
+            return path
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0
+
+
+def _remove(path: str) -> None:
+    try:
+        os.unlink(path)
+    except OSError:
+        pass

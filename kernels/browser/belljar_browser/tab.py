@@ -1,0 +1,553 @@
+"""One tab: where it is, what it waits for, and how a person's hands would use it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from belljar_browser import keys
+from belljar_browser.errors import (
+    Invalid,
+    NavigationFailed,
+    NoElement,
+    NoTab,
+    NotUsable,
+    PageCrashed,
+    PageTimeout,
+    Refused,
+    ScriptFailed,
+    StaleRef,
+)
+from belljar_browser.pipe import Pipe
+
+WIDTH, HEIGHT = 1280, 800
+
+# How far a page has come, by the names that Chromium gives it.
+UNTIL = {"commit": "commit", "domcontentloaded": "DOMContentLoaded", "load": "load", "networkidle": "networkIdle"}
+
+# What is only heard of a document that has come to stay.
+BEGINNINGS = ("init", "commit", "DOMContentLoaded", "load")
+
+# How soon after a click or a key a page begins to go elsewhere, if it does.
+SETTLE = 0.05
+# How often a page is asked whether something is there by now.
+PACE = 0.05
+# Two frames of what a page paints.
+FRAMES = 0.034
+# How long a page may take to answer where an element is.
+LOOK = 2.0
+# What is kept of dialogs that pages opened.
+MAX_DIALOGS = 20
+MAX_DIALOG_TEXT = 2000
+
+# Finds elements in a world of its own, where the page has not replaced anything.
+FIND = r"""
+(how, what) => {
+  const shown = (e) => {
+    if (!e.isConnected) return false;
+    const style = getComputedStyle(e);
+    if (style.visibility === 'hidden' || style.display === 'none') return false;
+    const box = e.getBoundingClientRect();
+    return box.width > 0 && box.height > 0;
+  };
+  const roots = (root) => {
+    const found = [root];
+    for (const e of root.querySelectorAll('*')) if (e.shadowRoot) found.push(...roots(e.shadowRoot));
+    return found;
+  };
+  if (how === 'selector') {
+    const all = roots(document).flatMap((root) => [...root.querySelectorAll(what)]);
+    return all.find(shown) ?? all[0] ?? null;
+  }
+  const plain = (text) => (text ?? '').replace(/\s+/g, ' ').trim().toLowerCase();
+  const wanted = plain(what);
+  const USABLE = 'a,button,input,select,textarea,label,summary,option,[role],[onclick],[tabindex]';
+  const best = { rank: 9, size: Infinity, element: null };
+  for (const root of roots(document)) {
+    for (const e of root.querySelectorAll('*')) {
+      if (/^(SCRIPT|STYLE|NOSCRIPT|HEAD|TITLE|META|LINK|HTML|BODY)$/.test(e.tagName)) continue;
+      const isInput = e.tagName === 'INPUT' && /^(submit|button|reset|image)$/.test(e.type);
+      const own = isInput ? e.value : (e.innerText ?? e.textContent);
+      const names = [own, e.getAttribute('aria-label'), e.getAttribute('title'), e.getAttribute('placeholder'),
+                     e.getAttribute('alt')].map(plain);
+      const exact = names.includes(wanted);
+      if (!exact && !names.some((name) => name.includes(wanted))) continue;
+      if (!shown(e)) continue;
+      const rank = (exact ? 0 : 2) + (e.matches(USABLE) ? 0 : 1);
+      const size = (own ?? '').length;
+      if (rank < best.rank || (rank === best.rank && size <= best.size && !(best.element?.matches(USABLE) &&
+          best.element.contains(e)))) {
+        Object.assign(best, { rank, size, element: e });
+      }
+    }
+  }
+  return best.element;
+}
+"""
+
+# What is in the way of a click at a point, if something is.
+COVER = r"""
+function (x, y) {
+  if (this.disabled) return 'it is disabled';
+  let hit = document.elementFromPoint(x, y);
+  while (hit?.shadowRoot) {
+    const inner = hit.shadowRoot.elementFromPoint(x, y);
+    if (!inner || inner === hit) break;
+    hit = inner;
+  }
+  for (let e = hit; e; e = e.parentNode ?? e.host) if (e === this) return '';
+  for (let e = this; e; e = e.parentNode ?? e.host) if (e === hit) return '';
+  if (this.tagName === 'OPTION' || hit?.closest?.('label')?.control === this) return '';
+  if (!hit) return 'nothing is there';
+  const name = hit.tagName.toLowerCase() + (hit.id ? '#' + hit.id : '') +
+    (typeof hit.className === 'string' && hit.className ? '.' + hit.className.trim().split(/\s+/).join('.') : '');
+  return '<' + name.slice(0, 100) + '> covers it';
+}
+"""
+
+# Whether a click on it opens a window, as far as the page says so beforehand.
+OPENS = r"""
+function () {
+  const target = this.closest?.('a[target], area[target]')?.target ?? '';
+  return target !== '' && !/^_(self|top|parent)$/i.test(target);
+}
+"""
+
+# What is meant by a label.
+CONTROL = "function () { return this.tagName === 'LABEL' && this.control ? this.control : this; }"
+
+# Makes an element ready to be typed into: 'type' if keys do it, 'done' if it was set, else why not.
+PREPARE = r"""
+function (value, clear) {
+  const tell = () => {
+    this.dispatchEvent(new Event('input', { bubbles: true, composed: true }));
+    this.dispatchEvent(new Event('change', { bubbles: true }));
+  };
+  if (this.disabled) return 'it is disabled';
+  if (this.readOnly) return 'it is read-only';
+  if (this.tagName === 'SELECT') {
+    const plain = (text) => text.replace(/\s+/g, ' ').trim();
+    const option = [...this.options].find((o) => o.value === value) ??
+      [...this.options].find((o) => plain(o.label) === plain(value) || plain(o.text) === plain(value));
+    if (!option) return 'it has no option `' + value + '`; there are: ' +
+      [...this.options].map((o) => plain(o.text)).join(', ').slice(0, 500);
+    this.focus();
+    option.selected = true;
+    tell();
+    return 'done';
+  }
+  if (this.tagName === 'INPUT' && /^(checkbox|radio|file|submit|button|image|reset|hidden)$/.test(this.type)) {
+    return 'nothing can be typed into an input of type ' + this.type +
+      (this.type === 'file' ? '; use `upload`' : '; use `click`');
+  }
+  if (this.tagName === 'INPUT' && /^(date|time|datetime-local|month|week|color|range)$/.test(this.type)) {
+    const set = Object.getOwnPropertyDescriptor(HTMLInputElement.prototype, 'value').set;
+    set.call(this, value);
+    if (value && !this.value) return 'it does not take `' + value + '` (an input of type ' + this.type + ')';
+    tell();
+    return 'done';
+  }
+  const isText = this.tagName === 'INPUT' || this.tagName === 'TEXTAREA';
+  if (!isText && !this.isContentEditable) return 'nothing can be typed into <' + this.tagName.toLowerCase() + '>';
+  this.focus();
+  if (clear) {
+    if (isText) this.select();
+    else getSelection().selectAllChildren(this);
+  } else if (isText) {
+    try { this.setSelectionRange(this.value.length, this.value.length); } catch { /* email and number have none */ }
+  }
+  return 'type';
+}
+"""
+
+
+class Tab:
+    def __init__(self, pipe: Pipe, number: int, session: str, info: dict[str, Any]) -> None:
+        self.pipe = pipe
+        self.number = number
+        self.session = session
+        self.target: str = info["targetId"]
+        self.opener: str | None = info.get("openerId")
+        self.url: str = info["url"]
+        self.title: str = info.get("title", "")
+        self.was_followed = False
+        #: It has heard what we want to hear of.
+        self.is_ready = False
+        self.is_closed = False
+        self.is_crashed = False
+        #: The document that is there, and how far it has come.
+        self.loader = ""
+        self._stages: set[str] = set()
+        self._is_going = False
+        #: Of the document that is there, as the server answered.
+        self.status: int | None = None
+        self.mime = ""
+        #: Why the proxy refused it, if that is what answered.
+        self.refused = ""
+        self.dialogs: list[dict[str, str]] = []
+        self._world: tuple[str, int] | None = None
+        #: It has said that it opens another.
+        self.opens_window = False
+        #: The document that names of the last snapshot belong to.
+        self.seen_loader = ""
+
+    # Talking to it.
+
+    @property
+    def is_alive(self) -> bool:
+        return not (self.is_closed or self.is_crashed)
+
+    def check(self) -> None:
+        if self.is_closed:
+            raise NoTab(f"tab {self.number} was closed")
+        if self.is_crashed:
+            raise PageCrashed(
+                f"the page in tab {self.number} crashed ({self.url})",
+                "goto another page, or the same again; if it needs much memory, use a session with more",
+            )
+
+    def call(self, method: str, params: dict[str, Any] | None = None, *, deadline: float, what: str = "") -> Any:
+        self.check()
+        return self.pipe.call(
+            method, params, session=self.session, deadline=deadline, check=self.check, what=what or self.url
+        )
+
+    def post(self, method: str, params: dict[str, Any] | None = None) -> None:
+        self.pipe.post(method, params, self.session)
+
+    def prepare(self) -> None:
+        """Says what we want to hear of; nobody waits for it."""
+        self.post("Page.enable")
+        self.post("Page.setLifecycleEventsEnabled", {"enabled": True})
+        self.post("Network.enable", {"maxTotalBufferSize": 0, "maxResourceBufferSize": 0})
+        self.post("Emulation.setFocusEmulationEnabled", {"enabled": True})
+        self.resize(WIDTH, HEIGHT, 1.0)
+        # One that is sent elsewhere before it has heard all of it forgets half, or crashes.
+        self.pipe.post("Runtime.getIsolateId", {}, self.session, self._get_ready)
+
+    def _get_ready(self) -> None:
+        self.is_ready = True
+
+    def resize(self, width: int, height: int, scale: float) -> None:
+        size = {"width": width, "height": height, "deviceScaleFactor": scale, "mobile": False}
+        self.post("Emulation.setDeviceMetricsOverride", size)
+
+    def hear(self, method: str, params: dict[str, Any]) -> None:
+        if method == "Page.lifecycleEvent":
+            if params["frameId"] == self.target:
+                if params["name"] in BEGINNINGS and params["loaderId"] != self.loader:
+                    self.loader, self._stages = params["loaderId"], set()
+                if params["loaderId"] == self.loader:
+                    self._stages.add(params["name"])
+        elif method in ("Page.frameStartedLoading", "Page.frameStartedNavigating", "Page.frameRequestedNavigation"):
+            self._is_going |= params["frameId"] == self.target
+        elif method in ("Page.frameStoppedLoading", "Page.navigatedWithinDocument"):
+            if params["frameId"] == self.target:
+                self._is_going = False
+        elif method == "Network.responseReceived":
+            if params.get("type") == "Document" and params.get("frameId") == self.target:
+                response = params["response"]
+                self.status, self.mime = response["status"], response["mimeType"]
+                headers = {name.lower(): value for name, value in response.get("headers", {}).items()}
+                self.refused = str(headers.get("x-belljar-network", ""))[:300]
+        elif method == "Page.windowOpen":
+            self.opens_window = True
+        elif method == "Page.javascriptDialogOpening":
+            self._answer_dialog(params)
+        elif method == "Inspector.targetCrashed":
+            self.is_crashed = True
+
+    def _answer_dialog(self, params: dict[str, Any]) -> None:
+        # A page stands still until somebody answers, and nobody is there to ask.
+        self.post("Page.handleJavaScriptDialog", {"accept": True, "promptText": params.get("defaultPrompt", "")})
+        if len(self.dialogs) < MAX_DIALOGS:
+            self.dialogs.append({"type": params["type"], "message": params["message"][:MAX_DIALOG_TEXT]})
+
+    def take_dialogs(self) -> list[dict[str, str]]:
+        dialogs, self.dialogs = self.dialogs, []
+        return dialogs
+
+    def refresh(self, deadline: float) -> None:
+        """Asks where the tab is now."""
+        if self.is_closed:
+            return
+        info = self.pipe.call("Target.getTargetInfo", {"targetId": self.target}, deadline=deadline)["targetInfo"]
+        self.url, self.title = info["url"], info["title"]
+
+    def close(self, deadline: float) -> None:
+        if not self.is_closed:
+            self.pipe.call("Target.closeTarget", {"targetId": self.target}, deadline=deadline, what="the tab to close")
+            self.pipe.until(lambda: self.is_closed, deadline, "the tab to close")
+
+    # Going somewhere.
+
+    def goto(self, url: str, until: str, deadline: float) -> None:
+        if self.is_crashed:
+            # A crashed page comes back to life with another document.
+            self.is_crashed = False
+        before = self.loader
+        self.status, self.mime, self.refused = None, "", ""
+        try:
+            answer = self.call("Page.navigate", {"url": url}, deadline=deadline, what=f"{url} to answer")
+        except PageTimeout:
+            self.post("Page.stopLoading")
+            raise PageTimeout(f"{url} did not answer in time") from None
+        except Refused as error:
+            raise Invalid(f"url: {error} ({url})") from None
+        if error := answer.get("errorText"):
+            raise NavigationFailed(f"{url} cannot be had: {error}", _advice(error))
+        if answer.get("loaderId"):
+            self._until_stage(until, before, deadline)
+
+    def travel(self, steps: int, until: str, deadline: float) -> None:
+        """Back or forward."""
+        history = self.call("Page.getNavigationHistory", deadline=deadline)
+        at = history["currentIndex"] + steps
+        if not 0 <= at < len(history["entries"]):
+            raise NavigationFailed(f"there is no page to go {'back' if steps < 0 else 'forward'} to")
+        entry = history["entries"][at]
+        self._go(lambda: self.call("Page.navigateToHistoryEntry", {"entryId": entry["id"]}, deadline=deadline),
+                 until, deadline)
+
+    def reload(self, until: str, deadline: float) -> None:
+        self.is_crashed = False
+        before = self.loader
+        self.call("Page.reload", deadline=deadline)
+        self._until_stage(until, before, deadline)
+
+    def _go(self, act: Callable[[], Any], until: str, deadline: float) -> None:
+        before = self.loader
+        act()
+        self.after_input(deadline, until)
+        if self.loader != before:
+            self._until_stage(until, before, deadline)
+
+    def after_input(self, deadline: float, until: str = "load") -> None:
+        """What was clicked or typed may lead elsewhere: waits for that, if it does."""
+        before = self.loader
+        self.pipe.settle(SETTLE)
+        if not (self._is_going or self.loader != before) or self.is_closed:
+            return
+        try:
+            self.pipe.until(lambda: not self._is_going or self.is_closed, deadline, "", self._check_crash)
+        except PageTimeout:
+            # A page that never stops loading can be looked at all the same.
+            pass
+        if not self.is_closed and until == "networkidle":
+            self.wait_until(until, deadline)
+
+    def _check_crash(self) -> None:
+        if self.is_crashed:
+            self.check()
+
+    def wait_until(self, until: str, deadline: float) -> None:
+        self._until_stage(until, None, deadline)
+
+    def _until_stage(self, until: str, before: str | None, deadline: float) -> None:
+        if until == "none":
+            return
+        stage = UNTIL[until]
+
+        def has_come() -> bool:
+            return self.loader != before and stage in self._stages
+
+        try:
+            self.pipe.until(has_come, deadline, f"`{until}` of {self.url}", self.check)
+        except PageTimeout:
+            self.post("Page.stopLoading")
+            reached = [name for name, told in UNTIL.items() if told in self._stages] or ["nothing"]
+            raise PageTimeout(
+                f"timed out waiting for `{until}` of {self.url}; it has reached {reached[-1]}",
+                "give it more time (`timeout`), or wait for less (`until`)",
+            ) from None
+
+    # Looking at it.
+
+    def evaluate(self, expression: str, deadline: float) -> Any:
+        """The value of an expression, in the page's own world. Promises are waited for."""
+        params = {
+            "expression": expression,
+            "awaitPromise": True,
+            "returnByValue": True,
+            "userGesture": True,
+            "replMode": True,
+            "timeout": max(1, round((deadline - time.monotonic()) * 1000)),
+        }
+        try:
+            answer = self.call("Runtime.evaluate", params, deadline=deadline, what="the expression")
+        except PageTimeout:
+            self.post("Runtime.terminateExecution")
+            raise PageTimeout("timed out waiting for the expression", "give it more time (`timeout`)") from None
+        except Refused as error:
+            raise ScriptFailed(f"its value cannot be told: {error}") from None
+        if details := answer.get("exceptionDetails"):
+            raise ScriptFailed(_exception(details))
+        return answer["result"].get("value")
+
+    def world(self, deadline: float) -> int:
+        """Where our own functions run: they see the page's elements, and nothing that it has replaced."""
+        if self._world is not None and self._world[0] == self.loader:
+            return self._world[1]
+        loader = self.loader
+        made = self.call("Page.createIsolatedWorld", {"frameId": self.target}, deadline=deadline)
+        self._world = (loader, made["executionContextId"])
+        return self._world[1]
+
+    def find(self, how: str, what: str, deadline: float) -> str:
+        """An element, by `ref`, `selector` or `text`; waited for until the deadline."""
+        if how == "ref":
+            return self._find_ref(what, deadline)
+        while True:
+            try:
+                found = self._look(how, what, _for_one_look(deadline))
+                if found is not None:
+                    return found
+            except Refused:
+                # The page went elsewhere meanwhile.
+                self._world = None
+            if time.monotonic() + PACE >= deadline:
+                said = f"no element matches {what!r}" if how == "selector" else f"no element says {what!r}"
+                raise NoElement(f"{said} at {self.url}", "`snapshot` tells what is there")
+            self.pipe.settle(PACE)
+
+    def _look(self, how: str, what: str, deadline: float) -> str | None:
+        params = {
+            "functionDeclaration": FIND,
+            "executionContextId": self.world(deadline),
+            "arguments": [{"value": how}, {"value": what}],
+        }
+        answer = self.call("Runtime.callFunctionOn", params, deadline=deadline)
+        if details := answer.get("exceptionDetails"):
+            raise Invalid(f"{how}: {_exception(details)}")
+        return answer["result"].get("objectId")
+
+    def _find_ref(self, ref: str, deadline: float) -> str:
+        if not (ref.startswith("e") and ref[1:].isdigit()):
+            raise Invalid(f"ref: expected a name of a snapshot such as `e12`, not {ref!r}")
+        stale = StaleRef(f"{ref} is of a page that is no longer there", "take a new `snapshot`")
+        if self.seen_loader != self.loader:
+            raise stale
+        node = {"backendNodeId": int(ref[1:]), "executionContextId": self.world(deadline)}
+        try:
+            return self.call("DOM.resolveNode", node, deadline=deadline)["object"]["objectId"]
+        except Refused:
+            raise stale from None
+
+    def on_element(self, element: str, function: str, deadline: float, *arguments: Any) -> Any:
+        params = {
+            "objectId": element,
+            "functionDeclaration": function,
+            "arguments": [{"value": value} for value in arguments],
+            "returnByValue": True,
+            "userGesture": True,
+        }
+        answer = self.call("Runtime.callFunctionOn", params, deadline=deadline)
+        if details := answer.get("exceptionDetails"):
+            raise ScriptFailed(_exception(details))
+        return answer["result"].get("value")
+
+    # Hands.
+
+    def point_of(self, element: str, deadline: float) -> tuple[float, float]:
+        """Where to click on an element, once it is in view and nothing covers it."""
+        why = ""
+        while True:
+            soon = _for_one_look(deadline)
+            try:
+                self.call("DOM.scrollIntoViewIfNeeded", {"objectId": element}, deadline=soon)
+                quads = self._quads(element, soon)
+                # What still moves would be missed.
+                self.pipe.settle(FRAMES)
+                points = [_center(quad) for quad in quads if _area(quad) >= 1]
+                why = "it has no size"
+                if quads != self._quads(element, soon):
+                    why = "it moves"
+                elif points:
+                    x, y = points[0]
+                    why = self.on_element(element, COVER, soon, x, y)
+                    if not why:
+                        return x, y
+            except Refused as error:
+                why = "it is not shown" if "layout" in str(error) or "quads" in str(error) else str(error)
+            if time.monotonic() + PACE >= deadline:
+                raise NotUsable(f"the element cannot be clicked: {why}", "close what is in the way, or use `evaluate`")
+            self.pipe.settle(PACE)
+
+    def _quads(self, element: str, deadline: float) -> list[list[float]]:
+        return self.call("DOM.getContentQuads", {"objectId": element}, deadline=deadline)["quads"]
+
+    def click(self, element: str, button: str, count: int, deadline: float, patience: float) -> None:
+        x, y = self.point_of(element, min(deadline, time.monotonic() + patience))
+        where = {"x": x, "y": y}
+        self.opens_window = bool(self.on_element(element, OPENS, deadline)) and button == "left"
+        self.call("Input.dispatchMouseEvent", {"type": "mouseMoved", **where}, deadline=deadline)
+        for number in range(1, count + 1):
+            event = {**where, "button": button, "clickCount": number}
+            for kind in ("mousePressed", "mouseReleased"):
+                self._input("Input.dispatchMouseEvent", {"type": kind, **event}, deadline)
+        self.after_input(deadline)
+
+    def _input(self, method: str, event: dict[str, Any], deadline: float) -> None:
+        """Something that hands do. It is answered when the page has dealt with it, unless that has closed the tab."""
+        try:
+            self.call(method, event, deadline=deadline, what="the page to deal with what was clicked or typed")
+        except NoTab:
+            pass
+        except Refused:
+            if not self.is_closed:
+                raise
+
+    def fill(self, element: str, value: str, clear: bool, deadline: float) -> None:
+        try:
+            self.call("DOM.scrollIntoViewIfNeeded", {"objectId": element}, deadline=deadline)
+        except Refused:
+            pass
+        meant = {"objectId": element, "functionDeclaration": CONTROL}
+        element = self.call("Runtime.callFunctionOn", meant, deadline=deadline)["result"].get("objectId", element)
+        how = self.on_element(element, PREPARE, deadline, value, clear)
+        if how == "type":
+            if value:
+                self.call("Input.insertText", {"text": value}, deadline=deadline)
+            elif clear:
+                self.press("Backspace", deadline)
+        elif how != "done":
+            raise NotUsable(f"the element cannot be typed into: {how}")
+        self.after_input(deadline)
+
+    def press(self, chord: str, deadline: float) -> None:
+        for event in keys.events(chord):
+            self._input("Input.dispatchKeyEvent", event, deadline)
+        self.after_input(deadline)
+
+
+def _for_one_look(deadline: float) -> float:
+    """However little time there is, one look is taken."""
+    return max(deadline, time.monotonic() + LOOK)
+
+
+def _exception(details: dict[str, Any]) -> str:
+    thrown = details.get("exception", {})
+    text = thrown.get("description") or str(thrown.get("value", "")) or details.get("text", "it failed")
+    # The stack is about our own wrapper as often as not.
+    return text.split("\n    at ")[0][:2000]
+
+
+def _center(quad: list[float]) -> tuple[float, float]:
+    return sum(quad[0::2]) / 4, sum(quad[1::2]) / 4
+
+
+def _area(quad: list[float]) -> float:
+    points = list(zip(quad[0::2], quad[1::2]))
+    following = points[1:] + points[:1]
+    return abs(sum(x1 * y2 - x2 * y1 for (x1, y1), (x2, y2) in zip(points, following))) / 2
+
+
+def _advice(error: str) -> str:
+    if "PROXY" in error or "TUNNEL" in error or "NAME_NOT_RESOLVED" in error or "INTERNET_DISCONNECTED" in error:
+        return "the session's network policy must allow the host (`network` when it is created; docs/network.md)"
+    if "CONNECTION_REFUSED" in error:
+        return "nothing listens there; `localhost` is the sandbox itself"
+    if "FILE_NOT_FOUND" in error:
+        return "paths are those inside the sandbox"
+    return ""

@@ -1,0 +1,94 @@
+"""What does a task: browser-use, in the environment that has it. The order comes on standard input, the answer goes to
+the descriptor that is named in the first argument, and every step is told on standard output.
+
+    /opt/belljar/browser-use/bin/python -I task_main.py FD
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+
+MAX_LINE = 2000
+
+
+def say(line: str) -> None:
+    print(line[:MAX_LINE], flush=True)
+
+
+def short(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)[:300]
+
+
+async def on_step(state, output, number: int) -> None:
+    goal = getattr(output, "next_goal", None) or ""
+    say(f"step {number}: {goal}".rstrip(": "))
+    say(f"  at {getattr(state, 'url', '')}")
+    for action in getattr(output, "action", []):
+        for name, arguments in action.model_dump(exclude_none=True).items():
+            say(f"  {name} {short(arguments)}")
+
+
+async def perform(order: dict) -> dict:
+    from browser_use import Agent, Browser, ChatOpenAI
+
+    llm = ChatOpenAI(
+        model=order["model"],
+        base_url=order["base_url"],
+        # Models of other makers know neither, and refuse what they do not know.
+        frequency_penalty=None,
+        add_schema_to_system_prompt=True,
+        max_retries=2,
+    )
+    browser = Browser(
+        cdp_url=order["cdp_url"],
+        is_local=True,
+        keep_alive=True,
+        downloads_path="/session/downloads",
+        enable_default_extensions=False,
+        highlight_elements=False,
+    )
+    agent = Agent(
+        task=order["task"],
+        llm=llm,
+        browser=browser,
+        use_vision=order["vision"],
+        use_judge=False,
+        calculate_cost=False,
+        generate_gif=False,
+        enable_signal_handler=False,
+        register_new_step_callback=on_step,
+        file_system_path="/tmp/.belljar-browser/browser-use",
+    )
+    history = await agent.run(max_steps=order["max_steps"])
+    errors = [str(error) for error in history.errors() if error]
+    for error in errors:
+        say(f"error: {error}")
+    steps = history.number_of_steps()
+    if not history.is_done():
+        last = errors[-1] if errors else "the steps were used up"
+        return {"error": f"the task was not done within {steps} steps: {last}", "hint": "the step log tells more"}
+    return {
+        "answer": history.final_result() or "",
+        "success": history.is_successful() is not False,
+        "steps": steps,
+        "urls": [url for url in history.urls() if url][-50:],
+        "errors": [error[:MAX_LINE] for error in errors[-10:]],
+    }
+
+
+async def answer(order: dict, answers: int) -> None:
+    try:
+        told = await perform(order)
+    except Exception as error:
+        told = {"error": f"{type(error).__name__}: {error}"}
+    os.write(answers, json.dumps(told).encode())
+    sys.stdout.flush()
+    # Libraries would tidy up, wait for threads of theirs and complain that the browser is somebody else's.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    asyncio.run(answer(json.load(sys.stdin), int(sys.argv[1])))
