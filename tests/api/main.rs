@@ -3,6 +3,7 @@
 mod admission;
 mod artifacts;
 mod books;
+mod browser;
 mod client;
 #[path = "../leaks/corner.rs"]
 mod corner;

@@ -15,6 +15,9 @@ pub(crate) const BASE_IMAGE: &str = "belljar/test-base:1";
 /// The same with bash and a few programs, and no Python.
 pub(crate) const SHELL_IMAGE: &str = "belljar/test-shell:1";
 
+/// The first with Chromium, and browser-use.
+pub(crate) const BROWSER_IMAGE: &str = "belljar/test-browser:1";
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Backend {
     Native,
@@ -167,7 +170,7 @@ pub(crate) fn docker(args: &[&str]) -> String {
     String::from_utf8(output.stdout).expect("text").trim_end().to_owned()
 }
 
-fn succeeds(args: &[&str]) -> bool {
+pub(crate) fn succeeds(args: &[&str]) -> bool {
     command(args).output().is_ok_and(|output| output.status.success())
 }
 

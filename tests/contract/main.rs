@@ -20,6 +20,7 @@ mod site;
 mod artifacts;
 mod attacks;
 mod backend;
+mod browser;
 mod containers;
 mod directories;
 mod endings;
@@ -74,6 +75,8 @@ contract! {
         many_small_files_and_a_large_one_come_out,
         hostile_files_lead_nowhere,
         a_run_leaves_its_artifacts;
+    browser:
+        a_page_is_used_and_a_missing_browser_is_said;
     files:
         files_go_both_ways,
         files_in_memory_are_limited,

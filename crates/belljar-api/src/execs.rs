@@ -223,7 +223,7 @@ pub(crate) fn check_argv(argv: &[String]) -> Result<(), ApiError> {
     Ok(())
 }
 
-fn check_exec_id(id: &str) -> Result<(), ApiError> {
+pub(crate) fn check_exec_id(id: &str) -> Result<(), ApiError> {
     let fine = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte);
     if (1..=64).contains(&id.len()) && id.bytes().all(fine) {
         return Ok(());

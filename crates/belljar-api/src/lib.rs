@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 mod artifacts;
+mod browser;
 mod compat;
 mod datasets;
 pub mod error;
@@ -46,6 +47,7 @@ use utoipa::OpenApi;
 use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouter};
 use utoipa_axum::routes;
 
+pub use browser::BrowserConfig;
 pub use guard::GuardConfig;
 
 use crate::artifacts::Links;
@@ -64,6 +66,7 @@ pub struct App {
     enforced: OnceLock<BTreeMap<String, bool>>,
     pub(crate) max_body: usize,
     pub(crate) links: Links,
+    browser: OnceLock<BrowserConfig>,
     draining: watch::Sender<bool>,
     /// When somebody last asked for something.
     asked: Mutex<Instant>,
@@ -88,6 +91,7 @@ impl App {
             enforced: OnceLock::new(),
             max_body,
             links: Links::new(public_url),
+            browser: OnceLock::new(),
             draining: watch::Sender::new(false),
             asked: Mutex::new(Instant::now()),
         })
@@ -101,6 +105,15 @@ impl App {
     #[must_use]
     pub fn enforced(&self) -> Option<&BTreeMap<String, bool>> {
         self.enforced.get()
+    }
+
+    /// What the operator says about browsers, once.
+    pub fn set_browser(&self, config: BrowserConfig) {
+        let _ = self.browser.set(config);
+    }
+
+    pub(crate) fn browser(&self) -> &BrowserConfig {
+        self.browser.get_or_init(BrowserConfig::default)
     }
 
     /// Whether callers must show a key.
@@ -188,6 +201,7 @@ fn described() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(terminals::ticket))
         .routes(routes!(terminals::list))
         .routes(routes!(terminals::close))
+        .merge(browsing())
         .routes(routes!(artifacts::list_of_session))
         .routes(routes!(artifacts::list))
         .routes(routes!(artifacts::show, artifacts::remove))
@@ -206,6 +220,28 @@ fn described() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(compat::simple_sandbox::create_session))
         .routes(routes!(compat::simple_sandbox::execute))
         .routes(routes!(compat::simple_sandbox::cleanup))
+}
+
+fn browsing() -> OpenApiRouter<Arc<App>> {
+    OpenApiRouter::new()
+        .routes(routes!(browser::status))
+        .routes(routes!(browser::goto))
+        .routes(routes!(browser::click))
+        .routes(routes!(browser::type_text))
+        .routes(routes!(browser::press))
+        .routes(routes!(browser::scroll))
+        .routes(routes!(browser::upload))
+        .routes(routes!(browser::back))
+        .routes(routes!(browser::forward))
+        .routes(routes!(browser::reload))
+        .routes(routes!(browser::wait))
+        .routes(routes!(browser::text))
+        .routes(routes!(browser::snapshot))
+        .routes(routes!(browser::evaluate))
+        .routes(routes!(browser::screenshot))
+        .routes(routes!(browser::download))
+        .routes(routes!(browser::task))
+        .routes(routes!(browser::close))
 }
 
 /// Adds calls whose last part may have slashes, which a document of OpenAPI cannot say.

@@ -255,6 +255,7 @@ pub(crate) struct SessionBody {
     pub running: usize,
     pub queued: usize,
     pub execs: u64,
+    /// Bytes that it holds, without copies of files on disk, which go when somebody needs the room.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_used: Option<u64>,
     /// Where its files are on the server, with storage BIND.

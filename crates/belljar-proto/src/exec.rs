@@ -10,6 +10,9 @@ pub const DEFAULT_OUTPUT_LIMIT: u64 = 1024 * 1024;
 /// What code leaves below this directory is an artifact.
 pub const ARTIFACTS: &str = "/session/artifacts";
 
+/// How the reason of an execution ends that went on after the system took some of its processes.
+pub const KILLED_FOR_MEMORY: &str = "killed for memory";
+
 /// How long code may run, unless the caller asks otherwise.
 pub const DEFAULT_TIMEOUT_MS: u64 = 60_000;
 

@@ -84,6 +84,9 @@ pub enum FromKernel {
     Pong {
         token: u64,
     },
+    /// Nobody has asked for anything for long, and nothing would be lost: the kernel wants to go. It
+    /// goes on if a cell is on its way to it already.
+    Leave,
     /// The code was read as a whole and begins to run. Said by shells, which can only be
     /// interrupted from then on.
     Begun {

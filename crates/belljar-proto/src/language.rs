@@ -20,6 +20,8 @@ pub struct Language {
 impl Language {
     pub const Python: Language = Language::known("python");
     pub const Bash: Language = Language::known("bash");
+    /// No language: the browser of a session, which is told actions.
+    pub const Browser: Language = Language::known("browser");
 
     /// A name: lower-case letters, digits and `_`, with at most one dot in between.
     #[must_use]

@@ -417,6 +417,7 @@ fn between_guest_and_kernel() {
         FromKernel::State,
         FromKernel::Spilled,
         FromKernel::Pong { token: 7 },
+        FromKernel::Leave,
         FromKernel::Begun { exec_id: "e1".into() },
         done(CellStatus::Ok),
         done(CellStatus::Error),

@@ -20,6 +20,10 @@ struct Manifest {
     argv: Vec<String>,
     /// What to do where its program is missing.
     missing: String,
+    /// It is not a language to write in: what it is told is made by the server, and nobody can ask
+    /// for it by name.
+    #[serde(default)]
+    service: bool,
     /// What it understands; it is told of all but the first.
     languages: Vec<Described>,
 }
@@ -43,7 +47,7 @@ struct Known {
 /// The language that somebody calls so.
 #[must_use]
 pub fn find(name: &str) -> Option<Language> {
-    let known = all().iter().find(|known| known.described.names.iter().any(|own| own == name));
+    let known = written().find(|known| known.described.names.iter().any(|own| own == name));
     known.map(|known| known.language)
 }
 
@@ -63,7 +67,7 @@ pub fn name(language: Language) -> &'static str {
 /// What languages are called, for those who asked for another.
 #[must_use]
 pub fn names() -> String {
-    let names: Vec<&str> = all().iter().map(|known| known.described.names[0].as_str()).collect();
+    let names: Vec<&str> = written().map(|known| known.described.names[0].as_str()).collect();
     match names.split_last() {
         Some((last, others)) if !others.is_empty() => format!("{} or {last}", others.join(", ")),
         _ => names.concat(),
@@ -91,6 +95,11 @@ pub fn missing(language: Language) -> Option<&'static str> {
 
 fn filled(word: &str, python: &str) -> String {
     word.replace("{kernels}", paths::KERNELS).replace("{python}", python)
+}
+
+/// Those that people write in.
+fn written() -> impl Iterator<Item = &'static Known> {
+    all().iter().filter(|known| !known.manifest.service)
 }
 
 fn look_up(language: Language) -> Option<&'static Known> {
@@ -134,7 +143,8 @@ mod tests {
         let mut seen = HashSet::new();
         for known in all() {
             let Described { names, extensions, script } = known.described;
-            assert!(!names.is_empty() && !extensions.is_empty() && !script.is_empty());
+            assert!(!names.is_empty());
+            assert_eq!(known.manifest.service, extensions.is_empty() && script.is_empty());
             assert!(!known.manifest.argv.is_empty() && !known.manifest.missing.is_empty());
             for name in names.iter().chain(extensions.iter().filter(|ext| !names.contains(ext))) {
                 assert!(seen.insert(name), "{name} is there twice");
@@ -148,6 +158,7 @@ mod tests {
         assert_eq!(of_extension("mjs"), find("node"));
         assert_eq!(argv(Language::Python, "/p").unwrap()[0], "/p");
         assert_eq!(script(Language::Bash, "ls").unwrap(), ["/bin/bash", "-c", "ls"]);
+        assert_eq!((find("browser"), name(Language::Browser)), (None, "browser"));
         assert_eq!((find("cobol"), name(Language::new("cobol").unwrap())), (None, "other"));
     }
 }

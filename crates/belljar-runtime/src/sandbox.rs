@@ -147,6 +147,12 @@ impl Sandbox {
         self.body.meters()?.memory_used()
     }
 
+    /// The same without copies of files on disk, which go whenever somebody needs the room.
+    #[must_use]
+    pub fn memory_held(&self) -> Option<u64> {
+        self.body.meters()?.memory_held()
+    }
+
     /// Microseconds of processor time used so far.
     #[must_use]
     pub fn cpu_used_us(&self) -> Option<u64> {
@@ -233,7 +239,8 @@ impl Sandbox {
         if language == Language::Python {
             return Ok(self.python.clone());
         }
-        languages::argv(language, "").ok_or_else(|| {
+        let python = self.python.first().map_or("", String::as_str);
+        languages::argv(language, python).ok_or_else(|| {
             let message = format!("there is no language `{language}`");
             Refusal { code: RefusalCode::Invalid, message }.into()
         })

@@ -26,6 +26,8 @@ pub mod paths {
     pub const KERNELS: &str = "/opt/belljar/kernels";
     /// Where the image's Python environment is mounted.
     pub const PYTHON: &str = "/opt/belljar/python";
+    /// Where the environment with browser-use is mounted, if there is one.
+    pub const BROWSER_USE: &str = "/opt/belljar/browser-use";
     /// Where the interpreter behind it is mounted, unless it is part of `/usr`.
     pub const PYTHON_BASE: &str = "/opt/belljar/base";
 }

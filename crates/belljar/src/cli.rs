@@ -871,6 +871,9 @@ pub(crate) struct SetupArgs {
     /// A package to install besides the usual ones; may be repeated
     #[arg(long = "with", value_name = "PACKAGE")]
     pub(crate) with: Vec<String>,
+    /// Make an environment with browser-use as well, for browser tasks in natural language
+    #[arg(long)]
+    pub(crate) browser: bool,
     /// Build the environment anew even if it is complete
     #[arg(long)]
     pub(crate) force: bool,
@@ -892,6 +895,9 @@ pub(crate) struct BenchArgs {
     /// where it is installed, nginx; needs 10 GB in the directory for temporary files
     #[arg(long, conflicts_with = "http")]
     pub(crate) files: bool,
+    /// Measure a session's browser; needs Chromium
+    #[arg(long, conflicts_with_all = ["http", "files"])]
+    pub(crate) browser: bool,
     /// Print the figures as JSON
     #[arg(long)]
     pub(crate) json: bool,

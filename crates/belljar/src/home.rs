@@ -32,6 +32,12 @@ pub fn environment_dir(settings: &Settings) -> PathBuf {
     settings.home.join("python")
 }
 
+/// The environment that tasks for the browser are done with: one of its own, because browser-use
+/// wants exactly certain versions of a hundred packages.
+pub fn browser_use_dir(settings: &Settings) -> PathBuf {
+    settings.home.join("browser-use")
+}
+
 pub fn manifest_path(environment: &Path) -> PathBuf {
     environment.join("belljar.json")
 }
@@ -68,8 +74,13 @@ pub fn image(settings: &Settings) -> Result<Image> {
         }
     };
     let kernels = kernels(settings, Some(&host_python))?;
+    let browser_use = browser_use_dir(settings);
+    // It runs with the interpreter that is shown inside.
+    let fits = |manifest: &Manifest| manifest.base_prefix == python.base_prefix;
+    let browser_use = read_manifest(&browser_use).filter(fits).map(|_| browser_use);
     Ok(Image {
         python,
+        browser_use,
         kernels,
         preload: settings.preload.clone(),
         store: images(settings),

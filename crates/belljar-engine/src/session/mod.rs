@@ -300,10 +300,10 @@ impl Session {
         lock(&self.live).values().cloned().collect()
     }
 
-    /// Bytes charged to its sandbox.
+    /// Bytes that its sandbox holds.
     #[must_use]
     pub fn memory_used(&self) -> Option<u64> {
-        self.sandbox().ok()?.memory_used()
+        self.sandbox().ok()?.memory_held()
     }
 
     /// Ends a session whose driver is no more.

@@ -7,7 +7,7 @@ use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::time::Duration;
 
-use belljar_proto::exec::{ExecSpec, KernelState, Status, What};
+use belljar_proto::exec::{ExecSpec, KILLED_FOR_MEMORY, KernelState, Status, What};
 use belljar_proto::guest::{Refusal, RefusalCode};
 use belljar_proto::kernel::{CellStatus, ToKernel};
 use belljar_sys::channel::Fifo;
@@ -228,7 +228,7 @@ impl Kernel {
                 Some(format!("the kernel of earlier executions {how}; their variables are gone"))
             }
             None if killed > 0 => {
-                Some(format!("{killed} process(es) started by the code were killed for memory"))
+                Some(format!("{killed} process(es) started by the code were {KILLED_FOR_MEMORY}"))
             }
             None => None,
         };

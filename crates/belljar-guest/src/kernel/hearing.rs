@@ -24,6 +24,17 @@ enum Next {
     Acknowledge,
     AnswerInput(Rc<Exec>),
     GiveUp(String),
+    LetGo,
+}
+
+/// How a kernel's connection came to its end.
+enum Parting {
+    /// Nothing more came.
+    Silence,
+    /// It gave a reason, or broke the protocol.
+    Because(String),
+    /// It asked to go, and may.
+    Leave,
 }
 
 impl Kernel {
@@ -42,14 +53,14 @@ impl Kernel {
                 why = kernel.hear(&guest, &mut from_kernel) => Some(why),
                 () = kernel.process_ended() => None,
             };
-            let why = match why {
-                Some(why) => why,
+            let parting = match why {
+                Some(parting) => parting,
                 None => {
                     let last_words = kernel.hear(&guest, &mut from_kernel);
-                    timeout(LAST_WORDS, last_words).await.unwrap_or(None)
+                    timeout(LAST_WORDS, last_words).await.unwrap_or(Parting::Silence)
                 }
             };
-            if why.is_none() && kernel.is_shell() && kernel.is_busy() {
+            if matches!(parting, Parting::Silence) && kernel.is_shell() && kernel.is_busy() {
                 // `exec` makes another program of the shell, which has no use for our connection
                 // and all the time that the cell has.
                 kernel.process_ended().await;
@@ -59,17 +70,19 @@ impl Kernel {
                 let _ = process::signal(pid, SIGKILL);
             }
             let end = kernel.end.borrow().clone();
-            let reason = match (why, end) {
-                (Some(why), _) => why,
-                (None, Some(end)) => match timeout(KILL_TIMEOUT, end.ended()).await {
+            let has_left = matches!(parting, Parting::Leave);
+            let reason = match (parting, end) {
+                (Parting::Because(why), _) => why,
+                (Parting::Leave, _) => "left because nobody needed it".into(),
+                (Parting::Silence, Some(end)) => match timeout(KILL_TIMEOUT, end.ended()).await {
                     Ok(ended) => describe(ended),
                     Err(_) => "was killed but does not go away".into(),
                 },
-                (None, None) => "closed its connection before it was ready".into(),
+                (Parting::Silence, None) => "closed its connection before it was ready".into(),
             };
             kernel.output.drain();
             let unnoticed = matches!(*kernel.phase.borrow(), Phase::Idle { .. });
-            if unnoticed {
+            if unnoticed && !has_left {
                 guest.lost_kernel.borrow_mut().insert(kernel.language, reason.clone());
             }
             kernel.phase.send_replace(Phase::Dead { reason });
@@ -82,13 +95,8 @@ impl Kernel {
         }
     }
 
-    /// Acts on messages until the connection ends; a reason if the kernel itself gave one or if it
-    /// broke the protocol.
-    async fn hear(
-        self: &Rc<Self>,
-        guest: &Guest,
-        from_kernel: &mut OwnedReadHalf,
-    ) -> Option<String> {
+    /// Acts on messages until the connection ends, or should.
+    async fn hear(self: &Rc<Self>, guest: &Guest, from_kernel: &mut OwnedReadHalf) -> Parting {
         let mut buffer = vec![0; 8 * 1024];
         loop {
             loop {
@@ -96,7 +104,7 @@ impl Kernel {
                 let (message, body) = match next {
                     Ok(Some(heard)) => heard,
                     Ok(None) => break,
-                    Err(error) => return Some(format!("sent nonsense ({error})")),
+                    Err(error) => return Parting::Because(format!("sent nonsense ({error})")),
                 };
                 match self.obey(guest, message, body) {
                     Next::GoOn => {}
@@ -104,11 +112,12 @@ impl Kernel {
                     Next::AnswerInput(exec) => {
                         tokio::task::spawn_local(Rc::clone(self).answer_input(exec));
                     }
-                    Next::GiveUp(why) => return Some(why),
+                    Next::GiveUp(why) => return Parting::Because(why),
+                    Next::LetGo => return Parting::Leave,
                 }
             }
             match from_kernel.read(&mut buffer).await {
-                Ok(0) | Err(_) => return None,
+                Ok(0) | Err(_) => return Parting::Silence,
                 Ok(n) => self.dialect.borrow_mut().push(&buffer[..n]),
             }
         }
@@ -167,6 +176,11 @@ impl Kernel {
                 self.pongs.send_replace(token);
             }
             FromKernel::Pong { .. } => {}
+            // One that is busy was asked for something while it said so, and stays.
+            FromKernel::Leave if matches!(*self.phase.borrow(), Phase::Idle { .. }) => {
+                return Next::LetGo;
+            }
+            FromKernel::Leave => {}
             FromKernel::Begun { exec_id } => {
                 if let Some(Running { exec, begun, .. }) = &*current
                     && exec.id == exec_id

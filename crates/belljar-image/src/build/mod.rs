@@ -35,6 +35,9 @@ use room::Room;
 /// Where Python's packages go: not into the distribution's own, which does not want them.
 const VENV: &str = "/opt/venv";
 
+/// And where browser-use goes, which wants exactly certain versions of a hundred packages.
+const BROWSER_USE_VENV: &str = "/opt/browser-use";
+
 /// Left out of layers: caches, logs, and what differs each time.
 const EMPTIED: [&str; 8] = [
     "tmp",
@@ -84,7 +87,10 @@ pub async fn build(
         layers: Vec::new(),
     };
     building.apt(&spec.packages())?;
-    building.pip(&spec.pip)?;
+    building.pip(VENV, &spec.pip)?;
+    if spec.browser_use {
+        building.pip(BROWSER_USE_VENV, &[spec::BROWSER_USE.to_owned()])?;
+    }
     building.npm(&spec.npm)?;
     building.places(spec)?;
     let Building { layers, .. } = building;
@@ -117,15 +123,15 @@ impl Building<'_> {
         )
     }
 
-    fn pip(&mut self, packages: &[String]) -> Result<(), ImageError> {
+    fn pip(&mut self, environment: &str, packages: &[String]) -> Result<(), ImageError> {
         if packages.is_empty() {
             return Ok(());
         }
-        let pip = format!("{VENV}/bin/pip");
+        let pip = format!("{environment}/bin/pip");
         let mut install = vec![&pip[..], "install", "--no-input", "--no-compile", "--no-cache-dir"];
         install.extend(["--disable-pip-version-check", "--progress-bar", "off"]);
         install.extend(packages.iter().map(String::as_str));
-        let (python, library) = (format!("{VENV}/bin/python"), format!("{VENV}/lib"));
+        let (python, library) = (format!("{environment}/bin/python"), format!("{environment}/lib"));
         // Believed without a look at the source: nobody can change it, and its time is not kept.
         // All of it, also what was compiled while it was installed, and with that time in it.
         let compile = [
@@ -143,7 +149,7 @@ impl Building<'_> {
         self.layer(
             &format!("Installing {} packages of Python", packages.len()),
             &[
-                &["python3", "-m", "venv", VENV],
+                &["python3", "-m", "venv", environment],
                 &install,
                 // Some packages ship files that are not meant to compile.
                 &["/bin/sh", "-c", "\"$@\" || true", "compile"]

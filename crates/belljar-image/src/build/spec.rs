@@ -10,14 +10,11 @@ use crate::ImageError;
 pub const DEFAULT_SPEC: &str = include_str!("../../../../images/sandbox.toml");
 
 /// What `browser = true` adds.
-pub(super) const BROWSER: [&str; 6] = [
-    "chromium",
-    "fonts-liberation",
-    "fonts-noto-cjk",
-    "fonts-noto-color-emoji",
-    "fonts-noto-core",
-    "xvfb",
-];
+pub(super) const BROWSER: [&str; 5] =
+    ["chromium", "fonts-liberation", "fonts-noto-cjk", "fonts-noto-color-emoji", "fonts-noto-core"];
+
+/// What `browser_use = true` adds, in an environment of its own.
+pub(super) const BROWSER_USE: &str = "browser-use>=0.13,<0.14";
 
 /// Packages of one kind; more is a mistake.
 const MAX_PACKAGES: usize = 2000;
@@ -40,6 +37,8 @@ pub struct Spec {
     pub user: String,
     #[serde(default)]
     pub browser: bool,
+    #[serde(default)]
+    pub browser_use: bool,
 }
 
 fn default_user() -> String {
@@ -97,7 +96,8 @@ impl Spec {
     /// Packages of the distribution, those that options stand for included.
     pub(super) fn packages(&self) -> Vec<&str> {
         let own = self.apt.iter().map(String::as_str);
-        let browser: &[&str] = if self.browser { &BROWSER } else { &[] };
+        // A task without a browser would be of no use.
+        let browser: &[&str] = if self.browser || self.browser_use { &BROWSER } else { &[] };
         let mut all: Vec<&str> = own.chain(browser.iter().copied()).collect();
         all.sort_unstable();
         all.dedup();

@@ -24,6 +24,8 @@ pub(crate) fn staged_root() -> PathBuf {
 #[derive(Debug, Clone)]
 pub struct Image {
     pub python: Python,
+    /// An environment of the same interpreter with browser-use, if setup made one.
+    pub browser_use: Option<PathBuf>,
     /// Directory with the kernels' scripts, on the host.
     pub kernels: PathBuf,
     /// Modules the zygote imports before it forks kernels, unless an image says otherwise.
@@ -161,7 +163,10 @@ pub(crate) fn steps(image: &Image) -> Vec<Step> {
     assembly.link(Path::new("/workspace"), Path::new(paths::SESSION));
     assembly.link(Path::new("/var/tmp"), Path::new("/tmp"));
     assembly.show_at(&image.kernels, Path::new(paths::KERNELS), Access::READ_EXEC);
-    if let Some(environment) = &image.python.environment {
+    let environments =
+        [(&image.python.environment, paths::PYTHON), (&image.browser_use, paths::BROWSER_USE)];
+    for (environment, place) in environments {
+        let Some(environment) = environment else { continue };
         let inside = environment.join(INSIDE);
         let parts = [
             (inside.join("bin"), "bin"),
@@ -170,7 +175,7 @@ pub(crate) fn steps(image: &Image) -> Vec<Step> {
             (environment.join("share"), "share"),
         ];
         for (host, name) in parts {
-            assembly.show_at(&host, &Path::new(paths::PYTHON).join(name), Access::READ_EXEC);
+            assembly.show_at(&host, &Path::new(place).join(name), Access::READ_EXEC);
         }
     }
     if image.python.is_relocated() {

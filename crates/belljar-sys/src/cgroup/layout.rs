@@ -179,6 +179,14 @@ pub fn parse_oom_kills(text: &str) -> u64 {
     text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok()).unwrap_or(0)
 }
 
+/// Bytes of files on disk that are in memory, from `memory.stat`; those of a tmpfs are not among them.
+pub(super) fn parse_cached_files(text: &str) -> u64 {
+    let field = |name: &str| {
+        text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok())
+    };
+    field("active_file ").unwrap_or(0) + field("inactive_file ").unwrap_or(0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -260,5 +268,7 @@ mod tests {
         assert_eq!(parse_oom_kills("low 0\nhigh 0\nmax 12\noom 3\noom_kill 2\n"), 2);
         assert_eq!(parse_oom_kills("oom_kill_disable 0\nunder_oom 0\noom_kill 7\n"), 7);
         assert_eq!(parse_oom_kills(""), 0);
+        let stat = "cache 9\ninactive_file 3\nactive_file 4\ntotal_active_file 70\n";
+        assert_eq!((parse_cached_files(stat), parse_cached_files("")), (7, 0));
     }
 }

@@ -12,6 +12,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use layout::parse_cached_files;
 pub use layout::{Layout, Limits, parse_oom_kills};
 
 #[derive(Debug, thiserror::Error)]
@@ -303,6 +304,15 @@ impl Meters {
     pub fn memory_used(&self) -> Option<u64> {
         let path = self.find("memory.current").or_else(|| self.find("memory.usage_in_bytes"))?;
         fs::read_to_string(path).ok()?.trim().parse().ok()
+    }
+
+    /// The same without copies of files on disk, which the kernel takes back whenever it wants to:
+    /// a program that ended leaves its own file behind so, for the next who starts it.
+    #[must_use]
+    pub fn memory_held(&self) -> Option<u64> {
+        let stat = self.find("memory.stat").and_then(|path| fs::read_to_string(path).ok());
+        let cached = stat.map_or(0, |text| parse_cached_files(&text));
+        Some(self.memory_used()?.saturating_sub(cached))
     }
 
     fn find(&self, file: &str) -> Option<PathBuf> {

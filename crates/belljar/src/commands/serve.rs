@@ -89,6 +89,7 @@ async fn run(args: &ServeArgs, settings: &Settings, prepared: Prepared) -> Resul
         false => String::new(),
     });
     let app = App::new(Arc::clone(&engine), keys, guard, max_body, public_url);
+    app.set_browser(settings.browser.clone());
     if let Some(verdicts) = enforced {
         app.set_enforced(named(&verdicts));
     } else {

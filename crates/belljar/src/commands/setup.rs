@@ -1,4 +1,4 @@
-//! `belljar setup`: the Python environment of sandboxes, and a commented `.env`.
+//! `belljar setup`: the Python environment of sandboxes, that of browser tasks, and a commented `.env`.
 //!
 //! Everything is done in place and recorded at the very end, so a setup that was interrupted goes
 //! on where it stopped: pip keeps what it has installed.
@@ -42,7 +42,10 @@ pub(super) fn setup(args: &SetupArgs, settings: &Settings) -> Result<ExitCode> {
     if !args.force && home::read_manifest(&environment).as_ref() == Some(&wanted) {
         println!("The Python environment is complete: {}", environment.display());
     } else {
-        build(&environment, &python, &wanted, args.force)?;
+        build(&environment, paths::PYTHON, &python, &wanted, args.force)?;
+    }
+    if args.browser {
+        browser_use(&home::browser_use_dir(settings), &python, args.force)?;
     }
     home::image(settings)?;
     write_env_file()?;
@@ -50,6 +53,31 @@ pub(super) fn setup(args: &SetupArgs, settings: &Settings) -> Result<ExitCode> {
         "\nReady. Try:\n  belljar run -c 'import pandas; pandas.__version__'\n  belljar doctor"
     );
     Ok(ExitCode::SUCCESS)
+}
+
+/// What browser tasks are done with; the next ones may speak another language.
+const BROWSER_USE: &str = "browser-use>=0.13,<0.14";
+
+/// Where Debian and others put Chromium; sandboxes look in the same places.
+const CHROMIUM: [&str; 3] =
+    ["/usr/lib/chromium/chromium", "/usr/bin/chromium", "/usr/bin/chromium-browser"];
+
+fn browser_use(environment: &Path, python: &Interpreter, force: bool) -> Result<()> {
+    let wanted = Manifest {
+        format: MANIFEST_FORMAT,
+        python_version: python.version.clone(),
+        base_prefix: python.base_prefix.clone(),
+        packages: vec![BROWSER_USE.into()],
+    };
+    if !force && home::read_manifest(environment).as_ref() == Some(&wanted) {
+        println!("The environment of browser tasks is complete: {}", environment.display());
+    } else {
+        build(environment, paths::BROWSER_USE, python, &wanted, force)?;
+    }
+    if !CHROMIUM.iter().any(|path| Path::new(path).exists()) {
+        println!("There is no Chromium on this machine. On Debian: apt-get install chromium");
+    }
+    Ok(())
 }
 
 /// What an interpreter says of itself.
@@ -96,7 +124,14 @@ fn inspect(python: &Path) -> Result<Interpreter> {
     Ok(found)
 }
 
-fn build(environment: &Path, python: &Interpreter, wanted: &Manifest, force: bool) -> Result<()> {
+/// Makes an environment that is at `place` inside.
+fn build(
+    environment: &Path,
+    place: &str,
+    python: &Interpreter,
+    wanted: &Manifest,
+    force: bool,
+) -> Result<()> {
     let _ = fs::remove_file(home::manifest_path(environment));
     if force || !belongs_to(environment, python) {
         let _ = fs::remove_dir_all(environment);
@@ -122,7 +157,7 @@ fn build(environment: &Path, python: &Interpreter, wanted: &Manifest, force: boo
         // Some packages ship files that are not meant to compile; that is not our concern.
         let _ = run(&mut compile, |_| {});
         prepare_fonts(environment, &env_python);
-        make_inside(environment, python)
+        make_inside(environment, place, python)
     })?;
     let text = serde_json::to_string_pretty(wanted)?;
     let path = home::manifest_path(environment);
@@ -156,7 +191,7 @@ fn prepare_fonts(environment: &Path, python: &Path) {
 
 /// Makes the parts of the environment that differ inside a sandbox: the configuration and `bin`,
 /// with links and scripts that name the interpreter by the path it has there.
-fn make_inside(environment: &Path, python: &Interpreter) -> Result<()> {
+fn make_inside(environment: &Path, place: &str, python: &Interpreter) -> Result<()> {
     let inside = environment.join(INSIDE);
     let _ = fs::remove_dir_all(&inside);
     fs::create_dir_all(inside.join("bin"))?;
@@ -175,7 +210,7 @@ fn make_inside(environment: &Path, python: &Interpreter) -> Result<()> {
 
     let bin = environment.join("bin");
     let here = format!("#!{}/", bin.display());
-    let there = format!("#!{}/bin/", paths::PYTHON);
+    let there = format!("#!{place}/bin/");
     for entry in fs::read_dir(&bin)? {
         let path = entry?.path();
         let name = path.file_name().unwrap_or_default();

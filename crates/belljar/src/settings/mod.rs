@@ -23,6 +23,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use belljar_api::BrowserConfig;
 use belljar_image::Login;
 use belljar_runtime::Limits;
 
@@ -61,6 +62,7 @@ pub struct Settings {
     pub artifacts: ArtifactSettings,
     pub network: NetworkSettings,
     pub volumes: VolumeSettings,
+    pub browser: BrowserConfig,
     pub client: ClientSettings,
 }
 
@@ -143,6 +145,11 @@ impl Settings {
             artifacts: ArtifactSettings::read(&values, &home, &state_dir)?,
             network: NetworkSettings::read(&values)?,
             volumes: VolumeSettings::read(&values, &home)?,
+            browser: BrowserConfig {
+                idle_s: values.read("BELLJAR_BROWSER_IDLE", parse::seconds)?,
+                model: values.optional("BELLJAR_BROWSER_MODEL", word)?,
+                model_url: values.optional("BELLJAR_BROWSER_MODEL_URL", parse::public_url)?,
+            },
             backend: BackendSettings::read(&values, &run_dir)?,
             run_dir,
             state_dir,

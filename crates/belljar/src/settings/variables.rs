@@ -432,6 +432,33 @@ pub const GROUPS: &[Group] = &[
         ],
     },
     Group {
+        title: "Browser",
+        variables: &[
+            variable(
+                "BELLJAR_BROWSER_IDLE",
+                "a number of seconds",
+                "90",
+                "How long a session's browser may be unused before it is stopped. Its cookies and\n\
+                 the addresses of its tabs are kept, and the next action brings them back.",
+            ),
+            variable(
+                "BELLJAR_BROWSER_MODEL",
+                "the name of a model",
+                "",
+                "The model that does browser tasks which name none.",
+            )
+            .when_empty("whoever asks names one"),
+            variable(
+                "BELLJAR_BROWSER_MODEL_URL",
+                "a URL such as https://api.example.com/v1",
+                "",
+                "Where it answers, in OpenAI's protocol. The session's network policy must allow it;\n\
+                 BELLJAR_NETWORK_SECRETS can add the key on the way.",
+            )
+            .when_empty("whoever asks says where"),
+        ],
+    },
+    Group {
         title: "Artifacts",
         variables: &[
             variable(

@@ -3,6 +3,7 @@
 //! Numbers of a shared machine mean little by themselves; ratios of things measured in turns mean
 //! more. Each line says what it was compared with.
 
+mod browser;
 mod containers;
 mod echo;
 mod files;
@@ -53,6 +54,9 @@ pub(super) fn bench(args: &BenchArgs, settings: &Settings) -> Result<ExitCode> {
     }
     if args.files {
         return files::bench(args);
+    }
+    if args.browser {
+        return browser::bench(args);
     }
     privileges::raise_open_files();
     let prepared = match Prepared::start(settings)? {
