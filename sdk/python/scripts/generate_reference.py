@@ -29,6 +29,12 @@ CHAPTERS: list[tuple[str, str, list[str]]] = [
     ("Files", "_sync/files.py", ["Files"]),
     ("Changes of files", "_sync/watch.py", ["Watch"]),
     ("What is known of files", "_file_calls.py", ["FileInfo", "FileList", "FileChange", "Unpacked"]),
+    ("Browser", "_sync/browser.py", ["Browser"]),
+    (
+        "What is known of browsers",
+        "_browser_calls.py",
+        ["BrowserState", "BrowserTab", "BrowserDialog", "Screenshot", "Download", "TaskResult"],
+    ),
     ("Artifacts", "_sync/artifacts.py", ["Artifacts"]),
     ("Datasets", "_sync/datasets.py", ["Datasets"]),
     ("Volumes", "_sync/volumes.py", ["Volumes"]),

@@ -18,6 +18,8 @@ class FakeModel:
         self._lock = threading.Lock()
         #: What was asked, in order.
         self.asked: list[dict[str, Any]] = []
+        #: And with which headers.
+        self.heads: list[dict[str, str]] = []
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}/v1"
@@ -58,6 +60,7 @@ class FakeModel:
                 asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
                 if model._status != 200:
                     return self._send(model._status, "application/json", json.dumps({"error": {"message": "no"}}))
+                model.heads.append({name.lower(): value for name, value in self.headers.items()})
                 message = model._next(asked)
                 ended = "tool_calls" if "tool_calls" in message else "stop"
                 common = {"id": "x", "created": 0, "model": asked["model"]}

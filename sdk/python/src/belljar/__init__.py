@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from belljar._aio.session import AsyncSession
     from belljar._aio.stream import AsyncStream
     from belljar._aio.watch import AsyncWatch
+    from belljar._browser_calls import BrowserState, BrowserTab, Download, Screenshot, TaskResult
     from belljar._calls import AskedLimits
     from belljar._file_calls import FileChange, FileInfo, FileList, Unpacked
     from belljar._run import arun, run
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from belljar.config import Config
     from belljar.errors import (
         BelljarError,
+        BrowserError,
         Conflict,
         ExecutionError,
         Forbidden,
@@ -81,7 +83,7 @@ if TYPE_CHECKING:
 # to nothing, and httpx and pydantic are paid for by whoever needs them.
 _MODULES = {
     "belljar.errors": (
-        "BelljarError", "Conflict", "ExecutionError", "Forbidden", "IntegrityError", "InvalidRequest",
+        "BelljarError", "BrowserError", "Conflict", "ExecutionError", "Forbidden", "IntegrityError", "InvalidRequest",
         "LocalServerError", "NoSpace", "NotFound", "ProtocolError", "Refused", "ServerError", "ServerUnavailable",
         "SessionEnded", "SourceFailed", "Timeout", "TooLarge", "TooMany", "Unauthorized",
     ),
@@ -90,6 +92,7 @@ _MODULES = {
     ),
     "belljar.models": ("Artifact", "Bundle", "Dataset", "ExecInfo", "Result", "SessionInfo", "Volume"),
     "belljar._calls": ("AskedLimits",),
+    "belljar._browser_calls": ("BrowserState", "BrowserTab", "Download", "Screenshot", "TaskResult"),
     "belljar._file_calls": ("FileChange", "FileInfo", "FileList", "Unpacked"),
     "belljar._run": ("arun", "run"),
     "belljar._aio.client": ("AsyncClient",),
@@ -142,6 +145,9 @@ __all__ = [
     "AsyncStream",
     "AsyncWatch",
     "BelljarError",
+    "BrowserError",
+    "BrowserState",
+    "BrowserTab",
     "Bundle",
     "Client",
     "Config",
@@ -149,6 +155,7 @@ __all__ = [
     "Dataset",
     "Display",
     "Done",
+    "Download",
     "ErrorEvent",
     "Event",
     "ExecInfo",
@@ -169,6 +176,7 @@ __all__ = [
     "Result",
     "ResultEvent",
     "SandboxClient",
+    "Screenshot",
     "ServerError",
     "ServerUnavailable",
     "Session",
@@ -179,6 +187,7 @@ __all__ = [
     "Stderr",
     "Stdout",
     "Stream",
+    "TaskResult",
     "Timeout",
     "TooLarge",
     "TooMany",

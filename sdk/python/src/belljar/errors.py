@@ -2,7 +2,8 @@
 
 ```text
 BelljarError ── Refused ──────────── NotFound, SessionEnded, Conflict, Unauthorized, Forbidden,
-  │             the server said no   InvalidRequest ── TooLarge, TooMany, NoSpace, SourceFailed, ServerError
+  │             the server said no   InvalidRequest ── TooLarge, TooMany, NoSpace, SourceFailed, ServerError,
+  │                                  BrowserError
   ├── ServerUnavailable ── LocalServerError
   ├── Timeout
   ├── ProtocolError, IntegrityError
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BelljarError",
+    "BrowserError",
     "Conflict",
     "ExecutionError",
     "Forbidden",
@@ -149,6 +151,14 @@ class SourceFailed(Refused):
     code = "source_failed"
 
 
+class BrowserError(Refused):
+    """A session's browser could not do what it was asked; `code` says why: `navigation_failed`, `page_timeout`,
+    `no_such_element`, `stale_ref`, `element_not_usable`, `script_failed`, `download_failed`, `no_such_tab`,
+    `page_crashed`, `browser_crashed`, `browser_out_of_memory`, `no_browser`, `no_browser_use`, `task_failed`, ..."""
+
+    code = "browser_failed"
+
+
 class ServerError(Refused):
     """The server failed at something it should be able to do; its log says more."""
 
@@ -228,6 +238,27 @@ _BY_CODE: dict[str, type[BelljarError]] = {
     "no_room_inside": NoSpace,
     "out_of_space": NoSpace,
     "internal": ServerError,
+    **dict.fromkeys(
+        (
+            "answer_too_large",
+            "browser_crashed",
+            "browser_failed",
+            "browser_out_of_memory",
+            "download_failed",
+            "element_not_usable",
+            "navigation_failed",
+            "no_browser",
+            "no_browser_use",
+            "no_such_element",
+            "no_such_tab",
+            "page_crashed",
+            "page_timeout",
+            "script_failed",
+            "stale_ref",
+            "task_failed",
+        ),
+        BrowserError,
+    ),
 }
 
 

@@ -22,7 +22,7 @@ from belljar import local
 from belljar._aio import _io as aio
 from belljar._aio.client import AsyncClient
 from belljar._aio.session import AsyncSession
-from belljar._calls import AskedLimits, Size
+from belljar._calls import AskedLimits, Network, Size
 from belljar._sync import _io as sync
 from belljar._sync.client import Client
 from belljar._sync.session import Session
@@ -76,7 +76,7 @@ class SessionManager:
 
     `session_storage` is `TMPFS` (memory, at most `tmpfs_size` megabytes) or `BIND` (on disk, below
     `session_root`); `dataset_access` is `NONE`, `LOCAL_RO` (`datasets_path` is shown at `/data`) or
-    `API` (brought in on demand). `memory`, `cpus`, `pids`, `ttl`, `idle_timeout` and `env` are those of
+    `API` (brought in on demand). `memory`, `cpus`, `pids`, `ttl`, `idle_timeout`, `env` and `network` are those of
     `Client.session`; what is left out is the server's to choose.
 
     The server is the one at `url`, or that of `BELLJAR_URL`, or a local one that is started when it is
@@ -104,6 +104,7 @@ class SessionManager:
         ttl: int | None = None,
         idle_timeout: int | None = None,
         env: Mapping[str, str] | None = None,
+        network: Network | None = None,
         blobstore_dir: str | os.PathLike[str] | None = None,
         artifacts_db: str | os.PathLike[str] | None = None,
         idle_hibernate_sec: int | None = None,
@@ -120,7 +121,7 @@ class SessionManager:
         self.default_key = default_key or f"convo-{secrets.token_hex(6)}"
         self._key_prefix = key_prefix
         self._limits = _limits(memory, cpus, pids, tmpfs_size)
-        self._ttl, self._idle_timeout, self._env = ttl, idle_timeout, env
+        self._ttl, self._idle_timeout, self._env, self._network = ttl, idle_timeout, env, network
         is_local = client is None and async_client is None and Target.find(url, api_key).url is None
         paths: dict[str, str | os.PathLike[str] | None] = {
             "SESSIONS_ROOT": session_root if self.session_storage == "BIND" else None,
@@ -242,6 +243,7 @@ class SessionManager:
             datasets=self._datasets_of_run(),
             image=self.image,
             env=self._env,
+            network=self._network,
         )
         return _with_origin(result)
 
@@ -258,6 +260,7 @@ class SessionManager:
             datasets=self._datasets_of_run(),
             image=self.image,
             env=self._env,
+            network=self._network,
         )
         return _with_origin(result)
 
@@ -320,6 +323,7 @@ class SessionManager:
             "idle_timeout": self._idle_timeout,
             "env": self._env,
             "image": self.image,
+            "network": self._network,
         }
 
     def _datasets_of_run(self) -> Any:

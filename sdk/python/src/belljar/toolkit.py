@@ -1,4 +1,4 @@
-"""A toolkit for agents that work with a shell, scripts and files. Needs `pip install belljar[langgraph]`.
+"""A toolkit for agents that work with a shell, scripts, files and a browser. Needs `pip install belljar[langgraph]`.
 
 >>> from belljar.toolkit import BelljarToolkit
 >>> agent = create_agent("openai:gpt-5", tools=BelljarToolkit().get_tools())
@@ -23,9 +23,10 @@ from belljar._sync.session import Session
 from belljar.langgraph._pictures import IMAGE_TYPES, MAX_IMAGE_BYTES, ashown_images, shown_images, with_pictures
 from belljar.langgraph._render import MAX_CHARS, answer, clip, note, size_of
 from belljar.langgraph._tool import NO_RUNTIME, Answer, Sessions, live, make_tool, origin
+from belljar.langgraph.browser import BrowserModel, make_browser_tool, make_screenshot_tool
 from belljar.manager import Opened, SessionManager
 
-__all__ = ["BelljarToolkit", "SandboxFailure"]
+__all__ = ["BelljarToolkit", "BrowserModel", "SandboxFailure"]
 
 # How much of a file is looked at, and how many entries of a directory are shown.
 _MAX_READ = 4 << 20
@@ -68,13 +69,14 @@ PathArg = Annotated[str, Field(description="A path such as 'src/main.py' (in /se
 
 
 class BelljarToolkit(BaseToolkit):
-    """The tools `execute_shell`, `execute_python_script`, `list_files`, `read_file`, `write_file`, `delete_file`
-    and `make_directory`, over one session per thread.
+    """The tools `execute_shell`, `execute_python_script`, `list_files`, `read_file`, `write_file`, `delete_file`,
+    `make_directory`, `browser_tool` and `screenshot_browser`, over one session per thread.
 
     >>> toolkit = BelljarToolkit(session_manager=SessionManager(session_storage="BIND"), timeout_s=120)
     >>> [tool.name for tool in toolkit.get_tools()]
 
-    `session_key_fn`, `images` and `max_output_chars` are those of `make_code_sandbox_tool`.
+    `session_key_fn`, `images` and `max_output_chars` are those of `make_code_sandbox_tool`. `browser_model` does the
+    tasks of `browser_tool`, if it is not the server's own; `browser=False` leaves both browser tools out.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -84,6 +86,9 @@ class BelljarToolkit(BaseToolkit):
     timeout_s: float = 60.0
     images: bool = False
     max_output_chars: int = MAX_CHARS
+    browser: bool = True
+    browser_model: BrowserModel = Field(default_factory=BrowserModel)
+    browser_timeout_s: float = 600.0
 
     _sessions: Sessions = PrivateAttr()
 
@@ -100,7 +105,14 @@ class BelljarToolkit(BaseToolkit):
             self._write_file(),
             self._delete_file(),
             self._make_directory(),
+            *(self._browser_tools() if self.browser else []),
         ]
+
+    def _browser_tools(self) -> list[BaseTool]:
+        task = make_browser_tool(
+            self._sessions, self.browser_model, timeout_s=self.browser_timeout_s, max_chars=self.max_output_chars
+        )
+        return [task, make_screenshot_tool(self._sessions, images=self.images)]
 
     # Execution.
 

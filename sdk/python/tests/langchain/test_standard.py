@@ -34,6 +34,8 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "write_file": {"path": "notes.txt", "content": "hello"},
     "delete_file": {"path": "notes.txt"},
     "make_directory": {"path": "src/deep"},
+    "browser_tool": {"task": "say hello"},
+    "screenshot_browser": {"url": "about:blank"},
 }
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from belljar import _calls
 from belljar._aio import _io
 from belljar._aio.artifacts import AsyncArtifacts
+from belljar._aio.browser import AsyncBrowser
 from belljar._aio.datasets import AsyncDatasets
 from belljar._aio.files import AsyncFiles
 from belljar._aio.stream import AsyncStream
@@ -321,6 +322,11 @@ class AsyncSession:
     def files(self) -> AsyncFiles:
         """The files in it, as a program inside sees them."""
         return AsyncFiles(self._client, self.id)
+
+    @property
+    def browser(self) -> AsyncBrowser:
+        """Its browser: Chromium, inside, started when it is first used."""
+        return AsyncBrowser(self._client, self.id)
 
     # Its life.
 

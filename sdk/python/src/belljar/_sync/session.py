@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from belljar import _calls
 from belljar._sync import _io
 from belljar._sync.artifacts import Artifacts
+from belljar._sync.browser import Browser
 from belljar._sync.datasets import Datasets
 from belljar._sync.files import Files
 from belljar._sync.stream import Stream
@@ -322,6 +323,11 @@ class Session:
     def files(self) -> Files:
         """The files in it, as a program inside sees them."""
         return Files(self._client, self.id)
+
+    @property
+    def browser(self) -> Browser:
+        """Its browser: Chromium, inside, started when it is first used."""
+        return Browser(self._client, self.id)
 
     # Its life.
 
