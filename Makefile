@@ -46,10 +46,11 @@ demo: setup sdk-python
 test: tested
 	@scripts/tool cargo-nextest
 	@echo "== preparing the Python environment of sandboxes in $(HOME_DIR)"
-	@cd target && $(TESTED) setup
+	@cd target && $(TESTED) setup --browser
 	@$(MAKE) --no-print-directory tested-wheel
 	@# Two at a time: each of them waits for something more often than not.
-	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-python test-kernels test-standard test-engine
+	@rm -f target/docker/done
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target WAIT_FOR_ENGINE=1 test-engine test-python test-kernels test-standard
 	@echo "== all other tests: the real binary, real sandboxes"
 	$(CARGO) nextest run --locked --workspace
 
@@ -57,6 +58,7 @@ test-kernels:
 	@echo "== kernel tests: Python, outside of any sandbox"
 	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --upgrade --target $(TOOLS) pytest hypothesis
 	cd kernels/python/tests && PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$(TOOLS) $(PYTHON) -m pytest -q -p no:cacheprovider
+	cd kernels/browser/tests && PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$(TOOLS) $(PYTHON) -m pytest -q -p no:cacheprovider
 
 test-standard:
 	@echo "== the Python package with deepagents 0.6.12; the newest is among the tests of the package"
@@ -65,6 +67,7 @@ test-standard:
 # A container engine with gVisor, and images to test with.
 test-engine:
 	@scripts/prepare-docker
+	@mkdir -p target/docker && touch target/docker/done
 
 tested: system
 	@echo "== building what is tested"
@@ -82,7 +85,7 @@ tested-wheel: tested sdk-python
 test-python:
 	@test -d target/wheel || $(MAKE) --no-print-directory tested-wheel
 	@echo "== the Python package: its client against a real server"
-	cd sdk/python && PYTHONDONTWRITEBYTECODE=1 BELLJAR_BINARY=$(TESTED) WHEEL_TO_TEST=$$(echo $(CURDIR)/target/wheel/belljar-*.whl) $(SDK_PYTHON) -m pytest -q -p no:cacheprovider --reruns 2 --reruns-delay 1
+	cd sdk/python && PYTHONDONTWRITEBYTECODE=1 WAIT_FOR_ENGINE=$(WAIT_FOR_ENGINE) BELLJAR_BINARY=$(TESTED) WHEEL_TO_TEST=$$(echo $(CURDIR)/target/wheel/belljar-*.whl) $(SDK_PYTHON) -m pytest -q -p no:cacheprovider --reruns 2 --reruns-delay 1
 
 # One wheel with the binary and the Python package, for any Python of this machine's kind.
 wheel: build sdk-python
@@ -113,6 +116,7 @@ bench: setup sdk-python
 	$(BELLJAR) bench
 	$(BELLJAR) bench --http
 	$(BELLJAR) bench --files
+	$(BELLJAR) bench --browser
 	PYTHONPATH=sdk/python/src BELLJAR_BINARY=$(CURDIR)/$(BELLJAR) $(SDK_PYTHON) bench/python_client.py
 
 clean:
