@@ -62,7 +62,9 @@ def has_image() -> bool:
     while not PREPARED.exists() and time.monotonic() < deadline:
         time.sleep(0.5)
     try:
-        asked = subprocess.run(["docker", "image", "inspect", IMAGE], capture_output=True, timeout=20)
+        # With browser-use: it is there if the machine's Python and the image's are of one generation.
+        look = ["docker", "run", "--rm", "--network", "none", IMAGE, "test", "-x", "/opt/browser-use/bin/python"]
+        asked = subprocess.run(look, capture_output=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired):
         return False
     return asked.returncode == 0
@@ -76,7 +78,7 @@ def place(request: pytest.FixtureRequest, _corner: None) -> Iterator[Server]:
     env: dict[str, Any] = {}
     if request.param == "docker":
         if not has_image():
-            pytest.skip("no container engine with the test images; scripts/prepare-docker makes them")
+            pytest.skip("no container engine with an image that has a browser; scripts/prepare-docker makes one")
         env = {"BELLJAR_BACKEND": "docker", "SANDBOX_IMAGE": IMAGE}
     started = Server(Path(tempfile.mkdtemp(prefix="s-")), **env).start()
     yield started
