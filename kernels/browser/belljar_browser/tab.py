@@ -372,7 +372,8 @@ class Tab:
             "returnByValue": True,
             "userGesture": True,
             "replMode": True,
-            "timeout": max(1, round((deadline - time.monotonic()) * 1000)),
+            # Should it not be reached when we end it: later than that, so that we are the one who says why.
+            "timeout": max(1, round((deadline - time.monotonic() + 0.5) * 1000)),
         }
         try:
             answer = self.call("Runtime.evaluate", params, deadline=deadline, what="the expression")
