@@ -540,6 +540,23 @@ pub struct StayedValue {
     pub reason: String,
 }
 
+/// What came of writing a kernel down, as it tells: bounded in number and length.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FreezeReport {
+    /// Why it was not done: what could not be kept. Empty if it was.
+    #[serde(default)]
+    pub refused: Vec<String>,
+    /// What was left out because it was told to go on without.
+    #[serde(default)]
+    pub lost: Vec<String>,
+    /// Bytes of pages in the new layer.
+    #[serde(default)]
+    pub bytes: u64,
+    /// The layers that the index speaks of.
+    #[serde(default)]
+    pub layers: Vec<u64>,
+}
+
 /// Why the guest did not do what it was asked.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("{message}")]

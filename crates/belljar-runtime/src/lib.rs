@@ -9,6 +9,7 @@
 pub mod docker;
 mod error;
 mod files;
+mod frozen;
 mod held;
 mod jobs;
 pub mod kernels;
@@ -27,6 +28,8 @@ mod volume;
 
 pub use error::RuntimeError;
 pub use files::{Behind, FileChanges, OpenedFile, Removed, Temporary, Wanted};
+pub use files::{FileChanges, OpenedFile, Removed, Temporary, Wanted};
+pub use frozen::{Layer, Picture};
 pub use jobs::Job;
 pub use relay::{Relay, RelayStream};
 pub use runtime::Runtime;
