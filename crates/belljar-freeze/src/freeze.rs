@@ -15,8 +15,10 @@ use crate::raw::{self, Action, ENOTSUP, PAGE, Range, Result, SIGNALS, Stat};
 #[repr(C)]
 #[derive(Debug)]
 pub struct Freeze {
-    /// Where pages go, the number of that layer, and where the index goes.
+    /// Where pages go, the same file for reading only, the number of that layer, and where the index goes. What is mapped
+    /// must not keep the file open for writing.
     pages: u64,
+    pages_again: u64,
     layer: u64,
     index: u64,
     /// An earlier index, or -1, and the layers that it speaks of.
@@ -24,6 +26,9 @@ pub struct Freeze {
     layers: *const LayerFile,
     layers_len: u64,
     flags: u64,
+    /// The layer of the last picture of this process, or 0. If the earlier one is another, whatever is there must be
+    /// compared with it.
+    last: u64,
     /// How libraries registered for restartable sequences: where from the thread's variables, how long.
     rseq_offset: i64,
     rseq_len: u64,
@@ -32,12 +37,16 @@ pub struct Freeze {
     own_len: u64,
     /// How many bytes of pages were written.
     written: u64,
+    /// The layers that the index speaks of.
+    used: [u64; MAX_LAYERS],
+    used_len: u64,
     /// What could not be kept, where the answer says that something could not.
     problem: [u8; 256],
 }
 
-/// The earlier picture is of another process: whatever is there must be compared with it.
-const COMPARE_ALL: u64 = 1;
+/// As many layers as an index may speak of.
+const MAX_LAYERS: usize = 64;
+
 /// Large pieces that were written are mapped from the layer, in this process too: the memory is then shared
 /// with all that are made of the picture, and need not be looked at the next time.
 const SHARE: u64 = 2;
@@ -163,8 +172,11 @@ unsafe impl Plain for Option<Layer> {}
 struct Writer {
     block: Range,
     pages: u64,
+    pages_again: u64,
     layer: u64,
     flags: u64,
+    /// The earlier picture is of this process.
+    known: bool,
     pagemap: u64,
     entries: &'static mut [u64],
     layers: List<Option<Layer>>,
@@ -207,9 +219,12 @@ impl Writer {
         given: &[LayerFile],
         before_len: u64,
     ) -> Result<Writer> {
-        let before: &'static [Run] = match u64::try_from(request.before) {
-            Ok(fd) => Index::parse(block.map(fd, before_len)?)?.runs,
-            Err(_) => &[],
+        let (before, known): (&'static [Run], bool) = match u64::try_from(request.before) {
+            Ok(fd) => {
+                let index = Index::parse(block.map(fd, before_len)?)?;
+                (index.runs, index.header.layer == request.last)
+            }
+            Err(_) => (&[], false),
         };
         let mut layers = block.list((given.len() * size_of::<Option<Layer>>()) as u64)?;
         for layer in given {
@@ -219,8 +234,10 @@ impl Writer {
         let mut writer = Writer {
             block: Range { start: block.start, len: block.len },
             pages: request.pages,
+            pages_again: request.pages_again,
             layer: request.layer,
             flags: request.flags,
+            known,
             pagemap: raw::open(b"/proc/self/pagemap\0")?,
             entries: block.slice(PAGEMAP_WORDS)?,
             layers,
@@ -438,9 +455,7 @@ impl Writer {
     ) -> Result<()> {
         if let Some(run) = self.earlier(address) {
             let run = Run { mappable, ..run };
-            let untouched = run.layer & COMMON != 0
-                && self.flags & COMPARE_ALL == 0
-                && !page.is_ours_alone();
+            let untouched = run.layer & COMMON != 0 && self.known && !page.is_ours_alone();
             if untouched {
                 return self.refer(run);
             }
@@ -552,20 +567,20 @@ impl Writer {
             }
             let flags = raw::MAP_PRIVATE | raw::MAP_FIXED;
             // SAFETY: the layer has just been written from these very pages, by the only thread there is.
-            unsafe { raw::mmap(run.start, run.len, area.prot, flags, self.pages, run.offset) }?;
+            unsafe { raw::mmap(run.start, run.len, area.prot, flags, self.pages_again, run.offset) }?;
         }
         Ok(())
     }
 
-    fn write_index(&mut self, request: &Freeze, stack_pointer: u64, resume: u64) -> Result<()> {
-        let mut used = [0u64; 256];
+    fn write_index(&mut self, request: &mut Freeze, stack_pointer: u64, resume: u64) -> Result<()> {
         let mut count = 0;
         for run in self.runs.as_slice() {
-            if !used[..count].contains(&run.layer) {
-                *used.get_mut(count).ok_or(raw::ENOMEM)? = run.layer;
+            if !request.used[..count].contains(&run.layer) {
+                *request.used.get_mut(count).ok_or(raw::ENOMEM)? = run.layer;
                 count += 1;
             }
         }
+        request.used_len = count as u64;
         let mut signals = [Action::default(); SIGNALS as usize];
         for (signal, action) in (1..=SIGNALS).zip(&mut signals) {
             *action = raw::action(signal)?;
@@ -574,6 +589,7 @@ impl Writer {
         let header = Header {
             magic: MAGIC,
             version: VERSION,
+            layer: self.layer,
             layers: count as u64,
             areas: self.areas.as_slice().len() as u64,
             runs: self.runs.as_slice().len() as u64,
@@ -591,7 +607,7 @@ impl Writer {
         };
         raw::write_all(request.index, bytes_of(&[header]))?;
         raw::write_all(request.index, bytes_of(&signals))?;
-        raw::write_all(request.index, bytes_of(&used[..count]))?;
+        raw::write_all(request.index, bytes_of(&request.used[..count]))?;
         raw::write_all(request.index, bytes_of(self.areas.as_slice()))?;
         raw::write_all(request.index, bytes_of(self.runs.as_slice()))?;
         raw::write_all(request.index, self.text.as_slice())

@@ -31,16 +31,16 @@ pub use picture::LayerFile;
 pub use thaw::{Thaw, belljar_thaw};
 
 /// Nothing here panics on purpose, and nobody could be told.
-#[cfg(shared_object)]
+#[cfg(feature = "shared-object")]
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
     raw::exit_group(EXIT_PANIC)
 }
 
-#[cfg(shared_object)]
+#[cfg(feature = "shared-object")]
 const EXIT_PANIC: i32 = 72;
 
 /// The core library was compiled to unwind, and names what it would unwind with. We abort.
-#[cfg(shared_object)]
+#[cfg(feature = "shared-object")]
 #[unsafe(no_mangle)]
 extern "C" fn rust_eh_personality() {}

@@ -32,6 +32,8 @@ pub(crate) const COMMON: u64 = 1 << 62;
 pub(crate) struct Header {
     pub(crate) magic: u64,
     pub(crate) version: u64,
+    /// The layer that was written with it.
+    pub(crate) layer: u64,
     pub(crate) layers: u64,
     pub(crate) areas: u64,
     pub(crate) runs: u64,

@@ -249,6 +249,15 @@ async fn answer(
             });
             return true;
         }
+        Call::KernelLine { language } => {
+            // Answered when the kernel is ready, as above.
+            let (guest, outbox) = (Rc::clone(guest), outbox.clone());
+            tokio::task::spawn_local(async move {
+                let outcome = kernel_line(&guest, language).await;
+                reply(&outbox, id, outcome).await;
+            });
+            return true;
+        }
         Call::OutliveHost { alone_for_s } => {
             guest.company.may_be_alone_for(alone_for_s);
             Ok(Answer::Done.into())
@@ -386,6 +395,11 @@ async fn kernel_state(guest: &Guest, language: Language) -> Result<Reply, Refusa
 async fn spill(guest: &Guest, language: Language, ask: SpillAsk) -> Result<Reply, Refusal> {
     let body = live_kernel(guest, language)?.spill(ask).await?;
     Ok(Reply { answer: Answer::Spilled, body, fds: Vec::new() })
+}
+
+async fn kernel_line(guest: &Guest, language: Language) -> Result<Reply, Refusal> {
+    let line = live_kernel(guest, language)?.line(guest).await?;
+    Ok(Reply { answer: Answer::Line, body: Vec::new(), fds: vec![line] })
 }
 
 fn begin(guest: &Rc<Guest>, spec: ExecSpec, body: Vec<u8>) -> Result<Rc<Exec>, Refusal> {

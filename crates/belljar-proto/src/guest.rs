@@ -270,6 +270,11 @@ pub enum Call {
         #[serde(flatten)]
         ask: SpillAsk,
     },
+    /// A line to the kernel of a language, if it is idle: packets, with descriptors beside them. Answered with
+    /// [`Answer::Line`]. Only for guests of [`crate::PROTOCOL_WITH_PICTURES`] and later.
+    KernelLine {
+        language: Language,
+    },
     /// From now on, go on for this long while nobody is connected; 0: end with the last
     /// connection.
     OutliveHost {
@@ -368,6 +373,8 @@ pub enum Answer {
     State,
     /// The body is a JSON [`SpillReport`].
     Spilled,
+    /// A socket follows; what is said over it is between the host and the kernel ([`crate::picture`]).
+    Line,
     /// One descriptor follows.
     File {
         size: u64,
@@ -538,23 +545,6 @@ pub struct SpilledValue {
 pub struct StayedValue {
     pub name: String,
     pub reason: String,
-}
-
-/// What came of writing a kernel down, as it tells: bounded in number and length.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct FreezeReport {
-    /// Why it was not done: what could not be kept. Empty if it was.
-    #[serde(default)]
-    pub refused: Vec<String>,
-    /// What was left out because it was told to go on without.
-    #[serde(default)]
-    pub lost: Vec<String>,
-    /// Bytes of pages in the new layer.
-    #[serde(default)]
-    pub bytes: u64,
-    /// The layers that the index speaks of.
-    #[serde(default)]
-    pub layers: Vec<u64>,
 }
 
 /// Why the guest did not do what it was asked.
