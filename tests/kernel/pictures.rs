@@ -40,7 +40,8 @@ impl Album {
     ) -> Result<Taken, RuntimeError> {
         let layer = self.next;
         self.next += 1;
-        let (pages, index) = (self.path(&format!("{layer}.pages")), self.path(&format!("{layer}.index")));
+        let (pages, index) =
+            (self.path(&format!("{layer}.pages")), self.path(&format!("{layer}.index")));
         let before = before.map(|taken| self.open(taken));
         let how = Freezing {
             layer,
@@ -63,7 +64,8 @@ impl Album {
     }
 
     fn open(&self, taken: &Taken) -> Picture {
-        let open = |path: &Path| File::open(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        let open =
+            |path: &Path| File::open(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
         let layers = taken.report.layers.iter().map(|&id| {
             let own = self.path(&format!("{id}.pages"));
             let pages = common_layer(&self.path("commons"), id).unwrap_or(own);
@@ -86,8 +88,9 @@ async fn a_kernel_goes_on_in_another_sandbox() {
     for lab in [Lab::warm().await, Lab::cold()] {
         let mut album = Album::new();
         let session = lab.session().await;
-        session.printed(
-            "import os, json, threading, asyncio\n\
+        session
+            .printed(
+                "import os, json, threading, asyncio\n\
              x = {'a': [1, 2, 3]}; y = x['a']\n\
              def f(n): return n * len(y)\n\
              def g():\n    while True: yield len(y)\n\
@@ -97,8 +100,8 @@ async fn a_kernel_goes_on_in_another_sandbox() {
              await asyncio.sleep(0)\n\
              lock = threading.Lock(); lock.acquire()\n\
              os.environ['MINE'] = 'here'",
-        )
-        .await;
+            )
+            .await;
         let taken = album.take(&session, None).await;
         // Files are not part of it.
         let other = lab.session().await;
@@ -108,16 +111,25 @@ async fn a_kernel_goes_on_in_another_sandbox() {
         for session in [&session, &other] {
             session.printed("y.append(4)").await;
             assert_eq!(session.value("f(10), x, next(walk)").await, "(40, {'a': [1, 2, 3, 4]}, 4)");
-            assert_eq!(session.value("os.getcwd(), os.environ['MINE']").await, "('/session/sub', 'here')");
+            assert_eq!(
+                session.value("os.getcwd(), os.environ['MINE']").await,
+                "('/session/sub', 'here')"
+            );
             assert_eq!(
                 session.value("out.write('world'); out.flush(); open('/tmp/log').read()").await,
                 "'hello world'"
             );
             assert_eq!(session.value("await asyncio.sleep(0.01, 'awake')").await, "'awake'");
-            assert_eq!(session.value("lock.locked(), lock.release(), lock.acquire(False)").await, "(True, None, True)");
+            assert_eq!(
+                session.value("lock.locked(), lock.release(), lock.acquire(False)").await,
+                "(True, None, True)"
+            );
             let raised = session.run("f()").await;
             assert_eq!(raised.exit_code, 1, "{raised:?}");
-            assert_eq!(session.printed("import subprocess; print(subprocess.getoutput('echo hi'))").await, "hi\n");
+            assert_eq!(
+                session.printed("import subprocess; print(subprocess.getoutput('echo hi'))").await,
+                "hi\n"
+            );
             // It is interrupted as any other.
             let looping = session.begin("while True: pass").await;
             tokio::time::sleep(Duration::from_millis(200)).await;
@@ -137,7 +149,11 @@ async fn the_second_picture_is_small_and_large_values_are_shared() {
     let setup = "import numpy as np, pandas as pd; big = np.arange(13_000_000); small = 1";
     session.printed(setup).await;
     let first = album.take(&session, None).await;
-    assert!(first.report.bytes > 100 * MIB && first.report.bytes < 125 * MIB, "{}", first.report.bytes);
+    assert!(
+        first.report.bytes > 100 * MIB && first.report.bytes < 125 * MIB,
+        "{}",
+        first.report.bytes
+    );
     session.printed("small = 2").await;
     let second = album.take(&session, Some(&first)).await;
     assert!(second.report.bytes < 4 * MIB, "{}", second.report.bytes);
@@ -145,7 +161,9 @@ async fn the_second_picture_is_small_and_large_values_are_shared() {
     let third = album.take(&session, Some(&second)).await;
     assert!(third.report.bytes < 4 * MIB, "{}", third.report.bytes);
     eprintln!("took {:?}, {:?}, {:?}", first.took, second.took, third.took);
-    for (taken, expected) in [(&first, "(1, 5)"), (&second, "(2, 5)"), (&third, "(3, 0)"), (&first, "(1, 5)")] {
+    for (taken, expected) in
+        [(&first, "(1, 5)"), (&second, "(2, 5)"), (&third, "(3, 0)"), (&first, "(1, 5)")]
+    {
         let began = Instant::now();
         let other = album.develop(&lab, taken).await;
         eprintln!("developed in {:?}", began.elapsed());
@@ -175,11 +193,23 @@ async fn a_picture_of_a_picture_and_what_stands_in_the_way() {
     assert_eq!(session.value("[int(s.sum()) for s in steps]").await, "[0, 1, 2, 3, 4, 5]");
 
     for (code, reason, undo) in [
-        ("import threading, time; stop = threading.Event(); t = threading.Thread(target=stop.wait, name='worker'); t.start()", "thread `worker` is alive", "stop.set(); t.join()"),
+        (
+            "import threading, time; stop = threading.Event(); t = threading.Thread(target=stop.wait, name='worker'); t.start()",
+            "thread `worker` is alive",
+            "stop.set(); t.join()",
+        ),
         ("import socket; s = socket.socket()", "a socket is open", "s.close()"),
         ("import os; r, w = os.pipe()", "a pipe is open", "os.close(r); os.close(w)"),
-        ("import subprocess; p = subprocess.Popen(['sleep', '60'])", "`sleep`", "p.kill(); p.wait()"),
-        ("import tempfile; t = tempfile.TemporaryFile(); t.fileno()", "a file without a name is open", "t.close()"),
+        (
+            "import subprocess; p = subprocess.Popen(['sleep', '60'])",
+            "`sleep`",
+            "p.kill(); p.wait()",
+        ),
+        (
+            "import tempfile; t = tempfile.TemporaryFile(); t.fileno()",
+            "a file without a name is open",
+            "t.close()",
+        ),
         ("import mmap; m = mmap.mmap(-1, 4096)", "shared with others", "m.close()"),
     ] {
         session.run(code).await;
@@ -211,7 +241,8 @@ async fn libraries_with_threads_go_on_without_them() {
     let other = lab.session().await;
     other.sandbox.thaw(&album.open(&taken)).await.expect("a kernel");
     for session in [&session, &other] {
-        let again = "d.to_parquet('/tmp/y.parquet'); int(pd.read_parquet('/tmp/y.parquet').a.sum())";
+        let again =
+            "d.to_parquet('/tmp/y.parquet'); int(pd.read_parquet('/tmp/y.parquet').a.sum())";
         assert_eq!(session.value(again).await, "4999950000");
     }
 }

@@ -6,8 +6,8 @@ use core::slice;
 use crate::block::{Block, List, Plain};
 use crate::maps::{self, Mapping};
 use crate::picture::{
-    ANONYMOUS, Area, COMMON, FILE, Header, Index, LayerFile, MAGIC, PROVIDED, Run, SHARED_FILE, STACK,
-    VERSION, bytes_of, sum,
+    ANONYMOUS, Area, COMMON, FILE, Header, Index, LayerFile, MAGIC, PROVIDED, Run, SHARED_FILE,
+    STACK, VERSION, bytes_of, sum,
 };
 use crate::raw::{self, Action, ENOTSUP, PAGE, Range, Result, SIGNALS, Stat};
 
@@ -229,7 +229,11 @@ impl Writer {
         let mut layers = block.list((given.len() * size_of::<Option<Layer>>()) as u64)?;
         for layer in given {
             let stat = raw::fstat(layer.fd)?;
-            layers.push(Some(Layer { id: layer.id, stat, bytes: block.map(layer.fd, stat.size)? }))?;
+            layers.push(Some(Layer {
+                id: layer.id,
+                stat,
+                bytes: block.map(layer.fd, stat.size)?,
+            }))?;
         }
         let mut writer = Writer {
             block: Range { start: block.start, len: block.len },
@@ -281,8 +285,11 @@ impl Writer {
             let (start, end) = (self.block.start, self.block.start + self.block.len);
             let below = Mapping { end: mapping.end.min(start), ..mapping };
             let ahead = mapping.start.max(end) - mapping.start;
-            let above =
-                Mapping { start: mapping.start.max(end), offset: mapping.offset + ahead, ..mapping };
+            let above = Mapping {
+                start: mapping.start.max(end),
+                offset: mapping.offset + ahead,
+                ..mapping
+            };
             for piece in [below, above] {
                 if piece.start < piece.end {
                     self.write_mapping(&piece, own).inspect_err(|_| {
@@ -322,12 +329,7 @@ impl Writer {
         self.write_pages(mapping, nature)
     }
 
-    fn nature(
-        &mut self,
-        mapping: &Mapping<'_>,
-        own: &[u8],
-        area: &mut Area,
-    ) -> Result<Nature> {
+    fn nature(&mut self, mapping: &Mapping<'_>, own: &[u8], area: &mut Area) -> Result<Nature> {
         if !mapping.is_file() {
             if mapping.shared {
                 return Err(ENOTSUP);
@@ -414,7 +416,13 @@ impl Writer {
                         // What is beyond its end cannot have been used.
                         if offset + PAGE <= layer.bytes.len() as u64 {
                             let layer = layer.id;
-                            self.refer(Run { start: address, len: PAGE, layer, offset, mappable: 1 })?;
+                            self.refer(Run {
+                                start: address,
+                                len: PAGE,
+                                layer,
+                                offset,
+                                mappable: 1,
+                            })?;
                         }
                     }
                     continue;
@@ -567,7 +575,9 @@ impl Writer {
             }
             let flags = raw::MAP_PRIVATE | raw::MAP_FIXED;
             // SAFETY: the layer has just been written from these very pages, by the only thread there is.
-            unsafe { raw::mmap(run.start, run.len, area.prot, flags, self.pages_again, run.offset) }?;
+            unsafe {
+                raw::mmap(run.start, run.len, area.prot, flags, self.pages_again, run.offset)
+            }?;
         }
         Ok(())
     }
@@ -684,6 +694,7 @@ fn layout() -> Result<[u64; 11]> {
     };
     let brk = raw::brk();
     Ok([
-        start_code, end_code, start_data, end_data, start_brk, brk, stack, args, args_end, env, env_end,
+        start_code, end_code, start_data, end_data, start_brk, brk, stack, args, args_end, env,
+        env_end,
     ])
 }

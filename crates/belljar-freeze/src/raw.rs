@@ -257,7 +257,10 @@ pub(crate) fn tid_address() -> Result<u64> {
     Ok(address)
 }
 
-#[cfg_attr(not(feature = "shared-object"), expect(dead_code, reason = "only a shared object ends its process"))]
+#[cfg_attr(
+    not(feature = "shared-object"),
+    expect(dead_code, reason = "only a shared object ends its process")
+)]
 pub(crate) fn exit_group(status: i32) -> ! {
     loop {
         // SAFETY: it does not return.

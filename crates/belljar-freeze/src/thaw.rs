@@ -200,7 +200,8 @@ fn plan(request: &mut Thaw) -> Result<Never> {
         }
         return Err(error);
     }
-    let (steps, count) = (plan.steps.as_slice().as_ptr() as u64, plan.steps.as_slice().len() as u64);
+    let (steps, count) =
+        (plan.steps.as_slice().as_ptr() as u64, plan.steps.as_slice().len() as u64);
     let (stack_pointer, resume) = (index.header.stack_pointer, index.header.resume);
     // SAFETY: the block is where nothing else will be; the code in it does not return.
     unsafe {
@@ -304,7 +305,9 @@ fn fill(
     let range = (area.start, area.end);
     match area.kind {
         PROVIDED => return Ok(()),
-        ANONYMOUS => plan.map(range, writable, raw::MAP_PRIVATE | raw::MAP_ANONYMOUS, raw::NO_FILE, 0)?,
+        ANONYMOUS => {
+            plan.map(range, writable, raw::MAP_PRIVATE | raw::MAP_ANONYMOUS, raw::NO_FILE, 0)?
+        }
         STACK => {
             let flags = raw::MAP_PRIVATE | raw::MAP_ANONYMOUS | raw::MAP_GROWSDOWN;
             plan.map(range, writable, flags, raw::NO_FILE, 0)?;
@@ -353,7 +356,8 @@ fn is_mapped(run: &Run) -> bool {
 
 /// Whether one mapping serves both.
 fn continues(run: &Run, other: &Run) -> bool {
-    run.layer == other.layer && run.offset.wrapping_sub(run.start) == other.offset.wrapping_sub(other.start)
+    run.layer == other.layer
+        && run.offset.wrapping_sub(run.start) == other.offset.wrapping_sub(other.start)
 }
 
 /// How many runs one mapping of the first one's layer can serve or lie under: up to the last that
@@ -402,7 +406,8 @@ fn attributes(plan: &mut Plan, index: &Index<'_>, structures: &mut [u64]) -> Res
     let header = index.header;
     let mut rest = structures;
     let mut keep = |words: &[u64]| -> Result<u64> {
-        let (place, after) = core::mem::take(&mut rest).split_at_mut_checked(words.len()).ok_or(ENOMEM)?;
+        let (place, after) =
+            core::mem::take(&mut rest).split_at_mut_checked(words.len()).ok_or(ENOMEM)?;
         place.copy_from_slice(words);
         rest = after;
         Ok(place.as_ptr() as u64)

@@ -324,7 +324,8 @@ class _OpenFile:
 def _wake(world: _World, kernel: Kernel) -> None:
     """The first steps of a kernel that has just been made of a picture."""
     control, *private = kernel.descriptors()
-    line = socket.socket(fileno=os.dup(_LINE_AT))
+    # It stays where it is, out of the way of the files that are about to be opened again.
+    line = socket.socket(fileno=_LINE_AT)
     os.dup2(_CONTROL_AT, control, inheritable=False)
     # Whoever we were made in had these at the same places as we; in general they need not be.
     null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
@@ -332,14 +333,23 @@ def _wake(world: _World, kernel: Kernel) -> None:
         os.dup2(source, fd, inheritable=False)
     seal.close_other_fds([control, *private, line.fileno()])
     lost = world.restore()
+    try:
+        _refresh()
+    except Exception as error:
+        # The user's code may have put anything in the place of what we need.
+        lost.append(f"{type(error).__name__}: {error}")
+    with line:
+        _say(line, {"thawed": True, "lost": _few(lost)})
+
+
+def _refresh() -> None:
+    """What libraries remember of a process, and is another now."""
     threading.main_thread()._set_native_id()  # type: ignore[attr-defined]
     aio.reopen()
     ssl = sys.modules.get("ssl")
     if ssl is not None:
         # All that are made of one picture would otherwise choose the same secrets.
         ssl.RAND_add(os.urandom(32), 32.0)
-    with line:
-        _say(line, {"thawed": True, "lost": _few(lost)})
 
 
 def _open_files(ours: set[int]) -> tuple[list[_OpenFile], list[str]]:

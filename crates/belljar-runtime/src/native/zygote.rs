@@ -139,7 +139,8 @@ impl Zygote {
         let (layer, pages, index, path) = Common::files(commons).map_err(cannot)?;
         let drawing = async {
             let mut guard = self.socket.lock().await;
-            send(&mut guard.0, &ToZygote::Picture { layer }, &[pages.as_fd(), index.as_fd()]).await?;
+            send(&mut guard.0, &ToZygote::Picture { layer }, &[pages.as_fd(), index.as_fd()])
+                .await?;
             match receive(&guard.0).await? {
                 FromZygote::Pictured { .. } => Ok(()),
                 FromZygote::Error { error } => Err(RuntimeError::Kernel(error)),
