@@ -18,6 +18,7 @@
 
 #![no_std]
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
+#![expect(clippy::cast_possible_truncation, reason = "a word is an address on this processor")]
 
 mod block;
 mod freeze;

@@ -116,8 +116,8 @@ pub(crate) fn pread(fd: u64, buffer: &mut [u8], at: u64) -> Result<usize> {
 
 pub(crate) fn write_all(fd: u64, mut bytes: &[u8]) -> Result<()> {
     while !bytes.is_empty() {
-        // SAFETY: the bytes are only read.
         let call = [fd, bytes.as_ptr() as u64, bytes.len() as u64, 0, 0, 0];
+        // SAFETY: the bytes are only read.
         let written = unsafe { syscall(WRITE, call) }?;
         if written == 0 {
             return Err(ENOSPC);

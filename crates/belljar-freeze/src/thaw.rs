@@ -306,7 +306,7 @@ fn fill(
     match area.kind {
         PROVIDED => return Ok(()),
         ANONYMOUS => {
-            plan.map(range, writable, raw::MAP_PRIVATE | raw::MAP_ANONYMOUS, raw::NO_FILE, 0)?
+            plan.map(range, writable, raw::MAP_PRIVATE | raw::MAP_ANONYMOUS, raw::NO_FILE, 0)?;
         }
         STACK => {
             let flags = raw::MAP_PRIVATE | raw::MAP_ANONYMOUS | raw::MAP_GROWSDOWN;
