@@ -3,6 +3,7 @@
 mod admission;
 mod artifacts;
 mod books;
+mod branches;
 mod client;
 #[path = "../leaks/corner.rs"]
 mod corner;
@@ -30,6 +31,7 @@ mod sessions;
 mod shell;
 mod simple_sandbox;
 mod site;
+mod sleep;
 mod starts;
 mod storage;
 mod streams;

@@ -179,6 +179,11 @@ async fn answer(
             execs: guest.execs.known(),
         }
         .into()),
+        // A kernel's memory is files that are passed; without it there is no use for the rest.
+        Call::KeepFiles { .. } | Call::BringFiles { .. } if outbox.instead.is_some() => {
+            let message = "this runtime has one connection, over which this cannot be done";
+            Err(refuse(RefusalCode::NoDescriptors, message.into()))
+        }
         Call::PrepareKernel { language } => prepare_kernel(guest, language),
         Call::SpawnKernel { language, argv, env, cwd } => {
             Kernel::spawn(guest, language, &argv, &env, &cwd)
@@ -280,6 +285,13 @@ async fn answer(
         Call::Pack { job, path, format } => jobs::pack(guest, job, path, format),
         Call::Unpack { job, path, format, archive } => {
             jobs::unpack(guest, job, path, format, archive)
+        }
+        Call::Rest => crate::rest::report(guest),
+        Call::KeepFiles { job, places } => jobs::keep(guest, job, &places),
+        Call::BringFiles { job } => jobs::bring(guest, job),
+        Call::LoseKernel { language, reason } => {
+            guest.lost_kernel.borrow_mut().insert(language.kernel(), reason);
+            Ok(Answer::Done.into())
         }
         Call::FinishJob { job } => {
             // Answered when it has ended, without holding up other requests.

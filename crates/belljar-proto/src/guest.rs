@@ -182,6 +182,24 @@ pub enum Call {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         archive: Option<String>,
     },
+    /// What goes on besides what the host asked for; answered with [`Answer::Resting`]. This and the
+    /// next three only for guests of [`crate::PROTOCOL_WITH_REST`] and later.
+    Rest,
+    /// Pack all files in those of [`crate::rest::PLACES`] that are named; answered with
+    /// [`Answer::Stream`].
+    KeepFiles {
+        job: String,
+        places: Vec<String>,
+    },
+    /// Unpack what [`Call::KeepFiles`] packed; answered with [`Answer::Stream`].
+    BringFiles {
+        job: String,
+    },
+    /// A kernel of this language could not be brought along: say so in the result of the next cell.
+    LoseKernel {
+        language: Language,
+        reason: String,
+    },
     /// What came of a job, which is then forgotten; [`Answer::Working`] if it takes longer than a
     /// call should.
     FinishJob {
@@ -375,6 +393,8 @@ pub enum Answer {
     Spilled,
     /// A socket follows; what is said over it is between the host and the kernel ([`crate::picture`]).
     Line,
+    /// The body is a JSON [`crate::rest::RestReport`].
+    Resting,
     /// One descriptor follows.
     File {
         size: u64,

@@ -26,6 +26,7 @@ pub mod kernel;
 mod language;
 pub mod picture;
 pub mod relay;
+pub mod rest;
 pub mod terminal;
 pub mod zygote;
 
@@ -50,6 +51,9 @@ pub const PROTOCOL_WITH_TERMINALS: u32 = 4;
 
 /// Since this generation a guest gives the host a line to a kernel, over which pictures are made.
 pub const PROTOCOL_WITH_PICTURES: u32 = 5;
+
+/// Since this generation a guest tells whether it rests, and keeps and brings back all its files.
+pub const PROTOCOL_WITH_REST: u32 = 5;
 
 /// The oldest generation this build still understands.
 pub const OLDEST_PROTOCOL: u32 = 1;

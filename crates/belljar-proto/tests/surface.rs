@@ -15,6 +15,7 @@ use belljar_proto::job::{ArchiveFormat, JobReport};
 use belljar_proto::kernel::{CellStatus, DisplayKind, FromKernel, ToKernel};
 use belljar_proto::picture::{LineReport, ToLine};
 use belljar_proto::relay::Part;
+use belljar_proto::rest::RestReport;
 use belljar_proto::terminal::{
     TerminalEnd, TerminalEvent, TerminalInfo, TerminalSize, TerminalSpec,
 };
@@ -107,6 +108,10 @@ fn from_host_to_guest() {
             glob: None,
             without_hidden: false,
         },
+        Call::Rest,
+        Call::KeepFiles { job: "j".into(), places: vec!["session".into(), "tmp".into()] },
+        Call::BringFiles { job: "j".into() },
+        Call::LoseKernel { language, reason: "was left behind".into() },
         Call::OpenPath { path: b"/tmp/x".to_vec() },
         Call::MakeDirectory { path: b"/tmp/d".to_vec() },
         Call::RemovePath { path: b"/tmp/d".to_vec(), recursive: true },
@@ -185,6 +190,7 @@ fn from_guest_to_host() {
         Answer::State,
         Answer::Spilled,
         Answer::Line,
+        Answer::Resting,
         Answer::File { size: 5 },
         Answer::Files { descriptors: 2 },
         Answer::Removed { removed: 1, artifacts: Some(7) },
@@ -240,6 +246,8 @@ fn from_guest_to_host() {
         duration_us: 1234,
         dropped: Dropped { stdout_bytes: 1, stderr_bytes: 2, results: 3 },
         memory_bytes: None,
+        checkpoint: None,
+        no_checkpoint: None,
         artifacts: None,
     };
     let events = [
@@ -378,6 +386,16 @@ fn over_a_line_to_a_kernel() {
     insta::assert_snapshot!(lines(&[report]));
     let least = serde_json::from_str::<LineReport>("{}");
     assert_eq!(least.expect("a report"), LineReport::default());
+}
+
+#[test]
+fn the_body_of_a_report_on_rest() {
+    let report = RestReport {
+        kernels: vec![Language::Python],
+        busy: vec!["a terminal is open".into()],
+        files: Some(7),
+    };
+    insta::assert_snapshot!(lines(&[report]), @r#"{"kernels":["python"],"busy":["a terminal is open"],"files":7}"#);
 }
 
 #[test]

@@ -17,6 +17,7 @@ pub mod languages;
 pub mod link;
 pub mod native;
 mod relay;
+mod rest;
 mod runtime;
 mod sandbox;
 pub mod selftest;
@@ -28,7 +29,6 @@ mod volume;
 
 pub use error::RuntimeError;
 pub use files::{Behind, FileChanges, OpenedFile, Removed, Temporary, Wanted};
-pub use files::{FileChanges, OpenedFile, Removed, Temporary, Wanted};
 pub use frozen::{FreezeReport, Freezing, Layer, Picture, ThawReport, common_layer};
 pub use jobs::Job;
 pub use relay::{Relay, RelayStream};

@@ -201,6 +201,11 @@ impl Kernel {
         Ok(())
     }
 
+    /// Its process, once that is known.
+    pub(crate) fn pid(&self) -> Option<u32> {
+        self.pid.get()
+    }
+
     fn is_shell(&self) -> bool {
         self.dialect.borrow().is_shell()
     }
