@@ -1,9 +1,10 @@
-//! Embeds the kernels' scripts: the binary is all there is to install.
+//! Embeds the kernels' scripts, and the shared object that they load: the binary is all there is to install.
 
 use std::collections::hash_map::DefaultHasher;
 use std::fmt::Write as _;
 use std::hash::{Hash, Hasher};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::{env, fs, io};
 
 fn main() -> io::Result<()> {
@@ -13,17 +14,45 @@ fn main() -> io::Result<()> {
     collect(&root, &mut files)?;
     files.sort();
     let mut hash = DefaultHasher::new();
-    let mut code = String::from("pub(super) const FILES: &[(&str, &str)] = &[\n");
+    let mut code = String::from("pub(super) const FILES: &[(&str, &[u8])] = &[\n");
+    let mut embed = |name: String, file: &Path| -> io::Result<()> {
+        (&name, fs::read(file)?).hash(&mut hash);
+        writeln!(code, "    ({name:?}, include_bytes!({:?})),", file.display().to_string())
+            .expect("writing to a string succeeds");
+        Ok(())
+    };
     for file in &files {
         let name = file.strip_prefix(&root).expect("found below it").display().to_string();
-        (&name, fs::read(file)?).hash(&mut hash);
-        writeln!(code, "    ({name:?}, include_str!({:?})),", file.display().to_string())
-            .expect("writing to a string succeeds");
+        embed(name, file)?;
+    }
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("set by cargo"));
+    if let Some(object) = shared_object(&out) {
+        embed("python/belljar_freeze.so".into(), &object)?;
     }
     write!(code, "];\npub(super) const VERSION: &str = \"{:016x}\";\n", hash.finish())
         .expect("writing to a string succeeds");
-    let out = PathBuf::from(env::var_os("OUT_DIR").expect("set by cargo"));
     fs::write(out.join("kernels.rs"), code)
+}
+
+/// `crates/belljar-freeze`, as Python loads it: it needs no library, so any Python will do. Cargo cannot build it
+/// for us: everything else here is static.
+fn shared_object(out: &Path) -> Option<PathBuf> {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../belljar-freeze/src");
+    println!("cargo::rerun-if-changed={}", source.display());
+    let target = env::var("TARGET").expect("set by cargo");
+    if !target.starts_with("x86_64-") {
+        return None;
+    }
+    let object = out.join("belljar_freeze.so");
+    let mut rustc = Command::new(env::var_os("RUSTC").expect("set by cargo"));
+    rustc.args(["--edition=2024", "--crate-name=belljar_freeze", "--crate-type=cdylib"]);
+    rustc.args(["--cfg=feature=\"shared-object\"", "--cap-lints=allow", "--target", &target]);
+    rustc.args(["-Cpanic=abort", "-Copt-level=3", "-Cstrip=symbols"]);
+    rustc.args(["-Ctarget-feature=-crt-static", "-Clink-arg=-nostdlib"]);
+    rustc.arg("-o").arg(&object).arg(source.join("lib.rs"));
+    let built = rustc.status().expect("failed to run the compiler");
+    assert!(built.success(), "failed to build the shared object of kernels");
+    Some(object)
 }
 
 /// What runs inside a sandbox: no tests, no caches.

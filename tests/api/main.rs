@@ -3,6 +3,7 @@
 mod admission;
 mod artifacts;
 mod books;
+mod branches;
 mod browser;
 mod client;
 #[path = "../leaks/corner.rs"]
@@ -31,6 +32,7 @@ mod sessions;
 mod shell;
 mod simple_sandbox;
 mod site;
+mod sleep;
 mod starts;
 mod storage;
 mod streams;

@@ -74,6 +74,20 @@ impl Place {
         self.directory.path().join(name)
     }
 
+    /// Where its server keeps sessions as files; below it, one directory for each.
+    pub(crate) fn frozen(&self) -> PathBuf {
+        let owners = self.path("state/frozen");
+        owners.join(names(&owners).first().expect("a server was here"))
+    }
+
+    /// Of which sessions it has such files.
+    pub(crate) fn sleepers(&self) -> Vec<String> {
+        let mut sleepers = names(&self.frozen());
+        // What many have in common.
+        sleepers.retain(|name| name != "commons");
+        sleepers
+    }
+
     pub(crate) fn corner(&self) -> &Corner {
         &self.corner
     }

@@ -352,3 +352,27 @@ fn a_session_that_is_stopped_under_an_exec_ends_it_with_a_word() {
     belljar: the variables of the session are gone
     ");
 }
+
+#[test]
+fn a_session_sleeps_branches_and_goes_back() {
+    let served = Served::on_socket();
+    let id = served.create(&["--key", "demo", "--checkpoints"]);
+    served.ok(["exec", "demo", "-c", "x = 1"]);
+    served.ok(["exec", "demo", "-c", "x = 2"]);
+    let points = served.ok(["restore", "demo"]).stdout();
+    let first = points.lines().next().and_then(|line| line.split(' ').next()).expect("a point");
+    assert_eq!(points.lines().count(), 2, "{points}");
+    assert_eq!(
+        served.ok(["hibernate", "demo"]).stdout(),
+        format!("{id} sleeps; it wakes when it is used\n")
+    );
+    let forks = served.ok(["fork", "demo", "-n", "2"]).stdout();
+    for fork in forks.lines() {
+        assert_eq!(served.ok(["exec", fork, "-c", "x"]).stdout(), "2\n");
+    }
+    served.ok(["restore", "demo", first]);
+    assert_eq!(served.ok(["exec", "demo", "-c", "x"]).stdout(), "1\n");
+    let unknown = served.call(["restore", "demo", "nothing"]);
+    assert_eq!(unknown.code, Some(125), "{unknown}");
+    assert!(unknown.stderr().contains("no checkpoint of execution `nothing`"), "{unknown}");
+}

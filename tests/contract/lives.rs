@@ -109,3 +109,33 @@ pub(crate) async fn a_stop_leaves_nothing(on: Backend) {
     }
     site.has_no_traces().await;
 }
+
+pub(crate) async fn a_session_sleeps_branches_and_goes_back(on: Backend) {
+    let (site, server, session) = on.session(json!({"checkpoints": true})).await;
+    if on == Backend::Runsc {
+        // It can pass no files in or out, and says so.
+        let refused = session.client.post(&session.path("/hibernate"), json!({})).await.json(501);
+        assert_eq!(refused["error"]["code"], "not_with_this_runtime", "{refused:#}");
+        let told = session.python("x = 1").await;
+        assert_eq!((&told["status"], &told["checkpoint"]), (&json!("ok"), &json!(false)));
+        assert_eq!(session.printed("print(x)").await, "1\n");
+        return;
+    }
+    let first = session.python("x = [1]; y = x; open('f', 'w').write('1')").await;
+    assert_eq!(first["checkpoint"], true, "{first:#}");
+    session.python("x.append(2); open('f', 'w').write('2')").await;
+    let look = "print(y, y is x, open('f').read())";
+    session.client.post(&session.path("/hibernate"), json!({})).await.json(200);
+    site.has_no_traces().await;
+    assert_eq!(session.printed(look).await, "[1, 2] True 2\n");
+    let forked = session.client.post(&session.path("/fork"), json!({"count": 2})).await.json(201);
+    for fork in forked["sessions"].as_array().expect("sessions") {
+        let fork = Session::of(&server.client(), text(&fork["id"]));
+        fork.python("x.append(3)").await;
+        assert_eq!(fork.printed(look).await, "[1, 2, 3] True 2\n");
+    }
+    let ask = json!({"exec_id": first["exec_id"]});
+    session.client.post(&session.path("/restore"), ask).await.json(200);
+    assert_eq!(session.printed(look).await, "[1] True 1\n");
+    server.terminate().await;
+}

@@ -113,6 +113,7 @@ contract! {
         volumes_outlive_everything;
     lives:
         a_successor_goes_on,
+        a_session_sleeps_branches_and_goes_back,
         a_session_from_the_pool_is_like_any_other,
         a_stop_leaves_nothing;
 }

@@ -17,5 +17,6 @@ mod joining;
 mod lab;
 mod memory;
 mod node;
+mod pictures;
 mod state;
 mod zygote;

@@ -14,6 +14,7 @@ mod site;
 
 mod kills;
 mod network;
+mod sleep;
 mod successor;
 mod volumes;
 mod worker;

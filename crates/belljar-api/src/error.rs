@@ -133,6 +133,19 @@ impl From<EngineError> for ApiError {
                         "stop sessions that are not needed, or ask for a key with a larger quota"
                     })
             }
+            EngineError::NotAtRest { .. } => {
+                ApiError::new(StatusCode::CONFLICT, "not_at_rest", message)
+                    .retry_after(1)
+                    .hint("wait for it, or go on without what cannot be kept: \"force\": true")
+            }
+            EngineError::NoCheckpoint(_) => {
+                ApiError::new(StatusCode::NOT_FOUND, "checkpoint_not_found", message).hint(
+                    "GET /v1/sessions/{id}/checkpoints lists them; create a session with \
+                     \"checkpoints\": true to have some",
+                )
+            }
+            EngineError::PicturesFull { .. } => out_of_space(message),
+            EngineError::KeepPicture(cause) if is_out_of_space(cause) => out_of_space(message),
             EngineError::QueueFull(_) => {
                 ApiError::new(StatusCode::TOO_MANY_REQUESTS, "queue_full", message)
                     .retry_after(1)
@@ -257,6 +270,9 @@ fn not_now(refusal: Refusal, message: String) -> ApiError {
             "create a new one; a session with storage BIND can be started again with POST \
              /v1/sessions/{id}/start",
         ),
+        Refusal::Resting => {
+            ApiError::new(StatusCode::CONFLICT, "session_resting", message).retry_after(1)
+        }
         Refusal::Alive => ApiError::new(StatusCode::CONFLICT, "session_alive", message),
     }
 }

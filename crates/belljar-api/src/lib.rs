@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 mod artifacts;
+mod branches;
 mod browser;
 mod compat;
 mod datasets;
@@ -187,6 +188,10 @@ fn described() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(sessions::create, sessions::list))
         .routes(routes!(sessions::show, sessions::extend, sessions::stop))
         .routes(routes!(sessions::start))
+        .routes(routes!(branches::hibernate))
+        .routes(routes!(branches::fork))
+        .routes(routes!(branches::checkpoints))
+        .routes(routes!(branches::restore))
         .routes(routes!(sessions::state))
         .routes(routes!(sessions::log))
         .routes(routes!(network::network))

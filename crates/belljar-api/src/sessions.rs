@@ -10,7 +10,7 @@ use axum::{Extension, Json};
 use belljar_engine::network::Policy;
 use belljar_engine::session::LogEntry;
 use belljar_engine::session::rules::Phase;
-use belljar_engine::spec::{Datasets, SessionAsk, Storage};
+use belljar_engine::spec::{Checkpoints, Datasets, SessionAsk, Storage};
 use belljar_engine::store::SessionFilter;
 use belljar_engine::volumes::{AskedVolumes, VolumeMode};
 use belljar_engine::{Created, How, Principal, SessionInfo, clock};
@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use crate::App;
+use crate::branches::AskedCheckpoints;
 use crate::error::{ApiError, ErrorBody};
 use crate::input::{Body, Path, Query};
 use crate::volumes::parse_volumes;
@@ -71,6 +72,9 @@ pub(crate) struct CreateSession {
     pub idle_timeout: Option<u64>,
     /// For everything that runs in it.
     pub env: Option<BTreeMap<String, String>>,
+    /// Leave a point to go back to after every execution: `true`, or
+    /// `{"max": 20, "max_bytes": "256M"}`.
+    pub checkpoints: Option<AskedCheckpoints>,
     /// Your own notes.
     #[schema(value_type = Option<Object>)]
     pub metadata: Option<serde_json::Map<String, serde_json::Value>>,
@@ -155,6 +159,7 @@ impl CreateSession {
             env: self.env,
             ttl_s: self.ttl,
             idle_s: self.idle_timeout,
+            checkpoints: self.checkpoints.map(AskedCheckpoints::checked).transpose()?,
             metadata: self.metadata,
             ..limits
         })
@@ -223,7 +228,7 @@ pub(crate) struct SessionBody {
     pub id: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
-    /// creating, ready, busy, hibernating, hibernated, stopping, stopped or failed.
+    /// creating, ready, busy, hibernating, hibernated, waking, stopping, stopped or failed.
     pub state: &'static str,
     pub image: String,
     #[schema(value_type = String)]
@@ -244,6 +249,10 @@ pub(crate) struct SessionBody {
     pub ttl: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub idle_timeout: Option<u64>,
+    /// How many checkpoints are kept, and bytes of them, where they are asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Object>)]
+    pub checkpoints: Option<Checkpoints>,
     pub created: String,
     pub last_used: String,
     pub expires: String,
@@ -255,6 +264,10 @@ pub(crate) struct SessionBody {
     pub running: usize,
     pub queued: usize,
     pub execs: u64,
+    /// The execution after which it is what it is: the last to end in the foreground, or that which it
+    /// was taken back to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub at: Option<String>,
     /// Bytes that it holds, without copies of files on disk, which go when somebody needs the room.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_used: Option<u64>,
@@ -314,6 +327,7 @@ impl App {
             volumes: spec.volumes,
             ttl: spec.ttl_s,
             idle_timeout: spec.idle_s,
+            checkpoints: spec.checkpoints,
             created: clock::rfc3339(created_ms),
             last_used: clock::rfc3339(view.used_ms),
             expires: clock::rfc3339(view.expires_ms),
@@ -322,6 +336,7 @@ impl App {
             running: view.running,
             queued: view.queued,
             execs: view.execs,
+            at: view.at,
             memory_used,
             directory: directory.map(|path| path.display().to_string()),
             metadata: spec.metadata,

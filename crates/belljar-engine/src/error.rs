@@ -60,6 +60,18 @@ pub enum EngineError {
     Stdin(#[source] RuntimeError),
     #[error("failed to look at the kernel's variables")]
     State(#[source] RuntimeError),
+    #[error("session `{session}` cannot be put aside as it is: {}", reasons.join("; "))]
+    NotAtRest { session: String, reasons: Vec<String> },
+    #[error("there is no checkpoint of execution `{0}` in this session")]
+    NoCheckpoint(String),
+    #[error("failed to write the kernel down")]
+    Freeze(#[source] RuntimeError),
+    #[error("failed to bring the kernel back")]
+    Thaw(#[source] RuntimeError),
+    #[error("failed to keep what is in the session")]
+    KeepPicture(#[source] std::io::Error),
+    #[error("no room for what is in the session: {used} of {total} bytes are in use")]
+    PicturesFull { used: u64, total: u64 },
     #[error("failed to open the sandbox's way out")]
     Relay(#[source] RuntimeError),
     #[error("failed to prepare the certificate authority of this server")]
@@ -126,6 +138,7 @@ fn state(refusal: Refusal) -> &'static str {
         Refusal::Ending => "is being stopped",
         Refusal::Ended => "has ended",
         Refusal::Alive => "is alive already",
+        Refusal::Resting => "is being put aside",
     }
 }
 

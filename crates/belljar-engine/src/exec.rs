@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use belljar_proto::exec::{
@@ -122,6 +123,8 @@ pub struct Exec {
     pub(crate) stage: watch::Sender<Stage>,
     /// Whether it could be written down, once that is known.
     pub(crate) accepted: watch::Sender<Option<bool>>,
+    /// It does nothing any more, although its end is not told yet.
+    pub(crate) at_rest: AtomicBool,
 }
 
 impl Exec {
@@ -135,7 +138,8 @@ impl Exec {
         let transcript = Arc::new(Transcript::new(request.output_limit));
         let stage = watch::Sender::new(Stage::Queued { position: 0 });
         let accepted = watch::Sender::new(None);
-        Exec { id, number, request, code, accepted_ms, transcript, stage, accepted }
+        let at_rest = AtomicBool::new(false);
+        Exec { id, number, request, code, accepted_ms, transcript, stage, accepted, at_rest }
     }
 
     #[must_use]
@@ -191,6 +195,8 @@ pub(crate) fn ended_by_us(status: Status, reason: &str) -> Outcome {
         dropped: Dropped::default(),
         artifacts: None,
         memory_bytes: None,
+        checkpoint: None,
+        no_checkpoint: None,
     }
 }
 

@@ -13,6 +13,8 @@ pub mod datasets;
 mod engine;
 mod error;
 pub mod exec;
+mod frozen;
+mod incoming;
 pub mod keys;
 mod metrics;
 pub mod network;
@@ -30,11 +32,12 @@ mod usage;
 pub mod volumes;
 
 pub use engine::{
-    ArchiveDownload, ArchiveUpload, Attached, Created, DEFAULT_TENANT, Engine, EngineConfig,
-    ExecInfo, FileUpload, How, Principal, RunAsk, SessionInfo, Shown, SpillPolicy, TerminalAsk,
-    TerminalControl, Upload, Watching,
+    ArchiveDownload, ArchiveUpload, Attached, Checkpoint, Created, DEFAULT_TENANT, Engine,
+    EngineConfig, ExecInfo, FileUpload, How, MAX_FORKS, Principal, RunAsk, SessionInfo, Shown,
+    SpillPolicy, TerminalAsk, TerminalControl, Upload, Watching,
 };
 pub use error::{EngineError, in_full};
+pub use frozen::FrozenConfig;
 
 /// Locks what can be used again after a panic: nothing here panics half-way through a change.
 pub(crate) fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {

@@ -32,6 +32,11 @@ pub struct ExecResult {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
     pub kernel_state: KernelState,
+    /// Whether the session can go back to the end of it, where that was wanted; and if not, why.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub checkpoint: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub no_checkpoint: Option<String>,
     #[serde(flatten)]
     pub artifacts: Artifacts,
 }
@@ -134,6 +139,8 @@ impl ExecResult {
             duration_ms,
             memory_bytes: end.memory_bytes,
             kernel_state: end.kernel_state,
+            checkpoint: end.checkpoint,
+            no_checkpoint: end.no_checkpoint,
             artifacts,
         }
     }

@@ -52,9 +52,25 @@ pub struct SessionSpec {
     /// Seconds without use after which it ends earlier.
     #[serde(default)]
     pub idle_s: Option<u64>,
+    /// Every execution can be gone back to, within these bounds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checkpoints: Option<Checkpoints>,
     /// The caller's own notes; not ours to understand.
     #[serde(default)]
     pub metadata: serde_json::Map<String, serde_json::Value>,
+}
+
+/// How many checkpoints are kept of a session, and how many bytes of them; the oldest go first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Checkpoints {
+    pub max: u64,
+    pub max_bytes: u64,
+}
+
+impl Default for Checkpoints {
+    fn default() -> Self {
+        Checkpoints { max: 20, max_bytes: 256 << 20 }
+    }
 }
 
 impl SessionSpec {
@@ -83,6 +99,8 @@ pub struct SessionAsk {
     pub env: Option<BTreeMap<String, String>>,
     pub ttl_s: Option<u64>,
     pub idle_s: Option<u64>,
+    /// The inner `None`: none are wanted.
+    pub checkpoints: Option<Option<Checkpoints>>,
     pub metadata: Option<serde_json::Map<String, serde_json::Value>>,
 }
 
@@ -106,6 +124,7 @@ impl SessionAsk {
             env: self.env.clone().unwrap_or(own.env),
             ttl_s: self.ttl_s.unwrap_or(own.ttl_s),
             idle_s: self.idle_s.or(own.idle_s),
+            checkpoints: self.checkpoints.unwrap_or(own.checkpoints),
             metadata: self.metadata.clone().unwrap_or(own.metadata),
         }
     }
@@ -129,6 +148,7 @@ impl SessionAsk {
             ("network", differs(self.network.as_ref(), &found.network)),
             ("volumes", differs(self.volumes.as_ref(), &found.volumes)),
             ("env", differs(self.env.as_ref(), &found.env)),
+            ("checkpoints", differs(self.checkpoints.as_ref(), &found.checkpoints)),
         ];
         all.into_iter().filter(|(_, differs)| *differs).map(|(name, _)| name).collect()
     }
@@ -150,6 +170,7 @@ mod tests {
             env: BTreeMap::new(),
             ttl_s: 3600,
             idle_s: None,
+            checkpoints: None,
             metadata: serde_json::Map::new(),
         };
         let ask = SessionAsk { memory: Some(64 << 20), ttl_s: Some(5), ..SessionAsk::default() };

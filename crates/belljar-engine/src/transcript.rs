@@ -319,6 +319,8 @@ mod tests {
             dropped: Dropped::default(),
             artifacts: None,
             memory_bytes: None,
+            checkpoint: None,
+            no_checkpoint: None,
         })
     }
 

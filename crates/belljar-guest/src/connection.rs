@@ -179,6 +179,11 @@ async fn answer(
             execs: guest.execs.known(),
         }
         .into()),
+        // A kernel's memory is files that are passed; without it there is no use for the rest.
+        Call::KeepFiles { .. } | Call::BringFiles { .. } if outbox.instead.is_some() => {
+            let message = "this runtime has one connection, over which this cannot be done";
+            Err(refuse(RefusalCode::NoDescriptors, message.into()))
+        }
         Call::PrepareKernel { language } => prepare_kernel(guest, language),
         Call::SpawnKernel { language, argv, env, cwd } => {
             Kernel::spawn(guest, language, &argv, &env, &cwd)
@@ -249,6 +254,15 @@ async fn answer(
             });
             return true;
         }
+        Call::KernelLine { language } => {
+            // Answered when the kernel is ready, as above.
+            let (guest, outbox) = (Rc::clone(guest), outbox.clone());
+            tokio::task::spawn_local(async move {
+                let outcome = kernel_line(&guest, language).await;
+                reply(&outbox, id, outcome).await;
+            });
+            return true;
+        }
         Call::OutliveHost { alone_for_s } => {
             guest.company.may_be_alone_for(alone_for_s);
             Ok(Answer::Done.into())
@@ -271,6 +285,13 @@ async fn answer(
         Call::Pack { job, path, format } => jobs::pack(guest, job, path, format),
         Call::Unpack { job, path, format, archive } => {
             jobs::unpack(guest, job, path, format, archive)
+        }
+        Call::Rest => crate::rest::report(guest),
+        Call::KeepFiles { job, places } => jobs::keep(guest, job, &places),
+        Call::BringFiles { job } => jobs::bring(guest, job),
+        Call::LoseKernel { language, reason } => {
+            guest.lost_kernel.borrow_mut().insert(language.kernel(), reason);
+            Ok(Answer::Done.into())
         }
         Call::FinishJob { job } => {
             // Answered when it has ended, without holding up other requests.
@@ -386,6 +407,11 @@ async fn kernel_state(guest: &Guest, language: Language) -> Result<Reply, Refusa
 async fn spill(guest: &Guest, language: Language, ask: SpillAsk) -> Result<Reply, Refusal> {
     let body = live_kernel(guest, language)?.spill(ask).await?;
     Ok(Reply { answer: Answer::Spilled, body, fds: Vec::new() })
+}
+
+async fn kernel_line(guest: &Guest, language: Language) -> Result<Reply, Refusal> {
+    let line = live_kernel(guest, language)?.line(guest).await?;
+    Ok(Reply { answer: Answer::Line, body: Vec::new(), fds: vec![line] })
 }
 
 fn begin(guest: &Rc<Guest>, spec: ExecSpec, body: Vec<u8>) -> Result<Rc<Exec>, Refusal> {

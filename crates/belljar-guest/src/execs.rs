@@ -142,6 +142,8 @@ impl Exec {
                 dropped: self.dropped.get(),
                 artifacts: belljar_sys::tree::fingerprint(ARTIFACTS),
                 memory_bytes: None,
+                checkpoint: None,
+                no_checkpoint: None,
             }),
             Vec::new(),
         ));

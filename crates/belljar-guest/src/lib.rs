@@ -34,6 +34,7 @@ mod kernel;
 mod output;
 mod reaper;
 mod relay;
+mod rest;
 mod terminal;
 mod watching;
 mod zygote;

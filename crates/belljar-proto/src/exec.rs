@@ -94,6 +94,12 @@ pub struct Outcome {
     /// Bytes of memory charged to the sandbox at that moment: the host's own, which no guest tells.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
+    /// Whether the session can go back to this moment, where that was wanted; and if not, why. Also
+    /// the host's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checkpoint: Option<bool>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub no_checkpoint: Option<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -182,6 +182,24 @@ pub enum Call {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         archive: Option<String>,
     },
+    /// What goes on besides what the host asked for; answered with [`Answer::Resting`]. This and the
+    /// next three only for guests of [`crate::PROTOCOL_WITH_REST`] and later.
+    Rest,
+    /// Pack all files in those of [`crate::rest::PLACES`] that are named; answered with
+    /// [`Answer::Stream`].
+    KeepFiles {
+        job: String,
+        places: Vec<String>,
+    },
+    /// Unpack what [`Call::KeepFiles`] packed; answered with [`Answer::Stream`].
+    BringFiles {
+        job: String,
+    },
+    /// A kernel of this language could not be brought along: say so in the result of the next cell.
+    LoseKernel {
+        language: Language,
+        reason: String,
+    },
     /// What came of a job, which is then forgotten; [`Answer::Working`] if it takes longer than a
     /// call should.
     FinishJob {
@@ -269,6 +287,11 @@ pub enum Call {
         language: Language,
         #[serde(flatten)]
         ask: SpillAsk,
+    },
+    /// A line to the kernel of a language, if it is idle: packets, with descriptors beside them. Answered with
+    /// [`Answer::Line`]. Only for guests of [`crate::PROTOCOL_WITH_PICTURES`] and later.
+    KernelLine {
+        language: Language,
     },
     /// From now on, go on for this long while nobody is connected; 0: end with the last
     /// connection.
@@ -368,6 +391,10 @@ pub enum Answer {
     State,
     /// The body is a JSON [`SpillReport`].
     Spilled,
+    /// A socket follows; what is said over it is between the host and the kernel ([`crate::picture`]).
+    Line,
+    /// The body is a JSON [`crate::rest::RestReport`].
+    Resting,
     /// One descriptor follows.
     File {
         size: u64,

@@ -44,6 +44,9 @@ pub enum ToKernel {
     /// Move large values to disk, unless somebody wants something else meanwhile. Only asked while no
     /// cell runs.
     Spill(crate::guest::SpillAsk),
+    /// Take a line to the host: say when you are ready for a byte with a descriptor. Only asked while no cell
+    /// runs.
+    Line,
     /// Are you listening? Answered at once if no cell runs.
     Ping {
         token: u64,
@@ -81,6 +84,8 @@ pub enum FromKernel {
     State,
     /// Body: a [`crate::guest::SpillReport`].
     Spilled,
+    /// Ready for a descriptor; nothing else may be sent before it.
+    Line,
     Pong {
         token: u64,
     },

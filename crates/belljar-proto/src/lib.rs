@@ -24,12 +24,14 @@ pub mod guest;
 pub mod job;
 pub mod kernel;
 mod language;
+pub mod picture;
 pub mod relay;
+pub mod rest;
 pub mod terminal;
 pub mod zygote;
 
 /// The generation of the host/guest protocol this build speaks.
-pub const PROTOCOL: u32 = 4;
+pub const PROTOCOL: u32 = 5;
 
 /// Since this generation a guest tells with every [`exec::Outcome`] what lies in the artifact
 /// directory, opens several files at once, and removes and writes files.
@@ -46,6 +48,12 @@ pub const PROTOCOL_WITH_SPILL: u32 = 4;
 
 /// Since this generation a guest has terminals, watches files, does jobs, and lists by pattern.
 pub const PROTOCOL_WITH_TERMINALS: u32 = 4;
+
+/// Since this generation a guest gives the host a line to a kernel, over which pictures are made.
+pub const PROTOCOL_WITH_PICTURES: u32 = 5;
+
+/// Since this generation a guest tells whether it rests, and keeps and brings back all its files.
+pub const PROTOCOL_WITH_REST: u32 = 5;
 
 /// The oldest generation this build still understands.
 pub const OLDEST_PROTOCOL: u32 = 1;

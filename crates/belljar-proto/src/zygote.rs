@@ -21,6 +21,8 @@ pub enum ToZygote<'a> {
         cwd: &'a str,
         env: serde_json::Map<String, serde_json::Value>,
     },
+    /// Write down what all kernels have in common, into the two files that come with it: pages and index.
+    Picture { layer: u64 },
 }
 
 #[derive(Debug, Deserialize)]
@@ -32,6 +34,9 @@ pub enum FromZygote {
         ok: bool,
         #[serde(default)]
         error: String,
+    },
+    Pictured {
+        bytes: u64,
     },
     Error {
         #[serde(default)]

@@ -13,7 +13,9 @@ use belljar_proto::guest::{
 };
 use belljar_proto::job::{ArchiveFormat, JobReport};
 use belljar_proto::kernel::{CellStatus, DisplayKind, FromKernel, ToKernel};
+use belljar_proto::picture::{LineReport, ToLine};
 use belljar_proto::relay::Part;
+use belljar_proto::rest::RestReport;
 use belljar_proto::terminal::{
     TerminalEnd, TerminalEvent, TerminalInfo, TerminalSize, TerminalSpec,
 };
@@ -106,11 +108,16 @@ fn from_host_to_guest() {
             glob: None,
             without_hidden: false,
         },
+        Call::Rest,
+        Call::KeepFiles { job: "j".into(), places: vec!["session".into(), "tmp".into()] },
+        Call::BringFiles { job: "j".into() },
+        Call::LoseKernel { language, reason: "was left behind".into() },
         Call::OpenPath { path: b"/tmp/x".to_vec() },
         Call::MakeDirectory { path: b"/tmp/d".to_vec() },
         Call::RemovePath { path: b"/tmp/d".to_vec(), recursive: true },
         Call::MovePath { path: b"/tmp/x".to_vec(), to: b"/tmp/y".to_vec() },
         Call::KernelState { language },
+        Call::KernelLine { language },
         Call::Spill { language, ask: SpillAsk { frame_bytes: 1, array_bytes: 2, room: Some(3) } },
         Call::OutliveHost { alone_for_s: 3600 },
         Call::Relay,
@@ -182,6 +189,8 @@ fn from_guest_to_host() {
         Answer::Tree,
         Answer::State,
         Answer::Spilled,
+        Answer::Line,
+        Answer::Resting,
         Answer::File { size: 5 },
         Answer::Files { descriptors: 2 },
         Answer::Removed { removed: 1, artifacts: Some(7) },
@@ -237,6 +246,8 @@ fn from_guest_to_host() {
         duration_us: 1234,
         dropped: Dropped { stdout_bytes: 1, stderr_bytes: 2, results: 3 },
         memory_bytes: None,
+        checkpoint: None,
+        no_checkpoint: None,
         artifacts: None,
     };
     let events = [
@@ -360,6 +371,34 @@ fn the_body_of_a_spill() {
 }
 
 #[test]
+fn over_a_line_to_a_kernel() {
+    insta::assert_snapshot!(lines(&[
+        ToLine::Freeze { layer: 7, before: true, layers: vec![5, 6], force: false },
+        ToLine::Thaw { layers: vec![5, 6, 7] },
+    ]));
+    let report = LineReport {
+        refused: vec!["a socket is open".into()],
+        lost: vec!["thread `x` is alive".into()],
+        bytes: 4096,
+        layers: vec![7],
+        thawed: true,
+    };
+    insta::assert_snapshot!(lines(&[report]));
+    let least = serde_json::from_str::<LineReport>("{}");
+    assert_eq!(least.expect("a report"), LineReport::default());
+}
+
+#[test]
+fn the_body_of_a_report_on_rest() {
+    let report = RestReport {
+        kernels: vec![Language::Python],
+        busy: vec!["a terminal is open".into()],
+        files: Some(7),
+    };
+    insta::assert_snapshot!(lines(&[report]), @r#"{"kernels":["python"],"busy":["a terminal is open"],"files":7}"#);
+}
+
+#[test]
 fn the_body_of_a_request_for_input() {
     insta::assert_snapshot!(
         lines(&[InputRequest { prompt: "Name? ".into(), password: false }]),
@@ -382,6 +421,7 @@ fn between_guest_and_kernel() {
         ToKernel::Input { exec_id: "e1".into() },
         ToKernel::State,
         ToKernel::Spill(SpillAsk { frame_bytes: 1, array_bytes: 2, room: None }),
+        ToKernel::Line,
         ToKernel::Ping { token: 7 },
         ToKernel::Interrupt { exec_id: "e1".into() },
         ToKernel::Seen,
@@ -391,6 +431,7 @@ fn between_guest_and_kernel() {
     {"op":"input","exec_id":"e1"}
     {"op":"state"}
     {"op":"spill","frame_bytes":1,"array_bytes":2}
+    {"op":"line"}
     {"op":"ping","token":7}
     {"op":"interrupt","exec_id":"e1"}
     {"op":"seen"}
@@ -416,6 +457,7 @@ fn between_guest_and_kernel() {
         FromKernel::Input,
         FromKernel::State,
         FromKernel::Spilled,
+        FromKernel::Line,
         FromKernel::Pong { token: 7 },
         FromKernel::Leave,
         FromKernel::Begun { exec_id: "e1".into() },

@@ -13,7 +13,7 @@ use crate::{RuntimeError, Sandbox, Temporary};
 /// Work that goes on in a sandbox.
 #[derive(Debug)]
 #[must_use = "what came of it is known when it is finished"]
-pub struct Job(String);
+pub struct Job(pub(crate) String);
 
 impl Sandbox {
     /// Begins to copy a file, or a directory with everything in it.

@@ -14,7 +14,7 @@ mod embedded {
 /// The manifest of every kernel, by the names of their folders.
 pub(crate) fn manifests() -> impl Iterator<Item = &'static str> {
     let manifests = embedded::FILES.iter().filter(|(name, _)| name.ends_with("/manifest.json"));
-    manifests.map(|(_, contents)| *contents)
+    manifests.filter_map(|(_, contents)| std::str::from_utf8(contents).ok())
 }
 
 /// The directory with this build's scripts below `state_dir`, written first if it is not there.

@@ -9,6 +9,7 @@
 pub mod docker;
 mod error;
 mod files;
+mod frozen;
 mod held;
 mod jobs;
 pub mod kernels;
@@ -16,6 +17,7 @@ pub mod languages;
 pub mod link;
 pub mod native;
 mod relay;
+mod rest;
 mod runtime;
 mod sandbox;
 pub mod selftest;
@@ -27,6 +29,7 @@ mod volume;
 
 pub use error::RuntimeError;
 pub use files::{Behind, FileChanges, OpenedFile, Removed, Temporary, Wanted};
+pub use frozen::{FreezeReport, Freezing, Layer, Picture, ThawReport, common_layer};
 pub use jobs::Job;
 pub use relay::{Relay, RelayStream};
 pub use runtime::Runtime;

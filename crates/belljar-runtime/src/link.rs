@@ -375,7 +375,7 @@ fn dispatch(
                     &PLAIN_FILES[..1]
                 }
                 Answer::Stream => &[Kind::Pipe],
-                Answer::Connection => &[Kind::UnixSocket],
+                Answer::Connection | Answer::Line => &[Kind::UnixSocket],
                 Answer::Files { descriptors } => PLAIN_FILES
                     .get(..*descriptors)
                     .ok_or_else(|| io::Error::other("the guest announced too many descriptors"))?,

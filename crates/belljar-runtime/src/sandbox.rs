@@ -2,7 +2,8 @@
 
 use std::collections::HashSet;
 use std::fmt;
-use std::sync::Mutex;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -14,6 +15,7 @@ use belljar_sys::cgroup::Meters;
 use serde::{Deserialize, Serialize};
 
 use crate::RuntimeError;
+use crate::frozen::Common;
 use crate::languages;
 use crate::link::{Following, Link};
 use crate::spec::{SandboxSpec, paths};
@@ -60,6 +62,13 @@ pub(crate) trait Body: fmt::Debug + Send + Sync {
         link: &Link,
         env: &[(String, String)],
     ) -> Option<Result<(), RuntimeError>>;
+
+    /// What its Python kernels have in common with those of other sandboxes, kept below `commons`; none, where
+    /// they have nothing.
+    async fn common(&self, commons: &Path) -> Option<Arc<Common>> {
+        let _ = commons;
+        None
+    }
 
     /// What it has used so far, where the machine tells.
     fn meters(&self) -> Option<&Meters>;
@@ -300,6 +309,11 @@ impl Sandbox {
         let reply = self.link.call(Call::Spill { language, ask }, &[]).await?;
         let understood = serde_json::from_slice(&reply.body).map(Some);
         understood.map_err(|error| RuntimeError::Nonsense(FrameError::Head(error)))
+    }
+
+    /// What its Python kernels have in common with those of other sandboxes.
+    pub(crate) async fn common(&self, commons: &Path) -> Option<Arc<Common>> {
+        self.body.common(commons).await
     }
 
     /// How long the sandbox goes on from now on while nobody is connected to it.

@@ -115,6 +115,18 @@ pub(crate) fn has_variable(pid: u32, name: &str, value: &str) -> bool {
     environment.split(|byte| *byte == 0).any(|variable| variable == wanted)
 }
 
+/// How a process was started, in one line of at most `most` characters; its name where it has no
+/// arguments to tell.
+#[must_use]
+pub fn command_line(pid: u32, most: usize) -> Option<String> {
+    let arguments = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+    let mut line = String::from_utf8_lossy(&arguments).replace('\0', " ");
+    if line.trim().is_empty() {
+        line = fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
+    }
+    Some(line.trim().chars().take(most).collect())
+}
+
 /// Has this process ended, with only its parent yet to hear of it?
 #[must_use]
 pub fn is_zombie(pid: u32) -> bool {

@@ -239,6 +239,12 @@ pub(crate) enum SessionCommand {
     Cp(SessionCpArgs),
     /// Stop sessions, and whatever runs in them
     Stop(SessionStopArgs),
+    /// Make files of a session until it is used again, with its variables
+    Hibernate(SessionHibernateArgs),
+    /// Make sessions that are what this one is, and print their ids
+    Fork(SessionForkArgs),
+    /// Take a session back to what it was after an execution
+    Restore(SessionRestoreArgs),
     /// What datasets a session has
     Datasets(SessionDatasetsArgs),
     /// Bring a file into a session, as a dataset in /session/data
@@ -290,7 +296,55 @@ pub(crate) struct SessionCreateArgs {
     /// A volume to show at /volumes/NAME, to read only with :ro; may be repeated
     #[arg(long = "volume", value_name = "NAME[:ro]", value_parser = volume::parse_volume)]
     pub(crate) volumes: Vec<(String, String)>,
+    /// Leave a point to go back to after every execution
+    #[arg(long)]
+    pub(crate) checkpoints: bool,
     /// Print everything about it as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SessionHibernateArgs {
+    /// The id of the session, or its key
+    #[arg(value_name = "ID")]
+    pub(crate) session: String,
+    /// Lose what cannot be kept: threads, connections, processes, kernels other than Python's
+    #[arg(long)]
+    pub(crate) force: bool,
+    /// Print everything about it as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SessionForkArgs {
+    /// The id of the session, or its key
+    #[arg(value_name = "ID")]
+    pub(crate) session: String,
+    /// How many
+    #[arg(long, short = 'n', value_name = "N", default_value_t = 1)]
+    pub(crate) count: usize,
+    /// What it was after this execution, which must have left a checkpoint
+    #[arg(long, value_name = "EXEC")]
+    pub(crate) from: Option<String>,
+    /// Without what cannot be copied: threads, connections, processes, kernels other than Python's
+    #[arg(long)]
+    pub(crate) force: bool,
+    /// Print everything about them as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SessionRestoreArgs {
+    /// The id of the session, or its key
+    #[arg(value_name = "ID")]
+    pub(crate) session: String,
+    /// The execution to go back to; without it, those that can be gone back to are shown
+    #[arg(value_name = "EXEC")]
+    pub(crate) exec: Option<String>,
+    /// Print what the server says as JSON
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -898,6 +952,9 @@ pub(crate) struct BenchArgs {
     /// Measure a session's browser; needs Chromium
     #[arg(long, conflicts_with_all = ["http", "files"])]
     pub(crate) browser: bool,
+    /// Measure sessions that sleep, fork and leave checkpoints; of `--sessions`, 95 in 100 sleep
+    #[arg(long, conflicts_with_all = ["http", "files"])]
+    pub(crate) life: bool,
     /// Print the figures as JSON
     #[arg(long)]
     pub(crate) json: bool,

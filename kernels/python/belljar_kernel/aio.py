@@ -49,6 +49,27 @@ def forget() -> None:
     _loop = None
 
 
+def descriptors() -> list[int]:
+    """What the loop has open for itself."""
+    if _loop is None or _loop.is_closed():
+        return []
+    return [_loop._selector.fileno(), _loop._ssock.fileno(), _loop._csock.fileno()]
+
+
+def reopen() -> None:
+    """In a kernel that was made of files: the loop is as it was, but for its descriptors, which are gone."""
+    if _loop is None or _loop.is_closed():
+        return
+    import selectors
+
+    # Their numbers may be somebody else's by now, so they are not closed.
+    for sock in (_loop._ssock, _loop._csock):
+        sock.detach()
+    _loop._selector = selectors.DefaultSelector()
+    _loop._internal_fds -= 1
+    _loop._make_self_pipe()
+
+
 def _cancel_all() -> None:
     import asyncio
 

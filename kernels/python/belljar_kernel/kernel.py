@@ -132,6 +132,8 @@ class Kernel:
                 self._housekeeping.exec_ended()
             elif op == "spill":
                 self._tell_spilled(head)
+            elif op == "line":
+                self._talk()
             elif op in ("state", "ping"):
                 self._answer(head)
             elif op == "shutdown":
@@ -299,6 +301,21 @@ class Kernel:
             self._spill = spill.Spill(self._namespace)
         report = self._spill.spill(request, meanwhile)
         self._channel.send({"op": "spilled"}, encode_json(report))
+
+    def _talk(self) -> None:
+        """Takes a line to the host, and does what is asked there."""
+        import socket
+
+        from . import frozen
+
+        self._streams.flush()
+        line = self._channel.take_descriptor({"op": "line"})
+        if line is not None:
+            frozen.talk(socket.socket(fileno=line), self)
+
+    def descriptors(self) -> list[int]:
+        """What the kernel itself has open: the control socket first, then what `streams` keeps."""
+        return [self._channel.fileno(), *self._streams.saved()]
 
     def _restore(self) -> None:
         """Brings back what is on disk, before any code of the user's runs."""

@@ -68,6 +68,10 @@ class Streams:
                     # It belongs to the user and may be closed, or not be a stream at all.
                     pass
 
+    def saved(self) -> list[int]:
+        """The private duplicates: of nothing to read, of stdout and of stderr."""
+        return list(self._saved)
+
     def close_private(self) -> None:
         """In a forked child: nothing to repair there, and the pipes must close when the child lets go."""
         saved, self._saved = self._saved, []  # a child of the child comes here again

@@ -113,11 +113,16 @@ def resident_kib() -> int:
 
 def _use_compiler() -> None:
     # A kernel imports some of them late, and then from where the sandbox has no file.
-    from . import aio, display, spill, state, tracebacks  # noqa: F401
+    from . import aio, display, frozen, spill, state, tracebacks  # noqa: F401
     from .cells import Compiler
 
     cell = Compiler(str).compile("import os\nx = [1]\nx", 0, True)
     display.encode_bundle(display.bundle_of([eval(cell.last, {"x": {"y": list(range(100))}})]))
+    try:
+        frozen.prepare()
+    except OSError:
+        # There is none for this processor.
+        pass
     try:
         eval("1/0")
     except ZeroDivisionError as error:

@@ -123,6 +123,18 @@ class Channel:
                 return
             self._keep_input(*frame)
 
+    def take_descriptor(self, head: dict) -> int | None:
+        """Says that we are ready for a descriptor, and takes it; only while no cell runs.
+
+        It comes with one byte that belongs to no frame. Nothing else comes before it: a plain read would lose it.
+        """
+        import socket
+
+        self.send(head)
+        with socket.socket(fileno=os.dup(self._fd)) as control:
+            _byte, fds, _flags, _ = socket.recv_fds(control, 1, 1, socket.MSG_CMSG_CLOEXEC)
+        return fds[0] if fds else None
+
     def expect_input(self, exec_id: Any) -> None:
         """Another exec runs: what was meant for an earlier one is dropped."""
         self._exec_id = exec_id

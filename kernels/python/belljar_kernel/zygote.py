@@ -103,6 +103,8 @@ class Zygote:
             return self._configure(request)
         if op == "fork":
             return self._fork(ForkRequest(request, fds))
+        if op == "picture":
+            return self._picture(request, fds)
         raise BadRequest(f"unknown op {op!r}")
 
     def _configure(self, request: dict) -> dict:
@@ -135,6 +137,19 @@ class Zygote:
             "threads": warmup.other_threads(),
             "rss_kib": warmup.resident_kib(),
         }
+
+    def _picture(self, request: dict, fds: list[int]) -> dict:
+        """Writes down what all kernels have in common, for those that are to be written down themselves."""
+        if self._seccomp is None:
+            raise BadRequest("not configured yet")
+        if len(fds) != 2:
+            raise BadRequest(f"{len(fds)} descriptors came, and not two")
+        from . import frozen
+
+        try:
+            return {"op": "pictured", "bytes": frozen.write_common(int(request["layer"]), *fds)}
+        except (KeyError, TypeError, ValueError, OSError, frozen.Refused) as problem:
+            return {"op": "error", "error": f"failed to write the common picture: {problem}"}
 
     def _fork(self, request: ForkRequest) -> dict:
         if self._seccomp is None:

@@ -12,9 +12,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 
 use super::files::{broken_off, inside, not_written};
-use super::incoming::Incoming;
 use super::{Engine, Principal};
 use crate::error::EngineError;
+use crate::incoming::Incoming;
 
 /// What is taken from a pipe at once.
 const PIECE: usize = 256 * 1024;

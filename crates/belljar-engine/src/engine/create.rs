@@ -132,7 +132,7 @@ impl Engine {
             execs: 0,
             spec,
         };
-        let pool = self.pool.as_ref().filter(|_| self.shared.fits_pool(&row.spec));
+        let pool = self.shared.pool.get().filter(|_| self.shared.fits_pool(&row.spec));
         let (origin, how) = match pool.and_then(Pool::take_ready) {
             Some(warm) => {
                 row.id = warm.id;
@@ -210,6 +210,12 @@ impl Engine {
                 "ttl must be 1 to {} seconds",
                 config.max_ttl_s
             )));
+        }
+        let storage = ask.storage.unwrap_or(config.defaults.storage);
+        if ask.checkpoints.flatten().is_some() && storage == Storage::Bind {
+            return Err(EngineError::Invalid(
+                "checkpoints need storage TMPFS: files on disk are not taken back".into(),
+            ));
         }
         if ask.datasets == Some(Datasets::LocalRo) && config.datasets_dir.is_none() {
             return Err(EngineError::Invalid(

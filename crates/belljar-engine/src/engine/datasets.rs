@@ -10,7 +10,6 @@ use belljar_runtime::{Sandbox, paths};
 use bytes::Bytes;
 use tokio::sync::oneshot;
 
-use super::incoming::Incoming;
 use super::{Engine, Principal, Shared};
 use crate::artifacts::Digest;
 use crate::audit::Entry;
@@ -21,6 +20,7 @@ use crate::datasets::{
     Exports, Known, describe,
 };
 use crate::error::{EngineError, in_full};
+use crate::incoming::Incoming;
 use crate::session::Session;
 use crate::spec::Datasets;
 
@@ -277,7 +277,7 @@ impl Engine {
         id: &str,
     ) -> Result<Arc<Session>, EngineError> {
         let session = self.live_session(who, id).await?;
-        session.settled().await;
+        session.awake(who.quota()).await?;
         Ok(session)
     }
 

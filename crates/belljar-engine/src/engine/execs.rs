@@ -25,7 +25,10 @@ impl Engine {
     ) -> Result<Arc<Exec>, EngineError> {
         let code = Arc::clone(&ask.code);
         let accepted = match self.live_session(who, id).await {
-            Ok(session) => session.exec(ask).await,
+            Ok(session) => match session.awake_for_work(who.quota()).await {
+                Ok(()) => session.exec(ask).await,
+                Err(error) => Err(error),
+            },
             Err(error) => Err(error),
         };
         let outcome = accepted.as_ref().map_or_else(|error| in_full(error), |_| "accepted".into());
@@ -159,7 +162,7 @@ impl Engine {
         id: &str,
         language: Language,
     ) -> Result<KernelSnapshot, EngineError> {
-        self.live_session(who, id).await?.state(language).await
+        self.live_session(who, id).await?.state(language, who.quota()).await
     }
 
     /// What was executed in a session, the oldest first.

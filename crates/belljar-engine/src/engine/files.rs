@@ -12,9 +12,9 @@ use belljar_runtime::{
 };
 use bytes::Bytes;
 
-use super::incoming::Incoming;
 use super::{Engine, Principal};
 use crate::error::EngineError;
+use crate::incoming::Incoming;
 use crate::session::InUse;
 
 /// What one listing may have.
@@ -273,9 +273,10 @@ impl Engine {
         who: &Principal,
         id: &str,
     ) -> Result<Arc<Sandbox>, EngineError> {
-        let session = self.settled_session(who, id).await?;
+        let session = self.live_session(who, id).await?;
+        let sandbox = session.awake(who.quota()).await?;
         session.used()?;
-        session.sandbox()
+        Ok(sandbox)
     }
 }
 

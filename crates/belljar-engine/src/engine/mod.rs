@@ -26,11 +26,12 @@
 
 mod archives;
 mod artifacts;
+mod branches;
 mod create;
 mod datasets;
 mod execs;
 mod files;
-mod incoming;
+
 mod life;
 mod recovery;
 mod runs;
@@ -49,6 +50,7 @@ use belljar_runtime::Runtime;
 use tokio::sync::watch;
 
 pub use archives::{ArchiveDownload, ArchiveUpload};
+pub use branches::{Checkpoint, MAX_FORKS};
 pub use create::{Created, How};
 pub use datasets::Upload;
 pub use files::{FileUpload, Watching};
@@ -63,6 +65,7 @@ use crate::artifacts::{Shelf, ShelfConfig};
 use crate::audit::Audit;
 use crate::datasets::source::Sources;
 use crate::error::{EngineError, in_full};
+use crate::frozen::FrozenConfig;
 use crate::metrics::Snapshot;
 use crate::network::{Network, Traffic};
 use crate::pool::Pool;
@@ -78,7 +81,6 @@ use crate::volumes::VolumesConfig;
 #[derive(Debug)]
 pub struct Engine {
     pub(crate) shared: Arc<Shared>,
-    pool: Option<Pool>,
     audit: Audit,
     /// Becomes true when everything an earlier server left is taken over or cleaned up.
     recovered: watch::Sender<bool>,
@@ -117,6 +119,8 @@ pub struct EngineConfig {
     pub max_ttl_s: u64,
     /// When idle sessions move their large values to disk; none: never.
     pub spill: Option<SpillPolicy>,
+    /// Sessions as files.
+    pub frozen: FrozenConfig,
 }
 
 /// When values go to disk, and which.
@@ -194,6 +198,8 @@ impl Engine {
         let traces = Left {
             sandboxes: left
                 .iter()
+                // What one has that sleeps is not it.
+                .filter(|row| !row.phase.is_asleep())
                 .filter_map(|row| Some(row.handle.as_ref()?.name.clone()))
                 .collect(),
             directories: shared.unclaimed_directories(),
@@ -201,17 +207,22 @@ impl Engine {
         };
         shared.give_up_pending_datasets().await;
         shared.recover_volumes().await;
+        let alive: Vec<String> = left.iter().map(|row| row.id.clone()).collect();
+        if let Err(error) = shared.pictures.tidy(&alive) {
+            tracing::warn!("failed to tidy up the pictures of sessions: {error}");
+        }
         let adopted = shared.take_over(left);
-        let pool = (shared.config.pool > 0).then(|| {
-            let next = sandboxes::next_warm(Arc::clone(&shared));
-            Pool::start(Arc::clone(&shared.runtime), shared.config.pool, next)
-        });
+        if shared.config.pool > 0 {
+            let next = sandboxes::next_warm(&shared);
+            let pool = Pool::start(Arc::clone(&shared.runtime), shared.config.pool, next);
+            let _ = shared.pool.set(pool);
+        }
         let chores = [
             tokio::spawn(usage::keep_books(Arc::clone(&shared))),
             tokio::spawn(upkeep::keep_up(Arc::clone(&shared))),
         ];
         let engine =
-            Arc::new(Engine { shared, pool, audit, recovered: watch::Sender::new(false), chores });
+            Arc::new(Engine { shared, audit, recovered: watch::Sender::new(false), chores });
         let recovering = Arc::clone(&engine);
         tokio::spawn(async move { recovering.recover(traces, adopted).await });
         Ok(engine)
@@ -221,7 +232,7 @@ impl Engine {
     pub async fn close(&self, stop_sessions: bool) {
         self.shared.shut();
         self.chores.iter().for_each(tokio::task::JoinHandle::abort);
-        if let Some(pool) = &self.pool {
+        if let Some(pool) = self.shared.pool.get() {
             for id in pool.drain().await {
                 let _ = Record::of(&self.shared.config.sessions_root, &id).remove();
             }
@@ -274,7 +285,7 @@ impl Engine {
             }
             now.queued += i64::try_from(view.queued).unwrap_or(i64::MAX);
         }
-        if let Some(pool) = &self.pool {
+        if let Some(pool) = self.shared.pool.get() {
             now.pool_ready = i64::try_from(pool.ready()).unwrap_or(i64::MAX);
             (now.pool_hits, now.pool_misses) = pool.hits_and_misses();
         }

@@ -61,11 +61,15 @@ impl Shared {
         for mut row in left {
             row.expires_ms = sane_expiry(row.expires_ms, now, &row.spec, self.config.max_ttl_s);
             let was_stopping = row.phase == Phase::Stopping;
+            let was_asleep = row.phase.is_asleep();
             row.phase = Phase::Creating;
-            let reservation = self.admission.admit(&row.tenant, &row.spec.limits);
-            // Half-made: there is no handle, so there is nothing to find.
-            let origin = match row.handle.take() {
-                Some(handle) => Origin::Adopted(Box::new(handle)),
+            // What sleeps takes no room.
+            let reservation =
+                (!was_asleep).then(|| self.admission.admit(&row.tenant, &row.spec.limits));
+            let origin = match row.handle.take().map(Box::new) {
+                left if was_asleep => Origin::Asleep(left),
+                Some(handle) => Origin::Adopted(handle),
+                // Half-made: there is no handle, so there is nothing to find.
                 None => Origin::Lost,
             };
             let (session, inbox) = self.register(row);
@@ -169,6 +173,7 @@ mod tests {
             env: BTreeMap::new(),
             ttl_s: 3600,
             idle_s: None,
+            checkpoints: None,
             metadata: serde_json::Map::new(),
         };
         let now = 1_000_000_000;

@@ -105,7 +105,7 @@ impl Engine {
         volumes: Vec<VolumeMount>,
     ) -> Result<Sandbox, EngineError> {
         // One whose files would stay on disk does not fit: a run's are in memory.
-        let pool = self.pool.as_ref().filter(|_| self.shared.fits_pool(spec));
+        let pool = self.shared.pool.get().filter(|_| self.shared.fits_pool(spec));
         match pool.and_then(Pool::take_ready) {
             Some(warm) => Ok(warm.sandbox),
             None => {

@@ -7,7 +7,7 @@ use belljar_runtime::{DataMount, Sandbox, SandboxSpec, VolumeKind, VolumeMount};
 use super::Shared;
 use super::shared::durability;
 use crate::error::EngineError;
-use crate::pool;
+use crate::pool::{self, Pool};
 use crate::record::Record;
 use crate::session::Session;
 use crate::session::rules::Phase;
@@ -17,20 +17,7 @@ use crate::store::SessionRow;
 impl Shared {
     /// Makes the sandbox of a session and writes down how to find it, before anybody may use it.
     pub(crate) async fn make_sandbox(&self, session: &Session) -> Result<Sandbox, EngineError> {
-        let _permit = self.making.acquire().await;
-        if let Some(record) = &session.record {
-            prepare_record(record).await?;
-        }
-        let mut spec = self.sandbox_spec(&session.spec, &session.id)?;
-        // One of the pool is nobody's yet when it is made, and has none.
-        spec.labels.push(("belljar.tenant".to_owned(), session.tenant.clone()));
-        spec.volumes = self.volumes_for_session(&session.tenant, &session.spec.volumes).await?;
-        let soft =
-            |volume: &VolumeMount| volume.write && volume.place.kind == VolumeKind::Directory;
-        for volume in spec.volumes.iter().filter(|volume| soft(volume)) {
-            session.warn(format!("the size of volume `{}` is not enforced", volume.name));
-        }
-        let sandbox = pool::warm_sandbox(&self.runtime, &spec).await?;
+        let sandbox = self.new_sandbox(session).await?;
         let view = session.view();
         let row = SessionRow {
             id: session.id.clone(),
@@ -54,6 +41,36 @@ impl Shared {
                 Err(error.into())
             }
         }
+    }
+
+    /// Another sandbox for a session that is there: of the pool, if one fits.
+    pub(crate) async fn fresh_sandbox(&self, session: &Session) -> Result<Sandbox, EngineError> {
+        // One of the pool has a directory of its own.
+        let fits = session.spec.storage == Storage::Tmpfs && self.fits_pool(&session.spec);
+        if let Some(warm) = self.pool.get().filter(|_| fits).and_then(Pool::take_ready) {
+            let told = warm.sandbox.outlive_host(self.config.alone_for_s).await;
+            told.map_err(EngineError::Create)?;
+            return Ok(warm.sandbox);
+        }
+        self.new_sandbox(session).await
+    }
+
+    /// A sandbox as a session wants it.
+    async fn new_sandbox(&self, session: &Session) -> Result<Sandbox, EngineError> {
+        let _permit = self.making.acquire().await;
+        if let Some(record) = &session.record {
+            prepare_record(record).await?;
+        }
+        let mut spec = self.sandbox_spec(&session.spec, &session.id)?;
+        // One of the pool is nobody's yet when it is made, and has none.
+        spec.labels.push(("belljar.tenant".to_owned(), session.tenant.clone()));
+        spec.volumes = self.volumes_for_session(&session.tenant, &session.spec.volumes).await?;
+        let soft =
+            |volume: &VolumeMount| volume.write && volume.place.kind == VolumeKind::Directory;
+        for volume in spec.volumes.iter().filter(|volume| soft(volume)) {
+            session.warn_once(&format!("the size of volume `{}` is not enforced", volume.name));
+        }
+        pool::warm_sandbox(&self.runtime, &spec).await
     }
 
     /// The sandbox that a session of this kind runs in.
@@ -98,8 +115,11 @@ impl Shared {
 }
 
 /// What the pool makes next.
-pub(super) fn next_warm(shared: Arc<Shared>) -> pool::Next {
+pub(super) fn next_warm(shared: &Arc<Shared>) -> pool::Next {
+    // The pool is part of it.
+    let shared = Arc::downgrade(shared);
     Box::new(move || {
+        let shared = shared.upgrade().ok_or(EngineError::Stopping)?;
         let id = crate::new_id("ses");
         let defaults = &shared.config.defaults;
         if defaults.storage == Storage::Bind {

@@ -1,7 +1,7 @@
 //! What everything that lives here shares: the engine, the drivers, the pool and the books.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use belljar_runtime::Runtime;
@@ -15,9 +15,11 @@ use crate::artifacts::Shelf;
 use crate::audit::{Audit, Entry};
 use crate::datasets::Cache;
 use crate::error::EngineError;
+use crate::frozen::{FrozenConfig, Pictures};
 use crate::lock;
 use crate::metrics::{ByHow, Metrics, Name};
 use crate::network::{Listener, Traffic, Visit};
+use crate::pool::Pool;
 use crate::session::rules::Phase;
 use crate::session::{Inbox, Origin, Session, View, drive};
 use crate::spec::{SessionSpec, Storage};
@@ -34,6 +36,10 @@ pub(crate) struct Shared {
     pub(crate) store: Store,
     pub(crate) runtime: Arc<dyn Runtime>,
     pub(crate) shelf: Shelf,
+    /// Sessions as files.
+    pub(crate) pictures: Pictures,
+    /// Warm sandboxes, if any are kept; begun when all this is there.
+    pub(super) pool: OnceLock<Pool>,
     /// Content of datasets that was transferred once.
     pub(super) datasets: Cache,
     /// A permit of it is held while a source is asked.
@@ -74,11 +80,17 @@ impl Shared {
         let datasets = Cache::open(&config.dataset_cache, config.dataset_cache_bytes);
         let unusable = |cause| EngineError::Directory { path: config.dataset_cache.clone(), cause };
         let volumes = Volumes::new(config.volumes.clone(), &store)?;
+        // Others may keep theirs in the same place, and each removes what it does not know.
+        let frozen = config.frozen.directory.join(store.owner()?);
+        let pictures =
+            Pictures::open(FrozenConfig { directory: frozen.clone(), ..config.frozen.clone() });
         Ok(Shared {
             admission: Admission::new(config.total),
             store,
             runtime,
             shelf: Shelf::open(config.shelf.clone(), metrics.artifacts.clone())?,
+            pictures: pictures.map_err(|cause| EngineError::Directory { path: frozen, cause })?,
+            pool: OnceLock::new(),
             datasets: datasets.map_err(unusable)?,
             fetching: Semaphore::new(FETCHES),
             volumes,
@@ -104,7 +116,7 @@ impl Shared {
         }
         let (session, inbox) = self.register(row);
         let (shared, driven) = (Arc::clone(self), Arc::clone(&session));
-        let driving = drive(Arc::clone(&shared), driven, inbox, reservation, origin, None);
+        let driving = drive(Arc::clone(&shared), driven, inbox, Some(reservation), origin, None);
         tokio::spawn(shared.watch_over(Arc::clone(&session), driving));
         Ok(session)
     }

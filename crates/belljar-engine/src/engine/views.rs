@@ -123,6 +123,7 @@ pub(super) fn view_of(row: &SessionRow) -> View {
         running: 0,
         queued: 0,
         execs: row.execs,
+        at: None,
         warnings: Vec::new(),
     }
 }

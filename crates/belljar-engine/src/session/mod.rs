@@ -6,9 +6,11 @@
 //!          │ sandbox ready                  ▲       │ sandbox lost
 //!          ▼        work began              │       │
 //!        Ready ─────────────────▶ Busy ─────┴───────┤
-//!          ▲ ◀───────────────────── │               │
-//!          │        work ended      │          Hibernating, Hibernated
-//!          │                        │               │
+//!        │ ▲ ◀───────────────────── │               │
+//!        │ │        work ended      │               │
+//!        ▼ └── Waking ◀── Hibernated ─┐             │
+//!     Hibernating ──────────▲         │             │
+//!          │                          │             │
 //!          └───── stop asked, or its time is up ────┤
 //!                                                   ▼
 //!                              Stopped ◀─────── Stopping
@@ -23,6 +25,7 @@
 //! commands run beside them. An execution is written down before it is begun and again when it has
 //! ended, and the guest keeps what it said until then: a server killed at any moment loses nothing.
 
+mod checkpoint;
 mod driver;
 mod perform;
 pub mod rules;
@@ -39,11 +42,13 @@ use tokio::sync::{mpsc, oneshot, watch};
 pub(crate) use driver::{Origin, drive};
 pub use perform::LogEntry;
 
+use crate::admission::Quota;
 use crate::artifacts::Memory;
 use crate::clock;
 use crate::engine::{Shared, durability};
 use crate::error::{EngineError, in_full};
 use crate::exec::{Exec, ExecRequest};
+use crate::frozen::Branch;
 use crate::lock;
 use crate::network::Traffic;
 use crate::record::Record;
@@ -72,6 +77,9 @@ pub struct View {
     pub running: usize,
     pub queued: usize,
     pub execs: u64,
+    /// The execution after which it is what it is: the last to end in the foreground, or that which
+    /// it was taken back to.
+    pub at: Option<String>,
     /// What went wrong without ending anything, such as a full disk below the session's log.
     pub warnings: Vec<String>,
 }
@@ -99,6 +107,10 @@ pub struct Session {
     pub(crate) traffic: Arc<Traffic>,
     /// What is known of its artifacts directory; held while that is looked at.
     artifacts: tokio::sync::Mutex<Memory>,
+    /// The last picture of its Python kernel, or that which it was made of.
+    base: Mutex<Option<u64>>,
+    /// Held while a checkpoint is taken: several executions may end at the same time.
+    checkpointing: tokio::sync::Mutex<()>,
     /// Executions that are not yet safe in the database, by id.
     live: Mutex<HashMap<String, Arc<Exec>>>,
     /// How many are at its terminals, or watch its files: it does not expire while somebody is.
@@ -144,6 +156,26 @@ pub(crate) enum Command {
     },
     /// It is used by something that is no execution.
     Used,
+    /// Somebody needs its sandbox, within this quota.
+    Wake {
+        quota: Quota,
+        answer: Answer<()>,
+    },
+    Hibernate {
+        force: bool,
+        answer: Answer<()>,
+    },
+    /// A picture for others to begin with: of now, or of what was after an execution.
+    Branch {
+        force: bool,
+        from: Option<String>,
+        answer: Answer<Branch>,
+    },
+    /// Goes back to what was after an execution.
+    Restore {
+        exec: String,
+        answer: Answer<()>,
+    },
 }
 
 /// What the driver holds of a session, besides the handle.
@@ -175,6 +207,8 @@ impl Session {
             failure: Mutex::default(),
             traffic,
             artifacts: tokio::sync::Mutex::default(),
+            base: Mutex::default(),
+            checkpointing: tokio::sync::Mutex::default(),
             forgettable: Mutex::default(),
             live: Mutex::default(),
             attached: AtomicUsize::new(0),
@@ -233,6 +267,45 @@ impl Session {
         self.ask(|answer| Command::Extend { ttl_s, answer }).await
     }
 
+    /// Its sandbox; one that sleeps is woken for it.
+    pub(crate) async fn awake(&self, quota: Quota) -> Result<Arc<Sandbox>, EngineError> {
+        self.settled().await;
+        if let Some(sandbox) = lock(&self.sandbox).clone() {
+            return Ok(sandbox);
+        }
+        self.allows(Request::Attend)?;
+        self.ask(|answer| Command::Wake { quota, answer }).await?;
+        self.sandbox()
+    }
+
+    /// Wakes one that sleeps. Of any other, the driver knows what to do.
+    pub(crate) async fn awake_for_work(&self, quota: Quota) -> Result<(), EngineError> {
+        match self.phase().is_away() {
+            true => self.awake(quota).await.map(drop),
+            false => Ok(()),
+        }
+    }
+
+    /// Makes files of it, until somebody needs it.
+    pub(crate) async fn hibernate(&self, force: bool) -> Result<(), EngineError> {
+        self.allows(Request::Attend)?;
+        self.ask(|answer| Command::Hibernate { force, answer }).await
+    }
+
+    pub(crate) async fn branch(
+        &self,
+        force: bool,
+        from: Option<String>,
+    ) -> Result<Branch, EngineError> {
+        self.allows(Request::Attend)?;
+        self.ask(|answer| Command::Branch { force, from, answer }).await
+    }
+
+    pub(crate) async fn restore(&self, exec: String) -> Result<(), EngineError> {
+        self.allows(Request::Attend)?;
+        self.ask(|answer| Command::Restore { exec, answer }).await
+    }
+
     /// Counts as use, from which its life is counted.
     pub(crate) fn used(&self) -> Result<(), EngineError> {
         self.allows(Request::Extend)?;
@@ -275,10 +348,13 @@ impl Session {
     }
 
     /// The variables of a kernel.
-    pub async fn state(&self, language: Language) -> Result<KernelSnapshot, EngineError> {
+    pub async fn state(
+        &self,
+        language: Language,
+        quota: Quota,
+    ) -> Result<KernelSnapshot, EngineError> {
         self.allows(Request::Attend)?;
-        self.settled().await;
-        match self.sandbox()?.kernel_state(language).await {
+        match self.awake(quota).await?.kernel_state(language).await {
             // It was never started, or is gone: there are no variables.
             Err(RuntimeError::Refused(refusal))
                 if refusal.code == belljar_proto::guest::RefusalCode::NoKernel =>
@@ -349,9 +425,11 @@ impl Session {
     }
 
     pub(crate) fn sandbox(&self) -> Result<Arc<Sandbox>, EngineError> {
-        lock(&self.sandbox)
-            .clone()
-            .ok_or_else(|| EngineError::not_now(&self.id, rules::Refusal::Ended, None))
+        lock(&self.sandbox).clone().ok_or_else(|| {
+            let away = self.phase().is_away();
+            let refusal = if away { rules::Refusal::Resting } else { rules::Refusal::Ended };
+            EngineError::not_now(&self.id, refusal, None)
+        })
     }
 
     async fn ask<T>(&self, command: impl FnOnce(Answer<T>) -> Command) -> Result<T, EngineError> {

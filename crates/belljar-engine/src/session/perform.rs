@@ -10,6 +10,7 @@ use belljar_runtime::{RuntimeError, Sandbox};
 use serde::Serialize;
 use tokio::sync::oneshot;
 
+use super::checkpoint::checkpoint;
 use super::{Session, lock};
 use crate::EngineError;
 use crate::artifacts::{self, Artifacts, Place};
@@ -172,8 +173,16 @@ async fn follow_to_the_end(
         Ok(Some(mut outcome)) => {
             // Before anything is tidied up: what it came to is what the code left behind.
             outcome.memory_bytes = sandbox.memory_used();
+            (outcome.checkpoint, outcome.no_checkpoint) = (None, None);
             let artifacts = take_artifacts(shared, session, sandbox, exec, &outcome, joined).await;
             exec.transcript.tell_artifacts(&artifacts);
+            if let Some(taken) = checkpoint(shared, session, sandbox, exec).await {
+                outcome.checkpoint = Some(taken.is_ok());
+                outcome.no_checkpoint = taken.err();
+            }
+            if !exec.request.background {
+                session.view.send_modify(|view| view.at = Some(exec.id.clone()));
+            }
             exec.finish(outcome);
             Performed::Ended
         }
@@ -390,14 +399,14 @@ async fn log(session: &Arc<Session>, exec: &Arc<Exec>, again: bool) {
 
 impl Session {
     /// The same, unless it is there already.
-    pub(super) fn warn_once(&self, warning: &str) {
+    pub(crate) fn warn_once(&self, warning: &str) {
         if !self.view.borrow().warnings.iter().any(|known| known == warning) {
             self.warn(warning.to_owned());
         }
     }
 
     /// Notes something that went wrong, for whoever looks at the session.
-    pub(crate) fn warn(&self, warning: String) {
+    pub(super) fn warn(&self, warning: String) {
         const MOST: usize = 20;
         self.view.send_modify(|view| {
             if view.warnings.len() < MOST {

@@ -11,8 +11,11 @@ pub enum Phase {
     Ready,
     /// Something is being executed.
     Busy,
+    /// A picture of it is being taken, or it is being made of one again.
     Hibernating,
+    /// It is files, and nothing else.
     Hibernated,
+    Waking,
     Stopping,
     /// Ended on purpose. One whose files are on disk can be started again.
     Stopped,
@@ -46,6 +49,12 @@ pub enum Happening {
     StopAsked,
     SandboxGone,
     StartAsked,
+    /// It is put aside; and it is not, or was taken out again, all in one.
+    RestBegan,
+    RestEnded,
+    /// Nothing but files is left of it.
+    SandboxAsleep,
+    WakeBegan,
 }
 
 /// Why a request cannot be served.
@@ -57,15 +66,18 @@ pub enum Refusal {
     Ended,
     /// It is alive, and only one that has ended can be started.
     Alive,
+    /// Its sandbox is taken away at this moment.
+    Resting,
 }
 
 impl Phase {
-    pub const ALL: [Phase; 8] = [
+    pub const ALL: [Phase; 9] = [
         Phase::Creating,
         Phase::Ready,
         Phase::Busy,
         Phase::Hibernating,
         Phase::Hibernated,
+        Phase::Waking,
         Phase::Stopping,
         Phase::Stopped,
         Phase::Failed,
@@ -80,6 +92,7 @@ impl Phase {
             Phase::Busy => "busy",
             Phase::Hibernating => "hibernating",
             Phase::Hibernated => "hibernated",
+            Phase::Waking => "waking",
             Phase::Stopping => "stopping",
             Phase::Stopped => "stopped",
             Phase::Failed => "failed",
@@ -96,16 +109,29 @@ impl Phase {
     pub fn is_over(self) -> bool {
         matches!(self, Phase::Stopped | Phase::Failed)
     }
+
+    /// Whether, as it is written down, it is its picture and not its sandbox.
+    #[must_use]
+    pub fn is_asleep(self) -> bool {
+        matches!(self, Phase::Hibernated | Phase::Waking)
+    }
+
+    /// Whether its sandbox is away, or about to be.
+    #[must_use]
+    pub fn is_away(self) -> bool {
+        matches!(self, Phase::Hibernating | Phase::Hibernated | Phase::Waking)
+    }
 }
 
 /// Whether a request can be served in this phase, now or after waiting a little.
 pub fn allows(phase: Phase, request: Request) -> Result<(), Refusal> {
     use {Phase::*, Request::*};
     match (phase, request) {
-        (Creating | Ready | Busy | Hibernating | Hibernated, Exec | Attend | Extend | Stop) => {
-            Ok(())
-        }
-        (Creating | Ready | Busy | Hibernating | Hibernated, Start) => Err(Refusal::Alive),
+        (
+            Creating | Ready | Busy | Hibernating | Hibernated | Waking,
+            Exec | Attend | Extend | Stop,
+        ) => Ok(()),
+        (Creating | Ready | Busy | Hibernating | Hibernated | Waking, Start) => Err(Refusal::Alive),
         // Asked twice, it is still stopped once.
         (Stopping | Stopped | Failed, Stop) => Ok(()),
         (Stopping, Exec | Attend | Extend | Start) => Err(Refusal::Ending),
@@ -119,12 +145,18 @@ pub fn allows(phase: Phase, request: Request) -> Result<(), Refusal> {
 pub fn next(phase: Phase, happening: Happening) -> Option<Phase> {
     use {Happening::*, Phase::*};
     match (phase, happening) {
-        (Creating, SandboxReady) => Some(Ready),
+        (Creating | Waking, SandboxReady) => Some(Ready),
         (Creating, SandboxFailed) => Some(Failed),
         (Ready, WorkBegan) => Some(Busy),
         (Busy, WorkEnded) => Some(Ready),
+        (Ready, RestBegan) => Some(Hibernating),
+        (Hibernating, RestEnded) => Some(Ready),
+        // One that could not be woken goes on sleeping; one that an earlier server put to sleep, or
+        // that begins as a branch of another, was never awake here.
+        (Creating | Hibernating | Waking, SandboxAsleep) => Some(Hibernated),
+        (Hibernated, WakeBegan) => Some(Waking),
         (Ready | Busy | Hibernating | Hibernated, SandboxLost) => Some(Failed),
-        (Creating | Ready | Busy | Hibernating | Hibernated, StopAsked) => Some(Stopping),
+        (Creating | Ready | Busy | Hibernating | Hibernated | Waking, StopAsked) => Some(Stopping),
         // While it stops its work ends, as it may, and its sandbox may be faster than we.
         (Stopping, WorkEnded | SandboxLost | SandboxReady | SandboxFailed) => Some(Stopping),
         (Stopping, SandboxGone) => Some(Stopped),
@@ -141,7 +173,7 @@ mod tests {
     const REQUESTS: [Request; 5] =
         [Request::Exec, Request::Attend, Request::Extend, Request::Stop, Request::Start];
 
-    const HAPPENINGS: [Happening; 8] = [
+    const HAPPENINGS: [Happening; 12] = [
         Happening::SandboxReady,
         Happening::SandboxFailed,
         Happening::WorkBegan,
@@ -150,6 +182,10 @@ mod tests {
         Happening::StopAsked,
         Happening::SandboxGone,
         Happening::StartAsked,
+        Happening::RestBegan,
+        Happening::RestEnded,
+        Happening::SandboxAsleep,
+        Happening::WakeBegan,
     ];
 
     /// All of the rules on one page; a change of any shows up in review.

@@ -75,6 +75,24 @@ impl Store {
         .map(|_| ())
     }
 
+    /// The session has another sandbox from now on, or none.
+    pub(crate) async fn set_sandbox(
+        &self,
+        id: &str,
+        phase: Phase,
+        handle: Option<Handle>,
+        durability: Durability,
+    ) -> Result<(), StoreError> {
+        let id = id.to_owned();
+        self.write(durability, move |connection| {
+            connection
+                .prepare_cached("UPDATE sessions SET phase = ?2, handle = ?3 WHERE id = ?1")?
+                .execute(params![id, phase.name(), handle.as_ref().map(Json)])
+        })
+        .await
+        .map(|_| ())
+    }
+
     pub(crate) async fn set_expiry(
         &self,
         id: &str,

@@ -140,6 +140,7 @@ impl Shell {
             | ToKernel::Input { .. }
             | ToKernel::Interrupt { .. }
             | ToKernel::Spill(_)
+            | ToKernel::Line
             | ToKernel::Seen => Vec::new(),
         }
     }

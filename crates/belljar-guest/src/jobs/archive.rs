@@ -19,7 +19,7 @@ use super::{Item, Moving, Outcome, Target};
 use crate::connection::refuse;
 
 /// What is written to the pipe at once.
-const PIECE: usize = 256 * 1024;
+pub(super) const PIECE: usize = 256 * 1024;
 
 /// What a link in an archive may lead to: no path is longer.
 const MAX_TARGET: u64 = 4096;
@@ -28,10 +28,10 @@ const MAX_TARGET: u64 = 4096;
 pub(super) fn pack(root: &Root, to: OwnedFd, format: ArchiveFormat) -> Outcome {
     let to = BufWriter::with_capacity(PIECE, File::from(to));
     let mut target: Box<dyn Target> = match format {
-        ArchiveFormat::Tar => Box::new(Tar(Some(tar::Builder::new(to)))),
+        ArchiveFormat::Tar => Box::new(Tar::new(to)),
         ArchiveFormat::TarGz => {
             let packed = GzEncoder::new(to, Compression::fast());
-            Box::new(Tar(Some(tar::Builder::new(packed))))
+            Box::new(Tar::new(packed))
         }
         ArchiveFormat::Zip => Box::new(Zip(Some(ZipWriter::new_stream(to)))),
     };
@@ -58,10 +58,16 @@ pub(super) fn unpack(from: OwnedFd, root: &Root, format: ArchiveFormat) -> Outco
     moving.finish()
 }
 
-struct Tar<W: Write + Finish>(Option<tar::Builder<W>>);
+pub(super) struct Tar<W: Write + Finish>(Option<tar::Builder<W>>);
+
+impl<W: Write + Finish> Tar<W> {
+    pub(super) fn new(to: W) -> Tar<W> {
+        Tar(Some(tar::Builder::new(to)))
+    }
+}
 
 /// Writers that have something to say at their end.
-trait Finish {
+pub(super) trait Finish {
     fn end(self) -> io::Result<()>;
 }
 
@@ -143,7 +149,7 @@ impl Target for Zip {
     }
 }
 
-fn unpack_tar(from: impl Read, moving: &mut Moving<'_>) -> Result<(), Refusal> {
+pub(super) fn unpack_tar(from: impl Read, moving: &mut Moving<'_>) -> Result<(), Refusal> {
     let mut archive = tar::Archive::new(from);
     for entry in archive.entries().map_err(|error| broken(&error))? {
         let mut entry = entry.map_err(|error| broken(&error))?;

@@ -13,6 +13,7 @@
 //! Every job moves items from a source (a tree, an archive) to a [`Target`] (a tree, an archive).
 
 mod archive;
+mod kept;
 mod tree;
 
 use std::cell::RefCell;
@@ -23,6 +24,7 @@ use std::time::Duration;
 
 use belljar_proto::guest::{Answer, Refusal, RefusalCode};
 use belljar_proto::job::{ArchiveFormat, JobReport, MAX_JOB_ENTRIES, MAX_JOBS};
+use belljar_proto::rest::PLACES;
 use belljar_sys::process;
 use belljar_sys::tree::Root;
 use belljar_sys::visit;
@@ -95,6 +97,13 @@ impl Moving<'_> {
     }
 }
 
+impl Jobs {
+    /// How many are being done.
+    pub(crate) fn going_on(&self) -> usize {
+        self.0.borrow().iter().filter(|(_, outcome)| outcome.borrow().is_none()).count()
+    }
+}
+
 /// Copies a file, or a directory with everything in it.
 pub(crate) fn copy(
     guest: &Rc<Guest>,
@@ -164,6 +173,35 @@ pub fn pack_directory(path: &[u8], to: OwnedFd, format: ArchiveFormat) -> Outcom
 pub fn unpack_into(from: OwnedFd, path: &[u8], format: ArchiveFormat) -> Outcome {
     let root = Root::open_followed(path).map_err(|error| refusal("open", path, &error))?;
     archive::unpack(from, &root, format)
+}
+
+/// Packs all files in these places into what is read from the descriptor that is answered.
+pub(crate) fn keep(guest: &Rc<Guest>, job: String, places: &[String]) -> Result<Reply, Refusal> {
+    let roots = kept::open(places)?;
+    let (reader, writer) = io::pipe().map_err(|error| failed(error.to_string()))?;
+    let (names, roots): (Vec<_>, Vec<_>) = roots.into_iter().unzip();
+    let keep = roots.into_iter().map(OwnedFd::from).chain([writer.into()]).collect();
+    start(guest, job, keep, move |mut fds| {
+        let to = fds.pop().ok_or_else(|| failed("a worker lost its descriptors".into()))?;
+        let roots = names.into_iter().zip(fds.into_iter().map(Root::from)).collect();
+        kept::pack(roots, to)
+    })?;
+    Ok(Reply { answer: Answer::Stream, body: Vec::new(), fds: vec![reader.into()] })
+}
+
+/// Unpacks what was packed so, from what is written to the descriptor that is answered.
+pub(crate) fn bring(guest: &Rc<Guest>, job: String) -> Result<Reply, Refusal> {
+    let all: Vec<String> = PLACES.iter().map(|(name, _)| (*name).to_owned()).collect();
+    let roots = kept::open(&all)?;
+    let (reader, writer) = io::pipe().map_err(|error| failed(error.to_string()))?;
+    let (names, roots): (Vec<_>, Vec<_>) = roots.into_iter().unzip();
+    let keep = roots.into_iter().map(OwnedFd::from).chain([reader.into()]).collect();
+    start(guest, job, keep, move |mut fds| {
+        let from = fds.pop().ok_or_else(|| failed("a worker lost its descriptors".into()))?;
+        let roots = names.into_iter().zip(fds.into_iter().map(Root::from)).collect();
+        kept::unpack(from, roots)
+    })?;
+    Ok(Reply { answer: Answer::Stream, body: Vec::new(), fds: vec![writer.into()] })
 }
 
 fn two(fds: Vec<OwnedFd>) -> Result<[OwnedFd; 2], Refusal> {

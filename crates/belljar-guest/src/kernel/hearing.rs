@@ -171,6 +171,11 @@ impl Kernel {
                     let _ = asker.send(body);
                 }
             }
+            FromKernel::Line => {
+                if let Some(asker) = self.wants_line.borrow_mut().take() {
+                    let _ = asker.send(());
+                }
+            }
             // Code can say it too; but not before we ask, and then it only deceives its own cell.
             FromKernel::Pong { token } if token <= self.pings.get() => {
                 self.pongs.send_replace(token);

@@ -20,6 +20,7 @@
 mod cell;
 mod hearing;
 mod inspect;
+mod line;
 mod spill;
 
 use std::cell::{Cell, RefCell};
@@ -71,6 +72,8 @@ pub(crate) struct Kernel {
     wants_state: RefCell<Option<oneshot::Sender<Vec<u8>>>>,
     /// Who waits to be told what was moved to disk.
     wants_spilled: RefCell<Option<oneshot::Sender<Vec<u8>>>>,
+    /// Who waits until the kernel takes a line.
+    wants_line: RefCell<Option<oneshot::Sender<()>>>,
     /// The number of the last ping, and of the last that was answered.
     pings: Cell<u64>,
     pongs: watch::Sender<u64>,
@@ -129,6 +132,7 @@ impl Kernel {
             current: RefCell::default(),
             wants_state: RefCell::default(),
             wants_spilled: RefCell::default(),
+            wants_line: RefCell::default(),
             pings: Cell::new(0),
             pongs: watch::Sender::new(0),
         });
@@ -195,6 +199,11 @@ impl Kernel {
             kernel.send(first_words).await;
         });
         Ok(())
+    }
+
+    /// Its process, once that is known.
+    pub(crate) fn pid(&self) -> Option<u32> {
+        self.pid.get()
     }
 
     fn is_shell(&self) -> bool {

@@ -98,6 +98,11 @@ impl Terminals {
         Ok(Reply { answer: Answer::Terminals, body, fds: Vec::new() })
     }
 
+    /// How many have a program that runs.
+    pub(crate) fn alive(&self) -> usize {
+        self.0.borrow().iter().filter(|terminal| terminal.ended.borrow().is_none()).count()
+    }
+
     pub(crate) fn get(&self, id: &str) -> Result<Rc<Terminal>, Refusal> {
         let found = self.0.borrow().iter().find(|terminal| terminal.id == id).cloned();
         found.ok_or_else(|| {

@@ -1,6 +1,7 @@
 //! A native sandbox, seen from outside: a process, its cgroup, its block of ids.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -14,6 +15,7 @@ use super::staged::Staged;
 use super::zygote::KernelFds;
 use super::{BlockGuard, NativeRuntime, SocketGuard};
 use crate::RuntimeError;
+use crate::frozen::Common;
 use crate::link::Link;
 use crate::sandbox::Body;
 use crate::spec::paths;
@@ -63,6 +65,10 @@ impl Body for NativeBody {
             }
             .await,
         )
+    }
+
+    async fn common(&self, commons: &Path) -> Option<Arc<Common>> {
+        self.image.as_ref()?.warm_zygote()?.common(commons).await
     }
 
     fn meters(&self) -> Option<&Meters> {

@@ -5,6 +5,7 @@
 //! slow way. It is told what to do over a socket of packets and ends when that closes.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,12 +14,13 @@ pub use belljar_proto::zygote::Warm;
 use belljar_proto::zygote::{FromZygote, KERNEL_ENDS, ToZygote, environment};
 use belljar_sys::{channel, seccomp};
 use tokio::io::unix::AsyncFd;
-use tokio::sync::watch;
+use tokio::sync::{OnceCell, watch};
 
 use super::NativeRuntime;
 use super::plan;
 use super::staged::Staged;
 use crate::RuntimeError;
+use crate::frozen::Common;
 use crate::kernels::Role;
 use crate::spec::USER_ID;
 
@@ -52,6 +54,8 @@ pub(crate) struct Zygote {
     process: AsyncFd<OwnedFd>,
     /// Of the spawner that started it, whose sandboxes it can enter.
     generation: u64,
+    /// What its kernels have in common, written down when the first of them is.
+    common: OnceCell<Option<Arc<Common>>>,
 }
 
 /// What a new kernel is connected to.
@@ -96,7 +100,8 @@ impl Zygote {
         let socket = channel::nonblocking(ours).map_err(RuntimeError::SpawnerGone)?;
         let process = channel::watched(spawned.keep()).map_err(RuntimeError::SpawnerGone)?;
         // From here on it is killed if anything fails.
-        let zygote = Zygote { socket: tokio::sync::Mutex::new((socket, 0)), process, generation };
+        let (socket, common) = (tokio::sync::Mutex::new((socket, 0)), OnceCell::new());
+        let zygote = Zygote { socket, process, generation, common };
         let filter =
             seccomp::Filter::sandbox().map_err(|error| RuntimeError::Kernel(error.to_string()))?;
         let configure = ToZygote::Configure {
@@ -118,6 +123,34 @@ impl Zygote {
 
     pub(crate) fn generation(&self) -> u64 {
         self.generation
+    }
+
+    /// What its kernels have in common. Without it their pictures are larger, and as good.
+    pub(crate) async fn common(&self, commons: &Path) -> Option<Arc<Common>> {
+        let made = self.common.get_or_init(|| async {
+            let made = self.picture(commons).await;
+            made.inspect_err(|error| tracing::warn!("no common picture of kernels: {error}")).ok()
+        });
+        made.await.clone()
+    }
+
+    async fn picture(&self, commons: &Path) -> Result<Arc<Common>, RuntimeError> {
+        let cannot = |cause| RuntimeError::Prepare { path: commons.to_owned(), cause };
+        let (layer, pages, index, path) = Common::files(commons).map_err(cannot)?;
+        let drawing = async {
+            let mut guard = self.socket.lock().await;
+            send(&mut guard.0, &ToZygote::Picture { layer }, &[pages.as_fd(), index.as_fd()])
+                .await?;
+            match receive(&guard.0).await? {
+                FromZygote::Pictured { .. } => Ok(()),
+                FromZygote::Error { error } => Err(RuntimeError::Kernel(error)),
+                _ => Err(RuntimeError::UnexpectedAnswer),
+            }
+        };
+        tokio::time::timeout(FORK_TIMEOUT, drawing)
+            .await
+            .unwrap_or(Err(RuntimeError::TimedOut(FORK_TIMEOUT.as_secs())))?;
+        Common::open(layer, &path).map(Arc::new).map_err(cannot)
     }
 
     /// Forks a kernel into a sandbox. It reports to the guest by itself when it is ready.

@@ -17,6 +17,16 @@ const MAX_DEPTH: u32 = 32;
 /// through a mapping may change no time, see [`super::is_being_written`].
 #[must_use]
 pub fn fingerprint(root: &str) -> Option<u64> {
+    sum_of(root, false)
+}
+
+/// The same, with directories and permissions.
+#[must_use]
+pub fn fingerprint_of_all(root: &str) -> Option<u64> {
+    sum_of(root, true)
+}
+
+fn sum_of(root: &str, all: bool) -> Option<u64> {
     let root = match Root::open_if_any(root) {
         Ok(root) => root?,
         Err(error) => return Some(hash(error.kind())),
@@ -29,10 +39,16 @@ pub fn fingerprint(root: &str) -> Option<u64> {
             _ if seen > MAX_ENTRIES => return ControlFlow::Break(()),
             Found::Unreadable(error) => hash((path, error.kind())),
             Found::Entry(stat) => {
-                if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
-                    return ControlFlow::Continue(());
+                let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
+                match (is_directory, all) {
+                    (true, false) => return ControlFlow::Continue(()),
+                    // Its times are those of what is in it.
+                    (true, true) => hash((path, stat.st_mode)),
+                    (false, false) => {
+                        hash((path, Identity::of(&stat), stat.st_mode & libc::S_IFMT))
+                    }
+                    (false, true) => hash((path, Identity::of(&stat), stat.st_mode)),
                 }
-                hash((path, Identity::of(&stat), stat.st_mode & libc::S_IFMT))
             }
         };
         // A sum, because directories tell their entries in any order.

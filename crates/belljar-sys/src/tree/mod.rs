@@ -25,7 +25,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 pub use clear::clear;
-pub use fingerprint::fingerprint;
+pub use fingerprint::{fingerprint, fingerprint_of_all};
 pub use measure::{Measured, measure};
 pub use open::is_being_written;
 pub use populate::{Met, MetKind};

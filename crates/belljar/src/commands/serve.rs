@@ -182,6 +182,7 @@ fn engine_config(
             env: BTreeMap::new(),
             ttl_s: server.ttl_s,
             idle_s: server.idle_s,
+            checkpoints: None,
             metadata: serde_json::Map::new(),
         },
         images: settings.backend.images.clone(),
@@ -198,6 +199,7 @@ fn engine_config(
         total: server.total,
         alone_for_s: server.alone_for_s,
         spill: server.spill,
+        frozen: server.frozen.clone(),
         max_ttl_s: server.max_ttl_s,
     }
 }

@@ -140,7 +140,7 @@ impl Settings {
         let home = values.path_or("BELLJAR_HOME", default_home)?;
         let state_dir = values.path_or("BELLJAR_STATE_DIR", || Ok(home.join("state")))?;
         let run_dir = values.path_or("BELLJAR_RUN_DIR", default_run_dir)?;
-        let server = ServerSettings::read(&values, &home)?;
+        let server = ServerSettings::read(&values, &home, &state_dir)?;
         Ok(Settings {
             artifacts: ArtifactSettings::read(&values, &home, &state_dir)?,
             network: NetworkSettings::read(&values)?,

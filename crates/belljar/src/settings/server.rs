@@ -8,10 +8,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
-use belljar_engine::SpillPolicy;
 use belljar_engine::admission::Quota;
 use belljar_engine::datasets::source::Sources;
 use belljar_engine::spec::{Datasets, Storage};
+use belljar_engine::{FrozenConfig, SpillPolicy};
 
 use super::parse;
 use super::values::Values;
@@ -54,6 +54,8 @@ pub struct ServerSettings {
     pub idle_s: Option<u64>,
     /// When the large values of idle sessions go to disk.
     pub spill: Option<SpillPolicy>,
+    /// Sessions as files: where, how much, and when.
+    pub frozen: FrozenConfig,
     /// Seconds that sandboxes wait for a server to come back.
     pub alone_for_s: u64,
     /// Warm sandboxes to keep.
@@ -87,7 +89,11 @@ pub struct Tls {
 }
 
 impl ServerSettings {
-    pub(super) fn read(values: &Values<'_>, home: &Path) -> Result<ServerSettings> {
+    pub(super) fn read(
+        values: &Values<'_>,
+        home: &Path,
+        state_dir: &Path,
+    ) -> Result<ServerSettings> {
         let ttl_s = values.read("BELLJAR_TTL", parse::seconds)?;
         let max_ttl_s = values.read("BELLJAR_MAX_TTL", parse::seconds)?;
         if ttl_s > max_ttl_s {
@@ -121,6 +127,13 @@ impl ServerSettings {
             max_ttl_s,
             idle_s: values.limit("BELLJAR_IDLE_TIMEOUT", parse::seconds_or_0)?,
             spill: spill(values)?,
+            frozen: FrozenConfig {
+                directory: values.path_or("BELLJAR_FROZEN_DIR", || Ok(state_dir.join("frozen")))?,
+                total_bytes: Some(values.read("BELLJAR_FROZEN_SIZE", parse::size_from(0))?),
+                hibernate_after: values
+                    .limit("BELLJAR_HIBERNATE_SEC", parse::seconds_or_0)?
+                    .map(Duration::from_secs),
+            },
             alone_for_s: values.read("BELLJAR_ALONE", parse::seconds_or_0)?,
             pool: values.read("BELLJAR_POOL", parse::count(0..=1000))?,
             total: Quota {

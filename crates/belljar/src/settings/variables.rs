@@ -374,6 +374,26 @@ pub const GROUPS: &[Group] = &[
                 "How large an array must be for that.",
             ),
             variable(
+                "BELLJAR_HIBERNATE_SEC",
+                "seconds, 0 to 315360000",
+                "1800",
+                "After how long without use a session is put to sleep: it becomes files, and uses\n\
+                 neither memory nor processor until somebody needs it. 0: only when asked to.",
+            ),
+            variable(
+                "BELLJAR_FROZEN_DIR",
+                "a directory",
+                "",
+                "Where those files are kept, and checkpoints.",
+            )
+            .when_empty("frozen in BELLJAR_STATE_DIR"),
+            variable(
+                "BELLJAR_FROZEN_SIZE",
+                A_SIZE,
+                "32G",
+                "How much of them. Beyond it, nothing is put to sleep or forked.",
+            ),
+            variable(
                 "BELLJAR_ALONE",
                 "seconds, 0 to 315360000",
                 "86400",

@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     from belljar.langgraph import make_list_datasets_tool as make_list_datasets_tool
     from belljar.langgraph import make_select_dataset_tool as make_select_dataset_tool
     from belljar.manager import ExecResult, SessionManager
-    from belljar.models import Artifact, Bundle, Dataset, ExecInfo, Result, SessionInfo, Volume
+    from belljar.models import Artifact, Bundle, Checkpoint, Dataset, ExecInfo, Result, SessionInfo, Volume
     from belljar.toolkit import BelljarToolkit as BelljarToolkit
 
 # Where each name is. Modules are loaded when something of them is used: `import belljar` costs next
@@ -90,7 +90,7 @@ _MODULES = {
     "belljar.events": (
         "ArtifactsEvent", "Display", "Done", "ErrorEvent", "Event", "InputRequest", "ResultEvent", "Stderr", "Stdout",
     ),
-    "belljar.models": ("Artifact", "Bundle", "Dataset", "ExecInfo", "Result", "SessionInfo", "Volume"),
+    "belljar.models": ("Artifact", "Bundle", "Checkpoint", "Dataset", "ExecInfo", "Result", "SessionInfo", "Volume"),
     "belljar._calls": ("AskedLimits",),
     "belljar._browser_calls": ("BrowserState", "BrowserTab", "Download", "Screenshot", "TaskResult"),
     "belljar._file_calls": ("FileChange", "FileInfo", "FileList", "Unpacked"),
@@ -149,6 +149,7 @@ __all__ = [
     "BrowserState",
     "BrowserTab",
     "Bundle",
+    "Checkpoint",
     "Client",
     "Config",
     "Conflict",

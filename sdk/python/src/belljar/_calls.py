@@ -26,6 +26,8 @@ Access = Literal["NONE", "LOCAL_RO", "API"]
 Network = Union[Literal["none", "open"], Mapping[str, Any]]
 #: By name: `rw`, or `ro` to read only.
 AskedVolumes = Mapping[str, Literal["rw", "ro"]]
+#: Whether executions leave points to go back to, or how many: `{"max": 20, "max_bytes": "256M"}`.
+Checkpoints = Union[bool, Mapping[str, Any]]
 #: Bytes, or text such as "512M".
 Size = Union[int, str]
 
@@ -141,6 +143,10 @@ _datasets = _model(models.DatasetList)
 _volume = _model(models.Volume)
 
 
+_forked = _field("sessions", lambda told: [models.SessionInfo.model_validate(one) for one in told])
+_checkpoints = _field("checkpoints", lambda told: [models.Checkpoint.model_validate(one) for one in told])
+
+
 @dataclass(frozen=True)
 class Page(Generic[T]):
     """A part of a list. `next` is what to ask for the part after it with."""
@@ -250,6 +256,7 @@ def create(
     image: str | None,
     network: Network | None,
     volumes: AskedVolumes | None,
+    checkpoints: Checkpoints | None,
 ) -> Call[models.SessionInfo]:
     body = _given(
         key=key,
@@ -263,6 +270,7 @@ def create(
         image=image,
         network=network,
         volumes=volumes,
+        checkpoints=checkpoints,
     )
     return Call("POST", "/v1/sessions", _session, body=body, is_safe=key is not None)
 
@@ -286,6 +294,23 @@ def stop(session: str) -> Call[models.SessionInfo]:
 
 def start(session: str) -> Call[models.SessionInfo]:
     return Call("POST", _at(session, "start"), _session)
+
+
+def hibernate(session: str, force: bool) -> Call[models.SessionInfo]:
+    return Call("POST", _at(session, "hibernate"), _session, body={"force": force}, is_safe=True)
+
+
+def fork(session: str, *, count: int, force: bool, exec_id: str | None) -> Call[list[models.SessionInfo]]:
+    body = _given(count=count, force=force, **{"from": exec_id})
+    return Call("POST", _at(session, "fork"), _forked, body=body)
+
+
+def checkpoints(session: str) -> Call[list[models.Checkpoint]]:
+    return Call("GET", _at(session, "checkpoints"), _checkpoints, is_safe=True)
+
+
+def restore(session: str, exec_id: str) -> Call[models.SessionInfo]:
+    return Call("POST", _at(session, "restore"), _session, body={"exec_id": exec_id}, is_safe=True)
 
 
 def state(session: str, language: Language) -> Call[models.KernelVariables]:

@@ -13,7 +13,7 @@ import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Callable, Generic, TypeVar
@@ -22,7 +22,7 @@ from belljar import local
 from belljar._aio import _io as aio
 from belljar._aio.client import AsyncClient
 from belljar._aio.session import AsyncSession
-from belljar._calls import AskedLimits, Network, Size
+from belljar._calls import AskedLimits, Checkpoints, Network, Size
 from belljar._sync import _io as sync
 from belljar._sync.client import Client
 from belljar._sync.session import Session
@@ -39,6 +39,7 @@ _DEFAULT_IMAGES = {"sandbox", "sandbox:latest", "py-sandbox:latest"}
 _MAX_SEEN = 10_000
 
 S = TypeVar("S", Session, AsyncSession)
+T = TypeVar("T")
 
 
 class ExecResult(Result):
@@ -59,6 +60,11 @@ class Opened(Generic[S]):
     session: S
     key: str
     notice: str | None
+
+    def noting(self, notice: str | None) -> Opened[S]:
+        """The same, with more to be known."""
+        said = " ".join(part for part in (self.notice, notice) if part)
+        return replace(self, notice=said or None)
 
     def result(self, result: Result) -> ExecResult:
         """A result of this session, with whose it is."""
@@ -87,6 +93,10 @@ class SessionManager:
     Keys are known to the server, and found again by every program that uses it: `key_prefix` keeps
     programs apart that name their conversations alike. `default_key` is the session of those who have
     no conversation; it is a random one, unless told.
+
+    With `checkpoints=True` every execution leaves a point to go back to, and the tools keep sandboxes where their
+    graphs are: a thread that is replayed or taken down another branch from an earlier checkpoint finds the
+    variables and files of that point.
     """
 
     def __init__(
@@ -114,11 +124,14 @@ class SessionManager:
         async_client: AsyncClient | None = None,
         key_prefix: str = "",
         default_key: str | None = None,
+        checkpoints: Checkpoints | None = None,
     ) -> None:
         self.image = None if image in _DEFAULT_IMAGES else image
         self.session_storage = None if session_storage is None else storage_of(session_storage)
         self.dataset_access = None if dataset_access is None else access_of(dataset_access)
         self.default_key = default_key or f"convo-{secrets.token_hex(6)}"
+        self.checkpoints = checkpoints
+        self._timeline: Any = None
         self._key_prefix = key_prefix
         self._limits = _limits(memory, cpus, pids, tmpfs_size)
         self._ttl, self._idle_timeout, self._env, self._network = ttl, idle_timeout, env, network
@@ -324,7 +337,16 @@ class SessionManager:
             "env": self._env,
             "image": self.image,
             "network": self._network,
+            "checkpoints": self.checkpoints,
         }
+
+    def timeline(self, make: Callable[[], T]) -> T:
+        """What the tools of this manager know of where their sandboxes are; made once."""
+        with self._lock:
+            if self._timeline is None:
+                self._timeline = make()
+            made: T = self._timeline
+            return made
 
     def _datasets_of_run(self) -> Any:
         # A run is over before anything could be staged into it.

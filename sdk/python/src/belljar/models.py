@@ -16,6 +16,7 @@ from belljar.errors import ExecutionError
 __all__ = [
     "Artifact",
     "Bundle",
+    "Checkpoint",
     "Dataset",
     "DatasetList",
     "Dropped",
@@ -139,7 +140,8 @@ class Result(_Told):
 
     `status` is `ok`, `error`, `timeout`, `interrupted`, `crashed` or `oom`. `kernel_state` is
     `lost` where variables are gone; `reason` says why, where the status does not. `artifact_map`
-    leads from paths in the sandbox to paths on the server's machine.
+    leads from paths in the sandbox to paths on the server's machine. `checkpoint` tells whether the
+    session can go back to the end of it, where that was asked for, and `no_checkpoint` why it cannot.
     """
 
     exec_id: str
@@ -155,6 +157,8 @@ class Result(_Told):
     duration_ms: float = 0.0
     memory_bytes: int | None = None
     kernel_state: str = "kept"
+    checkpoint: bool | None = None
+    no_checkpoint: str | None = None
     artifacts: list[Artifact] = Field(default_factory=list)
     artifact_map: dict[str, str] = Field(default_factory=dict)
     artifacts_refused: list[Refusal] = Field(default_factory=list)
@@ -284,6 +288,8 @@ class SessionInfo(_Told):
     expires: datetime
     key: str | None = None
     idle_timeout: int | None = None
+    checkpoints: dict[str, int] | None = None
+    at: str | None = None
     ended: datetime | None = None
     ended_because: str | None = None
     running: int = 0
@@ -302,6 +308,14 @@ class SessionInfo(_Told):
     @property
     def is_alive(self) -> bool:
         return self.state not in ("stopping", "stopped", "failed")
+
+
+class Checkpoint(_Told):
+    """What a session can go back to: what it was after an execution. `bytes` is what it added to those before."""
+
+    exec_id: str
+    created: datetime
+    bytes: int = 0
 
 
 class Variable(_Told):

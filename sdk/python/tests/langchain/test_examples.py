@@ -72,6 +72,15 @@ def test_api_datasets(home: Path) -> None:
     assert len(Path(urlsplit(link).path).read_text().splitlines()) == 11
 
 
+def test_time_travel(home: Path) -> None:
+    said = run_example("time_travel.py")
+    first, _, rest = said.partition("--- two steps back")
+    second, _, third = rest.partition("--- and where we were")
+    assert "| [9, 12, 30]" in first and "| [18, 24, 60]" in first and "| 102" in first
+    assert "| 51 three prices" in second
+    assert "| 102 [18, 24, 60] three prices, doubled" in third
+
+
 def test_file_agent(home: Path) -> None:
     said = run_example("file_agent.py")
     assert "FAILED (failures=1)" in said and "| OK" in said.partition("FAILED")[2]

@@ -8,6 +8,7 @@ use belljar_runtime::Sandbox;
 
 use super::Driver;
 use super::notes::snapshot;
+use super::sleep::Aside;
 use crate::clock;
 use crate::engine::durability;
 use crate::error::in_full;
@@ -25,12 +26,14 @@ pub(super) enum Why {
     SandboxLost,
     /// The server ends; the sandbox stays for its successor.
     Left,
+    /// It does not: something is to be done with it while it rests.
+    Aside(Aside),
 }
 
 impl Driver {
     pub(super) async fn end(&mut self, sandbox: Arc<Sandbox>, why: Why) {
         let (phase, because) = match why {
-            Why::Left => return self.leave(sandbox).await,
+            Why::Left | Why::Aside(_) => return self.leave(sandbox).await,
             Why::Stop(because) => {
                 self.happen(Happening::StopAsked);
                 self.republish();
@@ -98,6 +101,7 @@ impl Driver {
         self.session.write_end(&self.shared, phase, now, because).await;
         tracing::info!(session.id = id, "session {id} {}: {because}", phase.name());
         self.reservation = None;
+        self.shared.pictures.remove(id);
         self.session.publish_end(phase, now, because);
     }
 

@@ -4,12 +4,15 @@
 //!   make ───────────▶ serve ─────────────────▶ end ───────▶ over: written down, room given back,
 //!    │  (inherit)       │  commands, turns,     │ (ending)   published
 //!    │                  │  ends of executions   └──▶ leave: the server ends, the sandbox stays
+//!    │                  ▲ │
+//!    │                  │ └▶ sleep: nothing but files are left, until somebody needs it
+//!    │                  └────┘
 //!    └─ failed, or stopped before it was made ──────────▶ over
 //! ```
 //!
 //! Only this module and those below it see the [`Driver`]: [`work`] accepts executions and
 //! settles them, [`lane`] is the queue before a kernel, [`inherit`] goes on with an earlier server's
-//! work, [`notes`] writes files for people, [`idle`] is about what nobody uses, [`ending`] is the way
+//! work, [`notes`] writes files for people, [`idle`] is about what nobody uses, [`sleep`] about sessions as files, [`ending`] is the way
 //! out. Executions themselves are performed by tasks of their own (`perform.rs`), which
 //! the driver starts, waits for, and has written down.
 
@@ -18,6 +21,7 @@ mod idle;
 mod inherit;
 mod lane;
 mod notes;
+mod sleep;
 mod work;
 
 use std::collections::HashMap;
@@ -32,10 +36,11 @@ use tokio::time::{Instant, sleep_until};
 use ending::Why;
 use idle::Spilling;
 use lane::Lane;
+use sleep::{Aside, Woken};
 
 use super::perform::Performed;
 use super::rules::{self, Happening, Phase};
-use super::{Command, Inbox, Session, lock};
+use super::{Answer, Command, Inbox, Session, lock};
 use crate::EngineError;
 use crate::admission::Reservation;
 use crate::clock;
@@ -55,6 +60,10 @@ pub(crate) enum Origin {
     Adopted(Box<belljar_runtime::Handle>),
     /// Left by an earlier server that had not finished making it.
     Lost,
+    /// It is its picture; with a sandbox that an earlier server did not come to remove, or to fill.
+    Asleep(Option<Box<belljar_runtime::Handle>>),
+    /// It begins as the picture of another, and is of no use without the kernel in it.
+    Branch,
 }
 
 struct Driver {
@@ -81,6 +90,10 @@ struct Driver {
     snapshot_at: Option<Instant>,
     /// When it was last written down how long it lives.
     expiry_written: Option<Instant>,
+    /// It is not put to sleep before this.
+    sleep_again_at: Option<Instant>,
+    /// It wakes with its kernel, or not at all.
+    strictly: bool,
 }
 
 /// How exactly the end of a session's life is written down: a successor may end it earlier by this.
@@ -98,7 +111,7 @@ pub(crate) async fn drive(
     shared: Arc<Shared>,
     session: Arc<Session>,
     mut inbox: Inbox,
-    reservation: Reservation,
+    reservation: Option<Reservation>,
     origin: Origin,
     patience: Option<tokio::sync::OwnedSemaphorePermit>,
 ) {
@@ -119,12 +132,29 @@ pub(crate) async fn drive(
         used: now,
         snapshot_at: None,
         expiry_written: None,
-        reservation: Some(reservation),
+        sleep_again_at: None,
+        strictly: matches!(origin, Origin::Branch),
+        reservation,
         shared,
         session,
     };
     let adopted = matches!(origin, Origin::Adopted(_));
     let fresh = matches!(origin, Origin::Cold) && view.execs == 0;
+    if view.execs > 0 {
+        driver.remember_where().await;
+    }
+    let origin = match origin {
+        Origin::Asleep(left) => {
+            driver.lie_down(left.map(|handle| *handle)).await;
+            drop(patience);
+            return driver.live(None, &mut inbox).await;
+        }
+        Origin::Branch => {
+            driver.lie_down(None).await;
+            return driver.live(None, &mut inbox).await;
+        }
+        origin => origin,
+    };
     let mut stop = driver.session.stop.subscribe();
     let mut leaving = driver.shared.leaving.subscribe();
     let made = tokio::select! {
@@ -139,7 +169,13 @@ pub(crate) async fn drive(
     };
     drop(patience);
     let made = match made {
-        Some(Ok(sandbox)) => Some(driver.attach(sandbox, adopted).await),
+        Some(Ok(sandbox)) => Some(match driver.attach(&sandbox, adopted).await {
+            Ok(()) => Ok(sandbox),
+            Err(error) => {
+                sandbox.destroy().await;
+                Err(error)
+            }
+        }),
         other => other,
     };
     match made {
@@ -158,8 +194,7 @@ pub(crate) async fn drive(
             let (id, tenant) = (&driver.session.id, &driver.session.tenant);
             let how = if adopted { "taken over" } else { "ready" };
             tracing::info!(session.id = id, tenant, sandbox = sandbox.name(), "session {id} {how}");
-            let why = driver.serve(&sandbox, &mut inbox).await;
-            driver.end(sandbox, why).await;
+            return driver.live(Some(sandbox), &mut inbox).await;
         }
         // One that was to be stopped has what it wanted.
         Some(Err(error)) if driver.session.stop.borrow().is_none() => {
@@ -183,6 +218,24 @@ pub(crate) async fn drive(
 }
 
 impl Driver {
+    /// Awake or asleep, to its end.
+    async fn live(&mut self, sandbox: Option<Arc<Sandbox>>, inbox: &mut Inbox) {
+        let mut present = sandbox;
+        loop {
+            present = match present {
+                Some(sandbox) => match self.serve(&sandbox, inbox).await {
+                    Why::Aside(aside) => self.put_aside(sandbox, aside).await,
+                    why => break self.end(sandbox, why).await,
+                },
+                None => match self.sleep(inbox).await {
+                    Woken::Awake(sandbox) => Some(sandbox),
+                    Woken::End(why) => break self.end_asleep(why).await,
+                },
+            };
+        }
+        self.shared.forget(&self.session);
+    }
+
     async fn make(&self, origin: Origin) -> Result<Sandbox, EngineError> {
         match origin {
             Origin::Pool(sandbox) => Ok(*sandbox),
@@ -192,11 +245,14 @@ impl Driver {
                 self.shared.metrics.adopted("cleaned");
                 Err(EngineError::Invalid("the server ended while it was being made".into()))
             }
+            Origin::Asleep(_) | Origin::Branch => {
+                Err(EngineError::Invalid("one that sleeps is not made but woken".into()))
+            }
         }
     }
 
     /// Opens its way out, if it has one. What an earlier server left is kept even if that fails.
-    async fn attach(&mut self, sandbox: Sandbox, adopted: bool) -> Result<Sandbox, EngineError> {
+    async fn attach(&mut self, sandbox: &Sandbox, adopted: bool) -> Result<(), EngineError> {
         let (network, policy) = (&self.shared.config.network, &self.session.spec.network);
         match network.attach(policy, &self.session.traffic, sandbox.link()).await {
             Ok(attached) => self.attached = attached,
@@ -205,12 +261,9 @@ impl Driver {
                 tracing::warn!(session.id = self.session.id, "{warning}");
                 self.session.view.send_modify(|view| view.warnings.push(warning));
             }
-            Err(error) => {
-                sandbox.destroy().await;
-                return Err(error);
-            }
+            Err(error) => return Err(error),
         }
-        Ok(sandbox)
+        Ok(())
     }
 
     /// Serves until there is a reason to end.
@@ -221,7 +274,9 @@ impl Driver {
         loop {
             let deadline = self.deadline();
             let snapshot = self.snapshot_at;
-            let spill = self.spill_at().filter(|_| self.spillers.is_empty() && self.rests());
+            let rests = self.rests();
+            let spill = self.spill_at().filter(|_| self.spillers.is_empty() && rests);
+            let asleep = self.sleep_at().filter(|_| rests && !self.session.is_attached());
             tokio::select! {
                 biased;
                 _ = stop.wait_for(Option::is_some) => return Why::Stop(self.stop_reason()),
@@ -240,7 +295,11 @@ impl Driver {
                 },
                 Some(_) = self.settling.join_next() => self.write_metadata(),
                 Some(done) = self.spillers.join_next() => self.spilled(done.ok().flatten()),
-                Some(command) = inbox.commands.recv() => self.obey(sandbox, command),
+                Some(command) = inbox.commands.recv() => {
+                    if let Some(why) = self.obey(sandbox, command) {
+                        return why;
+                    }
+                }
                 () = sandbox.ended() => return Why::SandboxLost,
                 () = sleep_until(deadline), if !self.works() && !self.session.is_attached() => {
                     self.shared.metrics.expired.inc();
@@ -255,12 +314,30 @@ impl Driver {
                 () = sleep_until(spill.unwrap_or(deadline)), if spill.is_some() => {
                     self.spill(sandbox);
                 }
+                () = sleep_until(asleep.unwrap_or(deadline)), if asleep.is_some() => {
+                    let aside = Aside::Hibernate { force: false, answer: None };
+                    if let Some(why) = self.aside(aside) {
+                        return why;
+                    }
+                }
             }
         }
     }
 
-    fn obey(&mut self, sandbox: &Arc<Sandbox>, command: Command) {
+    /// Does what was asked; or says why it is not served any longer.
+    fn obey(&mut self, sandbox: &Arc<Sandbox>, command: Command) -> Option<Why> {
         match command {
+            Command::Wake { answer, .. } => drop(answer.send(Ok(()))),
+            Command::Hibernate { force, answer } => {
+                let aside = Aside::Hibernate { force, answer: Some(answer) };
+                return self.aside(aside);
+            }
+            Command::Branch { force, from, answer } => {
+                return self.aside(Aside::Branch { force, from, answer });
+            }
+            Command::Restore { exec, answer } => {
+                return self.aside(Aside::Restore { exec, answer });
+            }
             Command::Exec { ask, answer } => self.accept(sandbox, ask, answer),
             Command::Interrupt { exec_id, answer } => {
                 let _ = answer.send(self.interrupt(sandbox, exec_id.as_deref()));
@@ -280,18 +357,20 @@ impl Driver {
                     });
                 }
             }
-            Command::Extend { ttl_s, answer } => {
-                self.touch(ttl_s);
-                self.republish();
-                let (shared, session) = (Arc::clone(&self.shared), Arc::clone(&self.session));
-                tokio::spawn(async move {
-                    let view = session.view();
-                    let kept =
-                        shared.store.set_expiry(&session.id, view.used_ms, view.expires_ms).await;
-                    let _ = answer.send(kept.map_err(EngineError::Store));
-                });
-            }
+            Command::Extend { ttl_s, answer } => self.extend(ttl_s, answer),
         }
+        None
+    }
+
+    fn extend(&mut self, ttl_s: u64, answer: Answer<()>) {
+        self.touch(ttl_s);
+        self.republish();
+        let (shared, session) = (Arc::clone(&self.shared), Arc::clone(&self.session));
+        tokio::spawn(async move {
+            let view = session.view();
+            let kept = shared.store.set_expiry(&session.id, view.used_ms, view.expires_ms).await;
+            let _ = answer.send(kept.map_err(EngineError::Store));
+        });
     }
 
     fn happen(&self, happening: Happening) {

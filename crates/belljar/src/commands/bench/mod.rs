@@ -8,6 +8,7 @@ mod containers;
 mod echo;
 mod files;
 mod http;
+mod life;
 mod peers;
 mod samples;
 mod server;
@@ -57,6 +58,9 @@ pub(super) fn bench(args: &BenchArgs, settings: &Settings) -> Result<ExitCode> {
     }
     if args.browser {
         return browser::bench(args);
+    }
+    if args.life {
+        return life::bench(args);
     }
     privileges::raise_open_files();
     let prepared = match Prepared::start(settings)? {

@@ -57,6 +57,7 @@ fn ask(args: SessionCreateArgs) -> Value {
     let volumes: BTreeMap<String, String> = args.volumes.into_iter().collect();
     field("volumes", (!volumes.is_empty()).then(|| json!(volumes)));
     field("ttl", args.ttl.map(Value::from));
+    field("checkpoints", args.checkpoints.then_some(true.into()));
     let env: BTreeMap<String, String> = args.env.into_iter().collect();
     field("env", (!env.is_empty()).then(|| json!(env)));
     field("limits", (!limits.is_empty()).then(|| limits.into()));

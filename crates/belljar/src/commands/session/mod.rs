@@ -6,7 +6,10 @@ mod datasets;
 mod exec;
 mod export;
 pub(super) mod follow;
+mod fork;
+mod hibernate;
 mod list;
+mod restore;
 mod show;
 mod stage;
 mod stop;
@@ -33,6 +36,9 @@ pub(super) fn session(command: SessionCommand, settings: &Settings) -> Result<Ex
         SessionCommand::Exec(args) => exec::exec(client, args).await,
         SessionCommand::Cp(args) => cp::cp(client, &args).await,
         SessionCommand::Stop(args) => stop::stop(client, &args).await,
+        SessionCommand::Hibernate(args) => hibernate::hibernate(client, &args).await,
+        SessionCommand::Fork(args) => fork::fork(client, &args).await,
+        SessionCommand::Restore(args) => restore::restore(client, &args).await,
         SessionCommand::Datasets(args) => datasets::datasets(client, &args).await,
         SessionCommand::Upload(args) => upload::upload(client, &args).await,
         SessionCommand::Stage(args) => stage::stage(client, &args).await,

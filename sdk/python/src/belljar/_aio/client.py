@@ -14,7 +14,7 @@ from belljar._aio.artifacts import AsyncArtifacts
 from belljar._aio.session import AsyncSession
 from belljar._aio.stream import AsyncStream
 from belljar._aio.volumes import AsyncVolumes
-from belljar._calls import Access, AskedLimits, AskedVolumes, Call, Language, Network, Size, Storage
+from belljar._calls import Access, AskedLimits, AskedVolumes, Call, Checkpoints, Language, Network, Size, Storage
 from belljar._requests import Requests, transport_options
 from belljar._target import Target
 from belljar.errors import BelljarError, ServerUnavailable
@@ -133,6 +133,7 @@ class AsyncClient:
         image: str | None = None,
         network: Network | None = None,
         volumes: AskedVolumes | None = None,
+        checkpoints: Checkpoints | None = None,
         stop_on_exit: bool | None = None,
     ) -> _io.Opening[AsyncSession]:
         """Makes a session, or finds the one with this `key`: a conversation, a thread, a user.
@@ -147,6 +148,9 @@ class AsyncClient:
         Its code may go where `network` says, as far as the server allows: `"none"`, `"open"`, or
         `{"allow": ["example.org", "*.example.com:443"]}`. `volumes`, such as `{"models": "ro", "results": "rw"}`,
         are at `/volumes/NAME`; see `client.volumes`.
+
+        With `checkpoints=True` every execution leaves a point that `session.restore()` goes back
+        to and `session.fork()` can begin from.
         """
         call = _calls.create(
             key=key,
@@ -160,6 +164,7 @@ class AsyncClient:
             image=image,
             network=network,
             volumes=volumes,
+            checkpoints=checkpoints,
         )
         return _io.opening(self._open(call, key is None if stop_on_exit is None else stop_on_exit))
 

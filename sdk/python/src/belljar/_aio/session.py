@@ -16,7 +16,7 @@ from belljar._aio.stream import AsyncStream
 from belljar._calls import Call, Language, Size
 from belljar.errors import InvalidRequest, NotFound, Timeout
 from belljar.events import Output
-from belljar.models import ExecInfo, KernelVariables, LogEntry, Result, SessionInfo
+from belljar.models import Checkpoint, ExecInfo, KernelVariables, LogEntry, Result, SessionInfo
 
 if TYPE_CHECKING:
     from belljar._aio.client import AsyncClient
@@ -345,6 +345,42 @@ class AsyncSession:
     async def start(self) -> SessionInfo:
         """Starts it again on the files it left, if it has storage `BIND`. Its variables are gone."""
         return self._keep(await self._client._do(_calls.start(self.id)))
+
+    async def hibernate(self, *, force: bool = False) -> SessionInfo:
+        """Makes files of it: it uses neither memory nor processor, and wakes with its variables and files
+        when it is used again. Anything that uses it does; looking at results, logs and artifacts does not.
+
+        What cannot be kept (threads, connections, processes, kernels other than Python's) is refused as
+        `Conflict`, and with `force` lost: the next execution says so.
+        """
+        return self._keep(await self._client._do(_calls.hibernate(self.id, force)))
+
+    async def fork(self, count: int = 1, *, exec_id: str | None = None, force: bool = False) -> list[AsyncSession]:
+        """Sessions that are what this one is, with the same variables and files, and from now on their own:
+        all that were asked for, or none.
+
+        >>> first, second = await session.fork(2)
+
+        With `exec_id` they are what it was after that execution, see `checkpoints`. They are nobody's but
+        yours to stop.
+        """
+        forked = await self._client._do(_calls.fork(self.id, count=count, force=force, exec_id=exec_id))
+        return [type(self)(self._client, info) for info in forked]
+
+    async def checkpoints(self) -> list[Checkpoint]:
+        """What it can go back to, the oldest first, if it was made with `checkpoints=True`."""
+        return await self._client._do(_calls.checkpoints(self.id))
+
+    async def restore(self, exec_id: str) -> SessionInfo:
+        """Goes back to what it was after an execution: variables and files. Later checkpoints stay.
+
+        >>> first = await session.run_code("x = 1")
+        >>> await session.run_code("x = 2")
+        >>> await session.restore(first.exec_id)
+        >>> (await session.run_code("x")).text
+        '1'
+        """
+        return self._keep(await self._client._do(_calls.restore(self.id, exec_id)))
 
     async def is_alive(self) -> bool:
         """Whether the server knows it and it is alive."""

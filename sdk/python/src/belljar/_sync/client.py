@@ -15,7 +15,7 @@ from belljar._sync.artifacts import Artifacts
 from belljar._sync.session import Session
 from belljar._sync.stream import Stream
 from belljar._sync.volumes import Volumes
-from belljar._calls import Access, AskedLimits, AskedVolumes, Call, Language, Network, Size, Storage
+from belljar._calls import Access, AskedLimits, AskedVolumes, Call, Checkpoints, Language, Network, Size, Storage
 from belljar._requests import Requests, transport_options
 from belljar._target import Target
 from belljar.errors import BelljarError, ServerUnavailable
@@ -134,6 +134,7 @@ class Client:
         image: str | None = None,
         network: Network | None = None,
         volumes: AskedVolumes | None = None,
+        checkpoints: Checkpoints | None = None,
         stop_on_exit: bool | None = None,
     ) -> _io.Opening[Session]:
         """Makes a session, or finds the one with this `key`: a conversation, a thread, a user.
@@ -148,6 +149,9 @@ class Client:
         Its code may go where `network` says, as far as the server allows: `"none"`, `"open"`, or
         `{"allow": ["example.org", "*.example.com:443"]}`. `volumes`, such as `{"models": "ro", "results": "rw"}`,
         are at `/volumes/NAME`; see `client.volumes`.
+
+        With `checkpoints=True` every execution leaves a point that `session.restore()` goes back
+        to and `session.fork()` can begin from.
         """
         call = _calls.create(
             key=key,
@@ -161,6 +165,7 @@ class Client:
             image=image,
             network=network,
             volumes=volumes,
+            checkpoints=checkpoints,
         )
         return _io.opening(self._open(call, key is None if stop_on_exit is None else stop_on_exit))
 

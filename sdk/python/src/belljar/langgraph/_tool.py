@@ -31,7 +31,9 @@ from belljar.errors import (
 from belljar.events import Output
 from belljar.langgraph._pictures import Content
 from belljar.langgraph._render import note
+from belljar.langgraph._time import Timeline, amark, mark
 from belljar.manager import Opened, SessionManager
+from belljar.models import Result
 
 #: Gives the key of the session to use; may take the `ToolRuntime`, which is None outside of a graph.
 SessionKeyFn = Union[Callable[[], str], Callable[[Any], str]]
@@ -75,6 +77,8 @@ class Sessions:
         self.manager = manager
         self._key_fn = session_key_fn
         self._where_code_is = where_code_is and session_key_fn is None
+        # One for all tools of a manager: they work in the same sandboxes.
+        self._timeline: Timeline | None = manager.timeline(Timeline) if manager.checkpoints else None
 
     def key(self, runtime: Any) -> str:
         """The key of the session: by the caller's function, else the thread of the run."""
@@ -92,7 +96,13 @@ class Sessions:
             # Not among what the model could help: a session that cannot be had.
             opened = self.manager.open(self.key(runtime))
             try:
-                return action(opened)
+                if self._timeline is None:
+                    return action(opened)
+                opened = opened.noting(self._timeline.align(opened, runtime))
+                content, artifact = action(opened)
+                if "exec_id" not in artifact:
+                    artifact = {**artifact, **_kept(mark(opened.session))}
+                return content, artifact
             except REFUSALS as error:
                 return refused(error, opened)
             except BaseException:
@@ -103,7 +113,13 @@ class Sessions:
         with infrastructure():
             opened = await self.manager.aopen(self.key(runtime))
             try:
-                return await action(opened)
+                if self._timeline is None:
+                    return await action(opened)
+                opened = opened.noting(await self._timeline.aalign(opened, runtime))
+                content, artifact = await action(opened)
+                if "exec_id" not in artifact:
+                    artifact = {**artifact, **_kept(await amark(opened.session))}
+                return content, artifact
             except REFUSALS as error:
                 return refused(error, opened)
             except BaseException:
@@ -155,6 +171,10 @@ def refused(error: BelljarError, opened: Opened[Any]) -> Answer:
         )
     artifact = {"status": "refused", "code": error.code, "message": error.message, **origin(opened)}
     return "\n".join(line for line in said if line), artifact
+
+
+def _kept(result: Result) -> dict[str, Any]:
+    return {"exec_id": result.exec_id, "checkpoint": result.checkpoint}
 
 
 def origin(opened: Opened[Any]) -> dict[str, Any]:

@@ -11,14 +11,14 @@ const IN_FLIGHT: usize = 16;
 
 /// What comes, on its way into `T`.
 #[derive(Debug)]
-pub(super) struct Incoming<T> {
+pub(crate) struct Incoming<T> {
     chunks: mpsc::Sender<Bytes>,
     written: JoinHandle<io::Result<T>>,
 }
 
 impl<T: Send + 'static> Incoming<T> {
     /// Begins to write whatever comes to `target`.
-    pub(super) fn begin(
+    pub(crate) fn begin(
         mut target: T,
         write: impl Fn(&mut T, &[u8]) -> io::Result<()> + Send + 'static,
     ) -> Incoming<T> {
@@ -34,17 +34,17 @@ impl<T: Send + 'static> Incoming<T> {
 
     /// Takes the next bytes, as fast as they can be written. False if the thread has given up:
     /// [`Incoming::finish`] tells why.
-    pub(super) async fn write(&self, bytes: Bytes) -> bool {
+    pub(crate) async fn write(&self, bytes: Bytes) -> bool {
         self.chunks.send(bytes).await.is_ok()
     }
 
     /// Where another can put bytes too; all have come when nobody holds one any more.
-    pub(super) fn sender(&self) -> mpsc::Sender<Bytes> {
+    pub(crate) fn sender(&self) -> mpsc::Sender<Bytes> {
         self.chunks.clone()
     }
 
     /// What has become of it, when all has come.
-    pub(super) async fn finish(self) -> io::Result<T> {
+    pub(crate) async fn finish(self) -> io::Result<T> {
         drop(self.chunks);
         self.written.await.unwrap_or_else(|panic| Err(io::Error::other(panic)))
     }

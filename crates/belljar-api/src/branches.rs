@@ -1,0 +1,182 @@
+//! `/v1/sessions/{id}/hibernate`, `/fork`, `/checkpoints`, `/restore`: sessions that sleep, branch and
+//! go back.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::{Extension, Json};
+use belljar_engine::spec::Checkpoints;
+use belljar_engine::{Checkpoint, Principal, clock};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::App;
+use crate::error::{ApiError, ErrorBody};
+use crate::input::{Body, Path};
+use crate::sessions::{SessionBody, Size};
+
+/// Checkpoints that a session may ask for; each is a few files.
+const MAX_CHECKPOINTS: u64 = 1000;
+
+/// How a session is to be asked for checkpoints: `true`, `"on"`, or bounds.
+#[derive(Debug, Clone, Deserialize, ToSchema)]
+#[serde(untagged)]
+pub(crate) enum AskedCheckpoints {
+    Whether(bool),
+    Word(String),
+    Bounds(CheckpointBounds),
+}
+
+#[derive(Debug, Clone, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct CheckpointBounds {
+    /// How many are kept; the oldest go first (20 unless told).
+    pub max: Option<u64>,
+    /// How much of them: bytes, or text such as `256M` (which it is unless told).
+    pub max_bytes: Option<Size>,
+}
+
+impl AskedCheckpoints {
+    pub(crate) fn checked(self) -> Result<Option<Checkpoints>, ApiError> {
+        let bounds = match self {
+            AskedCheckpoints::Whether(true) => return Ok(Some(Checkpoints::default())),
+            AskedCheckpoints::Whether(false) => return Ok(None),
+            AskedCheckpoints::Word(word) => match word.as_str() {
+                "on" => return Ok(Some(Checkpoints::default())),
+                "off" => return Ok(None),
+                _ => return Err(ApiError::invalid("checkpoints: expected on, off or bounds")),
+            },
+            AskedCheckpoints::Bounds(bounds) => bounds,
+        };
+        let own = Checkpoints::default();
+        let max = bounds.max.unwrap_or(own.max);
+        if !(1..=MAX_CHECKPOINTS).contains(&max) {
+            let message = format!("checkpoints.max: expected 1 to {MAX_CHECKPOINTS}");
+            return Err(ApiError::invalid(message));
+        }
+        let max_bytes = bounds.max_bytes.map_or(own.max_bytes, |size| size.0);
+        Ok(Some(Checkpoints { max, max_bytes }))
+    }
+}
+
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct HibernateSession {
+    /// Also lose what cannot be kept (threads, connections, processes, other kernels than Python's).
+    #[serde(default)]
+    pub force: bool,
+}
+
+/// Make files of a session. It uses neither memory nor processor, survives the server, and wakes
+/// with its variables and files at the next call that needs it.
+#[utoipa::path(post, path = "/v1/sessions/{id}/hibernate", tag = "sessions",
+    params(("id" = String, Path)), request_body = HibernateSession,
+    responses((status = 200, body = SessionBody), (status = 404, body = ErrorBody),
+        (status = 409, body = ErrorBody, description = "It is not at rest; the message says why"),
+        (status = 410, body = ErrorBody), (status = 507, body = ErrorBody)))]
+pub(crate) async fn hibernate(
+    State(app): State<Arc<App>>,
+    Extension(who): Extension<Principal>,
+    Path(id): Path<String>,
+    Body(body): Body<HibernateSession>,
+) -> Result<Json<SessionBody>, ApiError> {
+    Ok(Json(app.session_body(app.engine.hibernate(&who, &id, body.force).await?)))
+}
+
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ForkSession {
+    /// How many, 1 unless told.
+    #[serde(default = "one")]
+    #[schema(default = 1, minimum = 1, maximum = 100)]
+    pub count: usize,
+    /// Without what cannot be copied (threads, connections, processes, other kernels than Python's).
+    #[serde(default)]
+    pub force: bool,
+    /// What it was after this execution, of which there must be a checkpoint.
+    pub from: Option<String>,
+}
+
+fn one() -> usize {
+    1
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct ForkedBody {
+    pub sessions: Vec<SessionBody>,
+}
+
+/// Make sessions that are what this one is: the same variables and files, from then on their own. All
+/// that were asked for are made, or none.
+#[utoipa::path(post, path = "/v1/sessions/{id}/fork", tag = "sessions",
+    params(("id" = String, Path)), request_body = ForkSession,
+    responses((status = 201, body = ForkedBody),
+        (status = 404, body = ErrorBody, description = "No such session or checkpoint"),
+        (status = 409, body = ErrorBody, description = "It is not at rest; the message says why"),
+        (status = 410, body = ErrorBody), (status = 422, body = ErrorBody),
+        (status = 429, body = ErrorBody, description = "No room"), (status = 507, body = ErrorBody)))]
+pub(crate) async fn fork(
+    State(app): State<Arc<App>>,
+    Extension(who): Extension<Principal>,
+    Path(id): Path<String>,
+    Body(body): Body<ForkSession>,
+) -> Result<(StatusCode, Json<ForkedBody>), ApiError> {
+    let ForkSession { count, force, from } = body;
+    let forked = app.engine.fork(&who, &id, count, force, from).await?;
+    let sessions = forked.into_iter().map(|info| app.session_body(info)).collect();
+    Ok((StatusCode::CREATED, Json(ForkedBody { sessions })))
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct CheckpointBody {
+    pub exec_id: String,
+    pub created: String,
+    /// What it added to those before it.
+    pub bytes: u64,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct CheckpointsBody {
+    pub checkpoints: Vec<CheckpointBody>,
+}
+
+/// What a session can go back to, the oldest first.
+#[utoipa::path(get, path = "/v1/sessions/{id}/checkpoints", tag = "sessions",
+    params(("id" = String, Path)),
+    responses((status = 200, body = CheckpointsBody), (status = 404, body = ErrorBody)))]
+pub(crate) async fn checkpoints(
+    State(app): State<Arc<App>>,
+    Extension(who): Extension<Principal>,
+    Path(id): Path<String>,
+) -> Result<Json<CheckpointsBody>, ApiError> {
+    let body = |Checkpoint { exec_id, made_ms, bytes }| CheckpointBody {
+        exec_id,
+        created: clock::rfc3339(made_ms),
+        bytes,
+    };
+    let checkpoints = app.engine.checkpoints(&who, &id).await?.into_iter().map(body).collect();
+    Ok(Json(CheckpointsBody { checkpoints }))
+}
+
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct RestoreSession {
+    pub exec_id: String,
+}
+
+/// Take a session back to what it was after an execution. Checkpoints of later ones stay.
+#[utoipa::path(post, path = "/v1/sessions/{id}/restore", tag = "sessions",
+    params(("id" = String, Path)), request_body = RestoreSession,
+    responses((status = 200, body = SessionBody),
+        (status = 404, body = ErrorBody, description = "No such session or checkpoint"),
+        (status = 409, body = ErrorBody, description = "Something runs in it"),
+        (status = 410, body = ErrorBody)))]
+pub(crate) async fn restore(
+    State(app): State<Arc<App>>,
+    Extension(who): Extension<Principal>,
+    Path(id): Path<String>,
+    Body(body): Body<RestoreSession>,
+) -> Result<Json<SessionBody>, ApiError> {
+    Ok(Json(app.session_body(app.engine.restore(&who, &id, &body.exec_id).await?)))
+}

@@ -1,0 +1,386 @@
+//! The pictures of one session.
+
+use std::collections::HashSet;
+use std::fs::{self, DirBuilder, File};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use belljar_proto::exec::Language;
+use belljar_runtime::{Layer, Picture, common_layer};
+use serde::{Deserialize, Serialize};
+
+/// What a picture shows.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Manifest {
+    /// Later ones have higher numbers.
+    pub(crate) id: u64,
+    pub(crate) made_ms: i64,
+    /// The execution after which it was taken, where it is a checkpoint.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) exec: Option<String>,
+    /// Numbers of the layers that the index of its Python kernel speaks of and that are ours; none
+    /// if there was no kernel, or it could not be kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) layers: Option<Vec<u64>>,
+    /// Number of the archive of its files.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) files: Option<u64>,
+    /// What the guest said of all files then, in one number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) fingerprint: Option<u64>,
+    /// Kernels that could not be kept, and what became of them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) gone: Vec<(Language, String)>,
+    /// What else was left out because it was told to go on without.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) lost: Vec<String>,
+    /// Bytes that this one added.
+    pub(crate) bytes: u64,
+}
+
+/// A directory with pictures; it need not be there.
+#[derive(Debug, Clone)]
+pub(crate) struct Album {
+    directory: PathBuf,
+}
+
+/// A picture that is being taken; removed if it does not come to its end.
+#[derive(Debug)]
+pub(crate) struct Draft {
+    album: Album,
+    id: u64,
+    finished: bool,
+}
+
+/// A picture on its own, for as long as somebody makes sessions of it.
+#[derive(Debug)]
+pub(crate) struct Branch {
+    pub(crate) album: Album,
+    pub(crate) manifest: Manifest,
+}
+
+/// Only the server's user may look: memory and files of others are in there.
+pub(super) fn make_directory(path: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(path)
+}
+
+impl Album {
+    pub(super) fn new(directory: PathBuf) -> Album {
+        Album { directory }
+    }
+
+    /// All pictures, the oldest first.
+    pub(crate) fn pictures(&self) -> Vec<Manifest> {
+        let Ok(entries) = fs::read_dir(&self.directory) else { return Vec::new() };
+        let mut pictures: Vec<Manifest> = entries
+            .flatten()
+            .filter(|entry| entry.path().extension().is_some_and(|end| end == "json"))
+            .filter_map(|entry| serde_json::from_slice(&fs::read(entry.path()).ok()?).ok())
+            .collect();
+        pictures.sort_by_key(|manifest| manifest.id);
+        pictures
+    }
+
+    /// The last that is no checkpoint.
+    pub(crate) fn last(&self) -> Option<Manifest> {
+        self.pictures().into_iter().rfind(|manifest| manifest.exec.is_none())
+    }
+
+    pub(crate) fn picture(&self, id: u64) -> Option<Manifest> {
+        serde_json::from_slice(&fs::read(self.path(id, "json")).ok()?).ok()
+    }
+
+    /// That which was taken after an execution.
+    pub(crate) fn checkpoint(&self, exec: &str) -> Option<Manifest> {
+        let is_it = |manifest: &Manifest| manifest.exec.as_deref() == Some(exec);
+        self.pictures().into_iter().rfind(is_it)
+    }
+
+    pub(crate) fn begin(&self, id: u64) -> io::Result<Draft> {
+        make_directory(&self.directory)?;
+        Ok(Draft { album: self.clone(), id, finished: false })
+    }
+
+    /// The Python kernel of a picture, as the runtime wants it.
+    pub(crate) fn kernel(&self, manifest: &Manifest) -> io::Result<Option<Picture>> {
+        let Some(layers) = &manifest.layers else { return Ok(None) };
+        let open = |id: &u64| Ok(Layer { id: *id, pages: File::open(self.path(*id, "pages"))? });
+        let layers = layers.iter().map(open).collect::<io::Result<_>>()?;
+        Ok(Some(Picture { index: File::open(self.path(manifest.id, "index"))?, layers }))
+    }
+
+    /// The archive of a picture.
+    pub(crate) fn archive(&self, manifest: &Manifest) -> io::Result<Option<File>> {
+        manifest.files.map(|id| File::open(self.path(id, "files"))).transpose()
+    }
+
+    /// Makes sure that a layer is there that a kernel says it needs: one that many share is shared with
+    /// this album too.
+    pub(super) fn require_layer(&self, id: u64, commons: &Path) -> io::Result<()> {
+        let own = self.path(id, "pages");
+        match common_layer(commons, id) {
+            Some(common) if !own.exists() => fs::hard_link(common, own),
+            _ => fs::metadata(own).map(drop),
+        }
+    }
+
+    /// Removes pictures, and what only they needed.
+    pub(crate) fn forget(&self, ids: &[u64]) -> io::Result<()> {
+        for id in ids {
+            remove_file(&self.path(*id, "json"))?;
+        }
+        self.sweep()
+    }
+
+    /// Removes files that no picture speaks of.
+    pub(crate) fn sweep(&self) -> io::Result<()> {
+        let mut needed = HashSet::new();
+        for manifest in self.pictures() {
+            needed.insert(self.path(manifest.id, "json"));
+            needed.insert(self.path(manifest.id, "index"));
+            needed.extend(manifest.files.map(|id| self.path(id, "files")));
+            needed.extend(manifest.layers.into_iter().flatten().map(|id| self.path(id, "pages")));
+        }
+        let entries = match fs::read_dir(&self.directory) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            entries => entries?,
+        };
+        for entry in entries {
+            let path = entry?.path();
+            if !needed.contains(&path) {
+                remove_file(&path)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Shares a picture with another album.
+    pub(crate) fn share(&self, manifest: &Manifest, with: &Album) -> io::Result<()> {
+        make_directory(&with.directory)?;
+        let layers = manifest.layers.iter().flatten().map(|id| (*id, "pages"));
+        let index = manifest.layers.as_ref().map(|_| (manifest.id, "index"));
+        let files = manifest.files.map(|id| (id, "files"));
+        for (id, kind) in layers.chain(index).chain(files) {
+            match fs::hard_link(self.path(id, kind), with.path(id, kind)) {
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+                _ => {}
+            }
+        }
+        // In the other it is where it begins, and no checkpoint.
+        with.write(&Manifest { exec: None, ..manifest.clone() }, false)
+    }
+
+    /// The same picture once more, with another number, and no checkpoint.
+    pub(crate) fn repeat(&self, manifest: &Manifest, id: u64) -> io::Result<Manifest> {
+        if manifest.layers.is_some() {
+            fs::hard_link(self.path(manifest.id, "index"), self.path(id, "index"))?;
+        }
+        let again = Manifest { id, exec: None, bytes: 0, ..manifest.clone() };
+        self.write(&again, true)?;
+        Ok(again)
+    }
+
+    /// Bytes of everything in it.
+    pub(crate) fn bytes(&self) -> u64 {
+        let Ok(entries) = fs::read_dir(&self.directory) else { return 0 };
+        entries.flatten().filter_map(|entry| share(&entry.metadata().ok()?)).sum()
+    }
+
+    /// Bytes of what these pictures need.
+    pub(crate) fn bytes_of(&self, pictures: &[Manifest]) -> u64 {
+        let mut needed = HashSet::new();
+        for manifest in pictures {
+            needed.insert(self.path(manifest.id, "index"));
+            needed.extend(manifest.files.map(|id| self.path(id, "files")));
+            needed.extend(manifest.layers.iter().flatten().map(|id| self.path(*id, "pages")));
+        }
+        needed.iter().filter_map(|path| share(&fs::metadata(path).ok()?)).sum()
+    }
+
+    pub(crate) fn remove(&self) -> io::Result<()> {
+        match fs::remove_dir_all(&self.directory) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    fn path(&self, id: u64, kind: &str) -> PathBuf {
+        self.directory.join(format!("{id}.{kind}"))
+    }
+
+    fn create(&self, id: u64, kind: &str) -> io::Result<File> {
+        let path = self.path(id, kind);
+        File::options().read(true).write(true).create_new(true).mode(0o600).open(path)
+    }
+
+    /// Makes a picture known; with `sync` it is on disk then.
+    fn write(&self, manifest: &Manifest, sync: bool) -> io::Result<()> {
+        let fresh = self.path(manifest.id, "new");
+        remove_file(&fresh)?;
+        let mut file = self.create(manifest.id, "new")?;
+        file.write_all(&serde_json::to_vec(manifest)?)?;
+        if sync {
+            file.sync_all()?;
+        }
+        fs::rename(fresh, self.path(manifest.id, "json"))?;
+        if sync {
+            File::open(&self.directory)?.sync_all()?;
+            if let Some(above) = self.directory.parent() {
+                File::open(above)?.sync_all()?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Draft {
+    pub(super) fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Where a file of a kind (`pages`, `index`, `files`) goes.
+    pub(super) fn path(&self, kind: &str) -> PathBuf {
+        self.album.path(self.id, kind)
+    }
+
+    /// That file, empty.
+    pub(super) fn create(&self, kind: &str) -> io::Result<File> {
+        self.album.create(self.id, kind)
+    }
+
+    /// All of it is there.
+    pub(super) fn finish(mut self, mut manifest: Manifest, sync: bool) -> io::Result<Manifest> {
+        manifest.bytes = 0;
+        for kind in ["pages", "index", "files"] {
+            let path = self.path(kind);
+            let Ok(file) = File::open(&path) else { continue };
+            manifest.bytes += file.metadata()?.len();
+            if sync {
+                file.sync_all()?;
+            }
+        }
+        self.album.write(&manifest, sync)?;
+        self.finished = true;
+        Ok(manifest)
+    }
+}
+
+impl Drop for Draft {
+    fn drop(&mut self) {
+        if self.finished {
+            return;
+        }
+        for kind in ["pages", "index", "files", "new"] {
+            let _ = remove_file(&self.path(kind));
+        }
+    }
+}
+
+impl Branch {
+    pub(super) fn of(own: Album, album: &Album, manifest: &Manifest) -> io::Result<Branch> {
+        let branch = Branch { album: own, manifest: manifest.clone() };
+        album.share(manifest, &branch.album)?;
+        Ok(branch)
+    }
+}
+
+impl Drop for Branch {
+    fn drop(&mut self) {
+        if let Err(error) = self.album.remove() {
+            tracing::warn!("failed to remove the picture of a branch: {error}");
+        }
+    }
+}
+
+/// What several have is charged to them together.
+fn share(metadata: &fs::Metadata) -> Option<u64> {
+    metadata.len().checked_div(metadata.nlink())
+}
+
+fn remove_file(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn manifest(id: u64, layers: &[u64]) -> Manifest {
+        Manifest {
+            id,
+            made_ms: 0,
+            exec: None,
+            layers: Some(layers.to_vec()),
+            files: Some(id),
+            fingerprint: None,
+            gone: Vec::new(),
+            lost: Vec::new(),
+            bytes: 0,
+        }
+    }
+
+    fn take(album: &Album, id: u64, layers: &[u64]) -> Manifest {
+        let draft = album.begin(id).unwrap();
+        for kind in ["pages", "index", "files"] {
+            draft.create(kind).unwrap().write_all(b"1234").unwrap();
+        }
+        draft.finish(manifest(id, layers), true).unwrap()
+    }
+
+    fn names(album: &Album) -> Vec<String> {
+        let entries = fs::read_dir(&album.directory).unwrap().flatten();
+        let mut names: Vec<String> =
+            entries.map(|entry| entry.file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn a_picture_is_there_or_it_is_not() {
+        let root = tempfile::tempdir().unwrap();
+        let album = Album::new(root.path().join("ses_1"));
+        assert_eq!(album.last(), None);
+        let draft = album.begin(1).unwrap();
+        draft.create("pages").unwrap();
+        drop(draft);
+        assert!(names(&album).is_empty(), "what was begun is gone");
+        let first = take(&album, 2, &[2]);
+        assert_eq!((album.last(), first.bytes), (Some(first.clone()), 12));
+        // As a server leaves it that is killed before the end.
+        std::mem::forget(album.begin(3).unwrap().create("pages").unwrap());
+        fs::write(album.path(3, "new"), "{").unwrap();
+        album.sweep().unwrap();
+        assert_eq!(names(&album), ["2.files", "2.index", "2.json", "2.pages"]);
+        assert_eq!(album.kernel(&first).unwrap().unwrap().layers.len(), 1);
+    }
+
+    #[test]
+    fn a_layer_stays_for_as_long_as_a_picture_needs_it() {
+        let root = tempfile::tempdir().unwrap();
+        let album = Album::new(root.path().join("ses_1"));
+        take(&album, 1, &[1]);
+        take(&album, 2, &[1, 2]);
+        album.forget(&[1]).unwrap();
+        assert_eq!(names(&album), ["1.pages", "2.files", "2.index", "2.json", "2.pages"]);
+        take(&album, 3, &[3]);
+        album.forget(&[2]).unwrap();
+        assert_eq!(names(&album), ["3.files", "3.index", "3.json", "3.pages"]);
+    }
+
+    #[test]
+    fn what_is_shared_outlives_either() {
+        let root = tempfile::tempdir().unwrap();
+        let (one, other) = (Album::new(root.path().join("a")), Album::new(root.path().join("b")));
+        let shown = take(&one, 1, &[1]);
+        one.share(&shown, &other).unwrap();
+        one.remove().unwrap();
+        assert_eq!(other.last(), Some(shown.clone()));
+        assert!(
+            other.kernel(&shown).unwrap().is_some() && other.archive(&shown).unwrap().is_some()
+        );
+    }
+}

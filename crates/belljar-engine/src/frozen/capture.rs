@@ -1,0 +1,227 @@
+//! Takes a picture of a sandbox at rest, which goes on afterwards.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::time::Duration;
+
+use belljar_proto::exec::Language;
+use belljar_proto::guest::RefusalCode;
+use belljar_proto::rest::RestReport;
+use belljar_runtime::{Freezing, RuntimeError, Sandbox, languages};
+use bytes::BytesMut;
+use tokio::io::AsyncReadExt;
+use tokio::net::unix::pipe;
+use tokio::time::timeout;
+
+use super::album::Draft;
+use super::{Manifest, Pictures};
+use crate::clock;
+use crate::error::{EngineError, in_full};
+use crate::incoming::Incoming;
+
+/// What is taken from a pipe at once.
+const PIECE: usize = 256 * 1024;
+
+/// How long a worker may not give anything.
+const SILENCE: Duration = Duration::from_secs(60);
+
+/// How a picture is to be taken.
+#[derive(Debug)]
+pub(crate) struct Ask<'a> {
+    pub(crate) session: &'a str,
+    /// Those of the sandbox's places whose files are kept.
+    pub(crate) places: &'a [&'a str],
+    /// The most that it may add, in bytes.
+    pub(crate) room: u64,
+    /// Leave out what cannot be kept, where it would otherwise be refused.
+    pub(crate) force: bool,
+    /// It must survive a power cut.
+    pub(crate) sync: bool,
+    /// The execution that it comes after, as a checkpoint.
+    pub(crate) exec: Option<&'a str>,
+    /// The last picture of its kernel, or that which it was made of: only what changed since is
+    /// written. Without one, all of it is.
+    pub(crate) before: Option<u64>,
+    /// A picture whose archive will do if the files are the same.
+    pub(crate) same_files_as: Option<&'a Manifest>,
+}
+
+/// Takes it, or says what stands in the way.
+pub(crate) async fn capture(
+    pictures: &Pictures,
+    sandbox: &Sandbox,
+    ask: Ask<'_>,
+) -> Result<Manifest, EngineError> {
+    let room = ask.room.min(pictures.room()?);
+    let report = sandbox.rest().await.map_err(|error| unable(ask.session, error))?;
+    let mut gone = not_kept(&report, ask.force).map_err(|reasons| refused(ask.session, reasons))?;
+    let album = pictures.album(ask.session);
+    let before = ask.before.and_then(|id| album.picture(id));
+    let draft = album.begin(pictures.next_id()).map_err(EngineError::KeepPicture)?;
+
+    let same = ask.same_files_as.filter(|last| last.fingerprint == report.files);
+    let same = same.and_then(|last| last.files);
+    let freezing = async {
+        match report.kernels.contains(&Language::Python) {
+            true => freeze(pictures, sandbox, &draft, before.as_ref(), room, &ask).await.map(Some),
+            false => Ok(None),
+        }
+    };
+    let packing = async {
+        match same {
+            Some(files) => Ok(files),
+            None => pack(sandbox, &draft, ask.places, room).await.map(|()| draft.id()),
+        }
+    };
+    // Nothing runs that could change either meanwhile.
+    let (frozen, packed) = tokio::join!(freezing, packing);
+    let files = Some(packed?);
+    let mut lost = if ask.force { report.busy.clone() } else { Vec::new() };
+    let mut layers = None;
+    match frozen {
+        Ok(None) => {}
+        Ok(Some(frozen)) => {
+            layers = Some(frozen.layers);
+            lost.extend(frozen.lost);
+        }
+        Err(EngineError::NotAtRest { reasons, .. }) if ask.force => {
+            gone.push((Language::Python, format!("could not be kept: {}", reasons.join(", "))));
+        }
+        Err(error) => return Err(error),
+    }
+    let manifest = Manifest {
+        id: draft.id(),
+        made_ms: clock::now_ms(),
+        exec: ask.exec.map(str::to_owned),
+        layers,
+        files,
+        fingerprint: report.files,
+        gone,
+        lost,
+        bytes: 0,
+    };
+    let sync = ask.sync;
+    let finishing = tokio::task::spawn_blocking(move || draft.finish(manifest, sync));
+    let finished = finishing.await.unwrap_or_else(|panic| Err(io::Error::other(panic)));
+    let manifest = finished.map_err(EngineError::KeepPicture)?;
+    if manifest.bytes > room {
+        let _ = album.forget(&[manifest.id]);
+        return Err(too_large(room));
+    }
+    pictures.count(ask.session);
+    Ok(manifest)
+}
+
+/// What will be missing in the picture; or, unless that is all right, why there is none.
+fn not_kept(report: &RestReport, force: bool) -> Result<Vec<(Language, String)>, Vec<String>> {
+    let others: Vec<Language> =
+        report.kernels.iter().copied().filter(|language| *language != Language::Python).collect();
+    if !force {
+        let kernels = others.iter().map(|language| {
+            let name = languages::name(*language);
+            format!("a {name} kernel is alive, which cannot be kept")
+        });
+        let reasons: Vec<String> = report.busy.iter().cloned().chain(kernels).collect();
+        if !reasons.is_empty() {
+            return Err(reasons);
+        }
+    }
+    let gone = |language| (language, "was left behind, as was asked for".to_owned());
+    Ok(others.into_iter().map(gone).collect())
+}
+
+struct Frozen {
+    layers: Vec<u64>,
+    lost: Vec<String>,
+}
+
+/// Writes the Python kernel down.
+async fn freeze(
+    pictures: &Pictures,
+    sandbox: &Sandbox,
+    draft: &Draft,
+    before: Option<&Manifest>,
+    room: u64,
+    ask: &Ask<'_>,
+) -> Result<Frozen, EngineError> {
+    let album = pictures.album(ask.session);
+    let before = before.and_then(|last| album.kernel(last).ok().flatten());
+    let (pages, index) = (draft.path("pages"), draft.path("index"));
+    let commons = pictures.commons();
+    let how = Freezing {
+        layer: draft.id(),
+        pages: &pages,
+        index: &index,
+        before: before.as_ref(),
+        commons: &commons,
+        most: room,
+        force: ask.force,
+    };
+    let report = sandbox.freeze(&how).await.map_err(|error| unable(ask.session, error))?;
+    if !report.refused.is_empty() {
+        return Err(refused(ask.session, report.refused));
+    }
+    for id in &report.layers {
+        album.require_layer(*id, &commons).map_err(EngineError::KeepPicture)?;
+    }
+    Ok(Frozen { layers: report.layers, lost: report.lost })
+}
+
+/// Brings the files into the draft's archive.
+async fn pack(
+    sandbox: &Sandbox,
+    draft: &Draft,
+    places: &[&str],
+    room: u64,
+) -> Result<(), EngineError> {
+    let file = draft.create("files").map_err(EngineError::KeepPicture)?;
+    let (job, pipe) = sandbox.keep_files(places).await.map_err(EngineError::Files)?;
+    let written = receive(pipe, file, room).await;
+    let packed = sandbox.finish(job).await.map_err(EngineError::Files);
+    written?;
+    packed.map(drop)
+}
+
+async fn receive(mut pipe: pipe::Receiver, file: File, room: u64) -> Result<(), EngineError> {
+    let incoming = Incoming::begin(file, |file, chunk| file.write_all(chunk));
+    let mut left = room;
+    let mut buffer = BytesMut::new();
+    loop {
+        buffer.reserve(PIECE);
+        let read = timeout(SILENCE, pipe.read_buf(&mut buffer)).await;
+        let silent = || EngineError::Files(RuntimeError::TimedOut(SILENCE.as_secs()));
+        let read = read.map_err(|_| silent())?.map_err(EngineError::ReadInside)?;
+        if read == 0 {
+            break;
+        }
+        left = left.checked_sub(read as u64).ok_or_else(|| too_large(room))?;
+        if !incoming.write(buffer.split().freeze()).await {
+            break;
+        }
+    }
+    incoming.finish().await.map(drop).map_err(EngineError::KeepPicture)
+}
+
+fn too_large(room: u64) -> EngineError {
+    EngineError::TooLarge(format!("what is to be kept of this session is more than {room} bytes"))
+}
+
+fn refused(session: &str, reasons: Vec<String>) -> EngineError {
+    EngineError::NotAtRest { session: session.to_owned(), reasons }
+}
+
+/// Why no picture of this sandbox can be taken, or not now.
+fn unable(session: &str, error: RuntimeError) -> EngineError {
+    match &error {
+        RuntimeError::Refused(refusal) => match refusal.code {
+            // No file passes in or out, ever.
+            RefusalCode::NoDescriptors => EngineError::Files(error),
+            RefusalCode::Busy | RefusalCode::NoKernel | RefusalCode::Invalid => {
+                refused(session, vec![refusal.message.clone()])
+            }
+            _ => EngineError::Freeze(error),
+        },
+        RuntimeError::OldGuest => refused(session, vec![in_full(&error)]),
+        _ => EngineError::Freeze(error),
+    }
+}

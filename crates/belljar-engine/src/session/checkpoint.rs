@@ -1,0 +1,85 @@
+//! A point to go back to after every execution, where that is wanted.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use belljar_runtime::Sandbox;
+
+use super::{Session, lock};
+use crate::engine::Shared;
+use crate::error::{EngineError, in_full};
+use crate::exec::{Exec, Stage};
+use crate::frozen::{Album, Ask, Manifest, capture};
+use crate::spec::Checkpoints;
+
+/// Takes a picture of what an execution left, before its end is told: whoever hears of that can go
+/// back to it. `None` if nobody wants one, and otherwise, perhaps, why there is none.
+pub(super) async fn checkpoint(
+    shared: &Shared,
+    session: &Session,
+    sandbox: &Sandbox,
+    exec: &Exec,
+) -> Option<Result<(), String>> {
+    let bounds = session.spec.checkpoints?;
+    // What goes on in the background ends at no particular point.
+    if exec.request.background {
+        return None;
+    }
+    let taken = take(shared, session, sandbox, exec, bounds).await;
+    Some(taken.map_err(|error| match error {
+        EngineError::NotAtRest { reasons, .. } => reasons.join("; "),
+        error => in_full(&error),
+    }))
+}
+
+async fn take(
+    shared: &Shared,
+    session: &Session,
+    sandbox: &Sandbox,
+    exec: &Exec,
+    bounds: Checkpoints,
+) -> Result<(), EngineError> {
+    exec.at_rest.store(true, Ordering::Relaxed);
+    let _turn = session.checkpointing.lock().await;
+    let others = session.live_execs();
+    let runs = |other: &&Arc<Exec>| {
+        other.stage() == Stage::Running && !other.at_rest.load(Ordering::Relaxed)
+    };
+    if let Some(other) = others.iter().find(runs) {
+        let reasons = vec![format!("execution `{}` runs", other.id)];
+        return Err(EngineError::NotAtRest { session: session.id.clone(), reasons });
+    }
+    let album = shared.pictures.album(&session.id);
+    let earlier = checkpoints(&album);
+    let ask = Ask {
+        session: &session.id,
+        places: &["session", "tmp", "shm"],
+        room: bounds.max_bytes,
+        force: false,
+        sync: false,
+        exec: Some(&exec.id),
+        // What the others need together is more than there may be: they go, and this stays.
+        before: lock(&session.base).filter(|_| album.bytes_of(&earlier) <= bounds.max_bytes),
+        same_files_as: earlier.last(),
+    };
+    let taken = capture(&shared.pictures, sandbox, ask).await?;
+    *lock(&session.base) = Some(taken.id);
+    drop_oldest(&album, bounds).map_err(EngineError::KeepPicture)?;
+    shared.pictures.count(&session.id);
+    Ok(())
+}
+
+fn checkpoints(album: &Album) -> Vec<Manifest> {
+    album.pictures().into_iter().filter(|picture| picture.exec.is_some()).collect()
+}
+
+/// Drops the oldest until the others are within bounds; the newest stays.
+fn drop_oldest(album: &Album, bounds: Checkpoints) -> std::io::Result<()> {
+    let mut kept = checkpoints(album);
+    while kept.len() > 1
+        && (kept.len() as u64 > bounds.max || album.bytes_of(&kept) > bounds.max_bytes)
+    {
+        album.forget(&[kept.remove(0).id])?;
+    }
+    Ok(())
+}

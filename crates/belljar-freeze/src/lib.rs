@@ -1,0 +1,47 @@
+//! Writes a process down while it lives, and makes another process into what was written.
+//!
+//! ```text
+//!   kernel A: belljar_freeze ──▶ index + layer of pages ──▶ belljar_thaw: kernel B
+//!       │ returns 0, goes on                                     │ its memory is replaced
+//!       ▼                                                        ▼ belljar_freeze returns 1, in B
+//! ```
+//!
+//! It is loaded into an interpreter as a shared object and runs on the interpreter's own stack, in the
+//! middle of its memory. So it must not touch what it writes: it allocates nothing but a block of its
+//! own ([`block`]), calls no library (but `memcpy` and the like), and lets the system do the rest.
+//!
+//! A picture is an index ([`picture`]) and layers: files of pages, which later pictures go on referring to.
+//! Everything happens within the rights of the process itself, so whoever can forge a picture gains
+//! nothing: a process may map its own memory as it likes.
+//!
+//! Threads are not kept, and neither are descriptors: who calls this brings them back, or refuses.
+
+#![no_std]
+#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
+#![expect(clippy::cast_possible_truncation, reason = "a word is an address on this processor")]
+
+mod block;
+mod freeze;
+mod maps;
+mod picture;
+mod raw;
+mod thaw;
+
+pub use freeze::{Freeze, belljar_freeze};
+pub use picture::LayerFile;
+pub use thaw::{Thaw, belljar_thaw};
+
+/// Nothing here panics on purpose, and nobody could be told.
+#[cfg(feature = "shared-object")]
+#[panic_handler]
+fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
+    raw::exit_group(EXIT_PANIC)
+}
+
+#[cfg(feature = "shared-object")]
+const EXIT_PANIC: i32 = 72;
+
+/// The core library was compiled to unwind, and names what it would unwind with. We abort.
+#[cfg(feature = "shared-object")]
+#[unsafe(no_mangle)]
+extern "C" fn rust_eh_personality() {}

@@ -1,0 +1,128 @@
+//! What a process has mapped, as `/proc/self/maps` tells.
+
+use crate::block::Block;
+use crate::raw::{self, ENOMEM, Result};
+
+/// Text of the table: a line per mapping, a hundred bytes each. Systems allow 65,530 mappings.
+const MAX_TABLE: usize = 8 << 20;
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Mapping<'a> {
+    pub(crate) start: u64,
+    pub(crate) end: u64,
+    pub(crate) prot: u64,
+    pub(crate) shared: bool,
+    pub(crate) offset: u64,
+    /// 0 for what is no file.
+    pub(crate) inode: u64,
+    /// As `fstat` has it.
+    pub(crate) device: u64,
+    /// A path, a name in brackets, or nothing.
+    pub(crate) name: &'a [u8],
+}
+
+impl Mapping<'_> {
+    /// What the system provides to every process, each at a place of its own.
+    pub(crate) fn is_provided(&self) -> bool {
+        self.name.starts_with(b"[v")
+    }
+
+    pub(crate) fn is_fixed(&self) -> bool {
+        self.name == b"[vsyscall]"
+    }
+
+    pub(crate) fn is_file(&self) -> bool {
+        self.name.starts_with(b"/")
+    }
+}
+
+/// The table as it is now.
+pub(crate) fn read(block: &mut Block) -> Result<&'static [u8]> {
+    let file = raw::open(b"/proc/self/maps\0")?;
+    let text = block.slice::<u8>(MAX_TABLE)?;
+    let mut len = 0;
+    let outcome = loop {
+        match raw::read(file, &mut text[len..]) {
+            Ok(0) if len == text.len() => break Err(ENOMEM),
+            Ok(0) => break Ok(()),
+            Ok(got) => len += got,
+            Err(error) => break Err(error),
+        }
+    };
+    raw::close(file);
+    outcome.map(|()| &text[..len])
+}
+
+/// The mappings of a table, in the order of their addresses.
+pub(crate) fn mappings(table: &[u8]) -> impl Iterator<Item = Mapping<'_>> {
+    table.split(|&byte| byte == b'\n').filter_map(parse)
+}
+
+/// `start-end rwxp offset dev inode   name`
+fn parse(line: &[u8]) -> Option<Mapping<'_>> {
+    let mut rest = line;
+    let range = word(&mut rest)?;
+    let dash = range.iter().position(|&byte| byte == b'-')?;
+    let rights = word(&mut rest)?;
+    let right = |at: usize, letter: u8, bit: u64| match rights.get(at) {
+        Some(&found) if found == letter => bit,
+        _ => 0,
+    };
+    let offset = number(word(&mut rest)?, 16)?;
+    let device = word(&mut rest)?;
+    let colon = device.iter().position(|&byte| byte == b':')?;
+    let (major, minor) = (number(&device[..colon], 16)?, number(&device[colon + 1..], 16)?);
+    let inode = number(word(&mut rest)?, 10)?;
+    Some(Mapping {
+        start: number(&range[..dash], 16)?,
+        end: number(&range[dash + 1..], 16)?,
+        prot: right(0, b'r', raw::PROT_READ)
+            | right(1, b'w', raw::PROT_WRITE)
+            | right(2, b'x', raw::PROT_EXEC),
+        shared: rights.get(3) == Some(&b's'),
+        offset,
+        inode,
+        device: (minor & 0xff) | (major & 0xfff) << 8 | (minor & !0xff) << 12,
+        name: rest.trim_ascii(),
+    })
+}
+
+fn word<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
+    let text = rest.trim_ascii_start();
+    let end = text.iter().position(|&byte| byte == b' ').unwrap_or(text.len());
+    let (word, after) = text.split_at(end);
+    *rest = after;
+    (!word.is_empty()).then_some(word)
+}
+
+fn number(digits: &[u8], base: u64) -> Option<u64> {
+    let value = |byte: u8| match byte {
+        b'0'..=b'9' => Some(u64::from(byte - b'0')),
+        b'a'..=b'f' => Some(u64::from(byte - b'a') + 10),
+        _ => None,
+    };
+    let add = |sum: u64, &byte: &u8| sum.checked_mul(base)?.checked_add(value(byte)?);
+    (!digits.is_empty()).then(|| digits.iter().try_fold(0, add))?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_understood() {
+        let table = b"7f00-8000 rw-p 00001000 08:01 123   /lib/a name with spaces\n\
+            ff0000-ff1000 r-xs 00000000 00:00 0 \nnonsense\n9000-a000 r--p 00000000 00:00 0 [vdso]\n";
+        let found: [Option<Mapping<'_>>; 4] = {
+            let mut all = mappings(table);
+            core::array::from_fn(|_| all.next())
+        };
+        let [Some(file), Some(plain), Some(vdso), None] = found else { panic!("{found:?}") };
+        assert_eq!((file.start, file.end, file.offset, file.inode), (0x7f00, 0x8000, 0x1000, 123));
+        assert_eq!(file.prot, raw::PROT_READ | raw::PROT_WRITE);
+        assert!(file.is_file() && !file.shared);
+        assert_eq!(file.name, b"/lib/a name with spaces");
+        assert!(plain.shared && plain.name.is_empty());
+        assert!(vdso.is_provided());
+    }
+}

@@ -1,0 +1,97 @@
+//! Everything in the places that are a sandbox's own, as one archive, and back.
+
+use std::fs::File;
+use std::io::{self, BufReader, BufWriter};
+use std::os::fd::OwnedFd;
+
+use belljar_proto::guest::{Refusal, RefusalCode};
+use belljar_proto::job::JobReport;
+use belljar_proto::rest::PLACES;
+use belljar_sys::tree::Root;
+
+use super::archive::{PIECE, Tar, unpack_tar};
+use super::tree::{self, Tree};
+use super::{Item, Moving, Outcome, Target};
+use crate::connection::refuse;
+use crate::files::refusal;
+
+type Place = (&'static str, Root);
+
+/// Opens the places with these names.
+pub(super) fn open(names: &[String]) -> Result<Vec<Place>, Refusal> {
+    let find = |name: &String| PLACES.iter().find(|(known, _)| known == name);
+    names
+        .iter()
+        .map(|name| {
+            let unknown = || refuse(RefusalCode::Invalid, format!("there is no place `{name}`"));
+            let (name, path) = *find(name).ok_or_else(unknown)?;
+            let root = Root::open_followed(path.as_bytes());
+            root.map(|root| (name, root)).map_err(|error| refusal("open", path.as_bytes(), &error))
+        })
+        .collect()
+}
+
+pub(super) fn pack(places: Vec<Place>, to: OwnedFd) -> Outcome {
+    let to = BufWriter::with_capacity(PIECE, File::from(to));
+    let mut tar = Tar::new(to);
+    let mut report = JobReport::default();
+    for (name, root) in &places {
+        let mut target = Below { name, tar: &mut tar };
+        let mut moving = Moving { target: &mut target, report };
+        if let Err(refusal) = tree::walk(root, &mut moving) {
+            // Half an archive must not look like a whole one.
+            std::mem::forget(tar);
+            return Err(refusal);
+        }
+        report = moving.report;
+    }
+    Moving { target: &mut tar, report }.finish()
+}
+
+pub(super) fn unpack(from: OwnedFd, places: Vec<Place>) -> Outcome {
+    let from = BufReader::with_capacity(PIECE, File::from(from));
+    let trees = places.iter().map(|(name, root)| (*name, Tree::new(root))).collect();
+    let mut target = Several { trees };
+    let mut moving = Moving { target: &mut target, report: JobReport::default() };
+    unpack_tar(from, &mut moving)?;
+    moving.finish()
+}
+
+/// An archive in which everything stands below one name.
+struct Below<'a> {
+    name: &'a str,
+    tar: &'a mut dyn Target,
+}
+
+impl Target for Below<'_> {
+    fn put(&mut self, path: &[u8], mode: u32, modified: i64, item: Item<'_>) -> io::Result<()> {
+        let path = [self.name.as_bytes(), b"/", path].concat();
+        self.tar.put(&path, mode, modified, item)
+    }
+
+    fn finish(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Several trees, each with a name.
+struct Several<'a> {
+    trees: Vec<(&'static str, Tree<'a>)>,
+}
+
+impl Target for Several<'_> {
+    fn put(&mut self, path: &[u8], mode: u32, modified: i64, item: Item<'_>) -> io::Result<()> {
+        let at = path.iter().position(|byte| *byte == b'/');
+        // The places themselves are there.
+        let Some((name, rest)) = at.map(|at| (&path[..at], &path[at + 1..])) else { return Ok(()) };
+        let tree = self.trees.iter_mut().find(|(known, _)| known.as_bytes() == name);
+        let (_, tree) = tree.ok_or_else(|| {
+            io::Error::new(io::ErrorKind::InvalidInput, "it belongs to no place of a sandbox")
+        })?;
+        tree.put(rest, mode, modified, item)
+    }
+
+    fn finish(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

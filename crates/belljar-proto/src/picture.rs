@@ -1,0 +1,43 @@
+//! Between the host and a kernel: a kernel is written into files, or made of them.
+//!
+//! One JSON object in each packet of a [`crate::guest::Answer::Line`], with the files beside it. The kernel is the
+//! user's, and so is everything that it says.
+
+use serde::{Deserialize, Serialize};
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "op", rename_all = "snake_case")]
+pub enum ToLine {
+    /// Write yourself down. With it come the file for pages, the same for reading, the file for the index, the earlier
+    /// index if there is one (`before`), and the files of `layers`, in their order.
+    Freeze {
+        layer: u64,
+        before: bool,
+        layers: Vec<u64>,
+        /// What cannot be kept is left out.
+        force: bool,
+    },
+    /// Become what was written. With it come the index and the files of `layers`. The answer is that
+    /// of the kernel which was made, or of the one which could not.
+    Thaw { layers: Vec<u64> },
+}
+
+/// What came of it, as the kernel tells: bounded in number and length.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LineReport {
+    /// Why it was not done: what could not be kept. Empty if it was.
+    #[serde(default)]
+    pub refused: Vec<String>,
+    /// What was left out because it was told to go on without.
+    #[serde(default)]
+    pub lost: Vec<String>,
+    /// Bytes of pages in the new layer.
+    #[serde(default)]
+    pub bytes: u64,
+    /// The layers that the index speaks of.
+    #[serde(default)]
+    pub layers: Vec<u64>,
+    /// Said by a kernel that was made of files.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub thawed: bool,
+}

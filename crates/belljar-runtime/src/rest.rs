@@ -1,0 +1,58 @@
+//! Whether a sandbox rests, and all its files as one archive: what it takes to put it aside and to
+//! make another that goes on where it was.
+
+use belljar_proto::PROTOCOL_WITH_REST;
+use belljar_proto::exec::Language;
+use belljar_proto::frame::FrameError;
+use belljar_proto::guest::Call;
+use belljar_proto::rest::RestReport;
+use belljar_sys::process;
+use tokio::net::unix::pipe;
+
+use crate::{Job, RuntimeError, Sandbox};
+
+impl Sandbox {
+    /// What goes on in it besides what was asked for.
+    pub async fn rest(&self) -> Result<RestReport, RuntimeError> {
+        self.must_know_rest()?;
+        let reply = self.link().call(Call::Rest, &[]).await?;
+        let understood = serde_json::from_slice(&reply.body);
+        understood.map_err(|error| RuntimeError::Nonsense(FrameError::Head(error)))
+    }
+
+    /// Begins to pack all files in these places (`session`, `tmp`, `shm`).
+    pub async fn keep_files(&self, places: &[&str]) -> Result<(Job, pipe::Receiver), RuntimeError> {
+        self.must_know_rest()?;
+        let job = process::random_name();
+        let places = places.iter().map(|place| (*place).to_owned()).collect();
+        let reply = self.link().call(Call::KeepFiles { job: job.clone(), places }, &[]).await?;
+        let fd = reply.fds.into_iter().next().ok_or(RuntimeError::UnexpectedAnswer)?;
+        let pipe = pipe::Receiver::from_owned_fd(fd).map_err(RuntimeError::Connect)?;
+        Ok((Job(job), pipe))
+    }
+
+    /// Begins to unpack what was packed so.
+    pub async fn bring_files(&self) -> Result<(Job, pipe::Sender), RuntimeError> {
+        self.must_know_rest()?;
+        let job = process::random_name();
+        let reply = self.link().call(Call::BringFiles { job: job.clone() }, &[]).await?;
+        let fd = reply.fds.into_iter().next().ok_or(RuntimeError::UnexpectedAnswer)?;
+        let pipe = pipe::Sender::from_owned_fd(fd).map_err(RuntimeError::Connect)?;
+        Ok((Job(job), pipe))
+    }
+
+    /// Has the next cell of a language say that the kernel before it `reason`.
+    pub async fn lose_kernel(&self, language: Language, reason: &str) -> Result<(), RuntimeError> {
+        self.must_know_rest()?;
+        let call = Call::LoseKernel { language, reason: reason.to_owned() };
+        self.link().call(call, &[]).await.map(drop)
+    }
+
+    /// An older guest hangs up when it hears what it does not know.
+    fn must_know_rest(&self) -> Result<(), RuntimeError> {
+        match self.link().protocol() >= PROTOCOL_WITH_REST {
+            true => Ok(()),
+            false => Err(RuntimeError::OldGuest),
+        }
+    }
+}

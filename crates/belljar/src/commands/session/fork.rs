@@ -1,0 +1,40 @@
+//! `belljar session fork`
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use serde_json::{Value, json};
+
+use super::{find_id, print_json};
+use crate::cli::SessionForkArgs;
+use crate::client::Client;
+use crate::commands::output;
+
+pub(super) async fn fork(client: &Client, args: &SessionForkArgs) -> Result<ExitCode> {
+    let id = find_id(client, &args.session).await?;
+    let mut ask = json!({ "count": args.count, "force": args.force });
+    if let Some(exec) = &args.from {
+        ask["from"] = exec.as_str().into();
+    }
+    let forked = client.post(&format!("/v1/sessions/{id}/fork"), &ask).await?;
+    if args.json {
+        print_json(&forked)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    for session in forked["sessions"].as_array().into_iter().flatten() {
+        let id = session["id"].as_str().unwrap_or_default();
+        output::print(&format!("{id}\n"))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What a session can go back to, for people.
+pub(super) fn listed(checkpoints: &Value) -> String {
+    let rows = checkpoints["checkpoints"].as_array().into_iter().flatten();
+    let line = |row: &Value| {
+        let text = |name: &str| row[name].as_str().unwrap_or_default().to_owned();
+        let kib = row["bytes"].as_u64().unwrap_or(0).div_ceil(1024);
+        format!("{}  {}  {kib} KiB\n", text("exec_id"), text("created"))
+    };
+    rows.map(line).collect()
+}

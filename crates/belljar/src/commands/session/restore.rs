@@ -1,0 +1,38 @@
+//! `belljar session restore`
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use serde_json::json;
+
+use super::fork::listed;
+use super::{find_id, print_json};
+use crate::cli::SessionRestoreArgs;
+use crate::client::Client;
+use crate::commands::output;
+
+/// Goes back; without an execution, shows which there are to go back to.
+pub(super) async fn restore(client: &Client, args: &SessionRestoreArgs) -> Result<ExitCode> {
+    let id = find_id(client, &args.session).await?;
+    let (answer, said) = match &args.exec {
+        Some(exec) => {
+            let ask = json!({ "exec_id": exec });
+            let session = client.post(&format!("/v1/sessions/{id}/restore"), &ask).await?;
+            (session, format!("{id} is what it was after {exec}\n"))
+        }
+        None => {
+            let checkpoints = client.get(&format!("/v1/sessions/{id}/checkpoints")).await?;
+            let said = listed(&checkpoints);
+            if said.is_empty() && !args.json {
+                output::say("there are no checkpoints; `session create --checkpoints` makes them");
+            }
+            (checkpoints, said)
+        }
+    };
+    if args.json {
+        print_json(&answer)?;
+    } else {
+        output::print(&said)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}

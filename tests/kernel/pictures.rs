@@ -1,0 +1,269 @@
+//! Kernels written down and made again: everything that a kernel remembers is in the other one, and nothing that
+//! either does afterwards reaches the other.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use belljar_runtime::{FreezeReport, Freezing, Layer, Picture, RuntimeError, common_layer};
+
+use crate::lab::{Lab, Session};
+
+const MIB: u64 = 1 << 20;
+
+/// Pictures of one test, and where they are kept.
+struct Album {
+    directory: tempfile::TempDir,
+    next: u64,
+}
+
+struct Taken {
+    index: PathBuf,
+    report: FreezeReport,
+    took: Duration,
+}
+
+impl Album {
+    fn new() -> Album {
+        Album { directory: tempfile::tempdir().expect("a directory"), next: 1 }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    async fn try_take(
+        &mut self,
+        session: &Session,
+        before: Option<&Taken>,
+        force: bool,
+    ) -> Result<Taken, RuntimeError> {
+        let layer = self.next;
+        self.next += 1;
+        let (pages, index) =
+            (self.path(&format!("{layer}.pages")), self.path(&format!("{layer}.index")));
+        let before = before.map(|taken| self.open(taken));
+        let how = Freezing {
+            layer,
+            pages: &pages,
+            index: &index,
+            before: before.as_ref(),
+            commons: &self.path("commons"),
+            most: 2048 * MIB,
+            force,
+        };
+        let began = Instant::now();
+        let report = session.sandbox.freeze(&how).await?;
+        Ok(Taken { index, report, took: began.elapsed() })
+    }
+
+    async fn take(&mut self, session: &Session, before: Option<&Taken>) -> Taken {
+        let taken = self.try_take(session, before, false).await.expect("a picture");
+        assert_eq!(taken.report.refused, [""; 0], "refused");
+        taken
+    }
+
+    fn open(&self, taken: &Taken) -> Picture {
+        let open =
+            |path: &Path| File::open(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        let layers = taken.report.layers.iter().map(|&id| {
+            let own = self.path(&format!("{id}.pages"));
+            let pages = common_layer(&self.path("commons"), id).unwrap_or(own);
+            Layer { id, pages: open(&pages) }
+        });
+        Picture { layers: layers.collect(), index: open(&taken.index) }
+    }
+
+    /// Another sandbox with the kernel of a picture.
+    async fn develop(&self, lab: &Lab, taken: &Taken) -> Session {
+        let session = lab.session().await;
+        let report = session.sandbox.thaw(&self.open(taken)).await.expect("a kernel");
+        assert_eq!(report.lost, [""; 0], "lost");
+        session
+    }
+}
+
+#[tokio::test]
+async fn a_kernel_goes_on_in_another_sandbox() {
+    for lab in [Lab::warm().await, Lab::cold()] {
+        let mut album = Album::new();
+        let session = lab.session().await;
+        session
+            .printed(
+                "import os, json, threading, asyncio\n\
+             x = {'a': [1, 2, 3]}; y = x['a']\n\
+             def f(n): return n * len(y)\n\
+             def g():\n    while True: yield len(y)\n\
+             walk = g(); next(walk)\n\
+             os.makedirs('sub', exist_ok=True); os.chdir('sub')\n\
+             out = open('/tmp/log', 'w+'); out.write('hello '); out.flush()\n\
+             await asyncio.sleep(0)\n\
+             lock = threading.Lock(); lock.acquire()\n\
+             os.environ['MINE'] = 'here'",
+            )
+            .await;
+        let taken = album.take(&session, None).await;
+        // Files are not part of it.
+        let other = lab.session().await;
+        other.printed("import os; os.makedirs('sub'); open('/tmp/log', 'w').write('hello ')").await;
+        let report = other.sandbox.thaw(&album.open(&taken)).await.expect("a kernel");
+        assert_eq!(report.lost, [""; 0], "lost");
+        for session in [&session, &other] {
+            session.printed("y.append(4)").await;
+            assert_eq!(session.value("f(10), x, next(walk)").await, "(40, {'a': [1, 2, 3, 4]}, 4)");
+            assert_eq!(
+                session.value("os.getcwd(), os.environ['MINE']").await,
+                "('/session/sub', 'here')"
+            );
+            assert_eq!(
+                session.value("out.write('world'); out.flush(); open('/tmp/log').read()").await,
+                "'hello world'"
+            );
+            assert_eq!(session.value("await asyncio.sleep(0.01, 'awake')").await, "'awake'");
+            assert_eq!(
+                session.value("lock.locked(), lock.release(), lock.acquire(False)").await,
+                "(True, None, True)"
+            );
+            let raised = session.run("f()").await;
+            assert_eq!(raised.exit_code, 1, "{raised:?}");
+            assert_eq!(
+                session.printed("import subprocess; print(subprocess.getoutput('echo hi'))").await,
+                "hi\n"
+            );
+            // It is interrupted as any other.
+            let looping = session.begin("while True: pass").await;
+            tokio::time::sleep(Duration::from_millis(200)).await;
+            session.sandbox.interrupt(&looping.id).await.expect("it runs");
+            assert_eq!(looping.finish().await.exit_code, 130);
+        }
+        other.printed("x['other'] = True").await;
+        assert_eq!(session.value("'other' in x").await, "False");
+    }
+}
+
+#[tokio::test]
+async fn the_second_picture_is_small_and_large_values_are_shared() {
+    let lab = Lab::warm().await;
+    let mut album = Album::new();
+    let session = lab.session().await;
+    let setup = "import numpy as np, pandas as pd; big = np.arange(13_000_000); small = 1";
+    session.printed(setup).await;
+    let first = album.take(&session, None).await;
+    assert!(
+        first.report.bytes > 100 * MIB && first.report.bytes < 125 * MIB,
+        "{}",
+        first.report.bytes
+    );
+    session.printed("small = 2").await;
+    let second = album.take(&session, Some(&first)).await;
+    assert!(second.report.bytes < 4 * MIB, "{}", second.report.bytes);
+    session.printed("small = 3; big[5] = 0").await;
+    let third = album.take(&session, Some(&second)).await;
+    assert!(third.report.bytes < 4 * MIB, "{}", third.report.bytes);
+    eprintln!("took {:?}, {:?}, {:?}", first.took, second.took, third.took);
+    for (taken, expected) in
+        [(&first, "(1, 5)"), (&second, "(2, 5)"), (&third, "(3, 0)"), (&first, "(1, 5)")]
+    {
+        let began = Instant::now();
+        let other = album.develop(&lab, taken).await;
+        eprintln!("developed in {:?}", began.elapsed());
+        assert_eq!(other.value("small, int(big[5])").await, expected);
+        assert_eq!(other.value("int(big.sum()) - int(big[5]) + 5").await, "84499993500000");
+        assert_eq!(other.value("big[:] = 7; int(big.sum())").await, "91000000");
+        assert_eq!(other.value("len(pd.DataFrame({'a': big[:10]}).describe())").await, "8");
+        let used = other.sandbox.memory_used().expect("it is charged");
+        eprintln!("uses {} MiB", used / MIB);
+    }
+    assert_eq!(session.value("small, int(big[4])").await, "(3, 4)");
+}
+
+#[tokio::test]
+async fn a_picture_of_a_picture_and_what_stands_in_the_way() {
+    let lab = Lab::warm().await;
+    let mut album = Album::new();
+    let mut session = lab.session().await;
+    session.printed("import pandas as pd; steps = []").await;
+    let mut before = None;
+    for step in 0..6 {
+        session.printed(&format!("steps.append(pd.Series([{step}]))")).await;
+        let taken = album.take(&session, before.as_ref()).await;
+        session = album.develop(&lab, &taken).await;
+        before = Some(taken);
+    }
+    assert_eq!(session.value("[int(s.sum()) for s in steps]").await, "[0, 1, 2, 3, 4, 5]");
+
+    for (code, reason, undo) in [
+        (
+            "import threading, time; stop = threading.Event(); t = threading.Thread(target=stop.wait, name='worker'); t.start()",
+            "thread `worker` is alive",
+            "stop.set(); t.join()",
+        ),
+        ("import socket; s = socket.socket()", "a socket is open", "s.close()"),
+        ("import os; r, w = os.pipe()", "a pipe is open", "os.close(r); os.close(w)"),
+        (
+            "import subprocess; p = subprocess.Popen(['sleep', '60'])",
+            "`sleep`",
+            "p.kill(); p.wait()",
+        ),
+        (
+            "import tempfile; t = tempfile.TemporaryFile(); t.fileno()",
+            "a file without a name is open",
+            "t.close()",
+        ),
+        ("import mmap; m = mmap.mmap(-1, 4096)", "shared with others", "m.close()"),
+    ] {
+        session.run(code).await;
+        let refused = album.try_take(&session, before.as_ref(), false).await.expect("an answer");
+        let reasons = refused.report.refused.join("; ");
+        assert!(reasons.contains(reason), "{code}: {reasons}");
+        session.run(undo).await;
+    }
+    session.run("import socket; s = socket.socket()").await;
+    let forced = album.try_take(&session, before.as_ref(), true).await.expect("a picture");
+    assert_eq!(forced.report.refused, [""; 0]);
+    assert!(forced.report.lost[0].starts_with("a socket is open"), "{:?}", forced.report.lost);
+    let other = lab.session().await;
+    let report = other.sandbox.thaw(&album.open(&forced)).await.expect("a kernel");
+    assert!(report.lost[0].starts_with("a socket is open"), "{report:?}");
+    assert_eq!(other.value("len(steps)").await, "6");
+}
+
+#[tokio::test]
+async fn libraries_with_threads_go_on_without_them() {
+    let lab = Lab::warm().await;
+    let mut album = Album::new();
+    let session = lab.session().await;
+    // Arrow reads with threads of its own, which stay.
+    let parquet = "import pandas as pd, os; d = pd.DataFrame({'a': range(100000)}); d.to_parquet('/tmp/x.parquet'); \
+                   e = pd.read_parquet('/tmp/x.parquet'); len(os.listdir('/proc/self/task')) > 1";
+    assert_eq!(session.value(parquet).await, "True");
+    let taken = album.take(&session, None).await;
+    let other = lab.session().await;
+    other.sandbox.thaw(&album.open(&taken)).await.expect("a kernel");
+    for session in [&session, &other] {
+        let again =
+            "d.to_parquet('/tmp/y.parquet'); int(pd.read_parquet('/tmp/y.parquet').a.sum())";
+        assert_eq!(session.value(again).await, "4999950000");
+    }
+}
+
+#[tokio::test]
+async fn a_picture_that_does_not_fit_leaves_the_kernel_as_it_is() {
+    let lab = Lab::warm().await;
+    let mut album = Album::new();
+    let session = lab.session().await;
+    session.printed("x = 1").await;
+    let taken = album.take(&session, None).await;
+    let other = lab.session().await;
+    other.printed("y = 2").await;
+    let mut picture = album.open(&taken);
+    picture.layers.clear();
+    let error = other.sandbox.thaw(&picture).await.expect_err("layers are missing");
+    assert!(error.to_string().contains("changed since"), "{error}");
+    let half = album.path("half");
+    let bytes = std::fs::read(&taken.index).expect("an index");
+    std::fs::write(&half, &bytes[..bytes.len() / 2]).expect("a file");
+    let picture = Picture { index: File::open(&half).expect("it is there"), ..album.open(&taken) };
+    other.sandbox.thaw(&picture).await.expect_err("half an index");
+    assert_eq!(other.value("y").await, "2");
+}

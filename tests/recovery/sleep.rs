@@ -1,0 +1,108 @@
+//! Sessions that sleep while their server dies, or are about to.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::json;
+
+use crate::server::{Place, Session, names, text};
+use crate::worker::Dice;
+
+const KILLS: u64 = 30;
+
+fn place() -> Arc<Place> {
+    Arc::new(Place::new().env("BELLJAR_LOG", "warn"))
+}
+
+#[tokio::test]
+async fn one_that_sleeps_is_there_for_the_next_server_and_wakes() {
+    let server = place().serve().await;
+    let session = server.session_with(json!({"key": "k"})).await;
+    session.python("x = 41; open('f', 'w').write('1')").await;
+    session.client.post(&session.path("/hibernate"), json!({})).await.json(200);
+    let place = server.kill().await;
+    place.has_no_traces().await;
+    // What nobody knows of goes.
+    std::fs::create_dir(place.frozen().join("ses_unknown")).expect("a directory");
+    let album = place.frozen().join(&session.id);
+    std::fs::write(album.join("9999.pages"), "half").expect("a file");
+
+    let server = place.serve().await;
+    let session = Session::of(&server.client(), &session.id);
+    assert_eq!(session.show().await["state"], "hibernated");
+    assert!(!album.join("9999.pages").exists());
+    assert!(!place.frozen().join("ses_unknown").exists());
+    let found = server.post("/v1/sessions", json!({"key": "k"})).await.json(200);
+    assert_eq!((text(&found["how"]), text(&found["id"])), ("found", session.id.as_str()));
+    assert_eq!(session.printed("print(x + 1, open('f').read())").await, "42 1\n");
+    session.stop().await;
+    server.terminate().await;
+    place.has_no_traces().await;
+}
+
+#[tokio::test]
+async fn a_picture_that_is_damaged_is_said_to_be() {
+    let server = place().serve().await;
+    let session = server.session().await;
+    session.python("x = 41; open('f', 'w').write('1')").await;
+    session.client.post(&session.path("/hibernate"), json!({})).await.json(200);
+    let album = server.place.frozen().join(&session.id);
+    for name in names(&album).iter().filter(|name| name.ends_with(".index")) {
+        std::fs::write(album.join(name), "nonsense").expect("a file");
+    }
+    let seen = session.python("print(open('f').read()); 'x' in globals()").await;
+    assert_eq!((text(&seen["stdout"]), text(&seen["kernel_state"])), ("1\n", "lost"), "{seen:#}");
+    assert!(text(&seen["reason"]).contains("could not be woken"), "{seen:#}");
+}
+
+/// kill -9 while a session falls asleep, wakes and branches: after each it has all that was told.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_killed_at_any_stage_of_a_sleep_loses_nothing() {
+    let seed = std::env::var("RECOVERY_SEED").ok().and_then(|text| text.parse().ok());
+    let seed: u64 = seed.unwrap_or_else(|| u64::from(std::process::id()));
+    eprintln!("RECOVERY_SEED={seed}");
+    let mut dice = Dice::new(seed);
+    let place = place();
+    let mut server = place.serve().await;
+    let id = server.session().await.id;
+    Session::of(&server.client(), &id).python("x = 0").await;
+    let mut done = 0;
+    for round in 0..KILLS {
+        let session = Session::of(&server.client(), &id);
+        let work = tokio::spawn(async move {
+            loop {
+                // The server is about to die: some of these have no answer.
+                let _ = session.client.post(&session.path("/hibernate"), json!({})).await;
+                let _ = session.client.post(&session.path("/fork"), json!({"count": 2})).await;
+                let _ = session.exec(json!({"code": "len(range(x))"})).await;
+            }
+        });
+        tokio::time::sleep(Duration::from_millis(dice.below(300))).await;
+        let place = server.kill().await;
+        work.abort();
+        let _ = work.await;
+        server = place.serve().await;
+        let session = Session::of(&server.client(), &id);
+        let code = "x += 1; open('f', 'a').write('.'); print(x, len(open('f').read()))";
+        // It may have to end first what was accepted before.
+        let ask = json!({"code": code, "exec_id": format!("add{round}")});
+        let told = session.exec(ask).await.json(200);
+        done += 1;
+        assert_eq!(text(&told["stdout"]), format!("{done} {done}\n"), "{told:#}");
+        assert_eq!(told["kernel_state"], "kept", "{told:#}");
+    }
+    for session in server.get("/v1/sessions?limit=1000").await.json(200)["sessions"]
+        .as_array()
+        .expect("a list")
+    {
+        let session = Session::of(&server.client(), text(&session["id"]));
+        let shown = session.show().await;
+        if !["stopped", "failed"].contains(&text(&shown["state"])) {
+            session.printed("print(x)").await;
+        }
+        session.stop().await;
+    }
+    assert_eq!(place.sleepers(), [""; 0]);
+    server.terminate().await;
+    place.has_no_traces().await;
+}
