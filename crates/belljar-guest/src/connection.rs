@@ -180,7 +180,9 @@ async fn answer(
         }
         .into()),
         // A kernel's memory is files that are passed; without it there is no use for the rest.
-        Call::KeepFiles { .. } | Call::BringFiles { .. } if outbox.instead.is_some() => {
+        Call::Rest | Call::KernelLine { .. } | Call::KeepFiles { .. } | Call::BringFiles { .. }
+            if outbox.instead.is_some() =>
+        {
             let message = "this runtime has one connection, over which this cannot be done";
             Err(refuse(RefusalCode::NoDescriptors, message.into()))
         }
