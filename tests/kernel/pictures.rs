@@ -267,3 +267,27 @@ async fn a_picture_that_does_not_fit_leaves_the_kernel_as_it_is() {
     other.sandbox.thaw(&picture).await.expect_err("half an index");
     assert_eq!(other.value("y").await, "2");
 }
+
+/// A zygote goes on changing after its kernels' common picture was taken, and a fork shares what was changed before it.
+#[tokio::test]
+async fn what_is_shared_is_not_taken_for_unchanged() {
+    let lab = Lab::warm().await;
+    let mut album = Album::new();
+    album.take(&lab.session().await, None).await;
+    for n in 0..8 {
+        let session = lab.session().await;
+        session.printed(&format!("n = {n}; words = [str(i) for i in range(1000)]")).await;
+        let first = album.take(&session, None).await;
+        let other = album.develop(&lab, &first).await;
+        assert_eq!(other.value("n, len(words)").await, format!("({n}, 1000)"));
+        let daemon = "import os, time\nif os.fork() == 0:\n    if os.fork() == 0: os.setsid(); time.sleep(60)\n    os._exit(0)\nos.wait()[1]";
+        session.printed("n = -1; words += ['x']; import json, re, random").await;
+        assert_eq!(session.value(daemon).await, "0");
+        let second = album.take(&session, Some(&first)).await;
+        let other = album.develop(&lab, &second).await;
+        assert_eq!(
+            other.value("n, len(words), json.dumps(words[-1])").await,
+            "(-1, 1001, '\"x\"')"
+        );
+    }
+}

@@ -142,7 +142,16 @@ def write_common(layer: int, pages: int, index: int) -> int:
     done = _write(layer, (pages, pages), index, -1, [], _LAID_OUT)
     if done is None:
         os._exit(1)
+    forget_last()
     return done["bytes"]
+
+
+def forget_last() -> None:
+    """Pages are compared with an earlier picture unless they are known not to have changed since. What is shared with
+    another process is known only if it was shared already when this process took its last picture: not of kernels that a
+    zygote forks later, which goes on changing, and not after a fork, when everything is shared."""
+    global _last
+    _last = 0
 
 
 def talk(line: socket.socket, kernel: Kernel) -> None:
@@ -195,6 +204,8 @@ def _freeze(request: dict, fds: list[int], kernel: Kernel, line: socket.socket) 
     quiet = not _other_tasks()
     # Libraries with threads of their own know how to go on without them after a fork.
     child = 0 if quiet else seal.fork_without_hooks()
+    if not quiet and not child:
+        forget_last()
     if child:
         _, status = os.waitpid(child, 0)
         if status:

@@ -97,7 +97,7 @@ class Kernel:
         inputs.install()
         builtins.display = display.display  # type: ignore[attr-defined]
         builtins.load, builtins.save = frames.load, frames.save  # type: ignore[attr-defined]
-        os.register_at_fork(after_in_child=self._after_fork_in_child)
+        os.register_at_fork(before=_before_fork, after_in_child=self._after_fork_in_child)
 
         sys.argv = [""]
         # `-I` keeps PYTHONPATH away from our own imports; the user's imports may have it.
@@ -384,6 +384,12 @@ def _notice_new_directories() -> None:
     for path in sys.path:
         if isinstance(path, str) and path and known.get(path, known) is None and os.path.isdir(path):
             known.pop(path, None)
+
+
+def _before_fork() -> None:
+    frozen = sys.modules.get(f"{__package__}.frozen")
+    if frozen is not None:
+        frozen.forget_last()
 
 
 def _evaluate(cell: Cell, namespace: dict[str, Any]) -> Any:
