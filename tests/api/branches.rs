@@ -140,3 +140,37 @@ async fn the_oldest_checkpoints_go_first() {
     let on_disk = json!({"checkpoints": true, "storage": "BIND"});
     server.post("/v1/sessions", on_disk).await.json(422);
 }
+
+#[tokio::test]
+async fn a_hundred_forks_go_a_hundred_ways() {
+    let server = Server::with(&[("BELLJAR_MAX_SESSIONS", "200")]).await;
+    let session = server.session_with(json!({"limits": {"memory": "64M"}})).await;
+    session.python("x = [1]; log = open('log', 'a+'); log.write('begun '); log.flush(); 0").await;
+    let forks = fork(&session, json!({"count": 100})).await;
+    assert_eq!(forks.len(), 100);
+    for (index, fork) in forks.iter().enumerate() {
+        let code = format!("x.append({index}); log.write('{index}'); log.flush(); 0");
+        fork.python(&code).await;
+    }
+    session.python("x.append('origin')").await;
+    for (index, fork) in forks.iter().enumerate() {
+        let told = fork.printed("print(x, open('log').read())").await;
+        assert_eq!(told, format!("[1, {index}] begun {index}\n"));
+    }
+    assert_eq!(session.printed("print(x, open('log').read())").await, "[1, 'origin'] begun \n");
+}
+
+#[tokio::test]
+async fn volumes_are_there_after_sleep_and_in_forks() {
+    let server = Server::start().await;
+    server.client().post("/v1/volumes", json!({"name": "shared", "size": "16M"})).await.json(201);
+    let session = server.session_with(json!({"volumes": {"shared": "rw"}})).await;
+    session.python("x = 1; open('/volumes/shared/n', 'w').write('1')").await;
+    session.client.post(&session.path("/hibernate"), json!({})).await.json(200);
+    assert_eq!(session.printed("print(x, open('/volumes/shared/n').read())").await, "1 1\n");
+    for fork in fork(&session, json!({"count": 2})).await {
+        let more = "open('/volumes/shared/n', 'a').write('2'); print(x)";
+        assert_eq!(fork.printed(more).await, "1\n");
+    }
+    assert_eq!(session.printed("print(open('/volumes/shared/n').read())").await, "122\n");
+}
