@@ -291,3 +291,23 @@ async fn what_is_shared_is_not_taken_for_unchanged() {
         );
     }
 }
+
+/// A kernel goes on using a layer that was thrown away, and its next picture does not need it.
+#[tokio::test]
+async fn a_layer_may_be_thrown_away_under_a_kernel_that_uses_it() {
+    let lab = Lab::warm().await;
+    let mut album = Album::new();
+    let session = lab.session().await;
+    session.printed("import numpy as np; big = np.arange(4_000_000)").await;
+    let first = album.take(&session, None).await;
+    let other = album.develop(&lab, &first).await;
+    std::fs::remove_file(first.index.with_extension("pages")).expect("a layer");
+    for session in [session, other] {
+        session.printed("big[7] = 0").await;
+        let second = album.take(&session, None).await;
+        let third = album.take(&session, Some(&second)).await;
+        assert!(third.report.bytes < 4 * MIB, "{}", third.report.bytes);
+        let other = album.develop(&lab, &third).await;
+        assert_eq!(other.value("int(big.sum()), int(big[7])").await, "(7999997999993, 0)");
+    }
+}

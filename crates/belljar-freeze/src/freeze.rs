@@ -349,11 +349,8 @@ impl Writer {
             }
         }
         let Some((path, stat)) = self.look_at(mapping)? else {
-            // A layer of another's, perhaps, which has no name here; a file that is gone is another matter.
-            return match mapping.shared || mapping.name.ends_with(b"(deleted)") {
-                true => Err(ENOTSUP),
-                false => Ok(Nature::Passing),
-            };
+            // A layer that nobody keeps any more, or one that has no name here: what it has is taken from memory.
+            return if mapping.shared { Err(ENOTSUP) } else { Ok(Nature::Passing) };
         };
         area.path = path;
         area.kind = if mapping.shared { SHARED_FILE } else { FILE };
@@ -436,8 +433,9 @@ impl Writer {
                 }
                 let mappable = match nature {
                     Nature::Zeroes => is_heap || self.is_of_malloc(address),
-                    Nature::Layer(..) => true,
-                    Nature::File | Nature::Passing => false,
+                    // It is mapped from a file as it is.
+                    Nature::Layer(..) | Nature::Passing => true,
+                    Nature::File => false,
                 };
                 self.write_page(address, page, nature, u64::from(mappable))?;
             }
