@@ -107,6 +107,8 @@ class Terminal:
         self.process = subprocess.Popen(
             command, cwd=user.project, env={**user.env, "TERM": "dumb", "DATASET_ACCESS": "NONE"},
             stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
+            # Whoever runs the tests in the background has Ctrl-C ignored, and so would the program.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )  # fmt: skip
         os.close(slave)
         self.said = ""

@@ -92,7 +92,7 @@ def test_file_agent(home: Path) -> None:
 
 def test_no_agent_of_the_examples_is_forgotten() -> None:
     agents = {path.stem for path in EXAMPLES.glob("*.py") if "from agents import" in path.read_text()}
-    tests = "".join(path.read_text() for path in Path(__file__).parent.parent.glob("*/test_*examples.py"))
+    tests = "".join(path.read_text() for path in Path(__file__).parent.parent.glob("*/test_*.py"))
     assert {name for name in agents if f"def test_{name}(" not in tests} == set() and len(agents) >= 7
 
 

@@ -122,7 +122,7 @@ def test_nine_tools(use: Use) -> None:
     assert "net::ERR_CONNECTION_REFUSED" in nothing.text and nothing.artifact["code"] == "navigation_failed"
 
 
-def test_an_agent_that_browses(place: Server) -> None:
+def test_browser_agent(place: Server) -> None:
     """It downloads a file from a site, works on it, and leaves a picture."""
     example = REPOSITORY / "examples" / "browser_agent.py"
     env = {**os.environ, "PYTHONPATH": python_path(), "BELLJAR_URL": place.url}
