@@ -199,10 +199,11 @@ fn model_of(root: &Path, step: &Step) -> io::Result<String> {
             for entry in fs::read_dir(at(path))? {
                 let entry = entry?;
                 let name = entry.file_name().into_string().expect("text");
-                found.push(format!("{name} {}\n", kind(&entry.path())));
+                found.push((name, kind(&entry.path())));
             }
+            // By their names: what follows them must not matter.
             found.sort();
-            return Ok(found.concat());
+            return Ok(found.iter().map(|(name, kind)| format!("{name} {kind}\n")).collect());
         }
     }
     Ok(String::new())

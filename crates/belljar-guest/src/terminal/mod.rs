@@ -68,6 +68,8 @@ pub(crate) struct Terminal {
     /// Something was printed, or the program has ended.
     grown: Notify,
     readers: RefCell<Vec<Weak<Reader>>>,
+    /// Stands in for who opened it, until he follows it: a program that prints much must not be far ahead by then.
+    expected: RefCell<Option<Rc<Reader>>>,
     /// A reader has moved on, or left.
     read: Notify,
     /// Gone with the program.
@@ -161,13 +163,15 @@ fn start(guest: &Rc<Guest>, spec: &TerminalSpec) -> io::Result<Rc<Terminal>> {
     kept.leash.set_nonblocking(true)?;
     let leash = UnixStream::from_std(kept.leash)?;
     let master = Rc::new(channel::watched(master)?);
+    let expected = Rc::new(Reader { place: Cell::new(0), moved: Cell::new(Instant::now()) });
     let terminal = Rc::new(Terminal {
         id: id.clone(),
         argv: argv.clone(),
         size: Cell::new(*size),
         scroll: RefCell::new(Scroll::new(SCROLL_BACK)),
         grown: Notify::new(),
-        readers: RefCell::default(),
+        readers: RefCell::new(vec![Rc::downgrade(&expected)]),
+        expected: RefCell::new(Some(expected)),
         read: Notify::new(),
         master: RefCell::new(Some(Rc::clone(&master))),
         ended: watch::Sender::new(None),
@@ -278,11 +282,15 @@ impl Terminal {
             terminal: self.id.clone(),
             argv: self.argv.clone(),
             size: self.size.get(),
-            attached: u32::try_from(self.live_readers().len()).unwrap_or(u32::MAX),
+            attached: u32::try_from(self.attached()).unwrap_or(u32::MAX),
             oldest: scroll.oldest(),
             newest: scroll.newest(),
             ended: *self.ended.borrow(),
         }
+    }
+
+    fn attached(&self) -> usize {
+        self.live_readers().len() - usize::from(self.expected.borrow().is_some())
     }
 
     fn live_readers(&self) -> Vec<Rc<Reader>> {
@@ -403,6 +411,7 @@ pub(crate) fn follow(terminal: Rc<Terminal>, from: Option<u64>, outbox: Outbox) 
     };
     let reader = Rc::new(Reader { place: Cell::new(place), moved: Cell::new(Instant::now()) });
     terminal.readers.borrow_mut().push(Rc::downgrade(&reader));
+    terminal.expected.borrow_mut().take();
     tokio::task::spawn_local(async move {
         tokio::select! {
             () = tell(&terminal, &reader, &outbox) => {}
