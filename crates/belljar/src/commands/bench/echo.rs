@@ -29,7 +29,8 @@ pub(super) async fn measure(address: SocketAddr, id: &str, rounds: usize) -> Res
         loop {
             let seen = timeout(PATIENCE, socket.next()).await.context("nothing is echoed")?;
             match seen {
-                Some(Ok(Message::Binary(bytes))) if bytes[..] == key => break,
+                // It may come together with the line before, as `cat` says it again.
+                Some(Ok(Message::Binary(bytes))) if bytes.ends_with(&key) => break,
                 Some(Ok(_)) => {}
                 _ => bail!("the terminal was lost"),
             }

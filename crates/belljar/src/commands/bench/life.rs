@@ -214,6 +214,8 @@ async fn measure_many(server: &Server, wire: &mut Wire, most: usize) -> Result<M
         }
         ids.extend(wave);
     }
+    // The server hangs up on who says nothing for as long as that took.
+    *wire = Wire::connect(server.address).await?;
     server.pool_full(wire, POOL_SIZE).await?;
     tokio::time::sleep(PAUSE * 10).await;
     let after = (server.rss().context("the server has no memory")?, processes(server));
