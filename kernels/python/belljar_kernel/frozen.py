@@ -147,9 +147,11 @@ def write_common(layer: int, pages: int, index: int) -> int:
 
 
 def forget_last() -> None:
-    """Pages are compared with an earlier picture unless they are known not to have changed since. What is shared with
-    another process is known only if it was shared already when this process took its last picture: not of kernels that a
-    zygote forks later, which goes on changing, and not after a fork, when everything is shared."""
+    """From now on every page is compared with an earlier picture.
+
+    Pages that are shared with another process are otherwise known not to have changed since the last picture of this
+    one. That is not so in kernels that a zygote forks later, which goes on changing, nor after a fork, when all are shared.
+    """
     global _last
     _last = 0
 
