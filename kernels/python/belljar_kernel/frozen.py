@@ -150,7 +150,7 @@ def forget_last() -> None:
     """From now on every page is compared with an earlier picture.
 
     Pages that are shared with another process are otherwise known not to have changed since the last picture of this
-    one. That is not so in kernels that a zygote forks later, which goes on changing, nor after a fork, when all are shared.
+    one. That is not so in kernels that a zygote forks later, which goes on changing, nor after a fork: then all are.
     """
     global _last
     _last = 0
