@@ -188,8 +188,9 @@ struct Writer {
     runs: List<Run>,
     text: List<u8>,
     ranges: List<Range>,
-    /// Where the ranges that wait go, and where the next page goes.
+    /// Where the ranges that wait go, where they end, and where the next page goes.
     ranges_at: u64,
+    ranges_end: u64,
     cursor: u64,
     written: u64,
     provided: u64,
@@ -253,6 +254,7 @@ impl Writer {
             text: block.list(TEXT_BYTES)?,
             ranges: block.list(RANGES * size_of::<Range>() as u64)?,
             ranges_at: 0,
+            ranges_end: 0,
             cursor: 0,
             written: 0,
             provided: 0,
@@ -478,21 +480,17 @@ impl Writer {
         if matches!(nature, Nature::Zeroes) && is_zero(memory(address, PAGE)) {
             return Ok(());
         }
-        if self.ranges.is_full() || self.ranges_at + self.waiting() != self.cursor {
+        if self.ranges.is_full() || self.ranges_end != self.cursor {
             self.flush()?;
         }
         match self.ranges.last_mut() {
             Some(last) if last.start + last.len == address => last.len += PAGE,
-            last => {
-                if last.is_none() {
-                    self.ranges_at = self.cursor;
-                }
-                self.ranges.push(Range { start: address, len: PAGE })?;
-            }
+            _ => self.ranges.push(Range { start: address, len: PAGE })?,
         }
         let run =
             Run { start: address, len: PAGE, layer: self.layer, offset: self.cursor, mappable };
         self.cursor += PAGE;
+        self.ranges_end = self.cursor;
         self.written += PAGE;
         self.refer(run)
     }
@@ -515,16 +513,11 @@ impl Writer {
         true
     }
 
-    /// Bytes that are not written yet.
-    fn waiting(&self) -> u64 {
-        self.ranges.as_slice().iter().map(|range| range.len).sum()
-    }
-
     fn flush(&mut self) -> Result<()> {
         let at = self.ranges_at;
         raw::pwritev_all(self.pages, self.ranges.as_mut_slice(), at)?;
         self.ranges.clear();
-        self.ranges_at = self.cursor;
+        (self.ranges_at, self.ranges_end) = (self.cursor, self.cursor);
         Ok(())
     }
 
@@ -676,9 +669,7 @@ fn layout() -> Result<[u64; 11]> {
     // The manual counts from 1, and the field after the name is the third.
     let field = |number: usize| {
         let word = text[after..].split(|&byte| byte == b' ').nth(number - 3)?;
-        word.trim_ascii().iter().try_fold(0u64, |sum, &digit| {
-            sum.checked_mul(10)?.checked_add(u64::from(digit.checked_sub(b'0')?))
-        })
+        maps::number(word.trim_ascii(), 10)
     };
     let [Some(start_code), Some(end_code), Some(start_data), Some(end_data), Some(start_brk)] =
         [26, 27, 45, 46, 47].map(field)

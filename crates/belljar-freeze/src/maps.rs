@@ -95,7 +95,7 @@ fn word<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
     (!word.is_empty()).then_some(word)
 }
 
-fn number(digits: &[u8], base: u64) -> Option<u64> {
+pub(crate) fn number(digits: &[u8], base: u64) -> Option<u64> {
     let value = |byte: u8| match byte {
         b'0'..=b'9' => Some(u64::from(byte - b'0')),
         b'a'..=b'f' => Some(u64::from(byte - b'a') + 10),

@@ -200,10 +200,13 @@ impl Sandbox {
     /// Gives this sandbox, which has no kernel or a fresh one, the kernel of a picture.
     pub async fn thaw(&self, picture: &Picture) -> Result<ThawReport, RuntimeError> {
         self.must_know_pictures()?;
-        if self.line_to_kernel().await.is_err() {
-            self.start_kernel(Language::Python).await?;
-        }
-        let line = self.line().await?;
+        let line = match self.line().await {
+            Ok(line) => line,
+            Err(_) => {
+                self.start_kernel(Language::Python).await?;
+                self.line().await?
+            }
+        };
         let mut files = vec![picture.index.as_fd()];
         files.extend(picture.layers.iter().map(|layer| layer.pages.as_fd()));
         let order = ToLine::Thaw { layers: picture.layers.iter().map(|layer| layer.id).collect() };
@@ -217,15 +220,10 @@ impl Sandbox {
 
     async fn line(&self) -> Result<AsyncFd<OwnedFd>, RuntimeError> {
         self.must_know_pictures()?;
-        let line = self.line_to_kernel().await?;
-        channel::nonblocking(line).map_err(RuntimeError::Connect)
-    }
-
-    async fn line_to_kernel(&self) -> Result<OwnedFd, RuntimeError> {
         let call = Call::KernelLine { language: Language::Python };
         let reply = self.link().call(call, &[]).await?;
         match (reply.answer, reply.fds.into_iter().next()) {
-            (Answer::Line, Some(line)) => Ok(line),
+            (Answer::Line, Some(line)) => channel::nonblocking(line).map_err(RuntimeError::Connect),
             _ => Err(RuntimeError::UnexpectedAnswer),
         }
     }

@@ -11,7 +11,7 @@ use belljar_runtime::{Limits, languages};
 use clap::{Args, Parser, Subcommand};
 
 pub(crate) use volume::{
-    VolumeArgs, VolumeCommand, VolumeCreateArgs, VolumeListArgs, VolumeRemoveArgs, VolumeShowArgs,
+    VolumeArgs, VolumeCommand, VolumeCreateArgs, VolumeListArgs, VolumeShowArgs,
 };
 
 /// Sealed computers for AI agents, on your own machine.

@@ -4,17 +4,16 @@ use std::sync::Arc;
 
 use tokio::task::JoinSet;
 
-use super::create::expiry;
+use super::create::new_row;
 use super::{Engine, Principal, SessionInfo, Shared};
 use crate::admission::Reservation;
 use crate::audit::Entry;
-use crate::clock;
 use crate::error::{EngineError, in_full};
 use crate::frozen::Branch;
 use crate::session::rules::Phase;
 use crate::session::{Origin, Session};
 use crate::spec::{SessionSpec, Storage};
-use crate::store::{Durability, SessionRow};
+use crate::store::Durability;
 
 /// Sessions that one fork may make.
 pub const MAX_FORKS: usize = 100;
@@ -161,21 +160,7 @@ impl Shared {
         reservation: Reservation,
         branch: &Branch,
     ) -> Result<Arc<Session>, EngineError> {
-        let now = clock::now_ms();
-        let row = SessionRow {
-            id: crate::new_id("ses"),
-            tenant,
-            key: None,
-            phase: Phase::Hibernated,
-            handle: None,
-            created_ms: now,
-            used_ms: now,
-            expires_ms: expiry(now, spec.ttl_s),
-            ended_ms: None,
-            ended_because: None,
-            execs: 0,
-            spec,
-        };
+        let row = new_row(tenant, spec, Phase::Hibernated);
         let album = self.pictures.album(&row.id);
         branch.album.share(&branch.manifest, &album).map_err(EngineError::KeepPicture)?;
         self.pictures.count(&row.id);

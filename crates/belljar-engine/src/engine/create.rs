@@ -117,21 +117,8 @@ impl Engine {
     ) -> Result<SessionInfo, EngineError> {
         self.shared.check_volumes(&who.tenant, &spec.volumes).await?;
         let reservation = self.shared.reserve(who, &spec)?;
-        let now = clock::now_ms();
-        let mut row = SessionRow {
-            id: String::new(),
-            tenant: who.tenant.clone(),
-            key,
-            phase: Phase::Creating,
-            handle: None,
-            created_ms: now,
-            used_ms: now,
-            expires_ms: expiry(now, spec.ttl_s),
-            ended_ms: None,
-            ended_because: None,
-            execs: 0,
-            spec,
-        };
+        let mut row = new_row(who.tenant.clone(), spec, Phase::Creating);
+        row.key = key;
         let pool = self.shared.pool.get().filter(|_| self.shared.fits_pool(&row.spec));
         let (origin, how) = match pool.and_then(Pool::take_ready) {
             Some(warm) => {
@@ -142,10 +129,7 @@ impl Engine {
                 told.map_err(EngineError::Create)?;
                 (Origin::Pool(Box::new(warm.sandbox)), "pool")
             }
-            None => {
-                row.id = crate::new_id("ses");
-                (Origin::Cold, "cold")
-            }
+            None => (Origin::Cold, "cold"),
         };
         let session = self.settle_in(row, reservation, origin).await?;
         self.shared.metrics.created(how);
@@ -233,6 +217,25 @@ fn refuse_differences(ask: &SessionAsk, id: &str, spec: &SessionSpec) -> Result<
         return Ok(());
     }
     Err(EngineError::Different { session: id.to_owned(), differences })
+}
+
+/// A session that begins now, with nothing done in it yet.
+pub(super) fn new_row(tenant: String, spec: SessionSpec, phase: Phase) -> SessionRow {
+    let now = clock::now_ms();
+    SessionRow {
+        id: crate::new_id("ses"),
+        tenant,
+        key: None,
+        phase,
+        handle: None,
+        created_ms: now,
+        used_ms: now,
+        expires_ms: expiry(now, spec.ttl_s),
+        ended_ms: None,
+        ended_because: None,
+        execs: 0,
+        spec,
+    }
 }
 
 /// When a session ends that is given this long from now.

@@ -39,6 +39,15 @@ pub(crate) struct Manifest {
     pub(crate) bytes: u64,
 }
 
+impl Manifest {
+    /// The files that it is made of, each by a number and a kind.
+    fn parts(&self) -> impl Iterator<Item = (u64, &'static str)> {
+        let layers = self.layers.iter().flatten().map(|id| (*id, "pages"));
+        let index = self.layers.as_ref().map(|_| (self.id, "index"));
+        layers.chain(index).chain(self.files.map(|id| (id, "files")))
+    }
+}
+
 /// A directory with pictures; it need not be there.
 #[derive(Debug, Clone)]
 pub(crate) struct Album {
@@ -138,9 +147,7 @@ impl Album {
         let mut needed = HashSet::new();
         for manifest in self.pictures() {
             needed.insert(self.path(manifest.id, "json"));
-            needed.insert(self.path(manifest.id, "index"));
-            needed.extend(manifest.files.map(|id| self.path(id, "files")));
-            needed.extend(manifest.layers.into_iter().flatten().map(|id| self.path(id, "pages")));
+            needed.extend(manifest.parts().map(|(id, kind)| self.path(id, kind)));
         }
         let entries = match fs::read_dir(&self.directory) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -158,10 +165,7 @@ impl Album {
     /// Shares a picture with another album.
     pub(crate) fn share(&self, manifest: &Manifest, with: &Album) -> io::Result<()> {
         make_directory(&with.directory)?;
-        let layers = manifest.layers.iter().flatten().map(|id| (*id, "pages"));
-        let index = manifest.layers.as_ref().map(|_| (manifest.id, "index"));
-        let files = manifest.files.map(|id| (id, "files"));
-        for (id, kind) in layers.chain(index).chain(files) {
+        for (id, kind) in manifest.parts() {
             match fs::hard_link(self.path(id, kind), with.path(id, kind)) {
                 Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
                 _ => {}
@@ -189,12 +193,8 @@ impl Album {
 
     /// Bytes of what these pictures need.
     pub(crate) fn bytes_of(&self, pictures: &[Manifest]) -> u64 {
-        let mut needed = HashSet::new();
-        for manifest in pictures {
-            needed.insert(self.path(manifest.id, "index"));
-            needed.extend(manifest.files.map(|id| self.path(id, "files")));
-            needed.extend(manifest.layers.iter().flatten().map(|id| self.path(*id, "pages")));
-        }
+        let parts = pictures.iter().flat_map(Manifest::parts);
+        let needed: HashSet<PathBuf> = parts.map(|(id, kind)| self.path(id, kind)).collect();
         needed.iter().filter_map(|path| share(&fs::metadata(path).ok()?)).sum()
     }
 

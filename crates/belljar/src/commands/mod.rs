@@ -12,6 +12,7 @@ mod limits;
 mod outage;
 mod output;
 mod progress;
+mod removing;
 mod run;
 mod serve;
 mod session;

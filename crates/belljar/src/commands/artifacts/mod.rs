@@ -4,7 +4,6 @@
 mod get;
 mod list;
 mod place;
-mod remove;
 mod show;
 mod url;
 mod verify;
@@ -17,6 +16,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::as_client;
+use super::removing::remove_each;
 use crate::cli::ArtifactsCommand;
 use crate::client::{Client, ClientError, escape};
 use crate::settings::Settings;
@@ -28,7 +28,9 @@ pub(super) fn artifacts(command: ArtifactsCommand, settings: &Settings) -> Resul
         Show(args) => as_client(settings, async |client| show::show(client, &args).await),
         Get(args) => as_client(settings, async |client| get::get(client, &args).await),
         Url(args) => as_client(settings, async |client| url::url(client, &args).await),
-        Remove(args) => as_client(settings, async |client| remove::remove(client, &args).await),
+        Remove(args) => as_client(settings, async |client| {
+            remove_each(client, &args.ids, args.json, path_of, explain).await
+        }),
         Verify(args) => verify::verify(&args, settings),
     }
 }

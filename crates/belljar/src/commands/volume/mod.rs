@@ -2,7 +2,6 @@
 
 mod create;
 mod list;
-mod remove;
 mod show;
 
 use std::process::ExitCode;
@@ -12,6 +11,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::as_client;
+use super::removing::remove_each;
 use crate::cli::VolumeCommand;
 use crate::client::{ClientError, escape};
 use crate::settings::Settings;
@@ -21,7 +21,9 @@ pub(super) fn volume(command: VolumeCommand, settings: &Settings) -> Result<Exit
         VolumeCommand::Create(args) => create::create(client, &args).await,
         VolumeCommand::List(args) => list::list(client, &args).await,
         VolumeCommand::Show(args) => show::show(client, &args).await,
-        VolumeCommand::Remove(args) => remove::remove(client, &args).await,
+        VolumeCommand::Remove(args) => {
+            remove_each(client, &args.names, args.json, path_of, explain).await
+        }
     })
 }
 

@@ -1,24 +1,28 @@
-//! `belljar volume remove`
+//! Removing several things by their names.
 
 use std::process::ExitCode;
 
 use anyhow::Result;
 use serde_json::json;
 
-use super::{explain, path_of};
-use crate::cli::VolumeRemoveArgs;
-use crate::client::Client;
-use crate::commands::output::print_json;
-use crate::commands::{EXIT_TROUBLE, output};
+use super::output::print_json;
+use super::{EXIT_TROUBLE, output};
+use crate::client::{Client, ClientError};
 
-/// Removes one after another; one that is used does not save the others.
-pub(super) async fn remove(client: &Client, args: &VolumeRemoveArgs) -> Result<ExitCode> {
+/// Removes one after another; one that cannot be removed does not save the others.
+pub(super) async fn remove_each(
+    client: &Client,
+    names: &[String],
+    as_json: bool,
+    path_of: fn(&str) -> String,
+    explain: fn(ClientError) -> anyhow::Error,
+) -> Result<ExitCode> {
     let mut removed = Vec::new();
     let mut failed = false;
-    for name in &args.names {
+    for name in names {
         match client.delete(&path_of(name)).await {
             Ok(_) => {
-                if !args.json {
+                if !as_json {
                     output::print(&format!("{name} removed\n"))?;
                 }
                 removed.push(name);
@@ -29,7 +33,7 @@ pub(super) async fn remove(client: &Client, args: &VolumeRemoveArgs) -> Result<E
             }
         }
     }
-    if args.json {
+    if as_json {
         print_json(&json!({ "removed": removed }))?;
     }
     Ok(if failed { ExitCode::from(EXIT_TROUBLE) } else { ExitCode::SUCCESS })
