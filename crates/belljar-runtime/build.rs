@@ -26,34 +26,48 @@ fn main() -> io::Result<()> {
         embed(name, file)?;
     }
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("set by cargo"));
-    if let Some(object) = shared_object(&out) {
-        embed("python/belljar_freeze.so".into(), &object)?;
+    for built in freeze_programs(&out) {
+        let name = built.file_name().and_then(|name| name.to_str()).expect("named by us");
+        embed(format!("python/{name}"), &built)?;
     }
     write!(code, "];\npub(super) const VERSION: &str = \"{:016x}\";\n", hash.finish())
         .expect("writing to a string succeeds");
     fs::write(out.join("kernels.rs"), code)
 }
 
-/// `crates/belljar-freeze`, as Python loads it: it needs no library, so any Python will do. Cargo cannot build it
-/// for us: everything else here is static.
-fn shared_object(out: &Path) -> Option<PathBuf> {
+/// `crates/belljar-freeze` as a shared object that Python loads, and as the program that kernels begin as. Neither needs
+/// a library, so any image will do. Cargo cannot build them for us: everything else here is static.
+fn freeze_programs(out: &Path) -> Vec<PathBuf> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../belljar-freeze/src");
     println!("cargo::rerun-if-changed={}", source.display());
     let target = env::var("TARGET").expect("set by cargo");
     if !target.starts_with("x86_64-") {
-        return None;
+        return Vec::new();
     }
-    let object = out.join("belljar_freeze.so");
-    let mut rustc = Command::new(env::var_os("RUSTC").expect("set by cargo"));
-    rustc.args(["--edition=2024", "--crate-name=belljar_freeze", "--crate-type=cdylib"]);
-    rustc.args(["--cfg=feature=\"shared-object\"", "--cap-lints=allow", "--target", &target]);
-    rustc.args(["-Cpanic=abort", "-Copt-level=3", "-Cstrip=symbols"]);
-    rustc.args(["-Ctarget-feature=-crt-static", "-Clink-arg=-nostdlib"]);
-    rustc.arg("-o").arg(&object).arg(source.join("lib.rs"));
-    let built = rustc.status().expect("failed to run the compiler");
-    assert!(built.success(), "failed to build the shared object of kernels");
-    Some(object)
+    let build = |name: &str, arguments: &[&str]| {
+        let built = out.join(name);
+        let mut rustc = Command::new(env::var_os("RUSTC").expect("set by cargo"));
+        rustc.args(["--edition=2024", "--crate-name=belljar_freeze", "--target", &target]);
+        rustc.args(["--cap-lints=allow", "-Cpanic=abort", "-Copt-level=3", "-Cstrip=symbols"]);
+        rustc.args(["-Ctarget-feature=-crt-static", "-Clink-arg=-nostdlib"]);
+        rustc.args(arguments).arg("-o").arg(&built).arg(source.join("lib.rs"));
+        let done = rustc.status().expect("failed to run the compiler");
+        assert!(done.success(), "failed to build {name}");
+        built
+    };
+    let object = ["--crate-type=cdylib", "--cfg=feature=\"shared-object\""];
+    let program = [
+        "--crate-type=bin",
+        "--cfg=feature=\"loader\"",
+        "-Crelocation-model=static",
+        "-Clink-arg=-static",
+        "-Clink-arg=-nostartfiles",
+    ];
+    vec![build("belljar_freeze.so", &object), build(LOADER, &program)]
 }
+
+/// The name that `kernels.rs` knows it by.
+const LOADER: &str = "belljar_loader";
 
 /// What runs inside a sandbox: no tests, no caches.
 fn collect(directory: &Path, files: &mut Vec<PathBuf>) -> io::Result<()> {

@@ -1,7 +1,8 @@
 """The entry point of everything Python that runs inside a Belljar sandbox.
 
     python -I main.py kernel --fd N [--font-cache DIR]    one kernel, started directly by the guest
-    python -I main.py zygote --fd N                       a preloaded interpreter that forks kernels
+    python -I main.py preloaded --fd N                    an interpreter whose memory kernels begin with
+    python -I main.py zygote --fd N                       in a container: one that forks kernels
 
 The package next to this file is importable only while this file imports it: user code gets a `sys.path`
 without our folder, so a user's `wire.py` or `display.py` can neither shadow nor meet ours.
@@ -10,14 +11,14 @@ without our folder, so a user's `wire.py` or `display.py` can neither shadow nor
 import os
 import sys
 
-USAGE = "usage: main.py kernel --fd N [--font-cache DIR] | main.py zygote --fd N"
+USAGE = "usage: main.py kernel --fd N [--font-cache DIR] | main.py preloaded|zygote --fd N"
 
 
 def main(argv: "list[str]") -> None:
     # argparse would cost a tenth of the whole start-up time; two flags do not need it.
     command, flags = argv[0] if argv else "", argv[1:]
     options = dict(zip(flags[::2], flags[1::2]))
-    if command not in ("kernel", "zygote") or len(flags) % 2 or not options.get("--fd", "").isdigit():
+    if command not in ("kernel", "preloaded", "zygote") or len(flags) % 2 or not options.get("--fd", "").isdigit():
         sys.exit(USAGE)
     if set(options) - ({"--fd", "--font-cache"} if command == "kernel" else {"--fd"}):
         sys.exit(USAGE)
@@ -28,6 +29,8 @@ def main(argv: "list[str]") -> None:
     try:
         if command == "kernel":
             from belljar_kernel.kernel import run_kernel
+        elif command == "preloaded":
+            from belljar_kernel.preloaded import run_preloaded
         else:
             from belljar_kernel.zygote import run_zygote
     finally:
@@ -35,6 +38,8 @@ def main(argv: "list[str]") -> None:
 
     if command == "kernel":
         run_kernel(fd, font_cache=options.get("--font-cache"))
+    elif command == "preloaded":
+        run_preloaded(fd)
     else:
         run_zygote(fd)
 

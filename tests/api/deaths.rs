@@ -67,26 +67,6 @@ async fn a_kernel_that_is_killed_is_replaced() {
 }
 
 #[tokio::test]
-async fn a_zygote_that_is_killed_is_replaced() {
-    let server = Server::start().await;
-    let is_warm = async || server.get("/healthz").await.json(200)["zygote"] == "warm";
-    eventually("the zygote is warm", is_warm).await;
-    let session = server.session().await;
-    session.python("x = 'kept'").await;
-    let zygote = server.descendant("main.py zygote").expect("a zygote");
-    kill(zygote);
-    // Whoever comes meanwhile gets a kernel the slow way.
-    let meanwhile = server.session().await;
-    assert_eq!(meanwhile.printed("print('slow')").await, "slow\n");
-    assert_eq!(session.printed("print(x)").await, "kept\n");
-    eventually("there is another", async || {
-        server.descendant("main.py zygote").is_some_and(|pid| pid != zygote) && is_warm().await
-    })
-    .await;
-    assert_eq!(server.session().await.printed("print('quick')").await, "quick\n");
-}
-
-#[tokio::test]
 async fn a_spawner_that_is_killed_is_replaced() {
     let server = Server::with(&[("BELLJAR_POOL", "1")]).await;
     let session = server.session().await;

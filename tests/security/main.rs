@@ -98,11 +98,6 @@ async fn attack_forked_kernels(prepared: Prepared, host: &Host) -> Result<Vec<St
             failures.push(format!("{}: {why}", attack.name));
         }
     }
-    // Whatever the attacks did, the zygote is the one that was there before.
-    match runtime.zygote_state() {
-        Some(ZygoteState::Warm(after)) if after.pid == warm.pid => {}
-        other => failures.push(format!("the zygote did not survive: {other:?}")),
-    }
     Ok(failures)
 }
 

@@ -17,11 +17,14 @@
 //! Threads are not kept, and neither are descriptors: who calls this brings them back, or refuses.
 
 #![no_std]
+#![cfg_attr(feature = "loader", no_main)]
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #![expect(clippy::cast_possible_truncation, reason = "a word is an address on this processor")]
 
 mod block;
 mod freeze;
+#[cfg(feature = "loader")]
+mod loader;
 mod maps;
 mod picture;
 mod raw;
@@ -32,16 +35,16 @@ pub use picture::LayerFile;
 pub use thaw::{Thaw, belljar_thaw};
 
 /// Nothing here panics on purpose, and nobody could be told.
-#[cfg(feature = "shared-object")]
+#[cfg(any(feature = "shared-object", feature = "loader"))]
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
     raw::exit_group(EXIT_PANIC)
 }
 
-#[cfg(feature = "shared-object")]
+#[cfg(any(feature = "shared-object", feature = "loader"))]
 const EXIT_PANIC: i32 = 72;
 
 /// The core library was compiled to unwind, and names what it would unwind with. We abort.
-#[cfg(feature = "shared-object")]
+#[cfg(any(feature = "shared-object", feature = "loader"))]
 #[unsafe(no_mangle)]
 extern "C" fn rust_eh_personality() {}

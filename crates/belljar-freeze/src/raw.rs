@@ -257,9 +257,28 @@ pub(crate) fn tid_address() -> Result<u64> {
     Ok(address)
 }
 
+/// Receives one message: `struct msghdr`, as seven words.
+#[cfg(feature = "loader")]
+pub(crate) fn receive_message(socket: u64, message: &mut [u64; 7]) -> Result<usize> {
+    const RECVMSG: u64 = 47;
+    const MSG_CMSG_CLOEXEC: u64 = 0x4000_0000;
+    let call = [socket, message.as_mut_ptr() as u64, MSG_CMSG_CLOEXEC, 0, 0, 0];
+    // SAFETY: the structure names buffers of the caller's, with their lengths.
+    unsafe { syscall(RECVMSG, call) }.map(|got| got as usize)
+}
+
+/// Gives a descriptor another number.
+#[cfg(feature = "loader")]
+pub(crate) fn duplicate(fd: u64, number: u64) -> Result<()> {
+    const DUP3: u64 = 292;
+    const O_CLOEXEC: u64 = 0o2_000_000;
+    // SAFETY: it takes numbers only.
+    unsafe { syscall(DUP3, [fd, number, O_CLOEXEC, 0, 0, 0]) }.map(|_| ())
+}
+
 #[cfg_attr(
-    not(feature = "shared-object"),
-    expect(dead_code, reason = "only a shared object ends its process")
+    not(any(feature = "shared-object", feature = "loader")),
+    expect(dead_code, reason = "only a whole program ends its process")
 )]
 pub(crate) fn exit_group(status: i32) -> ! {
     loop {

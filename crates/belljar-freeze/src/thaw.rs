@@ -28,6 +28,19 @@ pub struct Thaw {
     problem: [u8; 256],
 }
 
+#[cfg(feature = "loader")]
+impl Thaw {
+    /// For a process without libraries: nothing is registered.
+    pub(crate) fn new(index: u64, layers: &[LayerFile]) -> Thaw {
+        let (layers, layers_len) = (layers.as_ptr(), layers.len() as u64);
+        Thaw { index, layers, layers_len, rseq_offset: 0, rseq_len: 0, problem: [0; 256] }
+    }
+
+    pub(crate) fn problem(&self) -> &[u8; 256] {
+        &self.problem
+    }
+}
+
 /// Shorter pieces of a layer are copied: a mapping costs more.
 const MAP_BYTES: u64 = 64 << 10;
 /// How many pieces from elsewhere a mapping may be interrupted by.

@@ -180,18 +180,24 @@ async fn answer(
         }
         .into()),
         // A kernel's memory is files that are passed; without it there is no use for the rest.
-        Call::Rest | Call::KernelLine { .. } | Call::KeepFiles { .. } | Call::BringFiles { .. }
+        Call::Rest
+        | Call::KernelLine { .. }
+        | Call::LoadKernel { .. }
+        | Call::KeepFiles { .. }
+        | Call::BringFiles { .. }
             if outbox.instead.is_some() =>
         {
             let message = "this runtime has one connection, over which this cannot be done";
             Err(refuse(RefusalCode::NoDescriptors, message.into()))
         }
-        Call::PrepareKernel { language } => prepare_kernel(guest, language),
         Call::SpawnKernel { language, argv, env, cwd } => {
             Kernel::spawn(guest, language, &argv, &env, &cwd)
                 .map(|()| Answer::Done.into())
                 .map_err(|error| not_started(&argv, &error))
         }
+        Call::LoadKernel { language, argv } => Kernel::load(guest, language, &argv)
+            .map(|line| Reply { answer: Answer::Line, body: Vec::new(), fds: vec![line] })
+            .map_err(|error| not_started(&argv, &error)),
         Call::ForkKernel { language, zygote, env, cwd } => {
             // Warming takes a while; other requests need not wait for it.
             let (guest, outbox) = (Rc::clone(guest), outbox.clone());
@@ -377,19 +383,6 @@ fn in_table(
 ) -> Result<Reply, Refusal> {
     let nothing = || refuse(RefusalCode::Invalid, "nothing is held on this connection".into());
     ask(&outbox.instead.as_ref().ok_or_else(nothing)?.held)
-}
-
-fn prepare_kernel(guest: &Rc<Guest>, language: Language) -> Result<Reply, Refusal> {
-    if language == Language::Bash {
-        let message = "a shell is not forked: spawn it";
-        return Err(refuse(RefusalCode::Invalid, message.into()));
-    }
-    let ends = Kernel::prepare(guest, language).map_err(|e| failed(e.to_string()))?;
-    let landlock = guest.landlock.as_ref().and_then(|fd| fd.try_clone().ok());
-    let answer = Answer::KernelEnds { landlock: landlock.is_some() };
-    let mut fds = vec![ends.control, ends.stdin, ends.stdout, ends.stderr];
-    fds.extend(landlock);
-    Ok(Reply { answer, body: Vec::new(), fds })
 }
 
 async fn await_kernel(guest: &Guest, language: Language) -> Result<Reply, Refusal> {

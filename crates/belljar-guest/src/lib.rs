@@ -43,7 +43,6 @@ use std::cell::{OnceCell, RefCell};
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::rc::Rc;
 
@@ -70,8 +69,6 @@ pub struct Start {
     pub nonce: Option<String>,
     /// Where the kernel counts processes it killed for memory.
     pub oom_events: Option<File>,
-    /// The rules we live under, for kernels that join later.
-    pub landlock: Option<OwnedFd>,
     /// For how many seconds to go on while nobody is connected; 0: end with the last connection.
     pub alone_for_s: u64,
 }
@@ -89,7 +86,6 @@ async fn serve(start: Start) -> io::Result<()> {
     let guest = Rc::new(Guest {
         nonce: start.nonce.map_or_else(OnceCell::new, OnceCell::from),
         oom_events: start.oom_events,
-        landlock: start.landlock,
         execs: Execs::default(),
         reaper: Reaper::start()?,
         kernels: RefCell::default(),
@@ -110,7 +106,6 @@ async fn serve(start: Start) -> io::Result<()> {
 struct Guest {
     nonce: OnceCell<String>,
     oom_events: Option<File>,
-    landlock: Option<OwnedFd>,
     execs: Execs,
     reaper: Reaper,
     kernels: RefCell<HashMap<Language, Rc<Kernel>>>,

@@ -69,7 +69,7 @@ impl Zygote {
         let zygote = Zygote::spawn(guest, order, ours, &theirs)
             .map_err(|error| not_started(&order.argv, &error))?;
         drop(theirs);
-        let configure = ToZygote::Configure { preload: &order.preload, seccomp: String::new() };
+        let configure = ToZygote::Configure { preload: &order.preload };
         match timeout(WARM_TIMEOUT, zygote.ask(&configure, &[])).await {
             Ok(Ok(FromZygote::Ready(_))) => Ok(zygote),
             Ok(Ok(other)) => Err(failed(format!("the zygote answered {other:?}"))),
@@ -112,7 +112,7 @@ impl Zygote {
         let (uid, gid) = privileges::own_ids();
         let order = ToZygote::Fork {
             id: self.forks,
-            fds: KERNEL_ENDS[..fds.len()].to_vec(),
+            fds: KERNEL_ENDS.to_vec(),
             uid,
             gid,
             cwd,

@@ -34,17 +34,19 @@ pub enum Call {
         protocol: u32,
         nonce: String,
     },
-    /// Make the guest's half of a kernel that the zygote is going to fork into this sandbox.
-    /// Answered with [`Answer::KernelEnds`] and the other half as file descriptors.
-    PrepareKernel {
-        language: Language,
-    },
     /// Start a kernel the slow way, by executing its interpreter.
     SpawnKernel {
         language: Language,
         argv: Vec<String>,
         env: Vec<(String, String)>,
         cwd: String,
+    },
+    /// Start a kernel that begins with the memory of a preloaded interpreter: the guest executes `argv`, the loader,
+    /// and the host sends that memory over the line that this is answered with ([`Answer::Line`]). Only for guests of
+    /// [`crate::PROTOCOL_WITH_LOADING`] and later.
+    LoadKernel {
+        language: Language,
+        argv: Vec<String>,
     },
     /// Fork a kernel from an interpreter inside this sandbox, which is started and warmed first if
     /// it is not there. Only where no zygote outside can reach in.
@@ -373,11 +375,6 @@ pub enum Answer {
         version: String,
         /// Executions the guest still remembers, oldest first.
         execs: Vec<KnownExec>,
-    },
-    /// Descriptors follow: control, stdin, stdout, stderr and, if the sandbox has one, the
-    /// Landlock ruleset.
-    KernelEnds {
-        landlock: bool,
     },
     KernelReady {
         language_version: String,

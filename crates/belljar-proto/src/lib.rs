@@ -31,7 +31,7 @@ pub mod terminal;
 pub mod zygote;
 
 /// The generation of the host/guest protocol this build speaks.
-pub const PROTOCOL: u32 = 5;
+pub const PROTOCOL: u32 = 6;
 
 /// Since this generation a guest tells with every [`exec::Outcome`] what lies in the artifact
 /// directory, opens several files at once, and removes and writes files.
@@ -54,6 +54,9 @@ pub const PROTOCOL_WITH_PICTURES: u32 = 5;
 
 /// Since this generation a guest tells whether it rests, and keeps and brings back all its files.
 pub const PROTOCOL_WITH_REST: u32 = 5;
+
+/// Since this generation a guest starts kernels that begin with memory which the host brings.
+pub const PROTOCOL_WITH_LOADING: u32 = 6;
 
 /// The oldest generation this build still understands.
 pub const OLDEST_PROTOCOL: u32 = 1;

@@ -5,6 +5,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::zygote::Warm;
+
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "snake_case")]
 pub enum ToLine {
@@ -20,6 +22,17 @@ pub enum ToLine {
     /// Become what was written. With it come the index and the files of `layers`. The answer is that
     /// of the kernel which was made, or of the one which could not.
     Thaw { layers: Vec<u64> },
+    /// To a preloaded interpreter: import these modules, then write yourself down for other kernels to begin with.
+    /// With it come the file for pages and the file for the index.
+    Preload { layer: u64, modules: Vec<String> },
+    /// To a kernel that begins with such memory: its own environment and working directory.
+    Begin { env: serde_json::Map<String, serde_json::Value>, cwd: String },
+}
+
+/// The packet for the loader, which reads no JSON: the numbers of the layers. With it come the index and the layers.
+#[must_use]
+pub fn loader_packet(layers: &[u64]) -> Vec<u8> {
+    layers.iter().flat_map(|id| id.to_ne_bytes()).collect()
 }
 
 /// What came of it, as the kernel tells: bounded in number and length.
@@ -40,4 +53,7 @@ pub struct LineReport {
     /// Said by a kernel that was made of files.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub thawed: bool,
+    /// Said by a preloaded interpreter: what it has loaded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub warm: Option<Warm>,
 }

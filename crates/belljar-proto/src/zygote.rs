@@ -1,4 +1,4 @@
-//! Between a zygote and whoever has kernels forked: the host, or in a container the guest.
+//! Between the guest of a container and the zygote inside, which forks kernels.
 //!
 //! One JSON object in each packet, with descriptors beside it; every order gets one answer.
 
@@ -9,9 +9,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Serialize)]
 #[serde(tag = "op", rename_all = "snake_case")]
 pub enum ToZygote<'a> {
-    /// Must come first. The filter is a BPF program in base64; an empty one means that kernels are
-    /// under one already.
-    Configure { preload: &'a [String], seccomp: String },
+    /// Must come first.
+    Configure { preload: &'a [String] },
     /// `fds` names the descriptors that come with it, in their order.
     Fork {
         id: u64,
@@ -21,8 +20,6 @@ pub enum ToZygote<'a> {
         cwd: &'a str,
         env: serde_json::Map<String, serde_json::Value>,
     },
-    /// Write down what all kernels have in common, into the two files that come with it: pages and index.
-    Picture { layer: u64 },
 }
 
 #[derive(Debug, Deserialize)]
@@ -35,31 +32,26 @@ pub enum FromZygote {
         #[serde(default)]
         error: String,
     },
-    Pictured {
-        bytes: u64,
-    },
     Error {
         #[serde(default)]
         error: String,
     },
 }
 
-/// What a warm zygote says of itself.
-#[derive(Debug, Clone, Default, Deserialize)]
+/// What a warm interpreter says of itself.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Warm {
     pub python: String,
     pub modules: Vec<String>,
     /// Modules of the preload list that could not be imported, and why.
     #[serde(default)]
     pub failed: BTreeMap<String, String>,
-    /// Threads besides the main one; any would make forking unsafe.
+    /// Threads besides the main one: kernels do not have them.
     #[serde(default)]
     pub threads: Vec<String>,
+    /// Memory that kernels share.
     #[serde(default)]
     pub rss_kib: u64,
-    /// Its process id on the host.
-    #[serde(skip)]
-    pub pid: u32,
 }
 
 /// An environment, as it stands in [`ToZygote::Fork`].
@@ -69,4 +61,4 @@ pub fn environment(env: &[(String, String)]) -> serde_json::Map<String, serde_js
 }
 
 /// The names of a kernel's ends, in the order in which a guest hands them out.
-pub const KERNEL_ENDS: [&str; 5] = ["control", "stdin", "stdout", "stderr", "landlock"];
+pub const KERNEL_ENDS: [&str; 4] = ["control", "stdin", "stdout", "stderr"];

@@ -67,13 +67,13 @@ fn from_host_to_guest() {
     let language = Language::Python;
     let calls = [
         Call::Hello { protocol: 1, nonce: "n".into() },
-        Call::PrepareKernel { language },
         Call::SpawnKernel {
             language,
             argv: vec!["/usr/bin/python3".into()],
             env: vec![("K".into(), "V".into())],
             cwd: "/session".into(),
         },
+        Call::LoadKernel { language, argv: vec!["/opt/loader".into()] },
         Call::AwaitKernel { language },
         Call::Exec(spec(What::Cell { language, echo: true })),
         Call::Exec(spec(What::Command { argv: vec!["true".into()], cwd: "/session".into() })),
@@ -182,7 +182,6 @@ fn from_guest_to_host() {
             version: "0.1.0".into(),
             execs: vec![KnownExec { exec_id: "e1".into(), running: true }],
         },
-        Answer::KernelEnds { landlock: true },
         Answer::KernelReady { language_version: "3.11.7".into() },
         Answer::Started,
         Answer::Done,
@@ -375,6 +374,8 @@ fn over_a_line_to_a_kernel() {
     insta::assert_snapshot!(lines(&[
         ToLine::Freeze { layer: 7, before: true, layers: vec![5, 6], force: false },
         ToLine::Thaw { layers: vec![5, 6, 7] },
+        ToLine::Preload { layer: 7, modules: vec!["json".into()] },
+        ToLine::Begin { env: serde_json::Map::new(), cwd: "/session".into() },
     ]));
     let report = LineReport {
         refused: vec!["a socket is open".into()],

@@ -46,6 +46,8 @@ pub enum RuntimeError {
         #[source]
         cause: io::Error,
     },
+    #[error("failed to keep the memory of a kernel")]
+    Memory(#[source] io::Error),
     #[error("failed to reach the guest")]
     Connect(#[source] io::Error),
     #[error("the sandbox is gone")]

@@ -20,7 +20,7 @@ use belljar_proto::PROTOCOL_WITH_PICTURES;
 use belljar_proto::exec::Language;
 use belljar_proto::guest::{Answer, Call};
 use belljar_proto::picture::{LineReport, ToLine};
-use belljar_sys::{channel, process, tree};
+use belljar_sys::{channel, process, sealed, tree};
 use tokio::io::unix::AsyncFd;
 use tokio::time::{Instant, sleep};
 
@@ -106,7 +106,7 @@ pub fn common_layer(commons: &Path, id: u64) -> Option<PathBuf> {
 /// Set in the numbers of layers that many share; the shared object knows it too.
 const COMMON: u64 = 1 << 62;
 
-/// What all kernels of a zygote have in common.
+/// What all kernels of a zygote begin with: files in memory that are sealed.
 #[derive(Debug)]
 pub(crate) struct Common {
     pub(crate) id: u64,
@@ -115,18 +115,21 @@ pub(crate) struct Common {
 }
 
 impl Common {
-    /// New files for one. They are there for as long as somebody keeps pictures that speak of it.
-    pub(crate) fn files(commons: &Path) -> io::Result<(u64, File, File, PathBuf)> {
-        std::fs::create_dir_all(commons)?;
-        let id = COMMON | (u64::from_ne_bytes(process::random_bytes()) >> 3);
-        let pages = commons.join(format!("{id:016x}.pages"));
-        let index = create(&pages.with_extension("index"))?;
-        Ok((id, create(&pages)?, index, pages))
+    pub(crate) fn new_id() -> u64 {
+        COMMON | (u64::from_ne_bytes(process::random_bytes()) >> 3)
     }
 
-    pub(crate) fn open(id: u64, pages: &Path) -> io::Result<Common> {
-        let index = File::open(pages.with_extension("index"))?;
-        Ok(Common { id, index, pages: File::open(pages)? })
+    /// Copies the pages to disk, where they are for as long as somebody keeps pictures that speak of them.
+    pub(crate) fn keep(&self, commons: &Path) -> io::Result<()> {
+        std::fs::create_dir_all(commons)?;
+        let Some(path) = common_layer(commons, self.id) else { return Ok(()) };
+        let fresh = path.with_extension("new");
+        let copied = create(&fresh)
+            .and_then(|file| sealed::copy(&self.pages, &file))
+            .and_then(|()| std::fs::rename(&fresh, &path));
+        copied.inspect_err(|_| {
+            let _ = std::fs::remove_file(&fresh);
+        })
     }
 }
 
@@ -144,10 +147,16 @@ impl Sandbox {
     pub async fn freeze(&self, how: &Freezing<'_>) -> Result<FreezeReport, RuntimeError> {
         let line = self.line().await?;
         let before = how.before.filter(|picture| picture.layers.len() < MAX_LAYERS);
-        let common = match before {
-            Some(_) => None,
-            None => self.common(how.commons).await,
+        let common = self.common(how.commons).await;
+        // The kernel has it mapped from memory, and knows it again by that file only.
+        let pages_of = |layer: &'_ Layer| match &common {
+            Some(common) if common.id == layer.id => common.pages.try_clone(),
+            _ => layer.pages.try_clone(),
         };
+        let known = before.map_or(Ok(Vec::new()), |picture| {
+            picture.layers.iter().map(pages_of).collect::<io::Result<Vec<File>>>()
+        });
+        let known = known.map_err(RuntimeError::Memory)?;
         let open = |path: &Path| {
             create(path).map_err(|cause| RuntimeError::Open { path: path.to_owned(), cause })
         };
@@ -158,7 +167,7 @@ impl Sandbox {
         match (before, &common) {
             (Some(picture), _) => {
                 files.push(picture.index.as_fd());
-                files.extend(picture.layers.iter().map(|layer| layer.pages.as_fd()));
+                files.extend(known.iter().map(AsFd::as_fd));
                 layers.extend(picture.layers.iter().map(|layer| layer.id));
             }
             (None, Some(common)) => {
@@ -218,7 +227,7 @@ impl Sandbox {
         Err(RuntimeError::Kernel(words(report.refused).join("; ")))
     }
 
-    async fn line(&self) -> Result<AsyncFd<OwnedFd>, RuntimeError> {
+    pub(crate) async fn line(&self) -> Result<AsyncFd<OwnedFd>, RuntimeError> {
         self.must_know_pictures()?;
         let call = Call::KernelLine { language: Language::Python };
         let reply = self.link().call(call, &[]).await?;
@@ -236,7 +245,7 @@ impl Sandbox {
     }
 }
 
-async fn send(
+pub(crate) async fn send(
     line: &AsyncFd<OwnedFd>,
     order: &ToLine,
     files: &[std::os::fd::BorrowedFd<'_>],
@@ -245,7 +254,10 @@ async fn send(
     channel::send_packet_async(line, &bytes, files).await.map_err(RuntimeError::Connect)
 }
 
-async fn receive(line: &AsyncFd<OwnedFd>, limit: Duration) -> Result<LineReport, RuntimeError> {
+pub(crate) async fn receive(
+    line: &AsyncFd<OwnedFd>,
+    limit: Duration,
+) -> Result<LineReport, RuntimeError> {
     let died = || RuntimeError::Kernel("it died of it".into());
     let packet = tokio::time::timeout(limit, channel::recv_packet_async(line))
         .await
@@ -282,7 +294,7 @@ async fn let_go(path: &Path) -> Result<(), RuntimeError> {
 }
 
 /// What a kernel says, within bounds.
-fn words(words: Vec<String>) -> Vec<String> {
+pub(crate) fn words(words: Vec<String>) -> Vec<String> {
     let short = |word: String| word.chars().take(MAX_WORD_CHARS).collect();
     words.into_iter().take(MAX_WORDS).map(short).collect()
 }

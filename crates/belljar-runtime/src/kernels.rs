@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::io;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use crate::spec::paths;
@@ -35,6 +36,10 @@ pub fn materialize(state_dir: &Path, prepare: impl FnOnce(&Path)) -> io::Result<
         }
         fs::write(path, contents)?;
     }
+    let loader = fresh.join("python").join(LOADER);
+    if loader.exists() {
+        fs::set_permissions(&loader, fs::Permissions::from_mode(0o755))?;
+    }
     prepare(&fresh);
     match fs::rename(&fresh, &directory) {
         Ok(()) => Ok(directory),
@@ -46,10 +51,21 @@ pub fn materialize(state_dir: &Path, prepare: impl FnOnce(&Path)) -> io::Result<
     }
 }
 
+/// The program that a kernel begins as, beside the scripts.
+const LOADER: &str = "belljar_loader";
+
+/// Its path inside a sandbox.
+pub(crate) fn loader() -> String {
+    format!("{}/python/{LOADER}", paths::KERNELS)
+}
+
 /// What a Python of ours is started as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Role {
     Kernel,
+    /// Its memory is what kernels begin with.
+    Preloaded,
+    /// In a container: it forks kernels.
     Zygote,
 }
 
@@ -61,6 +77,7 @@ pub(crate) fn python_argv(
 ) -> Vec<String> {
     let name = match role {
         Role::Kernel => "kernel",
+        Role::Preloaded => "preloaded",
         Role::Zygote => "zygote",
     };
     let main = format!("{}/python/main.py", paths::KERNELS);
@@ -93,8 +110,7 @@ pub(crate) fn environment<'a>(
         ("TMPDIR", "/tmp"),
         ("USER", "belljar"),
         ("XDG_CACHE_HOME", "/tmp/.cache"),
-        // One thread per library: the zygote must be single-threaded to be forked, and a
-        // sandbox has one processor unless told otherwise.
+        // One thread per library: a zygote has one, and a sandbox has one processor unless told otherwise.
         ("ARROW_DEFAULT_MEMORY_POOL", "system"),
         ("OMP_NUM_THREADS", "1"),
         ("OPENBLAS_NUM_THREADS", "1"),

@@ -369,8 +369,6 @@ fn dispatch(
         FromGuest::Reply { id, outcome: ReplyOutcome::Ok(answer), held, carried } => {
             let wanted: &[Kind] = match &answer {
                 _ if !held.is_empty() || carried.is_some() => &[],
-                Answer::KernelEnds { landlock: false } => &KERNEL_ENDS[..4],
-                Answer::KernelEnds { landlock: true } => &KERNEL_ENDS,
                 Answer::File { .. } | Answer::Created { .. } | Answer::Appending => {
                     &PLAIN_FILES[..1]
                 }
@@ -425,7 +423,3 @@ fn dispatch(
 }
 
 const PLAIN_FILES: [Kind; channel::MAX_FDS] = [Kind::PlainFile; channel::MAX_FDS];
-
-/// Control, stdin, stdout, stderr and the Landlock ruleset.
-const KERNEL_ENDS: [Kind; 5] =
-    [Kind::UnixSocket, Kind::CharacterDevice, Kind::Pipe, Kind::Pipe, Kind::Anonymous];

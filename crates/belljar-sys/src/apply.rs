@@ -1,7 +1,7 @@
 //! Carries out a [`Plan`]: one loop, one match, in a child that has nothing to lose.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 
 use rustix::fs::{FileType, Mode, OFlags};
@@ -22,24 +22,15 @@ pub struct StepError {
     pub cause: io::Error,
 }
 
-/// What carrying out a plan leaves in our hands.
-#[derive(Debug, Default)]
-pub struct Applied {
-    /// The Landlock ruleset, for processes that join later.
-    pub landlock: Option<OwnedFd>,
-}
-
 /// Carries out the steps in order and stops at the first that fails.
-pub fn apply(steps: &[Step], fds: &[BorrowedFd<'_>]) -> Result<Applied, StepError> {
-    let mut applied = Applied::default();
+pub fn apply(steps: &[Step], fds: &[BorrowedFd<'_>]) -> Result<(), StepError> {
     for step in steps {
-        apply_one(step, fds, &mut applied)
-            .map_err(|cause| StepError { step: step.to_string(), cause })?;
+        apply_one(step, fds).map_err(|cause| StepError { step: step.to_string(), cause })?;
     }
-    Ok(applied)
+    Ok(())
 }
 
-fn apply_one(step: &Step, fds: &[BorrowedFd<'_>], applied: &mut Applied) -> io::Result<()> {
+fn apply_one(step: &Step, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     let descriptor = |FdIndex(n): FdIndex| {
         fds.get(n).copied().ok_or_else(|| io::Error::other("the plan names a missing descriptor"))
     };
@@ -111,8 +102,7 @@ fn apply_one(step: &Step, fds: &[BorrowedFd<'_>], applied: &mut Applied) -> io::
         Step::LimitCapabilities => privileges::limit_root(),
         Step::NoNewPrivileges => privileges::set_no_new_privileges(),
         Step::Landlock { writable } => {
-            applied.landlock = landlock::ruleset(writable)?;
-            applied.landlock.as_ref().map_or(Ok(()), landlock::restrict_self)
+            landlock::ruleset(writable)?.map_or(Ok(()), landlock::restrict_self)
         }
         Step::Seccomp => seccomp::Filter::sandbox().map_err(io::Error::other)?.install(),
         Step::Undumpable => privileges::become_undumpable(),

@@ -1,8 +1,7 @@
 //! Landlock: writing is possible only below the paths that are meant for it, even if a mount were
 //! writable by mistake.
 //!
-//! The ruleset is built by the guest, from inside, and kept as a descriptor: kernels forked in by
-//! a zygote put themselves under the very same rules.
+//! The guest puts itself under the rules while its sandbox is built, and everything that it starts inherits them.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};

@@ -29,6 +29,7 @@ pub mod process;
 pub mod procfs;
 pub mod pty;
 pub mod rootfs;
+pub mod sealed;
 pub mod seccomp;
 pub mod tree;
 pub mod tty;

@@ -15,8 +15,11 @@
     importhooks code that runs when, and only when, the user imports a certain module
     figures     matplotlib figures become images (mpl_backend is the backend module)
     magics      the IPython shell behind `%magic`, `!command` and `?help`
-    seal        system calls that take a forked kernel's privileges away
-    zygote      the preloaded process that forks kernels into sandboxes
+    frozen      the kernel as files, and files as the kernel
+    preloaded   an interpreter with packages loaded, whose memory kernels begin with
+    renewal     what such a kernel draws anew
+    seal        system calls that Python has no function for
+    zygote      in a container: the preloaded process that forks kernels
 
 Two rules shape the code. Everything that is not needed by `x = 1` is imported when it is first needed,
 because start-up time is paid by every session; for the same reason `typing` is imported by type checkers only,

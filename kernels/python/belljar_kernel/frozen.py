@@ -42,8 +42,8 @@ MAX_LAYERS = 64
 MAX_WORDS = 20
 
 # Where a kernel that is about to be replaced puts what its successor needs. Below what `wire` calls private.
-_CONTROL_AT = 950
-_LINE_AT = 951
+CONTROL_AT = 950
+LINE_AT = 951
 
 _FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _LIBRARY = os.path.join(_FOLDER, "belljar_freeze.so")
@@ -130,19 +130,23 @@ _last = 0
 
 
 def prepare() -> None:
-    """Loads the shared object; in a zygote, where a kernel that is forked later has no file to load."""
+    """Loads the shared object."""
     global _native
     if _native is None:
         _native = _Native()
 
 
-def write_common(layer: int, pages: int, index: int) -> int:
-    """In a zygote: writes down what all its kernels begin with. How many bytes that is."""
+def write_common(layer: int, pages: int, index: int) -> int | None:
+    """Writes down what kernels begin with. How many bytes that is; None in a kernel that begins with it."""
+    if platform.machine() != "x86_64":
+        raise Refused(f"kernels cannot be written down on this processor ({platform.machine()})")
+    if _other_tasks():
+        raise Refused("a thread besides the main one is alive")
     prepare()
     done = _write(layer, (pages, pages), index, -1, [], _LAID_OUT)
     if done is None:
-        os._exit(1)
-    forget_last()
+        forget_last()
+        return None
     return done["bytes"]
 
 
@@ -150,7 +154,7 @@ def forget_last() -> None:
     """From now on every page is compared with an earlier picture.
 
     Pages that are shared with another process are otherwise known not to have changed since the last picture of this
-    one. That is not so in kernels that a zygote forks later, which goes on changing, nor after a fork: then all are.
+    one. That is not so in kernels that begin with memory of another process, nor after a fork: then all are.
     """
     global _last
     _last = 0
@@ -178,10 +182,10 @@ def talk(line: socket.socket, kernel: Kernel) -> None:
         for fd in fds:
             os.close(fd)
         if answer:
-            _say(line, answer)
+            say(line, answer)
 
 
-def _say(line: socket.socket, answer: dict) -> None:
+def say(line: socket.socket, answer: dict) -> None:
     try:
         line.send(json.dumps(answer).encode("utf-8", "replace"))
     except OSError:
@@ -218,14 +222,14 @@ def _freeze(request: dict, fds: list[int], kernel: Kernel, line: socket.socket) 
     except Refused as refused:
         if quiet:
             raise
-        _say(line, {"refused": refused.reasons})
+        say(line, {"refused": refused.reasons})
         os._exit(0)
     if done is None:
         _wake(world, kernel)
         return None
     done["lost"] = _few(lost)
     if not quiet:
-        _say(line, done)
+        say(line, done)
         os._exit(0)
     return done
 
@@ -263,14 +267,14 @@ def _thaw(request: dict, fds: list[int], kernel: Kernel, line: socket.socket) ->
     layers = list(zip(request["layers"], rest, strict=True))
     known = (_Layer * max(1, len(layers)))(*layers)
     order = _Thaw(index, known, len(layers), _native.rseq_offset, _native.rseq_len, b"")
-    os.dup2(kernel.descriptors()[0], _CONTROL_AT, inheritable=False)
-    os.dup2(line.fileno(), _LINE_AT, inheritable=False)
+    os.dup2(kernel.descriptors()[0], CONTROL_AT, inheritable=False)
+    os.dup2(line.fileno(), LINE_AT, inheritable=False)
     try:
         outcome = _native.thaw(ctypes.byref(order))
         _raise(-outcome, order.problem)
     finally:
-        os.close(_CONTROL_AT)
-        os.close(_LINE_AT)
+        os.close(CONTROL_AT)
+        os.close(LINE_AT)
 
 
 def _raise(number: int, problem: bytes) -> None:
@@ -338,8 +342,8 @@ def _wake(world: _World, kernel: Kernel) -> None:
     """The first steps of a kernel that has just been made of a picture."""
     control, *private = kernel.descriptors()
     # It stays where it is, out of the way of the files that are about to be opened again.
-    line = socket.socket(fileno=_LINE_AT)
-    os.dup2(_CONTROL_AT, control, inheritable=False)
+    line = socket.socket(fileno=LINE_AT)
+    os.dup2(CONTROL_AT, control, inheritable=False)
     # Whoever we were made in had these at the same places as we; in general they need not be.
     null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     for fd, source in zip(private, (null, 1, 2), strict=True):
@@ -352,7 +356,7 @@ def _wake(world: _World, kernel: Kernel) -> None:
         # The user's code may have put anything in the place of what we need.
         lost.append(f"{type(error).__name__}: {error}")
     with line:
-        _say(line, {"thawed": True, "lost": _few(lost)})
+        say(line, {"thawed": True, "lost": _few(lost)})
 
 
 def _refresh() -> None:

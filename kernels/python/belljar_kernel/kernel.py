@@ -47,6 +47,29 @@ def run_kernel(fd: int, font_cache: str | None = None) -> NoReturn:
     kernel.serve()
 
 
+def hello() -> dict:
+    """What the guest hears first."""
+    return {
+        "op": "hello",
+        "protocol": PROTOCOL,
+        "language": "python",
+        "language_version": "{}.{}.{}".format(*sys.version_info),
+        "implementation": sys.implementation.name,
+        "pid": os.getpid(),
+    }
+
+
+def serve_to_the_end(kernel: Kernel) -> NoReturn:
+    """For a kernel that was made in the middle of something else, whose code on the stack must never go on."""
+    try:
+        kernel.serve()
+    except BaseException:
+        # serve() does not return, so this is a bug of ours.
+        sys.excepthook(*sys.exc_info())
+    finally:
+        os._exit(EXIT_FATAL)
+
+
 def new_main_module() -> ModuleType:
     """The module in which cells run. It is really `__main__`, or pickle would not find what they define."""
     main = ModuleType("__main__")
@@ -56,7 +79,7 @@ def new_main_module() -> ModuleType:
 
 
 def prepare_imports(main: ModuleType, font_cache: str | None) -> None:
-    """Puts the import hooks in place; in a zygote, before anything is preloaded."""
+    """Puts the import hooks in place; before anything is preloaded, where something is."""
 
     def ipython(_module: ModuleType, load: Any) -> None:
         load()
@@ -105,16 +128,7 @@ class Kernel:
 
     def serve(self, rehearse: bool = False) -> NoReturn:
         """Says hello and works until the guest has had enough."""
-        self._channel.send(
-            {
-                "op": "hello",
-                "protocol": PROTOCOL,
-                "language": "python",
-                "language_version": "{}.{}.{}".format(*sys.version_info),
-                "implementation": sys.implementation.name,
-                "pid": os.getpid(),
-            }
-        )
+        self._channel.send(hello())
         if rehearse:
             self._rehearse()
         while True:
@@ -154,7 +168,7 @@ class Kernel:
     def _rehearse(self) -> None:
         """Goes through the motions of a cell once, in a namespace of its own.
 
-        In a forked kernel whatever is touched first must be copied from the zygote. Better while the kernel
+        In a kernel that begins with memory of others whatever is written first must be copied. Better while the kernel
         waits for its first exec than while somebody waits for the result.
         """
         cell = self._compiler.compile("import sys\n0", 0, True)

@@ -1,4 +1,4 @@
-"""What the zygote does before its first fork: import, and use once, whatever a first use is slow at.
+"""What an interpreter does before kernels begin with its memory: import, and use once, whatever a first use is slow at.
 
 Modules that build tables, compile patterns or import more on first use would do so in every kernel, in memory
 of its own. Here it happens once, in memory that all kernels share.
@@ -42,8 +42,21 @@ _SINGLE_THREADED = {
 }
 
 
-def preload(names: list[str]) -> dict[str, str]:
-    """Imports the modules and uses them a little; returns what failed, with the reason."""
+def warm_up(modules: list[str]) -> dict:
+    """Imports the modules, uses them a little and forgets where that happened. What there is now."""
+    failed = _preload(modules)
+    _forget_host()
+    return {
+        "python": "{}.{}.{}".format(*sys.version_info),
+        "modules": [name for name in modules if name not in failed],
+        "failed": failed,
+        "threads": _other_threads(),
+        "rss_kib": _resident_kib(),
+    }
+
+
+def _preload(names: list[str]) -> dict[str, str]:
+    """Returns what failed, with the reason."""
     for name, value in _SINGLE_THREADED.items():
         os.environ.setdefault(name, value)
     failed = {}
@@ -66,7 +79,7 @@ def _try(step: Callable[[], object], name: str, failed: dict[str, str]) -> None:
         failed[name] = f"{type(error).__name__}: {error}"
 
 
-def forget_host() -> None:
+def _forget_host() -> None:
     """Undoes what importing and warming up left behind. Once here, instead of once in every kernel."""
     os.environ.clear()
     for number in signal.valid_signals():
@@ -95,7 +108,7 @@ def use_huge_pages() -> None:
                 seal.collapse_pages(page, _HUGE_PAGE)
 
 
-def other_threads() -> list[str]:
+def _other_threads() -> list[str]:
     """The names of all threads but the main one, as the system knows them; there should be none."""
     names = []
     for task in os.listdir("/proc/self/task"):
@@ -105,7 +118,7 @@ def other_threads() -> list[str]:
     return names
 
 
-def resident_kib() -> int:
+def _resident_kib() -> int:
     with open("/proc/self/statm") as file:
         pages = int(file.read().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") // 1024

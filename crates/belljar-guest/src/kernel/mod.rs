@@ -25,14 +25,14 @@ mod spill;
 
 use std::cell::{Cell, RefCell};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 use std::time::Duration;
 
 use belljar_proto::exec::Language;
 use belljar_proto::guest::{Refusal, RefusalCode};
 use belljar_proto::kernel::{CellStatus, ToKernel};
-use belljar_sys::{process, procfs};
+use belljar_sys::{channel, process, procfs};
 use tokio::io::AsyncWriteExt;
 use tokio::net::UnixStream;
 use tokio::net::unix::OwnedWriteHalf;
@@ -173,6 +173,34 @@ impl Kernel {
         cwd: &str,
     ) -> io::Result<()> {
         let program = process::find_program(argv, env)?;
+        let kernel = Kernel::execute(guest, language, &program, env, cwd, None)?;
+        tokio::task::spawn_local(async move {
+            let first_words = kernel.dialect.borrow().first_words();
+            kernel.send(first_words).await;
+        });
+        Ok(())
+    }
+
+    /// Starts the loader of a kernel, and returns the host's end of the line over which it gets the memory that
+    /// it begins with. The line becomes descriptor 4.
+    pub(crate) fn load(
+        guest: &Rc<Guest>,
+        language: Language,
+        argv: &[String],
+    ) -> io::Result<OwnedFd> {
+        let (theirs, hosts) = channel::packet_pair()?;
+        Kernel::execute(guest, language, argv, &[], "/", Some(theirs.as_fd()))?;
+        Ok(hosts)
+    }
+
+    fn execute(
+        guest: &Rc<Guest>,
+        language: Language,
+        argv: &[String],
+        env: &[(String, String)],
+        cwd: &str,
+        line: Option<BorrowedFd<'_>>,
+    ) -> io::Result<Rc<Kernel>> {
         let ends = Kernel::prepare(guest, language)?;
         let kernel = guest.kernels.borrow().get(&language).cloned();
         let kernel = kernel.ok_or_else(|| io::Error::other("the kernel is gone already"))?;
@@ -180,25 +208,17 @@ impl Kernel {
         let control = std::os::unix::net::UnixStream::from(ends.control);
         control.set_nonblocking(false)?;
         let output = [ends.stdout.as_fd(), ends.stderr.as_fd()];
-        let fds = if kernel.is_shell() {
+        let mut fds = if kernel.is_shell() {
             vec![control.as_fd(), output[0], output[1]]
         } else {
             vec![ends.stdin.as_fd(), output[0], output[1], control.as_fd()]
         };
-        let pid = process::spawn(&process::Command {
-            argv: &program,
-            env,
-            cwd,
-            fds: &fds,
-            on_terminal: false,
-        })?;
+        fds.extend(line);
+        let command = process::Command { argv, env, cwd, fds: &fds, on_terminal: false };
+        let pid = process::spawn(&command)?;
         *kernel.end.borrow_mut() = Some(guest.reaper.watch(pid));
         kernel.pid.set(Some(pid));
-        tokio::task::spawn_local(async move {
-            let first_words = kernel.dialect.borrow().first_words();
-            kernel.send(first_words).await;
-        });
-        Ok(())
+        Ok(kernel)
     }
 
     /// Its process, once that is known.

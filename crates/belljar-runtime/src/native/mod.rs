@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   NativeRuntime ── orders ──▶ spawner ── clone3 ──▶ guest (PID 1 of its sandbox)
-//!        │                         └── starts ──▶ zygote ── forks kernels into ──▲
+//!        ├── zygote: memory for kernels to begin with, made in a sandbox of its own
 //!        ├── cgroup, block of ids, socket: made before, removed after
 //!        └── Link ◀────────────── UNIX socket ──────────────────────▶ guest
 //! ```
@@ -168,19 +168,27 @@ impl NativeRuntime {
     /// A sandbox with its guest, and no kernel yet. Should the spawner have died, a new one is made.
     pub async fn create(self: &Arc<Self>, spec: &SandboxSpec) -> Result<Sandbox, RuntimeError> {
         let image = self.image_of(spec.image.as_deref())?;
+        self.create_from(&image, spec).await
+    }
+
+    async fn create_from(
+        self: &Arc<Self>,
+        image: &Arc<Staged>,
+        spec: &SandboxSpec,
+    ) -> Result<Sandbox, RuntimeError> {
         let spawner = self.spawner();
-        match self.create_by(&spawner, &image, spec).await {
+        match self.create_by(&spawner, image, spec).await {
             Err(RuntimeError::SpawnerGone(cause)) => {
                 tracing::warn!("the spawner died ({cause}); starting another");
                 let successor = self.replace_spawner(&spawner).await?;
-                self.create_by(&successor, &image, spec).await
+                self.create_by(&successor, image, spec).await
             }
             created => created,
         }
     }
 
     /// The successor of a spawner that died, made by whoever notices first.
-    pub(crate) async fn replace_spawner(
+    async fn replace_spawner(
         self: &Arc<Self>,
         gone: &AsyncSpawner,
     ) -> Result<Arc<AsyncSpawner>, RuntimeError> {
@@ -196,8 +204,6 @@ impl NativeRuntime {
             .map_err(|panic| RuntimeError::StartSpawner(io::Error::other(panic)))??;
         let successor = Arc::new(started.into_async(gone.generation() + 1)?);
         *lock(&self.spawner) = Arc::clone(&successor);
-        // They live in the namespaces of the one that died and cannot enter what comes now.
-        self.images.replace_zygotes();
         Ok(successor)
     }
 
@@ -278,9 +284,7 @@ impl NativeRuntime {
         let started = procfs::start_time(pid).map_err(RuntimeError::Connect)?;
         let handle = Handle { name, pid, started, nonce, block: block.block, container: None };
         let body = NativeBody {
-            generation: Some(spawner.generation()),
             process: channel::watched(spawned.keep()).map_err(RuntimeError::Connect)?,
-            runtime: Arc::clone(self),
             image: Some(Arc::clone(image)),
             cgroup,
             _socket: socket,
@@ -346,10 +350,8 @@ impl NativeRuntime {
             lock(ids).remember(block);
         }
         let body = NativeBody {
-            generation: None,
             process: channel::watched(pidfd).map_err(RuntimeError::Connect)?,
             cgroup: self.cgroups.as_ref().ok().map(|parent| parent.adopt(&handle.name)),
-            runtime: Arc::clone(self),
             image: None,
             _socket: SocketGuard(socket),
             _block: BlockGuard { runtime: Arc::clone(self), block: handle.block },
@@ -387,7 +389,7 @@ impl NativeRuntime {
     }
 
     /// Somebody is about to join a cgroup: lets the kernel begin to wait for it now.
-    pub(crate) fn anticipate_joining(&self) {
+    fn anticipate_joining(&self) {
         if let Ok(parent) = &self.cgroups {
             let (parent, pid) = (parent.clone(), self.spawner_pid());
             tokio::task::spawn_blocking(move || parent.anticipate_joining(pid));

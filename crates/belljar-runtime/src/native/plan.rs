@@ -1,4 +1,4 @@
-//! What a sandbox and a zygote are made of, as plans.
+//! What a sandbox is made of, as a plan.
 
 use std::path::{Path, PathBuf};
 
@@ -169,36 +169,6 @@ pub(crate) fn sandbox(
     }
 }
 
-/// The zygote sees the image as a sandbox does, so that what it imported is found at the same
-/// paths later; it has no network and nothing to write to but an empty `/tmp`. It stays in the
-/// spawner's user namespace, with the rights over sandboxes that joining them takes.
-pub(crate) fn zygote(image: &Path) -> Plan {
-    let root = Path::new(STAGE).join("root");
-    Plan {
-        namespaces: vec![Namespace::Mount, Namespace::Net, Namespace::Ipc, Namespace::Uts],
-        ids: None,
-        steps: vec![
-            // Read once and remembered by some library, the name would be the host's in every kernel.
-            Step::SetHostname { name: HOSTNAME.into() },
-            Step::PrivateMounts,
-            image_at(image, &root),
-            Step::Bind {
-                source: Source::Path("/proc".into()),
-                target: root.join("proc"),
-                access: Access::READ,
-            },
-            Step::Tmpfs { target: root.join("tmp"), size: 64 << 20, inodes: 4096, mode: 0o1777 },
-            Step::PivotRoot { root },
-            Step::ChangeDir { path: "/".into() },
-            // Kernels inherit these.
-            Step::NoCoreDumps,
-            Step::NoRealtime,
-            Step::MaxOpenFiles { count: MAX_OPEN_FILES },
-            Step::NoNewPrivileges,
-        ],
-    }
-}
-
 fn image_at(image: &Path, root: &Path) -> Step {
     // Every part of the image carries its own restrictions already; devices must stay devices.
     let access = Access { write: true, exec: true, devices: true };
@@ -295,11 +265,6 @@ mod tests {
         };
         let (opened, found) = (about_volumes(Some(FdIndex(5))), about_volumes(None));
         insta::assert_snapshot!(format!("opened by root:\n{opened}\n\nfound without:\n{found}"));
-    }
-
-    #[test]
-    fn a_zygote_is_built_in_these_steps() {
-        insta::assert_snapshot!(zygote(&staged_root()));
     }
 
     #[test]

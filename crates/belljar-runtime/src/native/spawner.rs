@@ -50,12 +50,6 @@ enum Order {
     Idle {
         plan: Plan,
     },
-    Program {
-        plan: Plan,
-        argv: Vec<String>,
-        env: Vec<(String, String)>,
-        fds: Vec<FdIndex>,
-    },
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -90,7 +84,6 @@ pub struct GuestStart {
     pub listener: UnixListener,
     pub nonce: String,
     pub oom_events: Option<std::fs::File>,
-    pub landlock: Option<OwnedFd>,
     pub alone_for_s: u64,
 }
 
@@ -185,7 +178,7 @@ impl Drop for Spawned {
 #[derive(Debug)]
 pub struct AsyncSpawner {
     process: Child,
-    /// How many came before it. Only what was made by the same one can be joined by its zygote.
+    /// How many came before it. Images are assembled in each anew.
     generation: u64,
     conversation: tokio::sync::Mutex<Conversation>,
 }
@@ -264,18 +257,6 @@ impl AsyncSpawner {
         let (theirs, ours) = io::pipe().map_err(RuntimeError::SpawnerGone)?;
         let spawned = self.start(&Order::Idle { plan }, &[theirs.as_fd()]).await?;
         Ok((spawned, ours.into()))
-    }
-
-    /// Starts a program that gets the named descriptors as 0, 1, 2, ...
-    pub async fn program(
-        &self,
-        plan: Plan,
-        argv: Vec<String>,
-        env: Vec<(String, String)>,
-        fds: &[BorrowedFd<'_>],
-    ) -> Result<Spawned, RuntimeError> {
-        let indices = (0..fds.len()).map(FdIndex).collect();
-        self.start(&Order::Program { plan, argv, env, fds: indices }, fds).await
     }
 
     /// Carries out steps in the spawner's own mount namespace, below [`STAGE`].
@@ -395,12 +376,6 @@ pub fn serve(become_guest: fn(GuestStart) -> io::Result<()>) -> io::Result<()> {
                     Ok(())
                 })?;
             }
-            Order::Program { plan, argv, env, fds: wanted } => {
-                drop(borrowed);
-                start(&socket, &plan.clone(), fds, |fds, _| {
-                    program_in_child(&plan, &argv, &env, &wanted, &fds)
-                })?;
-            }
         }
     }
     Ok(())
@@ -421,7 +396,7 @@ fn make_stage() -> Result<(), String> {
 }
 
 fn carry_out(steps: &[Step], fds: &[BorrowedFd<'_>]) -> Result<(), String> {
-    apply::apply(steps, fds).map(|_| ()).map_err(|error| in_full(&error))
+    apply::apply(steps, fds).map_err(|error| in_full(&error))
 }
 
 fn in_full(error: &apply::StepError) -> String {
@@ -488,10 +463,10 @@ fn guest_in_child(
     status: &mut Option<OwnedFd>,
     become_guest: fn(GuestStart) -> io::Result<()>,
 ) -> Result<(), String> {
-    let applied = {
+    {
         let borrowed: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
-        apply::apply(&order.plan.steps, &borrowed).map_err(|error| in_full(&error))?
-    };
+        carry_out(&order.plan.steps, &borrowed)?;
+    }
     let mut fds: Vec<Option<OwnedFd>> = fds.into_iter().map(Some).collect();
     let mut take = |FdIndex(n): FdIndex| fds.get_mut(n).and_then(Option::take);
     let listener = take(order.listener).ok_or("no listener was given")?;
@@ -499,7 +474,6 @@ fn guest_in_child(
         listener: listener.into(),
         nonce: order.nonce,
         oom_events: order.oom_events.and_then(&mut take).map(Into::into),
-        landlock: applied.landlock,
         alone_for_s: order.alone_for_s,
     };
     // Never closed while the guest lives: the locks on its block of ids and its image go with it.
@@ -508,21 +482,6 @@ fn guest_in_child(
     drop(fds);
     *status = None;
     become_guest(start).map_err(|error| error.to_string())
-}
-
-fn program_in_child(
-    plan: &Plan,
-    argv: &[String],
-    env: &[(String, String)],
-    wanted: &[FdIndex],
-    fds: &[OwnedFd],
-) -> Result<(), String> {
-    let borrowed: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
-    carry_out(&plan.steps, &borrowed)?;
-    let chosen: Vec<BorrowedFd<'_>> =
-        wanted.iter().filter_map(|FdIndex(n)| borrowed.get(*n).copied()).collect();
-    let error = process::execute(argv, env, &chosen);
-    Err(format!("failed to execute {}: {error}", argv.first().map_or("", String::as_str)))
 }
 
 fn answer(socket: &OwnedFd, outcome: Result<(), String>) -> io::Result<()> {

@@ -163,7 +163,7 @@ impl Staged {
     }
 
     fn keep_zygote(self: &Arc<Self>, runtime: &Arc<NativeRuntime>) {
-        if self.python_argv(Role::Zygote).is_ok() {
+        if self.python_argv(Role::Preloaded).is_ok() {
             self.keeper.get_or_init(|| Keeper::start(runtime, self));
         }
     }
@@ -212,15 +212,6 @@ impl Shelf {
         match self.find(runtime, &self.config.default) {
             Ok(image) => image.keep_zygote(runtime),
             Err(error) => tracing::warn!("no zygote: {error}"),
-        }
-    }
-
-    pub(crate) fn replace_zygotes(&self) {
-        let others: Vec<Arc<Staged>> = lock(&self.others).values().cloned().collect();
-        for image in others.iter().chain([&self.host]) {
-            if let Some(keeper) = image.keeper.get() {
-                keeper.replace();
-            }
         }
     }
 

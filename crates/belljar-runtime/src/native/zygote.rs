@@ -1,36 +1,54 @@
-//! The host's handle of a zygote: a Python with the image's packages loaded, which forks kernels
-//! into sandboxes in milliseconds.
+//! The zygote of an image: the memory of a Python with the image's packages loaded, which kernels begin with.
 //!
-//! A zygote that dies is replaced in the background; until the new one is warm, kernels start the
-//! slow way. It is told what to do over a socket of packets and ends when that closes.
+//! ```text
+//!   sandbox of its own: python imports, writes its memory into two files ──▶ ended; files sealed
+//!                                                                               │
+//!   session's sandbox: loader ── maps the files, becomes that Python ◀──────────┘ a kernel, in milliseconds
+//! ```
+//!
+//! What is in an image is not trusted, and neither are the packages that setup installed: their code runs in sandboxes and
+//! nowhere else. The sandbox in which it is loaded holds no session's data, and it is gone before the first kernel begins
+//! with what it wrote. Pages are shared by all kernels until one writes to them; the files are sealed, so none can change
+//! what another reads.
+//!
+//! Until the zygote is warm, and where it cannot be had, kernels start the slow way.
 
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use base64::Engine as _;
+use belljar_proto::PROTOCOL_WITH_LOADING;
+use belljar_proto::exec::Language;
+use belljar_proto::guest::{Answer, Call};
+use belljar_proto::picture::{LineReport, ToLine, loader_packet};
 pub use belljar_proto::zygote::Warm;
-use belljar_proto::zygote::{FromZygote, KERNEL_ENDS, ToZygote, environment};
-use belljar_sys::{channel, seccomp};
+use belljar_proto::zygote::environment;
+use belljar_sys::{channel, sealed};
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{OnceCell, watch};
 
 use super::NativeRuntime;
-use super::plan;
 use super::staged::Staged;
 use crate::RuntimeError;
-use crate::frozen::Common;
-use crate::kernels::Role;
-use crate::spec::USER_ID;
+use crate::frozen::{self, Common};
+use crate::kernels::{self, Role};
+use crate::link::Link;
+use crate::sandbox::Sandbox;
+use crate::spec::{Limits, SandboxSpec, paths};
 
 /// Importing a large preload list on a cold disk takes a while.
 const WARM_TIMEOUT: Duration = Duration::from_secs(180);
 
-/// A fork takes milliseconds; a zygote that needs this long is stuck.
-const FORK_TIMEOUT: Duration = Duration::from_secs(20);
+/// A loader that failed says why at once, if it says anything.
+const REASON_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// Between attempts to replace a zygote that keeps dying.
+/// What loading the packages of an image may take of the machine.
+const LIMITS: Limits = Limits { memory: 4 << 30, millicpus: 2000, pids: 64, tmpfs: 64 << 20 };
+
+/// Between attempts to make one that keeps failing.
 const RESTART_PAUSES: [Duration; 4] = [
     Duration::from_millis(100),
     Duration::from_secs(1),
@@ -46,193 +64,131 @@ pub enum ZygoteState {
     Failed(String),
 }
 
-/// A warm zygote, ready to fork.
+/// Memory for kernels to begin with.
 #[derive(Debug)]
 pub(crate) struct Zygote {
-    socket: tokio::sync::Mutex<(AsyncFd<OwnedFd>, u64)>,
-    /// Its end of life, seen by the keeper.
-    process: AsyncFd<OwnedFd>,
-    /// Of the spawner that started it, whose sandboxes it can enter.
-    generation: u64,
-    /// What its kernels have in common, written down when the first of them is.
-    common: OnceCell<Option<Arc<Common>>>,
-}
-
-/// What a new kernel is connected to.
-#[derive(Debug)]
-pub(crate) struct KernelFds<'a> {
-    pub(crate) pidfd: BorrowedFd<'a>,
-    /// Control, stdin, stdout, stderr and perhaps the Landlock ruleset, from the guest.
-    pub(crate) ends: &'a [OwnedFd],
-    pub(crate) cgroups: &'a [OwnedFd],
+    memory: Arc<Common>,
+    /// Whether a copy is where pictures of kernels look for what they have in common; made when the first is taken.
+    kept: OnceCell<bool>,
 }
 
 impl Zygote {
-    /// Starts one and waits until it is warm.
-    async fn start(
+    /// Loads the packages of an image in a sandbox, and keeps what came of it.
+    async fn make(
         runtime: &Arc<NativeRuntime>,
-        image: &Staged,
+        image: &Arc<Staged>,
     ) -> Result<(Zygote, Warm), RuntimeError> {
-        let (ours, theirs) = channel::packet_pair().map_err(RuntimeError::SpawnerGone)?;
-        let null = std::fs::File::options()
-            .read(true)
-            .write(true)
-            .open("/dev/null")
-            .map_err(RuntimeError::SpawnerGone)?;
-        let stderr = std::io::stderr();
-        // Standard error is shown when someone debugs the zygote, and not otherwise.
-        let errors = if std::env::var_os("BELLJAR_DEBUG_ZYGOTE").is_some() {
-            stderr.as_fd()
-        } else {
-            null.as_fd()
-        };
-        let fds = [null.as_fd(), null.as_fd(), errors, theirs.as_fd()];
-        let argv = image.python_argv(Role::Zygote)?;
-        let env = image.environment(&[]);
-        let spawner = runtime.spawner();
-        let generation = spawner.generation();
-        image.assemble(runtime, &spawner).await?;
-        let plan = plan::zygote(image.root());
-        let mut spawned = spawner.program(plan, argv, env, &fds).await?;
-        drop(theirs);
-        spawned.settled().await?;
-        let pid = spawned.pid;
-        let socket = channel::nonblocking(ours).map_err(RuntimeError::SpawnerGone)?;
-        let process = channel::watched(spawned.keep()).map_err(RuntimeError::SpawnerGone)?;
-        // From here on it is killed if anything fails.
-        let (socket, common) = (tokio::sync::Mutex::new((socket, 0)), OnceCell::new());
-        let zygote = Zygote { socket, process, generation, common };
-        let filter =
-            seccomp::Filter::sandbox().map_err(|error| RuntimeError::Kernel(error.to_string()))?;
-        let configure = ToZygote::Configure {
-            preload: image.preload(),
-            seccomp: base64::engine::general_purpose::STANDARD.encode(filter.to_bytes()),
-        };
-        let getting_warm = async {
-            let mut guard = zygote.socket.lock().await;
-            send(&mut guard.0, &configure, &[]).await?;
-            receive(&guard.0).await
-        };
-        match tokio::time::timeout(WARM_TIMEOUT, getting_warm).await {
-            Ok(Ok(FromZygote::Ready(warm))) => Ok((zygote, Warm { pid, ..warm })),
-            Ok(Ok(_)) => Err(RuntimeError::UnexpectedAnswer),
-            Ok(Err(error)) => Err(error),
-            Err(_) => Err(RuntimeError::TimedOut(WARM_TIMEOUT.as_secs())),
-        }
-    }
-
-    pub(crate) fn generation(&self) -> u64 {
-        self.generation
-    }
-
-    /// What its kernels have in common. Without it their pictures are larger, and as good.
-    pub(crate) async fn common(&self, commons: &Path) -> Option<Arc<Common>> {
-        let made = self.common.get_or_init(|| async {
-            let made = self.picture(commons).await;
-            made.inspect_err(|error| tracing::warn!("no common picture of kernels: {error}")).ok()
-        });
-        made.await.clone()
-    }
-
-    async fn picture(&self, commons: &Path) -> Result<Arc<Common>, RuntimeError> {
-        let cannot = |cause| RuntimeError::Prepare { path: commons.to_owned(), cause };
-        let (layer, pages, index, path) = Common::files(commons).map_err(cannot)?;
-        let drawing = async {
-            let mut guard = self.socket.lock().await;
-            send(&mut guard.0, &ToZygote::Picture { layer }, &[pages.as_fd(), index.as_fd()])
-                .await?;
-            match receive(&guard.0).await? {
-                FromZygote::Pictured { .. } => Ok(()),
-                FromZygote::Error { error } => Err(RuntimeError::Kernel(error)),
-                _ => Err(RuntimeError::UnexpectedAnswer),
-            }
-        };
-        tokio::time::timeout(FORK_TIMEOUT, drawing)
+        let files = [sealed::create("pages"), sealed::create("index")];
+        let [pages, index] = files.map(|file| file.map_err(RuntimeError::Memory));
+        let (pages, index) = (pages?, index?);
+        let id = Common::new_id();
+        let spec = SandboxSpec { limits: LIMITS, ..SandboxSpec::default() };
+        let sandbox = runtime.create_from(image, &spec).await?;
+        let asked = ask(&sandbox, image, id, [pages.as_fd(), index.as_fd()]);
+        let answer = tokio::time::timeout(WARM_TIMEOUT, asked)
             .await
-            .unwrap_or(Err(RuntimeError::TimedOut(FORK_TIMEOUT.as_secs())))?;
-        Common::open(layer, &path).map(Arc::new).map_err(cannot)
+            .unwrap_or(Err(RuntimeError::TimedOut(WARM_TIMEOUT.as_secs())));
+        // Whatever it said: nothing of it is left to write to the files.
+        sandbox.destroy().await;
+        let mut warm = answer?;
+        warm.rss_kib = 0;
+        for file in [&pages, &index] {
+            sealed::seal(file).map_err(RuntimeError::Memory)?;
+            let metadata = file.metadata().map_err(RuntimeError::Memory)?;
+            // Blocks have 512 bytes.
+            warm.rss_kib += metadata.blocks() / 2;
+        }
+        let memory = Arc::new(Common { id, index, pages });
+        Ok((Zygote { memory, kept: OnceCell::new() }, warm))
     }
 
-    /// Forks a kernel into a sandbox. It reports to the guest by itself when it is ready.
-    pub(crate) async fn fork(
+    /// Starts a kernel that begins with this memory in a sandbox, and waits until it is ready.
+    pub(crate) async fn start_kernel(
         &self,
-        kernel: KernelFds<'_>,
-        cwd: &str,
+        link: &Link,
         env: &[(String, String)],
     ) -> Result<(), RuntimeError> {
-        let mut fds = vec![kernel.pidfd];
-        fds.extend(kernel.ends.iter().map(AsFd::as_fd));
-        fds.extend(kernel.cgroups.iter().map(AsFd::as_fd));
-        let mut described = vec!["pidfd"];
-        described.extend(&KERNEL_ENDS[..kernel.ends.len().min(KERNEL_ENDS.len())]);
-        described.extend(kernel.cgroups.iter().map(|_| "cgroup"));
-
-        let mut guard = self.socket.lock().await;
-        let (socket, next_id) = &mut *guard;
-        *next_id += 1;
-        let id = *next_id;
-        let order = ToZygote::Fork {
-            id,
-            fds: described,
-            uid: USER_ID,
-            gid: USER_ID,
-            cwd,
-            env: environment(env),
-        };
-        let conversation = async {
-            send(socket, &order, &fds).await?;
-            loop {
-                match receive(socket).await? {
-                    FromZygote::Forked { id: answered, ok: true, .. } if answered == id => {
-                        return Ok(());
-                    }
-                    FromZygote::Forked { id: answered, error, .. } if answered == id => {
-                        return Err(RuntimeError::Kernel(error));
-                    }
-                    FromZygote::Error { error } => return Err(RuntimeError::Kernel(error)),
-                    // A late answer to someone who stopped waiting.
-                    _ => {}
-                }
+        let language = Language::Python;
+        let call = Call::LoadKernel { language, argv: vec![kernels::loader()] };
+        let reply = link.call(call, &[]).await?;
+        let line = match (reply.answer, reply.fds.into_iter().next()) {
+            (Answer::Line, Some(line)) => {
+                channel::nonblocking(line).map_err(RuntimeError::Connect)?
             }
+            _ => return Err(RuntimeError::UnexpectedAnswer),
         };
-        match tokio::time::timeout(FORK_TIMEOUT, conversation).await {
-            Ok(outcome) => outcome,
-            Err(_) => {
-                // Nobody else should have to find out; its keeper makes a new one.
-                let _ = belljar_sys::process::kill_by_pidfd(self.process.get_ref());
-                Err(RuntimeError::TimedOut(FORK_TIMEOUT.as_secs()))
-            }
+        let open = |file| sealed::open_again(file).map_err(RuntimeError::Memory);
+        let (index, pages) = (open(&self.memory.index)?, open(&self.memory.pages)?);
+        let files = [index.as_fd(), pages.as_fd()];
+        let begin = ToLine::Begin { env: environment(env), cwd: paths::SESSION.into() };
+        let begin = serde_json::to_vec(&begin).expect("wire types serialize to JSON");
+        let started = async {
+            send(&line, &loader_packet(&[self.memory.id]), &files).await?;
+            send(&line, &begin, &[]).await?;
+            link.call(Call::AwaitKernel { language }, &[]).await.map(|_| ())
+        };
+        match started.await {
+            Err(error) => Err(reason(&line).await.unwrap_or(error)),
+            started => started,
         }
+    }
+
+    /// What its kernels have in common, for their pictures. Without it these are larger, and as good.
+    pub(crate) async fn common(&self, commons: &Path) -> Option<Arc<Common>> {
+        let kept = self.kept.get_or_init(|| async {
+            let (memory, commons) = (Arc::clone(&self.memory), commons.to_owned());
+            let copied = tokio::task::spawn_blocking(move || memory.keep(&commons)).await;
+            let copied = copied.unwrap_or_else(|panic| Err(io::Error::other(panic)));
+            copied
+                .inspect_err(|error| tracing::warn!("no common picture of kernels: {error}"))
+                .is_ok()
+        });
+        kept.await.then(|| Arc::clone(&self.memory))
     }
 }
 
-impl Drop for Zygote {
-    fn drop(&mut self) {
-        let _ = belljar_sys::process::kill_by_pidfd(self.process.get_ref());
+/// Has the interpreter in a sandbox load what the image says, and write itself into the files.
+async fn ask(
+    sandbox: &Sandbox,
+    image: &Staged,
+    layer: u64,
+    files: [BorrowedFd<'_>; 2],
+) -> Result<Warm, RuntimeError> {
+    let (argv, env) = (image.python_argv(Role::Preloaded)?, image.environment(&[]));
+    let spawn = Call::SpawnKernel { language: Language::Python, argv, env, cwd: "/".into() };
+    sandbox.link().call(spawn, &[]).await?;
+    sandbox.link().call(Call::AwaitKernel { language: Language::Python }, &[]).await?;
+    let line = sandbox.line().await?;
+    let preload = ToLine::Preload { layer, modules: image.preload().to_vec() };
+    frozen::send(&line, &preload, &files).await?;
+    let LineReport { refused, warm, .. } = frozen::receive(&line, WARM_TIMEOUT).await?;
+    match warm {
+        Some(warm) if refused.is_empty() => Ok(warm),
+        _ => Err(RuntimeError::Kernel(frozen::words(refused).join("; "))),
     }
 }
 
 async fn send(
-    socket: &mut AsyncFd<OwnedFd>,
-    message: &ToZygote<'_>,
-    fds: &[BorrowedFd<'_>],
+    line: &AsyncFd<OwnedFd>,
+    bytes: &[u8],
+    files: &[BorrowedFd<'_>],
 ) -> Result<(), RuntimeError> {
-    let bytes = serde_json::to_vec(message).expect("wire types serialize to JSON");
-    channel::send_packet_async(socket, &bytes, fds)
-        .await
-        .map_err(|error| RuntimeError::Kernel(format!("lost the zygote: {error}")))
+    channel::send_packet_async(line, bytes, files).await.map_err(RuntimeError::Connect)
 }
 
-async fn receive(socket: &AsyncFd<OwnedFd>) -> Result<FromZygote, RuntimeError> {
-    match channel::recv_packet_async(socket).await {
-        Ok(Some((bytes, _))) => serde_json::from_slice(&bytes)
-            .map_err(|error| RuntimeError::Kernel(format!("the zygote talks nonsense: {error}"))),
-        Ok(None) => Err(RuntimeError::Kernel("the zygote died".into())),
-        Err(error) => Err(RuntimeError::Kernel(format!("lost the zygote: {error}"))),
-    }
+/// Why a loader could not become a kernel, if it said so before it ended.
+async fn reason(line: &AsyncFd<OwnedFd>) -> Option<RuntimeError> {
+    let report = frozen::receive(line, REASON_TIMEOUT).await.ok()?;
+    let refused = frozen::words(report.refused).join("; ");
+    Some(RuntimeError::Kernel(format!("cannot begin with prepared memory: {refused}")))
 }
 
-/// Keeps a warm zygote at hand.
+/// Whether a guest knows how to start kernels from a zygote.
+pub(crate) fn is_understood_by(link: &Link) -> bool {
+    link.protocol() >= PROTOCOL_WITH_LOADING
+}
+
+/// Makes the zygote of an image in the background, and again if that fails.
 #[derive(Debug)]
 pub(crate) struct Keeper {
     current: watch::Receiver<(ZygoteState, Option<Arc<Zygote>>)>,
@@ -242,43 +198,36 @@ pub(crate) struct Keeper {
 impl Keeper {
     pub(crate) fn start(runtime: &Arc<NativeRuntime>, image: &Arc<Staged>) -> Keeper {
         let (publish, current) = watch::channel((ZygoteState::Warming, None));
-        // Weak: the keeper must not keep alive what owns it.
+        // Neither the runtime nor the image waits for us, and we end with both.
         let (runtime, image) = (Arc::downgrade(runtime), Arc::downgrade(image));
         let task = tokio::spawn(async move {
             let mut failures = 0;
             loop {
-                let (Some(strong), Some(image)) = (runtime.upgrade(), image.upgrade()) else {
+                let (Some(runtime), Some(image)) = (runtime.upgrade(), image.upgrade()) else {
                     return;
                 };
-                let spawner = strong.spawner();
-                let started = Zygote::start(&strong, &image).await;
-                if let Err(RuntimeError::SpawnerGone(_)) = &started {
-                    // If that fails too, whoever wants a sandbox is told.
-                    let _ = strong.replace_spawner(&spawner).await;
-                }
-                let name = image.name().to_owned();
-                drop((strong, spawner, image));
-                match started {
+                let name = image.name();
+                match Zygote::make(&runtime, &image).await {
                     Ok((zygote, warm)) => {
-                        failures = 0;
+                        for (module, reason) in &warm.failed {
+                            tracing::warn!(
+                                "the zygote of {name} could not import {module}: {reason}"
+                            );
+                        }
                         tracing::info!(
-                            zygote.rss_kib = warm.rss_kib,
-                            "zygote of {name} is warm: Python {} with {} modules",
+                            "the zygote of {name} is warm: Python {} with {} modules",
                             warm.python,
                             warm.modules.len()
                         );
-                        let zygote = Arc::new(zygote);
-                        publish.send_replace((ZygoteState::Warm(warm), Some(Arc::clone(&zygote))));
-                        // Readable when it has ended.
-                        let _ = zygote.process.readable().await;
-                        tracing::warn!("the zygote died; kernels start slowly until it is back");
-                        publish.send_replace((ZygoteState::Warming, None));
+                        publish.send_replace((ZygoteState::Warm(warm), Some(Arc::new(zygote))));
+                        return;
                     }
                     Err(error) => {
-                        tracing::warn!("failed to start a zygote of {name}: {error}");
+                        tracing::warn!("failed to make the zygote of {name}: {error}");
                         publish.send_replace((ZygoteState::Failed(error.to_string()), None));
                     }
                 }
+                drop((runtime, image));
                 let pause = RESTART_PAUSES[usize::min(failures, RESTART_PAUSES.len() - 1)];
                 failures += 1;
                 tokio::time::sleep(pause).await;
@@ -291,13 +240,6 @@ impl Keeper {
         self.current.borrow().1.clone()
     }
 
-    /// Ends the zygote; the next one is started by whoever is the spawner then.
-    pub(crate) fn replace(&self) {
-        if let Some(zygote) = self.warm() {
-            let _ = belljar_sys::process::kill_by_pidfd(zygote.process.get_ref());
-        }
-    }
-
     pub(crate) fn state(&self) -> ZygoteState {
         self.current.borrow().0.clone()
     }
@@ -307,7 +249,8 @@ impl Keeper {
         let mut current = self.current.clone();
         match current.wait_for(|(state, _)| !matches!(state, ZygoteState::Warming)).await {
             Ok(settled) => settled.0.clone(),
-            Err(_) => ZygoteState::Failed("its keeper ended".into()),
+            // The one who made it has nothing more to do.
+            Err(_) => self.state(),
         }
     }
 }

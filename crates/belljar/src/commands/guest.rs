@@ -14,8 +14,6 @@ pub(super) fn guest(args: GuestArgs) -> Result<ExitCode> {
         door: args.dial.map_or(Door::Stdio, Door::Dial),
         nonce: None,
         oom_events: sealed.oom_events,
-        // What is started inside inherits the rules.
-        landlock: None,
         alone_for_s: args.alone_for,
     })
     .context("the guest failed")?;

@@ -18,7 +18,6 @@ fn become_guest(start: GuestStart) -> std::io::Result<()> {
         door: Door::Listener(start.listener),
         nonce: Some(start.nonce),
         oom_events: start.oom_events,
-        landlock: start.landlock,
         alone_for_s: start.alone_for_s,
     })
 }

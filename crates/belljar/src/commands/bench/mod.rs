@@ -225,7 +225,7 @@ async fn measure(
     let burst = bench.burst(100).await?;
     say("many live sessions");
     let (density, memory) =
-        bench.density(sessions, settings, &[native.spawner_pid(), warm.pid], &progress).await?;
+        bench.density(sessions, settings, native.spawner_pid(), warm.rss_kib, &progress).await?;
     say("peers");
     let few = if args.quick { 3 } else { 10 };
     let mut note = |what: &str, error: anyhow::Error| notes.push(format!("{what}: {error:#}"));
@@ -330,7 +330,8 @@ impl Bench<'_> {
         &self,
         most: usize,
         settings: &Settings,
-        helpers: &[u32],
+        spawner: u32,
+        zygote_kib: u64,
         progress: &ProgressBar,
     ) -> Result<(Vec<Density>, Memory)> {
         let mut marks: Vec<usize> = [1, 100, 500, 1000].into_iter().filter(|&n| n < most).collect();
@@ -348,7 +349,7 @@ impl Bench<'_> {
             }
             density.push(self.look(&live, &create).await?);
         }
-        let memory = memory(&live, settings, helpers);
+        let memory = memory(&live, settings, spawner, zygote_kib);
         progress.set_message("ending them all");
         for sandbox in live {
             sandbox.destroy().await;
@@ -385,13 +386,11 @@ impl Bench<'_> {
 }
 
 /// Of sessions that have run something and now wait, with that of our own processes.
-fn memory(live: &[Sandbox], settings: &Settings, helpers: &[u32]) -> Memory {
+fn memory(live: &[Sandbox], settings: &Settings, spawner: u32, zygote_kib: u64) -> Memory {
     let charged: u64 = live.iter().filter_map(Sandbox::memory_used).sum();
-    let ours: u64 = std::iter::once(&std::process::id())
-        .chain(helpers)
-        .filter_map(|pid| procfs::private_kib(*pid))
-        .map(|kib| kib * 1024)
-        .sum();
+    let processes = [std::process::id(), spawner];
+    let ours: u64 = processes.into_iter().filter_map(procfs::private_kib).sum();
+    let ours = (ours + zygote_kib) * 1024;
     let share = |bytes: u64| mib(bytes) / count(live.len());
     Memory {
         sessions: live.len(),

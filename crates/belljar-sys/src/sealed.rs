@@ -1,0 +1,88 @@
+//! Files in memory that nobody can change any more, once they are sealed.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+
+use rustix::fs::{MemfdFlags, SealFlags, SeekFrom};
+use rustix::io::Errno;
+
+/// An empty file in memory, whose pages are charged to whoever writes them.
+pub fn create(name: &str) -> io::Result<File> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    Ok(rustix::fs::memfd_create(name, flags)?.into())
+}
+
+/// From now on its contents and its size stay as they are, whoever holds it. Fails while somebody has it mapped for writing.
+pub fn seal(file: impl AsFd) -> io::Result<()> {
+    let seals = SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL;
+    Ok(rustix::fs::fcntl_add_seals(file, seals)?)
+}
+
+/// The same file, opened anew for reading only: it shares neither position nor flags with the first.
+pub fn open_again(file: impl AsFd) -> io::Result<File> {
+    File::open(format!("/proc/self/fd/{}", file.as_fd().as_raw_fd()))
+}
+
+/// Copies what it has into an empty file, and leaves holes where it has nothing.
+pub fn copy(from: &File, to: &File) -> io::Result<()> {
+    let len = from.metadata()?.len();
+    to.set_len(len)?;
+    let mut at = 0;
+    while at < len {
+        let start = match rustix::fs::seek(from, SeekFrom::Data(at)) {
+            // Nothing but a hole is left.
+            Err(Errno::NXIO) => break,
+            start => start?,
+        };
+        at = rustix::fs::seek(from, SeekFrom::Hole(start))?;
+        let (mut position, mut target) = (start, start);
+        while position < at {
+            let left = usize::try_from(at - position).unwrap_or(usize::MAX);
+            let (source, sink) = (Some(&mut position), Some(&mut target));
+            if rustix::fs::copy_file_range(from, source, to, sink, left)? == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::os::unix::fs::FileExt;
+
+    use super::*;
+
+    #[test]
+    fn a_copy_has_the_same_bytes_and_the_same_holes() {
+        use std::os::unix::fs::MetadataExt;
+        let from = create("test").unwrap();
+        let len = 64 << 20;
+        from.set_len(len).unwrap();
+        from.write_at(b"first", 0).unwrap();
+        from.write_at(b"last", len - 4).unwrap();
+        let to = tempfile::tempfile().unwrap();
+        copy(&from, &to).unwrap();
+        let mut words = [[0; 5]; 2];
+        to.read_at(&mut words[0], 0).unwrap();
+        to.read_at(&mut words[1][..4], len - 4).unwrap();
+        assert_eq!((&words[0], &words[1][..4]), (b"first", &b"last"[..]));
+        assert_eq!(to.metadata().unwrap().len(), len);
+        assert!(to.metadata().unwrap().blocks() * 512 < len / 2);
+    }
+
+    #[test]
+    fn what_is_sealed_can_be_read_and_never_changed() {
+        let mut file = create("test").unwrap();
+        file.write_all(b"kept").unwrap();
+        seal(&file).unwrap();
+        assert!(file.write_at(b"lost", 0).is_err() && file.set_len(0).is_err());
+        let again = File::options().write(true).open(format!("/proc/self/fd/{}", file.as_raw_fd()));
+        assert!(again.unwrap().write_at(b"lost", 0).is_err(), "not through another opening either");
+        let mut text = String::new();
+        open_again(&file).unwrap().read_to_string(&mut text).unwrap();
+        assert_eq!(text, "kept");
+    }
+}

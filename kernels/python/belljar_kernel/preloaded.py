@@ -1,0 +1,93 @@
+"""An interpreter with the packages of an image loaded, whose memory the kernels of other sandboxes begin with.
+
+    host                                          preloaded, in a sandbox of its own
+     | preload {layer, modules} + two files ------>| imports, warms up, writes its memory into the files
+     |<- {bytes, warm} ........................... | and is not needed any more
+     |
+     | the files, {env, cwd} --------------------->| in another sandbox: a loader becomes what was written,
+     |                                             | and goes on here as a kernel: says hello to its guest
+
+What is in an image is not trusted, so this process has the rights of a sandbox, sees no session, and ends before the
+first kernel begins with its memory. It stays single-threaded: only the main thread is kept.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+from types import ModuleType
+
+from . import frozen, kernel, renewal, seal, warmup
+from .wire import Channel
+
+TYPE_CHECKING = False  # see __init__.py
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+
+def run_preloaded(fd: int) -> NoReturn:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    main = kernel.new_main_module()
+    kernel.prepare_imports(main, font_cache=None)
+    channel = Channel(fd)
+    channel.send(kernel.hello())
+    while (frame := channel.receive()) is not None:
+        if frame[0].get("op") == "line":
+            line = channel.take_descriptor({"op": "line"})
+            if line is not None:
+                _talk(socket.socket(fileno=line), main)
+    os._exit(0)
+
+
+def _talk(line: socket.socket, main: ModuleType) -> None:
+    packet, fds, _flags, _ = socket.recv_fds(
+        line, frozen.MAX_PACKET_BYTES, frozen.MAX_PACKET_FDS, socket.MSG_CMSG_CLOEXEC
+    )
+    try:
+        request = json.loads(packet)
+        pages, index = fds
+        answer = _preload(request["modules"])
+        written = frozen.write_common(request["layer"], pages, index)
+    except frozen.Refused as refused:
+        answer, written = {"refused": refused.reasons}, 0
+    except Exception as error:
+        answer, written = {"refused": [f"{type(error).__name__}: {error}"]}, 0
+    if written is None:
+        _be_kernel(main)
+    frozen.say(line, {**answer, "bytes": written})
+
+
+def _preload(modules: list[str]) -> dict:
+    warm = warmup.warm_up(modules)
+    # Everything alive now is taken out of the collector's sight: a collection in a kernel would otherwise write to
+    # the header of every object, and so copy every page.
+    gc.collect()
+    gc.freeze()
+    return {"warm": warm}
+
+
+def _be_kernel(main: ModuleType) -> NoReturn:
+    """The first steps in the sandbox of the kernel that begins here."""
+    channel = None
+    try:
+        line = socket.socket(fileno=frozen.LINE_AT)
+        channel = Channel(frozen.CONTROL_AT)
+        seal.close_other_fds([channel.fileno(), line.fileno()])
+        with line:
+            order = json.loads(line.recv(frozen.MAX_PACKET_BYTES))
+        # The loader's name is on the process.
+        seal.set_process_name(os.path.basename(sys.executable))
+        threading.main_thread()._set_native_id()  # type: ignore[attr-defined]
+        os.chdir(order["cwd"])
+        renewal.adapt(order["env"])
+        ready = kernel.Kernel(channel, main)
+    except BaseException as problem:
+        if channel is not None:
+            kernel.send_fatal(channel, problem)
+        os._exit(kernel.EXIT_FATAL)
+    kernel.serve_to_the_end(ready)
