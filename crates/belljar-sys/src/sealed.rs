@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::FileExt;
 
 use rustix::fs::{MemfdFlags, SealFlags, SeekFrom};
 use rustix::io::Errno;
@@ -24,10 +25,13 @@ pub fn open_again(file: impl AsFd) -> io::Result<File> {
     File::open(format!("/proc/self/fd/{}", file.as_fd().as_raw_fd()))
 }
 
+const COPY_BYTES: usize = 1 << 20;
+
 /// Copies what it has into an empty file, and leaves holes where it has nothing.
 pub fn copy(from: &File, to: &File) -> io::Result<()> {
     let len = from.metadata()?.len();
     to.set_len(len)?;
+    let mut buffer = vec![0; COPY_BYTES];
     let mut at = 0;
     while at < len {
         let start = match rustix::fs::seek(from, SeekFrom::Data(at)) {
@@ -35,14 +39,14 @@ pub fn copy(from: &File, to: &File) -> io::Result<()> {
             Err(Errno::NXIO) => break,
             start => start?,
         };
-        at = rustix::fs::seek(from, SeekFrom::Hole(start))?;
-        let (mut position, mut target) = (start, start);
-        while position < at {
-            let left = usize::try_from(at - position).unwrap_or(usize::MAX);
-            let (source, sink) = (Some(&mut position), Some(&mut target));
-            if rustix::fs::copy_file_range(from, source, to, sink, left)? == 0 {
-                return Err(io::ErrorKind::UnexpectedEof.into());
-            }
+        let end = rustix::fs::seek(from, SeekFrom::Hole(start))?;
+        at = start;
+        while at < end {
+            let left =
+                usize::try_from(end - at).map_or(buffer.len(), |left| left.min(buffer.len()));
+            from.read_exact_at(&mut buffer[..left], at)?;
+            to.write_all_at(&buffer[..left], at)?;
+            at += left as u64;
         }
     }
     Ok(())
@@ -51,7 +55,6 @@ pub fn copy(from: &File, to: &File) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};
-    use std::os::unix::fs::FileExt;
 
     use super::*;
 
