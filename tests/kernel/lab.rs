@@ -39,7 +39,7 @@ impl Lab {
         Lab { runtime: prepared.and_then(Prepared::launch).expect("a runtime") }
     }
 
-    /// Kernels are forked from a zygote that is warm.
+    /// Kernels begin with the memory of a zygote that is warm.
     pub(crate) async fn warm() -> Lab {
         let lab = Lab::cold();
         lab.runtime.keep_zygote();
@@ -81,7 +81,7 @@ impl Lab {
         session
     }
 
-    async fn sandbox(&self, limits: Limits) -> Session {
+    pub(crate) async fn sandbox(&self, limits: Limits) -> Session {
         let spec = SandboxSpec { limits, ..SandboxSpec::default() };
         let sandbox = self.runtime.create(&spec).await.expect("a sandbox");
         Session { sandbox, next: AtomicU64::new(1) }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use belljar_proto::exec::{Language, Status};
+use belljar_runtime::Limits;
 use tokio::time::timeout;
 
 use crate::lab::{Lab, eventually};
@@ -92,5 +93,40 @@ async fn a_start_that_was_given_up_leaves_no_second_kernel() {
         session.sandbox.start_kernel(Language::Python).await.expect("a kernel");
         assert_eq!(session.value("1").await, "1");
         eventually("one is left", || session.processes().len() == 1).await;
+    }
+}
+
+/// The spawner has no file of the machine's: what sandboxes are made from comes to it as open trees.
+#[tokio::test]
+async fn the_spawner_has_left_the_files_of_the_machine() {
+    let lab = Lab::cold();
+    if !lab.runtime.separates_ids() {
+        eprintln!("skipped: without root the spawner finds what it mounts by its path");
+        return;
+    }
+    let root = format!("/proc/{}/root", lab.runtime.spawner_pid());
+    let entries = std::fs::read_dir(&root).expect("it lives");
+    let mut names: Vec<_> = entries.map(|entry| entry.expect("an entry").file_name()).collect();
+    names.sort();
+    assert_eq!(names, ["dev", "proc", "sys"]);
+    let session = lab.session().await;
+    assert_eq!(session.value("1 + 1").await, "2", "and makes sandboxes all the same");
+}
+
+/// A sandbox is built at the machine's pace, and limited before code of its owner runs.
+#[tokio::test]
+async fn a_sandbox_with_little_processor_time_is_not_held_back_while_it_is_built() {
+    let lab = Lab::cold();
+    if lab.runtime.cgroups().is_err() {
+        eprintln!("skipped: there are no cgroups here");
+        return;
+    }
+    let limits = Limits { millicpus: 10, ..Limits::default() };
+    for _ in 0..2 {
+        let session = lab.sandbox(limits).await;
+        assert_eq!(session.sandbox.throttled(), Some(0), "nothing was held back so far");
+        session.sandbox.start_kernel(Language::Bash).await.expect("a shell");
+        session.bash("for i in {1..4000}; do :; done").await;
+        assert!(session.sandbox.throttled() > Some(0), "the limit holds now");
     }
 }

@@ -223,7 +223,7 @@ impl NativeRuntime {
         };
 
         // Guards: whatever was made is unmade if a later step fails.
-        let cgroup = match &self.cgroups {
+        let mut cgroup = match &self.cgroups {
             Ok(parent) => Some(parent.create(&name, &limits(spec))?),
             Err(_) => None,
         };
@@ -280,6 +280,10 @@ impl NativeRuntime {
         drop(fds);
         spawned.settled().await?;
         let link = Link::connect(&socket.0, &nonce).await?;
+        // Built; no code of its owner has run in it yet.
+        if let Some(cgroup) = &mut cgroup {
+            cgroup.throttle()?;
+        }
         let pid = spawned.pid;
         let started = procfs::start_time(pid).map_err(RuntimeError::Connect)?;
         let handle = Handle { name, pid, started, nonce, block: block.block, container: None };
@@ -536,7 +540,7 @@ fn limits(spec: &SandboxSpec) -> cgroup::Limits {
 
 /// A spawner with the image assembled. Blocks.
 fn start_spawner(config: &NativeConfig, privileged: bool) -> Result<Spawner, RuntimeError> {
-    let spawner = Spawner::start(&config.executable, plan::outer_id_map(privileged))?;
+    let spawner = Spawner::start(&config.executable, plan::outer_id_map(privileged), privileged)?;
     let mut steps = image::steps(&config.image);
     let trees = if privileged { open_sources(&mut steps)? } else { Vec::new() };
     let fds: Vec<BorrowedFd<'_>> = trees.iter().map(AsFd::as_fd).collect();

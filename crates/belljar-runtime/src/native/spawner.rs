@@ -9,7 +9,7 @@
 //!  server (host ids)            spawner (outer user namespace)      sandbox (inner)
 //!    start ───────────────────▶ unshare user + mount
 //!    write id maps ◀── Unshared ──┘
-//!    Enter ───────────────────▶ become root there, exec again, stage on /sys
+//!    Enter ───────────────────▶ become root there, exec again, leave the host's files, stage on /sys
 //!    Stage(steps) ────────────▶ assemble the image's root once
 //!    Sandbox(plan) + fds ─────▶ clone3 ───────────────────────────▶ wait for id maps
 //!                               write id maps ────────────────────▶ steps, then guest
@@ -21,10 +21,10 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use belljar_sys::plan::{FdIndex, IdMap, Plan, Step};
+use belljar_sys::plan::{Access, FdIndex, IdMap, Plan, Source, Step};
 use belljar_sys::process::{self, Forked};
 use belljar_sys::{apply, channel, privileges, seccomp};
 use serde::{Deserialize, Serialize};
@@ -41,7 +41,11 @@ pub const STAGE: &str = "/sys";
 /// From the server.
 #[derive(Debug, Serialize, Deserialize)]
 enum Order {
-    Enter,
+    /// With `leave_host`, without the machine's own files from then on: whatever is to be shown in a sandbox comes as an
+    /// open tree. Without root the spawner has to find it by its path.
+    Enter {
+        leave_host: bool,
+    },
     Stage {
         steps: Vec<Step>,
     },
@@ -96,7 +100,7 @@ pub struct Spawner {
 
 impl Spawner {
     /// Starts the spawner: `belljar spawner`, with one end of a socket as standard input.
-    pub fn start(executable: &Path, map: IdMap) -> Result<Spawner, RuntimeError> {
+    pub fn start(executable: &Path, map: IdMap, leave_host: bool) -> Result<Spawner, RuntimeError> {
         let (ours, theirs) = channel::packet_pair().map_err(RuntimeError::StartSpawner)?;
         let process = Command::new(executable)
             .arg("spawner")
@@ -114,7 +118,7 @@ impl Spawner {
             _ => return Err(RuntimeError::UnexpectedAnswer),
         }
         apply::map_ids(spawner.process.id(), map).map_err(RuntimeError::MapIds)?;
-        spawner.send(&Order::Enter, &[]).map_err(RuntimeError::SpawnerGone)?;
+        spawner.send(&Order::Enter { leave_host }, &[]).map_err(RuntimeError::SpawnerGone)?;
         expect_done(spawner.receive()?)?;
         Ok(spawner)
     }
@@ -320,8 +324,7 @@ fn expect_done((report, _): (Report, Vec<OwnedFd>)) -> Result<(), RuntimeError> 
 /// The first half of the spawner's life: into a user namespace, and start again there.
 ///
 /// Executing ourselves a second time matters: memory belongs to the user namespace in which its
-/// program was executed. That of the guests, which are clones of us, must belong to the outer one,
-/// or the zygote, which is root there and nowhere else, could not join them.
+/// program was executed, and nothing of the first program's is left in that of the guests, which are clones of us.
 pub fn enter_user_namespace() -> io::Result<()> {
     let socket = process::take_stdin()?;
     process::leave_terminal();
@@ -359,7 +362,7 @@ pub fn serve(become_guest: fn(GuestStart) -> io::Result<()>) -> io::Result<()> {
         let order: Order = serde_json::from_slice(&bytes).map_err(io::Error::other)?;
         let borrowed: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
         match order {
-            Order::Enter => answer(&socket, make_stage())?,
+            Order::Enter { leave_host } => answer(&socket, make_stage(leave_host))?,
             Order::Stage { steps } => answer(&socket, carry_out(&steps, &borrowed))?,
             Order::Sandbox(order) => {
                 drop(borrowed);
@@ -381,18 +384,29 @@ pub fn serve(become_guest: fn(GuestStart) -> io::Result<()>) -> io::Result<()> {
     Ok(())
 }
 
-fn make_stage() -> Result<(), String> {
-    let stage = |sub: &str| format!("{STAGE}{sub}").into();
-    carry_out(
-        &[
-            Step::PrivateMounts,
-            Step::Tmpfs { target: stage(""), size: 4 << 20, inodes: 16_384, mode: 0o755 },
-            Step::MakeDir { path: stage("/root"), mode: 0o755, owner: None },
-            Step::MakeDir { path: stage("/scratch"), mode: 0o755, owner: None },
-            Step::MakeFile { path: stage("/empty"), contents: String::new() },
-        ],
-        &[],
-    )
+fn make_stage(leave_host: bool) -> Result<(), String> {
+    let stage = |sub: &str| PathBuf::from(format!("{STAGE}{sub}"));
+    let directory = |path: PathBuf| Step::MakeDir { path, mode: 0o755, owner: None };
+    let tmpfs = || Step::Tmpfs { target: stage(""), size: 4 << 20, inodes: 16_384, mode: 0o755 };
+    let mut steps = vec![Step::PrivateMounts, tmpfs()];
+    if leave_host {
+        // A root with nothing in it but `/proc`, where the ids of children are mapped, `/dev/null`, which is their standard
+        // input, and the place of the stage.
+        let show = |path: &str, access| Step::Bind {
+            source: Source::Path(path.into()),
+            target: stage(path),
+            access,
+        };
+        let null = Step::MakeFile { path: stage("/dev/null"), contents: String::new() };
+        let access = Access { write: true, exec: false, devices: false };
+        steps.extend(["/proc", "/dev", STAGE].map(|path| directory(stage(path))));
+        steps.extend([show("/proc", access), null, show("/dev/null", Access::DEVICE)]);
+        steps.extend([Step::PivotRoot { root: stage("") }, Step::ChangeDir { path: "/".into() }]);
+        steps.push(tmpfs());
+    }
+    steps.extend([directory(stage("/root")), directory(stage("/scratch"))]);
+    steps.push(Step::MakeFile { path: stage("/empty"), contents: String::new() });
+    carry_out(&steps, &[])
 }
 
 fn carry_out(steps: &[Step], fds: &[BorrowedFd<'_>]) -> Result<(), String> {

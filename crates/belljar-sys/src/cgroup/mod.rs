@@ -91,18 +91,23 @@ impl Parent {
         &self.layout
     }
 
-    /// A new cgroup with these limits, empty so far.
+    /// A new cgroup with these limits, empty so far. The limit on processor time holds from [`Cgroup::throttle`] on:
+    /// a sandbox is built at the machine's pace, or one with a hundredth of a processor would hold up who builds it.
     pub fn create(&self, name: &str, limits: &Limits) -> Result<Cgroup, CgroupError> {
         // Made first and handed over at the end: what was made before a failure is removed.
-        let mut cgroup = Cgroup { meters: Meters { directories: Vec::new() } };
+        let mut cgroup = Cgroup { meters: Meters { directories: Vec::new() }, later: Vec::new() };
         for (parent, controllers) in &self.directories {
             let directory = parent.join(name);
             make_directory(&directory)?;
             cgroup.meters.directories.push(directory.clone());
-            for setting in controllers.iter().flat_map(|c| self.layout.settings(c, limits)) {
-                let path = directory.join(setting.file);
-                if setting.required || path.exists() {
-                    write(&path, &setting.value)?;
+            for controller in controllers {
+                for setting in self.layout.settings(controller, limits) {
+                    let path = directory.join(setting.file);
+                    if *controller == "cpu" {
+                        cgroup.later.push((path, setting.value));
+                    } else if setting.required || path.exists() {
+                        write(&path, &setting.value)?;
+                    }
                 }
             }
         }
@@ -126,7 +131,7 @@ impl Parent {
     #[must_use]
     pub fn adopt(&self, name: &str) -> Cgroup {
         let directories = self.directories.iter().map(|(path, _)| path.join(name)).collect();
-        Cgroup { meters: Meters { directories } }
+        Cgroup { meters: Meters { directories }, later: Vec::new() }
     }
 
     /// Names of all cgroups below ours, including those nobody remembers.
@@ -152,6 +157,8 @@ impl Parent {
 #[derive(Debug)]
 pub struct Cgroup {
     meters: Meters,
+    /// Settings that are written when everything is in place: file and value.
+    later: Vec<(PathBuf, String)>,
 }
 
 /// A cgroup empties a moment after its last process ended; this is how often and how long we look.
@@ -163,6 +170,11 @@ const REMOVE_PAUSE: Duration = Duration::from_millis(2);
 const PATIENT_ROUNDS: u32 = 300;
 
 impl Cgroup {
+    /// From now on the limit on processor time holds.
+    pub fn throttle(&mut self) -> Result<(), CgroupError> {
+        self.later.drain(..).try_for_each(|(path, value)| write(&path, &value))
+    }
+
     /// Descriptors of every `cgroup.procs`: writing `0` to all of them joins.
     pub fn procs(&self) -> Result<Vec<OwnedFd>, CgroupError> {
         self.meters
@@ -235,7 +247,7 @@ impl Drop for Cgroup {
         let directories = std::mem::take(&mut self.meters.directories);
         // If there is no thread to be had, the next start removes it.
         let _ = std::thread::Builder::new().name("cgroup-remover".into()).spawn(move || {
-            let mut left = Cgroup { meters: Meters { directories } };
+            let mut left = Cgroup { meters: Meters { directories }, later: Vec::new() };
             for _ in 0..PATIENT_ROUNDS {
                 left.kill();
                 if left.try_remove() {
