@@ -92,7 +92,10 @@ async fn attack_forked_kernels(prepared: Prepared, host: &Host) -> Result<Vec<St
         let directory = tempfile::tempdir()?;
         let mut outcomes = Vec::new();
         for _ in 0..attack.repeat {
-            outcomes.push(run_forked(attack, host, &runtime, directory.path()).await?);
+            let outcome = run_forked(attack, host, &runtime, directory.path()).await;
+            outcomes.push(outcome.map_err(|why| {
+                format!("{}: {}", attack.name, why.message().unwrap_or_default())
+            })?);
         }
         if let Err(why) = attack.judge(&outcomes, &host.canary) {
             failures.push(format!("{}: {why}", attack.name));
@@ -134,7 +137,8 @@ async fn run_forked(
     let outputs = run.outputs.clone();
     let (_never, interrupt) = tokio::sync::watch::channel(false);
     let runtime: Arc<dyn Runtime> = Arc::<NativeRuntime>::clone(runtime);
-    let result = run.execute(&runtime, interrupt, |_| {}).await?;
+    let result = run.execute(&runtime, interrupt, |_| {}).await;
+    let result = result.map_err(|error| in_full(&error))?;
     let traceback = result.error.map(|error| error.traceback).unwrap_or_default();
     Ok(Outcome {
         status: result.status,
@@ -143,4 +147,10 @@ async fn run_forked(
         stderr: result.stderr + &traceback,
         outputs,
     })
+}
+
+/// An error with all its causes.
+fn in_full(error: &dyn std::error::Error) -> String {
+    let cause = error.source().map(|cause| format!(": {}", in_full(cause)));
+    format!("{error}{}", cause.unwrap_or_default())
 }
