@@ -40,6 +40,28 @@ async fn one_that_sleeps_is_there_for_the_next_server_and_wakes() {
     place.has_no_traces().await;
 }
 
+/// A session that had never slept can sleep and branch under the next server: what its kernel began with is not the
+/// business of the server that brought it.
+#[tokio::test]
+async fn one_that_never_slept_sleeps_and_branches_under_the_next_server() {
+    let server = place().serve().await;
+    let session = server.session().await;
+    session.python("import json; x = 41").await;
+    let mut server = server;
+    for round in 1..=2 {
+        let place = server.kill().await;
+        server = place.serve().await;
+        let session = Session::of(&server.client(), &session.id);
+        let fork = session.client.post(&session.path("/fork"), json!({})).await.json(201);
+        let branch = Session::of(&server.client(), text(&fork["sessions"][0]["id"]));
+        assert_eq!(branch.printed("print(json.dumps(x))").await, "41\n", "in round {round}");
+        branch.stop().await;
+        session.client.post(&session.path("/hibernate"), json!({})).await.json(200);
+        assert_eq!(session.printed("print(json.dumps(x))").await, "41\n", "in round {round}");
+    }
+    Session::of(&server.client(), &session.id).stop().await;
+}
+
 #[tokio::test]
 async fn a_picture_that_is_damaged_is_said_to_be() {
     let server = place().serve().await;

@@ -19,8 +19,8 @@ use crate::sandbox::Body;
 #[derive(Debug)]
 pub(super) struct NativeBody {
     pub(super) process: AsyncFd<OwnedFd>,
-    /// What it was made from; none, if that was an earlier server.
-    pub(super) image: Option<Arc<Staged>>,
+    /// What it was made from, as far as we know: it may have been an earlier server.
+    pub(super) image: Arc<Staged>,
     /// In the order in which they must go: the cgroup when its processes have ended, the block of
     /// ids when nobody uses it any more.
     pub(super) cgroup: Option<Cgroup>,
@@ -35,7 +35,7 @@ impl Body for NativeBody {
         link: &Link,
         env: &[(String, String)],
     ) -> Option<Result<(), RuntimeError>> {
-        let zygote = self.image.as_ref()?.warm_zygote()?;
+        let zygote = self.image.warm_zygote()?;
         if !zygote::is_understood_by(link) {
             return None;
         }
@@ -43,7 +43,7 @@ impl Body for NativeBody {
     }
 
     async fn common(&self, commons: &Path) -> Option<Arc<Common>> {
-        self.image.as_ref()?.warm_zygote()?.common(commons).await
+        self.image.warm_zygote()?.common(commons).await
     }
 
     fn meters(&self) -> Option<&Meters> {

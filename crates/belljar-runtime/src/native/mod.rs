@@ -289,7 +289,7 @@ impl NativeRuntime {
         let handle = Handle { name, pid, started, nonce, block: block.block, container: None };
         let body = NativeBody {
             process: channel::watched(spawned.keep()).map_err(RuntimeError::Connect)?,
-            image: Some(Arc::clone(image)),
+            image: Arc::clone(image),
             cgroup,
             _socket: socket,
             _block: block,
@@ -353,17 +353,17 @@ impl NativeRuntime {
         if let (Some(ids), Some(block)) = (&self.ids, handle.block) {
             lock(ids).remember(block);
         }
+        // Its name may be gone, or lead to another one by now; then the machine's own environment is
+        // the best guess, and kernels that cannot begin with what is loaded from it start the slow way.
+        let image = self.image_of(spec.image.as_deref());
+        let image = image.unwrap_or_else(|_| self.images.host());
         let body = NativeBody {
             process: channel::watched(pidfd).map_err(RuntimeError::Connect)?,
             cgroup: self.cgroups.as_ref().ok().map(|parent| parent.adopt(&handle.name)),
-            image: None,
+            image: Arc::clone(&image),
             _socket: SocketGuard(socket),
             _block: BlockGuard { runtime: Arc::clone(self), block: handle.block },
         };
-        // Its name may be gone, or lead to another one by now; then the machine's own environment is
-        // the best guess.
-        let image = self.image_of(spec.image.as_deref());
-        let image = image.unwrap_or_else(|_| self.images.host());
         Ok(assemble(&image, handle, spec, link, body))
     }
 
