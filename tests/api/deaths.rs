@@ -3,7 +3,7 @@
 use belljar_sys::process;
 use serde_json::json;
 
-use crate::server::{Server, eventually, text};
+use crate::server::{Server, text};
 
 const SIGKILL: i32 = 9;
 
@@ -86,8 +86,5 @@ async fn a_spawner_that_is_killed_is_replaced() {
     assert_eq!(session.printed("print('again')").await, "again\n");
     let replaced = server.descendant("spawner --inside").expect("a spawner");
     assert_ne!(replaced, spawner);
-    eventually("the zygote is warm again", async || {
-        server.get("/healthz").await.json(200)["zygote"] == "warm"
-    })
-    .await;
+    server.warmed_up().await;
 }

@@ -206,7 +206,12 @@ impl Place {
     /// Host pids of those who have this number in their sandbox; 1 is the guest.
     pub(crate) fn pids_inside(&self, number: u32) -> Vec<u32> {
         let mut pids = self.corner.processes();
-        pids.retain(|pid| pid_inside(*pid) == Some(number));
+        // The sandbox in which a zygote is loaded may be there for a moment.
+        let is_of_zygote = |pid: u32| {
+            let groups = fs::read_to_string(format!("/proc/{pid}/cgroup"));
+            groups.is_ok_and(|groups| groups.contains(".zygote-"))
+        };
+        pids.retain(|pid| pid_inside(*pid) == Some(number) && !is_of_zygote(*pid));
         pids
     }
 }
@@ -278,6 +283,12 @@ impl Server {
     pub(crate) async fn with(env: &[(&str, &str)]) -> Server {
         let place = env.iter().fold(Place::new(), |place, (name, value)| place.env(name, value));
         Arc::new(place).serve().await
+    }
+
+    /// Waits until packages are loaded: the sandbox in which that happens is gone.
+    pub(crate) async fn warmed_up(&self) {
+        let is_warm = async || self.get("/healthz").await.json(200)["zygote"] == "warm";
+        eventually("the zygote is warm", is_warm).await;
     }
 
     /// A client that outlives the borrow, for what happens at the same time.

@@ -20,6 +20,7 @@ async fn one_that_sleeps_is_there_for_the_next_server_and_wakes() {
     let session = server.session_with(json!({"key": "k"})).await;
     session.python("x = 41; open('f', 'w').write('1')").await;
     session.client.post(&session.path("/hibernate"), json!({})).await.json(200);
+    server.warmed_up().await;
     let place = server.kill().await;
     place.has_no_traces().await;
     // What nobody knows of goes.
@@ -52,6 +53,7 @@ async fn one_that_never_slept_sleeps_and_branches_under_the_next_server() {
         let place = server.kill().await;
         server = place.serve().await;
         let session = Session::of(&server.client(), &session.id);
+        assert_eq!(session.printed("print(x)").await, "41\n", "in round {round}");
         let fork = session.client.post(&session.path("/fork"), json!({})).await.json(201);
         let branch = Session::of(&server.client(), text(&fork["sessions"][0]["id"]));
         assert_eq!(branch.printed("print(json.dumps(x))").await, "41\n", "in round {round}");

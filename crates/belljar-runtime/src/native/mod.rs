@@ -168,20 +168,24 @@ impl NativeRuntime {
     /// A sandbox with its guest, and no kernel yet. Should the spawner have died, a new one is made.
     pub async fn create(self: &Arc<Self>, spec: &SandboxSpec) -> Result<Sandbox, RuntimeError> {
         let image = self.image_of(spec.image.as_deref())?;
-        self.create_from(&image, spec).await
+        self.create_from(&image, spec, "").await
     }
 
+    /// `purpose` is part of its name.
     async fn create_from(
         self: &Arc<Self>,
         image: &Arc<Staged>,
         spec: &SandboxSpec,
+        purpose: &str,
     ) -> Result<Sandbox, RuntimeError> {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let name = format!("{}.{purpose}{number}", self.instance);
         let spawner = self.spawner();
-        match self.create_by(&spawner, image, spec).await {
+        match self.create_by(&spawner, image, spec, name.clone()).await {
             Err(RuntimeError::SpawnerGone(cause)) => {
                 tracing::warn!("the spawner died ({cause}); starting another");
                 let successor = self.replace_spawner(&spawner).await?;
-                self.create_by(&successor, image, spec).await
+                self.create_by(&successor, image, spec, name).await
             }
             created => created,
         }
@@ -212,9 +216,9 @@ impl NativeRuntime {
         spawner: &AsyncSpawner,
         image: &Arc<Staged>,
         spec: &SandboxSpec,
+        name: String,
     ) -> Result<Sandbox, RuntimeError> {
         image.assemble(self, spawner).await?;
-        let name = format!("{}.{}", self.instance, self.next.fetch_add(1, Ordering::Relaxed));
         self.anticipate_joining();
         let mut fds: Vec<OwnedFd> = Vec::new();
         let mut add = |fd: OwnedFd| {

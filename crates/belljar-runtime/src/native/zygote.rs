@@ -83,7 +83,7 @@ impl Zygote {
         let (pages, index) = (pages?, index?);
         let id = Common::new_id();
         let spec = SandboxSpec { limits: LIMITS, ..SandboxSpec::default() };
-        let sandbox = runtime.create_from(image, &spec).await?;
+        let sandbox = runtime.create_from(image, &spec, "zygote-").await?;
         let asked = ask(&sandbox, image, id, [pages.as_fd(), index.as_fd()]);
         let answer = tokio::time::timeout(WARM_TIMEOUT, asked)
             .await
