@@ -18,12 +18,13 @@ SDK_NEEDS := --only-binary :all: httpx pydantic pytest pytest-asyncio pytest-rer
 MATURIN := 'maturin>=1.9,<2'
 BUILD_WHEEL := PATH="$(CURDIR)/target/sdk-python/bin:$$PATH" maturin build --locked --target-dir $(CURDIR)/target
 
-.PHONY: help build tested tested-wheel demo test test-python test-kernels test-standard test-engine test-deepagents sdk-python wheel lint bench setup system clean
+.PHONY: help build tested tested-wheel demo test test-python test-kernels test-standard test-engine test-deepagents sdk-python wheel lint advisories bench setup system clean
 
 help:
 	@echo "make demo   set up this machine and show what Belljar does"
 	@echo "make test   set up and run every test"
 	@echo "make lint   formatting, clippy, licences, Python style"
+	@echo "make advisories  known weaknesses of dependencies (needs a network)"
 	@echo "make bench  latency, memory and density, beside docker and plain python3"
 	@echo "make build  the static binary, at $(BELLJAR)"
 	@echo "make wheel  the Python package with the binary in it, in dist/"
@@ -111,6 +112,12 @@ lint: system sdk-python
 	$(CARGO) deny --log-level error check bans licenses sources
 	$(SDK_PYTHON) -m ruff check --no-cache --config ruff.toml kernels tests examples bench sdk
 	cd sdk/python && $(SDK_PYTHON) -m mypy --cache-dir=/dev/null
+
+# Known weaknesses of dependencies. Fetches the list of them, so it needs a network and is no part of
+# lint; to be run before a release, and by CI every day.
+advisories:
+	@scripts/tool cargo-deny
+	$(CARGO) deny --log-level error check advisories
 
 bench: setup sdk-python
 	$(BELLJAR) bench

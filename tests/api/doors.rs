@@ -64,11 +64,134 @@ async fn web_pages_are_no_way_in() {
     let mut request = server.request(Method::GET, "/healthz", "");
     request.headers_mut().insert("host", "evil.example".parse().expect("a value"));
     server.send(request).await.error(403, "wrong_host");
-    eventually("every denial is written down", async || {
-        let lines = server.place.audit();
-        lines.iter().filter(|line| line["action"] == "deny").count() == 12
-    })
-    .await;
+    // Two were alike.
+    eventually("every denial is written down", async || server.place.refusals().len() == 11).await;
+    assert!(server.place.refusals().iter().all(|line| line["action"] == "deny"));
+    assert!(server.place.audit().is_empty(), "which tells what tenants did");
+
+    // One request, one name: what could be read in two ways is refused.
+    for (request, status) in [
+        ("GET /v1/sessions HTTP/1.1\r\nHost: 127.0.0.1\r\n", 200),
+        ("GET http://localhost/v1/sessions HTTP/1.1\r\nHost: localhost\r\n", 200),
+        ("GET /v1/sessions HTTP/1.1\r\nHost: 127.0.0.1\r\nHost: evil.example\r\n", 400),
+        ("GET /v1/sessions HTTP/1.1\r\nHost: 127.0.0.1\r\nHost: 127.0.0.1\r\n", 400),
+        ("GET http://evil.example/v1/sessions HTTP/1.1\r\nHost: 127.0.0.1\r\n", 400),
+        ("GET http://evil.example/v1/sessions HTTP/1.1\r\nHost: evil.example\r\n", 403),
+        ("GET http://evil.example/v1/sessions HTTP/1.1\r\n", 403),
+        ("GET /v1/sessions HTTP/1.1\r\n", 403),
+    ] {
+        let answer = said_to(&server, &format!("{request}Connection: close\r\n\r\n")).await;
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{request}: {answer}");
+    }
+}
+
+/// What the server answers to these bytes.
+async fn said_to(client: &Client, bytes: &str) -> String {
+    let mut wire = client.dial().await;
+    wire.write_all(bytes.as_bytes()).await.expect("it listens");
+    let mut answer = Vec::new();
+    let read = tokio::time::timeout(PATIENCE, wire.read_to_end(&mut answer)).await;
+    let _ = read.expect("it hangs up");
+    String::from_utf8_lossy(&answer).into_owned()
+}
+
+#[tokio::test]
+async fn pages_of_allowed_origins_may_call() {
+    let place = Place::new().env("BELLJAR_ALLOWED_ORIGINS", "https://app.example");
+    let place = Arc::new(place);
+    let key = place.key(&["--name", "page"]);
+    let server = place.serve().await;
+    let page = "https://app.example";
+    let call = async |method: Method, key: Option<&str>, headers: &[(&'static str, &str)]| {
+        let client = key.map_or_else(|| server.client(), |key| server.with_key(key));
+        let body = if method == Method::POST { "{}" } else { "" };
+        let mut request = client.request(method, "/v1/sessions", body);
+        for (name, value) in headers {
+            request.headers_mut().insert(*name, value.parse().expect("a value"));
+        }
+        client.send(request).await
+    };
+    let told = |answer: &Answer, name: &str| {
+        let values = answer.headers.get_all(name).iter();
+        values.map(|value| value.to_str().expect("text")).collect::<Vec<_>>().join(", ")
+    };
+    // A browser asks first, without the key that the page has.
+    let asks = [("origin", page), ("access-control-request-method", "POST")];
+    let preflight = call(Method::OPTIONS, None, &asks).await;
+    assert_eq!((preflight.status, preflight.body.len()), (204, 0), "{preflight}");
+    assert_eq!(told(&preflight, "access-control-allow-origin"), page);
+    assert!(told(&preflight, "access-control-allow-methods").contains("POST"));
+    let headers = told(&preflight, "access-control-allow-headers");
+    for needed in ["authorization", "content-type", "x-api-key", "last-event-id", "range"] {
+        assert!(headers.split(", ").any(|header| header == needed), "{needed}: {headers}");
+    }
+    assert_eq!(told(&preflight, "vary"), "origin");
+    // Then it calls, and may read the answer, also one that says no.
+    let secret = key["secret"].as_str().expect("text");
+    let made = call(Method::POST, Some(secret), &[("origin", page)]).await;
+    made.json(201);
+    let refused = call(Method::POST, None, &[("origin", page)]).await;
+    refused.error(401, "unauthorized");
+    for answer in [&made, &refused] {
+        assert_eq!(told(answer, "access-control-allow-origin"), page);
+        assert!(told(answer, "access-control-expose-headers").contains("retry-after"));
+        assert_eq!(told(answer, "vary"), "origin");
+        assert_eq!(told(answer, "access-control-allow-credentials"), "", "no cookies");
+    }
+    // Nobody else is told anything.
+    let plain = call(Method::GET, Some(secret), &[]).await;
+    assert_eq!((plain.status, told(&plain, "vary").as_str()), (200, "origin"));
+    assert_eq!(told(&plain, "access-control-allow-origin"), "");
+    let evil = [("origin", "https://evil.example"), ("access-control-request-method", "POST")];
+    for (method, key) in [(Method::OPTIONS, None), (Method::POST, Some(secret))] {
+        let answer = call(method, key, &evil).await;
+        answer.error(403, "wrong_origin");
+        assert_eq!(told(&answer, "access-control-allow-origin"), "");
+    }
+    // To ask is all that goes without a key.
+    call(Method::OPTIONS, None, &[("origin", page)]).await.error(401, "unauthorized");
+    call(Method::OPTIONS, None, &asks[1..]).await.error(401, "unauthorized");
+}
+
+#[tokio::test]
+async fn strangers_cannot_push_out_what_tenants_did() {
+    const EACH: u64 = 300;
+    let place = Arc::new(Place::new());
+    let key = place.key(&["--name", "k", "--tenant", "acme"]);
+    let server = place.serve().await;
+    let acme = server.with_key(key["secret"].as_str().expect("text"));
+    acme.session_with(json!({})).await;
+    // A head that is too large is refused before anybody looks at it.
+    let (small, large) = ("x".repeat(40 << 10), "x".repeat(380 << 10));
+    for _ in 0..3 {
+        let request = format!(
+            "GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\
+                               Origin: http://{large}\r\n\r\n"
+        );
+        let answer = said_to(&server, &request).await;
+        assert!(answer.starts_with("HTTP/1.1 431 "), "{}", answer.len());
+    }
+    let mut connection = server.connect().await;
+    for number in 0..EACH {
+        let mut request = server.request(Method::GET, &format!("/{number}"), "");
+        request.headers_mut().insert("origin", format!("http://{small}").parse().expect("text"));
+        let answer = connection.send(request).await;
+        assert!(answer.error(403, "wrong_origin").len() < 500, "{answer}");
+        connection.send(server.request(Method::GET, "/v1/sessions", "")).await;
+        acme.get("/v1/sessions").await.json(200);
+    }
+    server.terminate().await;
+    let actions: Vec<_> = place.audit().iter().map(|line| line["action"].clone()).collect();
+    assert_eq!(actions, ["key_create", "create"]);
+    let log = fs::metadata(place.path("state/refusals.log")).expect("a log");
+    assert_eq!(log.permissions().mode() & 0o777, 0o600);
+    assert!(log.len() < 100_000, "{} bytes", log.len());
+    let counted = |outcome: Option<&str>| -> u64 {
+        let lines = place.refusals();
+        let of_it = lines.iter().filter(|line| outcome.is_none_or(|it| line["outcome"] == it));
+        of_it.map(|line| line["times"].as_u64().unwrap_or(1)).sum()
+    };
+    assert_eq!((counted(None), counted(Some("unauthorized"))), (2 * EACH, EACH));
 }
 
 #[tokio::test]

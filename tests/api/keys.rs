@@ -47,12 +47,42 @@ async fn nobody_comes_in_without_a_key() {
     as_header("authorization", &format!("Basic {key}")).await.error(401, "unauthorized");
     as_header("cookie", &format!("key={key}")).await.error(401, "unauthorized");
     server.get(&format!("/v1/sessions?api_key={key}")).await.error(401, "unauthorized");
-    assert!(server.with_key(key).get("/metrics").await.text(200).contains("belljar_sessions"));
     // A server with keys may be called by any name.
     let mut request = server.with_key(key).request(Method::GET, "/v1/sessions", "");
     request.headers_mut().insert("host", "jar.example".parse().expect("a value"));
     server.send(request).await.json(200);
     assert!(!server.said().contains(key), "{}", server.said());
+}
+
+#[tokio::test]
+async fn what_tells_of_all_tenants_is_for_the_operator() {
+    let (server, keys) =
+        with_keys(&[&["--name", "a", "--tenant", "acme"], &["--name", "ops", "--operator"]]).await;
+    let [acme, operator] = [0, 1].map(|n: usize| server.with_key(secret(&keys[n])));
+    let session = acme.session_with(json!({})).await;
+    assert_eq!(keys[1]["limits"]["operator"], true, "{:#}", keys[1]);
+
+    server.get("/metrics").await.error(401, "unauthorized");
+    acme.get("/metrics").await.error(403, "operators_only");
+    let metrics = operator.get("/metrics").await.text(200);
+    assert!(metrics.contains("belljar_sessions{state=\"ready\"} 1"), "{metrics}");
+    // Monitoring systems have that key: it is of no use for anything else.
+    operator.get("/v1/sessions").await.error(403, "operators_key");
+    operator.post("/v1/run", json!({"code": "1"})).await.error(403, "operators_key");
+    operator.get(&session.path("")).await.error(403, "operators_key");
+
+    assert_eq!(server.get("/healthz").await.json(200), json!({"status": "ok"}));
+    assert_eq!(server.with_key("wrong").get("/healthz").await.json(200), json!({"status": "ok"}));
+    let health = acme.get("/healthz").await.json(200);
+    assert!(health["version"].is_string() && health["zygote"].is_string(), "{health}");
+    assert_eq!(health.get("sessions"), None, "{health}");
+    assert_eq!(operator.get("/healthz").await.json(200)["sessions"], 1);
+    eventually("every refusal is written down", async || {
+        let lines = server.place.refusals();
+        let known = lines.iter().filter(|line| line["key"] == keys[0]["id"]);
+        known.map(|line| line["outcome"].clone()).eq([json!("operators_only")])
+    })
+    .await;
 }
 
 #[tokio::test]

@@ -12,6 +12,7 @@ mod datasets;
 mod deaths;
 mod doors;
 mod drain;
+mod edges;
 mod execs;
 mod expiry;
 mod files;

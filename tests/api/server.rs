@@ -180,6 +180,12 @@ impl Place {
         log.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
     }
 
+    /// The log of refused requests; none before the first.
+    pub(crate) fn refusals(&self) -> Vec<Value> {
+        let log = fs::read_to_string(self.path("state/refusals.log")).unwrap_or_default();
+        log.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
+    }
+
     /// Waits until nothing of any sandbox is left.
     pub(crate) async fn has_no_traces(&self) {
         let deadline = Instant::now() + PATIENCE;

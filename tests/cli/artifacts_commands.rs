@@ -481,8 +481,8 @@ fn verify_finds_what_is_lost() {
     assert_snapshot!(served.artifacts(["verify"]), @r"
     exit 1
     --- stdout
-    lost                  name     session               reason
-    --------------------  -------  --------------------  -----------------------------------
+    lost                                  name     session                               reason
+    ------------------------------------  -------  ------------------------------------  -----------------------------------
     art_[ID]  one.txt  ses_[ID]  its content is missing
     art_[ID]  two.txt  ses_[ID]  its content does not match its hash
 

@@ -187,9 +187,9 @@ fn with_newline(mut text: String) -> String {
 /// `run_0123456789ab` becomes `run_[ID]`, and so do the ids of sessions, executions and artifacts.
 fn hide_ids(text: &str) -> String {
     let text = hide_ids_of(text, "run_", 12);
-    let text = hide_ids_of(&text, "ses_", 16);
-    let text = hide_ids_of(&text, "art_", 16);
-    hide_ids_of(&text, "exec_", 16)
+    let text = hide_ids_of(&text, "ses_", 32);
+    let text = hide_ids_of(&text, "art_", 32);
+    hide_ids_of(&text, "exec_", 32)
 }
 
 fn hide_ids_of(text: &str, prefix: &str, length: usize) -> String {

@@ -39,7 +39,7 @@ fn text(value: &Value) -> &str {
 /// Without what is different every time: ids, secrets and times.
 fn redacted(finished: &Finished) -> String {
     let mut text = finished.to_string();
-    for (prefix, digits) in [("key_", 16), ("bjk_", 64)] {
+    for (prefix, digits) in [("key_", 32), ("bjk_", 64)] {
         let parts: Vec<&str> = text.split(prefix).collect();
         let hide = |part: &&str| match part.bytes().take_while(u8::is_ascii_hexdigit).count() {
             count if count == digits => format!("[...]{}", &part[count..]),
@@ -114,8 +114,8 @@ fn lists_show_limits_and_never_hashes_or_secrets() {
     assert_snapshot!(redacted(&table), @r"
     exit 0
     --- stdout
-    id                    name        tenant   per minute  sessions  memory    pids  created                   revoked
-    --------------------  ----------  -------  ----------  --------  --------  ----  ------------------------  ------------------------
+    id                                    name        tenant   per minute  sessions  memory    pids  created                   revoked
+    ------------------------------------  ----------  -------  ----------  --------  --------  ----  ------------------------  ------------------------
     key_[...]  agent of ä  acme     60          5         4.00 GiB  1000  [TIME]  -
     key_[...]  ci          default  -           -         -         -     [TIME]  [TIME]
     --- stderr
@@ -172,7 +172,7 @@ fn a_key_that_does_not_exist_cannot_be_revoked() {
     exit 125
     --- stdout
     --- stderr
-    belljar: give the id of a key, such as key_0123456789abcdef; `belljar key list` shows them
+    belljar: give the id of a key, such as key_5a1f...; `belljar key list` shows them
     ");
     assert_eq!(list(&context)[0]["revoked"], Value::Null);
     assert_eq!(audit(&context).len(), 1, "what was not done is not in the log");

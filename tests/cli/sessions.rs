@@ -103,6 +103,21 @@ fn sessions_are_listed_and_shown() {
 }
 
 #[test]
+fn what_others_chose_is_not_obeyed_by_a_terminal() {
+    let served = Served::on_socket();
+    // The server repeats what it was asked for.
+    let hostile = "ses_\u{1b}]0;owned\u{7}\u{1b}[2J\u{9b}31m\u{202e}";
+    for args in [&["show", hostile][..], &["exec", hostile, "-c", "1"], &["stop", hostile]] {
+        let refused = served.call(args);
+        assert_eq!(refused.code, Some(125), "{refused}");
+        let said = refused.stderr();
+        assert!(said.contains("ses_\\u{1b}]0;owned"), "{said}");
+        let obeyed = |c: char| (c.is_control() && c != '\n') || c == '\u{202e}';
+        assert!(!said.contains(obeyed) && !refused.stdout().contains(obeyed), "{said:?}");
+    }
+}
+
+#[test]
 fn several_are_stopped_and_one_that_is_not_there_saves_none() {
     let served = Served::on_socket();
     let (a, b) = (served.create(&["--key", "a"]), served.create(&[]));

@@ -21,7 +21,7 @@ const MAX_CHECKPOINTS: u64 = 1000;
 
 /// How a session is to be asked for checkpoints: `true`, `"on"`, or bounds.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected true or false, or {\"max\": ..., \"max_bytes\": ...}")]
 pub(crate) enum AskedCheckpoints {
     Whether(bool),
     Word(String),

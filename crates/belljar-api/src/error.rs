@@ -213,6 +213,14 @@ impl From<EngineError> for ApiError {
             {
                 out_of_space(message)
             }
+            EngineError::Files(RuntimeError::Gone)
+            | EngineError::Terminal(RuntimeError::Gone)
+            | EngineError::Stdin(RuntimeError::Gone)
+            | EngineError::State(RuntimeError::Gone)
+            | EngineError::Stage(RuntimeError::Gone)
+            | EngineError::ListDatasets(RuntimeError::Gone)
+            | EngineError::ListArtifacts(RuntimeError::Gone)
+            | EngineError::Exec(RuntimeError::Gone) => not_now(Refusal::Ended, message),
             EngineError::NoInterpreter { .. } => {
                 ApiError::new(StatusCode::CONFLICT, "no_interpreter", message)
                     .hint("commands and whatever else the image has work; ask for another image")

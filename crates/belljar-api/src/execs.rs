@@ -59,7 +59,7 @@ pub(crate) struct ExecBody {
 }
 
 #[derive(Debug, Clone, Deserialize, ToSchema)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected text for a shell, or an array of words")]
 pub(crate) enum CommandLine {
     Text(String),
     List(Vec<String>),
@@ -67,7 +67,7 @@ pub(crate) enum CommandLine {
 
 /// Standard input: all of it now, or whether more may come.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, ToSchema)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected text, or true or false")]
 pub(crate) enum Stdin {
     Open(bool),
     Text(String),
@@ -81,7 +81,7 @@ impl Default for Stdin {
 
 /// By number or by name.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected a name or a number")]
 pub(crate) enum User {
     Id(u32),
     Name(String),

@@ -5,18 +5,19 @@
 //! may resolve its own name to 127.0.0.1 (then Host gives it away) or call across sites (then
 //! Origin does).
 
+use std::borrow::Cow;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, header};
+use axum::http::{HeaderMap, StatusCode, Uri, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use belljar_engine::Principal;
-use belljar_engine::audit::Entry;
 
 use crate::App;
+use crate::cors;
 use crate::error::ApiError;
 use crate::input::BodyLimit;
 use crate::terminals;
@@ -34,15 +35,17 @@ pub struct GuardConfig {
     pub local_socket: bool,
 }
 
-/// How much of the path of a refused request is written down: who has no key must not be able to
-/// fill the audit log with it.
-const MAX_SHOWN_PATH: usize = 100;
+/// Characters of a path or a header that are repeated in an answer or a log.
+const MAX_SHOWN: usize = 100;
 
-/// Paths that tell nothing and are asked for by machines without a key.
+/// Paths that machines ask for without a key. They tell more to whoever shows one.
 const OPEN: [&str; 3] = ["/healthz", "/readyz", "/openapi.json"];
 
 /// Paths that a signed token opens, which is checked where they lead.
 const SIGNED: &str = "/artifacts/";
+
+/// Paths that tell of all tenants.
+const OPERATORS: [&str; 1] = ["/metrics"];
 
 pub(crate) async fn guard(
     State(app): State<Arc<App>>,
@@ -50,47 +53,70 @@ pub(crate) async fn guard(
     next: Next,
 ) -> Response {
     app.note_request();
-    let path = request.uri().path().to_owned();
-    let admitted = admit(&app, request.headers(), &path).await;
-    match admitted {
+    let page = cors::allowed_page(request.headers(), &app.guard);
+    let is_preflight = page.is_some() && cors::is_preflight(&request);
+    let admitted = match is_preflight {
+        // The browser asks in the name of a page, and shows no key yet.
+        true => check_names(&app, request.uri(), request.headers())
+            .map(|()| Principal::default())
+            .map_err(Refused::from),
+        false => admit(&app, request.uri(), request.headers()).await,
+    };
+    let mut response = match admitted {
+        Ok(_) if is_preflight => cors::preflight(),
         Ok(principal) => {
             request.extensions_mut().insert(principal);
             request.extensions_mut().insert(BodyLimit(app.max_body));
             next.run(request).await
         }
-        Err(error) => {
-            let nobody = Principal { tenant: "-".into(), ..Principal::default() };
-            let shown: String = path.chars().take(MAX_SHOWN_PATH).collect();
-            let detail = format!("{} {shown}: {}", request.method(), error.message);
-            let entry = Entry {
-                action: "deny",
-                outcome: error.code,
-                detail: Some(&detail),
-                ..Entry::default()
-            };
-            app.engine.audit().note(&nobody, &entry);
+        Err(Refused { error, who }) => {
+            let path = shown(request.uri().path());
+            let detail = format!("{} {path}: {}", request.method(), error.message);
+            app.engine.audit().refuse(who.as_ref(), error.code, &detail);
             error.into_response()
         }
+    };
+    if !app.guard.origins.is_empty() {
+        cors::tell(page.as_ref(), response.headers_mut());
+    }
+    response
+}
+
+/// Why somebody may not come in, and who that is, if that much is known.
+struct Refused {
+    error: ApiError,
+    who: Option<Principal>,
+}
+
+impl From<ApiError> for Refused {
+    fn from(error: ApiError) -> Refused {
+        Refused { error, who: None }
     }
 }
 
-async fn admit(app: &App, headers: &HeaderMap, path: &str) -> Result<Principal, ApiError> {
-    check_origin(headers, &app.guard)?;
+async fn admit(app: &App, uri: &Uri, headers: &HeaderMap) -> Result<Principal, Refused> {
+    check_names(app, uri, headers)?;
     if !app.wants_keys() {
-        check_host(headers, &app.guard)?;
         return Ok(Principal::default());
     }
-    if OPEN.contains(&path) || path.starts_with(SIGNED) {
+    let path = uri.path();
+    if path.starts_with(SIGNED) {
         return Ok(Principal::default());
     }
+    let is_open = OPEN.contains(&path);
     let Some(secret) = shown_key(headers) else {
-        if let Some((ticket, session)) = terminals::shown_ticket(headers, path) {
-            return redeem(app, ticket, session).await;
+        if is_open {
+            return Ok(Principal::default());
         }
-        return Err(ApiError::unauthorized("this server wants an API key"));
+        if let Some((ticket, session)) = terminals::shown_ticket(headers, path) {
+            return Ok(redeem(app, ticket, session).await?);
+        }
+        return Err(ApiError::unauthorized("this server wants an API key").into());
     };
     let principal = match app.keys.recognise(secret) {
         Some(principal) => principal,
+        // Whoever watches over us must not fail because its key has changed.
+        None if is_open => return Ok(Principal::default()),
         None => {
             // It may have been made a moment ago.
             if let Err(error) = app.keys.refresh().await {
@@ -101,14 +127,75 @@ async fn admit(app: &App, headers: &HeaderMap, path: &str) -> Result<Principal, 
             app.keys.recognise(secret).ok_or_else(unknown)?
         }
     };
+    if is_open {
+        return Ok(principal);
+    }
     if let (Some(per_minute), Some(key)) =
         (principal.limits.requests_per_minute, principal.key_id.as_ref())
+        && let Err(seconds) = app.rates.take(key, per_minute, Instant::now())
     {
-        app.rates.take(key, per_minute, Instant::now()).map_err(|seconds| {
-            ApiError::too_many(format!("more than {per_minute} requests per minute"), seconds)
-        })?;
+        let message = format!("more than {per_minute} requests per minute");
+        let error = ApiError::too_many(message, seconds);
+        return Err(Refused { error, who: Some(principal) });
     }
-    Ok(principal)
+    match check_role(&principal, path) {
+        Ok(()) => Ok(principal),
+        Err(error) => Err(Refused { error, who: Some(principal) }),
+    }
+}
+
+/// What tells of all tenants is for the operator, whose key opens nothing else: it is in the hands
+/// of a monitoring system, which has no business in anybody's sandbox.
+fn check_role(who: &Principal, path: &str) -> Result<(), ApiError> {
+    match (who.limits.operator, OPERATORS.contains(&path)) {
+        (false, true) => {
+            Err(ApiError::forbidden("operators_only", format!("`{path}` is for operators"))
+                .hint("`belljar key create --operator` makes a key for it"))
+        }
+        (true, false) => {
+            let message = "an operator's key is for /metrics and /healthz only";
+            Err(ApiError::forbidden("operators_key", message)
+                .hint("`belljar key create` without --operator makes one for sessions"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Whether the request is meant for this server, and comes from no page that may not call it.
+fn check_names(app: &App, uri: &Uri, headers: &HeaderMap) -> Result<(), ApiError> {
+    let host = host_of(uri, headers)?;
+    check_origin(headers, host, &app.guard)?;
+    if app.wants_keys() { Ok(()) } else { check_host(host, &app.guard) }
+}
+
+/// The one name by which the request calls us (RFC 9112, sections 3.2 and 3.2.2): that of its
+/// target, if it names one, or of its Host header. What could be read in two ways is refused, since
+/// a proxy in front of us may have read it in the other.
+fn host_of<'a>(uri: &'a Uri, headers: &'a HeaderMap) -> Result<&'a str, ApiError> {
+    let malformed = |what: &str| ApiError::new(StatusCode::BAD_REQUEST, "malformed", what);
+    let mut hosts = headers.get_all(header::HOST).into_iter();
+    let host = match hosts.next() {
+        Some(host) => host.to_str().map_err(|_| malformed("the Host header is not text"))?,
+        None => "",
+    };
+    if hosts.next().is_some() {
+        return Err(malformed("the request has more than one Host header"));
+    }
+    match uri.authority().map(|authority| authority.as_str()) {
+        Some(target) if !host.is_empty() && !target.eq_ignore_ascii_case(host) => {
+            Err(malformed("the request's target and its Host header name different hosts"))
+        }
+        Some(target) => Ok(target),
+        None => Ok(host),
+    }
+}
+
+/// As much of what a caller sent as is worth repeating.
+fn shown(text: &str) -> Cow<'_, str> {
+    match text.char_indices().nth(MAX_SHOWN) {
+        Some((end, _)) => Cow::Owned(format!("{}…", &text[..end])),
+        None => Cow::Borrowed(text),
+    }
 }
 
 /// Whoever comes with a ticket comes as the one who asked for it, if his key is still good.
@@ -135,36 +222,39 @@ fn shown_key(headers: &HeaderMap) -> Option<&str> {
     bearer.or_else(|| headers.get("x-api-key")?.to_str().ok())
 }
 
-fn check_host(headers: &HeaderMap, config: &GuardConfig) -> Result<(), ApiError> {
+fn check_host(host: &str, config: &GuardConfig) -> Result<(), ApiError> {
     if config.local_socket {
         return Ok(());
     }
-    let host = headers.get(header::HOST).and_then(|value| value.to_str().ok()).unwrap_or_default();
     if is_loopback(host) || config.hosts.iter().any(|known| known.eq_ignore_ascii_case(name(host)))
     {
         return Ok(());
     }
-    Err(ApiError::forbidden("wrong_host", format!("this server is not called `{host}`")).hint(
+    let message = format!("this server is not called `{}`", shown(host));
+    Err(ApiError::forbidden("wrong_host", message).hint(
         "call it by 127.0.0.1 or localhost, add the name to BELLJAR_ALLOWED_HOSTS, or create an \
          API key",
     ))
 }
 
-fn check_origin(headers: &HeaderMap, config: &GuardConfig) -> Result<(), ApiError> {
+fn check_origin(headers: &HeaderMap, host: &str, config: &GuardConfig) -> Result<(), ApiError> {
     let Some(origin) = headers.get(header::ORIGIN) else { return Ok(()) };
     let origin = origin.to_str().unwrap_or_default();
-    let host = headers.get(header::HOST).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let own = origin.split_once("://").is_some_and(|(_, authority)| authority == host);
-    let known = config.origins.iter().any(|known| known.eq_ignore_ascii_case(origin));
+    let known = config.knows_origin(origin);
     // Its own pages, as long as the name in both is really ours.
     if known || (own && (is_loopback(host) || config.keys_required || config.local_socket)) {
         return Ok(());
     }
-    Err(ApiError::forbidden(
-        "wrong_origin",
-        format!("web pages of `{origin}` may not call this server"),
-    )
-    .hint("add the origin to BELLJAR_ALLOWED_ORIGINS"))
+    let message = format!("web pages of `{}` may not call this server", shown(origin));
+    Err(ApiError::forbidden("wrong_origin", message)
+        .hint("add the origin to BELLJAR_ALLOWED_ORIGINS"))
+}
+
+impl GuardConfig {
+    pub(crate) fn knows_origin(&self, origin: &str) -> bool {
+        self.origins.iter().any(|known| known.eq_ignore_ascii_case(origin))
+    }
 }
 
 /// The name in a Host header, without the port.
@@ -195,12 +285,12 @@ mod tests {
     fn a_page_that_points_its_own_name_at_us_is_refused() {
         let config = GuardConfig { hosts: vec!["jar.lan".into()], ..GuardConfig::default() };
         for good in ["127.0.0.1:8000", "localhost", "LOCALHOST:1", "[::1]:8000", "jar.lan:80"] {
-            assert!(check_host(&headers(&[("host", good)]), &config).is_ok(), "{good}");
+            assert!(check_host(good, &config).is_ok(), "{good}");
         }
         for bad in
             ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example:8000", "", "[::2]"]
         {
-            assert!(check_host(&headers(&[("host", bad)]), &config).is_err(), "{bad}");
+            assert!(check_host(bad, &config).is_err(), "{bad}");
         }
     }
 
@@ -208,16 +298,34 @@ mod tests {
     fn a_page_of_another_site_is_refused() {
         let config =
             GuardConfig { origins: vec!["https://app.example".into()], ..GuardConfig::default() };
-        let with = |origin: &str, host: &str| {
-            check_origin(&headers(&[("origin", origin), ("host", host)]), &config)
-        };
+        let with =
+            |origin: &str, host: &str| check_origin(&headers(&[("origin", origin)]), host, &config);
         assert!(with("http://127.0.0.1:8000", "127.0.0.1:8000").is_ok());
         assert!(with("https://app.example", "127.0.0.1:8000").is_ok());
         assert!(with("http://evil.example", "127.0.0.1:8000").is_err());
         assert!(with("http://evil.example", "evil.example").is_err(), "rebound");
         assert!(with("http://127.0.0.1:9999", "127.0.0.1:8000").is_err(), "another port");
         assert!(with("null", "127.0.0.1:8000").is_err());
-        assert!(check_origin(&headers(&[]), &config).is_ok(), "not a browser");
+        assert!(check_origin(&headers(&[]), "", &config).is_ok(), "not a browser");
+    }
+
+    #[test]
+    fn a_request_calls_us_by_one_name() {
+        let host = |target: &str, hosts: &[&str]| {
+            let mut headers = HeaderMap::new();
+            for host in hosts {
+                headers.append("host", host.parse().unwrap());
+            }
+            let uri = target.parse().unwrap();
+            host_of(&uri, &headers).map(str::to_owned).map_err(|error| error.status.as_u16())
+        };
+        assert_eq!(host("/x", &["127.0.0.1:1"]), Ok("127.0.0.1:1".into()));
+        assert_eq!(host("http://evil.example/x", &[]), Ok("evil.example".into()));
+        assert_eq!(host("http://LOCALHOST/x", &["localhost"]), Ok("LOCALHOST".into()));
+        assert_eq!(host("/x", &[]), Ok(String::new()));
+        assert_eq!(host("/x", &["127.0.0.1", "evil.example"]), Err(400));
+        assert_eq!(host("/x", &["127.0.0.1", "127.0.0.1"]), Err(400));
+        assert_eq!(host("http://evil.example/x", &["127.0.0.1"]), Err(400));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use axum::extract::{FromRequest, FromRequestParts, Request};
 use axum::http::request::Parts;
 use axum::http::{StatusCode, header};
 use http_body_util::BodyExt;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, IgnoredAny};
 
 use crate::error::ApiError;
 
@@ -62,14 +62,55 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
 }
 
 fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
-    serde_json::from_slice(bytes).map_err(|error| {
-        if error.is_data() {
-            ApiError::invalid(error.to_string())
-        } else {
-            let message = format!("the body is not JSON: {error}");
-            ApiError::new(StatusCode::BAD_REQUEST, "malformed", message)
-        }
+    let not_json = |error: &dyn std::fmt::Display| {
+        let message = format!("the body is not JSON: {error}");
+        ApiError::new(StatusCode::BAD_REQUEST, "malformed", message)
+    };
+    let text = std::str::from_utf8(bytes).map_err(|error| not_json(&error))?;
+    // Asked on its own: some of what is no error of the notation is reported as if it were one.
+    serde_json::from_str::<IgnoredAny>(text).map_err(|error| not_json(&error))?;
+    if !text.trim_start().starts_with('{') {
+        return Err(ApiError::invalid("the body is not an object"));
+    }
+    let mut reader = serde_json::Deserializer::from_str(text);
+    serde_path_to_error::deserialize(&mut reader).map_err(|error| {
+        let (path, why) = (error.path().to_string(), in_plain_words(error.inner()));
+        // Of the whole body, or of what has no name yet.
+        let unnamed = matches!(path.as_str(), "." | "?");
+        ApiError::invalid(if unnamed { why } else { format!("{path}: {why}") })
     })
+}
+
+/// Characters of an error: it repeats the value, which may be as long as the body.
+const MAX_ERROR: usize = 400;
+
+/// What is wrong with a value, without the names of our types and without its line, which nobody
+/// has written.
+pub(crate) fn in_plain_words(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    let text = text.rsplit_once(" at line ").map_or(&text[..], |(text, _)| text);
+    let text = match text.split_once(", expected ") {
+        Some((found, wanted)) => format!("{found}, expected {}", plain_type(wanted)),
+        None => text.to_owned(),
+    };
+    match text.char_indices().nth(MAX_ERROR) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text,
+    }
+}
+
+/// What JSON calls what Rust calls so.
+fn plain_type(wanted: &str) -> &str {
+    match wanted.split(' ').next().unwrap_or_default() {
+        "u8" | "u16" | "u32" | "u64" | "usize" => "a whole number, not below 0",
+        "i8" | "i16" | "i32" | "i64" | "isize" => "a whole number",
+        "f32" | "f64" => "a number",
+        "struct" | "map" => "an object",
+        _ if wanted == "a map" => "an object",
+        _ if wanted == "a sequence" => "an array",
+        _ if wanted == "string or map" => "a string",
+        _ => wanted,
+    }
 }
 
 /// The whole body, or why not. What is too large is read to its end, within reason: who is still
@@ -148,5 +189,62 @@ impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for Path<T>
             ApiError::new(StatusCode::BAD_REQUEST, "malformed", error.body_text())
         })?;
         Ok(Path(path.0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde::Deserialize;
+
+    use super::*;
+
+    #[derive(Debug, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    #[expect(dead_code, reason = "only read from JSON")]
+    struct Outer {
+        number: Option<u64>,
+        inner: Option<Inner>,
+        list: Option<Vec<f64>>,
+    }
+
+    #[derive(Debug, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    #[expect(dead_code, reason = "only read from JSON")]
+    struct Inner {
+        word: Option<String>,
+    }
+
+    #[test]
+    fn errors_name_the_field_and_speak_of_json() {
+        for (body, said) in [
+            (
+                "{\"number\": \"x\"}",
+                "number: invalid type: string \"x\", expected a whole number, not below 0",
+            ),
+            (
+                "{\"number\": -1}",
+                "number: invalid value: integer `-1`, expected a whole number, not below 0",
+            ),
+            ("{\"number\": 1e999}", "number: number out of range"),
+            ("{\"inner\": 1}", "inner: invalid type: integer `1`, expected an object"),
+            (
+                "{\"inner\": {\"word\": []}}",
+                "inner.word: invalid type: sequence, expected a string",
+            ),
+            ("{\"inner\": {\"x\": 1}}", "inner.x: unknown field `x`, expected `word`"),
+            ("{\"list\": [1, null]}", "list[1]: invalid type: null, expected a number"),
+            ("{\"list\": 1}", "list: invalid type: integer `1`, expected an array"),
+            ("[1, {}, []]", "the body is not an object"),
+            ("7", "the body is not an object"),
+        ] {
+            let error = parse::<Outer>(body.as_bytes()).unwrap_err();
+            assert_eq!((error.status.as_u16(), &error.message[..]), (422, said), "{body}");
+        }
+        for body in ["", "{", "{'a': 1}", "{} {}", "{\"number\": 01}", "nul"] {
+            let error = parse::<Outer>(body.as_bytes()).unwrap_err();
+            assert_eq!(error.status.as_u16(), 400, "{body}: {}", error.message);
+        }
+        let long = format!("{{\"number\": \"{}\"}}", "x".repeat(100_000));
+        assert!(parse::<Outer>(long.as_bytes()).unwrap_err().message.len() < 1000);
     }
 }

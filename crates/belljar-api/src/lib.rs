@@ -14,6 +14,7 @@ mod artifacts;
 mod branches;
 mod browser;
 mod compat;
+mod cors;
 mod datasets;
 pub mod error;
 mod execs;

@@ -25,6 +25,10 @@ use tower::ServiceExt;
 /// Connections at the same time; more wait to be accepted.
 const MAX_CONNECTIONS: u32 = 16_384;
 
+/// Bytes of a request's line and headers. More are refused with 431, before anybody looks at them;
+/// hyper's own bound of 400 KiB would let every connection hold that much.
+const MAX_HEAD: usize = 64 * 1024;
+
 /// A client that takes longer to say what it wants, or to shake hands, is not serious.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -251,6 +255,7 @@ async fn converse(
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEADER_TIMEOUT)
+        .max_buf_size(MAX_HEAD)
         .serve_connection(TokioIo::new(stream), service)
         .with_upgrades();
     let mut connection = pin!(connection);

@@ -100,7 +100,7 @@ pub(crate) struct AskedLimits {
 pub(crate) struct Size(pub u64);
 
 #[derive(Debug, Deserialize, ToSchema)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected a number of bytes, or text such as 512M")]
 pub(crate) enum NumberOrText {
     Number(u64),
     Text(String),

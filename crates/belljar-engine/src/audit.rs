@@ -1,35 +1,57 @@
-//! Who did what, when, and how it went: one line of JSON each, in a file of its own.
+//! Who did what, when, and how it went: one line of JSON each, in `audit.log`.
 //!
 //! Code is named by its hash unless the operator asked for the code itself. Secrets have no place
 //! here: keys are named by their id.
+//!
+//! Requests that were refused before anybody knew whose they are come from strangers, as many as
+//! they like to send. They have a file of their own, `refusals.log`, so that they cannot push out
+//! what tenants did, and those that repeat are counted (see [`refusals`]).
 
+mod refusals;
+
+use std::borrow::Cow;
 use std::fs::{self, File};
 use std::io::Write;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::Path;
-use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
+use self::refusals::{Refusals, Refused, WINDOW};
 use crate::Principal;
 use crate::clock;
 
 /// Lines that wait to be written. Beyond that they are counted and said to be missing.
 const QUEUE: usize = 8192;
 
-/// The file is renamed to `audit.log.1` when it has grown to this size.
+/// `audit.log` is renamed to `audit.log.1` when it has grown to this size.
 const MAX_BYTES: u64 = 64 * 1024 * 1024;
+
+/// The same for `refusals.log`.
+const MAX_REFUSAL_BYTES: u64 = 16 * 1024 * 1024;
+
+/// Characters of any field but the code: ids, names and sentences are shorter, and what a caller
+/// sent is not to fill the log.
+const MAX_FIELD: usize = 512;
+
+/// Bytes of code in a line, where the operator asked for code. Its hash is that of the whole.
+const MAX_CODE: usize = 64 * 1024;
 
 #[derive(Debug, Clone)]
 pub struct Audit {
     queue: SyncSender<Message>,
     whole_code: bool,
+    refusals: Arc<Mutex<Refusals>>,
 }
 
 #[derive(Debug)]
 enum Message {
     Line(Vec<u8>),
+    Refusal(Vec<u8>),
     /// Dropped when everything before it has been written.
     Flush(SyncSender<()>),
 }
@@ -43,7 +65,7 @@ pub struct Entry<'a> {
     pub session: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub exec: Option<&'a str>,
-    /// Of a denial: what was asked for.
+    /// What the action was about, where the other fields do not say.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub detail: Option<&'a str>,
     #[serde(skip)]
@@ -61,36 +83,77 @@ struct Line<'a> {
     code_sha256: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     code: Option<String>,
+    /// How many refusals this line stands for, if more than one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    times: Option<u64>,
 }
 
 impl Audit {
-    /// Appends to `path` from a thread of its own.
+    /// Appends to `path`, and to `refusals.log` beside it, from a thread of its own.
     pub fn open(path: &Path, whole_code: bool) -> std::io::Result<Audit> {
-        let file = append_to(path)?;
+        let log = Log { path: path.into(), max_bytes: MAX_BYTES, file: Some(append_to(path)?) };
         let (sender, queue) = sync_channel(QUEUE);
-        let path = path.to_owned();
-        std::thread::Builder::new()
-            .name("audit".into())
-            .spawn(move || write(file, &path, &queue))?;
-        Ok(Audit { queue: sender, whole_code })
+        let refusals = Arc::new(Mutex::new(Refusals::new(Instant::now())));
+        let writer = Writer {
+            log,
+            // Made with the first refusal.
+            refusal_log: Log {
+                path: path.with_file_name("refusals.log"),
+                max_bytes: MAX_REFUSAL_BYTES,
+                file: None,
+            },
+            refusals: Arc::clone(&refusals),
+        };
+        std::thread::Builder::new().name("audit".into()).spawn(move || writer.run(&queue))?;
+        Ok(Audit { queue: sender, whole_code, refusals })
     }
 
     pub fn note(&self, who: &Principal, entry: &Entry<'_>) {
-        let line = Line {
+        let code = entry
+            .code
+            .filter(|_| self.whole_code)
+            .map(|code| String::from_utf8_lossy(&code[..code.len().min(MAX_CODE)]).into_owned());
+        let outcome = clipped(entry.outcome);
+        let [session, exec, detail] =
+            [entry.session, entry.exec, entry.detail].map(|field| field.map(clipped));
+        let bounded = Entry {
+            action: entry.action,
+            outcome: &outcome,
+            session: session.as_deref(),
+            exec: exec.as_deref(),
+            detail: detail.as_deref(),
+            code: None,
+        };
+        let text = Line {
             time: clock::rfc3339(clock::now_ms()),
             tenant: &who.tenant,
             key: who.key_id.as_deref(),
             code_sha256: entry.code.map(hash),
-            code: entry
-                .code
-                .filter(|_| self.whole_code)
-                .map(|code| String::from_utf8_lossy(code).into_owned()),
-            entry,
+            code,
+            times: None,
+            entry: &bounded,
+        }
+        .to_bytes();
+        self.send(entry.action, Message::Line(text));
+    }
+
+    /// A request that was refused before it did anything: `who` is known if it showed a good key.
+    pub fn refuse(&self, who: Option<&Principal>, outcome: &'static str, detail: &str) {
+        let refused = Refused {
+            tenant: who.map_or_else(|| "-".into(), |who| who.tenant.clone()),
+            key: who.and_then(|who| who.key_id.clone()),
+            outcome,
+            detail: clipped(detail).into_owned(),
         };
-        let Ok(mut text) = serde_json::to_vec(&line) else { return };
-        text.push(b'\n');
-        if let Err(TrySendError::Full(_)) = self.queue.try_send(Message::Line(text)) {
-            tracing::error!(action = entry.action, "an audit line was lost: the disk is too slow");
+        let told = crate::lock(&self.refusals).note(refused, Instant::now());
+        for (refused, times) in told {
+            self.send("deny", Message::Refusal(refused.line(times)));
+        }
+    }
+
+    fn send(&self, action: &str, message: Message) {
+        if let Err(TrySendError::Full(_)) = self.queue.try_send(message) {
+            tracing::error!(action, "an audit line was lost: the disk is too slow");
         }
     }
 
@@ -104,6 +167,23 @@ impl Audit {
     }
 }
 
+impl Line<'_> {
+    fn to_bytes(&self) -> Vec<u8> {
+        // Strings and numbers always serialize.
+        let mut text = serde_json::to_vec(self).unwrap_or_default();
+        text.push(b'\n');
+        text
+    }
+}
+
+/// The beginning of a field that is too long.
+fn clipped(field: &str) -> Cow<'_, str> {
+    match field.char_indices().nth(MAX_FIELD) {
+        Some((end, _)) => Cow::Owned(format!("{}…", &field[..end])),
+        None => Cow::Borrowed(field),
+    }
+}
+
 #[must_use]
 pub fn hash(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
@@ -113,30 +193,72 @@ fn append_to(path: &Path) -> std::io::Result<File> {
     File::options().create(true).append(true).mode(0o600).open(path)
 }
 
-fn write(mut file: File, path: &Path, queue: &Receiver<Message>) {
-    while let Ok(first) = queue.recv() {
-        let (mut lines, mut waiting) = (Vec::new(), Vec::new());
-        for message in std::iter::once(first).chain(queue.try_iter().take(QUEUE)) {
-            match message {
-                Message::Line(line) => lines.extend(line),
-                Message::Flush(written) => waiting.push(written),
+/// What the thread has that writes.
+struct Writer {
+    log: Log,
+    refusal_log: Log,
+    refusals: Arc<Mutex<Refusals>>,
+}
+
+impl Writer {
+    fn run(mut self, queue: &Receiver<Message>) {
+        loop {
+            // Counts of refusals are due even if nothing else happens.
+            let first = match queue.recv_timeout(WINDOW) {
+                Ok(message) => Some(message),
+                Err(RecvTimeoutError::Timeout) => None,
+                Err(RecvTimeoutError::Disconnected) => break,
+            };
+            let (mut lines, mut refusals, mut waiting) = (Vec::new(), Vec::new(), Vec::new());
+            for message in first.into_iter().chain(queue.try_iter().take(QUEUE)) {
+                match message {
+                    Message::Line(line) => lines.extend(line),
+                    Message::Refusal(line) => refusals.extend(line),
+                    Message::Flush(written) => waiting.push(written),
+                }
             }
+            // Whoever flushes is about to end, and wants the counts too.
+            let now = Instant::now();
+            let counted = match waiting.is_empty() {
+                true => crate::lock(&self.refusals).due(now),
+                false => crate::lock(&self.refusals).all(now),
+            };
+            refusals.extend(counted.into_iter().flat_map(|(refused, times)| refused.line(times)));
+            self.log.append(&lines);
+            self.refusal_log.append(&refusals);
+            drop(waiting);
         }
-        if file.metadata().is_ok_and(|metadata| metadata.len() > MAX_BYTES) {
+    }
+}
+
+/// A file that is put aside, as `.1`, when it is full.
+struct Log {
+    path: PathBuf,
+    max_bytes: u64,
+    file: Option<File>,
+}
+
+impl Log {
+    fn append(&mut self, lines: &[u8]) {
+        if lines.is_empty() {
+            return;
+        }
+        let is_full = |file: &File| file.metadata().is_ok_and(|it| it.len() > self.max_bytes);
+        if self.file.as_ref().is_none_or(is_full) {
             // Unless another process, such as `belljar key`, has just done it: then what stands
             // there is fresh, and must not replace the full one.
-            if is_at(&file, path) {
-                let _ = fs::rename(path, path.with_extension("log.1"));
+            if self.file.as_ref().is_some_and(|file| is_at(file, &self.path)) {
+                let _ = fs::rename(&self.path, self.path.with_extension("log.1"));
             }
-            match append_to(path) {
-                Ok(fresh) => file = fresh,
+            match append_to(&self.path) {
+                Ok(fresh) => self.file = Some(fresh),
                 Err(error) => tracing::error!("failed to begin a new audit log: {error}"),
             }
         }
-        if let Err(error) = file.write_all(&lines) {
+        let Some(file) = &mut self.file else { return };
+        if let Err(error) = file.write_all(lines) {
             tracing::error!("failed to write to the audit log: {error}");
         }
-        drop(waiting);
     }
 }
 
@@ -179,5 +301,47 @@ mod tests {
         assert_eq!(fs::read_to_string(&path).unwrap().lines().count(), 3);
         let aside = fs::metadata(directory.path().join("audit.log.1")).unwrap();
         assert_eq!(aside.len(), MAX_BYTES + 1);
+    }
+
+    #[test]
+    fn no_field_fills_the_log() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("audit.log");
+        let audit = Audit::open(&path, true).unwrap();
+        let long = "\u{1}".repeat(1 << 20);
+        let [session, exec, detail] = [Some(long.as_str()); 3];
+        let code = Some(long.as_bytes());
+        audit.note(
+            &Principal::default(),
+            &Entry { action: "exec", outcome: &long, session, exec, detail, code },
+        );
+        audit.flush();
+        let line = fs::read_to_string(&path).unwrap();
+        // A control character takes six bytes in JSON.
+        assert!(line.len() < 6 * (4 * (MAX_FIELD + 1) + MAX_CODE) + 1000, "{}", line.len());
+        assert!(line.contains(&hash(long.as_bytes())), "the hash is that of all of it");
+    }
+
+    #[test]
+    fn refusals_are_counted_in_a_file_of_their_own() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("audit.log");
+        let audit = Audit::open(&path, false).unwrap();
+        note(&audit, "create");
+        audit.flush();
+        let refusals = path.with_file_name("refusals.log");
+        assert!(!refusals.exists(), "made with the first");
+        for number in 0..10_000 {
+            audit.refuse(None, "unauthorized", "GET /v1/sessions");
+            audit.refuse(None, "unauthorized", &format!("GET /{number}"));
+        }
+        audit.flush();
+        assert_eq!(fs::read_to_string(&path).unwrap().lines().count(), 1);
+        let text = fs::read_to_string(&refusals).unwrap();
+        let lines: Vec<serde_json::Value> =
+            text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert!(lines.len() <= refusals::MAX_LINES, "{}", lines.len());
+        let told: u64 = lines.iter().map(|line| line["times"].as_u64().unwrap_or(1)).sum();
+        assert_eq!(told, 20_000, "none is lost");
     }
 }

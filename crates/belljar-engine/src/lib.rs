@@ -44,8 +44,8 @@ pub(crate) fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, 
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// An id that nobody has had: `prefix_` and 64 random bits.
+/// An id that nobody has had, and nobody guesses: `prefix_` and 128 random bits.
 #[must_use]
 pub fn new_id(prefix: &str) -> String {
-    format!("{prefix}_{}", &belljar_sys::process::random_name()[..16])
+    format!("{prefix}_{}", belljar_sys::process::random_name())
 }

@@ -193,10 +193,14 @@ pub(crate) fn refusal(what: &str, path: &[u8], error: &io::Error) -> Refusal {
         Error::AlreadyExists => RefusalCode::Exists,
         Error::IsADirectory => RefusalCode::IsADirectory,
         Error::StorageFull | Error::QuotaExceeded => RefusalCode::NoSpace,
-        Error::PermissionDenied | Error::ReadOnlyFilesystem => RefusalCode::NotPermitted,
+        // What is mounted is busy for as long as the sandbox is there.
+        Error::PermissionDenied | Error::ReadOnlyFilesystem | Error::ResourceBusy => {
+            RefusalCode::NotPermitted
+        }
         Error::InvalidInput | Error::InvalidFilename => RefusalCode::Invalid,
         // Somebody holds a lease on it.
         Error::WouldBlock => RefusalCode::Busy,
+        _ if visit::is_about_the_path(error) => RefusalCode::NotAFile,
         _ => RefusalCode::Failed,
     };
     refuse(code, format!("failed to {what} `{}`: {error}", shown(path)))

@@ -4,14 +4,17 @@
 //! Runs inside the sandbox. Only `/proc` is not what it seems: ours shows ourselves.
 
 use std::ffi::OsStr;
-use std::fs::{self, Metadata};
+use std::fs;
 use std::io;
-use std::os::fd::OwnedFd;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
+use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat, StatxAttributes, StatxFlags};
+
 use crate::glob::Glob;
+use crate::tree::Identity;
 
 /// `/proc`, as statfs tells it.
 const PROC_SUPER_MAGIC: i64 = 0x9fa0;
@@ -36,7 +39,14 @@ pub enum Kind {
 
 /// What stands at a path; a link is a link.
 pub fn look(path: &[u8]) -> io::Result<Seen> {
-    Ok(seen(path.to_vec(), &fs::symlink_metadata(as_path(path))?))
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let found = rustix::fs::open(as_path(path), flags, Mode::empty())?;
+    match refuse_proc(&found) {
+        // gVisor does not tell of what was not really opened.
+        Err(error) if error.raw_os_error() == Some(libc::EBADF) => {}
+        refused => refused?,
+    }
+    Ok(seen(path.to_vec(), &rustix::fs::fstat(&found)?))
 }
 
 /// What is wanted of a directory.
@@ -65,31 +75,37 @@ pub fn list(path: &[u8], wanted: &Wanted<'_>) -> io::Result<(Vec<Seen>, u64)> {
     let mut waiting = vec![(Vec::new(), 0)];
     while let Some((directory, depth)) = waiting.pop() {
         let full = as_path(path).join(as_path(&directory));
-        let entries = match fs::read_dir(&full) {
+        let entries = match open_directory(&full, depth == 0) {
             // One that vanished or is closed to us is listed as what it is, without what is in it.
             Err(_) if depth > 0 => continue,
             entries => entries?,
         };
         let mut names: Vec<Vec<u8>> = Vec::new();
-        for entry in entries {
+        for entry in Dir::read_from(&entries)? {
+            let entry = entry?;
+            let name = entry.file_name().to_bytes();
+            if matches!(name, b"." | b"..") {
+                continue;
+            }
             examined += 1;
             if names.len() as u64 >= max.saturating_mul(2) || examined > MAX_EXAMINED {
                 more += 1;
                 continue;
             }
-            let name = entry?.file_name().into_vec();
             if hidden || !name.starts_with(b".") {
-                names.push(name);
+                names.push(name.to_vec());
             }
         }
         names.sort();
         for name in names {
-            let Ok(metadata) = fs::symlink_metadata(full.join(as_path(&name))) else { continue };
+            let stat = rustix::fs::statat(&entries, &name[..], AtFlags::SYMLINK_NOFOLLOW);
+            let Ok(stat) = stat else { continue };
             let below = match directory.is_empty() {
                 true => name,
                 false => [&directory[..], b"/", &name].concat(),
             };
-            if recursive && metadata.is_dir() && depth < max_depth {
+            let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
+            if recursive && is_directory && depth < max_depth {
                 waiting.push((below.clone(), depth + 1));
             }
             if glob.is_some_and(|glob| !glob.matches(&below)) {
@@ -99,7 +115,7 @@ pub fn list(path: &[u8], wanted: &Wanted<'_>) -> io::Result<(Vec<Seen>, u64)> {
                 more += 1;
                 continue;
             }
-            found.push(seen(below, &metadata));
+            found.push(seen(below, &stat));
         }
     }
     found.sort_by(|a, b| a.path.cmp(&b.path));
@@ -112,11 +128,7 @@ pub fn append(path: &[u8], mode: u32) -> io::Result<OwnedFd> {
     let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
     let mut options = fs::File::options();
     options.append(true).create(true).mode(mode).custom_flags(flags);
-    let file = options.open(as_path(path)).map_err(|error| match error.raw_os_error() {
-        // Nobody reads this pipe, or there is nothing behind this device.
-        Some(libc::ENXIO) => io::Error::new(io::ErrorKind::InvalidData, "not a regular file"),
-        _ => error,
-    })?;
+    let file = options.open(as_path(path)).map_err(no_file)?;
     refuse_proc(&file)?;
     let file: OwnedFd = file.into();
     crate::channel::check_written_file(&file)?;
@@ -126,7 +138,8 @@ pub fn append(path: &[u8], mode: u32) -> io::Result<OwnedFd> {
 /// Opens a plain file for reading; never blocks.
 pub fn open(path: &[u8]) -> io::Result<OwnedFd> {
     let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
-    let file = fs::File::options().read(true).custom_flags(flags).open(as_path(path))?;
+    let file = fs::File::options().read(true).custom_flags(flags).open(as_path(path));
+    let file = file.map_err(no_file)?;
     if file.metadata()?.is_dir() {
         return Err(io::ErrorKind::IsADirectory.into());
     }
@@ -141,9 +154,14 @@ pub fn make_directory(path: &[u8]) -> io::Result<()> {
     fs::create_dir_all(as_path(path))
 }
 
-/// Removes what stands at a path; a link goes, and not what it leads to.
+/// Removes what stands at a path; a link goes, and not what it leads to. What something is mounted
+/// on cannot go, and then nothing in it does.
 pub fn remove(path: &[u8], recursive: bool) -> io::Result<()> {
     let path = as_path(path);
+    if is_mounted(path) {
+        let why = "it is mounted there, and cannot be removed";
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
+    }
     match fs::symlink_metadata(path)?.is_dir() {
         true if recursive => fs::remove_dir_all(path),
         true => fs::remove_dir(path),
@@ -162,7 +180,7 @@ pub fn rename(from: &[u8], to: &[u8]) -> io::Result<()> {
                 return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
             }
             let beside = to.with_extension(format!("{}.part", crate::process::random_name()));
-            let copied = fs::copy(from, &beside).and_then(|_| fs::rename(&beside, to));
+            let copied = copy_file(from, &beside).and_then(|()| fs::rename(&beside, to));
             if copied.is_err() {
                 let _ = fs::remove_file(&beside);
             }
@@ -172,13 +190,54 @@ pub fn rename(from: &[u8], to: &[u8]) -> io::Result<()> {
     }
 }
 
+/// Copies a plain file with its permissions to where nothing is.
+fn copy_file(from: &Path, to: &Path) -> io::Result<()> {
+    let mut source = fs::File::from(open(from.as_os_str().as_bytes())?);
+    let mut target = fs::File::options().write(true).create_new(true).mode(0o600).open(to)?;
+    io::copy(&mut source, &mut target)?;
+    target.set_permissions(source.metadata()?.permissions())
+}
+
+/// Whether what stands at a path is to blame for an error, and not us: links that lead to each
+/// other, or something that has nothing to be read.
+#[must_use]
+pub fn is_about_the_path(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ELOOP | libc::ENXIO | libc::ENODEV))
+}
+
 /// A path without links.
 pub fn real(path: &[u8]) -> io::Result<std::path::PathBuf> {
     fs::canonicalize(as_path(path))
 }
 
-/// What is in there is about us, who opens it, and not about the sandbox.
-fn refuse_proc(file: &fs::File) -> io::Result<()> {
+/// A directory to be listed. Looked at after it was opened, so that nobody can swap it.
+fn open_directory(path: &Path, follow: bool) -> io::Result<OwnedFd> {
+    let mut flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    flags.set(OFlags::NOFOLLOW, !follow);
+    let directory = rustix::fs::open(path, flags, Mode::empty())?;
+    refuse_proc(&directory)?;
+    Ok(directory)
+}
+
+/// Whether something is mounted at a path, as far as the kernel tells.
+fn is_mounted(path: &Path) -> bool {
+    let flags = AtFlags::SYMLINK_NOFOLLOW;
+    let told = rustix::fs::statx(CWD, path, flags, StatxFlags::empty());
+    told.is_ok_and(|told| told.stx_attributes.contains(StatxAttributes::MOUNT_ROOT))
+}
+
+/// Sockets, terminals that are nobody's and devices with nothing behind them cannot be opened.
+fn no_file(error: io::Error) -> io::Error {
+    match error.raw_os_error() {
+        Some(libc::ENXIO | libc::ENODEV) => {
+            io::Error::new(io::ErrorKind::InvalidData, "not a regular file")
+        }
+        _ => error,
+    }
+}
+
+/// What is in `/proc` is about us, who open it, and not about the sandbox.
+fn refuse_proc(file: impl AsFd) -> io::Result<()> {
     match rustix::fs::fstatfs(file)?.f_type {
         PROC_SUPER_MAGIC => Err(io::Error::new(
             io::ErrorKind::PermissionDenied,
@@ -188,16 +247,16 @@ fn refuse_proc(file: &fs::File) -> io::Result<()> {
     }
 }
 
-fn seen(path: Vec<u8>, metadata: &Metadata) -> Seen {
-    let kind = match metadata.file_type() {
-        kind if kind.is_file() => Kind::File,
-        kind if kind.is_dir() => Kind::Directory,
-        kind if kind.is_symlink() => Kind::Link,
+fn seen(path: Vec<u8>, stat: &Stat) -> Seen {
+    let kind = match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile => Kind::File,
+        FileType::Directory => Kind::Directory,
+        FileType::Symlink => Kind::Link,
         _ => Kind::Other,
     };
-    let modified_ns =
-        metadata.mtime().saturating_mul(1_000_000_000).saturating_add(metadata.mtime_nsec());
-    Seen { path, kind, size: metadata.len(), mode: metadata.mode() & 0o7777, modified_ns }
+    let identity = Identity::of(stat);
+    let mode = stat.st_mode & 0o7777;
+    Seen { path, kind, size: identity.size, mode, modified_ns: identity.modified_ns }
 }
 
 fn as_path(bytes: &[u8]) -> &Path {
@@ -206,6 +265,7 @@ fn as_path(bytes: &[u8]) -> &Path {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::ffi::OsStringExt;
     use std::os::unix::fs::symlink;
 
     use super::*;
@@ -250,9 +310,20 @@ mod tests {
         )
         .unwrap();
         assert!(open(&path("file")).is_ok() && open(&path("link")).is_ok());
-        for bad in [path("pipe"), path("."), path("none"), b"/proc/self/mem".to_vec()] {
+        let _socket = std::os::unix::net::UnixListener::bind(directory.path().join("s")).unwrap();
+        for bad in [path("pipe"), path("."), path("none"), path("s"), b"/proc/self/mem".to_vec()] {
             assert!(open(&bad).is_err(), "{}", String::from_utf8_lossy(&bad));
         }
+        let wanted = Wanted { recursive: false, max: 9, max_depth: 1, glob: None, hidden: true };
+        symlink("/proc/self/map_files", directory.path().join("maps")).unwrap();
+        for about_us in [&b"/proc/self/map_files"[..], b"/proc", &path("maps")] {
+            assert!(list(about_us, &wanted).is_err(), "{}", String::from_utf8_lossy(about_us));
+        }
+        assert!(look(b"/proc/self/fd/0").is_err() && look(&path("maps")).is_ok());
+        assert!(rename(b"/proc/self/maps", &path("moved")).is_err());
+        assert!(!directory.path().join("moved").exists());
+        assert!(is_mounted(Path::new("/")) && is_mounted(Path::new("/proc")));
+        assert!(!is_mounted(directory.path()));
     }
 
     #[test]

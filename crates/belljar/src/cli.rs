@@ -699,8 +699,8 @@ to servers that want a key.
 
 Examples:
   belljar artifacts list --session demo
-  belljar artifacts get art_0123456789abcdef -o plots/
-  belljar artifacts get art_0123456789abcdef -o - | head
+  belljar artifacts get art_7d0c... -o plots/
+  belljar artifacts get art_7d0c... -o - | head
   belljar artifacts verify")]
 pub(crate) struct ArtifactsArgs {
     /// Where the server is [default: BELLJAR_URL, else http://127.0.0.1:8000]
@@ -850,6 +850,9 @@ pub(crate) struct KeyCreateArgs {
     /// What the process limits of the tenant's sessions may add up to [default: no limit]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) max_pids: Option<u64>,
+    /// A key for monitoring: it reads /metrics and all of /healthz, and has no sessions
+    #[arg(long, conflicts_with_all = ["tenant", "max_sessions", "max_memory", "max_pids"])]
+    pub(crate) operator: bool,
     /// Print the key and everything about it as JSON
     #[arg(long)]
     pub(crate) json: bool,
@@ -864,7 +867,7 @@ pub(crate) struct KeyListArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct KeyRevokeArgs {
-    /// The id of the key, such as key_0123456789abcdef
+    /// The id of the key, such as key_5a1f0c77d2b94e60a3c81f5be2097d46
     #[arg(value_name = "ID")]
     pub(crate) id: String,
     /// Print what is now known of the key as JSON
@@ -894,7 +897,7 @@ Sessions with storage BIND have a directory each, below SESSIONS_ROOT; `belljar 
 it. Colours only on a terminal, and none if NO_COLOR is set.
 
 Examples:
-  belljar view /var/lib/belljar/sessions/ses_0123456789abcdef
+  belljar view /var/lib/belljar/sessions/ses_5a1f...
   belljar view . --follow --no-state")]
 pub(crate) struct ViewArgs {
     /// The directory of a session

@@ -126,7 +126,7 @@ files = {'page.html': page, 'drawing.svg': svg, 'page.png': page, 'page.xhtml': 
 for name, text in files.items():
     with open(name, 'w') as f: f.write(text)
 for name, data in {'utf16.html': page.encode('utf-16'), 'nul.html': page.encode() + b'\0',
-                   'real.png': b'\x89PNG\r\n\x1a\n\0\0\0\rIHDR'}.items():
+                   'paper.pdf': b'%PDF-1.7\\n', 'real.png': b'\x89PNG\r\n\x1a\n\0\0\0\rIHDR'}.items():
     with open(name, 'wb') as f: f.write(data)
 "#;
     let result = session.python(code).await;
@@ -150,6 +150,8 @@ for name, data in {'utf16.html': page.encode('utf-16'), 'nul.html': page.encode(
             !runs || policy.starts_with("sandbox") && !policy.contains("allow-same-origin"),
             "{kind} {policy}"
         );
+        // What only is shown, such as a PDF, runs nothing either.
+        assert!(runs || policy.contains("script-src 'none'"), "{kind} {policy}");
         let part = ask(&server, Method::GET, &link(artifact), &[("range", "bytes=0-1")]).await;
         assert_eq!((part.status, header(&part, "content-security-policy")), (206, policy));
     }

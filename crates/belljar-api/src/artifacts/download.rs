@@ -30,6 +30,10 @@ const CAGE: &str = "sandbox allow-scripts; default-src 'none'; script-src 'unsaf
                     'unsafe-eval' blob:; style-src 'unsafe-inline'; img-src data: blob:; \
                     font-src data:; media-src data: blob:; worker-src blob:";
 
+/// The same for what is only shown, such as a PDF. Viewers of browsers do not work in a sandbox, so
+/// this is not one: it takes scripts, connections and forms from whatever a viewer makes of it.
+const SHOWN: &str = "script-src 'none'; connect-src 'none'; form-action 'none'; base-uri 'none'";
+
 #[derive(Debug, Deserialize, IntoParams)]
 pub(crate) struct Opened {
     /// From the artifact's link.
@@ -145,9 +149,8 @@ fn describe(row: &ArtifactRow, as_attachment: bool, headers: &mut HeaderMap) {
     set(header::CONTENT_DISPOSITION, &disposition(&row.name, as_attachment));
     set(header::X_CONTENT_TYPE_OPTIONS, "nosniff");
     set(header::REFERRER_POLICY, "no-referrer");
-    if is_active(&row.mime) {
-        set(header::CONTENT_SECURITY_POLICY, CAGE);
-    }
+    let policy = if is_active(&row.mime) { CAGE } else { SHOWN };
+    set(header::CONTENT_SECURITY_POLICY, policy);
 }
 
 fn etag(row: &ArtifactRow) -> String {

@@ -3,10 +3,11 @@
 //! A sweep removes what its own list does not name, and a start clears what is half copied. A
 //! server that is pointed at the store of another, by a state directory of its own and the same
 //! home, would remove everything that the other keeps. So the store says whose it is, and one
-//! server at a time has it.
+//! server at a time has it. The list is claimed as well: two servers with stores of their own and
+//! one list would each forget the artifacts of the other.
 
 use std::ffi::OsStr;
-use std::fs::{File, TryLockError};
+use std::fs::{self, File, TryLockError};
 use std::io::{self, Read, Seek, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
@@ -21,26 +22,44 @@ pub(super) struct Claim {
     _file: File,
 }
 
+/// The same for the list.
+#[derive(Debug)]
+pub(super) struct ListClaim {
+    _file: File,
+}
+
+impl ListClaim {
+    /// Claims the list in `database`, which need not be there yet. The lock is a file beside it:
+    /// SQLite has its own locks on the list.
+    pub(super) fn take(database: &Path) -> io::Result<ListClaim> {
+        let mut name = fs::canonicalize(database).unwrap_or_else(|_| database.into());
+        name.as_mut_os_string().push(".lock");
+        let file = open(&name)?;
+        lock(&file, "another server uses it; set ARTIFACTS_DB to a file of its own")?;
+        Ok(ListClaim { _file: file })
+    }
+}
+
+fn open(path: &Path) -> io::Result<File> {
+    let mut options = File::options();
+    options.read(true).write(true).create(true).truncate(false).mode(0o600).open(path)
+}
+
+fn lock(file: &File, if_taken: &str) -> io::Result<()> {
+    match file.try_lock() {
+        Ok(()) => Ok(()),
+        Err(TryLockError::WouldBlock) => Err(io::Error::new(io::ErrorKind::ResourceBusy, if_taken)),
+        Err(TryLockError::Error(error)) => Err(error),
+    }
+}
+
 impl Claim {
     /// Claims the store in `directory`, which is there, for the list in `database`. A store whose
     /// list is gone goes to whoever asks first.
     pub(super) fn take(directory: &Path, database: &Path) -> io::Result<Claim> {
         let database = std::path::absolute(database)?;
-        let mut file = File::options()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .open(directory.join(OWNER))?;
-        match file.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => {
-                let message = "another server uses it; set BLOBSTORE_DIR to a directory of its own";
-                return Err(io::Error::new(io::ErrorKind::ResourceBusy, message));
-            }
-            Err(TryLockError::Error(error)) => return Err(error),
-        }
+        let mut file = open(&directory.join(OWNER))?;
+        lock(&file, "another server uses it; set BLOBSTORE_DIR to a directory of its own")?;
         let mut owner = Vec::new();
         file.read_to_end(&mut owner)?;
         let owner = Path::new(OsStr::from_bytes(owner.trim_ascii_end()));
@@ -66,9 +85,23 @@ impl Claim {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-
     use super::*;
+
+    #[test]
+    fn a_list_has_one_server_at_a_time() {
+        let directory = tempfile::tempdir().unwrap();
+        let list = directory.path().join("artifacts.db");
+        let first = ListClaim::take(&list).unwrap();
+        fs::write(&list, "").unwrap();
+        let alias = directory.path().join("alias.db");
+        std::os::unix::fs::symlink(&list, &alias).unwrap();
+        for path in [&list, &alias] {
+            let second = ListClaim::take(path).unwrap_err().to_string();
+            assert!(second.contains("ARTIFACTS_DB"), "{second}");
+        }
+        drop(first);
+        ListClaim::take(&alias).unwrap();
+    }
 
     #[test]
     fn a_store_has_one_list_and_one_server_at_a_time() {

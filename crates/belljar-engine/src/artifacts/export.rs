@@ -2,8 +2,9 @@
 //! exports whose name nobody has had before.
 
 use std::collections::{BTreeSet, HashMap};
-use std::fs::{self, File};
+use std::fs::{self, DirBuilder, File};
 use std::io;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use belljar_proto::guest::TreeLimits;
@@ -11,7 +12,7 @@ use belljar_runtime::{Sandbox, paths};
 
 use super::Refused;
 use super::gather::Gathering;
-use super::ingest::{Origin, Place};
+use super::ingest::{Origin, Place, own_directory};
 use super::names::harmless;
 use super::shelf::Shelf;
 use crate::clock;
@@ -55,7 +56,8 @@ impl Shelf {
         let nowhere = vec![None; rows.len()];
         for mut artifact in self.show(rows, nowhere).await {
             let Some(name) = relative(&artifact.path) else { continue };
-            let (blob, directory) = (artifact.host_path.clone(), self.config.exports_dir.clone());
+            let blob = artifact.host_path.clone();
+            let directory = own_directory(&self.config.exports_dir, tenant);
             let (file, stamp) = (harmless(name.as_bytes()).unwrap_or_default(), stamp.clone());
             let placing =
                 tokio::task::spawn_blocking(move || place(&blob, &directory, &file, &stamp));
@@ -90,7 +92,7 @@ fn stamp() -> String {
 /// somebody was faster.
 fn place(blob: &Path, directory: &Path, file: &Path, stamp: &str) -> io::Result<PathBuf> {
     let folder = directory.join(file.parent().unwrap_or(Path::new("")));
-    fs::create_dir_all(&folder)?;
+    DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;
     let part =
         |part: Option<&std::ffi::OsStr>| part.unwrap_or_default().to_string_lossy().into_owned();
     let stem = part(file.file_stem());
@@ -109,7 +111,7 @@ fn place(blob: &Path, directory: &Path, file: &Path, stamp: &str) -> io::Result<
 
 /// A copy, since whoever gets it may write to it.
 fn copy_new(blob: &Path, path: &Path) -> io::Result<()> {
-    let mut target = File::create_new(path)?;
+    let mut target = File::options().write(true).create_new(true).mode(0o600).open(path)?;
     let copied = File::open(blob).and_then(|mut blob| io::copy(&mut blob, &mut target));
     if copied.is_err() {
         let _ = fs::remove_file(path);
@@ -119,6 +121,8 @@ fn copy_new(blob: &Path, path: &Path) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     #[test]
@@ -135,6 +139,8 @@ mod tests {
         assert_eq!(export("a/sales.csv"), "a/sales_T-2.csv");
         assert_eq!(export("a/sales.csv"), "a/sales_T-3.csv");
         assert_eq!(export("README"), "README_T");
+        let mode = |path: &str| fs::metadata(exports.join(path)).unwrap().permissions().mode();
+        assert_eq!((mode("a") & 0o777, mode("a/sales_T.csv") & 0o777), (0o700, 0o600));
         assert_eq!(stamp().len(), "20261115T105959Z".len());
     }
 }

@@ -12,13 +12,13 @@
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
 use belljar_proto::guest::{TreeFile, TreeLimits};
 use belljar_runtime::{Sandbox, paths};
 
-use super::blobs::{Blobs, Taken};
+use super::blobs::{Blobs, Taken, tenant_dir};
 use super::catalog::{ArtifactRow, Total};
 use super::digest::Digest;
 use super::gather::{CHANGED, Found, Gathering};
@@ -26,6 +26,7 @@ use super::mime::{HEAD_BYTES, mime_of};
 use super::names::{harmless, shown};
 use super::shelf::{Quotas, Shelf};
 use super::{Artifact, Artifacts, Refused};
+use crate::DEFAULT_TENANT;
 use crate::clock;
 use crate::error::{EngineError, in_full};
 use crate::record::Record;
@@ -63,6 +64,15 @@ impl Origin<'_> {
             Place::Exports => (paths::SESSION_DATA, paths::SESSION_DATA),
             Place::Session | Place::Nowhere => (paths::ARTIFACTS, paths::ARTIFACTS),
         }
+    }
+}
+
+/// Where a tenant has its part of a directory that all share. The one tenant of a server without
+/// keys has the directory itself.
+pub(super) fn own_directory(shared: &Path, tenant: &str) -> PathBuf {
+    match tenant {
+        DEFAULT_TENANT => shared.into(),
+        tenant => shared.join(tenant_dir(tenant)),
     }
 }
 
@@ -388,7 +398,10 @@ impl Shelf {
             Place::Session => {
                 (Record::of(&self.config.sessions_root, &row.session).artifacts(), paths::ARTIFACTS)
             }
-            Place::Run => (self.config.outputs_dir.join(&row.session), paths::RUN_ARTIFACTS),
+            Place::Run => {
+                let outputs = own_directory(&self.config.outputs_dir, &row.tenant);
+                (outputs.join(&row.session), paths::RUN_ARTIFACTS)
+            }
             Place::Exports | Place::Nowhere => return None,
         };
         let relative = row.path.strip_prefix(root)?.strip_prefix('/')?;

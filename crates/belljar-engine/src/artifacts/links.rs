@@ -1,8 +1,8 @@
 //! Artifacts shown by their names: further names of their content, not further copies.
 
-use std::fs;
+use std::fs::{self, DirBuilder};
 use std::io;
-use std::os::unix::fs::{MetadataExt, symlink};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
 use std::path::Path;
 
 /// Shows `blob` at `place`, instead of whatever was shown there before. The directories on the way
@@ -37,12 +37,13 @@ pub(super) fn unlink(blob: &Path, place: &Path) {
 
 /// Makes what is missing on the way; a file in the way was shown there before, and goes.
 fn make_directories(path: &Path) -> io::Result<()> {
-    let Err(error) = fs::create_dir_all(path) else { return Ok(()) };
+    let make = |path: &Path| DirBuilder::new().recursive(true).mode(0o700).create(path);
+    let Err(error) = make(path) else { return Ok(()) };
     let blocked = path.ancestors().find(|ancestor| ancestor.symlink_metadata().is_ok());
     match blocked {
         Some(file) if !file.is_dir() => {
             fs::remove_file(file)?;
-            fs::create_dir_all(path)
+            make(path)
         }
         _ => Err(error),
     }
@@ -62,6 +63,7 @@ mod tests {
         link(&path("one"), &path("shown/a/b")).unwrap();
         assert_eq!(shown("a/b"), "1");
         assert_eq!(path("one").metadata().unwrap().nlink(), 2, "no second copy");
+        assert_eq!(path("shown/a").metadata().unwrap().mode() & 0o777, 0o700);
         link(&path("one"), &path("shown/a/b")).unwrap();
         link(&path("two"), &path("shown/a")).unwrap();
         assert_eq!(shown("a"), "2");

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::blobs::{Blobs, make_root, tenant_dir};
 use super::catalog::{ArtifactFilter, ArtifactRow, Catalog, Total};
-use super::claim::Claim;
+use super::claim::{Claim, ListClaim};
 use super::ingest::Place;
 use super::links;
 use super::tokens::{Method, SigningKey};
@@ -77,7 +77,7 @@ pub struct Shelf {
     /// How often artifacts were forgotten: there may be room then for what had none.
     pub(super) freed: AtomicU64,
     pub(super) metrics: ArtifactMetrics,
-    _claim: Claim,
+    _claims: (ListClaim, Claim),
 }
 
 /// What a token may be used for, and until when.
@@ -95,6 +95,7 @@ impl Shelf {
             let path = path.clone();
             move |cause| EngineError::Directory { path, cause }
         };
+        let list_claim = ListClaim::take(&config.database).map_err(at(&config.database))?;
         let catalog = Catalog::open(&config.database)?;
         let claim = make_root(&config.blobs_dir)
             .and_then(|root| Claim::take(&root, &config.database))
@@ -109,7 +110,7 @@ impl Shelf {
             in_flight: Mutex::default(),
             freed: AtomicU64::new(0),
             metrics,
-            _claim: claim,
+            _claims: (list_claim, claim),
         })
     }
 

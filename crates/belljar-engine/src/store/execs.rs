@@ -145,6 +145,8 @@ impl Store {
         mut view: impl FnMut(ExecRow) -> T + Send + 'static,
     ) -> Result<Page<T>, StoreError> {
         let session = session.to_owned();
+        // SQLite's numbers end there, and no execution has such a one.
+        let beyond = filter.beyond.map(|number| i64::try_from(number).unwrap_or(i64::MAX));
         let (comparison, order) = if filter.newest_first { ("<", "DESC") } else { (">", "ASC") };
         let finished = if filter.finished { "AND ended_ms IS NOT NULL" } else { "" };
         self.read(move |connection| {
@@ -153,7 +155,7 @@ impl Store {
                  WHERE session = ?1 AND (?2 IS NULL OR number {comparison} ?2) {finished}
                  ORDER BY number {order}"
             ))?;
-            let mut rows = statement.query(params![session, filter.beyond])?;
+            let mut rows = statement.query(params![session, beyond])?;
             let mut page = Page { items: Vec::new(), more: false };
             let mut bytes = 0;
             while let Some(row) = rows.next()? {

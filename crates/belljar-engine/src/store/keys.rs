@@ -16,7 +16,7 @@ pub struct KeyRow {
     pub revoked_ms: Option<i64>,
 }
 
-/// What whoever has the key may use; `None` is no limit of its own.
+/// What whoever has the key may do and use; `None` is no limit of its own.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct KeyLimits {
@@ -26,6 +26,9 @@ pub struct KeyLimits {
     pub sessions: Option<u64>,
     pub memory: Option<u64>,
     pub pids: Option<u64>,
+    /// An operator's key: it reads what tells of all tenants, and has no sessions.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub operator: bool,
 }
 
 const COLUMNS: &str = "id, name, tenant, hash, limits, created_ms, revoked_ms";

@@ -15,7 +15,7 @@ const LOCK: &str = "lock";
 const ROOTFS: &str = "rootfs";
 const UNPACKED: &str = "unpacked.json";
 
-/// A root file system that stays for as long as this, or a duplicate of its descriptor, is open.
+/// A root file system that stays for as long as this, or what [`InUse::keep`] gives, is open.
 #[derive(Debug)]
 pub struct InUse {
     lock: File,
@@ -28,9 +28,16 @@ impl InUse {
         &self.path
     }
 
-    /// A descriptor that keeps the root from being removed, for whoever outlives us.
+    /// A descriptor that keeps the root from being removed, for whoever outlives us. It has a lock of
+    /// its own: a duplicate would share ours, and whoever gets it could release that for everybody.
     pub fn keep(&self) -> io::Result<std::os::fd::OwnedFd> {
-        Ok(self.lock.try_clone()?.into())
+        let fresh = File::open(self.path.with_file_name(LOCK))?;
+        // Ours keeps it from being replaced.
+        if fresh.metadata()?.ino() != self.lock.metadata()?.ino() {
+            return Err(io::Error::from(io::ErrorKind::NotFound));
+        }
+        fresh.try_lock_shared()?;
+        Ok(fresh.into())
     }
 }
 
@@ -153,5 +160,39 @@ impl io::Read for Watched<'_> {
         self.bytes += n as u64;
         self.progress.at(self.bytes);
         Ok(n)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::UnpackLimits;
+
+    #[test]
+    fn whoever_keeps_a_root_cannot_release_it_for_others() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Store::new(directory.path().join("images"), UnpackLimits::default());
+        let (root, scratch) = (Digest::of(b"layers"), directory.path().join("scratch"));
+        let place = store.roots_dir().join(root.hex());
+        fs::create_dir_all(place.join(ROOTFS)).unwrap();
+        fs::create_dir(&scratch).unwrap();
+        File::create(place.join(LOCK)).unwrap();
+        let is_removed = || store.remove_root(&root, &scratch).unwrap();
+        let hold = || {
+            let lock = File::open(place.join(LOCK)).unwrap();
+            lock.lock_shared().unwrap();
+            InUse { lock, path: place.join(ROOTFS) }
+        };
+        let held = hold();
+        let hostile = File::from(held.keep().unwrap());
+        hostile.unlock().unwrap();
+        assert!(!is_removed(), "we hold it ourselves");
+        // A sandbox outlives whoever made it.
+        let sandbox = held.keep().unwrap();
+        drop(held);
+        hostile.unlock().unwrap();
+        assert!(!is_removed(), "the sandbox holds it");
+        drop(sandbox);
+        assert!(is_removed());
     }
 }

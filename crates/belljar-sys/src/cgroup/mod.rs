@@ -91,14 +91,18 @@ impl Parent {
         &self.layout
     }
 
-    /// A new cgroup with these limits, empty so far. The limit on processor time holds from [`Cgroup::throttle`] on:
-    /// a sandbox is built at the machine's pace, or one with a hundredth of a processor would hold up who builds it.
+    /// A new cgroup with these limits, empty so far. One of that name must not be there: whoever is
+    /// in it would be limited, and killed in the end, with what we put there.
+    ///
+    /// The limit on processor time holds from [`Cgroup::throttle`] on: a sandbox is built at the machine's pace, or one
+    /// with a hundredth of a processor would hold up who builds it.
     pub fn create(&self, name: &str, limits: &Limits) -> Result<Cgroup, CgroupError> {
         // Made first and handed over at the end: what was made before a failure is removed.
         let mut cgroup = Cgroup { meters: Meters { directories: Vec::new() }, later: Vec::new() };
         for (parent, controllers) in &self.directories {
             let directory = parent.join(name);
-            make_directory(&directory)?;
+            fs::create_dir(&directory)
+                .map_err(|cause| CgroupError::Make { path: directory.clone(), cause })?;
             cgroup.meters.directories.push(directory.clone());
             for controller in controllers {
                 for setting in self.layout.settings(controller, limits) {
@@ -380,4 +384,33 @@ fn write(path: &Path, value: &str) -> Result<(), CgroupError> {
 
 fn read(path: &Path) -> Result<String, CgroupError> {
     fs::read_to_string(path).map_err(|cause| CgroupError::Open { path: path.into(), cause })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Needs root; the tests of sandboxes need it too.
+    #[test]
+    fn a_cgroup_that_is_there_is_nobodys_to_join() {
+        if !crate::privileges::is_root() {
+            return;
+        }
+        let name = format!("belljar-test-{}", crate::process::random_name());
+        let parent = Parent::prepare(&name, true).unwrap();
+        let limits = Limits { memory: 64 << 20, millicpus: 1000, pids: 10 };
+        // In the last tree: what was made in the others before is removed again.
+        let stranger = parent.directories.last().unwrap().0.join("taken");
+        fs::create_dir(&stranger).unwrap();
+        let refused = parent.create("taken", &limits).unwrap_err();
+        assert!(matches!(&refused, CgroupError::Make { path, .. } if *path == stranger));
+        assert_eq!(parent.names(), ["taken"]);
+        assert!(stranger.exists(), "it is not ours to remove");
+        fs::remove_dir(&stranger).unwrap();
+        assert!(parent.names().is_empty(), "and nothing else is left");
+        assert!(parent.create("taken", &limits).unwrap().remove());
+        for (directory, _) in &parent.directories {
+            fs::remove_dir(directory).unwrap();
+        }
+    }
 }

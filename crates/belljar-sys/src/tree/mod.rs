@@ -231,27 +231,51 @@ fn walk(
 }
 
 /// Gives everything below `root`, and the directory itself, to this user and group. Follows no
-/// links, so that names somebody chose lead nowhere else.
+/// links, so that names somebody chose lead nowhere else; and holds one directory open at a time,
+/// so that a tree may be deeper than a path can be long.
 pub fn give_to(root: &Path, uid: u32, gid: u32) -> io::Result<()> {
     let (uid, gid) = (Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)));
-    let root = rustix::fs::openat(CWD, root, directory_flags(), Mode::empty())?;
-    let mut waiting: Vec<Vec<u8>> = vec![b".".to_vec()];
-    while let Some(directory) = waiting.pop() {
-        let opened = open_beneath(&root, &directory, directory_flags())?;
-        rustix::fs::fchown(&opened, uid, gid)?;
-        for entry in Dir::read_from(&opened)? {
+    // The directory and what is in it; its own directories come later.
+    let give = |directory: &OwnedFd| -> io::Result<Level> {
+        rustix::fs::fchown(directory, uid, gid)?;
+        let mut waiting = Vec::new();
+        for entry in Dir::read_from(directory)? {
             let entry = entry?;
             let name = entry.file_name();
             match name.to_bytes() {
                 b"." | b".." => {}
-                bytes if is_directory(&opened, &entry)? => {
-                    waiting.push([&directory[..], b"/", bytes].concat());
-                }
-                _ => rustix::fs::chownat(&opened, name, uid, gid, AtFlags::SYMLINK_NOFOLLOW)?,
+                bytes if is_directory(directory, &entry)? => waiting.push(bytes.to_vec()),
+                _ => rustix::fs::chownat(directory, name, uid, gid, AtFlags::SYMLINK_NOFOLLOW)?,
             }
+        }
+        let stat = rustix::fs::fstat(directory)?;
+        Ok(Level { place: (stat.st_dev, stat.st_ino), waiting })
+    };
+    let mut at = rustix::fs::openat(CWD, root, directory_flags(), Mode::empty())?;
+    let mut levels = vec![give(&at)?];
+    while let Some(level) = levels.last_mut() {
+        if let Some(name) = level.waiting.pop() {
+            at = rustix::fs::openat(&at, &name[..], directory_flags(), Mode::empty())?;
+            levels.push(give(&at)?);
+            continue;
+        }
+        levels.pop();
+        let Some(above) = levels.last() else { break };
+        at = rustix::fs::openat(&at, "..", directory_flags(), Mode::empty())?;
+        let stat = rustix::fs::fstat(&at)?;
+        if above.place != (stat.st_dev, stat.st_ino) {
+            return Err(io::Error::other("somebody moves directories meanwhile"));
         }
     }
     Ok(())
+}
+
+/// A directory that [`give_to`] is in or below of.
+struct Level {
+    /// Device and inode, to know it again.
+    place: (u64, u64),
+    /// Names of its directories that were not entered yet.
+    waiting: Vec<Vec<u8>>,
 }
 
 fn is_directory(parent: &OwnedFd, entry: &DirEntry) -> io::Result<bool> {
@@ -325,7 +349,7 @@ fn unheard_of() -> u64 {
 mod tests {
     use super::*;
     use std::fs;
-    use std::os::unix::fs::symlink;
+    use std::os::unix::fs::{MetadataExt, symlink};
 
     #[test]
     fn only_plain_files_within_bounds_are_listed() {
@@ -377,6 +401,43 @@ mod tests {
         assert_eq!(open(b"a/b/plain/x").unwrap_err(), Errno::NOTDIR);
         assert_eq!(Identity::of_file(open(b"a/b/plain").unwrap()).unwrap().size, 5);
         assert!(open(b"a/b").is_ok());
+    }
+
+    #[test]
+    fn a_tree_is_given_away_however_deep_it_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().join("root");
+        fs::create_dir_all(root.join("a/b")).unwrap();
+        fs::write(root.join("a/b/file"), "").unwrap();
+        fs::create_dir(root.join("c")).unwrap();
+        symlink(dir.path(), root.join("c/link")).unwrap();
+        // Deeper than any path may be long.
+        let open = |parent: &OwnedFd, name: &str| {
+            rustix::fs::openat(parent, name, directory_flags(), Mode::empty()).unwrap()
+        };
+        let mut at = rustix::fs::openat(CWD, &root, directory_flags(), Mode::empty()).unwrap();
+        for _ in 0..3000 {
+            rustix::fs::mkdirat(&at, "deep", Mode::RWXU).unwrap();
+            at = open(&at, "deep");
+        }
+        // Whoever is not root can give only to himself.
+        let (is_root, own) = (rustix::process::geteuid().is_root(), rustix::process::getuid());
+        let (uid, gid) = if is_root { (4711, 4712) } else { (own.as_raw(), own.as_raw()) };
+        if !is_root && rustix::process::getgid().as_raw() != gid {
+            return;
+        }
+        give_to(&root, uid, gid).unwrap();
+        let owner = |path: &str| {
+            let of = fs::symlink_metadata(root.join(path)).unwrap();
+            (of.uid(), of.gid())
+        };
+        for path in ["", "a", "a/b", "a/b/file", "c", "c/link", "deep/deep/deep"] {
+            assert_eq!(owner(path), (uid, gid), "{path}");
+        }
+        let deepest = rustix::fs::fstat(&at).unwrap();
+        assert_eq!((deepest.st_uid, deepest.st_gid), (uid, gid));
+        assert_ne!(fs::metadata(dir.path()).unwrap().uid(), 4711, "links lead nowhere else");
+        clear(&root).unwrap();
     }
 
     #[test]

@@ -60,6 +60,7 @@ fn create(args: KeyCreateArgs, settings: &Settings) -> Result<()> {
         sessions: args.max_sessions,
         memory: args.max_memory,
         pids: args.max_pids,
+        operator: args.operator,
     };
     let store = books::open(settings)?;
     let audit = books::audit(settings)?;
@@ -84,7 +85,11 @@ fn create(args: KeyCreateArgs, settings: &Settings) -> Result<()> {
     let text = if args.json {
         serde_json::to_string_pretty(&Shown { secret: Some(secret), ..row.into() })? + "\n"
     } else {
-        eprintln!("Made {id} for tenant {}. This is the key; it is not shown again:", row.tenant);
+        let whom = match row.limits.operator {
+            true => "operators".into(),
+            false => format!("tenant {}", row.tenant),
+        };
+        eprintln!("Made {id} for {whom}. This is the key; it is not shown again:");
         secret + "\n"
     };
     // Nobody would ever see it again, so not even a closed pipe is passed over.
@@ -122,11 +127,11 @@ fn cells(key: Shown) -> Vec<String> {
     fn or_dash<T: ToString>(value: Option<T>) -> String {
         value.map_or_else(|| "-".into(), |value| value.to_string())
     }
-    let KeyLimits { requests_per_minute, sessions, memory, pids } = key.limits;
+    let KeyLimits { requests_per_minute, sessions, memory, pids, operator } = key.limits;
     vec![
         key.id,
         key.name,
-        key.tenant,
+        if operator { "(operator)".into() } else { key.tenant },
         or_dash(requests_per_minute),
         or_dash(sessions),
         or_dash(memory.map(HumanBytes)),
@@ -140,7 +145,7 @@ fn revoke(args: &KeyRevokeArgs, settings: &Settings) -> Result<()> {
     let id = &args.id;
     if !id.starts_with("key_") {
         // It may be a key that works, and must not be repeated in an error.
-        bail!("give the id of a key, such as key_0123456789abcdef; `belljar key list` shows them");
+        bail!("give the id of a key, such as key_5a1f...; `belljar key list` shows them");
     }
     let Some(store) = books::open_existing(settings)? else {
         bail!("there is no key `{id}`: there are no keys at all");

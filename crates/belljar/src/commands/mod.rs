@@ -35,6 +35,8 @@ use crate::settings::Settings;
 /// The sandbox, not the code in it, failed; `docker run` uses the same number.
 pub(crate) const EXIT_TROUBLE: u8 = 125;
 
+pub(crate) use output::without_escapes;
+
 pub(crate) fn dispatch(command: Command) -> Result<ExitCode> {
     if let Command::Spawner { inside } = command {
         logging::start_by_environment();

@@ -86,6 +86,7 @@ pub(super) fn is_picture(bundle: &MimeBundle) -> bool {
 
 /// Our own words, told from the code's.
 pub(super) fn say(text: &str) {
+    let text = without_escapes(text);
     write_all(&mut io::stderr(), format!("belljar: {text}\n").as_bytes());
 }
 
@@ -103,11 +104,20 @@ pub(super) fn print_json(value: &Value) -> Result<()> {
 
 /// Text that others chose, without what a terminal would obey or what turns lines around.
 pub(super) fn plain(text: &str) -> String {
+    escaped(text, |_| false)
+}
+
+/// The same for words of ours, which may have several lines, with such text in them.
+pub(crate) fn without_escapes(text: &str) -> String {
+    escaped(text, |c| c == '\n')
+}
+
+fn escaped(text: &str, is_kept: impl Fn(char) -> bool) -> String {
     let obeyed =
         |c: char| c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     let mut plain = String::with_capacity(text.len());
     for c in text.chars() {
-        if obeyed(c) { plain.extend(c.escape_default()) } else { plain.push(c) }
+        if obeyed(c) && !is_kept(c) { plain.extend(c.escape_default()) } else { plain.push(c) }
     }
     plain
 }

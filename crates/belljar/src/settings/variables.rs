@@ -82,7 +82,7 @@ pub const GROUPS: &[Group] = &[
                 "a directory",
                 "",
                 "Where the server keeps what must not be lost: its database of sessions, keys and\n\
-                 usage, and the audit log.",
+                 usage, the audit log, and the log of refused requests (refusals.log).",
             )
             .when_empty("`state` below BELLJAR_HOME"),
             variable(
@@ -97,7 +97,7 @@ pub const GROUPS: &[Group] = &[
                 "a directory",
                 "outputs",
                 "Where the artifacts of ephemeral runs go, one directory each; relative to the\n\
-                 current directory.",
+                 current directory. A tenant other than `default` has a directory of its own in it.",
             ),
             variable(
                 "BLOBSTORE_DIR",
@@ -110,7 +110,8 @@ pub const GROUPS: &[Group] = &[
                 "ARTIFACTS_DB",
                 "a file",
                 "",
-                "The database of artifacts: their names, sizes, types and where they came from.",
+                "The database of artifacts: their names, sizes, types and where they came from.\n\
+                 One server at a time uses it.",
             )
             .when_empty("`artifacts.db` below BELLJAR_STATE_DIR"),
             variable(
@@ -118,7 +119,7 @@ pub const GROUPS: &[Group] = &[
                 "a directory",
                 "exports",
                 "Where datasets go that are exported from sessions; relative to the current\n\
-                 directory.",
+                 directory. A tenant other than `default` has a directory of its own in it.",
             ),
             variable(
                 "BELLJAR_RUN_DIR",
@@ -641,7 +642,7 @@ pub const GROUPS: &[Group] = &[
                 "BELLJAR_ALLOWED_ORIGINS",
                 "origins such as https://app.example.com, separated by spaces",
                 "",
-                "Web pages that may call the server from a browser.",
+                "Web pages that may call the server from a browser, and read its answers (CORS).",
             )
             .when_empty("none"),
             variable(
@@ -672,7 +673,7 @@ pub const GROUPS: &[Group] = &[
                 "error, warn, info, debug or trace, or one of them per module, such as \
                  warn,belljar_engine=debug",
                 "",
-                "What to log to standard error.",
+                "What to log to standard error. What people type and what code prints is never in it.",
             )
             .when_empty("info for the server, warn for other commands"),
             variable("BELLJAR_LOG_FORMAT", "text or json", "text", "How to log it."),
@@ -680,7 +681,7 @@ pub const GROUPS: &[Group] = &[
                 "BELLJAR_AUDIT_CODE",
                 YES_OR_NO,
                 "0",
-                "1: the audit log has the code itself. 0: only its hash.",
+                "1: the audit log has the code itself, up to 64 KiB of each. 0: only its hash.",
             ),
         ],
     },

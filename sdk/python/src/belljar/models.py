@@ -442,13 +442,14 @@ class Usage(_Told):
 
 
 class Health(_Told):
-    """Whether the server is well, and what it enforces."""
+    """Whether the server is well, and what it enforces. Where keys are needed, only `status` is told without one."""
 
     status: str
-    version: str
-    backend: str
-    zygote: str
-    sessions: int
+    version: str = ""
+    backend: str = ""
+    zygote: str = ""
+    #: Of all tenants, told to operators.
+    sessions: int | None = None
     enforced: dict[str, bool] | None = None
 
     @property
