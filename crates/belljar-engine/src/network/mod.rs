@@ -43,8 +43,8 @@ pub use secrets::Secrets;
 pub(crate) use traffic::Listener;
 pub use traffic::{Outcome, Totals, Traffic, Visit};
 
-use crate::EngineError;
 use crate::outbound::{self, Resolver, TlsError};
+use crate::{Dns, EngineError};
 
 /// How sandboxes of this server get out, where they do.
 pub struct Network {
@@ -59,7 +59,7 @@ pub struct Network {
     /// What this machine believes, for us and for code inside.
     tls: OnceCell<TlsConnector>,
     certificates: OnceCell<String>,
-    resolver: Resolver,
+    dns: Arc<Dns>,
     patience: Patience,
 }
 
@@ -105,7 +105,7 @@ impl Default for Network {
             authority: OnceCell::new(),
             tls: OnceCell::new(),
             certificates: OnceCell::new(),
-            resolver: Resolver::default(),
+            dns: Arc::default(),
             patience: Patience::default(),
         }
     }
@@ -119,8 +119,9 @@ impl Network {
         secrets: Arc<Secrets>,
         max_bytes: u64,
         authority_path: Option<PathBuf>,
+        dns: Arc<Dns>,
     ) -> Network {
-        Network { ceiling, secrets, max_bytes, authority_path, ..Network::default() }
+        Network { ceiling, secrets, max_bytes, authority_path, dns, ..Network::default() }
     }
 
     /// Refuses what this server does not give.
@@ -156,6 +157,7 @@ impl Network {
             network: Arc::clone(self),
             policy: policy.clone(),
             traffic: Arc::clone(traffic),
+            resolver: Resolver::new(Arc::clone(&self.dns)),
         });
         Ok(Some(Attached(tokio::spawn(answer_all(egress, relay)))))
     }
@@ -197,6 +199,8 @@ struct Egress {
     network: Arc<Network>,
     policy: Policy,
     traffic: Arc<Traffic>,
+    /// Its own, so that slow names of one sandbox hold up no other.
+    resolver: Resolver,
 }
 
 /// Somebody answers.
