@@ -335,6 +335,36 @@ async fn a_dns_that_is_silent_holds_up_nobody_else() {
     assert!(threads() < before + 30, "{before} threads became {}", threads());
 }
 
+/// Who asks and goes away gives their place back before whom they asked has answered: that many may wait, and no more.
+#[tokio::test]
+async fn connections_that_are_left_behind_are_bounded() {
+    let silent = tokio::net::TcpListener::bind("127.0.0.2:0").await.expect("a port");
+    let address = silent.local_addr().expect("an address");
+    let came = Arc::new(Mutex::new(Vec::new()));
+    let kept = Arc::clone(&came);
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = silent.accept().await {
+            kept.lock().expect("nobody panics with it").push(stream);
+        }
+    });
+    let most = address.to_string();
+    let server = Server::with(&[("BELLJAR_NETWORK", &most)]).await;
+    let session = server.session().await;
+    // What was not read when a connection is closed resets it.
+    let leave = format!(
+        "import socket, select\n\
+         for n in range(600):\n    \
+             s = socket.create_connection(('127.0.0.1', 3128))\n    \
+             s.sendall(b'CONNECT {address} HTTP/1.1\\r\\n\\r\\n')\n    \
+             if not select.select([s], [], [], 2)[0]: break\n    \
+             s.close()\n\
+         print(n > 200)"
+    );
+    assert_eq!(session.printed(&leave).await, "True\n");
+    let came = came.lock().expect("nobody panics with it").len();
+    assert!((200..=256).contains(&came), "{came}");
+}
+
 /// A process of ours, ended with the test.
 struct Ended(Child);
 

@@ -30,7 +30,7 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use belljar_proto::relay::{CERTIFICATES, PORT};
+use belljar_proto::relay::{CERTIFICATES, MAX_STREAMS, PORT};
 use belljar_runtime::Relay;
 use belljar_runtime::link::Link;
 use tokio::sync::OnceCell;
@@ -213,12 +213,16 @@ impl Drop for Attached {
     }
 }
 
+/// Connections of one sandbox that are answered at a time. A client that goes away gives back its place among
+/// those that are relayed, while whom it asked may take minutes to answer; so there can be more than those.
+const MAX_ANSWERED: usize = 4 * MAX_STREAMS;
+
 async fn answer_all(egress: Arc<Egress>, mut relay: Relay) {
     // All end with us.
     let mut answering = JoinSet::new();
     loop {
         tokio::select! {
-            stream = relay.next() => match stream {
+            stream = relay.next(), if answering.len() < MAX_ANSWERED => match stream {
                 Some(stream) => {
                     answering.spawn(proxy::serve(Arc::clone(&egress), stream));
                 }
