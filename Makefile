@@ -18,11 +18,12 @@ SDK_NEEDS := --only-binary :all: httpx pydantic pytest pytest-asyncio pytest-rer
 MATURIN := 'maturin>=1.9,<2'
 BUILD_WHEEL := PATH="$(CURDIR)/target/sdk-python/bin:$$PATH" maturin build --locked --target-dir $(CURDIR)/target
 
-.PHONY: help build tested tested-wheel demo test test-python test-kernels test-standard test-engine test-deepagents sdk-python wheel lint advisories bench setup system clean
+.PHONY: help build tested tested-wheel demo test test-python test-kernels test-standard test-engine test-deepagents sdk-python wheel lint advisories bench setup system clean fuzz
 
 help:
 	@echo "make demo   set up this machine and show what Belljar does"
 	@echo "make test   set up and run every test"
+	@echo "make fuzz   throw bytes at every parser of hostile input, SECONDS=60 for each"
 	@echo "make lint   formatting, clippy, licences, Python style"
 	@echo "make advisories  known weaknesses of dependencies (needs a network)"
 	@echo "make bench  latency, memory and density, beside docker and plain python3"
@@ -54,6 +55,15 @@ test: tested
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target WAIT_FOR_ENGINE=1 test-engine test-python test-kernels test-standard
 	@echo "== all other tests: the real binary, real sandboxes"
 	$(CARGO) nextest run --locked --workspace
+
+# The same tests as in `make test`, with new inputs for as long as one likes. Only the parsers themselves are built.
+SECONDS := 60
+fuzz: system
+	@scripts/tool cargo-nextest
+	@echo "== every parser of hostile input, for $(SECONDS) s each"
+	BELLJAR_FUZZ_SECONDS=$(SECONDS) $(CARGO) nextest run --locked --profile fuzz --success-output final \
+		--package belljar-proto --package belljar-runtime --package belljar-engine --package belljar-image --package belljar-guest \
+		-E 'binary(fuzz) or test(fuzz)'
 
 test-kernels:
 	@echo "== kernel tests: Python, outside of any sandbox"

@@ -1,12 +1,16 @@
 //! Where code in a sandbox may go, and that it goes nowhere else: real clients inside, servers on
 //! this machine's loopback, listed by their addresses.
 
+use std::collections::HashSet;
 use std::fs;
+use std::net::{IpAddr, Ipv4Addr};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use crate::files::put;
 use crate::server::{Server, Session, eventually, text};
 use crate::site::Site;
 
@@ -245,6 +249,120 @@ async fn bytes_are_limited() {
     assert!(said.ends_with("True\n"), "{said}");
     let said = session.printed(&fetch(&site.url("/"))).await;
     assert!(said.contains("403 belljar: ") && said.contains("BELLJAR_NETWORK_BYTES"), "{said}");
+}
+
+/// A DNS server on loopback: names with `slow` in them get no answer, all others the address of
+/// this site. Which names it was asked for.
+async fn dns(site: &Site) -> (String, Arc<Mutex<HashSet<String>>>) {
+    let socket = tokio::net::UdpSocket::bind("127.0.0.2:0").await.expect("a port");
+    let address = socket.local_addr().expect("an address").to_string();
+    let IpAddr::V4(ip) = site.address.ip() else { panic!("it has an IPv4 address") };
+    let asked: Arc<Mutex<HashSet<String>>> = Arc::default();
+    let seen = Arc::clone(&asked);
+    tokio::spawn(async move {
+        let mut question = [0; 1500];
+        while let Ok((length, from)) = socket.recv_from(&mut question).await {
+            let (name, answer) = answer(&question[..length], ip);
+            let is_slow = name.contains("slow");
+            seen.lock().expect("nobody panics with it").insert(name);
+            if !is_slow {
+                let _ = socket.send_to(&answer, from).await;
+            }
+        }
+    });
+    (address, asked)
+}
+
+/// RFC 1035, section 4: a head of twelve bytes, the name in labels, type and class.
+fn answer(question: &[u8], ip: Ipv4Addr) -> (String, Vec<u8>) {
+    let (mut name, mut at) = (String::new(), 12);
+    while question[at] > 0 {
+        let label = &question[at + 1..=at + usize::from(question[at])];
+        name = format!("{name}{}.", String::from_utf8_lossy(label));
+        at += 1 + label.len();
+    }
+    let asks_for_v4 = question[at + 1..at + 3] == [0, 1];
+    let mut answer = question[..at + 5].to_vec();
+    answer[2..4].copy_from_slice(&[0x81, 0x80]);
+    answer[6..12].copy_from_slice(&[0, u8::from(asks_for_v4), 0, 0, 0, 0]);
+    if asks_for_v4 {
+        // The name above, A, IN, for a minute, four bytes.
+        answer.extend([0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 60, 0, 4]);
+        answer.extend(ip.octets());
+    }
+    (name, answer)
+}
+
+#[tokio::test]
+async fn a_dns_that_is_silent_holds_up_nobody_else() {
+    let site = Site::start().await;
+    let (servers, asked) = dns(&site).await;
+    let most = format!("open {}", site.address);
+    let env = [("BELLJAR_MAX_NETWORK", most.as_str()), ("BELLJAR_DNS", &servers)];
+    let server = Server::with(&env).await;
+    let named = format!("site.example:{}", site.address.port());
+    let allow = json!([named, site.address.to_string(), "*.slow.example"]);
+    let session = server.session_with(json!({"network": {"allow": allow}})).await;
+    let other = server.session_with(json!({"network": {"allow": allow}})).await;
+    // The name is looked up where the setting says, and its address is on the list.
+    let said = session.printed(&fetch(&format!("http://{named}/named"))).await;
+    assert!(said.starts_with("GET /named"), "{said}");
+    let threads = || {
+        let tasks = format!("/proc/{}/task", server.pid());
+        fs::read_dir(tasks).expect("it runs").count()
+    };
+    let before = threads();
+    // As many as a sandbox may have at a time, each with a name of its own.
+    let knock = "import socket\n\
+        held = [socket.create_connection(('127.0.0.1', 3128)) for _ in range(60)]\n\
+        for n, s in enumerate(held): s.sendall(b'CONNECT n%d.slow.example:443 HTTP/1.1\\r\\n\\r\\n' % n)";
+    session.printed(knock).await;
+    let slow = || {
+        let asked = asked.lock().expect("nobody panics with it");
+        asked.iter().filter(|name| name.contains("slow")).count()
+    };
+    eventually("the DNS is asked", async || slow() >= 8).await;
+    // Somebody else's name, and work with files, which needs threads of the server.
+    let begun = Instant::now();
+    let said = other.printed(&fetch(&format!("http://{named}/other"))).await;
+    assert!(said.starts_with("GET /other"), "{said}");
+    for n in 0..20 {
+        put(&server, &other, &format!("f{n}"), "content").await.json(200);
+    }
+    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    // Its questions wait for each other: no more than eight at a time, and no thread for any.
+    assert_eq!(slow(), 8);
+    assert!(threads() < before + 30, "{before} threads became {}", threads());
+}
+
+/// Who asks and goes away gives their place back before whom they asked has answered: that many may wait, and no more.
+#[tokio::test]
+async fn connections_that_are_left_behind_are_bounded() {
+    let silent = tokio::net::TcpListener::bind("127.0.0.2:0").await.expect("a port");
+    let address = silent.local_addr().expect("an address");
+    let came = Arc::new(Mutex::new(Vec::new()));
+    let kept = Arc::clone(&came);
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = silent.accept().await {
+            kept.lock().expect("nobody panics with it").push(stream);
+        }
+    });
+    let most = address.to_string();
+    let server = Server::with(&[("BELLJAR_NETWORK", &most)]).await;
+    let session = server.session().await;
+    // What was not read when a connection is closed resets it.
+    let leave = format!(
+        "import socket, select\n\
+         for n in range(600):\n    \
+             s = socket.create_connection(('127.0.0.1', 3128))\n    \
+             s.sendall(b'CONNECT {address} HTTP/1.1\\r\\n\\r\\n')\n    \
+             if not select.select([s], [], [], 2)[0]: break\n    \
+             s.close()\n\
+         print(n > 200)"
+    );
+    assert_eq!(session.printed(&leave).await, "True\n");
+    let came = came.lock().expect("nobody panics with it").len();
+    assert!((200..=256).contains(&came), "{came}");
 }
 
 /// A process of ours, ended with the test.

@@ -38,6 +38,7 @@ pub use engine::{
 };
 pub use error::{EngineError, in_full};
 pub use frozen::FrozenConfig;
+pub use outbound::Dns;
 
 /// Locks what can be used again after a panic: nothing here panics half-way through a change.
 pub(crate) fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -49,3 +50,8 @@ pub(crate) fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, 
 pub fn new_id(prefix: &str) -> String {
     format!("{prefix}_{}", belljar_sys::process::random_name())
 }
+
+/// Tests measure how much memory parsers of hostile input take.
+#[cfg(test)]
+#[global_allocator]
+static ALLOCATOR: belljar_fuzz::Counting = belljar_fuzz::Counting;

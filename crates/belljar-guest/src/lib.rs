@@ -142,3 +142,8 @@ impl Guest {
         belljar_sys::cgroup::parse_oom_kills(&String::from_utf8_lossy(&text[..len]))
     }
 }
+
+/// Tests measure how much memory parsers of hostile input take.
+#[cfg(test)]
+#[global_allocator]
+static ALLOCATOR: belljar_fuzz::Counting = belljar_fuzz::Counting;

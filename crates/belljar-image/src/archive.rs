@@ -56,8 +56,11 @@ struct Extension {
     size: Option<u64>,
     modified: Option<u64>,
     uid: Option<u64>,
-    /// GNU's way of writing holes, and the size of the file with them.
-    sparse: Option<String>,
+    /// GNU's way of writing holes: its version, whether it is an older one, and the size of the
+    /// file with them.
+    sparse_major: Option<Vec<u8>>,
+    sparse_minor: Option<Vec<u8>>,
+    sparse_old: bool,
     sparse_size: Option<u64>,
 }
 
@@ -82,8 +85,9 @@ impl<R: Read> Reader<R> {
                 Some(size) => size,
                 None => header.entry_size().map_err(|error| damaged(&error))?,
             };
-            self.left = size;
-            self.padding = size.next_multiple_of(BLOCK as u64) - size;
+            let stored = size.checked_next_multiple_of(BLOCK as u64);
+            let stored = stored.ok_or_else(|| damaged("the size of an entry makes no sense"))?;
+            (self.left, self.padding) = (size, stored - size);
             match header.as_bytes()[156] {
                 b'L' => extension.path = Some(self.long_name()?),
                 b'K' => extension.link = Some(self.long_name()?),
@@ -121,7 +125,7 @@ impl<R: Read> Reader<R> {
         file: &mut impl io::Write,
         failed: &impl Fn(io::Error) -> ImageError,
     ) -> Result<(), ImageError> {
-        let mut buffer = vec![0; 128 << 10];
+        let mut buffer = vec![0; usize::try_from(length).unwrap_or(usize::MAX).min(128 << 10)];
         let mut rest = length;
         while rest > 0 {
             let want = usize::try_from(rest).unwrap_or(usize::MAX).min(buffer.len());
@@ -180,10 +184,12 @@ impl<R: Read> Reader<R> {
         let kind = match kind {
             b'0' | 0 | b'7' if path.ends_with(b"/") => Kind::Directory,
             b'0' | 0 | b'7' => {
-                if extension.sparse.as_deref() == Some("1.0") {
+                let version =
+                    (extension.sparse_major.as_deref(), extension.sparse_minor.as_deref());
+                if version == (Some(b"1"), Some(b"0")) {
                     pieces = Some(self.pieces_in_data()?);
                     size = extension.sparse_size.unwrap_or(size);
-                } else if extension.sparse.is_some() {
+                } else if version != (None, None) || extension.sparse_old {
                     let message = "files with holes in an old format of GNU tar".to_owned();
                     return Err(ImageError::Unsupported(message));
                 }
@@ -365,16 +371,9 @@ fn read_pax(text: &[u8], extension: &mut Extension) -> Result<(), ImageError> {
             b"size" => extension.size = Some(number().ok_or_else(nonsense)?),
             b"mtime" => extension.modified = number(),
             b"uid" => extension.uid = number(),
-            b"GNU.sparse.major" => {
-                extension.sparse = Some(String::from_utf8_lossy(value).into_owned());
-            }
-            b"GNU.sparse.minor" => {
-                let major = extension.sparse.take().unwrap_or_default();
-                extension.sparse = Some(format!("{major}.{}", String::from_utf8_lossy(value)));
-            }
-            b"GNU.sparse.map" | b"GNU.sparse.offset" => {
-                extension.sparse.get_or_insert_with(|| "0.1".into());
-            }
+            b"GNU.sparse.major" => extension.sparse_major = Some(value.to_vec()),
+            b"GNU.sparse.minor" => extension.sparse_minor = Some(value.to_vec()),
+            b"GNU.sparse.map" | b"GNU.sparse.offset" => extension.sparse_old = true,
             b"GNU.sparse.realsize" => extension.sparse_size = number(),
             _ => {}
         }

@@ -41,3 +41,8 @@ pub use pull::{Login, PullOptions, pull};
 pub use skeleton::ETC_FILES;
 pub use store::{Image, InUse, Store, Writer};
 pub use unpack::Unpacked;
+
+/// Tests measure how much memory parsers of hostile input take.
+#[cfg(test)]
+#[global_allocator]
+static ALLOCATOR: belljar_fuzz::Counting = belljar_fuzz::Counting;

@@ -50,3 +50,7 @@ pub(crate) const MAX_EXTENSION: u64 = 1 << 20;
 
 /// Pieces of one file with holes.
 pub(crate) const MAX_SPARSE_PIECES: usize = 65_536;
+
+/// Bytes of paths that are remembered while one layer is unpacked. Two million short ones fit. Tests
+/// would take minutes to make that many directories.
+pub(crate) const MAX_REMEMBERED: usize = if cfg!(test) { 2 << 20 } else { 256 << 20 };

@@ -58,7 +58,7 @@ pub(crate) fn apply<R: Read>(
     limits: UnpackLimits,
 ) -> Result<R, ImageError> {
     let mut reader = Reader::new(layer);
-    let mut top = Layer { root, own: HashSet::new(), directories: Vec::new() };
+    let mut top = Layer::new(root);
     while let Some(entry) = reader.next_entry()? {
         let size = if entry.kind == Kind::File { entry.size } else { 0 };
         so_far.take(size, limits)?;
@@ -71,6 +71,10 @@ pub(crate) fn apply<R: Read>(
         if !top.whiteout(&path).map_err(failed)? {
             top.place(&entry, path, &mut reader)?;
         }
+        if top.remembered > limits::MAX_REMEMBERED {
+            let message = "the paths of a layer take more memory than is allowed".to_owned();
+            return Err(ImageError::TooMuch(message));
+        }
     }
     top.finish();
     Ok(reader.into_inner())
@@ -81,13 +85,25 @@ struct Layer<'a> {
     root: &'a Rootfs,
     /// What this layer brought itself: whiteouts are about the layers below.
     own: HashSet<PathBuf>,
+    /// Directories in which nothing of lower layers is left.
+    cleared: HashSet<PathBuf>,
     /// Their times are set last: whatever is put into them changes those.
     directories: Vec<(PathBuf, u64)>,
+    /// Bytes that the paths of all three take.
+    remembered: usize,
 }
 
-impl Layer<'_> {
+/// What a path takes in memory besides its bytes.
+const PER_PATH: usize = 48;
+
+impl<'a> Layer<'a> {
+    fn new(root: &'a Rootfs) -> Layer<'a> {
+        let (own, cleared, directories) = Default::default();
+        Layer { root, own, cleared, directories, remembered: 0 }
+    }
+
     /// Removes what this entry says is no longer there, if it is such an entry.
-    fn whiteout(&self, path: &Path) -> std::io::Result<bool> {
+    fn whiteout(&mut self, path: &Path) -> std::io::Result<bool> {
         let name = path.file_name().map_or(&b""[..], OsStr::as_bytes);
         let parent = path.parent().unwrap_or(Path::new(""));
         if name == OPAQUE {
@@ -105,7 +121,7 @@ impl Layer<'_> {
         Ok(true)
     }
 
-    fn remove_lower(&self, path: &Path) -> std::io::Result<()> {
+    fn remove_lower(&mut self, path: &Path) -> std::io::Result<()> {
         if !self.own.contains(path) {
             return self.root.remove(path);
         }
@@ -115,7 +131,12 @@ impl Layer<'_> {
         }
     }
 
-    fn remove_below(&self, directory: &Path) -> std::io::Result<()> {
+    fn remove_below(&mut self, directory: &Path) -> std::io::Result<()> {
+        // Once is enough: what comes into it afterwards is of this layer.
+        if !self.cleared.insert(directory.to_owned()) {
+            return Ok(());
+        }
+        self.remembered += directory.as_os_str().len() + PER_PATH;
         for name in self.root.names(directory)? {
             self.remove_lower(&directory.join(OsStr::from_bytes(&name)))?;
         }
@@ -134,6 +155,7 @@ impl Layer<'_> {
                 // We must be able to go on in it.
                 self.root.make_directory(&path, mode(entry) | 0o700).map_err(failed)?;
                 self.directories.push((path.clone(), entry.modified));
+                self.remembered += path.as_os_str().len() + PER_PATH;
             }
             Kind::File => {
                 let mut file = self.root.make_file(&path, mode(entry)).map_err(failed)?;
@@ -157,6 +179,7 @@ impl Layer<'_> {
         // With everything above it: a whiteout of a directory leaves what this layer has in it.
         let mut known = path;
         while !known.as_os_str().is_empty() && self.own.insert(known.clone()) {
+            self.remembered += known.as_os_str().len() + PER_PATH;
             known.pop();
         }
         Ok(())
@@ -209,3 +232,7 @@ fn refused(path: &[u8], why: &str) -> ImageError {
 #[cfg(test)]
 #[path = "unpack_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "unpack_fuzz.rs"]
+mod fuzz;

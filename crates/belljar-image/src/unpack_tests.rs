@@ -33,15 +33,15 @@ impl Tar {
         self.add(tar::EntryType::Regular, name.as_bytes(), b"", content.as_bytes())
     }
 
-    fn directory(self, name: &str) -> Tar {
+    pub(crate) fn directory(self, name: &str) -> Tar {
         self.add(tar::EntryType::Directory, name.as_bytes(), b"", b"")
     }
 
-    fn link(self, name: &str, to: &str) -> Tar {
+    pub(crate) fn link(self, name: &str, to: &str) -> Tar {
         self.add(tar::EntryType::Symlink, name.as_bytes(), to.as_bytes(), b"")
     }
 
-    fn hard_link(self, name: &str, to: &str) -> Tar {
+    pub(crate) fn hard_link(self, name: &str, to: &str) -> Tar {
         self.add(tar::EntryType::Link, name.as_bytes(), to.as_bytes(), b"")
     }
 
@@ -52,13 +52,13 @@ impl Tar {
 }
 
 /// A root with something beside it that must stay as it is.
-struct Bench {
+pub(crate) struct Bench {
     directory: tempfile::TempDir,
-    limits: UnpackLimits,
+    pub(crate) limits: UnpackLimits,
 }
 
 impl Bench {
-    fn new() -> Bench {
+    pub(crate) fn new() -> Bench {
         let directory = tempfile::tempdir().unwrap();
         fs::create_dir(directory.path().join("root")).unwrap();
         fs::create_dir(directory.path().join("outside")).unwrap();
@@ -66,7 +66,7 @@ impl Bench {
         Bench { directory, limits: UnpackLimits::default() }
     }
 
-    fn apply(&self, packed: &[u8]) -> Result<Unpacked, ImageError> {
+    pub(crate) fn apply(&self, packed: &[u8]) -> Result<Unpacked, ImageError> {
         let root = Rootfs::open(&self.at("")).unwrap();
         let mut unpacked = Unpacked::default();
         let (content, _) = layer::open(packed, 1 << 40)?;
@@ -74,7 +74,7 @@ impl Bench {
         Ok(unpacked)
     }
 
-    fn at(&self, path: &str) -> PathBuf {
+    pub(crate) fn at(&self, path: &str) -> PathBuf {
         self.directory.path().join("root").join(path)
     }
 
@@ -83,7 +83,7 @@ impl Bench {
     }
 
     /// Everything that is outside of the root, and the names at its top.
-    fn is_intact(&self) -> bool {
+    pub(crate) fn is_intact(&self) -> bool {
         let names = |path: PathBuf| fs::read_dir(path).unwrap().count();
         let outside = self.directory.path().join("outside");
         fs::read_to_string(outside.join("secret")).unwrap() == "untouched"

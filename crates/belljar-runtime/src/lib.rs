@@ -17,6 +17,8 @@ pub mod languages;
 pub mod link;
 pub mod native;
 mod relay;
+#[cfg(test)]
+mod relay_fuzz;
 mod rest;
 mod runtime;
 mod sandbox;
@@ -46,3 +48,8 @@ pub use volume::{
 fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
+
+/// Tests measure how much memory parsers of hostile input take.
+#[cfg(test)]
+#[global_allocator]
+static ALLOCATOR: belljar_fuzz::Counting = belljar_fuzz::Counting;

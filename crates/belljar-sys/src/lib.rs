@@ -6,6 +6,7 @@
 //! * [`cgroup`] holds limits on v2, v1 and hybrid hosts, [`ids`] the blocks of user ids;
 //! * [`seccomp`], [`landlock`] and [`privileges`] are the walls a process builds around itself;
 //! * [`pty`] makes terminals, [`tty`] borrows the one a person sits at;
+//! * [`route`] tells which addresses are this machine's own, and which its neighbours';
 //! * [`loop_device`] makes block devices of files, for volumes;
 //! * [`rootfs`] unpacks root file systems that others made;
 //! * [`tree`] reads directories that hostile code wrote, [`probe`] attacks limits on purpose;
@@ -29,6 +30,7 @@ pub mod process;
 pub mod procfs;
 pub mod pty;
 pub mod rootfs;
+pub mod route;
 pub mod sealed;
 pub mod seccomp;
 pub mod tree;

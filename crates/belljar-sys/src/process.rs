@@ -136,6 +136,11 @@ pub fn unshare_user_and_mounts() -> io::Result<()> {
     unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWNS)
 }
 
+/// This thread, and what it starts, gets a network of its own with nobody in it.
+pub fn unshare_network() -> io::Result<()> {
+    unshare(libc::CLONE_NEWNET)
+}
+
 pub(crate) fn unshare(flags: libc::c_int) -> io::Result<()> {
     // SAFETY: takes an integer. Descriptors stay shared with nobody: the process has one thread.
     let result = unsafe { libc::unshare(flags) };

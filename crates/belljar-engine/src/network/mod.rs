@@ -30,7 +30,7 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use belljar_proto::relay::{CERTIFICATES, PORT};
+use belljar_proto::relay::{CERTIFICATES, MAX_STREAMS, PORT};
 use belljar_runtime::Relay;
 use belljar_runtime::link::Link;
 use tokio::sync::OnceCell;
@@ -43,8 +43,8 @@ pub use secrets::Secrets;
 pub(crate) use traffic::Listener;
 pub use traffic::{Outcome, Totals, Traffic, Visit};
 
-use crate::EngineError;
 use crate::outbound::{self, Resolver, TlsError};
+use crate::{Dns, EngineError};
 
 /// How sandboxes of this server get out, where they do.
 pub struct Network {
@@ -59,7 +59,7 @@ pub struct Network {
     /// What this machine believes, for us and for code inside.
     tls: OnceCell<TlsConnector>,
     certificates: OnceCell<String>,
-    resolver: Resolver,
+    dns: Arc<Dns>,
     patience: Patience,
 }
 
@@ -105,7 +105,7 @@ impl Default for Network {
             authority: OnceCell::new(),
             tls: OnceCell::new(),
             certificates: OnceCell::new(),
-            resolver: Resolver::default(),
+            dns: Arc::default(),
             patience: Patience::default(),
         }
     }
@@ -119,8 +119,9 @@ impl Network {
         secrets: Arc<Secrets>,
         max_bytes: u64,
         authority_path: Option<PathBuf>,
+        dns: Arc<Dns>,
     ) -> Network {
-        Network { ceiling, secrets, max_bytes, authority_path, ..Network::default() }
+        Network { ceiling, secrets, max_bytes, authority_path, dns, ..Network::default() }
     }
 
     /// Refuses what this server does not give.
@@ -156,6 +157,7 @@ impl Network {
             network: Arc::clone(self),
             policy: policy.clone(),
             traffic: Arc::clone(traffic),
+            resolver: Resolver::new(Arc::clone(&self.dns)),
         });
         Ok(Some(Attached(tokio::spawn(answer_all(egress, relay)))))
     }
@@ -197,6 +199,8 @@ struct Egress {
     network: Arc<Network>,
     policy: Policy,
     traffic: Arc<Traffic>,
+    /// Its own, so that slow names of one sandbox hold up no other.
+    resolver: Resolver,
 }
 
 /// Somebody answers.
@@ -209,12 +213,16 @@ impl Drop for Attached {
     }
 }
 
+/// Connections of one sandbox that are answered at a time. A client that goes away gives back its place among
+/// those that are relayed, while whom it asked may take minutes to answer; so there can be more than those.
+const MAX_ANSWERED: usize = 4 * MAX_STREAMS;
+
 async fn answer_all(egress: Arc<Egress>, mut relay: Relay) {
     // All end with us.
     let mut answering = JoinSet::new();
     loop {
         tokio::select! {
-            stream = relay.next() => match stream {
+            stream = relay.next(), if answering.len() < MAX_ANSWERED => match stream {
                 Some(stream) => {
                     answering.spawn(proxy::serve(Arc::clone(&egress), stream));
                 }

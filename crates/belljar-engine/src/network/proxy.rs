@@ -157,7 +157,7 @@ impl Egress {
             ));
         }
         let host = target.host.bare();
-        let resolving = self.network.resolver.resolve(&host, target.port);
+        let resolving = self.resolver.resolve(&host, target.port);
         let addresses = match timeout(self.network.patience.connect, resolving).await {
             Err(_) => {
                 let reason = format!("the address of `{}` was not found in time", target.host);
@@ -214,6 +214,24 @@ impl Egress {
                 trip.injected(injection.header.as_str());
             }
         }
+    }
+
+    /// Whether headers are added to requests for this host.
+    fn injects(&self, target: &Target, https: bool) -> bool {
+        let mut injections = self.policy.injections().iter();
+        injections.any(|it| it.terminate == https && it.target == *target)
+    }
+
+    /// A host answers `TRACE` with the request it got, secrets included (RFC 9110, section 9.3.8), and
+    /// Microsoft's `TRACK` likewise. Some hosts read methods in any case.
+    fn check_method(&self, method: &Method, target: &Target, https: bool) -> Result<(), Denied> {
+        let repeats = ["TRACE", "TRACK"].iter().any(|it| method.as_str().eq_ignore_ascii_case(it));
+        if repeats && self.injects(target, https) {
+            return Err(Denied::refused(format!(
+                "{method} is not allowed for `{target}`: it would repeat the secret that is added"
+            )));
+        }
+        Ok(())
     }
 
     fn terminates(&self, target: &Target) -> bool {
@@ -321,6 +339,9 @@ async fn ask_by_tls(
         let status = StatusCode::MISDIRECTED_REQUEST;
         return Denied { status, ..Denied::unclear(why) }.answer(trip);
     }
+    if let Err(denied) = egress.check_method(request.method(), target, true) {
+        return denied.answer(trip);
+    }
     let connecting = async {
         let stream = egress.dial(target, addresses, &trip).await?;
         let failed = |cause: std::io::Error| {
@@ -349,7 +370,7 @@ async fn ask_by_tls(
 /// Whether a request inside of TLS is for the host that TLS was agreed on with.
 fn is_for(request: &Request<Incoming>, target: &Target) -> Result<(), &'static str> {
     let same = |authority: &str| Target::parse(authority, Some(443)).as_ref() == Ok(target);
-    if *request.method() == Method::CONNECT {
+    if is_connect(request.method()) {
         return Err("there is no proxy behind this host");
     }
     if request.uri().authority().is_some_and(|authority| !same(authority.as_str())) {
@@ -363,12 +384,21 @@ fn is_for(request: &Request<Incoming>, target: &Target) -> Result<(), &'static s
     }
 }
 
+/// In any case, as some hosts would read it.
+fn is_connect(method: &Method) -> bool {
+    method.as_str().eq_ignore_ascii_case("CONNECT")
+}
+
 async fn forward(egress: &Egress, request: Request<Incoming>) -> Answer {
-    let target = url_of(request.uri());
+    let target = match is_connect(request.method()) {
+        true => Err(Denied::unclear("CONNECT is written in capitals")),
+        false => url_of(request.uri()),
+    };
     let known = target.as_ref().ok();
     let mut trip = Trip::begin(&egress.traffic, request.method().as_str(), known);
     let connected = async {
         let target = target?;
+        egress.check_method(request.method(), &target, false)?;
         let addresses = egress.way(&target).await?;
         let mut request = cleaned(request, &target, 80)?;
         egress.inject(request.headers_mut(), &target, false, &mut trip);

@@ -1,6 +1,8 @@
 //! The proxy, its clients and whom they want to reach, all in one process: what clients say is
 //! written out byte by byte.
 
+mod fuzz;
+
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -89,12 +91,13 @@ async fn converse(mut stream: TcpStream, answer: Arc<impl Fn(&str) -> String>) {
 /// A proxy with a policy, for whom these names lead to loopback: `site.test`, `other.test`.
 struct Proxy {
     network: Network,
+    resolver: Resolver,
     policy: Policy,
     max_bytes: u64,
 }
 
 fn proxy(policy: &str) -> Proxy {
-    let mut network = Network::default();
+    let (mut network, mut resolver) = (Network::default(), Resolver::default());
     let loopback = IpAddr::V4(Ipv4Addr::LOCALHOST);
     let public: IpAddr = "8.8.8.8".parse().unwrap();
     for (name, addresses) in [
@@ -109,15 +112,17 @@ fn proxy(policy: &str) -> Proxy {
         ("shared.test", vec!["100.64.0.1".parse().unwrap()]),
         ("multicast.test", vec!["224.0.0.1".parse().unwrap()]),
         ("zero.test", vec!["0.0.0.0".parse().unwrap()]),
+        ("azure.test", vec!["168.63.129.16".parse().unwrap()]),
+        ("own.test", vec![OWN.parse().unwrap()]),
     ] {
-        network.resolver.names.insert(name.into(), addresses);
+        resolver.names.insert(name.into(), addresses);
     }
     network.patience = Patience {
         connect: Duration::from_secs(5),
         idle: Duration::from_secs(5),
         head: Duration::from_secs(5),
     };
-    Proxy { network, policy: Policy::parse(policy).unwrap(), max_bytes: u64::MAX }
+    Proxy { network, resolver, policy: Policy::parse(policy).unwrap(), max_bytes: u64::MAX }
 }
 
 /// A proxy that listens.
@@ -127,9 +132,9 @@ struct Listening {
 
 impl Proxy {
     fn start(self) -> Listening {
-        let Proxy { network, policy, max_bytes } = self;
-        let traffic = Traffic::new(max_bytes, None);
-        Listening { egress: Arc::new(Egress { network: Arc::new(network), policy, traffic }) }
+        let Proxy { network, resolver, policy, max_bytes } = self;
+        let (network, traffic) = (Arc::new(network), Traffic::new(max_bytes, None));
+        Listening { egress: Arc::new(Egress { network, policy, traffic, resolver }) }
     }
 }
 
@@ -267,6 +272,7 @@ async fn near_addresses_are_refused_in_every_disguise() {
         ("multicast.test", "a multicast"),
         ("zero.test", "an unspecified"),
         ("both.test", "a loopback"),
+        ("azure.test", "a metadata"),
     ] {
         for request in
             [format!("CONNECT {host}:443 HTTP/1.1"), format!("GET http://{host}/ HTTP/1.1")]
@@ -284,6 +290,65 @@ async fn near_addresses_are_refused_in_every_disguise() {
     for port in [25, 465, 587] {
         let said = proxy.say(format!("CONNECT mail.test:{port} HTTP/1.1\r\nHost: x\r\n\r\n")).await;
         assert_eq!(status(&said), 403, "{port}: {said}");
+    }
+}
+
+/// A public address that this machine gets in the test below, and somebody beside it.
+const OWN: &str = "9.9.9.9";
+const NEIGHBOUR: &str = "9.9.7.1";
+
+/// In a network of its own, which this thread and its sockets have and nobody else.
+#[test]
+fn public_addresses_of_this_machine_and_its_neighbours_are_near() {
+    if !belljar_sys::privileges::is_root() {
+        println!("skipped: only root makes networks");
+        return;
+    }
+    let thread = std::thread::spawn(|| {
+        belljar_sys::process::unshare_network().unwrap();
+        for arguments in
+            ["link set lo up", "addr add 9.9.9.9/32 dev lo", "route add 9.9.7.0/24 dev lo"]
+        {
+            let ip = std::process::Command::new("ip").args(arguments.split(' ')).output().unwrap();
+            assert!(ip.status.success(), "ip {arguments}: {ip:?}");
+        }
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(reach_this_machine());
+    });
+    thread.join().unwrap();
+}
+
+async fn reach_this_machine() {
+    let listener = TcpListener::bind((OWN, 0)).await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let connect = |host: &str| format!("CONNECT {host}:{port} HTTP/1.1\r\nHost: x\r\n\r\n");
+    // A name that leads here is on the list; the address is not.
+    for policy in ["open".to_owned(), format!("own.test:{port} 8.8.8.8:*")] {
+        let proxy = proxy(&policy).start();
+        let said = proxy.say(connect("own.test")).await;
+        assert!(status(&said) == 403 && said.contains("has the server's own address"), "{said}");
+    }
+    let open = proxy("open").start();
+    for (host, kind) in [
+        (OWN, "the server's own"),
+        ("[::ffff:9.9.9.9]", "the server's own"),
+        ("[64:ff9b::9.9.9.9]", "the server's own"),
+        ("[2002:909:909::1]", "the server's own"),
+        (NEIGHBOUR, "a neighbouring"),
+    ] {
+        let said = open.say(connect(host)).await;
+        assert!(status(&said) == 403 && said.contains(kind), "{host}: {said}");
+    }
+    // Where policy and ceiling name the address itself, it is reached.
+    let named = format!("open {OWN}:{port}");
+    for (ceiling, code) in [(Some(named.as_str()), 200), (None, 200), (Some("open"), 403)] {
+        let mut proxy = proxy(&named);
+        proxy.network.ceiling = ceiling.map(|most| Policy::parse(most).unwrap());
+        let mut client = proxy.start().connect();
+        client.write_all(connect("own.test").as_bytes()).await.unwrap();
+        let mut said = vec![0; "HTTP/1.1 200".len()];
+        client.read_exact(&mut said).await.unwrap();
+        assert_eq!(status(&String::from_utf8(said).unwrap()), code, "{ceiling:?}");
     }
 }
 
@@ -501,6 +566,35 @@ async fn a_secret_is_added_to_plain_requests_for_its_host_alone() {
     assert!(!shown.contains(SECRET), "{shown}");
 }
 
+#[tokio::test]
+async fn methods_that_repeat_a_request_get_no_secret() {
+    let site = Site::mirror().await;
+    let port = site.port;
+    let policy = format!(
+        r#"{{"allow": ["site.test:{port}", "other.test:{port}", "127.0.0.1:{port}"], "inject":
+            [{{"host": "site.test:{port}", "header": "Authorization", "value_from": "KEY"}}]}}"#
+    );
+    let proxy = with_secret(proxy(&policy), &format!("http://site.test:{port}")).start();
+    let ask = |method: &str, host: &str| {
+        format!("{method} http://{host}:{port}/ HTTP/1.1\r\nHost: x\r\nMax-Forwards: 0\r\n\r\n")
+    };
+    for method in ["TRACE", "trace", "Trace", "TRACK", "track"] {
+        let said = proxy.say(ask(method, "site.test")).await;
+        assert!(status(&said) == 403 && said.contains("repeat"), "{method}: {said}");
+        // Where nothing is added, there is nothing to repeat.
+        let said = proxy.say(ask(method, "other.test")).await;
+        assert!(status(&said) == 200 && !said.contains(SECRET), "{method}: {said}");
+    }
+    assert_eq!(site.came(), 5);
+    for method in ["connect", "Connect"] {
+        let said = proxy.say(ask(method, "site.test")).await;
+        assert!(status(&said) == 400 && said.contains("capitals"), "{method}: {said}");
+    }
+    assert_eq!(site.came(), 5);
+    let said = proxy.say(ask("OPTIONS", "site.test")).await;
+    assert!(said.contains(SECRET), "others have it: {said}");
+}
+
 /// A site behind TLS, with a certificate of this authority.
 async fn site_with_tls(authority: &Authority, asked: Arc<std::sync::Mutex<Vec<String>>>) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -576,6 +670,16 @@ async fn a_secret_is_added_inside_of_tls_that_ends_at_the_proxy() {
     let visits = proxy.egress.traffic.recent();
     assert!(visits.iter().any(|visit| visit.injected == ["authorization"]), "{visits:?}");
     assert!(visits.iter().all(|visit| visit.method == "GET"), "{visits:?}");
+
+    // Nor does one that would repeat the secret.
+    for method in ["TRACE", "track"] {
+        let mut client = believing(&own).connect(name.clone(), tunnel().await).await.unwrap();
+        let trace = get(&format!("site.test:{port}"), "Connection: close\r\n");
+        client.write_all(trace.replacen("GET", method, 1).as_bytes()).await.unwrap();
+        let said = heard(&mut client).await;
+        assert!(status(&said) == 403 && said.contains("repeat"), "{method}: {said}");
+    }
+    assert_eq!(lock(&asked).len(), 1);
 
     // Who believes only the world does not believe us.
     let refused = believing(world.certificate()).connect(name, tunnel().await).await;

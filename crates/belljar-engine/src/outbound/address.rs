@@ -3,6 +3,8 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use belljar_sys::route::{self, Nearness};
+
 /// How far away an address is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reach {
@@ -29,14 +31,37 @@ pub(crate) fn check(
     near_allowed: impl Fn(&SocketAddr) -> bool,
 ) -> Result<(), Refused> {
     for address in addresses {
-        match reach(address.ip()) {
-            Reach::Global => {}
-            Reach::Near(_) if near_allowed(address) => {}
-            Reach::Near(kind) => return Err(Refused { kind, can_be_allowed: true }),
+        let near = match reach(address.ip()) {
             Reach::Nowhere(kind) => return Err(Refused { kind, can_be_allowed: false }),
+            Reach::Near(kind) => Some(kind),
+            Reach::Global => near_by_route(address.ip()),
+        };
+        if let Some(kind) = near
+            && !near_allowed(address)
+        {
+            return Err(Refused { kind, can_be_allowed: true });
         }
     }
     Ok(())
+}
+
+/// Public addresses that this machine has itself, or reaches without a router. What listens there
+/// often believes that only this machine, or its network, can ask.
+fn near_by_route(address: IpAddr) -> Option<&'static str> {
+    let inside = match address {
+        IpAddr::V4(_) => Vec::new(),
+        IpAddr::V6(address) => v4_inside(address),
+    };
+    let forms = inside.into_iter().map(IpAddr::V4).chain([address.to_canonical()]);
+    forms.into_iter().find_map(|form| match route::nearness(form) {
+        Ok(Nearness::Routed) => None,
+        Ok(Nearness::Own) => Some("the server's own"),
+        Ok(Nearness::OnLink) => Some("a neighbouring"),
+        Err(error) => {
+            tracing::warn!(%error, "failed to ask the kernel for a route, so an address is refused");
+            Some("an unverifiable")
+        }
+    })
 }
 
 pub(crate) fn reach(address: IpAddr) -> Reach {
@@ -53,6 +78,9 @@ fn reach_v4(address: Ipv4Addr) -> Reach {
         [0, ..] => Reach::Nowhere("an unspecified"),
         [127, ..] => Reach::Near("a loopback"),
         [169, 254, ..] => Reach::Near("a link-local"),
+        // Azure's, in the middle of public addresses. Those of other clouds are link-local, shared
+        // (100.100.100.200), private (fd00:ec2::254, fd20:ce::254) or reserved (192.0.0.192).
+        [168, 63, 129, 16] => Reach::Near("a metadata"),
         [10, ..] | [172, 16..=31, ..] | [192, 168, ..] => Reach::Near("a private"),
         [100, 64..=127, ..] => Reach::Near("a shared"),
         [198, 18..=19, ..] => Reach::Near("a benchmarking"),
@@ -64,6 +92,29 @@ fn reach_v4(address: Ipv4Addr) -> Reach {
 }
 
 fn reach_v6(address: Ipv6Addr) -> Reach {
+    let inside = v4_inside(address);
+    if !inside.is_empty() {
+        let mut reaches = inside.into_iter().map(reach_v4);
+        return reaches.find(|reach| *reach != Reach::Global).unwrap_or(Reach::Global);
+    }
+    match address.segments() {
+        [0, 0, 0, 0, 0, 0, 0, 0] => Reach::Nowhere("an unspecified"),
+        [0, 0, 0, 0, 0, 0, 0, 1] => Reach::Near("a loopback"),
+        // NAT64 inside one network, of which only that network knows where it leads.
+        [0x64, 0xff9b, 1, ..] => Reach::Near("a translated"),
+        [0xfc00..=0xfdff, ..] => Reach::Near("a private"),
+        [0xfe80..=0xfebf, ..] => Reach::Near("a link-local"),
+        [0xff00..=0xffff, ..] => Reach::Nowhere("a multicast"),
+        [0x2001, 0xdb8, ..] | [0x3fff, 0..=0xfff, ..] => Reach::Nowhere("a documentation"),
+        [0x2001, 0..=0x1ff, ..] => Reach::Nowhere("a reserved"),
+        [0x2000..=0x3fff, ..] => Reach::Global,
+        // IPv4-compatible, site-local, discard and what nobody has been given yet.
+        _ => Reach::Nowhere("a reserved"),
+    }
+}
+
+/// The IPv4 addresses that an IPv6 one stands for, or is a way to.
+fn v4_inside(address: Ipv6Addr) -> Vec<Ipv4Addr> {
     let segments = address.segments();
     let v4_at = |segment: usize| {
         let [a, b] = segments[segment].to_be_bytes();
@@ -71,27 +122,15 @@ fn reach_v6(address: Ipv6Addr) -> Reach {
         Ipv4Addr::new(a, b, c, d)
     };
     match segments {
-        [0, 0, 0, 0, 0, 0, 0, 0] => Reach::Nowhere("an unspecified"),
-        [0, 0, 0, 0, 0, 0, 0, 1] => Reach::Near("a loopback"),
         // The kernel takes a mapped address for the IPv4 one in it.
-        [0, 0, 0, 0, 0, 0xffff, ..] => reach_v4(v4_at(6)),
-        // NAT64, and NAT64 inside one network, of which only that network knows where it leads.
-        [0x64, 0xff9b, 0, 0, 0, 0, ..] => reach_v4(v4_at(6)),
-        [0x64, 0xff9b, 1, ..] => Reach::Near("a translated"),
-        [0xfc00..=0xfdff, ..] => Reach::Near("a private"),
-        [0xfe80..=0xfebf, ..] => Reach::Near("a link-local"),
-        [0xff00..=0xffff, ..] => Reach::Nowhere("a multicast"),
-        [0x2001, 0xdb8, ..] | [0x3fff, 0..=0xfff, ..] => Reach::Nowhere("a documentation"),
+        [0, 0, 0, 0, 0, 0xffff, ..] => vec![v4_at(6)],
+        // NAT64
+        [0x64, 0xff9b, 0, 0, 0, 0, ..] => vec![v4_at(6)],
+        // 6to4
+        [0x2002, ..] => vec![v4_at(1)],
         // Teredo tells the address of a server, and that of the client with its bits turned.
-        [0x2001, 0, ..] => match reach_v4(v4_at(2)) {
-            Reach::Global => reach_v4(Ipv4Addr::from_bits(!v4_at(6).to_bits())),
-            refused => refused,
-        },
-        [0x2001, 0..=0x1ff, ..] => Reach::Nowhere("a reserved"),
-        [0x2002, ..] => reach_v4(v4_at(1)),
-        [0x2000..=0x3fff, ..] => Reach::Global,
-        // IPv4-compatible, site-local, discard and what nobody has been given yet.
-        _ => Reach::Nowhere("a reserved"),
+        [0x2001, 0, ..] => vec![v4_at(2), Ipv4Addr::from_bits(!v4_at(6).to_bits())],
+        _ => Vec::new(),
     }
 }
 
@@ -113,6 +152,8 @@ mod tests {
                     "126.255.255.255",
                     "128.0.0.0",
                     "169.253.255.255",
+                    "168.63.129.15",
+                    "168.63.129.17",
                     "172.15.255.255",
                     "172.32.0.0",
                     "192.0.1.0",
@@ -137,6 +178,12 @@ mod tests {
                     "127.0.0.1",
                     "127.255.255.255",
                     "169.254.169.254",
+                    "168.63.129.16",
+                    "::ffff:168.63.129.16",
+                    "64:ff9b::168.63.129.16",
+                    "100.100.100.200",
+                    "fd00:ec2::254",
+                    "fd20:ce::254",
                     "172.16.0.1",
                     "172.31.255.255",
                     "192.168.0.1",
@@ -164,6 +211,7 @@ mod tests {
                     "0.0.0.0",
                     "0.1.2.3",
                     "192.0.0.8",
+                    "192.0.0.192",
                     "192.0.2.1",
                     "192.88.99.1",
                     "198.51.100.1",

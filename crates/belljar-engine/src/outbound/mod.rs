@@ -3,6 +3,7 @@
 //! is connected to: a second look at the DNS could find something else there.
 
 pub(crate) mod address;
+mod names;
 pub(crate) mod setting;
 
 use std::io;
@@ -15,31 +16,11 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls;
 
+pub use names::Dns;
+pub(crate) use names::Resolver;
+
 /// How long one of several addresses may take, so that a dead one leaves time for the others.
 const ADDRESS_PATIENCE: Duration = Duration::from_secs(6);
-
-/// The DNS of this machine.
-#[derive(Debug, Default)]
-pub(crate) struct Resolver {
-    /// What tests say in its place.
-    #[cfg(test)]
-    pub(crate) names: std::collections::HashMap<String, Vec<std::net::IpAddr>>,
-}
-
-impl Resolver {
-    /// Every address of a host, at least one.
-    pub(crate) async fn resolve(&self, host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
-        #[cfg(test)]
-        if let Some(known) = self.names.get(host) {
-            return Ok(known.iter().map(|ip| SocketAddr::new(*ip, port)).collect());
-        }
-        let addresses: Vec<_> = tokio::net::lookup_host((host, port)).await?.collect();
-        if addresses.is_empty() {
-            return Err(io::Error::other("the name has no address"));
-        }
-        Ok(addresses)
-    }
-}
 
 /// The first address that answers. They have all been checked.
 pub(crate) async fn dial(addresses: &[SocketAddr]) -> io::Result<TcpStream> {

@@ -1,5 +1,6 @@
 //! Archives as sources and targets. Names in them that lead elsewhere are refused.
 
+use std::cell::Cell;
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Write};
 use std::os::fd::OwnedFd;
@@ -23,6 +24,15 @@ pub(super) const PIECE: usize = 256 * 1024;
 
 /// What a link in an archive may lead to: no path is longer.
 const MAX_TARGET: u64 = 4096;
+
+/// Bytes between two entries of an archive: heads, long names and attributes, which are held in
+/// memory. Whoever unpacks what a sandbox packed may be outside of it.
+const MAX_HEADS: u64 = 1 << 20;
+
+/// How much larger than what is stored of it a file with holes may be, from which size on. Holes are
+/// written as zeros.
+const MAX_RATIO: u64 = 200;
+const RATIO_MATTERS: u64 = 64 << 20;
 
 /// Packs everything below `root`.
 pub(super) fn pack(root: &Root, to: OwnedFd, format: ArchiveFormat) -> Outcome {
@@ -150,35 +160,78 @@ impl Target for Zip {
 }
 
 pub(super) fn unpack_tar(from: impl Read, moving: &mut Moving<'_>) -> Result<(), Refusal> {
-    let mut archive = tar::Archive::new(from);
-    for entry in archive.entries().map_err(|error| broken(&error))? {
+    let left = Cell::new(None);
+    let mut archive = tar::Archive::new(Heads { inner: from, left: &left });
+    let mut entries = archive.entries().map_err(|error| broken(&error))?;
+    loop {
+        left.set(Some(MAX_HEADS));
+        let Some(entry) = entries.next() else { break };
         let mut entry = entry.map_err(|error| broken(&error))?;
-        let raw = entry.path_bytes().into_owned();
-        let Some(path) = plain(&raw)? else { continue };
-        let header = entry.header();
-        let mode = header.mode().unwrap_or(0o644) & 0o777;
-        let modified = header.mtime().ok().and_then(|time| i64::try_from(time).ok()).unwrap_or(0);
-        let kind = header.entry_type();
-        let link = entry.link_name_bytes().map(std::borrow::Cow::into_owned);
-        match (kind, link) {
-            (EntryType::Directory, _) => moving.put(&path, mode, modified, Item::Directory)?,
-            (EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse, _) => {
-                let size = entry.size();
-                let content = &mut Whole { entry: &mut entry, left: size };
-                moving.put(&path, mode, modified, Item::File { size, content })?;
-            }
-            (EntryType::Symlink, Some(target)) => {
-                moving.put(&path, mode, modified, Item::Link { target })?;
-            }
-            (EntryType::Link, Some(existing)) => {
-                let existing = plain(&existing)?.ok_or_else(|| leads_out(&raw))?;
-                moving.put(&path, mode, modified, Item::HardLink { existing })?;
-            }
-            (kind, _) if kind.is_pax_global_extensions() => {}
-            _ => moving.report.skipped += 1,
-        }
+        left.set(None);
+        unpack_entry(&mut entry, moving)?;
+        // What nobody wanted to read, so that only heads follow.
+        io::copy(&mut entry, &mut io::sink()).map_err(|error| broken(&error))?;
     }
     Ok(())
+}
+
+/// An archive, of which so many bytes can be read until something else is said.
+struct Heads<'a, R> {
+    inner: R,
+    left: &'a Cell<Option<u64>>,
+}
+
+impl<R: Read> Read for Heads<'_, R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let Some(left) = self.left.get() else { return self.inner.read(buffer) };
+        let most = usize::try_from(left).unwrap_or(usize::MAX).min(buffer.len());
+        if most == 0 && !buffer.is_empty() {
+            return Err(io::Error::other(format!(
+                "the head of an entry exceeds {MAX_HEADS} bytes"
+            )));
+        }
+        let read = self.inner.read(&mut buffer[..most])?;
+        self.left.set(Some(left - read as u64));
+        Ok(read)
+    }
+}
+
+fn unpack_entry<R: Read>(
+    entry: &mut tar::Entry<'_, R>,
+    moving: &mut Moving<'_>,
+) -> Result<(), Refusal> {
+    let raw = entry.path_bytes().into_owned();
+    let Some(path) = plain(&raw)? else { return Ok(()) };
+    let header = entry.header();
+    let mode = header.mode().unwrap_or(0o644) & 0o777;
+    let modified = header.mtime().ok().and_then(|time| i64::try_from(time).ok()).unwrap_or(0);
+    let kind = header.entry_type();
+    let stored = header.entry_size().unwrap_or(0);
+    let link = entry.link_name_bytes().map(std::borrow::Cow::into_owned);
+    match (kind, link) {
+        (EntryType::Directory, _) => moving.put(&path, mode, modified, Item::Directory),
+        (EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse, _) => {
+            let size = entry.size();
+            let is_hole = size > RATIO_MATTERS && size / MAX_RATIO > stored;
+            if kind == EntryType::GNUSparse && is_hole {
+                return Err(broken(&"a file in it has almost nothing but holes"));
+            }
+            let content = &mut Whole { entry, left: size };
+            moving.put(&path, mode, modified, Item::File { size, content })
+        }
+        (EntryType::Symlink, Some(target)) => {
+            moving.put(&path, mode, modified, Item::Link { target })
+        }
+        (EntryType::Link, Some(existing)) => {
+            let existing = plain(&existing)?.ok_or_else(|| leads_out(&raw))?;
+            moving.put(&path, mode, modified, Item::HardLink { existing })
+        }
+        (kind, _) if kind.is_pax_global_extensions() => Ok(()),
+        _ => {
+            moving.report.skipped += 1;
+            Ok(())
+        }
+    }
 }
 
 /// The content of an entry, which must be all there.
@@ -262,6 +315,10 @@ fn as_path(bytes: &[u8]) -> &std::path::Path {
     use std::os::unix::ffi::OsStrExt;
     std::path::Path::new(std::ffi::OsStr::from_bytes(bytes))
 }
+
+#[cfg(test)]
+#[path = "archive_fuzz.rs"]
+mod fuzz;
 
 #[cfg(test)]
 mod tests {

@@ -87,7 +87,7 @@ impl Moving<'_> {
         let put = self.target.put(path, mode, modified, item);
         put.map_err(|error| refusal("write", path, &error))?;
         self.report.entries += 1;
-        self.report.bytes += bytes;
+        self.report.bytes = self.report.bytes.saturating_add(bytes);
         Ok(())
     }
 

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Result, anyhow, bail};
+use belljar_engine::Dns;
 use belljar_engine::network::{Network, Policy, Secrets};
 
 use super::parse;
@@ -19,6 +20,7 @@ pub struct NetworkSettings {
     bytes: u64,
     /// Or what is wrong with them: only who uses them minds.
     secrets: Result<Arc<Secrets>, String>,
+    dns: Arc<Dns>,
 }
 
 impl NetworkSettings {
@@ -34,13 +36,16 @@ impl NetworkSettings {
         let secret = |name: &str| std::env::var(name).ok().or_else(|| (values.lookup)(name));
         let secrets = Secrets::parse(&values.text("BELLJAR_NETWORK_SECRETS"), secret);
         let bytes = bytes.unwrap_or(u64::MAX);
-        Ok(NetworkSettings { default, most, bytes, secrets: secrets.map(Arc::new) })
+        let dns = Dns::parse(&values.text("BELLJAR_DNS"));
+        let dns = Arc::new(dns.map_err(|why| anyhow!("BELLJAR_DNS: {why}"))?);
+        Ok(NetworkSettings { default, most, bytes, secrets: secrets.map(Arc::new), dns })
     }
 
     /// The way out of the sandboxes of a server, whose certificate authority is kept at a path.
     pub fn of_server(&self, authority: PathBuf) -> Result<Arc<Network>> {
         let most = Some(self.most.clone());
-        let network = Network::new(most, self.secrets()?, self.bytes, Some(authority));
+        let dns = Arc::clone(&self.dns);
+        let network = Network::new(most, self.secrets()?, self.bytes, Some(authority), dns);
         if let Err(why) = network.check(&self.default) {
             bail!("BELLJAR_NETWORK: {why}");
         }
@@ -49,7 +54,8 @@ impl NetworkSettings {
 
     /// That of a run: who starts it has this machine, and may do what the machine may.
     pub fn of_run(&self) -> Result<Arc<Network>> {
-        Ok(Arc::new(Network::new(None, self.secrets()?, self.bytes, None)))
+        let dns = Arc::clone(&self.dns);
+        Ok(Arc::new(Network::new(None, self.secrets()?, self.bytes, None, dns)))
     }
 
     fn secrets(&self) -> Result<Arc<Secrets>> {
@@ -89,6 +95,8 @@ mod tests {
     fn what_is_wrong_is_named_and_secrets_are_not_shown() {
         let error = with(&[("BELLJAR_NETWORK", "127.1")]).unwrap_err().to_string();
         assert!(error.starts_with("BELLJAR_NETWORK: `127.1`"), "{error}");
+        let error = with(&[("BELLJAR_DNS", "dns.example")]).unwrap_err().to_string();
+        assert!(error.starts_with("BELLJAR_DNS: `dns.example`"), "{error}");
         let settings = with(&[("BELLJAR_NETWORK_SECRETS", "hunter2")]).unwrap();
         assert!(!format!("{settings:?}").contains("hunter2"));
         let error = settings.network.of_run().unwrap_err().to_string();

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use belljar_engine::admission::Quota;
 use belljar_engine::datasets::source::Sources;
 use belljar_engine::spec::{Datasets, Storage};
-use belljar_engine::{FrozenConfig, SpillPolicy};
+use belljar_engine::{Dns, FrozenConfig, SpillPolicy};
 
 use super::parse;
 use super::values::Values;
@@ -200,7 +200,9 @@ fn dataset_sources(values: &Values<'_>) -> Result<Arc<Sources>, String> {
         return Ok(Arc::default());
     }
     let secret = |name: &str| std::env::var(name).ok().or_else(|| (values.lookup)(name));
-    Sources::parse(&text, secret).map(Arc::new)
+    // If it is wrong, the settings of the network say so.
+    let dns = Dns::parse(&values.text("BELLJAR_DNS")).unwrap_or_default();
+    Ok(Arc::new(Sources::parse(&text, secret)?.with_dns(Arc::new(dns))))
 }
 
 fn spill(values: &Values<'_>) -> Result<Option<SpillPolicy>> {

@@ -436,6 +436,15 @@ pub const GROUPS: &[Group] = &[
                 "Bytes that one sandbox may send and receive, together. 0: no limit.",
             ),
             variable(
+                "BELLJAR_DNS",
+                "addresses separated by spaces, with or without a port",
+                "",
+                "DNS servers that the server asks for the addresses of hosts, on behalf of\n\
+                 sandboxes and for sources of datasets. Names in /etc/hosts come first.\n\
+                 Example: 10.0.0.2 [fd00::2]:5353",
+            )
+            .when_empty("what /etc/resolv.conf says"),
+            variable(
                 "BELLJAR_NETWORK_SECRETS",
                 "a JSON object, or @ and the path of a file with one",
                 "",

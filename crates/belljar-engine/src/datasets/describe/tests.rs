@@ -414,3 +414,47 @@ proptest! {
         prop_assert_eq!(described("a.csv", text.as_bytes()), expected);
     }
 }
+
+/// A stream of Arrow's with the columns `id` and `w`, as pyarrow writes it.
+const ARROW_STREAM: &str = "ffffffffa80000001000000000000a000c000600050008000a000000000104000c00000008000800000004000800\
+    000004000000020000004000000004000000d8ffffff00000105100000001800000004000000000000000100000077000000040004000400\
+    0000100014000800060007000c00000010001000000000000102100000001c0000000400000000000000020000006964000008000c000800\
+    070008000000000000014000000000000000ffffffff00000000";
+
+/// Whatever somebody calls a dataset: no panic, and no more memory than its size and a little.
+#[test]
+fn fuzz_descriptions() {
+    let hex: Vec<u8> = ARROW_STREAM.bytes().filter(u8::is_ascii_hexdigit).collect();
+    let digits = |pair: &[u8]| u8::from_str_radix(str::from_utf8(pair).unwrap(), 16).unwrap();
+    let stream: Vec<u8> = hex.chunks(2).map(digits).collect();
+    assert_eq!(described("a", &stream).columns.unwrap(), ["id", "w"]);
+    let shape = b"{'descr': '<f8', 'fortran_order': False, 'shape': (3, 4), }\n";
+    let length = u16::try_from(shape.len()).unwrap().to_le_bytes();
+    let npy = [&b"\x93NUMPY\x01\0"[..], &length, shape].concat();
+    assert_eq!(described("a.npy", &npy).rows, Some(3));
+    let seeds = vec![
+        Footer::with_schema(&NESTED).rows(1_000_000),
+        [FILE_MAGIC, &stream[..], b"ARROW1"].concat(),
+        stream,
+        npy,
+        b"\xEF\xBB\xBFa;\"b\n\"\"c\";d\r\n1;2;3\n\n4;5;6".to_vec(),
+        b"{\"a\": 1}\n\n[2]\n".to_vec(),
+        b"PK\x03\x04 SQLite format 3\0".to_vec(),
+    ];
+    let parser = belljar_fuzz::Parser::new("descriptions of datasets", seeds).cases(300);
+    // The beginning is held, and pieces that are counted; metadata once more. A name of a column
+    // takes 24 bytes at least, also where it is a comma of a header.
+    parser.allocates_at_most(512 << 10, 48).withstands(|bytes| {
+        let file = file_of(bytes);
+        for name in ["a.csv", "a.tsv", "a.jsonl", "a.npy", "a.parquet", "a.feather", "a"] {
+            // As large as it is, and as it was said to be.
+            for size in [bytes.len() as u64, bytes.len() as u64 / 2] {
+                let columns = describe(name, &file, size).columns.unwrap_or_default();
+                assert!(columns.len() <= MAX_COLUMNS);
+                assert!(columns.iter().all(|it| it.chars().count() <= MAX_NAME_CHARACTERS));
+            }
+        }
+    });
+}
+
+const FILE_MAGIC: &[u8] = b"ARROW1\0\0";

@@ -23,6 +23,7 @@ mod target;
 mod tests;
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use http_body_util::{BodyExt, Empty};
@@ -36,6 +37,9 @@ use config::Source;
 use connection::Connector;
 pub use error::SourceError;
 use target::Target;
+
+use crate::Dns;
+use crate::outbound::Resolver;
 
 /// How often one dataset may be said to be elsewhere.
 const MAX_REDIRECTS: usize = 5;
@@ -93,6 +97,13 @@ impl Sources {
     /// asked of `env`. The error names what is wrong and shows no value.
     pub fn parse(text: &str, env: impl Fn(&str) -> Option<String>) -> Result<Sources, String> {
         Ok(Sources { sources: config::parse(text, &env)?, ..Sources::default() })
+    }
+
+    /// Asks this DNS for the addresses of sources.
+    #[must_use]
+    pub fn with_dns(mut self, dns: Arc<Dns>) -> Sources {
+        self.connector.resolver = Resolver::new(dns);
+        self
     }
 
     #[must_use]

@@ -1,0 +1,72 @@
+//! Whatever a guest says about connections, in whatever order: nobody panics, and no connection holds
+//! more than its windows.
+
+use std::sync::Arc;
+
+use belljar_fuzz::Parser;
+use belljar_proto::relay::{MAX_DATA, Part, WINDOW};
+use tokio::sync::mpsc;
+
+use crate::relay::Streams;
+
+/// Numbers that connections have here.
+const IDS: u8 = 4;
+
+/// What one connection may hold: a window that a list has grown to, a pipe in either direction, a buffer.
+const PER_CONNECTION: usize = 2 * WINDOW + 2 * (64 << 10) + MAX_DATA + (32 << 10);
+
+/// Three bytes are one thing that happens: what, to which connection, how much of it.
+const BEGIN: [u8; 3] = [0, 1, 0];
+const SEND: [u8; 3] = [2, 1, 255];
+const CREDIT: [u8; 3] = [4, 1, 9];
+const END: [u8; 3] = [5, 1, 0];
+const RESET: [u8; 3] = [6, 1, 0];
+const CARRY: [u8; 3] = [7, 2, 0];
+const DROP: [u8; 3] = [8, 0, 0];
+
+#[test]
+fn a_guest_says_what_it_likes_about_connections() {
+    let whole = [BEGIN, SEND, CREDIT, SEND, END, CARRY, DROP, RESET].concat();
+    let greedy = [vec![BEGIN], vec![SEND; 20], vec![CREDIT; 3], vec![RESET]].concat().concat();
+    let beside = [CARRY, BEGIN, SEND, DROP, BEGIN, DROP, CARRY, SEND, SEND].concat();
+    let most = usize::from(IDS) * PER_CONNECTION + (256 << 10);
+    let parser = Parser::new("relayed connections", vec![whole, greedy, beside]);
+    parser.allocates_at_most(most, 0).withstands(|bytes| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
+        runtime.expect("a runtime").block_on(happen(bytes));
+    });
+}
+
+async fn happen(bytes: &[u8]) {
+    let streams = Arc::new(Streams::default());
+    let (outbox, mut sent) = mpsc::channel(16);
+    let mut relay = streams.want(outbox.clone());
+    let mut held = Vec::new();
+    for event in bytes.chunks_exact(3) {
+        let (id, size) = (u64::from(event[1] % IDS), usize::from(event[2]) * 256);
+        match event[0] % 10 {
+            0 | 1 => streams.hear(id, &Part::Open, &[]),
+            2 | 3 => streams.hear(id, &Part::Data, &vec![1; size]),
+            4 => {
+                let bytes = if size > WINDOW / 8 { u64::MAX } else { size as u64 };
+                streams.hear(id, &Part::Credit { bytes }, &[]);
+            }
+            5 => streams.hear(id, &Part::End, &[]),
+            6 => streams.hear(id, &Part::Reset, &[]),
+            7 => held.extend(streams.take(id, outbox.clone())),
+            8 => drop(held.pop()),
+            _ => tokio::task::yield_now().await,
+        }
+        // The link takes what is for the guest, and whoever answers takes connections, sometimes.
+        while sent.try_recv().is_ok() {}
+        if size % 512 == 0 {
+            held.extend(relay.opened.try_recv());
+            tokio::task::yield_now().await;
+        }
+        // Whoever answers gives up the oldest: what they keep is theirs to bound.
+        while held.len() > usize::from(IDS) {
+            drop(held.remove(0));
+        }
+    }
+    streams.close();
+}
