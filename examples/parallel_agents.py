@@ -63,7 +63,7 @@ async def ask(backend: BelljarSandbox, thread: str, seed: int) -> None:
 async def read_results(threads: list[str]) -> list[float]:
     """What the agents left, without asking them."""
     async with AsyncClient() as client:
-        sessions = await asyncio.gather(*(client.sessions(key=f"parallel:{thread}") for thread in threads))
+        sessions = await asyncio.gather(*(client.sessions(key=f"parallel::{thread}") for thread in threads))
         read = await asyncio.gather(*(found[0].run_command("cat /session/pi.txt") for found in sessions))
         return [float(result.stdout) for result in read]
 

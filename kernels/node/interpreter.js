@@ -1,6 +1,7 @@
 'use strict';
 // Runs cells, one after another, in the global scope of this process.
 
+const { AsyncLocalStorage } = require('async_hooks');
 const nodeModule = require('module');
 const path = require('path');
 const util = require('util');
@@ -8,6 +9,9 @@ const vm = require('vm');
 
 const { compile } = require('./cells');
 const types = require('./types');
+
+// The user may replace them.
+const { parse, stringify } = JSON;
 
 // Where packages of a session are, and what relative names are relative to.
 const HOME = '/session';
@@ -23,11 +27,24 @@ const whole = new WeakSet();
 const ends = new Map();
 const MAX_ENDS = 1000;
 
-/** `process.exit()`: the cell ends, the kernel does not. */
+// Which cell something belongs to, however much later it happens: timers, promises and connections remember the cell
+// that made them. Taken as they are now, since the user may replace the methods.
+const contexts = new AsyncLocalStorage();
+const inContext = Function.prototype.call.bind(AsyncLocalStorage.prototype.run, contexts);
+const currentCell = Function.prototype.call.bind(AsyncLocalStorage.prototype.getStore, contexts);
+
+/** `process.exit()`: the cell that calls it ends, the kernel does not, nor does a later cell. */
 class Exit extends Error {
+  // Not to be changed from outside.
+  #cell = currentCell();
+
   constructor(code) {
     super(`process.exit(${code})`);
     this.code = code;
+  }
+
+  static isOf(error, cell) {
+    return typeof error === 'object' && error !== null && #cell in error && error.#cell === cell;
   }
 }
 
@@ -69,7 +86,7 @@ class Interpreter {
    * Begins a cell; a promise of its value, if it ends with an expression. What comes before its first `await` has
    * happened when this returns. Not to be called from a microtask: an interrupt there takes all others with it.
    */
-  run(code, { number, echo, variant }) {
+  run(code, { number, echo, variant, cell: context }) {
     const filename = `cell ${number}`;
     let cell;
     try {
@@ -92,7 +109,7 @@ class Interpreter {
     }
     try {
       // Handlers of the user's for SIGINT have their turn when it has returned.
-      return script.runInThisContext({ breakOnSigint: true });
+      return inContext(context, () => script.runInThisContext({ breakOnSigint: true }));
     } catch (error) {
       if (error?.code === 'ERR_SCRIPT_EXECUTION_INTERRUPTED') throw new Interrupted();
       throw error;
@@ -152,8 +169,8 @@ function describe(value) {
   }
   const data = { 'text/plain': text.length > MAX_TEXT ? `${text.slice(0, MAX_TEXT)}…` : text };
   if (isPlain(value, 0)) {
-    const json = JSON.stringify(value);
-    if (json !== undefined && json.length <= MAX_JSON) data['application/json'] = JSON.parse(json);
+    const json = stringify(value);
+    if (json !== undefined && json.length <= MAX_JSON) data['application/json'] = parse(json);
   }
   return { data };
 }
@@ -251,4 +268,4 @@ function textOf(value) {
   }
 }
 
-module.exports = { Interpreter, Exit, Interrupted, describe, report };
+module.exports = { Interpreter, Exit, Interrupted, currentCell, describe, report };

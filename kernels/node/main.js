@@ -6,11 +6,13 @@
 
 const { Channel } = require('./wire');
 const { writeAtOnce } = require('./output');
-const { Interpreter, Exit, Interrupted, describe, report } = require('./interpreter');
+const { Interpreter, Exit, Interrupted, currentCell, describe, report } = require('./interpreter');
 const state = require('./state');
 
-// The user may replace it.
-const { setImmediate } = globalThis;
+// The user may replace them, and what is told of later cells is to stay the same.
+const { setImmediate, Promise } = globalThis;
+const { stringify } = JSON;
+const encoded = ((from) => (value) => from(stringify(value)))(Buffer.from);
 
 const PROTOCOL = 1;
 const CONTROL = 3;
@@ -25,10 +27,14 @@ class Kernel {
     this._count = 0;
     // The cell that runs: how to give up waiting for it, and who waits for lines of input.
     this._running = null;
+    // One that was interrupted before it began.
+    this._interrupted = null;
     this._channel = new Channel(CONTROL, (head, body) => this._hear(head, body), () => process.reallyExit(0));
     globalThis.input = (prompt = '') => this._input(String(prompt));
     this._interpreter.expectGlobals();
-    process.on('SIGINT', () => this._running?.giveUp(new Interrupted()));
+    // The guest says in words which cell it means (`interrupt`). The signal alone stops what computes, see `run`; from
+    // a timer that an earlier cell left behind it must not end a later one.
+    process.on('SIGINT', () => {});
     // Whoever fails behind everybody's back is told of and forgiven: the others go on.
     process.on('uncaughtException', (error) => this._failedAside('Uncaught', error));
     process.on('unhandledRejection', (error) => this._failedAside('Unhandled rejection', error));
@@ -54,9 +60,10 @@ class Kernel {
         break;
       case 'interrupt':
         if (this._running?.id === head.exec_id) this._running.giveUp(new Interrupted());
+        else this._interrupted = head.exec_id;
         break;
       case 'state':
-        this._channel.send({ op: 'state' }, Buffer.from(JSON.stringify(state.snapshot(this._interpreter.names()))));
+        this._channel.send({ op: 'state' }, encoded(state.snapshot(this._interpreter.names())));
         break;
       case 'ping':
         this._channel.send({ op: 'pong', token: head.token });
@@ -75,19 +82,21 @@ class Kernel {
 
   /** A promise of how a cell ends, by itself or because it is given up. */
   _begin(head, code) {
-    const givenUp = new Promise((_, reject) => {
-      this._running = { id: head.exec_id, giveUp: reject, lines: [], takesInput: head.stdin === true };
+    return new Promise((end, giveUp) => {
+      if (this._interrupted === head.exec_id) throw new Interrupted();
+      const running = { id: head.exec_id, cell: Object.freeze({}), giveUp, lines: [], takesInput: head.stdin === true };
+      this._running = running;
+      const how = { number: this._count, echo: head.echo, variant: head.variant, cell: running.cell };
+      let cell;
+      try {
+        cell = this._interpreter.run(code, how);
+      } catch (error) {
+        giveUp(error);
+        return;
+      }
+      // Whichever is first counts; the other may come when nobody waits any more.
+      settle(cell, end, giveUp);
     });
-    let cell;
-    try {
-      cell = this._interpreter.run(code, { number: this._count, echo: head.echo, variant: head.variant });
-    } catch (error) {
-      cell = Promise.reject(error);
-    }
-    // Either may fail later, when nobody waits any more.
-    cell.catch(() => {});
-    givenUp.catch(() => {});
-    return Promise.race([cell, givenUp]);
   }
 
   async _finish(head, cell) {
@@ -96,7 +105,7 @@ class Kernel {
     try {
       const value = await cell;
       if (head.echo && value !== undefined) {
-        this._channel.send({ op: 'display', kind: 'result' }, Buffer.from(JSON.stringify(describe(value))));
+        this._channel.send({ op: 'display', kind: 'result' }, encoded(describe(value)));
       }
     } catch (error) {
       if (error instanceof Exit) {
@@ -104,7 +113,7 @@ class Kernel {
       } else {
         const interrupted = error instanceof Interrupted;
         [status, exitCode] = interrupted ? ['interrupted', EXIT_INTERRUPTED] : ['error', EXIT_ERROR];
-          this._channel.send({ op: 'error' }, Buffer.from(JSON.stringify(report(error))));
+        this._channel.send({ op: 'error' }, encoded(report(error)));
       }
     }
     this._running = null;
@@ -120,20 +129,32 @@ class Kernel {
   /** A line from whoever watches; null at the end, or if nobody does. */
   async _input(prompt) {
     const running = this._running;
-    if (!running?.takesInput) return null;
+    // What an earlier cell left behind gets no line that is meant for this one.
+    if (!running?.takesInput || currentCell() !== running.cell) return null;
     const line = await new Promise((resolve) => {
       running.lines.push(resolve);
-      this._channel.send({ op: 'input' }, Buffer.from(JSON.stringify({ prompt, password: false })));
+      this._channel.send({ op: 'input' }, encoded({ prompt, password: false }));
     });
     return line.length === 0 ? null : line.toString('utf8').replace(/\r?\n$/, '');
   }
 
   _failedAside(what, error) {
     if (error instanceof Exit || error instanceof Interrupted) {
-      this._running?.giveUp(error);
+      // Of a cell that is over it means nothing.
+      const running = this._running;
+      if (running && Exit.isOf(error, running.cell)) running.giveUp(error);
       return;
     }
     process.stderr.write(`${what}: ${report(error).traceback}\n`);
+  }
+}
+
+/** As `then`, which the user may replace. */
+async function settle(promise, end, fail) {
+  try {
+    end(await promise);
+  } catch (error) {
+    fail(error);
   }
 }
 

@@ -2,14 +2,15 @@
 // Output is written at once, by plain system calls. Node's own streams would remember what is on its way, and an
 // interrupt in the middle of that leaves them waiting for ever.
 
-const fs = require('fs');
+// The user may replace it.
+const { writeSync } = require('fs');
 
 /** Writes all of it, whoever has left the descriptor non-blocking. */
 function writeAll(fd, bytes) {
   let rest = bytes;
   while (rest.length > 0) {
     try {
-      rest = rest.subarray(fs.writeSync(fd, rest));
+      rest = rest.subarray(writeSync(fd, rest));
     } catch (error) {
       if (error.code !== 'EAGAIN') throw error;
       // The guest is behind; a moment later it is not.

@@ -16,6 +16,10 @@ const MAX_BODY_BYTES = 256 << 20;
 
 const PREFIX = 8;
 
+// The user may replace them.
+const { parse, stringify } = JSON;
+const { alloc, concat, from } = Buffer;
+
 class Channel {
   /** Calls `hear(head, body)` for every frame, and `gone()` when the guest has gone away. */
   constructor(fd, hear, gone) {
@@ -31,19 +35,19 @@ class Channel {
     socket.on('error', gone);
   }
 
-  send(head, body = Buffer.alloc(0)) {
-    const encoded = Buffer.from(JSON.stringify(head));
-    const prefix = Buffer.alloc(PREFIX);
+  send(head, body = alloc(0)) {
+    const encoded = from(stringify(head));
+    const prefix = alloc(PREFIX);
     prefix.writeUInt32LE(encoded.length, 0);
     prefix.writeUInt32LE(body.length, 4);
-    writeAll(this._fd, Buffer.concat([prefix, encoded, body]));
+    writeAll(this._fd, concat([prefix, encoded, body]));
   }
 
   _push(chunk) {
     this._chunks.push(chunk);
     this._length += chunk.length;
     while (this._length >= this._wanted) {
-      const waiting = this._chunks.length === 1 ? this._chunks[0] : Buffer.concat(this._chunks);
+      const waiting = this._chunks.length === 1 ? this._chunks[0] : concat(this._chunks);
       this._chunks = [waiting];
       const headLength = waiting.readUInt32LE(0);
       const bodyLength = waiting.readUInt32LE(4);
@@ -53,7 +57,7 @@ class Channel {
       const end = PREFIX + headLength + bodyLength;
       this._wanted = end;
       if (waiting.length < end) return;
-      const head = JSON.parse(waiting.toString('utf8', PREFIX, PREFIX + headLength));
+      const head = parse(waiting.toString('utf8', PREFIX, PREFIX + headLength));
       const body = waiting.subarray(PREFIX + headLength, end);
       this._chunks = end === waiting.length ? [] : [waiting.subarray(end)];
       this._length -= end;

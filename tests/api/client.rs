@@ -41,7 +41,7 @@ impl Target {
 #[derive(Debug, Clone)]
 pub(crate) struct Client {
     pub(crate) target: Target,
-    key: Option<String>,
+    pub(crate) key: Option<String>,
 }
 
 pub(crate) trait Wire: AsyncRead + AsyncWrite + Send {}

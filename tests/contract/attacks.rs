@@ -20,12 +20,8 @@ use crate::server::{Server, Session, text};
 
 /// Attacks that succeed in a container, and why that is borne. THREAT-MODEL.md says the same to
 /// operators.
-const BORNE: [(&str, &str); 8] = [
+const BORNE: [(&str, &str); 7] = [
     ("cgroup_write", "engines show a container its own control group; it is read-only"),
-    (
-        "control_sockets_inside",
-        "the guest's way to us; whoever does not know its nonce is sent away",
-    ),
     ("limit_ptys", "engines set no limit; the machine's own is shared"),
     ("mount_flags", "engines mount without nosuid; no_new_privs makes set-user-id files harmless"),
     ("mount_overlay_paths", "engines' storage shows where it is; nothing there can be reached"),
@@ -41,6 +37,10 @@ fn is_borne(attack: &Attack) -> bool {
 /// Those that need a sandbox of their own: they end it, exhaust it, or look for what others left.
 fn wants_its_own(attack: &Attack) -> bool {
     let name = attack.name.as_str();
+    // It only looks around.
+    if name == "control_sockets_inside" {
+        return false;
+    }
     !attack.flags.is_empty()
         || attack.repeat > 1
         || ["limit_", "residue_", "artifact_", "crash_", "control_"]

@@ -3,6 +3,7 @@
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use belljar_sys::privileges;
 use serde_json::{Value, json};
@@ -188,6 +189,20 @@ async fn an_engine_that_cannot_be_used_is_said_at_the_start() {
             assert!(words.iter().all(|word| said.contains(word)), "{said}");
         }
     }
+}
+
+/// One that takes connections and never answers: a daemon that is stuck, or stopped.
+#[tokio::test]
+async fn an_engine_that_hangs_is_soon_said_to() {
+    let Some(on) = on() else { return };
+    let directory = tempfile::tempdir().expect("a directory");
+    let socket = directory.path().join("docker.sock");
+    let _listener = std::os::unix::net::UnixListener::bind(&socket).expect("a socket");
+    let site = on.site(&[("DOCKER_HOST", &format!("unix://{}", socket.display()))]);
+    let begun = Instant::now();
+    let said = run_refusal(&site.place);
+    assert!(said.contains("has not answered for 5 s"), "{said}");
+    assert!(begun.elapsed() < Duration::from_secs(15), "{:?}", begun.elapsed());
 }
 
 #[tokio::test]

@@ -4,7 +4,7 @@
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use belljar_sys::{privileges, process};
 use serde_json::json;
@@ -15,6 +15,8 @@ use crate::server::{PATIENCE, Server, Session, eventually, text};
 
 const SIGTERM: i32 = 15;
 const SIGKILL: i32 = 9;
+const SIGSTOP: i32 = 19;
+const SIGCONT: i32 = 18;
 
 /// A `dockerd` with everything its own, and the image without Python in it. Gone when dropped.
 struct Engine {
@@ -207,6 +209,46 @@ async fn sessions_outlive_an_engine_that_lets_them() {
     }
     session.stop().await;
     eventually("nothing is left", async || engine.containers() == 0).await;
+}
+
+/// Goes on when it is dropped.
+struct Stopped(u32);
+
+impl Stopped {
+    fn stop(pid: u32) -> Stopped {
+        process::signal(pid, SIGSTOP).expect("it runs");
+        Stopped(pid)
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        let _ = process::signal(self.0, SIGCONT);
+    }
+}
+
+#[tokio::test]
+async fn an_engine_that_hangs_later_is_soon_said_to() {
+    if !can_start_one() {
+        return;
+    }
+    let engine = Engine::start(false);
+    let (_site, server) = engine.serve().await;
+    let session = server.session().await;
+    bash(&session, "x=kept").await;
+    let stopped = Stopped::stop(engine.daemon.as_ref().expect("it runs").id());
+    let begun = Instant::now();
+    let refused = server.post("/v1/sessions", json!({})).await;
+    let message = refused.error(503, "engine_unreachable");
+    assert!(message.contains("has not answered for"), "{message}");
+    assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+    // Nobody needs it to go on.
+    assert_eq!(bash(&session, "echo $x").await, "kept\n");
+    drop(stopped);
+    // What it was asked for and makes now is not left behind.
+    server.session().await.stop().await;
+    eventually("only the first is left", async || engine.containers() == 1).await;
+    assert_eq!(bash(&session, "echo $x").await, "kept\n");
 }
 
 #[tokio::test]

@@ -23,12 +23,14 @@ mod backend;
 mod browser;
 mod containers;
 mod directories;
+mod doors;
 mod endings;
 mod engines;
 mod execution;
 mod files;
 mod languages;
 mod lives;
+mod misuse;
 mod network;
 mod shell;
 mod terminals;
@@ -107,6 +109,10 @@ contract! {
         system_calls_are_refused,
         limits_hold,
         tenants_are_apart;
+    misuse:
+        a_kernel_that_lies_about_itself_deceives_nobody_else,
+        terminals_stay_within_their_session,
+        what_lies_in_a_volume_gives_no_rights;
     volumes:
         volumes_are_shared,
         a_full_volume_refuses,

@@ -222,7 +222,25 @@ async fn a_kernel_survives_what_cells_do() {
         );
     }
     assert_eq!(session.js_value("kept").await, "1");
-    // What goes on after a cell is no part of the next one.
+    // What goes on after a cell is no part of the next one, and does not end it. Its `process.exit()`
+    // happens while the next cell runs, which ends as it ends by itself.
+    for left_behind in [
+        "setTimeout(() => { process.exit(0) }, 20)",
+        "try { process.exit(0) } catch (it) { setTimeout(() => { throw it }, 20) }",
+        "setTimeout(() => { Promise.reject().catch(() => process.exit(0)) }, 20)",
+        "setTimeout(() => { process.emit('SIGINT') }, 20)",
+        "setTimeout(() => { process.kill(process.pid, 'SIGINT') }, 20)",
+        "const { race } = Promise; Promise.race = () => race([0]); JSON.stringify = () => '{}'",
+    ] {
+        let left = session.js(&format!("{left_behind}\nundefined")).await;
+        assert_eq!(left.status, Status::Ok, "{left_behind}: {left:#?}");
+        let code = "await new Promise(r => setTimeout(r, 60)); throw new TypeError('its own end')";
+        let next = session.js(code).await;
+        assert_eq!((next.status, next.exit_code), (Status::Error, 1), "{left_behind}: {next:#?}");
+        let error = next.error.as_ref().map(|error| error.value.as_str());
+        assert_eq!(error, Some("its own end"), "{left_behind}: {next:#?}");
+    }
+    assert_eq!(session.js_value("kept").await, "1");
     session.js("globalThis.ticks = 0; setInterval(() => { ticks++ }, 1)\nundefined").await;
     session.js("await new Promise(r => setTimeout(r, 50))").await;
     assert_eq!(session.js_value("ticks > 5").await, "true");
@@ -321,6 +339,17 @@ async fn input_is_asked_for() {
     let result = asks.finish().await;
     assert_eq!(result.results[0].text(), Some("[ 'Ada', null ]"), "{result:#?}");
     assert_eq!(session.js_value("await input('nobody?')").await, "null");
+
+    // A timer of an earlier cell asks nobody, and gets no line of a later one.
+    session.js("setTimeout(async () => { globalThis.stolen = await input('Password? ') }, 20)\nundefined").await;
+    let what = What::Cell { language: javascript(), echo: true };
+    let spec = ExecSpec { what, stdin: true, ..cell("later") };
+    let code = "await new Promise(r => setTimeout(r, 60)); await input('Mine? ')";
+    let mut later = session.try_begin(spec, code).await.expect("free");
+    assert_eq!(later.has_asked().await.prompt, "Mine? ");
+    session.sandbox.stdin("later", b"line\n", true).await.expect("it takes input");
+    assert_eq!(later.finish().await.results[0].text(), Some("'line'"));
+    assert_eq!(session.js_value("stolen").await, "null");
 }
 
 #[tokio::test]

@@ -256,7 +256,7 @@ fn from_engine(error: &ContainerError, message: String) -> ApiError {
         _ => tracing::error!("{message}"),
     }
     match error {
-        ContainerError::Unreachable { .. } => {
+        ContainerError::Unreachable { .. } | ContainerError::Hangs { .. } => {
             ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "engine_unreachable", message)
                 .retry_after(RETRY_FOR_ROOM)
         }

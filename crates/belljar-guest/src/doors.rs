@@ -61,8 +61,9 @@ async fn listen(guest: Rc<Guest>, listener: UnixListener) -> io::Result<()> {
     }
 }
 
-/// Connects to the host whenever nobody is connected. Code inside can connect as well: what tells
-/// us from it is the nonce of our first conversation, which began before there was any code.
+/// Connects to the host whenever nobody is connected. Code inside can connect as well while the host
+/// waits for us: what tells us from it is that we are the first process here, which the host asks
+/// its kernel, and the nonce of our first conversation, which began before there was any code.
 async fn dial(guest: Rc<Guest>, path: &Path) -> io::Result<()> {
     let mut attempts = 0;
     loop {

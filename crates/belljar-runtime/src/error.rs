@@ -39,6 +39,11 @@ pub enum RuntimeError {
         #[source]
         cause: io::Error,
     },
+    #[error(
+        "`{path}` cannot hold our sockets: {why}; BELLJAR_RUN_DIR and BELLJAR_SOCKET_DIR say where \
+         they go"
+    )]
+    NotPrivate { path: PathBuf, why: &'static str },
     #[error("failed to {doing} the volume in `{path}`")]
     Volume {
         doing: &'static str,

@@ -16,6 +16,7 @@ pub mod kernels;
 pub mod languages;
 pub mod link;
 pub mod native;
+mod private;
 mod relay;
 #[cfg(test)]
 mod relay_fuzz;

@@ -78,6 +78,7 @@ pub fn docker_config(settings: &Settings) -> Result<DockerConfig> {
         address: backend.docker_host.clone(),
         executable,
         kernels: home::kernels(settings, None)?,
+        run_dir: settings.run_dir.clone(),
         socket_dir: backend.socket_dir.clone(),
         image: backend.image.clone().unwrap_or_else(|| DOCKER_IMAGE.to_owned()),
         preload: settings.preload.clone(),

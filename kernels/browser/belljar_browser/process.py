@@ -67,7 +67,6 @@ FLAGS = [
     "--disable-features=AcceptCHFrame,AutofillServerCommunication,CertificateTransparencyComponentUpdater,"
     "DialMediaRouteProvider,GlobalMediaControls,HttpsUpgrades,InterestFeedContentSuggestions,MediaRouter,"
     "OptimizationHints,PaintHolding,PreloadTopChromeWebUI,Translate,WebUITabStrip",
-    "--allow-file-access-from-files",
     "--disk-cache-size=1",
     "--force-color-profile=srgb",
     "--hide-scrollbars",

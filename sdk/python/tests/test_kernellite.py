@@ -135,6 +135,37 @@ os.symlink('/etc/passwd', 'data/passwd'); os.symlink('/etc', 'data/etc'); os.mkf
     ]
 
 
+def test_secrets_stay_here(project: Path) -> None:
+    for path in (".env", ".env.local", "deploy/tls.pem", ".ssh/config", "id_ed25519", "data/prod.key"):
+        (project / path).parent.mkdir(exist_ok=True)
+        (project / path).write_text("hunter2")
+    for path in (".env.example", "data/keys.csv", "id_ed25519.pub"):
+        (project / path).write_text("anybody may know")
+    with pytest.warns(UserWarning, match="may hold secrets"):
+        started = start_container(project, "sales")
+    assert sorted(left.partition(" ")[0] for left in started["left_out"]) == [
+        ".env", ".env.local", ".ssh/config", "data/prod.key", "deploy/tls.pem", "id_ed25519",
+    ]  # fmt: skip
+    look = "import os; found = [p + '/' + f for p, _, files in os.walk('/workspace/') for f in files]\n"
+    look += "print(sum('hunter2' in open(f).read() for f in found), sum('anybody' in open(f).read() for f in found))"
+    assert exec_code(project, look)["stdout"] == "0 3\n"
+    # Nor does code get to replace them, or to be told of them again and again.
+    written = exec_code(project, "open('data/prod.key', 'w').write('mine'); open('data/.env', 'w').write('x')")
+    assert "not written back: data/prod.key (it may hold secrets)" in written["stderr"]
+    assert (project / "data/prod.key").read_text() == "hunter2" and not (project / "data/.env").exists()
+    (project / "data/prod.key").write_text("hunter2 again")
+    assert "data/prod.key" in exec_code(project, "1")["stderr"]
+    assert exec_code(project, "open('data/prod.key').read()") == {
+        "status": "[OK] exec", "stdout": "'mine'\n", "stderr": "",
+    }  # fmt: skip
+
+    # Unless the user says so.
+    again = start_container(project, "sales", secrets=[".env", "data/prod.key"])
+    assert again["how"] == "found" and again["copied"] == 2
+    read = "print(open('.env').read(), open('data/prod.key').read())"
+    assert exec_code(project, read)["stdout"] == "hunter2 hunter2 again\n"
+
+
 @pytest.mark.parametrize(
     "parts", [[], [".."], ["..", "x"], ["a", "..", "..", "x"], ["/etc/x"], ["a/../x"], [""], ["a\0"]]
 )

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,7 +18,7 @@ from servers import python_path
 from users import User
 
 import belljar
-from belljar import Client, LocalServerError, local
+from belljar import Client, LocalServerError, SessionManager, local
 
 
 @pytest.fixture
@@ -118,6 +122,128 @@ def test_long_paths_and_foreign_directories(home: Path, monkeypatch: pytest.Monk
     with pytest.raises(LocalServerError, match="not a directory of yours"):
         local.ensure()
     (home / "run" / "belljar-local").unlink()
+
+
+_NOBODY = 65534
+
+
+class Stranger:
+    """Another user who listens where our server would, answers everything, and writes down what is said."""
+
+    def __init__(self, directory: Path, *, keeps_directory: bool) -> None:
+        directory.mkdir()
+        directory.chmod(0o777)
+        self._directory = directory
+        read, write = os.pipe()
+        os.set_blocking(read, False)
+        listens, told = os.pipe()
+        self._read = read
+        self._pid = os.fork()
+        if self._pid == 0:
+            try:
+                # However private the directories above are.
+                os.chdir(directory)
+                os.setgroups([])
+                os.setgid(_NOBODY)
+                os.setuid(_NOBODY)
+                self._serve(told, write)
+            finally:
+                os._exit(1)
+        os.close(write)
+        os.close(told)
+        assert os.read(listens, 1) == b"x"
+        os.close(listens)
+        if keeps_directory:
+            os.chown(directory, _NOBODY, _NOBODY)
+            directory.chmod(0o755)
+        else:
+            directory.chmod(0o700)
+
+    @staticmethod
+    def _serve(told: int, write: int) -> None:
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind("server.sock")
+        listener.listen()
+        os.write(told, b"x")
+        while True:
+            connection = listener.accept()[0]
+            connection.settimeout(5)
+            with suppress(OSError):
+                os.write(write, connection.recv(65536))
+                connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+            connection.close()
+
+    def leave(self) -> bytes:
+        """Ends, and returns what it heard."""
+        os.kill(self._pid, signal.SIGKILL)
+        os.waitpid(self._pid, 0)
+        shutil.rmtree(self._directory)
+        try:
+            return os.read(self._read, 1 << 16)
+        finally:
+            os.close(self._read)
+
+
+needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user")
+
+
+@needs_root
+def test_the_socket_of_another_user_is_told_nothing(home: Path) -> None:
+    place = local.Place()
+    stranger = Stranger(place.runtime, keeps_directory=True)
+    try:
+        manager = SessionManager(idle_hibernate_sec=77)
+        assert manager._place is not None
+        other = Stranger(manager._place.runtime, keeps_directory=True)
+        try:
+            for attempt in (
+                lambda: belljar.run("1", env={"TOKEN": "my-secret"}),
+                lambda: Client().session(env={"TOKEN": "my-secret"}),
+                lambda: manager.exec("a", "my-secret"),
+                lambda: manager.client.sessions(),
+                lambda: asyncio.run(manager.async_client.sessions()),
+                local.ensure,
+                local.is_running,
+                local.stop,
+                lambda: local._pid_of(place.socket),
+            ):
+                with pytest.raises(LocalServerError, match="not a directory of yours"):
+                    attempt()
+            # Nor is anything made there.
+            assert os.listdir(place.runtime) == ["server.sock"]
+        finally:
+            heard = other.leave()
+    finally:
+        heard += stranger.leave()
+    assert heard == b""
+
+
+@needs_root
+def test_another_users_process_in_our_directory_is_told_nothing(home: Path) -> None:
+    stranger = Stranger(local.Place().runtime, keeps_directory=False)
+    try:
+        assert not local.is_running() and not local.stop()
+        with pytest.raises(LocalServerError):
+            belljar.run("1", env={"TOKEN": "my-secret"})
+    finally:
+        heard = stranger.leave()
+    assert heard == b""
+
+
+@needs_root
+def test_a_client_notices_that_its_socket_is_anothers_now(home: Path) -> None:
+    place = local.Place()
+    with Client() as client:
+        assert client.run("1 + 1").text == "2"
+        assert local.stop()
+        shutil.rmtree(place.runtime)
+        stranger = Stranger(place.runtime, keeps_directory=True)
+        try:
+            with pytest.raises(LocalServerError, match="not a directory of yours"):
+                client.run("1", env={"TOKEN": "my-secret"})
+        finally:
+            heard = stranger.leave()
+    assert heard == b""
 
 
 def test_only_what_the_server_needs_is_passed_on(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

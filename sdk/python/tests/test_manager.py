@@ -101,6 +101,23 @@ def test_programs_are_kept_apart_by_a_prefix(server: Server) -> None:
     assert [manager.stop("1") for manager in (one, two)] == [True, True]
 
 
+def test_no_conversation_is_called_so_that_it_is_anothers(server: Server) -> None:
+    """Users name conversations, and some know the prefixes of others."""
+    alike = [
+        ("app", "1-alice"), ("app1", "-alice"), ("", "app1-alice"),
+        ("a", "b::c"), ("a::b", "c"), ("", "a::b::c"), ("a:", ":b::c"), ("a%3A", "b"), ("a:", "b"), ("", "::a"),
+    ]  # fmt: skip
+    managers = [(SessionManager(url=server.url, key_prefix=prefix), key) for prefix, key in alike]
+    assert len({manager._full(key) for manager, key in managers}) == len(alike)
+    (one, key), (two, other) = managers[:2]
+    one.exec(key, "secret = 1")
+    assert two.exec(other, "'secret' in globals()").text == "False"
+    assert one.exec(key, "secret").text == "1"
+    assert [manager.stop(key) for manager, key in managers[:2]] == [True, True]
+    # Without a prefix a key is what it always was.
+    assert SessionManager(url=server.url)._full("conversation-7") == "conversation-7"
+
+
 def test_settings_of_a_local_server(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
     user.becomes_us(monkeypatch)
     (user.project / ".env").write_text(

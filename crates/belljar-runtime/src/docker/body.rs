@@ -28,7 +28,8 @@ pub(super) struct ContainerBody {
     pub(super) zygote: Option<ZygoteOrder>,
     /// Whether it was removed, or somebody is at it.
     pub(super) removed: AtomicBool,
-    /// Kept for as long as the sandbox lives.
+    /// Kept for as long as the sandbox lives: a successor of this server comes back to it.
+    #[expect(dead_code, reason = "removed when dropped")]
     pub(super) door: Option<Door>,
 }
 

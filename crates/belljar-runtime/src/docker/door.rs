@@ -5,6 +5,7 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc;
 use std::time::Duration;
 
 use belljar_proto::door::{self, KNOCK_SIZE, Piece, Scanner};
@@ -16,6 +17,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::time::timeout;
 
+use super::engine::EngineError;
 use super::recipe::SOCKET;
 use crate::RuntimeError;
 
@@ -25,20 +27,26 @@ const ARRIVAL: Duration = Duration::from_secs(30);
 /// Whoever comes to our door says at once who they are.
 const KNOCKING: Duration = Duration::from_secs(2);
 
-/// A directory that one container sees, and in it a socket that we listen on. Removed when dropped.
+/// Connections of others that are being closed at a time: closing one may take a while.
+const MAX_LEAVING: usize = 64;
+
+/// A directory that one container sees, below one that only we can enter. Removed when dropped.
+///
+/// The container's user must get to the socket in it, whoever that is on this machine. So the
+/// directory and the socket are open to all, and the directory above is what keeps others out: the
+/// engine mounts this one into the container without going through those above it.
 #[derive(Debug)]
 pub(super) struct Door {
     directory: PathBuf,
-    listener: UnixListener,
 }
 
 impl Door {
-    /// Opens the door of a sandbox; whatever an earlier server left there is replaced.
-    pub(super) fn open(directory: PathBuf) -> Result<Door, RuntimeError> {
+    /// Opens the door of a sandbox; whatever an earlier server left there is replaced. The directory
+    /// itself is not: a container that runs already has it mounted.
+    pub(super) fn open(directory: PathBuf) -> Result<(Door, Reception), RuntimeError> {
         let prepare = |cause: io::Error| RuntimeError::Prepare { path: directory.clone(), cause };
         fs::create_dir_all(&directory).map_err(prepare)?;
-        // The container's user must get to the socket, and nobody outside gets this far.
-        fs::set_permissions(&directory, fs::Permissions::from_mode(0o755)).map_err(prepare)?;
+        fs::set_permissions(&directory, fs::Permissions::from_mode(0o711)).map_err(prepare)?;
         let socket = directory.join(SOCKET);
         match fs::remove_file(&socket) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(prepare(error)),
@@ -46,35 +54,105 @@ impl Door {
         }
         let listener = UnixListener::bind(&socket).map_err(|cause| unusable(&socket, cause))?;
         fs::set_permissions(&socket, fs::Permissions::from_mode(0o666)).map_err(prepare)?;
-        Ok(Door { directory, listener })
+        let reception = Reception { listener: Some(listener), socket };
+        Ok((Door { directory }, reception))
     }
 
     pub(super) fn directory(&self) -> &Path {
         &self.directory
-    }
-
-    /// Waits for the guest; `nonce` is what it is known by, nothing before the first conversation.
-    /// Code inside may come to the door as well, and is sent away.
-    pub(super) async fn guest(&self, nonce: Option<&str>) -> Result<UnixStream, RuntimeError> {
-        let expected = door::knock(nonce.unwrap_or_default());
-        let waiting = async {
-            loop {
-                let (mut stream, _) =
-                    self.listener.accept().await.map_err(RuntimeError::Connect)?;
-                let mut knock = [0; KNOCK_SIZE];
-                let knocked = timeout(KNOCKING, stream.read_exact(&mut knock)).await;
-                if matches!(knocked, Ok(Ok(_))) && knock == expected {
-                    return Ok(stream);
-                }
-            }
-        };
-        timeout(ARRIVAL, waiting).await.unwrap_or(Err(RuntimeError::TimedOut(ARRIVAL.as_secs())))
     }
 }
 
 impl Drop for Door {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.directory);
+    }
+}
+
+/// The socket at which we wait for the guest. Nobody can connect any more when the guest has.
+#[derive(Debug)]
+pub(super) struct Reception {
+    /// There until it is dropped.
+    listener: Option<UnixListener>,
+    socket: PathBuf,
+}
+
+impl Reception {
+    /// Waits for the guest. `pid` is the container's first process, which the guest is: the kernel
+    /// says who connected, and nothing that anybody else sent is read. `nonce` is what the guest is
+    /// known by, nothing before the first conversation.
+    pub(super) async fn guest(
+        self,
+        nonce: Option<&str>,
+        pid: u32,
+    ) -> Result<UnixStream, RuntimeError> {
+        let listener = self.listener.as_ref().ok_or(RuntimeError::Gone)?;
+        let expected = door::knock(nonce.unwrap_or_default());
+        let mut strangers = Strangers::default();
+        let waiting = async {
+            loop {
+                let (mut stream, _) = listener.accept().await.map_err(RuntimeError::Connect)?;
+                let peer = stream.peer_cred().ok().and_then(|peer| peer.pid()).unwrap_or(-1);
+                if !is_guest(peer, pid) {
+                    strangers.send_away(peer, stream)?;
+                    continue;
+                }
+                let mut knock = [0; KNOCK_SIZE];
+                let knocked = timeout(KNOCKING, stream.read_exact(&mut knock)).await;
+                if matches!(knocked, Ok(Ok(_))) && knock == expected {
+                    return Ok(stream);
+                }
+                strangers.send_away(peer, stream)?;
+            }
+        };
+        let met = timeout(ARRIVAL, waiting).await;
+        met.unwrap_or_else(|_| match strangers.last {
+            Some(peer) => Err(EngineError::Strangers { peer, pid }.into()),
+            None => Err(RuntimeError::TimedOut(ARRIVAL.as_secs())),
+        })
+    }
+}
+
+impl Drop for Reception {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.socket);
+        // Connections that nobody accepted go with it.
+        if let Some(listener) = self.listener.take().and_then(|it| it.into_std().ok()) {
+            std::thread::spawn(move || drop(listener));
+        }
+    }
+}
+
+/// Whether the process that the kernel names is the container's first. It says 0 of processes that
+/// it cannot name to us, which happens where we are in a container ourselves: there the directory,
+/// and in later conversations the nonce, have to do.
+fn is_guest(peer: i32, pid: u32) -> bool {
+    peer == 0 || u32::try_from(peer) == Ok(pid)
+}
+
+/// Connections that are not the guest's. They are closed on a thread of their own: what their
+/// sender put into them is closed with them, and may take as long as the sender chose.
+#[derive(Debug, Default)]
+struct Strangers {
+    last: Option<i32>,
+    closing: Option<mpsc::SyncSender<std::os::unix::net::UnixStream>>,
+}
+
+impl Strangers {
+    fn send_away(&mut self, peer: i32, stream: UnixStream) -> Result<(), RuntimeError> {
+        self.last = Some(peer);
+        let stream = stream.into_std().map_err(RuntimeError::Connect)?;
+        let closing = self.closing.get_or_insert_with(|| {
+            let (sender, receiver) = mpsc::sync_channel(MAX_LEAVING);
+            std::thread::spawn(move || receiver.into_iter().for_each(drop));
+            sender
+        });
+        closing.try_send(stream).map_err(|error| {
+            let (mpsc::TrySendError::Full(stream) | mpsc::TrySendError::Disconnected(stream)) =
+                error;
+            std::thread::spawn(move || drop(stream));
+            RuntimeError::Connect(io::Error::other("too many others connect"))
+        })
     }
 }
 

@@ -2,9 +2,11 @@
 
 use std::error::Error as _;
 use std::io;
+use std::time::Duration;
 
 use bollard::errors::Error;
 use bollard::{API_DEFAULT_VERSION, Docker};
+use tokio::time::timeout;
 
 /// Where engines listen if nobody says otherwise.
 const DEFAULT_SOCKET: &str = "/var/run/docker.sock";
@@ -12,11 +14,22 @@ const DEFAULT_SOCKET: &str = "/var/run/docker.sock";
 /// Seconds that an engine may take for one answer: making a container on a busy disk takes a while.
 const ANSWER_TIMEOUT_S: u64 = 120;
 
+/// How long an engine may take to say that it is there, which costs it nothing.
+const GREETING: Duration = Duration::from_secs(5);
+
+/// After this long without an answer we ask whether the engine is there at all.
+const DOUBT: Duration = Duration::from_secs(3);
+
 /// What the engine did not do for us, and what to do about it.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
     #[error("no container engine answers at `{address}`; {advice}")]
     Unreachable { address: String, advice: &'static str },
+    #[error(
+        "the container engine at `{address}` takes connections but has not answered for {seconds} s; \
+         its log may say why (`journalctl -u docker`), and a restart may help"
+    )]
+    Hangs { address: String, seconds: u64 },
     #[error(
         "the container engine has no image `{0}`; build one with `belljar image build`, pull it \
          with `docker pull`, or name another with SANDBOX_IMAGE"
@@ -38,6 +51,12 @@ pub enum EngineError {
     Refused { doing: &'static str, message: String },
     #[error("the container of the sandbox ended while it was started")]
     Ended,
+    #[error(
+        "process {peer} came to the socket of the sandbox, and not the first process of its \
+         container, which is {pid} as the container engine says; an engine in a PID namespace of its \
+         own cannot be used"
+    )]
+    Strangers { peer: i32, pid: u32 },
 }
 
 /// The engine at `address`, or where engines usually are; nothing is asked of it yet.
@@ -51,6 +70,30 @@ pub(super) fn connect(address: Option<&str>) -> Result<(Docker, String), EngineE
     match docker {
         Ok(docker) => Ok((docker, address)),
         Err(error) => Err(unreachable(address, &error)),
+    }
+}
+
+/// Asks the engine whether it is there, and gives up soon.
+pub(super) async fn greet(docker: &Docker, address: &str) -> Result<(), EngineError> {
+    match timeout(GREETING, docker.ping()).await {
+        Ok(answer) => answer.map(drop).map_err(|error| explain(address, "answer", error)),
+        Err(_) => Err(EngineError::Hangs { address: address.into(), seconds: GREETING.as_secs() }),
+    }
+}
+
+/// Waits for an answer, however long it takes, while the engine is there. One that hangs is given up
+/// long before [`ANSWER_TIMEOUT_S`].
+pub(super) async fn answer<T>(
+    docker: &Docker,
+    address: &str,
+    answer: impl Future<Output = T>,
+) -> Result<T, EngineError> {
+    let mut answer = std::pin::pin!(answer);
+    loop {
+        match timeout(DOUBT, &mut answer).await {
+            Ok(answer) => return Ok(answer),
+            Err(_) => greet(docker, address).await?,
+        }
     }
 }
 

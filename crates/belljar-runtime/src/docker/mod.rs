@@ -34,6 +34,7 @@ use belljar_proto::guest::ZygoteOrder;
 use belljar_sys::cgroup::Meters;
 use belljar_sys::{privileges, process, procfs};
 use bollard::Docker;
+use bollard::models::{ContainerCreateBody, ContainerState};
 use bollard::query_parameters::{
     CreateContainerOptionsBuilder, InspectContainerOptions, KillContainerOptionsBuilder,
     ListContainersOptionsBuilder, RemoveContainerOptionsBuilder, StartContainerOptions,
@@ -44,12 +45,13 @@ use crate::kernels::{self, Role};
 use crate::link::Link;
 use crate::lock;
 use crate::native::zygote::ZygoteState;
+use crate::private;
 use crate::runtime::{Runtime, give_to, is_orphaned, open_volumes};
 use crate::sandbox::{Body, Handle, Parts, Sandbox};
 use crate::spec::{SandboxSpec, USER_ID};
 use body::ContainerBody;
 use deaths::Deaths;
-use door::Door;
+use door::{Door, Reception};
 pub use engine::EngineError;
 use image::ReadyImage;
 pub use recipe::Gpus;
@@ -74,7 +76,9 @@ pub struct DockerConfig {
     pub executable: PathBuf,
     /// Directory with the kernels' scripts.
     pub kernels: PathBuf,
-    /// Where sockets go, one directory for each sandbox.
+    /// Of this server, made private.
+    pub run_dir: PathBuf,
+    /// Where sockets go, one directory for each sandbox: in the one above, or private already.
     pub socket_dir: PathBuf,
     pub image: String,
     /// What zygotes import, unless an image says otherwise.
@@ -111,10 +115,17 @@ impl DockerRuntime {
         config: DockerConfig,
         owner: Option<&str>,
     ) -> Result<Arc<DockerRuntime>, RuntimeError> {
+        private::make(&config.run_dir)?;
+        if !config.socket_dir.starts_with(&config.run_dir) {
+            private::require(&config.socket_dir)?;
+        }
         let (docker, address) = engine::connect(config.address.as_deref())?;
         let explain = |error| engine::explain(&address, "tell its version", error);
-        let docker = docker.negotiate_version().await.map_err(explain)?;
-        let info = docker.info().await.map_err(explain)?;
+        engine::greet(&docker, &address).await?;
+        let asking = docker.clone();
+        let negotiated = engine::answer(&asking, &address, docker.negotiate_version()).await?;
+        let docker = negotiated.map_err(explain)?;
+        let info = engine::answer(&docker, &address, docker.info()).await?.map_err(explain)?;
         let is_remote_kernel = |system: &String| system.contains("Docker Desktop");
         let shares_kernel = config.runtime.as_deref().is_none_or(|r| SHARED_KERNEL.contains(&r))
             && !info.operating_system.as_ref().is_some_and(is_remote_kernel);
@@ -157,9 +168,15 @@ impl DockerRuntime {
 
     /// Whether an engine answers that has the image of this configuration.
     pub async fn has_image(config: &DockerConfig) -> bool {
-        let Ok((docker, _)) = engine::connect(config.address.as_deref()) else { return false };
-        let Ok(docker) = docker.negotiate_version().await else { return false };
-        docker.inspect_image(&config.image).await.is_ok()
+        let Ok((docker, address)) = engine::connect(config.address.as_deref()) else {
+            return false;
+        };
+        let asking = docker.clone();
+        let look = async {
+            let docker = docker.negotiate_version().await.ok()?;
+            docker.inspect_image(&config.image).await.ok()
+        };
+        matches!(engine::answer(&asking, &address, look).await, Ok(Some(_)))
     }
 
     async fn make(self: &Arc<Self>, spec: &SandboxSpec) -> Result<Sandbox, RuntimeError> {
@@ -175,9 +192,9 @@ impl DockerRuntime {
         // Mounted until the container has them.
         let opened = open_volumes(spec).await?;
         let volumes: Vec<PathBuf> = opened.iter().map(|volume| volume.files.clone()).collect();
-        let door = match self.meeting {
-            Meeting::Socket => Some(Door::open(self.door_of(&name))?),
-            Meeting::Attached => None,
+        let (door, reception) = match self.meeting {
+            Meeting::Socket => Some(Door::open(self.door_of(&name))?).unzip(),
+            Meeting::Attached => (None, None),
         };
         let recipe = Recipe {
             spec,
@@ -194,9 +211,7 @@ impl DockerRuntime {
             runtime: self.config.runtime.as_deref(),
             gpus: self.config.gpus.as_ref(),
         };
-        let called = CreateContainerOptionsBuilder::new().name(&format!("belljar-{name}")).build();
-        let made = self.docker.create_container(Some(called), recipe.body()).await;
-        let container = made.map_err(|error| self.explain("make a container", error))?.id;
+        let container = self.make_container(format!("belljar-{name}"), recipe.body()).await?;
         // From here on it is removed if anything fails.
         let mut body = ContainerBody {
             runtime: Arc::clone(self),
@@ -207,15 +222,16 @@ impl DockerRuntime {
             removed: AtomicBool::new(false),
             door,
         };
-        let link = match self.begin(&body, &nonce).await {
-            Ok(link) => link,
+        let (link, pid) = match self.begin(&body, reception, &nonce).await {
+            Ok(begun) => begun,
             Err(error) => {
-                self.remove(&container).await;
+                // An engine that hangs is told later, when the body is dropped.
+                let removing = self.remove(&container);
+                let _ = engine::answer(&self.docker, &self.address, removing).await;
                 return Err(error);
             }
         };
         drop(opened);
-        let pid = self.pid_of(&container).await.unwrap_or(0);
         body.meters = Meters::of_process(pid);
         let started = procfs::start_time(pid).unwrap_or(0);
         let container = Some(container);
@@ -223,25 +239,62 @@ impl DockerRuntime {
         Ok(self.assemble(handle, spec.clone(), &image, link, body))
     }
 
-    /// Starts a container that was made, and begins to talk to its guest.
-    async fn begin(&self, body: &ContainerBody, nonce: &str) -> Result<Link, RuntimeError> {
-        let container = &body.container;
-        let attached = match &body.door {
+    /// Makes a container and returns its id. An engine that hangs is given up; should it make the
+    /// container all the same, that is removed.
+    async fn make_container(
+        self: &Arc<Self>,
+        name: String,
+        body: ContainerCreateBody,
+    ) -> Result<String, RuntimeError> {
+        let docker = self.docker.clone();
+        let called = CreateContainerOptionsBuilder::new().name(&name).build();
+        let mut making =
+            tokio::spawn(async move { docker.create_container(Some(called), body).await });
+        let made = match engine::answer(&self.docker, &self.address, &mut making).await {
+            Ok(made) => made,
+            Err(hangs) => {
+                let runtime = Arc::clone(self);
+                tokio::spawn(async move {
+                    let id = making.await.ok().and_then(Result::ok).map_or(name, |made| made.id);
+                    runtime.remove(&id).await;
+                });
+                return Err(hangs.into());
+            }
+        };
+        let made = made.map_err(|panic| RuntimeError::Build(panic.to_string()))?;
+        Ok(made.map_err(|error| self.explain("make a container", error))?.id)
+    }
+
+    /// Starts a container that was made, and begins to talk to its guest; tells its first process
+    /// besides, 0 if that is of another machine.
+    async fn begin(
+        &self,
+        body: &ContainerBody,
+        reception: Option<Reception>,
+        nonce: &str,
+    ) -> Result<(Link, u32), RuntimeError> {
+        let (container, docker) = (&body.container, &self.docker);
+        let attached = match &reception {
             Some(_) => None,
             None => {
-                let attached = door::attach(&self.docker, container, nonce).await;
+                let attaching = door::attach(docker, container, nonce);
+                let attached = engine::answer(docker, &self.address, attaching).await?;
                 Some(attached.map_err(|error| self.explain("attach to the container", error))?)
             }
         };
-        let started = self.docker.start_container(container, None::<StartContainerOptions>).await;
+        let starting = docker.start_container(container, None::<StartContainerOptions>);
+        let started = engine::answer(docker, &self.address, starting).await?;
         started.map_err(|error| self.explain("start the container", error))?;
+        let pid = engine::answer(docker, &self.address, self.pid_of(container)).await?;
         let meeting = async {
-            let stream = match (attached, &body.door) {
+            let stream = match (attached, reception) {
                 (Some(stream), _) => stream,
-                (None, Some(door)) => door.guest(None).await?,
+                (None, Some(reception)) => {
+                    reception.guest(None, pid.ok_or(EngineError::Ended)?).await?
+                }
                 (None, None) => return Err(RuntimeError::Gone),
             };
-            Link::over(stream, nonce).await
+            Ok((Link::over(stream, nonce).await?, pid.unwrap_or(0)))
         };
         tokio::select! {
             link = meeting => link,
@@ -264,16 +317,17 @@ impl DockerRuntime {
         };
         let labels = seen.config.and_then(|config| config.labels).unwrap_or_default();
         let is_it = labels.get(labels::NONCE) == Some(&handle.nonce);
-        if seen.state.is_none_or(|state| state.running != Some(true)) || !is_it {
+        let Some(state) = seen.state.filter(|state| is_it && state.running == Some(true)) else {
             return Err(RuntimeError::Gone);
-        }
+        };
         let death = self.deaths.watch(&container);
         let image = self.image_of(&spec).await?;
         let meeting = labels.get(labels::DOOR).map_or(self.meeting, |name| Meeting::of_name(name));
         let (stream, door) = match meeting {
             Meeting::Socket => {
-                let door = Door::open(self.door_of(&handle.name))?;
-                (door.guest(Some(&handle.nonce)).await?, Some(door))
+                let (door, reception) = Door::open(self.door_of(&handle.name))?;
+                let pid = first_process(&state).ok_or(RuntimeError::Gone)?;
+                (reception.guest(Some(&handle.nonce), pid).await?, Some(door))
             }
             Meeting::Attached => {
                 let attached = door::attach(&self.docker, &container, &handle.nonce).await;
@@ -326,7 +380,8 @@ impl DockerRuntime {
         }
         // One at a time: the first to use an image prepares it.
         let _preparing = self.preparing.lock().await;
-        let image = image::ready(&self.docker, &self.address, name).await?;
+        let looking = image::ready(&self.docker, &self.address, name);
+        let image = engine::answer(&self.docker, &self.address, looking).await??;
         lock(&self.images).insert(name.clone(), (Instant::now(), image.clone()));
         Ok(image)
     }
@@ -344,7 +399,7 @@ impl DockerRuntime {
     async fn pid_of(&self, container: &str) -> Option<u32> {
         let options = None::<InspectContainerOptions>;
         let seen = self.docker.inspect_container(container, options).await.ok()?;
-        u32::try_from(seen.state?.pid?).ok().filter(|pid| *pid > 0)
+        first_process(&seen.state?)
     }
 
     async fn kill(&self, container: &str) {
@@ -389,8 +444,13 @@ impl DockerRuntime {
         };
         let filters = HashMap::from([("label", vec![label])]);
         let options = ListContainersOptionsBuilder::new().all(true).filters(&filters).build();
-        let found = match self.docker.list_containers(Some(options)).await {
-            Ok(found) => found,
+        let listing = self.docker.list_containers(Some(options));
+        let found = match engine::answer(&self.docker, &self.address, listing).await {
+            Ok(Ok(found)) => found,
+            Ok(Err(error)) => {
+                tracing::warn!("failed to look for containers of an earlier server: {error}");
+                return;
+            }
             Err(error) => {
                 tracing::warn!("failed to look for containers of an earlier server: {error}");
                 return;
@@ -449,6 +509,11 @@ impl Runtime for DockerRuntime {
     }
 
     async fn warmed_up(&self) {}
+}
+
+/// A container's first process, as this machine numbers it.
+fn first_process(state: &ContainerState) -> Option<u32> {
+    u32::try_from(state.pid?).ok().filter(|pid| *pid > 0)
 }
 
 /// Looked for on the path of the image.

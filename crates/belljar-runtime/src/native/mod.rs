@@ -22,7 +22,6 @@ use std::collections::HashSet;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -35,6 +34,7 @@ use belljar_sys::{channel, ids, mount, privileges, process, procfs};
 
 use crate::kernels::Role;
 use crate::lock;
+use crate::private;
 use crate::runtime::{Runtime, give_to, is_orphaned, open_volumes};
 use crate::sandbox::{Handle, Parts, Sandbox};
 use crate::spec::{SandboxSpec, USER_ID};
@@ -115,7 +115,7 @@ impl Prepared {
 
     fn launch_for(self, owner: Option<String>) -> Result<Arc<NativeRuntime>, RuntimeError> {
         let Prepared { config, spawner, cgroups, privileged } = self;
-        make_private_dir(&config.run_dir)?;
+        private::make(&config.run_dir)?;
         let ids = if privileged {
             let blocks = IdBlocks::new(config.run_dir.join("ids")).map_err(RuntimeError::Ids)?;
             Some(Mutex::new(blocks))
@@ -570,11 +570,4 @@ fn open_sources(steps: &mut [Step]) -> Result<Vec<OwnedFd>, RuntimeError> {
 
 fn open_tree(path: &Path) -> Result<OwnedFd, RuntimeError> {
     mount::clone_tree(path).map_err(|cause| RuntimeError::Open { path: path.into(), cause })
-}
-
-/// Sockets in here lead into sandboxes.
-fn make_private_dir(path: &Path) -> Result<(), RuntimeError> {
-    let prepare = |cause: io::Error| RuntimeError::Prepare { path: path.into(), cause };
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(prepare)?;
-    fs::set_permissions(path, fs::Permissions::from_mode(0o700)).map_err(prepare)
 }

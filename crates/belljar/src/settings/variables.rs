@@ -202,8 +202,9 @@ pub const GROUPS: &[Group] = &[
                 "BELLJAR_SOCKET_DIR",
                 "a directory",
                 "",
-                "Where the sockets to containers go. It must be on a Linux file system: one of\n\
-                 Windows cannot hold sockets.",
+                "Where the sockets to containers go. Nobody but the server's user may be able to enter\n\
+                 it (mode 0700), and it must be on a Linux file system: one of Windows cannot hold\n\
+                 sockets.",
             )
             .when_empty("doors in BELLJAR_RUN_DIR"),
             variable(

@@ -11,8 +11,10 @@
                                                         └▶ ended, or not in time: its own words
 ```
 
-Everything of it is in directories that only the user can enter: the socket, the lock and the log
-below `$XDG_RUNTIME_DIR/belljar-local` or the data directory, which is
+Everything of it is in directories that only the user can enter, and nothing is said to a socket
+before that is certain: anybody can make a directory in `/tmp`, and listen there under our name. Then
+the process behind the socket must be this user's as well, by the kernel's word. The socket, the lock
+and the log are below `$XDG_RUNTIME_DIR/belljar-local` or the data directory, which is
 `~/.local/share/belljar/local` (or `$XDG_DATA_HOME/belljar/local`) and holds what must last. Its
 settings are those of the program that started it (`BELLJAR_MEMORY` and so on); of its environment
 nothing else is passed on, least of all keys.
@@ -89,6 +91,10 @@ _BARE = (
 )
 
 
+# Sockets of the places that this program knows: what is said there is for our own server only.
+_own_sockets: set[str] = set()
+
+
 class Place:
     """Where the local server of this user is, or the one with these `settings`."""
 
@@ -104,6 +110,7 @@ class Place:
         self.socket = self.runtime / "server.sock"
         self.lock = self.runtime / "lock"
         self.log = self.data / "server.log"
+        _own_sockets.add(str(self.socket))
 
     def make(self) -> None:
         for directory in (self.data, self.runtime):
@@ -123,7 +130,7 @@ def ensure(place: Place | None = None) -> str:
 
 
 def is_running() -> bool:
-    """Whether the local server answers."""
+    """Whether the local server answers. Raises if its directory is not the user's own."""
     return _is_ready(Place().socket)
 
 
@@ -152,7 +159,7 @@ def stop(place: Place | None = None) -> bool:
     that are not needed any more.
     """
     place = place or Place()
-    if not place.runtime.is_dir():
+    if not _is_own(place.runtime):
         return False
     with _locked(place.lock):
         pid = _pid_of(place.socket)
@@ -168,11 +175,7 @@ def _digest(name: bytes) -> str:
 def _make_private(directory: Path) -> None:
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = directory.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-            hint = "remove it, or set XDG_RUNTIME_DIR"
-            raise LocalServerError(f"`{directory}` is not a directory of yours", hint=hint)
-        if found.st_mode & 0o077:
+        if _is_own(directory) and directory.lstat().st_mode & 0o077:
             directory.chmod(0o700)
     except OSError as error:
         raise LocalServerError(
@@ -181,10 +184,39 @@ def _make_private(directory: Path) -> None:
         ) from error
 
 
+def may_talk_to(path: str) -> bool:
+    """Whether a server of this user's can be at this socket; raises if it would be somebody else's.
+
+    Sockets that are not those of local servers were named by the user, who knows whose they are.
+    """
+    return path not in _own_sockets or _is_own(Path(path).parent)
+
+
+def _is_own(directory: Path) -> bool:
+    """Whether it is there; raises unless it is a directory in which only this user can make sockets."""
+    try:
+        found = os.lstat(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise LocalServerError(
+            f"`{directory}` is not a directory of yours, or others can write to it: who answers there is not known",
+            hint="remove it, or set XDG_RUNTIME_DIR",
+        )
+    return True
+
+
+def _peer(client: socket.socket) -> tuple[int, int]:
+    """The process at the other end and its user, by the kernel's word."""
+    credentials = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid, uid, _ = struct.unpack("3i", credentials)
+    return pid, uid
+
+
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """One program at a time. The lock ends with the file descriptor, so with us if we are killed."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         deadline = time.monotonic() + _LOCK_PATIENCE
         while True:
@@ -211,9 +243,13 @@ class _Connection(http.client.HTTPConnection):
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(self.timeout)
         self.sock.connect(str(self._path))
+        if _peer(self.sock)[1] != os.getuid():
+            raise PermissionError(f"`{self._path}` is another user's")
 
 
 def _is_ready(path: Path) -> bool:
+    if not _is_own(path.parent):
+        return False
     connection = _Connection(path)
     try:
         connection.request("GET", "/readyz")
@@ -226,13 +262,14 @@ def _is_ready(path: Path) -> bool:
 
 def _pid_of(path: Path) -> int | None:
     """The process behind a socket, by the kernel's word: files that say so may be out of date."""
+    if not _is_own(path.parent):
+        return None
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         try:
             client.connect(str(path))
         except OSError:
             return None
-        credentials = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        pid, uid, _ = struct.unpack("3i", credentials)
+        pid, uid = _peer(client)
         return pid if uid == os.getuid() and pid > 0 else None
 
 

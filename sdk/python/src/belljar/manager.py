@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Callable, Generic, TypeVar
 
-from belljar import local
+from belljar import _keys, local
 from belljar._aio import _io as aio
 from belljar._aio.client import AsyncClient
 from belljar._aio.session import AsyncSession
@@ -91,7 +91,8 @@ class SessionManager:
     they are given.
 
     Keys are known to the server, and found again by every program that uses it: `key_prefix` keeps
-    programs apart that name their conversations alike. `default_key` is the session of those who have
+    programs apart that name their conversations alike, whatever these are called (the server's key of
+    `conversation-7` is `PREFIX::conversation-7`). `default_key` is the session of those who have
     no conversation; it is a random one, unless told.
 
     With `checkpoints=True` every execution leaves a point to go back to, and the tools keep sandboxes where their
@@ -325,7 +326,7 @@ class SessionManager:
             local.ensure(self._place)
 
     def _full(self, key: str) -> str:
-        return self._key_prefix + key
+        return _keys.joined(self._key_prefix, key)
 
     def _asked(self) -> dict[str, Any]:
         return {

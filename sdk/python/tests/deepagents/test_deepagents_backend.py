@@ -162,7 +162,7 @@ def test_every_thread_has_its_own_and_finds_it_again(server: Server) -> None:
     assert "mine" in go(one, "cat /session/x")
     assert "No such file" in go(two, "cat /session/x")
     with Client(server.url) as client:
-        sessions = [session for key in ("one", "two") for session in client.sessions(key=f"test-threads:{key}")]
+        sessions = [session for key in ("one", "two") for session in client.sessions(key=f"test-threads::{key}")]
         assert len(sessions) == 2
         # One that has ended is replaced, and the agent is told.
         sessions[0].stop()
@@ -173,6 +173,14 @@ def test_every_thread_has_its_own_and_finds_it_again(server: Server) -> None:
         assert backend.stop_thread("one") and asyncio.run(backend.astop_thread("two"))
         assert not backend.stop_thread("one")
         assert not any(session.is_alive() for session in sessions)
+
+
+def test_no_thread_is_called_so_that_it_is_anothers(server: Server) -> None:
+    keys = {
+        BelljarSandbox(key, per_thread=True, url=server.url)._key_of(thread)
+        for key, thread in [("app", "1:alice"), ("app:1", "alice"), ("app::1", "alice"), ("app", "1::alice")]
+    }
+    assert len(keys) == 4
 
 
 async def test_output_comes_while_it_runs(backend: BelljarSandbox) -> None:

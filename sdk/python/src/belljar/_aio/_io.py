@@ -15,6 +15,7 @@ import anyio
 import anyio.to_thread
 import httpx
 
+from belljar import local
 from belljar._requests import LIMITS
 from belljar.errors import BelljarError
 
@@ -58,12 +59,15 @@ class Line:
     """Connections to a server: straight, or as the environment wants it, through a proxy."""
 
     def __init__(self, *, straight: dict[str, Any] | None) -> None:
+        self._socket: str | None = straight.get("uds") if straight is not None else None
         self._transport = httpx.AsyncHTTPTransport(**straight) if straight is not None else None
         self._client = httpx.AsyncClient(limits=LIMITS) if straight is None else None
 
     async def send(self, request: httpx.Request) -> httpx.Response:
         """The answer, with its body still to be read."""
         if self._transport is not None:
+            if self._socket is not None and not local.may_talk_to(self._socket):
+                raise httpx.ConnectError(f"there is no `{self._socket}`", request=request)
             response = await self._transport.handle_async_request(request)
             response.request = request
             return response

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Callable, TypeVar
 
 import httpx
 
+from belljar import local
 from belljar._requests import LIMITS
 from belljar.errors import BelljarError
 
@@ -47,12 +48,15 @@ class Line:
     """Connections to a server: straight, or as the environment wants it, through a proxy."""
 
     def __init__(self, *, straight: dict[str, Any] | None) -> None:
+        self._socket: str | None = straight.get("uds") if straight is not None else None
         self._transport = httpx.HTTPTransport(**straight) if straight is not None else None
         self._client = httpx.Client(limits=LIMITS) if straight is None else None
 
     def send(self, request: httpx.Request) -> httpx.Response:
         """The answer, with its body still to be read."""
         if self._transport is not None:
+            if self._socket is not None and not local.may_talk_to(self._socket):
+                raise httpx.ConnectError(f"there is no `{self._socket}`", request=request)
             response = self._transport.handle_request(request)
             response.request = request
             return response

@@ -29,6 +29,7 @@ from typing import Any
 from deepagents.backends.protocol import ExecuteResponse, FileDownloadResponse, FileUploadResponse
 from deepagents.backends.sandbox import BaseSandbox
 
+from belljar import _keys
 from belljar._aio.client import AsyncClient
 from belljar._aio.files import AsyncFiles
 from belljar._aio.session import AsyncSession
@@ -71,8 +72,8 @@ class BelljarSandbox(BaseSandbox):
     >>> with BelljarSandbox() as backend:
     ...     agent = create_deep_agent(model=model, backend=backend)
 
-    `session` is a session, or a key to find one by; with `per_thread` the key is followed by the
-    `thread_id` of the conversation. `timeout` is how many seconds a command may take where the
+    `session` is a session, or a key to find one by; with `per_thread` every conversation has one of
+    its own, with the key `KEY::THREAD_ID`. `timeout` is how many seconds a command may take where the
     agent does not say. Output beyond `max_inline` bytes is left in a file inside. With
     `stream_output` commands tell their output while they run, in LangGraph's stream mode `custom`,
     as `{"type": "belljar.output", "sandbox": id, "text": text}`. Everything else is for sessions
@@ -112,7 +113,7 @@ class BelljarSandbox(BaseSandbox):
         # Ours alone, if nobody else can know the key.
         self._is_own = session is None and not per_thread and self._given is None
         self._key = session or ("deepagents" if per_thread else f"deepagents-{secrets.token_hex(8)}")
-        self._no_thread = f"{self._key}:{secrets.token_hex(8)}"
+        self._no_thread = self._key_of(secrets.token_hex(8))
         self._timeout = timeout
         self._max_inline = max_inline
         self._stream_output = stream_output
@@ -368,7 +369,7 @@ class BelljarSandbox(BaseSandbox):
         return self._no_thread if thread is None else self._key_of(thread)
 
     def _key_of(self, thread_id: str) -> str:
-        return f"{self._key}:{thread_id}"
+        return _keys.joined(self._key, thread_id)
 
     def _open(self) -> SessionInfo:
         known = self._find()

@@ -8,9 +8,11 @@
 
 A project's session is found again by the project's path, from any program on this machine. The
 directory itself is not in the sandbox: its files are copied to `/workspace` at the start, and those
-below `data` again when they change here. What code makes or changes below `/workspace/data` is
-written back to the project's `data` after every call. A file that both sides changed is the
-project's; one that only one side removed stays on the other.
+below `data` again when they change here. Files that look secret by their names are neither copied nor
+written back: `.env`, keys, credentials; `start_container(..., secrets=[".env"])` names exceptions.
+What code makes or changes below `/workspace/data` is written back to the project's `data` after every
+call. A file that both sides changed is the project's; one that only one side removed stays on the
+other.
 
 `socket_dir` is where this package keeps its notes on a project, `.sandbox` in the project unless
 told. The server is the one that `BELLJAR_URL` names, or the local one.
@@ -20,6 +22,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Collection
 from typing import Any, TypedDict
 
 from belljar._files import StrPath
@@ -66,16 +69,23 @@ class Started(TypedDict):
 
 
 def start_container(
-    proj: StrPath, slug: str, idle_hibernate_sec: int = 900, socket_dir: StrPath | None = None
+    proj: StrPath,
+    slug: str,
+    idle_hibernate_sec: int = 900,
+    socket_dir: StrPath | None = None,
+    *,
+    secrets: Collection[str] = (),
 ) -> Started:
     """Starts a project's session, or finds it, and copies the project's files into it.
 
     `slug` is a name to stop it by. Files that are too many or too large are left out, which the
-    answer says, and a warning; links, version control (`.git`), environments (`.venv`,
+    answer says, and a warning, and so are those that look secret (`.env`, `*.pem`, `*.key`, `id_rsa`,
+    `.netrc`, `credentials.json`, all below `.ssh` or `.aws`, and the like), but for the paths in
+    `secrets`: code in the sandbox can read whatever is copied. Links, version control (`.git`), environments (`.venv`,
     `node_modules`) and caches are never copied. `idle_hibernate_sec` is noted on the session, for servers that
     free the memory of those that are idle.
     """
-    started, notes = _start(_client(), Project(proj, socket_dir), slug, idle_hibernate_sec)
+    started, notes = _start(_client(), Project(proj, socket_dir), slug, idle_hibernate_sec, secrets)
     for note in notes:
         warnings.warn(note, stacklevel=2)
     return started
@@ -144,7 +154,7 @@ def pandastool(
         client, project = _client(), Project(project_dir, socket_dir)
         session, notes = _find(client, project), list[str]()
         if session is None:
-            started, notes = _start(client, project, project.root.name, 900)
+            started, notes = _start(client, project, project.root.name, 900, ())
             session = client.get_session(started["session_id"])
         done = _execute(client, session, project, code, None, notes)
     except (BelljarError, OSError) as error:
@@ -160,7 +170,9 @@ def _find(client: Client, project: Project) -> Session | None:
     return next((found for found in client.sessions(key=project.key, limit=1) if found.info.is_alive), None)
 
 
-def _start(client: Client, project: Project, slug: str, idle_hibernate_sec: int) -> tuple[Started, list[str]]:
+def _start(
+    client: Client, project: Project, slug: str, idle_hibernate_sec: int, secrets: Collection[str]
+) -> tuple[Started, list[str]]:
     if not slug:
         raise InvalidRequest("a project needs a slug to be stopped by")
     noted = {"slug": slug, "project": str(project.root), "idle_hibernate_sec": idle_hibernate_sec}
@@ -171,6 +183,7 @@ def _start(client: Client, project: Project, slug: str, idle_hibernate_sec: int)
         if how != "found" and (copies.had_another or session.info.replaced is not None):
             because = f" ({session.info.replaced.because})" if session.info.replaced is not None else ""
             notes.append(f"the sandbox of before has ended{because}: its variables are gone")
+        copies.allow(secrets)
         copied, left_out = copies.bring_in()
     notes += [f"not copied into the sandbox: {what}" for what in left_out]
     return Started(session_id=session.id, how=how, copied=copied, left_out=left_out), notes

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
@@ -24,7 +24,7 @@ from belljar._file_calls import FileInfo
 from belljar._sync.client import Client
 from belljar._sync.files import Files
 from belljar.errors import BelljarError, NoSpace, Refused
-from belljar.kernellite._project import DATA, HostFile, Project, is_name
+from belljar.kernellite._project import DATA, HostFile, Project, is_name, is_secret
 
 # What is copied in, and written back, at most; in memory-backed sandboxes all of it is memory.
 MAX_FILES = 2000
@@ -48,6 +48,8 @@ class Copies:
         #: By path: [size here, time here, size inside, time inside]; the latter two are None for
         #: files that were left out, so that this is said once.
         self._known: dict[str, list[Any]] = {}
+        #: Paths that look secret and were to be copied all the same.
+        self._allowed: set[str] = set()
         self._is_changed = False
         #: Whether the notes are about another session than this one.
         self.had_another = False
@@ -60,6 +62,7 @@ class Copies:
         is_ours = noted.get("session") == self._session_id
         self.had_another = not is_ours and "session" in noted
         self._known = noted.get("files", {}) if is_ours else {}
+        self._allowed = set(noted.get("secrets", [])) if is_ours else set()
         return self
 
     def __exit__(
@@ -72,6 +75,13 @@ class Copies:
             if self._lock is not None:
                 self._lock.__exit__(kind, error, traceback)
 
+    def allow(self, secrets: Collection[str]) -> None:
+        """Lets files travel although they look secret, as long as the session lives."""
+        for path in {os.path.normpath(path) for path in secrets} - self._allowed:
+            self._allowed.add(path)
+            self._known.pop(path, None)
+            self._is_changed = True
+
     def bring_in(self, below: str = "") -> tuple[int, list[str]]:
         """Copies what changed here; returns how many, and what was left out and why."""
         copied, total, left_out = 0, 0, []
@@ -79,7 +89,7 @@ class Copies:
             known = self._known.get(file.path)
             if known is not None and known[:2] == [file.size, file.modified_ns]:
                 continue
-            why = _too_much(file.path, file.size, copied, total) or self._copy_in(file)
+            why = self._secret(file.path) or _too_much(file.path, file.size, copied, total) or self._copy_in(file)
             if why is not None:
                 left_out.append(why)
                 self._note(file.path, [file.size, file.modified_ns, None, None])
@@ -108,12 +118,14 @@ class Copies:
                 continue
             if known is not None and known[2:] == _inside(entry):
                 continue
-            why = _too_much(path, entry.size, copied, total)
+            # Code does not get to replace what it was not shown.
+            secret = self._secret(path)
+            why = None if secret else _too_much(path, entry.size, copied, total)
             if why is not None and entry.size <= MAX_FILE:
                 # For this time: the next call goes on with it.
                 left_out.append(why)
                 continue
-            why = why or self._copy_back(entry)
+            why = secret or why or self._copy_back(entry)
             if why is not None:
                 left_out.append(why)
                 self._note(path, [*(known or [None, None])[:2], *_inside(entry)])
@@ -149,6 +161,10 @@ class Copies:
         self._note(written.path, [written.size, written.modified_ns, *_inside(entry)])
         return None
 
+    def _secret(self, path: str) -> str | None:
+        """Why a file is not to travel, if it is not."""
+        return f"{_shown(path)} (it may hold secrets)" if is_secret(path) and path not in self._allowed else None
+
     def _note(self, path: str, what: list[Any]) -> None:
         self._known[path] = what
         self._is_changed = True
@@ -158,11 +174,13 @@ class Copies:
             noted = json.loads(self._notes.read_text())
         except (OSError, ValueError):
             return {}
-        return noted if isinstance(noted, dict) and isinstance(noted.get("files", {}), dict) else {}
+        is_valid = isinstance(noted, dict) and isinstance(noted.get("files", {}), dict)
+        return noted if is_valid and isinstance(noted.get("secrets", []), list) else {}
 
     def _write(self) -> None:
         fresh = self._notes.with_name(f".{secrets.token_hex(8)}.part")
-        fresh.write_text(json.dumps({"session": self._session_id, "files": self._known}))
+        noted = {"session": self._session_id, "files": self._known, "secrets": sorted(self._allowed)}
+        fresh.write_text(json.dumps(noted))
         os.replace(fresh, self._notes)
 
 

@@ -10,6 +10,7 @@ import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import IO
 
@@ -20,6 +21,17 @@ DATA = "data"
 
 # Nobody computes with these, and they are larger than all the rest.
 _NOT_COPIED = {".git", ".hg", ".svn", ".sandbox", ".venv", "venv", "node_modules", "__pycache__"}
+
+# What is usually secret, by its name. Code in the sandbox is not trusted with it.
+_SECRET_DIRECTORIES = {".ssh", ".gnupg", ".aws", ".azure", ".kube", ".docker", ".secrets", "secrets"}
+_SECRET_FILES = (
+    ".env", ".env.*", "*.env", ".envrc", ".netrc", "_netrc", ".npmrc", ".yarnrc.yml", ".pypirc", ".pgpass", ".my.cnf",
+    ".git-credentials", ".htpasswd", "*.pem", "*.key", "*.p12", "*.pfx", "*.jks", "*.keystore", "*.kdbx", "id_rsa*",
+    "id_dsa*", "id_ecdsa*", "id_ed25519*", "credentials", "credentials.*", "secrets.*", "client_secret*.json",
+    "service-account*.json", "service_account*.json",
+)  # fmt: skip
+# Templates, which say what a secret file would hold.
+_NOT_SECRET = ("*.example", "*.sample", "*.template", "*.dist", "*.pub")
 
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
@@ -100,6 +112,16 @@ class Project:
     def _open_data(self) -> int:
         (self.root / DATA).mkdir(exist_ok=True)
         return os.open(self.root / DATA, _OPEN_DIRECTORY)
+
+
+def is_secret(path: str) -> bool:
+    """Whether a file is usually secret, by its path below the project."""
+    *directories, name = path.lower().split("/")
+    if any(directory in _SECRET_DIRECTORIES for directory in directories):
+        return True
+    if any(fnmatchcase(name, pattern) for pattern in _NOT_SECRET):
+        return False
+    return any(fnmatchcase(name, pattern) for pattern in _SECRET_FILES)
 
 
 def is_name(part: str) -> bool:
