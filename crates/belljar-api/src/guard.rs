@@ -18,7 +18,7 @@ use belljar_engine::audit::Entry;
 
 use crate::App;
 use crate::error::ApiError;
-use crate::input::BodyLimit;
+use crate::input::{BodyLimit, Stall};
 use crate::terminals;
 
 /// What a server accepts besides what is always right.
@@ -54,9 +54,20 @@ pub(crate) async fn guard(
     let admitted = admit(&app, request.headers(), &path).await;
     match admitted {
         Ok(principal) => {
+            let share = app.tenants.of(&principal.tenant);
             request.extensions_mut().insert(principal);
             request.extensions_mut().insert(BodyLimit(app.max_body));
-            next.run(request).await
+            request.extensions_mut().insert(Stall(app.stall()));
+            request.extensions_mut().insert(share.clone());
+            // Whoever shows no key takes nothing of a tenant's share here; whose artifact it is that
+            // they ask for is not known yet.
+            if OPEN.contains(&&*path) || path.starts_with(SIGNED) {
+                return next.run(request).await;
+            }
+            match share.enter() {
+                Ok(entered) => share.charge(next.run(request).await, entered).await,
+                Err(error) => error.into_response(),
+            }
         }
         Err(error) => {
             let nobody = Principal { tenant: "-".into(), ..Principal::default() };
