@@ -18,12 +18,13 @@ SDK_NEEDS := --only-binary :all: httpx pydantic pytest pytest-asyncio pytest-rer
 MATURIN := 'maturin>=1.9,<2'
 BUILD_WHEEL := PATH="$(CURDIR)/target/sdk-python/bin:$$PATH" maturin build --locked --target-dir $(CURDIR)/target
 
-.PHONY: help build tested tested-wheel demo test test-python test-kernels test-standard test-engine test-deepagents sdk-python wheel lint advisories bench setup system clean fuzz
+.PHONY: help build tested tested-wheel demo test test-python test-kernels test-standard test-engine test-deepagents sdk-python wheel lint advisories bench setup system clean fuzz test-tenants
 
 help:
 	@echo "make demo   set up this machine and show what Belljar does"
 	@echo "make test   set up and run every test"
 	@echo "make fuzz   throw bytes at every parser of hostile input, SECONDS=60 for each"
+	@echo "make test-tenants   measure what tenants wait for while one does its worst, for longer"
 	@echo "make lint   formatting, clippy, licences, Python style"
 	@echo "make advisories  known weaknesses of dependencies (needs a network)"
 	@echo "make bench  latency, memory and density, beside docker and plain python3"
@@ -64,6 +65,11 @@ fuzz: system
 	BELLJAR_FUZZ_SECONDS=$(SECONDS) $(CARGO) nextest run --locked --profile fuzz --success-output final \
 		--package belljar-proto --package belljar-runtime --package belljar-engine --package belljar-image --package belljar-guest \
 		-E 'binary(fuzz) or test(fuzz)'
+
+# One tenant at its worst, for longer and with more of everything than in `make test`.
+test-tenants: tested
+	@scripts/tool cargo-nextest
+	BELLJAR_TENANTS_LONG=1 $(CARGO) nextest run --locked --package belljar --test tenants --no-capture
 
 test-kernels:
 	@echo "== kernel tests: Python, outside of any sandbox"

@@ -114,7 +114,7 @@ impl Session {
     pub(crate) async fn printed(&self, code: &str) -> String {
         let result = self.run(code).await;
         assert_eq!((result.exit_code, result.stderr.as_str()), (0, ""), "{result:#?}");
-        result.stdout
+        result.stdout.into()
     }
 
     /// The text of a cell's last expression.
@@ -156,7 +156,7 @@ impl Session {
     pub(crate) async fn bash_says(&self, code: &str) -> (String, i32) {
         let result = self.bash(code).await;
         assert_eq!(result.stderr, "", "{code}: {result:#?}");
-        (result.stdout, result.exit_code)
+        (result.stdout.into(), result.exit_code)
     }
 
     pub(crate) fn fresh_id(&self) -> String {

@@ -143,8 +143,8 @@ async fn run_forked(
     Ok(Outcome {
         status: result.status,
         exit_code: if result.status == Status::Ok { result.exit_code } else { 1 },
-        stdout: result.stdout,
-        stderr: result.stderr + &traceback,
+        stdout: result.stdout.into(),
+        stderr: String::from(result.stderr) + &traceback,
         outputs,
     })
 }

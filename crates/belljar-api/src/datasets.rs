@@ -18,7 +18,7 @@ use utoipa::{IntoParams, ToSchema};
 
 use crate::App;
 use crate::error::{ApiError, ErrorBody};
-use crate::input::{Body, Path, Query, next_piece};
+use crate::input::{Body, Path, Pieces, Query, Stall};
 
 /// How much of a body that nobody wants is read, and how long: most clients listen when they have
 /// sent all of it, and lose the answer if the connection is closed before.
@@ -84,15 +84,17 @@ pub(crate) async fn put(
     Extension(who): Extension<Principal>,
     Path((id, dataset)): Path<(String, String)>,
     Query(query): Query<PutDataset>,
+    Extension(stall): Extension<Stall>,
     headers: HeaderMap,
-    mut body: RawBody,
+    body: RawBody,
 ) -> Result<Json<DatasetInfo>, ApiError> {
+    let mut pieces = Pieces::new(body, stall);
     let asks_first = headers
         .get(header::EXPECT)
         .is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"));
-    let taken = take(&app, &who, &id, &dataset, query, asks_first, &mut body).await;
+    let taken = take(&app, &who, &id, &dataset, query, asks_first, &mut pieces).await;
     if taken.is_err() && !asks_first {
-        let _ = tokio::time::timeout(HEARING, hear_out(&mut body)).await;
+        let _ = tokio::time::timeout(HEARING, hear_out(&mut pieces.body)).await;
     }
     taken.map(Json)
 }
@@ -104,11 +106,11 @@ async fn take(
     dataset: &str,
     query: PutDataset,
     asks_first: bool,
-    body: &mut RawBody,
+    pieces: &mut Pieces,
 ) -> Result<DatasetInfo, ApiError> {
     let name = parse_name(dataset)?;
     // Also 0 of a request without a body, which need not say so.
-    let length = body.size_hint().exact();
+    let length = pieces.body.size_hint().exact();
     let promised = query.sha256.map(|text| text.parse::<Digest>()).transpose();
     let promised = promised.map_err(|error| ApiError::invalid(format!("sha256: {error}")))?;
     // Whoever sends the content without asking is heard to the end: it would not hear us before.
@@ -126,7 +128,7 @@ async fn take(
     }
     let mut upload = app.engine.upload(who, id, name, length, promised).await?;
     // Dropped on the way, the upload has failed and says so.
-    while let Some(bytes) = next_piece(body).await? {
+    while let Some(bytes) = pieces.next().await? {
         upload.write(bytes).await?;
     }
     Ok(upload.finish().await?)
@@ -148,10 +150,11 @@ pub(crate) async fn put_named_export(
     who: Extension<Principal>,
     Path(id): Path<String>,
     query: Query<PutDataset>,
+    stall: Extension<Stall>,
     headers: HeaderMap,
     body: RawBody,
 ) -> Result<Json<DatasetInfo>, ApiError> {
-    put(state, who, Path((id, "export".to_owned())), query, headers, body).await
+    put(state, who, Path((id, "export".to_owned())), query, stall, headers, body).await
 }
 
 fn parse_name(text: &str) -> Result<DatasetName, ApiError> {

@@ -55,7 +55,7 @@ impl ApiError {
         self
     }
 
-    fn retry_after(mut self, seconds: u32) -> ApiError {
+    pub(crate) fn retry_after(mut self, seconds: u32) -> ApiError {
         self.retry_after_s = Some(seconds);
         self
     }
@@ -158,6 +158,11 @@ impl From<EngineError> for ApiError {
                     .hint("watch a directory above them with `recursive`")
             }
             EngineError::TooManyAttached(_) => too_many_terminals(message),
+            EngineError::TooManyUploads { .. } => {
+                ApiError::new(StatusCode::TOO_MANY_REQUESTS, "too_many_uploads", message)
+                    .retry_after(RETRY_FOR_ROOM)
+                    .hint("go on with those, or send many files as one archive (`?archive=tar`)")
+            }
             EngineError::Terminal(RuntimeError::OldGuest)
             | EngineError::Files(RuntimeError::OldGuest) => {
                 ApiError::new(StatusCode::CONFLICT, "session_too_old", message)
@@ -205,6 +210,12 @@ impl From<EngineError> for ApiError {
                 ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "stopping", message).retry_after(2)
             }
             EngineError::Store(store) if store.is_full() => out_of_space(message),
+            EngineError::Store(store) if store.is_busy() => {
+                tracing::error!("{message}");
+                ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "database_locked", message)
+                    .retry_after(1)
+                    .hint("another program holds the server's database; ask again when it is done")
+            }
             EngineError::Directory { cause, .. }
             | EngineError::KeepDataset(cause)
             | EngineError::KeepArtifacts(cause)

@@ -10,7 +10,7 @@ use axum::{Extension, Json};
 use belljar_engine::exec::{Exec, ExecRequest, MAX_TIMEOUT_S, Stage, timeout_ms};
 use belljar_engine::result::ExecResult;
 use belljar_engine::session::ExecAsk;
-use belljar_engine::{EngineError, ExecInfo, Principal, clock};
+use belljar_engine::{Beyond, EngineError, ExecInfo, Principal, clock};
 use belljar_proto::exec::{DEFAULT_OUTPUT_LIMIT, Language, What};
 use belljar_runtime::{USER_ID, languages, paths};
 use serde::{Deserialize, Serialize};
@@ -20,7 +20,8 @@ use crate::App;
 use crate::error::{ApiError, ErrorBody};
 use crate::input::{Body, Path, Query};
 use crate::sessions::{MAX_ARGUMENT, Size, check_env, page_size, parse_language};
-use crate::stream;
+use crate::tenants::{Held, Share};
+use crate::{large, stream};
 
 /// The name of the one user that a sandbox has.
 const USER_NAME: &str = "belljar";
@@ -310,6 +311,7 @@ pub(crate) async fn exec(
     State(app): State<Arc<App>>,
     Extension(who): Extension<Principal>,
     Path(id): Path<String>,
+    Extension(share): Extension<Share>,
     headers: HeaderMap,
     Body(body): Body<ExecBody>,
 ) -> Result<Response, ApiError> {
@@ -324,54 +326,60 @@ pub(crate) async fn exec(
             if !app.engine.is_same_exec(&who, &id, &exec_id, &request, &code).await? {
                 return Err(EngineError::ExecDiffers(exec_id).into());
             }
-            return again(&app, &who, &id, &exec_id, &headers).await;
+            return again(&app, &who, &share, &id, &exec_id, &headers).await;
         }
         Err(error) => return Err(error.into()),
     };
     if wants_stream(&headers) {
-        return Ok(stream::events(app.linker(), exec.id.clone(), Arc::clone(&exec.transcript), 0));
+        // Its transcript is there anyway, and shared by all who follow it.
+        let (transcript, held) = (Arc::clone(&exec.transcript), Held::default());
+        return Ok(stream::events(app.linker(), exec.id.clone(), transcript, 0, held));
     }
     if background {
         let info = app.engine.exec_info(&who, &id, &exec.id).await?;
         return Ok((StatusCode::ACCEPTED, Json(ExecStateBody::of(&app, info))).into_response());
     }
     exec.transcript.ended().await;
-    Ok(result_of(&app, exec).await)
+    result_of(&app, &share, exec).await
 }
 
 /// Results with more output than this are put together on another thread: it takes a while, and
 /// others wait for this one.
 const LARGE: u64 = 256 * 1024;
 
-async fn result_of(app: &Arc<App>, exec: Arc<Exec>) -> Response {
+async fn result_of(app: &Arc<App>, share: &Share, exec: Arc<Exec>) -> Result<Response, ApiError> {
     let app = Arc::clone(app);
-    let large = exec.transcript.output_bytes() > LARGE;
+    let bytes = exec.transcript.held_bytes();
+    let held = share.reserve(bytes).await?;
     let render = move || {
         let result = ExecResult::of(exec.id.clone(), &exec.transcript);
-        Json(app.linked(result)).into_response()
+        large::json(StatusCode::OK, &app.linked(result), held)
     };
-    if !large {
-        return render();
+    if bytes <= LARGE {
+        return Ok(render());
     }
     let rendering = tokio::task::spawn_blocking(render).await;
-    rendering.unwrap_or_else(|_| StatusCode::INTERNAL_SERVER_ERROR.into_response())
+    Ok(rendering.unwrap_or_else(|_| StatusCode::INTERNAL_SERVER_ERROR.into_response()))
 }
 
 async fn again(
     app: &Arc<App>,
     who: &Principal,
+    share: &Share,
     id: &str,
     exec_id: &str,
     headers: &HeaderMap,
 ) -> Result<Response, ApiError> {
+    let bytes = app.engine.exec_bytes(who, id, exec_id).await?;
+    let (held, _loading) = share.load(bytes).await?;
     if wants_stream(headers) {
         let transcript = app.engine.transcript(who, id, exec_id).await?;
-        return Ok(stream::events(app.linker(), exec_id.to_owned(), transcript, 0));
+        return Ok(stream::events(app.linker(), exec_id.to_owned(), transcript, 0, held));
     }
     let info = app.engine.exec_info(who, id, exec_id).await?;
     Ok(match info.result {
-        Some(result) => Json(app.linked(result)).into_response(),
-        None => Json(ExecStateBody::of(app, info)).into_response(),
+        Some(result) => large::json(StatusCode::OK, &app.linked(result), held),
+        None => large::json(StatusCode::OK, &ExecStateBody::of(app, info), held),
     })
 }
 
@@ -401,11 +409,14 @@ pub(crate) async fn list(
     Extension(who): Extension<Principal>,
     Path(id): Path<String>,
     Query(query): Query<ListExecs>,
-) -> Result<Json<ExecsBody>, ApiError> {
+    Extension(share): Extension<Share>,
+) -> Result<Response, ApiError> {
     let limit = page_size(query.limit)?;
+    let bytes = app.engine.page_bytes(&who, &id, Beyond::Before(query.before), limit).await?;
+    let (held, _loading) = share.load(bytes).await?;
     let page = app.engine.execs(&who, &id, query.before, limit).await?;
     let execs = page.items.into_iter().map(|info| ExecStateBody::of(&app, info)).collect();
-    Ok(Json(ExecsBody { execs, more: page.more }))
+    Ok(large::json(StatusCode::OK, &ExecsBody { execs, more: page.more }, held))
 }
 
 /// One execution, ended or not.
@@ -416,9 +427,12 @@ pub(crate) async fn show(
     State(app): State<Arc<App>>,
     Extension(who): Extension<Principal>,
     Path((id, exec)): Path<(String, String)>,
-) -> Result<Json<ExecStateBody>, ApiError> {
+    Extension(share): Extension<Share>,
+) -> Result<Response, ApiError> {
+    let bytes = app.engine.exec_bytes(&who, &id, &exec).await?;
+    let (held, _loading) = share.load(bytes).await?;
     let info = app.engine.exec_info(&who, &id, &exec).await?;
-    Ok(Json(ExecStateBody::of(&app, info)))
+    Ok(large::json(StatusCode::OK, &ExecStateBody::of(&app, info), held))
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
@@ -438,12 +452,15 @@ pub(crate) async fn events(
     Extension(who): Extension<Principal>,
     Path((id, exec)): Path<(String, String)>,
     Query(query): Query<ReadEvents>,
+    Extension(share): Extension<Share>,
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
     let last = headers.get("last-event-id").and_then(|value| value.to_str().ok()?.parse().ok());
     let offset = query.offset.or(last).unwrap_or(0);
+    let bytes = app.engine.stored_bytes(&who, &id, &exec).await?;
+    let (held, _loading) = share.load(bytes).await?;
     let transcript = app.engine.transcript(&who, &id, &exec).await?;
-    Ok(stream::events(app.linker(), exec, transcript, offset))
+    Ok(stream::events(app.linker(), exec, transcript, offset, held))
 }
 
 #[derive(Debug, Serialize, ToSchema)]

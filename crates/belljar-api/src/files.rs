@@ -21,10 +21,15 @@ use serde_json::json;
 use utoipa::{IntoParams, ToSchema};
 
 use crate::App;
-use crate::artifacts::{Span, stream};
+use crate::artifacts::{Span, memory, stream};
 use crate::error::{ApiError, ErrorBody};
-use crate::input::{Body, Path, Query, next_piece};
+use crate::input::{Body, Path, Pieces, Query, Stall};
 use crate::stream::KEEP_ALIVE;
+use crate::tenants::{Share, keeping};
+
+/// What an archive on its way to its client takes of the server: a piece that is sent, and one that
+/// is read.
+const ARCHIVE_MEMORY: u64 = 512 * 1024;
 
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct FileBody {
@@ -99,6 +104,7 @@ pub(crate) async fn read(
     Extension(who): Extension<Principal>,
     Path((id, path)): Path<(String, String)>,
     Query(query): Query<ReadFile>,
+    Extension(share): Extension<Share>,
     method: Method,
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
@@ -129,8 +135,9 @@ pub(crate) async fn read(
         if method == Method::HEAD {
             return Ok(StatusCode::OK.into_response());
         }
+        let held = share.reserve(ARCHIVE_MEMORY).await?;
         let archive = app.engine.download_archive(&who, &id, &path, format).await?;
-        return send_archive(archive, format).await;
+        return Ok(keeping(send_archive(archive, format).await?, held));
     }
     let opened = app.engine.open_file(&who, &id, &path).await?;
     let is_head = method == Method::HEAD;
@@ -140,11 +147,12 @@ pub(crate) async fn read(
         Ok(span) => span,
         Err(nothing_there) => return Ok(nothing_there),
     };
+    let held = share.reserve(memory(span.from, span.to)).await?;
     let body = match is_head {
         true => RawBody::empty(),
         false => stream(opened.file, span.from, span.to),
     };
-    let mut response = span.respond(body);
+    let mut response = keeping(span.respond(body), held);
     let headers = response.headers_mut();
     let binary = HeaderValue::from_static("application/octet-stream");
     headers.insert(header::CONTENT_TYPE, binary);
@@ -273,8 +281,10 @@ pub(crate) async fn write(
     Extension(who): Extension<Principal>,
     Path((id, path)): Path<(String, String)>,
     Query(query): Query<WriteFile>,
-    mut body: RawBody,
+    Extension(stall): Extension<Stall>,
+    body: RawBody,
 ) -> Result<Response, ApiError> {
+    let mut pieces = Pieces::new(body, stall);
     let mode = query.mode()?;
     let (mkdir, append) = (is_on(query.mkdir.as_ref()), is_on(query.append.as_ref()));
     if usize::from(mkdir) + usize::from(append) + usize::from(query.archive.is_some()) > 1 {
@@ -286,7 +296,7 @@ pub(crate) async fn write(
     if let Some(format) = &query.archive {
         let format = archive_format(format)?;
         let mut upload = app.engine.upload_archive(&who, &id, &path, format).await?;
-        while let Some(bytes) = next_piece(&mut body).await? {
+        while let Some(bytes) = pieces.next().await? {
             upload.write(bytes).await?;
         }
         let JobReport { entries, bytes, skipped } = upload.finish().await?;
@@ -299,7 +309,7 @@ pub(crate) async fn write(
             true => app.engine.append_file(&who, &id, &path, mode).await?,
             false => app.engine.write_file(&who, &id, &path, mode).await?,
         };
-        while let Some(bytes) = next_piece(&mut body).await? {
+        while let Some(bytes) = pieces.next().await? {
             upload.write(bytes).await?;
         }
         upload.finish().await?;

@@ -19,7 +19,7 @@ use belljar_engine::Principal;
 use crate::App;
 use crate::cors;
 use crate::error::ApiError;
-use crate::input::BodyLimit;
+use crate::input::{BodyLimit, Stall};
 use crate::terminals;
 
 /// What a server accepts besides what is always right.
@@ -65,9 +65,20 @@ pub(crate) async fn guard(
     let mut response = match admitted {
         Ok(_) if is_preflight => cors::preflight(),
         Ok(principal) => {
+            let share = app.tenants.of(&principal.tenant);
             request.extensions_mut().insert(principal);
             request.extensions_mut().insert(BodyLimit(app.max_body));
-            next.run(request).await
+            request.extensions_mut().insert(Stall(app.stall()));
+            request.extensions_mut().insert(share.clone());
+            // Whoever shows no key takes nothing of a tenant's share here; whose artifact it is that
+            // they ask for is not known yet.
+            if OPEN.contains(&&*path) || path.starts_with(SIGNED) {
+                return next.run(request).await;
+            }
+            match share.enter() {
+                Ok(entered) => share.charge(next.run(request).await, entered).await,
+                Err(error) => error.into_response(),
+            }
         }
         Err(Refused { error, who }) => {
             let path = shown(request.uri().path());

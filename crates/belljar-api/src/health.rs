@@ -1,7 +1,9 @@
 //! Whether the server is well, and what it counts.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use axum::extract::State;
 use axum::http::{StatusCode, header};
@@ -10,10 +12,82 @@ use axum::{Extension, Json};
 use belljar_engine::Principal;
 use belljar_runtime::native::zygote::ZygoteState;
 use serde::Serialize;
+use tokio::sync::Mutex;
+use tokio::time::timeout;
 use utoipa::ToSchema;
 
 use crate::App;
 use crate::error::ErrorBody;
+
+/// How long finding out whether the server is well may take, each part of it.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// For how long the answer is good for others who ask: however many do, the database is written to no
+/// more often than this.
+const FRESH: Duration = Duration::from_millis(200);
+
+/// What was found when somebody last asked whether the server is well.
+#[derive(Debug, Default)]
+pub(crate) struct Wellness(Mutex<Option<(Instant, Option<Trouble>)>>);
+
+/// Why the server cannot do its work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Trouble {
+    Database,
+    FullDisk,
+}
+
+impl Trouble {
+    fn describe(self) -> &'static str {
+        match self {
+            Trouble::Database => "database cannot be written to",
+            Trouble::FullDisk => "no room on the server's disk",
+        }
+    }
+}
+
+impl Wellness {
+    /// What is wrong, if anything. One looks at a time, and the others wait for what they find.
+    async fn trouble(&self, app: &App) -> Option<Trouble> {
+        let mut last = self.0.lock().await;
+        match *last {
+            Some((found, trouble)) if found.elapsed() < FRESH => trouble,
+            _ => {
+                let trouble = look(app).await;
+                *last = Some((Instant::now(), trouble));
+                trouble
+            }
+        }
+    }
+}
+
+async fn look(app: &App) -> Option<Trouble> {
+    match timeout(PATIENCE, app.engine.store().check()).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => {
+            let error = belljar_engine::in_full(&error);
+            tracing::error!("the database cannot be written to: {error}");
+            return Some(Trouble::Database);
+        }
+        Err(_) => {
+            tracing::error!("the database could not be written to within {PATIENCE:?}");
+            return Some(Trouble::Database);
+        }
+    }
+    let engine = Arc::clone(&app.engine);
+    let looking = tokio::task::spawn_blocking(move || engine.full_disk().map(Path::to_owned));
+    match timeout(PATIENCE, looking).await {
+        Ok(Ok(None)) => None,
+        Ok(Ok(Some(directory))) => {
+            tracing::error!("there is no room on the disk of `{}`", directory.display());
+            Some(Trouble::FullDisk)
+        }
+        Ok(Err(_)) | Err(_) => {
+            tracing::error!("the server's disks do not tell how full they are");
+            Some(Trouble::FullDisk)
+        }
+    }
+}
 
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct HealthBody {
@@ -44,13 +118,10 @@ pub(crate) async fn healthz(
     State(app): State<Arc<App>>,
     Extension(who): Extension<Principal>,
 ) -> Response {
-    let written = app.engine.store().check().await;
-    if let Err(error) = &written {
-        tracing::error!("the database cannot be written to: {}", belljar_engine::in_full(error));
-    }
-    let (status, word) = match written {
-        Ok(()) => (StatusCode::OK, "ok"),
-        Err(_) => (StatusCode::SERVICE_UNAVAILABLE, "database cannot be written to"),
+    let (status, word) = match app.wellness.trouble(&app).await {
+        Some(Trouble::Database) => (StatusCode::SERVICE_UNAVAILABLE, Trouble::Database.describe()),
+        // Whoever starts us again makes no room by that.
+        Some(Trouble::FullDisk) | None => (StatusCode::OK, "ok"),
     };
     let is_stranger = app.wants_keys() && who.key_id.is_none();
     let sees_all = !app.wants_keys() || who.limits.operator;
@@ -78,15 +149,26 @@ fn detail(app: &App, sees_all: bool) -> HealthDetail {
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct ReadyBody {
     pub ready: bool,
+    /// Why it is not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<&'static str>,
 }
 
-/// Everything an earlier server left has been taken over, and requests are welcome.
+/// Everything an earlier server left has been taken over, the database can be written to, there is
+/// room on the disk, and requests are welcome.
 #[utoipa::path(get, path = "/readyz", tag = "server",
     responses((status = 200, body = ReadyBody), (status = 503, body = ReadyBody)))]
 pub(crate) async fn readyz(State(app): State<Arc<App>>) -> Response {
-    let ready = app.engine.is_recovered() && !app.is_draining();
+    let reason = if app.is_draining() {
+        Some("the server is stopping")
+    } else if !app.engine.is_recovered() {
+        Some("sessions of an earlier server are being taken over")
+    } else {
+        app.wellness.trouble(&app).await.map(Trouble::describe)
+    };
+    let ready = reason.is_none();
     let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    (status, Json(ReadyBody { ready })).into_response()
+    (status, Json(ReadyBody { ready, reason })).into_response()
 }
 
 /// Counters in the text format of Prometheus. They tell of all tenants: where keys are needed, this is

@@ -8,12 +8,21 @@ use axum::extract::{FromRequest, FromRequestParts, Request};
 use axum::http::request::Parts;
 use axum::http::{StatusCode, header};
 use http_body_util::BodyExt;
+use hyper::body::Body as _;
 use serde::de::{DeserializeOwned, IgnoredAny};
+use tokio::time::Instant;
 
 use crate::error::ApiError;
+use crate::tenants::{Held, SMALL, Share};
 
-/// How long a body may take to arrive.
+/// How long a body in JSON may take to arrive.
 const BODY_TIMEOUT: Duration = Duration::from_secs(300);
+
+/// Bytes per second that a client must send on average, over the time that it may stall.
+const LEAST_RATE: u64 = 1024;
+
+/// Memory that is asked for at once for a body whose length nobody said.
+const STEP: u64 = 1 << 20;
 
 /// A body that is too large anyway is read on for as long as it comes without such a pause.
 const DISCARD_PAUSE: Duration = Duration::from_millis(500);
@@ -25,6 +34,10 @@ const MAX_DISCARDED: usize = 256 << 20;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct BodyLimit(pub(crate) usize);
 
+/// How long a client may stall; the guard leaves it with every request.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Stall(pub(crate) Duration);
+
 /// A JSON body. An empty one is an empty object, where that is enough.
 #[derive(Debug)]
 pub(crate) struct Body<T>(pub T);
@@ -35,11 +48,16 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
     async fn from_request(request: Request, _: &S) -> Result<Self, ApiError> {
         let declared = request.headers().get(header::CONTENT_TYPE).cloned();
         let limit = request.extensions().get().map_or(usize::MAX, |BodyLimit(limit)| *limit);
-        let reading = read(request.into_body(), limit);
-        let bytes = tokio::time::timeout(BODY_TIMEOUT, reading).await.unwrap_or_else(|_| {
-            let message = format!("the body took longer than {} s", BODY_TIMEOUT.as_secs());
-            Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, "too_slow", message))
-        })?;
+        let stall = request.extensions().get().copied();
+        let share = request.extensions().get::<Share>().cloned();
+        let pieces = Pieces::new(request.into_body(), stall.unwrap_or(Stall(BODY_TIMEOUT)));
+        let reading = read(pieces, limit, share.as_ref());
+        // Memory for the body is held until it is parsed.
+        let (bytes, _held) =
+            tokio::time::timeout(BODY_TIMEOUT, reading).await.unwrap_or_else(|_| {
+                let message = format!("the body took longer than {} s", BODY_TIMEOUT.as_secs());
+                Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, "too_slow", message))
+            })?;
         if bytes.is_empty() {
             return parse(b"{}").map(Body);
         }
@@ -115,17 +133,31 @@ fn plain_type(wanted: &str) -> &str {
 
 /// The whole body, or why not. What is too large is read to its end, within reason: who is still
 /// sending when we hang up would never read our answer.
-async fn read(mut body: axum::body::Body, limit: usize) -> Result<Vec<u8>, ApiError> {
+async fn read(
+    mut pieces: Pieces,
+    limit: usize,
+    share: Option<&Share>,
+) -> Result<(Vec<u8>, Held), ApiError> {
     let mut bytes = Vec::new();
     let mut length = 0;
+    let mut reserved = SMALL;
+    let mut held = Held::default();
     loop {
         // Of what is too large we take what comes, and do not wait for it.
         let patience = if length <= limit { Duration::MAX } else { DISCARD_PAUSE };
-        let next = tokio::time::timeout(patience, body.frame()).await;
-        let Some(frame) = next.ok().flatten() else { break };
-        let Ok(data) = frame.map_err(cut_off)?.into_data() else { continue };
+        let next = tokio::time::timeout(patience, pieces.next()).await;
+        let Ok(next) = next else { break };
+        let Some(data) = next? else { break };
         length += data.len();
         if length <= limit {
+            if let Some(share) = share
+                && length as u64 > reserved
+            {
+                let declared = pieces.body.size_hint().upper().unwrap_or(0);
+                let more = STEP.max(declared).min(limit as u64);
+                held = held.and(share.reserve(more).await?);
+                reserved += more;
+            }
             bytes.extend_from_slice(&data);
         } else if length - limit < MAX_DISCARDED {
             bytes = Vec::new();
@@ -134,27 +166,54 @@ async fn read(mut body: axum::body::Body, limit: usize) -> Result<Vec<u8>, ApiEr
         }
     }
     if length <= limit {
-        return Ok(bytes);
+        return Ok((bytes, held));
     }
     let message = format!("the body is larger than the {limit} bytes this server accepts");
     Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", message)
         .hint("send large data as a file, or raise BELLJAR_MAX_BODY"))
 }
 
-/// How long an upload may be silent.
-const SILENCE: Duration = Duration::from_secs(60);
+/// The body of a request, piece by piece, from a client that goes on sending: within the time that
+/// it may stall, it sends at least what [`LEAST_RATE`] makes of that time. Only time is counted in which
+/// we wait for the client, and none in which it waits for us.
+pub(crate) struct Pieces {
+    pub(crate) body: axum::body::Body,
+    stall: Duration,
+    /// Since it has last sent enough.
+    waited: Duration,
+    came: u64,
+}
 
-/// The next bytes of an upload; `None` at its end.
-pub(crate) async fn next_piece(body: &mut axum::body::Body) -> Result<Option<Bytes>, ApiError> {
-    loop {
-        let next = tokio::time::timeout(SILENCE, body.frame()).await.map_err(|_| {
-            let message = format!("nothing came for {} s", SILENCE.as_secs());
-            ApiError::new(StatusCode::REQUEST_TIMEOUT, "too_slow", message)
-        })?;
-        let Some(frame) = next else { return Ok(None) };
-        if let Ok(bytes) = frame.map_err(cut_off)?.into_data() {
+impl Pieces {
+    pub(crate) fn new(body: axum::body::Body, Stall(stall): Stall) -> Pieces {
+        Pieces { body, stall, waited: Duration::ZERO, came: 0 }
+    }
+
+    /// The next bytes; `None` at the end.
+    pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, ApiError> {
+        loop {
+            let begun = Instant::now();
+            let patience = self.stall.saturating_sub(self.waited);
+            let next = tokio::time::timeout(patience, self.body.frame()).await;
+            self.waited += begun.elapsed();
+            let Some(frame) = next.map_err(|_| self.too_slow())? else { return Ok(None) };
+            let Ok(bytes) = frame.map_err(cut_off)?.into_data() else { continue };
+            self.came += bytes.len() as u64;
+            if self.came >= self.enough() {
+                (self.waited, self.came) = (Duration::ZERO, 0);
+            }
             return Ok(Some(bytes));
         }
+    }
+
+    fn enough(&self) -> u64 {
+        LEAST_RATE.saturating_mul(self.stall.as_secs())
+    }
+
+    fn too_slow(&self) -> ApiError {
+        let (came, seconds) = (self.came, self.stall.as_secs());
+        let message = format!("{came} bytes of the body came in {seconds} s, which is too slow");
+        ApiError::new(StatusCode::REQUEST_TIMEOUT, "too_slow", message)
     }
 }
 
@@ -194,6 +253,7 @@ impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for Path<T>
 
 #[cfg(test)]
 mod tests {
+    use futures_util::stream;
     use serde::Deserialize;
 
     use super::*;
@@ -246,5 +306,53 @@ mod tests {
         }
         let long = format!("{{\"number\": \"{}\"}}", "x".repeat(100_000));
         assert!(parse::<Outer>(long.as_bytes()).unwrap_err().message.len() < 1000);
+    }
+
+    const STALL: Stall = Stall(Duration::from_secs(60));
+
+    /// A body of pieces of this length, one after each pause.
+    fn dripping(pause: Duration, length: usize, pieces: usize) -> Pieces {
+        let pieces = stream::unfold(0, move |sent| async move {
+            if sent == pieces {
+                return None;
+            }
+            tokio::time::sleep(pause).await;
+            Some((Ok::<_, std::io::Error>(Bytes::from(vec![b'x'; length])), sent + 1))
+        });
+        Pieces::new(axum::body::Body::from_stream(pieces), STALL)
+    }
+
+    async fn all(mut pieces: Pieces) -> Result<usize, ApiError> {
+        let mut length = 0;
+        while let Some(piece) = pieces.next().await? {
+            length += piece.len();
+        }
+        Ok(length)
+    }
+
+    /// Time does not pass: it jumps to whatever is waited for.
+    #[tokio::test(start_paused = true)]
+    async fn who_sends_a_byte_now_and_then_is_cut_off() {
+        let begun = Instant::now();
+        let error = all(dripping(Duration::from_secs(25), 1, 1000)).await.unwrap_err();
+        assert_eq!((error.status.as_u16(), error.code), (408, "too_slow"));
+        assert_eq!(error.message, "2 bytes of the body came in 60 s, which is too slow");
+        assert_eq!(begun.elapsed(), STALL.0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_is_slow_and_goes_on_is_heard() {
+        let slow = dripping(Duration::from_secs(50), 60 * 1024, 20);
+        assert_eq!(all(slow).await.unwrap(), 20 * 60 * 1024);
+        let steady = dripping(Duration::from_secs(1), 2048, 600);
+        assert_eq!(all(steady).await.unwrap(), 600 * 2048);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn time_that_we_take_is_not_the_clients() {
+        let mut pieces = dripping(Duration::from_secs(1), 1, 50);
+        while pieces.next().await.unwrap().is_some() {
+            tokio::time::sleep(Duration::from_secs(100)).await;
+        }
     }
 }

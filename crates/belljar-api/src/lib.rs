@@ -22,12 +22,14 @@ mod files;
 mod guard;
 mod health;
 mod input;
+mod large;
 pub mod listen;
 mod network;
 mod rate;
 mod runs;
 mod sessions;
 mod stream;
+mod tenants;
 mod terminals;
 mod usage;
 mod volumes;
@@ -36,10 +38,11 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use axum::http::StatusCode;
+use axum::body::Bytes;
+use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::put;
-use axum::{Json, Router, middleware};
+use axum::{Router, middleware};
 use belljar_engine::Engine;
 use belljar_engine::keys::KeyRing;
 use belljar_engine::result::ExecResult;
@@ -54,7 +57,9 @@ pub use guard::GuardConfig;
 
 use crate::artifacts::Links;
 use crate::error::ApiError;
+use crate::health::Wellness;
 use crate::rate::RateLimits;
+use crate::tenants::Tenants;
 
 /// Everything the handlers share.
 #[derive(Debug)]
@@ -64,6 +69,9 @@ pub struct App {
     pub(crate) tickets: Tickets,
     pub(crate) guard: GuardConfig,
     pub(crate) rates: RateLimits,
+    pub(crate) tenants: Tenants,
+    pub(crate) wellness: Wellness,
+    stall: OnceLock<Duration>,
     /// Limit to whether it was seen to be enforced, once that is known.
     enforced: OnceLock<BTreeMap<String, bool>>,
     pub(crate) max_body: usize,
@@ -90,6 +98,9 @@ impl App {
             tickets: Tickets::default(),
             guard,
             rates: RateLimits::default(),
+            tenants: Tenants::default(),
+            wellness: Wellness::default(),
+            stall: OnceLock::new(),
             enforced: OnceLock::new(),
             max_body,
             links: Links::new(public_url),
@@ -116,6 +127,15 @@ impl App {
 
     pub(crate) fn browser(&self) -> &BrowserConfig {
         self.browser.get_or_init(BrowserConfig::default)
+    }
+
+    /// How long a client may stall before it is cut off, once.
+    pub fn set_stall(&self, stall: Duration) {
+        let _ = self.stall.set(stall);
+    }
+
+    pub(crate) fn stall(&self) -> Duration {
+        *self.stall.get_or_init(|| listen::STALL)
     }
 
     /// Whether callers must show a key.
@@ -271,13 +291,14 @@ pub fn openapi() -> utoipa::openapi::OpenApi {
 /// All routes, guarded.
 pub fn router(app: &Arc<App>) -> Router {
     let (router, document) = described().split_for_parts();
-    let document = Arc::new(document);
+    // Written once: whoever asks for it shares it, also if they never read it.
+    let document = Bytes::from(serde_json::to_vec(&document).unwrap_or_default());
     router
         .route(
             "/openapi.json",
             axum::routing::get(move || {
-                let document = Arc::clone(&document);
-                async move { Json((*document).clone()) }
+                let document = document.clone();
+                async move { ([(header::CONTENT_TYPE, "application/json")], document) }
             }),
         )
         .fallback(nothing_here)

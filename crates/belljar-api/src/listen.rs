@@ -5,17 +5,20 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use axum::Router;
 use axum::extract::Request;
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::io::{AsyncRead, AsyncWrite};
+use socket2::SockRef;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{Semaphore, watch};
+use tokio::time::{Sleep, sleep};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
@@ -31,6 +34,15 @@ const MAX_HEAD: usize = 64 * 1024;
 
 /// A client that takes longer to say what it wants, or to shake hands, is not serious.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// How long a client may take nothing of what is sent to it, or send too little of what it began,
+/// unless told otherwise.
+pub const STALL: Duration = Duration::from_secs(60);
+
+/// Bytes that the kernel keeps of what a client has not asked for yet. Without it that would be some
+/// megabytes of the kernel's memory for each client that reads nothing, and a slow one, for which there is
+/// room again only when a third of them is read, would look as if it read nothing.
+const UNSENT: u32 = 128 * 1024;
 
 /// After a failure to accept, such as too many open files, things need a moment.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
@@ -173,12 +185,14 @@ impl Listener {
     }
 }
 
-/// Serves until `stop` becomes true, then lets requests in progress finish, for at most `drain`.
+/// Serves until `stop` becomes true, then lets requests in progress finish, for at most `drain`. Who
+/// takes nothing for as long as `stall` is cut off.
 pub async fn serve(
     listener: Listener,
     router: Router,
     mut stop: watch::Receiver<bool>,
     drain: Duration,
+    stall: Duration,
 ) {
     let places = Arc::new(Semaphore::new(MAX_CONNECTIONS as usize));
     loop {
@@ -202,14 +216,19 @@ pub async fn serve(
             let _place = place;
             match (stream, tls) {
                 (Accepted::Tcp(stream), Some(Tls(acceptor))) => {
+                    let stream = Patient::new(stream, stall);
                     let shaken =
                         tokio::time::timeout(HEADER_TIMEOUT, acceptor.accept(stream)).await;
                     if let Ok(Ok(stream)) = shaken {
                         converse(stream, router, stop).await;
                     }
                 }
-                (Accepted::Tcp(stream), None) => converse(stream, router, stop).await,
-                (Accepted::Unix(stream), _) => converse(stream, router, stop).await,
+                (Accepted::Tcp(stream), None) => {
+                    converse(Patient::new(stream, stall), router, stop).await;
+                }
+                (Accepted::Unix(stream), _) => {
+                    converse(Patient::new(stream, stall), router, stop).await;
+                }
             }
         });
     }
@@ -230,6 +249,7 @@ impl Listener {
                 let (stream, _) = listener.accept().await?;
                 // Answers are small and waited for.
                 stream.set_nodelay(true)?;
+                SockRef::from(&stream).set_tcp_notsent_lowat(UNSENT)?;
                 Ok(Accepted::Tcp(stream))
             }
             Listener::Unix(listener, _) => Ok(Accepted::Unix(listener.accept().await?.0)),
@@ -267,4 +287,107 @@ async fn converse(
     // What was asked for is answered, and then it is over.
     connection.as_mut().graceful_shutdown();
     let _ = connection.await;
+}
+
+/// A connection whose other end goes on reading: one that takes nothing for too long while there is
+/// something to write is broken off. Where nothing is to be written it may be silent for ever.
+struct Patient<S> {
+    stream: S,
+    stall: Duration,
+    /// While there is something to write and no room for it.
+    waiting: Option<Pin<Box<Sleep>>>,
+}
+
+impl<S> Patient<S> {
+    fn new(stream: S, stall: Duration) -> Patient<S> {
+        Patient { stream, stall, waiting: None }
+    }
+
+    fn watch(
+        &mut self,
+        context: &mut Context<'_>,
+        written: Poll<io::Result<usize>>,
+    ) -> Poll<io::Result<usize>> {
+        if written.is_ready() {
+            self.waiting = None;
+            return written;
+        }
+        let waiting = self.waiting.get_or_insert_with(|| Box::pin(sleep(self.stall)));
+        ready!(waiting.as_mut().poll(context));
+        Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(context, buffer)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write(context, bytes);
+        self.watch(context, written)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write_vectored(context, bytes);
+        self.watch(context, written)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    // Sockets hold nothing back: all that there is to wait for is in `poll_write`.
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
+    use tokio::time::Instant;
+
+    use super::*;
+
+    /// Time does not pass: it jumps to whatever is waited for.
+    #[tokio::test(start_paused = true)]
+    async fn who_takes_nothing_is_cut_off_and_who_takes_something_is_not() {
+        let (near, mut far) = duplex(8);
+        let mut near = Patient::new(near, STALL);
+        // Nothing to write: it may be silent for as long as it likes.
+        let silent = tokio::time::timeout(10 * STALL, near.read_u8()).await;
+        assert!(silent.is_err(), "it is still there");
+        let reading = tokio::spawn(async move {
+            let mut byte = [0];
+            for _ in 0..20 {
+                sleep(STALL - Duration::from_secs(1)).await;
+                far.read_exact(&mut byte).await.unwrap();
+            }
+            far
+        });
+        near.write_all(&[1; 28]).await.unwrap();
+        let _far = reading.await.unwrap();
+        let begun = Instant::now();
+        let error = near.write_all(&[1; 28]).await.unwrap_err();
+        assert_eq!((error.kind(), begun.elapsed()), (io::ErrorKind::TimedOut, STALL));
+    }
 }

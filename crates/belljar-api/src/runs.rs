@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use axum::Extension;
 use axum::extract::State;
-use axum::http::HeaderMap;
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::sse::{Event as SseEvent, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
-use axum::{Extension, Json};
 use belljar_engine::run::Code;
 use belljar_engine::spec::{Datasets, SessionAsk};
 use belljar_engine::transcript::Transcript;
@@ -24,8 +24,10 @@ use crate::App;
 use crate::error::{ApiError, ErrorBody};
 use crate::execs::{DEFAULT_OUTPUT, checked_output, parse_timeout, wants_stream};
 use crate::input::Body;
+use crate::large;
 use crate::sessions::{AskedLimits, Size, check_env, parse_language, parse_network};
 use crate::stream::{done, render};
+use crate::tenants::Share;
 use crate::volumes::parse_volumes;
 
 #[derive(Debug, Deserialize, ToSchema)]
@@ -96,6 +98,7 @@ impl RunBody {
 pub(crate) async fn run(
     State(app): State<Arc<App>>,
     Extension(who): Extension<Principal>,
+    Extension(share): Extension<Share>,
     headers: HeaderMap,
     Body(body): Body<RunBody>,
 ) -> Result<Response, ApiError> {
@@ -105,7 +108,11 @@ pub(crate) async fn run(
     }
     let transcript = Transcript::new(ask.output_limit);
     let result = app.engine.run(&who, ask, &transcript).await?;
-    Ok(Json(app.linked(result)).into_response())
+    // What it said is in the result now.
+    let bytes = transcript.held_bytes();
+    drop(transcript);
+    let held = share.reserve(bytes).await?;
+    Ok(large::json(StatusCode::OK, &app.linked(result), held))
 }
 
 fn streamed(app: Arc<App>, who: Principal, ask: RunAsk) -> Response {

@@ -13,7 +13,7 @@ use belljar_engine::session::rules::Phase;
 use belljar_engine::spec::{Checkpoints, Datasets, SessionAsk, Storage};
 use belljar_engine::store::SessionFilter;
 use belljar_engine::volumes::{AskedVolumes, VolumeMode};
-use belljar_engine::{Created, How, Principal, SessionInfo, clock};
+use belljar_engine::{Beyond, Created, How, Principal, SessionInfo, clock};
 use belljar_proto::exec::Language;
 use belljar_runtime::{Limits, languages};
 use serde::{Deserialize, Serialize};
@@ -23,6 +23,8 @@ use crate::App;
 use crate::branches::AskedCheckpoints;
 use crate::error::{ApiError, ErrorBody};
 use crate::input::{Body, Path, Query};
+use crate::large;
+use crate::tenants::Share;
 use crate::volumes::parse_volumes;
 
 /// The longest key of a session.
@@ -538,8 +540,11 @@ pub(crate) async fn log(
     Extension(who): Extension<Principal>,
     Path(id): Path<String>,
     Query(query): Query<ReadLog>,
-) -> Result<Json<LogBody>, ApiError> {
+    Extension(share): Extension<Share>,
+) -> Result<Response, ApiError> {
     let limit = page_size(query.limit)?;
+    let bytes = app.engine.page_bytes(&who, &id, Beyond::After(query.after), limit).await?;
+    let (held, _loading) = share.load(bytes).await?;
     let page = app.engine.log(&who, &id, query.after, limit).await?;
-    Ok(Json(LogBody { entries: page.items, more: page.more }))
+    Ok(large::json(StatusCode::OK, &LogBody { entries: page.items, more: page.more }, held))
 }

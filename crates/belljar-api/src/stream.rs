@@ -17,20 +17,23 @@ use belljar_proto::exec::Event;
 use futures_util::stream::{self, Stream};
 use serde_json::{Value, json};
 
+use crate::tenants::{Held, keeping};
+
 /// Proxies close what is silent for longer than a minute.
 pub(crate) const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
-/// The events of an execution from `offset` on.
+/// The events of an execution from `offset` on; `held` is kept until all are sent.
 pub(crate) fn events(
     linked: Linked,
     exec_id: String,
     transcript: Arc<Transcript>,
     offset: u64,
+    held: Held,
 ) -> Response {
     let reader = transcript.read_from(offset);
     let first = (offset == 0)
         .then(|| SseEvent::default().event("exec").data(json!({"exec_id": exec_id}).to_string()));
-    respond(Events { linked, exec_id, transcript, reader, first })
+    keeping(respond(Events { linked, exec_id, transcript, reader, first }), held)
 }
 
 /// Adds links to artifacts that are about to be told.
@@ -55,8 +58,10 @@ fn into_stream(events: Events) -> impl Stream<Item = Result<SseEvent, Infallible
         let event = match events.first.take() {
             Some(first) => first,
             None => {
+                // A piece that is there already takes the processor: others get it in between.
+                tokio::task::yield_now().await;
                 let piece = events.reader.next().await?;
-                let result = || ExecResult::of(events.exec_id.clone(), &events.transcript);
+                let result = || ExecResult::end_of(events.exec_id.clone(), &events.transcript);
                 render(&events.linked, &piece, result)
             }
         };
@@ -113,7 +118,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_silent_execution_keeps_its_connection_alive() {
         let transcript = Arc::new(Transcript::new(100));
-        let mut body = events(Arc::new(|_| {}), "e".into(), transcript, 0).into_body();
+        let mut body =
+            events(Arc::new(|_| {}), "e".into(), transcript, 0, Held::default()).into_body();
         let mut next = async || {
             let frame = body.frame().await.unwrap().unwrap().into_data().unwrap();
             String::from_utf8(frame.to_vec()).unwrap()

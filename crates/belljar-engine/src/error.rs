@@ -50,6 +50,8 @@ pub enum EngineError {
     Terminal(RuntimeError),
     #[error("{0} connections follow terminals or files of this session already")]
     TooManyAttached(usize),
+    #[error("{most} uploads of this {whose} are under way already")]
+    TooManyUploads { whose: &'static str, most: usize },
     #[error("the session has no room for this file")]
     FullInside,
     #[error("failed to write into the session")]

@@ -133,6 +133,11 @@ mod tests {
         let made = create(&other, "ci".into(), "acme".into(), KeyLimits::default()).await.unwrap();
         ring.refresh().await.unwrap();
         assert_eq!(ring.recognise(&made.secret).unwrap().tenant, "acme");
+        // Whichever of its connections the store uses, nothing has changed since.
+        let version = store.data_version().await.unwrap();
+        for _ in 0..20 {
+            assert_eq!(store.data_version().await.unwrap(), version);
+        }
         assert_eq!(ring.recognise("bjk_wrong"), None);
         let stored = format!("{:?}", store.keys().await.unwrap());
         assert!(!stored.contains(&made.secret), "only its hash is kept");

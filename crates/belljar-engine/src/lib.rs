@@ -24,15 +24,18 @@ mod record;
 pub mod result;
 pub mod run;
 pub mod session;
+pub mod shares;
 pub mod spec;
 pub mod store;
+pub mod text;
 pub mod tickets;
 pub mod transcript;
+mod uploads;
 mod usage;
 pub mod volumes;
 
 pub use engine::{
-    ArchiveDownload, ArchiveUpload, Attached, Checkpoint, Created, DEFAULT_TENANT, Engine,
+    ArchiveDownload, ArchiveUpload, Attached, Beyond, Checkpoint, Created, DEFAULT_TENANT, Engine,
     EngineConfig, ExecInfo, FileUpload, How, MAX_FORKS, Principal, RunAsk, SessionInfo, Shown,
     SpillPolicy, TerminalAsk, TerminalControl, Upload, Watching,
 };

@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use crate::artifacts::Artifacts;
 use crate::exec::{SANDBOX_ENDED, ended_by_us};
+use crate::text::Text;
 use crate::transcript::Transcript;
 
 /// Everything one wants to know of an execution that has ended.
@@ -19,8 +20,8 @@ pub struct ExecResult {
     /// What is known of the cause, where the status alone does not tell.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    pub stdout: String,
-    pub stderr: String,
+    pub stdout: Text,
+    pub stderr: Text,
     pub dropped: Dropped,
     /// Displays in the order they were shown, and last the value of the last expression; `kind`
     /// tells them apart.
@@ -90,10 +91,10 @@ pub async fn collect(
 }
 
 /// Output is bytes; what is not UTF-8 is replaced, never fatal.
-fn text(bytes: Vec<u8>) -> String {
+fn text(bytes: Vec<u8>) -> Text {
     match String::from_utf8(bytes) {
-        Ok(text) => text,
-        Err(error) => String::from_utf8_lossy(error.as_bytes()).into_owned(),
+        Ok(text) => text.into(),
+        Err(error) => String::from_utf8_lossy(error.as_bytes()).into_owned().into(),
     }
 }
 
@@ -106,12 +107,23 @@ impl ExecResult {
     /// The result that a finished transcript tells.
     #[must_use]
     pub fn of(exec_id: String, transcript: &Transcript) -> ExecResult {
+        ExecResult::from(exec_id, transcript, true)
+    }
+
+    /// The same without what was printed and shown, for whoever has had that already.
+    #[must_use]
+    pub fn end_of(exec_id: String, transcript: &Transcript) -> ExecResult {
+        ExecResult::from(exec_id, transcript, false)
+    }
+
+    fn from(exec_id: String, transcript: &Transcript, whole: bool) -> ExecResult {
         let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
         let mut results = Vec::new();
         let mut error = None;
         let mut artifacts = Artifacts::default();
         let mut end = None;
         transcript.for_each(|event, body| match event {
+            Event::Stdout | Event::Stderr | Event::Display | Event::Result if !whole => {}
             Event::Stdout => stdout.extend_from_slice(body),
             Event::Stderr => stderr.extend_from_slice(body),
             // What does not parse was not written by our kernel; there is nothing to show.

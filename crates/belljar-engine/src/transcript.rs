@@ -191,6 +191,12 @@ impl Transcript {
         self.lock().entries.iter().filter(|entry| entry.is_output()).map(Entry::len).sum()
     }
 
+    /// Bytes of everything it holds.
+    #[must_use]
+    pub fn held_bytes(&self) -> u64 {
+        self.lock().entries.iter().map(|entry| entry.body.len() as u64).sum()
+    }
+
     /// Shows every entry from the beginning.
     pub fn for_each(&self, mut show: impl FnMut(&Event, &[u8])) {
         for entry in &self.lock().entries {

@@ -12,6 +12,11 @@ use futures_util::stream;
 /// Read at a time: a thread is woken for each, and each is in memory until the client has it.
 const CHUNK: u64 = 512 * 1024;
 
+/// What [`stream`] takes of the server's memory: a piece that is sent, and the next.
+pub(crate) fn memory(from: u64, to: u64) -> u64 {
+    (to - from).min(2 * CHUNK)
+}
+
 /// The bytes from `from` up to `to`, which must be there.
 pub(crate) fn stream(file: File, from: u64, to: u64) -> Body {
     // The next piece is read while the one before is on its way.

@@ -20,6 +20,7 @@ use super::range::Span;
 use crate::App;
 use crate::error::{ApiError, ErrorBody};
 use crate::input::{Path, Query};
+use crate::tenants::keeping;
 
 /// Up to this size content is compared with its hash before any of it is sent.
 const VERIFIED_UP_TO: u64 = 1024 * 1024;
@@ -70,11 +71,13 @@ pub(crate) async fn download(
         ApiError::new(StatusCode::NOT_FOUND, "artifact_not_found", message)
     };
     let row = shelf.find(&id).await?.ok_or_else(gone)?;
+    let share = app.tenants.of(&row.tenant);
+    let held = share.enter()?.and(share.reserve(row.size.min(VERIFIED_UP_TO)).await?);
     let file = shelf.content(&row).map_err(|error| damaged(&row, &error.to_string()))?;
     let mut response = answer(&row, file, &headers, is_head).await?;
     let as_attachment = query.download.as_deref().is_some_and(|value| value != "0");
     describe(&row, as_attachment, response.headers_mut());
-    Ok(response)
+    Ok(keeping(response, held))
 }
 
 async fn answer(

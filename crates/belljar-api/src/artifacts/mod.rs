@@ -15,7 +15,7 @@ use belljar_engine::{Principal, clock};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-pub(crate) use content::stream;
+pub(crate) use content::{memory, stream};
 pub(crate) use download::{__path_download, download};
 pub(crate) use links::Links;
 pub(crate) use range::Span;

@@ -27,6 +27,7 @@ use crate::error::{ApiError, ErrorBody};
 use crate::execs::{check_exec_id, parse_timeout, wants_stream};
 use crate::input::Path;
 use crate::stream;
+use crate::tenants::Held;
 
 /// What the operator says about browsers.
 #[derive(Debug, Clone)]
@@ -85,7 +86,8 @@ async fn perform(
     match app.engine.exec(who, id, ask).await {
         Ok(exec) if wants_stream(headers) => {
             let transcript = Arc::clone(&exec.transcript);
-            return Ok(stream::events(app.linker(), exec.id.clone(), transcript, 0));
+            let (id, held) = (exec.id.clone(), Held::default());
+            return Ok(stream::events(app.linker(), id, transcript, 0, held));
         }
         Ok(exec) => {
             let result = exec.result().await;
@@ -104,8 +106,10 @@ async fn perform(
     }
     let exec_id = asked_id.unwrap_or_default();
     if wants_stream(headers) {
+        let bytes = app.engine.stored_bytes(who, id, &exec_id).await?;
+        let (held, _loading) = app.tenants.of(&who.tenant).load(bytes).await?;
         let transcript = app.engine.transcript(who, id, &exec_id).await?;
-        return Ok(stream::events(app.linker(), exec_id, transcript, 0));
+        return Ok(stream::events(app.linker(), exec_id, transcript, 0, held));
     }
     let info = app.engine.exec_info(who, id, &exec_id).await?;
     let result = info.result.ok_or_else(|| ApiError::from(EngineError::NoExec(exec_id)))?;

@@ -3,10 +3,13 @@
 use std::sync::Arc;
 
 use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::Response;
 use axum::{Extension, Json};
 use belljar_engine::exec::{Exec, ExecRequest};
 use belljar_engine::session::ExecAsk;
 use belljar_engine::spec::SessionAsk;
+use belljar_engine::text::Text;
 use belljar_engine::{EngineError, Principal};
 use belljar_proto::exec::{Event, Language};
 use serde::{Deserialize, Serialize};
@@ -15,6 +18,8 @@ use utoipa::ToSchema;
 use crate::App;
 use crate::error::{ApiError, ErrorBody};
 use crate::input::Body;
+use crate::large;
+use crate::tenants::Share;
 
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct SessionCreated {
@@ -46,7 +51,8 @@ pub(crate) struct Execute {
 pub(crate) struct Executed {
     pub exit_code: i32,
     /// What it printed on both streams, in the order it came.
-    pub output: String,
+    #[schema(value_type = String)]
+    pub output: Text,
 }
 
 /// Run a bash command.
@@ -55,8 +61,9 @@ pub(crate) struct Executed {
 pub(crate) async fn execute(
     State(app): State<Arc<App>>,
     Extension(who): Extension<Principal>,
+    Extension(share): Extension<Share>,
     Body(body): Body<Execute>,
-) -> Result<Json<Executed>, ApiError> {
+) -> Result<Response, ApiError> {
     if body.command.contains('\0') {
         return Err(ApiError::invalid("command: a shell cannot read NUL bytes"));
     }
@@ -67,11 +74,13 @@ pub(crate) async fn execute(
     let ask = ExecAsk { id: None, request, code: body.command.into_bytes().into() };
     let exec = app.engine.exec(&who, &body.session_id, ask).await?;
     let outcome = exec.transcript.ended().await;
+    let held = share.reserve(exec.transcript.output_bytes()).await?;
     let mut output = printed(&exec);
     if let Some(reason) = &outcome.reason {
         output.push_str(&format!("{reason}\n"));
     }
-    Ok(Json(Executed { exit_code: outcome.exit_code, output }))
+    let executed = Executed { exit_code: outcome.exit_code, output: output.into() };
+    Ok(large::json(StatusCode::OK, &executed, held))
 }
 
 fn printed(exec: &Exec) -> String {

@@ -15,6 +15,7 @@ use super::files::{broken_off, inside, not_written};
 use super::{Engine, Principal};
 use crate::error::EngineError;
 use crate::incoming::Incoming;
+use crate::uploads::UploadPermit;
 
 /// What is taken from a pipe at once.
 const PIECE: usize = 256 * 1024;
@@ -55,6 +56,7 @@ pub struct ArchiveUpload {
     directory: Vec<u8>,
     format: ArchiveFormat,
     way: Option<Way>,
+    _place: UploadPermit,
 }
 
 #[derive(Debug)]
@@ -162,6 +164,7 @@ impl Engine {
     ) -> Result<ArchiveUpload, EngineError> {
         let sandbox = self.used_sandbox(who, id).await?;
         let directory = inside(path)?;
+        let place = self.shared.uploads.place(&who.tenant, id).await?;
         let way = match format {
             ArchiveFormat::Tar | ArchiveFormat::TarGz => {
                 let unpacking = sandbox.unpack(&directory, format).await;
@@ -176,6 +179,6 @@ impl Engine {
                 Way::File(temporary, Incoming::begin(file, |file, chunk| file.write_all(chunk)))
             }
         };
-        Ok(ArchiveUpload { sandbox, directory, format, way: Some(way) })
+        Ok(ArchiveUpload { sandbox, directory, format, way: Some(way), _place: place })
     }
 }

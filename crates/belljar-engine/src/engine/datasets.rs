@@ -23,6 +23,7 @@ use crate::error::{EngineError, in_full};
 use crate::incoming::Incoming;
 use crate::session::Session;
 use crate::spec::Datasets;
+use crate::uploads::UploadPermit;
 
 /// Files that are listed, and files that are looked into.
 const LISTED: TreeLimits = TreeLimits { files: 1000, depth: 16 };
@@ -48,6 +49,7 @@ pub struct Upload {
     received: u64,
     /// Until it is finished.
     arriving: Option<Incoming<Arriving>>,
+    _place: UploadPermit,
 }
 
 /// Begins to write and hash what comes.
@@ -161,10 +163,11 @@ impl Engine {
         if declared.is_some_and(|size| size > limit) {
             return Err(EngineError::TooLarge(too_large(limit)));
         }
+        let _place = self.shared.uploads.place(&who.tenant, id).await?;
         let arriving = Some(arrival(&self.shared)?);
         let shared = Arc::clone(&self.shared);
         // From here on it has failed if it is dropped.
-        let upload = Upload { shared, session, name, promised, received: 0, arriving };
+        let upload = Upload { shared, session, name, promised, received: 0, arriving, _place };
         self.shared.dataset_pending(&upload.session, &upload.name, None).await?;
         self.note_dataset(who, id, "dataset.upload", "begun", upload.name.as_str());
         Ok(upload)

@@ -15,6 +15,28 @@ use crate::session::{ExecAsk, LogEntry};
 use crate::store::{ExecFilter, ExecRow, Page};
 use crate::transcript::Transcript;
 
+/// Which executions a page has.
+#[derive(Debug, Clone, Copy)]
+pub enum Beyond {
+    /// Those before this number, or the newest.
+    Before(Option<u64>),
+    /// Those after this number, or the newest, which have ended.
+    After(Option<u64>),
+}
+
+impl Beyond {
+    fn filter(self, limit: u32) -> ExecFilter {
+        match self {
+            Beyond::Before(beyond) => {
+                ExecFilter { newest_first: true, beyond, finished: false, limit }
+            }
+            Beyond::After(beyond) => {
+                ExecFilter { newest_first: beyond.is_none(), beyond, finished: true, limit }
+            }
+        }
+    }
+}
+
 impl Engine {
     /// Executes something in a session; it has been written down when this returns.
     pub async fn exec(
@@ -57,8 +79,8 @@ impl Engine {
         code: &[u8],
     ) -> Result<bool, EngineError> {
         self.row(who, id).await?;
-        let row = self.shared.store.exec(id, exec_id).await?;
-        Ok(row.is_none_or(|row| row.request == *request && row.code == code))
+        let row = self.shared.store.exec(id, exec_id, |row| (row.request, row.code)).await?;
+        Ok(row.is_none_or(|(asked, with)| asked == *request && with == code))
     }
 
     /// An execution, ended or not.
@@ -72,8 +94,50 @@ impl Engine {
             return Ok(info_of_live(&exec));
         }
         self.row(who, id).await?;
-        let row = self.shared.store.exec(id, exec_id).await?;
-        row.map(info_of_exec_row).ok_or_else(|| EngineError::NoExec(exec_id.to_owned()))
+        let info = self.shared.store.exec(id, exec_id, info_of_exec_row).await?;
+        info.ok_or_else(|| EngineError::NoExec(exec_id.to_owned()))
+    }
+
+    /// How many bytes an execution has said, or would take in memory if it were read.
+    pub async fn exec_bytes(
+        &self,
+        who: &Principal,
+        id: &str,
+        exec_id: &str,
+    ) -> Result<u64, EngineError> {
+        match self.live_exec(who, id, exec_id).await {
+            Some(exec) => Ok(exec.transcript.held_bytes()),
+            None => self.stored_bytes(who, id, exec_id).await,
+        }
+    }
+
+    /// How many bytes are read for what an execution has said; none if it is in memory anyway.
+    pub async fn stored_bytes(
+        &self,
+        who: &Principal,
+        id: &str,
+        exec_id: &str,
+    ) -> Result<u64, EngineError> {
+        if self.live_exec(who, id, exec_id).await.is_some() {
+            return Ok(0);
+        }
+        self.row(who, id).await?;
+        Ok(self.shared.store.exec_bytes(id, exec_id).await?)
+    }
+
+    /// The same of the page that [`Engine::execs`] with `before`, or [`Engine::log`] with `after`,
+    /// would answer.
+    pub async fn page_bytes(
+        &self,
+        who: &Principal,
+        id: &str,
+        which: Beyond,
+        limit: u32,
+    ) -> Result<u64, EngineError> {
+        self.row(who, id).await?;
+        let live = self.session(who, id).map(|session| session.live_execs()).unwrap_or_default();
+        let live: u64 = live.iter().map(|exec| exec.transcript.held_bytes()).sum();
+        Ok(live + self.shared.store.execs_bytes(id, which.filter(limit)).await?)
     }
 
     /// Executions of a session, the newest first.
@@ -86,7 +150,7 @@ impl Engine {
     ) -> Result<Page<ExecInfo>, EngineError> {
         self.row(who, id).await?;
         let live = self.session(who, id).ok();
-        let filter = ExecFilter { newest_first: true, beyond: before, finished: false, limit };
+        let filter = Beyond::Before(before).filter(limit);
         let info = move |row: ExecRow| {
             let live = live.as_ref().and_then(|session| session.live_exec(&row.id));
             let live = live.filter(|exec| exec.is_accepted());
@@ -106,12 +170,9 @@ impl Engine {
             return Ok(Arc::clone(&exec.transcript));
         }
         self.row(who, id).await?;
-        let row = self.shared.store.exec(id, exec_id).await?;
-        let bytes = row.and_then(|row| row.transcript);
-        bytes
-            .and_then(|bytes| Transcript::decode(&bytes))
-            .map(Arc::new)
-            .ok_or_else(|| EngineError::NoExec(exec_id.to_owned()))
+        let decode = |row: ExecRow| Transcript::decode(&row.transcript?).map(Arc::new);
+        let transcript = self.shared.store.exec(id, exec_id, decode).await?;
+        transcript.flatten().ok_or_else(|| EngineError::NoExec(exec_id.to_owned()))
     }
 
     pub async fn interrupt(
@@ -178,7 +239,7 @@ impl Engine {
         let live = self.session(who, id).map(|session| session.live_execs()).unwrap_or_default();
         let ended = live.iter().filter(|exec| exec.transcript.outcome().is_some());
         let newest = after.is_none();
-        let filter = ExecFilter { newest_first: newest, beyond: after, finished: true, limit };
+        let filter = Beyond::After(after).filter(limit);
         let page = self.shared.store.execs(id, filter, log_entry).await?;
         let mut entries: BTreeMap<u64, LogEntry> = ended
             .filter(|exec| after.is_none_or(|after| exec.number > after))

@@ -16,6 +16,7 @@ use super::{Engine, Principal};
 use crate::error::EngineError;
 use crate::incoming::Incoming;
 use crate::session::InUse;
+use crate::uploads::UploadPermit;
 
 /// What one listing may have.
 const LISTED: TreeLimits = TreeLimits { files: 10_000, depth: 32 };
@@ -39,6 +40,7 @@ impl Watching {
 pub struct FileUpload {
     sandbox: Arc<Sandbox>,
     writing: Option<Writing>,
+    _place: UploadPermit,
 }
 
 #[derive(Debug)]
@@ -176,12 +178,14 @@ impl Engine {
         let sandbox = self.used_sandbox(who, id).await?;
         let full = inside(path)?;
         let (directory, name) = split(&full)?;
+        let place = self.shared.uploads.place(&who.tenant, id).await?;
         let create = || sandbox.create_file_with(&directory, name, mode);
         let (file, temporary) = in_directory(&sandbox, &directory, create).await?;
         let incoming = Incoming::begin(file, |file, chunk| file.write_all(chunk));
         Ok(FileUpload {
             sandbox,
             writing: Some(Writing { place: Place::Beside(temporary), incoming }),
+            _place: place,
         })
     }
 
@@ -197,6 +201,7 @@ impl Engine {
         let sandbox = self.used_sandbox(who, id).await?;
         let full = inside(path)?;
         let (directory, _) = split(&full)?;
+        let place = self.shared.uploads.place(&who.tenant, id).await?;
         let mode = mode.unwrap_or(0o644);
         let append = || sandbox.append_file(&full, mode);
         let (file, behind) = in_directory(&sandbox, &directory, append).await?;
@@ -204,6 +209,7 @@ impl Engine {
         Ok(FileUpload {
             sandbox,
             writing: Some(Writing { place: Place::Behind(behind), incoming }),
+            _place: place,
         })
     }
 

@@ -42,7 +42,7 @@ mod upkeep;
 mod views;
 mod volumes;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -53,6 +53,7 @@ pub use archives::{ArchiveDownload, ArchiveUpload};
 pub use branches::{Checkpoint, MAX_FORKS};
 pub use create::{Created, How};
 pub use datasets::Upload;
+pub use execs::Beyond;
 pub use files::{FileUpload, Watching};
 use recovery::Left;
 pub use runs::RunAsk;
@@ -76,6 +77,10 @@ use crate::spec::SessionSpec;
 use crate::store::{KeyLimits, SessionRow, Store};
 use crate::usage;
 use crate::volumes::VolumesConfig;
+
+/// A disk with less room than this, in bytes, is full: little more than a page of the database can be
+/// written to it.
+const LEAST_ROOM: u64 = 256 * 1024;
 
 /// Every session of this server; everything is asked of it.
 #[derive(Debug)]
@@ -306,6 +311,26 @@ impl Engine {
     /// Writes down what has come together since the last time.
     pub async fn flush_usage(&self) -> Result<(), EngineError> {
         Ok(self.shared.usage.flush(&self.shared.store).await?)
+    }
+
+    /// The first of the server's directories whose disk has no room, if any.
+    #[must_use]
+    pub fn full_disk(&self) -> Option<&Path> {
+        let config = &self.shared.config;
+        let state = config.shelf.key_file.parent();
+        let database = config.shelf.database.parent();
+        let others = [
+            config.sessions_root.as_path(),
+            &config.shelf.blobs_dir,
+            &config.dataset_cache,
+            &config.frozen.directory,
+        ];
+        let full = |directory: &&Path| {
+            // One that is not there yet is made when it is needed.
+            let room = belljar_sys::mount::room(directory);
+            room.is_ok_and(|room| room.free < LEAST_ROOM)
+        };
+        state.into_iter().chain(database).chain(others).find(full)
     }
 
     /// A live session of this tenant.

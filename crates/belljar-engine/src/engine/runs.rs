@@ -71,7 +71,7 @@ impl Engine {
         let _reservation = self.shared.reserve(who, &spec)?;
         let (volumes, _hold) =
             self.shared.volumes_for_run(&who.tenant, &spec.volumes, &ask.id).await?;
-        let sandbox = self.sandbox_for_run(&spec, volumes).await?;
+        let sandbox = self.sandbox_for_run(who, &spec, volumes).await?;
         let sandbox = Metered { shared: &self.shared, tenant: &who.tenant, sandbox: Some(sandbox) };
         let traffic = self.shared.traffic(&who.tenant, None, Some(&ask.id));
         let network = &self.shared.config.network;
@@ -101,6 +101,7 @@ impl Engine {
     /// A warm sandbox for one run, or a cold one where the pool's are not what is asked for.
     async fn sandbox_for_run(
         &self,
+        who: &Principal,
         spec: &SessionSpec,
         volumes: Vec<VolumeMount>,
     ) -> Result<Sandbox, EngineError> {
@@ -109,7 +110,7 @@ impl Engine {
         match pool.and_then(Pool::take_ready) {
             Some(warm) => Ok(warm.sandbox),
             None => {
-                let _permit = self.shared.making.acquire().await;
+                let _permit = self.shared.may_make(&who.tenant).await;
                 let sandbox_spec = SandboxSpec {
                     session_dir: None,
                     alone_for_s: 0,

@@ -57,7 +57,7 @@ impl Shared {
 
     /// A sandbox as a session wants it.
     async fn new_sandbox(&self, session: &Session) -> Result<Sandbox, EngineError> {
-        let _permit = self.making.acquire().await;
+        let _permit = self.may_make(&session.tenant).await;
         if let Some(record) = &session.record {
             prepare_record(record).await?;
         }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use belljar_runtime::Runtime;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use super::datasets::FETCHES;
 use super::views::view_of;
@@ -22,13 +22,20 @@ use crate::network::{Listener, Traffic, Visit};
 use crate::pool::Pool;
 use crate::session::rules::Phase;
 use crate::session::{Inbox, Origin, Session, View, drive};
+use crate::shares::Shares;
 use crate::spec::{SessionSpec, Storage};
 use crate::store::{Durability, SessionRow, Store};
+use crate::uploads::Uploads;
 use crate::usage::Usage;
 use crate::volumes::Volumes;
 
-/// Sandboxes being made at the same time; more would only slow each other down.
-const MAKING_AT_ONCE: usize = 16;
+/// Sandboxes of one tenant that are being made at the same time; more would only slow each other
+/// down.
+const MAKING_OF_TENANT: usize = 16;
+
+/// Sandboxes of all tenants that are being made at the same time: several times what one may have,
+/// so that one whose sandboxes are slow to make keeps no place from others.
+const MAKING_AT_ONCE: usize = 64;
 
 #[derive(Debug)]
 pub(crate) struct Shared {
@@ -53,8 +60,22 @@ pub(crate) struct Shared {
     pub(crate) admission: Admission,
     /// Locked for single look-ups and changes, never across an await.
     registry: Mutex<Registry>,
-    /// A permit of it is held while the sandbox of a session or a run is being made.
-    pub(super) making: Semaphore,
+    making: Making,
+    pub(super) uploads: Uploads,
+}
+
+/// Who may make sandboxes just now.
+#[derive(Debug)]
+struct Making {
+    tenants: Shares,
+    all: Arc<Semaphore>,
+}
+
+/// Held while the sandbox of a session or a run is being made.
+#[derive(Debug)]
+pub(super) struct MakingPermit {
+    _tenant: Option<OwnedSemaphorePermit>,
+    _all: Option<OwnedSemaphorePermit>,
 }
 
 #[derive(Debug, Default)]
@@ -99,9 +120,22 @@ impl Shared {
             usage: Usage::default(),
             leaving: watch::Sender::new(false),
             registry: Mutex::default(),
-            making: Semaphore::new(MAKING_AT_ONCE),
+            making: Making {
+                tenants: Shares::new(MAKING_OF_TENANT),
+                all: Arc::new(Semaphore::new(MAKING_AT_ONCE)),
+            },
+            uploads: Uploads::default(),
             config,
         })
+    }
+
+    /// Waits until another sandbox of this tenant may be made.
+    pub(super) async fn may_make(&self, tenant: &str) -> MakingPermit {
+        // The tenant's own first: whoever waits for it holds none of those that all share. Neither
+        // semaphore is ever closed.
+        let own = self.making.tenants.of(tenant).acquire_owned().await.ok();
+        let all = Arc::clone(&self.making.all).acquire_owned().await.ok();
+        MakingPermit { _tenant: own, _all: all }
     }
 
     /// Makes a session known and starts its driver.

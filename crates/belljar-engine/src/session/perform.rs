@@ -20,6 +20,7 @@ use crate::error::in_full;
 use crate::exec::{Exec, ExecRequest, GUEST_SLACK, Stage, ended_by_us, start_in};
 use crate::result::{ExecResult, UNANSWERED, follow};
 use crate::store::{ExecRow, FinishedExec};
+use crate::text::Text;
 
 /// What a shell says of a command that is there and cannot be executed, and of one that is not.
 const EXIT_NOT_STARTED: i32 = 126;
@@ -334,8 +335,8 @@ pub struct LoggedResult {
     pub exit_code: i32,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    pub stdout: String,
-    pub stderr: String,
+    pub stdout: Text,
+    pub stderr: Text,
     pub results: Vec<belljar_proto::exec::MimeBundle>,
     pub error: Option<belljar_proto::exec::ErrorReport>,
     pub duration_ms: f64,

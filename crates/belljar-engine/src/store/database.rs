@@ -3,8 +3,11 @@
 //! ```text
 //!   anybody ── job ──▶ writer, if it is free ────────────────────────────────┐
 //!                └──▶ queue ──▶ writer thread ── one transaction for all ────┴──▶ WAL
-//!   anybody ── query ──▶ reader connection (blocking thread)
+//!   anybody ── query ──▶ queue ──▶ reader threads, each with a connection
 //! ```
+//!
+//! The threads are the database's own: work that fills tokio's blocking threads does not keep
+//! anybody from reading or writing here.
 //!
 //! A commit that need not wait for the disk is a copy to memory, and cheaper than waking a thread
 //! for it: whoever finds the writer free writes by themselves.
@@ -13,22 +16,28 @@
 //! anybody. [`Durability`] says whether it must also survive a power cut, after which no sandbox is
 //! left anyway but files on disk are.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rusqlite::{Connection, OpenFlags};
-use tokio::sync::oneshot;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
 use super::StoreError;
 use super::schema::Schema;
 use crate::lock;
 
-/// Jobs waiting for the writer. Beyond it callers wait, which slows down whoever asks for too much.
+/// Jobs waiting for the writer, and queries waiting for readers. Beyond it callers wait, which slows
+/// down whoever asks for too much.
 const QUEUE: usize = 4096;
+
+/// Threads that read. A query seldom takes longer than a millisecond; a page of large executions does,
+/// and must not keep others waiting.
+const READERS: usize = 4;
 
 /// Jobs in one transaction.
 const BATCH: usize = 256;
@@ -46,6 +55,9 @@ const MAX_LOG_BYTES: u64 = 64 * 1024 * 1024;
 
 /// Somebody else, a person with `sqlite3` perhaps, may hold the database for a moment.
 pub(super) const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// While it stays locked, further writes wait no longer than this: their callers get an error soon.
+const LOCKED_TIMEOUT: Duration = Duration::from_millis(250);
 
 /// How safe a write must be before anybody is told of it, and how soon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,9 +78,13 @@ type Work = Box<dyn FnOnce(Result<&Connection, &Failure>) -> Outcome + Send>;
 /// What a job did, to be told once the transaction is over; `Some` if that failed.
 type Outcome = Box<dyn FnOnce(Option<&Failure>) + Send>;
 
+/// Reads, on a reader's thread.
+type Query = Box<dyn FnOnce(&Connection) + Send>;
+
 /// What the writer is told.
 enum Order {
-    Write(Job),
+    /// Its place in the queue is free again when it is taken out.
+    Write { job: Job, _place: OwnedSemaphorePermit },
     /// There is something to be written soon.
     Nudge,
 }
@@ -94,11 +110,16 @@ pub(crate) struct Database {
 }
 
 struct Shared {
-    jobs: Mutex<Option<SyncSender<Order>>>,
+    jobs: Mutex<Option<Sender<Order>>>,
+    /// Places in the queue of jobs.
+    room: Arc<Semaphore>,
     soon: Arc<Soon>,
     writer: Arc<Mutex<Option<Writer>>>,
     /// Until the store is closed.
+    queries: Mutex<Option<mpsc::Sender<Query>>>,
+    /// For [`Database::read_now`] and [`Database::data_version`], until the store is closed.
     reader: Arc<Mutex<Option<Connection>>>,
+    readers: Mutex<Vec<JoinHandle<()>>>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -111,6 +132,8 @@ struct Writer {
     jobs: usize,
     grown: SyncSender<()>,
     log: PathBuf,
+    /// Whether somebody else held the file when it was last tried.
+    locked: bool,
 }
 
 impl Database {
@@ -119,11 +142,17 @@ impl Database {
     pub(crate) fn open(path: &Path, schema: &Schema) -> Result<Database, StoreError> {
         schema.create_if_absent(path)?;
         let connection = schema.open(path)?;
-        let reader = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_ONLY)
-            .and_then(|reader| reader.busy_timeout(BUSY_TIMEOUT).map(|()| reader))
-            .map_err(|cause| StoreError::Open { path: path.into(), cause })?;
+        let reader = open_reader(path)?;
         let thread = |name: &str| std::thread::Builder::new().name(name.into());
         let failed = |cause| StoreError::StateDir { path: path.into(), cause };
+        let (queries, waiting) = mpsc::channel(QUEUE);
+        let waiting = Arc::new(Mutex::new(waiting));
+        let mut readers = Vec::new();
+        for _ in 0..READERS {
+            let (connection, waiting) = (open_reader(path)?, Arc::clone(&waiting));
+            let reading = thread("store-reader").spawn(move || answer(&connection, &waiting));
+            readers.push(reading.map_err(failed)?);
+        }
         let (grown, due) = sync_channel(1);
         // Inspected already, and never written to: it only copies pages.
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
@@ -131,10 +160,11 @@ impl Database {
             .map_err(|cause| StoreError::Open { path: path.into(), cause })?;
         let keeper = thread("store-keeper").spawn(move || checkpoint(checkpointer, &due));
         let keeper = keeper.map_err(failed)?;
-        let (jobs, queue) = sync_channel(QUEUE);
+        let (jobs, queue) = channel();
         let soon = Arc::new(Soon::default());
         let log = PathBuf::from(format!("{}-wal", path.display()));
-        let writer = Writer { connection, durability: Durability::Power, jobs: 0, grown, log };
+        let durability = Durability::Power;
+        let writer = Writer { connection, durability, jobs: 0, grown, log, locked: false };
         let writer = Arc::new(Mutex::new(Some(writer)));
         let (for_thread, soon_for_thread) = (Arc::clone(&writer), Arc::clone(&soon));
         let thread = thread("store-writer")
@@ -146,9 +176,12 @@ impl Database {
         Ok(Database {
             shared: Arc::new(Shared {
                 jobs: Mutex::new(Some(jobs)),
+                room: Arc::new(Semaphore::new(QUEUE)),
                 soon,
                 writer,
+                queries: Mutex::new(Some(queries)),
                 reader: Arc::new(Mutex::new(Some(reader))),
+                readers: Mutex::new(readers),
                 thread: Mutex::new(Some(thread)),
             }),
         })
@@ -190,22 +223,19 @@ impl Database {
                 soon.push((durability, job));
                 soon.len()
             };
-            if self.shared.soon.dozing.swap(false, Ordering::SeqCst) || waiting >= BATCH {
-                // If the queue is full the writer is anything but asleep.
-                let _ = orders.try_send(Order::Nudge);
+            if self.shared.soon.dozing.swap(false, Ordering::SeqCst)
+                || waiting.is_multiple_of(BATCH)
+            {
+                let _ = orders.send(Order::Nudge);
             }
             return true;
         }
-        let Some((durability, job)) = self.write_here((durability, job)) else { return true };
-        match orders.try_send(Order::Write((durability, job))) {
-            Ok(()) => true,
-            Err(TrySendError::Full(order)) => {
-                tokio::task::spawn_blocking(move || orders.send(order).is_ok())
-                    .await
-                    .unwrap_or(false)
-            }
-            Err(TrySendError::Disconnected(_)) => false,
-        }
+        let Some(job) = self.write_here((durability, job)) else { return true };
+        // Before a place is waited for: the writer ends when nobody can send to it any more.
+        drop(orders);
+        let Ok(_place) = Arc::clone(&self.shared.room).acquire_owned().await else { return false };
+        let orders = lock(&self.shared.jobs).clone();
+        orders.is_some_and(|orders| orders.send(Order::Write { job, _place }).is_ok())
     }
 
     /// Writes a job without a thread, if that takes no waiting; gives it back otherwise.
@@ -226,11 +256,31 @@ impl Database {
         &self,
         query: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T, StoreError> {
-        let reader = Arc::clone(&self.shared.reader);
-        let read = tokio::task::spawn_blocking(move || {
-            lock(&reader).as_ref().map(|reader| query(reader).map_err(StoreError::Read))
+        let (sender, receiver) = oneshot::channel();
+        let query: Query = Box::new(move |connection| {
+            // Whoever asked may have given up.
+            if !sender.is_closed() {
+                let _ = sender.send(query(connection).map_err(StoreError::Read));
+            }
         });
-        read.await.ok().flatten().ok_or(StoreError::Closed)?
+        let queries = lock(&self.shared.queries).clone().ok_or(StoreError::Closed)?;
+        queries.send(query).await.map_err(|_| StoreError::Closed)?;
+        drop(queries);
+        receiver.await.map_err(|_| StoreError::Closed)?
+    }
+
+    /// Changes whenever another connection has written to the database. Each connection counts for
+    /// itself, so it is always the same one that is asked.
+    pub(crate) async fn data_version(&self) -> Result<i64, StoreError> {
+        let reader = Arc::clone(&self.shared.reader);
+        let version = self.read(move |_| {
+            let reader = lock(&reader);
+            let version = |reader: &Connection| {
+                reader.pragma_query_value(None, "data_version", |row| row.get(0))
+            };
+            reader.as_ref().map(version).transpose()
+        });
+        version.await?.ok_or(StoreError::Closed)
     }
 
     /// Reads here and now: before there is anybody to be kept waiting.
@@ -244,13 +294,36 @@ impl Database {
 
     /// Writes what is waiting and closes the file. Whatever comes later fails.
     pub(crate) async fn close(&self) {
-        lock(&self.shared.jobs).take();
-        // Before the writer: whoever closes it last leaves one file instead of three.
+        // The readers first: the writer leaves one file instead of three if it is the last to close it.
+        lock(&self.shared.queries).take();
         lock(&self.shared.reader).take();
-        let thread = lock(&self.shared.thread).take();
-        if let Some(thread) = thread {
-            let _ = tokio::task::spawn_blocking(move || thread.join()).await;
-        }
+        let readers = std::mem::take(&mut *lock(&self.shared.readers));
+        let join = |threads: Vec<JoinHandle<()>>| {
+            tokio::task::spawn_blocking(move || {
+                threads.into_iter().for_each(|thread| drop(thread.join()));
+            })
+        };
+        let _ = join(readers).await;
+        lock(&self.shared.jobs).take();
+        let writer = lock(&self.shared.thread).take();
+        let _ = join(writer.into_iter().collect()).await;
+    }
+}
+
+fn open_reader(path: &Path) -> Result<Connection, StoreError> {
+    Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_ONLY)
+        .and_then(|reader| reader.busy_timeout(BUSY_TIMEOUT).map(|()| reader))
+        .map_err(|cause| StoreError::Open { path: path.into(), cause })
+}
+
+/// Answers queries until nobody can ask any more.
+fn answer(connection: &Connection, waiting: &Mutex<mpsc::Receiver<Query>>) {
+    loop {
+        // One of the readers waits for the next query, the others for their turn to do so.
+        let query = lock(waiting).blocking_recv();
+        let Some(query) = query else { return };
+        // Whoever asked for what panics gets an error; the thread is still needed.
+        let _ = catch_unwind(AssertUnwindSafe(|| query(connection)));
     }
 }
 
@@ -265,9 +338,11 @@ fn checkpoint(connection: Connection, due: &Receiver<()>) {
 
 fn write_until_closed(writer: &Mutex<Option<Writer>>, queue: &Receiver<Order>, soon: &Soon) {
     while let Some(batch) = next_batch(queue, soon) {
-        if let Some(writer) = lock(writer).as_mut()
-            && let Err((batch, why)) = writer.write(batch, BUSY_TIMEOUT)
-        {
+        let mut writer = lock(writer);
+        let Some(writer) = writer.as_mut() else { continue };
+        let patience = if writer.locked { LOCKED_TIMEOUT } else { BUSY_TIMEOUT };
+        if let Err((batch, why)) = writer.write(batch, patience) {
+            writer.locked = true;
             let why = Arc::new(why);
             batch.into_iter().for_each(|(_, job)| job(Err(&why))(None));
         }
@@ -298,6 +373,7 @@ impl Writer {
         if let Err(why) = begun {
             return Err((batch, why));
         }
+        self.locked = false;
         let jobs = batch.len();
         let outcomes: Vec<Outcome> =
             batch.into_iter().map(|(_, job)| job(Ok(&self.connection))).collect();
@@ -343,7 +419,7 @@ fn next_batch(queue: &Receiver<Order>, soon: &Soon) -> Option<Vec<Job>> {
             queue.recv_timeout(SOON)
         };
         match received {
-            Ok(Order::Write(job)) => break Some(job),
+            Ok(Order::Write { job, .. }) => break Some(job),
             Ok(Order::Nudge) if lock(&soon.jobs).len() < BATCH => {}
             Ok(Order::Nudge) | Err(RecvTimeoutError::Timeout) => break None,
             Err(RecvTimeoutError::Disconnected) if lock(&soon.jobs).is_empty() => return None,
@@ -354,7 +430,7 @@ fn next_batch(queue: &Receiver<Order>, soon: &Soon) -> Option<Vec<Job>> {
     let mut batch = std::mem::take(&mut *lock(&soon.jobs));
     batch.extend(first);
     batch.extend(queue.try_iter().take(BATCH).filter_map(|order| match order {
-        Order::Write(job) => Some(job),
+        Order::Write { job, .. } => Some(job),
         Order::Nudge => None,
     }));
     Some(batch)

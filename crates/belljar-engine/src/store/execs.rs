@@ -53,6 +53,18 @@ pub struct ExecFilter {
     pub limit: u32,
 }
 
+impl ExecFilter {
+    fn query(self, columns: &str) -> String {
+        let (comparison, order) = if self.newest_first { ("<", "DESC") } else { (">", "ASC") };
+        let finished = if self.finished { "AND ended_ms IS NOT NULL" } else { "" };
+        format!(
+            "SELECT {columns} FROM execs
+             WHERE session = ?1 AND (?2 IS NULL OR number {comparison} ?2) {finished}
+             ORDER BY number {order}"
+        )
+    }
+}
+
 /// A part of what a filter lets through.
 #[derive(Debug)]
 pub struct Page<T> {
@@ -67,6 +79,9 @@ const PAGE_BYTES: usize = 8 * 1024 * 1024;
 
 const COLUMNS: &str =
     "session, id, number, request, code, accepted_ms, ended_ms, status, transcript";
+
+/// What an execution takes in memory, without being read.
+const BYTES: &str = "length(code) + coalesce(length(transcript), 0)";
 
 impl Store {
     /// Writes an execution down before it begins. False if its id was used in this session before.
@@ -120,19 +135,60 @@ impl Store {
         .await
     }
 
-    pub(crate) async fn exec(
+    /// An execution, made into what it is wanted for on the thread that reads it: taking a large
+    /// transcript apart takes a while.
+    pub(crate) async fn exec<T: Send + 'static>(
         &self,
         session: &str,
         id: &str,
-    ) -> Result<Option<ExecRow>, StoreError> {
+        view: impl FnOnce(ExecRow) -> T + Send + 'static,
+    ) -> Result<Option<T>, StoreError> {
         let (session, id) = (session.to_owned(), id.to_owned());
         self.read(move |connection| {
-            connection
+            let row = connection
                 .prepare_cached(&format!(
                     "SELECT {COLUMNS} FROM execs WHERE session = ?1 AND id = ?2"
                 ))?
                 .query_row([session, id], from_row)
-                .optional()
+                .optional();
+            row.map(|row| row.map(view))
+        })
+        .await
+    }
+
+    /// How much memory the code and the transcript of an execution take; 0 if there is none.
+    pub(crate) async fn exec_bytes(&self, session: &str, id: &str) -> Result<u64, StoreError> {
+        let (session, id) = (session.to_owned(), id.to_owned());
+        self.read(move |connection| {
+            let bytes = connection
+                .prepare_cached(&format!(
+                    "SELECT {BYTES} FROM execs WHERE session = ?1 AND id = ?2"
+                ))?
+                .query_row([session, id], |row| row.get(0))
+                .optional();
+            bytes.map(Option::unwrap_or_default)
+        })
+        .await
+    }
+
+    /// The same of a page of executions, which is not read for it.
+    pub(crate) async fn execs_bytes(
+        &self,
+        session: &str,
+        filter: ExecFilter,
+    ) -> Result<u64, StoreError> {
+        let session = session.to_owned();
+        let beyond = filter.beyond.map(|number| i64::try_from(number).unwrap_or(i64::MAX));
+        self.read(move |connection| {
+            let mut statement = connection.prepare_cached(&filter.query(BYTES))?;
+            let mut rows = statement.query(params![session, beyond])?;
+            let (mut bytes, mut count) = (0, 0);
+            while count < filter.limit && bytes < PAGE_BYTES as u64 {
+                let Some(row) = rows.next()? else { break };
+                bytes += row.get::<_, u64>(0)?;
+                count += 1;
+            }
+            Ok(bytes)
         })
         .await
     }
@@ -147,14 +203,8 @@ impl Store {
         let session = session.to_owned();
         // SQLite's numbers end there, and no execution has such a one.
         let beyond = filter.beyond.map(|number| i64::try_from(number).unwrap_or(i64::MAX));
-        let (comparison, order) = if filter.newest_first { ("<", "DESC") } else { (">", "ASC") };
-        let finished = if filter.finished { "AND ended_ms IS NOT NULL" } else { "" };
         self.read(move |connection| {
-            let mut statement = connection.prepare_cached(&format!(
-                "SELECT {COLUMNS} FROM execs
-                 WHERE session = ?1 AND (?2 IS NULL OR number {comparison} ?2) {finished}
-                 ORDER BY number {order}"
-            ))?;
+            let mut statement = connection.prepare_cached(&filter.query(COLUMNS))?;
             let mut rows = statement.query(params![session, beyond])?;
             let mut page = Page { items: Vec::new(), more: false };
             let mut bytes = 0;

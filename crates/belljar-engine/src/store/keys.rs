@@ -78,10 +78,7 @@ impl Store {
 
     /// Changes whenever another process has written to the database.
     pub async fn data_version(&self) -> Result<i64, StoreError> {
-        self.read(|connection| {
-            connection.pragma_query_value(None, "data_version", |row| row.get(0))
-        })
-        .await
+        self.database.data_version().await
     }
 }
 

@@ -76,6 +76,20 @@ impl StoreError {
     }
 }
 
+impl StoreError {
+    /// Whether somebody else holds the database just now.
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        use rusqlite::ErrorCode::{DatabaseBusy, DatabaseLocked};
+        let code = match self {
+            StoreError::Write(cause) => cause.sqlite_error_code(),
+            StoreError::Read(cause) => cause.sqlite_error_code(),
+            _ => None,
+        };
+        matches!(code, Some(DatabaseBusy | DatabaseLocked))
+    }
+}
+
 /// A handle of the server's database; cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Store {
@@ -205,6 +219,62 @@ mod tests {
         other.execute_batch("BEGIN IMMEDIATE").unwrap();
         let error = crate::error::in_full(&store.check().await.unwrap_err());
         assert!(error.contains("database is locked"), "{error}");
+        other.execute_batch("ROLLBACK").unwrap();
+        store.check().await.unwrap();
+    }
+
+    /// Work that takes all of tokio's blocking threads is no reason to wait for the database.
+    #[test]
+    fn it_needs_no_thread_of_the_runtimes() {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .max_blocking_threads(1)
+            .enable_time()
+            .build()
+            .unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let store = Store::open(&directory.path().join("belljar.db")).unwrap();
+        runtime.block_on(async {
+            let (release, held) = std::sync::mpsc::channel::<()>();
+            let busy = tokio::task::spawn_blocking(move || held.recv().is_ok());
+            let work = async {
+                store
+                    .write(Durability::Power, |c| c.execute("DELETE FROM keys", []))
+                    .await
+                    .unwrap();
+                store.check().await.unwrap();
+                store.read(|c| c.query_row("SELECT 7", [], |row| row.get::<_, i64>(0))).await
+            };
+            let answer = tokio::time::timeout(Duration::from_secs(10), work).await;
+            assert_eq!(answer.expect("threads of its own").unwrap(), 7);
+            drop(release);
+            busy.await.unwrap();
+            store.close().await;
+        });
+    }
+
+    #[tokio::test]
+    async fn a_query_that_panics_fails_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Store::open(&directory.path().join("belljar.db")).unwrap();
+        for _ in 0..10 {
+            let failed = store.read::<()>(|_| panic!("as it should")).await;
+            assert!(matches!(failed, Err(StoreError::Closed)), "{failed:?}");
+        }
+        store.read(|c| c.query_row("SELECT 1", [], |_| Ok(()))).await.unwrap();
+    }
+
+    /// Whoever finds it locked for long is told so soon; the first to meet it waits longer.
+    #[tokio::test]
+    async fn a_database_that_stays_locked_is_told_soon() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("belljar.db");
+        let store = Store::open(&path).unwrap();
+        let other = Connection::open(&path).unwrap();
+        other.execute_batch("BEGIN IMMEDIATE").unwrap();
+        assert!(store.check().await.unwrap_err().is_busy());
+        let begun = std::time::Instant::now();
+        assert!(store.check().await.unwrap_err().is_busy());
+        assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
         other.execute_batch("ROLLBACK").unwrap();
         store.check().await.unwrap();
     }

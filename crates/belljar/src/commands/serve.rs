@@ -90,6 +90,8 @@ async fn run(args: &ServeArgs, settings: &Settings, prepared: Prepared) -> Resul
     });
     let app = App::new(Arc::clone(&engine), keys, guard, max_body, public_url);
     app.set_browser(settings.browser.clone());
+    let stall = Duration::from_secs(server.stall_s);
+    app.set_stall(stall);
     if let Some(verdicts) = enforced {
         app.set_enforced(named(&verdicts));
     } else {
@@ -108,7 +110,7 @@ async fn run(args: &ServeArgs, settings: &Settings, prepared: Prepared) -> Resul
         })
     };
     let drain = Duration::from_secs(server.drain_s);
-    listen::serve(listener, belljar_api::router(&app), stop, drain).await;
+    listen::serve(listener, belljar_api::router(&app), stop, drain, stall).await;
     let _ = stopping.await;
     let left = engine.live_sessions();
     engine.close(args.stop_sessions).await;

@@ -294,6 +294,7 @@ mod tests {
             ("BELLJAR_MAX_TTL", "99999999999"),
             ("BELLJAR_IDLE_TIMEOUT", "soon"),
             ("BELLJAR_ALONE", "1h"),
+            ("BELLJAR_STALL", "0"),
             ("BELLJAR_DRAIN", "3601"),
             ("BELLJAR_THREADS", "0"),
             ("BELLJAR_AUDIT_CODE", "2"),

@@ -33,6 +33,8 @@ pub struct ServerSettings {
     pub max_body: u64,
     /// Worker threads; `None` leaves it to the server.
     pub threads: Option<usize>,
+    /// Seconds that a client may stall before it is cut off.
+    pub stall_s: u64,
     /// Seconds that a stopping server waits for requests in progress.
     pub drain_s: u64,
 
@@ -114,6 +116,7 @@ impl ServerSettings {
             allowed_origins: values.list("BELLJAR_ALLOWED_ORIGINS", parse::origin)?,
             max_body: values.read("BELLJAR_MAX_BODY", parse::size_from(1 << 10))?,
             threads: values.read("BELLJAR_THREADS", parse::threads)?,
+            stall_s: values.read("BELLJAR_STALL", parse::number(1..=3600))?,
             drain_s: values.read("BELLJAR_DRAIN", parse::number(0..=3600))?,
             storage: values.read("SESSION_STORAGE", parse::storage)?,
             datasets: values.read("DATASET_ACCESS", parse::datasets)?,

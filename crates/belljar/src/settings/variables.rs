@@ -668,6 +668,13 @@ pub const GROUPS: &[Group] = &[
                 "Worker threads of the server.",
             ),
             variable(
+                "BELLJAR_STALL",
+                "seconds, 1 to 3600",
+                "60",
+                "How long a client may send less than 1 KiB per second of a body, or take nothing of its\n\
+                 answer, before it is cut off.",
+            ),
+            variable(
                 "BELLJAR_DRAIN",
                 "seconds, 0 to 3600",
                 "10",

@@ -1,0 +1,203 @@
+//! What each tenant may hold of the server while it is served: requests in progress, and memory for
+//! the bodies of requests and answers.
+//!
+//! Somebody who sends slowly, or reads nothing, holds what they were given until they are cut off
+//! (see [`crate::input`] and [`crate::listen`]). Until then it is their own share that they use up.
+
+use std::any::Any;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::body::{Body, Bytes, HttpBody};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use belljar_engine::shares::Shares;
+use hyper::body::{Frame, SizeHint};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::timeout;
+
+use crate::error::ApiError;
+
+/// Requests of one tenant that are in progress, streams included: a quarter of all connections.
+const REQUESTS: usize = 4096;
+
+/// Bytes of memory for the bodies of one tenant.
+const MEMORY: u64 = 256 << 20;
+
+/// A body up to this size is not counted: so many of them as there can be requests are no more than
+/// [`MEMORY`].
+pub(crate) const SMALL: u64 = 64 * 1024;
+
+/// What a permit for memory stands for, in bytes.
+const PAGE: u64 = 4096;
+
+/// Large answers of one tenant that are read from the database at the same time: half of its readers.
+const LOADS: usize = 2;
+
+/// How long an answer waits for memory. Whoever reads their answers frees it all the time.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+#[derive(Debug)]
+pub(crate) struct Tenants {
+    requests: Shares,
+    memory: Shares,
+    loads: Shares,
+}
+
+impl Default for Tenants {
+    fn default() -> Self {
+        Tenants {
+            requests: Shares::new(REQUESTS),
+            memory: Shares::new(pages(MEMORY) as usize),
+            loads: Shares::new(LOADS),
+        }
+    }
+}
+
+impl Tenants {
+    pub(crate) fn of(&self, tenant: &str) -> Share {
+        Share {
+            requests: self.requests.of(tenant),
+            memory: self.memory.of(tenant),
+            loads: self.loads.of(tenant),
+        }
+    }
+}
+
+/// What one tenant may hold; the guard leaves it with every request.
+#[derive(Debug, Clone)]
+pub(crate) struct Share {
+    requests: Arc<Semaphore>,
+    memory: Arc<Semaphore>,
+    loads: Arc<Semaphore>,
+}
+
+/// Part of a share; given back when dropped.
+#[derive(Debug, Default)]
+pub(crate) struct Held(Vec<OwnedSemaphorePermit>);
+
+impl Share {
+    /// Begins a request.
+    pub(crate) fn enter(&self) -> Result<Held, ApiError> {
+        let permit = Arc::clone(&self.requests).try_acquire_owned();
+        permit.map(|permit| Held(vec![permit])).map_err(|_| {
+            ApiError::too_many(format!("{REQUESTS} requests of yours are in progress already"), 5)
+        })
+    }
+
+    /// Memory for a body, as soon as there is some. A body larger than the whole share takes all of it.
+    pub(crate) async fn reserve(&self, bytes: u64) -> Result<Held, ApiError> {
+        if bytes <= SMALL {
+            return Ok(Held::default());
+        }
+        let memory = Arc::clone(&self.memory).acquire_many_owned(pages(bytes.min(MEMORY)));
+        // The semaphore is never closed.
+        let permit = timeout(PATIENCE, memory).await.ok().and_then(Result::ok);
+        permit.map(|permit| Held(vec![permit])).ok_or_else(|| {
+            let message = format!(
+                "bodies of your other requests take the {} MiB of memory that you have for them",
+                MEMORY >> 20
+            );
+            ApiError::new(StatusCode::TOO_MANY_REQUESTS, "too_much_unread", message)
+                .retry_after(5)
+                .hint("read the answers that you asked for, or close their connections")
+        })
+    }
+
+    /// The answer, with memory for it if it is all there already. It keeps `entered` until it is sent.
+    pub(crate) async fn charge(&self, response: Response, entered: Held) -> Response {
+        // Who streams has reserved what they need, and does not know how long it will be.
+        let size = response.body().size_hint().exact().unwrap_or(0);
+        match self.reserve(size).await {
+            Ok(held) => keeping(response, entered.and(held)),
+            Err(error) => error.into_response(),
+        }
+    }
+
+    /// The same for an answer that is to be read from the database, and the right to do so.
+    pub(crate) async fn load(&self, bytes: u64) -> Result<(Held, Held), ApiError> {
+        let held = self.reserve(bytes).await?;
+        if bytes <= SMALL {
+            return Ok((held, Held::default()));
+        }
+        // The semaphore is never closed.
+        let loading = Arc::clone(&self.loads).acquire_owned().await.ok();
+        Ok((held, Held(loading.into_iter().collect())))
+    }
+}
+
+impl Held {
+    /// This and what `other` holds.
+    pub(crate) fn and(mut self, other: Held) -> Held {
+        self.0.extend(other.0);
+        self
+    }
+}
+
+fn pages(bytes: u64) -> u32 {
+    u32::try_from(bytes.div_ceil(PAGE)).unwrap_or(u32::MAX)
+}
+
+/// The answer, which keeps something until all of it is sent or its client is gone.
+pub(crate) fn keeping(response: Response, kept: impl Any + Send) -> Response {
+    response.map(|body| Body::new(Keeping { body, _kept: Box::new(kept) }))
+}
+
+struct Keeping {
+    body: Body,
+    _kept: Box<dyn Any + Send>,
+}
+
+impl HttpBody for Keeping {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Time does not pass: it jumps to whatever is waited for.
+    #[tokio::test(start_paused = true)]
+    async fn one_tenant_cannot_take_the_memory_of_another() {
+        let tenants = Tenants::default();
+        let greedy = tenants.of("a");
+        let held = greedy.reserve(10 * MEMORY).await.unwrap();
+        let refused = greedy.reserve(SMALL + 1).await.unwrap_err();
+        assert_eq!((refused.status.as_u16(), refused.code), (429, "too_much_unread"));
+        greedy.reserve(SMALL).await.unwrap();
+        tenants.of("b").reserve(MEMORY).await.unwrap();
+        drop(held);
+        tenants.of("a").reserve(MEMORY).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn what_an_answer_keeps_is_kept_until_it_is_sent() {
+        use http_body_util::BodyExt as _;
+        let tenants = Tenants::default();
+        let share = tenants.of("a");
+        let held = share.enter().unwrap();
+        let answer = keeping(Response::new(Body::from("hello")), held);
+        assert_eq!(answer.body().size_hint().exact(), Some(5));
+        assert_eq!(share.requests.available_permits(), REQUESTS - 1);
+        let body = answer.into_body().collect().await.unwrap().to_bytes();
+        assert_eq!((&body[..], share.requests.available_permits()), (&b"hello"[..], REQUESTS));
+    }
+}

@@ -1,0 +1,294 @@
+//! Clients that stall: they hold what is theirs, are cut off after a while, and keep nobody else waiting.
+//! And servers that cannot do their work for the moment, which say so.
+
+use std::fs;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hyper::Method;
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use crate::client::{Client, Wire};
+use crate::files::at;
+use crate::keys::secret;
+use crate::server::{Place, Server, Session, eventually, text};
+use crate::storage::on_a_small_disk;
+
+/// A connection on which this was sent, and from which nothing is read.
+async fn said(client: &Client, request: &str) -> Pin<Box<dyn Wire>> {
+    let mut wire = client.dial().await;
+    wire.write_all(request.as_bytes()).await.expect("a connection");
+    wire
+}
+
+/// The head of a request, of which the rest may follow.
+fn head(method: &str, path: &str, key: &str, more: &str) -> String {
+    format!("{method} {path} HTTP/1.1\r\nhost: localhost\r\nx-api-key: {key}\r\n{more}\r\n")
+}
+
+/// What comes until the other side has had enough.
+async fn answer(wire: &mut Pin<Box<dyn Wire>>) -> String {
+    let mut answer = Vec::new();
+    let reading = tokio::time::timeout(crate::server::PATIENCE, wire.read_to_end(&mut answer));
+    let _ = reading.await.expect("an end");
+    String::from_utf8_lossy(&answer).into_owned()
+}
+
+fn threads(server: &Server) -> usize {
+    fs::read_dir(format!("/proc/{}/task", server.pid())).expect("it runs").count()
+}
+
+fn open_files(server: &Server) -> usize {
+    fs::read_dir(format!("/proc/{}/fd", server.pid())).expect("it runs").count()
+}
+
+/// A server with two tenants, and their keys.
+async fn two_tenants(env: &[(&str, &str)]) -> (Server, [String; 2]) {
+    let place = env.iter().fold(Place::new(), |place, (name, value)| place.env(name, value));
+    let place = Arc::new(place);
+    let key = |name| {
+        let key = place.key(&["--name", name, "--tenant", name]);
+        secret(&key).to_owned()
+    };
+    let keys = ["mallory", "alice"].map(key);
+    (place.serve().await, keys)
+}
+
+/// Six hundred are more than tokio has blocking threads, one for each of which a stalled upload took.
+#[tokio::test]
+async fn stalled_uploads_hold_no_threads() {
+    let (server, [mallory, alice]) = two_tenants(&[("BELLJAR_STALL", "3")]).await;
+    let theirs = server.with_key(&mallory).session_with(json!({})).await;
+    let other = server.with_key(&alice);
+    let session = other.session_with(json!({})).await;
+    let mut stalled = Vec::new();
+    for number in 0..600 {
+        let path = at(&theirs, &format!("file{number}"));
+        let upload = head("PUT", &path, &mallory, "content-length: 1000000\r\n") + "x";
+        stalled.push(said(&server, &upload).await);
+    }
+    // Enough are being written: the session has room for these.
+    let listed = format!("{}?list&glob=*.part", at(&theirs, "."));
+    let begun = async || {
+        let files = server.with_key(&mallory).get(&listed).await.json(200);
+        files["files"].as_array().expect("a list").len()
+    };
+    eventually("uploads are under way", async || begun().await >= 16).await;
+    assert!(threads(&server) < 60, "{} threads", threads(&server));
+    // All of these read the database or write a file.
+    let asked = Instant::now();
+    other.get("/v1/sessions").await.json(200);
+    other.get(&session.path("/log")).await.json(200);
+    assert_eq!(session.printed("print(1)").await, "1\n");
+    other.post("/v1/run", json!({"code": "print(2)"})).await.json(200);
+    other.session_with(json!({"storage": "BIND"})).await;
+    let put = other.request(Method::PUT, &at(&session, "file"), "hello");
+    other.send(put).await.json(200);
+    assert!(asked.elapsed() < Duration::from_secs(10), "{:?}", asked.elapsed());
+    // Those who stalled are told, and nothing of theirs is left.
+    let told = answer(&mut stalled[0]).await;
+    assert!(told.starts_with("HTTP/1.1 408"), "{told}");
+    assert!(told.contains("1 bytes of the body came in 3 s, which is too slow"), "{told}");
+    drop(stalled);
+    eventually("nothing is left of them", async || begun().await == 0).await;
+}
+
+#[tokio::test]
+async fn a_byte_now_and_then_is_too_slow() {
+    let (server, [mallory, _]) = two_tenants(&[("BELLJAR_STALL", "2")]).await;
+    let session = server.with_key(&mallory).session_with(json!({})).await;
+    let long = "content-length: 1000000\r\n";
+    let json = "content-type: application/json\r\ncontent-length: 1000000\r\n";
+    let requests = [
+        head("PUT", &at(&session, "file"), &mallory, long),
+        head("PUT", &format!("{}?append", at(&session, "log")), &mallory, long),
+        head("PUT", &format!("{}?archive=tar", at(&session, "dir")), &mallory, long),
+        head("POST", &session.path("/exec"), &mallory, json),
+    ];
+    for request in requests {
+        let begun = Instant::now();
+        let mut wire = said(&server, &request).await;
+        let (mut reader, mut writer) = tokio::io::split(&mut wire);
+        let dripping = async {
+            while writer.write_all(b" ").await.is_ok() {
+                tokio::time::sleep(Duration::from_millis(200)).await;
+            }
+        };
+        let mut first = [0; 12];
+        tokio::select! {
+            () = dripping => {}
+            read = reader.read_exact(&mut first) => drop(read.expect("an answer")),
+            () = tokio::time::sleep(crate::server::PATIENCE) => panic!("it goes on: {request}"),
+        }
+        assert_eq!(&first, b"HTTP/1.1 408", "{request}");
+        assert!(begun.elapsed() < Duration::from_secs(10), "{request}");
+    }
+}
+
+/// Prints so much that no socket takes all of it.
+async fn prints(session: &Session, exec_id: &str, bytes: usize) {
+    let code = format!("import sys\n_ = sys.stdout.write(chr(0) * {bytes})");
+    let ask = json!({"code": code, "exec_id": exec_id, "max_output": "32M", "background": true});
+    session.exec(ask).await.json(202);
+    // Without its output, which is large: what is waited for is its end.
+    let end = session.path(&format!("/execs/{exec_id}/events?offset={bytes}"));
+    let end = session.client.get(&end).await.text(200);
+    assert!(end.contains("event: done"), "{end}");
+}
+
+#[tokio::test]
+async fn who_reads_nothing_is_cut_off_and_who_waits_is_not() {
+    let (server, [mallory, alice]) = two_tenants(&[("BELLJAR_STALL", "2")]).await;
+    let theirs = server.with_key(&mallory).session_with(json!({})).await;
+    let session = server.with_key(&alice).session_with(json!({})).await;
+    let mut idle = session.client.follow(&format!("{}?watch", at(&session, "."))).await;
+    idle.until("watching").await;
+    prints(&theirs, "large", 8 << 20).await;
+    theirs.shell("head -c 16000000 /dev/zero > large").await;
+    let before = open_files(&server);
+    let paths = [
+        theirs.path("/execs/large"),
+        theirs.path("/execs/large/events"),
+        theirs.path("/log"),
+        at(&theirs, "large"),
+        format!("{}?archive=tar", at(&theirs, ".")),
+    ];
+    let mut unread = Vec::new();
+    for path in paths.iter().cycle().take(25) {
+        unread.push(said(&server, &head("GET", path, &mallory, "")).await);
+    }
+    eventually("they are served", async || open_files(&server) >= before + 25).await;
+    let begun = Instant::now();
+    eventually("they are cut off", async || open_files(&server) <= before + 3).await;
+    assert!(begun.elapsed() < Duration::from_secs(15), "{:?}", begun.elapsed());
+    // Who had nothing to read is still there.
+    session.shell("touch seen").await;
+    assert_eq!(idle.until("change").await.data["path"], "seen");
+    drop(unread);
+}
+
+/// Printed NUL bytes are six times as long in JSON. What one reader may hold is what was printed, and
+/// all of one tenant's together no more than a quarter of a gigabyte.
+#[tokio::test]
+async fn readers_that_never_read_hold_a_bounded_share() {
+    const PRINTED: usize = 16 << 20;
+    const GROWTH: u64 = 600 << 20;
+    let (server, [mallory, alice]) = two_tenants(&[]).await;
+    let theirs = server.with_key(&mallory).session_with(json!({})).await;
+    let session = server.with_key(&alice).session_with(json!({})).await;
+    prints(&theirs, "large", PRINTED).await;
+    let before = server.rss();
+    let mut unread = Vec::new();
+    for _ in 0..24 {
+        let path = theirs.path("/execs/large");
+        unread.push(said(&server, &head("GET", &path, &mallory, "connection: close\r\n")).await);
+    }
+    // Sixteen fit. The others are refused, which they can read.
+    let mut refused = 0;
+    let mut most = 0;
+    while refused == 0 {
+        most = most.max(server.rss());
+        let begun = Instant::now();
+        assert_eq!(session.printed("print(1)").await, "1\n");
+        assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+        for wire in &mut unread {
+            let mut seen = [0; 12];
+            // What was answered to the others begins with 200, and little more than that is read.
+            let peeked =
+                tokio::time::timeout(Duration::from_millis(20), wire.read(&mut seen)).await;
+            if matches!(peeked, Ok(Ok(12)) if &seen == b"HTTP/1.1 429") {
+                refused += 1;
+            }
+        }
+    }
+    most = most.max(server.rss());
+    let growth = most.saturating_sub(before);
+    assert!(growth < GROWTH, "the server grew by {} MiB", growth >> 20);
+    let second = server.with_key(&mallory).get(&theirs.path("/execs/large")).await;
+    second.error(429, "too_much_unread");
+    // When they go away, what they held is free again, and the answer is what was printed.
+    drop(unread);
+    eventually("there is room", async || {
+        let answer = server.with_key(&mallory).get(&theirs.path("/execs/large")).await;
+        answer.status == 200 && answer.body.len() > 6 * PRINTED
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn large_answers_are_what_was_said() {
+    let server = Server::start().await;
+    let session = server.session().await;
+    let code = "import sys\nprint('é\\0\"\\\\\\n😀' * 30000)\nprint('ü\\t' * 30000, file=sys.stderr)\n'x' * 99";
+    let ask = json!({"code": code, "exec_id": "e"});
+    let result = session.exec(ask.clone()).await.json(200);
+    assert_eq!(result["stdout"], "é\0\"\\\n😀".repeat(30000) + "\n");
+    assert_eq!(result["stderr"], "ü\t".repeat(30000) + "\n");
+    assert_eq!(text(&result["results"][0]["data"]["text/plain"]).len(), 101);
+    let of = |value: &Value| (value["stdout"].clone(), value["stderr"].clone());
+    assert_eq!(of(&session.exec(ask).await.json(200)), of(&result), "asked again");
+    assert_eq!(of(&session.exec_info("e").await["result"]), of(&result));
+    let list = server.get(&session.path("/execs")).await.json(200);
+    assert_eq!(of(&list["execs"][0]["result"]), of(&result));
+    let log = server.get(&session.path("/log")).await.json(200);
+    assert_eq!((of(&log["entries"][0]), &log["more"]), (of(&result), &json!(false)));
+    let run = server.post("/v1/run", json!({"code": code})).await.json(200);
+    assert_eq!(of(&run), of(&result));
+    let made = server.post("/create_session", json!({})).await.json(200);
+    let command = "head -c 100000 /dev/zero";
+    let ask = json!({"session_id": made["session_id"], "command": command});
+    let output = server.post("/execute", ask).await.json(200);
+    assert_eq!(output["output"], "\0".repeat(100_000));
+}
+
+#[tokio::test]
+async fn a_locked_database_is_said_soon() {
+    let server = Server::start().await;
+    let session = server.session().await;
+    server.get("/readyz").await.json(200);
+    let other = rusqlite::Connection::open(server.path("state/belljar.db")).expect("a database");
+    other.execute_batch("BEGIN IMMEDIATE").expect("it is free");
+    let mut slowest = Duration::ZERO;
+    // What was found a moment ago is good for a moment.
+    eventually("it is said", async || {
+        let begun = Instant::now();
+        let health = server.get("/healthz").await;
+        slowest = slowest.max(begun.elapsed());
+        health.status == 503
+    })
+    .await;
+    assert!(slowest < Duration::from_secs(3), "{slowest:?}");
+    let health = server.get("/healthz").await.json(503);
+    assert_eq!(health["status"], "database cannot be written to");
+    let ready = server.get("/readyz").await.json(503);
+    assert_eq!(ready, json!({"ready": false, "reason": "database cannot be written to"}));
+    let refused = session.exec(json!({"code": "print(1)"})).await;
+    refused.error(503, "database_locked");
+    assert_eq!(refused.retry_after(), 1);
+    // By now it is known, and nobody waits for long.
+    let begun = Instant::now();
+    server.post("/v1/sessions", json!({})).await.error(503, "database_locked");
+    server.get("/v1/sessions").await.json(200);
+    assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
+    other.execute_batch("ROLLBACK").expect("it was begun");
+    eventually("it is well", async || server.get("/healthz").await.status == 200).await;
+    assert_eq!(session.printed("print(2)").await, "2\n");
+}
+
+#[tokio::test]
+async fn a_server_with_a_full_disk_is_not_ready() {
+    for directory in ["state", "sessions"] {
+        let server = on_a_small_disk(directory, "size=4m").await;
+        eventually("it is ready", async || server.get("/readyz").await.status == 200).await;
+        let root = server.path(directory).display().to_string();
+        let filler = format!("/proc/{}/root{root}/filler", server.pid());
+        // As much as there is room for.
+        let _ = fs::write(&filler, vec![0; 8 << 20]);
+        eventually("it says so", async || server.get("/readyz").await.status == 503).await;
+        assert_eq!(server.get("/readyz").await.json(503)["ready"], false);
+        fs::remove_file(&filler).expect("it was there");
+        eventually("it is ready", async || server.get("/readyz").await.status == 200).await;
+    }
+}
