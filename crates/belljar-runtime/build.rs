@@ -8,7 +8,7 @@ use std::process::Command;
 use std::{env, fs, io};
 
 fn main() -> io::Result<()> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../kernels").canonicalize()?;
+    let root = here().join("../../kernels").canonicalize()?;
     println!("cargo::rerun-if-changed={}", root.display());
     let mut files = Vec::new();
     collect(&root, &mut files)?;
@@ -34,10 +34,15 @@ fn main() -> io::Result<()> {
     fs::write(out.join("kernels.rs"), code)
 }
 
+/// The crate's directory, asked when this runs: another tree may use what was compiled in this one.
+fn here() -> PathBuf {
+    PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("set by cargo"))
+}
+
 /// `crates/belljar-freeze`, as Python loads it: it needs no library, so any Python will do. Cargo cannot build it
 /// for us: everything else here is static.
 fn shared_object(out: &Path) -> Option<PathBuf> {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../belljar-freeze/src");
+    let source = here().join("../belljar-freeze/src");
     println!("cargo::rerun-if-changed={}", source.display());
     let target = env::var("TARGET").expect("set by cargo");
     if !target.starts_with("x86_64-") {

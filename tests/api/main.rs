@@ -33,6 +33,7 @@ mod shell;
 mod simple_sandbox;
 mod site;
 mod sleep;
+mod snapshots;
 mod starts;
 mod storage;
 mod streams;

@@ -21,7 +21,7 @@ pub enum ToZygote<'a> {
         cwd: &'a str,
         env: serde_json::Map<String, serde_json::Value>,
     },
-    /// Write down what all kernels have in common, into the two files that come with it: pages and index.
+    /// Write down what all kernels have in common, into the pipe that comes with it.
     Picture { layer: u64 },
 }
 

@@ -62,6 +62,13 @@ pub enum RuntimeError {
     TimedOut(u64),
     #[error("failed to start a kernel: {0}")]
     Kernel(String),
+    /// A kernel that could not be written down, or brought back: its own words, or what it did.
+    #[error("{0}")]
+    Picture(String),
+    #[error("there is no room for all of it")]
+    NoRoom,
+    #[error("failed to put it on disk")]
+    Keep(#[source] io::Error),
     #[error(transparent)]
     Engine(#[from] crate::docker::EngineError),
 }

@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use belljar_proto::exec::Language;
 use belljar_proto::guest::Call;
 use belljar_sys::cgroup::{Cgroup, Meters};
-use belljar_sys::process;
+use belljar_sys::{landlock, process};
 use tokio::io::unix::AsyncFd;
 
 use super::staged::Staged;
@@ -69,6 +69,11 @@ impl Body for NativeBody {
 
     async fn common(&self, commons: &Path) -> Option<Arc<Common>> {
         self.image.as_ref()?.warm_zygote()?.common(commons).await
+    }
+
+    fn may_reopen(&self) -> bool {
+        // With ids of its own it is somebody else; otherwise Landlock keeps it within its own tree.
+        self.runtime.ids.is_none() && landlock::generation().is_none()
     }
 
     fn meters(&self) -> Option<&Meters> {

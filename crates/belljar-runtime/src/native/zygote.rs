@@ -136,20 +136,24 @@ impl Zygote {
 
     async fn picture(&self, commons: &Path) -> Result<Arc<Common>, RuntimeError> {
         let cannot = |cause| RuntimeError::Prepare { path: commons.to_owned(), cause };
-        let (layer, pages, index, path) = Common::files(commons).map_err(cannot)?;
+        let (layer, path, mut pump, theirs) = Common::begin(commons).map_err(cannot)?;
         let drawing = async {
             let mut guard = self.socket.lock().await;
-            send(&mut guard.0, &ToZygote::Picture { layer }, &[pages.as_fd(), index.as_fd()])
-                .await?;
-            match receive(&guard.0).await? {
-                FromZygote::Pictured { .. } => Ok(()),
-                FromZygote::Error { error } => Err(RuntimeError::Kernel(error)),
+            send(&mut guard.0, &ToZygote::Picture { layer }, &[theirs.as_fd()]).await?;
+            drop(theirs);
+            let (answer, whole) = tokio::join!(receive(&guard.0), pump.run());
+            match answer? {
+                FromZygote::Pictured { .. } if whole? => Ok(()),
+                FromZygote::Pictured { .. } => {
+                    Err(RuntimeError::Picture("it stopped before the end".into()))
+                }
+                FromZygote::Error { error } => Err(RuntimeError::Picture(error)),
                 _ => Err(RuntimeError::UnexpectedAnswer),
             }
         };
-        tokio::time::timeout(FORK_TIMEOUT, drawing)
-            .await
-            .unwrap_or(Err(RuntimeError::TimedOut(FORK_TIMEOUT.as_secs())))?;
+        let drawn = tokio::time::timeout(FORK_TIMEOUT, drawing).await;
+        let drawn = drawn.unwrap_or(Err(RuntimeError::TimedOut(FORK_TIMEOUT.as_secs())));
+        drawn.inspect_err(|_| Common::give_up(&path))?;
         Common::open(layer, &path).map(Arc::new).map_err(cannot)
     }
 
