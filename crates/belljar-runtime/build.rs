@@ -8,7 +8,7 @@ use std::process::Command;
 use std::{env, fs, io};
 
 fn main() -> io::Result<()> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../kernels").canonicalize()?;
+    let root = here().join("../../kernels").canonicalize()?;
     println!("cargo::rerun-if-changed={}", root.display());
     let mut files = Vec::new();
     collect(&root, &mut files)?;
@@ -35,10 +35,15 @@ fn main() -> io::Result<()> {
     fs::write(out.join("kernels.rs"), code)
 }
 
+/// The crate's directory, asked when this runs: another tree may use what was compiled in this one.
+fn here() -> PathBuf {
+    PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("set by cargo"))
+}
+
 /// `crates/belljar-freeze` as a shared object that Python loads, and as the program that kernels begin as. Neither needs
 /// a library, so any image will do. Cargo cannot build them for us: everything else here is static.
 fn freeze_programs(out: &Path) -> Vec<PathBuf> {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../belljar-freeze/src");
+    let source = here().join("../belljar-freeze/src");
     println!("cargo::rerun-if-changed={}", source.display());
     let target = env::var("TARGET").expect("set by cargo");
     if !target.starts_with("x86_64-") {

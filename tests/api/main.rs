@@ -34,6 +34,7 @@ mod shell;
 mod simple_sandbox;
 mod site;
 mod sleep;
+mod snapshots;
 mod stalls;
 mod starts;
 mod storage;

@@ -114,10 +114,10 @@ fn lists_show_limits_and_never_hashes_or_secrets() {
     assert_snapshot!(redacted(&table), @r"
     exit 0
     --- stdout
-    id                                    name        tenant   per minute  sessions  memory    pids  created                   revoked
-    ------------------------------------  ----------  -------  ----------  --------  --------  ----  ------------------------  ------------------------
-    key_[...]  agent of ä  acme     60          5         4.00 GiB  1000  [TIME]  -
-    key_[...]  ci          default  -           -         -         -     [TIME]  [TIME]
+    id                                    name        tenant   per minute  sessions  asleep  memory    pids  created                   revoked
+    ------------------------------------  ----------  -------  ----------  --------  ------  --------  ----  ------------------------  ------------------------
+    key_[...]  agent of ä  acme     60          5         5       4.00 GiB  1000  [TIME]  -
+    key_[...]  ci          default  -           -         -       -         -     [TIME]  [TIME]
     --- stderr
     ");
     let keys = list(&context);

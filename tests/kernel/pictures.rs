@@ -3,9 +3,10 @@
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use belljar_runtime::{FreezeReport, Freezing, Layer, Picture, RuntimeError, common_layer};
+use belljar_runtime::{Fixed, FreezeReport, Freezing, Layer, Picture, RuntimeError, common_layer};
 
 use crate::lab::{Lab, Session};
 
@@ -49,7 +50,7 @@ impl Album {
             index: &index,
             before: before.as_ref(),
             commons: &self.path("commons"),
-            most: 2048 * MIB,
+            meter: Arc::new(Fixed::new(2048 * MIB)),
             force,
         };
         let began = Instant::now();
@@ -266,6 +267,96 @@ async fn a_picture_that_does_not_fit_leaves_the_kernel_as_it_is() {
     let picture = Picture { index: File::open(&half).expect("it is there"), ..album.open(&taken) };
     other.sandbox.thaw(&picture).await.expect_err("half an index");
     assert_eq!(other.value("y").await, "2");
+}
+
+/// How long a kernel that is made of nonsense may think about it.
+const NONSENSE_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Whatever byte of a picture is another: whoever is made of it wakes, or does not, and nobody else is harmed.
+#[tokio::test]
+async fn a_picture_with_any_byte_changed_does_no_worse_than_not_wake() {
+    const OF_INDEX: usize = 240;
+    const OF_PAGES: usize = 24;
+    let lab = Lab::warm().await;
+    let zygote = lab.zygote().await.pid;
+    let mut album = Album::new();
+    let session = lab.session().await;
+    session.printed("x = list(range(1000)); y = {'a': x}").await;
+    let taken = album.take(&session, None).await;
+    // It has the same files in its memory.
+    let witness = album.develop(&lab, &taken).await;
+    let files = [taken.index.clone(), taken.index.with_extension("pages")];
+    let originals = files.clone().map(|path| std::fs::read(path).expect("a file"));
+    let changed = album.path("changed");
+    let mut other = lab.session().await;
+    let (mut woke, mut refused, mut hung) = (0, 0, 0);
+    for (file, count) in [(0, OF_INDEX), (1, OF_PAGES)] {
+        for number in 0..count {
+            // The head of an index has most of what matters; each bit has its turn.
+            let len = originals[file].len();
+            let head = if file == 0 { 264 } else { 0 };
+            let at = match number % 4 {
+                0 if head > 0 => (number * 11) % head,
+                _ => (number * (len / count) + number * 37) % len,
+            };
+            let mut bytes = originals[file].clone();
+            bytes[at] ^= 1 << ((number / 4) % 8);
+            std::fs::write(&changed, &bytes).expect("a file");
+            let mut picture = album.open(&taken);
+            let opened = File::open(&changed).expect("it is there");
+            if file == 0 {
+                picture.index = opened;
+            } else {
+                let own = picture.layers.iter_mut().find(|layer| layer.id == 1).expect("its own");
+                own.pages = opened;
+            }
+            match tokio::time::timeout(NONSENSE_PATIENCE, other.sandbox.thaw(&picture)).await {
+                Ok(Err(_)) => {
+                    refused += 1;
+                    continue;
+                }
+                Ok(Ok(_)) => woke += 1,
+                Err(_) => hung += 1,
+            }
+            // What it is made of now is anybody's guess.
+            other = lab.session().await;
+        }
+    }
+    eprintln!("{woke} woke, {refused} were refused or died, {hung} did not answer");
+    assert!(woke > 0 && refused > 0, "nothing was tried");
+    assert!(hung < 20, "{hung} did not answer");
+    assert_eq!(files.map(|path| std::fs::read(path).expect("a file")), originals);
+    assert_eq!(lab.zygote().await.pid, zygote);
+    for session in [&session, &witness, &album.develop(&lab, &taken).await] {
+        assert_eq!(session.value("sum(x), y['a'] is x").await, "(499500, True)");
+    }
+}
+
+/// Python and the shared object must mean the same structure.
+#[tokio::test]
+async fn a_request_of_another_layout_is_refused() {
+    let lab = Lab::warm().await;
+    let mut album = Album::new();
+    let session = lab.session().await;
+    session.printed("import belljar_kernel.frozen as frozen; x = 1").await;
+    let good = album.take(&session, None).await;
+    for (wrong, undo) in [
+        ("frozen._REQUEST_VERSION += 1", "frozen._REQUEST_VERSION -= 1"),
+        (
+            "import ctypes; sizeof = ctypes.sizeof; ctypes.sizeof = lambda it: sizeof(it) - 8",
+            "ctypes.sizeof = sizeof",
+        ),
+    ] {
+        session.printed(wrong).await;
+        let refused =
+            album.try_take(&session, None, false).await.expect("an answer").report.refused;
+        assert_eq!(refused, ["Protocol error"], "{wrong}");
+        let error = session.sandbox.thaw(&album.open(&good)).await.expect_err("another layout");
+        assert_eq!(error.to_string(), "Protocol error", "{wrong}");
+        session.printed(undo).await;
+    }
+    album.take(&session, None).await;
+    assert_eq!(session.value("x").await, "1");
 }
 
 /// A zygote goes on changing after its kernels' common picture was taken, and a fork shares what was changed before it.

@@ -142,6 +142,81 @@ fn volumes_are_directories(user: &User) {
     server.wait().expect("it ends");
 }
 
+/// Becomes a program for which there is no Landlock.
+const WITHOUT_LANDLOCK: &str = "
+import ctypes, os, struct, sys
+code = [(0x20, 0, 0, 0), (0x15, 0, 1, 444), (0x06, 0, 0, 0x50000 | 38), (0x06, 0, 0, 0x7fff0000)]
+filter = ctypes.create_string_buffer(b''.join(struct.pack('HBBI', *line) for line in code))
+program = ctypes.create_string_buffer(struct.pack('HxxxxxxQ', len(code), ctypes.addressof(filter)))
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, program) == 0, ctypes.get_errno()
+os.execv(sys.argv[1], sys.argv[1:])
+";
+
+/// Tries to change every file that comes to be written down with, or to be made of.
+const PLANT: &str = "
+import os, stat, belljar_kernel.frozen as frozen
+tried, planted, really = 0, 0, frozen._freeze
+def freeze(request, fds, kernel, line):
+    global tried, planted
+    for fd in fds:
+        if stat.S_ISREG(os.fstat(fd).st_mode):
+            before, tried = os.pread(fd, 8, 0), tried + 1
+            try:
+                os.fchmod(fd, 0o600)
+                with open(os.open(f'/proc/self/fd/{fd}', os.O_RDWR), 'rb') as again:
+                    os.pwrite(again.fileno(), b'planted!', 0)
+            except OSError: pass
+            planted += os.pread(fd, 8, 0) != before
+    return really(request, fds, kernel, line)
+frozen._freeze = freeze
+";
+
+/// All sandboxes are the same user as the server, and nothing but the files themselves keeps them from being changed.
+#[test]
+fn nothing_can_be_planted_in_what_is_kept_of_kernels() {
+    if !privileges::is_root() {
+        println!("skipped: becoming another user needs root");
+        return;
+    }
+    let user = User::new();
+    let socket = user.directory.path().join("home/socket2").display().to_string();
+    let belljar = user.directory.path().join("belljar").display().to_string();
+    let serve = ["-c", WITHOUT_LANDLOCK, &belljar, "serve", "--unix", &socket, "--stop-sessions"];
+    let mut server = user.program("python3", &serve);
+    let server = server.env("BELLJAR_POOL", "0").stdout(Stdio::null()).stderr(Stdio::null());
+    let mut server = server.spawn().expect("setpriv starts");
+    let ask = |args: &[&str]| {
+        let url = format!("unix:{socket}");
+        user.command(args).env("BELLJAR_URL", url).output().expect("setpriv starts")
+    };
+    let deadline = Instant::now() + PATIENCE;
+    while !ask(&["session", "list"]).status.success() {
+        assert!(Instant::now() < deadline, "it does not answer");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let ok = |args: &[&str]| {
+        let done = ask(args);
+        assert!(done.status.success(), "{done:?}");
+        text(&done.stdout)
+    };
+    let session = ok(&["session", "create"]).trim().to_owned();
+    ok(&["session", "exec", &session, "-c", PLANT]);
+    // The second refers to the first, and so does one that slept.
+    ok(&["session", "fork", &session]);
+    ok(&["session", "fork", &session]);
+    ok(&["session", "hibernate", &session]);
+    ok(&["session", "exec", &session, "-c", "x = 41"]);
+    let fork = ok(&["session", "fork", &session]).trim().to_owned();
+    let seen = ok(&["session", "exec", &session, "-c", "print(tried, planted)"]);
+    let (tried, planted) = seen.trim().split_once(' ').expect("two numbers");
+    assert!(tried.parse::<u32>().expect("a number") >= 4, "{seen}");
+    assert_eq!(planted, "0", "of {tried} files");
+    assert_eq!(ok(&["session", "exec", &fork, "-c", "print(x + 1)"]), "42\n");
+    belljar_sys::process::signal(server.id(), 15).expect("it runs");
+    server.wait().expect("it ends");
+}
+
 /// Without control groups nobody else could end a guest whose host died before it got in touch.
 fn no_sandbox_outlives_a_killed_host(user: &User) {
     for milliseconds in (2..50).step_by(2).chain((2..50).step_by(2)) {
@@ -198,11 +273,15 @@ impl User {
     }
 
     fn command(&self, args: &[&str]) -> Command {
+        self.program(self.directory.path().join("belljar"), args)
+    }
+
+    fn program(&self, program: impl AsRef<std::ffi::OsStr>, args: &[&str]) -> Command {
         let home = self.directory.path().join("home");
         let mut command = Command::new("setpriv");
         command
             .args([format!("--reuid={UID}"), format!("--regid={UID}"), "--clear-groups".into()])
-            .arg(self.directory.path().join("belljar"))
+            .arg(program)
             .args(args)
             .current_dir(&home)
             .env_clear()

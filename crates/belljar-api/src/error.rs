@@ -144,7 +144,26 @@ impl From<EngineError> for ApiError {
                      \"checkpoints\": true to have some",
                 )
             }
-            EngineError::PicturesFull { .. } => out_of_space(message),
+            EngineError::TenantPicturesFull { .. } => {
+                ApiError::new(StatusCode::INSUFFICIENT_STORAGE, "snapshots_full", message)
+                    .hint("stop sleeping sessions, or keep fewer checkpoints")
+            }
+            EngineError::PicturesFull => {
+                tracing::error!("BELLJAR_FROZEN_SIZE is used up: {message}");
+                ApiError::new(StatusCode::INSUFFICIENT_STORAGE, "out_of_space", message)
+                    .hint("stop sleeping sessions, or keep fewer checkpoints")
+            }
+            // What a kernel makes of itself is its own affair, and that of its owner.
+            EngineError::Freeze(cause) if is_of_the_kernel(cause) => {
+                ApiError::new(StatusCode::CONFLICT, "not_kept", message)
+                    .hint("the session goes on as it was; \"force\": true does without the kernel's variables")
+            }
+            EngineError::Thaw(cause) if is_of_the_kernel(cause) => {
+                ApiError::new(StatusCode::CONFLICT, "not_woken", message).hint(
+                    "what was kept of the session cannot be brought back: stop it, or go back to an \
+                     earlier checkpoint",
+                )
+            }
             EngineError::KeepPicture(cause) if is_out_of_space(cause) => out_of_space(message),
             EngineError::QueueFull(_) => {
                 ApiError::new(StatusCode::TOO_MANY_REQUESTS, "queue_full", message)
@@ -373,6 +392,21 @@ fn no_place(code: RefusalCode, message: String) -> ApiError {
         }
         code => refused(code, message),
     }
+}
+
+/// Whether it was the kernel that failed, died or did not answer, and not something of ours.
+fn is_of_the_kernel(error: &RuntimeError) -> bool {
+    matches!(
+        error,
+        RuntimeError::Picture(_)
+            | RuntimeError::TimedOut(_)
+            | RuntimeError::Connect(_)
+            | RuntimeError::Gone
+            | RuntimeError::Kernel(_)
+            | RuntimeError::Refused(_)
+            | RuntimeError::UnexpectedAnswer
+            | RuntimeError::Nonsense(_)
+    )
 }
 
 fn is_out_of_space(cause: &std::io::Error) -> bool {

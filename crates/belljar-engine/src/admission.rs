@@ -1,5 +1,5 @@
-//! How much may be alive at the same time, in total and per tenant. Decided before anything is
-//! built, and given back when the last trace of it is gone.
+//! How much may be alive at the same time, in total and per tenant, and how many may sleep. Decided
+//! before anything is built, and given back when the last trace of it is gone.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -12,6 +12,8 @@ use crate::lock;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Quota {
     pub sessions: Option<u64>,
+    /// Sessions that are nothing but files.
+    pub sleeping: Option<u64>,
     /// Bytes, as the sum of what sandboxes are allowed.
     pub memory: Option<u64>,
     pub pids: Option<u64>,
@@ -21,6 +23,7 @@ pub struct Quota {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Load {
     pub sessions: u64,
+    pub sleeping: u64,
     pub memory: u64,
     pub pids: u64,
 }
@@ -38,6 +41,8 @@ pub struct Full {
 #[derive(Debug, Clone)]
 pub struct Admission {
     total: Quota,
+    /// For each tenant whose key says nothing else.
+    each: Quota,
     used: Arc<Mutex<Used>>,
 }
 
@@ -45,6 +50,8 @@ pub struct Admission {
 struct Used {
     total: Load,
     tenants: HashMap<String, Load>,
+    /// How many each tenant may have asleep, by the last key that it came with: sessions fall asleep when nobody asks.
+    sleeping: HashMap<String, u64>,
 }
 
 /// Room that was granted; given back when dropped.
@@ -57,8 +64,8 @@ pub struct Reservation {
 
 impl Admission {
     #[must_use]
-    pub fn new(total: Quota) -> Admission {
-        Admission { total, used: Arc::default() }
+    pub fn new(total: Quota, each: Quota) -> Admission {
+        Admission { total, each, used: Arc::default() }
     }
 
     /// Room for one more sandbox with these limits.
@@ -68,7 +75,31 @@ impl Admission {
         quota: Quota,
         limits: &Limits,
     ) -> Result<Reservation, Full> {
-        let load = Load { sessions: 1, memory: limits.memory, pids: limits.pids };
+        if let Some(limit) = quota.sleeping {
+            lock(&self.used).sleeping.insert(tenant.to_owned(), limit);
+        }
+        let load = Load { sessions: 1, sleeping: 0, memory: limits.memory, pids: limits.pids };
+        self.reserve_load(tenant, quota, load)
+    }
+
+    /// Room for one more session that sleeps. Whoever asks brings his key's limits; a session that falls asleep by
+    /// itself is bound by those of the key that was used last.
+    pub fn reserve_sleep(&self, tenant: &str, asked: Option<Quota>) -> Result<Reservation, Full> {
+        let limit = {
+            let mut used = lock(&self.used);
+            match asked.and_then(|quota| quota.sleeping) {
+                Some(limit) => {
+                    used.sleeping.insert(tenant.to_owned(), limit);
+                    Some(limit)
+                }
+                None => used.sleeping.get(tenant).copied().or(self.each.sleeping),
+            }
+        };
+        let quota = Quota { sleeping: limit, ..Quota::default() };
+        self.reserve_load(tenant, quota, Load { sleeping: 1, ..Load::default() })
+    }
+
+    fn reserve_load(&self, tenant: &str, quota: Quota, load: Load) -> Result<Reservation, Full> {
         let mut used = lock(&self.used);
         let own = used.tenants.get(tenant).copied().unwrap_or_default();
         fits("this tenant's", own, load, quota)?;
@@ -82,9 +113,23 @@ impl Admission {
     /// Room for a sandbox that lives already, whatever the limits say now.
     #[must_use]
     pub fn admit(&self, tenant: &str, limits: &Limits) -> Reservation {
-        Admission { total: Quota::default(), used: Arc::clone(&self.used) }
+        self.without_limits()
             .reserve(tenant, Quota::default(), limits)
             .expect("without a limit there is room")
+    }
+
+    /// The same for one that sleeps already.
+    #[must_use]
+    pub fn admit_sleep(&self, tenant: &str) -> Reservation {
+        let load = Load { sleeping: 1, ..Load::default() };
+        self.without_limits()
+            .reserve_load(tenant, Quota::default(), load)
+            .expect("without a limit there is room")
+    }
+
+    fn without_limits(&self) -> Admission {
+        let none = Quota::default();
+        Admission { total: none, each: none, used: Arc::clone(&self.used) }
     }
 
     #[must_use]
@@ -96,10 +141,12 @@ impl Admission {
 fn fits(whose: &'static str, used: Load, more: Load, quota: Quota) -> Result<(), Full> {
     for (what, used, more, limit) in [
         ("sessions", used.sessions, more.sessions, quota.sessions),
+        ("sleeping sessions", used.sleeping, more.sleeping, quota.sleeping),
         ("bytes of memory", used.memory, more.memory, quota.memory),
         ("processes", used.pids, more.pids, quota.pids),
     ] {
         if let Some(limit) = limit
+            && more > 0
             && used.saturating_add(more) > limit
         {
             return Err(Full { whose, what, limit, used });
@@ -111,12 +158,14 @@ fn fits(whose: &'static str, used: Load, more: Load, quota: Quota) -> Result<(),
 impl Load {
     fn add(&mut self, more: Load) {
         self.sessions += more.sessions;
+        self.sleeping += more.sleeping;
         self.memory = self.memory.saturating_add(more.memory);
         self.pids = self.pids.saturating_add(more.pids);
     }
 
     fn subtract(&mut self, less: Load) {
         self.sessions = self.sessions.saturating_sub(less.sessions);
+        self.sleeping = self.sleeping.saturating_sub(less.sleeping);
         self.memory = self.memory.saturating_sub(less.memory);
         self.pids = self.pids.saturating_sub(less.pids);
     }
@@ -145,8 +194,8 @@ mod tests {
 
     #[test]
     fn room_is_granted_up_to_the_limit_and_given_back() {
-        let total = Quota { sessions: Some(3), memory: Some(100), pids: None };
-        let admission = Admission::new(total);
+        let total = Quota { sessions: Some(3), memory: Some(100), ..Quota::default() };
+        let admission = Admission::new(total, Quota::default());
         let own = Quota { sessions: Some(2), ..Quota::default() };
         let first = admission.reserve("a", own, &limits(40)).unwrap();
         let second = admission.reserve("a", own, &limits(40)).unwrap();
@@ -162,14 +211,35 @@ mod tests {
 
     #[test]
     fn what_lives_already_is_never_refused() {
-        let admission = Admission::new(Quota { sessions: Some(0), ..Quota::default() });
+        let total = Quota { sessions: Some(0), ..Quota::default() };
+        let admission = Admission::new(total, Quota::default());
         let _kept = admission.admit("a", &limits(1 << 40));
         assert_eq!(admission.load().sessions, 1);
     }
 
     #[test]
+    fn those_who_sleep_are_counted_apart() {
+        let each = Quota { sleeping: Some(2), ..Quota::default() };
+        let admission = Admission::new(Quota::default(), each);
+        let one = Quota { sessions: Some(1), sleeping: Some(1), ..Quota::default() };
+        let _awake = admission.reserve("a", one, &limits(1)).unwrap();
+        let _asleep = admission.reserve_sleep("a", Some(one)).unwrap();
+        let refused = admission.reserve_sleep("a", Some(one)).unwrap_err();
+        assert_eq!((refused.what, refused.limit, refused.used), ("sleeping sessions", 1, 1));
+        // By itself too, as long as nobody came with another key.
+        assert!(admission.reserve_sleep("a", None).is_err());
+        let two = [0, 1].map(|_| admission.reserve_sleep("b", None).unwrap());
+        assert_eq!(admission.reserve_sleep("b", None).unwrap_err().limit, 2);
+        let _third = admission.admit_sleep("b");
+        drop(two);
+        assert_eq!(admission.load().sleeping, 2);
+        assert!(admission.reserve_sleep("b", None).is_ok());
+    }
+
+    #[test]
     fn sums_cannot_overflow() {
-        let admission = Admission::new(Quota { memory: Some(u64::MAX), ..Quota::default() });
+        let total = Quota { memory: Some(u64::MAX), ..Quota::default() };
+        let admission = Admission::new(total, Quota::default());
         let _first = admission.admit("a", &limits(u64::MAX));
         let _second = admission.reserve("a", Quota::default(), &limits(u64::MAX)).unwrap();
     }

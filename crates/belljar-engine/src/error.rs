@@ -72,8 +72,13 @@ pub enum EngineError {
     Thaw(#[source] RuntimeError),
     #[error("failed to keep what is in the session")]
     KeepPicture(#[source] std::io::Error),
-    #[error("no room for what is in the session: {used} of {total} bytes are in use")]
-    PicturesFull { used: u64, total: u64 },
+    #[error(
+        "no room for what is in the session: this tenant's limit of {limit} bytes for sleeping sessions, forks and \
+         checkpoints is reached ({used} in use)"
+    )]
+    TenantPicturesFull { used: u64, limit: u64 },
+    #[error("this server has no room for more sleeping sessions, forks and checkpoints")]
+    PicturesFull,
     #[error("failed to open the sandbox's way out")]
     Relay(#[source] RuntimeError),
     #[error("failed to prepare the certificate authority of this server")]

@@ -9,18 +9,26 @@ use crate::picture::{
     ANONYMOUS, Area, COMMON, FILE, Header, Index, LayerFile, MAGIC, PROVIDED, Run, SHARED_FILE,
     STACK, VERSION, bytes_of, sum,
 };
-use crate::raw::{self, Action, ENOTSUP, PAGE, Range, Result, SIGNALS, Stat};
+use crate::raw::{self, Action, ENOTSUP, EPIPE, EPROTO, PAGE, Range, Result, SIGNALS, Stat};
+use crate::{REQUEST_VERSION, stream};
 
 /// What is asked, and what came of it.
+///
+/// `belljar_kernel/frozen.py` has the same structure. Size and version say whether both sides mean the
+/// same one: with any other, nothing is read or written.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Freeze {
-    /// Where pages go, the same file for reading only, the number of that layer, and where the index goes. What is mapped
-    /// must not keep the file open for writing.
+    size: u64,
+    version: u64,
+    /// Where everything goes that is written: a pipe, see [`crate::stream`]. We are never given a file to write to.
+    stream: u64,
+    /// With [`SHARE`]: the file that the other end of the stream puts pages into, for reading, and the socket on which
+    /// it says that all of them are there. Otherwise not used.
     pages: u64,
-    pages_again: u64,
+    line: u64,
+    /// The number of the new layer.
     layer: u64,
-    index: u64,
     /// An earlier index, or -1, and the layers that it speaks of.
     before: i64,
     layers: *const LayerFile,
@@ -115,6 +123,9 @@ pub unsafe extern "C" fn belljar_freeze(request: *mut Freeze) -> i64 {
 extern "C" fn freeze(request: *mut Freeze, stack_pointer: u64, resume: u64) -> i64 {
     // SAFETY: the caller's promise.
     let request = unsafe { &mut *request };
+    if request.size != size_of::<Freeze>() as u64 || request.version != REQUEST_VERSION {
+        return -EPROTO;
+    }
     match write(request, stack_pointer, resume) {
         Ok(()) => 0,
         Err(error) => -error,
@@ -171,8 +182,9 @@ unsafe impl Plain for Option<Layer> {}
 
 struct Writer {
     block: Range,
+    stream: u64,
     pages: u64,
-    pages_again: u64,
+    line: u64,
     layer: u64,
     flags: u64,
     /// The earlier picture is of this process.
@@ -187,7 +199,11 @@ struct Writer {
     areas: List<Area>,
     runs: List<Run>,
     text: List<u8>,
+    /// The layers that runs refer to.
+    used: List<u64>,
+    /// What waits to be written. The first is always the head of their record.
     ranges: List<Range>,
+    head: &'static mut [u64],
     /// Where the ranges that wait go, where they end, and where the next page goes.
     ranges_at: u64,
     ranges_end: u64,
@@ -238,8 +254,9 @@ impl Writer {
         }
         let mut writer = Writer {
             block: Range { start: block.start, len: block.len },
+            stream: request.stream,
             pages: request.pages,
-            pages_again: request.pages_again,
+            line: request.line,
             layer: request.layer,
             flags: request.flags,
             known,
@@ -252,7 +269,9 @@ impl Writer {
             areas: block.list(AREAS_BYTES)?,
             runs: block.list(RUNS_BYTES)?,
             text: block.list(TEXT_BYTES)?,
+            used: block.list((MAX_LAYERS * size_of::<u64>()) as u64)?,
             ranges: block.list(RANGES * size_of::<Range>() as u64)?,
+            head: block.slice(stream::HEAD_WORDS)?,
             ranges_at: 0,
             ranges_end: 0,
             cursor: 0,
@@ -262,6 +281,8 @@ impl Writer {
             looked_at: None,
             malloc_until: 0,
         };
+        let head = writer.range_of_head();
+        writer.ranges.push(head)?;
         writer.table = maps::read(block)?;
         Ok(writer)
     }
@@ -273,11 +294,26 @@ impl Writer {
         raw::close(self.pagemap);
         outcome?;
         self.flush()?;
+        self.write_index(request, stack_pointer, resume)?;
         if self.flags & SHARE != 0 {
+            self.await_reader()?;
             self.share()?;
         }
+        // Not before: the request may lie in memory that has just become what was written of it.
+        let used = self.used.as_slice();
+        request.used[..used.len()].copy_from_slice(used);
+        request.used_len = used.len() as u64;
         request.written = self.written;
-        self.write_index(request, stack_pointer, resume)
+        Ok(())
+    }
+
+    /// Waits until the other end of the stream has put everything into its file.
+    fn await_reader(&self) -> Result<()> {
+        let mut word = [0; 8];
+        match raw::read(self.line, &mut word)? {
+            0 => Err(EPIPE),
+            _ => Ok(()),
+        }
     }
 
     fn write_mappings(&mut self, own: &[u8], problem: &mut [u8; 256]) -> Result<()> {
@@ -514,11 +550,20 @@ impl Writer {
     }
 
     fn flush(&mut self) -> Result<()> {
-        let at = self.ranges_at;
-        raw::pwritev_all(self.pages, self.ranges.as_mut_slice(), at)?;
-        self.ranges.clear();
+        let len = self.ranges_end - self.ranges_at;
+        if len > 0 {
+            self.head.copy_from_slice(&[stream::PAGES, self.ranges_at, len]);
+            raw::writev_all(self.stream, self.ranges.as_mut_slice())?;
+            self.ranges.clear();
+            let head = self.range_of_head();
+            self.ranges.push(head)?;
+        }
         (self.ranges_at, self.ranges_end) = (self.cursor, self.cursor);
         Ok(())
+    }
+
+    fn range_of_head(&self) -> Range {
+        Range { start: self.head.as_ptr() as u64, len: size_of_val(self.head) as u64 }
     }
 
     /// What the earlier picture has there: one page of it. Asked in the order of addresses.
@@ -565,23 +610,19 @@ impl Writer {
                 continue;
             }
             let flags = raw::MAP_PRIVATE | raw::MAP_FIXED;
-            // SAFETY: the layer has just been written from these very pages, by the only thread there is.
-            unsafe {
-                raw::mmap(run.start, run.len, area.prot, flags, self.pages_again, run.offset)
-            }?;
+            // SAFETY: the layer has just been written from these very pages, by the only thread there is, and its
+            // writer says that it has all of them.
+            unsafe { raw::mmap(run.start, run.len, area.prot, flags, self.pages, run.offset) }?;
         }
         Ok(())
     }
 
-    fn write_index(&mut self, request: &mut Freeze, stack_pointer: u64, resume: u64) -> Result<()> {
-        let mut count = 0;
+    fn write_index(&mut self, request: &Freeze, stack_pointer: u64, resume: u64) -> Result<()> {
         for run in self.runs.as_slice() {
-            if !request.used[..count].contains(&run.layer) {
-                *request.used.get_mut(count).ok_or(raw::ENOMEM)? = run.layer;
-                count += 1;
+            if !self.used.as_slice().contains(&run.layer) {
+                self.used.push(run.layer)?;
             }
         }
-        request.used_len = count as u64;
         let mut signals = [Action::default(); SIGNALS as usize];
         for (signal, action) in (1..=SIGNALS).zip(&mut signals) {
             *action = raw::action(signal)?;
@@ -591,7 +632,7 @@ impl Writer {
             magic: MAGIC,
             version: VERSION,
             layer: self.layer,
-            layers: count as u64,
+            layers: self.used.as_slice().len() as u64,
             areas: self.areas.as_slice().len() as u64,
             runs: self.runs.as_slice().len() as u64,
             text: self.text.as_slice().len() as u64,
@@ -606,12 +647,21 @@ impl Writer {
             layout: layout()?,
             provided: self.provided,
         };
-        raw::write_all(request.index, bytes_of(&[header]))?;
-        raw::write_all(request.index, bytes_of(&signals))?;
-        raw::write_all(request.index, bytes_of(&request.used[..count]))?;
-        raw::write_all(request.index, bytes_of(self.areas.as_slice()))?;
-        raw::write_all(request.index, bytes_of(self.runs.as_slice()))?;
-        raw::write_all(request.index, self.text.as_slice())
+        let header = [header];
+        let parts = [
+            bytes_of(&header),
+            bytes_of(&signals),
+            bytes_of(self.used.as_slice()),
+            bytes_of(self.areas.as_slice()),
+            bytes_of(self.runs.as_slice()),
+            self.text.as_slice(),
+        ];
+        let len = parts.iter().map(|part| part.len() as u64).sum();
+        raw::write_all(self.stream, bytes_of(&[stream::INDEX, 0, len]))?;
+        for part in parts {
+            raw::write_all(self.stream, part)?;
+        }
+        raw::write_all(self.stream, bytes_of(&[stream::END, 0, 0]))
     }
 }
 

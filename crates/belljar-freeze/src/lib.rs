@@ -16,7 +16,7 @@
 //!
 //! Threads are not kept, and neither are descriptors: who calls this brings them back, or refuses.
 
-#![no_std]
+#![cfg_attr(not(test), no_std)]
 #![cfg_attr(feature = "loader", no_main)]
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #![expect(clippy::cast_possible_truncation, reason = "a word is an address on this processor")]
@@ -28,11 +28,15 @@ mod loader;
 mod maps;
 mod picture;
 mod raw;
+mod stream;
 mod thaw;
 
 pub use freeze::{Freeze, belljar_freeze};
 pub use picture::LayerFile;
 pub use thaw::{Thaw, belljar_thaw};
+
+/// Of the structures [`Freeze`] and [`Thaw`], which Python mirrors: counted up with every change of either.
+pub const REQUEST_VERSION: u64 = 2;
 
 /// Nothing here panics on purpose, and nobody could be told.
 #[cfg(any(feature = "shared-object", feature = "loader"))]

@@ -73,9 +73,13 @@ fn parse(line: &[u8]) -> Option<Mapping<'_>> {
     let colon = device.iter().position(|&byte| byte == b':')?;
     let (major, minor) = (number(&device[..colon], 16)?, number(&device[colon + 1..], 16)?);
     let inode = number(word(&mut rest)?, 10)?;
+    let (start, end) = (number(&range[..dash], 16)?, number(&range[dash + 1..], 16)?);
+    if start >= end {
+        return None;
+    }
     Some(Mapping {
-        start: number(&range[..dash], 16)?,
-        end: number(&range[dash + 1..], 16)?,
+        start,
+        end,
         prot: right(0, b'r', raw::PROT_READ)
             | right(1, b'w', raw::PROT_WRITE)
             | right(2, b'x', raw::PROT_EXEC),
@@ -107,7 +111,85 @@ pub(crate) fn number(digits: &[u8], base: u64) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+
+    prop_compose! {
+        /// A line as the system writes it, and what it means.
+        fn line()(
+            start in 0..u64::MAX, len in 1..u64::MAX, rights in 0..16u64, offset in any::<u64>(),
+            major in 0..0x1000u64, minor in 0..0x10_0000u64, inode in any::<u64>(),
+            name in "(|/[a-zé][a-z \\t]{0,20}[a-z]|\\[heap\\]|\\[vdso\\]| )",
+        ) -> (String, Mapping<'static>) {
+            let end = start.saturating_add(len);
+            let letter = |bit: u64, letter: char| if rights & bit != 0 { letter } else { '-' };
+            let shared = if rights & 8 != 0 { 's' } else { 'p' };
+            let text = format!(
+                "{start:x}-{end:x} {}{}{}{shared} {offset:08x} {major:02x}:{minor:02x} {inode}    {name}",
+                letter(1, 'r'), letter(2, 'w'), letter(4, 'x'),
+            );
+            let device = (minor & 0xff) | major << 8 | (minor & !0xff) << 12;
+            let name = name.trim_ascii().as_bytes().to_vec().leak();
+            let (prot, shared) = (rights & 7, rights & 8 != 0);
+            (text, Mapping { start, end, prot, shared, offset, inode, device, name })
+        }
+    }
+
+    fn words(it: &Mapping<'_>) -> ([u64; 6], bool, Vec<u8>) {
+        let words = [it.start, it.end, it.prot, it.offset, it.inode, it.device];
+        (words, it.shared, it.name.to_vec())
+    }
+
+    proptest! {
+        #[test]
+        fn every_line_of_a_table_is_understood(lines in prop::collection::vec(line(), 0..20)) {
+            let table: String = lines.iter().map(|(text, _)| format!("{text}\n")).collect();
+            let found: Vec<_> = mappings(table.as_bytes()).map(|it| words(&it)).collect();
+            let meant: Vec<_> = lines.iter().map(|(_, it)| words(it)).collect();
+            prop_assert_eq!(found, meant);
+        }
+
+        #[test]
+        fn any_text_has_only_mappings_that_can_be(
+            bytes in prop::collection::vec(any::<u8>(), 0..400),
+            text in "([0-9a-g -:rwxps/\n]{0,200})",
+        ) {
+            for table in [&bytes[..], text.as_bytes()] {
+                for mapping in mappings(table) {
+                    prop_assert!(mapping.start < mapping.end);
+                }
+            }
+        }
+
+        #[test]
+        fn a_line_with_a_changed_byte_is_a_mapping_or_none(
+            (text, _) in line(), at in any::<prop::sample::Index>(), byte in any::<u8>(),
+        ) {
+            let mut bytes = text.into_bytes();
+            let at = at.index(bytes.len());
+            bytes[at] = byte;
+            for mapping in mappings(&bytes) {
+                prop_assert!(mapping.start < mapping.end);
+            }
+        }
+    }
+
+    /// The table of this very process, read as a kernel reads it.
+    #[test]
+    fn the_table_of_a_process_has_what_it_uses() {
+        let mut block = Block::take(None, 16 << 20).expect("memory");
+        let table = read(&mut block).expect("a table");
+        let lines = table.split(|&byte| byte == b'\n').filter(|line| !line.is_empty()).count();
+        assert_eq!(mappings(table).count(), lines);
+        let here = &raw const lines as u64;
+        let stack = mappings(table).find(|it| (it.start..it.end).contains(&here));
+        let writable = raw::PROT_READ | raw::PROT_WRITE;
+        assert_eq!(stack.map(|it| it.prot), Some(writable));
+        let code = read as *const () as u64;
+        let code = mappings(table).find(|it| (it.start..it.end).contains(&code)).expect("code");
+        assert!(code.is_file() && code.prot & raw::PROT_EXEC != 0 && code.inode != 0);
+    }
 
     #[test]
     fn lines_are_understood() {

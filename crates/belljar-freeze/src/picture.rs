@@ -11,7 +11,7 @@
 use core::mem::size_of;
 
 use crate::block::Plain;
-use crate::raw::{Action, EINVAL, Result, SIGNALS};
+use crate::raw::{Action, EINVAL, PAGE, Result, SIGNALS};
 
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"BELLJAR\x01");
 pub(crate) const VERSION: u64 = 1;
@@ -96,6 +96,11 @@ impl Run {
     pub(crate) fn end(&self) -> u64 {
         self.start + self.len
     }
+
+    /// Whether a layer can have it.
+    fn has_place(&self) -> bool {
+        self.offset.is_multiple_of(PAGE) && self.offset.checked_add(self.len).is_some()
+    }
 }
 
 // SAFETY: words only.
@@ -130,8 +135,9 @@ impl<'a> Index<'a> {
         let areas = cut::<Area>(&mut bytes, header.areas)?;
         let runs = cut::<Run>(&mut bytes, header.runs)?;
         let text = cut::<u8>(&mut bytes, header.text)?;
-        let good = in_order(areas.iter().map(|area| (area.start, area.end)))
-            && in_order(runs.iter().map(|run| (run.start, run.start.saturating_add(run.len))));
+        let good = in_order(areas.iter().map(|area| (area.start, Some(area.end))))
+            && in_order(runs.iter().map(|run| (run.start, run.start.checked_add(run.len))))
+            && runs.iter().all(|run| run.has_place());
         if good { Ok(Index { header, signals, areas, runs, text }) } else { Err(EINVAL) }
     }
 
@@ -143,12 +149,14 @@ impl<'a> Index<'a> {
     }
 }
 
-fn in_order(mut ranges: impl Iterator<Item = (u64, u64)>) -> bool {
+/// Whether these are whole pages, one after the other, none of them empty.
+fn in_order(mut ranges: impl Iterator<Item = (u64, Option<u64>)>) -> bool {
     let mut before = 0;
     ranges.all(|(start, end)| {
+        let Some(end) = end else { return false };
         let good = before <= start && start < end;
         before = end;
-        good
+        good && start.is_multiple_of(PAGE) && end.is_multiple_of(PAGE)
     })
 }
 
@@ -173,4 +181,170 @@ pub(crate) fn sum(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |sum, &byte| {
         (sum ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
     })
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// The words of an index, as a file has them: the text is filled up to whole words.
+    pub(crate) fn written(header: Header, areas: &[Area], runs: &[Run], text: &[u8]) -> Vec<u64> {
+        let mut text = text.to_vec();
+        text.resize(text.len().next_multiple_of(8), 0);
+        let header = Header {
+            layers: 1,
+            areas: areas.len() as u64,
+            runs: runs.len() as u64,
+            text: text.len() as u64,
+            ..header
+        };
+        let signals = [Action::default(); SIGNALS as usize];
+        let (header, layers) = ([header], [header.layer]);
+        let parts = [
+            bytes_of(&header),
+            bytes_of(&signals),
+            bytes_of(&layers),
+            bytes_of(areas),
+            bytes_of(runs),
+            &text,
+        ];
+        let bytes = parts.concat();
+        let (words, rest) = bytes.as_chunks::<8>();
+        assert!(rest.is_empty());
+        words.iter().map(|word| u64::from_ne_bytes(*word)).collect()
+    }
+
+    /// A header of ours, with nothing in it.
+    pub(crate) fn header() -> Header {
+        Header {
+            magic: MAGIC,
+            version: VERSION,
+            layer: 7,
+            layers: 0,
+            areas: 0,
+            runs: 0,
+            text: 0,
+            stack_pointer: 0,
+            resume: 0,
+            thread_pointer: 0,
+            tid_address: 0,
+            robust_list: [0; 2],
+            rseq: [0; 2],
+            alternate_stack: [0; 3],
+            signal_mask: 0,
+            layout: [0; 11],
+            provided: 0,
+        }
+    }
+
+    fn area((start, end): (u64, u64), kind: u64, path: [u64; 2]) -> Area {
+        Area { start, end, kind, prot: 3, offset: 0, path, size: 0, modified: [0; 2] }
+    }
+
+    prop_compose! {
+        /// Whole pages, one after the other.
+        fn places()(gaps in prop::collection::vec((0..5u64, 1..5u64), 0..20)) -> Vec<(u64, u64)> {
+            let mut at = 0;
+            gaps.into_iter().map(|(gap, len)| {
+                let start = at + gap * PAGE;
+                at = start + len * PAGE;
+                (start, at)
+            }).collect()
+        }
+    }
+
+    /// Whatever an index says: what was understood of it can be relied upon.
+    fn is_sound(index: &Index<'_>) {
+        let mut before = 0;
+        for area in index.areas {
+            assert!(before <= area.start && area.start < area.end);
+            before = area.end;
+            let _ = index.path(area);
+        }
+        let mut before = 0;
+        for run in index.runs {
+            assert!(before <= run.start && run.start < run.end());
+            assert!(run.offset.checked_add(run.len).is_some());
+            before = run.end();
+        }
+        assert_eq!(index.signals.len() as u64, SIGNALS);
+    }
+
+    proptest! {
+        #[test]
+        fn what_was_written_is_read(
+            areas in places(), runs in places(), text in prop::collection::vec(any::<u8>(), 0..50),
+            layer in any::<u64>(), kind in 0..5u64, offset in 0..1000u64,
+        ) {
+            let areas: Vec<Area> = areas.into_iter().map(|it| area(it, kind, [0; 2])).collect();
+            let runs: Vec<Run> = runs.into_iter().map(|(start, end)| {
+                Run { start, len: end - start, layer, offset: offset * PAGE, mappable: 1 }
+            }).collect();
+            let words = written(Header { layer, ..header() }, &areas, &runs, &text);
+            let index = Index::parse(bytes_of(&words)).expect("it is ours");
+            prop_assert_eq!(index.header.layer, layer);
+            prop_assert_eq!(index.runs, &runs);
+            let places = |areas: &[Area]| -> Vec<_> {
+                areas.iter().map(|it| (it.start, it.end, it.kind)).collect()
+            };
+            prop_assert_eq!(places(index.areas), places(&areas));
+            prop_assert_eq!(&index.text[..text.len()], &text[..]);
+            is_sound(&index);
+        }
+
+        #[test]
+        fn any_words_are_refused_or_sound(
+            mut words in prop::collection::vec(any::<u64>(), 0..600),
+            small in prop::collection::vec(0..4u64, 5),
+            ours in any::<bool>(),
+        ) {
+            // Otherwise nothing gets beyond the first word.
+            if ours && words.len() > 7 {
+                (words[0], words[1]) = (MAGIC, VERSION);
+                words[3..7].copy_from_slice(&small[..4]);
+            }
+            if let Ok(index) = Index::parse(bytes_of(&words)) {
+                is_sound(&index);
+            }
+        }
+
+        #[test]
+        fn a_changed_byte_is_refused_or_sound(
+            areas in places(), runs in places(), at in any::<prop::sample::Index>(), flip in 1..=255u8,
+        ) {
+            let areas: Vec<Area> = areas.into_iter().map(|it| area(it, FILE, [2, 3])).collect();
+            let runs: Vec<Run> = runs.into_iter().map(|(start, end)| {
+                Run { start, len: end - start, layer: 7, offset: 0, mappable: 0 }
+            }).collect();
+            let mut words = written(header(), &areas, &runs, b"a\0bc\0");
+            let at = at.index(words.len() * 8);
+            words[at / 8] ^= u64::from(flip) << (at % 8 * 8);
+            if let Ok(index) = Index::parse(bytes_of(&words)) {
+                is_sound(&index);
+            }
+        }
+    }
+
+    #[test]
+    fn one_that_is_cut_off_is_refused() {
+        let areas = [area((0, PAGE), FILE, [0, 2])];
+        let words = written(header(), &areas, &[], b"a\0");
+        assert!(Index::parse(bytes_of(&words)).is_ok());
+        for len in 0..words.len() {
+            assert!(Index::parse(bytes_of(&words[..len])).is_err(), "{len} words");
+        }
+    }
+
+    #[test]
+    fn a_path_ends_within_the_text() {
+        let paths = [([0, 2], true), ([0, 3], false), ([1, 2], false), ([7, 2], false)];
+        for (path, good) in paths.into_iter().chain([([u64::MAX, 2], false), ([0, 0], false)]) {
+            let areas = [area((0, PAGE), FILE, path)];
+            let words = written(header(), &areas, &[], b"a\0bcdefg");
+            let index = Index::parse(bytes_of(&words)).expect("an index");
+            assert_eq!(index.path(&areas[0]).is_ok(), good, "{path:?}");
+        }
+    }
 }

@@ -21,13 +21,13 @@ pub(crate) const SET_ROBUST_LIST: u64 = 273;
 pub(crate) const RSEQ: u64 = 334;
 
 const WRITE: u64 = 1;
+const WRITEV: u64 = 20;
 const FSTAT: u64 = 5;
 const BRK: u64 = 12;
 const GETTID: u64 = 186;
 const EXIT_GROUP: u64 = 231;
 const OPENAT: u64 = 257;
 const GET_ROBUST_LIST: u64 = 274;
-const PWRITEV: u64 = 296;
 
 pub(crate) const PROT_READ: u64 = 1;
 pub(crate) const PROT_WRITE: u64 = 2;
@@ -40,9 +40,12 @@ pub(crate) const MAP_GROWSDOWN: u64 = 0x100;
 pub(crate) const MAP_NORESERVE: u64 = 0x4000;
 pub(crate) const NO_FILE: u64 = u64::MAX;
 
+const EINTR: i64 = 4;
 pub(crate) const ENOMEM: i64 = 12;
 pub(crate) const EINVAL: i64 = 22;
 pub(crate) const ENOSPC: i64 = 28;
+pub(crate) const EPIPE: i64 = 32;
+pub(crate) const EPROTO: i64 = 71;
 pub(crate) const ENOTSUP: i64 = 95;
 pub(crate) const ESTALE: i64 = 116;
 
@@ -105,7 +108,7 @@ pub(crate) fn close(fd: u64) {
 pub(crate) fn read(fd: u64, buffer: &mut [u8]) -> Result<usize> {
     let (to, room) = (buffer.as_mut_ptr() as u64, buffer.len() as u64);
     // SAFETY: the buffer is ours, and as long as we say.
-    unsafe { syscall(READ, [fd, to, room, 0, 0, 0]) }.map(|got| got as usize)
+    again(|| unsafe { syscall(READ, [fd, to, room, 0, 0, 0]) }).map(|got| got as usize)
 }
 
 pub(crate) fn pread(fd: u64, buffer: &mut [u8], at: u64) -> Result<usize> {
@@ -114,11 +117,21 @@ pub(crate) fn pread(fd: u64, buffer: &mut [u8], at: u64) -> Result<usize> {
     unsafe { syscall(PREAD, [fd, to, room, at, 0, 0]) }.map(|got| got as usize)
 }
 
+/// Calls once more if a signal came between: pipes and sockets are waited for.
+fn again(mut call: impl FnMut() -> Result<u64>) -> Result<u64> {
+    loop {
+        match call() {
+            Err(EINTR) => {}
+            answer => return answer,
+        }
+    }
+}
+
 pub(crate) fn write_all(fd: u64, mut bytes: &[u8]) -> Result<()> {
     while !bytes.is_empty() {
         let call = [fd, bytes.as_ptr() as u64, bytes.len() as u64, 0, 0, 0];
         // SAFETY: the bytes are only read.
-        let written = unsafe { syscall(WRITE, call) }?;
+        let written = again(|| unsafe { syscall(WRITE, call) })?;
         if written == 0 {
             return Err(ENOSPC);
         }
@@ -136,7 +149,7 @@ pub(crate) struct Range {
 }
 
 /// Writes whole ranges, one after the other; the ranges are used up.
-pub(crate) fn pwritev_all(fd: u64, mut ranges: &mut [Range], mut at: u64) -> Result<()> {
+pub(crate) fn writev_all(fd: u64, mut ranges: &mut [Range]) -> Result<()> {
     loop {
         while let [first, ..] = ranges
             && first.len == 0
@@ -146,13 +159,12 @@ pub(crate) fn pwritev_all(fd: u64, mut ranges: &mut [Range], mut at: u64) -> Res
         if ranges.is_empty() {
             return Ok(());
         }
-        let call = [fd, ranges.as_ptr() as u64, ranges.len() as u64, at, 0, 0];
+        let call = [fd, ranges.as_ptr() as u64, ranges.len() as u64, 0, 0, 0];
         // SAFETY: the system reads what is mapped, and answers with an error where nothing is.
-        let mut written = unsafe { syscall(PWRITEV, call) }?;
+        let mut written = again(|| unsafe { syscall(WRITEV, call) })?;
         if written == 0 {
             return Err(ENOSPC);
         }
-        at += written;
         for range in ranges.iter_mut() {
             let taken = written.min(range.len);
             range.start += taken;

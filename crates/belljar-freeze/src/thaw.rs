@@ -7,17 +7,20 @@
 use core::arch::naked_asm;
 use core::slice;
 
+use crate::REQUEST_VERSION;
 use crate::block::{Block, List, Plain};
 use crate::maps::{self, Mapping};
 use crate::picture::{
     ANONYMOUS, Area, COMMON, FILE, Index, LayerFile, PROVIDED, Run, SHARED_FILE, STACK, sum,
 };
-use crate::raw::{self, EINVAL, ENOMEM, ESTALE, PAGE, Result};
+use crate::raw::{self, EINVAL, ENOMEM, EPROTO, ESTALE, PAGE, Result};
 
-/// What is asked, and what stood in the way.
+/// What is asked, and what stood in the way. Python mirrors it, see [`crate::Freeze`].
 #[repr(C)]
 #[derive(Debug)]
 pub struct Thaw {
+    size: u64,
+    version: u64,
     index: u64,
     layers: *const LayerFile,
     layers_len: u64,
@@ -33,7 +36,9 @@ impl Thaw {
     /// For a process without libraries: nothing is registered.
     pub(crate) fn new(index: u64, layers: &[LayerFile]) -> Thaw {
         let (layers, layers_len) = (layers.as_ptr(), layers.len() as u64);
-        Thaw { index, layers, layers_len, rseq_offset: 0, rseq_len: 0, problem: [0; 256] }
+        let (size, version) = (size_of::<Thaw>() as u64, REQUEST_VERSION);
+        let problem = [0; 256];
+        Thaw { size, version, index, layers, layers_len, rseq_offset: 0, rseq_len: 0, problem }
     }
 
     pub(crate) fn problem(&self) -> &[u8; 256] {
@@ -71,6 +76,9 @@ const EXIT_LOST: u64 = 71;
 pub unsafe extern "C" fn belljar_thaw(request: *mut Thaw) -> i64 {
     // SAFETY: the caller's promise.
     let request = unsafe { &mut *request };
+    if request.size != size_of::<Thaw>() as u64 || request.version != REQUEST_VERSION {
+        return -EPROTO;
+    }
     match plan(request) {
         Ok(never) => match never {},
         Err(error) => -error,
@@ -477,4 +485,174 @@ fn forget_rseq(request: &Thaw) -> Result<()> {
     let call = [place, request.rseq_len, UNREGISTER, RSEQ_SIGNATURE, 0, 0];
     // SAFETY: libraries cope without it: they ask each time.
     unsafe { raw::syscall(raw::RSEQ, call) }.map(|_| ())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Write as _;
+
+    use super::*;
+    use crate::picture::bytes_of;
+    use crate::picture::tests::{header, written};
+
+    /// Where a process is that is about to be replaced.
+    const TABLE: &[u8] = b"10000-12000 r-xp 00000000 08:01 11 /bin/old\n\
+        50000-58000 rw-p 00000000 00:00 0 [heap]\n\
+        7f0000000000-7f0000002000 r--p 00000000 00:00 0 [vvar]\n\
+        7f0000100000-7f0000101000 rw-p 00000000 00:00 0 \n\
+        ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0 [vsyscall]\n";
+
+    const COMMON_LAYER: u64 = COMMON | 5;
+    const LAYERS: [LayerFile; 2] =
+        [LayerFile { id: COMMON_LAYER, fd: 100 }, LayerFile { id: 7, fd: 101 }];
+
+    fn area(start: u64, end: u64, kind: u64, prot: u64, path: [u64; 2]) -> Area {
+        Area { start, end, kind, prot, offset: 0x3000, path, size: 0, modified: [0; 2] }
+    }
+
+    fn run(start: u64, len: u64, layer: u64, offset: u64, mappable: u64) -> Run {
+        Run { start, len, layer, offset, mappable }
+    }
+
+    /// Every step that makes one process into another, as text.
+    fn shown(areas: &[Area], runs: &[Run], text: &[u8]) -> Result<String> {
+        let head = crate::picture::Header {
+            thread_pointer: 0x7000,
+            tid_address: 0x7010,
+            robust_list: [0x7020, 24],
+            rseq: [0x7040, 32],
+            ..header()
+        };
+        let words = written(head, areas, runs, text);
+        let index = Index::parse(bytes_of(&words))?;
+        let mut block = Block::take(None, 4 << 20)?;
+        let aside = block.pages(ASIDE_BYTES)?;
+        let structures = block.slice::<u64>(1024)?;
+        let opened = block.list(4 << 10)?;
+        let mut plan = Plan { steps: block.list(1 << 20)?, opened, last_path: [0; 2] };
+        clear(&mut plan, TABLE, &block)?;
+        provided(&mut plan, TABLE, &index, aside)?;
+        for area in index.areas {
+            fill(&mut plan, &index, area, &LAYERS, &mut [0; 256])?;
+        }
+        attributes(&mut plan, &index, structures)?;
+        let mut lines = String::new();
+        let names = Names { opened: plan.opened.as_slice(), aside, block: &block };
+        let mut signals = 0;
+        for step in plan.steps.as_slice() {
+            match step.number {
+                raw::RT_SIGACTION => signals += 1,
+                _ => writeln!(lines, "{}", names.of(step)).expect("memory"),
+            }
+        }
+        writeln!(lines, "and how {signals} signals are treated").expect("memory");
+        Ok(lines)
+    }
+
+    /// Addresses and descriptors that are others each time have names.
+    struct Names<'a> {
+        opened: &'a [u64],
+        aside: u64,
+        block: &'a Block,
+    }
+
+    impl Names<'_> {
+        fn of(&self, step: &Step) -> String {
+            let [a, b, c, d, e, f] = step.arguments;
+            let range = |start: u64, len: u64| format!("{start:x}-{:x}", start + len);
+            match step.number {
+                raw::MUNMAP => format!("unmap {}", range(a, b)),
+                raw::MMAP => {
+                    assert_eq!((step.answer, d & raw::MAP_FIXED), (a, raw::MAP_FIXED));
+                    let how = if d & raw::MAP_SHARED != 0 { "shared" } else { "private" };
+                    let what = match d & raw::MAP_ANONYMOUS {
+                        0 => format!("{} from {f:x}", self.file(e)),
+                        _ if d & raw::MAP_GROWSDOWN != 0 => "zeroes that grow downwards".into(),
+                        _ => "zeroes".into(),
+                    };
+                    format!("map {} {} {how}: {what}", range(a, b), rights(c))
+                }
+                raw::PREAD => {
+                    assert_eq!(step.answer, c);
+                    format!("read {} from {} at {d:x}", range(b, c), self.file(a))
+                }
+                raw::MPROTECT => format!("allow {} {}", range(a, b), rights(c)),
+                raw::MREMAP => {
+                    assert_eq!((step.answer, b), (e, c));
+                    format!("move {} bytes from {} to {}", b, self.place(a), self.place(e))
+                }
+                raw::CLOSE => format!("close {}", self.file(a)),
+                raw::PRCTL => "prctl: code, data, heap, stack, arguments".into(),
+                raw::ARCH_PRCTL => format!("thread pointer {b:x}"),
+                raw::SET_TID_ADDRESS => format!("thread number at {a:x}"),
+                raw::SET_ROBUST_LIST => format!("robust list at {a:x}, {b} bytes"),
+                raw::RSEQ => format!("restartable sequences at {a:x}, {b} bytes"),
+                raw::SIGALTSTACK => "stack of signal handlers".into(),
+                raw::RT_SIGPROCMASK => "signals that are blocked".into(),
+                number => panic!("system call {number} is in no plan"),
+            }
+        }
+
+        fn file(&self, fd: u64) -> String {
+            match self.opened.iter().position(|&opened| opened == fd) {
+                Some(number) => format!("file {number}"),
+                None => format!("layer {fd}"),
+            }
+        }
+
+        fn place(&self, at: u64) -> String {
+            match (self.block.start..self.block.end()).contains(&at) {
+                true => format!("aside+{:x}", at - self.aside),
+                false => format!("{at:x}"),
+            }
+        }
+    }
+
+    fn rights(prot: u64) -> String {
+        let bits = [(raw::PROT_READ, 'r'), (raw::PROT_WRITE, 'w'), (raw::PROT_EXEC, 'x')];
+        bits.map(|(bit, letter)| if prot & bit != 0 { letter } else { '-' }).iter().collect()
+    }
+
+    #[test]
+    fn a_process_becomes_another_in_these_steps() {
+        let text = b"/dev/null\0[vvar]\0";
+        let (rw, rx) = (raw::PROT_READ | raw::PROT_WRITE, raw::PROT_READ | raw::PROT_EXEC);
+        let areas = [
+            area(0x2_0000, 0x2_4000, SHARED_FILE, rx, [0, 10]),
+            area(0x2_4000, 0x2_8000, SHARED_FILE, raw::PROT_READ, [0, 10]),
+            area(0x10_0000, 0x30_0000, ANONYMOUS, rw, [0; 2]),
+            area(0x40_0000, 0x40_2000, ANONYMOUS, raw::PROT_READ, [0; 2]),
+            area(0x7e00_0000, 0x7e02_0000, STACK, rw, [0; 2]),
+            area(0x7f00_0000, 0x7f00_2000, PROVIDED, raw::PROT_READ, [10, 7]),
+        ];
+        let runs = [
+            // What all kernels have is mapped, and what is their own lies over it.
+            run(0x10_0000, 0x4000, COMMON_LAYER, 0x8000, 0),
+            run(0x10_4000, 0x1000, 7, 0, 0),
+            run(0x10_5000, 0x3000, COMMON_LAYER, 0xd000, 0),
+            // Large enough to be mapped, if it may.
+            run(0x12_0000, MAP_BYTES, 7, 0x1000, 1),
+            run(0x14_0000, MAP_BYTES, 7, 0x1_1000, 0),
+            // Written although nobody may write there afterwards.
+            run(0x40_1000, 0x1000, 7, 0x2_1000, 0),
+        ];
+        insta::assert_snapshot!(shown(&areas, &runs, text).expect("a plan"));
+    }
+
+    #[test]
+    fn a_plan_is_made_only_of_what_is_there() {
+        let rw = raw::PROT_READ | raw::PROT_WRITE;
+        let anonymous = [area(0x10_0000, 0x20_0000, ANONYMOUS, rw, [0; 2])];
+        let refused = |areas: &[Area], runs: &[Run], text: &[u8]| shown(areas, runs, text).err();
+        assert_eq!(refused(&anonymous, &[run(0x10_0000, PAGE, 8, 0, 0)], b""), Some(ESTALE));
+        let beyond = run(0x1f_f000, 2 * PAGE, 7, 0, 0);
+        assert_eq!(refused(&anonymous, &[beyond], b""), Some(EINVAL), "it ends in no area");
+        let kind = [area(0x10_0000, 0x20_0000, 9, rw, [0; 2])];
+        assert_eq!(refused(&kind, &[], b""), Some(EINVAL), "an area of no kind");
+        let other = [area(0x10_0000, 0x20_0000, PROVIDED, rw, [0, 7])];
+        assert_eq!(refused(&other, &[], b"[vvar]\0"), Some(ESTALE), "another length");
+        assert_eq!(refused(&other, &[], b"[vnew]\0"), Some(ESTALE), "another system");
+        let file = [area(0x10_0000, 0x20_0000, FILE, rw, [0, 10])];
+        assert_eq!(refused(&file, &[], b"/dev/null\0"), Some(ESTALE), "another file");
+    }
 }

@@ -49,8 +49,9 @@ pub const PROTOCOL_WITH_SPILL: u32 = 4;
 /// Since this generation a guest has terminals, watches files, does jobs, and lists by pattern.
 pub const PROTOCOL_WITH_TERMINALS: u32 = 4;
 
-/// Since this generation a guest gives the host a line to a kernel, over which pictures are made.
-pub const PROTOCOL_WITH_PICTURES: u32 = 5;
+/// Since this generation a guest gives the host a line to a kernel, which writes itself into a pipe. In the generation
+/// before it wrote to files, which no kernel is given any more.
+pub const PROTOCOL_WITH_PICTURES: u32 = 6;
 
 /// Since this generation a guest tells whether it rests, and keeps and brings back all its files.
 pub const PROTOCOL_WITH_REST: u32 = 5;

@@ -10,20 +10,24 @@ use crate::zygote::Warm;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "snake_case")]
 pub enum ToLine {
-    /// Write yourself down. With it come the file for pages, the same for reading, the file for the index, the earlier
-    /// index if there is one (`before`), and the files of `layers`, in their order.
+    /// Write yourself down, into the pipe that comes with it. After it come, all for reading, the file that pages are
+    /// put into (with `share`), the earlier index if there is one (`before`), and the files of `layers`, in their order.
     Freeze {
         layer: u64,
+        /// Large pieces are to be mapped from the new layer when [`ToLine::Kept`] has come.
+        share: bool,
         before: bool,
         layers: Vec<u64>,
         /// What cannot be kept is left out.
         force: bool,
     },
+    /// Everything that came through the pipe is in the files. It stands in a packet of its own and is not answered.
+    Kept,
     /// Become what was written. With it come the index and the files of `layers`. The answer is that
     /// of the kernel which was made, or of the one which could not.
     Thaw { layers: Vec<u64> },
     /// To a preloaded interpreter: import these modules, then write yourself down for other kernels to begin with.
-    /// With it come the file for pages and the file for the index.
+    /// With it comes the pipe to write into.
     Preload { layer: u64, modules: Vec<String> },
     /// To a kernel that begins with such memory: its own environment and working directory.
     Begin { env: serde_json::Map<String, serde_json::Value>, cwd: String },

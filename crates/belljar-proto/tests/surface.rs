@@ -372,7 +372,8 @@ fn the_body_of_a_spill() {
 #[test]
 fn over_a_line_to_a_kernel() {
     insta::assert_snapshot!(lines(&[
-        ToLine::Freeze { layer: 7, before: true, layers: vec![5, 6], force: false },
+        ToLine::Freeze { layer: 7, share: true, before: true, layers: vec![5, 6], force: false },
+        ToLine::Kept,
         ToLine::Thaw { layers: vec![5, 6, 7] },
         ToLine::Preload { layer: 7, modules: vec!["json".into()] },
         ToLine::Begin { env: serde_json::Map::new(), cwd: "/session".into() },

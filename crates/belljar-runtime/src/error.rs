@@ -51,8 +51,6 @@ pub enum RuntimeError {
         #[source]
         cause: io::Error,
     },
-    #[error("failed to keep the memory of a kernel")]
-    Memory(#[source] io::Error),
     #[error("failed to reach the guest")]
     Connect(#[source] io::Error),
     #[error("the sandbox is gone")]
@@ -69,6 +67,13 @@ pub enum RuntimeError {
     TimedOut(u64),
     #[error("failed to start a kernel: {0}")]
     Kernel(String),
+    /// A kernel that could not be written down, or brought back: its own words, or what it did.
+    #[error("{0}")]
+    Picture(String),
+    #[error("there is no room for all of it")]
+    NoRoom,
+    #[error("failed to put it on disk")]
+    Keep(#[source] io::Error),
     #[error(transparent)]
     Engine(#[from] crate::docker::EngineError),
 }

@@ -4,25 +4,31 @@
 //! What a kernel is made of is an index and layers of pages. A layer has only what changed since an
 //! earlier index, which a new one goes on referring to: so a second picture of the same kernel is
 //! small, and any number of kernels can be made of one. What all kernels have in common, because
-//! they were forked from one process, is a layer that many pictures share.
+//! they began with the memory of one process, is a layer that many pictures share.
 //!
-//! The kernel does it to itself, inside its sandbox (`crates/belljar-freeze`); we hand it the files and
-//! look that it lets go of them.
+//! The kernel does it to itself, inside its sandbox (`crates/belljar-freeze`): it writes into a pipe, and
+//! we put what comes into files ([`stream`]). It gets files for reading only, and where it could open
+//! those again for writing ([`crate::sandbox::Body::may_reopen`]), copies in memory that nobody can change.
+
+mod stream;
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use belljar_proto::PROTOCOL_WITH_PICTURES;
 use belljar_proto::exec::Language;
 use belljar_proto::guest::{Answer, Call};
 use belljar_proto::picture::{LineReport, ToLine};
-use belljar_sys::{channel, process, sealed, tree};
+use belljar_sys::{channel, file, process, sealed};
 use tokio::io::unix::AsyncFd;
-use tokio::time::{Instant, sleep};
+
+pub use stream::{Fixed, Meter};
+pub(crate) use stream::{Pump, Sink};
 
 use crate::{RuntimeError, Sandbox};
 
@@ -30,12 +36,8 @@ use crate::{RuntimeError, Sandbox};
 const FREEZE_TIMEOUT: Duration = Duration::from_secs(120);
 const THAW_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How often we look at how much a kernel has written.
-const LOOK_PACE: Duration = Duration::from_millis(100);
-
-/// Closing what a process had open takes no time, but the process that had it must get its turn.
-const LET_GO_TIMEOUT: Duration = Duration::from_secs(2);
-const LET_GO_PACE: Duration = Duration::from_millis(1);
+/// What kernels of one image may have in common, in bytes: a Python with everything imported.
+pub(crate) const COMMON_BYTES: u64 = 2 << 30;
 
 /// A picture that speaks of more than this is not gone on from: a packet carries 64 files.
 const MAX_LAYERS: usize = 48;
@@ -72,8 +74,8 @@ pub struct Freezing<'a> {
     pub before: Option<&'a Picture>,
     /// Where layers are kept that pictures of several sandboxes share, by [`common_layer`].
     pub commons: &'a Path,
-    /// No more bytes than this.
-    pub most: u64,
+    /// Says how much may be written.
+    pub meter: Arc<dyn Meter>,
     /// What cannot be kept (threads, connections) is left out, and reported as lost.
     pub force: bool,
 }
@@ -87,7 +89,7 @@ pub struct FreezeReport {
     pub lost: Vec<String>,
     /// Bytes of pages in the new layer.
     pub bytes: u64,
-    /// The layers that the index speaks of, as the kernel says: they need not exist.
+    /// The layers that the index speaks of: some of those that the kernel was given, and the new one.
     pub layers: Vec<u64>,
 }
 
@@ -146,64 +148,62 @@ impl Sandbox {
     /// was refused, is the caller's to remove.
     pub async fn freeze(&self, how: &Freezing<'_>) -> Result<FreezeReport, RuntimeError> {
         let line = self.line().await?;
+        let share = !self.may_reopen();
         let before = how.before.filter(|picture| picture.layers.len() < MAX_LAYERS);
         let common = self.common(how.commons).await;
-        // The kernel has it mapped from memory, and knows it again by that file only.
-        let pages_of = |layer: &'_ Layer| match &common {
-            Some(common) if common.id == layer.id => common.pages.try_clone(),
-            _ => layer.pages.try_clone(),
-        };
-        let known = before.map_or(Ok(Vec::new()), |picture| {
-            picture.layers.iter().map(pages_of).collect::<io::Result<Vec<File>>>()
-        });
-        let known = known.map_err(RuntimeError::Memory)?;
         let open = |path: &Path| {
             create(path).map_err(|cause| RuntimeError::Open { path: path.to_owned(), cause })
         };
         let (pages, index) = (open(how.pages)?, open(how.index)?);
-        let pages_again = read_only(how.pages)?;
-        let mut files = vec![pages.as_fd(), pages_again.as_fd(), index.as_fd()];
+        let sink = Sink::new(pages, index, Arc::clone(&how.meter), false);
+        let (pump, theirs) = Pump::new(sink).map_err(RuntimeError::Keep)?;
+        let mut given = Vec::new();
         let mut layers = Vec::new();
+        let new_pages = if share { Some(read_only(how.pages)?) } else { None };
+        given.extend(new_pages.as_ref().map(Given::Plain));
         match (before, &common) {
-            (Some(picture), _) => {
-                files.push(picture.index.as_fd());
-                files.extend(known.iter().map(AsFd::as_fd));
+            (Some(picture), common) => {
+                given.push(Given::Plain(&picture.index));
+                given.extend(picture.layers.iter().map(|layer| match common {
+                    // The kernel has it mapped from memory, and knows it again by that file only.
+                    Some(common) if common.id == layer.id => Given::Sealed(&common.pages),
+                    _ => Given::Plain(&layer.pages),
+                }));
                 layers.extend(picture.layers.iter().map(|layer| layer.id));
             }
             (None, Some(common)) => {
-                files.extend([common.index.as_fd(), common.pages.as_fd()]);
+                given.extend([Given::Sealed(&common.index), Given::Sealed(&common.pages)]);
                 layers.push(common.id);
             }
             (None, None) => {}
         }
+        let lent = self.lend(given).await?;
         let order = ToLine::Freeze {
             layer: how.layer,
+            share,
             before: before.is_some() || common.is_some(),
-            layers,
+            layers: layers.clone(),
             force: how.force,
         };
+        let files: Vec<BorrowedFd<'_>> =
+            [theirs.as_fd()].into_iter().chain(lent.iter().map(Lent::as_fd)).collect();
         send(&line, &order, &files).await?;
-        let report = tokio::select! {
-            biased;
-            report = receive(&line, FREEZE_TIMEOUT) => report?,
-            () = grown(&pages, &index, how.most) => {
-                // It is not about to stop by itself.
-                self.kill();
-                return Err(RuntimeError::Kernel(format!("it wrote more than {} bytes", how.most)));
-            }
-        };
-        let written = size(&pages) + size(&index);
-        drop((pages, index, line));
-        if report.refused.is_empty() {
-            if written > how.most {
-                return Err(RuntimeError::Kernel(format!("it wrote more than {} bytes", how.most)));
-            }
+        // Ours must not be the one that keeps the pipe open.
+        drop(files);
+        drop((lent, theirs));
+        layers.push(how.layer);
+        let mut told = false;
+        let written = within(FREEZE_TIMEOUT, written(&line, pump, share, &mut told)).await;
+        if !told && written.as_ref().map_or(true, |(report, _)| !report.refused.is_empty()) {
+            // It may still have them open, and until it has heard that they are whole it has no use for them.
             for path in [how.pages, how.index] {
-                let_go(path).await?;
+                let _ = File::options().write(true).open(path).and_then(|file| file.set_len(0));
             }
         }
-        let LineReport { refused, lost, bytes, layers, .. } = report;
-        Ok(FreezeReport { refused: words(refused), lost: words(lost), bytes, layers })
+        let written = written?;
+        let (LineReport { refused, lost, layers: used, .. }, bytes) = written;
+        let used = if refused.is_empty() { among(used, &layers)? } else { Vec::new() };
+        Ok(FreezeReport { refused: words(refused), lost: words(lost), bytes, layers: used })
     }
 
     /// Gives this sandbox, which has no kernel or a fresh one, the kernel of a picture.
@@ -216,15 +216,37 @@ impl Sandbox {
                 self.line().await?
             }
         };
-        let mut files = vec![picture.index.as_fd()];
-        files.extend(picture.layers.iter().map(|layer| layer.pages.as_fd()));
+        let mut given = vec![Given::Plain(&picture.index)];
+        given.extend(picture.layers.iter().map(|layer| Given::Plain(&layer.pages)));
+        if given.len() > channel::MAX_FDS {
+            return Err(RuntimeError::Picture("it consists of too many layers".into()));
+        }
+        let lent = self.lend(given).await?;
+        let files: Vec<BorrowedFd<'_>> = lent.iter().map(Lent::as_fd).collect();
         let order = ToLine::Thaw { layers: picture.layers.iter().map(|layer| layer.id).collect() };
         send(&line, &order, &files).await?;
-        let report = receive(&line, THAW_TIMEOUT).await?;
+        let report = within(THAW_TIMEOUT, receive(&line)).await?;
         if report.thawed {
             return Ok(ThawReport { lost: words(report.lost) });
         }
-        Err(RuntimeError::Kernel(words(report.refused).join("; ")))
+        Err(RuntimeError::Picture(words(report.refused).join("; ")))
+    }
+
+    /// Files as a kernel may have them: nobody can write to them through what it gets.
+    async fn lend<'a>(&self, files: Vec<Given<'a>>) -> Result<Vec<Lent<'a>>, RuntimeError> {
+        let mut lent = Vec::with_capacity(files.len());
+        for file in files {
+            lent.push(match file {
+                Given::Plain(file) if self.may_reopen() => {
+                    let file = file.try_clone().map_err(RuntimeError::Keep)?;
+                    let copy = tokio::task::spawn_blocking(move || file::sealed_copy(&file)).await;
+                    let copy = copy.unwrap_or_else(|panic| Err(io::Error::other(panic)));
+                    Lent::Copy(copy.map_err(RuntimeError::Keep)?)
+                }
+                Given::Plain(file) | Given::Sealed(file) => Lent::Itself(file),
+            });
+        }
+        Ok(lent)
     }
 
     pub(crate) async fn line(&self) -> Result<AsyncFd<OwnedFd>, RuntimeError> {
@@ -248,53 +270,111 @@ impl Sandbox {
 pub(crate) async fn send(
     line: &AsyncFd<OwnedFd>,
     order: &ToLine,
-    files: &[std::os::fd::BorrowedFd<'_>],
+    files: &[BorrowedFd<'_>],
 ) -> Result<(), RuntimeError> {
     let bytes = serde_json::to_vec(order).expect("wire types serialize to JSON");
     channel::send_packet_async(line, &bytes, files).await.map_err(RuntimeError::Connect)
 }
 
-pub(crate) async fn receive(
-    line: &AsyncFd<OwnedFd>,
-    limit: Duration,
-) -> Result<LineReport, RuntimeError> {
-    let died = || RuntimeError::Kernel("it died of it".into());
-    let packet = tokio::time::timeout(limit, channel::recv_packet_async(line))
-        .await
-        .map_err(|_| RuntimeError::TimedOut(limit.as_secs()))?
-        .map_err(RuntimeError::Connect)?;
+pub(crate) async fn receive(line: &AsyncFd<OwnedFd>) -> Result<LineReport, RuntimeError> {
+    let died = || RuntimeError::Picture("it died of it".into());
+    let packet = channel::recv_packet_async(line).await.map_err(RuntimeError::Connect)?;
     let (bytes, _) = packet.ok_or_else(died)?;
     serde_json::from_slice(&bytes)
-        .map_err(|error| RuntimeError::Kernel(format!("it answered with nonsense: {error}")))
+        .map_err(|error| RuntimeError::Picture(format!("it answered with nonsense: {error}")))
 }
 
-fn size(file: &File) -> u64 {
-    file.metadata().map_or(0, |metadata| metadata.len())
+pub(crate) async fn within<T>(
+    limit: Duration,
+    work: impl Future<Output = Result<T, RuntimeError>>,
+) -> Result<T, RuntimeError> {
+    let timed_out = |_| Err(RuntimeError::TimedOut(limit.as_secs()));
+    tokio::time::timeout(limit, work).await.unwrap_or_else(timed_out)
 }
 
-/// Resolves when there is more than there may be.
-async fn grown(pages: &File, index: &File, most: u64) {
-    while size(pages) + size(index) <= most {
-        sleep(LOOK_PACE).await;
-    }
-}
-
-/// Waits until nobody can write to the file any more: other sandboxes will have it in their memory.
-async fn let_go(path: &Path) -> Result<(), RuntimeError> {
-    let deadline = Instant::now() + LET_GO_TIMEOUT;
-    let file = read_only(path)?;
-    while tree::is_being_written(&file) {
-        if Instant::now() > deadline {
-            let message = "it does not let go of the files that it was written to";
-            return Err(RuntimeError::Kernel(message.into()));
+/// What a kernel that writes itself down says of it, when everything is in the files; and how many
+/// bytes of pages that are. If it refuses, whatever came of it. `told` when it may use them.
+async fn written(
+    line: &AsyncFd<OwnedFd>,
+    mut pump: Pump,
+    share: bool,
+    told: &mut bool,
+) -> Result<(LineReport, u64), RuntimeError> {
+    let early = tokio::select! {
+        biased;
+        report = receive(line) => Some(report?),
+        whole = pump.run() => {
+            // One that refuses stops before the end too, and then says why.
+            if whole? && share {
+                *told = true;
+                send(line, &ToLine::Kept, &[]).await?;
+            }
+            None
         }
-        sleep(LET_GO_PACE).await;
+    };
+    let report = match early {
+        Some(report) => report,
+        None => receive(line).await?,
+    };
+    // It may have said that it is done before we had read the last of it.
+    if report.refused.is_empty() && !pump.run().await? {
+        return Err(RuntimeError::Picture("it stopped before the end".into()));
     }
-    Ok(())
+    Ok((report, pump.written()))
+}
+
+/// The layers that a kernel says it needs: each once, and only what it was given.
+fn among(used: Vec<u64>, given: &[u64]) -> Result<Vec<u64>, RuntimeError> {
+    let mut layers = Vec::new();
+    for id in used {
+        if !given.contains(&id) {
+            return Err(RuntimeError::Picture("it speaks of layers that it was not given".into()));
+        }
+        if !layers.contains(&id) {
+            layers.push(id);
+        }
+    }
+    Ok(layers)
+}
+
+/// A file that a kernel is to have.
+#[derive(Clone, Copy)]
+enum Given<'a> {
+    Plain(&'a File),
+    /// Nobody can change it, whoever opens it again.
+    Sealed(&'a File),
+}
+
+/// A file that is sent to a kernel.
+enum Lent<'a> {
+    Itself(&'a File),
+    Copy(OwnedFd),
+}
+
+impl Lent<'_> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Lent::Itself(file) => file.as_fd(),
+            Lent::Copy(copy) => copy.as_fd(),
+        }
+    }
 }
 
 /// What a kernel says, within bounds.
 pub(crate) fn words(words: Vec<String>) -> Vec<String> {
     let short = |word: String| word.chars().take(MAX_WORD_CHARS).collect();
     words.into_iter().take(MAX_WORDS).map(short).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kernel_names_what_it_was_given_and_each_once() {
+        assert_eq!(among(vec![7, 3, 7, 7], &[3, 5, 7]).unwrap(), [7, 3]);
+        assert!(among(vec![7, 4], &[3, 5, 7]).is_err());
+        let many: Vec<u64> = (0..7000).map(|n| n % 3).collect();
+        assert_eq!(among(many, &[0, 1, 2]).unwrap(), [0, 1, 2]);
+    }
 }

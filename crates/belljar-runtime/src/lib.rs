@@ -32,7 +32,7 @@ mod volume;
 
 pub use error::RuntimeError;
 pub use files::{Behind, FileChanges, OpenedFile, Removed, Temporary, Wanted};
-pub use frozen::{FreezeReport, Freezing, Layer, Picture, ThawReport, common_layer};
+pub use frozen::{Fixed, FreezeReport, Freezing, Layer, Meter, Picture, ThawReport, common_layer};
 pub use jobs::Job;
 pub use relay::{Relay, RelayStream};
 pub use runtime::Runtime;

@@ -70,6 +70,10 @@ pub(crate) trait Body: fmt::Debug + Send + Sync {
         None
     }
 
+    /// Whether code inside could open a file of ours for writing that it was given for reading: through
+    /// `/proc/self/fd`, being the same user as we are, and with nothing to forbid it.
+    fn may_reopen(&self) -> bool;
+
     /// What it has used so far, where the machine tells.
     fn meters(&self) -> Option<&Meters>;
 
@@ -314,6 +318,10 @@ impl Sandbox {
     /// What its Python kernels have in common with those of other sandboxes.
     pub(crate) async fn common(&self, commons: &Path) -> Option<Arc<Common>> {
         self.body.common(commons).await
+    }
+
+    pub(crate) fn may_reopen(&self) -> bool {
+        self.body.may_reopen()
     }
 
     /// How long the sandbox goes on from now on while nobody is connected to it.

@@ -31,6 +31,14 @@ pub fn packet_pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(rustix::net::socketpair(family, kind, SocketFlags::CLOEXEC, None)?)
 }
 
+/// A pipe (read end, write end) that holds about this many bytes, or what the system allows.
+pub fn pipe(bytes: usize) -> io::Result<(OwnedFd, OwnedFd)> {
+    let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+    // Users have a limit on all their pipes together; a small one is slower, and as good.
+    let _ = rustix::pipe::fcntl_setpipe_size(&writer, bytes);
+    Ok((reader, writer))
+}
+
 pub fn send_packet(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     if bytes.len() > MAX_PACKET || fds.len() > MAX_FDS {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "message exceeds its bounds"));

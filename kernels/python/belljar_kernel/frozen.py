@@ -1,7 +1,9 @@
 """The kernel as files, and files as the kernel: what the host asks for over a line of its own.
 
     host                                          kernel
-     | freeze {layer, before, layers} + files ---->| checks, writes itself down
+     | freeze {layer, before, layers} + files ---->| checks, writes itself into a pipe
+     |== pipe ====================================>| (the host puts it into files: we never hold one for writing)
+     | kept -------------------------------------->| maps large pieces from the new file
      |<- {bytes} or {refused} .................... | goes on
      |
      | thaw {layers} + files --------------------->| of another sandbox, fresh: becomes the one that was written down
@@ -48,6 +50,9 @@ LINE_AT = 951
 _FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _LIBRARY = os.path.join(_FOLDER, "belljar_freeze.so")
 
+# Of the two structures below; see crates/belljar-freeze/src/lib.rs, which compares it and their sizes.
+_REQUEST_VERSION = 2
+
 # Flags of a request, see crates/belljar-freeze/src/freeze.rs.
 _SHARE = 2
 _LAID_OUT = 4
@@ -66,10 +71,12 @@ class _Layer(ctypes.Structure):
 
 class _Freeze(ctypes.Structure):
     _fields_ = [
+        ("size", ctypes.c_uint64),
+        ("version", ctypes.c_uint64),
+        ("stream", ctypes.c_uint64),
         ("pages", ctypes.c_uint64),
-        ("pages_again", ctypes.c_uint64),
+        ("line", ctypes.c_uint64),
         ("layer", ctypes.c_uint64),
-        ("index", ctypes.c_uint64),
         ("before", ctypes.c_int64),
         ("layers", ctypes.POINTER(_Layer)),
         ("layers_len", ctypes.c_uint64),
@@ -88,6 +95,8 @@ class _Freeze(ctypes.Structure):
 
 class _Thaw(ctypes.Structure):
     _fields_ = [
+        ("size", ctypes.c_uint64),
+        ("version", ctypes.c_uint64),
         ("index", ctypes.c_uint64),
         ("layers", ctypes.POINTER(_Layer)),
         ("layers_len", ctypes.c_uint64),
@@ -136,14 +145,14 @@ def prepare() -> None:
         _native = _Native()
 
 
-def write_common(layer: int, pages: int, index: int) -> int | None:
+def write_common(layer: int, stream: int) -> int | None:
     """Writes down what kernels begin with. How many bytes that is; None in a kernel that begins with it."""
     if platform.machine() != "x86_64":
         raise Refused(f"kernels cannot be written down on this processor ({platform.machine()})")
     if _other_tasks():
         raise Refused("a thread besides the main one is alive")
     prepare()
-    done = _write(layer, (pages, pages), index, -1, [], _LAID_OUT)
+    done = _write(layer, stream, None, -1, [], _LAID_OUT)
     if done is None:
         forget_last()
         return None
@@ -198,7 +207,8 @@ def _freeze(request: dict, fds: list[int], kernel: Kernel, line: socket.socket) 
     if platform.machine() != "x86_64":
         raise Refused(f"kernels cannot be written down on this processor ({platform.machine()})")
     prepare()
-    pages, pages_again, index, *rest = fds
+    stream, *rest = fds
+    share = (rest.pop(0), line.fileno()) if request.get("share") else None
     before = rest.pop(0) if request.get("before") else -1
     layers = list(zip(request["layers"], rest, strict=True))
     ours = [*fds, line.fileno(), *kernel.descriptors(), *aio.descriptors()]
@@ -218,7 +228,7 @@ def _freeze(request: dict, fds: list[int], kernel: Kernel, line: socket.socket) 
             raise Refused("the process that was to write the kernel down died")
         return {}
     try:
-        done = _write(request["layer"], (pages, pages_again), index, before, layers, _SHARE)
+        done = _write(request["layer"], stream, share, before, layers, 0)
     except Refused as refused:
         if quiet:
             raise
@@ -235,16 +245,22 @@ def _freeze(request: dict, fds: list[int], kernel: Kernel, line: socket.socket) 
 
 
 def _write(
-    layer: int, pages: tuple[int, int], index: int, before: int, layers: list[tuple[int, int]], flags: int
+    layer: int, stream: int, share: tuple[int, int] | None, before: int, layers: list[tuple[int, int]], flags: int
 ) -> dict | None:
-    """What was written; None in the process that was made of it."""
+    """What was written; None in the process that was made of it.
+
+    With `share`, large pieces are mapped from the new layer: the file for reading, and the line over which the host says
+    that everything is in it.
+    """
     global _last
     assert _native is not None
     own = os.fsencode(_FOLDER) + b"/"
     known = (_Layer * max(1, len(layers)))(*layers)
+    if share:
+        flags |= _SHARE
     request = _Freeze(
-        *pages, layer, index, before, known, len(layers), flags, _last,
-        _native.rseq_offset, _native.rseq_len, own, len(own),
+        ctypes.sizeof(_Freeze), _REQUEST_VERSION, stream, *(share or (0, 0)), layer, before, known, len(layers), flags,
+        _last, _native.rseq_offset, _native.rseq_len, own, len(own),
     )  # fmt: skip
     # What a thawed kernel finds: this is the picture that it was made of.
     last, _last = _last, layer
@@ -266,7 +282,9 @@ def _thaw(request: dict, fds: list[int], kernel: Kernel, line: socket.socket) ->
     index, *rest = fds
     layers = list(zip(request["layers"], rest, strict=True))
     known = (_Layer * max(1, len(layers)))(*layers)
-    order = _Thaw(index, known, len(layers), _native.rseq_offset, _native.rseq_len, b"")
+    order = _Thaw(
+        ctypes.sizeof(_Thaw), _REQUEST_VERSION, index, known, len(layers), _native.rseq_offset, _native.rseq_len, b""
+    )
     os.dup2(kernel.descriptors()[0], CONTROL_AT, inheritable=False)
     os.dup2(line.fileno(), LINE_AT, inheritable=False)
     try:
@@ -282,6 +300,8 @@ def _raise(number: int, problem: bytes) -> None:
     what = os.fsdecode(problem)
     if number == errno.ENOTSUP:
         raise Refused(f"memory that is shared with others cannot be kept: {what or 'without a name'}")
+    if number == errno.EPIPE:
+        raise Refused("the host took no more of it")
     if number == errno.ESTALE:
         raise Refused(f"{what} has changed" if what else "the system has changed since")
     raise Refused(f"{os.strerror(number)}{': ' + what if what else ''}")

@@ -1,7 +1,7 @@
 """An interpreter with the packages of an image loaded, whose memory the kernels of other sandboxes begin with.
 
     host                                          preloaded, in a sandbox of its own
-     | preload {layer, modules} + two files ------>| imports, warms up, writes its memory into the files
+     | preload {layer, modules} + a pipe --------->| imports, warms up, writes its memory into the pipe
      |<- {bytes, warm} ........................... | and is not needed any more
      |
      | the files, {env, cwd} --------------------->| in another sandbox: a loader becomes what was written,
@@ -50,9 +50,9 @@ def _talk(line: socket.socket, main: ModuleType) -> None:
     )
     try:
         request = json.loads(packet)
-        pages, index = fds
+        (stream,) = fds
         answer = _preload(request["modules"])
-        written = frozen.write_common(request["layer"], pages, index)
+        written = frozen.write_common(request["layer"], stream)
     except frozen.Refused as refused:
         answer, written = {"refused": refused.reasons}, 0
     except Exception as error:

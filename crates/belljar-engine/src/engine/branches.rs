@@ -36,7 +36,9 @@ impl Engine {
         force: bool,
     ) -> Result<SessionInfo, EngineError> {
         let slept = match self.live_session(who, id).await {
-            Ok(session) => session.hibernate(force).await.map(|()| self.info(&session)),
+            Ok(session) => {
+                session.hibernate(force, who.quota()).await.map(|()| self.info(&session))
+            }
             Err(error) => Err(error),
         };
         self.note_life(who, id, "hibernate", "hibernated", &slept);
@@ -163,7 +165,7 @@ impl Shared {
         let row = new_row(tenant, spec, Phase::Hibernated);
         let album = self.pictures.album(&row.id);
         branch.album.share(&branch.manifest, &album).map_err(EngineError::KeepPicture)?;
-        self.pictures.count(&row.id);
+        self.pictures.count(&row.id, &row.tenant);
         let id = row.id.clone();
         let entered = match self.store.put_session(row.clone(), Durability::Process).await {
             Ok(()) => self.enter(row, reservation, Origin::Branch),

@@ -184,8 +184,9 @@ fn fits(pattern: &str, name: &str) -> bool {
 
 impl Principal {
     fn quota(&self) -> Quota {
-        let KeyLimits { sessions, memory, pids, .. } = self.limits;
-        Quota { sessions, memory, pids }
+        let KeyLimits { sessions, sleeping, memory, pids, .. } = self.limits;
+        // Unless told otherwise, no more sleep than may be awake.
+        Quota { sessions, sleeping: sleeping.or(sessions), memory, pids }
     }
 }
 
@@ -212,7 +213,8 @@ impl Engine {
         };
         shared.give_up_pending_datasets().await;
         shared.recover_volumes().await;
-        let alive: Vec<String> = left.iter().map(|row| row.id.clone()).collect();
+        let alive: Vec<(String, String)> =
+            left.iter().map(|row| (row.id.clone(), row.tenant.clone())).collect();
         if let Err(error) = shared.pictures.tidy(&alive) {
             tracing::warn!("failed to tidy up the pictures of sessions: {error}");
         }

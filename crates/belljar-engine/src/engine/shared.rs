@@ -10,7 +10,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use super::datasets::FETCHES;
 use super::views::view_of;
 use super::{EngineConfig, Principal};
-use crate::admission::{Admission, Reservation};
+use crate::admission::{Admission, Quota, Reservation};
 use crate::artifacts::Shelf;
 use crate::audit::{Audit, Entry};
 use crate::datasets::Cache;
@@ -106,7 +106,10 @@ impl Shared {
         let pictures =
             Pictures::open(FrozenConfig { directory: frozen.clone(), ..config.frozen.clone() });
         Ok(Shared {
-            admission: Admission::new(config.total),
+            admission: Admission::new(
+                config.total,
+                Quota { sleeping: config.frozen.tenant_sleeping, ..Quota::default() },
+            ),
             store,
             runtime,
             shelf: Shelf::open(config.shelf.clone(), metrics.artifacts.clone())?,

@@ -8,7 +8,10 @@ use std::path::{Path, PathBuf};
 
 use belljar_proto::exec::Language;
 use belljar_runtime::{Layer, Picture, common_layer};
+use belljar_sys::tree;
 use serde::{Deserialize, Serialize};
+
+use super::books::Kept;
 
 /// What a picture shows.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -142,7 +145,8 @@ impl Album {
         self.sweep()
     }
 
-    /// Removes files that no picture speaks of.
+    /// Removes files that no picture speaks of, but for those that somebody has open: they would take room on the disk
+    /// without being seen.
     pub(crate) fn sweep(&self) -> io::Result<()> {
         let mut needed = HashSet::new();
         for manifest in self.pictures() {
@@ -156,7 +160,7 @@ impl Album {
         for entry in entries {
             let path = entry?.path();
             if !needed.contains(&path) {
-                remove_file(&path)?;
+                remove_unless_open(&path)?;
             }
         }
         Ok(())
@@ -185,24 +189,48 @@ impl Album {
         Ok(again)
     }
 
-    /// Bytes of everything in it.
-    pub(crate) fn bytes(&self) -> u64 {
-        let Ok(entries) = fs::read_dir(&self.directory) else { return 0 };
-        entries.flatten().filter_map(|entry| share(&entry.metadata().ok()?)).sum()
+    /// Everything in it, as the disk has it.
+    pub(super) fn files(&self) -> Vec<Kept> {
+        let Ok(entries) = fs::read_dir(&self.directory) else { return Vec::new() };
+        let kept = |entry: fs::DirEntry| {
+            let metadata = entry.metadata().ok()?;
+            let name = entry.file_name();
+            let common =
+                name.to_str().and_then(|name| name.split_once('.')).is_some_and(|(id, _)| {
+                    id.parse().is_ok_and(|id| common_layer(&self.directory, id).is_some())
+                });
+            Some(Kept { inode: metadata.ino(), bytes: on_disk(&metadata), common })
+        };
+        entries.flatten().filter_map(kept).collect()
     }
 
-    /// Bytes of what these pictures need.
+    /// Bytes on the disk of what these pictures need of their own.
     pub(crate) fn bytes_of(&self, pictures: &[Manifest]) -> u64 {
         let parts = pictures.iter().flat_map(Manifest::parts);
-        let needed: HashSet<PathBuf> = parts.map(|(id, kind)| self.path(id, kind)).collect();
-        needed.iter().filter_map(|path| share(&fs::metadata(path).ok()?)).sum()
+        let own = parts.filter(|(id, _)| common_layer(&self.directory, *id).is_none());
+        let needed: HashSet<PathBuf> = own.map(|(id, kind)| self.path(id, kind)).collect();
+        needed.iter().filter_map(|path| Some(on_disk(&fs::metadata(path).ok()?))).sum()
     }
 
+    /// Removes all of it. No sandbox that it is of is alive, so whoever still has a file open that no other album has
+    /// gets nothing more of it, and the disk is free at once.
     pub(crate) fn remove(&self) -> io::Result<()> {
-        match fs::remove_dir_all(&self.directory) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-            _ => Ok(()),
+        let entries = match fs::read_dir(&self.directory) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            entries => entries?,
+        };
+        for entry in entries {
+            let path = entry?.path();
+            let file = File::options().write(true).open(&path);
+            // Afterwards, so that one of two who remove links at the same time finds that none is left.
+            remove_file(&path)?;
+            if let Ok(file) = file
+                && file.metadata()?.nlink() == 0
+            {
+                file.set_len(0)?;
+            }
         }
+        fs::remove_dir_all(&self.directory)
     }
 
     fn path(&self, id: u64, kind: &str) -> PathBuf {
@@ -255,7 +283,7 @@ impl Draft {
         for kind in ["pages", "index", "files"] {
             let path = self.path(kind);
             let Ok(file) = File::open(&path) else { continue };
-            manifest.bytes += file.metadata()?.len();
+            manifest.bytes += on_disk(&file.metadata()?);
             if sync {
                 file.sync_all()?;
             }
@@ -272,7 +300,7 @@ impl Drop for Draft {
             return;
         }
         for kind in ["pages", "index", "files", "new"] {
-            let _ = remove_file(&self.path(kind));
+            let _ = remove_unless_open(&self.path(kind));
         }
     }
 }
@@ -293,9 +321,19 @@ impl Drop for Branch {
     }
 }
 
-/// What several have is charged to them together.
-fn share(metadata: &fs::Metadata) -> Option<u64> {
-    metadata.len().checked_div(metadata.nlink())
+/// What a file takes of the disk.
+fn on_disk(metadata: &fs::Metadata) -> u64 {
+    const BLOCK: u64 = 512;
+    metadata.blocks() * BLOCK
+}
+
+/// Removes a file that nobody needs, unless somebody has it open: a kernel that goes on using a layer, or code that
+/// does not let go of one. As long as it is there it is counted.
+fn remove_unless_open(path: &Path) -> io::Result<()> {
+    match File::open(path) {
+        Ok(file) if tree::is_open_elsewhere(&file) => Ok(()),
+        _ => remove_file(path),
+    }
 }
 
 fn remove_file(path: &Path) -> io::Result<()> {
@@ -331,6 +369,9 @@ mod tests {
         draft.finish(manifest(id, layers), true).unwrap()
     }
 
+    /// What a few bytes take.
+    const BLOCKS: u64 = 4096;
+
     fn names(album: &Album) -> Vec<String> {
         let entries = fs::read_dir(&album.directory).unwrap().flatten();
         let mut names: Vec<String> =
@@ -349,9 +390,11 @@ mod tests {
         drop(draft);
         assert!(names(&album).is_empty(), "what was begun is gone");
         let first = take(&album, 2, &[2]);
-        assert_eq!((album.last(), first.bytes), (Some(first.clone()), 12));
+        assert_eq!((album.last(), first.bytes), (Some(first.clone()), 3 * BLOCKS));
         // As a server leaves it that is killed before the end.
-        std::mem::forget(album.begin(3).unwrap().create("pages").unwrap());
+        let draft = album.begin(3).unwrap();
+        draft.create("pages").unwrap();
+        std::mem::forget(draft);
         fs::write(album.path(3, "new"), "{").unwrap();
         album.sweep().unwrap();
         assert_eq!(names(&album), ["2.files", "2.index", "2.json", "2.pages"]);
@@ -369,6 +412,44 @@ mod tests {
         take(&album, 3, &[3]);
         album.forget(&[2]).unwrap();
         assert_eq!(names(&album), ["3.files", "3.index", "3.json", "3.pages"]);
+    }
+
+    #[test]
+    fn a_layer_that_is_open_is_kept_and_counted() {
+        let root = tempfile::tempdir().unwrap();
+        let album = Album::new(root.path().join("ses_1"));
+        take(&album, 1, &[1]);
+        take(&album, 2, &[2]);
+        let held = File::open(album.path(1, "pages")).unwrap();
+        album.forget(&[1]).unwrap();
+        assert_eq!(names(&album), ["1.pages", "2.files", "2.index", "2.json", "2.pages"]);
+        assert_eq!(album.files().iter().map(|file| file.bytes).sum::<u64>(), 5 * BLOCKS);
+        // As long as another has it, it stays whole; then it is empty, whoever holds it.
+        let other = Album::new(root.path().join("ses_2"));
+        make_directory(&other.directory).unwrap();
+        fs::hard_link(album.path(1, "pages"), other.path(1, "pages")).unwrap();
+        album.remove().unwrap();
+        assert_eq!(held.metadata().unwrap().len(), 4);
+        other.sweep().unwrap();
+        assert_eq!(names(&other), ["1.pages"]);
+        other.remove().unwrap();
+        assert_eq!((held.metadata().unwrap().len(), on_disk(&held.metadata().unwrap())), (0, 0));
+        assert!(!other.directory.exists() && !album.directory.exists());
+    }
+
+    #[test]
+    fn a_draft_that_is_held_stays_until_it_is_not() {
+        let root = tempfile::tempdir().unwrap();
+        let album = Album::new(root.path().join("ses_1"));
+        let draft = album.begin(1).unwrap();
+        draft.create("pages").unwrap().write_all(b"1234").unwrap();
+        draft.create("index").unwrap();
+        let held = File::open(draft.path("pages")).unwrap();
+        drop(draft);
+        assert_eq!(names(&album), ["1.pages"]);
+        drop(held);
+        album.sweep().unwrap();
+        assert!(names(&album).is_empty());
     }
 
     #[test]

@@ -2,25 +2,29 @@
 
 use std::fs::File;
 use std::io::{self, Write};
+use std::sync::Arc;
 use std::time::Duration;
 
 use belljar_proto::exec::Language;
 use belljar_proto::guest::RefusalCode;
 use belljar_proto::rest::RestReport;
-use belljar_runtime::{Freezing, RuntimeError, Sandbox, languages};
+use belljar_runtime::{Freezing, Meter, RuntimeError, Sandbox, languages};
 use bytes::BytesMut;
 use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe;
 use tokio::time::timeout;
 
 use super::album::Draft;
-use super::{Manifest, Pictures};
+use super::{Manifest, Pictures, Tally, too_large};
 use crate::clock;
 use crate::error::{EngineError, in_full};
 use crate::incoming::Incoming;
 
 /// What is taken from a pipe at once.
 const PIECE: usize = 256 * 1024;
+
+/// What three files may take beyond their lengths: file systems take blocks ahead.
+const ROUNDING: u64 = 3 << 20;
 
 /// How long a worker may not give anything.
 const SILENCE: Duration = Duration::from_secs(60);
@@ -29,6 +33,7 @@ const SILENCE: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub(crate) struct Ask<'a> {
     pub(crate) session: &'a str,
+    pub(crate) tenant: &'a str,
     /// Those of the sandbox's places whose files are kept.
     pub(crate) places: &'a [&'a str],
     /// The most that it may add, in bytes.
@@ -52,7 +57,28 @@ pub(crate) async fn capture(
     sandbox: &Sandbox,
     ask: Ask<'_>,
 ) -> Result<Manifest, EngineError> {
-    let room = ask.room.min(pictures.room()?);
+    let (session, tenant) = (ask.session, ask.tenant);
+    let tally = match pictures.meter(tenant, ask.room) {
+        Ok(tally) => tally,
+        Err(_) => {
+            // What was open when nobody needed it any more may not be by now.
+            let _ = pictures.album(session).sweep();
+            pictures.count(session, tenant);
+            pictures.meter(tenant, ask.room)?
+        }
+    };
+    let taken = take(pictures, sandbox, ask, &tally).await;
+    // Whatever became of it: what is there now is counted before the tally is given back.
+    pictures.count(session, tenant);
+    taken
+}
+
+async fn take(
+    pictures: &Pictures,
+    sandbox: &Sandbox,
+    ask: Ask<'_>,
+    tally: &Arc<Tally>,
+) -> Result<Manifest, EngineError> {
     let report = sandbox.rest().await.map_err(|error| unable(ask.session, error))?;
     let mut gone = not_kept(&report, ask.force).map_err(|reasons| refused(ask.session, reasons))?;
     let album = pictures.album(ask.session);
@@ -63,14 +89,14 @@ pub(crate) async fn capture(
     let same = same.and_then(|last| last.files);
     let freezing = async {
         match report.kernels.contains(&Language::Python) {
-            true => freeze(pictures, sandbox, &draft, before.as_ref(), room, &ask).await.map(Some),
+            true => freeze(pictures, sandbox, &draft, before.as_ref(), tally, &ask).await.map(Some),
             false => Ok(None),
         }
     };
     let packing = async {
         match same {
             Some(files) => Ok(files),
-            None => pack(sandbox, &draft, ask.places, room).await.map(|()| draft.id()),
+            None => pack(sandbox, &draft, ask.places, tally).await.map(|()| draft.id()),
         }
     };
     // Nothing runs that could change either meanwhile.
@@ -104,11 +130,11 @@ pub(crate) async fn capture(
     let finishing = tokio::task::spawn_blocking(move || draft.finish(manifest, sync));
     let finished = finishing.await.unwrap_or_else(|panic| Err(io::Error::other(panic)));
     let manifest = finished.map_err(EngineError::KeepPicture)?;
-    if manifest.bytes > room {
+    // Blocks may be larger than what was written to them.
+    if manifest.bytes > ask.room.saturating_add(ROUNDING) {
         let _ = album.forget(&[manifest.id]);
-        return Err(too_large(room));
+        return Err(too_large(ask.room));
     }
-    pictures.count(ask.session);
     Ok(manifest)
 }
 
@@ -141,7 +167,7 @@ async fn freeze(
     sandbox: &Sandbox,
     draft: &Draft,
     before: Option<&Manifest>,
-    room: u64,
+    tally: &Arc<Tally>,
     ask: &Ask<'_>,
 ) -> Result<Frozen, EngineError> {
     let album = pictures.album(ask.session);
@@ -154,10 +180,14 @@ async fn freeze(
         index: &index,
         before: before.as_ref(),
         commons: &commons,
-        most: room,
+        meter: Arc::clone(tally) as Arc<dyn Meter>,
         force: ask.force,
     };
-    let report = sandbox.freeze(&how).await.map_err(|error| unable(ask.session, error))?;
+    let report = sandbox.freeze(&how).await.map_err(|error| match (error, tally.refusal()) {
+        (RuntimeError::NoRoom, Some(refusal)) => refusal,
+        (RuntimeError::Keep(cause), _) => EngineError::KeepPicture(cause),
+        (error, _) => unable(ask.session, error),
+    })?;
     if !report.refused.is_empty() {
         return Err(refused(ask.session, report.refused));
     }
@@ -172,19 +202,18 @@ async fn pack(
     sandbox: &Sandbox,
     draft: &Draft,
     places: &[&str],
-    room: u64,
+    tally: &Tally,
 ) -> Result<(), EngineError> {
     let file = draft.create("files").map_err(EngineError::KeepPicture)?;
     let (job, pipe) = sandbox.keep_files(places).await.map_err(EngineError::Files)?;
-    let written = receive(pipe, file, room).await;
+    let written = receive(pipe, file, tally).await;
     let packed = sandbox.finish(job).await.map_err(EngineError::Files);
     written?;
     packed.map(drop)
 }
 
-async fn receive(mut pipe: pipe::Receiver, file: File, room: u64) -> Result<(), EngineError> {
+async fn receive(mut pipe: pipe::Receiver, file: File, tally: &Tally) -> Result<(), EngineError> {
     let incoming = Incoming::begin(file, |file, chunk| file.write_all(chunk));
-    let mut left = room;
     let mut buffer = BytesMut::new();
     loop {
         buffer.reserve(PIECE);
@@ -194,16 +223,14 @@ async fn receive(mut pipe: pipe::Receiver, file: File, room: u64) -> Result<(), 
         if read == 0 {
             break;
         }
-        left = left.checked_sub(read as u64).ok_or_else(|| too_large(room))?;
+        if !tally.take(read as u64) {
+            return Err(tally.refusal().unwrap_or(EngineError::PicturesFull));
+        }
         if !incoming.write(buffer.split().freeze()).await {
             break;
         }
     }
     incoming.finish().await.map(drop).map_err(EngineError::KeepPicture)
-}
-
-fn too_large(room: u64) -> EngineError {
-    EngineError::TooLarge(format!("what is to be kept of this session is more than {room} bytes"))
 }
 
 fn refused(session: &str, reasons: Vec<String>) -> EngineError {

@@ -9,28 +9,30 @@
 //!
 //! A picture is there when its `ID.json` is. Its layers may be those of earlier pictures; a file that
 //! no picture speaks of is removed. Albums that share something have hard links to it, so each can be
-//! removed without a thought for the others.
+//! removed without a thought for the others. Kernels have layers open for reading: one that is open somewhere
+//! stays in its album, and is counted ([`books`]), until it is not or the session ends.
 //!
 //! [`album`] keeps them, [`capture`] takes one of a sandbox at rest, [`revive`] makes a fresh sandbox
 //! into what one shows.
 
 mod album;
+mod books;
 mod capture;
 mod revive;
 
-use std::collections::HashMap;
 use std::io;
 use std::path::PathBuf;
-use std::sync::Mutex;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 pub(crate) use album::{Album, Branch, Manifest};
 pub(crate) use capture::{Ask, capture};
 pub(crate) use revive::revive;
 
+use books::{Books, Most, Tally};
+
 use crate::clock;
 use crate::error::EngineError;
-use crate::lock;
 
 /// The name of a directory that is no album.
 const COMMONS: &str = "commons";
@@ -41,6 +43,10 @@ pub struct FrozenConfig {
     pub directory: PathBuf,
     /// Bytes of all of them together; none: no limit.
     pub total_bytes: Option<u64>,
+    /// Bytes of those of a tenant; none: no limit.
+    pub tenant_bytes: Option<u64>,
+    /// Sleeping sessions of a tenant whose key has no limit of its own; none: no limit.
+    pub tenant_sleeping: Option<u64>,
     /// After how long without use a session is put to sleep; none: only if somebody asks.
     pub hibernate_after: Option<std::time::Duration>,
 }
@@ -52,14 +58,14 @@ pub(crate) struct Pictures {
     /// Numbers of pictures grow, across restarts as well, and no two sessions have the same: a
     /// branch goes on with the layers of another.
     last: AtomicU64,
-    /// Bytes in each album.
-    used: Mutex<HashMap<String, u64>>,
+    books: Books,
 }
 
 impl Pictures {
     pub(crate) fn open(config: FrozenConfig) -> io::Result<Pictures> {
         album::make_directory(&config.directory)?;
-        Ok(Pictures { config, last: AtomicU64::new(0), used: Mutex::default() })
+        let most = Most { total: config.total_bytes, tenant: config.tenant_bytes };
+        Ok(Pictures { config, last: AtomicU64::new(0), books: Books::new(most) })
     }
 
     pub(crate) fn config(&self) -> &FrozenConfig {
@@ -83,24 +89,14 @@ impl Pictures {
         now.max(before.unwrap_or(0) + 1)
     }
 
-    /// Refuses one more picture if there is no room for any.
-    pub(crate) fn room(&self) -> Result<u64, EngineError> {
-        let Some(total) = self.config.total_bytes else { return Ok(u64::MAX) };
-        let used: u64 = lock(&self.used).values().sum();
-        match total.checked_sub(used) {
-            Some(left) if left > 0 => Ok(left),
-            _ => Err(EngineError::PicturesFull { used, total }),
-        }
+    /// Counts a picture while it is taken; refused if there is no room for any.
+    fn meter(&self, tenant: &str, room: u64) -> Result<Arc<Tally>, EngineError> {
+        self.books.meter(tenant, room)
     }
 
     /// Counts what a session's album holds now.
-    pub(crate) fn count(&self, session: &str) {
-        let bytes = self.album(session).bytes();
-        let mut used = lock(&self.used);
-        match bytes {
-            0 => drop(used.remove(session)),
-            bytes => drop(used.insert(session.to_owned(), bytes)),
-        }
+    pub(crate) fn count(&self, session: &str, tenant: &str) {
+        self.books.set(session, tenant, self.album(session).files());
     }
 
     /// The session has ended, and nobody needs its pictures.
@@ -109,22 +105,22 @@ impl Pictures {
         if let Err(error) = album.remove() {
             tracing::warn!(session.id = session, "failed to remove its pictures: {error}");
         }
-        lock(&self.used).remove(session);
+        self.books.remove(session);
     }
 
     /// Removes what an earlier server left unfinished, and everything of sessions that are not
-    /// among these. To be called before anybody takes pictures.
-    pub(crate) fn tidy(&self, sessions: &[String]) -> io::Result<()> {
+    /// among these (id and tenant). To be called before anybody takes pictures.
+    pub(crate) fn tidy(&self, sessions: &[(String, String)]) -> io::Result<()> {
         for entry in std::fs::read_dir(&self.config.directory)? {
             let Ok(name) = entry?.file_name().into_string() else { continue };
             if name == COMMONS {
                 // Albums have links to what they need; those that we need we make anew.
-                self.album(&name).remove()?;
-            } else if sessions.contains(&name) {
+                std::fs::remove_dir_all(self.commons())?;
+            } else if let Some((_, tenant)) = sessions.iter().find(|(id, _)| *id == name) {
                 if let Err(error) = self.album(&name).sweep() {
                     tracing::warn!(session.id = name, "failed to tidy up its pictures: {error}");
                 }
-                self.count(&name);
+                self.count(&name, tenant);
             } else {
                 self.remove(&name);
             }
@@ -137,4 +133,8 @@ impl Pictures {
         let name = format!("branch_{}", self.next_id());
         Branch::of(self.album(&name), album, manifest)
     }
+}
+
+fn too_large(room: u64) -> EngineError {
+    EngineError::TooLarge(format!("what is to be kept of this session is more than {room} bytes"))
 }

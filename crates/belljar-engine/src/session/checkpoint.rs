@@ -53,6 +53,7 @@ async fn take(
     let earlier = checkpoints(&album);
     let ask = Ask {
         session: &session.id,
+        tenant: &session.tenant,
         places: &["session", "tmp", "shm"],
         room: bounds.max_bytes,
         force: false,
@@ -65,7 +66,7 @@ async fn take(
     let taken = capture(&shared.pictures, sandbox, ask).await?;
     *lock(&session.base) = Some(taken.id);
     drop_oldest(&album, bounds).map_err(EngineError::KeepPicture)?;
-    shared.pictures.count(&session.id);
+    shared.pictures.count(&session.id, &session.tenant);
     Ok(())
 }
 

@@ -163,6 +163,7 @@ pub(crate) enum Command {
     },
     Hibernate {
         force: bool,
+        quota: Quota,
         answer: Answer<()>,
     },
     /// A picture for others to begin with: of now, or of what was after an execution.
@@ -287,9 +288,9 @@ impl Session {
     }
 
     /// Makes files of it, until somebody needs it.
-    pub(crate) async fn hibernate(&self, force: bool) -> Result<(), EngineError> {
+    pub(crate) async fn hibernate(&self, force: bool, quota: Quota) -> Result<(), EngineError> {
         self.allows(Request::Attend)?;
-        self.ask(|answer| Command::Hibernate { force, answer }).await
+        self.ask(|answer| Command::Hibernate { force, quota, answer }).await
     }
 
     pub(crate) async fn branch(

@@ -24,6 +24,9 @@ pub struct KeyLimits {
     pub requests_per_minute: Option<u32>,
     /// Of the key's tenant, at the same time.
     pub sessions: Option<u64>,
+    /// Those that sleep; as many as `sessions` if that alone is told.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sleeping: Option<u64>,
     pub memory: Option<u64>,
     pub pids: Option<u64>,
     /// An operator's key: it reads what tells of all tenants, and has no sessions.

@@ -7,6 +7,7 @@ use async_trait::async_trait;
 use belljar_proto::exec::Language;
 use belljar_proto::guest::{Call, ZygoteOrder};
 use belljar_sys::cgroup::Meters;
+use belljar_sys::privileges;
 use tokio::sync::watch;
 
 use super::DockerRuntime;
@@ -35,6 +36,11 @@ pub(super) struct ContainerBody {
 
 #[async_trait]
 impl Body for ContainerBody {
+    fn may_reopen(&self) -> bool {
+        // Containers of an ordinary user run as that user, and whether an engine lets Landlock in is its own affair.
+        !privileges::is_root()
+    }
+
     async fn fork_python(
         &self,
         link: &Link,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use belljar_sys::cgroup::{Cgroup, Meters};
-use belljar_sys::process;
+use belljar_sys::{landlock, process};
 use tokio::io::unix::AsyncFd;
 
 use super::staged::Staged;
@@ -44,6 +44,11 @@ impl Body for NativeBody {
 
     async fn common(&self, commons: &Path) -> Option<Arc<Common>> {
         self.image.warm_zygote()?.common(commons).await
+    }
+
+    fn may_reopen(&self) -> bool {
+        // With ids of its own it is somebody else; otherwise Landlock keeps it within its own tree.
+        self.runtime.ids.is_none() && landlock::generation().is_none()
     }
 
     fn meters(&self) -> Option<&Meters> {

@@ -13,6 +13,7 @@
 //!
 //! Until the zygote is warm, and where it cannot be had, kernels start the slow way.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
@@ -33,7 +34,7 @@ use tokio::sync::{OnceCell, watch};
 use super::NativeRuntime;
 use super::staged::Staged;
 use crate::RuntimeError;
-use crate::frozen::{self, Common};
+use crate::frozen::{self, COMMON_BYTES, Common, Fixed, Pump, Sink};
 use crate::kernels::{self, Role};
 use crate::link::Link;
 use crate::sandbox::Sandbox;
@@ -79,12 +80,12 @@ impl Zygote {
         image: &Arc<Staged>,
     ) -> Result<(Zygote, Warm), RuntimeError> {
         let files = [sealed::create("pages"), sealed::create("index")];
-        let [pages, index] = files.map(|file| file.map_err(RuntimeError::Memory));
+        let [pages, index] = files.map(|file| file.map_err(RuntimeError::Keep));
         let (pages, index) = (pages?, index?);
         let id = Common::new_id();
         let spec = SandboxSpec { limits: LIMITS, ..SandboxSpec::default() };
         let sandbox = runtime.create_from(image, &spec, "zygote-").await?;
-        let asked = ask(&sandbox, image, id, [pages.as_fd(), index.as_fd()]);
+        let asked = ask(&sandbox, image, id, [&pages, &index]);
         let answer = tokio::time::timeout(WARM_TIMEOUT, asked)
             .await
             .unwrap_or(Err(RuntimeError::TimedOut(WARM_TIMEOUT.as_secs())));
@@ -93,8 +94,8 @@ impl Zygote {
         let mut warm = answer?;
         warm.rss_kib = 0;
         for file in [&pages, &index] {
-            sealed::seal(file).map_err(RuntimeError::Memory)?;
-            let metadata = file.metadata().map_err(RuntimeError::Memory)?;
+            sealed::seal(file).map_err(RuntimeError::Keep)?;
+            let metadata = file.metadata().map_err(RuntimeError::Keep)?;
             // Blocks have 512 bytes.
             warm.rss_kib += metadata.blocks() / 2;
         }
@@ -110,14 +111,20 @@ impl Zygote {
     ) -> Result<(), RuntimeError> {
         let language = Language::Python;
         let call = Call::LoadKernel { language, argv: vec![kernels::loader()] };
-        let reply = link.call(call, &[]).await?;
+        let reply = match link.call(call, &[]).await {
+            // An earlier version's sandbox, or one of an image with other scripts: not for want of an interpreter.
+            Err(error) if error.is_no_interpreter() => {
+                return Err(RuntimeError::Kernel("there is no loader in this sandbox".into()));
+            }
+            reply => reply?,
+        };
         let line = match (reply.answer, reply.fds.into_iter().next()) {
             (Answer::Line, Some(line)) => {
                 channel::nonblocking(line).map_err(RuntimeError::Connect)?
             }
             _ => return Err(RuntimeError::UnexpectedAnswer),
         };
-        let open = |file| sealed::open_again(file).map_err(RuntimeError::Memory);
+        let open = |file| sealed::open_again(file).map_err(RuntimeError::Keep);
         let (index, pages) = (open(&self.memory.index)?, open(&self.memory.pages)?);
         let files = [index.as_fd(), pages.as_fd()];
         let begin = ToLine::Begin { env: environment(env), cwd: paths::SESSION.into() };
@@ -152,7 +159,7 @@ async fn ask(
     sandbox: &Sandbox,
     image: &Staged,
     layer: u64,
-    files: [BorrowedFd<'_>; 2],
+    [pages, index]: [&File; 2],
 ) -> Result<Warm, RuntimeError> {
     let (argv, env) = (image.python_argv(Role::Preloaded)?, image.environment(&[]));
     let spawn = Call::SpawnKernel { language: Language::Python, argv, env, cwd: "/".into() };
@@ -160,10 +167,17 @@ async fn ask(
     sandbox.link().call(Call::AwaitKernel { language: Language::Python }, &[]).await?;
     let line = sandbox.line().await?;
     let preload = ToLine::Preload { layer, modules: image.preload().to_vec() };
-    frozen::send(&line, &preload, &files).await?;
-    let LineReport { refused, warm, .. } = frozen::receive(&line, WARM_TIMEOUT).await?;
+    let again = |file: &File| file.try_clone().map_err(RuntimeError::Keep);
+    let meter = Arc::new(Fixed::new(COMMON_BYTES));
+    let sink = Sink::new(again(pages)?, again(index)?, meter, true);
+    let (mut pump, theirs) = Pump::new(sink).map_err(RuntimeError::Keep)?;
+    frozen::send(&line, &preload, &[theirs.as_fd()]).await?;
+    // Ours must not be the one that keeps the pipe open.
+    drop(theirs);
+    let (report, whole) = tokio::join!(frozen::receive(&line), pump.run());
+    let LineReport { refused, warm, .. } = report?;
     match warm {
-        Some(warm) if refused.is_empty() => Ok(warm),
+        Some(warm) if refused.is_empty() && whole? => Ok(warm),
         _ => Err(RuntimeError::Kernel(frozen::words(refused).join("; "))),
     }
 }
@@ -178,7 +192,7 @@ async fn send(
 
 /// Why a loader could not become a kernel, if it said so before it ended.
 async fn reason(line: &AsyncFd<OwnedFd>) -> Option<RuntimeError> {
-    let report = frozen::receive(line, REASON_TIMEOUT).await.ok()?;
+    let report = frozen::within(REASON_TIMEOUT, frozen::receive(line)).await.ok()?;
     let refused = frozen::words(report.refused).join("; ");
     Some(RuntimeError::Kernel(format!("cannot begin with prepared memory: {refused}")))
 }

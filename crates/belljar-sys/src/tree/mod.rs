@@ -27,7 +27,7 @@ use rustix::io::Errno;
 pub use clear::clear;
 pub use fingerprint::{fingerprint, fingerprint_of_all};
 pub use measure::{Measured, measure};
-pub use open::is_being_written;
+pub use open::{is_being_written, is_open_elsewhere};
 pub use populate::{Met, MetKind};
 
 /// Names that [`list`] passes over but mentions; more are only counted.

@@ -26,16 +26,29 @@ impl Root {
 /// False also where the kernel does not tell: of other people's files, on odd file systems.
 #[must_use]
 pub fn is_being_written(file: impl AsFd) -> bool {
+    // The kernel grants a lease for reading only while nobody writes.
+    is_lease_refused(file, libc::F_RDLCK)
+}
+
+/// Whether somebody else has this file open at all, mapped, or on its way through a socket. False also
+/// where the kernel does not tell.
+#[must_use]
+pub fn is_open_elsewhere(file: impl AsFd) -> bool {
+    // A lease for writing is granted only to the one who has the file open.
+    is_lease_refused(file, libc::F_WRLCK)
+}
+
+fn is_lease_refused(file: impl AsFd, kind: libc::c_int) -> bool {
     let fd = file.as_fd().as_raw_fd();
-    // The kernel grants a lease for reading only while nobody writes. Whoever opens the file for
-    // writing in the instant until we give it back makes the kernel send us a signal. SIGIO, which
-    // it would be, ends a process; this one is ignored by default, and a child inherits nothing.
+    // Whoever opens the file in the instant until we give the lease back makes the kernel send us a
+    // signal. SIGIO, which it would be, ends a process; this one is ignored by default, and a child
+    // inherits nothing.
     // SAFETY: integers only, and an open descriptor.
     unsafe {
         if libc::fcntl(fd, F_SETSIG, libc::SIGURG) != 0 {
             return false;
         }
-        if libc::fcntl(fd, libc::F_SETLEASE, libc::F_RDLCK) == 0 {
+        if libc::fcntl(fd, libc::F_SETLEASE, kind) == 0 {
             libc::fcntl(fd, libc::F_SETLEASE, libc::F_UNLCK);
             return false;
         }
@@ -124,6 +137,36 @@ mod tests {
         // SAFETY: the mapping made above, which nobody uses.
         assert_eq!(unsafe { libc::munmap(map, 5) }, 0);
         assert!(!is_written());
+    }
+
+    #[test]
+    fn whoever_has_a_file_open_is_noticed() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("file"), "12345").unwrap();
+        fs::hard_link(dir.path().join("file"), dir.path().join("link")).unwrap();
+        let root = Root::open(dir.path().to_str().unwrap()).unwrap();
+        let is_open = || is_open_elsewhere(root.open_file(b"file").unwrap());
+        assert!(!is_open(), "nobody");
+        let reader = File::open(dir.path().join("link")).unwrap();
+        assert!(is_open(), "by another name");
+        // SAFETY: a fresh mapping of a file that is long enough, which nobody uses as memory.
+        let map = unsafe {
+            let (protection, fd) = (libc::PROT_READ, reader.as_raw_fd());
+            libc::mmap(std::ptr::null_mut(), 5, protection, libc::MAP_PRIVATE, fd, 0)
+        };
+        assert_ne!(map, libc::MAP_FAILED);
+        drop(reader);
+        assert!(is_open(), "mapped");
+        // SAFETY: the mapping made above, which nobody uses.
+        assert_eq!(unsafe { libc::munmap(map, 5) }, 0);
+        assert!(!is_open());
+        let (one, other) = crate::channel::packet_pair().unwrap();
+        let reader = File::open(dir.path().join("file")).unwrap();
+        crate::channel::send_packet(&one, b"x", &[reader.as_fd()]).unwrap();
+        drop(reader);
+        assert!(is_open(), "on its way");
+        drop((one, other));
+        assert!(!is_open());
     }
 
     /// Would the signal for a broken lease reach us, this process would end.

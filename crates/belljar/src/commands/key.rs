@@ -58,6 +58,7 @@ fn create(args: KeyCreateArgs, settings: &Settings) -> Result<()> {
     let limits = KeyLimits {
         requests_per_minute: args.requests_per_minute,
         sessions: args.max_sessions,
+        sleeping: args.max_sleeping,
         memory: args.max_memory,
         pids: args.max_pids,
         operator: args.operator,
@@ -117,8 +118,18 @@ fn list(args: &KeyListArgs, settings: &Settings) -> Result<()> {
         eprintln!("There are no keys; `belljar key create --name NAME` makes one.");
         return Ok(());
     }
-    let header =
-        ["id", "name", "tenant", "per minute", "sessions", "memory", "pids", "created", "revoked"];
+    let header = [
+        "id",
+        "name",
+        "tenant",
+        "per minute",
+        "sessions",
+        "asleep",
+        "memory",
+        "pids",
+        "created",
+        "revoked",
+    ];
     let rows: Vec<Vec<String>> = keys.into_iter().map(cells).collect();
     books::print(&table::render(&header, &rows))
 }
@@ -127,13 +138,14 @@ fn cells(key: Shown) -> Vec<String> {
     fn or_dash<T: ToString>(value: Option<T>) -> String {
         value.map_or_else(|| "-".into(), |value| value.to_string())
     }
-    let KeyLimits { requests_per_minute, sessions, memory, pids, operator } = key.limits;
+    let KeyLimits { requests_per_minute, sessions, sleeping, memory, pids, operator } = key.limits;
     vec![
         key.id,
         key.name,
         if operator { "(operator)".into() } else { key.tenant },
         or_dash(requests_per_minute),
         or_dash(sessions),
+        or_dash(sleeping.or(sessions)),
         or_dash(memory.map(HumanBytes)),
         or_dash(pids),
         key.created,

@@ -133,6 +133,9 @@ impl ServerSettings {
             frozen: FrozenConfig {
                 directory: values.path_or("BELLJAR_FROZEN_DIR", || Ok(state_dir.join("frozen")))?,
                 total_bytes: Some(values.read("BELLJAR_FROZEN_SIZE", parse::size_from(0))?),
+                tenant_bytes: values.limit("BELLJAR_TENANT_FROZEN_SIZE", parse::size_from(0))?,
+                tenant_sleeping: values
+                    .limit("BELLJAR_TENANT_SLEEPING", parse::number(0..=u64::MAX))?,
                 hibernate_after: values
                     .limit("BELLJAR_HIBERNATE_SEC", parse::seconds_or_0)?
                     .map(Duration::from_secs),
@@ -141,6 +144,7 @@ impl ServerSettings {
             pool: values.read("BELLJAR_POOL", parse::count(0..=1000))?,
             total: Quota {
                 sessions: values.limit("BELLJAR_MAX_SESSIONS", parse::number(0..=u64::MAX))?,
+                sleeping: None,
                 memory: values.limit("BELLJAR_MAX_MEMORY", parse::size_from(0))?,
                 pids: values.limit("BELLJAR_MAX_PIDS", parse::number(0..=u64::MAX))?,
             },
@@ -234,7 +238,7 @@ mod tests {
         assert_eq!(server.listen.to_string(), "127.0.0.1:8000");
         assert_eq!((server.storage, server.datasets), (Storage::Tmpfs, Datasets::None));
         assert_eq!((server.ttl_s, server.max_ttl_s, server.idle_s), (3600, 30 * 86400, None));
-        let total = Quota { sessions: Some(1000), memory: None, pids: None };
+        let total = Quota { sessions: Some(1000), ..Quota::default() };
         assert_eq!((server.total, server.pool, server.threads), (total, 4, None));
         assert_eq!(server.sessions_root, Path::new("/x/sessions"));
         server.check().unwrap();
@@ -256,7 +260,7 @@ mod tests {
         let server = server.unwrap().server;
         assert_eq!(server.listen, Listen::Tcp("127.0.0.1:0".parse().unwrap()));
         assert_eq!((server.storage, server.datasets), (Storage::Bind, Datasets::Api));
-        assert_eq!(server.total, Quota { sessions: None, memory: Some(1 << 30), pids: None });
+        assert_eq!(server.total, Quota { memory: Some(1 << 30), ..Quota::default() });
         assert_eq!((server.idle_s, server.threads), (None, Some(3)));
         assert_eq!(server.allowed_hosts, ["box.example.com", "10.0.0.7", "[fd00::1]"]);
         assert_eq!(server.allowed_origins, ["https://app.example.com", "http://localhost:3000"]);

@@ -396,6 +396,18 @@ pub const GROUPS: &[Group] = &[
                 "How much of them. Beyond it, nothing is put to sleep or forked.",
             ),
             variable(
+                "BELLJAR_TENANT_FROZEN_SIZE",
+                A_SIZE,
+                "8G",
+                "How much of them a tenant can have, as blocks on the disk. 0: no limit but that.",
+            ),
+            variable(
+                "BELLJAR_TENANT_SLEEPING",
+                "a number",
+                "100",
+                "How many sleeping sessions a tenant can have whose key says nothing else. 0: no limit.",
+            ),
+            variable(
                 "BELLJAR_ALONE",
                 "seconds, 0 to 315360000",
                 "86400",

@@ -100,7 +100,7 @@ impl Driver {
         });
         self.session.write_end(&self.shared, phase, now, because).await;
         tracing::info!(session.id = id, "session {id} {}: {because}", phase.name());
-        self.reservation = None;
+        (self.reservation, self.sleeping) = (None, None);
         self.shared.pictures.remove(id);
         self.session.publish_end(phase, now, because);
     }

@@ -71,6 +71,8 @@ struct Driver {
     session: Arc<Session>,
     /// Room in the server's limits, held for as long as anything of the session lives.
     reservation: Option<Reservation>,
+    /// The same among those that sleep, while it does.
+    sleeping: Option<Reservation>,
     lanes: HashMap<Language, Lane>,
     /// Commands that run; they wait for nobody.
     beside: usize,
@@ -134,6 +136,7 @@ pub(crate) async fn drive(
         expiry_written: None,
         sleep_again_at: None,
         strictly: matches!(origin, Origin::Branch),
+        sleeping: None,
         reservation,
         shared,
         session,
@@ -315,7 +318,7 @@ impl Driver {
                     self.spill(sandbox);
                 }
                 () = sleep_until(asleep.unwrap_or(deadline)), if asleep.is_some() => {
-                    let aside = Aside::Hibernate { force: false, answer: None };
+                    let aside = Aside::Hibernate { force: false, asked: None };
                     if let Some(why) = self.aside(aside) {
                         return why;
                     }
@@ -328,8 +331,8 @@ impl Driver {
     fn obey(&mut self, sandbox: &Arc<Sandbox>, command: Command) -> Option<Why> {
         match command {
             Command::Wake { answer, .. } => drop(answer.send(Ok(()))),
-            Command::Hibernate { force, answer } => {
-                let aside = Aside::Hibernate { force, answer: Some(answer) };
+            Command::Hibernate { force, quota, answer } => {
+                let aside = Aside::Hibernate { force, asked: Some((quota, answer)) };
                 return self.aside(aside);
             }
             Command::Branch { force, from, answer } => {

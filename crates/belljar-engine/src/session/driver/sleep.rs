@@ -41,9 +41,20 @@ const AGAIN: Duration = Duration::from_secs(60);
 
 /// What somebody wants of a session at rest.
 pub(super) enum Aside {
-    Hibernate { force: bool, answer: Option<Answer<()>> },
-    Branch { force: bool, from: Option<String>, answer: Answer<Branch> },
-    Restore { exec: String, answer: Answer<()> },
+    /// By itself if nobody asked.
+    Hibernate {
+        force: bool,
+        asked: Option<(Quota, Answer<()>)>,
+    },
+    Branch {
+        force: bool,
+        from: Option<String>,
+        answer: Answer<Branch>,
+    },
+    Restore {
+        exec: String,
+        answer: Answer<()>,
+    },
 }
 
 /// How a sleep ended.
@@ -55,8 +66,8 @@ pub(super) enum Woken {
 impl Aside {
     fn refuse(self, error: EngineError) {
         match self {
-            Aside::Hibernate { answer: Some(answer), .. } => drop(answer.send(Err(error))),
-            Aside::Hibernate { answer: None, .. } => {}
+            Aside::Hibernate { asked: Some((_, answer)), .. } => drop(answer.send(Err(error))),
+            Aside::Hibernate { asked: None, .. } => {}
             Aside::Branch { answer, .. } => drop(answer.send(Err(error))),
             Aside::Restore { answer, .. } => drop(answer.send(Err(error))),
         }
@@ -95,8 +106,9 @@ impl Driver {
             }
         }
         match aside {
-            Aside::Hibernate { force, answer } => {
-                let slept = self.hibernate(sandbox, force).await;
+            Aside::Hibernate { force, asked } => {
+                let (quota, answer) = asked.unzip();
+                let slept = self.hibernate(sandbox, force, quota).await;
                 let (left, outcome) = match slept {
                     Ok(()) => (None, Ok(())),
                     Err((sandbox, error)) => (Some(sandbox), Err(error)),
@@ -133,7 +145,12 @@ impl Driver {
         &mut self,
         sandbox: Arc<Sandbox>,
         force: bool,
+        quota: Option<Quota>,
     ) -> Result<(), (Arc<Sandbox>, EngineError)> {
+        let sleeping = match self.shared.admission.reserve_sleep(&self.session.tenant, quota) {
+            Ok(sleeping) => sleeping,
+            Err(full) => return Err((sandbox, full.into())),
+        };
         let sandbox = self.alone_with(sandbox).await?;
         let places: &[&str] = match self.session.spec.storage {
             Storage::Tmpfs => &["session", "tmp", "shm"],
@@ -162,6 +179,7 @@ impl Driver {
         lock(&self.session.forgettable).clear();
         sandbox.destroy().await;
         self.reservation = None;
+        self.sleeping = Some(sleeping);
         // Should this not be written, the next server looks for the sandbox and finds none.
         let cleared = self.shared.store.set_sandbox(&id, Phase::Hibernated, None, Durability::Soon);
         let _ = cleared.await;
@@ -215,6 +233,7 @@ impl Driver {
         let limits = &self.session.spec.limits;
         let ask = Ask {
             session: &self.session.id,
+            tenant: &self.session.tenant,
             places,
             // Memory, and files on disk where they are there.
             room: limits.memory.saturating_add(limits.tmpfs).saturating_mul(2),
@@ -239,7 +258,7 @@ impl Driver {
             let id = &self.session.id;
             tracing::warn!(session.id = id, "failed to remove an old picture: {error}");
         }
-        self.shared.pictures.count(&self.session.id);
+        self.shared.pictures.count(&self.session.id, &self.session.tenant);
     }
 
     async fn branch_of_now(
@@ -417,6 +436,7 @@ impl Driver {
         match woken {
             Ok(sandbox) => {
                 self.reservation = Some(reservation);
+                self.sleeping = None;
                 let sandbox = Arc::new(sandbox);
                 *lock(&self.session.sandbox) = Some(Arc::clone(&sandbox));
                 self.strictly = false;
@@ -503,6 +523,9 @@ impl Driver {
             Arc::clone(&self.shared.runtime).discard(&handle).await;
             let (store, id) = (&self.shared.store, &self.session.id);
             let _ = store.set_sandbox(id, Phase::Hibernated, None, Durability::Soon).await;
+        }
+        if self.reservation.is_none() {
+            self.sleeping = Some(self.shared.admission.admit_sleep(&self.session.tenant));
         }
         self.happen(Happening::SandboxAsleep);
     }
