@@ -7,10 +7,9 @@ use std::time::Duration;
 use belljar_proto::exec::Language;
 use belljar_proto::guest::RefusalCode;
 use belljar_proto::rest::RestReport;
-use belljar_runtime::{Freezing, RuntimeError, Sandbox, languages};
+use belljar_runtime::{Freezing, RuntimeError, Sandbox, Through, languages};
 use bytes::BytesMut;
 use tokio::io::AsyncReadExt;
-use tokio::net::unix::pipe;
 use tokio::time::timeout;
 
 use super::album::Draft;
@@ -182,7 +181,7 @@ async fn pack(
     packed.map(drop)
 }
 
-async fn receive(mut pipe: pipe::Receiver, file: File, room: u64) -> Result<(), EngineError> {
+async fn receive(mut pipe: Through, file: File, room: u64) -> Result<(), EngineError> {
     let incoming = Incoming::begin(file, |file, chunk| file.write_all(chunk));
     let mut left = room;
     let mut buffer = BytesMut::new();

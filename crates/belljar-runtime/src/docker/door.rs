@@ -3,21 +3,26 @@
 
 use std::fs;
 use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use belljar_proto::door::{self, KNOCK_SIZE, Piece, Scanner};
+use belljar_sys::channel;
+use belljar_sys::untrusted::{Closer, Untrusted, UntrustedFd};
 use bollard::Docker;
 use bollard::container::LogOutput;
 use bollard::query_parameters::AttachContainerOptionsBuilder;
 use futures_util::StreamExt;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::unix::AsyncFd;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::time::timeout;
 
 use super::recipe::SOCKET;
 use crate::RuntimeError;
+use crate::link::{self, MAX_UNCLOSED};
 
 /// From the start of a container to its guest at our door; engines under load take a while.
 const ARRIVAL: Duration = Duration::from_secs(30);
@@ -30,6 +35,10 @@ const KNOCKING: Duration = Duration::from_secs(2);
 pub(super) struct Door {
     directory: PathBuf,
     listener: UnixListener,
+    /// The same socket again, dropped after the other: closing it closes whatever is in the queues of
+    /// those who came and were not let in.
+    _queue: UntrustedFd,
+    closer: Closer,
 }
 
 impl Door {
@@ -46,7 +55,9 @@ impl Door {
         }
         let listener = UnixListener::bind(&socket).map_err(|cause| unusable(&socket, cause))?;
         fs::set_permissions(&socket, fs::Permissions::from_mode(0o666)).map_err(prepare)?;
-        Ok(Door { directory, listener })
+        let closer = Closer::default();
+        let queue = listener.as_fd().try_clone_to_owned().map_err(prepare)?;
+        Ok(Door { directory, listener, _queue: Untrusted::new(queue, &closer), closer })
     }
 
     pub(super) fn directory(&self) -> &Path {
@@ -55,21 +66,45 @@ impl Door {
 
     /// Waits for the guest; `nonce` is what it is known by, nothing before the first conversation.
     /// Code inside may come to the door as well, and is sent away.
-    pub(super) async fn guest(&self, nonce: Option<&str>) -> Result<UnixStream, RuntimeError> {
+    pub(super) async fn guest(&self, nonce: Option<&str>) -> Result<UntrustedFd, RuntimeError> {
         let expected = door::knock(nonce.unwrap_or_default());
         let waiting = async {
             loop {
-                let (mut stream, _) =
-                    self.listener.accept().await.map_err(RuntimeError::Connect)?;
-                let mut knock = [0; KNOCK_SIZE];
-                let knocked = timeout(KNOCKING, stream.read_exact(&mut knock)).await;
-                if matches!(knocked, Ok(Ok(_))) && knock == expected {
-                    return Ok(stream);
+                let (stream, _) = self.listener.accept().await.map_err(RuntimeError::Connect)?;
+                let stream = link::untrusted(stream, &self.closer)
+                    .and_then(channel::watched_untrusted)
+                    .map_err(RuntimeError::Connect)?;
+                let knocked = timeout(KNOCKING, heard(&stream)).await;
+                if matches!(knocked, Ok(Ok(knock)) if knock == expected) {
+                    return Ok(stream.into_inner());
+                }
+                if self.closer.backlog() > MAX_UNCLOSED {
+                    let why = "code in the sandbox floods the socket of its guest";
+                    return Err(RuntimeError::Connect(io::Error::other(why)));
                 }
             }
         };
         timeout(ARRIVAL, waiting).await.unwrap_or(Err(RuntimeError::TimedOut(ARRIVAL.as_secs())))
     }
+}
+
+/// What somebody says who came to the door. Who brings descriptors is not the guest.
+async fn heard(stream: &AsyncFd<UntrustedFd>) -> io::Result<[u8; KNOCK_SIZE]> {
+    let closer = stream.get_ref().closer();
+    let (mut knock, mut fds, mut at) = ([0; KNOCK_SIZE], Vec::new(), 0);
+    while at < KNOCK_SIZE {
+        let receive = |stream: &UntrustedFd| {
+            channel::recv_untrusted(stream, &mut knock[at..], &mut fds, closer)
+        };
+        at += match stream.async_io(Interest::READABLE, receive).await? {
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            read => read,
+        };
+        if !fds.is_empty() {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+    }
+    Ok(knock)
 }
 
 impl Drop for Door {
@@ -101,7 +136,7 @@ pub(super) async fn attach(
     docker: &Docker,
     container: &str,
     nonce: &str,
-) -> Result<UnixStream, bollard::errors::Error> {
+) -> Result<UntrustedFd, bollard::errors::Error> {
     let options =
         AttachContainerOptionsBuilder::new().stream(true).stdin(true).stdout(true).build();
     let mut attached = docker.attach_container(container, Some(options)).await?;
@@ -143,5 +178,41 @@ pub(super) async fn attach(
         // When one direction is over, so is the other.
         tokio::select! { () = outward => {}, () = inward => {} }
     });
-    Ok(ours)
+    Ok(link::untrusted(ours, &Closer::default())?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hostile::{KINDS, Watchdog, send};
+    use std::os::unix::net::UnixStream as StdStream;
+
+    #[tokio::test]
+    async fn strangers_with_descriptors_hold_up_nobody() {
+        let place = tempfile::tempdir().unwrap();
+        for (kind, make) in KINDS {
+            let watchdog = Watchdog::start();
+            let door = Door::open(place.path().join("door")).unwrap();
+            let socket = place.path().join("door").join(SOCKET);
+            let come = |knock: &[u8]| {
+                let stranger = StdStream::connect(&socket).unwrap();
+                send(&stranger, knock, &make());
+                send(&stranger, b"more", &make());
+                stranger
+            };
+            // One who knows what to say, one who does not, and then the guest.
+            let strangers = [come(&door::knock("nonce")), come(&[1; KNOCK_SIZE])];
+            let mut guest = StdStream::connect(&socket).unwrap();
+            io::Write::write_all(&mut guest, &door::knock("nonce")).unwrap();
+            let met = door.guest(Some("nonce")).await.unwrap();
+            io::Write::write_all(&mut guest, b"it is me").unwrap();
+            let mut heard = [0; 8];
+            rustix::net::recv(&met, &mut heard, rustix::net::RecvFlags::PEEK).unwrap();
+            assert_eq!(&heard, b"it is me", "{kind}");
+            // They are still at the door when it goes.
+            let late = [come(&[2; KNOCK_SIZE]), come(b"x")];
+            drop((met, door, strangers, late));
+            watchdog.content(kind).await;
+        }
+    }
 }

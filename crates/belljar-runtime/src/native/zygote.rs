@@ -14,7 +14,7 @@
 //! Until the zygote is warm, and where it cannot be had, kernels start the slow way.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -26,14 +26,13 @@ use belljar_proto::guest::{Answer, Call};
 use belljar_proto::picture::{LineReport, ToLine, loader_packet};
 pub use belljar_proto::zygote::Warm;
 use belljar_proto::zygote::environment;
-use belljar_sys::{channel, sealed};
-use tokio::io::unix::AsyncFd;
+use belljar_sys::sealed;
 use tokio::sync::{OnceCell, watch};
 
 use super::NativeRuntime;
 use super::staged::Staged;
 use crate::RuntimeError;
-use crate::frozen::{self, Common};
+use crate::frozen::{self, Common, Line};
 use crate::kernels::{self, Role};
 use crate::link::Link;
 use crate::sandbox::Sandbox;
@@ -112,19 +111,16 @@ impl Zygote {
         let call = Call::LoadKernel { language, argv: vec![kernels::loader()] };
         let reply = link.call(call, &[]).await?;
         let line = match (reply.answer, reply.fds.into_iter().next()) {
-            (Answer::Line, Some(line)) => {
-                channel::nonblocking(line).map_err(RuntimeError::Connect)?
-            }
+            (Answer::Line, Some(line)) => Line::new(link, line)?,
             _ => return Err(RuntimeError::UnexpectedAnswer),
         };
         let open = |file| sealed::open_again(file).map_err(RuntimeError::Memory);
         let (index, pages) = (open(&self.memory.index)?, open(&self.memory.pages)?);
         let files = [index.as_fd(), pages.as_fd()];
         let begin = ToLine::Begin { env: environment(env), cwd: paths::SESSION.into() };
-        let begin = serde_json::to_vec(&begin).expect("wire types serialize to JSON");
         let started = async {
-            send(&line, &loader_packet(&[self.memory.id]), &files).await?;
-            send(&line, &begin, &[]).await?;
+            line.send_bytes(loader_packet(&[self.memory.id]), &files).await?;
+            line.send(&begin, &[]).await?;
             link.call(Call::AwaitKernel { language }, &[]).await.map(|_| ())
         };
         match started.await {
@@ -160,25 +156,17 @@ async fn ask(
     sandbox.link().call(Call::AwaitKernel { language: Language::Python }, &[]).await?;
     let line = sandbox.line().await?;
     let preload = ToLine::Preload { layer, modules: image.preload().to_vec() };
-    frozen::send(&line, &preload, &files).await?;
-    let LineReport { refused, warm, .. } = frozen::receive(&line, WARM_TIMEOUT).await?;
+    line.send(&preload, &files).await?;
+    let LineReport { refused, warm, .. } = line.receive(WARM_TIMEOUT).await?;
     match warm {
         Some(warm) if refused.is_empty() => Ok(warm),
         _ => Err(RuntimeError::Kernel(frozen::words(refused).join("; "))),
     }
 }
 
-async fn send(
-    line: &AsyncFd<OwnedFd>,
-    bytes: &[u8],
-    files: &[BorrowedFd<'_>],
-) -> Result<(), RuntimeError> {
-    channel::send_packet_async(line, bytes, files).await.map_err(RuntimeError::Connect)
-}
-
 /// Why a loader could not become a kernel, if it said so before it ended.
-async fn reason(line: &AsyncFd<OwnedFd>) -> Option<RuntimeError> {
-    let report = frozen::receive(line, REASON_TIMEOUT).await.ok()?;
+async fn reason(line: &Line) -> Option<RuntimeError> {
+    let report = line.receive(REASON_TIMEOUT).await.ok()?;
     let refused = frozen::words(report.refused).join("; ");
     Some(RuntimeError::Kernel(format!("cannot begin with prepared memory: {refused}")))
 }
