@@ -10,6 +10,7 @@ mod client;
 mod corner;
 mod datasets;
 mod deaths;
+mod descriptors;
 mod doors;
 mod drain;
 mod edges;

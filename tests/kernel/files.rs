@@ -106,12 +106,12 @@ async fn files_are_opened_together_and_removed_if_unchanged() {
     let mut seen = Vec::new();
     for (outcome, listed) in opened.into_iter().zip(&wanted) {
         seen.push(match outcome {
-            Ok(mut file) => {
+            Ok(file) => {
                 let is = (file.size, file.inode, file.changed_ns, file.modified_ns);
                 let was = (listed.size, listed.inode, listed.changed_ns, listed.modified_ns);
                 assert_eq!(is, was);
                 let mut text = String::new();
-                file.file.read_to_string(&mut text).expect("it is open");
+                (&*file.file).read_to_string(&mut text).expect("it is open");
                 text
             }
             refusal => format!("{:?}", refused(refusal)),

@@ -72,12 +72,14 @@ pub(crate) async fn guard(
             request.extensions_mut().insert(share.clone());
             // Whoever shows no key takes nothing of a tenant's share here; whose artifact it is that
             // they ask for is not known yet.
-            if OPEN.contains(&&*path) || path.starts_with(SIGNED) {
-                return next.run(request).await;
-            }
-            match share.enter() {
-                Ok(entered) => share.charge(next.run(request).await, entered).await,
-                Err(error) => error.into_response(),
+            let path = request.uri().path();
+            if OPEN.contains(&path) || path.starts_with(SIGNED) {
+                next.run(request).await
+            } else {
+                match share.enter() {
+                    Ok(entered) => share.charge(next.run(request).await, entered).await,
+                    Err(error) => error.into_response(),
+                }
             }
         }
         Err(Refused { error, who }) => {

@@ -3,8 +3,6 @@
 //! Code in the sandbox may change any of them at any time, and the guest is not believed: what a
 //! descriptor is, is what the kernel tells of it.
 
-use std::fs::File;
-
 use belljar_proto::PROTOCOL_WITH_FILES;
 use belljar_proto::frame::FrameError;
 use belljar_proto::guest::{
@@ -13,6 +11,7 @@ use belljar_proto::guest::{
 };
 use belljar_sys::channel;
 use belljar_sys::tree::Identity;
+use belljar_sys::untrusted::{Untrusted, UntrustedFile};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -24,7 +23,7 @@ use crate::{RuntimeError, Sandbox};
 /// A plain file of a sandbox, open for reading. Nothing beyond `size` must be read: it may grow.
 #[derive(Debug)]
 pub struct OpenedFile {
-    pub file: File,
+    pub file: UntrustedFile,
     pub size: u64,
     pub inode: u64,
     pub changed_ns: i64,
@@ -204,7 +203,7 @@ impl Sandbox {
         &self,
         root: &str,
         path: &[u8],
-    ) -> Result<(File, Temporary), RuntimeError> {
+    ) -> Result<(UntrustedFile, Temporary), RuntimeError> {
         self.create_file_with(root, path, None).await
     }
 
@@ -214,7 +213,7 @@ impl Sandbox {
         root: &str,
         path: &[u8],
         mode: Option<u32>,
-    ) -> Result<(File, Temporary), RuntimeError> {
+    ) -> Result<(UntrustedFile, Temporary), RuntimeError> {
         match mode {
             Some(_) => self.must_know_jobs()?,
             None => self.must_know_files()?,
@@ -227,7 +226,7 @@ impl Sandbox {
         else {
             return Err(RuntimeError::UnexpectedAnswer);
         };
-        let (file, outside) = to_write(source, &path)?;
+        let (file, outside) = to_write(self.link(), source, &path)?;
         Ok((file, Temporary { root, path, name, outside }))
     }
 
@@ -291,12 +290,12 @@ impl Sandbox {
         &self,
         path: &[u8],
         mode: u32,
-    ) -> Result<(File, Behind), RuntimeError> {
+    ) -> Result<(UntrustedFile, Behind), RuntimeError> {
         self.must_know_jobs()?;
         let path = path.to_vec();
         let reply = self.link().call(Call::AppendFile { path: path.clone(), mode }, &[]).await?;
         let source = sources(reply.fds, reply.held).next().ok_or(RuntimeError::UnexpectedAnswer)?;
-        let (file, outside) = to_write(source, &path)?;
+        let (file, outside) = to_write(self.link(), source, &path)?;
         Ok((file, Behind { path, outside }))
     }
 
@@ -358,11 +357,12 @@ impl Sandbox {
         let (file, identity, has_content) = match source.ok_or(RuntimeError::UnexpectedAnswer)? {
             Source::Here(fd) => {
                 let identity = channel::check_plain_file(&fd);
-                (fd.into(), identity.map_err(|cause| failed_to_open(path, cause))?, true)
+                (fd.into_file(), identity.map_err(|cause| failed_to_open(path, cause))?, true)
             }
             Source::There(held) => {
                 let HeldFile { size, inode, changed_ns, modified_ns, .. } = held;
                 let file = held::fetch(self.link(), held, path, most).await?;
+                let file = Untrusted::new(file, self.link().closer());
                 (file, Identity { size, inode, changed_ns, modified_ns }, size <= most)
             }
         };
@@ -384,16 +384,21 @@ impl Sandbox {
 }
 
 /// What is written to, for a file that the guest opened for writing.
-fn to_write(source: Source, path: &[u8]) -> Result<(File, Option<Outside>), RuntimeError> {
+fn to_write(
+    link: &Link,
+    source: Source,
+    path: &[u8],
+) -> Result<(UntrustedFile, Option<Outside>), RuntimeError> {
     let failed = |cause| failed_to_open(path, cause);
     match source {
         Source::Here(fd) => {
             channel::check_written_file(&fd).map_err(failed)?;
-            Ok((fd.into(), None))
+            Ok((fd.into_file(), None))
         }
         Source::There(HeldFile { held, .. }) => {
             let outside = Outside::new(held).map_err(failed)?;
-            Ok((outside.file.try_clone().map_err(failed)?, Some(outside)))
+            let file = outside.file.try_clone().map_err(failed)?;
+            Ok((Untrusted::new(file, link.closer()), Some(outside)))
         }
     }
 }

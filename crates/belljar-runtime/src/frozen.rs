@@ -17,6 +17,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,12 +25,15 @@ use belljar_proto::PROTOCOL_WITH_PICTURES;
 use belljar_proto::exec::Language;
 use belljar_proto::guest::{Answer, Call};
 use belljar_proto::picture::{LineReport, ToLine};
+use belljar_sys::untrusted::UntrustedFd;
 use belljar_sys::{channel, file, process, sealed};
-use tokio::io::unix::AsyncFd;
+use tokio::io::Interest;
 
 pub use stream::{Fixed, Meter};
 pub(crate) use stream::{Pump, Sink};
 
+use crate::link::Link;
+use crate::stream_thread::StreamThread;
 use crate::{RuntimeError, Sandbox};
 
 /// A gigabyte onto a slow disk.
@@ -187,7 +191,7 @@ impl Sandbox {
         };
         let files: Vec<BorrowedFd<'_>> =
             [theirs.as_fd()].into_iter().chain(lent.iter().map(Lent::as_fd)).collect();
-        send(&line, &order, &files).await?;
+        line.send(&order, &files).await?;
         // Ours must not be the one that keeps the pipe open.
         drop(files);
         drop((lent, theirs));
@@ -224,8 +228,8 @@ impl Sandbox {
         let lent = self.lend(given).await?;
         let files: Vec<BorrowedFd<'_>> = lent.iter().map(Lent::as_fd).collect();
         let order = ToLine::Thaw { layers: picture.layers.iter().map(|layer| layer.id).collect() };
-        send(&line, &order, &files).await?;
-        let report = within(THAW_TIMEOUT, receive(&line)).await?;
+        line.send(&order, &files).await?;
+        let report = line.receive(THAW_TIMEOUT).await?;
         if report.thawed {
             return Ok(ThawReport { lost: words(report.lost) });
         }
@@ -249,12 +253,12 @@ impl Sandbox {
         Ok(lent)
     }
 
-    pub(crate) async fn line(&self) -> Result<AsyncFd<OwnedFd>, RuntimeError> {
+    pub(crate) async fn line(&self) -> Result<Line, RuntimeError> {
         self.must_know_pictures()?;
         let call = Call::KernelLine { language: Language::Python };
         let reply = self.link().call(call, &[]).await?;
         match (reply.answer, reply.fds.into_iter().next()) {
-            (Answer::Line, Some(line)) => channel::nonblocking(line).map_err(RuntimeError::Connect),
+            (Answer::Line, Some(line)) => Line::new(self.link(), line),
             _ => Err(RuntimeError::UnexpectedAnswer),
         }
     }
@@ -267,24 +271,77 @@ impl Sandbox {
     }
 }
 
-pub(crate) async fn send(
-    line: &AsyncFd<OwnedFd>,
-    order: &ToLine,
-    files: &[BorrowedFd<'_>],
-) -> Result<(), RuntimeError> {
-    let bytes = serde_json::to_vec(order).expect("wire types serialize to JSON");
-    channel::send_packet_async(line, &bytes, files).await.map_err(RuntimeError::Connect)
+/// The host's end of a line to a kernel. The guest made it, so only the sandbox's thread touches it.
+#[derive(Debug)]
+pub(crate) struct Line {
+    thread: Arc<StreamThread>,
+    socket: Arc<UntrustedFd>,
 }
 
-pub(crate) async fn receive(line: &AsyncFd<OwnedFd>) -> Result<LineReport, RuntimeError> {
-    let died = || RuntimeError::Picture("it died of it".into());
-    let packet = channel::recv_packet_async(line).await.map_err(RuntimeError::Connect)?;
-    let (bytes, _) = packet.ok_or_else(died)?;
-    serde_json::from_slice(&bytes)
-        .map_err(|error| RuntimeError::Picture(format!("it answered with nonsense: {error}")))
+impl Line {
+    pub(crate) fn new(link: &Link, socket: UntrustedFd) -> Result<Line, RuntimeError> {
+        let thread = link.stream_thread().map_err(RuntimeError::Connect)?;
+        Ok(Line { thread, socket: Arc::new(socket) })
+    }
+
+    pub(crate) async fn send(
+        &self,
+        order: &ToLine,
+        files: &[BorrowedFd<'_>],
+    ) -> Result<(), RuntimeError> {
+        let bytes = serde_json::to_vec(order).expect("wire types serialize to JSON");
+        self.send_bytes(bytes, files).await
+    }
+
+    pub(crate) async fn send_bytes(
+        &self,
+        bytes: Vec<u8>,
+        files: &[BorrowedFd<'_>],
+    ) -> Result<(), RuntimeError> {
+        let copies: io::Result<Vec<OwnedFd>> =
+            files.iter().map(BorrowedFd::try_clone_to_owned).collect();
+        let (socket, copies) = (Arc::clone(&self.socket), copies.map_err(RuntimeError::Connect)?);
+        let sending = async move {
+            let files: Vec<BorrowedFd<'_>> = copies.iter().map(AsFd::as_fd).collect();
+            let send = |socket: &Arc<UntrustedFd>| {
+                channel::send_packet_now(socket.as_fd(), &bytes, &files)
+            };
+            let socket = channel::watched_shared(socket)?;
+            let sent = socket.async_io(Interest::WRITABLE, send).await;
+            // Nobody shall hold them open for writing because of us.
+            drop(copies);
+            sent
+        };
+        self.thread.run(sending).await.map_err(RuntimeError::Connect)
+    }
+
+    pub(crate) async fn receive(&self, limit: Duration) -> Result<LineReport, RuntimeError> {
+        let socket = Arc::clone(&self.socket);
+        let receiving = async move {
+            let mut bytes = vec![0; channel::MAX_PACKET];
+            let receive =
+                |socket: &Arc<UntrustedFd>| channel::recv_alone(socket.as_fd(), &mut bytes);
+            let socket = channel::watched_shared(socket)?;
+            let (read, with_descriptors) = socket.async_io(Interest::READABLE, receive).await?;
+            bytes.truncate(read);
+            Ok((bytes, with_descriptors))
+        };
+        let (bytes, with_descriptors) = tokio::time::timeout(limit, self.thread.run(receiving))
+            .await
+            .map_err(|_| RuntimeError::TimedOut(limit.as_secs()))?
+            .map_err(RuntimeError::Connect)?;
+        if with_descriptors {
+            return Err(RuntimeError::Picture("it answered with descriptors".into()));
+        }
+        if bytes.is_empty() {
+            return Err(RuntimeError::Picture("it died of it".into()));
+        }
+        serde_json::from_slice(&bytes)
+            .map_err(|error| RuntimeError::Picture(format!("it answered with nonsense: {error}")))
+    }
 }
 
-pub(crate) async fn within<T>(
+async fn within<T>(
     limit: Duration,
     work: impl Future<Output = Result<T, RuntimeError>>,
 ) -> Result<T, RuntimeError> {
@@ -295,26 +352,27 @@ pub(crate) async fn within<T>(
 /// What a kernel that writes itself down says of it, when everything is in the files; and how many
 /// bytes of pages that are. If it refuses, whatever came of it. `told` when it may use them.
 async fn written(
-    line: &AsyncFd<OwnedFd>,
+    line: &Line,
     mut pump: Pump,
     share: bool,
     told: &mut bool,
 ) -> Result<(LineReport, u64), RuntimeError> {
+    let mut receiving = pin!(line.receive(FREEZE_TIMEOUT));
     let early = tokio::select! {
         biased;
-        report = receive(line) => Some(report?),
+        report = &mut receiving => Some(report?),
         whole = pump.run() => {
             // One that refuses stops before the end too, and then says why.
             if whole? && share {
                 *told = true;
-                send(line, &ToLine::Kept, &[]).await?;
+                line.send(&ToLine::Kept, &[]).await?;
             }
             None
         }
     };
     let report = match early {
         Some(report) => report,
-        None => receive(line).await?,
+        None => receiving.await?,
     };
     // It may have said that it is done before we had read the last of it.
     if report.refused.is_empty() && !pump.run().await? {

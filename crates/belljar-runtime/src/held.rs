@@ -3,11 +3,11 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 
 use belljar_proto::guest::{Answer, Call, HeldFile, MAX_HELD_BYTES};
 use belljar_sys::tree;
+use belljar_sys::untrusted::UntrustedFd;
 
 use crate::RuntimeError;
 use crate::files::failed_to_open;
@@ -16,12 +16,12 @@ use crate::link::Link;
 /// A file, as the guest hands it over.
 #[derive(Debug)]
 pub(crate) enum Source {
-    Here(OwnedFd),
+    Here(UntrustedFd),
     There(HeldFile),
 }
 
 /// Of one reply: it has the ones or the others.
-pub(crate) fn sources(fds: Vec<OwnedFd>, held: Vec<HeldFile>) -> impl Iterator<Item = Source> {
+pub(crate) fn sources(fds: Vec<UntrustedFd>, held: Vec<HeldFile>) -> impl Iterator<Item = Source> {
     fds.into_iter().map(Source::Here).chain(held.into_iter().map(Source::There))
 }
 

@@ -32,7 +32,7 @@ impl Sandbox {
         let job = process::random_name();
         let reply =
             self.begin(Call::Pack { job: job.clone(), path: path.to_vec(), format }).await?;
-        Ok((Job(job), Through::reading(reply)?))
+        Ok((Job(job), Through::reading(self.link(), reply)?))
     }
 
     /// Begins to unpack, into a directory, what is written to the pipe.
@@ -44,7 +44,7 @@ impl Sandbox {
         let job = process::random_name();
         let (path, archive) = (path.to_vec(), None);
         let reply = self.begin(Call::Unpack { job: job.clone(), path, format, archive }).await?;
-        Ok((Job(job), Through::writing(reply)?))
+        Ok((Job(job), Through::writing(self.link(), reply)?))
     }
 
     /// Begins to unpack, into a directory, a file that was created in it.

@@ -11,6 +11,8 @@ mod error;
 mod files;
 mod frozen;
 mod held;
+#[cfg(test)]
+mod hostile;
 mod jobs;
 pub mod kernels;
 pub mod languages;
@@ -26,10 +28,12 @@ mod sandbox;
 pub mod selftest;
 mod spec;
 mod stream;
+mod stream_thread;
 mod terminal;
 mod through;
 mod volume;
 
+pub use belljar_sys::untrusted::UntrustedFile;
 pub use error::RuntimeError;
 pub use files::{Behind, FileChanges, OpenedFile, Removed, Temporary, Wanted};
 pub use frozen::{Fixed, FreezeReport, Freezing, Layer, Meter, Picture, ThawReport, common_layer};

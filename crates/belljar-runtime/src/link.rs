@@ -7,7 +7,6 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -20,13 +19,15 @@ use belljar_proto::guest::{
 };
 use belljar_proto::{PROTOCOL, PROTOCOL_WITH_RELAY};
 use belljar_sys::channel::{self, Kind};
-use tokio::io::{AsyncWriteExt, Interest};
+use belljar_sys::untrusted::{Closer, Untrusted, UntrustedFd};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
 use tokio::net::UnixStream;
-use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::RuntimeError;
 use crate::relay::{Relay, RelayStream, Streams};
+use crate::stream_thread::{StreamThread, StreamThreads};
 
 /// Events received and not yet taken by their reader, in bytes. The guest's own spool holds less
 /// than this for one execution, so only a guest gone mad gets here.
@@ -34,6 +35,10 @@ const MAX_BACKLOG: usize = 256 * 1024 * 1024;
 
 /// Descriptors that arrived and belong to no reply yet.
 const MAX_STRAY_FDS: usize = channel::MAX_FDS;
+
+/// Descriptors that a sandbox has sent and that could not be closed yet. Closing takes microseconds
+/// unless somebody works at it, and then nothing more is taken from this sandbox.
+pub(crate) const MAX_UNCLOSED: usize = 1024;
 
 /// How long a guest may take to answer what it answers at once.
 const CALL_TIMEOUT: Duration = Duration::from_secs(60);
@@ -49,7 +54,7 @@ const EVENT_OVERHEAD: usize = 256;
 pub struct Reply {
     pub answer: Answer,
     pub body: Vec<u8>,
-    pub fds: Vec<OwnedFd>,
+    pub fds: Vec<UntrustedFd>,
     /// Instead of descriptors, from a guest that can send none.
     pub held: Vec<HeldFile>,
     /// Instead of a pipe or a socket, from such a guest.
@@ -69,6 +74,10 @@ pub struct Link {
     known: Vec<KnownExec>,
     /// Where the guest listens, if it does, and the nonce it wants to hear.
     address: Option<(PathBuf, String)>,
+    /// Closes what the guest sends.
+    closer: Closer,
+    /// Reads and writes it, where it is to be read or written.
+    streams: StreamThreads,
 }
 
 #[derive(Debug, Default)]
@@ -120,22 +129,27 @@ impl Link {
     /// Connects to the guest that listens at `socket` and knows `nonce`.
     pub async fn connect(socket: &Path, nonce: &str) -> Result<Link, RuntimeError> {
         let stream = UnixStream::connect(socket).await.map_err(RuntimeError::Connect)?;
-        let mut link = Link::over(stream, nonce).await?;
+        let socket_to_it = untrusted(stream, &Closer::default()).map_err(RuntimeError::Connect)?;
+        let mut link = Link::over(socket_to_it, nonce).await?;
         link.address = Some((socket.to_owned(), nonce.to_owned()));
         Ok(link)
     }
 
-    /// Talks to the guest at the other end of a stream.
-    pub(crate) async fn over(stream: UnixStream, nonce: &str) -> Result<Link, RuntimeError> {
-        let (reader, writer) = stream.into_split();
+    /// Talks to the guest at the other end of a stream, which does not block.
+    pub(crate) async fn over(stream: UntrustedFd, nonce: &str) -> Result<Link, RuntimeError> {
+        let closer = stream.closer().clone();
+        let stream = channel::watched_untrusted(stream).map_err(RuntimeError::Connect)?;
+        let stream = Arc::new(stream);
         let shared = Arc::new(Shared::default());
         let (outbox, to_write) = mpsc::channel(OUTBOX);
         let tasks = [
-            tokio::spawn(listen(reader, Arc::clone(&shared), outbox.clone())),
-            tokio::spawn(write(writer, to_write)),
+            tokio::spawn(listen(Arc::clone(&stream), Arc::clone(&shared), outbox.clone())),
+            tokio::spawn(write(Writer(stream), to_write)),
         ];
-        let (next_id, protocol, known, address) = (AtomicU64::new(1), 0, Vec::new(), None);
-        let mut link = Link { outbox, shared, next_id, tasks, protocol, known, address };
+        let (next_id, streams) = (AtomicU64::new(1), StreamThreads::default());
+        let (protocol, known, address) = (0, Vec::new(), None);
+        let mut link =
+            Link { outbox, shared, next_id, tasks, protocol, known, address, closer, streams };
         let hello = Call::Hello { protocol: PROTOCOL, nonce: nonce.to_owned() };
         match link.call(hello, &[]).await?.answer {
             Answer::Welcome { protocol, execs, .. } => {
@@ -178,8 +192,22 @@ impl Link {
         self.shared.close();
     }
 
+    /// Closes whatever comes from this sandbox.
+    pub(crate) fn closer(&self) -> &Closer {
+        &self.closer
+    }
+
+    /// The thread that may read and write what comes from this sandbox.
+    pub(crate) fn stream_thread(&self) -> io::Result<Arc<StreamThread>> {
+        self.streams.get()
+    }
+
     /// One request and its answer.
     pub async fn call(&self, call: Call, body: &[u8]) -> Result<Reply, RuntimeError> {
+        if self.closer.backlog() > MAX_UNCLOSED {
+            self.close();
+            return Err(RuntimeError::Gone);
+        }
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         // Arguments, environment and code are somebody else's, and may be larger than a frame.
         let bytes = frame::try_encode(&Request { id, call }, body).map_err(|error| Refusal {
@@ -309,51 +337,67 @@ impl Shared {
     }
 }
 
-async fn write(mut writer: OwnedWriteHalf, mut outbox: mpsc::Receiver<Vec<u8>>) {
+/// A connection of ours as something that the other side can put descriptors into.
+pub(crate) fn untrusted(stream: UnixStream, closer: &Closer) -> io::Result<UntrustedFd> {
+    Ok(Untrusted::new(stream.into_std()?.into(), closer))
+}
+
+/// The guest hears when nobody writes any more.
+struct Writer(Arc<AsyncFd<UntrustedFd>>);
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        let _ = channel::end_writing(self.0.get_ref());
+    }
+}
+
+async fn write(writer: Writer, mut outbox: mpsc::Receiver<Vec<u8>>) {
     while let Some(bytes) = outbox.recv().await {
-        if writer.write_all(&bytes).await.is_err() {
-            return;
+        let mut rest = bytes.as_slice();
+        while !rest.is_empty() {
+            let send = |stream: &UntrustedFd| channel::send_now(stream, rest);
+            match writer.0.async_io(Interest::WRITABLE, send).await {
+                Ok(sent) => rest = &rest[sent..],
+                Err(_) => return,
+            }
         }
     }
 }
 
-async fn listen(reader: OwnedReadHalf, shared: Arc<Shared>, outbox: mpsc::Sender<Vec<u8>>) {
+async fn listen(
+    stream: Arc<AsyncFd<UntrustedFd>>,
+    shared: Arc<Shared>,
+    outbox: mpsc::Sender<Vec<u8>>,
+) {
     // Whatever the reason, the link is over; the waiters learn it by their channels closing.
-    let mut fds = Vec::new();
-    let _ = hear(reader, &shared, &outbox, &mut fds).await;
-    discard(fds);
+    let _ = hear(&stream, &shared, &outbox).await;
     shared.close();
 }
 
-/// Closes descriptors of unknown kind where waiting hurts nobody: closing a socket may take as long
-/// as its sender chose.
-fn discard(fds: Vec<OwnedFd>) {
-    if !fds.is_empty() {
-        std::thread::spawn(move || drop(fds));
-    }
-}
-
 async fn hear(
-    reader: OwnedReadHalf,
+    stream: &AsyncFd<UntrustedFd>,
     shared: &Shared,
     outbox: &mpsc::Sender<Vec<u8>>,
-    fds: &mut Vec<OwnedFd>,
 ) -> io::Result<()> {
-    let stream: &UnixStream = reader.as_ref();
+    let closer = stream.get_ref().closer();
     let mut decoder = Decoder::default();
     let mut buffer = vec![0; 16 * 1024];
+    let mut fds = Vec::new();
     loop {
-        let read = stream
-            .async_io(Interest::READABLE, || channel::recv_with_fds(stream, &mut buffer, fds))
-            .await?;
+        let receive =
+            |stream: &UntrustedFd| channel::recv_untrusted(stream, &mut buffer, &mut fds, closer);
+        let read = stream.async_io(Interest::READABLE, receive).await?;
         if read == 0 {
             return Ok(());
         }
         decoder.push(&buffer[..read]);
         while let Some(frame) = decoder.next_frame().map_err(io::Error::other)? {
-            dispatch(shared, outbox, frame, fds)?;
+            dispatch(shared, outbox, frame, &mut fds)?;
         }
-        if fds.len() > MAX_STRAY_FDS || shared.backlog.load(Ordering::Relaxed) > MAX_BACKLOG {
+        if fds.len() > MAX_STRAY_FDS
+            || closer.backlog() > MAX_UNCLOSED
+            || shared.backlog.load(Ordering::Relaxed) > MAX_BACKLOG
+        {
             return Err(io::Error::other("the guest exceeded its bounds"));
         }
     }
@@ -363,7 +407,7 @@ fn dispatch(
     shared: &Shared,
     outbox: &mpsc::Sender<Vec<u8>>,
     frame: Frame,
-    fds: &mut Vec<OwnedFd>,
+    fds: &mut Vec<UntrustedFd>,
 ) -> io::Result<()> {
     match frame.head().map_err(io::Error::other)? {
         FromGuest::Reply { id, outcome: ReplyOutcome::Ok(answer), held, carried } => {

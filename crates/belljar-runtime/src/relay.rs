@@ -44,6 +44,16 @@ pub struct RelayStream {
     _kept: oneshot::Sender<()>,
 }
 
+impl RelayStream {
+    /// One with the end that whoever carries its bytes holds; the receiver resolves when the stream
+    /// is dropped.
+    pub(crate) fn pair() -> (RelayStream, DuplexStream, oneshot::Receiver<()>) {
+        let (io, carried) = tokio::io::duplex(PIPE);
+        let (kept, dropped) = oneshot::channel();
+        (RelayStream { io, _kept: kept }, carried, dropped)
+    }
+}
+
 impl AsyncRead for RelayStream {
     fn poll_read(
         mut self: Pin<&mut Self>,
@@ -169,8 +179,7 @@ impl Streams {
         if alike >= most || inner.by_id.contains_key(&id) {
             return None;
         }
-        let (ours, theirs) = tokio::io::duplex(PIPE);
-        let (kept, dropped) = oneshot::channel();
+        let (stream, ours, dropped) = RelayStream::pair();
         let ends = Arc::new(Ends {
             incoming: Mutex::default(),
             changed: Notify::new(),
@@ -179,7 +188,7 @@ impl Streams {
         });
         inner.by_id.insert(id, Arc::clone(&ends));
         tokio::spawn(carry(Arc::clone(self), id, ours, dropped, ends, outbox));
-        Some(RelayStream { io: theirs, _kept: kept })
+        Some(stream)
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {

@@ -7,9 +7,8 @@ use belljar_proto::frame::FrameError;
 use belljar_proto::guest::Call;
 use belljar_proto::rest::RestReport;
 use belljar_sys::process;
-use tokio::net::unix::pipe;
 
-use crate::{Job, RuntimeError, Sandbox};
+use crate::{Job, RuntimeError, Sandbox, Through};
 
 impl Sandbox {
     /// What goes on in it besides what was asked for.
@@ -21,24 +20,20 @@ impl Sandbox {
     }
 
     /// Begins to pack all files in these places (`session`, `tmp`, `shm`).
-    pub async fn keep_files(&self, places: &[&str]) -> Result<(Job, pipe::Receiver), RuntimeError> {
+    pub async fn keep_files(&self, places: &[&str]) -> Result<(Job, Through), RuntimeError> {
         self.must_know_rest()?;
         let job = process::random_name();
         let places = places.iter().map(|place| (*place).to_owned()).collect();
         let reply = self.link().call(Call::KeepFiles { job: job.clone(), places }, &[]).await?;
-        let fd = reply.fds.into_iter().next().ok_or(RuntimeError::UnexpectedAnswer)?;
-        let pipe = pipe::Receiver::from_owned_fd(fd).map_err(RuntimeError::Connect)?;
-        Ok((Job(job), pipe))
+        Ok((Job(job), Through::reading(self.link(), reply)?))
     }
 
     /// Begins to unpack what was packed so.
-    pub async fn bring_files(&self) -> Result<(Job, pipe::Sender), RuntimeError> {
+    pub async fn bring_files(&self) -> Result<(Job, Through), RuntimeError> {
         self.must_know_rest()?;
         let job = process::random_name();
         let reply = self.link().call(Call::BringFiles { job: job.clone() }, &[]).await?;
-        let fd = reply.fds.into_iter().next().ok_or(RuntimeError::UnexpectedAnswer)?;
-        let pipe = pipe::Sender::from_owned_fd(fd).map_err(RuntimeError::Connect)?;
-        Ok((Job(job), pipe))
+        Ok((Job(job), Through::writing(self.link(), reply)?))
     }
 
     /// Has the next cell of a language say that the kernel before it `reason`.

@@ -35,7 +35,7 @@ impl GuestStream {
 
     async fn try_open(link: &Link, call: Call) -> Result<(Answer, GuestStream), RuntimeError> {
         let reply = link.call(Call::Connect, &[]).await?;
-        let mut connection = Through::socket(reply)?;
+        let mut connection = Through::socket(link, reply)?;
         let bytes = frame::try_encode(&Request { id: 0, call }, &[]);
         let bytes = bytes.map_err(RuntimeError::Nonsense)?;
         connection.write_all(&bytes).await.map_err(|_| RuntimeError::Gone)?;

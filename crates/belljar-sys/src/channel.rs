@@ -8,6 +8,7 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use rustix::fs::{FileType, OFlags, Stat};
 use rustix::net::{
@@ -17,6 +18,7 @@ use rustix::net::{
 use tokio::io::unix::AsyncFd;
 
 use crate::tree::Identity;
+use crate::untrusted::{Closer, Untrusted, UntrustedFd};
 
 /// The largest packet: a plan with its generated files. The kernel's default send buffer takes
 /// more than this.
@@ -24,6 +26,10 @@ pub const MAX_PACKET: usize = 128 * 1024;
 
 /// Descriptors beside one message: a sandbox needs a listener, cgroups and a few mounts.
 pub const MAX_FDS: usize = 64;
+
+/// As many as the kernel lets anybody put beside one message (`SCM_MAX_FD`). There is always room for
+/// all of them: those without room are closed by the kernel, in the thread that receives.
+pub const MAX_RECEIVED: usize = 253;
 
 /// Two connected ends that keep packets apart.
 pub fn packet_pair() -> io::Result<(OwnedFd, OwnedFd)> {
@@ -40,22 +46,45 @@ pub fn pipe(bytes: usize) -> io::Result<(OwnedFd, OwnedFd)> {
 }
 
 pub fn send_packet(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    must_fit(bytes, fds)?;
+    send_with_fds(socket, bytes, fds).map(|_| ())
+}
+
+/// The same, and never waits: the socket came from somebody who may have made it one that does.
+pub fn send_packet_now(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    must_fit(bytes, fds)?;
+    send(socket.as_fd(), bytes, fds, SendFlags::NOSIGNAL | SendFlags::DONTWAIT).map(|_| ())
+}
+
+fn must_fit(bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     if bytes.len() > MAX_PACKET || fds.len() > MAX_FDS {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "message exceeds its bounds"));
     }
-    send_with_fds(socket, bytes, fds).map(|_| ())
+    Ok(())
 }
 
 /// Sends as much of `bytes` as the socket takes, the descriptors with the first of them.
 pub fn send_with_fds(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<usize> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    send(socket.as_fd(), bytes, fds, SendFlags::NOSIGNAL)
+}
+
+/// Sends as much of `bytes` as the socket takes now, and never waits.
+pub fn send_now(socket: impl AsFd, bytes: &[u8]) -> io::Result<usize> {
+    send(socket.as_fd(), bytes, &[], SendFlags::NOSIGNAL | SendFlags::DONTWAIT)
+}
+
+fn send(
+    socket: BorrowedFd<'_>,
+    bytes: &[u8],
+    fds: &[BorrowedFd<'_>],
+    flags: SendFlags,
+) -> io::Result<usize> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_RECEIVED))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     if !fds.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(fds)) {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "too many descriptors"));
     }
-    let sent =
-        rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut ancillary, SendFlags::NOSIGNAL)?;
-    Ok(sent)
+    Ok(rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut ancillary, flags)?)
 }
 
 /// One packet and its descriptors; `None` when the other side is gone.
@@ -80,23 +109,83 @@ pub fn recv_with_fds(
     bytes: &mut [u8],
     fds: &mut Vec<OwnedFd>,
 ) -> io::Result<usize> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    receive(socket.as_fd(), bytes, RecvFlags::empty(), |fd| fds.push(fd))
+}
+
+/// The same from a sandbox, over a socket that we made: never waits, and also after an error what
+/// came is in `fds`.
+pub fn recv_untrusted(
+    socket: impl AsFd,
+    bytes: &mut [u8],
+    fds: &mut Vec<UntrustedFd>,
+    closer: &Closer,
+) -> io::Result<usize> {
+    let keep = |fd| fds.push(Untrusted::new(fd, closer));
+    receive(socket.as_fd(), bytes, RecvFlags::DONTWAIT, keep)
+}
+
+fn receive(
+    socket: BorrowedFd<'_>,
+    bytes: &mut [u8],
+    flags: RecvFlags,
+    mut keep: impl FnMut(OwnedFd),
+) -> io::Result<usize> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_RECEIVED))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let received = rustix::net::recvmsg(
         socket,
         &mut [IoSliceMut::new(bytes)],
         &mut ancillary,
-        RecvFlags::CMSG_CLOEXEC,
+        RecvFlags::CMSG_CLOEXEC | flags,
     )?;
     for message in ancillary.drain() {
         if let RecvAncillaryMessage::ScmRights(received) = message {
-            fds.extend(received);
+            received.for_each(&mut keep);
         }
     }
     if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "message was cut off"));
     }
     Ok(received.bytes)
+}
+
+/// Reads what is there from a socket that came from a sandbox, and never waits for it. Descriptors
+/// that came with it are closed here and now, which may take long: only for a thread that waits for
+/// this sandbox alone. True if there were any.
+pub fn recv_alone(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, bool)> {
+    let received = rustix::net::recvmsg(
+        socket,
+        &mut [IoSliceMut::new(bytes)],
+        &mut RecvAncillaryBuffer::new(&mut []),
+        RecvFlags::DONTWAIT,
+    )?;
+    match received.flags.contains(ReturnFlags::TRUNC) {
+        true => Err(io::Error::new(io::ErrorKind::InvalidData, "message was cut off")),
+        false => Ok((received.bytes, received.flags.contains(ReturnFlags::CTRUNC))),
+    }
+}
+
+/// Moves what is there right now from one pipe to another. Never waits, even if the pipes came from
+/// somebody who made them ones that do.
+pub fn move_now(from: impl AsFd, to: impl AsFd, most: usize) -> io::Result<usize> {
+    use rustix::pipe::{SpliceFlags, splice};
+    Ok(splice(from, None, to, None, most, SpliceFlags::NONBLOCK)?)
+}
+
+/// Tells the other side of a connection that nothing more will come.
+pub fn end_writing(socket: impl AsFd) -> io::Result<()> {
+    Ok(rustix::net::shutdown(socket, rustix::net::Shutdown::Write)?)
+}
+
+/// A pipe of our own whose ends do not block.
+pub fn own_pipe() -> io::Result<(OwnedFd, OwnedFd)> {
+    use rustix::pipe::{PipeFlags, pipe_with};
+    Ok(pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?)
+}
+
+/// Writes as much as there is room for to a descriptor that does not block.
+pub fn write_now(fd: impl AsFd, bytes: &[u8]) -> io::Result<usize> {
+    Ok(rustix::io::write(fd, bytes)?)
 }
 
 /// Reads what is there right now from a descriptor that does not block. Unlike the async runtime,
@@ -109,6 +198,18 @@ pub fn read_now(fd: impl AsFd, buffer: &mut [u8]) -> io::Result<usize> {
 pub fn watched(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     // SAFETY: the runtime needs `as_raw_fd` to name the same open descriptor for as long as it is
     // registered; an owned descriptor does, and nobody can take it out without unregistering it.
+    Ok(unsafe { AsyncFd::register(fd) }?)
+}
+
+/// The same for one that a sandbox has sent, or that holds what it sent: a socket, a pipe.
+pub fn watched_untrusted(fd: UntrustedFd) -> io::Result<AsyncFd<UntrustedFd>> {
+    // SAFETY: as above; it owns its descriptor until it is dropped.
+    Ok(unsafe { AsyncFd::register(fd) }?)
+}
+
+/// The same for one that is watched for a while, and used by others at other times.
+pub fn watched_shared(fd: Arc<UntrustedFd>) -> io::Result<AsyncFd<Arc<UntrustedFd>>> {
+    // SAFETY: as above; what is counted is not dropped before the last who counts.
     Ok(unsafe { AsyncFd::register(fd) }?)
 }
 
@@ -185,7 +286,7 @@ pub enum Kind {
     Anonymous,
 }
 
-/// Whether it is. None of these kinds can make whoever closes it wait.
+/// Whether it is. Looking at a descriptor never waits; closing it may, whatever its kind.
 pub fn is_of_kind(fd: impl AsFd, kind: Kind) -> bool {
     let Ok(stat) = rustix::fs::fstat(fd.as_fd()) else { return false };
     match (kind, FileType::from_raw_mode(stat.st_mode)) {

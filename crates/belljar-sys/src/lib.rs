@@ -2,7 +2,8 @@
 //! here and nowhere else in the project. Every other crate forbids unsafe code.
 //!
 //! * [`plan`] describes a sandbox as data, [`apply`] carries it out in one loop;
-//! * [`process`] starts, finds and ends processes; [`channel`] passes messages with descriptors;
+//! * [`process`] starts, finds and ends processes; [`channel`] passes messages with descriptors,
+//!   [`untrusted`] closes those that sandboxes sent;
 //! * [`cgroup`] holds limits on v2, v1 and hybrid hosts, [`ids`] the blocks of user ids;
 //! * [`seccomp`], [`landlock`] and [`privileges`] are the walls a process builds around itself;
 //! * [`pty`] makes terminals, [`tty`] borrows the one a person sits at;
@@ -35,6 +36,7 @@ pub mod sealed;
 pub mod seccomp;
 pub mod tree;
 pub mod tty;
+pub mod untrusted;
 pub mod visit;
 pub mod watch;
 pub mod xattr;

@@ -1,5 +1,6 @@
 //! The bytes of a file, read as fast as they are taken and no faster.
 
+use std::borrow::Borrow;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -18,7 +19,10 @@ pub(crate) fn memory(from: u64, to: u64) -> u64 {
 }
 
 /// The bytes from `from` up to `to`, which must be there.
-pub(crate) fn stream(file: File, from: u64, to: u64) -> Body {
+pub(crate) fn stream<F>(file: F, from: u64, to: u64) -> Body
+where
+    F: Borrow<File> + Send + Sync + 'static,
+{
     // The next piece is read while the one before is on its way.
     let file = Arc::new(file);
     let first = read_ahead(&file, from, to);
@@ -39,12 +43,15 @@ pub(crate) fn stream(file: File, from: u64, to: u64) -> Body {
 type Reading = tokio::task::JoinHandle<io::Result<Bytes>>;
 
 /// `None` at the end.
-fn read_ahead(file: &Arc<File>, at: u64, to: u64) -> Option<Reading> {
+fn read_ahead<F>(file: &Arc<F>, at: u64, to: u64) -> Option<Reading>
+where
+    F: Borrow<File> + Send + Sync + 'static,
+{
     let length = usize::try_from((to - at).min(CHUNK)).ok().filter(|length| *length > 0)?;
     let file = Arc::clone(file);
     Some(tokio::task::spawn_blocking(move || {
         let mut bytes = vec![0; length];
-        file.read_exact_at(&mut bytes, at)?;
+        F::borrow(&file).read_exact_at(&mut bytes, at)?;
         Ok(bytes.into())
     }))
 }

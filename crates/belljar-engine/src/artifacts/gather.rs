@@ -1,12 +1,11 @@
 //! What lies in a sandbox's artifacts directory, opened by its guest a few files at a time.
 
-use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
 use belljar_proto::guest::{RefusalCode, TreeFile, TreeLimits};
-use belljar_runtime::{OpenedFile, RuntimeError, Sandbox, paths};
+use belljar_runtime::{OpenedFile, RuntimeError, Sandbox, UntrustedFile, paths};
 
 use super::Refused;
 use super::names::{harmless, shown};
@@ -39,7 +38,7 @@ pub(super) struct Found {
     pub(super) relative: PathBuf,
     /// As code in the sandbox knows it.
     pub(super) path: String,
-    pub(super) file: File,
+    pub(super) file: UntrustedFile,
     /// Beyond which nothing of it is read.
     pub(super) size: u64,
     /// Which file it was when it was opened: what has changed since must not be removed.

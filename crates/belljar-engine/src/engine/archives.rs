@@ -1,12 +1,11 @@
 //! Directories of a session as archives, packed and unpacked inside. The host passes on bytes.
 
-use std::fs::File;
 use std::io::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
 use belljar_proto::job::{ArchiveFormat, JobReport};
-use belljar_runtime::{Job, RuntimeError, Sandbox, Temporary, Through};
+use belljar_runtime::{Job, RuntimeError, Sandbox, Temporary, Through, UntrustedFile};
 use bytes::{Bytes, BytesMut};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
@@ -64,7 +63,7 @@ enum Way {
     /// Unpacked as it comes.
     Pipe(Job, Through),
     /// Kept in the directory first: its format is read from the end.
-    File(Temporary, Incoming<File>),
+    File(Temporary, Incoming<UntrustedFile>),
     /// All of it is there; what still comes is only what fills up its last block.
     Unpacked(JobReport),
 }
@@ -107,7 +106,10 @@ impl ArchiveUpload {
             Way::Unpacked(report) => Ok(report),
             Way::File(temporary, incoming) => {
                 let unpacked = match incoming.finish().await.map_err(not_written) {
-                    Ok(_) => self.unpack(&temporary).await.map_err(EngineError::Files),
+                    Ok(file) => {
+                        file.close().await;
+                        self.unpack(&temporary).await.map_err(EngineError::Files)
+                    }
                     Err(error) => Err(error),
                 };
                 // If even this fails, what is left is hidden.

@@ -1,12 +1,11 @@
 //! Datasets of sessions: staged, listed, exported.
 
 use std::collections::HashMap;
-use std::fs::File;
 use std::io;
 use std::sync::Arc;
 
 use belljar_proto::guest::{TreeFile, TreeLimits};
-use belljar_runtime::{Sandbox, paths};
+use belljar_runtime::{Sandbox, UntrustedFile, paths};
 use bytes::Bytes;
 use tokio::sync::oneshot;
 
@@ -359,8 +358,14 @@ impl Shared {
         let path = name.as_str().as_bytes();
         let (file, temporary) =
             sandbox.create_file(paths::SESSION_DATA, path).await.map_err(EngineError::Stage)?;
-        let copying = tokio::task::spawn_blocking(move || content.copy_to(&file)).await;
-        let copied = copying.unwrap_or_else(|panic| Err(io::Error::other(panic)));
+        let copying = tokio::task::spawn_blocking(move || (content.copy_to(&file), file)).await;
+        let copied = match copying {
+            Ok((copied, file)) => {
+                file.close().await;
+                copied
+            }
+            Err(panic) => Err(io::Error::other(panic)),
+        };
         if let Err(error) = copied {
             // If even this fails, what is left is hidden.
             let _ = sandbox.discard_file(temporary).await;
@@ -627,7 +632,7 @@ async fn describe_some(
     for batch in files.chunks(Sandbox::MAX_OPENED) {
         let opened = sandbox.open_files(root, batch, MAX_FETCHED).await;
         let opened = opened.map_err(EngineError::ListDatasets)?;
-        let opened: Vec<(Vec<u8>, File, u64)> = batch
+        let opened: Vec<(Vec<u8>, UntrustedFile, u64)> = batch
             .iter()
             .zip(opened)
             .filter_map(|(file, opened)| {
@@ -636,7 +641,7 @@ async fn describe_some(
             })
             .collect();
         let looking = tokio::task::spawn_blocking(move || {
-            let look = |(path, file, size): (Vec<u8>, File, u64)| {
+            let look = |(path, file, size): (Vec<u8>, UntrustedFile, u64)| {
                 let description = describe(&String::from_utf8_lossy(&path), &file, size);
                 (path, description)
             };

@@ -1,14 +1,13 @@
 //! Files of a session, for whoever uses it: what a program inside may do, and nothing else. The
 //! guest does it; the host holds descriptors of plain files and never a path.
 
-use std::fs::File;
 use std::io::{self, Write};
 use std::sync::Arc;
 
 use belljar_proto::guest::{Entry, FileChange, Listing, RefusalCode, TreeLimits};
 use belljar_proto::job::JobReport;
 use belljar_runtime::{
-    Behind, FileChanges, OpenedFile, RuntimeError, Sandbox, Temporary, Wanted, paths,
+    Behind, FileChanges, OpenedFile, RuntimeError, Sandbox, Temporary, UntrustedFile, Wanted, paths,
 };
 use bytes::Bytes;
 
@@ -46,7 +45,7 @@ pub struct FileUpload {
 #[derive(Debug)]
 struct Writing {
     place: Place,
-    incoming: Incoming<File>,
+    incoming: Incoming<UntrustedFile>,
 }
 
 /// Where it is written.
@@ -83,17 +82,23 @@ impl FileUpload {
 
     async fn settle(&self, writing: Writing) -> Result<(), EngineError> {
         let Writing { place, incoming } = writing;
-        let written = incoming.finish().await.map_err(not_written);
+        let written = match incoming.finish().await {
+            Ok(file) => {
+                file.close().await;
+                Ok(())
+            }
+            Err(error) => Err(not_written(error)),
+        };
         let temporary = match place {
             Place::Beside(temporary) => temporary,
             Place::Behind(behind) => {
                 // What has come is there, also if something went wrong then.
                 let closed = self.sandbox.close_file(behind).await.map_err(EngineError::Files);
-                return written.map(drop).and(closed);
+                return written.and(closed);
             }
         };
         let committed = match written {
-            Ok(_) => {
+            Ok(()) => {
                 let committed = self.sandbox.commit_file(&temporary).await;
                 committed.map(drop).map_err(EngineError::Files)
             }

@@ -8,10 +8,9 @@ use std::time::Duration;
 use belljar_proto::exec::Language;
 use belljar_proto::guest::RefusalCode;
 use belljar_proto::rest::RestReport;
-use belljar_runtime::{Freezing, Meter, RuntimeError, Sandbox, languages};
+use belljar_runtime::{Freezing, Meter, RuntimeError, Sandbox, Through, languages};
 use bytes::BytesMut;
 use tokio::io::AsyncReadExt;
-use tokio::net::unix::pipe;
 use tokio::time::timeout;
 
 use super::album::Draft;
@@ -212,7 +211,7 @@ async fn pack(
     packed.map(drop)
 }
 
-async fn receive(mut pipe: pipe::Receiver, file: File, tally: &Tally) -> Result<(), EngineError> {
+async fn receive(mut pipe: Through, file: File, tally: &Tally) -> Result<(), EngineError> {
     let incoming = Incoming::begin(file, |file, chunk| file.write_all(chunk));
     let mut buffer = BytesMut::new();
     loop {

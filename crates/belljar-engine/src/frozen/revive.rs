@@ -5,9 +5,8 @@ use std::io::{self, Read};
 use std::time::Duration;
 
 use belljar_proto::exec::Language;
-use belljar_runtime::{RuntimeError, Sandbox};
+use belljar_runtime::{RuntimeError, Sandbox, Through};
 use tokio::io::AsyncWriteExt;
-use tokio::net::unix::pipe;
 use tokio::time::timeout;
 
 use super::{Album, Manifest};
@@ -74,7 +73,7 @@ async fn thaw(
     }
 }
 
-async fn send(mut archive: File, mut pipe: pipe::Sender) -> Result<(), EngineError> {
+async fn send(mut archive: File, mut pipe: Through) -> Result<(), EngineError> {
     let mut buffer = vec![0; PIECE];
     loop {
         // From our own disk, and read ahead: not worth a thread.

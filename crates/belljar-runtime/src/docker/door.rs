@@ -3,32 +3,33 @@
 
 use std::fs;
 use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc;
 use std::time::Duration;
 
 use belljar_proto::door::{self, KNOCK_SIZE, Piece, Scanner};
+use belljar_sys::channel;
+use belljar_sys::untrusted::{Closer, Untrusted, UntrustedFd};
 use bollard::Docker;
 use bollard::container::LogOutput;
 use bollard::query_parameters::AttachContainerOptionsBuilder;
 use futures_util::StreamExt;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::unix::AsyncFd;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::time::timeout;
 
 use super::engine::EngineError;
 use super::recipe::SOCKET;
 use crate::RuntimeError;
+use crate::link::{self, MAX_UNCLOSED};
 
 /// From the start of a container to its guest at our door; engines under load take a while.
 const ARRIVAL: Duration = Duration::from_secs(30);
 
 /// Whoever comes to our door says at once who they are.
 const KNOCKING: Duration = Duration::from_secs(2);
-
-/// Connections of others that are being closed at a time: closing one may take a while.
-const MAX_LEAVING: usize = 64;
 
 /// A directory that one container sees, below one that only we can enter. Removed when dropped.
 ///
@@ -54,7 +55,10 @@ impl Door {
         }
         let listener = UnixListener::bind(&socket).map_err(|cause| unusable(&socket, cause))?;
         fs::set_permissions(&socket, fs::Permissions::from_mode(0o666)).map_err(prepare)?;
-        let reception = Reception { listener: Some(listener), socket };
+        let closer = Closer::default();
+        let queue = listener.as_fd().try_clone_to_owned().map_err(prepare)?;
+        let queue = Untrusted::new(queue, &closer);
+        let reception = Reception { listener, _queue: queue, closer, socket };
         Ok((Door { directory }, reception))
     }
 
@@ -63,17 +67,14 @@ impl Door {
     }
 }
 
-impl Drop for Door {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.directory);
-    }
-}
-
 /// The socket at which we wait for the guest. Nobody can connect any more when the guest has.
 #[derive(Debug)]
 pub(super) struct Reception {
-    /// There until it is dropped.
-    listener: Option<UnixListener>,
+    listener: UnixListener,
+    /// The same socket again, dropped after the other: closing it closes whatever is in the queues of
+    /// those who came and were not let in.
+    _queue: UntrustedFd,
+    closer: Closer,
     socket: PathBuf,
 }
 
@@ -85,28 +86,32 @@ impl Reception {
         self,
         nonce: Option<&str>,
         pid: u32,
-    ) -> Result<UnixStream, RuntimeError> {
-        let listener = self.listener.as_ref().ok_or(RuntimeError::Gone)?;
+    ) -> Result<UntrustedFd, RuntimeError> {
         let expected = door::knock(nonce.unwrap_or_default());
-        let mut strangers = Strangers::default();
+        let mut stranger = None;
         let waiting = async {
             loop {
-                let (mut stream, _) = listener.accept().await.map_err(RuntimeError::Connect)?;
+                let (stream, _) = self.listener.accept().await.map_err(RuntimeError::Connect)?;
                 let peer = stream.peer_cred().ok().and_then(|peer| peer.pid()).unwrap_or(-1);
-                if !is_guest(peer, pid) {
-                    strangers.send_away(peer, stream)?;
-                    continue;
+                let stream =
+                    link::untrusted(stream, &self.closer).map_err(RuntimeError::Connect)?;
+                if is_guest(peer, pid) {
+                    let stream =
+                        channel::watched_untrusted(stream).map_err(RuntimeError::Connect)?;
+                    let knocked = timeout(KNOCKING, heard(&stream)).await;
+                    if matches!(knocked, Ok(Ok(knock)) if knock == expected) {
+                        return Ok(stream.into_inner());
+                    }
                 }
-                let mut knock = [0; KNOCK_SIZE];
-                let knocked = timeout(KNOCKING, stream.read_exact(&mut knock)).await;
-                if matches!(knocked, Ok(Ok(_))) && knock == expected {
-                    return Ok(stream);
+                stranger = Some(peer);
+                if self.closer.backlog() > MAX_UNCLOSED {
+                    let why = "too many others connect to the socket of the guest";
+                    return Err(RuntimeError::Connect(io::Error::other(why)));
                 }
-                strangers.send_away(peer, stream)?;
             }
         };
         let met = timeout(ARRIVAL, waiting).await;
-        met.unwrap_or_else(|_| match strangers.last {
+        met.unwrap_or_else(|_| match stranger {
             Some(peer) => Err(EngineError::Strangers { peer, pid }.into()),
             None => Err(RuntimeError::TimedOut(ARRIVAL.as_secs())),
         })
@@ -116,10 +121,6 @@ impl Reception {
 impl Drop for Reception {
     fn drop(&mut self) {
         let _ = fs::remove_file(&self.socket);
-        // Connections that nobody accepted go with it.
-        if let Some(listener) = self.listener.take().and_then(|it| it.into_std().ok()) {
-            std::thread::spawn(move || drop(listener));
-        }
     }
 }
 
@@ -130,29 +131,28 @@ fn is_guest(peer: i32, pid: u32) -> bool {
     peer == 0 || u32::try_from(peer) == Ok(pid)
 }
 
-/// Connections that are not the guest's. They are closed on a thread of their own: what their
-/// sender put into them is closed with them, and may take as long as the sender chose.
-#[derive(Debug, Default)]
-struct Strangers {
-    last: Option<i32>,
-    closing: Option<mpsc::SyncSender<std::os::unix::net::UnixStream>>,
+/// What somebody says who came to the door. Who brings descriptors is not the guest.
+async fn heard(stream: &AsyncFd<UntrustedFd>) -> io::Result<[u8; KNOCK_SIZE]> {
+    let closer = stream.get_ref().closer();
+    let (mut knock, mut fds, mut at) = ([0; KNOCK_SIZE], Vec::new(), 0);
+    while at < KNOCK_SIZE {
+        let receive = |stream: &UntrustedFd| {
+            channel::recv_untrusted(stream, &mut knock[at..], &mut fds, closer)
+        };
+        at += match stream.async_io(Interest::READABLE, receive).await? {
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            read => read,
+        };
+        if !fds.is_empty() {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+    }
+    Ok(knock)
 }
 
-impl Strangers {
-    fn send_away(&mut self, peer: i32, stream: UnixStream) -> Result<(), RuntimeError> {
-        self.last = Some(peer);
-        let stream = stream.into_std().map_err(RuntimeError::Connect)?;
-        let closing = self.closing.get_or_insert_with(|| {
-            let (sender, receiver) = mpsc::sync_channel(MAX_LEAVING);
-            std::thread::spawn(move || receiver.into_iter().for_each(drop));
-            sender
-        });
-        closing.try_send(stream).map_err(|error| {
-            let (mpsc::TrySendError::Full(stream) | mpsc::TrySendError::Disconnected(stream)) =
-                error;
-            std::thread::spawn(move || drop(stream));
-            RuntimeError::Connect(io::Error::other("too many others connect"))
-        })
+impl Drop for Door {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.directory);
     }
 }
 
@@ -179,7 +179,7 @@ pub(super) async fn attach(
     docker: &Docker,
     container: &str,
     nonce: &str,
-) -> Result<UnixStream, bollard::errors::Error> {
+) -> Result<UntrustedFd, bollard::errors::Error> {
     let options =
         AttachContainerOptionsBuilder::new().stream(true).stdin(true).stdout(true).build();
     let mut attached = docker.attach_container(container, Some(options)).await?;
@@ -221,5 +221,40 @@ pub(super) async fn attach(
         // When one direction is over, so is the other.
         tokio::select! { () = outward => {}, () = inward => {} }
     });
-    Ok(ours)
+    Ok(link::untrusted(ours, &Closer::default())?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hostile::{KINDS, Watchdog, send};
+    use std::os::unix::net::UnixStream as StdStream;
+
+    #[tokio::test]
+    async fn strangers_with_descriptors_hold_up_nobody() {
+        let place = tempfile::tempdir().unwrap();
+        for (kind, make) in KINDS {
+            let watchdog = Watchdog::start();
+            let (door, reception) = Door::open(place.path().join("door")).unwrap();
+            let socket = place.path().join("door").join(SOCKET);
+            let come = |knock: &[u8]| {
+                let stranger = StdStream::connect(&socket).unwrap();
+                send(&stranger, knock, &make());
+                send(&stranger, b"more", &make());
+                stranger
+            };
+            // One who knows what to say, one who does not, and then the guest.
+            let strangers = [come(&door::knock("nonce")), come(&[1; KNOCK_SIZE])];
+            let mut guest = StdStream::connect(&socket).unwrap();
+            io::Write::write_all(&mut guest, &door::knock("nonce")).unwrap();
+            let met = reception.guest(Some("nonce"), std::process::id()).await.unwrap();
+            io::Write::write_all(&mut guest, b"it is me").unwrap();
+            let mut heard = [0; 8];
+            rustix::net::recv(&met, &mut heard, rustix::net::RecvFlags::PEEK).unwrap();
+            assert_eq!(&heard, b"it is me", "{kind}");
+            assert!(!socket.exists(), "nobody else can come");
+            drop((met, door, strangers));
+            watchdog.content(kind).await;
+        }
+    }
 }

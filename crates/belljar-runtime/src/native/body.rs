@@ -25,7 +25,7 @@ pub(super) struct NativeBody {
     /// ids when nobody uses it any more.
     pub(super) cgroup: Option<Cgroup>,
     pub(super) _socket: SocketGuard,
-    pub(super) _block: BlockGuard,
+    pub(super) block: BlockGuard,
 }
 
 #[async_trait]
@@ -48,7 +48,7 @@ impl Body for NativeBody {
 
     fn may_reopen(&self) -> bool {
         // With ids of its own it is somebody else; otherwise Landlock keeps it within its own tree.
-        self.runtime.ids.is_none() && landlock::generation().is_none()
+        self.block.block.is_none() && landlock::generation().is_none()
     }
 
     fn meters(&self) -> Option<&Meters> {

@@ -296,7 +296,7 @@ impl NativeRuntime {
             image: Arc::clone(image),
             cgroup,
             _socket: socket,
-            _block: block,
+            block,
         };
         Ok(assemble(image, handle, spec.clone(), link, body))
     }
@@ -366,7 +366,7 @@ impl NativeRuntime {
             cgroup: self.cgroups.as_ref().ok().map(|parent| parent.adopt(&handle.name)),
             image: Arc::clone(&image),
             _socket: SocketGuard(socket),
-            _block: BlockGuard { runtime: Arc::clone(self), block: handle.block },
+            block: BlockGuard { runtime: Arc::clone(self), block: handle.block },
         };
         Ok(assemble(&image, handle, spec, link, body))
     }

@@ -15,7 +15,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -27,14 +27,13 @@ use belljar_proto::guest::{Answer, Call};
 use belljar_proto::picture::{LineReport, ToLine, loader_packet};
 pub use belljar_proto::zygote::Warm;
 use belljar_proto::zygote::environment;
-use belljar_sys::{channel, sealed};
-use tokio::io::unix::AsyncFd;
+use belljar_sys::sealed;
 use tokio::sync::{OnceCell, watch};
 
 use super::NativeRuntime;
 use super::staged::Staged;
 use crate::RuntimeError;
-use crate::frozen::{self, COMMON_BYTES, Common, Fixed, Pump, Sink};
+use crate::frozen::{self, COMMON_BYTES, Common, Fixed, Line, Pump, Sink};
 use crate::kernels::{self, Role};
 use crate::link::Link;
 use crate::sandbox::Sandbox;
@@ -119,19 +118,16 @@ impl Zygote {
             reply => reply?,
         };
         let line = match (reply.answer, reply.fds.into_iter().next()) {
-            (Answer::Line, Some(line)) => {
-                channel::nonblocking(line).map_err(RuntimeError::Connect)?
-            }
+            (Answer::Line, Some(line)) => Line::new(link, line)?,
             _ => return Err(RuntimeError::UnexpectedAnswer),
         };
         let open = |file| sealed::open_again(file).map_err(RuntimeError::Keep);
         let (index, pages) = (open(&self.memory.index)?, open(&self.memory.pages)?);
         let files = [index.as_fd(), pages.as_fd()];
         let begin = ToLine::Begin { env: environment(env), cwd: paths::SESSION.into() };
-        let begin = serde_json::to_vec(&begin).expect("wire types serialize to JSON");
         let started = async {
-            send(&line, &loader_packet(&[self.memory.id]), &files).await?;
-            send(&line, &begin, &[]).await?;
+            line.send_bytes(loader_packet(&[self.memory.id]), &files).await?;
+            line.send(&begin, &[]).await?;
             link.call(Call::AwaitKernel { language }, &[]).await.map(|_| ())
         };
         match started.await {
@@ -171,10 +167,10 @@ async fn ask(
     let meter = Arc::new(Fixed::new(COMMON_BYTES));
     let sink = Sink::new(again(pages)?, again(index)?, meter, true);
     let (mut pump, theirs) = Pump::new(sink).map_err(RuntimeError::Keep)?;
-    frozen::send(&line, &preload, &[theirs.as_fd()]).await?;
+    line.send(&preload, &[theirs.as_fd()]).await?;
     // Ours must not be the one that keeps the pipe open.
     drop(theirs);
-    let (report, whole) = tokio::join!(frozen::receive(&line), pump.run());
+    let (report, whole) = tokio::join!(line.receive(WARM_TIMEOUT), pump.run());
     let LineReport { refused, warm, .. } = report?;
     match warm {
         Some(warm) if refused.is_empty() && whole? => Ok(warm),
@@ -182,17 +178,9 @@ async fn ask(
     }
 }
 
-async fn send(
-    line: &AsyncFd<OwnedFd>,
-    bytes: &[u8],
-    files: &[BorrowedFd<'_>],
-) -> Result<(), RuntimeError> {
-    channel::send_packet_async(line, bytes, files).await.map_err(RuntimeError::Connect)
-}
-
 /// Why a loader could not become a kernel, if it said so before it ended.
-async fn reason(line: &AsyncFd<OwnedFd>) -> Option<RuntimeError> {
-    let report = frozen::within(REASON_TIMEOUT, frozen::receive(line)).await.ok()?;
+async fn reason(line: &Line) -> Option<RuntimeError> {
+    let report = line.receive(REASON_TIMEOUT).await.ok()?;
     let refused = frozen::words(report.refused).join("; ");
     Some(RuntimeError::Kernel(format!("cannot begin with prepared memory: {refused}")))
 }

@@ -249,6 +249,10 @@ mod tests {
         assert_eq!(native_verdict("ioctl", [0, 0x5412, 0, 0, 0, 0]), PERM, "TIOCSTI");
         assert_eq!(native_verdict("ioctl", [0, 0xffff_ffff_0000_5412, 0, 0, 0, 0]), PERM);
         assert_eq!(native_verdict("ioctl", [0, 0x5401, 0, 0, 0, 0]), ALLOW, "TCGETS");
+        let option = |level, name| native_verdict("setsockopt", [3, level, name, 0, 0, 0]);
+        assert_eq!(option(1, 13), PERM, "SO_LINGER");
+        assert_eq!(option(0xffff_ffff_0000_0001, 0xffff_ffff_0000_000d), PERM, "behind high bits");
+        assert_eq!((option(1, 2), option(6, 13)), (ALLOW, ALLOW), "SO_REUSEADDR, TCP_CONGESTION");
         assert_eq!(native_verdict("prlimit64", [1, 0, 0, 0, 0, 0]), PERM);
     }
 

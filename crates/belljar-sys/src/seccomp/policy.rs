@@ -295,7 +295,6 @@ pub(super) const ALLOWED: &[(&str, &[&str])] = &[
             "getsockname",
             "getpeername",
             "getsockopt",
-            "setsockopt",
             "sendto",
             "recvfrom",
             "sendmsg",
@@ -369,6 +368,14 @@ pub(super) const CONDITIONAL: &[(&str, &str, &[Rule])] = &[
     ),
     ("socketpair", "as socket", SOCKET_RULES),
     (
+        "setsockopt",
+        "all options but SO_LINGER: with it, whoever closes the last descriptor of a socket waits \
+         for as long as the sandbox chose, be it the server or a worker of the kernel. Programs \
+         are told so (EPERM): that a connection is reset when closed, its other use, must not be \
+         believed in vain",
+        &[&[(1, Test::IsNot(SOL_SOCKET))], &[(2, Test::IsNot(SO_LINGER))]],
+    ),
+    (
         "ioctl",
         "terminals and files, but no faking of terminal input",
         &[&[(1, Test::IsNot(TIOCSTI)), (1, Test::IsNot(TIOCLINUX)), (1, Test::IsNot(TIOCSETD))]],
@@ -419,6 +426,8 @@ const AF_INET: u32 = 2;
 const AF_INET6: u32 = 10;
 const AF_NETLINK: u32 = 16;
 const NETLINK_ROUTE: u32 = 0;
+const SOL_SOCKET: u32 = 1;
+const SO_LINGER: u32 = 13;
 const SOCK_FLAGS: u64 = 0o2_004_000;
 const TIOCSTI: u32 = 0x5412;
 const TIOCLINUX: u32 = 0x541C;
