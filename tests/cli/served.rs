@@ -102,6 +102,11 @@ impl Served {
         server.kill().and_then(|()| server.wait()).expect("it can be killed");
     }
 
+    #[allow(dead_code, reason = "the tests of images look at its processes")]
+    pub(crate) fn pid(&self) -> u32 {
+        self.server.as_ref().expect("it runs").id()
+    }
+
     pub(crate) fn context(&self) -> &TestContext {
         &self.context
     }

@@ -9,6 +9,9 @@ mod context;
 #[allow(dead_code, reason = "as above")]
 mod corner;
 mod fixture;
+#[path = "../security/host.rs"]
+mod host;
+mod hostile;
 mod import;
 mod pull;
 mod registry;

@@ -27,8 +27,10 @@ impl Host {
         let mut line = String::new();
         let output = process.stdout.take().expect("it was piped");
         BufReader::new(output).read_line(&mut line).expect("the host speaks");
-        let env: BTreeMap<String, String> =
+        let mut env: BTreeMap<String, String> =
             serde_json::from_str(&line).expect("the host tells what it has");
+        let landlock = belljar_sys::landlock::generation().unwrap_or(0);
+        env.insert("HOST_LANDLOCK".into(), landlock.to_string());
         Host { canary, env: env.into_iter().collect(), process }
     }
 }

@@ -5,7 +5,18 @@
 //! and in a kernel forked from a zygote, which is where the speed and the risk of residue are.
 
 mod attack;
+#[path = "../cli/context.rs"]
+#[allow(dead_code, reason = "shared with the tests of the command line, which use more of it")]
+mod context;
+#[path = "../leaks/corner.rs"]
+#[allow(dead_code, reason = "shared with the tests that count what is left")]
+mod corner;
 mod host;
+#[path = "../cli/served.rs"]
+#[allow(dead_code, reason = "as above")]
+mod served;
+mod surfaces;
+mod walls;
 
 use std::path::Path;
 use std::process::Command;
@@ -13,6 +24,7 @@ use std::sync::Arc;
 
 use attack::{Attack, Outcome};
 use belljar::{home, settings::Settings};
+use belljar_engine::EngineError;
 use belljar_engine::run::{Code, Run};
 use belljar_proto::exec::Status;
 use belljar_runtime::native::zygote::ZygoteState;
@@ -20,6 +32,9 @@ use belljar_runtime::native::{NativeConfig, NativeRuntime, Prepared};
 use belljar_runtime::{Limits, Runtime, SandboxSpec};
 use host::Host;
 use libtest_mimic::{Arguments, Failed, Trial};
+
+/// An attack on a server of its own.
+type Surface = fn() -> Result<(), Failed>;
 
 fn main() {
     let arguments = Arguments::from_args();
@@ -30,6 +45,20 @@ fn main() {
         })
         .collect();
     trials.push(Trial::test("forked::all_attacks", in_forked_kernels));
+    let surfaces: [(&str, Surface); 5] = [
+        ("liars_on_the_freeze_line", surfaces::liars_on_the_freeze_line),
+        ("forks_cannot_change_what_they_share", surfaces::forks_cannot_change_what_they_share),
+        ("volumes_hold_what_is_put_in_them", surfaces::volumes_hold_what_is_put_in_them),
+        ("ports_and_terminals", surfaces::ports_and_terminals_are_the_sessions_own),
+        ("playing_dead", surfaces::a_session_that_plays_dead_can_be_stopped),
+    ];
+    for (name, attack) in surfaces {
+        trials.push(Trial::test(format!("surfaces::{name}"), attack));
+    }
+    trials.push(Trial::test("walls::each_is_missed", walls::quick));
+    // For `make test-walls`: takes many minutes.
+    trials
+        .push(Trial::test("walls::all_attacks_on_all_walls", walls::full).with_ignored_flag(true));
     libtest_mimic::run(&arguments, trials).exit();
 }
 
@@ -110,6 +139,15 @@ async fn run_forked(
     runtime: &Arc<NativeRuntime>,
     directory: &Path,
 ) -> Result<Outcome, Failed> {
+    let code = Code::Python { code: std::fs::read(&attack.path)?, echo: false };
+    let mut run = run_of(attack, host, code)?;
+    run.outputs = directory.join(format!("{:?}", std::time::Instant::now()).replace('/', "_"));
+    let outcome = outcome_of(run, runtime).await;
+    outcome.map_err(|error| in_full(&error).into())
+}
+
+/// A run of an attack, with the limits it asks for.
+fn run_of(attack: &Attack, host: &Host, code: Code) -> Result<Run, Failed> {
     let mut limits = Limits::default();
     let mut timeout_ms = 50_000;
     for pair in attack.flags.chunks(2) {
@@ -130,15 +168,16 @@ async fn run_forked(
         }
     }
     let spec = SandboxSpec { limits, env: host.env.clone(), ..SandboxSpec::default() };
-    let code = Code::Python { code: std::fs::read(&attack.path)?, echo: false };
     let mut run = Run::new(format!("attack_{}", attack.name), code, spec);
     run.timeout_ms = timeout_ms;
-    run.outputs = directory.join(format!("{:?}", std::time::Instant::now()).replace('/', "_"));
+    Ok(run)
+}
+
+async fn outcome_of(run: Run, runtime: &Arc<NativeRuntime>) -> Result<Outcome, EngineError> {
     let outputs = run.outputs.clone();
     let (_never, interrupt) = tokio::sync::watch::channel(false);
     let runtime: Arc<dyn Runtime> = Arc::<NativeRuntime>::clone(runtime);
-    let result = run.execute(&runtime, interrupt, |_| {}).await;
-    let result = result.map_err(|error| in_full(&error))?;
+    let result = run.execute(&runtime, interrupt, |_| {}).await?;
     let traceback = result.error.map(|error| error.traceback).unwrap_or_default();
     Ok(Outcome {
         status: result.status,

@@ -51,6 +51,9 @@ pub trait Runtime: fmt::Debug + Send + Sync + 'static {
 
     /// Waits until kernels start as fast as they ever will.
     async fn warmed_up(&self);
+
+    /// Ends what it does in the background; nothing of that is left afterwards. Sandboxes go on.
+    async fn close(&self) {}
 }
 
 /// Makes everything in a session's directory belong to the sandbox that is about to get it: the

@@ -10,9 +10,6 @@ use rustix::mount::{MountAttrFlags, MountPropagationFlags};
 use crate::plan::{Access, FdIndex, IdMap, Source, Step};
 use crate::{landlock, mount, privileges, process, seccomp};
 
-/// Terminals are a resource of the whole machine; a sandbox needs a few.
-const MAX_PTYS: &str = "64";
-
 /// A step that could not be carried out.
 #[derive(Debug, thiserror::Error)]
 #[error("failed to {step}")]
@@ -76,9 +73,14 @@ fn apply_one(step: &Step, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
             target,
         ),
         Step::Proc { target } => mount::filesystem("proc", &[], no_exec(), target),
-        Step::Devpts { target } => mount::filesystem(
+        Step::Devpts { target, terminals } => mount::filesystem(
             "devpts",
-            &[("newinstance", ""), ("ptmxmode", "0666"), ("mode", "0620"), ("max", MAX_PTYS)],
+            &[
+                ("newinstance", ""),
+                ("ptmxmode", "0666"),
+                ("mode", "0620"),
+                ("max", &terminals.to_string()),
+            ],
             MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NOEXEC,
             target,
         ),

@@ -28,7 +28,10 @@ pub(crate) fn attach(tree: impl AsFd, target: &Path) -> io::Result<()> {
 
 /// Restricts a whole tree, attached or not, to `access`.
 pub(crate) fn restrict(tree: impl AsFd, access: Access) -> io::Result<()> {
-    let mut attributes = libc::MOUNT_ATTR_NOSUID;
+    let mut attributes = 0;
+    if !access.set_user_id {
+        attributes |= libc::MOUNT_ATTR_NOSUID;
+    }
     if !access.write {
         attributes |= libc::MOUNT_ATTR_RDONLY;
     }

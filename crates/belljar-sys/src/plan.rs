@@ -84,9 +84,10 @@ pub enum Step {
     Proc {
         target: PathBuf,
     },
-    /// A fresh, empty set of pseudo terminals.
+    /// A fresh, empty set of pseudo terminals, for this many. They are a resource of the whole machine.
     Devpts {
         target: PathBuf,
+        terminals: u32,
     },
     MakeDir {
         path: PathBuf,
@@ -154,22 +155,27 @@ pub enum Source {
     Tree(FdIndex),
 }
 
-/// What may be done below a bind mount. Set-user-id bits never count.
+/// What may be done below a bind mount.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Access {
     pub write: bool,
     pub exec: bool,
     pub devices: bool,
+    /// Set-user-id bits count. In no sandbox do they: tests show that somebody would notice.
+    pub set_user_id: bool,
 }
 
 impl Access {
     /// Programs and libraries.
-    pub const READ_EXEC: Access = Access { write: false, exec: true, devices: false };
+    pub const READ_EXEC: Access = Access { exec: true, ..Access::READ };
     /// Data that nobody should run by accident of a path.
-    pub const READ: Access = Access { write: false, exec: false, devices: false };
-    pub const WRITE: Access = Access { write: true, exec: true, devices: false };
+    pub const READ: Access =
+        Access { write: false, exec: false, devices: false, set_user_id: false };
+    pub const WRITE: Access = Access { write: true, exec: true, ..Access::READ };
     /// Device nodes.
-    pub const DEVICE: Access = Access { write: true, exec: false, devices: true };
+    pub const DEVICE: Access = Access { write: true, devices: true, ..Access::READ };
+    /// Whatever the mounts themselves allow.
+    pub const AS_MOUNTED: Access = Access { devices: true, ..Access::WRITE };
 }
 
 impl fmt::Display for Access {
@@ -177,7 +183,7 @@ impl fmt::Display for Access {
         f.write_str(if self.write { "rw" } else { "ro" })?;
         f.write_str(if self.exec { "" } else { ",noexec" })?;
         f.write_str(if self.devices { "" } else { ",nodev" })?;
-        f.write_str(",nosuid")
+        f.write_str(if self.set_user_id { "" } else { ",nosuid" })
     }
 }
 
@@ -210,7 +216,9 @@ impl fmt::Display for Step {
                 write!(f, "overlay of {upper} over {lower} at {}", p(target))
             }
             Step::Proc { target } => write!(f, "proc at {}", p(target)),
-            Step::Devpts { target } => write!(f, "devpts at {}", p(target)),
+            Step::Devpts { target, terminals } => {
+                write!(f, "devpts at {} (max {terminals})", p(target))
+            }
             Step::MakeDir { path, mode, owner: None } => {
                 write!(f, "make directory {} (mode {mode:o})", p(path))
             }

@@ -93,7 +93,8 @@ pub fn kernels(settings: &Settings, python: Option<&Path>) -> Result<PathBuf> {
     kernels::materialize(&settings.home, |directory| {
         // Only saves time later, so a failure is nobody's concern.
         let _ = Command::new(python.unwrap_or(Path::new("python3")))
-            .args(["-I", "-m", "compileall", "-q"])
+            // Without `site`: what packages would have it run must not run here.
+            .args(["-I", "-S", "-m", "compileall", "-q"])
             .arg(directory)
             .stdout(Stdio::null())
             .stderr(Stdio::null())

@@ -4,6 +4,7 @@ Collecting and cleaning up must not fail over them, nor try harder with more rig
 them as unreadable and going on.
 """
 # expect: artifacts
+# arrives: readable.txt
 import os
 
 ROOT = "/work/artifacts"

@@ -4,7 +4,7 @@ A supervisor that takes a closed channel for a finished run would leave the code
 by watching the process, not the channel.
 """
 # belljar: --timeout 5
-# expect: any
+# expect: crashed
 import os
 import time
 

@@ -3,7 +3,7 @@
 Each that arrives takes a slot in the host's table; a directory or a device in place of a file confuses who
 reads it. Stopped by a receiver that expects a number of them, checks and closes.
 """
-# expect: any
+# expect: crashed
 import array
 import os
 import socket

@@ -3,7 +3,7 @@
 The frame is u32 head length, u32 body length, a JSON head, a body. Code may at most lie about its own run.
 Stopped by the host, which trusts no path, name or number that comes from inside.
 """
-# expect: any
+# expect: crashed
 import json
 import os
 import stat

@@ -4,7 +4,7 @@ A reader that waits for the rest holds a thread, a lock or the whole server. Sto
 timeout, which does not depend on the reader.
 """
 # belljar: --timeout 5
-# expect: any
+# expect: timeout
 import os
 import stat
 import struct

@@ -3,7 +3,7 @@
 A reader that allocates what is announced dies of one header. Stopped by a bound on both lengths.
 """
 # belljar: --timeout 20
-# expect: any
+# expect: crashed
 import os
 import stat
 import struct

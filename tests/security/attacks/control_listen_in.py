@@ -3,7 +3,7 @@
 The control channel may carry other runs' code, secrets, or descriptors of host files. Stopped by sending
 through it only what this run's code may know.
 """
-# expect: any
+# expect: ok|timeout
 # belljar: --timeout 5
 import hashlib
 import os

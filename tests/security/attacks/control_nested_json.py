@@ -3,7 +3,7 @@
 A recursive parser overflows its stack, which no error handler survives. Stopped by a bound on the head's
 length and on the depth of JSON.
 """
-# expect: any
+# expect: crashed
 import os
 import select
 import stat

@@ -3,7 +3,7 @@
 A run whose kernel vanished must not count as a success that printed nothing. Judged by the harness: the
 run ends at once and the host lives.
 """
-# expect: any
+# expect: crashed
 import os
 
 os._exit(0)

@@ -239,6 +239,7 @@ impl Engine {
     pub async fn close(&self, stop_sessions: bool) {
         self.shared.shut();
         self.chores.iter().for_each(tokio::task::JoinHandle::abort);
+        self.shared.runtime.close().await;
         if let Some(pool) = self.shared.pool.get() {
             for id in pool.drain().await {
                 let _ = Record::of(&self.shared.config.sessions_root, &id).remove();

@@ -141,7 +141,7 @@ impl Room {
             steps.push(Step::Symlink { path: root.join("dev").join(name), to: to.into() });
         }
         steps.push(directory(root.join("dev/pts")));
-        steps.push(Step::Devpts { target: root.join("dev/pts") });
+        steps.push(Step::Devpts { target: root.join("dev/pts"), terminals: 64 });
         steps.push(Step::MakeDir { path: root.join("dev/shm"), mode: 0o1777, owner: None });
         steps.extend(host.steps(&root));
         steps.extend([

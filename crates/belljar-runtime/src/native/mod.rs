@@ -16,6 +16,8 @@ pub mod image;
 pub(crate) mod plan;
 pub mod spawner;
 mod staged;
+#[doc(hidden)]
+pub mod walls;
 pub mod zygote;
 
 use std::collections::HashSet;
@@ -45,6 +47,7 @@ use body::NativeBody;
 use image::Image;
 use spawner::{AsyncSpawner, SandboxOrder, Spawner};
 use staged::{Shelf, Staged};
+use walls::Weakening;
 use zygote::ZygoteState;
 
 /// Where the runtime keeps things that do not survive a reboot.
@@ -65,6 +68,7 @@ pub struct Prepared {
     spawner: Spawner,
     cgroups: Result<Parent, CgroupError>,
     privileged: bool,
+    weakening: Weakening,
 }
 
 #[derive(Debug)]
@@ -83,17 +87,27 @@ pub struct NativeRuntime {
     /// Whose sandboxes these are, where they outlive this process.
     owner: Option<String>,
     next: AtomicU64,
+    weakening: Weakening,
 }
 
 impl Prepared {
     /// Starts the spawner and lets it assemble the image. To be called while the process has one
     /// thread: nothing is ever forked from a threaded one.
     pub fn start(config: NativeConfig) -> Result<Prepared, RuntimeError> {
+        Prepared::start_weakened(config, Weakening::default())
+    }
+
+    /// The same for sandboxes that lack a wall; see [`walls`].
+    #[doc(hidden)]
+    pub fn start_weakened(
+        config: NativeConfig,
+        weakening: Weakening,
+    ) -> Result<Prepared, RuntimeError> {
         let privileged = privileges::is_root() && privileges::may_mount();
         // First: without root our cgroup must be cleared of processes, and the spawner would be one.
         let cgroups = Parent::prepare(&config.cgroup_parent, privileged);
-        let spawner = start_spawner(&config, privileged)?;
-        Ok(Prepared { config, spawner, cgroups, privileged })
+        let spawner = start_spawner(&config, privileged, &weakening)?;
+        Ok(Prepared { config, spawner, cgroups, privileged, weakening })
     }
 
     /// Whether limits can be set on sandboxes; that they hold is for the self-test to find out.
@@ -114,7 +128,7 @@ impl Prepared {
     }
 
     fn launch_for(self, owner: Option<String>) -> Result<Arc<NativeRuntime>, RuntimeError> {
-        let Prepared { config, spawner, cgroups, privileged } = self;
+        let Prepared { config, spawner, cgroups, privileged, weakening } = self;
         private::make(&config.run_dir)?;
         let ids = if privileged {
             let blocks = IdBlocks::new(config.run_dir.join("ids")).map_err(RuntimeError::Ids)?;
@@ -140,6 +154,7 @@ impl Prepared {
             owner,
             next: AtomicU64::new(1),
             config,
+            weakening,
         };
         runtime.remove_all(is_orphaned);
         Ok(Arc::new(runtime))
@@ -202,7 +217,9 @@ impl NativeRuntime {
             return Ok(current);
         }
         let (config, privileged) = (self.config.clone(), self.ids.is_some());
-        let started = tokio::task::spawn_blocking(move || start_spawner(&config, privileged));
+        let weakening = self.weakening.clone();
+        let started =
+            tokio::task::spawn_blocking(move || start_spawner(&config, privileged, &weakening));
         let started = started
             .await
             .map_err(|panic| RuntimeError::StartSpawner(io::Error::other(panic)))??;
@@ -228,7 +245,7 @@ impl NativeRuntime {
 
         // Guards: whatever was made is unmade if a later step fails.
         let mut cgroup = match &self.cgroups {
-            Ok(parent) => Some(parent.create(&name, &limits(spec))?),
+            Ok(parent) => Some(parent.create(&name, &self.weakening.limits(limits(spec)))?),
             Err(_) => None,
         };
         let procs = cgroup.as_ref().map_or(Ok(Vec::new()), cgroup::Cgroup::procs)?;
@@ -271,7 +288,7 @@ impl NativeRuntime {
         let fds_of = plan::SandboxFds { cgroups, data, session, volumes };
 
         let order = SandboxOrder {
-            plan: plan::sandbox(image.root(), spec, block.block, fds_of),
+            plan: self.weakening.plan(plan::sandbox(image.root(), spec, block.block, fds_of)),
             listener,
             oom_events,
             id_lock,
@@ -490,6 +507,10 @@ impl Runtime for NativeRuntime {
     async fn warmed_up(&self) {
         self.zygote_settled().await;
     }
+
+    async fn close(&self) {
+        self.images.stop_zygotes().await;
+    }
 }
 
 fn assemble(
@@ -543,9 +564,14 @@ fn limits(spec: &SandboxSpec) -> cgroup::Limits {
 }
 
 /// A spawner with the image assembled. Blocks.
-fn start_spawner(config: &NativeConfig, privileged: bool) -> Result<Spawner, RuntimeError> {
-    let spawner = Spawner::start(&config.executable, plan::outer_id_map(privileged), privileged)?;
-    let mut steps = image::steps(&config.image);
+fn start_spawner(
+    config: &NativeConfig,
+    privileged: bool,
+    weakening: &Weakening,
+) -> Result<Spawner, RuntimeError> {
+    let outer = weakening.outer_ids(plan::outer_id_map(privileged));
+    let spawner = Spawner::start(&config.executable, outer, privileged)?;
+    let mut steps = weakening.image(image::steps(&config.image));
     let trees = if privileged { open_sources(&mut steps)? } else { Vec::new() };
     let fds: Vec<BorrowedFd<'_>> = trees.iter().map(AsFd::as_fd).collect();
     spawner.stage(steps, &fds)?;

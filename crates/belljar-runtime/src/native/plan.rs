@@ -15,6 +15,9 @@ const HOSTNAME: &str = "belljar";
 /// machine's table.
 const MAX_OPEN_FILES: u64 = 4096;
 
+/// A sandbox needs a few terminals.
+const MAX_TERMINALS: u32 = 64;
+
 /// Parts of `/proc` that tell about the machine or reach beyond the sandbox.
 pub(crate) const PROC_MASKED: [&str; 16] = [
     "acpi",
@@ -112,7 +115,7 @@ pub(crate) fn sandbox(
     {
         steps.push(Step::Bind { source, target: inside(target), access: Access::WRITE });
     }
-    steps.push(Step::Devpts { target: inside("/dev/pts") });
+    steps.push(Step::Devpts { target: inside("/dev/pts"), terminals: MAX_TERMINALS });
     if let Some(data) = &spec.data {
         let source = match fds.data {
             Some(index) => Source::Tree(index),
@@ -171,8 +174,8 @@ pub(crate) fn sandbox(
 
 fn image_at(image: &Path, root: &Path) -> Step {
     // Every part of the image carries its own restrictions already; devices must stay devices.
-    let access = Access { write: true, exec: true, devices: true };
-    Step::Bind { source: Source::Path(image.to_owned()), target: root.to_owned(), access }
+    let (source, access) = (Source::Path(image.to_owned()), Access::AS_MOUNTED);
+    Step::Bind { source, target: root.to_owned(), access }
 }
 
 /// What code may do with a volume: packages that were installed into one can be used from it.

@@ -398,7 +398,7 @@ fn make_stage(leave_host: bool) -> Result<(), String> {
             access,
         };
         let null = Step::MakeFile { path: stage("/dev/null"), contents: String::new() };
-        let access = Access { write: true, exec: false, devices: false };
+        let access = Access { write: true, ..Access::READ };
         steps.extend(["/proc", "/dev", STAGE].map(|path| directory(stage(path))));
         steps.extend([show("/proc", access), null, show("/dev/null", Access::DEVICE)]);
         steps.extend([Step::PivotRoot { root: stage("") }, Step::ChangeDir { path: "/".into() }]);

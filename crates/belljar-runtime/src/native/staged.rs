@@ -215,6 +215,17 @@ impl Shelf {
         }
     }
 
+    /// Stops making zygotes, and ends the sandboxes in which that happens.
+    pub(crate) async fn stop_zygotes(&self) {
+        self.keeps_zygotes.store(false, Ordering::Relaxed);
+        let others: Vec<Arc<Staged>> = lock(&self.others).values().cloned().collect();
+        for image in others.iter().chain([&self.host]) {
+            if let Some(keeper) = image.keeper.get() {
+                keeper.stop().await;
+            }
+        }
+    }
+
     /// An image that is in use already.
     pub(crate) fn known(&self, name: &str) -> Option<Arc<Staged>> {
         if name == HOST {

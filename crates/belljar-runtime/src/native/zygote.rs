@@ -48,6 +48,10 @@ const REASON_TIMEOUT: Duration = Duration::from_millis(100);
 /// What loading the packages of an image may take of the machine.
 const LIMITS: Limits = Limits { memory: 4 << 30, millicpus: 2000, pids: 64, tmpfs: 64 << 20 };
 
+/// A task that was told to stop does so at once, and then ends its sandbox.
+const STOP_TIMEOUT: Duration = Duration::from_secs(5);
+const STOP_PACE: Duration = Duration::from_millis(2);
+
 /// Between attempts to make one that keeps failing.
 const RESTART_PAUSES: [Duration; 4] = [
     Duration::from_millis(100),
@@ -236,6 +240,17 @@ impl Keeper {
             }
         });
         Keeper { current, task }
+    }
+
+    /// Stops making it; the sandbox in which that happens is gone afterwards.
+    pub(crate) async fn stop(&self) {
+        self.task.abort();
+        let stopped = async {
+            while !self.task.is_finished() {
+                tokio::time::sleep(STOP_PACE).await;
+            }
+        };
+        let _ = tokio::time::timeout(STOP_TIMEOUT, stopped).await;
     }
 
     pub(crate) fn warm(&self) -> Option<Arc<Zygote>> {

@@ -153,7 +153,10 @@ fn build(
     step("Compiling, and preparing fonts", |_| {
         // A sandbox cannot write here: what the first use would compile or cache must be there.
         let mut compile = Command::new(&env_python);
-        compile.args(["-I", "-m", "compileall", "-q", "-j", "0"]).arg(environment.join("lib"));
+        // Without `site`, which would run what packages left for it (`.pth`, `sitecustomize`), as us.
+        compile
+            .args(["-I", "-S", "-m", "compileall", "-q", "-j", "0"])
+            .arg(environment.join("lib"));
         // Some packages ship files that are not meant to compile; that is not our concern.
         let _ = run(&mut compile, |_| {});
         prepare_fonts(environment, &env_python);
@@ -180,9 +183,13 @@ fn belongs_to(environment: &Path, python: &Interpreter) -> bool {
 fn prepare_fonts(environment: &Path, python: &Path) {
     let cache = environment.join("share/belljar");
     let _ = fs::create_dir_all(&cache);
-    // Without matplotlib there is nothing to prepare.
+    // Without matplotlib there is nothing to prepare. No other package is asked, see above.
+    let code =
+        "import glob, sys; sys.path += glob.glob(sys.argv[1]); import matplotlib.font_manager";
+    let packages = environment.join("lib/python3*/site-packages");
     let _ = Command::new(python)
-        .args(["-I", "-c", "import matplotlib.font_manager"])
+        .args(["-I", "-S", "-c", code])
+        .arg(packages)
         .env("MPLCONFIGDIR", &cache)
         .stdout(Stdio::null())
         .stderr(Stdio::null())

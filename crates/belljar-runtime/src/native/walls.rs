@@ -1,0 +1,383 @@
+//! Which parts of a sandbox are walls, and sandboxes that lack one of them.
+//!
+//! A wall that nobody would miss protects nobody. So tests make sandboxes without one wall at a time
+//! and require that an attack of `tests/security/attacks` notices (`tests/security/walls.rs`). No
+//! setting and no command of the binary leads here: the server of such a test is the test itself, and
+//! the spawner carries out the plan that it is given, as always.
+//!
+//! Every step of a plan is a wall or furniture ([`gaps_in`] has no other way out), so a new step has
+//! to be attacked before the tests pass.
+
+use std::path::{Path, PathBuf};
+
+use belljar_sys::cgroup;
+use belljar_sys::ids::{BLOCK_SIZE, BLOCKS};
+use belljar_sys::plan::{Access, FdIndex, IdMap, Namespace, Plan, Source, Step};
+
+use super::image::{self, Image};
+use super::plan::{self, SandboxFds};
+use super::spawner::STAGE;
+use crate::spec::{DataMount, SandboxSpec};
+
+/// By how much a limit is raised that is to be missing. Attacks stop far above a limit, and this is
+/// enough for them; a limit that is really missing would let them harm the machine.
+const RAISED: u64 = 64;
+
+/// Memory is raised by less: it is the machine's.
+const MEMORY_RAISED: u64 = 8;
+
+/// More than the machine has.
+const PROCESSORS_RAISED: u32 = 1000;
+
+/// One thing that a sandbox lacks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Gap {
+    /// It shares this namespace with the spawner.
+    Namespace(Namespace),
+    /// All ids of the outer user namespace are mapped.
+    AllIds,
+    /// Its ids are those of the spawner's own block.
+    SpawnersIds,
+    /// Ids of the outer user namespace are the host's own.
+    HostIds,
+    /// This step, by its text, is left out, and others are taken instead.
+    Step {
+        text: String,
+        instead: Vec<Step>,
+    },
+    /// The same in the assembly of the image's root.
+    ImageStep {
+        text: String,
+        instead: Vec<Step>,
+    },
+    /// What is mounted here lacks this restriction.
+    Mount {
+        target: PathBuf,
+        option: MountOption,
+    },
+    /// Nothing below the image's root has this restriction.
+    ImageOption(MountOption),
+    TmpfsSize,
+    TmpfsInodes,
+    Cgroups,
+    Memory,
+    Processors,
+    Processes,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MountOption {
+    ReadOnly,
+    NoExec,
+    NoDevices,
+    NoSetUserId,
+}
+
+const MOUNT_OPTIONS: [MountOption; 4] =
+    [MountOption::ReadOnly, MountOption::NoExec, MountOption::NoDevices, MountOption::NoSetUserId];
+
+/// A wall that stands behind another, or that the machine does not need: without it no attack gets
+/// any further.
+#[derive(Debug)]
+pub struct Backed {
+    pub wall: &'static str,
+    /// What stops the same. Without both of them an attack must succeed; without any, the reason
+    /// says why that cannot be shown.
+    pub by: Option<&'static str>,
+    pub why: &'static str,
+}
+
+/// Walls that are not missed, each with its reason.
+pub const BACKED: &[Backed] = &[
+    Backed {
+        wall: "make all mounts private",
+        by: None,
+        why: "the spawner's mounts are private, and so are copies of them",
+    },
+    Backed {
+        wall: "nodev of /session",
+        by: None,
+        why: "a part of a tmpfs that is nodev; needed where it is a directory of the host",
+    },
+    Backed { wall: "nodev of /tmp", by: None, why: "a part of a tmpfs that is nodev" },
+    Backed { wall: "nodev of /dev/shm", by: None, why: "a part of a tmpfs that is nodev" },
+    Backed {
+        wall: "nosuid of /session",
+        by: None,
+        why: "a part of a tmpfs that is nosuid; needed where it is a directory of the host",
+    },
+    Backed { wall: "nosuid of /tmp", by: None, why: "a part of a tmpfs that is nosuid" },
+    Backed { wall: "nosuid of /dev/shm", by: None, why: "a part of a tmpfs that is nosuid" },
+    Backed {
+        wall: "nosuid of /",
+        by: Some("image: nosuid"),
+        why: "what it is made of is nosuid by itself",
+    },
+    Backed {
+        wall: "image: nosuid",
+        by: Some("nosuid of /"),
+        why: "a sandbox's root is made nosuid with all that is mounted below",
+    },
+    Backed {
+        wall: "image: ro",
+        by: Some("image: make / read-only"),
+        why: "the assembled root is made read-only with all that is mounted below",
+    },
+    Backed {
+        wall: "forbid core dumps",
+        by: None,
+        why: "the spawner forbids them to itself, and limits are inherited",
+    },
+    Backed {
+        wall: "drop all capabilities",
+        by: Some("become uid 1000, gid 1000"),
+        why: "whoever stops being root loses them; needed without root, where no id changes",
+    },
+    Backed {
+        wall: "become undumpable",
+        by: None,
+        why: "whoever changes its id is undumpable, as all do on the way in; needed without root",
+    },
+];
+
+/// The walls of a sandbox that is shown data of the host, each with its name and what a sandbox
+/// without it lacks.
+#[must_use]
+pub fn walls(image: &Image) -> Vec<(String, Gap)> {
+    let data = Some(DataMount { host_path: "/data".into() });
+    let spec = SandboxSpec { data, ..SandboxSpec::default() };
+    let fds = SandboxFds { cgroups: 1, data: Some(FdIndex(1)), session: None, volumes: None };
+    let plan = plan::sandbox(&image::staged_root(), &spec, Some(1), fds);
+    let mut walls: Vec<(String, Gap)> = Vec::new();
+    for namespace in &plan.namespaces {
+        walls.push((format!("{namespace:?} namespace"), Gap::Namespace(*namespace)));
+    }
+    walls.push(("a block of ids".into(), Gap::AllIds));
+    walls.push(("a block of ids of its own".into(), Gap::SpawnersIds));
+    walls.push(("outer ids are nobody's".into(), Gap::HostIds));
+    for step in &plan.steps {
+        walls.extend(gaps_in(step));
+    }
+    for option in MOUNT_OPTIONS {
+        walls.push((format!("image: {}", option.name()), Gap::ImageOption(option)));
+    }
+    for step in image::steps(image) {
+        for (name, gap) in gaps_in(&step) {
+            // Its mounts are dealt with above, by their options.
+            if let Gap::Step { text, instead } = gap {
+                walls.push((format!("image: {name}"), Gap::ImageStep { text, instead }));
+            }
+        }
+    }
+    walls.push(("control groups".into(), Gap::Cgroups));
+    walls.push(("limit of memory".into(), Gap::Memory));
+    walls.push(("limit of processors".into(), Gap::Processors));
+    walls.push(("limit of processes".into(), Gap::Processes));
+    walls
+}
+
+/// What a step holds back: names of walls, and what a sandbox lacks without them. Furniture is no
+/// wall.
+fn gaps_in(step: &Step) -> Vec<(String, Gap)> {
+    let replaced = |name: &str, instead: Vec<Step>| {
+        (name.to_owned(), Gap::Step { text: step.to_string(), instead })
+    };
+    let missing = || vec![replaced(&inside(&step.to_string()), Vec::new())];
+    match step {
+        // Furniture: a sandbox works less well without, and holds as well.
+        Step::SetIds { uid: 0, .. }
+        | Step::LoopbackUp
+        | Step::MakeDir { .. }
+        | Step::MakeFile { .. }
+        | Step::Symlink { .. }
+        | Step::Overlay { .. }
+        | Step::Detach { .. }
+        | Step::ChangeDir { .. }
+        // One wall for all trees of control groups: see `walls`.
+        | Step::JoinCgroup { .. } => Vec::new(),
+        Step::Bind { target, access, .. } => {
+            let restricted = MOUNT_OPTIONS.into_iter().filter(|option| option.is_in(*access));
+            let without = restricted.map(|option| {
+                let name = inside(&format!("{} of {}", option.name(), target.display()));
+                (name, Gap::Mount { target: target.clone(), option })
+            });
+            without.collect()
+        }
+        Step::Tmpfs { .. } => vec![
+            ("size of the tmpfs".into(), Gap::TmpfsSize),
+            ("inodes of the tmpfs".into(), Gap::TmpfsInodes),
+        ],
+        Step::Devpts { target, .. } => {
+            let many = Step::Devpts { target: target.clone(), terminals: 4096 };
+            vec![replaced("number of terminals", vec![many])]
+        }
+        Step::Proc { target } => {
+            let source = Source::Path("/proc".into());
+            let access = Access { set_user_id: true, ..Access::AS_MOUNTED };
+            let outer = Step::Bind { source, target: target.clone(), access };
+            vec![replaced("a proc of its own", vec![outer])]
+        }
+        Step::HideCgroupPath
+        | Step::SetIds { .. }
+        | Step::SetHostname { .. }
+        | Step::PrivateMounts
+        | Step::ReadOnly { .. }
+        | Step::Mask { .. }
+        | Step::Seal { .. }
+        | Step::PivotRoot { .. }
+        | Step::NoCoreDumps
+        | Step::NoRealtime
+        | Step::MaxOpenFiles { .. }
+        | Step::DropBoundingSet
+        | Step::DropCapabilities
+        | Step::LimitCapabilities
+        | Step::NoNewPrivileges
+        | Step::Landlock { .. }
+        | Step::Seccomp
+        | Step::Undumpable => missing(),
+    }
+}
+
+/// A step's text with the paths that things have inside.
+fn inside(text: &str) -> String {
+    let root = format!("{STAGE}/root");
+    let image = format!("{STAGE}/image");
+    text.replace(&format!("{root}/"), "/").replace(&root, "/").replace(&image, "/")
+}
+
+impl MountOption {
+    fn name(self) -> &'static str {
+        match self {
+            MountOption::ReadOnly => "ro",
+            MountOption::NoExec => "noexec",
+            MountOption::NoDevices => "nodev",
+            MountOption::NoSetUserId => "nosuid",
+        }
+    }
+
+    fn is_in(self, access: Access) -> bool {
+        self.taken_from(access) != access
+    }
+
+    fn taken_from(self, access: Access) -> Access {
+        match self {
+            MountOption::ReadOnly => Access { write: true, ..access },
+            MountOption::NoExec => Access { exec: true, ..access },
+            MountOption::NoDevices => Access { devices: true, ..access },
+            MountOption::NoSetUserId => Access { set_user_id: true, ..access },
+        }
+    }
+}
+
+/// What sandboxes lack; nothing, unless a test says otherwise.
+#[derive(Debug, Clone, Default)]
+pub struct Weakening {
+    gaps: Vec<Gap>,
+}
+
+impl Weakening {
+    #[must_use]
+    pub fn new(gaps: Vec<Gap>) -> Weakening {
+        Weakening { gaps }
+    }
+
+    /// A sandbox's plan without what it is to lack.
+    #[must_use]
+    pub fn plan(&self, plan: Plan) -> Plan {
+        self.gaps.iter().fold(plan, without)
+    }
+
+    pub(super) fn image(&self, steps: Vec<Step>) -> Vec<Step> {
+        self.gaps.iter().fold(steps, |steps, gap| match gap {
+            Gap::ImageStep { text, instead } => replace(steps, text, instead),
+            Gap::ImageOption(option) => {
+                steps.into_iter().map(|step| option.left_out(step, |_| true)).collect()
+            }
+            _ => steps,
+        })
+    }
+
+    pub(super) fn limits(&self, limits: cgroup::Limits) -> cgroup::Limits {
+        self.gaps.iter().fold(limits, |mut limits, gap| {
+            match gap {
+                Gap::Memory => limits.memory *= MEMORY_RAISED,
+                Gap::Processors => limits.millicpus *= PROCESSORS_RAISED,
+                Gap::Processes => limits.pids *= RAISED,
+                _ => {}
+            }
+            limits
+        })
+    }
+
+    pub(super) fn outer_ids(&self, map: IdMap) -> IdMap {
+        let hosts = self.gaps.contains(&Gap::HostIds);
+        // Behind those of real users, who are not to be harmed.
+        let first = if hosts { 100_000 } else { map.outside };
+        let count = if hosts { 64 * BLOCK_SIZE } else { map.count };
+        IdMap { outside: first, outside_group: first, count, ..map }
+    }
+}
+
+impl MountOption {
+    fn left_out(self, step: Step, is_meant: impl Fn(&Path) -> bool) -> Step {
+        match step {
+            Step::Bind { source, target, access } if is_meant(&target) => {
+                Step::Bind { source, target, access: self.taken_from(access) }
+            }
+            step => step,
+        }
+    }
+}
+
+fn without(mut plan: Plan, gap: &Gap) -> Plan {
+    match gap {
+        Gap::Namespace(namespace) => {
+            plan.namespaces.retain(|kept| kept != namespace);
+            match namespace {
+                Namespace::User => plan.ids = None,
+                // What only the owner of such a namespace may do would keep it from being made at all.
+                Namespace::Net => plan.steps.retain(|step| *step != Step::LoopbackUp),
+                Namespace::Uts => {
+                    plan.steps.retain(|step| !matches!(step, Step::SetHostname { .. }));
+                }
+                Namespace::Mount | Namespace::Pid | Namespace::Ipc => {}
+            }
+        }
+        Gap::AllIds => map_to(&mut plan, 0, BLOCKS * BLOCK_SIZE),
+        Gap::SpawnersIds => map_to(&mut plan, 0, BLOCK_SIZE),
+        Gap::Step { text, instead } => plan.steps = replace(plan.steps, text, instead),
+        Gap::Mount { target, option } => {
+            let steps = plan.steps.into_iter();
+            plan.steps = steps.map(|step| option.left_out(step, |at| at == target)).collect();
+        }
+        Gap::TmpfsSize | Gap::TmpfsInodes => {
+            for step in &mut plan.steps {
+                if let Step::Tmpfs { size, inodes, .. } = step {
+                    let raised = if *gap == Gap::TmpfsSize { size } else { inodes };
+                    *raised *= RAISED;
+                }
+            }
+        }
+        Gap::Cgroups => plan.steps.retain(|step| !matches!(step, Step::JoinCgroup { .. })),
+        Gap::HostIds
+        | Gap::ImageStep { .. }
+        | Gap::ImageOption(_)
+        | Gap::Memory
+        | Gap::Processors
+        | Gap::Processes => {}
+    }
+    plan
+}
+
+fn map_to(plan: &mut Plan, outside: u32, count: u32) {
+    if let Some(map) = &mut plan.ids {
+        *map = IdMap { outside, outside_group: outside, count, ..*map };
+    }
+}
+
+fn replace(steps: Vec<Step>, text: &str, instead: &[Step]) -> Vec<Step> {
+    let taken = |step: Step| {
+        if step.to_string() == text { instead.to_vec() } else { vec![step] }
+    };
+    steps.into_iter().flat_map(taken).collect()
+}
