@@ -19,6 +19,7 @@ use belljar_proto::rest::RestReport;
 use belljar_proto::terminal::{
     TerminalEnd, TerminalEvent, TerminalInfo, TerminalSize, TerminalSpec,
 };
+use belljar_proto::zygote::Warm;
 use serde::{Serialize, de::DeserializeOwned};
 
 /// Each as one line of JSON; all must survive the way back.
@@ -384,6 +385,11 @@ fn over_a_line_to_a_kernel() {
         bytes: 4096,
         layers: vec![7],
         thawed: true,
+        warm: Some(Warm {
+            python: "3.11.7".into(),
+            modules: vec!["json".into()],
+            ..Warm::default()
+        }),
     };
     insta::assert_snapshot!(lines(&[report]));
     let least = serde_json::from_str::<LineReport>("{}");
