@@ -28,6 +28,7 @@ use belljar_proto::picture::{LineReport, ToLine};
 use belljar_sys::untrusted::UntrustedFd;
 use belljar_sys::{channel, file, process, sealed};
 use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
 
 pub use stream::{Fixed, Meter};
 pub(crate) use stream::{Pump, Sink};
@@ -258,7 +259,7 @@ impl Sandbox {
         let call = Call::KernelLine { language: Language::Python };
         let reply = self.link().call(call, &[]).await?;
         match (reply.answer, reply.fds.into_iter().next()) {
-            (Answer::Line, Some(line)) => Line::new(self.link(), line),
+            (Answer::Line, Some(line)) => Line::new(self.link(), line).await,
             _ => Err(RuntimeError::UnexpectedAnswer),
         }
     }
@@ -275,12 +276,15 @@ impl Sandbox {
 #[derive(Debug)]
 pub(crate) struct Line {
     thread: Arc<StreamThread>,
-    socket: Arc<UntrustedFd>,
+    /// Watched once, by the thread: something may be awaited while something else is sent.
+    socket: Arc<AsyncFd<UntrustedFd>>,
 }
 
 impl Line {
-    pub(crate) fn new(link: &Link, socket: UntrustedFd) -> Result<Line, RuntimeError> {
+    pub(crate) async fn new(link: &Link, socket: UntrustedFd) -> Result<Line, RuntimeError> {
         let thread = link.stream_thread().map_err(RuntimeError::Connect)?;
+        let watching = async move { channel::watched_untrusted(socket) };
+        let socket = thread.run(watching).await.map_err(RuntimeError::Connect)?;
         Ok(Line { thread, socket: Arc::new(socket) })
     }
 
@@ -303,10 +307,7 @@ impl Line {
         let (socket, copies) = (Arc::clone(&self.socket), copies.map_err(RuntimeError::Connect)?);
         let sending = async move {
             let files: Vec<BorrowedFd<'_>> = copies.iter().map(AsFd::as_fd).collect();
-            let send = |socket: &Arc<UntrustedFd>| {
-                channel::send_packet_now(socket.as_fd(), &bytes, &files)
-            };
-            let socket = channel::watched_shared(socket)?;
+            let send = |socket: &UntrustedFd| channel::send_packet_now(socket, &bytes, &files);
             let sent = socket.async_io(Interest::WRITABLE, send).await;
             // Nobody shall hold them open for writing because of us.
             drop(copies);
@@ -319,9 +320,7 @@ impl Line {
         let socket = Arc::clone(&self.socket);
         let receiving = async move {
             let mut bytes = vec![0; channel::MAX_PACKET];
-            let receive =
-                |socket: &Arc<UntrustedFd>| channel::recv_alone(socket.as_fd(), &mut bytes);
-            let socket = channel::watched_shared(socket)?;
+            let receive = |socket: &UntrustedFd| channel::recv_alone(socket, &mut bytes);
             let (read, with_descriptors) = socket.async_io(Interest::READABLE, receive).await?;
             bytes.truncate(read);
             Ok((bytes, with_descriptors))

@@ -207,12 +207,6 @@ pub fn watched_untrusted(fd: UntrustedFd) -> io::Result<AsyncFd<UntrustedFd>> {
     Ok(unsafe { AsyncFd::register(fd) }?)
 }
 
-/// The same for one that is watched for a while, and used by others at other times.
-pub fn watched_shared(fd: Arc<UntrustedFd>) -> io::Result<AsyncFd<Arc<UntrustedFd>>> {
-    // SAFETY: as above; what is counted is not dropped before the last who counts.
-    Ok(unsafe { AsyncFd::register(fd) }?)
-}
-
 /// The same for an end of [`packet_pair`] that is to be waited for.
 pub fn nonblocking(socket: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     let socket = std::os::unix::net::UnixStream::from(socket);

@@ -1,6 +1,6 @@
 //! How near an address is, as the kernel routes packets to it: the same answer as that of `ip route get`.
 //!
-//! The kernel is asked each time (rtnetlink(7), about 10 microseconds), so there is no list to keep
+//! The kernel is asked each time (rtnetlink(7), one question over a socket), so there is no list to keep
 //! up to date: an address or a network that was added a moment ago counts.
 
 use std::io;

@@ -122,7 +122,7 @@ impl Zygote {
             reply => reply?,
         };
         let line = match (reply.answer, reply.fds.into_iter().next()) {
-            (Answer::Line, Some(line)) => Line::new(link, line)?,
+            (Answer::Line, Some(line)) => Line::new(link, line).await?,
             _ => return Err(RuntimeError::UnexpectedAnswer),
         };
         let open = |file| sealed::open_again(file).map_err(RuntimeError::Keep);
