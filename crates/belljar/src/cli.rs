@@ -844,7 +844,7 @@ pub(crate) struct KeyCreateArgs {
     /// Sessions of the tenant at the same time [default: no limit]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) max_sessions: Option<u64>,
-    /// Sleeping sessions of the tenant [default: as many as --max-sessions, or else BELLJAR_TENANT_SLEEPING]
+    /// Sleeping sessions of the tenant [default: the limit on sessions, or BELLJAR_TENANT_SLEEPING]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) max_sleeping: Option<u64>,
     /// What the memory limits of the tenant's sessions may add up to [default: no limit]
