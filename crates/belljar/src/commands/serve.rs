@@ -98,9 +98,10 @@ async fn run(args: &ServeArgs, settings: &Settings, prepared: Prepared) -> Resul
         tokio::spawn(test_limits(Arc::clone(&app), Arc::clone(&engine), settings.clone()));
     }
     tokio::spawn(refresh_keys(Arc::clone(&app)));
+    // Before anybody hears that we are there: who then tells us to stop must find us listening for it.
+    let stop = stop_asked(args.idle_exit.map(Duration::from_secs), &app)?;
     announce(&listener, &app, &engine).await;
 
-    let stop = stop_asked(args.idle_exit.map(Duration::from_secs), &app)?;
     let stopping = {
         let (app, mut stop) = (Arc::clone(&app), stop.clone());
         tokio::spawn(async move {
