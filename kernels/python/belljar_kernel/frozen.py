@@ -249,7 +249,7 @@ def _write(
 ) -> dict | None:
     """What was written; None in the process that was made of it.
 
-    With `share`, large pieces are mapped from the new layer: the file for reading, and the line over which the host says
+    With `share`, large pieces are mapped from the new layer: the file for reading, and the line on which the host says
     that everything is in it.
     """
     global _last

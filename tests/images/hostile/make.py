@@ -52,7 +52,9 @@ def tree(directory, config):
     version = python.name
     stdlib = pathlib.Path("/usr/lib") / version
     root = pathlib.Path(directory)
-    unused = shutil.ignore_patterns("test", "tests", "idlelib", "lib2to3", "pydoc_data", "distutils", "config-*", "sitecustomize*")
+    unused = shutil.ignore_patterns(
+        "test", "tests", "idlelib", "lib2to3", "pydoc_data", "distutils", "config-*", "sitecustomize*"
+    )
     shutil.copytree(stdlib, root / stdlib.relative_to("/"), ignore=unused, symlinks=True)
     programs = [python, *glob.glob(f"{stdlib}/lib-dynload/*.so")]
     listed = subprocess.run(["ldd", *programs], capture_output=True, text=True).stdout
@@ -70,7 +72,8 @@ def tree(directory, config):
     for name, text in modules(config).items():
         (packages / name).write_text(text)
     link = binaries / "python3"
-    link.write_text(INTERPRETER.format(real=f"/usr/bin/{version}-real", link="/usr/bin/python3", packages="/usr/lib/python3/dist-packages"))
+    real, packages = f"/usr/bin/{version}-real", "/usr/lib/python3/dist-packages"
+    link.write_text(INTERPRETER.format(real=real, link="/usr/bin/python3", packages=packages))
     link.chmod(0o755)
 
 

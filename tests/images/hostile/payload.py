@@ -1,8 +1,8 @@
 """What a hostile image runs wherever its Python starts, above all while the image is loaded for later kernels.
 
 `look(way)` tries to reach everything that a sandbox must not reach, and remembers the outcome in `sys.hostile`, a list
-which later kernels have too, since they begin with that memory. Each outcome has `reached` (must stay empty) and `seen` (what
-the test compares with what it knows of the host).
+which later kernels have too, since they begin with that memory. Each outcome has `reached` (must stay empty) and `seen`
+(what the test compares with what it knows of the host).
 """
 
 import ctypes
@@ -131,7 +131,7 @@ def namespaces(reached, seen):
             try:
                 if os.fstat(link).st_ino == own[kind]:
                     continue
-                joined = in_child(lambda: libc.setns(link, 0) == 0)
+                joined = in_child(lambda link=link: libc.setns(link, 0) == 0)
                 reached.append(f"{'joins' if joined else 'sees'} the {kind} namespace of process {number}")
                 if joined and kind == "mnt":
                     reached.extend(f"process {number} has {name}" for name in secrets_after(link))
@@ -223,7 +223,7 @@ def mounts(reached, seen):
         libc.unshare(CLONE_NEWNS | CLONE_NEWUTS)
         return attempt()
 
-    reached.extend(name for name, attempt in attempts.items() if in_child(lambda: aside(attempt)))
+    reached.extend(name for name, attempt in attempts.items() if in_child(lambda attempt=attempt: aside(attempt)))
     seen["mounts"] = [line.split()[4] for line in open("/proc/self/mountinfo")]
 
 
