@@ -58,7 +58,7 @@ test: tested
 	@echo "== all other tests: the real binary, real sandboxes"
 	$(CARGO) nextest run --locked --workspace
 	@# Which attack misses each wall of a sandbox; written by the tests of security.
-	@cat target/tmp/walls.txt
+	@cat target/$(TRIPLE)/tmp/walls.txt
 
 # All attacks on sandboxes that lack one wall, for every wall: says where tests/security/walls.txt is untrue. Takes half
 # an hour. WALL='Net namespace' tries one.

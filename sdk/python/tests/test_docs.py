@@ -38,6 +38,7 @@ def reader(user: User) -> Iterator[User]:
         "BELLJAR_STATE_DIR",
         "SESSIONS_ROOT",
         "BLOBSTORE_DIR",
+        "ARTIFACTS_DB",
         "BELLJAR_DATASET_CACHE",
         "BELLJAR_VOLUMES_DIR",
         "BELLJAR_RUN_DIR",

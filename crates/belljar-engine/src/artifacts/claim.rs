@@ -32,6 +32,9 @@ impl ListClaim {
     /// Claims the list in `database`, which need not be there yet. The lock is a file beside it:
     /// SQLite has its own locks on the list.
     pub(super) fn take(database: &Path) -> io::Result<ListClaim> {
+        if let Some(parent) = database.parent() {
+            fs::create_dir_all(parent)?;
+        }
         let mut name = fs::canonicalize(database).unwrap_or_else(|_| database.into());
         name.as_mut_os_string().push(".lock");
         let file = open(&name)?;

@@ -420,8 +420,8 @@ def _environment(place: Place) -> dict[str, str]:
     environment = {name: str(value) for name, value in own.items()}
     for name, value in os.environ.items():
         is_setting = name.startswith("BELLJAR_") or name in _SETTINGS
-        if place.settings and name in own:
-            # Meant for the one server that everybody shares.
+        if place.settings and (name in own or name == "ARTIFACTS_DB"):
+            # Meant for the one server that everybody shares. A list of artifacts belongs to one server, as its files do.
             continue
         if (is_setting or name in _PASSED_ON) and name not in _NOT_PASSED_ON and value:
             environment[name] = value
