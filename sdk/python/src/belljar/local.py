@@ -421,7 +421,7 @@ def _environment(place: Place) -> dict[str, str]:
     for name, value in os.environ.items():
         is_setting = name.startswith("BELLJAR_") or name in _SETTINGS
         if place.settings and (name in own or name == "ARTIFACTS_DB"):
-            # Meant for the one server that everybody shares. A list of artifacts belongs to one server, as its files do.
+            # Meant for the one server that everybody shares; a list of artifacts has one server, as their files have.
             continue
         if (is_setting or name in _PASSED_ON) and name not in _NOT_PASSED_ON and value:
             environment[name] = value
