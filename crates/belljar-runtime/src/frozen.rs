@@ -26,7 +26,7 @@ use belljar_proto::exec::Language;
 use belljar_proto::guest::{Answer, Call};
 use belljar_proto::picture::{LineReport, ToLine};
 use belljar_sys::untrusted::UntrustedFd;
-use belljar_sys::{channel, file, process, sealed};
+use belljar_sys::{channel, process, sealed};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
@@ -244,7 +244,8 @@ impl Sandbox {
             lent.push(match file {
                 Given::Plain(file) if self.may_reopen() => {
                     let file = file.try_clone().map_err(RuntimeError::Keep)?;
-                    let copy = tokio::task::spawn_blocking(move || file::sealed_copy(&file)).await;
+                    let copy =
+                        tokio::task::spawn_blocking(move || sealed::sealed_copy(&file)).await;
                     let copy = copy.unwrap_or_else(|panic| Err(io::Error::other(panic)));
                     Lent::Copy(copy.map_err(RuntimeError::Keep)?)
                 }
@@ -405,7 +406,7 @@ enum Given<'a> {
 /// A file that is sent to a kernel.
 enum Lent<'a> {
     Itself(&'a File),
-    Copy(OwnedFd),
+    Copy(File),
 }
 
 impl Lent<'_> {

@@ -273,10 +273,7 @@ impl Drop for Fifo {
 pub enum Kind {
     PlainFile,
     UnixSocket,
-    CharacterDevice,
     Pipe,
-    /// Belongs to no file system: a ruleset, an event counter.
-    Anonymous,
 }
 
 /// Whether it is. Looking at a descriptor never waits; closing it may, whatever its kind.
@@ -285,11 +282,7 @@ pub fn is_of_kind(fd: impl AsFd, kind: Kind) -> bool {
     match (kind, FileType::from_raw_mode(stat.st_mode)) {
         (Kind::UnixSocket, FileType::Socket) => rustix::net::sockopt::socket_domain(fd.as_fd())
             .is_ok_and(|domain| domain == AddressFamily::UNIX),
-        (Kind::PlainFile, FileType::RegularFile)
-        | (Kind::CharacterDevice, FileType::CharacterDevice)
-        | (Kind::Pipe, FileType::Fifo) => true,
-        // Anonymous inodes have no type at all.
-        (Kind::Anonymous, _) => stat.st_mode & libc::S_IFMT == 0,
+        (Kind::PlainFile, FileType::RegularFile) | (Kind::Pipe, FileType::Fifo) => true,
         _ => false,
     }
 }

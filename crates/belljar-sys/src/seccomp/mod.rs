@@ -22,7 +22,7 @@ use policy::{ABSENT, ALLOWED, CONDITIONAL, Test};
 #[error("failed to compile the seccomp policy")]
 pub struct CompileError(#[source] seccompiler::BackendError);
 
-/// The compiled filter, ready to be installed here or handed to a zygote as bytes.
+/// The compiled filter, ready to be installed.
 #[derive(Debug, Clone)]
 pub struct Filter(BpfProgram);
 
@@ -39,19 +39,6 @@ impl Filter {
         let mut program = prelude();
         program.extend(allow_list().map_err(CompileError)?);
         Ok(COMPILED.get_or_init(|| Filter(program)))
-    }
-
-    /// The program as an array of the kernel's `struct sock_filter`.
-    #[must_use]
-    pub fn to_bytes(&self) -> Vec<u8> {
-        self.0
-            .iter()
-            .flat_map(|i| {
-                let [c0, c1] = i.code.to_ne_bytes();
-                let [k0, k1, k2, k3] = i.k.to_ne_bytes();
-                [c0, c1, i.jt, i.jf, k0, k1, k2, k3]
-            })
-            .collect()
     }
 
     /// Puts the calling thread, and all it will start, behind the filter for good.
