@@ -1,5 +1,6 @@
 //! One command in a fresh process.
 
+use std::collections::HashMap;
 use std::io;
 use std::os::fd::AsFd;
 use std::pin::pin;
@@ -31,6 +32,9 @@ const KILL_SWEEPS: usize = 16;
 
 /// A killed process is gone at once, unless the machine is in trouble; we do not wait for ever.
 pub(crate) const KILL_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How often we look whether killed processes are dead.
+const KILL_PACE: Duration = Duration::from_millis(1);
 
 /// Starts the command; the rest happens in the background and ends up in `exec`.
 pub(crate) fn start(
@@ -107,9 +111,9 @@ impl Supervised {
             how = timeout(grace, &mut ended).await.ok();
             // Also if the command came to its end: what it left behind goes with it.
             if self.keeper_end.now().is_none() {
-                kill_kept(keeper, self.mark.as_deref());
+                kill_kept(keeper, self.mark.as_deref()).await;
             } else if how.is_none() {
-                kill_kept(pid, self.mark.as_deref());
+                kill_kept(pid, self.mark.as_deref()).await;
             }
             if how.is_none() {
                 let _ = timeout(KILL_TIMEOUT, self.keeper_end.ended()).await;
@@ -147,26 +151,53 @@ fn ending(ended: Ended, stopped_by: Option<Status>, out_of_memory: bool) -> Endi
     Ending { status, exit_code, reason: None, kernel_state, execution_count: 0 }
 }
 
-/// Kills a keeper, or its command, and all that the command started.
-pub(crate) fn kill_kept(root: u32, mark: Option<&str>) {
-    kill_tree(root, &[], false);
-    let Some(mark) = mark else { return };
+/// Processes that were sent SIGKILL, and when each of them began: numbers are used again.
+#[derive(Debug, Default)]
+pub(crate) struct Killed(HashMap<u32, u64>);
+
+impl Killed {
+    fn kill(&mut self, pid: u32) {
+        if let Ok(began) = procfs::start_time(pid) {
+            self.0.insert(pid, began);
+        }
+        let _ = process::signal(pid, SIGKILL);
+    }
+
+    /// Waits until all of them are dead. A signal only asks for that: on a busy machine a process goes on for a
+    /// moment, and a client that was told that its command ended must not find it still running.
+    pub(crate) async fn are_dead(self) {
+        let is_alive = |(&pid, &began): (&u32, &u64)| {
+            procfs::start_time(pid).is_ok_and(|now| now == began) && !procfs::is_zombie(pid)
+        };
+        let all_dead = async {
+            while self.0.iter().any(is_alive) {
+                sleep(KILL_PACE).await;
+            }
+        };
+        let _ = timeout(KILL_TIMEOUT, all_dead).await;
+    }
+}
+
+/// Kills a keeper, or its command, and all that the command started, and waits until they are dead.
+pub(crate) async fn kill_kept(root: u32, mark: Option<&str>) {
+    let mut killed = kill_tree(root, &[], false);
     for _ in 0..KILL_SWEEPS {
+        let Some(mark) = mark else { break };
         let mut doomed: Vec<u32> = procfs::parents().into_keys().collect();
         doomed.retain(|&pid| process::is_marked(pid, mark) && !procfs::is_zombie(pid));
         if doomed.is_empty() {
-            return;
+            break;
         }
-        for pid in doomed {
-            let _ = process::signal(pid, SIGKILL);
-        }
+        doomed.into_iter().for_each(|pid| killed.kill(pid));
     }
+    killed.are_dead().await;
 }
 
 /// Kills a process and its descendants; with `orphans` also every process that lost its parent and
 /// is not among `spare`.
-pub(crate) fn kill_tree(root: u32, spare: &[u32], orphans: bool) {
+pub(crate) fn kill_tree(root: u32, spare: &[u32], orphans: bool) -> Killed {
     const INIT: u32 = 1;
+    let mut killed = Killed::default();
     // Stopped first, the root cannot start anything new while its children are looked up.
     let _ = process::signal(root, SIGSTOP);
     for _ in 0..KILL_SWEEPS {
@@ -188,9 +219,8 @@ pub(crate) fn kill_tree(root: u32, spare: &[u32], orphans: bool) {
         if doomed.is_empty() {
             break;
         }
-        for pid in doomed {
-            let _ = process::signal(pid, SIGKILL);
-        }
+        doomed.into_iter().for_each(|pid| killed.kill(pid));
     }
-    let _ = process::signal(root, SIGKILL);
+    killed.kill(root);
+    killed
 }

@@ -40,7 +40,7 @@ use tokio::sync::{Mutex, oneshot, watch};
 use tokio::time::{sleep, timeout};
 
 use crate::Guest;
-use crate::command::{KILL_TIMEOUT, SIGCONT, SIGINT, SIGSTOP, kill_tree};
+use crate::command::{KILL_TIMEOUT, Killed, SIGCONT, SIGINT, SIGSTOP, kill_tree};
 use crate::dialect::Dialect;
 use crate::execs::Exec;
 use crate::output::Output;
@@ -282,8 +282,9 @@ impl Kernel {
     }
 
     async fn kill(&self, guest: &Guest) -> String {
-        self.kill_everything(guest);
+        let killed = self.kill_everything(guest);
         let died = timeout(KILL_TIMEOUT, self.died()).await;
+        killed.are_dead().await;
         died.unwrap_or_else(|_| "was killed but does not go away".into())
     }
 
@@ -391,10 +392,10 @@ impl Kernel {
 
     /// Kills the kernel, its descendants, and orphans that nobody supervises: a daemon that
     /// detached itself is still part of what the cell started.
-    pub(crate) fn kill_everything(&self, guest: &Guest) {
-        let Some(pid) = self.pid.get() else { return };
+    pub(crate) fn kill_everything(&self, guest: &Guest) -> Killed {
+        let Some(pid) = self.pid.get() else { return Killed::default() };
         let mut watched = guest.reaper.watched();
         watched.retain(|&other| other != pid);
-        kill_tree(pid, &watched, true);
+        kill_tree(pid, &watched, true)
     }
 }

@@ -222,9 +222,9 @@ impl Pump {
                 let how = timeout(HANGUP_GRACE, &mut ended).await.ok();
                 // Also if the program came to its end: what it left behind goes with it.
                 if self.keeper_end.now().is_none() {
-                    command::kill_kept(self.keeper, self.mark.as_deref());
+                    command::kill_kept(self.keeper, self.mark.as_deref()).await;
                 } else if how.is_none() {
-                    command::kill_kept(self.pid, self.mark.as_deref());
+                    command::kill_kept(self.pid, self.mark.as_deref()).await;
                 }
                 if how.is_none() {
                     let _ = timeout(KILL_TIMEOUT, self.keeper_end.ended()).await;
