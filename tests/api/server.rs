@@ -233,6 +233,7 @@ pub(crate) fn remember_limits(corner: &Corner, backend: &str) {
             "uid": privileges::own_ids().0,
             "cgroup_parent": corner.cgroup_parent(),
             "backend": backend,
+            "sets_limits": true,
             "cgroup": fs::read_to_string("/proc/self/cgroup").unwrap_or_default(),
         },
         "verdicts": verdicts,

@@ -47,6 +47,13 @@ impl TestContext {
         self.env.push((name.to_owned(), value.to_owned()));
     }
 
+    /// What a variable was last set to.
+    #[allow(dead_code, reason = "the tests of images need none")]
+    pub(crate) fn value(&self, name: &str) -> String {
+        let set = self.env.iter().rev().find(|(set, _)| set == name);
+        set.map(|(_, value)| value.clone()).unwrap_or_default()
+    }
+
     /// A file in the current directory, with the directories that lead to it.
     pub(crate) fn file(self, name: &str, contents: impl AsRef<[u8]>) -> TestContext {
         let path = self.path(name);

@@ -7,7 +7,8 @@ use insta::assert_snapshot;
 use rusqlite::Connection;
 use serde_json::Value;
 
-use crate::context::{Finished, TestContext};
+use crate::context::{Finished, TestContext, eventually};
+use crate::served::Served;
 
 /// A state directory of its own, which does not exist yet.
 fn context() -> TestContext {
@@ -66,6 +67,7 @@ fn a_key_is_shown_once_and_only_its_hash_is_kept() {
     --- stderr
     Made key_[...] for tenant default. This is the key; it is not shown again:
     It is the only valid key: from now on the server wants one from everybody.
+    `belljar key revoke --allow-keyless key_[...]` goes back to local use without keys.
     ");
     let second = context.call(["key", "create", "--name", "laptop"]);
     assert_snapshot!(redacted(&second), @r"
@@ -149,6 +151,53 @@ fn a_revoked_key_stays_revoked() {
     assert!(revoked.json()["revoked"].is_string(), "{revoked}");
     assert!(revoked.stderr().contains("no valid key is left"), "{revoked}");
     assert!(list(&context).iter().all(|key| key["revoked"].is_string()));
+}
+
+#[test]
+fn after_the_last_key_there_is_a_way_back_to_local_use_without_keys() {
+    let served = Served::on_tcp();
+    let context = served.context();
+    let is_let_in = || served.call(["list"]).code == Some(0);
+    let (first, last) = (create(context, &["--name", "a"]), create(context, &["--name", "b"]));
+    let (first, last) = (text(&first["id"]), text(&last["id"]));
+    eventually("keys are wanted", || !is_let_in());
+
+    let refused = context.call(["key", "revoke", "--allow-keyless", first]);
+    assert_eq!(refused.code, Some(125), "{refused}");
+    assert!(refused.stderr().contains(&format!("valid keys first: {last}")), "{refused}");
+    assert!(list(context).iter().all(|key| key["revoked"].is_null()), "nothing has changed");
+    let unknown = context.call(["key", "revoke", "--allow-keyless", "key_0123"]);
+    assert!(unknown.stderr().contains("there is no key `key_0123`"), "{unknown}");
+
+    context.call(["key", "revoke", first]);
+    let revoked = context.call(["key", "revoke", last]);
+    assert_snapshot!(redacted(&revoked), @r"
+    exit 0
+    --- stdout
+    Revoked key_[...].
+    --- stderr
+    belljar: warning: no valid key is left; the server refuses everybody until `belljar key create --name NAME` makes another, or `belljar key revoke --allow-keyless` allows local use without keys
+    ");
+    assert!(!is_let_in(), "revoking alone opens nothing");
+    assert_snapshot!(context.call(["key", "revoke", "--allow-keyless"]), @r"
+    exit 0
+    --- stdout
+    --- stderr
+    No key is needed any more by a server on loopback or a UNIX socket; everybody who can reach it there may use it.
+    ");
+    eventually("no key is needed", is_let_in);
+    assert!(list(context).is_empty());
+    let log = audit(context);
+    assert_eq!(text(&log[log.len() - 1]["action"]), "keyless_allow");
+
+    // In one step, and again with nothing to do.
+    let only = create(context, &["--name", "c"]);
+    eventually("keys are wanted again", || !is_let_in());
+    let both = context.call(["key", "revoke", "--allow-keyless", text(&only["id"])]);
+    assert!(both.stdout().starts_with("Revoked"), "{both}");
+    eventually("no key is needed again", is_let_in);
+    let nothing = context.call(["key", "revoke", "--allow-keyless"]);
+    assert_eq!(nothing.stderr(), "There are no keys; none is needed.\n");
 }
 
 #[test]

@@ -8,6 +8,7 @@ use insta::assert_snapshot;
 
 use crate::context::{Finished, TestContext};
 use crate::corner::Corner;
+use crate::served::Served;
 
 #[test]
 fn strict_runs_where_every_limit_holds() {
@@ -48,6 +49,121 @@ fn doctor_finds_this_machine_usable() {
     process limit
     ");
     assert_eq!(corner.traces(), [""; 0]);
+}
+
+/// Without cgroups nothing limits processor time. On a busy machine a sandbox gets little of it all the same, which
+/// proves nothing.
+#[test]
+fn a_processor_limit_that_is_not_there_is_not_believed_in_on_a_busy_machine() {
+    if skip_without_root() {
+        return;
+    }
+    let corner = Corner::new();
+    let context = TestContext::inside(&corner).env("BELLJAR_CGROUP_PARENT", "no-such/parent");
+    // Each in a session of its own: kernels share processors out among those.
+    let burners = 3 * std::thread::available_parallelism().map_or(2, usize::from);
+    let burn = |_| context.program("setsid").args(["sh", "-c", "while :; do :; done"]).spawn();
+    let mut burners: Vec<_> = (0..burners).map(burn).map(|it| it.expect("it starts")).collect();
+    let finished = context.call(["doctor", "--json"]);
+    burners.iter_mut().for_each(|it| it.kill().expect("it burns"));
+    burners.iter_mut().for_each(|it| drop(it.wait()));
+    let diagnosis = finished.json();
+    let findings = diagnosis["findings"].as_array().expect("a list");
+    for limit in ["cpu limit", "memory limit", "process limit"] {
+        let finding = findings.iter().find(|it| it["feature"] == limit).expect("it was tried");
+        assert_eq!(finding["state"], "weak", "{finding:#}");
+    }
+}
+
+/// Whoever asks: over HTTP, and so from Python, and on the command line.
+#[test]
+fn limits_that_are_not_enforced_are_warned_of_everywhere() {
+    if skip_without_root() {
+        return;
+    }
+    let served = Served::on_tcp_with(&[("BELLJAR_CGROUP_PARENT", "no-such/parent")]);
+    let void = ["cpu limit", "memory limit", "process limit"];
+    let created = served.ok(["create", "--json"]);
+    let expected = void.map(|limit| {
+        format!("not enforced on the server's machine: {limit}; `belljar doctor` says why")
+    });
+    assert_eq!(created.json()["warnings"], serde_json::json!(expected), "{created}");
+    let id = created.json()["id"].as_str().expect("an id").to_owned();
+    for warning in &expected {
+        assert!(created.stderr().contains(&format!("belljar: warning: {warning}\n")), "{created}");
+        assert!(served.ok(["show", &id]).stdout().contains(warning));
+    }
+    assert_eq!(
+        served.ok(["list", "--json"]).json()["sessions"][0]["warnings"],
+        serde_json::json!(expected)
+    );
+    let run = |accept: &str| {
+        let mut curl = served.context().program("curl");
+        curl.args(["-sS", "-H", "content-type: application/json", "-H", accept]);
+        curl.args(["-d", r#"{"code": "1"}"#, &format!("{}/v1/run", served.url())]);
+        served.context().finish(&mut curl)
+    };
+    assert_eq!(run("accept: application/json").json()["warnings"], serde_json::json!(expected));
+    let streamed = run("accept: text/event-stream").stdout();
+    assert!(streamed.contains(&expected[0]), "{streamed}");
+    let stopped = served.ok(["stop", "--json", &id]);
+    assert!(stopped.json()["sessions"][0].get("warnings").is_none(), "{stopped}");
+}
+
+/// A package that needs no network to be installed.
+fn wheel(context: &TestContext, name: &str) -> String {
+    let path = context.path(&format!("{name}-1.0-py3-none-any.whl")).display().to_string();
+    let script = "
+import sys, zipfile
+path, name = sys.argv[1:]
+info = f'{name}-1.0.dist-info/'
+with zipfile.ZipFile(path, 'w') as wheel:
+    wheel.writestr(f'{name}.py', f'NAME = {name!r}')
+    wheel.writestr(info + 'METADATA', f'Metadata-Version: 2.1\\nName: {name}\\nVersion: 1.0\\n')
+    wheel.writestr(info + 'WHEEL', 'Wheel-Version: 1.0\\nGenerator: test\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n')
+    wheel.writestr(info + 'entry_points.txt', f'[console_scripts]\\n{name}-tool = {name}:NAME.upper\\n')
+    wheel.writestr(info + 'RECORD', '')
+";
+    let made = context.finish(context.program("python3").args(["-c", script, &path, name]));
+    assert_eq!(made.code, Some(0), "{made}");
+    path
+}
+
+#[test]
+fn a_setup_that_fails_leaves_the_environment_that_was_there() {
+    let home = tempfile::tempdir().expect("a directory");
+    let mut context = TestContext::new().env("BELLJAR_HOME", &home.path().display().to_string());
+    let (first, second) = (wheel(&context, "first"), wheel(&context, "second"));
+    context.set_env("BELLJAR_PACKAGES", &first);
+    let made = context.call(["setup"]);
+    assert_eq!(made.code, Some(0), "{made}");
+    let code = "import first; first.NAME";
+    assert_eq!(context.run(["-c", code]).stdout(), "'first'\n");
+
+    let failed = context.call(["setup", "--with", "this is bad!!"]);
+    assert_eq!(failed.code, Some(125), "{failed}");
+    assert!(failed.stderr().contains("python` is as it was: "), "{failed}");
+    let run = context.run(["-c", code]);
+    assert_eq!(run.to_string(), "exit 0\n--- stdout\n'first'\n--- stderr\n");
+
+    let grown = context.call(["setup", "--with", &second]);
+    assert_eq!(grown.code, Some(0), "{grown}");
+    let code = "import first, second, subprocess; print(first.NAME, second.NAME)
+print(subprocess.run(['second-tool'], capture_output=True).stderr)";
+    assert_eq!(context.run(["-c", code]).stdout(), "first second\nb'SECOND\\n'\n");
+    let left: Vec<String> = fs::read_dir(home.path())
+        .expect("a directory")
+        .flatten()
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .filter(|name| name.starts_with("python"))
+        .collect();
+    assert_eq!(left, ["python"], "what was made on the way is gone");
+    let python = home.path().join("python/bin/python").display().to_string();
+    for script in ["first-tool", "second-tool"] {
+        let text =
+            fs::read_to_string(home.path().join("python/bin").join(script)).expect("a script");
+        assert!(text.starts_with(&format!("#!{python}\n")), "{text}");
+    }
 }
 
 #[test]

@@ -49,12 +49,23 @@ impl Served {
 
     /// With a certificate that the clients are told to believe.
     pub(crate) fn on_tls() -> Served {
+        Served::on_tls_with(CERTIFICATE, KEY)
+    }
+
+    /// With this certificate.
+    pub(crate) fn on_tls_with(certificate: &str, key: &str) -> Served {
+        Served::prepared_tls(certificate, key).started()
+    }
+
+    /// Not started yet.
+    pub(crate) fn prepared_tls(certificate: &str, key: &str) -> Served {
         let address = free_address();
-        Served::prepare(|_| {
-            let flags = ["--listen", &address, "--tls-cert", CERTIFICATE, "--tls-key", KEY];
+        let mut served = Served::prepare(|_| {
+            let flags = ["--listen", &address, "--tls-cert", certificate, "--tls-key", key];
             (flags.map(str::to_owned).to_vec(), format!("https://{address}"))
-        })
-        .started()
+        });
+        served.context.set_env("SSL_CERT_FILE", certificate);
+        served
     }
 
     /// The context, and the flags and the address that are made in it.
@@ -88,12 +99,28 @@ impl Served {
     }
 
     pub(crate) fn start(&mut self) {
+        self.start_unasked();
+        eventually("the server answers", || self.call(["list"]).code == Some(0));
+    }
+
+    /// Where it is and what it said so far.
+    #[allow(dead_code, reason = "the tests of images have their own")]
+    pub(crate) fn url(&self) -> String {
+        self.context.value("BELLJAR_URL")
+    }
+
+    #[allow(dead_code, reason = "the tests of images have their own")]
+    pub(crate) fn log(&self) -> String {
+        fs::read_to_string(self.context.path("server.log")).unwrap_or_default()
+    }
+
+    /// Without waiting until it answers.
+    pub(crate) fn start_unasked(&mut self) {
         let log = File::options().create(true).append(true).open(self.context.path("server.log"));
         let log = log.expect("a log");
         let mut command = self.context.belljar(["serve", "--stop-sessions"]);
         command.args(&self.flags).stdout(Stdio::null()).stderr(log);
         self.server = Some(command.spawn().expect("belljar starts"));
-        eventually("the server answers", || self.call(["list"]).code == Some(0));
     }
 
     /// As the worst of operators would.
@@ -184,6 +211,14 @@ const KEY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/cli/tls/serv
 /// One that nobody has shown.
 pub(crate) const STRANGER: &str =
     concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/cli/tls/stranger.pem");
+
+/// One that is its own authority, for January 2020.
+#[allow(dead_code, reason = "the tests of images have their own")]
+pub(crate) const EXPIRED: &str =
+    concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/cli/tls/expired.pem");
+#[allow(dead_code, reason = "the tests of images have their own")]
+pub(crate) const EXPIRED_KEY: &str =
+    concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/cli/tls/expired.key");
 
 /// An address that is free now, so that a server can come back to it.
 pub(crate) fn free_address() -> String {

@@ -5,8 +5,8 @@ use std::net::TcpListener;
 
 use insta::assert_snapshot;
 
-use crate::context::{Finished, TestContext};
-use crate::served::{STRANGER, Served, free_address};
+use crate::context::{Finished, TestContext, eventually};
+use crate::served::{EXPIRED, EXPIRED_KEY, STRANGER, Served, free_address};
 
 fn list(url: &str) -> Finished {
     TestContext::new().call(["session", "list", "--url", url])
@@ -88,7 +88,7 @@ fn a_server_with_keys_wants_one() {
     let id = served.create(&[]);
     let created = served.context().call(["key", "create", "--name", "test"]);
     let key = created.stdout().trim().to_owned();
-    crate::context::eventually("the server notices", || served.call(["list"]).code != Some(0));
+    eventually("the server notices", || served.call(["list"]).code != Some(0));
     assert_snapshot!(served.call(["list"]), @r"
     exit 125
     --- stdout
@@ -117,4 +117,62 @@ fn certificates_are_looked_at() {
     let mut command = served.context().belljar(["session", "list"]);
     let nothing = served.context().finish(command.env("SSL_CERT_FILE", "/dev/null"));
     assert!(nothing.stderr().contains("no certificates to believe in"), "{nothing}");
+}
+
+/// A certificate that is its own authority, as `openssl req -x509` makes it unless told otherwise.
+fn self_signed(context: &TestContext, name: &str) -> (String, String) {
+    let place = |suffix: &str| context.path(&format!("{name}.{suffix}")).display().to_string();
+    let (cert, key) = (place("pem"), place("key"));
+    let mut openssl = context.program("openssl");
+    openssl.args(["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=belljar test"]);
+    openssl.args(["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", &key, "-out", &cert]);
+    let made = context.finish(&mut openssl);
+    assert_eq!(made.code, Some(0), "{made}");
+    let mut openssl = context.program("openssl");
+    let shown = context.finish(openssl.args(["x509", "-in", &cert, "-noout", "-text"]));
+    assert!(shown.stdout().contains("CA:TRUE"), "{shown}");
+    (cert, key)
+}
+
+#[test]
+fn a_self_signed_certificate_is_accepted_where_it_is_trusted_and_nowhere_else() {
+    let made = TestContext::new();
+    let (cert, key) = self_signed(&made, "server");
+    let (stranger, _) = self_signed(&made, "stranger");
+    let served = Served::on_tls_with(&cert, &key);
+    assert_eq!(served.ok(["list"]).code, Some(0));
+    let by = |trusted: &str, url: Option<&str>| {
+        let mut command = served.context().belljar(["session", "list"]);
+        command.env("SSL_CERT_FILE", trusted);
+        command.envs(url.map(|url| ("BELLJAR_URL", url)));
+        served.context().finish(&mut command)
+    };
+    // The same as curl says.
+    let url = served.url();
+    let curl = |trusted: &str, url: &str| {
+        let mut curl = served.context().program("curl");
+        curl.args(["-sS", "--cacert", trusted, &format!("{url}/healthz")]);
+        served.context().finish(&mut curl).code == Some(0)
+    };
+    let elsewhere = url.replace("127.0.0.1", "localhost");
+    for (trusted, url, accepted) in
+        [(&cert, &url, true), (&stranger, &url, false), (&cert, &elsewhere, false)]
+    {
+        let listed = by(trusted, Some(url));
+        assert_eq!(listed.code == Some(0), accepted, "{trusted} {url}: {listed}");
+        assert_eq!(curl(trusted, url), accepted, "{trusted} {url}");
+    }
+    assert!(by(&cert, Some(&elsewhere)).stderr().contains("cannot show that it is who it says"));
+}
+
+#[test]
+fn a_self_signed_certificate_that_has_expired_is_refused() {
+    let mut server = Served::prepared_tls(EXPIRED, EXPIRED_KEY);
+    server.start_unasked();
+    eventually("the server listens", || {
+        let listed = server.call(["list"]);
+        assert_eq!(listed.code, Some(125), "{listed}");
+        listed.stderr().contains("cannot show that it is who it says")
+    });
+    assert!(server.call(["list"]).stderr().contains("expired"), "the reason is named");
 }

@@ -50,6 +50,32 @@ fn a_session_remembers_and_is_found_by_its_key() {
 }
 
 #[test]
+fn a_pool_that_cannot_be_filled_is_said_once_and_filled_when_it_can() {
+    let served = Served::on_tcp_with(&[("SESSION_STORAGE", "BIND")]);
+    let sessions = served.context().path("sessions");
+    let aside = served.context().path("aside");
+    let ready = || {
+        let mut curl = served.context().program("curl");
+        let metrics =
+            served.context().finish(curl.args(["-s", &format!("{}/metrics", served.url())]));
+        metrics.stdout().contains("pool_ready 1\n")
+    };
+    eventually("the pool is filled", ready);
+    std::fs::rename(&sessions, &aside).expect("it can be moved");
+    std::fs::write(&sessions, "no directory").expect("a file");
+    let _ = served.call(["create"]);
+    let failures = || served.log().matches("failed to fill the pool").count();
+    eventually("that it fails is said", || failures() > 0);
+    // At the old pace there would be four more of them by then.
+    std::thread::sleep(std::time::Duration::from_millis(2200));
+    assert_eq!(failures(), 1, "{}", served.log());
+    std::fs::remove_file(&sessions).expect("it is ours");
+    std::fs::rename(&aside, &sessions).expect("it can be moved");
+    eventually("it is filled again", || served.log().contains("the pool is being filled again"));
+    assert_eq!(failures(), 1, "{}", served.log());
+}
+
+#[test]
 fn sessions_are_listed_and_shown() {
     let served = Served::on_socket();
     assert_snapshot!(served.call(["list"]), @r"

@@ -120,6 +120,15 @@ impl App {
         self.enforced.get()
     }
 
+    /// A sentence for each limit that this machine was seen not to enforce.
+    pub(crate) fn limit_warnings(&self) -> Vec<String> {
+        let void = self.enforced().into_iter().flatten().filter(|(_, enforced)| !**enforced);
+        let warning = |(limit, _): (&String, &bool)| {
+            format!("not enforced on the server's machine: {limit}; `belljar doctor` says why")
+        };
+        void.map(warning).collect()
+    }
+
     /// What the operator says about browsers, once.
     pub fn set_browser(&self, config: BrowserConfig) {
         let _ = self.browser.set(config);

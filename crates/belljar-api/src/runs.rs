@@ -107,7 +107,8 @@ pub(crate) async fn run(
         return Ok(streamed(app, who, ask));
     }
     let transcript = Transcript::new(ask.output_limit);
-    let result = app.engine.run(&who, ask, &transcript).await?;
+    let mut result = app.engine.run(&who, ask, &transcript).await?;
+    result.warnings = app.limit_warnings();
     // What it said is in the result now.
     let bytes = transcript.held_bytes();
     drop(transcript);
@@ -123,7 +124,10 @@ fn streamed(app: Arc<App>, who: Principal, ask: RunAsk) -> Response {
     // Ends with the stream: whoever went away wants no result.
     let linked = app.linker();
     let running = Aborted(tokio::spawn(async move {
-        let outcome = app.engine.run(&who, ask, &transcript).await;
+        let mut outcome = app.engine.run(&who, ask, &transcript).await;
+        if let Ok(result) = &mut outcome {
+            result.warnings = app.limit_warnings();
+        }
         let _ = sender.send(outcome.map_err(ApiError::from));
     }));
     let events = async_events(move |tell| async move {

@@ -278,7 +278,7 @@ pub(crate) struct SessionBody {
     pub directory: Option<String>,
     #[schema(value_type = Object)]
     pub metadata: serde_json::Map<String, serde_json::Value>,
-    /// What went wrong without ending anything.
+    /// What went wrong without ending anything, and limits that the server's machine does not enforce.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
 }
@@ -342,7 +342,10 @@ impl App {
             memory_used,
             directory: directory.map(|path| path.display().to_string()),
             metadata: spec.metadata,
-            warnings: view.warnings,
+            warnings: match view.ended_ms {
+                None => self.limit_warnings().into_iter().chain(view.warnings).collect(),
+                Some(_) => view.warnings,
+            },
         }
     }
 }

@@ -15,8 +15,12 @@ use tokio::sync::Notify;
 use crate::EngineError;
 use crate::error::in_full;
 
-/// After a failure to make a sandbox, the next attempt waits this long.
+/// After a failure to make a sandbox, the next attempt waits this long, and twice as long after each further one.
 const RETRY_PAUSE: Duration = Duration::from_millis(500);
+
+/// The longest wait between two attempts. A pool that cannot be filled, say because its image is not there, costs
+/// next to nothing; users' own sandboxes are made without it.
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 /// Whoever took a sandbox is about to use it; making the next one at the same moment would take
 /// the processor from them.
@@ -165,6 +169,7 @@ pub async fn warm_sandbox(
 async fn fill(shared: Arc<Shared>) {
     // A kernel started before the zygote is warm would be slow to start and large for ever.
     shared.runtime.warmed_up().await;
+    let mut trouble = Trouble::default();
     loop {
         while shared.lock().len() < shared.target {
             let made = match (shared.next)() {
@@ -178,14 +183,66 @@ async fn fill(shared: Arc<Shared>) {
                 Ok(warm) => {
                     shared.lock().push(warm);
                     shared.filled.notify_waiters();
+                    trouble.is_over();
                 }
                 Err(error) => {
-                    tracing::warn!("failed to fill the pool: {}", in_full(&error));
+                    let pause = trouble.after(&in_full(&error));
                     tokio::time::sleep(RETRY_PAUSE).await;
+                    // Somebody who took one, or wanted to, may have changed what was wrong.
+                    let rest = tokio::time::sleep(pause.saturating_sub(RETRY_PAUSE));
+                    tokio::select! {
+                        () = rest => {}
+                        () = shared.taken.notified() => {}
+                    }
                 }
             }
         }
         shared.taken.notified().await;
         tokio::time::sleep(REFILL_DELAY).await;
+    }
+}
+
+/// Failures in a row. Each cause is logged once, not at every attempt.
+#[derive(Debug, Default)]
+struct Trouble {
+    failures: u32,
+    said: Option<String>,
+}
+
+impl Trouble {
+    /// Notes a failure, and says how long to wait before the next attempt.
+    fn after(&mut self, why: &str) -> Duration {
+        // Without ids, which are others at every attempt.
+        let cause: String = why.chars().filter(|c| !c.is_ascii_hexdigit()).collect();
+        if self.said.as_ref() != Some(&cause) {
+            tracing::warn!("failed to fill the pool, trying again from time to time: {why}");
+            self.said = Some(cause);
+        }
+        let pause = RETRY_PAUSE.saturating_mul(2_u32.saturating_pow(self.failures));
+        self.failures = self.failures.saturating_add(1);
+        pause.min(LONGEST_PAUSE)
+    }
+
+    fn is_over(&mut self) {
+        if self.said.take().is_some() {
+            tracing::info!("the pool is being filled again");
+        }
+        self.failures = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attempts_become_rarer_until_one_succeeds() {
+        let mut trouble = Trouble::default();
+        let pauses: Vec<u64> = (0..9).map(|_| trouble.after("no image").as_secs()).collect();
+        assert_eq!(pauses, [0, 1, 2, 4, 8, 16, 32, 60, 60]);
+        trouble.failures = u32::MAX;
+        assert_eq!(trouble.after("no image"), LONGEST_PAUSE);
+        trouble.is_over();
+        assert_eq!(trouble.after("no image"), RETRY_PAUSE);
     }
 }

@@ -38,6 +38,9 @@ pub struct ExecResult {
     pub checkpoint: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub no_checkpoint: Option<String>,
+    /// Of a run, which has no session to look at: limits that the machine does not enforce.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
     #[serde(flatten)]
     pub artifacts: Artifacts,
 }
@@ -153,6 +156,7 @@ impl ExecResult {
             kernel_state: end.kernel_state,
             checkpoint: end.checkpoint,
             no_checkpoint: end.no_checkpoint,
+            warnings: Vec::new(),
             artifacts,
         }
     }

@@ -22,6 +22,12 @@ pub trait Runtime: fmt::Debug + Send + Sync + 'static {
     /// What people call it, with what it runs sandboxes in, if that can be chosen.
     fn backend(&self) -> String;
 
+    /// Whether it sets limits on memory, processes and processor time at all. Whether these hold is for the self-test to
+    /// find out.
+    fn sets_limits(&self) -> bool {
+        true
+    }
+
     /// Refuses an image that no sandbox could be made from, before anything is made.
     fn check_image(&self, name: &str) -> Result<(), RuntimeError> {
         let _ = name;

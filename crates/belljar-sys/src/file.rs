@@ -1,7 +1,11 @@
-//! Getting written files onto the disk, early and many at once.
+//! Getting written files onto the disk, early and many at once; and names exchanged in one step.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
+use std::path::Path;
+
+use rustix::fs::{CWD, RenameFlags};
+use rustix::io::Errno;
 
 /// Asks the kernel to start writing `length` bytes from `offset` to the disk (all that follow, if
 /// `length` is 0) and does not wait. Only a hint: nothing is durable until the file is synced, and
@@ -30,8 +34,28 @@ pub fn set_aside(file: impl AsFd, length: u64) -> io::Result<()> {
     Ok(rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, length)?)
 }
 
+/// Gives two files or directories of one file system each other's name: in one step, where the file system can.
+pub fn exchange(one: &Path, other: &Path) -> io::Result<()> {
+    match rustix::fs::renameat_with(CWD, one, CWD, other, RenameFlags::EXCHANGE) {
+        Err(Errno::INVAL | Errno::NOSYS) => exchange_by_steps(one, other),
+        done => Ok(done?),
+    }
+}
+
+fn exchange_by_steps(one: &Path, other: &Path) -> io::Result<()> {
+    let mut aside = other.as_os_str().to_owned();
+    aside.push(format!(".{}", &crate::process::random_name()[..8]));
+    std::fs::rename(other, &aside)?;
+    if let Err(error) = std::fs::rename(one, other) {
+        std::fs::rename(&aside, other)?;
+        return Err(error);
+    }
+    std::fs::rename(&aside, one)
+}
+
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::io::Write;
 
     use super::*;
@@ -44,6 +68,21 @@ mod tests {
         begin_writeback(&file, 0, 0).unwrap();
         assert!(begin_writeback(&file, u64::MAX, 0).is_err());
         sync_file_system(&file).unwrap();
+    }
+
+    #[test]
+    fn names_are_exchanged_or_nothing_changes() {
+        for exchange in [exchange, exchange_by_steps] {
+            let directory = tempfile::tempdir().unwrap();
+            let (one, other) = (directory.path().join("one"), directory.path().join("other"));
+            fs::write(&one, "1").unwrap();
+            fs::create_dir(&other).unwrap();
+            exchange(&one, &other).unwrap();
+            assert!(one.is_dir() && fs::read_to_string(&other).unwrap() == "1");
+            assert!(exchange(&directory.path().join("missing"), &other).is_err());
+            assert_eq!(fs::read_to_string(&other).unwrap(), "1");
+            assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 2);
+        }
     }
 
     #[test]

@@ -59,6 +59,22 @@ pub fn cpu(wall: Duration) -> io::Result<(Duration, Duration)> {
     Ok((children_time().saturating_sub(before), start.elapsed()))
 }
 
+/// Burns processor time in two threads of this process for `wall`, and says how much they got: what an unlimited
+/// program gets on this machine, however busy it is.
+#[must_use]
+pub fn unlimited_cpu(wall: Duration) -> Duration {
+    let start = Instant::now();
+    let burn = move || {
+        let before = time_of(libc::RUSAGE_THREAD);
+        while start.elapsed() < wall {
+            std::hint::black_box(0);
+        }
+        time_of(libc::RUSAGE_THREAD).saturating_sub(before)
+    };
+    let threads = [std::thread::spawn(burn), std::thread::spawn(burn)];
+    threads.into_iter().filter_map(|thread| thread.join().ok()).sum()
+}
+
 /// Interfaces other than loopback, and whether a packet could be addressed to the outside.
 pub fn network() -> io::Result<(Vec<String>, bool)> {
     let interfaces = std::fs::read_to_string("/proc/net/dev")?
@@ -114,10 +130,15 @@ fn wait_for(pid: u32) -> io::Result<Ended> {
 }
 
 fn children_time() -> Duration {
+    time_of(libc::RUSAGE_CHILDREN)
+}
+
+/// Processor time of our children that have ended, or of this thread.
+fn time_of(whom: libc::c_int) -> Duration {
     // SAFETY: all-zero is a valid `rusage`, and the call fills it.
     let usage = unsafe {
         let mut usage: libc::rusage = std::mem::zeroed();
-        libc::getrusage(libc::RUSAGE_CHILDREN, &raw mut usage);
+        libc::getrusage(whom, &raw mut usage);
         usage
     };
     let of = |time: libc::timeval| {

@@ -175,6 +175,23 @@ pub fn private_kib(pid: u32) -> Option<u64> {
     Some(sum)
 }
 
+/// Whether something below a directory of this name is mounted in any mount namespace that we can look into.
+#[must_use]
+pub fn is_mounted_anywhere(name: &str) -> bool {
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let has_it = |mounts: String| {
+        // The fourth field is the directory that is shown, the fifth where.
+        let fields = mounts.lines().filter_map(|line| line.split(' ').nth(3));
+        fields.into_iter().any(|shown| shown.split('/').any(|part| part == name))
+    };
+    processes
+        .filter(|entry| {
+            entry.file_name().to_string_lossy().starts_with(|c: char| c.is_ascii_digit())
+        })
+        .filter_map(|entry| fs::read_to_string(entry.path().join("mountinfo")).ok())
+        .any(has_it)
+}
+
 /// Changes with every boot of the machine.
 #[must_use]
 pub fn boot_id() -> String {

@@ -869,10 +869,18 @@ pub(crate) struct KeyListArgs {
 }
 
 #[derive(Debug, Args)]
+#[command(after_help = "\
+When no valid key is left, the server refuses everybody: revoking the last key must not open it. With
+--allow-keyless it does, for a server that listens on loopback or a UNIX socket; all keys are then
+removed from the list. A server on any other address goes on refusing until there is a key.")]
 pub(crate) struct KeyRevokeArgs {
     /// The id of the key, such as key_5a1f0c77d2b94e60a3c81f5be2097d46
-    #[arg(value_name = "ID")]
-    pub(crate) id: String,
+    #[arg(value_name = "ID", required_unless_present = "allow_keyless")]
+    pub(crate) id: Option<String>,
+    /// After the last valid key, let local users in without one again, as before the first key; without
+    /// ID, where all keys are revoked already
+    #[arg(long)]
+    pub(crate) allow_keyless: bool,
     /// Print what is now known of the key as JSON
     #[arg(long)]
     pub(crate) json: bool,

@@ -132,6 +132,7 @@ class Server:
             "uid": os.getuid(),
             "cgroup_parent": self._cgroup,
             "backend": "native",
+            "sets_limits": True,
             "cgroup": Path("/proc/self/cgroup").read_text(),
         }
         names = ["network", "processes", "memory", "cpu"]

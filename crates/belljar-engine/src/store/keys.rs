@@ -69,6 +69,17 @@ impl Store {
         .await
     }
 
+    /// Forgets all keys, if none of them is valid; says how many. Without any key, none is needed.
+    pub async fn forget_revoked_keys(&self) -> Result<usize, StoreError> {
+        self.write(Durability::Power, move |connection| {
+            connection.execute(
+                "DELETE FROM keys WHERE NOT EXISTS (SELECT 1 FROM keys WHERE revoked_ms IS NULL)",
+                params![],
+            )
+        })
+        .await
+    }
+
     pub async fn keys(&self) -> Result<Vec<KeyRow>, StoreError> {
         self.read(|connection| {
             connection

@@ -475,6 +475,10 @@ impl Runtime for NativeRuntime {
         "native".to_owned()
     }
 
+    fn sets_limits(&self) -> bool {
+        self.cgroups.is_ok()
+    }
+
     fn check_image(&self, name: &str) -> Result<(), RuntimeError> {
         self.images.check(name)
     }

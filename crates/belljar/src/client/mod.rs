@@ -5,6 +5,7 @@
 //! be interrupted while it is being followed.
 
 mod body;
+mod certificates;
 mod connection;
 mod content;
 mod error;

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
-use belljar_engine::audit::Entry;
+use belljar_engine::audit::{Audit, Entry};
 use belljar_engine::keys::{self, NewKey};
 use belljar_engine::store::{KeyLimits, KeyRow, Store};
 use belljar_engine::{Principal, clock};
@@ -100,6 +100,7 @@ fn create(args: KeyCreateArgs, settings: &Settings) -> Result<()> {
     })?;
     if is_first {
         eprintln!("It is the only valid key: from now on the server wants one from everybody.");
+        eprintln!("`belljar key revoke --allow-keyless {id}` goes back to local use without keys.");
     }
     Ok(())
 }
@@ -154,7 +155,7 @@ fn cells(key: Shown) -> Vec<String> {
 }
 
 fn revoke(args: &KeyRevokeArgs, settings: &Settings) -> Result<()> {
-    let id = &args.id;
+    let Some(id) = &args.id else { return allow_keyless(args, settings) };
     if !id.starts_with("key_") {
         // It may be a key that works, and must not be repeated in an error.
         bail!("give the id of a key, such as key_5a1f...; `belljar key list` shows them");
@@ -163,7 +164,8 @@ fn revoke(args: &KeyRevokeArgs, settings: &Settings) -> Result<()> {
         bail!("there is no key `{id}`: there are no keys at all");
     };
     let audit = books::audit(settings)?;
-    let (row, revoked_now, is_last) = books::block_on(revoke_in(&store, id))?;
+    let Revoked { row, revoked_now, is_last, forgotten } =
+        books::block_on(revoke_in(&store, id, args.allow_keyless))?;
     if revoked_now {
         let detail = format!("{id} named {:?}, {}", row.name, by_whom());
         let entry = Entry {
@@ -175,6 +177,9 @@ fn revoke(args: &KeyRevokeArgs, settings: &Settings) -> Result<()> {
         audit.note(&on_behalf_of(&row), &entry);
         audit.flush();
     }
+    if forgotten > 0 {
+        note_keyless(&audit, forgotten);
+    }
     if args.json {
         books::print(&(serde_json::to_string_pretty(&Shown::from(row))? + "\n"))?;
     } else if revoked_now {
@@ -183,25 +188,99 @@ fn revoke(args: &KeyRevokeArgs, settings: &Settings) -> Result<()> {
         let when = row.revoked_ms.map(clock::rfc3339).unwrap_or_default();
         books::print(&format!("{id} was revoked before, at {when}.\n"))?;
     }
-    if revoked_now && is_last {
+    if forgotten > 0 {
+        eprintln!("{KEYLESS}");
+    } else if is_last {
         eprintln!(
-            "belljar: warning: no valid key is left; the server refuses everybody until there is \
-             another"
+            "belljar: warning: no valid key is left; the server refuses everybody until `belljar key \
+             create --name NAME` makes another, or `belljar key revoke --allow-keyless` allows local \
+             use without keys"
         );
     }
     Ok(())
 }
 
-/// The key as it is now, whether it was us who revoked it, and whether none is left.
-async fn revoke_in(store: &Store, id: &str) -> Result<(KeyRow, bool, bool)> {
+const KEYLESS: &str = "No key is needed any more by a server on loopback or a UNIX socket; everybody who can reach it there \
+     may use it.";
+
+/// Goes back to local use without keys, after all were revoked.
+fn allow_keyless(args: &KeyRevokeArgs, settings: &Settings) -> Result<()> {
+    let forgotten = match books::open_existing(settings)? {
+        None => 0,
+        Some(store) => {
+            let audit = books::audit(settings)?;
+            let forgotten = books::block_on(async {
+                refuse_others(&store.keys().await?, None)?;
+                let forgotten = store.forget_revoked_keys().await?;
+                store.close().await;
+                Ok(forgotten)
+            })?;
+            if forgotten > 0 {
+                note_keyless(&audit, forgotten);
+            }
+            forgotten
+        }
+    };
+    if args.json {
+        books::print(&format!("{:#}\n", serde_json::json!({ "keys_removed": forgotten })))?;
+    }
+    match forgotten {
+        0 => eprintln!("There are no keys; none is needed."),
+        _ => eprintln!("{KEYLESS}"),
+    }
+    Ok(())
+}
+
+fn note_keyless(audit: &Audit, forgotten: usize) {
+    let detail = format!("{forgotten} revoked keys, {}", by_whom());
+    let entry = Entry {
+        action: "keyless_allow",
+        outcome: "allowed",
+        detail: Some(&detail),
+        ..Entry::default()
+    };
+    audit.note(&Principal::default(), &entry);
+    audit.flush();
+}
+
+/// What revoking a key has changed.
+struct Revoked {
+    row: KeyRow,
+    /// By us, and not before.
+    revoked_now: bool,
+    is_last: bool,
+    /// Keys that were removed so that none is needed.
+    forgotten: usize,
+}
+
+async fn revoke_in(store: &Store, id: &str, allow_keyless: bool) -> Result<Revoked> {
+    if allow_keyless {
+        refuse_others(&store.keys().await?, Some(id))?;
+    }
     let revoked_now = store.revoke_key(id, clock::now_ms()).await?;
     let rows = store.keys().await?;
-    store.close().await;
     let is_last = none_valid(&rows);
     let Some(row) = rows.into_iter().find(|row| row.id == id) else {
         bail!("there is no key `{id}`; `belljar key list` shows all");
     };
-    Ok((row, revoked_now, is_last))
+    let forgotten = if allow_keyless { store.forget_revoked_keys().await? } else { 0 };
+    store.close().await;
+    Ok(Revoked { row, revoked_now, is_last, forgotten })
+}
+
+/// Changes nothing while other keys are in use: whoever holds them relies on strangers being refused.
+fn refuse_others(rows: &[KeyRow], but: Option<&str>) -> Result<()> {
+    if let Some(id) = but
+        && !rows.iter().any(|row| row.id == id)
+    {
+        bail!("there is no key `{id}`; `belljar key list` shows all");
+    }
+    let valid = rows.iter().filter(|row| row.revoked_ms.is_none() && Some(row.id.as_str()) != but);
+    let ids: Vec<&str> = valid.map(|row| row.id.as_str()).collect();
+    if !ids.is_empty() {
+        bail!("--allow-keyless: revoke the other valid keys first: {}", ids.join(", "));
+    }
+    Ok(())
 }
 
 fn none_valid(rows: &[KeyRow]) -> bool {

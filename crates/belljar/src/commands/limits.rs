@@ -20,6 +20,8 @@ struct Circumstances {
     uid: u32,
     cgroup_parent: String,
     backend: String,
+    /// Without cgroups there are no limits to enforce.
+    sets_limits: bool,
     /// Where we stand in the machine's control groups decides what was delegated to us.
     cgroup: String,
 }
@@ -95,6 +97,7 @@ fn circumstances(runtime: &dyn Runtime, settings: &Settings) -> Circumstances {
         uid: privileges::own_ids().0,
         cgroup_parent: settings.cgroup_parent.clone(),
         backend: runtime.backend(),
+        sets_limits: runtime.sets_limits(),
         cgroup: fs::read_to_string("/proc/self/cgroup").unwrap_or_default(),
     }
 }

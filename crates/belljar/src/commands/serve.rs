@@ -227,7 +227,10 @@ fn shelf_config(settings: &Settings) -> ShelfConfig {
 async fn enforced(runtime: &Arc<dyn Runtime>, settings: &Settings) -> Result<Option<Vec<Verdict>>> {
     let verdicts = match limits::remembered(&**runtime, settings) {
         Some(verdicts) => verdicts,
-        None if settings.strict => limits::test(runtime, settings).await?,
+        // Without any limits set it is certain that some do not hold: the first session says so already.
+        None if settings.strict || !runtime.sets_limits() => {
+            limits::test(runtime, settings).await?
+        }
         None => return Ok(None),
     };
     limits::insist(&verdicts, settings)?;

@@ -1,7 +1,10 @@
 //! `belljar setup`: the Python environment of sandboxes, that of browser tasks, and a commented `.env`.
 //!
-//! Everything is done in place and recorded at the very end, so a setup that was interrupted goes
-//! on where it stopped: pip keeps what it has installed.
+//! An environment is made beside the one that is in use and takes its place when it is whole: a setup that fails, for
+//! want of a network or a package, leaves what was there. What is made is recorded at the very end, so a first setup
+//! that was interrupted goes on where it stopped: pip keeps what it has installed.
+
+mod staging;
 
 use std::fs;
 use std::io::{self, BufRead, BufReader, IsTerminal, Read, Write};
@@ -124,7 +127,7 @@ fn inspect(python: &Path) -> Result<Interpreter> {
     Ok(found)
 }
 
-/// Makes an environment that is at `place` inside.
+/// Makes an environment that is at `place` inside, and lets it take the place of the one that is there.
 fn build(
     environment: &Path,
     place: &str,
@@ -132,17 +135,51 @@ fn build(
     wanted: &Manifest,
     force: bool,
 ) -> Result<()> {
-    let _ = fs::remove_file(home::manifest_path(environment));
-    if force || !belongs_to(environment, python) {
-        let _ = fs::remove_dir_all(environment);
+    staging::sweep(environment);
+    let staged = staging::place(environment);
+    let current = home::read_manifest(environment);
+    // What was only added to is copied, which is quicker than installing all of it again.
+    let grows = current.as_ref().is_some_and(|current| {
+        belongs_to(environment, python)
+            && current.packages.iter().all(|package| wanted.packages.contains(package))
+    });
+    let made = if grows && !force {
+        let _ = fs::remove_dir_all(&staged);
+        step("Copying the environment that is there", |_| staging::copy(environment, &staged))
+    } else if force || current.is_some() || !belongs_to(&staged, python) {
+        let _ = fs::remove_dir_all(&staged);
         step(&format!("Making a Python {} environment", python.version), |_| {
-            run(
-                Command::new(&python.executable).args(["-I", "-m", "venv"]).arg(environment),
-                |_| {},
-            )
-        })?;
+            let mut venv = Command::new(&python.executable);
+            run(venv.args(["-I", "-m", "venv"]).arg(&staged), |_| {})
+        })
+    } else {
+        Ok(())
+    };
+    let installed = made.and_then(|()| install(&staged, environment, place, python, wanted));
+    if let Err(error) = installed {
+        if current.is_none() {
+            return Err(error);
+        }
+        let _ = fs::remove_dir_all(&staged);
+        let kept = format!("the environment in `{}` is as it was", environment.display());
+        return Err(error.context(kept));
     }
-    let env_python = environment.join("bin/python");
+    if staging::put_in_place(&staged, environment)? {
+        println!("Servers that run go on with the old environment until they are restarted.");
+    }
+    println!("The Python environment is complete: {}", environment.display());
+    Ok(())
+}
+
+/// Installs the packages into `staged`, which is to become `environment`, and prepares it for sandboxes.
+fn install(
+    staged: &Path,
+    environment: &Path,
+    place: &str,
+    python: &Interpreter,
+    wanted: &Manifest,
+) -> Result<()> {
+    let env_python = staged.join("bin/python");
     step(&format!("Installing {}", wanted.packages.join(", ")), |bar| {
         let mut pip = Command::new(&env_python);
         pip.args(["-I", "-m", "pip", "install", "--disable-pip-version-check", "--no-input"])
@@ -154,19 +191,17 @@ fn build(
         // A sandbox cannot write here: what the first use would compile or cache must be there.
         let mut compile = Command::new(&env_python);
         // Without `site`, which would run what packages left for it (`.pth`, `sitecustomize`), as us.
-        compile
-            .args(["-I", "-S", "-m", "compileall", "-q", "-j", "0"])
-            .arg(environment.join("lib"));
+        compile.args(["-I", "-S", "-m", "compileall", "-q", "-j", "0"]).arg(staged.join("lib"));
         // Some packages ship files that are not meant to compile; that is not our concern.
         let _ = run(&mut compile, |_| {});
-        prepare_fonts(environment, &env_python);
-        make_inside(environment, place, python)
+        prepare_fonts(staged, &env_python);
+        staging::rename_inside(staged, environment)
+            .with_context(|| format!("failed to prepare `{}`", staged.display()))?;
+        make_inside(staged, environment, place, python)
     })?;
     let text = serde_json::to_string_pretty(wanted)?;
-    let path = home::manifest_path(environment);
-    fs::write(&path, text).with_context(|| format!("failed to write `{}`", path.display()))?;
-    println!("The Python environment is complete: {}", environment.display());
-    Ok(())
+    let path = home::manifest_path(staged);
+    fs::write(&path, text).with_context(|| format!("failed to write `{}`", path.display()))
 }
 
 /// An environment that an interrupted setup began with the same interpreter can be finished.
@@ -198,8 +233,8 @@ fn prepare_fonts(environment: &Path, python: &Path) {
 
 /// Makes the parts of the environment that differ inside a sandbox: the configuration and `bin`,
 /// with links and scripts that name the interpreter by the path it has there.
-fn make_inside(environment: &Path, place: &str, python: &Interpreter) -> Result<()> {
-    let inside = environment.join(INSIDE);
+fn make_inside(staged: &Path, environment: &Path, place: &str, python: &Interpreter) -> Result<()> {
+    let inside = staged.join(INSIDE);
     let _ = fs::remove_dir_all(&inside);
     fs::create_dir_all(inside.join("bin"))?;
     let relative = python.executable.strip_prefix(&python.base_prefix);
@@ -215,8 +250,8 @@ fn make_inside(environment: &Path, place: &str, python: &Interpreter) -> Result<
         format!("home = {home}\ninclude-system-site-packages = false\nversion = {version}\n");
     fs::write(inside.join("pyvenv.cfg"), config)?;
 
-    let bin = environment.join("bin");
-    let here = format!("#!{}/", bin.display());
+    let bin = staged.join("bin");
+    let here = format!("#!{}/", environment.join("bin").display());
     let there = format!("#!{place}/bin/");
     for entry in fs::read_dir(&bin)? {
         let path = entry?.path();

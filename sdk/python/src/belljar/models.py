@@ -141,7 +141,8 @@ class Result(_Told):
     `status` is `ok`, `error`, `timeout`, `interrupted`, `crashed` or `oom`. `kernel_state` is
     `lost` where variables are gone; `reason` says why, where the status does not. `artifact_map`
     leads from paths in the sandbox to paths on the server's machine. `checkpoint` tells whether the
-    session can go back to the end of it, where that was asked for, and `no_checkpoint` why it cannot.
+    session can go back to the end of it, where that was asked for, and `no_checkpoint` why it cannot. `warnings`, of
+    `run`, names the limits that the server's machine does not enforce; a session has them in `info.warnings`.
     """
 
     exec_id: str
@@ -159,6 +160,7 @@ class Result(_Told):
     kernel_state: str = "kept"
     checkpoint: bool | None = None
     no_checkpoint: str | None = None
+    warnings: list[str] = Field(default_factory=list)
     artifacts: list[Artifact] = Field(default_factory=list)
     artifact_map: dict[str, str] = Field(default_factory=dict)
     artifacts_refused: list[Refusal] = Field(default_factory=list)

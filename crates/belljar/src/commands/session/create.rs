@@ -27,6 +27,9 @@ pub(super) async fn create(client: &Client, args: SessionCreateArgs) -> Result<E
             _ => {}
         }
     }
+    for warning in created["warnings"].as_array().into_iter().flatten() {
+        output::say(&format!("warning: {}", text(warning)));
+    }
     if let Some(before) = created["replaced"]["id"].as_str() {
         let because = text(&created["replaced"]["because"]);
         output::say(&format!(
