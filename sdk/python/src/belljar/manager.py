@@ -173,15 +173,17 @@ class SessionManager:
     @classmethod
     def from_config(cls, config: Config, **more: Any) -> SessionManager:
         """A manager as the settings say; `more` are further arguments."""
+        # A server that is named has directories of its own, and is told only of what was chosen.
+        is_local = Target.find(config.url, config.api_key).url is None
         given: dict[str, Any] = {
             "image": config.sandbox_image,
             "session_storage": config.session_storage,
             "dataset_access": config.dataset_access,
             "datasets_path": config.datasets_host_ro,
-            "session_root": config.sessions_root,
+            "session_root": _unless(config.sessions_root, None if is_local else Config.sessions_root),
             "tmpfs_size": config.tmpfs_size_mb,
-            "blobstore_dir": config.blobstore_dir,
-            "artifacts_db": config.artifacts_db,
+            "blobstore_dir": _unless(config.blobstore_dir, None if is_local else Config.blobstore_dir),
+            "artifacts_db": _unless(config.artifacts_db, None if is_local else Config.artifacts_db),
             # The default is the server's as well, and no reason to have one of one's own.
             "idle_hibernate_sec": _unless(config.idle_hibernate_sec, Config.idle_hibernate_sec),
             "url": config.url,
@@ -394,7 +396,7 @@ def _local_place(
     return place
 
 
-def _unless(value: int, default: int) -> int | None:
+def _unless(value: T, default: T | None) -> T | None:
     return None if value == default else value
 
 
