@@ -82,6 +82,54 @@ async fn a_session_on_disk_can_be_read_by_people() {
 }
 
 #[tokio::test]
+async fn the_state_of_a_session_on_disk_is_true_after_it_ran_out_of_memory() {
+    let server = Server::start().await;
+    let ask = json!({"storage": "BIND", "limits": {"memory": "96M", "tmpfs": "8M"}});
+    let session = server.session_with(ask).await;
+    let state = server.path("sessions").join(&session.id).join("python_state.json");
+    let variables = || {
+        let state =
+            fs::read(&state).ok().and_then(|text| serde_json::from_slice::<Value>(&text).ok());
+        let variables = state.and_then(|state| state["variables"].as_array().cloned());
+        variables.map(|all| all.iter().map(|it| text(&it["name"]).to_owned()).collect::<Vec<_>>())
+    };
+    let are = |expected: &'static [&'static str]| {
+        move |found: Option<Vec<String>>| found.is_some_and(|found| found == expected)
+    };
+    session.python("x = 1").await;
+    eventually("x is there", async || are(&["x"])(variables())).await;
+    let result = session.python("y = bytearray(1 << 30)").await;
+    assert_eq!((&result["status"], &result["kernel_state"]), (&json!("oom"), &json!("lost")));
+    eventually("nothing is there", async || are(&[])(variables())).await;
+    session.python("z = 1").await;
+    eventually("z is there", async || are(&["z"])(variables())).await;
+    session.stop().await;
+}
+
+#[tokio::test]
+async fn a_session_on_disk_is_found_by_its_key() {
+    let server = Server::start().await;
+    let link = server.path("sessions").join("by-key/team%2Fconv%3A7");
+    let ask = json!({"storage": "BIND", "key": "team/conv:7"});
+    let made = server.post("/v1/sessions", ask.clone()).await.json(201);
+    let session = Session::of(&server, text(&made["id"]));
+    session.python("open('/session/artifacts/output.txt', 'w').write('hello from sandbox')").await;
+    eventually("there is a link", async || link.exists()).await;
+    let found = fs::canonicalize(&link).expect("it leads somewhere");
+    assert_eq!(found, fs::canonicalize(text(&made["directory"])).expect("a directory"));
+    let artifact = fs::read_to_string(link.join("artifacts/output.txt")).expect("an artifact");
+    assert_eq!(artifact, "hello from sandbox");
+    // It stays with the files, and leads to those of the session that has the key now.
+    session.stop().await;
+    assert_eq!(fs::canonicalize(&link).expect("it leads somewhere"), found);
+    server.post("/v1/sessions", ask).await.json(200);
+    assert_eq!(fs::canonicalize(&link).expect("it leads somewhere"), found);
+    // Those in memory have no directory, and no link.
+    server.session_with(json!({"storage": "TMPFS", "key": "other"})).await;
+    assert_eq!(names(link.parent().expect("a directory")), ["team%2Fconv%3A7"]);
+}
+
+#[tokio::test]
 async fn a_session_goes_on_with_its_files() {
     let server = Server::with(&[("SESSION_STORAGE", "BIND"), ("BELLJAR_POOL", "1")]).await;
     let first = server.session_with(json!({"key": "k"})).await;
@@ -150,7 +198,7 @@ async fn a_session_goes_on_with_its_files() {
     // What was made for sessions that nobody asked for goes with the server.
     let place = Arc::clone(&server.place);
     server.terminate().await;
-    let mut expected = [first.id, other.id];
+    let mut expected = ["by-key".to_owned(), first.id, other.id];
     expected.sort();
     assert_eq!(names(&place.path("sessions")), expected);
 }

@@ -142,6 +142,7 @@ fn artifacts_are_listed_and_shown() {
     {
       "created": [TIME]
       "exec_id": "exec_[ID]",
+      "host_path": "[CWD]/blobs/t37a8eec1ce19687d/49/492d5ea496056f1a6a6592241032fab764c321596317930b4fa0e1e8bc3b7470",
       "id": "art_[ID]",
       "mime": "text/csv; charset=utf-8",
       "name": "table.csv",

@@ -51,7 +51,7 @@ fn nobody_there() {
     exit 125
     --- stdout
     --- stderr
-    belljar: BELLJAR_URL=box: expected an address such as http://127.0.0.1:8000 or unix:/path/of/a/socket
+    belljar: BELLJAR_URL=box: expected an address such as http://127.0.0.1:8000 or unix:/path/of/a/socket, or local
     ");
 }
 

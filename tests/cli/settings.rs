@@ -86,7 +86,7 @@ fn a_broken_dotenv_is_named_with_its_line() {
     exit 125
     --- stdout
     --- stderr
-    belljar: failed to read .env: line 3 is neither a comment nor KEY=value
+    belljar: failed to read .env: line 3 is neither a comment nor NAME=value
     ");
     let context = TestContext::new().file(".env", b"BELLJAR_PIDS=\xff\n");
     assert_eq!(context.run(["-c", "1"]).code, Some(125));

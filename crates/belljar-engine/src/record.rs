@@ -7,19 +7,33 @@
 //!     session.log             one line of JSON per execution
 //!     session_metadata.json   what it is, and how it was used
 //!     python_state.json       variables and imports, as of the last execution
+//! SESSIONS_ROOT/by-key/<key>  a link to the directory of the session that has this key
 //! ```
 //!
 //! Only `files/` is visible inside; nothing here ever opens a path below it.
 
+use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
+use sha2::{Digest as _, Sha256};
+
+use crate::DEFAULT_TENANT;
+use crate::artifacts::tenant_dir;
 
 /// Stands in a directory until a session has taken it, and names the server that made it.
 const UNCLAIMED: &str = "unclaimed";
+
+const METADATA: &str = "session_metadata.json";
+
+/// Where sessions are found by their keys.
+const BY_KEY: &str = "by-key";
+
+/// The longest name that a key has on disk; a file system takes 255 bytes.
+const MAX_KEY_NAME: usize = 200;
 
 #[derive(Debug, Clone)]
 pub struct Record {
@@ -88,7 +102,7 @@ impl Record {
     /// Whether a session was ever here; otherwise something is half-made.
     #[must_use]
     pub fn was_used(&self) -> bool {
-        self.directory.join("session_metadata.json").exists()
+        self.directory.join(METADATA).exists()
     }
 
     /// Removes what was made for a session that could not be.
@@ -98,6 +112,7 @@ impl Record {
 
     /// Removes everything: the session never came to be.
     pub fn remove(&self) -> io::Result<()> {
+        self.hide_key();
         match fs::remove_dir_all(&self.directory) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             _ => Ok(()),
@@ -105,9 +120,60 @@ impl Record {
     }
 
     pub fn write_metadata(&self, metadata: &impl Serialize) -> io::Result<()> {
-        self.replace("session_metadata.json", &serde_json::to_vec_pretty(metadata)?)?;
+        self.replace(METADATA, &serde_json::to_vec_pretty(metadata)?)?;
         let _ = fs::remove_file(self.directory.join(UNCLAIMED));
         Ok(())
+    }
+
+    /// Makes the directory known by the session's key, instead of an earlier session's directory.
+    pub fn show_by_key(&self, tenant: &str, key: &str) -> io::Result<()> {
+        let (Some(link), Some(target)) = (self.key_link(tenant, key), self.key_target(tenant))
+        else {
+            return Ok(());
+        };
+        if fs::read_link(&link).is_ok_and(|found| found == target) {
+            return Ok(());
+        }
+        let parent = link.parent().ok_or(io::ErrorKind::InvalidInput)?;
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(parent)?;
+        let fresh = parent.join(format!(".{}", belljar_sys::process::random_name()));
+        symlink(target, &fresh)?;
+        let moved = fs::rename(&fresh, link);
+        if moved.is_err() {
+            let _ = fs::remove_file(&fresh);
+        }
+        moved
+    }
+
+    /// Removes the link by key, if it leads here. The metadata knows the key.
+    fn hide_key(&self) {
+        let text = fs::read(self.directory.join(METADATA)).unwrap_or_default();
+        let metadata: serde_json::Value = serde_json::from_slice(&text).unwrap_or_default();
+        let (Some(tenant), Some(key)) = (metadata["tenant"].as_str(), metadata["key"].as_str())
+        else {
+            return;
+        };
+        if let Some(link) = self.key_link(tenant, key)
+            && fs::read_link(&link).ok() == self.key_target(tenant)
+        {
+            let _ = fs::remove_file(link);
+        }
+    }
+
+    /// The one tenant of a server without keys has `by-key` itself; others have a directory in it.
+    fn key_link(&self, tenant: &str, key: &str) -> Option<PathBuf> {
+        let by_key = self.directory.parent()?.join(BY_KEY);
+        let own = match tenant {
+            DEFAULT_TENANT => by_key,
+            // No name of a key has this character.
+            tenant => by_key.join(format!("@{}", tenant_dir(tenant))),
+        };
+        Some(own.join(key_name(key)))
+    }
+
+    fn key_target(&self, tenant: &str) -> Option<PathBuf> {
+        let up = if tenant == DEFAULT_TENANT { ".." } else { "../.." };
+        Some(Path::new(up).join(self.directory.file_name()?))
     }
 
     /// `state` is JSON already.
@@ -147,6 +213,29 @@ impl Record {
     }
 }
 
+/// A key as the name of a file: what is neither a letter, a digit nor one of `-_.` is shown as `%XX`.
+fn key_name(key: &str) -> String {
+    let mut name = String::new();
+    for (at, byte) in key.bytes().enumerate() {
+        let is_plain = byte.is_ascii_alphanumeric() || b"-_".contains(&byte);
+        if is_plain || (byte == b'.' && at > 0) {
+            name.push(char::from(byte));
+        } else {
+            // Writing to a string succeeds.
+            let _ = write!(name, "%{byte:02X}");
+        }
+    }
+    if name.len() > MAX_KEY_NAME {
+        // All of it is ASCII.
+        name.truncate(MAX_KEY_NAME - 17);
+        name.push('-');
+        for byte in &Sha256::digest(key.as_bytes())[..8] {
+            let _ = write!(name, "{byte:02x}");
+        }
+    }
+    name
+}
+
 /// Whether one of the last entries is of this execution.
 fn mentions(path: &Path, exec_id: &str) -> io::Result<bool> {
     const TAIL: u64 = 8 * 1024 * 1024;
@@ -167,6 +256,52 @@ fn mentions(path: &Path, exec_id: &str) -> io::Result<bool> {
 mod tests {
     use super::*;
     use serde_json::json;
+
+    #[test]
+    fn keys_are_names_that_lead_nowhere_else() {
+        for (key, name) in [
+            ("conv", "conv"),
+            ("app::thread-7", "app%3A%3Athread-7"),
+            ("../x", "%2E.%2Fx"),
+            (".", "%2E"),
+            ("a.b", "a.b"),
+            ("\u{fc}\n@", "%C3%BC%0A%40"),
+        ] {
+            assert_eq!(key_name(key), name);
+        }
+        let (one, two) = (key_name(&"/".repeat(500)), key_name(&"/".repeat(501)));
+        assert!(one.len() == MAX_KEY_NAME && two.len() == MAX_KEY_NAME && one != two, "{one}");
+    }
+
+    #[test]
+    fn the_last_session_of_a_key_is_found_by_it() {
+        let root = tempfile::tempdir().unwrap();
+        let record = |id: &str, tenant: &str| {
+            let record = Record::of(root.path(), id);
+            record.prepare().unwrap();
+            record.write_metadata(&json!({"tenant": tenant, "key": "k/1"})).unwrap();
+            record.show_by_key(tenant, "k/1").unwrap();
+            record
+        };
+        let leads_to = |link: &Path| fs::canonicalize(link).unwrap();
+        let link = root.path().join("by-key/k%2F1");
+        let first = record("ses_1", DEFAULT_TENANT);
+        assert_eq!(leads_to(&link), leads_to(first.directory()));
+        let second = record("ses_2", DEFAULT_TENANT);
+        second.show_by_key(DEFAULT_TENANT, "k/1").unwrap();
+        assert_eq!(leads_to(&link), leads_to(second.directory()));
+        let other = record("ses_3", "acme");
+        assert_eq!(leads_to(&link), leads_to(second.directory()), "that was another tenant's");
+        let others = other.key_link("acme", "k/1").unwrap();
+        assert_eq!(leads_to(&others), leads_to(other.directory()));
+        first.remove().unwrap();
+        assert!(link.exists(), "it is another's by now");
+        second.remove().unwrap();
+        assert!(link.symlink_metadata().is_err() && others.exists());
+        // Only links and their directories are left.
+        let parent = link.parent().unwrap();
+        assert_eq!(fs::read_dir(parent).unwrap().count(), 1);
+    }
 
     #[test]
     fn a_record_is_made_once_and_logged_once() {

@@ -212,7 +212,8 @@ Examples:
   belljar session upload demo sales.csv
   belljar session stop demo")]
 pub(crate) struct SessionArgs {
-    /// Where the server is [default: BELLJAR_URL, else http://127.0.0.1:8000]
+    /// Where the server is [default: BELLJAR_URL, else the local server of Python programs, else
+    /// http://127.0.0.1:8000]
     #[arg(long, value_name = "URL", global = true)]
     url: Option<String>,
     #[command(subcommand)]
@@ -657,7 +658,8 @@ Examples:
   belljar shell demo -- python3 -q
   echo 'cd /tmp; pwd' | belljar shell --stdio demo")]
 pub(crate) struct ShellArgs {
-    /// Where the server is [default: BELLJAR_URL, else http://127.0.0.1:8000]
+    /// Where the server is [default: BELLJAR_URL, else the local server of Python programs, else
+    /// http://127.0.0.1:8000]
     #[arg(long, value_name = "URL")]
     url: Option<String>,
     /// The id of a session, or its key [default: a new session, which ends with the shell]
@@ -703,7 +705,8 @@ Examples:
   belljar artifacts get art_7d0c... -o - | head
   belljar artifacts verify")]
 pub(crate) struct ArtifactsArgs {
-    /// Where the server is [default: BELLJAR_URL, else http://127.0.0.1:8000]
+    /// Where the server is [default: BELLJAR_URL, else the local server of Python programs, else
+    /// http://127.0.0.1:8000]
     #[arg(long, value_name = "URL", global = true)]
     url: Option<String>,
     #[command(subcommand)]

@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,8 +17,11 @@ from pathlib import Path
 
 import pytest
 from fake_model import FakeModel
-from servers import PATIENCE
+from servers import PATIENCE, REPOSITORY
 from users import User
+
+from belljar import _settings, local
+from belljar.console import _project
 
 SANDBOX = [sys.executable, "-m", "belljar.console.langgraph_sandbox"]
 SETUP = [sys.executable, "-m", "belljar.console.sandbox_setup"]
@@ -178,6 +182,47 @@ def test_setup_says_what_there_is(user: User) -> None:
     assert "langgraph-sandbox" in done.stdout and (user.project / ".env").read_text().startswith("#")
     # Nothing has changed, so whatever server runs is left alone.
     assert "was stopped" not in done.stdout
+
+    # The project is laid out as langgraph-sandbox has it, and the user's own changes stay.
+    laid_out = {str(path.relative_to(user.project)) for path in user.project.rglob("*") if path.is_file()}
+    assert laid_out == {".env", *_project.FILES}
+    assert "docker build -t sandbox:latest -f Dockerfile ." in done.stdout and "cp docker.env .env" in done.stdout
+    (user.project / "example.env").write_text((user.project / "example.env").read_text() + "BELLJAR_PIDS=64\n")
+    (user.project / "Dockerfile").unlink()
+    (user.project / "compose.yaml").unlink()
+    again = user.run(*SETUP, timeout=300)
+    assert "Wrote Dockerfile, compose.yaml." in again.stdout and "Left as they were: example.env," in again.stdout
+    (user.project / "compose.yaml").unlink()
+    assert user.run(*SETUP, "--no-files", timeout=300).returncode == 0
+    assert not (user.project / "compose.yaml").exists()
+
+    # The example runs, with the settings beside it.
+    shutil.copy(user.project / "example.env", user.project / ".env")
+    told = user.python("example.py").splitlines()
+    assert told[:2] == ["hello from a sandbox", "42"]
+    path = Path(told[2].removeprefix("/session/artifacts/x.txt is at "))
+    assert path.is_relative_to(user.project / "sessions") and path.read_text() == "42"
+    assert (user.project / "blobstore").is_dir() and (user.project / "artifacts.db").exists()
+    [socket] = user.servers()
+    assert b"BELLJAR_PIDS=64" in Path(f"/proc/{local._pid_of(socket)}/environ").read_bytes().split(b"\0")
+
+
+def test_what_a_project_gets_is_whole() -> None:
+    templates = REPOSITORY / "sdk" / "python" / "src" / "belljar" / "project"
+    assert {str(path.relative_to(templates)) for path in templates.rglob("*") if path.is_file()} == set(_project.FILES)
+    for name in ("example.env", "docker.env"):
+        values = _settings.parse((templates / name).read_text())
+        _settings._refuse_unknown(values, name)
+        assert {"SESSION_STORAGE", "DATASET_ACCESS", "SESSIONS_ROOT", "BLOBSTORE_DIR", "ARTIFACTS_DB"} <= set(values)
+    # The image is that of images/Dockerfile, but for rdkit, which few need: the same system, packages and user.
+    ours, theirs = ((REPOSITORY / "images" / "Dockerfile").read_text(), (templates / "Dockerfile").read_text())
+    packages = set((templates / "sandbox" / "requirements.txt").read_text().splitlines()[1:])
+    assert packages == set(re.findall(r"ipython matplotlib .*scipy", ours)[0].split()) - {"rdkit"}
+    for line in ("bash ca-certificates .* zip", "belljar.preload=.*", "echo 'belljar:x.*", "ENV PATH=.*", "USER .*"):
+        assert re.findall(line, ours) and set(re.findall(line, ours)) == set(re.findall(line, theirs)), line
+    # All that it copies is there.
+    for source in re.findall(r"^COPY (\S+)", theirs, re.MULTILINE):
+        assert (templates / source).exists()
 
 
 def test_setup_of_a_new_home(user: User) -> None:

@@ -8,8 +8,7 @@ import pytest
 from servers import Server
 from users import User
 
-from belljar import Config, InvalidRequest, SessionManager, local
-from belljar.config import parse_env
+from belljar import Client, Config, InvalidRequest, SessionManager, local
 
 NAMES = (
     "SESSION_STORAGE", "DATASET_ACCESS", "SESSIONS_ROOT", "BLOBSTORE_DIR", "ARTIFACTS_DB", "DATASETS_HOST_RO",
@@ -29,7 +28,11 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_settings_by_default() -> None:
     config = Config.from_env()
     assert (config.mode, config.tmpfs_size_mb, config.sessions_root) == ("TMPFS_API", 1024, Path("sessions"))
-    assert (config.sandbox_image, config.datasets_host_ro, config.url) == (None, None, None)
+    assert (config.sandbox_image, config.idle_hibernate_sec, config.url) == ("sandbox:latest", 900, "local")
+    assert (config.blobstore_dir, config.artifacts_db) == (Path("blobstore"), Path("artifacts.db"))
+    # Only one of the modes has such a directory, and only servers of others want a key.
+    assert (config.datasets_host_ro, config.api_key) == (None, None)
+    assert config == Config()
 
 
 def test_settings_from_files_and_the_environment(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,10 +47,12 @@ def test_settings_from_files_and_the_environment(nowhere: Path, monkeypatch: pyt
     )
     config = Config.from_env()
     assert (config.mode, config.datasets_host_ro, config.tmpfs_size_mb) == ("BIND_LOCAL", Path("data"), 64)
-    assert config.sandbox_image is None and "secret" not in repr(config)
+    assert config.sandbox_image == "sandbox:latest" and "secret" not in repr(config)
 
     monkeypatch.setenv("DATASET_ACCESS", "API_TMPFS")
     assert Config.from_env().mode == "BIND_API", "the environment wins"
+    monkeypatch.setenv("TMPFS_SIZE_MB", "")
+    assert Config.from_env().tmpfs_size_mb == 1024, "also where it says nothing"
     (nowhere / "other.env").write_text("SESSION_STORAGE=TMPFS\nDATASET_ACCESS=NONE\n")
     assert Config.from_env(nowhere / "other.env").mode == "TMPFS_API"
     monkeypatch.delenv("DATASET_ACCESS")
@@ -63,11 +68,6 @@ def test_settings_that_make_no_sense(nowhere: Path, wrong: str) -> None:
     (nowhere / ".env").write_text(wrong)
     with pytest.raises(InvalidRequest):
         Config.from_env()
-
-
-def test_quotes() -> None:
-    text = "A='x # y'\nB=\"1\"\nC=a#b\nD=a #b\nE=\n#F=1\nG=a=b\n"
-    assert parse_env(text) == {"A": "x # y", "B": "1", "C": "a#b", "D": "a", "G": "a=b"}
 
 
 def test_start_exec_stop(server: Server) -> None:
@@ -125,7 +125,10 @@ def test_settings_of_a_local_server(user: User, monkeypatch: pytest.MonkeyPatch)
     )
     manager = SessionManager.from_config(Config.from_env())
     result = manager.exec("a", "open('/session/artifacts/a.txt', 'w').write('a'); None")
-    assert Path(result.artifact_map["/session/artifacts/a.txt"]).is_relative_to(user.project / "blobs")
+    shown = Path(result.artifact_map["/session/artifacts/a.txt"])
+    assert shown == user.project / "sessions" / str(result.session_id) / "artifacts" / "a.txt"
+    [blob] = [path for path in (user.project / "blobs").rglob("*") if path.is_file() and path.samefile(shown)]
+    assert blob.name == result.artifacts[0].sha256
     assert (user.project / "known.db").exists()
     [socket] = user.servers()
     environment = Path(f"/proc/{local._pid_of(socket)}/environ").read_bytes().split(b"\0")
@@ -138,3 +141,52 @@ def test_directories_are_the_servers_own(server: Server, nowhere: Path) -> None:
         SessionManager(session_storage="BIND", session_root=nowhere / "sessions", url=server.url)
     with pytest.raises(InvalidRequest, match="session_storage is `RAM`"):
         SessionManager(session_storage="RAM")
+
+
+def test_tools_follow_the_environment_without_being_told(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in the quick start of langgraph-sandbox, which hands on only some of its settings."""
+    user.becomes_us(monkeypatch)
+    monkeypatch.setenv("BLOBSTORE_DIR", "blobs")
+    (user.project / ".env").write_text("ARTIFACTS_DB=known.db # here\nSESSION_STORAGE='BIND'\nSESSIONS_ROOT=kept\n")
+    manager = SessionManager()
+    assert (manager.session_storage, manager.dataset_access) == ("BIND", None)
+    result = manager.exec("a", "open('/session/artifacts/a.txt', 'w').write('a'); None")
+    assert (user.project / "kept" / str(result.session_id) / "artifacts" / "a.txt").read_text() == "a"
+    assert (user.project / "blobs").is_dir() and (user.project / "known.db").exists()
+    # A client, the command line and the same settings as arguments find the same server.
+    assert [session.key for session in Client().sessions()] == ["a"]
+    told = user.run(user.env["BELLJAR_BINARY"], "session", "list", env={"BLOBSTORE_DIR": "./x/../blobs"})
+    assert str(result.session_id) in told.stdout, told.stderr
+    monkeypatch.delenv("BLOBSTORE_DIR")
+    (user.project / ".env").unlink()
+    same = SessionManager(session_storage="BIND", session_root="kept", blobstore_dir="blobs", artifacts_db="known.db")
+    assert same.client.url == manager.client.url and len(user.servers()) == 1
+    assert same.stop("a")
+
+
+def test_artifacts_of_runs_are_left_where_the_program_is(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    user.becomes_us(monkeypatch)
+    manager = SessionManager()
+    code = "import os; os.mkdir('/work/artifacts/sub'); open('/work/artifacts/sub/a b.txt', 'w').write('left'); None"
+    result = manager.run(code)
+    path = user.project / "outputs" / result.exec_id / "sub" / "a b.txt"
+    assert result.artifact_map == {"/work/artifacts/sub/a b.txt": str(path)} and path.read_text() == "left"
+    assert result.artifacts[0].host_path == str(path)
+    # A file of the user's own: what is done to it is done to no other.
+    path.write_text("changed")
+    assert manager.client.artifacts.read(result.artifacts[0]) == b"left"
+    # Where nothing can be written, it is where the server has it.
+    (user.project / "full").write_text("no directory")
+    monkeypatch.setenv("BELLJAR_OUTPUTS_DIR", "full")
+    kept = Path(SessionManager().run(code).artifact_map["/work/artifacts/sub/a b.txt"])
+    assert kept.read_text() == "left" and not kept.is_relative_to(user.project)
+
+
+async def test_the_same_with_await_and_another_directory(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    user.becomes_us(monkeypatch)
+    (user.project / ".env").write_text("BELLJAR_OUTPUTS_DIR=./made # below the project\n")
+    manager = SessionManager()
+    result = await manager.arun("open('/work/artifacts/a.txt', 'w').write('left'); None")
+    path = user.project / "made" / result.exec_id / "a.txt"
+    assert result.artifact_map == {"/work/artifacts/a.txt": str(path)} and path.read_text() == "left"
+    await manager.aclose()

@@ -115,8 +115,7 @@ async fn a_run_has_a_directory_of_its_own() {
         let forget = format!("/v1/artifacts/{}", text(&artifact["id"]));
         assert_eq!(server.delete(&forget).await.status, 204);
     }
-    assert_eq!(names(&outputs), ["sub"]);
-    assert_eq!(names(&outputs.join("sub")), [""; 0]);
+    assert!(!outputs.exists() && server.path("outputs").is_dir(), "empty directories go as well");
     let nothing = server.post("/v1/run", json!({"code": "1"})).await.json(200);
     assert!(!server.path("outputs").join(text(&nothing["exec_id"])).exists());
 }

@@ -40,11 +40,21 @@ pub(crate) struct ArtifactBody {
     pub exec_id: String,
     /// Where anybody can download it, for a while.
     pub url: String,
+    /// On the server's machine.
+    pub host_path: String,
 }
 
 impl App {
-    fn artifact(&self, row: ArtifactRow) -> ArtifactBody {
+    /// Artifacts as clients are told of them.
+    async fn artifacts(&self, rows: Vec<ArtifactRow>) -> Vec<ArtifactBody> {
+        let paths = self.engine.shelf().host_paths(&rows).await;
+        let bodies = rows.into_iter().zip(paths).map(|(row, path)| self.artifact(row, &path));
+        bodies.collect()
+    }
+
+    fn artifact(&self, row: ArtifactRow, host_path: &std::path::Path) -> ArtifactBody {
         ArtifactBody {
+            host_path: host_path.to_string_lossy().into_owned(),
             url: self.links.url(self.engine.shelf(), Method::Get, &row.id).0,
             id: row.id,
             name: row.name,
@@ -130,8 +140,7 @@ async fn page(
     let limit = page_size(limit)?;
     let filter = ArtifactFilter { session, exec, before, limit, ..ArtifactFilter::default() };
     let page = app.engine.artifacts(who, filter).await?;
-    let artifacts = page.items.into_iter().map(|row| app.artifact(row)).collect();
-    Ok(Json(ArtifactsBody { artifacts, more: page.more }))
+    Ok(Json(ArtifactsBody { artifacts: app.artifacts(page.items).await, more: page.more }))
 }
 
 /// One artifact.
@@ -143,7 +152,9 @@ pub(crate) async fn show(
     Path(id): Path<String>,
 ) -> Result<Json<ArtifactBody>, ApiError> {
     let row = app.engine.artifact(&who, &id).await?;
-    Ok(Json(app.artifact(row)))
+    let path = app.engine.shelf().host_paths(std::slice::from_ref(&row)).await;
+    let path = path.into_iter().next().unwrap_or_default();
+    Ok(Json(app.artifact(row, &path)))
 }
 
 #[derive(Debug, Default, Deserialize, ToSchema)]

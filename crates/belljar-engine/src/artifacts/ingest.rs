@@ -47,7 +47,7 @@ pub(crate) struct Origin<'a> {
 /// Where artifacts appear by their names, besides the shelf.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// Beside the files of a session on disk.
+    /// In the directory of a session, beside its files if it is on disk.
     Session,
     /// In the directory of a run.
     Run,

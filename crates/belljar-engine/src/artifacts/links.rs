@@ -3,7 +3,7 @@
 use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Shows `blob` at `place`, instead of whatever was shown there before. The directories on the way
 /// are the host's own; code in a sandbox never sees them.
@@ -29,9 +29,26 @@ pub(super) fn link(blob: &Path, place: &Path) -> io::Result<()> {
 
 /// Removes a name of `blob`, unless something else has that name by now.
 pub(super) fn unlink(blob: &Path, place: &Path) {
-    let identity = |path| fs::metadata(path).map(|found| (found.dev(), found.ino())).ok();
-    if identity(place).is_some_and(|shown| Some(shown) == identity(blob)) {
+    if is_shown(blob, place) {
         let _ = fs::remove_file(place);
+    }
+}
+
+/// Whether `place` is a name of `blob`.
+pub(super) fn is_shown(blob: &Path, place: &Path) -> bool {
+    let identity = |path| fs::metadata(path).map(|found| (found.dev(), found.ino())).ok();
+    identity(place).is_some_and(|shown| Some(shown) == identity(blob))
+}
+
+/// Removes the directories above `place` that are empty now, up to one of `roots`. The record of a
+/// session on disk keeps its `artifacts`.
+pub(super) fn remove_empty_directories(place: &Path, roots: &[PathBuf]) {
+    for directory in place.ancestors().skip(1) {
+        let Some(parent) = directory.parent() else { return };
+        let is_kept = parent.join("files").is_dir() || roots.iter().any(|root| root == directory);
+        if is_kept || fs::remove_dir(directory).is_err() {
+            return;
+        }
     }
 }
 
@@ -74,5 +91,12 @@ mod tests {
         assert_eq!(shown("a/b"), "1", "it is another's name now");
         unlink(&path("one"), &path("shown/a/b"));
         assert!(!path("shown/a/b").exists());
+        remove_empty_directories(&path("shown/a/b"), &[path("shown")]);
+        assert!(!path("shown/a").exists() && path("shown").exists());
+        // That of a session on disk.
+        fs::create_dir_all(path("shown/ses/artifacts/sub")).unwrap();
+        fs::create_dir(path("shown/ses/files")).unwrap();
+        remove_empty_directories(&path("shown/ses/artifacts/sub/x"), &[path("shown")]);
+        assert!(!path("shown/ses/artifacts/sub").exists() && path("shown/ses/artifacts").exists());
     }
 }

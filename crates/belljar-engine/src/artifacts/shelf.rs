@@ -1,7 +1,7 @@
 //! Where a server keeps artifacts: their content, what is known of them, and the key that links to
 //! them are signed with.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io;
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::blobs::{Blobs, make_root, tenant_dir};
 use super::catalog::{ArtifactFilter, ArtifactRow, Catalog, Total};
 use super::claim::{Claim, ListClaim};
-use super::ingest::Place;
+use super::ingest::{Place, own_directory};
 use super::links;
 use super::tokens::{Method, SigningKey};
 use crate::clock;
@@ -32,6 +32,9 @@ pub struct ShelfConfig {
     pub outputs_dir: PathBuf,
     /// Where exported datasets go.
     pub exports_dir: PathBuf,
+    /// Whether artifacts of sessions in memory are shown by name too, below `sessions_root`: where
+    /// links have no address, a path is all that people can open.
+    pub show_all: bool,
     pub quotas: Quotas,
     /// Seconds after which an artifact is forgotten; none: never.
     pub retention_s: Option<u64>,
@@ -114,6 +117,11 @@ impl Shelf {
         })
     }
 
+    /// Whether the artifacts of every session are shown by name.
+    pub(crate) fn shows_all(&self) -> bool {
+        self.config.show_all
+    }
+
     pub(crate) async fn close(&self) {
         self.catalog.close().await;
     }
@@ -138,6 +146,26 @@ impl Shelf {
     #[must_use]
     pub fn opens(&self, method: Method, id: &str, token: &str) -> bool {
         self.key.verify(method, id, token, now_s())
+    }
+
+    /// Where the host finds each of these: by its name where it is shown, else its content.
+    pub async fn host_paths(&self, rows: &[ArtifactRow]) -> Vec<PathBuf> {
+        let places: Vec<(PathBuf, Vec<PathBuf>)> = rows
+            .iter()
+            .map(|row| {
+                let shown = [Place::Session, Place::Run].map(|place| self.shown_at(row, place));
+                let blob = self.blobs.path(&row.tenant, &row.sha256);
+                (blob, shown.into_iter().flatten().collect())
+            })
+            .collect();
+        let blobs = places.iter().map(|(blob, _)| blob.clone()).collect();
+        let looking = tokio::task::spawn_blocking(move || {
+            let find = |(blob, places): (PathBuf, Vec<PathBuf>)| {
+                places.into_iter().find(|place| links::is_shown(&blob, place)).unwrap_or(blob)
+            };
+            places.into_iter().map(find).collect()
+        });
+        looking.await.unwrap_or(blobs)
     }
 
     /// The content of an artifact.
@@ -171,8 +199,17 @@ impl Shelf {
                 places.into_iter().flatten().map(move |place| (blob.clone(), place))
             })
             .collect();
+        let outputs = rows.iter().map(|row| own_directory(&self.config.outputs_dir, &row.tenant));
+        let roots: Vec<PathBuf> = outputs
+            .chain([self.config.sessions_root.clone()])
+            .collect::<HashSet<_>>()
+            .into_iter()
+            .collect();
         let hiding = tokio::task::spawn_blocking(move || {
-            names.iter().for_each(|(blob, place)| links::unlink(blob, place));
+            names.iter().for_each(|(blob, place)| {
+                links::unlink(blob, place);
+                links::remove_empty_directories(place, &roots);
+            });
         });
         let _ = hiding.await;
         Ok(())

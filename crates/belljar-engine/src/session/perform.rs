@@ -218,7 +218,10 @@ async fn take_artifacts(
         tenant: &session.tenant,
         session: &session.id,
         exec: &exec.id,
-        place: if session.record.is_some() { Place::Session } else { Place::Nowhere },
+        place: match session.record.is_some() || shared.shelf.shows_all() {
+            true => Place::Session,
+            false => Place::Nowhere,
+        },
     };
     if joined {
         return shared.shelf.ingest_again(sandbox, origin, fingerprint, &mut memory).await;

@@ -6,7 +6,8 @@ use super::parse_size;
 
 #[derive(Debug, Args)]
 pub(crate) struct VolumeArgs {
-    /// Where the server is [default: BELLJAR_URL, else http://127.0.0.1:8000]
+    /// Where the server is [default: BELLJAR_URL, else the local server of Python programs, else
+    /// http://127.0.0.1:8000]
     #[arg(long, value_name = "URL", global = true)]
     url: Option<String>,
     #[command(subcommand)]

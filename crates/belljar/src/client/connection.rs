@@ -39,9 +39,21 @@ pub(crate) trait Duplex: AsyncRead + AsyncWrite + Send {}
 impl<T: AsyncRead + AsyncWrite + Send> Duplex for T {}
 
 enum Way {
-    Tcp { host: String, port: u16 },
-    Tls { host: String, port: u16, name: ServerName<'static>, connector: TlsConnector },
-    Unix(PathBuf),
+    Tcp {
+        host: String,
+        port: u16,
+    },
+    Tls {
+        host: String,
+        port: u16,
+        name: ServerName<'static>,
+        connector: TlsConnector,
+    },
+    Unix {
+        path: PathBuf,
+        /// Only a process of our own user may answer there.
+        own: bool,
+    },
 }
 
 impl std::fmt::Debug for Server {
@@ -54,9 +66,11 @@ impl Server {
     pub(super) fn new(url: &ServerUrl) -> Result<Server> {
         let url = match url {
             ServerUrl::Http(url) => url,
-            ServerUrl::Unix(path) => {
+            ServerUrl::Unix(path) | ServerUrl::Local(path) => {
+                let own = matches!(url, ServerUrl::Local(_));
                 let url = format!("unix:{}", path.display());
-                let (way, host) = (Way::Unix(path.clone()), HeaderValue::from_static("localhost"));
+                let way = Way::Unix { path: path.clone(), own };
+                let host = HeaderValue::from_static("localhost");
                 return Ok(Server { way, url, host, prefix: String::new() });
             }
         };
@@ -99,7 +113,7 @@ impl Server {
     /// The address of a path, for others than us.
     pub(super) fn complete(&self, path: &str) -> Option<String> {
         match self.way {
-            Way::Unix(_) => None,
+            Way::Unix { .. } => None,
             Way::Tcp { .. } | Way::Tls { .. } => {
                 Some(format!("{}{path}", self.url.trim_end_matches('/')))
             }
@@ -129,7 +143,7 @@ impl Server {
                 let shaken = connector.connect(name.clone(), stream).await;
                 Ok(Box::pin(shaken.map_err(|cause| self.not_shaken(cause))?))
             }
-            Way::Unix(path) => {
+            Way::Unix { path, own } => {
                 let stream =
                     UnixStream::connect(path).await.map_err(|cause| match cause.kind() {
                         io::ErrorKind::PermissionDenied => {
@@ -137,6 +151,10 @@ impl Server {
                         }
                         _ => self.not_connected(cause),
                     })?;
+                let (uid, _) = belljar_sys::privileges::own_ids();
+                if *own && !stream.peer_cred().is_ok_and(|peer| peer.uid() == uid) {
+                    return Err(ClientError::NotYours { path: path.clone() });
+                }
                 Ok(Box::pin(stream))
             }
         }

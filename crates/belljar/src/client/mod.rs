@@ -76,7 +76,11 @@ impl Client {
             anyhow::Ok(value)
         });
         let authorization = authorization.transpose().context("BELLJAR_API_KEY is no key")?;
-        Ok(Client { server: Server::new(&settings.url)?, authorization, idle: Mutex::default() })
+        Ok(Client {
+            server: Server::new(&settings.server())?,
+            authorization,
+            idle: Mutex::default(),
+        })
     }
 
     /// The server's address, as people write it.

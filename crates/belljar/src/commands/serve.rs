@@ -101,6 +101,7 @@ async fn run(args: &ServeArgs, settings: &Settings, prepared: Prepared) -> Resul
     // Before anybody hears that we are there: who then tells us to stop must find us listening for it.
     let stop = stop_asked(args.idle_exit.map(Duration::from_secs), &app)?;
     announce(&listener, &app, &engine).await;
+    mention_local(settings, &listener.url());
 
     let stopping = {
         let (app, mut stop) = (Arc::clone(&app), stop.clone());
@@ -216,6 +217,9 @@ fn shelf_config(settings: &Settings) -> ShelfConfig {
         sessions_root: settings.server.sessions_root.clone(),
         outputs_dir: settings.outputs_dir.clone(),
         exports_dir: artifacts.exports_dir.clone(),
+        // Through a socket, links are paths that no program of the user's can open.
+        show_all: matches!(settings.server.listen, Listen::Unix(_))
+            && artifacts.public_url.is_none(),
         quotas: artifacts.quotas,
         retention_s: artifacts.retention_s,
         keep_originals: artifacts.keep_originals,
@@ -282,6 +286,19 @@ async fn announce(listener: &Listener, app: &App, engine: &Engine) {
     if let Some(rest) = url.strip_prefix("http://").filter(|_| !app.wants_keys()) {
         eprintln!("  try: curl -s http://{rest}/v1/run -H 'content-type: application/json' \\");
         eprintln!("            -d '{{\"code\": \"6 * 7\"}}'");
+    }
+}
+
+/// Commands prefer the local server of Python programs, which may surprise those who started this one.
+fn mention_local(settings: &Settings, url: &str) {
+    let local = &settings.client.local;
+    let is_ours = url == format!("unix:{}", local.socket().display());
+    if settings.client.url.is_none() && !is_ours && local.is_running() {
+        let socket = local.socket().display();
+        eprintln!(
+            "  Python programs have a local server at unix:{socket}, and commands use that one;"
+        );
+        eprintln!("  for this one: BELLJAR_URL={url}");
     }
 }
 

@@ -5,6 +5,7 @@
 mod artifacts;
 mod backend;
 mod dotenv;
+mod local;
 mod network;
 mod parse;
 #[cfg(test)]
@@ -30,6 +31,7 @@ use belljar_runtime::Limits;
 pub use artifacts::ArtifactSettings;
 pub use backend::{BackendSettings, Choice, DOCKER_IMAGE};
 pub(crate) use dotenv::commented as commented_env_file;
+pub use local::LocalServer;
 pub use network::NetworkSettings;
 pub use server::{Listen, ServerSettings, Tls};
 use values::Values;
@@ -82,15 +84,36 @@ pub enum LogFormat {
 /// What the commands need that talk to a server.
 #[derive(Debug, Clone)]
 pub struct ClientSettings {
-    pub url: ServerUrl,
+    /// Where the server is, if somebody says so.
+    pub url: Option<ServerUrl>,
+    /// The server that the user's Python programs share.
+    pub local: LocalServer,
     pub api_key: Option<ApiKey>,
 }
+
+impl ClientSettings {
+    /// The server that commands talk to: the one that is named, else the local server of this user
+    /// if it runs, else the default address of `belljar serve`.
+    #[must_use]
+    pub fn server(&self) -> ServerUrl {
+        match &self.url {
+            Some(url) => url.clone(),
+            None if self.local.is_running() => ServerUrl::Local(self.local.socket().to_owned()),
+            None => ServerUrl::Http(DEFAULT_URL.to_owned()),
+        }
+    }
+}
+
+/// Where `belljar serve` listens unless it is told otherwise.
+const DEFAULT_URL: &str = "http://127.0.0.1:8000";
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ServerUrl {
     /// With its scheme, without a slash at the end.
     Http(String),
     Unix(PathBuf),
+    /// The socket of the user's own local server: only a process of this user may answer there.
+    Local(PathBuf),
 }
 
 /// A secret; it does not show itself by accident.
@@ -122,7 +145,15 @@ impl Settings {
     pub fn load_with(flags: &[(&'static str, String)]) -> Result<Settings> {
         let file = match fs::read_to_string(".env") {
             Ok(text) => dotenv::parse(&text).context("failed to read .env")?,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => HashMap::new(),
+            // A directory of this name is a virtual environment of Python's.
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::NotFound | io::ErrorKind::IsADirectory
+                ) =>
+            {
+                HashMap::new()
+            }
             Err(error) => return Err(error).context("failed to read .env"),
         };
         let environment = ours(env::vars_os())?;
@@ -172,14 +203,20 @@ impl Settings {
                 format: values.read("BELLJAR_LOG_FORMAT", parse::log_format)?,
             },
             bench_image: values.optional("BELLJAR_BENCH_IMAGE", word)?,
-            client: ClientSettings {
-                url: values.read("BELLJAR_URL", parse::url)?,
-                api_key: values.optional("BELLJAR_API_KEY", parse::api_key)?,
-            },
+            client: client(&values)?,
             server,
             home,
         })
     }
+}
+
+fn client(values: &Values<'_>) -> Result<ClientSettings> {
+    let local = LocalServer::read(values)?;
+    let url = match values.text("BELLJAR_URL").trim() {
+        "local" => Some(ServerUrl::Local(local.socket().to_owned())),
+        _ => values.optional("BELLJAR_URL", parse::url)?,
+    };
+    Ok(ClientSettings { url, local, api_key: values.optional("BELLJAR_API_KEY", parse::api_key)? })
 }
 
 fn registry_login(values: &Values<'_>) -> Result<Option<Login>> {
@@ -266,7 +303,7 @@ mod tests {
         assert_eq!(settings.state_dir, Path::new("/x/state"));
         assert_eq!(settings.outputs_dir, env::current_dir().unwrap().join("outputs"));
         assert_eq!(settings.log, LogSettings { filter: None, format: LogFormat::Text });
-        assert_eq!(settings.client.url, ServerUrl::Http("http://127.0.0.1:8000".into()));
+        assert_eq!(settings.client.url, None);
     }
 
     #[test]

@@ -1,11 +1,12 @@
-//! `docs/settings.md`, made from the declarations. `BLESS=1 cargo test -p belljar --lib settings`
-//! writes it; without that, the test fails when it is out of date.
+//! `docs/settings.md` and the list of settings in the Python package, made from the declarations.
+//! `BLESS=1 cargo test -p belljar --lib settings` writes them; without that, the test fails when one
+//! is out of date.
 
 use std::fs;
 
-use super::variables::{GROUPS, Variable};
+use super::variables::{GROUPS, INTERNAL, Variable};
 
-const PATH: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/settings.md");
+const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 
 const INTRODUCTION: &str = "\
 # Settings
@@ -43,15 +44,41 @@ fn row(variable: &Variable) -> String {
     format!("| `{name}` | {accepts} | {default} | {help}{secret} |\n")
 }
 
-#[test]
-fn the_reference_page_is_up_to_date() {
-    if std::env::var_os("BLESS").is_some() {
-        fs::write(PATH, page()).expect("docs can be written");
-    }
-    let checked_in = fs::read_to_string(PATH).unwrap_or_default();
-    assert!(
-        checked_in == page(),
-        "docs/settings.md is out of date; write it anew with \
-         `BLESS=1 cargo test -p belljar --lib settings`"
+/// Every setting with its default, for programs in Python to know them.
+fn python_module() -> String {
+    let mut module = String::from(
+        "\"\"\"Every setting and its default. Generated from crates/belljar/src/settings/variables.rs:\n\
+         BLESS=1 cargo test -p belljar --lib settings\"\"\"\n\n\
+         # ruff: noqa: E501\n\
+         from __future__ import annotations\n\nDEFAULTS = {\n",
     );
+    for variable in GROUPS.iter().flat_map(|group| group.variables) {
+        assert!(!variable.default.contains(['"', '\\', '\n']), "{}", variable.name);
+        module += &format!("    \"{}\": \"{}\",\n", variable.name, variable.default);
+    }
+    module += "}\n\n#: Not for users.\nINTERNAL = (\n";
+    INTERNAL.iter().for_each(|name| module += &format!("    \"{name}\",\n"));
+    module += ")\n\n#: Their values are never shown.\nSECRET = (\n";
+    for variable in GROUPS.iter().flat_map(|group| group.variables).filter(|it| it.secret) {
+        module += &format!("    \"{}\",\n", variable.name);
+    }
+    module + ")\n"
+}
+
+#[test]
+fn what_is_made_from_the_declarations_is_up_to_date() {
+    for (name, expected) in
+        [("docs/settings.md", page()), ("sdk/python/src/belljar/_variables.py", python_module())]
+    {
+        let path = format!("{ROOT}/{name}");
+        if std::env::var_os("BLESS").is_some() {
+            fs::write(&path, &expected).expect("it can be written");
+        }
+        let checked_in = fs::read_to_string(path).unwrap_or_default();
+        assert!(
+            checked_in == expected,
+            "{name} is out of date; write it anew with \
+             `BLESS=1 cargo test -p belljar --lib settings`"
+        );
+    }
 }

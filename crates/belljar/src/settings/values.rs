@@ -56,7 +56,7 @@ impl Values<'_> {
         if text.is_empty() {
             return Ok(None);
         }
-        let absolute = std::path::absolute(&text);
+        let absolute = std::path::absolute(expanded(&text));
         absolute.with_context(|| format!("{name}: failed to resolve `{text}`")).map(Some)
     }
 
@@ -69,6 +69,17 @@ impl Values<'_> {
             Some(path) => Ok(path),
             None => default(),
         }
+    }
+}
+
+/// `~` at the beginning is the home directory, as in a shell: `.env` files are read without one.
+fn expanded(text: &str) -> PathBuf {
+    let below = text.strip_prefix('~').filter(|rest| rest.is_empty() || rest.starts_with('/'));
+    match (below, std::env::var_os("HOME")) {
+        (Some(below), Some(home)) if !home.is_empty() => {
+            PathBuf::from(home).join(below.trim_start_matches('/'))
+        }
+        _ => PathBuf::from(text),
     }
 }
 

@@ -719,10 +719,12 @@ pub const GROUPS: &[Group] = &[
         variables: &[
             variable(
                 "BELLJAR_URL",
-                "an address such as http://127.0.0.1:8000 or unix:/path/of/a/socket",
-                "http://127.0.0.1:8000",
-                "Where the server is.",
-            ),
+                "an address such as http://127.0.0.1:8000 or unix:/path/of/a/socket, or local",
+                "",
+                "Where the server is. `local`: the one that Python programs of this user start and\n\
+                 share.",
+            )
+            .when_empty("the local server of Python programs if it runs, else http://127.0.0.1:8000"),
             variable(
                 "BELLJAR_API_KEY",
                 "a key as `belljar key create` shows it",

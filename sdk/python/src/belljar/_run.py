@@ -7,6 +7,7 @@ import threading
 from collections.abc import Mapping
 from typing import TypeVar
 
+from belljar import _settings, local
 from belljar._aio import _io as aio
 from belljar._aio.client import AsyncClient
 from belljar._calls import Access, AskedLimits, AskedVolumes, Language, Network, Size
@@ -96,8 +97,12 @@ async def arun(
 
 
 def _kept(clients: dict[object, C], kind: type[C]) -> C:
-    names = ("BELLJAR_URL", "SANDBOX_API_URL", "BELLJAR_API_KEY", "XDG_RUNTIME_DIR", "XDG_DATA_HOME", "HOME")
-    key = tuple(os.environ.get(name) for name in names)
+    settings = _settings.read()
+    named = tuple(settings.get(name) for name in ("BELLJAR_URL", "SANDBOX_API_URL", "BELLJAR_API_KEY"))
+    where = tuple(os.environ.get(name) for name in ("XDG_RUNTIME_DIR", "XDG_DATA_HOME", "HOME"))
+    own = tuple(settings.get(name) for name in local.OWN)
+    # Paths among these are meant from where we are.
+    key = (named, where, own, os.getcwd() if any(own) else None)
     client = clients.get(key)
     if client is None:
         with _lock:

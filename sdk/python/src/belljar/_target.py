@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from urllib.parse import unquote, urlsplit
 
+from belljar import _settings
 from belljar.errors import InvalidRequest
 
 # How long it may take until somebody answers the door.
@@ -27,9 +27,10 @@ class Target:
 
     @staticmethod
     def find(url: str | None, api_key: str | None) -> Target:
-        """From arguments, then the environment. `local` stands for the local server."""
-        named = url or os.environ.get("BELLJAR_URL") or os.environ.get("SANDBOX_API_URL") or None
-        key = api_key or os.environ.get("BELLJAR_API_KEY") or None
+        """From arguments, then the environment, then `.env`. `local` stands for the local server."""
+        settings = _settings.read()
+        named = url or settings.get("BELLJAR_URL") or settings.get("SANDBOX_API_URL")
+        key = api_key or settings.get("BELLJAR_API_KEY")
         if key is not None and (not key.isascii() or not key.isprintable()):
             raise InvalidRequest("the API key is not one", hint="`belljar key create` shows what they look like")
         if named is None or named == "local":

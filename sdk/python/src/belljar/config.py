@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
+from belljar import _settings
 from belljar._calls import Access, Storage
 from belljar.errors import InvalidRequest
 
@@ -33,19 +34,20 @@ class Config:
 
     session_storage: Storage = "TMPFS"
     dataset_access: Access = "API"
-    #: Where sessions with storage `BIND` keep their files.
+    #: Where sessions with storage `BIND` keep their files, and all sessions show their artifacts.
     sessions_root: Path = Path("sessions")
-    #: Where the content of artifacts is kept, and what is known of them. The server's own, unless told.
-    blobstore_dir: Path | None = None
-    artifacts_db: Path | None = None
-    #: The directory that `LOCAL_RO` shows.
+    #: Where the content of artifacts is kept, and what is known of them.
+    blobstore_dir: Path = Path("blobstore")
+    artifacts_db: Path = Path("artifacts.db")
+    #: The directory that `LOCAL_RO` shows. The other modes need none.
     datasets_host_ro: Path | None = None
-    #: The root of sandboxes; None is the server's own choice.
-    sandbox_image: str | None = None
+    #: The root of sandboxes; `sandbox:latest` is the server's own, unless there is an image of this name.
+    sandbox_image: str = "sandbox:latest"
     tmpfs_size_mb: int = 1024
-    idle_hibernate_sec: int | None = None
-    #: The server; None is the local one, which is started when it is needed.
-    url: str | None = None
+    idle_hibernate_sec: int = 900
+    #: The server; `local` is the one that is started when it is needed.
+    url: str = "local"
+    #: The key to show to the server. The local one needs none.
     api_key: str | None = field(default=None, repr=False)
 
     @property
@@ -57,12 +59,9 @@ class Config:
     def from_env(path: str | os.PathLike[str] | None = None) -> Config:
         """Reads the environment, then the file at `path`, else the `.env` of the current directory, if there is one.
 
-        What the environment says wins. An empty value is the same as none.
+        What the environment says wins, also where it says nothing: an empty value is the default.
         """
-        file = Path(path) if path is not None else Path(".env")
-        given = parse_env(file.read_text()) if path is not None or file.is_file() else {}
-        given.update({name: value for name, value in os.environ.items() if value})
-        return Config._from(given)
+        return Config._from(_settings.read(path))
 
     @staticmethod
     def _from(given: Mapping[str, str]) -> Config:
@@ -74,14 +73,14 @@ class Config:
             session_storage=cast(Storage, one_of("SESSION_STORAGE", storage, _STORAGES)),
             dataset_access=access,
             sessions_root=_path(given, "SESSIONS_ROOT") or Config.sessions_root,
-            blobstore_dir=_path(given, "BLOBSTORE_DIR"),
-            artifacts_db=_path(given, "ARTIFACTS_DB"),
+            blobstore_dir=_path(given, "BLOBSTORE_DIR") or Config.blobstore_dir,
+            artifacts_db=_path(given, "ARTIFACTS_DB") or Config.artifacts_db,
             datasets_host_ro=_path(given, "DATASETS_HOST_RO"),
-            sandbox_image=given.get("SANDBOX_IMAGE") or None,
-            tmpfs_size_mb=_number(given, "TMPFS_SIZE_MB") or Config.tmpfs_size_mb,
-            idle_hibernate_sec=_number(given, "IDLE_HIBERNATE_SEC"),
-            url=given.get("BELLJAR_URL") or given.get("SANDBOX_API_URL") or None,
-            api_key=given.get("BELLJAR_API_KEY") or None,
+            sandbox_image=given.get("SANDBOX_IMAGE") or Config.sandbox_image,
+            tmpfs_size_mb=_number(given, "TMPFS_SIZE_MB", Config.tmpfs_size_mb),
+            idle_hibernate_sec=_number(given, "IDLE_HIBERNATE_SEC", Config.idle_hibernate_sec),
+            url=given.get("BELLJAR_URL") or given.get("SANDBOX_API_URL") or Config.url,
+            api_key=given.get("BELLJAR_API_KEY"),
         )
 
 
@@ -107,31 +106,11 @@ def _path(given: Mapping[str, str], name: str) -> Path | None:
     return Path(given[name]).expanduser() if given.get(name) else None
 
 
-def _number(given: Mapping[str, str], name: str) -> int | None:
+def _number(given: Mapping[str, str], name: str, default: int) -> int:
     value = given.get(name)
     if not value:
-        return None
-    if not value.isdigit():
+        return default
+    if not value.isdecimal():
         raise InvalidRequest(f"{name} is `{value}`", hint="it is a whole number")
     return int(value)
 
-
-def parse_env(text: str) -> dict[str, str]:
-    """The variables of a `.env` file: `NAME=value` lines, quotes, comments and `export` allowed."""
-    found = {}
-    for number, line in enumerate(text.splitlines(), 1):
-        line = line.strip().removeprefix("export ").lstrip()
-        if not line or line.startswith("#"):
-            continue
-        name, equals, value = line.partition("=")
-        if not equals or not name.strip().isidentifier():
-            raise InvalidRequest(f"line {number} of the .env file is not `NAME=value`")
-        found[name.strip()] = _unquoted(value.strip())
-    return {name: value for name, value in found.items() if value}
-
-
-def _unquoted(value: str) -> str:
-    if value[:1] in ("'", '"'):
-        closing = value.find(value[0], 1)
-        return value[1:closing] if closing > 0 else value
-    return value.split(" #")[0].rstrip() if not value.startswith("#") else ""

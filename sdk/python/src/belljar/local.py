@@ -15,13 +15,20 @@ Everything of it is in directories that only the user can enter, and nothing is 
 before that is certain: anybody can make a directory in `/tmp`, and listen there under our name. Then
 the process behind the socket must be this user's as well, by the kernel's word. The socket, the lock
 and the log are below `$XDG_RUNTIME_DIR/belljar-local` or the data directory, which is
-`~/.local/share/belljar/local` (or `$XDG_DATA_HOME/belljar/local`) and holds what must last. Its
-settings are those of the program that started it (`BELLJAR_MEMORY` and so on); of its environment
-nothing else is passed on, least of all keys.
+`~/.local/share/belljar/local` (or `$XDG_DATA_HOME/belljar/local`) and holds what must last. The
+`belljar` command finds it in the same way (`crates/belljar/src/settings/local.rs`).
+
+Its settings are those of the program that started it: `BELLJAR_MEMORY` and so on, from the environment
+and the `.env` of the current directory. Of its environment nothing else is passed on, least of all
+keys. A program with other settings than the server that runs already asks for them with every
+session (`adjusted`); those that only a server can have are named in a warning.
 
 What one server can have only once, such as the directory of datasets, may be wanted differently by
 different programs: `Place({"DATASETS_HOST_RO": ...})` is the place of one more server, shared by all
-who want the same.
+who want the same. `Place.wanted()` is the one that the settings ask for.
+
+    python -m belljar.local status
+    python -m belljar.local stop
 """
 
 from __future__ import annotations
@@ -38,16 +45,18 @@ import socket
 import stat
 import struct
 import subprocess
+import sys
 import sysconfig
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, Callable
 
-from belljar.errors import LocalServerError
+from belljar import _settings
+from belljar._variables import DEFAULTS, INTERNAL, SECRET
+from belljar.errors import BelljarError, InvalidRequest, LocalServerError
 
 __all__ = ["Place", "ensure", "is_running", "is_set_up", "log_path", "stop"]
 
@@ -75,15 +84,23 @@ _PASSED_ON = (
     "PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "SSL_CERT_FILE", "SSL_CERT_DIR",
     "XDG_RUNTIME_DIR", "XDG_DATA_HOME", "DBUS_SESSION_BUS_ADDRESS",
 )  # fmt: skip
-_SETTINGS = (
-    "SESSION_STORAGE", "DATASET_ACCESS", "DATASETS_HOST_RO", "TMPFS_SIZE_MB", "SANDBOX_IMAGE", "SESSIONS_ROOT",
-    "BLOBSTORE_DIR", "ARTIFACTS_DB", "IDLE_HIBERNATE_SEC",
+# What a server has only once, and programs may want differently: each set of these has a server of its own.
+OWN = ("ARTIFACTS_DB", "BLOBSTORE_DIR", "DATASETS_HOST_RO", "IDLE_HIBERNATE_SEC", "SESSIONS_ROOT")
+# Relative ones are meant from here, not from where the server runs.
+_PATHS = (
+    "ARTIFACTS_DB", "BLOBSTORE_DIR", "DATASETS_HOST_RO", "SESSIONS_ROOT", "BELLJAR_DATASET_CACHE",
+    "BELLJAR_EXPORTS_DIR", "BELLJAR_FROZEN_DIR", "BELLJAR_HOME", "BELLJAR_OUTPUTS_DIR", "BELLJAR_RUN_DIR",
+    "BELLJAR_SOCKET_DIR", "BELLJAR_STATE_DIR", "BELLJAR_VOLUMES_DIR",
 )  # fmt: skip
+# JSON, or the path of a file with it; `${NAME}` in it is a variable that the server needs too.
+_WITH_VARIABLES = ("BELLJAR_DATASET_SOURCES", "BELLJAR_NETWORK_SECRETS")
 # Ours and not the server's, or about another server than this one.
 _NOT_PASSED_ON = {
     "BELLJAR_BINARY", "BELLJAR_URL", "BELLJAR_API_KEY", "BELLJAR_LISTEN", "BELLJAR_UNIX", "BELLJAR_TLS_CERT",
     "BELLJAR_TLS_KEY",
 }  # fmt: skip
+# Other names for the image that every server has.
+DEFAULT_IMAGES = {"sandbox", "sandbox:latest", "py-sandbox:latest"}
 
 _BARE = (
     "belljar: sandboxes have the plain Python of this machine, without numpy, pandas and matplotlib; "
@@ -100,17 +117,28 @@ class Place:
 
     def __init__(self, settings: Mapping[str, str] | None = None) -> None:
         self.settings = dict(settings or {})
-        suffix = f"-{_digest(repr(sorted(self.settings.items())).encode())}" if self.settings else ""
+        told = "".join(f"{name}={value}\n" for name, value in sorted(self.settings.items()))
+        suffix = f"-{_digest(os.fsencode(told))}" if told else ""
         data_home = os.environ.get("XDG_DATA_HOME") or os.path.join(os.path.expanduser("~"), ".local", "share")
         self.data = Path(data_home, "belljar", f"local{suffix}")
         runtime = os.environ.get("XDG_RUNTIME_DIR")
         self.runtime = Path(runtime, f"belljar-local{suffix}") if runtime else self.data / "run"
         if len(os.fsencode(self.runtime / "server.sock")) >= _MAX_SOCKET_PATH:
-            self.runtime = Path(tempfile.gettempdir(), f"belljar-{os.getuid()}-{_digest(os.fsencode(self.runtime))}")
+            short = f"belljar-{os.getuid()}-{_digest(os.fsencode(self.runtime))}"
+            self.runtime = Path(os.environ.get("TMPDIR") or "/tmp", short)
         self.socket = self.runtime / "server.sock"
         self.lock = self.runtime / "lock"
         self.log = self.data / "server.log"
         _own_sockets.add(str(self.socket))
+
+    @staticmethod
+    def wanted(given: Mapping[str, str | None] | None = None) -> Place:
+        """That of the server which the environment and `.env` ask for; what is `given` wins."""
+        asked = {**_settings.read(), **(given or {})}
+        settings = {name: value for name in OWN if (value := asked.get(name))}
+        return Place(
+            {name: _settings.absolute(value) if name in _PATHS else value for name, value in settings.items()}
+        )
 
     def make(self) -> None:
         for directory in (self.data, self.runtime):
@@ -119,7 +147,7 @@ class Place:
 
 def ensure(place: Place | None = None) -> str:
     """The path of the local server's socket; starts the server if nobody has."""
-    place = place or Place()
+    place = place or Place.wanted()
     if _is_ready(place.socket):
         return str(place.socket)
     place.make()
@@ -131,7 +159,7 @@ def ensure(place: Place | None = None) -> str:
 
 def is_running() -> bool:
     """Whether the local server answers. Raises if its directory is not the user's own."""
-    return _is_ready(Place().socket)
+    return _is_ready(Place.wanted().socket)
 
 
 def is_set_up() -> bool:
@@ -149,7 +177,7 @@ def manifest_path() -> Path:
 
 def log_path() -> Path:
     """Where the local server writes what it has to say."""
-    return Place().log
+    return Place.wanted().log
 
 
 def stop(place: Place | None = None) -> bool:
@@ -158,7 +186,7 @@ def stop(place: Place | None = None) -> bool:
     Sessions survive that, as they survive everything: the next server finds them. Stop those first
     that are not needed any more.
     """
-    place = place or Place()
+    place = place or Place.wanted()
     if not _is_own(place.runtime):
         return False
     with _locked(place.lock):
@@ -166,6 +194,122 @@ def stop(place: Place | None = None) -> bool:
         if pid is None:
             return False
         return _end(pid)
+
+
+# How a setting is asked for with a session or a run: the field, and its value made from the variable's.
+_PER_SESSION: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "BELLJAR_MEMORY": ("limits.memory", str),
+    "BELLJAR_CPUS": ("limits.cpus", float),
+    "BELLJAR_PIDS": ("limits.pids", int),
+    "TMPFS_SIZE_MB": ("limits.tmpfs", lambda value: f"{int(value)}M"),
+    "SESSION_STORAGE": ("storage", str.upper),
+    "DATASET_ACCESS": ("datasets", lambda value: value.upper().replace("API_TMPFS", "API")),
+    "BELLJAR_TTL": ("ttl", int),
+    "BELLJAR_IDLE_TIMEOUT": ("idle_timeout", int),
+    "SANDBOX_IMAGE": ("image", str),
+    "BELLJAR_NETWORK": ("network", lambda value: value if value in ("none", "open") else {"allow": value.split()}),
+}
+# Those that a run has too, which is over before the others could matter.
+_OF_RUNS = ("limits", "datasets", "image", "network")
+
+# What was told of which server, so that it is told once.
+_told: set[tuple[int, str]] = set()
+
+
+def adjusted(place: Place, body: Mapping[str, Any], is_run: bool) -> Mapping[str, Any]:
+    """What to ask of the local server for a session or a run: with the settings of this program that it does not have.
+
+    Those that cannot be asked for are named in a warning.
+    """
+    explicit = _settings.read()
+    wanted = {name for name in explicit if name in DEFAULTS and name not in _NOT_PASSED_ON and name not in OWN}
+    if not wanted:
+        return body
+    theirs = _environment_of(place)
+    if theirs is None:
+        return body
+    pid, theirs_settings = theirs
+    ours = _environment(place)
+    differing = {name: ours[name] for name in sorted(wanted) if name in ours and _differs(name, ours, theirs_settings)}
+    asked = dict(body)
+    for name in list(differing):
+        if _can_ask(name, differing[name], theirs_settings):
+            _ask(asked, name, differing.pop(name), is_run)
+    _tell(pid, differing, theirs_settings)
+    return asked
+
+
+def _differs(name: str, ours: Mapping[str, str], theirs: Mapping[str, str]) -> bool:
+    if name == "SANDBOX_IMAGE" and ours[name] in DEFAULT_IMAGES:
+        return False
+    return ours[name] != (theirs.get(name) or DEFAULTS[name])
+
+
+def _can_ask(name: str, value: str, theirs: Mapping[str, str]) -> bool:
+    if name == "BELLJAR_NETWORK":
+        # Unless it says more, a server allows no more than its own default.
+        return value == "none" or bool(theirs.get("BELLJAR_MAX_NETWORK"))
+    # No session can ask for none.
+    return name in _PER_SESSION and not (name == "BELLJAR_IDLE_TIMEOUT" and value == "0")
+
+
+def _ask(body: dict[str, Any], name: str, value: str, is_run: bool) -> None:
+    field, made = _PER_SESSION[name]
+    field, _, part = field.partition(".")
+    if is_run and field not in _OF_RUNS:
+        return
+    if is_run and field == "datasets" and value.upper() != "LOCAL_RO":
+        # A run is over before anything could be staged into it.
+        return
+    try:
+        wish = made(value)
+    except ValueError:
+        raise InvalidRequest(f"{name}={value}: it is a number") from None
+    if not part:
+        body.setdefault(field, wish)
+    elif part not in body.get(field, {}):
+        body[field] = {**body.get(field, {}), part: wish}
+
+
+def _tell(pid: int, differing: Mapping[str, str], theirs: Mapping[str, str]) -> None:
+    """Says which settings have no effect, and what to do; once for every server."""
+    new = [name for name in differing if (pid, name) not in _told]
+    if not new:
+        return
+    import logging
+
+    _told.update((pid, name) for name in new)
+    said = ", ".join(_comparison(name, differing[name], theirs) for name in new)
+    logging.getLogger("belljar").warning(
+        f"belljar: the local server was started with other settings: {said}. To use yours, stop it with "
+        "`python -m belljar.local stop`; the next program starts it again, and its sessions stay"
+    )
+
+
+def _comparison(name: str, value: str, theirs: Mapping[str, str]) -> str:
+    if name in SECRET:
+        return f"another {name}"
+    its = theirs.get(name) or DEFAULTS[name]
+    return f"{name} is {its if its else 'not set'} there and {value} here"
+
+
+def _environment_of(place: Place) -> tuple[int, dict[str, str]] | None:
+    """The process of the local server, which is started if it does not run, and the settings that it was started with.
+
+    None if that cannot be found out.
+    """
+    pid = _pid_of(place.socket)
+    if pid is None:
+        ensure(place)
+        pid = _pid_of(place.socket)
+    if pid is None:
+        return None
+    try:
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return None
+    pairs = (os.fsdecode(variable).partition("=") for variable in variables if variable)
+    return pid, {name: value for name, _, value in pairs}
 
 
 def _digest(name: bytes) -> str:
@@ -315,9 +459,9 @@ def find_binary() -> str:
 
 def _home() -> Path:
     """Where the server looks for the Python of sandboxes; see BELLJAR_HOME in docs/settings.md."""
-    named = os.environ.get("BELLJAR_HOME")
+    named = _settings.read().get("BELLJAR_HOME")
     if named:
-        return Path(named)
+        return Path(_settings.absolute(named))
     if os.getuid() == 0:
         return Path("/var/lib/belljar")
     return Path(os.environ.get("XDG_DATA_HOME") or os.path.join(os.path.expanduser("~"), ".local", "share"), "belljar")
@@ -418,32 +562,57 @@ def _environment(place: Place) -> dict[str, str]:
         "BELLJAR_CGROUP_PARENT": f"belljar-{_digest(os.fsencode(place.runtime))}",
     }
     environment = {name: str(value) for name, value in own.items()}
-    for name, value in os.environ.items():
-        is_setting = name.startswith("BELLJAR_") or name in _SETTINGS
+    given = _settings.read()
+    for name, value in given.items():
+        is_setting = name in DEFAULTS or name in INTERNAL
         if place.settings and (name in own or name == "ARTIFACTS_DB"):
             # Meant for the one server that everybody shares; a list of artifacts has one server, as their files have.
             continue
-        if (is_setting or name in _PASSED_ON) and name not in _NOT_PASSED_ON and value:
+        if is_setting and name not in _NOT_PASSED_ON:
             environment[name] = value
+    # Where it finds its way is not for a file to say.
+    environment.update({name: os.environ[name] for name in _PASSED_ON if os.environ.get(name)})
     environment.update(place.settings)
-    # Relative ones are meant from here, not from where the server runs.
-    for name in [*own, "BELLJAR_HOME", "DATASETS_HOST_RO", "ARTIFACTS_DB"]:
-        if name in environment and name != "BELLJAR_CGROUP_PARENT":
-            environment[name] = os.path.abspath(environment[name])
-    sources = environment.get("BELLJAR_DATASET_SOURCES", "")
-    if sources.startswith("@"):
-        environment["BELLJAR_DATASET_SOURCES"] = sources = "@" + os.path.abspath(sources[1:])
-    for name in _named_by_sources(sources):
-        if name in os.environ:
-            environment[name] = os.environ[name]
+    for name in _PATHS:
+        if name in environment:
+            environment[name] = _settings.absolute(environment[name])
+    for name in _WITH_VARIABLES:
+        value = environment.get(name, "")
+        if value.startswith("@"):
+            environment[name] = value = "@" + _settings.absolute(value[1:])
+        environment.update({name: given[name] for name in _variables_in(value) if name in given})
     return environment
 
 
-def _named_by_sources(sources: str) -> list[str]:
-    """Variables that the headers of dataset sources are made of: `${SALES_TOKEN}`."""
-    if sources.startswith("@"):
+def _variables_in(value: str) -> list[str]:
+    """Variables that headers are made of: `${SALES_TOKEN}`."""
+    if value.startswith("@"):
         try:
-            sources = Path(sources[1:]).read_text()
+            value = Path(value[1:]).read_text()
         except OSError:
             return []
-    return re.findall(r"\$\{(\w+)\}", sources)
+    return re.findall(r"\$\{(\w+)\}", value)
+
+
+def _main(arguments: list[str]) -> int:
+    """`python -m belljar.local`, for people."""
+    if arguments not in (["status"], ["stop"]):
+        print("usage: python -m belljar.local status|stop", file=sys.stderr)
+        return 2
+    try:
+        place = Place.wanted()
+        if arguments == ["stop"]:
+            stopped = stop(place)
+            print("It is stopped. Its sessions stay." if stopped else "It does not run.")
+            return 0
+        pid = _pid_of(place.socket)
+        print(f"process {pid}" if pid is not None else "It does not run.")
+        print(f"address unix:{place.socket}\nfiles   {place.data}\nlog     {place.log}")
+        return 0
+    except BelljarError as error:
+        print(f"belljar.local: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(_main(sys.argv[1:]))

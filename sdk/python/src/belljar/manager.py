@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Callable, Generic, TypeVar
 
-from belljar import _keys, local
+from belljar import _keys, _outputs, _settings, local
 from belljar._aio import _io as aio
 from belljar._aio.client import AsyncClient
 from belljar._aio.session import AsyncSession
@@ -33,8 +33,6 @@ from belljar.models import Result, SessionInfo
 
 __all__ = ["ExecResult", "Opened", "SessionManager"]
 
-# What other sandboxes call their only image. It means the one that the server has.
-_DEFAULT_IMAGES = {"sandbox", "sandbox:latest", "py-sandbox:latest"}
 # How many keys are remembered with the session that was seen last.
 _MAX_SEEN = 10_000
 
@@ -87,8 +85,10 @@ class SessionManager:
 
     The server is the one at `url`, or that of `BELLJAR_URL`, or a local one that is started when it is
     needed; `session_root`, `datasets_path`, `blobstore_dir`, `artifacts_db` and `idle_hibernate_sec` are
-    settings of a server, so only a local one follows them. `async_client` and `client` are used where
-    they are given.
+    settings of a server, so only a local one follows them. What is left out of these and of the two
+    modes is what the environment or the `.env` of the current directory says (`SESSIONS_ROOT`,
+    `DATASETS_HOST_RO`, `BLOBSTORE_DIR`, `ARTIFACTS_DB`, ...). `async_client` and `client` are used where they are
+    given.
 
     Keys are known to the server, and found again by every program that uses it: `key_prefix` keeps
     programs apart that name their conversations alike, whatever these are called (the server's key of
@@ -127,7 +127,11 @@ class SessionManager:
         default_key: str | None = None,
         checkpoints: Checkpoints | None = None,
     ) -> None:
-        self.image = None if image in _DEFAULT_IMAGES else image
+        self.image = None if image in local.DEFAULT_IMAGES else image
+        is_local = client is None and async_client is None and Target.find(url, api_key).url is None
+        settings = _settings.read() if is_local else {}
+        session_storage = session_storage or settings.get("SESSION_STORAGE")
+        dataset_access = dataset_access or settings.get("DATASET_ACCESS")
         self.session_storage = None if session_storage is None else storage_of(session_storage)
         self.dataset_access = None if dataset_access is None else access_of(dataset_access)
         self.default_key = default_key or f"convo-{secrets.token_hex(6)}"
@@ -136,18 +140,29 @@ class SessionManager:
         self._key_prefix = key_prefix
         self._limits = _limits(memory, cpus, pids, tmpfs_size)
         self._ttl, self._idle_timeout, self._env, self._network = ttl, idle_timeout, env, network
-        is_local = client is None and async_client is None and Target.find(url, api_key).url is None
-        paths: dict[str, str | os.PathLike[str] | None] = {
-            "SESSIONS_ROOT": session_root if self.session_storage == "BIND" else None,
-            "DATASETS_HOST_RO": datasets_path if self.dataset_access == "LOCAL_RO" else None,
+        given: dict[str, str | os.PathLike[str] | None] = {
+            "SESSIONS_ROOT": session_root,
+            "DATASETS_HOST_RO": datasets_path,
             "BLOBSTORE_DIR": blobstore_dir,
             "ARTIFACTS_DB": artifacts_db,
+            "IDLE_HIBERNATE_SEC": None if idle_hibernate_sec is None else str(idle_hibernate_sec),
         }
-        self._place = _local_place(paths, idle_hibernate_sec, is_local)
-        if self._place is not None:
-            url = f"unix:{self._place.socket}"
+        # Directories that this mode has no use for are no reason to have a server of one's own.
+        useless = {
+            "SESSIONS_ROOT": self.session_storage != "BIND",
+            "DATASETS_HOST_RO": self.dataset_access != "LOCAL_RO",
+        }
+        needed = [name for name, value in given.items() if value is not None and not useless.get(name)]
+        if needed and not is_local:
+            names = " and ".join(needed)
+            warnings.warn(f"{names} of a server that runs already are its own to choose", UserWarning, stacklevel=2)
+        self._place = _local_place(given, is_needed=bool(needed), settings=settings) if is_local else None
+        # Where the artifacts of runs go, which are gone when they could be asked for.
+        self._outputs = _settings.absolute(settings.get("BELLJAR_OUTPUTS_DIR") or "outputs") if is_local else None
         self._client = client or Client(url, api_key=api_key)
         self._async_client = async_client or AsyncClient(url, api_key=api_key)
+        if self._place is not None:
+            self._client._place = self._async_client._place = self._place
         # Whose session the code tool works in: datasets are to go where the code is.
         self.code_key_fn: Callable[..., str] | None = None
         self._lock = threading.Lock()
@@ -158,16 +173,19 @@ class SessionManager:
     @classmethod
     def from_config(cls, config: Config, **more: Any) -> SessionManager:
         """A manager as the settings say; `more` are further arguments."""
+        # A server that is named has directories of its own, and is told only of what was chosen.
+        is_local = Target.find(config.url, config.api_key).url is None
         given: dict[str, Any] = {
             "image": config.sandbox_image,
             "session_storage": config.session_storage,
             "dataset_access": config.dataset_access,
             "datasets_path": config.datasets_host_ro,
-            "session_root": config.sessions_root,
+            "session_root": _unless(config.sessions_root, None if is_local else Config.sessions_root),
             "tmpfs_size": config.tmpfs_size_mb,
-            "blobstore_dir": config.blobstore_dir,
-            "artifacts_db": config.artifacts_db,
-            "idle_hibernate_sec": config.idle_hibernate_sec,
+            "blobstore_dir": _unless(config.blobstore_dir, None if is_local else Config.blobstore_dir),
+            "artifacts_db": _unless(config.artifacts_db, None if is_local else Config.artifacts_db),
+            # The default is the server's as well, and no reason to have one of one's own.
+            "idle_hibernate_sec": _unless(config.idle_hibernate_sec, Config.idle_hibernate_sec),
             "url": config.url,
             "api_key": config.api_key,
         }
@@ -227,7 +245,6 @@ class SessionManager:
 
     def stop(self, session_id: str) -> bool:
         """Ends the session of this key, and what runs in it; false if there was none."""
-        self._ensure()
         alive = [found for found in self._client.sessions(key=self._full(session_id)) if found.info.is_alive]
         for session in alive:
             session.stop()
@@ -235,7 +252,6 @@ class SessionManager:
 
     async def astop(self, session_id: str) -> bool:
         """The same as `stop`, to be awaited."""
-        await aio.work(self._ensure)
         found = await self._async_client.sessions(key=self._full(session_id))
         alive = [session for session in found if session.info.is_alive]
         for session in alive:
@@ -247,8 +263,11 @@ class SessionManager:
     def run(
         self, code: str, timeout: float | None = None, *, on_output: sync.Callback[Output] | None = None
     ) -> ExecResult:
-        """Runs Python in a fresh sandbox, which is gone afterwards. Artifacts go to `/work/artifacts`."""
-        self._ensure()
+        """Runs Python in a fresh sandbox, which is gone afterwards.
+
+        What it leaves in `/work/artifacts` is in `outputs/<run_id>/` below the current directory then, where the server
+        is a local one, and where the server says (`artifact_map`) otherwise.
+        """
         result = self._client.run(
             code,
             timeout=timeout,
@@ -259,13 +278,12 @@ class SessionManager:
             env=self._env,
             network=self._network,
         )
-        return _with_origin(result)
+        return _with_origin(self._brought_here(result))
 
     async def arun(
         self, code: str, timeout: float | None = None, *, on_output: aio.Callback[Output] | None = None
     ) -> ExecResult:
         """The same as `run`, to be awaited."""
-        await aio.work(self._ensure)
         result = await self._async_client.run(
             code,
             timeout=timeout,
@@ -276,20 +294,17 @@ class SessionManager:
             env=self._env,
             network=self._network,
         )
-        return _with_origin(result)
+        return _with_origin(await aio.work(self._brought_here, result))
 
     # What the tools are made of.
 
     def open(self, key: str) -> Opened[Session]:
         """The session of this key, and what has to be said about it to whoever uses it next."""
-        self._ensure()
         session = self._client.session(self._full(key), **self._asked())
         return Opened(session, key, self._notice(key, session.info))
 
     async def aopen(self, key: str) -> Opened[AsyncSession]:
         """The same as `open`, to be awaited."""
-        if self._place is not None:
-            await aio.work(self._ensure)
         session = await self._async_client.session(self._full(key), **self._asked())
         return Opened(session, key, self._notice(key, session.info))
 
@@ -321,10 +336,6 @@ class SessionManager:
     ) -> None:
         self.close()
 
-    def _ensure(self) -> None:
-        if self._place is not None:
-            local.ensure(self._place)
-
     def _full(self, key: str) -> str:
         return _keys.joined(self._key_prefix, key)
 
@@ -353,6 +364,9 @@ class SessionManager:
         # A run is over before anything could be staged into it.
         return "LOCAL_RO" if self.dataset_access == "LOCAL_RO" else None
 
+    def _brought_here(self, result: Result) -> Result:
+        return result if self._outputs is None else _outputs.copied(result, Path(self._outputs))
+
     def _notice(self, key: str, info: SessionInfo) -> str | None:
         with self._lock:
             before = self._seen.pop(key, None)
@@ -370,20 +384,20 @@ class SessionManager:
 
 
 def _local_place(
-    paths: Mapping[str, str | os.PathLike[str] | None], idle_hibernate_sec: int | None, is_local: bool
-) -> local.Place | None:
-    """Where the server is that is set like this: a local one of its own."""
-    wanted = {name: os.path.abspath(path) for name, path in paths.items() if path is not None}
-    if idle_hibernate_sec is not None:
-        wanted["IDLE_HIBERNATE_SEC"] = str(idle_hibernate_sec)
-    if wanted and not is_local:
-        names = " and ".join(wanted)
-        warnings.warn(f"{names} of a server that runs already are its own to choose", UserWarning, stacklevel=3)
-    if not wanted or not is_local:
-        return None
-    if "SESSIONS_ROOT" in wanted:
-        Path(wanted["SESSIONS_ROOT"]).mkdir(parents=True, exist_ok=True)
-    return local.Place(wanted)
+    given: Mapping[str, str | os.PathLike[str] | None], *, is_needed: bool, settings: Mapping[str, str]
+) -> local.Place:
+    """Where the local server is that is set like this: the shared one, unless the settings are only one server's."""
+    if not is_needed and not any(settings.get(name) for name in local.OWN):
+        return local.Place()
+    # All of them, whatever the mode: programs with the same settings share a server, and so their artifacts.
+    place = local.Place.wanted({name: os.fspath(value) for name, value in given.items() if value is not None})
+    if "SESSIONS_ROOT" in place.settings:
+        Path(place.settings["SESSIONS_ROOT"]).mkdir(parents=True, exist_ok=True)
+    return place
+
+
+def _unless(value: T, default: T | None) -> T | None:
+    return None if value == default else value
 
 
 def _what_is_gone(info: SessionInfo, before: str | None) -> str | None:

@@ -61,7 +61,7 @@ def test_local_datasets(home: Path) -> None:
     said = run_example("local_datasets.py")
     assert "/data/houses.csv (3.5 KiB, 200 rows" in said
     assert picture_of(said).startswith(b"\x89PNG")
-    [session] = (home / "sessions").iterdir()
+    [session] = (home / "sessions").glob("ses_*")
     assert (session / "artifacts" / "prices.png").exists() and f"What is left of it is in {session}" in said
 
 
@@ -94,6 +94,29 @@ def test_no_agent_of_the_examples_is_forgotten() -> None:
     agents = {path.stem for path in EXAMPLES.glob("*.py") if "from agents import" in path.read_text()}
     tests = "".join(path.read_text() for path in Path(__file__).parent.parent.glob("*/test_*.py"))
     assert {name for name in agents if f"def test_{name}(" not in tests} == set() and len(agents) >= 7
+
+
+def test_examples_come_with_the_package(home: Path, somebody: User) -> None:
+    module = ["-m", "belljar.examples"]
+    listed = somebody.python(*module)
+    agents = {path.stem: path for path in EXAMPLES.glob("*.py") if "from agents import" in path.read_text()}
+    assert {line.split()[0] for line in listed.splitlines() if line} == {*agents, "python"}
+    assert "local_datasets    An agent that works on the files of a directory" in listed
+    # They are the files themselves, and what is packed of a link is its content.
+    package = REPOSITORY / "sdk" / "python" / "src" / "belljar" / "examples"
+    for path in [*agents.values(), EXAMPLES / "agents.py", *(EXAMPLES / "data").iterdir()]:
+        assert (package / path.relative_to(EXAMPLES)).resolve() == path
+    said = somebody.python(*module, "local_datasets")
+    assert "/data/houses.csv (3.5 KiB, 200 rows" in said and picture_of(said).startswith(b"\x89PNG")
+    # As templates, which stay the user's own.
+    copies = home / "mine"
+    assert "wrote mine/data/houses.csv" in somebody.python(*module, "--copy", "mine")
+    (copies / "simple_sandbox.py").write_text("print('changed')")
+    assert "kept mine/simple_sandbox.py" in somebody.python(*module, "--copy", "mine")
+    assert somebody.python("mine/simple_sandbox.py") == "changed\n"
+    assert "houses.csv" in somebody.python("mine/api_datasets.py")
+    told = somebody.run(sys.executable, *module, "nonsense")
+    assert told.returncode == 2 and "Traceback" not in told.stderr
 
 
 def test_code_written_for_langgraph_sandbox(home: Path) -> None:

@@ -4,10 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use belljar_proto::exec::Status;
+use belljar_proto::guest::KernelSnapshot;
 use belljar_runtime::Sandbox;
 
 use super::Driver;
-use super::notes::snapshot;
+use super::notes::{snapshot, write_state};
 use super::sleep::Aside;
 use crate::clock;
 use crate::engine::durability;
@@ -54,6 +55,8 @@ impl Driver {
             Why::SandboxLost => {
                 let oom = ran_out_of_memory(&sandbox).await;
                 let because = if oom { "it ran out of memory" } else { "its sandbox ended" };
+                // Its variables are gone with it.
+                write_state(Arc::clone(&self.session), KernelSnapshot::default()).await;
                 (Phase::Failed, because.to_owned())
             }
         };

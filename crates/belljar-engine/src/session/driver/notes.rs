@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use belljar_proto::exec::Language;
-use belljar_runtime::Sandbox;
+use belljar_proto::guest::{KernelSnapshot, RefusalCode};
+use belljar_runtime::{RuntimeError, Sandbox};
 use serde_json::json;
 
 use super::Driver;
@@ -42,15 +43,34 @@ impl Driver {
                 tracing::warn!(session.id = session.id, "failed to write metadata: {error}");
                 session.warn(format!("session_metadata.json is out of date: {error}"));
             }
+            // A session that has ended may have a successor with the same key.
+            if let Some(key) = session.key.as_deref().filter(|_| view.ended_ms.is_none())
+                && let Err(error) = record.show_by_key(&session.tenant, key)
+            {
+                tracing::warn!(session.id = session.id, "failed to link by key: {error}");
+            }
         });
     }
 }
 
-/// Writes the variables of the Python kernel down, for people.
+/// Writes the variables of the Python kernel to `python_state.json`, for people.
 pub(super) async fn snapshot(session: Arc<Session>, sandbox: Arc<Sandbox>) {
+    if session.record.is_none() {
+        return;
+    }
+    match sandbox.kernel_state(Language::Python).await {
+        Ok(state) => write_state(session, state).await,
+        // It was never started, or it has crashed or run out of memory: there are no variables.
+        Err(RuntimeError::Refused(refusal)) if refusal.code == RefusalCode::NoKernel => {
+            write_state(session, KernelSnapshot::default()).await;
+        }
+        // Busy, or silent: the end of what runs now is another occasion.
+        Err(_) => {}
+    }
+}
+
+pub(super) async fn write_state(session: Arc<Session>, state: KernelSnapshot) {
     let Some(record) = session.record.clone() else { return };
-    // Busy, gone or silent: there will be another occasion.
-    let Ok(state) = sandbox.kernel_state(Language::Python).await else { return };
     let written = tokio::task::spawn_blocking(move || {
         let text = serde_json::to_vec_pretty(&state)?;
         record.write_state(&text)

@@ -16,6 +16,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::as_client;
+use super::output::plain;
 use super::removing::remove_each;
 use crate::cli::ArtifactsCommand;
 use crate::client::{Client, ClientError, escape};
@@ -48,6 +49,8 @@ struct Artifact {
     session_id: String,
     exec_id: String,
     url: String,
+    /// On the server's machine; older servers do not tell.
+    host_path: Option<String>,
 }
 
 impl Artifact {
@@ -72,7 +75,10 @@ fn explain(error: ClientError) -> anyhow::Error {
     if unknown { anyhow::anyhow!("{error}; `belljar artifacts list` shows all") } else { error }
 }
 
-/// A link to an artifact, for others: complete where the server has an address.
-fn shown_link(client: &Client, id: &str, link: &str) -> String {
-    client.complete(link).unwrap_or_else(|| format!("`belljar artifacts get {id}`"))
+/// A link to an artifact: complete where the server has an address, else the file itself, as a server
+/// behind a socket is on this machine.
+fn shown_link(client: &Client, artifact: &Artifact) -> String {
+    let path = || artifact.host_path.as_deref().map(plain);
+    let get = || format!("`belljar artifacts get {}`", artifact.id);
+    client.complete(&artifact.url).or_else(path).unwrap_or_else(get)
 }

@@ -23,6 +23,7 @@ pub(super) async fn show(client: &Client, args: &ArtifactsShowArgs) -> Result<Ex
 }
 
 fn describe(client: &Client, artifact: Artifact) -> String {
+    let link = shown_link(client, &artifact);
     let created = match clock::parse_rfc3339(&artifact.created) {
         Some(ms) => format!("{}, {} ago", artifact.created, spoken(clock::now_ms() - ms)),
         None => artifact.created,
@@ -36,7 +37,7 @@ fn describe(client: &Client, artifact: Artifact) -> String {
         ("created", created),
         ("session", artifact.session_id),
         ("exec", artifact.exec_id),
-        ("link", shown_link(client, &artifact.id, &artifact.url)),
+        ("link", link),
     ];
     let lines = lines.into_iter().map(|(name, value)| format!("{name:<10}  {value}\n"));
     format!("{:<10}  {}\n", "id", artifact.id) + &lines.collect::<String>()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -39,7 +40,8 @@ class Client:
 
     The server is `url` (`http://...`, `https://...` or `unix:/path`), else `BELLJAR_URL`, else
     `SANDBOX_API_URL`, else the local one, which is started if it does not run (`"local"` means that
-    one whatever the environment says). The key is `api_key`, else `BELLJAR_API_KEY`.
+    one whatever the environment says). The key is `api_key`, else `BELLJAR_API_KEY`. These and all
+    other settings come from the environment, then from the `.env` of the current directory.
 
     `patience` is how many seconds a server that went away is waited for, and one that has no room.
     A client is safe to share and worth keeping: it keeps its connections.
@@ -49,6 +51,8 @@ class Client:
         self, url: str | None = None, *, api_key: str | None = None, patience: float = _retry.PATIENCE
     ) -> None:
         self._target = Target.find(url, api_key)
+        # The local server that these settings ask for; None where the server is named.
+        self._place = local.Place.wanted() if self._target.url is None else None
         self._requests = Requests(self._target)
         self._patience = patience
         self._pool = _io.Pool(self._connect)
@@ -58,7 +62,7 @@ class Client:
     @property
     def url(self) -> str:
         """The server's address."""
-        return self._target.url or f"unix:{local.Place().socket}"
+        return f"unix:{self._place.socket}" if self._place is not None else str(self._target.url)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._target.url or 'local'!r})"
@@ -112,6 +116,7 @@ class Client:
             volumes=volumes,
             max_output=max_output,
         )
+        call = self._adjusted(call, is_run=True)
         # What takes long is followed as a stream, which is never silent while the server lives.
         if on_output is None and (timeout or 0) <= _calls.DEFAULT_EXEC_TIMEOUT:
             return self._do(call)
@@ -170,7 +175,14 @@ class Client:
         return _io.opening(self._open(call, key is None if stop_on_exit is None else stop_on_exit))
 
     def _open(self, call: Call[SessionInfo], stop_on_exit: bool) -> Session:
+        call = self._adjusted(call, is_run=False)
         return Session(self, self._do(call), stop_on_exit=stop_on_exit)
+
+    def _adjusted(self, call: Call[T], *, is_run: bool) -> Call[T]:
+        """With our settings, where the local server was started with others."""
+        if self._place is None:
+            return call
+        return replace(call, body=_io.work(local.adjusted, self._place, call.body or {}, is_run))
 
     def get_session(self, session_id: str) -> Session:
         """The session with this id, alive or not."""
@@ -231,9 +243,9 @@ class Client:
     def _endure(self, attempts: _retry.Attempts, error: BelljarError) -> None:
         """Waits a moment before the next attempt, or gives up by raising."""
         _io.sleep(attempts.pause(error))
-        if self._target.url is None and isinstance(error, ServerUnavailable):
+        if self._place is not None and isinstance(error, ServerUnavailable):
             # The local server may have ended by itself, having had nothing to do.
-            _io.work(local.ensure)
+            _io.work(local.ensure, self._place)
 
     def _put(self, call: Call[T], content: Any, length: int | None) -> T:
         """Sends a call with a body that is not JSON, once."""
@@ -271,5 +283,5 @@ class Client:
     def _connect(self) -> _io.Line:
         if self._target.may_need_proxy:
             return _io.Line(straight=None)
-        local_socket = _io.work(local.ensure) if self._target.url is None else None
+        local_socket = _io.work(local.ensure, self._place) if self._place is not None else None
         return _io.Line(straight=transport_options(self._target, self._target.socket(local_socket)))

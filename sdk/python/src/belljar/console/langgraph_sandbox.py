@@ -24,9 +24,9 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from belljar import local
+from belljar import _settings, local
 from belljar._version import __version__
-from belljar.config import Config, parse_env
+from belljar.config import Config
 from belljar.errors import BelljarError
 from belljar.manager import SessionManager
 
@@ -76,8 +76,8 @@ def _config(file: Path | None) -> Config:
     config = Config.from_env(file)
     named = file or Path(".env")
     if named.is_file():
-        for name, value in parse_env(named.read_text()).items():
-            if name.endswith(("_API_KEY", "_BASE_URL")) or name == "AGENT_MODEL":
+        for name, value in _settings.of_file(named).items():
+            if value and name.endswith(("_API_KEY", "_BASE_URL")) or name == "AGENT_MODEL":
                 os.environ.setdefault(name, value)
     return config
 
@@ -98,8 +98,6 @@ class _Conversation:
         from langchain.agents import create_agent
         from langgraph.checkpoint.memory import InMemorySaver
 
-        # Where artifacts are on the server's machine, by their ids, as far as tools have said so.
-        self._paths: dict[str, str] = {}
         self._manager.default_key = self._key = f"demo-{os.urandom(4).hex()}"
         self._agent: Any = create_agent(
             self._chosen.model, tools=self._tools, system_prompt=_SYSTEM, checkpointer=InMemorySaver()
@@ -122,7 +120,7 @@ class _Conversation:
         print(f"  model    {self._chosen.name}")
         print(f"  sandbox  {self._manager.client.url}, session {self._key}")
         print(f"  tools    {', '.join(tool.name for tool in self._tools)}")
-        if not local.is_set_up() and self._config.url is None:
+        if not local.is_set_up() and self._config.url == Config.url:
             print("  packages none: `sandbox-setup` gives sandboxes numpy, pandas, matplotlib and more")
         if self._chosen.is_scripted:
             print("Type Python and it runs, or `demo` for three steps with a picture.", end=" ")
@@ -160,7 +158,7 @@ class _Conversation:
     def _artifacts(self) -> None:
         found = self._manager.start(self._key).artifacts.list()
         for artifact in found:
-            where = self._paths.get(str(artifact.id)) or artifact.url
+            where = artifact.host_path or artifact.url
             print(f"  {artifact.name} ({artifact.size} bytes, {artifact.mime}): {where}")
         if not found:
             print("None yet. Files that the agent saves in /session/artifacts are kept.")
@@ -193,7 +191,6 @@ class _Conversation:
             print("\n".join(f"    | {line}" for line in message.text.splitlines()))
             for artifact in (message.artifact or {}).get("artifacts", []):
                 print(f"    * {artifact['name']} is at {artifact['host_path']}")
-                self._paths[str(artifact["id"])] = artifact["host_path"]
             return
         for asked in getattr(message, "tool_calls", []):
             print(f"\nAgent calls {asked['name']}:")

@@ -1,0 +1,1 @@
+"""Whole programs to begin with: `python -m belljar.examples`."""

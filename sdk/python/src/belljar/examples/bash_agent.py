@@ -1,0 +1,1 @@
+../../../../../examples/bash_agent.py

@@ -1,0 +1,1 @@
+../../../../../examples/parallel_agents.py
