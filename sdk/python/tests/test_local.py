@@ -188,7 +188,7 @@ needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can be anoth
 
 
 @needs_root
-def test_the_socket_of_another_user_is_told_nothing(home: Path) -> None:
+def test_the_socket_of_another_user_is_told_nothing(home: Path, user: User) -> None:
     place = local.Place()
     stranger = Stranger(place.runtime, keeps_directory=True)
     try:
@@ -209,6 +209,8 @@ def test_the_socket_of_another_user_is_told_nothing(home: Path) -> None:
             ):
                 with pytest.raises(LocalServerError, match="not a directory of yours"):
                     attempt()
+            # The command says nothing there either, and goes to the default address.
+            assert "server.sock" not in user.run(user.env["BELLJAR_BINARY"], "session", "list").stderr
             # Nor is anything made there.
             assert os.listdir(place.runtime) == ["server.sock"]
         finally:
@@ -219,12 +221,15 @@ def test_the_socket_of_another_user_is_told_nothing(home: Path) -> None:
 
 
 @needs_root
-def test_another_users_process_in_our_directory_is_told_nothing(home: Path) -> None:
+def test_another_users_process_in_our_directory_is_told_nothing(home: Path, user: User) -> None:
     stranger = Stranger(local.Place().runtime, keeps_directory=False)
     try:
         assert not local.is_running() and not local.stop()
         with pytest.raises(LocalServerError):
             belljar.run("1", env={"TOKEN": "my-secret"})
+        for env in ({}, {"BELLJAR_URL": "local"}):
+            told = user.run(user.env["BELLJAR_BINARY"], "session", "create", "--key", "my-secret", env=env)
+            assert told.returncode == 125 and "not yours to use" in told.stderr, told.stderr
     finally:
         heard = stranger.leave()
     assert heard == b""

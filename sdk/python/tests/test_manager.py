@@ -8,7 +8,7 @@ import pytest
 from servers import Server
 from users import User
 
-from belljar import Client, Config, InvalidRequest, SessionManager, local
+from belljar import Client, Config, InvalidRequest, LocalServerError, SessionManager, local
 
 NAMES = (
     "SESSION_STORAGE", "DATASET_ACCESS", "SESSIONS_ROOT", "BLOBSTORE_DIR", "ARTIFACTS_DB", "DATASETS_HOST_RO",
@@ -190,3 +190,16 @@ async def test_the_same_with_await_and_another_directory(user: User, monkeypatch
     path = user.project / "made" / result.exec_id / "a.txt"
     assert result.artifact_map == {"/work/artifacts/a.txt": str(path)} and path.read_text() == "left"
     await manager.aclose()
+
+
+def test_a_project_whose_settings_change_has_its_artifacts_still(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two servers cannot have the same ones: that of the settings before ends, unless it has sessions."""
+    user.becomes_us(monkeypatch)
+    before, now = Config(dataset_access="NONE"), Config(dataset_access="LOCAL_RO", datasets_host_ro=user.project)
+    first = SessionManager.from_config(before)
+    kept = first.exec("a", "open('/session/artifacts/a.txt', 'w').write('kept'); None").artifacts[0]
+    with pytest.raises(LocalServerError, match="another server uses it"):
+        SessionManager.from_config(now).exec("b", "1")
+    assert first.stop("a")
+    with SessionManager.from_config(now) as second:
+        assert second.client.artifacts.read(kept) == b"kept"

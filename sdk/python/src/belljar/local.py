@@ -36,6 +36,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import http.client
+import json
 import os
 import re
 import select
@@ -86,6 +87,8 @@ _PASSED_ON = (
 )  # fmt: skip
 # What a server has only once, and programs may want differently: each set of these has a server of its own.
 OWN = ("ARTIFACTS_DB", "BLOBSTORE_DIR", "DATASETS_HOST_RO", "IDLE_HIBERNATE_SEC", "SESSIONS_ROOT")
+# Two servers cannot share these.
+_EXCLUSIVE = ("ARTIFACTS_DB", "BLOBSTORE_DIR")
 # Relative ones are meant from here, not from where the server runs.
 _PATHS = (
     "ARTIFACTS_DB", "BLOBSTORE_DIR", "DATASETS_HOST_RO", "SESSIONS_ROOT", "BELLJAR_DATASET_CACHE",
@@ -304,12 +307,47 @@ def _environment_of(place: Place) -> tuple[int, dict[str, str]] | None:
         pid = _pid_of(place.socket)
     if pid is None:
         return None
+    settings = _settings_of(pid)
+    return None if settings is None else (pid, settings)
+
+
+def _settings_of(pid: int) -> dict[str, str] | None:
     try:
         variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
         return None
     pairs = (os.fsdecode(variable).partition("=") for variable in variables if variable)
-    return pid, {name: value for name, _, value in pairs}
+    return {name: value for name, _, value in pairs}
+
+
+def _make_room(place: Place, environment: Mapping[str, str]) -> None:
+    """Stops other local servers of this user that hold what this one needs for itself alone, if they have no sessions.
+
+    Such as that of the same project, before its settings were changed. Those with sessions stay, and the new server
+    says what it misses.
+    """
+    wanted = {(name, environment.get(name)) for name in _EXCLUSIVE if environment.get(name)}
+    nearby = [*place.runtime.parent.glob("belljar-local*"), *place.data.parent.glob("local*/run")]
+    for directory in nearby:
+        try:
+            pid = _pid_of(directory / "server.sock") if directory != place.runtime else None
+        except LocalServerError:
+            # Not ours.
+            continue
+        settings = (_settings_of(pid) if pid is not None else None) or {}
+        if pid is not None and wanted & set(settings.items()) and _has_no_sessions(directory / "server.sock"):
+            _end(pid)
+
+
+def _has_no_sessions(path: Path) -> bool:
+    connection = _Connection(path)
+    try:
+        connection.request("GET", "/healthz")
+        return bool(json.loads(connection.getresponse().read())["sessions"] == 0)
+    except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError):
+        return False
+    finally:
+        connection.close()
 
 
 def _digest(name: bytes) -> str:
@@ -480,6 +518,8 @@ def _start(place: Place) -> None:
     _say_if_bare()
     arguments = [binary, "serve", "--unix", str(place.socket)]
     environment = _environment(place)
+    if place.settings:
+        _make_room(place, environment)
     if _knows_idle_exit(binary, environment):
         arguments += ["--idle-exit", str(_IDLE_EXIT_OF_ITS_OWN if place.settings else _IDLE_EXIT)]
     with _open_log(place.log) as log:
