@@ -49,7 +49,8 @@ impl NetworkSettings {
         let (mut most, mut secrets) = (self.most.clone(), self.secrets()?);
         if let Some(model) = model {
             secrets = Arc::new(model.secrets.clone().overridden_by(&secrets));
-            if !self.is_most_given {
+            // An operator who forbids everything means it.
+            if !(self.is_most_given && most.is_none()) {
                 most = most.and(&model.policy);
             }
         }
