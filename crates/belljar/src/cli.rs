@@ -963,6 +963,9 @@ pub(crate) struct SetupArgs {
     /// A package to install besides the usual ones; may be repeated
     #[arg(long = "with", value_name = "PACKAGE")]
     pub(crate) with: Vec<String>,
+    /// Install rdkit, for chemistry, besides the usual packages
+    #[arg(long)]
+    pub(crate) chem: bool,
     /// Make an environment with browser-use as well, for browser tasks in natural language
     #[arg(long)]
     pub(crate) browser: bool,
