@@ -24,3 +24,4 @@ mod timeouts;
 mod usage;
 mod view;
 mod volumes;
+mod workspaces;

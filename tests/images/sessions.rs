@@ -50,11 +50,33 @@ fn images_that_are_not_there_or_not_allowed_are_refused() {
     let served = served();
     let missing = served.call(["create", "--image", "nowhere"]);
     assert!(missing.stderr().contains("there is no image `nowhere:latest`"), "{missing}");
+    assert!(missing.stderr().contains("`belljar image pull nowhere:latest`"), "{missing}");
     let forbidden = served.call(["create", "--image", "other/image"]);
     assert!(forbidden.stderr().contains("is not allowed here"), "{forbidden}");
+    assert!(forbidden.stderr().contains("can allow others with BELLJAR_IMAGES"), "{forbidden}");
     let context = with_shared_images().env("SANDBOX_IMAGE", "nowhere");
     let refused = context.run(["-c", "1"]);
     assert!(refused.stderr().contains("there is no image `nowhere:latest`"), "{refused}");
+}
+
+#[test]
+fn what_the_operator_names_as_the_default_is_allowed_by_every_name_of_it() {
+    let home = shared_home();
+    let name = BASE.strip_suffix(":latest").unwrap_or(BASE);
+    for variable in ["SANDBOX_IMAGE", "SANDBOX_IMAGE_NAME"] {
+        let served = Served::on_tcp_with(&[
+            ("BELLJAR_HOME", home.to_str().expect("text")),
+            ("BELLJAR_BACKEND", "native"),
+            (variable, name),
+        ]);
+        let tagged = format!("{name}:latest");
+        for args in [&[][..], &["--image", name], &["--image", &tagged]] {
+            let id = served.create(args);
+            let shown = served.ok(["show", &id, "--json"]).json();
+            assert!(shown["image"].as_str().is_some_and(|it| it.starts_with(name)), "{shown}");
+            served.ok(["stop", &id]);
+        }
+    }
 }
 
 #[test]

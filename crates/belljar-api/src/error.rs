@@ -122,6 +122,10 @@ impl From<EngineError> for ApiError {
             | EngineError::VolumeFull { .. }
             | EngineError::Volume(_)
             | EngineError::Create(RuntimeError::Volume { .. }) => from_volume(&error, message),
+            EngineError::WorkspaceRefused(_)
+            | EngineError::Create(RuntimeError::Workspace(_)) => {
+                ApiError::new(StatusCode::FORBIDDEN, "workspace_not_allowed", message)
+            }
             EngineError::NotNow { refusal, .. } => not_now(*refusal, message),
             EngineError::Full(full) => {
                 ApiError::new(StatusCode::TOO_MANY_REQUESTS, "no_room", message)

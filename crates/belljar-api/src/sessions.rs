@@ -1,6 +1,7 @@
 //! `/v1/sessions`: making, finding, listing, prolonging and stopping them.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use axum::extract::State;
@@ -68,10 +69,17 @@ pub(crate) struct CreateSession {
     /// What it sees below `/volumes`, by name: `rw`, or `ro` to read only.
     #[schema(value_type = Option<BTreeMap<String, String>>, example = json!({"models": "ro"}))]
     pub volumes: Option<BTreeMap<String, VolumeMode>>,
+    /// A directory of the server's machine to have at `/workspace`, to read and to write, where the operator
+    /// allows that (`BELLJAR_WORKSPACES`); code then starts there.
+    #[schema(value_type = Option<String>, example = "/srv/projects/sales")]
+    pub workspace: Option<PathBuf>,
     /// Seconds it lives on after its last use.
     pub ttl: Option<u64>,
     /// Seconds without use after which it ends earlier.
     pub idle_timeout: Option<u64>,
+    /// Seconds without use after which large values of its Python go to disk, to be back before code runs
+    /// again; 0: never. As the server says, if left out.
+    pub idle_hibernate_sec: Option<u64>,
     /// For everything that runs in it.
     pub env: Option<BTreeMap<String, String>>,
     /// Leave a point to go back to after every execution: `true`, or
@@ -161,6 +169,8 @@ impl CreateSession {
             env: self.env,
             ttl_s: self.ttl,
             idle_s: self.idle_timeout,
+            spill_s: self.idle_hibernate_sec,
+            workspace: self.workspace,
             checkpoints: self.checkpoints.map(AskedCheckpoints::checked).transpose()?,
             metadata: self.metadata,
             ..limits
@@ -248,9 +258,16 @@ pub(crate) struct SessionBody {
     #[schema(value_type = BTreeMap<String, String>)]
     #[serde(skip_serializing_if = "AskedVolumes::is_empty")]
     pub volumes: AskedVolumes,
+    /// The directory of the server's machine that is at `/workspace`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub workspace: Option<PathBuf>,
     pub ttl: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub idle_timeout: Option<u64>,
+    /// Where it was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub idle_hibernate_sec: Option<u64>,
     /// How many checkpoints are kept, and bytes of them, where they are asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Object>)]
@@ -329,6 +346,8 @@ impl App {
             volumes: spec.volumes,
             ttl: spec.ttl_s,
             idle_timeout: spec.idle_s,
+            idle_hibernate_sec: spec.spill_s,
+            workspace: spec.workspace,
             checkpoints: spec.checkpoints,
             created: clock::rfc3339(created_ms),
             last_used: clock::rfc3339(view.used_ms),

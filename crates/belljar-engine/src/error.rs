@@ -103,6 +103,9 @@ pub enum EngineError {
     NoExec(String),
     #[error("there is no artifact `{0}`")]
     NoArtifact(String),
+    /// Says which, and why.
+    #[error("{0}")]
+    WorkspaceRefused(String),
     #[error("there is no volume `{0}`")]
     NoVolume(VolumeName),
     #[error("there is a volume `{0}` already")]

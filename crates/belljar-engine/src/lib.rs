@@ -33,6 +33,7 @@ pub mod transcript;
 mod uploads;
 mod usage;
 pub mod volumes;
+pub mod workspaces;
 
 pub use engine::{
     ArchiveDownload, ArchiveUpload, Attached, Beyond, Checkpoint, Created, DEFAULT_TENANT, Engine,

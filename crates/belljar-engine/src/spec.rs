@@ -1,6 +1,7 @@
 //! What one can ask of a session.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use belljar_runtime::Limits;
 use serde::{Deserialize, Serialize};
@@ -45,6 +46,9 @@ pub struct SessionSpec {
     /// What it sees below `/volumes`.
     #[serde(default, skip_serializing_if = "AskedVolumes::is_empty")]
     pub volumes: AskedVolumes,
+    /// A directory of the host at `/workspace`, writable; without links in its path.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub workspace: Option<PathBuf>,
     #[serde(default)]
     pub env: BTreeMap<String, String>,
     /// Seconds it lives on after its last use.
@@ -52,6 +56,9 @@ pub struct SessionSpec {
     /// Seconds without use after which it ends earlier.
     #[serde(default)]
     pub idle_s: Option<u64>,
+    /// Seconds without use after which large values go to disk, if not the server's own; 0: never.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spill_s: Option<u64>,
     /// Every execution can be gone back to, within these bounds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoints: Option<Checkpoints>,
@@ -96,9 +103,11 @@ pub struct SessionAsk {
     pub tmpfs: Option<u64>,
     pub network: Option<Policy>,
     pub volumes: Option<AskedVolumes>,
+    pub workspace: Option<PathBuf>,
     pub env: Option<BTreeMap<String, String>>,
     pub ttl_s: Option<u64>,
     pub idle_s: Option<u64>,
+    pub spill_s: Option<u64>,
     /// The inner `None`: none are wanted.
     pub checkpoints: Option<Option<Checkpoints>>,
     pub metadata: Option<serde_json::Map<String, serde_json::Value>>,
@@ -121,9 +130,11 @@ impl SessionAsk {
             },
             network: self.network.clone().unwrap_or(own.network),
             volumes: self.volumes.clone().unwrap_or(own.volumes),
+            workspace: self.workspace.clone().or(own.workspace),
             env: self.env.clone().unwrap_or(own.env),
             ttl_s: self.ttl_s.unwrap_or(own.ttl_s),
             idle_s: self.idle_s.or(own.idle_s),
+            spill_s: self.spill_s.or(own.spill_s),
             checkpoints: self.checkpoints.unwrap_or(own.checkpoints),
             metadata: self.metadata.clone().unwrap_or(own.metadata),
         }
@@ -147,6 +158,7 @@ impl SessionAsk {
             ("limits.tmpfs", differs(self.tmpfs.as_ref(), &limits.tmpfs)),
             ("network", differs(self.network.as_ref(), &found.network)),
             ("volumes", differs(self.volumes.as_ref(), &found.volumes)),
+            ("workspace", self.workspace.is_some() && self.workspace != found.workspace),
             ("env", differs(self.env.as_ref(), &found.env)),
             ("checkpoints", differs(self.checkpoints.as_ref(), &found.checkpoints)),
         ];
@@ -167,9 +179,11 @@ mod tests {
             limits: Limits::default(),
             network: Policy::default(),
             volumes: AskedVolumes::new(),
+            workspace: None,
             env: BTreeMap::new(),
             ttl_s: 3600,
             idle_s: None,
+            spill_s: None,
             checkpoints: None,
             metadata: serde_json::Map::new(),
         };

@@ -11,7 +11,10 @@ use crate::{Digest, Name};
 pub enum ImageError {
     #[error(transparent)]
     Name(#[from] BadName),
-    #[error("there is no image `{0}`; `belljar image list` shows those there are")]
+    #[error(
+        "there is no image `{0}`; `belljar image pull {0}` gets it from its registry, `belljar image import FILE \
+         --name {0}` from an archive, and `belljar image list` shows those there are"
+    )]
     Missing(Name),
     #[error("failed to use `{path}`")]
     File {

@@ -51,6 +51,9 @@ pub enum RuntimeError {
         #[source]
         cause: io::Error,
     },
+    /// Says why.
+    #[error("{0}")]
+    Workspace(String),
     #[error("failed to reach the guest")]
     Connect(#[source] io::Error),
     #[error("the sandbox is gone")]

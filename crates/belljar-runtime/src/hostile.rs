@@ -154,6 +154,7 @@ impl Body for Nobody {
         &self,
         _: &Link,
         _: &[(String, String)],
+        _: &str,
     ) -> Option<Result<(), RuntimeError>> {
         None
     }

@@ -101,8 +101,6 @@ pub(crate) fn environment<'a>(
         ("LOGNAME", "belljar"),
         ("MPLCONFIGDIR", "/tmp/.matplotlib"),
         ("PATH", &format!("/session/.local/bin:{tools}/usr/local/bin:/usr/bin:/bin")),
-        // The environment is read-only; what pip installs goes to the session.
-        ("PIP_PREFIX", "/session/.local"),
         ("PIP_DISABLE_PIP_VERSION_CHECK", "1"),
         ("PIP_NO_CACHE_DIR", "1"),
         ("SHELL", "/bin/bash"),
@@ -121,5 +119,69 @@ pub(crate) fn environment<'a>(
         env.retain(|(known, _)| known != key);
         env.push((key.clone(), value.clone()));
     }
+    add_site(&mut env);
     env
+}
+
+/// Adds what the image's own environment says about everything that is not set yet.
+pub(crate) fn complete(env: &mut Vec<(String, String)>, image: &[(String, String)]) {
+    for (key, value) in image {
+        match env.iter_mut().find(|(known, _)| known == key) {
+            Some((_, known)) if key == PYTHONPATH && *known == site() => {
+                *known = format!("{value}:{known}");
+            }
+            Some(_) => {}
+            None => env.push((key.clone(), value.clone())),
+        }
+    }
+}
+
+const PYTHONPATH: &str = "PYTHONPATH";
+
+/// The directory that tells every Python where packages of the session are (`sitecustomize.py`).
+fn site() -> String {
+    format!("{}/python/site", paths::KERNELS)
+}
+
+fn add_site(env: &mut Vec<(String, String)>) {
+    match env.iter_mut().find(|(key, value)| key == PYTHONPATH && !value.is_empty()) {
+        Some((_, value)) => value.push_str(&format!(":{}", site())),
+        None => {
+            env.retain(|(key, _)| key != PYTHONPATH);
+            env.push((PYTHONPATH.into(), site()));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn python_path(env: &[(String, String)]) -> &str {
+        let found: Vec<_> = env.iter().filter(|(key, _)| key == PYTHONPATH).collect();
+        assert_eq!(found.len(), 1);
+        &found[0].1
+    }
+
+    #[test]
+    fn every_python_path_ends_where_packages_of_the_session_are_found() {
+        let own = |value: &str| vec![(PYTHONPATH.to_owned(), value.to_owned())];
+        let site = "/opt/belljar/kernels/python/site";
+        assert_eq!(python_path(&environment(None, &[])), site);
+        assert_eq!(python_path(&environment(None, &own(""))), site);
+        assert_eq!(python_path(&environment(None, &own("/src"))), format!("/src:{site}"));
+        let mut env = environment(None, &[]);
+        complete(&mut env, &own("/app"));
+        assert_eq!(python_path(&env), format!("/app:{site}"));
+        let mut env = environment(None, &own("/src"));
+        complete(&mut env, &own("/app"));
+        assert_eq!(
+            python_path(&env),
+            format!("/src:{site}"),
+            "what was asked for has the last word"
+        );
+        complete(&mut env, &[("HOME".into(), "/root".into()), ("X".into(), "1".into())]);
+        assert!(env.contains(&("X".into(), "1".into())));
+        assert!(!env.contains(&("HOME".into(), "/root".into())));
+    }
 }

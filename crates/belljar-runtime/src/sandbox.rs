@@ -18,7 +18,7 @@ use crate::RuntimeError;
 use crate::frozen::Common;
 use crate::languages;
 use crate::link::{Following, Link};
-use crate::spec::{SandboxSpec, paths};
+use crate::spec::SandboxSpec;
 
 /// The kernel ends a killed sandbox at once; an overloaded machine gets this long.
 const DESTROY_TIMEOUT: Duration = Duration::from_secs(10);
@@ -61,6 +61,7 @@ pub(crate) trait Body: fmt::Debug + Send + Sync {
         &self,
         link: &Link,
         env: &[(String, String)],
+        cwd: &str,
     ) -> Option<Result<(), RuntimeError>>;
 
     /// What its Python kernels have in common with those of other sandboxes, kept below `commons`; none, where
@@ -214,7 +215,8 @@ impl Sandbox {
                 let image = self.spec.image.clone().unwrap_or_else(|| "of this sandbox".into());
                 return Err(RuntimeError::NoPython(image));
             }
-            match self.body.fork_python(&self.link, &self.env).await {
+            match self.body.fork_python(&self.link, &self.env, self.spec.working_directory()).await
+            {
                 Some(Ok(())) => return Ok(KernelStart::Forked),
                 Some(Err(error)) if error.is_no_interpreter() => return Err(error),
                 Some(Err(error)) => {
@@ -233,7 +235,7 @@ impl Sandbox {
             language,
             argv,
             env: self.environment(),
-            cwd: paths::SESSION.into(),
+            cwd: self.spec.working_directory().into(),
         };
         self.link.call(call, &[]).await.map_err(|error| match error {
             RuntimeError::Refused(mut refusal) if refusal.code == RefusalCode::NoInterpreter => {

@@ -20,6 +20,10 @@ pub mod paths {
     pub const SESSION_DATA: &str = "/session/data";
     /// Datasets of the host, read-only.
     pub const DATA: &str = "/data";
+    /// A directory of the host that code may change, where there is one; else another name of `/session`.
+    pub const WORKSPACE: &str = "/workspace";
+    /// Where that is mounted: `/workspace` leads here, and a link cannot be mounted on.
+    pub const WORKSPACE_MOUNT: &str = "/run/workspace";
     /// Volumes, each below its name.
     pub const VOLUMES: &str = "/volumes";
     /// Where the kernels' own scripts are mounted.
@@ -47,6 +51,10 @@ pub struct SandboxSpec {
     /// What to show below `/volumes`, with names that are plain.
     #[serde(default)]
     pub volumes: Vec<VolumeMount>,
+    /// A directory of the host to be `/workspace`, writable: what code makes there belongs to whom the
+    /// directory belongs to. Without links in its path.
+    #[serde(default)]
+    pub workspace: Option<PathBuf>,
     /// For how many seconds the sandbox goes on without anybody connected to it. An ephemeral run
     /// does not at all (0): it must end with the process that asked for it, however that ends.
     pub alone_for_s: u64,
@@ -69,6 +77,14 @@ pub struct Limits {
     pub pids: u64,
     /// Bytes of files in `/session`, `/tmp` and `/dev/shm` together, where they are in memory.
     pub tmpfs: u64,
+}
+
+impl SandboxSpec {
+    /// Where everything inside starts.
+    #[must_use]
+    pub fn working_directory(&self) -> &'static str {
+        if self.workspace.is_some() { paths::WORKSPACE } else { paths::SESSION }
+    }
 }
 
 impl Default for Limits {

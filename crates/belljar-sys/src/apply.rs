@@ -106,6 +106,7 @@ fn apply_one(step: &Step, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         Step::Landlock { writable } => {
             landlock::ruleset(writable)?.map_or(Ok(()), landlock::restrict_self)
         }
+        Step::NoSetIds => seccomp::Filter::no_set_ids().map_err(io::Error::other)?.install(),
         Step::Seccomp => seccomp::Filter::sandbox().map_err(io::Error::other)?.install(),
         Step::Undumpable => privileges::become_undumpable(),
     }
@@ -113,12 +114,12 @@ fn apply_one(step: &Step, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
 
 /// Writes the id maps of a child that waits for them in a new user namespace.
 pub fn map_ids(pid: u32, map: IdMap) -> io::Result<()> {
-    let line = |outside: u32| format!("{} {} {}\n", map.inside, outside, map.count);
-    std::fs::write(format!("/proc/{pid}/uid_map"), line(map.outside))?;
+    let line = |inside: u32, outside: u32| format!("{inside} {outside} {}\n", map.count);
+    std::fs::write(format!("/proc/{pid}/uid_map"), line(map.inside, map.outside))?;
     if !map.setgroups {
         std::fs::write(format!("/proc/{pid}/setgroups"), "deny")?;
     }
-    std::fs::write(format!("/proc/{pid}/gid_map"), line(map.outside_group))
+    std::fs::write(format!("/proc/{pid}/gid_map"), line(map.inside_group, map.outside_group))
 }
 
 fn no_exec() -> MountAttrFlags {

@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
-use rustix::fs::{AtFlags, CWD};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags};
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags,
 };
@@ -19,6 +19,18 @@ pub fn clone_tree(path: &Path) -> io::Result<OwnedFd> {
         | OpenTreeFlags::OPEN_TREE_CLOEXEC
         | OpenTreeFlags::AT_RECURSIVE;
     Ok(rustix::mount::open_tree(CWD, path, flags)?)
+}
+
+/// The same for a directory at this very path, none of whose parts is a link; and whose it is.
+pub fn clone_directory(path: &Path) -> io::Result<(OwnedFd, (u32, u32))> {
+    let (flags, resolve) =
+        (OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, ResolveFlags::NO_SYMLINKS);
+    let found = rustix::fs::openat2(CWD, path, flags, Mode::empty(), resolve)?;
+    let owner = rustix::fs::fstat(&found)?;
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE
+        | OpenTreeFlags::OPEN_TREE_CLOEXEC
+        | OpenTreeFlags::AT_EMPTY_PATH;
+    Ok((rustix::mount::open_tree(&found, "", flags)?, (owner.st_uid, owner.st_gid)))
 }
 
 /// Shows a detached tree at `target`.

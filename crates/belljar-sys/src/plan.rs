@@ -35,6 +35,7 @@ pub enum Namespace {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IdMap {
     pub inside: u32,
+    pub inside_group: u32,
     pub outside: u32,
     pub outside_group: u32,
     pub count: u32,
@@ -143,6 +144,9 @@ pub enum Step {
     Landlock {
         writable: Vec<PathBuf>,
     },
+    /// No file can be made to run as its owner or group: where files belong to a user of the host's, it
+    /// would run as that user.
+    NoSetIds,
     Seccomp,
     /// Processes inside must not look into this one, whatever their uid.
     Undumpable,
@@ -246,6 +250,7 @@ impl fmt::Display for Step {
                 let paths: Vec<_> = writable.iter().map(|p| p.display().to_string()).collect();
                 write!(f, "landlock: write only below {}", paths.join(" "))
             }
+            Step::NoSetIds => write!(f, "forbid files that run as their owner"),
             Step::Seccomp => write!(f, "install the seccomp filter"),
             Step::Undumpable => write!(f, "become undumpable"),
         }

@@ -246,6 +246,8 @@ pub(crate) enum SessionCommand {
     Fork(SessionForkArgs),
     /// Take a session back to what it was after an execution
     Restore(SessionRestoreArgs),
+    /// Where a session's code connected to, and where it was refused and why
+    Network(SessionNetworkArgs),
     /// What datasets a session has
     Datasets(SessionDatasetsArgs),
     /// Bring a file into a session, as a dataset in /session/data
@@ -297,6 +299,9 @@ pub(crate) struct SessionCreateArgs {
     /// A volume to show at /volumes/NAME, to read only with :ro; may be repeated
     #[arg(long = "volume", value_name = "NAME[:ro]", value_parser = volume::parse_volume)]
     pub(crate) volumes: Vec<(String, String)>,
+    /// A directory of the server's machine to have at /workspace, to read and to write, if the server allows it
+    #[arg(long, value_name = "DIR")]
+    pub(crate) workspace: Option<PathBuf>,
     /// Leave a point to go back to after every execution
     #[arg(long)]
     pub(crate) checkpoints: bool,
@@ -573,6 +578,22 @@ pub(crate) struct SessionStopArgs {
     pub(crate) sessions: Vec<String>,
     /// Print what is left of them as JSON
     #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The newest connections come first, 256 at most. A refusal names its reason: the session's policy, the
+server's (BELLJAR_MAX_NETWORK), a private address, or the limit of bytes. See docs/network.md.")]
+pub(crate) struct SessionNetworkArgs {
+    /// The id of the session, or its key
+    #[arg(value_name = "ID")]
+    pub(crate) session: String,
+    /// Show only what was refused or failed
+    #[arg(long)]
+    pub(crate) refused: bool,
+    /// Print everything as JSON
+    #[arg(long, conflicts_with = "refused")]
     pub(crate) json: bool,
 }
 
@@ -942,6 +963,9 @@ pub(crate) struct SetupArgs {
     /// A package to install besides the usual ones; may be repeated
     #[arg(long = "with", value_name = "PACKAGE")]
     pub(crate) with: Vec<String>,
+    /// Install rdkit, for chemistry, besides the usual packages
+    #[arg(long)]
+    pub(crate) chem: bool,
     /// Make an environment with browser-use as well, for browser tasks in natural language
     #[arg(long)]
     pub(crate) browser: bool,

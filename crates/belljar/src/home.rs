@@ -24,7 +24,14 @@ pub struct Manifest {
 }
 
 /// Other sandboxes call their only image by these names, and their users bring their `.env` along.
-const ALSO_HOST: [&str; 3] = ["sandbox", "sandbox:latest", "py-sandbox:latest"];
+const ALSO_HOST: [&str; 6] = [
+    "sandbox",
+    "sandbox:latest",
+    "py-sandbox:latest",
+    "python-agent-sandbox:latest",
+    "python-chart-sandbox:latest",
+    "local/sandbox-py311-rdkit:latest",
+];
 
 pub const MANIFEST_FORMAT: u32 = 2;
 

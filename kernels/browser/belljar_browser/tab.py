@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import http.client
+import os
 import time
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import urlsplit
 
 from belljar_browser import keys
 from belljar_browser.errors import (
@@ -37,6 +40,9 @@ PACE = 0.05
 FRAMES = 0.034
 # How long a page may take to answer where an element is.
 LOOK = 2.0
+# How long the proxy may take to say why it refuses a host, and how much of that is told.
+_REFUSAL_PATIENCE = 5.0
+_MAX_REFUSAL = 4000
 # What is kept of dialogs that pages opened.
 MAX_DIALOGS = 20
 MAX_DIALOG_TEXT = 2000
@@ -296,7 +302,8 @@ class Tab:
         except Refused as error:
             raise Invalid(f"url: {error} ({url})") from None
         if error := answer.get("errorText"):
-            raise NavigationFailed(f"{url} cannot be had: {error}", _advice(error))
+            why, hint = refusal(url) if "TUNNEL" in error else ("", "")
+            raise NavigationFailed(f"{url} cannot be had: {error}{why}", hint or _advice(error))
         if answer.get("loaderId"):
             self._until_stage(until, before, deadline)
 
@@ -542,6 +549,26 @@ def _area(quad: list[float]) -> float:
     points = list(zip(quad[0::2], quad[1::2]))
     following = points[1:] + points[:1]
     return abs(sum(x1 * y2 - x2 * y1 for (x1, y1), (x2, y2) in zip(points, following))) / 2
+
+
+def refusal(url: str) -> tuple[str, str]:
+    """Why the proxy refuses this host, and what to do about it: Chromium does not tell, so it is asked again."""
+    parts = urlsplit(url)
+    address = os.environ.get("HTTPS_PROXY", "")
+    try:
+        proxy = urlsplit(address)
+        asked = http.client.HTTPConnection(proxy.hostname or "", proxy.port or 80, timeout=_REFUSAL_PATIENCE)
+        host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+        asked.putrequest("CONNECT", f"{host}:{parts.port or 443}", skip_host=True, skip_accept_encoding=True)
+        asked.endheaders()
+        answer = asked.getresponse()
+        if answer.status == 200:
+            return "", ""
+        said = answer.read(_MAX_REFUSAL).decode("utf-8", "replace").strip().removeprefix("belljar: ")
+    except (OSError, ValueError, http.client.HTTPException):
+        return "", ""
+    why, _, hint = said.partition("\n")
+    return f" ({why})", hint
 
 
 def _advice(error: str) -> str:

@@ -56,7 +56,8 @@ def load(name: str) -> Any:
 
 def directory() -> str:
     """Where tables are kept."""
-    if os.path.ismount(_WORKSPACE):
+    where = os.path.realpath(_WORKSPACE)
+    if where != _SESSION and os.path.ismount(where):
         return f"{_WORKSPACE}/data"
     return f"{_SESSION if os.path.isdir(_SESSION) else os.getcwd()}/data"
 

@@ -96,6 +96,13 @@ def prepare_imports(main: ModuleType, font_cache: str | None) -> None:
     figures.prepare(font_cache)
 
 
+def _python_path() -> list[str]:
+    """PYTHONPATH, where the directory of our `sitecustomize` stands for the packages that this session installed."""
+    installed = "/session/.local/lib/python%d.%d/site-packages" % sys.version_info[:2]
+    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return [installed if path.endswith("/kernels/python/site") else path for path in paths if path]
+
+
 class Kernel:
     def __init__(self, channel: Channel, main: ModuleType) -> None:
         self._channel = channel
@@ -124,7 +131,7 @@ class Kernel:
 
         sys.argv = [""]
         # `-I` keeps PYTHONPATH away from our own imports; the user's imports may have it.
-        sys.path[:0] = ["", *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+        sys.path[:0] = ["", *_python_path()]
 
     def serve(self, rehearse: bool = False) -> NoReturn:
         """Says hello and works until the guest has had enough."""

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import os
+import sys
 import traceback
 
 MAX_TRACEBACK_CHARS = 256 << 10
 MAX_MESSAGE_CHARS = 16 << 10
 
-# What `belljar setup` brings. Where it is missing, nobody ran that, or not with this.
-_OF_SETUP = {"numpy", "pandas", "pyarrow", "matplotlib", "sklearn", "scipy", "PIL", "openpyxl", "IPython"}
+# Packages whose modules have another name.
+_PACKAGES = {
+    "sklearn": "scikit-learn", "PIL": "pillow", "IPython": "ipython", "cv2": "opencv-python-headless",
+    "bs4": "beautifulsoup4", "yaml": "pyyaml", "dotenv": "python-dotenv", "dateutil": "python-dateutil",
+    "skimage": "scikit-image", "fitz": "pymupdf", "docx": "python-docx", "pptx": "python-pptx", "Crypto": "pycryptodome",
+    "serial": "pyserial", "OpenSSL": "pyopenssl", "jwt": "pyjwt", "git": "gitpython",
+}  # fmt: skip
 
 _OUR_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _IPYTHON_FOLDER = f"{os.sep}IPython{os.sep}"
@@ -43,11 +49,17 @@ def render(error: BaseException) -> str:
 
 
 def _advice(error: BaseException) -> str:
-    """What to do about a package that everybody expects to be there."""
+    """How to get a package that is missing."""
     name = error.name if isinstance(error, ModuleNotFoundError) else None
-    if type(name) is not str or name.partition(".")[0] not in _OF_SETUP:
+    top = name.partition(".")[0] if type(name) is str else ""
+    # A module that is missing in a package that is there, in the user's own code, or in Python itself, is another matter.
+    if not top.isidentifier() or top in sys.modules or top.startswith("_") or top in sys.stdlib_module_names:
         return ""
-    return "This sandbox does not have it, and cannot install it; `belljar setup` on the server's machine can.\n"
+    package = _PACKAGES.get(top, top)
+    way = f"`%pip install {package}` installs it for this session"
+    if not (os.environ.get("HTTPS_PROXY") or os.environ.get("https_proxy")):
+        way += ", if the session is made with a network policy that allows the package index: this one has no network"
+    return f"{top} is not installed. {way}; `belljar setup --with {package}` on the server's machine, for all sandboxes.\n"
 
 
 def has_user_frame(error: BaseException) -> bool:

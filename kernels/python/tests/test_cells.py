@@ -98,10 +98,21 @@ def test_bad_python_is_a_syntax_error_also_where_magics_are_possible(kernel, cod
     assert "IPython" not in result.error["traceback"]
 
 
-def test_a_package_that_setup_would_have_brought(kernel):
-    missing = "raise ModuleNotFoundError(\"No module named 'pandas'\", name='pandas.core')"
-    assert kernel.run(missing).error["traceback"].endswith("`belljar setup` on the server's machine can.\n")
-    assert kernel.run("import nonsense").error["traceback"].endswith("No module named 'nonsense'\n")
+def test_a_missing_package_says_how_to_get_it(kernel):
+    def said(code):
+        return kernel.run(code).error["traceback"].splitlines()[-1]
+
+    assert "this one has no network; `belljar setup --with nonsense`" in said("import nonsense.deep")
+    kernel.run("import os; os.environ['HTTPS_PROXY'] = 'http://127.0.0.1:3128'")
+    assert said("import nonsense") == (
+        "nonsense is not installed. `%pip install nonsense` installs it for this session; "
+        "`belljar setup --with nonsense` on the server's machine, for all sandboxes."
+    )
+    assert "`%pip install opencv-python-headless`" in said("import cv2")
+    # What pip does not have.
+    for code in ("import xml.nothing", "import _nonsense", "raise ModuleNotFoundError('x', name='no name; rm -rf')"):
+        assert said(code).startswith("ModuleNotFoundError: "), code
+    assert said("raise ModuleNotFoundError('x')") == "ModuleNotFoundError: x"
 
 
 def test_chained_exceptions_are_all_shown(kernel):

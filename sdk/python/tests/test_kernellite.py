@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,6 +31,98 @@ def project(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     yield made
     if ping(made):
         shutdown(made)
+
+
+@pytest.fixture(scope="module")
+def allowing(_corner: None) -> Iterator[Server]:
+    """A server that shows directories, as the local one of a user does."""
+    started = Server(Path(tempfile.mkdtemp(prefix="s-")), BELLJAR_WORKSPACES="/").start()
+    yield started
+    started.stop()
+
+
+@pytest.fixture
+def mounted(allowing: Server, project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("BELLJAR_URL", allowing.url)
+    return project
+
+
+def test_the_project_itself_is_there(mounted: Path) -> None:
+    started = start_container(mounted, "sales", idle_hibernate_sec=900)
+    assert started["mounted"] and started["why_copied"] is None and started["copied"] == 0
+    code = "import os; os.makedirs('src'); open('notes.md', 'a').write(' more'); open('src/made.py', 'w').write('x=1')"
+    assert exec_code(mounted, code) == {"status": "[OK] exec", "stdout": "3\n", "stderr": ""}
+    assert (mounted / "src/made.py").read_text() == "x=1" and (mounted / "notes.md").read_text() == "notes more"
+    assert (mounted / "src/made.py").stat().st_uid == mounted.stat().st_uid
+    out = pandastool("import pandas as pd; save(pd.DataFrame({'a': [1, 2]}), 'demo'); load('demo').shape", str(mounted))
+    assert json.loads(out)["stdout"] == "(2, 1)\n"
+    assert (mounted / "data" / "demo.parquet").read_bytes()[:4] == b"PAR1"
+    # What is removed inside is removed, and what changes here is seen at once.
+    (mounted / "late.txt").write_text("late")
+    assert exec_code(mounted, "print(open('/workspace/late.txt').read()); os.remove('late.txt')")["stdout"] == "late\n"
+    assert not (mounted / "late.txt").exists() and not (mounted / ".sandbox").exists()
+    again = start_container(mounted, "sales")
+    assert (again["how"], again["mounted"]) == ("found", True)
+    with pytest.raises(InvalidRequest, match="shutdown"):
+        start_container(mounted, "sales", mount=False)
+    assert shutdown(mounted) and (mounted / "src/made.py").exists()
+
+
+def test_what_looks_secret_is_not_shown_unasked(mounted: Path) -> None:
+    (mounted / ".env").write_text("hunter2")
+    with pytest.warns(UserWarning, match=r"\.env"):
+        started = start_container(mounted, "sales")
+    assert not started["mounted"] and started["why_copied"] == "`.env` looks secret"
+    assert exec_code(mounted, "import os; os.path.exists('/workspace/.env')")["stdout"] == "False\n"
+    shutdown(mounted)
+    assert start_container(mounted, "sales", secrets=[".env"])["mounted"]
+    assert exec_code(mounted, "open('.env').read()")["stdout"] == "'hunter2'\n"
+
+
+def test_settings_of_the_container(mounted: Path, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("IDLE_HIBERNATE_SEC", "7")
+    started = start_container(mounted, "sales", memory="200m", cpus=0.5, pids=64, env={"MINE": "yes"})
+    with Client() as asked:
+        info = asked.get_session(started["session_id"]).info
+    assert (info.limits.memory, info.limits.cpus, info.limits.pids) == (200 << 20, 0.5, 64)
+    assert info.idle_hibernate_sec == 7
+    told = exec_code(mounted, "import os; [os.environ[name] for name in ('WORKSPACE_DIR', 'DEBUG', 'MINE')]")
+    assert told["stdout"] == "['/workspace', '0', 'yes']\n"
+    shutdown(mounted)
+    monkeypatch.setenv("WORKSPACE_DIR", "/elsewhere")
+    with pytest.raises(InvalidRequest, match="WORKSPACE_DIR"):
+        start_container(mounted, "sales")
+    monkeypatch.setenv("WORKSPACE_DIR", "/workspace/")
+    monkeypatch.setenv("IDLE_HIBERNATE_SEC", "soon")
+    with pytest.raises(InvalidRequest, match="IDLE_HIBERNATE_SEC"):
+        start_container(mounted, "sales")
+
+
+def test_idle_values_go_to_disk_when_the_project_says_so(mounted: Path) -> None:
+    start_container(mounted, "sales", idle_hibernate_sec=1)
+    exec_code(mounted, "import numpy as np; big = np.arange(1_000_000.0)")
+    # Without looking into the session, which would use it.
+    deadline = time.monotonic() + 30
+    while not (spilled := list((mounted / "data").glob(".*"))) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert spilled, "nothing was moved to the project's data directory"
+    assert exec_code(mounted, "int(big.sum())")["stdout"] == "499999500000\n"
+
+
+def test_what_the_tool_is_not_given_is_in_the_environment(
+    mounted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert "PANDAS_SANDBOX_PROJECT_DIR" in json.loads(pandastool("1"))["stderr"]
+    monkeypatch.setenv("PANDAS_SANDBOX_PROJECT_DIR", str(mounted))
+    monkeypatch.setenv("PANDAS_SANDBOX_SOCKET_DIR", str(tmp_path / "sock"))
+    monkeypatch.setenv("PANDAS_SANDBOX_SLUG", "by-environment")
+    assert capfd.readouterr().err == ""
+    monkeypatch.setenv("DEBUG", "1")
+    told = json.loads(pandastool("import os; open('notes.md').read(), os.environ['DEBUG']"))
+    assert told["stdout"] == "('notes', '1')\n"
+    said = capfd.readouterr().err
+    assert f"for {mounted}, with the directory itself" in said and "characters of code in ses_" in said
+    assert stop_container("by-environment") and not ping(mounted)
 
 
 def test_as_its_users_know_it(project: Path, tmp_path: Path) -> None:

@@ -65,6 +65,8 @@ impl Engine {
     ) -> Result<Created, EngineError> {
         let begun = Instant::now();
         self.check(&ask)?;
+        let workspace = self.shared.find_workspace(ask.workspace.as_deref()).await?;
+        let ask = SessionAsk { workspace, ..ask };
         let Some(key) = ask.key.clone() else {
             let spec = ask.with_defaults(&self.shared.config.defaults);
             let session = self.make(who, None, spec, begun).await?;

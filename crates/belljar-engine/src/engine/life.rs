@@ -98,6 +98,8 @@ impl Engine {
         begun: Instant,
     ) -> Result<SessionInfo, EngineError> {
         self.shared.check_volumes(&who.tenant, &row.spec.volumes).await?;
+        // What the operator allows may be another by now.
+        self.shared.find_workspace(row.spec.workspace.as_deref()).await?;
         let reservation = self.shared.reserve(who, &row.spec)?;
         let now = clock::now_ms();
         let row = SessionRow {

@@ -77,6 +77,7 @@ use crate::spec::SessionSpec;
 use crate::store::{KeyLimits, SessionRow, Store};
 use crate::usage;
 use crate::volumes::VolumesConfig;
+use crate::workspaces::WorkspacesConfig;
 
 /// A disk with less room than this, in bytes, is full: little more than a page of the database can be
 /// written to it.
@@ -113,6 +114,8 @@ pub struct EngineConfig {
     pub network: Arc<Network>,
     /// How files are kept that outlive sessions.
     pub volumes: VolumesConfig,
+    /// Directories of the host that sessions may have at `/workspace`.
+    pub workspaces: WorkspacesConfig,
     /// Where artifacts are kept.
     pub shelf: ShelfConfig,
     /// Warm sandboxes to keep.
@@ -161,7 +164,11 @@ impl EngineConfig {
     /// Refuses an image that the operator did not allow.
     fn check_image(&self, image: &str) -> Result<(), EngineError> {
         let own = &self.defaults.image;
-        if image == own || self.images.iter().any(|pattern| fits(pattern, image)) {
+        let is_allowed = |image: &str| {
+            tagged(image) == tagged(own) || self.images.iter().any(|pattern| fits(pattern, image))
+        };
+        // `name` and `name:latest` are one image.
+        if is_allowed(image) || is_allowed(&tagged(image)) {
             return Ok(());
         }
         let others = match self.images[..] {
@@ -169,9 +176,16 @@ impl EngineConfig {
             _ => format!(", and allows {}", self.images.join(", ")),
         };
         Err(EngineError::Invalid(format!(
-            "image `{image}` is not allowed here; this server has `{own}`{others}"
+            "image `{image}` is not allowed here; this server has `{own}`{others}. Its operator can allow \
+             others with BELLJAR_IMAGES (names, or * for all), or make it the default with SANDBOX_IMAGE"
         )))
     }
+}
+
+/// The name of an image with its tag, which is `latest` where none is written.
+fn tagged(image: &str) -> String {
+    let last = image.rsplit('/').next().unwrap_or(image);
+    if last.contains([':', '@']) { image.to_owned() } else { format!("{image}:latest") }
 }
 
 /// Whether a name fits a pattern, in which `*` stands for any part of it.

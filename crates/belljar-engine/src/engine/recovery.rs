@@ -170,9 +170,11 @@ mod tests {
             limits: belljar_runtime::Limits::default(),
             network: crate::network::Policy::default(),
             volumes: crate::volumes::AskedVolumes::new(),
+            workspace: None,
             env: BTreeMap::new(),
             ttl_s: 3600,
             idle_s: None,
+            spill_s: None,
             checkpoints: None,
             metadata: serde_json::Map::new(),
         };

@@ -1,5 +1,6 @@
 //! How the sandboxes of sessions, runs and the pool are to be, and those of sessions made.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use belljar_runtime::{DataMount, Sandbox, SandboxSpec, VolumeKind, VolumeMount};
@@ -70,7 +71,22 @@ impl Shared {
         for volume in spec.volumes.iter().filter(|volume| soft(volume)) {
             session.warn_once(&format!("the size of volume `{}` is not enforced", volume.name));
         }
+        if spec.workspace.is_some() {
+            session.warn_once("the size of the workspace is not limited");
+        }
         pool::warm_sandbox(&self.runtime, &spec).await
+    }
+
+    /// The directory of the host that was asked for, if it may be had.
+    pub(super) async fn find_workspace(
+        &self,
+        asked: Option<&Path>,
+    ) -> Result<Option<PathBuf>, EngineError> {
+        let Some(asked) = asked.map(Path::to_owned) else { return Ok(None) };
+        let config = self.config.workspaces.clone();
+        // It may be on a disk that is slow to answer.
+        let found = tokio::task::spawn_blocking(move || config.find(&asked)).await;
+        found.map_err(|panic| EngineError::Invalid(panic.to_string()))?.map(Some)
     }
 
     /// The sandbox that a session of this kind runs in.
@@ -97,6 +113,7 @@ impl Shared {
             session_dir,
             // Whose they are is not known here.
             volumes: Vec::new(),
+            workspace: spec.workspace.clone(),
             alone_for_s: self.config.alone_for_s,
             image: Some(spec.image.clone()),
             labels: vec![("belljar.session".to_owned(), id.to_owned())],
@@ -111,6 +128,7 @@ impl Shared {
             && spec.image == own.image
             // Mounts are made with a sandbox, and those of the pool are nobody's yet.
             && spec.volumes.is_empty()
+            && spec.workspace.is_none()
     }
 }
 

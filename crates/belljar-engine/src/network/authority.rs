@@ -1,5 +1,5 @@
-//! The server's own certificate authority, for hosts whose TLS ends at the proxy. Only sandboxes
-//! that asked for that believe it, and it is made when the first one does.
+//! The server's own certificate authority, for hosts whose TLS ends at the proxy, and for refusals that
+//! are told inside of TLS. Sandboxes with a way out believe it, and it is made when there is a first one.
 
 use std::collections::HashMap;
 use std::fs::{self, File};

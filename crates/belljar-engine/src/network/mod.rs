@@ -162,14 +162,15 @@ impl Network {
         Ok(Some(Attached(tokio::spawn(answer_all(egress, relay)))))
     }
 
-    /// What code inside may believe, in PEM: what this machine does, and our own authority where
-    /// TLS ends at the proxy.
+    /// What code inside may believe, in PEM: what this machine does, and our own authority, for TLS
+    /// that ends at the proxy and for refusals that are told inside of TLS.
     async fn bundle(&self, policy: &Policy) -> io::Result<String> {
         let known = self.certificates.get_or_init(certificates_in_pem).await;
-        if !policy.terminates_tls() {
-            return Ok(known.clone());
+        match self.authority().await {
+            Ok(authority) => Ok(format!("{known}{}", authority.certificate())),
+            Err(error) if policy.terminates_tls() => Err(error),
+            Err(_) => Ok(known.clone()),
         }
-        Ok(format!("{known}{}", self.authority().await?.certificate()))
     }
 
     async fn authority(&self) -> io::Result<&Arc<Authority>> {

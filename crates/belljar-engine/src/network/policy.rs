@@ -130,6 +130,18 @@ impl Policy {
         self.allow.is_empty()
     }
 
+    /// What either of them allows.
+    #[must_use]
+    pub fn and(mut self, other: &Policy) -> Policy {
+        self.allow.extend(other.allow.iter().cloned());
+        self
+    }
+
+    /// Its rules as they are written.
+    pub(super) fn rules(&self) -> impl Iterator<Item = String> {
+        self.allow.iter().map(ToString::to_string)
+    }
+
     #[must_use]
     pub fn injections(&self) -> &[Injection] {
         &self.inject

@@ -18,6 +18,7 @@ use std::task::{Context, Poll};
 use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
+use hyper::ext::ReasonPhrase;
 use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
 use hyper::service::service_fn;
 use hyper::upgrade::{OnUpgrade, Upgraded};
@@ -39,6 +40,9 @@ use crate::outbound::{self, address};
 const MAX_HEAD: usize = 64 << 10;
 const MAX_HEADERS: usize = 128;
 
+/// How many rules of a policy a refusal names.
+const MAX_TOLD: usize = 8;
+
 type Answer = Response<BoxBody<Bytes, hyper::Error>>;
 
 /// Why somebody is not let through.
@@ -47,32 +51,47 @@ struct Denied {
     status: StatusCode,
     outcome: Outcome,
     reason: String,
+    /// What can be done about it, for the body of the answer.
+    hint: String,
 }
 
 impl Denied {
     fn refused(reason: String) -> Denied {
-        Denied { status: StatusCode::FORBIDDEN, outcome: Outcome::Refused, reason }
+        let (status, outcome) = (StatusCode::FORBIDDEN, Outcome::Refused);
+        Denied { status, outcome, reason, hint: String::new() }
     }
 
     fn unclear(reason: impl Into<String>) -> Denied {
         let reason = reason.into();
-        Denied { status: StatusCode::BAD_REQUEST, outcome: Outcome::Refused, reason }
+        Denied { status: StatusCode::BAD_REQUEST, ..Denied::refused(reason) }
     }
 
     fn failed(reason: String) -> Denied {
-        Denied { status: StatusCode::BAD_GATEWAY, outcome: Outcome::Failed, reason }
+        let (status, outcome) = (StatusCode::BAD_GATEWAY, Outcome::Failed);
+        Denied { status, outcome, reason, hint: String::new() }
     }
 
     fn too_late(reason: String) -> Denied {
         Denied { status: StatusCode::GATEWAY_TIMEOUT, ..Denied::failed(reason) }
     }
 
-    /// Tells whoever asked, and writes it down.
+    /// Records the end of the trip and answers the client.
     fn answer(self, mut trip: Trip) -> Answer {
-        let text = format!("belljar: {}\n", self.reason);
-        trip.ended(self.outcome, self.reason);
+        trip.ended(self.outcome, self.reason.clone());
+        self.response()
+    }
+
+    fn response(&self) -> Answer {
+        let hint = if self.hint.is_empty() { "" } else { "\n" };
+        let text = format!("belljar: {}\n{}{hint}", self.reason, self.hint);
         let mut answer = Response::new(Full::from(text).map_err(|never| match never {}).boxed());
         *answer.status_mut() = self.status;
+        // Clients drop the body of an answer to CONNECT; pip, requests, urllib and httpx show this phrase.
+        let phrase = self.status.canonical_reason().unwrap_or("Refused");
+        let phrase = format!("{phrase} by belljar: {}", self.reason);
+        if let Ok(phrase) = ReasonPhrase::try_from(phrase) {
+            answer.extensions_mut().insert(phrase);
+        }
         let plain = HeaderValue::from_static("text/plain; charset=utf-8");
         answer.headers_mut().insert(header::CONTENT_TYPE, plain);
         // So that nobody takes it for the word of whom they wanted to ask.
@@ -84,8 +103,22 @@ impl Denied {
 
 /// What follows a `CONNECT` that was granted.
 enum Granted {
-    Tunnel { upgrade: OnUpgrade, stream: Metered<tokio::net::TcpStream>, trip: Trip },
-    Terminated { upgrade: OnUpgrade, target: Target, addresses: Vec<SocketAddr> },
+    Tunnel {
+        upgrade: OnUpgrade,
+        stream: Metered<tokio::net::TcpStream>,
+        trip: Trip,
+    },
+    Terminated {
+        upgrade: OnUpgrade,
+        target: Target,
+        addresses: Vec<SocketAddr>,
+    },
+    /// To be refused inside of TLS, where the client shows the answer.
+    Refused {
+        upgrade: OnUpgrade,
+        target: Target,
+        denied: Denied,
+    },
 }
 
 /// Answers one connection to its end.
@@ -122,6 +155,11 @@ pub(super) async fn serve(
                 terminate(&egress, client, target, addresses).await;
             }
         }
+        Some(Granted::Refused { upgrade, target, denied }) => {
+            if let Ok(client) = upgrade.await {
+                refuse_inside(&egress, client, &target, &denied).await;
+            }
+        }
         None => {}
     }
 }
@@ -143,13 +181,14 @@ impl Egress {
     async fn way(&self, target: &Target) -> Result<Vec<SocketAddr>, Denied> {
         let ceiling = self.network.ceiling.as_ref();
         if !self.policy.permits(target) {
-            return Err(Denied::refused(format!(
-                "`{target}` is not allowed by the network policy of this sandbox"
-            )));
+            let reason = format!("`{target}` is not allowed by the network policy of this sandbox");
+            return Err(Denied { hint: self.hint(target), ..Denied::refused(reason) });
         }
         // The operator may have changed their mind since the sandbox was made.
         if ceiling.is_some_and(|most| !most.permits(target)) {
-            return Err(Denied::refused(format!("`{target}` is not allowed by this server")));
+            let hint = "Its operator can allow it with BELLJAR_MAX_NETWORK.".to_owned();
+            let reason = format!("`{target}` is not allowed by this server");
+            return Err(Denied { hint, ..Denied::refused(reason) });
         }
         if self.traffic.is_used_up() {
             return Err(Denied::refused(
@@ -183,6 +222,18 @@ impl Egress {
             ))
         })?;
         Ok(addresses)
+    }
+
+    /// What the policy allows, and how another session gets more.
+    fn hint(&self, target: &Target) -> String {
+        let rules: Vec<String> = self.policy.rules().take(MAX_TOLD).collect();
+        let more = self.policy.rules().count().saturating_sub(MAX_TOLD);
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        format!(
+            "It allows {}{more}. Who makes the session can allow this host as well: \
+             \"network\": {{\"allow\": [\"{target}\", ...]}}, or --network.",
+            rules.join(", ")
+        )
     }
 
     /// Connects to one of the addresses, which have been checked.
@@ -253,25 +304,48 @@ async fn connect(
             return Denied::unclear(format!("`{authority}` {why}")).answer(trip);
         }
     };
-    let trip = Trip::begin(&egress.traffic, "CONNECT", Some(&target));
-    let addresses = match egress.way(&target).await {
-        Ok(addresses) => addresses,
-        Err(denied) => return denied.answer(trip),
-    };
+    let mut trip = Trip::begin(&egress.traffic, "CONNECT", Some(&target));
     let upgrade = hyper::upgrade::on(&mut request);
-    let next = if egress.terminates(&target) {
-        // Its requests are written down one by one.
-        trip.forget();
-        Granted::Terminated { upgrade, target, addresses }
-    } else {
-        match egress.dial(&target, &addresses, &trip).await {
+    let way = egress.way(&target).await;
+    let next = match way {
+        Ok(addresses) if egress.terminates(&target) => {
+            // Its requests are recorded one by one.
+            trip.forget();
+            Granted::Terminated { upgrade, target, addresses }
+        }
+        Ok(addresses) => match egress.dial(&target, &addresses, &trip).await {
             Ok(stream) => Granted::Tunnel { upgrade, stream, trip },
             Err(denied) => return denied.answer(trip),
+        },
+        Err(denied) if is_curl(&request) => {
+            trip.ended(denied.outcome, denied.reason.clone());
+            Granted::Refused { upgrade, target, denied }
         }
+        Err(denied) => return denied.answer(trip),
     };
     *lock(granted) = Some(next);
     let nothing = Full::from(Bytes::new()).map_err(|never| match never {}).boxed();
     Response::new(nothing)
+}
+
+/// curl shows nothing of a refused `CONNECT` but its number. It believes our authority
+/// (`CURL_CA_BUNDLE`), so it gets the refusal, with its reason, as the answer to its request.
+fn is_curl(request: &Request<Incoming>) -> bool {
+    let agent = request.headers().get(header::USER_AGENT).and_then(|agent| agent.to_str().ok());
+    agent.is_some_and(|agent| agent.starts_with("curl/"))
+}
+
+/// Answers whatever is asked inside of TLS with a refusal.
+async fn refuse_inside(egress: &Egress, client: Upgraded, target: &Target, denied: &Denied) {
+    let shaking = async {
+        let config = egress.network.authority().await?.as_host(&target.host)?;
+        TlsAcceptor::from(config).accept(TokioIo::new(client)).await
+    };
+    let Ok(Ok(client)) = timeout(egress.network.patience.connect, shaking).await else { return };
+    let service = service_fn(|_| async { Ok::<_, std::convert::Infallible>(denied.response()) });
+    let mut builder = http1(egress);
+    let serving = builder.keep_alive(false).serve_connection(TokioIo::new(client), service);
+    let _ = timeout(egress.network.patience.head, serving).await;
 }
 
 async fn tunnel(

@@ -32,11 +32,12 @@ pub(super) fn is_ours(header: &HeaderName) -> bool {
 }
 
 /// Every secret of this server, by name; there may be none.
-#[derive(Default)]
+#[derive(Default, Clone)]
 pub struct Secrets {
     by_name: HashMap<String, Secret>,
 }
 
+#[derive(Clone)]
 struct Secret {
     value: HeaderValue,
     /// Where it may go: https or not, and to whom.
@@ -70,6 +71,13 @@ impl Secrets {
             Ok((name.clone(), secret))
         };
         Ok(Secrets { by_name: entries.iter().map(secret).collect::<Result<_, String>>()? })
+    }
+
+    /// These, and those of `others`, which win where the names are the same.
+    #[must_use]
+    pub fn overridden_by(mut self, others: &Secrets) -> Secrets {
+        self.by_name.extend(others.by_name.clone());
+        self
     }
 
     /// The value for a header, if there is such a secret and it may go there.

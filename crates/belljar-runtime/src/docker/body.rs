@@ -16,7 +16,6 @@ use super::door::Door;
 use crate::RuntimeError;
 use crate::link::Link;
 use crate::sandbox::Body;
-use crate::spec::paths;
 
 #[derive(Debug)]
 pub(super) struct ContainerBody {
@@ -45,10 +44,11 @@ impl Body for ContainerBody {
         &self,
         link: &Link,
         env: &[(String, String)],
+        cwd: &str,
     ) -> Option<Result<(), RuntimeError>> {
         let zygote = self.zygote.clone()?;
         let language = Language::Python;
-        let (env, cwd) = (env.to_vec(), paths::SESSION.to_owned());
+        let (env, cwd) = (env.to_vec(), cwd.to_owned());
         let fork = Call::ForkKernel { language, zygote, env, cwd };
         let forked = async {
             link.call(fork, &[]).await?;

@@ -180,6 +180,10 @@ impl DockerRuntime {
     }
 
     async fn make(self: &Arc<Self>, spec: &SandboxSpec) -> Result<Sandbox, RuntimeError> {
+        if spec.workspace.is_some() {
+            let why = "a workspace takes the native backend (BELLJAR_BACKEND=native)";
+            return Err(RuntimeError::Workspace(why.to_owned()));
+        }
         let name = format!("{}.{}", self.instance, self.next.fetch_add(1, Ordering::Relaxed));
         let nonce = process::random_name();
         let image = self.image_of(spec).await?;
@@ -523,10 +527,6 @@ const PYTHON: &str = "python3";
 fn environment(image: &ReadyImage, spec: &SandboxSpec) -> Vec<(String, String)> {
     let path = image.env.iter().find(|(key, _)| key == "PATH").map(|(_, value)| value.as_str());
     let mut env = kernels::environment(path, &spec.env);
-    for (key, value) in &image.env {
-        if !env.iter().any(|(known, _)| known == key) {
-            env.push((key.clone(), value.clone()));
-        }
-    }
+    kernels::complete(&mut env, &image.env);
     env
 }

@@ -34,12 +34,13 @@ impl Body for NativeBody {
         &self,
         link: &Link,
         env: &[(String, String)],
+        cwd: &str,
     ) -> Option<Result<(), RuntimeError>> {
         let zygote = self.image.warm_zygote()?;
         if !zygote::is_understood_by(link) {
             return None;
         }
-        Some(zygote.start_kernel(link, env).await)
+        Some(zygote.start_kernel(link, env, cwd).await)
     }
 
     async fn common(&self, commons: &Path) -> Option<Arc<Common>> {

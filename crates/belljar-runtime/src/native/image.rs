@@ -60,13 +60,6 @@ impl Python {
         !self.base_prefix.starts_with("/usr")
     }
 
-    /// Where packages are that a session has installed for itself.
-    pub(crate) fn session_packages(&self) -> Option<String> {
-        let mut parts = self.version.split('.');
-        let (major, minor) = (parts.next()?, parts.next()?);
-        Some(format!("{}/.local/lib/python{major}.{minor}/site-packages", paths::SESSION))
-    }
-
     /// Whether most of the interpreter is in a library beside it.
     pub(crate) fn has_shared_library(&self) -> bool {
         let Ok(entries) = fs::read_dir(self.base_prefix.join("lib")) else { return false };
@@ -160,7 +153,8 @@ pub(crate) fn steps(image: &Image) -> Vec<Step> {
         assembly.directory(Path::new(path));
     }
     assembly.link(Path::new("/work"), Path::new(paths::SESSION));
-    assembly.link(Path::new("/workspace"), Path::new(paths::SESSION));
+    assembly.link(Path::new(paths::WORKSPACE), Path::new(paths::WORKSPACE_MOUNT));
+    assembly.link(Path::new(paths::WORKSPACE_MOUNT), Path::new(paths::SESSION));
     assembly.link(Path::new("/var/tmp"), Path::new("/tmp"));
     assembly.show_at(&image.kernels, Path::new(paths::KERNELS), Access::READ_EXEC);
     let environments =

@@ -31,7 +31,7 @@ use std::sync::{Arc, Mutex};
 
 use belljar_sys::cgroup::{self, CgroupError, Parent};
 use belljar_sys::ids::{IdBlock, IdBlocks};
-use belljar_sys::plan::{FdIndex, Source, Step};
+use belljar_sys::plan::{Access, FdIndex, Source, Step};
 use belljar_sys::{channel, ids, mount, privileges, process, procfs};
 
 use crate::kernels::Role;
@@ -280,12 +280,13 @@ impl NativeRuntime {
             let index = add(tree);
             volumes.get_or_insert(index);
         }
+        let workspace = self.workspace_of(spec, image, block.block, spawner).await?.map(&mut add);
         let socket = SocketGuard(self.socket_of(&name));
         let listener = UnixListener::bind(&socket.0)
             .map_err(|cause| RuntimeError::Prepare { path: socket.0.clone(), cause })?;
         let listener = add(listener.into());
         let nonce = process::random_name();
-        let fds_of = plan::SandboxFds { cgroups, data, session, volumes };
+        let fds_of = plan::SandboxFds { cgroups, data, session, volumes, workspace };
 
         let order = SandboxOrder {
             plan: self.weakening.plan(plan::sandbox(image.root(), spec, block.block, fds_of)),
@@ -350,6 +351,35 @@ impl NativeRuntime {
             Ok(tree)
         };
         spec.volumes.iter().zip(&opened).map(show).collect()
+    }
+
+    /// The tree to show at `/workspace`, with the ids of its owner translated to those of the sandbox's
+    /// user, and of nobody else.
+    async fn workspace_of(
+        &self,
+        spec: &SandboxSpec,
+        image: &Staged,
+        block: Option<u32>,
+        spawner: &AsyncSpawner,
+    ) -> Result<Option<OwnedFd>, RuntimeError> {
+        let Some(path) = &spec.workspace else { return Ok(None) };
+        if !image.is_host() {
+            let why = "a workspace takes the image `host`; use files or a volume with others";
+            return Err(RuntimeError::Workspace(why.to_owned()));
+        }
+        // Without blocks everybody is the server's user, who can do no more there than before.
+        let Some(block) = block else { return Ok(None) };
+        let open = |cause| RuntimeError::Open { path: path.clone(), cause };
+        let (tree, owner) = mount::clone_directory(path).map_err(open)?;
+        let (translator, _lives) = spawner.idle(plan::translator_of_owner(block, owner)).await?;
+        let namespace = procfs::user_namespace(translator.pid).map_err(RuntimeError::Ids)?;
+        mount::map_ids(&tree, Access::WRITE, &namespace).map_err(|cause| {
+            RuntimeError::Workspace(format!(
+                "user ids cannot be translated on the file system of `{}`: {cause}",
+                path.display()
+            ))
+        })?;
+        Ok(Some(tree))
     }
 
     /// Takes over a sandbox that an earlier server made, if it is still there and is the one we

@@ -54,6 +54,7 @@ pub(crate) struct SandboxFds {
     pub(crate) session: Option<FdIndex>,
     /// The first of the trees to show below `/volumes`; the others follow it.
     pub(crate) volumes: Option<FdIndex>,
+    pub(crate) workspace: Option<FdIndex>,
 }
 
 /// `image` is where its root was assembled; `block` is its block of user ids, and without one it
@@ -144,9 +145,22 @@ pub(crate) fn sandbox(
         writable.extend(volume.write.then_some(path));
     }
 
+    if let Some(path) = &spec.workspace {
+        // Over a directory of the image's in which this is a link to `/session`.
+        let run = scratch.join("run");
+        let make = |path| Step::MakeDir { path, mode: 0o755, owner: None };
+        steps.extend([make(run.clone()), make(run.join("workspace"))]);
+        let (source, target) = (Source::Path(run), inside("/run"));
+        steps.push(Step::Bind { source, target, access: Access::READ });
+        let source = fds.workspace.map_or_else(|| Source::Path(path.clone()), Source::Tree);
+        let target = inside(paths::WORKSPACE_MOUNT);
+        steps.push(Step::Bind { source, target, access: Access::WRITE });
+        writable.push(paths::WORKSPACE_MOUNT.into());
+    }
+
     steps.extend([
         Step::PivotRoot { root: root.clone() },
-        Step::ChangeDir { path: paths::SESSION.into() },
+        Step::ChangeDir { path: spec.working_directory().into() },
         Step::NoCoreDumps,
         Step::NoRealtime,
         Step::MaxOpenFiles { count: MAX_OPEN_FILES },
@@ -156,8 +170,10 @@ pub(crate) fn sandbox(
         Step::Undumpable,
         Step::NoNewPrivileges,
         Step::Landlock { writable },
-        Step::Seccomp,
     ]);
+    // Files of the sandbox's own are on no mount where they could run as anybody.
+    steps.extend(spec.workspace.as_ref().map(|_| Step::NoSetIds));
+    steps.push(Step::Seccomp);
     Plan {
         namespaces: vec![
             Namespace::User,
@@ -189,17 +205,39 @@ pub(crate) fn translator(block: u32) -> Plan {
     Plan { namespaces: vec![Namespace::User], ids: Some(id_map(Some(block))), steps: Vec::new() }
 }
 
+/// The same for the files of one owner on disk: a sandbox's user sees them as its own.
+pub(crate) fn translator_of_owner(block: u32, (uid, gid): (u32, u32)) -> Plan {
+    let outside = ids::offset(block) + USER_ID;
+    let ids = IdMap {
+        inside: uid,
+        inside_group: gid,
+        outside,
+        outside_group: outside,
+        count: 1,
+        setgroups: true,
+    };
+    Plan { namespaces: vec![Namespace::User], ids: Some(ids), steps: Vec::new() }
+}
+
 /// The ids of one sandbox, as the spawner, which lives in the outer namespace, must write them.
 fn id_map(block: Option<u32>) -> IdMap {
     match block {
         Some(block) => IdMap {
             inside: 0,
+            inside_group: 0,
             outside: ids::offset(block),
             outside_group: ids::offset(block),
             count: ids::BLOCK_SIZE,
             setgroups: true,
         },
-        None => IdMap { inside: USER_ID, outside: 0, outside_group: 0, count: 1, setgroups: false },
+        None => IdMap {
+            inside: USER_ID,
+            inside_group: USER_ID,
+            outside: 0,
+            outside_group: 0,
+            count: 1,
+            setgroups: false,
+        },
     }
 }
 
@@ -208,6 +246,7 @@ pub(crate) fn outer_id_map(privileged: bool) -> IdMap {
     if privileged {
         IdMap {
             inside: 0,
+            inside_group: 0,
             outside: ids::FIRST_HOST_ID,
             outside_group: ids::FIRST_HOST_ID,
             count: ids::BLOCKS * ids::BLOCK_SIZE,
@@ -215,7 +254,14 @@ pub(crate) fn outer_id_map(privileged: bool) -> IdMap {
         }
     } else {
         let (uid, gid) = belljar_sys::privileges::own_ids();
-        IdMap { inside: 0, outside: uid, outside_group: gid, count: 1, setgroups: false }
+        IdMap {
+            inside: 0,
+            inside_group: 0,
+            outside: uid,
+            outside_group: gid,
+            count: 1,
+            setgroups: false,
+        }
     }
 }
 
@@ -233,7 +279,13 @@ mod tests {
             data: Some(DataMount { host_path: "/srv/datasets".into() }),
             ..SandboxSpec::default()
         };
-        let fds = SandboxFds { cgroups: 4, data: Some(FdIndex(7)), session: None, volumes: None };
+        let fds = SandboxFds {
+            cgroups: 4,
+            data: Some(FdIndex(7)),
+            session: None,
+            volumes: None,
+            workspace: None,
+        };
         insta::assert_snapshot!(sandbox(&staged_root(), &spec, Some(3), fds));
     }
 
@@ -244,7 +296,8 @@ mod tests {
             data: Some(DataMount { host_path: "/srv/datasets".into() }),
             ..SandboxSpec::default()
         };
-        let fds = SandboxFds { cgroups: 0, data: None, session: None, volumes: None };
+        let fds =
+            SandboxFds { cgroups: 0, data: None, session: None, volumes: None, workspace: None };
         let plan = sandbox(&staged_root(), &spec, None, fds);
         insta::assert_snapshot!(plan);
     }
@@ -261,7 +314,8 @@ mod tests {
         let volumes = vec![volume("cache", true), volume("reference", false)];
         let spec = SandboxSpec { volumes, ..SandboxSpec::default() };
         let about_volumes = |volumes| {
-            let fds = SandboxFds { cgroups: 0, data: None, session: None, volumes };
+            let fds =
+                SandboxFds { cgroups: 0, data: None, session: None, volumes, workspace: None };
             let steps = sandbox(&staged_root(), &spec, None, fds).steps;
             let steps = steps.iter().map(ToString::to_string);
             steps.filter(|step| step.contains("volumes")).collect::<Vec<_>>().join("\n")
@@ -277,5 +331,37 @@ mod tests {
         let steps = crate::native::image::steps_of_root(rootfs, Path::new("/usr"), &place);
         let steps: Vec<String> = steps.iter().map(ToString::to_string).collect();
         insta::assert_snapshot!(steps.join("\n"));
+    }
+
+    #[test]
+    fn a_workspace_is_mounted_where_the_link_leads_and_makes_no_set_id_files() {
+        let plan_with = |workspace: Option<&str>, index| {
+            let spec =
+                SandboxSpec { workspace: workspace.map(Into::into), ..SandboxSpec::default() };
+            let fds = SandboxFds {
+                cgroups: 0,
+                data: None,
+                session: None,
+                volumes: None,
+                workspace: index,
+            };
+            let plan = sandbox(&staged_root(), &spec, Some(1), fds);
+            let steps = plan.steps.iter().map(ToString::to_string);
+            steps.collect::<Vec<_>>()
+        };
+        let none = plan_with(None, None);
+        assert!(
+            !none.iter().any(|step| step.contains("/run/workspace") || step.contains("run as"))
+        );
+        for steps in
+            [plan_with(Some("/projects/a"), None), plan_with(Some("/projects/a"), Some(FdIndex(3)))]
+        {
+            let at = |what: &str| steps.iter().position(|step| step.contains(what)).unwrap();
+            assert!(at("root/run/workspace") < at("pivot the root"));
+            assert!(at("/run/workspace") < at("landlock"));
+            assert!(steps[at("landlock")].ends_with("/run/workspace"));
+            assert!(at("run as their owner") < at("install the seccomp filter"));
+            assert_eq!(steps[at("change directory")], "change directory to /workspace");
+        }
     }
 }

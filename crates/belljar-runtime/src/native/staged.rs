@@ -63,6 +63,10 @@ impl Staged {
         &self.name
     }
 
+    pub(crate) fn is_host(&self) -> bool {
+        matches!(self.kind, Kind::Host(_))
+    }
+
     pub(crate) fn root(&self) -> &Path {
         &self.root
     }
@@ -90,10 +94,6 @@ impl Staged {
             Kind::Host(python) => {
                 let tools = python.environment.as_ref().map(|_| format!("{}/bin", paths::PYTHON));
                 let mut places = Vec::new();
-                if let Some(packages) = python.session_packages() {
-                    // Where pip puts them; an environment that is read-only does not look there.
-                    places.push(("PYTHONPATH".to_owned(), packages));
-                }
                 if python.is_relocated() && python.has_shared_library() {
                     // It is looked for where it was installed, which is not where it is inside.
                     places.push((
@@ -106,11 +106,7 @@ impl Staged {
             Kind::Root { env, .. } => {
                 let path = env.iter().find(|(key, _)| key == "PATH").map(|(_, value)| value);
                 let mut all = kernels::environment(path.map(String::as_str), own);
-                for (key, value) in env {
-                    if !all.iter().any(|(known, _)| known == key) {
-                        all.push((key.clone(), value.clone()));
-                    }
-                }
+                kernels::complete(&mut all, env);
                 all
             }
         }

@@ -146,7 +146,13 @@ pub const BACKED: &[Backed] = &[
 pub fn walls(image: &Image) -> Vec<(String, Gap)> {
     let data = Some(DataMount { host_path: "/data".into() });
     let spec = SandboxSpec { data, ..SandboxSpec::default() };
-    let fds = SandboxFds { cgroups: 1, data: Some(FdIndex(1)), session: None, volumes: None };
+    let fds = SandboxFds {
+        cgroups: 1,
+        data: Some(FdIndex(1)),
+        session: None,
+        volumes: None,
+        workspace: None,
+    };
     let plan = plan::sandbox(&image::staged_root(), &spec, Some(1), fds);
     let mut walls: Vec<(String, Gap)> = Vec::new();
     for namespace in &plan.namespaces {
@@ -233,6 +239,7 @@ fn gaps_in(step: &Step) -> Vec<(String, Gap)> {
         | Step::LimitCapabilities
         | Step::NoNewPrivileges
         | Step::Landlock { .. }
+        | Step::NoSetIds
         | Step::Seccomp
         | Step::Undumpable => missing(),
     }

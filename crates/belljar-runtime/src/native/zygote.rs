@@ -37,7 +37,7 @@ use crate::frozen::{self, COMMON_BYTES, Common, Fixed, Line, Pump, Sink};
 use crate::kernels::{self, Role};
 use crate::link::Link;
 use crate::sandbox::Sandbox;
-use crate::spec::{Limits, SandboxSpec, paths};
+use crate::spec::{Limits, SandboxSpec};
 
 /// Importing a large preload list on a cold disk takes a while.
 const WARM_TIMEOUT: Duration = Duration::from_secs(180);
@@ -111,6 +111,7 @@ impl Zygote {
         &self,
         link: &Link,
         env: &[(String, String)],
+        cwd: &str,
     ) -> Result<(), RuntimeError> {
         let language = Language::Python;
         let call = Call::LoadKernel { language, argv: vec![kernels::loader()] };
@@ -128,7 +129,7 @@ impl Zygote {
         let open = |file| sealed::open_again(file).map_err(RuntimeError::Keep);
         let (index, pages) = (open(&self.memory.index)?, open(&self.memory.pages)?);
         let files = [index.as_fd(), pages.as_fd()];
-        let begin = ToLine::Begin { env: environment(env), cwd: paths::SESSION.into() };
+        let begin = ToLine::Begin { env: environment(env), cwd: cwd.into() };
         let started = async {
             line.send_bytes(loader_packet(&[self.memory.id]), &files).await?;
             line.send(&begin, &[]).await?;

@@ -41,6 +41,23 @@ impl Filter {
         Ok(COMPILED.get_or_init(|| Filter(program)))
     }
 
+    /// Refuses modes with the bits for set-user-id and set-group-id, whoever asks for them. To be
+    /// installed before the policy, which forbids installing more.
+    ///
+    /// The mode that `openat2` is given is behind a pointer, so it is absent; programs have a fallback.
+    pub fn no_set_ids() -> Result<&'static Self, CompileError> {
+        static COMPILED: OnceLock<Filter> = OnceLock::new();
+        if let Some(filter) = COMPILED.get() {
+            return Ok(filter);
+        }
+        let mut program = vec![load(DATA_NR)];
+        if let Some(number) = number("openat2") {
+            program.extend([skip_unless_equal(unsigned(number)), answer(NOSYS)]);
+        }
+        program.extend(set_id_list().map_err(CompileError)?);
+        Ok(COMPILED.get_or_init(|| Filter(program)))
+    }
+
     /// Puts the calling thread, and all it will start, behind the filter for good.
     pub fn install(&self) -> std::io::Result<()> {
         seccompiler::apply_filter(&self.0).map_err(std::io::Error::other)
@@ -77,6 +94,39 @@ fn allow_list() -> Result<BpfProgram, seccompiler::BackendError> {
     .try_into()
 }
 
+/// Calls that give a file a mode, and which of their arguments that is.
+const WITH_MODE: [(&str, u8); 9] = [
+    ("chmod", 1),
+    ("fchmod", 1),
+    ("fchmodat", 2),
+    ("fchmodat2", 2),
+    ("creat", 1),
+    ("open", 2),
+    ("openat", 3),
+    ("mknod", 1),
+    ("mknodat", 2),
+];
+
+fn set_id_list() -> Result<BpfProgram, seccompiler::BackendError> {
+    let mut rules: BTreeMap<i64, Vec<SeccompRule>> = BTreeMap::new();
+    for (name, argument) in WITH_MODE {
+        let Some(number) = number(name) else { continue };
+        let bits = [libc::S_ISUID, libc::S_ISGID].map(u64::from);
+        let has = |bit| {
+            let test = SeccompCondition::new(argument, Width::Dword, Op::MaskedEq(bit), bit)?;
+            SeccompRule::new(vec![test])
+        };
+        rules.insert(number, bits.into_iter().map(has).collect::<Result<_, _>>()?);
+    }
+    SeccompFilter::new(
+        rules,
+        SeccompAction::Allow,
+        SeccompAction::Errno(libc::EPERM.unsigned_abs()),
+        native::TARGET,
+    )?
+    .try_into()
+}
+
 fn conditions(tests: &[(u8, Test)]) -> Result<Vec<SeccompCondition>, seccompiler::BackendError> {
     tests
         .iter()
@@ -97,9 +147,10 @@ fn conditions(tests: &[(u8, Test)]) -> Result<Vec<SeccompCondition>, seccompiler
 const DATA_NR: u32 = 0;
 const DATA_ARCH: u32 = 4;
 
+const NOSYS: u32 = libc::SECCOMP_RET_ERRNO | libc::ENOSYS.unsigned_abs();
+
 fn prelude() -> BpfProgram {
     const KILL: u32 = libc::SECCOMP_RET_KILL_PROCESS;
-    const NOSYS: u32 = libc::SECCOMP_RET_ERRNO | libc::ENOSYS.unsigned_abs();
     let mut program = vec![load(DATA_ARCH), skip_if_equal(native::AUDIT_ARCH), answer(KILL)];
     program.push(load(DATA_NR));
     if let Some(bit) = native::FOREIGN_ABI_BIT {

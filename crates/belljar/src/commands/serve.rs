@@ -16,6 +16,7 @@ use belljar_engine::keys::KeyRing;
 use belljar_engine::network::Network;
 use belljar_engine::spec::SessionSpec;
 use belljar_engine::store::{StateLock, Store};
+use belljar_engine::workspaces::WorkspacesConfig;
 use belljar_engine::{Engine, EngineConfig};
 use belljar_runtime::Runtime;
 use belljar_runtime::selftest::Verdict;
@@ -27,7 +28,7 @@ use super::limits;
 use crate::backend::Prepared;
 use crate::cli::ServeArgs;
 use crate::home;
-use crate::settings::{Listen, ServerSettings, Settings};
+use crate::settings::{DEFAULT_MODEL, Listen, ServerSettings, Settings};
 
 /// How often keys made or revoked by others are looked for.
 const KEYS_PACE: Duration = Duration::from_secs(1);
@@ -71,7 +72,14 @@ async fn run(args: &ServeArgs, settings: &Settings, prepared: Prepared) -> Resul
     let audit = Audit::open(&settings.state_dir.join("audit.log"), server.audit_code)
         .context("failed to open the audit log")?;
     let enforced = enforced(&runtime, settings).await?;
-    let network = settings.network.of_server(settings.state_dir.join("network-authority.pem"))?;
+    // Tenants must not use the operator's own key, but the only user of a server may.
+    let model = settings.openai.as_ref().unwrap_or_else(|why| {
+        tracing::warn!("browser tasks have no model: {why}");
+        &None
+    });
+    let model = model.as_ref().filter(|_| listens_privately(&listener) && keys.is_empty());
+    let authority = settings.state_dir.join("network-authority.pem");
+    let network = settings.network.of_server(authority, model)?;
     let config = engine_config(settings, image, server.dataset_sources()?, network);
     let engine = Engine::start(config, store, runtime, audit).await?;
     let guard = GuardConfig {
@@ -89,7 +97,12 @@ async fn run(args: &ServeArgs, settings: &Settings, prepared: Prepared) -> Resul
         false => String::new(),
     });
     let app = App::new(Arc::clone(&engine), keys, guard, max_body, public_url);
-    app.set_browser(settings.browser.clone());
+    let mut browser = settings.browser.clone();
+    if let Some(openai) = model.filter(|_| browser.model.is_none() && browser.model_url.is_none()) {
+        browser.model = Some(DEFAULT_MODEL.to_owned());
+        browser.model_url = Some(openai.url.clone());
+    }
+    app.set_browser(browser);
     let stall = Duration::from_secs(server.stall_s);
     app.set_stall(stall);
     if let Some(verdicts) = enforced {
@@ -183,9 +196,11 @@ fn engine_config(
             limits: settings.limits,
             network: settings.network.default.clone(),
             volumes: BTreeMap::new(),
+            workspace: None,
             env: BTreeMap::new(),
             ttl_s: server.ttl_s,
             idle_s: server.idle_s,
+            spill_s: None,
             checkpoints: None,
             metadata: serde_json::Map::new(),
         },
@@ -198,6 +213,7 @@ fn engine_config(
         dataset_bytes: server.dataset_bytes,
         network,
         volumes: settings.volumes.config(settings.strict),
+        workspaces: workspaces(settings),
         shelf: shelf_config(settings),
         pool: server.pool,
         total: server.total,
@@ -205,6 +221,27 @@ fn engine_config(
         spill: server.spill,
         frozen: server.frozen.clone(),
         max_ttl_s: server.max_ttl_s,
+    }
+}
+
+/// Directories that sessions may have at `/workspace`, and those of this server, which they never may.
+fn workspaces(settings: &Settings) -> WorkspacesConfig {
+    let (server, artifacts) = (&settings.server, &settings.artifacts);
+    let own = [
+        &settings.home,
+        &settings.state_dir,
+        &settings.run_dir,
+        &server.sessions_root,
+        &server.dataset_cache,
+        &server.frozen.directory,
+        &settings.volumes.root,
+        &artifacts.blobs_dir,
+        &artifacts.database,
+        &settings.backend.socket_dir,
+    ];
+    WorkspacesConfig {
+        allowed: settings.workspaces.clone(),
+        own: own.into_iter().cloned().collect(),
     }
 }
 

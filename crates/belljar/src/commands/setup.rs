@@ -22,6 +22,9 @@ use crate::cli::SetupArgs;
 use crate::home::{self, MANIFEST_FORMAT, Manifest};
 use crate::settings::{self, Settings};
 
+/// What `--chem` adds; the image that `belljar image build` makes by default has it.
+const CHEMISTRY: &str = "rdkit";
+
 /// The oldest Python that kernels are written for.
 const OLDEST_PYTHON: (u32, u32) = (3, 10);
 
@@ -34,6 +37,7 @@ pub(super) fn setup(args: &SetupArgs, settings: &Settings) -> Result<ExitCode> {
     let python = inspect(args.python.as_deref().unwrap_or(&settings.python))?;
     let mut packages = settings.packages.clone();
     packages.extend(args.with.iter().cloned());
+    packages.extend(args.chem.then(|| CHEMISTRY.to_owned()));
     packages.sort();
     packages.dedup();
     let wanted = Manifest {

@@ -41,7 +41,10 @@ impl BackendSettings {
                 "docker" => Some(Choice::Docker),
                 _ => None,
             })?,
-            image: values.optional("SANDBOX_IMAGE", word)?,
+            image: match values.optional("SANDBOX_IMAGE", word)? {
+                Some(image) => Some(image),
+                None => values.optional("SANDBOX_IMAGE_NAME", word)?,
+            },
             images: values.list("BELLJAR_IMAGES", word)?,
             docker_host: values.optional("DOCKER_HOST", engine)?,
             docker_runtime: values.optional("BELLJAR_DOCKER_RUNTIME", word)?,

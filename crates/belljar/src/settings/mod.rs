@@ -7,6 +7,7 @@ mod backend;
 mod dotenv;
 mod local;
 mod network;
+mod openai;
 mod parse;
 #[cfg(test)]
 mod reference;
@@ -33,6 +34,7 @@ pub use backend::{BackendSettings, Choice, DOCKER_IMAGE};
 pub(crate) use dotenv::commented as commented_env_file;
 pub use local::LocalServer;
 pub use network::NetworkSettings;
+pub use openai::{DEFAULT_MODEL, OpenAi};
 pub use server::{Listen, ServerSettings, Tls};
 use values::Values;
 pub use volumes::VolumeSettings;
@@ -57,6 +59,8 @@ pub struct Settings {
     pub limits: Limits,
     pub cgroup_parent: String,
     pub backend: BackendSettings,
+    /// Directories that sessions may have at `/workspace`.
+    pub workspaces: Vec<PathBuf>,
     pub strict: bool,
     pub log: LogSettings,
     pub bench_image: Option<String>,
@@ -65,6 +69,8 @@ pub struct Settings {
     pub network: NetworkSettings,
     pub volumes: VolumeSettings,
     pub browser: BrowserConfig,
+    /// What a server for local use does browser tasks with, where the user has a key.
+    pub openai: Result<Option<OpenAi>, String>,
     pub client: ClientSettings,
 }
 
@@ -181,6 +187,8 @@ impl Settings {
                 model: values.optional("BELLJAR_BROWSER_MODEL", word)?,
                 model_url: values.optional("BELLJAR_BROWSER_MODEL_URL", parse::public_url)?,
             },
+            openai: OpenAi::read(&values),
+            workspaces: values.paths("BELLJAR_WORKSPACES")?,
             backend: BackendSettings::read(&values, &run_dir)?,
             run_dir,
             state_dir,

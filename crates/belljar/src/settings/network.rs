@@ -7,6 +7,7 @@ use anyhow::{Result, anyhow, bail};
 use belljar_engine::Dns;
 use belljar_engine::network::{Network, Policy, Secrets};
 
+use super::openai::OpenAi;
 use super::parse;
 use super::values::Values;
 
@@ -16,6 +17,8 @@ pub struct NetworkSettings {
     pub default: Policy,
     /// The most that can be asked for.
     most: Policy,
+    /// Whether the operator said so, or it is what the default is.
+    is_most_given: bool,
     /// Of one sandbox, in both directions together.
     bytes: u64,
     /// Or what is wrong with them: only who uses them minds.
@@ -28,24 +31,31 @@ impl NetworkSettings {
         let policy =
             |name: &str| Policy::parse(&values.text(name)).map_err(|why| anyhow!("{name}: {why}"));
         let default = policy("BELLJAR_NETWORK")?;
-        let most = match values.text("BELLJAR_MAX_NETWORK").trim() {
-            "" => default.clone(),
-            _ => policy("BELLJAR_MAX_NETWORK")?,
-        };
+        let is_most_given = !values.text("BELLJAR_MAX_NETWORK").trim().is_empty();
+        let most = if is_most_given { policy("BELLJAR_MAX_NETWORK")? } else { default.clone() };
         let bytes = values.limit("BELLJAR_NETWORK_BYTES", parse::size_from(0))?;
         let secret = |name: &str| std::env::var(name).ok().or_else(|| (values.lookup)(name));
         let secrets = Secrets::parse(&values.text("BELLJAR_NETWORK_SECRETS"), secret);
         let bytes = bytes.unwrap_or(u64::MAX);
         let dns = Dns::parse(&values.text("BELLJAR_DNS"));
         let dns = Arc::new(dns.map_err(|why| anyhow!("BELLJAR_DNS: {why}"))?);
-        Ok(NetworkSettings { default, most, bytes, secrets: secrets.map(Arc::new), dns })
+        let secrets = secrets.map(Arc::new);
+        Ok(NetworkSettings { default, most, is_most_given, bytes, secrets, dns })
     }
 
-    /// The way out of the sandboxes of a server, whose certificate authority is kept at a path.
-    pub fn of_server(&self, authority: PathBuf) -> Result<Arc<Network>> {
-        let most = Some(self.most.clone());
+    /// The way out of the sandboxes of a server, whose certificate authority is kept at a path. Sessions may
+    /// ask for `model`, unless the operator says otherwise.
+    pub fn of_server(&self, authority: PathBuf, model: Option<&OpenAi>) -> Result<Arc<Network>> {
+        let (mut most, mut secrets) = (self.most.clone(), self.secrets()?);
+        if let Some(model) = model {
+            secrets = Arc::new(model.secrets.clone().overridden_by(&secrets));
+            // An operator who forbids everything means it.
+            if !(self.is_most_given && most.is_none()) {
+                most = most.and(&model.policy);
+            }
+        }
         let dns = Arc::clone(&self.dns);
-        let network = Network::new(most, self.secrets()?, self.bytes, Some(authority), dns);
+        let network = Network::new(Some(most), secrets, self.bytes, Some(authority), dns);
         if let Err(why) = network.check(&self.default) {
             bail!("BELLJAR_NETWORK: {why}");
         }
@@ -70,7 +80,7 @@ mod tests {
     use super::*;
 
     fn server(pairs: &[(&str, &str)]) -> Result<Arc<Network>> {
-        with(pairs)?.network.of_server("/x/authority.pem".into())
+        with(pairs)?.network.of_server("/x/authority.pem".into(), None)
     }
 
     #[test]

@@ -50,6 +50,16 @@ impl Values<'_> {
         text.split_whitespace().map(|word| parse(word).ok_or_else(|| refusal(name, word))).collect()
     }
 
+    /// Absolute paths, separated as those of `PATH` are.
+    pub(super) fn paths(&self, name: &str) -> Result<Vec<PathBuf>> {
+        let text = self.text(name);
+        let absolute = |path: &str| match path.strip_prefix('/') {
+            Some(_) => Ok(PathBuf::from(path)),
+            None => Err(refusal(name, path)),
+        };
+        text.split(':').map(str::trim).filter(|path| !path.is_empty()).map(absolute).collect()
+    }
+
     /// An absolute path.
     pub(super) fn path(&self, name: &str) -> Result<Option<PathBuf>> {
         let text = self.text(name);

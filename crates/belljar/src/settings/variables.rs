@@ -172,6 +172,13 @@ pub const GROUPS: &[Group] = &[
             )
             .when_empty("host, or belljar/sandbox:latest with docker"),
             variable(
+                "SANDBOX_IMAGE_NAME",
+                "the name of an image",
+                "",
+                "Another name of SANDBOX_IMAGE, which wins where both are set.",
+            )
+            .when_empty("SANDBOX_IMAGE"),
+            variable(
                 "BELLJAR_IMAGES",
                 "names of images, with * for any part of one",
                 "",
@@ -337,6 +344,17 @@ pub const GROUPS: &[Group] = &[
             .when_empty("nowhere")
             .secret(),
             variable(
+                "BELLJAR_WORKSPACES",
+                "absolute paths of directories, separated by colons",
+                "",
+                "Directories of this machine that sessions may have at /workspace to read and to write, and\n\
+                 so may all below them. What code makes there belongs to whom the directory belongs to.\n\
+                 Parts of the system, home directories themselves and the server's own are refused. Takes\n\
+                 the native backend and the image `host`. Local servers that the Python package starts\n\
+                 allow what their user can reach.",
+            )
+            .when_empty("none"),
+            variable(
                 "BELLJAR_TTL",
                 "seconds, 1 to 315360000",
                 "3600",
@@ -499,6 +517,23 @@ pub const GROUPS: &[Group] = &[
                  BELLJAR_NETWORK_SECRETS can add the key on the way.",
             )
             .when_empty("whoever asks says where"),
+            variable(
+                "OPENAI_API_KEY",
+                "an API key",
+                "",
+                "On a server for local use (no API keys, loopback or a UNIX socket) this is enough for browser\n\
+                 tasks: gpt-5-mini does them unless BELLJAR_BROWSER_MODEL says otherwise. Sessions may ask\n\
+                 for the model's host and for the proxy to add the key, which never enters a sandbox.",
+            )
+            .when_empty("BELLJAR_NETWORK_SECRETS adds keys, if any")
+            .secret(),
+            variable(
+                "OPENAI_BASE_URL",
+                "a URL such as https://api.example.com/v1",
+                "",
+                "Where OPENAI_API_KEY is for.",
+            )
+            .when_empty("OpenAI itself"),
         ],
     },
     Group {

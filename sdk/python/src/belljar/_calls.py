@@ -257,6 +257,8 @@ def create(
     network: Network | None,
     volumes: AskedVolumes | None,
     checkpoints: Checkpoints | None,
+    workspace: str | None = None,
+    idle_hibernate_sec: int | None = None,
 ) -> Call[models.SessionInfo]:
     body = _given(
         key=key,
@@ -270,6 +272,8 @@ def create(
         image=image,
         network=network,
         volumes=volumes,
+        workspace=workspace,
+        idle_hibernate_sec=idle_hibernate_sec,
         checkpoints=checkpoints,
     )
     return Call("POST", "/v1/sessions", _session, body=body, is_safe=key is not None)

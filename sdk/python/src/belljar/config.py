@@ -76,7 +76,7 @@ class Config:
             blobstore_dir=_path(given, "BLOBSTORE_DIR") or Config.blobstore_dir,
             artifacts_db=_path(given, "ARTIFACTS_DB") or Config.artifacts_db,
             datasets_host_ro=_path(given, "DATASETS_HOST_RO"),
-            sandbox_image=given.get("SANDBOX_IMAGE") or Config.sandbox_image,
+            sandbox_image=given.get("SANDBOX_IMAGE") or given.get("SANDBOX_IMAGE_NAME") or Config.sandbox_image,
             tmpfs_size_mb=_number(given, "TMPFS_SIZE_MB", Config.tmpfs_size_mb),
             idle_hibernate_sec=_number(given, "IDLE_HIBERNATE_SEC", Config.idle_hibernate_sec),
             url=given.get("BELLJAR_URL") or given.get("SANDBOX_API_URL") or Config.url,

@@ -102,8 +102,13 @@ _NOT_PASSED_ON = {
     "BELLJAR_BINARY", "BELLJAR_URL", "BELLJAR_API_KEY", "BELLJAR_LISTEN", "BELLJAR_UNIX", "BELLJAR_TLS_CERT",
     "BELLJAR_TLS_KEY",
 }  # fmt: skip
+# Most programs have these for purposes of their own; who needs them of the server says so (belljar.toolkit).
+_NOT_MISSED = {"OPENAI_API_KEY", "OPENAI_BASE_URL"}
 # Other names for the image that every server has.
-DEFAULT_IMAGES = {"sandbox", "sandbox:latest", "py-sandbox:latest"}
+DEFAULT_IMAGES = {
+    "sandbox", "sandbox:latest", "py-sandbox:latest", "python-agent-sandbox:latest", "python-chart-sandbox:latest",
+    "local/sandbox-py311-rdkit:latest",
+}  # fmt: skip
 
 _BARE = (
     "belljar: sandboxes have the plain Python of this machine, without numpy, pandas and matplotlib; "
@@ -210,6 +215,7 @@ _PER_SESSION: dict[str, tuple[str, Callable[[str], Any]]] = {
     "BELLJAR_TTL": ("ttl", int),
     "BELLJAR_IDLE_TIMEOUT": ("idle_timeout", int),
     "SANDBOX_IMAGE": ("image", str),
+    "SANDBOX_IMAGE_NAME": ("image", str),
     "BELLJAR_NETWORK": ("network", lambda value: value if value in ("none", "open") else {"allow": value.split()}),
 }
 # Those that a run has too, which is over before the others could matter.
@@ -225,7 +231,7 @@ def adjusted(place: Place, body: Mapping[str, Any], is_run: bool) -> Mapping[str
     Those that cannot be asked for are named in a warning.
     """
     explicit = _settings.read()
-    wanted = {name for name in explicit if name in DEFAULTS and name not in _NOT_PASSED_ON and name not in OWN}
+    wanted = {name for name in explicit if name in DEFAULTS and name not in {*_NOT_PASSED_ON, *_NOT_MISSED, *OWN}}
     if not wanted:
         return body
     theirs = _environment_of(place)
@@ -243,7 +249,7 @@ def adjusted(place: Place, body: Mapping[str, Any], is_run: bool) -> Mapping[str
 
 
 def _differs(name: str, ours: Mapping[str, str], theirs: Mapping[str, str]) -> bool:
-    if name == "SANDBOX_IMAGE" and ours[name] in DEFAULT_IMAGES:
+    if name in ("SANDBOX_IMAGE", "SANDBOX_IMAGE_NAME") and ours[name] in DEFAULT_IMAGES:
         return False
     return ours[name] != (theirs.get(name) or DEFAULTS[name])
 
@@ -621,7 +627,22 @@ def _environment(place: Place) -> dict[str, str]:
         if value.startswith("@"):
             environment[name] = value = "@" + _settings.absolute(value[1:])
         environment.update({name: given[name] for name in _variables_in(value) if name in given})
+    _allow_what_the_user_may(environment)
     return environment
+
+
+def _allow_what_the_user_may(environment: dict[str, str]) -> None:
+    """Nobody but the user can ask this server for anything: images, the user's own directories, public hosts.
+
+    None of it is given to a session that does not ask for it. What the settings say has the last word.
+    """
+    environment.setdefault("BELLJAR_IMAGES", "*")
+    environment.setdefault("BELLJAR_WORKSPACES", "/")
+    network = environment.get("BELLJAR_NETWORK", "none").strip()
+    if not network.startswith(("{", '"')):
+        # Private addresses can be asked for if they stand there as such.
+        hosts = " ".join(word for word in network.replace(",", " ").split() if word not in ("none", "open"))
+        environment.setdefault("BELLJAR_MAX_NETWORK", f"open {hosts}".strip())
 
 
 def _variables_in(value: str) -> list[str]:

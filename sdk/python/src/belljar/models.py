@@ -302,6 +302,9 @@ class SessionInfo(_Told):
     metadata: dict[str, Any] = Field(default_factory=dict)
     #: By name: `rw` or `ro`.
     volumes: dict[str, str] = Field(default_factory=dict)
+    #: The directory of the server's machine that is at `/workspace`.
+    workspace: str | None = None
+    idle_hibernate_sec: int | None = None
     enforced: dict[str, bool] | None = None
     warnings: list[str] = Field(default_factory=list)
     how: str | None = None

@@ -20,6 +20,7 @@ from pydantic import ConfigDict, Field, PrivateAttr
 from belljar._aio.session import AsyncSession
 from belljar._file_calls import FileInfo, FileList
 from belljar._sync.session import Session
+from belljar.langgraph._model_access import Access, access
 from belljar.langgraph._pictures import IMAGE_TYPES, MAX_IMAGE_BYTES, ashown_images, shown_images, with_pictures
 from belljar.langgraph._render import MAX_CHARS, answer, clip, note, size_of
 from belljar.langgraph._tool import NO_RUNTIME, Answer, Sessions, live, make_tool, origin
@@ -77,6 +78,11 @@ class BelljarToolkit(BaseToolkit):
 
     `session_key_fn`, `images` and `max_output_chars` are those of `make_code_sandbox_tool`. `browser_model` does the
     tasks of `browser_tool`, if it is not the server's own; `browser=False` leaves both browser tools out.
+
+    With nothing but `OPENAI_API_KEY` set, tasks are done by OpenAI's `gpt-5-mini`: sessions may reach its host, and the
+    server adds the key. `network` is where code and pages may go besides: `"open"` for every public host, or hosts such
+    as `["example.org"]`; `BELLJAR_NETWORK`, else nowhere, unless told. It is the `session_manager`'s own, if that has
+    one.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -89,12 +95,17 @@ class BelljarToolkit(BaseToolkit):
     browser: bool = True
     browser_model: BrowserModel = Field(default_factory=BrowserModel)
     browser_timeout_s: float = 600.0
+    network: Any = None
 
     _sessions: Sessions = PrivateAttr()
+    _access: Access = PrivateAttr()
 
     def model_post_init(self, context: Any, /) -> None:
         key_fn: SessionKeyFn | None = self.session_key_fn
+        wants_model = self.browser and self.browser_model == BrowserModel()
+        self._access = access(self.session_manager, self.network, wants_model=wants_model)
         self._sessions = Sessions(self.session_manager, key_fn)
+        self._sessions.gave_up = self._access.gave_up
 
     def get_tools(self) -> list[BaseTool]:
         return [
@@ -110,9 +121,13 @@ class BelljarToolkit(BaseToolkit):
 
     def _browser_tools(self) -> list[BaseTool]:
         task = make_browser_tool(
-            self._sessions, self.browser_model, timeout_s=self.browser_timeout_s, max_chars=self.max_output_chars
+            self._sessions,
+            self.browser_model,
+            timeout_s=self.browser_timeout_s,
+            max_chars=self.max_output_chars,
+            access=self._access,
         )
-        return [task, make_screenshot_tool(self._sessions, images=self.images)]
+        return [task, make_screenshot_tool(self._sessions, images=self.images, access=self._access)]
 
     # Execution.
 

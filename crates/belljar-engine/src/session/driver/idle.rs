@@ -26,10 +26,28 @@ pub(super) struct Spilling {
     again_at: Option<Instant>,
 }
 
+/// How large a value must be that goes to disk, where only the session says that any should.
+const SPILL_BYTES: u64 = 1 << 20;
+
 impl Driver {
+    /// When values of this session go to disk: what it asked for, else what the server says.
+    fn spill_policy(&self) -> Option<SpillPolicy> {
+        let own = self.shared.config.spill;
+        match self.session.spec.spill_s {
+            None => own,
+            Some(0) => None,
+            Some(seconds) => {
+                let after = Duration::from_secs(seconds);
+                let alone =
+                    SpillPolicy { after, frame_bytes: SPILL_BYTES, array_bytes: SPILL_BYTES };
+                Some(own.map_or(alone, |own| SpillPolicy { after, ..own }))
+            }
+        }
+    }
+
     /// When to move the values of this session to disk, should nobody use it until then.
     pub(super) fn spill_at(&self) -> Option<Instant> {
-        let idle = self.shared.config.spill?.after;
+        let idle = self.spill_policy()?.after;
         if self.spilling.done_since == Some(self.used) {
             return None;
         }
@@ -44,7 +62,7 @@ impl Driver {
 
     /// Asks the kernel to move its large values, and looks again later whether it did.
     pub(super) fn spill(&mut self, sandbox: &Arc<Sandbox>) {
-        let Some(policy) = self.shared.config.spill else { return };
+        let Some(policy) = self.spill_policy() else { return };
         let used = self.used;
         self.spilling.again_at = Some(Instant::now() + SPILL_PACE);
         let (session, sandbox) = (Arc::clone(&self.session), Arc::clone(sandbox));

@@ -59,6 +59,8 @@ fn ask(args: SessionCreateArgs) -> Value {
     field("network", args.network.map(|policy| json!(policy)));
     let volumes: BTreeMap<String, String> = args.volumes.into_iter().collect();
     field("volumes", (!volumes.is_empty()).then(|| json!(volumes)));
+    let workspace = args.workspace.map(|path| std::path::absolute(&path).unwrap_or(path));
+    field("workspace", workspace.map(|path| json!(path)));
     field("ttl", args.ttl.map(Value::from));
     field("checkpoints", args.checkpoints.then_some(true.into()));
     let env: BTreeMap<String, String> = args.env.into_iter().collect();

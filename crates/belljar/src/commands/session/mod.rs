@@ -9,6 +9,7 @@ pub(super) mod follow;
 mod fork;
 mod hibernate;
 mod list;
+mod network;
 mod restore;
 mod show;
 mod stage;
@@ -39,6 +40,7 @@ pub(super) fn session(command: SessionCommand, settings: &Settings) -> Result<Ex
         SessionCommand::Hibernate(args) => hibernate::hibernate(client, &args).await,
         SessionCommand::Fork(args) => fork::fork(client, &args).await,
         SessionCommand::Restore(args) => restore::restore(client, &args).await,
+        SessionCommand::Network(args) => network::network(client, &args).await,
         SessionCommand::Datasets(args) => datasets::datasets(client, &args).await,
         SessionCommand::Upload(args) => upload::upload(client, &args).await,
         SessionCommand::Stage(args) => stage::stage(client, &args).await,
@@ -59,6 +61,7 @@ struct Session {
     network: serde_json::Value,
     #[serde(default)]
     volumes: BTreeMap<String, String>,
+    workspace: Option<String>,
     ttl: u64,
     idle_timeout: Option<u64>,
     created: String,

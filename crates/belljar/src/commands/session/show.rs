@@ -51,6 +51,7 @@ fn describe(session: Session, now: i64) -> String {
         ("datasets", Some(session.datasets)),
         ("network", Some(shown_network(&session.network))),
         ("volumes", (!volumes.is_empty()).then(|| volumes.join(", "))),
+        ("workspace", session.workspace),
         ("limits", Some(limits)),
         ("memory", session.memory_used.map(|bytes| format!("{} used", HumanBytes(bytes)))),
         ("created", Some(session.created)),
@@ -76,7 +77,7 @@ fn describe(session: Session, now: i64) -> String {
 }
 
 /// A word, or the hosts; headers are named with where they go.
-fn shown_network(policy: &serde_json::Value) -> String {
+pub(super) fn shown_network(policy: &serde_json::Value) -> String {
     if let Some(word) = policy.as_str() {
         return word.to_owned();
     }

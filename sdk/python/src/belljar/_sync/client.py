@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from types import TracebackType
@@ -140,6 +141,8 @@ class Client:
         network: Network | None = None,
         volumes: AskedVolumes | None = None,
         checkpoints: Checkpoints | None = None,
+        workspace: str | os.PathLike[str] | None = None,
+        idle_hibernate_sec: int | None = None,
         stop_on_exit: bool | None = None,
     ) -> _io.Opening[Session]:
         """Makes a session, or finds the one with this `key`: a conversation, a thread, a user.
@@ -154,6 +157,10 @@ class Client:
         Its code may go where `network` says, as far as the server allows: `"none"`, `"open"`, or
         `{"allow": ["example.org", "*.example.com:443"]}`. `volumes`, such as `{"models": "ro", "results": "rw"}`,
         are at `/volumes/NAME`; see `client.volumes`.
+
+        `workspace` is a directory of the server's machine that code has at `/workspace`, to read and to write, where
+        the server allows that; its files belong to the directory's owner. After `idle_hibernate_sec` seconds
+        without use large values of Python go to disk, and are back before code runs again; 0 is never.
 
         With `checkpoints=True` every execution leaves a point that `session.restore()` goes back
         to and `session.fork()` can begin from.
@@ -171,6 +178,8 @@ class Client:
             network=network,
             volumes=volumes,
             checkpoints=checkpoints,
+            workspace=None if workspace is None else os.path.abspath(workspace),
+            idle_hibernate_sec=idle_hibernate_sec,
         )
         return _io.opening(self._open(call, key is None if stop_on_exit is None else stop_on_exit))
 

@@ -79,6 +79,8 @@ class Sessions:
         self._where_code_is = where_code_is and session_key_fn is None
         # One for all tools of a manager: they work in the same sandboxes.
         self._timeline: Timeline | None = manager.timeline(Timeline) if manager.checkpoints else None
+        #: Says whether a session that was refused can be had with less.
+        self.gave_up: Callable[[BelljarError], bool] = lambda _: False
 
     def key(self, runtime: Any) -> str:
         """The key of the session: by the caller's function, else the thread of the run."""
@@ -94,7 +96,13 @@ class Sessions:
     def call(self, runtime: Any, action: Callable[[Opened[Session]], Answer]) -> Answer:
         with infrastructure():
             # Not among what the model could help: a session that cannot be had.
-            opened = self.manager.open(self.key(runtime))
+            key = self.key(runtime)
+            try:
+                opened = self.manager.open(key)
+            except BelljarError as error:
+                if not self.gave_up(error):
+                    raise
+                opened = self.manager.open(key)
             try:
                 if self._timeline is None:
                     return action(opened)
@@ -111,7 +119,13 @@ class Sessions:
 
     async def acall(self, runtime: Any, action: Callable[[Opened[AsyncSession]], Awaitable[Answer]]) -> Answer:
         with infrastructure():
-            opened = await self.manager.aopen(self.key(runtime))
+            key = self.key(runtime)
+            try:
+                opened = await self.manager.aopen(key)
+            except BelljarError as error:
+                if not self.gave_up(error):
+                    raise
+                opened = await self.manager.aopen(key)
             try:
                 if self._timeline is None:
                     return await action(opened)
@@ -161,9 +175,11 @@ def live(runtime: Any) -> Callable[[Output], None] | None:
     return lambda output: told(output.text)
 
 
-def refused(error: BelljarError, opened: Opened[Any]) -> Answer:
-    """What did not work, for the model to try something else."""
+def refused(error: BelljarError, opened: Opened[Any], advice: str | None = None) -> Answer:
+    """What did not work, for the model to try something else, and what the user can do about it."""
     said = [note(opened.notice), f"It did not work: {error.message}."]
+    if advice:
+        said.append(advice)
     if isinstance(error, SessionEnded):
         said.append(
             "The sandbox has ended, and all variables and imports in it are gone. The next call begins anew and says "

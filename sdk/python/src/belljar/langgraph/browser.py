@@ -12,7 +12,8 @@ from pydantic import Field
 from belljar._aio.session import AsyncSession
 from belljar._browser_calls import Screenshot, TaskResult
 from belljar._sync.session import Session
-from belljar.errors import BrowserError
+from belljar.errors import BrowserError, InvalidRequest
+from belljar.langgraph._model_access import Access
 from belljar.langgraph._pictures import MAX_IMAGE_BYTES, with_pictures
 from belljar.langgraph._render import clip, list_artifacts, note, section
 from belljar.langgraph._tool import NO_RUNTIME, Answer, Sessions, live, make_tool, origin, refused
@@ -44,7 +45,9 @@ class BrowserModel:
     vision: bool | None = None
 
 
-def make_browser_tool(sessions: Sessions, model: BrowserModel, *, timeout_s: float, max_chars: int) -> BaseTool:
+def make_browser_tool(
+    sessions: Sessions, model: BrowserModel, *, timeout_s: float, max_chars: int, access: Access
+) -> BaseTool:
     """The tool `browser_tool`."""
     asked: dict[str, Any] = {**vars(model), "timeout": timeout_s}
 
@@ -56,9 +59,9 @@ def make_browser_tool(sessions: Sessions, model: BrowserModel, *, timeout_s: flo
         def perform(opened: Opened[Session]) -> Answer:
             try:
                 done = opened.session.browser.task(task, **asked, max_steps=max_steps, on_step=live(runtime))
-            except BrowserError as error:
-                return refused(error, opened)
-            return _done(opened, done, max_chars)
+            except (BrowserError, InvalidRequest) as error:
+                return refused(error, opened, access.advice(error, is_task=True))
+            return _done(opened.noting(access.introduction()), done, max_chars)
 
         return sessions.call(runtime, perform)
 
@@ -70,9 +73,9 @@ def make_browser_tool(sessions: Sessions, model: BrowserModel, *, timeout_s: flo
         async def perform(opened: Opened[AsyncSession]) -> Answer:
             try:
                 done = await opened.session.browser.task(task, **asked, max_steps=max_steps, on_step=live(runtime))
-            except BrowserError as error:
-                return refused(error, opened)
-            return _done(opened, done, max_chars)
+            except (BrowserError, InvalidRequest) as error:
+                return refused(error, opened, access.advice(error, is_task=True))
+            return _done(opened.noting(access.introduction()), done, max_chars)
 
         return await sessions.acall(runtime, perform)
 
@@ -80,7 +83,7 @@ def make_browser_tool(sessions: Sessions, model: BrowserModel, *, timeout_s: flo
     return make_tool(browser_tool, abrowser_tool, name="browser_tool", description=description)
 
 
-def make_screenshot_tool(sessions: Sessions, *, images: bool) -> BaseTool:
+def make_screenshot_tool(sessions: Sessions, *, images: bool, access: Access) -> BaseTool:
     """The tool `screenshot_browser`; with `images` the model sees the picture as well."""
 
     def screenshot_browser(
@@ -95,7 +98,7 @@ def make_screenshot_tool(sessions: Sessions, *, images: bool) -> BaseTool:
             try:
                 return _taken(opened, opened.session.browser.screenshot(**asked), images)
             except BrowserError as error:
-                return refused(error, opened)
+                return refused(error, opened, access.advice(error, is_task=False))
 
         return sessions.call(runtime, take)
 
@@ -111,7 +114,7 @@ def make_screenshot_tool(sessions: Sessions, *, images: bool) -> BaseTool:
             try:
                 return _taken(opened, await opened.session.browser.screenshot(**asked), images)
             except BrowserError as error:
-                return refused(error, opened)
+                return refused(error, opened, access.advice(error, is_task=False))
 
         return await sessions.acall(runtime, take)
 
