@@ -15,7 +15,10 @@ const INTRODUCTION: &str = "\
      BLESS=1 cargo test -p belljar --lib settings -->
 
 Flags win over the environment, the environment over the `.env` of the current directory, and that
-over the defaults. `belljar setup` writes a `.env` with everything below commented out. An empty
+over the defaults: the most important place that has a variable decides. `belljar setup` writes a
+`.env` with everything below commented out. The Python package reads the same settings in the same way.
+A line of the file is `NAME=value`, with or without `export` before it; `#` begins a comment, and a value
+in quotes may have several lines (in double quotes, `\\n` and `\\\"` mean what they mean in C). An empty
 value is the same as none. A wrong value is refused by every command, and so is a name that begins
 with `BELLJAR_` and is not listed here: it would be believed to work.
 
