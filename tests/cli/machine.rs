@@ -146,9 +146,14 @@ fn a_setup_that_fails_leaves_the_environment_that_was_there() {
     let run = context.run(["-c", code]);
     assert_eq!(run.to_string(), "exit 0\n--- stdout\n'first'\n--- stderr\n");
 
-    let grown = context.call(["setup", "--with", &second]);
+    // `--chem` is one more package, which pip finds by its name.
+    wheel(&context, "rdkit");
+    context.set_env("PIP_NO_INDEX", "1");
+    let found = context.path("").display().to_string();
+    context.set_env("PIP_FIND_LINKS", &found);
+    let grown = context.call(["setup", "--chem", "--with", &second]);
     assert_eq!(grown.code, Some(0), "{grown}");
-    let code = "import first, second, subprocess; print(first.NAME, second.NAME)
+    let code = "import first, second, rdkit, subprocess; print(first.NAME, second.NAME)
 print(subprocess.run(['second-tool'], capture_output=True).stderr)";
     assert_eq!(context.run(["-c", code]).stdout(), "first second\nb'SECOND\\n'\n");
     let left: Vec<String> = fs::read_dir(home.path())

@@ -13,8 +13,8 @@ MAX_MESSAGE_CHARS = 16 << 10
 _PACKAGES = {
     "sklearn": "scikit-learn", "PIL": "pillow", "IPython": "ipython", "cv2": "opencv-python-headless",
     "bs4": "beautifulsoup4", "yaml": "pyyaml", "dotenv": "python-dotenv", "dateutil": "python-dateutil",
-    "skimage": "scikit-image", "fitz": "pymupdf", "docx": "python-docx", "pptx": "python-pptx", "Crypto": "pycryptodome",
-    "serial": "pyserial", "OpenSSL": "pyopenssl", "jwt": "pyjwt", "git": "gitpython",
+    "skimage": "scikit-image", "fitz": "pymupdf", "docx": "python-docx", "pptx": "python-pptx",
+    "Crypto": "pycryptodome", "serial": "pyserial", "OpenSSL": "pyopenssl", "jwt": "pyjwt", "git": "gitpython",
 }  # fmt: skip
 
 _OUR_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -52,14 +52,14 @@ def _advice(error: BaseException) -> str:
     """How to get a package that is missing."""
     name = error.name if isinstance(error, ModuleNotFoundError) else None
     top = name.partition(".")[0] if type(name) is str else ""
-    # A module that is missing in a package that is there, in the user's own code, or in Python itself, is another matter.
+    # A module that is missing in a package that is there, or in Python itself, is another matter.
     if not top.isidentifier() or top in sys.modules or top.startswith("_") or top in sys.stdlib_module_names:
         return ""
     package = _PACKAGES.get(top, top)
-    way = f"`%pip install {package}` installs it for this session"
+    way = f"If it is a package, `%pip install {package}` installs it for this session"
     if not (os.environ.get("HTTPS_PROXY") or os.environ.get("https_proxy")):
         way += ", if the session is made with a network policy that allows the package index: this one has no network"
-    return f"{top} is not installed. {way}; `belljar setup --with {package}` on the server's machine, for all sandboxes.\n"
+    return f"{top} is not installed. {way}; `belljar setup --with {package}` on the server's machine does, for all.\n"
 
 
 def has_user_frame(error: BaseException) -> bool:

@@ -1,4 +1,4 @@
-"""The server in a container, as docs/how-to/from-python-agent-sandbox.md says: with sandboxes of its own, and limits."""
+"""The server in a container, as docs/how-to/from-python-agent-sandbox.md says: sandboxes of its own, and limits."""
 
 from __future__ import annotations
 

@@ -41,10 +41,9 @@ impl BackendSettings {
                 "docker" => Some(Choice::Docker),
                 _ => None,
             })?,
-            image: match values.optional("SANDBOX_IMAGE", word)? {
-                Some(image) => Some(image),
-                None => values.optional("SANDBOX_IMAGE_NAME", word)?,
-            },
+            image: values
+                .optional("SANDBOX_IMAGE", word)?
+                .or(values.optional("SANDBOX_IMAGE_NAME", word)?),
             images: values.list("BELLJAR_IMAGES", word)?,
             docker_host: values.optional("DOCKER_HOST", engine)?,
             docker_runtime: values.optional("BELLJAR_DOCKER_RUNTIME", word)?,

@@ -28,12 +28,12 @@ impl OpenAi {
     /// Nothing where there is no key. Other programs read these variables as well, so what is wrong with them
     /// is for those to mind who use them here.
     pub(super) fn read(values: &Values<'_>) -> Result<Option<OpenAi>, String> {
-        let key = values.text(SECRET);
+        let (key, url) =
+            (values.text(SECRET), values.optional("OPENAI_BASE_URL", parse::public_url));
         let key = key.trim();
         if key.is_empty() {
             return Ok(None);
         }
-        let url = values.optional("OPENAI_BASE_URL", parse::public_url);
         let url = url.map_err(|why| why.to_string())?;
         let url = url.unwrap_or_else(|| DEFAULT_URL.to_owned());
         let (scheme, rest) = url.split_once("://").unwrap_or(("https", &url));
