@@ -39,6 +39,7 @@ fn doctor_finds_this_machine_usable() {
     seccomp
     landlock
     volumes
+    session files
     python
     user ids
     cgroups
