@@ -9,6 +9,9 @@ use serde_json::json;
 use crate::client::printed;
 use crate::server::{HOLD, Place, Server, Session, eventually};
 
+/// Files of sessions that this test can write to.
+const FROM_OUTSIDE: (&str, &str) = ("BELLJAR_SESSION_FILES", "directory");
+
 /// Lets whoever holds in a session on disk go on, without a server.
 fn release(place: &Place, session: &Session) {
     let files = place.path("sessions").join(&session.id).join("files");
@@ -22,7 +25,7 @@ async fn is_draining(server: &Server) {
 
 #[tokio::test]
 async fn what_is_in_progress_is_finished_and_sessions_stay() {
-    let server = Server::start().await;
+    let server = Server::with(&[FROM_OUTSIDE]).await;
     let session = server.session_with(json!({"key": "k", "storage": "BIND"})).await;
     session.python("x = ['kept']").await;
     session.exec(json!({"language": "bash", "code": "colour=blue"})).await.json(200);
@@ -64,7 +67,8 @@ async fn what_is_in_progress_is_finished_and_sessions_stay() {
 
 #[tokio::test]
 async fn what_takes_too_long_goes_on_without_a_server() {
-    let server = Server::with(&[("BELLJAR_DRAIN", "0"), ("SESSION_STORAGE", "BIND")]).await;
+    let settings = [("BELLJAR_DRAIN", "0"), ("SESSION_STORAGE", "BIND"), FROM_OUTSIDE];
+    let server = Server::with(&settings).await;
     let session = server.session().await;
     let ask = json!({"code": HOLD, "exec_id": "held"});
     let mut stream = server.post_stream(&session.path("/exec"), ask).await;

@@ -17,6 +17,8 @@ const FRAME: &str = "import numpy as np, pandas as pd\n\
 async fn impatient() -> Server {
     let place = Place::new()
         .env("IDLE_HIBERNATE_SEC", "1")
+        // What is on disk is looked at from outside.
+        .env("BELLJAR_SESSION_FILES", "directory")
         .env("BELLJAR_PRELOAD", "numpy pandas pyarrow pyarrow.parquet");
     Arc::new(place).serve().await
 }

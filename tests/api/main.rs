@@ -11,6 +11,7 @@ mod corner;
 mod datasets;
 mod deaths;
 mod descriptors;
+mod disk;
 mod doors;
 mod drain;
 mod edges;

@@ -22,7 +22,7 @@ pub(crate) fn log(directory: &Path) -> Vec<Value> {
 
 #[tokio::test]
 async fn a_session_on_disk_can_be_read_by_people() {
-    let server = Server::start().await;
+    let server = Server::with(&[("BELLJAR_SESSION_FILES", "directory")]).await;
     let ask = json!({"storage": "BIND", "key": "thread", "metadata": {"user": 7}});
     let made = server.post("/v1/sessions", ask).await.json(201);
     let session = Session::of(&server, text(&made["id"]));
@@ -255,9 +255,86 @@ async fn datasets_are_shown_and_not_written() {
     server.session_with(json!({"datasets": "LOCAL_RO"})).await;
 }
 
+/// `mkdtemp`, `/root` and private homes are like this.
+#[tokio::test]
+async fn a_private_directory_can_be_data() {
+    use std::os::unix::fs::{DirBuilderExt as _, chown};
+    let place = Place::new();
+    let data = place.path("datasets");
+    fs::DirBuilder::new().mode(0o700).create(&data).expect("a directory");
+    fs::write(data.join("table.csv"), "a,b\n1,2\n").expect("a file");
+    fs::create_dir(data.join("closed")).expect("a directory");
+    fs::write(data.join("closed/of_another"), "x").expect("a file");
+    let private = |path: &Path, mode| {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("its mode");
+    };
+    private(&data.join("table.csv"), 0o600);
+    private(&data.join("closed"), 0o700);
+    // What another user keeps to himself stays so.
+    chown(data.join("closed"), Some(4321), Some(4321)).expect("given away");
+    let place = Arc::new(place.env("DATASETS_HOST_RO", &data.display().to_string()));
+    let server = place.serve().await;
+    for owner in [0, 1234] {
+        for path in [data.clone(), data.join("table.csv")] {
+            chown(path, Some(owner), Some(owner)).expect("given away");
+        }
+        let session = server.session_with(json!({"datasets": "LOCAL_RO"})).await;
+        let look = "cat /data/table.csv; stat -c %U /data; id -un; ls /data/closed; true";
+        let looked = session.shell(look).await;
+        let lines: Vec<&str> = text(&looked["stdout"]).lines().collect();
+        assert_eq!((&lines[..2], lines[2]), (&["a,b", "1,2"][..], lines[3]), "{looked:#}");
+        assert!(text(&looked["stderr"]).contains("Permission denied"), "{looked:#}");
+        for write in ["echo x > /data/new", "chmod 777 /data", "rm /data/table.csv"] {
+            assert_eq!(session.shell(write).await["status"], "error", "{write}");
+        }
+        let listed = server.get(&session.path("/datasets")).await.json(200);
+        let names: Vec<&str> = listed["datasets"]
+            .as_array()
+            .expect("a list")
+            .iter()
+            .map(|dataset| text(&dataset["name"]))
+            .collect();
+        assert_eq!(names, ["table.csv"], "{listed:#}");
+        // Closed to the sandbox while it is shown: an error of the caller's place, never of ours.
+        private(&data, 0o000);
+        let answer = server.get(&session.path("/datasets")).await;
+        assert!(answer.status == 200 || answer.status == 409, "{answer}");
+        private(&data, 0o700);
+        session.stop().await;
+    }
+    let run = json!({"code": "print(open('/data/table.csv').read())", "datasets": "LOCAL_RO"});
+    assert_eq!(server.post("/v1/run", run).await.json(200)["stdout"], "a,b\n1,2\n\n");
+}
+
+#[tokio::test]
+async fn a_private_directory_whose_ids_cannot_be_translated_is_refused() {
+    let place = Place::new();
+    let data = place.path("datasets");
+    fs::create_dir(&data).expect("a directory");
+    let place = Arc::new(place.env("DATASETS_HOST_RO", &data.display().to_string()));
+    // This file system cannot.
+    let script = format!(
+        "mount -t ramfs ramfs '{0}' && echo x > '{0}/file' && chmod 700 '{0}' && exec '{1}' serve",
+        data.display(),
+        env!("CARGO_BIN_EXE_belljar")
+    );
+    let server = place.serve_by(place.command("unshare", &["-m", "sh", "-c", &script])).await;
+    let refused = server.post("/v1/sessions", json!({"datasets": "LOCAL_RO"})).await;
+    let message = refused.error(409, "data_not_readable");
+    let path = data.display().to_string();
+    for part in [path.as_str(), "mode 0700", "chmod -R o+rX", "idmapped"] {
+        assert!(message.contains(part), "{message}");
+    }
+    let inside = format!("/proc/{}/root{path}", server.pid());
+    fs::set_permissions(&inside, fs::Permissions::from_mode(0o755)).expect("its mode");
+    let session = server.session_with(json!({"datasets": "LOCAL_RO"})).await;
+    assert_eq!(session.shell("cat /data/file").await["stdout"], "x\n");
+}
+
 /// A server of which one directory is on a disk of its own, in a mount namespace of its own.
 pub(crate) async fn on_a_small_disk(directory: &str, options: &str) -> Server {
-    let place = Arc::new(Place::new());
+    // No file system of its own fits on such a disk.
+    let place = Arc::new(Place::new().env("BELLJAR_SESSION_FILES", "directory"));
     let root = place.path(directory);
     fs::create_dir(&root).expect("a directory");
     let script = format!(
@@ -364,7 +441,14 @@ async fn a_database_without_room_loses_nothing() {
 
 #[tokio::test]
 async fn files_are_private_and_no_start_removes_them() {
-    let place = Arc::new(Place::new().env("SESSION_STORAGE", "BIND").env("BELLJAR_POOL", "1"));
+    for kind in ["directory", "image"] {
+        files_of_this_kind_are_private_and_no_start_removes_them(kind).await;
+    }
+}
+
+async fn files_of_this_kind_are_private_and_no_start_removes_them(kind: &str) {
+    let place = Place::new().env("SESSION_STORAGE", "BIND").env("BELLJAR_POOL", "1");
+    let place = Arc::new(place.env("BELLJAR_SESSION_FILES", kind));
     let server = place.serve().await;
     let session = server.session_with(json!({"key": "k"})).await;
     session.python("open('/session/precious', 'w').write('x')").await;
@@ -377,7 +461,10 @@ async fn files_are_private_and_no_start_removes_them() {
     server.terminate().await;
     let server = place.serve().await;
     eventually("it is ready", async || server.get("/readyz").await.status == 200).await;
-    assert!(directory.join("files/precious").exists());
+    let kept = if kind == "image" { "files.ext4" } else { "files/precious" };
+    assert!(directory.join(kept).exists());
     let again = server.post("/v1/sessions", json!({"key": "k"})).await.json(200);
     assert_eq!(again["how"], "restarted");
+    let session = Session::of(&server, &session.id);
+    assert_eq!(session.shell("cat precious").await["stdout"], "x");
 }

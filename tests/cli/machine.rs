@@ -43,6 +43,7 @@ fn doctor_finds_this_machine_usable() {
     seccomp
     landlock
     volumes
+    session files
     python
     user ids
     cgroups

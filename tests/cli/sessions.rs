@@ -76,6 +76,38 @@ fn a_pool_that_cannot_be_filled_is_said_once_and_filled_when_it_can() {
 }
 
 #[test]
+fn a_session_with_files_goes_on_with_other_options_and_can_be_removed() {
+    let served = Served::on_socket();
+    let id = served.create(&["--key", "bk", "--storage", "BIND"]);
+    served.ok(["exec", "bk", "--lang", "bash", "-c", "echo kept > /session/file"]);
+    served.ok(["stop", "bk"]);
+    let again = ["create", "--key", "bk", "--storage", "BIND", "--memory", "1G"];
+    assert_eq!(served.ok(again).stdout().trim(), id);
+    let shown = served.ok(["show", "bk"]);
+    assert!(shown.stdout().contains("memory 1.00 GiB"), "{shown}");
+    let read = served.ok(["exec", "bk", "--lang", "bash", "-c", "cat /session/file"]);
+    assert_eq!(read.stdout(), "kept\n");
+    // One that is alive, one that has ended, and one that is not there.
+    let ended = served.create(&["--key", "ended", "--storage", "BIND"]);
+    served.ok(["stop", "ended"]);
+    let removed = served.call(["remove", "bk", "none", &ended]);
+    assert_snapshot!(removed, @r"
+    exit 125
+    --- stdout
+    ses_[ID] removed
+    ses_[ID] removed
+    --- stderr
+    belljar: there is no session with the id or key `none`; `belljar session list` shows all
+    ");
+    assert_eq!(served.ok(["list", "--json"]).stdout().matches("ses_").count(), 0);
+    assert_ne!(served.create(&["--key", "bk", "--storage", "BIND"]), id);
+    let files = served.call(["exec", "bk", "--lang", "bash", "-c", "cat /session/file"]);
+    assert_eq!(files.code, Some(1), "{files}");
+    let as_json = served.ok(["remove", "--json", "bk"]);
+    assert!(as_json.stdout().contains("\"removed\""), "{as_json}");
+}
+
+#[test]
 fn sessions_are_listed_and_shown() {
     let served = Served::on_socket();
     assert_snapshot!(served.call(["list"]), @r"

@@ -3,6 +3,7 @@
 use serde_json::json;
 
 use crate::backend::Backend;
+use crate::files::is_on_disk;
 use crate::server::{Session, command_line, eventually, text};
 
 pub(crate) async fn a_successor_goes_on(on: Backend) {
@@ -62,7 +63,7 @@ pub(crate) async fn a_session_from_the_pool_is_like_any_other(on: Backend) {
     assert_eq!(server.metric("belljar_creates_total{how=\"pool\"}").await, 1.0);
     let code = "import os; open('/session/kept', 'w').write('x'); print(os.environ['OWN'])";
     assert_eq!(session.printed(code).await, "yes\n");
-    assert!(server.path("sessions").join(&session.id).join("files/kept").exists());
+    assert!(is_on_disk(&server.path("sessions").join(&session.id), "kept"));
     // It is a session's now, and outlives the server; those that wait do not.
     eventually("the pool is full", is_full).await;
     let place = server.kill().await;

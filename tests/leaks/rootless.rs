@@ -1,7 +1,7 @@
 //! Belljar without root: it works, and says exactly what it cannot enforce.
 
 use std::fs;
-use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt, chown};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -75,6 +75,7 @@ fn doctor_names_what_is_not_enforced(user: &User) {
     kernel: ok
     seccomp: ok
     volumes: weak
+    session files: weak
     python: weak
     user ids: weak
     cgroups: weak
@@ -142,6 +143,59 @@ fn volumes_are_directories(user: &User) {
     assert_eq!(fs::read_dir(owner.path()).expect("a directory").count(), 0);
     belljar_sys::process::signal(server.id(), 15).expect("it runs");
     server.wait().expect("it ends");
+}
+
+/// Files of sessions with storage BIND are plain ones, which can be removed whatever they are, and
+/// are said not to be enforced. Directories of others are no data.
+#[test]
+fn files_of_an_ordinary_user_are_plain_and_his_own() {
+    if !privileges::is_root() {
+        println!("skipped: becoming another user needs root");
+        return;
+    }
+    let user = User::new();
+    private_directories_of_others_are_refused_as_data(&user);
+    let socket = user.directory.path().join("home/socket3").display().to_string();
+    let mut server = user.command(&["serve", "--unix", &socket, "--stop-sessions"]);
+    let server = server.env("BELLJAR_POOL", "0").stdout(Stdio::null()).stderr(Stdio::null());
+    let mut server = server.spawn().expect("setpriv starts");
+    let url = format!("unix:{socket}");
+    let ask = |args: &[&str]| {
+        user.command(args).env("BELLJAR_URL", &url).output().expect("setpriv starts")
+    };
+    let deadline = Instant::now() + PATIENCE;
+    while !ask(&["session", "list"]).status.success() {
+        assert!(Instant::now() < deadline, "it does not answer");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let ok = |args: &[&str]| {
+        let done = ask(args);
+        assert!(done.status.success(), "{done:?}");
+        text(&done.stdout)
+    };
+    ok(&["session", "create", "--storage", "BIND", "--key", "k"]);
+    let shown = ok(&["session", "show", "k"]);
+    assert!(shown.contains("files on disk is not enforced"), "{shown}");
+    let write = "echo one > /session/a; mkdir -p d/e; touch d/e/f; chmod 0 d";
+    ok(&["session", "exec", "k", "--lang", "bash", "-c", write]);
+    let sessions = user.directory.path().join("home/belljar/sessions");
+    let directory =
+        fs::read_dir(&sessions).expect("a directory").flatten().next().expect("its own");
+    assert_eq!(fs::read_to_string(directory.path().join("files/a")).expect("a file"), "one\n");
+    ok(&["session", "stop", "k"]);
+    ok(&["session", "remove", "k"]);
+    assert_eq!(fs::read_dir(&sessions).expect("a directory").count(), 0);
+    belljar_sys::process::signal(server.id(), 15).expect("it runs");
+    server.wait().expect("it ends");
+}
+
+fn private_directories_of_others_are_refused_as_data(user: &User) {
+    let private = user.directory.path().join("private");
+    fs::DirBuilder::new().mode(0o700).create(&private).expect("a directory");
+    let refused = user.belljar(&["run", "--data", &private.display().to_string(), "-c", "1"]);
+    let why = text(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(125), "{why}");
+    assert!(why.contains("mode 0700") && why.contains("chmod -R o+rX"), "{why}");
 }
 
 /// Becomes a program for which there is no Landlock.

@@ -12,6 +12,7 @@ mod server;
 #[path = "../api/site.rs"]
 mod site;
 
+mod forgotten;
 mod kills;
 mod network;
 mod sleep;

@@ -199,8 +199,23 @@ impl From<EngineError> for ApiError {
                     .hint("an exec_id stands for one piece of code; choose another")
             }
             EngineError::Different { .. } => {
-                ApiError::new(StatusCode::CONFLICT, "session_differs", message)
-                    .hint("leave these out to use the session as it is, or stop it first")
+                ApiError::new(StatusCode::CONFLICT, "session_differs", message).hint(
+                    "leave these out to use the session as it is, or stop it first: one with \
+                     storage BIND then goes on with its files and what is asked for",
+                )
+            }
+            EngineError::Create(RuntimeError::DataClosed(_)) => {
+                tracing::error!("{message}");
+                ApiError::new(StatusCode::CONFLICT, "data_not_readable", message)
+            }
+            EngineError::DiskNotEnforced(_) => {
+                ApiError::new(StatusCode::CONFLICT, "disk_not_enforced", message)
+            }
+            EngineError::RemoveFiles { .. } => internal(message)
+                .hint("the next start of the server tries to remove them again"),
+            // Of what code inside, or the owner of the data, did to the directory.
+            EngineError::ListDatasets(RuntimeError::Refused(_)) => {
+                ApiError::new(StatusCode::CONFLICT, "data_not_readable", message)
             }
             EngineError::KeyTaken { .. } => {
                 ApiError::new(StatusCode::CONFLICT, "key_taken", message)
@@ -222,7 +237,10 @@ impl From<EngineError> for ApiError {
             EngineError::NoStaging(_) => ApiError::new(StatusCode::CONFLICT, "no_staging", message),
             EngineError::NoRoomInside(_) | EngineError::FullInside => {
                 ApiError::new(StatusCode::INSUFFICIENT_STORAGE, "no_room_inside", message)
-                    .hint("ask for a session with a larger tmpfs limit, or with storage BIND")
+                    .hint(
+                        "remove files in it, or ask for a session with a larger tmpfs limit or with \
+                         storage BIND, whose size is BELLJAR_SESSION_SIZE",
+                    )
             }
             EngineError::Stage(RuntimeError::Refused(refusal)) => no_place(refusal.code, message),
             EngineError::Stage(RuntimeError::Open { .. }) => {
@@ -338,7 +356,10 @@ fn from_volume(error: &EngineError, message: String) -> ApiError {
             ApiError::new(StatusCode::INSUFFICIENT_STORAGE, "volume_full", message)
                 .hint("ask for it with `ro`, or make a larger one and copy what is needed")
         }
-        EngineError::Volume(RuntimeError::Volume { cause, .. }) if is_out_of_space(cause) => {
+        EngineError::Volume(RuntimeError::Volume { cause, .. })
+        | EngineError::Create(RuntimeError::Volume { cause, .. })
+            if is_out_of_space(cause) =>
+        {
             out_of_space(message)
         }
         _ => internal(message),

@@ -99,7 +99,8 @@ pub(crate) struct AskedLimits {
     pub cpus: Option<f64>,
     /// Processes and threads.
     pub pids: Option<u64>,
-    /// Bytes of files in memory.
+    /// Bytes of files in memory. They are part of `memory` and may take three quarters of it: where
+    /// only this is given, `memory` is raised as needed; with too little `memory` it is refused.
     pub tmpfs: Option<Size>,
 }
 
@@ -295,6 +296,10 @@ pub(crate) struct SessionBody {
     pub directory: Option<String>,
     #[schema(value_type = Object)]
     pub metadata: serde_json::Map<String, serde_json::Value>,
+    /// When it is removed with its files, if it has ended and nobody starts it again
+    /// (`BELLJAR_SESSION_RETENTION`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kept_until: Option<String>,
     /// What went wrong without ending anything, and limits that the server's machine does not enforce.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
@@ -327,7 +332,17 @@ pub(crate) struct ReplacedBody {
 
 impl App {
     pub(crate) fn session_body(&self, info: SessionInfo) -> SessionBody {
-        let SessionInfo { id, key, spec, created_ms, view, memory_used, directory, .. } = info;
+        let SessionInfo {
+            id,
+            key,
+            spec,
+            created_ms,
+            view,
+            memory_used,
+            directory,
+            kept_until_ms,
+            ..
+        } = info;
         SessionBody {
             id,
             key,
@@ -361,6 +376,7 @@ impl App {
             memory_used,
             directory: directory.map(|path| path.display().to_string()),
             metadata: spec.metadata,
+            kept_until: kept_until_ms.map(clock::rfc3339),
             warnings: match view.ended_ms {
                 None => self.limit_warnings().into_iter().chain(view.warnings).collect(),
                 Some(_) => view.warnings,
@@ -374,7 +390,8 @@ impl App {
     responses(
         (status = 201, body = CreatedBody, description = "Made"),
         (status = 200, body = CreatedBody, description = "Found by its key, or restarted"),
-        (status = 409, body = ErrorBody, description = "The session with this key is different"),
+        (status = 409, body = ErrorBody,
+            description = "The session with this key is alive and different"),
         (status = 422, body = ErrorBody), (status = 429, body = ErrorBody, description = "No room"),
     ))]
 pub(crate) async fn create(
@@ -478,15 +495,37 @@ pub(crate) async fn extend(
     Ok(Json(app.session_body(app.engine.extend(&who, &id, body.ttl).await?)))
 }
 
-/// Stop a session. What runs in it is ended, and says so in its result.
-#[utoipa::path(delete, path = "/v1/sessions/{id}", tag = "sessions", params(("id" = String, Path)),
-    responses((status = 200, body = SessionBody), (status = 404, body = ErrorBody)))]
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct StopSession {
+    /// Forget the session as well, with its files, snapshots, executions and log, also one that has
+    /// ended already. Its artifacts stay.
+    pub purge: Option<String>,
+}
+
+/// Stop a session. What runs in it is ended, and says so in its result. With `?purge` it is
+/// forgotten with its files.
+#[utoipa::path(delete, path = "/v1/sessions/{id}", tag = "sessions",
+    params(("id" = String, Path), StopSession),
+    responses(
+        (status = 200, body = SessionBody, description = "Stopped; with `purge`, what it was"),
+        (status = 404, body = ErrorBody), (status = 422, body = ErrorBody)))]
 pub(crate) async fn stop(
     State(app): State<Arc<App>>,
     Extension(who): Extension<Principal>,
     Path(id): Path<String>,
+    Query(query): Query<StopSession>,
 ) -> Result<Json<SessionBody>, ApiError> {
-    Ok(Json(app.session_body(app.engine.stop(&who, &id).await?)))
+    let purge = match query.purge.as_deref() {
+        None | Some("false" | "0") => false,
+        Some("" | "true" | "1") => true,
+        Some(_) => return Err(ApiError::invalid("purge: expected true or false")),
+    };
+    let info = match purge {
+        true => app.engine.purge(&who, &id).await?,
+        false => app.engine.stop(&who, &id).await?,
+    };
+    Ok(Json(app.session_body(info)))
 }
 
 /// Start a session again that has ended and whose files are on disk. Its variables are gone.

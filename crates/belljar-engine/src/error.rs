@@ -120,6 +120,15 @@ pub enum EngineError {
     VolumeFull { name: VolumeName, used: u64, size: u64 },
     #[error(transparent)]
     Volume(RuntimeError),
+    #[error("{0}")]
+    DiskNotEnforced(String),
+    #[error("session `{session}` is forgotten, but its files could not be removed from `{path}`")]
+    RemoveFiles {
+        session: String,
+        path: PathBuf,
+        #[source]
+        cause: std::io::Error,
+    },
     #[error("session `{session}` {}{}", state(*refusal), because.as_ref().map(|why| format!(": {why}")).unwrap_or_default())]
     NotNow { session: String, refusal: Refusal, because: Option<String> },
     #[error("{0} executions wait in this session already")]

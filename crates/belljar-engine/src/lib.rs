@@ -43,6 +43,7 @@ pub use engine::{
 pub use error::{EngineError, in_full};
 pub use frozen::FrozenConfig;
 pub use outbound::Dns;
+pub use record::DiskConfig;
 
 /// Locks what can be used again after a panic: nothing here panics half-way through a change.
 pub(crate) fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {

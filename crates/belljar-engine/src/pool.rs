@@ -83,7 +83,7 @@ impl Pool {
         if let Some(warm) = self.take_ready() {
             return Ok(warm);
         }
-        let (id, spec) = (self.shared.next)()?;
+        let (id, spec) = next(&self.shared).await?;
         Ok(Warm { id, sandbox: warm_sandbox(&self.shared.runtime, &spec).await? })
     }
 
@@ -166,13 +166,20 @@ pub async fn warm_sandbox(
     }
 }
 
+/// Decides on a thread of its own: a directory, or a file system, may have to be made for it.
+async fn next(shared: &Arc<Shared>) -> Result<(String, SandboxSpec), EngineError> {
+    let shared = Arc::clone(shared);
+    let decided = tokio::task::spawn_blocking(move || (shared.next)()).await;
+    decided.unwrap_or(Err(EngineError::Stopping))
+}
+
 async fn fill(shared: Arc<Shared>) {
     // A kernel started before the zygote is warm would be slow to start and large for ever.
     shared.runtime.warmed_up().await;
     let mut trouble = Trouble::default();
     loop {
         while shared.lock().len() < shared.target {
-            let made = match (shared.next)() {
+            let made = match next(&shared).await {
                 Ok((id, spec)) => {
                     let made = warm_sandbox(&shared.runtime, &spec).await;
                     made.map(|sandbox| Warm { id, sandbox })

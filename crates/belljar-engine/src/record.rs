@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! SESSIONS_ROOT/<id>/
-//!     files/                  /session inside
+//!     files/                  /session inside, as plain files,
+//!     files.ext4              or in a file system of its own, whose size is enforced
 //!     artifacts/              what was taken from /session/artifacts, by name
 //!     session.log             one line of JSON per execution
 //!     session_metadata.json   what it is, and how it was used
@@ -18,6 +19,8 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, symlink};
 use std::path::{Path, PathBuf};
 
+use belljar_runtime::{VolumeKind, VolumePlace};
+use belljar_sys::mount;
 use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 
@@ -34,6 +37,54 @@ const BY_KEY: &str = "by-key";
 
 /// The longest name that a key has on disk; a file system takes 255 bytes.
 const MAX_KEY_NAME: usize = 200;
+/// Stands in a directory that is being removed, and names the server that does it.
+const REMOVED: &str = "removed";
+
+/// What a directory is renamed to before it is removed: writers that are late find it no more.
+const REMOVED_SUFFIX: &str = ".removed";
+
+/// A file system that grows needs room on the disk below it. With less than this none is begun or
+/// gone on with.
+const LEAST_ROOM: u64 = 16 << 20;
+
+/// How the files of sessions with storage BIND are kept.
+#[derive(Debug, Clone)]
+pub struct DiskConfig {
+    /// How those of new ones are; none: with an enforced size if that is possible.
+    pub kind: Option<VolumeKind>,
+    /// What the files of one session may take.
+    pub size: u64,
+    /// Seconds after its end until a session is removed with its files; none: never.
+    pub retention_s: Option<u64>,
+    /// Refuses sessions whose size is not enforced.
+    pub strict: bool,
+}
+
+impl DiskConfig {
+    /// How the files of a new session are kept, and why not better.
+    #[must_use]
+    pub fn new_kind(&self) -> (VolumeKind, Option<&'static str>) {
+        match (self.kind, VolumeKind::why_no_images()) {
+            (Some(VolumeKind::Image) | None, None) => (VolumeKind::Image, None),
+            (Some(VolumeKind::Directory), _) => {
+                (VolumeKind::Directory, Some("BELLJAR_SESSION_FILES=directory asks for that"))
+            }
+            // The operator insists: making the first one fails, and says why.
+            (Some(VolumeKind::Image), Some(why)) => (VolumeKind::Image, Some(why)),
+            (None, why) => (VolumeKind::Directory, why),
+        }
+    }
+
+    /// Why the size of files that are kept in a directory is not enforced.
+    #[must_use]
+    pub fn why_not_enforced(&self) -> String {
+        let why = self.new_kind().1.unwrap_or(
+            "they are in a plain directory, from before sizes were enforced or with \
+             BELLJAR_SESSION_FILES=directory",
+        );
+        format!("the size of the session's files on disk is not enforced: {why}")
+    }
+}
 
 #[derive(Debug, Clone)]
 pub struct Record {
@@ -46,10 +97,10 @@ impl Record {
         Record { directory: sessions_root.join(id) }
     }
 
-    /// What is `/session` inside.
+    /// What is `/session` inside, if it was ever made.
     #[must_use]
-    pub fn files(&self) -> PathBuf {
-        self.directory.join("files")
+    pub fn place(&self) -> Option<VolumePlace> {
+        VolumePlace::of_session(&self.directory)
     }
 
     /// Where its artifacts appear by their names.
@@ -64,18 +115,21 @@ impl Record {
     }
 
     /// Makes what is missing; what is there stays.
-    pub fn prepare(&self) -> io::Result<()> {
+    pub fn prepare(&self, disk: &DiskConfig) -> io::Result<()> {
         // People's code and output: nobody else's business.
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.directory)?;
-        let files = self.files();
-        if !files.exists() {
-            // Made aside and moved: a half-made one is never taken for a session's files.
-            let fresh = self.directory.join("files.new");
-            let _ = fs::remove_dir_all(&fresh);
-            fs::create_dir(&fresh)?;
-            fs::create_dir(fresh.join("artifacts"))?;
-            fs::create_dir(fresh.join("data"))?;
-            fs::rename(&fresh, &files)?;
+        let found = self.place();
+        let place = found.clone().unwrap_or_else(|| VolumePlace {
+            directory: self.directory.clone(),
+            kind: disk.new_kind().0,
+        });
+        if place.kind == VolumeKind::Image && mount::room(&self.directory)?.free < LEAST_ROOM {
+            return Err(io::Error::from(io::ErrorKind::StorageFull));
+        }
+        match found {
+            None => place.make_for_session(disk.size)?,
+            // What a server left mounted that was killed.
+            Some(place) => place.tidy(),
         }
         // A link there would lead back inside.
         if self.artifacts().is_symlink() {
@@ -88,15 +142,31 @@ impl Record {
     }
 
     /// Makes everything for a sandbox that waits for a session, and says whose that is.
-    pub fn prepare_unclaimed(&self, owner: &str) -> io::Result<()> {
-        self.prepare()?;
+    pub fn prepare_unclaimed(&self, disk: &DiskConfig, owner: &str) -> io::Result<()> {
+        self.prepare(disk)?;
         self.replace(UNCLAIMED, owner.as_bytes())
     }
 
-    /// Whether this was made by `owner` for a session that never came, as far as the disk tells.
+    /// Whether this was made by `owner` for a session that never came, or was about to be removed by
+    /// it, as far as the disk tells.
     #[must_use]
     pub fn is_unclaimed_by(&self, owner: &str) -> bool {
-        fs::read_to_string(self.directory.join(UNCLAIMED)).is_ok_and(|name| name.trim() == owner)
+        let names = |file| fs::read_to_string(self.directory.join(file));
+        [UNCLAIMED, REMOVED].iter().any(|file| names(file).is_ok_and(|name| name.trim() == owner))
+    }
+
+    /// Says that this is about to be removed: should `owner` be killed before it is done, its next
+    /// start goes on, once no session has this directory any more.
+    pub fn mark_removed(&self, owner: &str) -> io::Result<()> {
+        match self.replace(REMOVED, owner.as_bytes()) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            marked => marked,
+        }
+    }
+
+    /// The session stays after all.
+    pub fn unmark_removed(&self) {
+        let _ = fs::remove_file(self.directory.join(REMOVED));
     }
 
     /// Whether a session was ever here; otherwise something is half-made.
@@ -110,13 +180,25 @@ impl Record {
         if self.was_used() { Ok(()) } else { self.remove() }
     }
 
-    /// Removes everything: the session never came to be.
+    /// Removes everything. Nobody may be using it.
     pub fn remove(&self) -> io::Result<()> {
         self.hide_key();
-        match fs::remove_dir_all(&self.directory) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-            _ => Ok(()),
+        let mut name = self.directory.file_name().unwrap_or_default().to_owned();
+        name.push(REMOVED_SUFFIX);
+        let aside = self.directory.with_file_name(name);
+        // One that is being removed already has its name.
+        let is_aside = self.directory.to_string_lossy().ends_with(REMOVED_SUFFIX);
+        let directory = if is_aside { &self.directory } else { &aside };
+        if !is_aside {
+            match fs::rename(&self.directory, &aside) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+                renamed => renamed?,
+            }
         }
+        // Plain files may be nested deeper than a path is long.
+        let place = VolumePlace::of_session(directory);
+        let kind = place.map_or(VolumeKind::Image, |place| place.kind);
+        VolumePlace { directory: directory.clone(), kind }.remove()
     }
 
     pub fn write_metadata(&self, metadata: &impl Serialize) -> io::Result<()> {
@@ -307,10 +389,15 @@ mod tests {
     fn a_record_is_made_once_and_logged_once() {
         let root = tempfile::tempdir().unwrap();
         let record = Record::of(root.path(), "ses_1");
-        record.prepare().unwrap();
-        fs::write(record.files().join("kept"), "x").unwrap();
-        record.prepare().unwrap();
-        assert_eq!(fs::read_to_string(record.files().join("kept")).unwrap(), "x");
+        let disk = |kind| DiskConfig { kind, size: 16 << 20, retention_s: None, strict: false };
+        let plain = disk(Some(VolumeKind::Directory));
+        record.prepare(&plain).unwrap();
+        let files = record.directory().join("files");
+        fs::write(files.join("kept"), "x").unwrap();
+        // Files that are there stay as they are, however those of new sessions are kept.
+        record.prepare(&disk(None)).unwrap();
+        assert_eq!(record.place().map(|place| place.kind), Some(VolumeKind::Directory));
+        assert_eq!(fs::read_to_string(files.join("kept")).unwrap(), "x");
         assert!(record.directory().join("artifacts").is_dir());
         for id in ["a", "b"] {
             record.append_log(id, &json!({"exec_id": id}), false).unwrap();
@@ -318,7 +405,11 @@ mod tests {
         record.append_log("b", &json!({"exec_id": "b"}), true).unwrap();
         let log = fs::read_to_string(record.directory().join("session.log")).unwrap();
         assert_eq!(log.lines().count(), 2);
+        record.mark_removed("one").unwrap();
+        assert!(record.is_unclaimed_by("one") && !record.is_unclaimed_by("another"));
         record.remove().unwrap();
         record.remove().unwrap();
+        record.mark_removed("one").unwrap();
+        assert_eq!(fs::read_dir(root.path()).unwrap().count(), 0);
     }
 }

@@ -114,16 +114,18 @@ pub struct SessionAsk {
 }
 
 impl SessionAsk {
-    /// The session this asks for.
+    /// The session this asks for. A size of files in memory that was asked for is had: where
+    /// nobody asked for a limit of memory as well, that is raised.
     #[must_use]
     pub fn with_defaults(&self, defaults: &SessionSpec) -> SessionSpec {
         let own = defaults.clone();
+        let least = self.tmpfs.map_or(0, Limits::memory_for_tmpfs);
         SessionSpec {
             image: self.image.clone().unwrap_or(own.image),
             storage: self.storage.unwrap_or(own.storage),
             datasets: self.datasets.unwrap_or(own.datasets),
             limits: Limits {
-                memory: self.memory.unwrap_or(own.limits.memory),
+                memory: self.memory.unwrap_or(own.limits.memory.max(least)),
                 millicpus: self.millicpus.unwrap_or(own.limits.millicpus),
                 pids: self.pids.unwrap_or(own.limits.pids),
                 tmpfs: self.tmpfs.unwrap_or(own.limits.tmpfs),
@@ -192,6 +194,12 @@ mod tests {
         assert_eq!((small.limits.memory, small.ttl_s, small.limits.pids), (64 << 20, 5, 256));
         assert_eq!(SessionAsk::default().differences(&small), Vec::<&str>::new());
         assert_eq!(ask.differences(&defaults), ["limits.memory"]);
+        let ask = SessionAsk { tmpfs: Some(1 << 30), ..SessionAsk::default() };
+        let large = ask.with_defaults(&defaults);
+        assert_eq!((large.limits.effective_tmpfs(), large.limits.memory), (1 << 30, 1366 << 20));
+        assert_eq!(ask.differences(&large), Vec::<&str>::new(), "asked for twice");
+        let ask = SessionAsk { tmpfs: Some(1 << 20), ..SessionAsk::default() };
+        assert_eq!(ask.with_defaults(&defaults).limits.memory, 512 << 20, "never less");
     }
 
     #[test]

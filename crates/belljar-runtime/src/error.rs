@@ -54,6 +54,9 @@ pub enum RuntimeError {
     /// Says why.
     #[error("{0}")]
     Workspace(String),
+    /// Says why, and what to do.
+    #[error("{0}")]
+    DataClosed(String),
     #[error("failed to reach the guest")]
     Connect(#[source] io::Error),
     #[error("the sandbox is gone")]

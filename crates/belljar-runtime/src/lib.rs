@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+mod data;
 pub mod docker;
 mod error;
 mod files;

@@ -13,7 +13,7 @@ use crate::RuntimeError;
 use crate::native::zygote::ZygoteState;
 use crate::sandbox::{Handle, Sandbox};
 use crate::spec::SandboxSpec;
-use crate::volume::OpenVolume;
+use crate::volume::{OpenVolume, VolumePlace};
 
 /// A backend. What one gets from any of them is a [`Sandbox`], and behaves the same; what differs
 /// is behind this trait and behind [`Body`](crate::sandbox::Body).
@@ -83,6 +83,14 @@ pub(crate) async fn open_volumes(spec: &SandboxSpec) -> Result<Vec<OpenVolume>, 
     }
     let open = move || volumes.iter().map(|volume| volume.place.open()).collect();
     tokio::task::spawn_blocking(open)
+        .await
+        .unwrap_or_else(|panic| Err(RuntimeError::Build(panic.to_string())))
+}
+
+/// The files of a session, for as long as the answer lives.
+pub(crate) async fn open_place(place: &VolumePlace) -> Result<OpenVolume, RuntimeError> {
+    let place = place.clone();
+    tokio::task::spawn_blocking(move || place.open())
         .await
         .unwrap_or_else(|panic| Err(RuntimeError::Build(panic.to_string())))
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::volume::VolumeMount;
+use crate::volume::{VolumeMount, VolumePlace};
 
 /// Everything inside runs as this user and group.
 pub const USER_ID: u32 = 1000;
@@ -45,9 +45,9 @@ pub struct SandboxSpec {
     pub env: Vec<(String, String)>,
     /// A directory of the host to show at `/data`.
     pub data: Option<DataMount>,
-    /// A directory of the host to be `/session`, where it is to outlive the sandbox. Nobody else
-    /// may write there; its contents are given to the sandbox's user.
-    pub session_dir: Option<PathBuf>,
+    /// What is `/session`, where that is to outlive the sandbox. Nobody else may write there; its
+    /// contents are given to the sandbox's user.
+    pub session_files: Option<VolumePlace>,
     /// What to show below `/volumes`, with names that are plain.
     #[serde(default)]
     pub volumes: Vec<VolumeMount>,
@@ -111,10 +111,49 @@ impl Limits {
         self.tmpfs.min(self.memory / 4 * 3)
     }
 
+    /// The least memory of a sandbox whose tmpfs really holds this much, in whole MiB.
+    #[must_use]
+    pub fn memory_for_tmpfs(tmpfs: u64) -> u64 {
+        tmpfs.div_ceil(3).saturating_mul(4).checked_next_multiple_of(1 << 20).unwrap_or(u64::MAX)
+    }
+
+    /// Why a tmpfs of this size cannot be had with this memory; nothing, if it can.
+    #[must_use]
+    pub fn why_no_tmpfs(tmpfs: u64, memory: u64) -> Option<String> {
+        let needed = Limits::memory_for_tmpfs(tmpfs);
+        (memory < needed).then(|| {
+            format!(
+                "{} MiB of files in RAM need {} MiB of memory, of which they may take three \
+                 quarters; {} MiB were given",
+                tmpfs.div_ceil(1 << 20),
+                needed >> 20,
+                memory >> 20
+            )
+        })
+    }
+
     /// One inode for every 4 KiB and a floor that lets a small sandbox unpack a package. Inodes
     /// are kernel memory.
     #[must_use]
     pub fn tmpfs_inodes(&self) -> u64 {
         (self.effective_tmpfs() / 4096).max(16 * 1024)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_for_a_tmpfs_is_enough_and_hardly_more() {
+        for tmpfs in [1, 1 << 20, (384 << 20) - 1, 384 << 20, 1024 << 20, 5_000_000_001] {
+            let memory = Limits::memory_for_tmpfs(tmpfs);
+            let limits = Limits { memory, tmpfs, ..Limits::default() };
+            assert_eq!(limits.effective_tmpfs(), tmpfs);
+            assert_eq!(Limits::why_no_tmpfs(tmpfs, memory), None);
+            assert!(Limits::why_no_tmpfs(tmpfs, memory - 1).is_some());
+            assert!(memory - tmpfs.div_ceil(3) * 4 < 1 << 20, "{tmpfs}: {memory}");
+        }
+        assert_eq!(Limits::memory_for_tmpfs(u64::MAX), u64::MAX);
     }
 }

@@ -7,6 +7,10 @@
 //!     mounted.<random>  where an image is mounted while a sandbox is being made
 //! ```
 //!
+//! The files of a session with storage BIND are kept in the same two ways, in its own directory. Its
+//! image is called `files.ext4` and is sparse: it takes from the disk what is in it, so that a
+//! session that holds little costs little. See [`VolumePlace::of_session`].
+//!
 //! An image holds what its size says and not a byte more: the kernel refuses with "no space left".
 //! All its bytes are taken from the disk when it is made, so what was promised is there. Only we
 //! format it and only the kernel writes to it, never code in a sandbox: what the kernel parses is
@@ -30,6 +34,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use belljar_sys::loop_device::LoopDevice;
+use belljar_sys::mount::Backing;
 use belljar_sys::{file, mount, privileges, process, tree};
 use serde::{Deserialize, Serialize};
 
@@ -136,6 +141,41 @@ impl VolumePlace {
         })
     }
 
+    /// Where the files of a session are, if there are any yet.
+    #[must_use]
+    pub fn of_session(directory: &Path) -> Option<VolumePlace> {
+        let place = |kind| VolumePlace { directory: directory.to_owned(), kind };
+        let image = place(VolumeKind::Image);
+        if image.sparse_image().exists() {
+            return Some(image);
+        }
+        Some(place(VolumeKind::Directory)).filter(|place| place.plain_files().is_dir())
+    }
+
+    /// Makes an empty place for the files of a session, in a directory that is there; it is there
+    /// whole, or not at all. Blocks.
+    pub fn make_for_session(&self, size: u64) -> io::Result<()> {
+        // What a server left that was killed meanwhile.
+        let fresh = self.directory.join("files.new");
+        match fs::symlink_metadata(&fresh) {
+            Ok(left) if left.is_dir() => fs::remove_dir_all(&fresh)?,
+            Ok(_) => fs::remove_file(&fresh)?,
+            Err(_) => {}
+        }
+        let made = match self.kind {
+            VolumeKind::Image => format(&fresh, size, Backing::Sparse)
+                .and_then(|()| fs::rename(&fresh, self.sparse_image())),
+            VolumeKind::Directory => fs::create_dir(&fresh)
+                .and_then(|()| make_session_directories(&fresh))
+                .and_then(|()| fs::rename(&fresh, self.plain_files())),
+        };
+        if made.is_err() {
+            let _ = fs::remove_file(&fresh);
+            let _ = fs::remove_dir_all(&fresh);
+        }
+        made
+    }
+
     /// Removes everything, half-made or whole; what is not there is no error. Nobody may be using
     /// it. Blocks.
     pub fn remove(&self) -> io::Result<()> {
@@ -220,7 +260,15 @@ impl VolumePlace {
         match self.kind {
             VolumeKind::Image => {
                 let mounted = self.mounted().map_err(|cause| self.failed("mount", cause))?;
-                Ok(OpenVolume { files: mounted.0.join(FILES), _mounted: Some(mounted) })
+                let files = mounted.0.join(FILES);
+                // That of a session is only formatted when it is made.
+                if !files.exists() {
+                    let _ = fs::remove_dir(mounted.0.join("lost+found"));
+                    make_files(&files)
+                        .and_then(|()| make_session_directories(&files))
+                        .map_err(|cause| self.failed("prepare", cause))?;
+                }
+                Ok(OpenVolume { files, _mounted: Some(mounted) })
             }
             VolumeKind::Directory => Ok(OpenVolume { files: self.plain_files(), _mounted: None }),
         }
@@ -245,11 +293,16 @@ impl VolumePlace {
         self.directory.join("image.ext4")
     }
 
+    /// Where that of a session is.
+    fn sparse_image(&self) -> PathBuf {
+        self.directory.join("files.ext4")
+    }
+
     fn make_in_place(&self, size: u64) -> io::Result<()> {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.directory)?;
         match self.kind {
             VolumeKind::Image => {
-                self.format(size)?;
+                format(&self.image(), size, Backing::SetAside)?;
                 let mounted = self.mounted()?;
                 // Of no use to anybody, and a file that nobody wrote.
                 let _ = fs::remove_dir(mounted.0.join("lost+found"));
@@ -260,55 +313,20 @@ impl VolumePlace {
         File::open(&self.directory)?.sync_all()
     }
 
-    fn format(&self, size: u64) -> io::Result<()> {
-        let program = mke2fs().ok_or_else(|| io::Error::other("mke2fs is not installed"))?;
-        let image = self.image();
-        let file = File::options().write(true).create_new(true).mode(0o600).open(&image)?;
-        file::set_aside(&file, image_size(size))?;
-        let journal = format!("size={JOURNAL_MIB}");
-        let mut formatting = Command::new(program)
-            .args(["-q", "-F", "-t", "ext4", "-b", "4096", "-I", "256", "-i", "8192", "-m", "0"])
-            .args(["-J", &journal, "-O", FEATURES])
-            // Discarding would give the disk back what was just set aside.
-            .args(["-E", "nodiscard,lazy_itable_init=1"])
-            .arg(&image)
-            .env_clear()
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()?;
-        let begun = Instant::now();
-        let status = loop {
-            if let Some(status) = formatting.try_wait()? {
-                break status;
-            }
-            if begun.elapsed() > FORMAT_PATIENCE {
-                let _ = formatting.kill();
-                let _ = formatting.wait();
-                return Err(io::Error::other("mke2fs did not end in time"));
-            }
-            std::thread::sleep(Duration::from_millis(2));
-        };
-        if !status.success() {
-            let mut said = String::new();
-            if let Some(stderr) = formatting.stderr.take() {
-                let _ = stderr.take(MAX_COMPLAINT).read_to_string(&mut said);
-            }
-            return Err(io::Error::other(format!("mke2fs: {}", said.trim())));
-        }
-        file.sync_all()
-    }
-
     /// Mounts the image where only we can see it.
     fn mounted(&self) -> io::Result<Mounted> {
-        let image = File::options().read(true).write(true).open(self.image())?;
+        let options = |path: PathBuf| File::options().read(true).write(true).open(path);
+        let (image, backing) = match options(self.sparse_image()) {
+            Ok(image) => (image, Backing::Sparse),
+            Err(_) => (options(self.image())?, Backing::SetAside),
+        };
         let _one_at_a_time = lock(&OPENING);
         let device = LoopDevice::of(&image)?;
         let target = self.directory.join(format!("{MOUNTED}{}", process::random_name()));
         // Should it ever be looked at without the mount, nobody can write there by mistake.
         fs::DirBuilder::new().mode(0o000).create(&target)?;
         let mounted = Mounted(target);
-        mount::block_device(device.path(), &mounted.0)?;
+        mount::block_device(device.path(), &mounted.0, backing)?;
         Ok(mounted)
     }
 
@@ -342,6 +360,57 @@ impl Drop for Mounted {
     }
 }
 
+/// Makes a file with an empty file system in it that has room for `size` bytes.
+fn format(image: &Path, size: u64, backing: Backing) -> io::Result<()> {
+    let program = mke2fs().ok_or_else(|| io::Error::other("mke2fs is not installed"))?;
+    let file = File::options().write(true).create_new(true).mode(0o600).open(image)?;
+    match backing {
+        Backing::SetAside => file::set_aside(&file, image_size(size))?,
+        Backing::Sparse => file.set_len(image_size(size))?,
+    }
+    let journal = format!("size={JOURNAL_MIB}");
+    let mut formatting = Command::new(program)
+        .args(["-q", "-F", "-t", "ext4", "-b", "4096", "-I", "256", "-i", "8192", "-m", "0"])
+        .args(["-J", &journal, "-O", FEATURES])
+        // Discarding would give the disk back what was just set aside. The journal of a new file
+        // needs no zeroes: it has no other bytes yet.
+        .args(["-E", "nodiscard,lazy_itable_init=1,lazy_journal_init=1"])
+        .arg(image)
+        .env_clear()
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    let begun = Instant::now();
+    let status = loop {
+        if let Some(status) = formatting.try_wait()? {
+            break status;
+        }
+        if begun.elapsed() > FORMAT_PATIENCE {
+            let _ = formatting.kill();
+            let _ = formatting.wait();
+            return Err(io::Error::other("mke2fs did not end in time"));
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    };
+    if !status.success() {
+        let mut said = String::new();
+        if let Some(stderr) = formatting.stderr.take() {
+            let _ = stderr.take(MAX_COMPLAINT).read_to_string(&mut said);
+        }
+        let kind = match said.contains("No space left") {
+            true => io::ErrorKind::StorageFull,
+            false => io::ErrorKind::Other,
+        };
+        return Err(io::Error::new(kind, format!("mke2fs: {}", said.trim())));
+    }
+    match backing {
+        Backing::SetAside => file.sync_all(),
+        // Mounting it writes to it, and waits until that and everything before is on the disk.
+        Backing::Sparse => Ok(()),
+    }
+}
+
 /// How large a file must be for a file system in it to have room for `size` bytes: inodes (256 bytes
 /// for each 8 KiB), what ext4 keeps back for itself (2 %, 16 MiB at most), the journal, and the
 /// books of each group of blocks.
@@ -357,6 +426,18 @@ fn make_files(path: &Path) -> io::Result<()> {
         chown(path, Some(USER_ID), Some(USER_ID))?;
     }
     File::open(path)?.sync_all()
+}
+
+/// What code in a session finds in its directory.
+fn make_session_directories(files: &Path) -> io::Result<()> {
+    for name in ["artifacts", "data"] {
+        let path = files.join(name);
+        fs::create_dir(&path)?;
+        if privileges::is_root() {
+            chown(path, Some(USER_ID), Some(USER_ID))?;
+        }
+    }
+    Ok(())
 }
 
 fn sync_parent(path: &Path) -> io::Result<()> {

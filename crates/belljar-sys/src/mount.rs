@@ -64,11 +64,25 @@ pub fn map_ids(tree: impl AsFd, access: Access, namespace: impl AsFd) -> io::Res
     set_attributes(tree.as_fd(), libc::MOUNT_ATTR_IDMAP, Some(namespace.as_fd()))
 }
 
+/// Whether the bytes of a file system were taken from the disk when it was made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Backing {
+    SetAside,
+    /// They are taken when they are written, and given back when files are removed.
+    Sparse,
+}
+
 /// Mounts the ext4 file system on a block device, for data: no devices, no set-user-id programs.
-pub fn block_device(device: &Path, target: &Path) -> io::Result<()> {
+pub fn block_device(device: &Path, target: &Path, backing: Backing) -> io::Result<()> {
     let device = device.to_str().ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
     let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV;
-    filesystem("ext4", &[("source", device)], attributes, target)
+    let mut options = vec![("source", device)];
+    if backing == Backing::Sparse {
+        // The kernel would otherwise write all tables of inodes in the background. When the disk
+        // below has no room for the journal, the file system takes no more writes.
+        options.extend([("noinit_itable", ""), ("discard", ""), ("errors", "remount-ro")]);
+    }
+    filesystem("ext4", &options, attributes, target)
 }
 
 /// Takes away what is mounted at exactly this path, if anything is; whoever copied it keeps their

@@ -260,6 +260,8 @@ pub(crate) enum SessionCommand {
     Cp(SessionCpArgs),
     /// Stop sessions, and whatever runs in them
     Stop(SessionStopArgs),
+    /// Forget sessions with their files, also those that have ended
+    Remove(SessionRemoveArgs),
     /// Make files of a session until it is used again, with its variables
     Hibernate(SessionHibernateArgs),
     /// Make sessions that are what this one is, and print their ids
@@ -617,6 +619,22 @@ pub(crate) struct SessionNetworkArgs {
     pub(crate) refused: bool,
     /// Print everything as JSON
     #[arg(long, conflicts_with = "refused")]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+What is removed cannot be had back: the files of the session (also with storage BIND), its
+snapshots, its executions and its log. One that is alive is stopped first. Artifacts stay; see
+`belljar artifacts`.
+
+  belljar session remove demo")]
+pub(crate) struct SessionRemoveArgs {
+    /// Ids of sessions, or their keys
+    #[arg(value_name = "ID", required = true)]
+    pub(crate) sessions: Vec<String>,
+    /// Print what was removed as JSON
+    #[arg(long)]
     pub(crate) json: bool,
 }
 

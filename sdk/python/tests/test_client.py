@@ -10,7 +10,7 @@ import pytest
 from conftest import SMALL
 from servers import Server
 
-from belljar import BelljarError, Client, ExecutionError, Result, Session, Stderr, Stdout
+from belljar import BelljarError, Client, ExecutionError, NotFound, Result, Session, Stderr, Stdout
 
 
 def test_a_run(client: Client) -> None:
@@ -224,6 +224,22 @@ def test_files_outlive_a_session_with_bind(client: Client) -> None:
     assert session.start().state in ("ready", "busy")
     assert session.run_code("open('/session/a').read()").text == "'kept'"
     session.stop()
+
+
+def test_a_removed_session_is_gone_with_its_files(client: Client) -> None:
+    for ended in (False, True):
+        session = client.session("removed", storage="BIND")
+        session.run_code("open('/session/a', 'w').write('precious')")
+        if ended:
+            session.stop()
+        session.remove()
+        with pytest.raises(NotFound):
+            session.remove()
+        with pytest.raises(NotFound):
+            client.get_session(session.id)
+    anew = client.session("removed", storage="BIND")
+    assert anew.info.how == "created" and "a" not in [file.path for file in anew.files.list("/session").files]
+    anew.remove()
 
 
 def test_input(session: Session) -> None:

@@ -118,6 +118,44 @@ def test_no_conversation_is_called_so_that_it_is_anothers(server: Server) -> Non
     assert SessionManager(url=server.url)._full("conversation-7") == "conversation-7"
 
 
+def test_a_size_of_files_in_memory_that_is_chosen_is_had(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    megabytes = "import os; s = os.statvfs('/session'); print(s.f_blocks * s.f_frsize >> 20)"
+
+    def limits(config: Config) -> tuple[str, int]:
+        manager = SessionManager.from_config(config, url=server.url)
+        opened = manager.open("sized")
+        found = opened.session.run_code(megabytes).stdout.strip(), opened.session.info.limits.memory >> 20
+        opened.session.remove()
+        return found
+
+    assert limits(Config(dataset_access="NONE")) == ("384", 512), "nobody chose"
+    assert limits(Config(dataset_access="NONE", tmpfs_size_mb=1024)) == ("1024", 1366)
+    monkeypatch.setenv("TMPFS_SIZE_MB", "1024")
+    assert limits(Config.from_env()) == ("1024", 1366)
+    with pytest.raises(InvalidRequest, match="1366 MiB of memory"):
+        SessionManager(tmpfs_size=1024, memory="512M", url=server.url).open("refused")
+
+
+async def test_conversations_go_on_with_changed_options(server: Server) -> None:
+    before = SessionManager(session_storage="BIND", url=server.url, key_prefix="changed")
+    before.exec("living", "x = 41")
+    before.exec("stopped", "open('/session/a', 'w').write('kept')")
+    before.stop("stopped")
+    after = SessionManager(session_storage="BIND", url=server.url, key_prefix="changed", memory="640M", env={"A": "b"})
+    living = after.exec("living", "x + 1")
+    assert living.text == "42" and living.notice is not None
+    assert "limits.memory" in living.notice and "until it is stopped" in living.notice
+    assert after.exec("living", "x").notice is None, "said once"
+    assert (await after.aexec("living", "x")).text == "41"
+    stopped = after.exec("stopped", "import os; os.environ['A'], open('/session/a').read()")
+    assert stopped.text == "('b', 'kept')"
+    assert after.open("stopped").session.info.limits.memory == 640 << 20
+    after.stop("living")
+    assert (await after.aopen("living")).session.info.limits.memory == 640 << 20
+    assert after.remove("living") and not after.remove("living")
+    assert await after.aremove("stopped") and not await after.aremove("stopped")
+
+
 def test_settings_of_a_local_server(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
     user.becomes_us(monkeypatch)
     (user.project / ".env").write_text(

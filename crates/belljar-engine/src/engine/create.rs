@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use belljar_runtime::RuntimeError;
+use belljar_runtime::{Limits, RuntimeError};
 
 use super::shared::durability;
 use super::{Engine, Principal, SessionInfo};
@@ -87,8 +87,13 @@ impl Engine {
             && row.spec.storage == Storage::Bind
             && ask.storage != Some(Storage::Tmpfs)
         {
-            refuse_differences(&ask, &row.id, &row.spec)?;
-            let session = self.restart(who, row.clone(), begun).await?;
+            // All but where its files are can be another with the next sandbox: what was asked for
+            // now counts, and for the rest what was asked for before.
+            let spec = ask.with_defaults(&row.spec);
+            if spec.checkpoints.is_some() {
+                return Err(no_checkpoints_on_disk());
+            }
+            let session = self.restart(who, SessionRow { spec, ..row.clone() }, begun).await?;
             return Ok(Created { session, how: How::Restarted, replaced: None });
         }
         let replaced = before.map(|row| {
@@ -197,11 +202,17 @@ impl Engine {
                 config.max_ttl_s
             )));
         }
+        if let (Some(tmpfs), Some(memory)) = (ask.tmpfs, ask.memory)
+            && let Some(why) = Limits::why_no_tmpfs(tmpfs, memory)
+        {
+            return Err(EngineError::Invalid(format!(
+                "limits.tmpfs: {why}; ask for more memory, or leave limits.memory out to have it \
+                 raised"
+            )));
+        }
         let storage = ask.storage.unwrap_or(config.defaults.storage);
         if ask.checkpoints.flatten().is_some() && storage == Storage::Bind {
-            return Err(EngineError::Invalid(
-                "checkpoints need storage TMPFS: files on disk are not taken back".into(),
-            ));
+            return Err(no_checkpoints_on_disk());
         }
         if ask.datasets == Some(Datasets::LocalRo) && config.datasets_dir.is_none() {
             return Err(EngineError::Invalid(
@@ -211,6 +222,10 @@ impl Engine {
         }
         Ok(())
     }
+}
+
+fn no_checkpoints_on_disk() -> EngineError {
+    EngineError::Invalid("checkpoints need storage TMPFS: files on disk are not taken back".into())
 }
 
 fn refuse_differences(ask: &SessionAsk, id: &str, spec: &SessionSpec) -> Result<(), EngineError> {

@@ -18,7 +18,7 @@
 //! The engine owns nothing of a session: it looks its handle up in the registry and asks. What has
 //! no handle any more has a row in the store, and is answered from there.
 //!
-//! [`create`] makes sessions or finds them, [`life`] starts them again, prolongs and stops them,
+//! [`create`] makes sessions or finds them, [`life`] starts them again, prolongs and stops them, [`forget`] removes them,
 //! [`execs`] executes in them, [`artifacts`] is what they left, [`datasets`], [`files`] and [`archives`] what they
 //! work on, [`terminals`] what people sit at in them, [`volumes`] what outlives them, [`runs`] does without them; [`views`] is what is told about all that.
 //! [`recovery`] begins with what an earlier server left, [`upkeep`] forgets what is old; [`shared`] and [`sandboxes`] are below the
@@ -31,7 +31,7 @@ mod create;
 mod datasets;
 mod execs;
 mod files;
-
+mod forget;
 mod life;
 mod recovery;
 mod runs;
@@ -70,7 +70,7 @@ use crate::frozen::FrozenConfig;
 use crate::metrics::Snapshot;
 use crate::network::{Network, Traffic};
 use crate::pool::Pool;
-use crate::record::Record;
+use crate::record::{DiskConfig, Record};
 use crate::session::Session;
 use crate::session::rules::{self, Phase};
 use crate::spec::SessionSpec;
@@ -112,6 +112,8 @@ pub struct EngineConfig {
     pub dataset_bytes: u64,
     /// How sandboxes get out, where they do.
     pub network: Arc<Network>,
+    /// How the files of sessions with storage BIND are kept.
+    pub disk: DiskConfig,
     /// How files are kept that outlive sessions.
     pub volumes: VolumesConfig,
     /// Directories of the host that sessions may have at `/workspace`.
@@ -227,6 +229,7 @@ impl Engine {
         };
         shared.give_up_pending_datasets().await;
         shared.recover_volumes().await;
+        shared.tidy_session_mounts().await;
         let alive: Vec<(String, String)> =
             left.iter().map(|row| (row.id.clone(), row.tenant.clone())).collect();
         if let Err(error) = shared.pictures.tidy(&alive) {

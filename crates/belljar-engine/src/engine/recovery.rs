@@ -124,6 +124,19 @@ impl Shared {
             .collect()
     }
 
+    /// Takes away what an earlier server had mounted for moments in the directories of sessions when
+    /// it was killed. To be called before anything is mounted again.
+    pub(super) async fn tidy_session_mounts(&self) {
+        for name in mounted_below(&self.config.sessions_root) {
+            // Others may keep theirs in the same place.
+            if let Ok(Some(_)) = self.store.session(&name).await {
+                let record = Record::of(&self.config.sessions_root, &name);
+                let tidy = move || record.place().inspect(belljar_runtime::VolumePlace::tidy);
+                let _ = tokio::task::spawn_blocking(tidy).await;
+            }
+        }
+    }
+
     /// Removes those of them that are no session's, whatever the disk says.
     async fn remove_unclaimed(&self, directories: Vec<String>) {
         for name in directories {
@@ -133,6 +146,17 @@ impl Shared {
             }
         }
     }
+}
+
+/// The names of directories in `root` in which something is mounted.
+fn mounted_below(root: &std::path::Path) -> HashSet<String> {
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let target = |line: &str| Some(line.split(' ').nth(4)?.replace("\\040", " "));
+    let name = |path: String| {
+        let below = std::path::Path::new(&path).strip_prefix(root).ok()?;
+        below.iter().next()?.to_str().map(str::to_owned)
+    };
+    mounts.lines().filter_map(target).filter_map(name).collect()
 }
 
 /// What an earlier server left, besides its sessions.

@@ -112,7 +112,7 @@ impl Engine {
             None => {
                 let _permit = self.shared.may_make(&who.tenant).await;
                 let sandbox_spec = SandboxSpec {
-                    session_dir: None,
+                    session_files: None,
                     alone_for_s: 0,
                     volumes,
                     ..self.shared.sandbox_spec(spec, "")?

@@ -7,9 +7,10 @@ use belljar_runtime::{DataMount, Sandbox, SandboxSpec, VolumeKind, VolumeMount};
 
 use super::Shared;
 use super::shared::durability;
+use super::upkeep::too_large;
 use crate::error::EngineError;
 use crate::pool::{self, Pool};
-use crate::record::Record;
+use crate::record::{DiskConfig, Record};
 use crate::session::Session;
 use crate::session::rules::Phase;
 use crate::spec::{Datasets, SessionSpec, Storage};
@@ -60,7 +61,8 @@ impl Shared {
     async fn new_sandbox(&self, session: &Session) -> Result<Sandbox, EngineError> {
         let _permit = self.may_make(&session.tenant).await;
         if let Some(record) = &session.record {
-            prepare_record(record).await?;
+            prepare_record(record, &self.config.disk).await?;
+            self.check_disk(session, record).await?;
         }
         let mut spec = self.sandbox_spec(&session.spec, &session.id)?;
         // One of the pool is nobody's yet when it is made, and has none.
@@ -89,6 +91,25 @@ impl Shared {
         found.map_err(|panic| EngineError::Invalid(panic.to_string()))?.map(Some)
     }
 
+    /// Refuses files on disk whose size nothing limits, where the operator wants that, and
+    /// otherwise says so if they are too large.
+    async fn check_disk(&self, session: &Session, record: &Record) -> Result<(), EngineError> {
+        let disk = &self.config.disk;
+        let soft = record.place().filter(|place| place.kind == VolumeKind::Directory);
+        let Some(place) = soft else { return Ok(()) };
+        if disk.strict {
+            let why = disk.why_not_enforced();
+            return Err(EngineError::DiskNotEnforced(format!(
+                "{why}; BELLJAR_STRICT=1 forbids that"
+            )));
+        }
+        let measured = tokio::task::spawn_blocking(move || place.usage()).await;
+        if measured.is_ok_and(|usage| usage.is_ok_and(|usage| usage.bytes > disk.size)) {
+            session.warn_once(&too_large(disk.size));
+        }
+        Ok(())
+    }
+
     /// The sandbox that a session of this kind runs in.
     pub(super) fn sandbox_spec(
         &self,
@@ -104,13 +125,14 @@ impl Shared {
             }
             Datasets::None | Datasets::Api => None,
         };
-        let session_dir = (spec.storage == Storage::Bind)
-            .then(|| Record::of(&self.config.sessions_root, id).files());
+        let session_files = (spec.storage == Storage::Bind)
+            .then(|| Record::of(&self.config.sessions_root, id).place())
+            .flatten();
         Ok(SandboxSpec {
             limits: spec.limits,
             env: spec.environment().into_iter().collect(),
             data,
-            session_dir,
+            session_files,
             // Whose they are is not known here.
             volumes: Vec::new(),
             workspace: spec.workspace.clone(),
@@ -145,7 +167,7 @@ pub(super) fn next_warm(shared: &Arc<Shared>) -> pool::Next {
             let path = record.directory().to_owned();
             let owner = shared.store.owner()?;
             record
-                .prepare_unclaimed(&owner)
+                .prepare_unclaimed(&shared.config.disk, &owner)
                 .map_err(|cause| EngineError::Directory { path, cause })?;
         }
         // It ends with us, unless somebody takes it.
@@ -154,10 +176,10 @@ pub(super) fn next_warm(shared: &Arc<Shared>) -> pool::Next {
     })
 }
 
-async fn prepare_record(record: &Record) -> Result<(), EngineError> {
+async fn prepare_record(record: &Record, disk: &DiskConfig) -> Result<(), EngineError> {
     let path = record.directory().to_owned();
-    let record = record.clone();
-    tokio::task::spawn_blocking(move || record.prepare())
+    let (record, disk) = (record.clone(), disk.clone());
+    tokio::task::spawn_blocking(move || record.prepare(&disk))
         .await
         .unwrap_or_else(|panic| Err(std::io::Error::other(panic)))
         .map_err(|cause| EngineError::Directory { path, cause })

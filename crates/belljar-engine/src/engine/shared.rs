@@ -211,6 +211,10 @@ impl Shared {
         self.config.network.traffic(Some(note))
     }
 
+    pub(super) fn note(&self, who: &Principal, entry: &Entry<'_>) {
+        self.audit.note(who, entry);
+    }
+
     /// Makes a session known; it needs a driver.
     pub(super) fn register(&self, row: SessionRow) -> (Arc<Session>, Inbox) {
         let view = View { phase: Phase::Creating, ..view_of(&row) };

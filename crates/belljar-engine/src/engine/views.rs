@@ -3,7 +3,10 @@
 
 use std::path::PathBuf;
 
+use belljar_runtime::VolumeKind;
+
 use super::{Engine, Principal};
+use crate::clock;
 use crate::error::EngineError;
 use crate::exec::{Exec, Stage};
 use crate::record::Record;
@@ -26,6 +29,8 @@ pub struct SessionInfo {
     pub memory_used: Option<u64>,
     /// Where its files are on the host.
     pub directory: Option<PathBuf>,
+    /// When it is removed with them, if it has ended and nobody uses it again.
+    pub kept_until_ms: Option<i64>,
 }
 
 /// An execution, ended or not.
@@ -85,13 +90,19 @@ impl Engine {
     }
 
     pub(super) fn info(&self, session: &Session) -> SessionInfo {
+        let mut view = session.view();
+        let place = session.record.as_ref().and_then(Record::place);
+        if place.is_some_and(|place| place.kind == VolumeKind::Directory) {
+            view.warnings.push(self.shared.config.disk.why_not_enforced());
+        }
         SessionInfo {
             id: session.id.clone(),
             tenant: session.tenant.clone(),
             key: session.key.clone(),
             spec: session.spec.clone(),
             created_ms: session.created_ms,
-            view: session.view(),
+            kept_until_ms: None,
+            view,
             memory_used: session.memory_used(),
             directory: session.record.as_ref().map(|record| record.directory().to_owned()),
         }
@@ -100,7 +111,13 @@ impl Engine {
     pub(super) fn info_of_row(&self, row: SessionRow) -> SessionInfo {
         let record = Record::of(&self.shared.config.sessions_root, &row.id);
         let directory = (row.spec.storage == Storage::Bind).then(|| record.directory().to_owned());
+        let is_on_disk = directory.is_some();
+        let retention_s = self.shared.config.disk.retention_s.filter(|_| is_on_disk);
+        let kept_until_ms = row.ended_ms.zip(retention_s).map(|(ended_ms, retention_s)| {
+            ended_ms.saturating_add(clock::seconds_to_ms(retention_s))
+        });
         SessionInfo {
+            kept_until_ms,
             view: view_of(&row),
             id: row.id,
             tenant: row.tenant,

@@ -178,6 +178,45 @@ impl Store {
         .await
     }
 
+    /// Sessions that left files and ended before `ended_before_ms`, the oldest first.
+    pub(crate) async fn sessions_to_remove(
+        &self,
+        ended_before_ms: i64,
+    ) -> Result<Vec<SessionRow>, StoreError> {
+        self.read(move |connection| {
+            connection
+                .prepare(&format!(
+                    "SELECT {COLUMNS}, {EXECS} FROM sessions
+                     WHERE ended_ms < ?1 AND spec ->> 'storage' = 'BIND'
+                       AND phase IN ('stopped', 'failed')
+                     ORDER BY ended_ms LIMIT 1000"
+                ))?
+                .query_map([ended_before_ms], from_row)?
+                .collect()
+        })
+        .await
+    }
+
+    /// Forgets a session that has ended, with its executions and datasets. Says whether it was there.
+    pub(crate) async fn forget_session(&self, id: &str) -> Result<bool, StoreError> {
+        let id = id.to_owned();
+        // What follows cannot be undone: its files are removed.
+        self.write(Durability::Power, move |connection| {
+            let forgotten = connection.execute(
+                "DELETE FROM sessions WHERE id = ?1 AND phase IN ('stopped', 'failed')",
+                [&id],
+            )?;
+            if forgotten > 0 {
+                for table in ["execs", "datasets"] {
+                    connection
+                        .execute(&format!("DELETE FROM {table} WHERE session = ?1"), [&id])?;
+                }
+            }
+            Ok(forgotten > 0)
+        })
+        .await
+    }
+
     /// Forgets sessions that ended before `ended_before_ms` and left no files, with their executions.
     pub(crate) async fn prune_sessions(&self, ended_before_ms: i64) -> Result<usize, StoreError> {
         self.write(Durability::Process, move |connection| {
@@ -204,8 +243,8 @@ fn put(connection: &Connection, row: &SessionRow) -> rusqlite::Result<()> {
         .prepare_cached(&format!(
             "INSERT INTO sessions ({COLUMNS})
              VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)
-             ON CONFLICT (id) DO UPDATE SET phase = excluded.phase, handle = excluded.handle,
-                 used_ms = excluded.used_ms, expires_ms = excluded.expires_ms,
+             ON CONFLICT (id) DO UPDATE SET phase = excluded.phase, spec = excluded.spec,
+                 handle = excluded.handle, used_ms = excluded.used_ms, expires_ms = excluded.expires_ms,
                  ended_ms = excluded.ended_ms, ended_because = excluded.ended_because"
         ))?
         .execute(params![

@@ -41,14 +41,16 @@ use bollard::query_parameters::{
 };
 
 use crate::RuntimeError;
+use crate::data;
 use crate::kernels::{self, Role};
 use crate::link::Link;
 use crate::lock;
 use crate::native::zygote::ZygoteState;
 use crate::private;
-use crate::runtime::{Runtime, give_to, is_orphaned, open_volumes};
+use crate::runtime::{Runtime, give_to, is_orphaned, open_place, open_volumes};
 use crate::sandbox::{Body, Handle, Parts, Sandbox};
-use crate::spec::{SandboxSpec, USER_ID};
+use crate::spec::{DataMount, SandboxSpec, USER_ID};
+use crate::volume::VolumeKind;
 use body::ContainerBody;
 use deaths::Deaths;
 use door::{Door, Reception};
@@ -204,11 +206,24 @@ impl DockerRuntime {
         let nonce = process::random_name();
         let image = self.image_of(spec).await?;
         let user = self.user();
-        if let Some(directory) = &spec.session_dir
+        if let Some(DataMount { host_path }) = &spec.data
             && privileges::is_root()
         {
-            give_to(directory.clone(), user).await?;
+            data::check_readable(host_path, user)?;
         }
+        let session = match &spec.session_files {
+            Some(place) if place.kind == VolumeKind::Directory => {
+                if privileges::is_root() {
+                    give_to(place.plain_files(), user).await?;
+                }
+                Some(open_place(place).await?)
+            }
+            Some(place) => {
+                place.check_openable()?;
+                Some(open_place(place).await?)
+            }
+            None => None,
+        };
         // Mounted until the container has them.
         let opened = open_volumes(spec).await?;
         let volumes: Vec<PathBuf> = opened.iter().map(|volume| volume.files.clone()).collect();
@@ -227,6 +242,7 @@ impl DockerRuntime {
             executable: &self.config.executable,
             kernels: &self.config.kernels,
             door: door.as_ref().map_or(Path::new(""), Door::directory),
+            session: session.as_ref().map(|session| session.files.as_path()),
             volumes: &volumes,
             runtime: self.config.runtime.as_deref(),
             gpus: self.config.gpus.as_ref(),
@@ -251,7 +267,7 @@ impl DockerRuntime {
                 return Err(error);
             }
         };
-        drop(opened);
+        drop((opened, session));
         body.meters = Meters::of_process(pid);
         let started = procfs::start_time(pid).unwrap_or(0);
         let container = Some(container);

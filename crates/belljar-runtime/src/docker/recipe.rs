@@ -78,6 +78,8 @@ pub(super) struct Recipe<'a> {
     pub(super) executable: &'a Path,
     pub(super) kernels: &'a Path,
     pub(super) door: &'a Path,
+    /// What is `/session`, where that outlives the container.
+    pub(super) session: Option<&'a Path>,
     /// And the files of the volumes, in their order.
     pub(super) volumes: &'a [PathBuf],
     pub(super) runtime: Option<&'a str>,
@@ -167,7 +169,7 @@ impl Recipe<'_> {
         if self.meeting == Meeting::Socket {
             mounts.push(bind(self.door, DOOR, true));
         }
-        match &self.spec.session_dir {
+        match self.session {
             Some(directory) => mounts.push(bind(directory, paths::SESSION, false)),
             None => {
                 let own = scratch("755", &format!(",uid={uid},gid={gid}"));
@@ -260,6 +262,7 @@ mod tests {
             executable: Path::new("/usr/local/bin/belljar"),
             kernels: Path::new("/var/lib/belljar/kernels/1"),
             door: Path::new("/run/belljar/doors/srv.ab12.1"),
+            session: None,
             volumes: &[],
             runtime: (meeting == Meeting::Attached).then_some("runsc"),
             gpus,
@@ -287,12 +290,13 @@ mod tests {
 
     #[test]
     fn one_on_disk_with_a_kernel_of_its_own_is_made_of_this() {
-        let spec = SandboxSpec {
-            session_dir: Some("/srv/sessions/ses_1/session".into()),
-            ..SandboxSpec::default()
-        };
+        let spec = SandboxSpec::default();
         let gpus = Some(&Gpus::All);
-        in_order(|| insta::assert_json_snapshot!(recipe(&spec, Meeting::Attached, gpus).body()));
+        let recipe = Recipe {
+            session: Some(Path::new("/srv/sessions/ses_1/session")),
+            ..recipe(&spec, Meeting::Attached, gpus)
+        };
+        in_order(|| insta::assert_json_snapshot!(recipe.body()));
     }
 
     #[test]

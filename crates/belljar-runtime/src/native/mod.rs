@@ -34,13 +34,14 @@ use belljar_sys::ids::{IdBlock, IdBlocks};
 use belljar_sys::plan::{Access, FdIndex, Source, Step};
 use belljar_sys::{channel, ids, mount, privileges, process, procfs};
 
+use crate::data;
 use crate::kernels::Role;
 use crate::lock;
 use crate::private;
-use crate::runtime::{Runtime, give_to, is_orphaned, open_volumes};
+use crate::runtime::{Runtime, give_to, is_orphaned, open_place, open_volumes};
 use crate::sandbox::{Handle, Parts, Sandbox};
-use crate::spec::{SandboxSpec, USER_ID};
-use crate::volume::{OpenVolume, VolumeMount};
+use crate::spec::{DataMount, SandboxSpec, USER_ID};
+use crate::volume::{OpenVolume, VolumeKind, VolumeMount};
 use crate::{RuntimeError, link::Link};
 use async_trait::async_trait;
 use body::NativeBody;
@@ -255,14 +256,6 @@ impl NativeRuntime {
         });
         let oom_events = cgroup.as_ref().and_then(cgroup::Cgroup::oom_events);
         let oom_events = oom_events.map(|file| add(file.into()));
-        let data = match (&spec.data, self.ids.is_some()) {
-            (Some(data), true) => Some(add(open_tree(&data.host_path)?)),
-            _ => None,
-        };
-        let session = match (&spec.session_dir, self.ids.is_some()) {
-            (Some(directory), true) => Some(add(open_tree(directory)?)),
-            _ => None,
-        };
         let block = self.ids.as_ref().map(|ids| lock(ids).take()).transpose();
         let block = block.map_err(RuntimeError::Ids)?;
         let (block, id_lock) = match block {
@@ -271,10 +264,8 @@ impl NativeRuntime {
         };
         let block = BlockGuard { runtime: Arc::clone(self), block };
         let image_lock = image.lock()?.map(&mut add);
-        if let (Some(directory), Some(block)) = (&spec.session_dir, block.block) {
-            let id = ids::host_id(block, USER_ID);
-            give_to(directory.clone(), (id, id)).await?;
-        }
+        let data = self.data_of(spec, block.block, spawner).await?.map(&mut add);
+        let session = self.session_of(spec, block.block, spawner).await?.map(&mut add);
         let mut volumes = None;
         for tree in self.volumes_of(spec, block.block, spawner).await? {
             let index = add(tree);
@@ -317,6 +308,60 @@ impl NativeRuntime {
             block,
         };
         Ok(assemble(image, handle, spec.clone(), link, body))
+    }
+
+    /// The tree to show at `/data`. A directory that is closed to others on this machine is shown
+    /// with the ids of its owner translated to those of the sandbox's user.
+    async fn data_of(
+        &self,
+        spec: &SandboxSpec,
+        block: Option<u32>,
+        spawner: &AsyncSpawner,
+    ) -> Result<Option<OwnedFd>, RuntimeError> {
+        let Some(DataMount { host_path: path }) = &spec.data else { return Ok(None) };
+        let Some(block) = block else {
+            data::check_readable_by_us(path)?;
+            return Ok(None);
+        };
+        let tree = open_tree(path)?;
+        if let Some(closed) = data::closed_to_others(path)? {
+            let plan = plan::translator_of_owner(block, closed.owner);
+            let (translator, _lives) = spawner.idle(plan).await?;
+            let namespace = procfs::user_namespace(translator.pid).map_err(RuntimeError::Ids)?;
+            mount::map_ids(&tree, Access::READ, &namespace)
+                .map_err(|cause| closed.not_translated(path, &cause))?;
+        }
+        Ok(Some(tree))
+    }
+
+    /// The tree to show at `/session`, where that outlives the sandbox.
+    async fn session_of(
+        &self,
+        spec: &SandboxSpec,
+        block: Option<u32>,
+        spawner: &AsyncSpawner,
+    ) -> Result<Option<OwnedFd>, RuntimeError> {
+        let Some(place) = &spec.session_files else { return Ok(None) };
+        let Some(block) = block else {
+            place.check_openable()?;
+            return Ok(None);
+        };
+        if place.kind == VolumeKind::Directory {
+            let id = ids::host_id(block, USER_ID);
+            give_to(place.plain_files(), (id, id)).await?;
+            return Ok(Some(open_tree(&place.plain_files())?));
+        }
+        let opened = open_place(place).await?;
+        let tree = open_tree(&opened.files)?;
+        let (translator, _lives) = spawner.idle(plan::translator(block)).await?;
+        let namespace = procfs::user_namespace(translator.pid).map_err(RuntimeError::Ids)?;
+        mount::map_ids(&tree, Access::WRITE, &namespace).map_err(|cause| {
+            let path = place.directory.clone();
+            RuntimeError::Volume { doing: "translate user ids in", path, cause }
+        })?;
+        // Unmounted by a thread that may wait for the disk.
+        tokio::task::spawn_blocking(move || drop(opened));
+        Ok(Some(tree))
     }
 
     /// The trees to show below `/volumes`, as the sandbox with this block of ids owns them. Without

@@ -105,9 +105,9 @@ pub(crate) fn sandbox(
     ] {
         steps.push(Step::MakeDir { path: scratch.join(name), mode, owner });
     }
-    let session = match (&spec.session_dir, fds.session) {
+    let session = match (&spec.session_files, fds.session) {
         (Some(_), Some(index)) => Source::Tree(index),
-        (Some(path), None) => Source::Path(path.clone()),
+        (Some(place), None) => Source::Path(place.plain_files()),
         (None, _) => Source::Path(scratch.join("session")),
     };
     let in_scratch = |name| Source::Path(scratch.join(name));

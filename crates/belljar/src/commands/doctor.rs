@@ -12,6 +12,7 @@ use belljar_runtime::native::NativeRuntime;
 use belljar_runtime::selftest::Limit;
 use belljar_runtime::{Runtime, VolumeKind, VolumePlace};
 use belljar_sys::{landlock, procfs, tty};
+use indicatif::HumanBytes;
 use serde::Serialize;
 
 use super::output::plain;
@@ -55,6 +56,7 @@ struct Diagnosis {
 pub(super) fn doctor(args: &DoctorArgs, settings: &Settings) -> Result<ExitCode> {
     let mut findings = vec![kernel(), seccomp(), landlock_finding()];
     findings.push(volumes(settings));
+    findings.push(session_files(settings));
     findings.extend(match Prepared::start(settings) {
         Ok(prepared) => sandboxes(prepared, settings)?,
         Err(error) => vec![no_namespaces(&error)],
@@ -218,6 +220,32 @@ fn volumes(settings: &Settings) -> Finding {
                     "the message says what failed; or set BELLJAR_VOLUME_STORAGE=directory";
                 weak(belljar_engine::in_full(&error), advice)
             }
+        },
+    }
+}
+
+/// How the files of sessions with storage BIND are kept. That an image holds is what volumes try.
+fn session_files(settings: &Settings) -> Finding {
+    let disk = settings.server.disk(settings.strict);
+    let feature = "session files";
+    match disk.new_kind() {
+        (VolumeKind::Image, None) => {
+            ok(feature, format!("storage BIND: at most {} each, enforced", HumanBytes(disk.size)))
+        }
+        (VolumeKind::Image, Some(why)) => Finding {
+            feature,
+            state: State::Weak,
+            detail: format!("no session with storage BIND can be made: {why}"),
+            advice: "set BELLJAR_SESSION_FILES=auto".into(),
+        },
+        (VolumeKind::Directory, why) => Finding {
+            feature,
+            state: State::Weak,
+            detail: format!(
+                "storage BIND: sizes are not enforced: {}",
+                why.unwrap_or("they are plain directories")
+            ),
+            advice: "run the server as root, with loop devices and e2fsprogs".into(),
         },
     }
 }

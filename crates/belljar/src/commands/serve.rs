@@ -14,12 +14,12 @@ use belljar_engine::audit::Audit;
 use belljar_engine::datasets::source::Sources;
 use belljar_engine::keys::KeyRing;
 use belljar_engine::network::Network;
-use belljar_engine::spec::SessionSpec;
+use belljar_engine::spec::{SessionSpec, Storage};
 use belljar_engine::store::{StateLock, Store};
 use belljar_engine::workspaces::WorkspacesConfig;
 use belljar_engine::{Engine, EngineConfig, clock};
-use belljar_runtime::Runtime;
 use belljar_runtime::selftest::Verdict;
+use belljar_runtime::{Runtime, VolumeKind};
 use belljar_sys::{privileges, procfs};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
@@ -73,6 +73,7 @@ async fn run(args: &ServeArgs, settings: &Settings, prepared: Prepared) -> Resul
     let audit = Audit::open(&settings.state_dir.join("audit.log"), server.audit_code)
         .context("failed to open the audit log")?;
     let enforced = enforced(&runtime, settings).await?;
+    insist_on_disk(settings)?;
     // Tenants must not use the operator's own key, but the only user of a server may.
     let model = settings.openai.as_ref().unwrap_or_else(|why| {
         tracing::warn!("browser tasks have no model: {why}");
@@ -214,6 +215,7 @@ fn engine_config(
         dataset_cache_bytes: server.dataset_cache_bytes,
         dataset_bytes: server.dataset_bytes,
         network,
+        disk: server.disk(settings.strict),
         volumes: settings.volumes.config(settings.strict),
         workspaces: workspaces(settings),
         shelf: shelf_config(settings),
@@ -284,6 +286,18 @@ fn shelf_config(settings: &Settings) -> ShelfConfig {
         keep_originals: artifacts.keep_originals,
         link_ttl_s: artifacts.link_ttl_s,
     }
+}
+
+/// Refuses to start where every session would be refused for files whose size nothing limits.
+fn insist_on_disk(settings: &Settings) -> Result<()> {
+    let disk = settings.server.disk(settings.strict);
+    if settings.strict
+        && settings.server.storage == Storage::Bind
+        && disk.new_kind().0 == VolumeKind::Directory
+    {
+        bail!("{}; BELLJAR_STRICT=1 forbids that", disk.why_not_enforced());
+    }
+    Ok(())
 }
 
 /// Which limits hold, if that is known or must be known before anything runs.

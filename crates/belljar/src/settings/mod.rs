@@ -198,12 +198,7 @@ impl Settings {
             preload: values.list("BELLJAR_PRELOAD", word)?,
             registry_login: registry_login(&values)?,
             image_bytes: values.read("BELLJAR_IMAGE_LIMIT", parse::size_from(1 << 20))?,
-            limits: Limits {
-                memory: values.read("BELLJAR_MEMORY", parse::size_from(Limits::MIN_MEMORY))?,
-                millicpus: values.read("BELLJAR_CPUS", parse::cpus)?,
-                pids: values.read("BELLJAR_PIDS", parse::number(4..=100_000))?,
-                tmpfs: values.read("TMPFS_SIZE_MB", parse::number(1..=1 << 24))? << 20,
-            },
+            limits: limits(&values)?,
             cgroup_parent: values.text("BELLJAR_CGROUP_PARENT"),
             strict: values.read("BELLJAR_STRICT", parse::yes_or_no)?,
             log: LogSettings {
@@ -225,6 +220,29 @@ fn client(values: &Values<'_>) -> Result<ClientSettings> {
         _ => values.optional("BELLJAR_URL", parse::url)?,
     };
     Ok(ClientSettings { url, local, api_key: values.optional("BELLJAR_API_KEY", parse::api_key)? })
+}
+
+/// The limits of a sandbox. A size of files in RAM that is set is had, or refused with the reason.
+fn limits(values: &Values<'_>) -> Result<Limits> {
+    let mut memory = values.read("BELLJAR_MEMORY", parse::size_from(Limits::MIN_MEMORY))?;
+    let tmpfs = values.optional("TMPFS_SIZE_MB", parse::number(1..=1 << 24))?.map(|mb| mb << 20);
+    if let Some(tmpfs) = tmpfs {
+        if !values.is_set("BELLJAR_MEMORY") {
+            memory = memory.max(Limits::memory_for_tmpfs(tmpfs));
+        }
+        if let Some(why) = Limits::why_no_tmpfs(tmpfs, memory) {
+            bail!(
+                "TMPFS_SIZE_MB={}: {why} by BELLJAR_MEMORY; raise that, or leave one of the two out",
+                tmpfs >> 20
+            );
+        }
+    }
+    Ok(Limits {
+        memory,
+        millicpus: values.read("BELLJAR_CPUS", parse::cpus)?,
+        pids: values.read("BELLJAR_PIDS", parse::number(4..=100_000))?,
+        tmpfs: tmpfs.unwrap_or(Limits::default().tmpfs),
+    })
 }
 
 fn registry_login(values: &Values<'_>) -> Result<Option<Login>> {
@@ -356,6 +374,27 @@ mod tests {
             let error = with(&[(name, value)]).unwrap_err().to_string();
             let accepts = variables::declared(name).unwrap().accepts;
             assert_eq!(error, format!("{name}={value}: expected {accepts}"));
+        }
+    }
+
+    #[test]
+    fn a_size_of_files_in_ram_that_is_set_is_had_or_refused() {
+        let sizes = |pairs: &[(&str, &str)]| {
+            with(pairs).map(|settings| {
+                let limits = settings.limits;
+                (limits.effective_tmpfs() >> 20, limits.memory >> 20)
+            })
+        };
+        assert_eq!(sizes(&[]).unwrap(), (384, 512));
+        assert_eq!(sizes(&[("BELLJAR_MEMORY", "4G")]).unwrap(), (1024, 4096));
+        assert_eq!(sizes(&[("TMPFS_SIZE_MB", "1024")]).unwrap(), (1024, 1366));
+        assert_eq!(sizes(&[("TMPFS_SIZE_MB", "64")]).unwrap(), (64, 512));
+        let both = [("TMPFS_SIZE_MB", "1024"), ("BELLJAR_MEMORY", "2G")];
+        assert_eq!(sizes(&both).unwrap(), (1024, 2048));
+        let small = [("TMPFS_SIZE_MB", "1024"), ("BELLJAR_MEMORY", "1G")];
+        let error = sizes(&small).unwrap_err().to_string();
+        for part in ["TMPFS_SIZE_MB=1024", "1366 MiB", "1024 MiB were given", "BELLJAR_MEMORY"] {
+            assert!(error.contains(part), "{error}");
         }
     }
 

@@ -11,10 +11,11 @@ use anyhow::{Context, Result, anyhow, bail};
 use belljar_engine::admission::Quota;
 use belljar_engine::datasets::source::Sources;
 use belljar_engine::spec::{Datasets, Storage};
-use belljar_engine::{Dns, FrozenConfig, SpillPolicy};
+use belljar_engine::{DiskConfig, Dns, FrozenConfig, SpillPolicy};
+use belljar_runtime::{MIN_VOLUME_SIZE, VolumeKind};
 
-use super::parse;
 use super::values::Values;
+use super::{parse, volumes};
 
 /// The kernel takes no longer path for a socket.
 const MAX_SOCKET_PATH: usize = 107;
@@ -41,6 +42,12 @@ pub struct ServerSettings {
     pub storage: Storage,
     pub datasets: Datasets,
     pub sessions_root: PathBuf,
+    /// What the files of a session on disk may take.
+    pub session_size: u64,
+    /// How they are kept; none: with an enforced size where that is possible.
+    pub session_kind: Option<VolumeKind>,
+    /// Seconds after which sessions that have ended are removed with their files; none: never.
+    pub session_retention_s: Option<u64>,
     /// What `LOCAL_RO` shows.
     pub datasets_dir: Option<PathBuf>,
     /// Or what is wrong with them: as with a missing file, only the server minds.
@@ -121,6 +128,9 @@ impl ServerSettings {
             storage: values.read("SESSION_STORAGE", parse::storage)?,
             datasets: values.read("DATASET_ACCESS", parse::datasets)?,
             sessions_root: values.path_or("SESSIONS_ROOT", || Ok(home.join("sessions")))?,
+            session_size: values.read("BELLJAR_SESSION_SIZE", parse::size_from(MIN_VOLUME_SIZE))?,
+            session_kind: values.read("BELLJAR_SESSION_FILES", volumes::kind)?,
+            session_retention_s: values.limit("BELLJAR_SESSION_RETENTION", parse::seconds_or_0)?,
             datasets_dir: values.path("DATASETS_HOST_RO")?,
             dataset_cache: values.path_or("BELLJAR_DATASET_CACHE", || Ok(home.join("datasets")))?,
             dataset_cache_bytes: values.read("BELLJAR_DATASET_CACHE_SIZE", parse::size_from(0))?,
@@ -191,6 +201,17 @@ impl ServerSettings {
             }
         }
         Ok(())
+    }
+
+    /// How the files of sessions on disk are kept.
+    #[must_use]
+    pub fn disk(&self, strict: bool) -> DiskConfig {
+        DiskConfig {
+            kind: self.session_kind,
+            size: self.session_size,
+            retention_s: self.session_retention_s,
+            strict,
+        }
     }
 
     /// Where the server itself fetches datasets from.

@@ -18,6 +18,11 @@ impl Values<'_> {
         (self.lookup)(name).filter(|value| !value.is_empty()).unwrap_or_else(|| default.to_owned())
     }
 
+    /// Whether somebody chose a value.
+    pub(super) fn is_set(&self, name: &str) -> bool {
+        (self.lookup)(name).is_some_and(|value| !value.trim().is_empty())
+    }
+
     pub(super) fn read<T>(&self, name: &str, parse: impl Fn(&str) -> Option<T>) -> Result<T> {
         let text = self.text(name);
         parse(text.trim()).ok_or_else(|| refusal(name, &text))

@@ -93,6 +93,30 @@ pub const GROUPS: &[Group] = &[
             )
             .when_empty("`sessions` below BELLJAR_HOME"),
             variable(
+                "BELLJAR_SESSION_SIZE",
+                "a size such as 512M or 2G, at least 4M",
+                "4G",
+                "What the files of a session with storage BIND may take. Sessions that are there\n\
+                 already keep the size that they were made with.",
+            ),
+            variable(
+                "BELLJAR_SESSION_FILES",
+                "auto, image or directory",
+                "auto",
+                "How the files of new sessions with storage BIND are kept. `image`: in `files.ext4`,\n\
+                 a file system of its own that takes from the disk what is in it and whose size the\n\
+                 kernel enforces; takes root, loop devices and mke2fs. `directory`: in `files`, which\n\
+                 everything on the host can read, and whose size is looked at and not enforced.\n\
+                 `auto`: an image where that is possible.",
+            ),
+            variable(
+                "BELLJAR_SESSION_RETENTION",
+                "seconds, 0 to 315360000",
+                "0",
+                "After how long a session with storage BIND that has ended is removed with its\n\
+                 files. 0: never.",
+            ),
+            variable(
                 "BELLJAR_OUTPUTS_DIR",
                 "a directory",
                 "outputs",
@@ -149,10 +173,13 @@ pub const GROUPS: &[Group] = &[
             variable(
                 "TMPFS_SIZE_MB",
                 "a number from 1 to 16777216",
-                "1024",
+                "",
                 "Megabytes of files that a sandbox may keep in RAM.\n\
-                 They count as memory, so three quarters of that are the most it can be.",
-            ),
+                 They count as memory, of which they may take three quarters: a size that is set\n\
+                 here raises BELLJAR_MEMORY as needed, or is refused where that is set as well and\n\
+                 too small.",
+            )
+            .when_empty("1024, or three quarters of the memory where that is less"),
             variable(
                 "BELLJAR_BACKEND",
                 "auto, native or docker",

@@ -39,7 +39,8 @@ impl VolumeSettings {
     }
 }
 
-fn kind(text: &str) -> Option<Option<VolumeKind>> {
+/// How files are kept; none: with an enforced size where that is possible.
+pub(super) fn kind(text: &str) -> Option<Option<VolumeKind>> {
     match text.to_ascii_lowercase().as_str() {
         "auto" => Some(None),
         "image" => Some(Some(VolumeKind::Image)),

@@ -296,6 +296,10 @@ def stop(session: str) -> Call[models.SessionInfo]:
     return Call("DELETE", _at(session), _session, is_safe=True)
 
 
+def remove(session: str) -> Call[models.SessionInfo]:
+    return Call("DELETE", _at(session), _session, params={"purge": "true"})
+
+
 def start(session: str) -> Call[models.SessionInfo]:
     return Call("POST", _at(session, "start"), _session)
 

@@ -20,6 +20,10 @@ _ACCESSES = ("NONE", "LOCAL_RO", "API")
 _ALIASES = {"API_TMPFS": "API"}
 
 
+class _Unchosen(int):
+    """A number that nobody chose: the server may make less of it."""
+
+
 @dataclass(frozen=True)
 class Config:
     """How an agent's sandboxes are to be.
@@ -43,7 +47,9 @@ class Config:
     datasets_host_ro: Path | None = None
     #: The root of sandboxes; `sandbox:latest` is the server's own, unless there is an image of this name.
     sandbox_image: str = "sandbox:latest"
-    tmpfs_size_mb: int = 1024
+    #: Megabytes of files in memory. A size that is chosen raises the sandbox's memory as needed; otherwise three
+    #: quarters of that are the most.
+    tmpfs_size_mb: int = _Unchosen(1024)
     idle_hibernate_sec: int = 900
     #: The server; `local` is the one that is started when it is needed.
     url: str = "local"
@@ -54,6 +60,11 @@ class Config:
     def mode(self) -> str:
         """One of TMPFS_NONE, BIND_NONE, TMPFS_LOCAL, BIND_LOCAL, TMPFS_API and BIND_API."""
         return f"{self.session_storage}_{self.dataset_access.removesuffix('_RO')}"
+
+    @property
+    def chosen_tmpfs_size_mb(self) -> int | None:
+        """`tmpfs_size_mb`, if somebody chose it."""
+        return None if isinstance(self.tmpfs_size_mb, _Unchosen) else self.tmpfs_size_mb
 
     @staticmethod
     def from_env(path: str | os.PathLike[str] | None = None) -> Config:

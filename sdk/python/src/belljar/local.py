@@ -619,6 +619,9 @@ def _environment(place: Place) -> dict[str, str]:
     # Where it finds its way is not for a file to say.
     environment.update({name: os.environ[name] for name in _PASSED_ON if os.environ.get(name)})
     environment.update(place.settings)
+    if "SESSIONS_ROOT" in place.settings:
+        # Somebody chose where the files of sessions go, to find them there.
+        environment.setdefault("BELLJAR_SESSION_FILES", "directory")
     for name in _PATHS:
         if name in environment:
             environment[name] = _settings.absolute(environment[name])

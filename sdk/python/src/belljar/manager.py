@@ -28,6 +28,7 @@ from belljar._sync.client import Client
 from belljar._sync.session import Session
 from belljar._target import Target
 from belljar.config import Config, access_of, storage_of
+from belljar.errors import Conflict
 from belljar.events import Output
 from belljar.models import Result, SessionInfo
 
@@ -35,6 +36,8 @@ __all__ = ["ExecResult", "Opened", "SessionManager"]
 
 # How many keys are remembered with the session that was seen last.
 _MAX_SEEN = 10_000
+# What the server says of a living session that has other options than were asked for.
+_DIFFERS = "session_differs"
 
 S = TypeVar("S", Session, AsyncSession)
 T = TypeVar("T")
@@ -85,10 +88,14 @@ class SessionManager:
 
     The server is the one at `url`, or that of `BELLJAR_URL`, or a local one that is started when it is
     needed; `session_root`, `datasets_path`, `blobstore_dir`, `artifacts_db` and `idle_hibernate_sec` are
-    settings of a server, so only a local one follows them. What is left out of these and of the two
+    settings of a server, so only a local one follows them. With a `session_root` the files of sessions are plain ones
+    in `<session_root>/<session_id>/files`, and their size is not enforced. What is left out of these and of the two
     modes is what the environment or the `.env` of the current directory says (`SESSIONS_ROOT`,
     `DATASETS_HOST_RO`, `BLOBSTORE_DIR`, `ARTIFACTS_DB`, ...). `async_client` and `client` are used where they are
     given.
+
+    A conversation that is found again has the options it began with while its session lives; those that were
+    changed since count when it is started the next time (with `BIND`, on its files), and `ExecResult.notice` says so.
 
     Keys are known to the server, and found again by every program that uses it: `key_prefix` keeps
     programs apart that name their conversations alike, whatever these are called (the server's key of
@@ -168,6 +175,8 @@ class SessionManager:
         self._lock = threading.Lock()
         # The session that each key had when it was last opened; what nobody has been told yet.
         self._seen: OrderedDict[str, str] = OrderedDict()
+        # The session of a key whose other options were told.
+        self._differ: OrderedDict[str, str] = OrderedDict()
         self._untold: dict[str, str] = {}
 
     @classmethod
@@ -181,7 +190,7 @@ class SessionManager:
             "dataset_access": config.dataset_access,
             "datasets_path": config.datasets_host_ro,
             "session_root": _unless(config.sessions_root, None if is_local else Config.sessions_root),
-            "tmpfs_size": config.tmpfs_size_mb,
+            "tmpfs_size": config.chosen_tmpfs_size_mb,
             "blobstore_dir": _unless(config.blobstore_dir, None if is_local else Config.blobstore_dir),
             "artifacts_db": _unless(config.artifacts_db, None if is_local else Config.artifacts_db),
             # The default is the server's as well, and no reason to have one of one's own.
@@ -258,6 +267,20 @@ class SessionManager:
             await session.stop()
         return bool(alive)
 
+    def remove(self, session_id: str) -> bool:
+        """Forgets all sessions that had this key, with their files; false if there were none."""
+        found = list(self._client.sessions(key=self._full(session_id)))
+        for session in found:
+            session.remove()
+        return bool(found)
+
+    async def aremove(self, session_id: str) -> bool:
+        """The same as `remove`, to be awaited."""
+        found = list(await self._async_client.sessions(key=self._full(session_id)))
+        for session in found:
+            await session.remove()
+        return bool(found)
+
     # A sandbox for one call.
 
     def run(
@@ -300,13 +323,27 @@ class SessionManager:
 
     def open(self, key: str) -> Opened[Session]:
         """The session of this key, and what has to be said about it to whoever uses it next."""
-        session = self._client.session(self._full(key), **self._asked())
-        return Opened(session, key, self._notice(key, session.info))
+        try:
+            session = self._client.session(self._full(key), **self._asked())
+            return Opened(session, key, self._notice(key, session.info))
+        except Conflict as conflict:
+            if conflict.code != _DIFFERS:
+                raise
+            differs = conflict.message
+        session = self._client.session(self._full(key))
+        return Opened(session, key, self._notice(key, session.info)).noting(self._differing(key, session.id, differs))
 
     async def aopen(self, key: str) -> Opened[AsyncSession]:
         """The same as `open`, to be awaited."""
-        session = await self._async_client.session(self._full(key), **self._asked())
-        return Opened(session, key, self._notice(key, session.info))
+        try:
+            session = await self._async_client.session(self._full(key), **self._asked())
+            return Opened(session, key, self._notice(key, session.info))
+        except Conflict as conflict:
+            if conflict.code != _DIFFERS:
+                raise
+            differs = conflict.message
+        session = await self._async_client.session(self._full(key))
+        return Opened(session, key, self._notice(key, session.info)).noting(self._differing(key, session.id, differs))
 
     @property
     def client(self) -> Client:
@@ -375,6 +412,16 @@ class SessionManager:
                 self._seen.popitem(last=False)
             untold = self._untold.pop(key, None)
         return _what_is_gone(info, before) or untold
+
+    def _differing(self, key: str, session_id: str, differs: str) -> str | None:
+        """What to say of a living session with other options than those of this manager, once for each session."""
+        with self._lock:
+            if self._differ.get(key) == session_id:
+                return None
+            self._differ[key] = session_id
+            if len(self._differ) > _MAX_SEEN:
+                self._differ.popitem(last=False)
+        return f"{differs[:1].upper()}{differs[1:]}; it goes on as it is until it is stopped."
 
     def tell_later(self, key: str, notice: str | None) -> None:
         """Keeps a notice that could not be told for the next who opens the session."""

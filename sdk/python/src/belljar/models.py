@@ -299,6 +299,7 @@ class SessionInfo(_Told):
     execs: int = 0
     memory_used: int | None = None
     directory: str | None = None
+    kept_until: datetime | None = None
     metadata: dict[str, Any] = Field(default_factory=dict)
     #: By name: `rw` or `ro`.
     volumes: dict[str, str] = Field(default_factory=dict)

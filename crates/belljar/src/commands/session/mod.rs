@@ -10,6 +10,7 @@ mod fork;
 mod hibernate;
 mod list;
 mod network;
+mod remove;
 mod restore;
 mod show;
 mod stage;
@@ -37,6 +38,7 @@ pub(super) fn session(command: SessionCommand, settings: &Settings) -> Result<Ex
         SessionCommand::Exec(args) => exec::exec(client, args).await,
         SessionCommand::Cp(args) => cp::cp(client, &args).await,
         SessionCommand::Stop(args) => stop::stop(client, &args).await,
+        SessionCommand::Remove(args) => remove::remove(client, &args).await,
         SessionCommand::Hibernate(args) => hibernate::hibernate(client, &args).await,
         SessionCommand::Fork(args) => fork::fork(client, &args).await,
         SessionCommand::Restore(args) => restore::restore(client, &args).await,
@@ -74,6 +76,7 @@ struct Session {
     execs: u64,
     memory_used: Option<u64>,
     directory: Option<String>,
+    kept_until: Option<String>,
     #[serde(default)]
     warnings: Vec<String>,
 }

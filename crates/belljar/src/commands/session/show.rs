@@ -60,6 +60,7 @@ fn describe(session: Session, now: i64) -> String {
         ("idle limit", session.idle_timeout.map(|seconds| format!("{seconds} s"))),
         ("expires", Some(expires)),
         ("ended", ended),
+        ("kept until", session.kept_until),
         (
             "execs",
             Some(format!(

@@ -342,6 +342,11 @@ class AsyncSession:
         """Ends it, and what runs in it. Ending it twice is no error."""
         return self._keep(await self._client._do(_calls.stop(self.id)))
 
+    async def remove(self) -> None:
+        """Forgets it with its files, snapshots, executions and log, also if it has ended. One that is alive is
+        stopped first. Its artifacts stay. Nothing of it can be had back: a second time raises `NotFound`."""
+        await self._client._do(_calls.remove(self.id))
+
     async def start(self) -> SessionInfo:
         """Starts it again on the files it left, if it has storage `BIND`. Its variables are gone."""
         return self._keep(await self._client._do(_calls.start(self.id)))

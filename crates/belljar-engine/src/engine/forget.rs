@@ -1,0 +1,145 @@
+//! Sessions that are forgotten with everything they left: on request, or when they are old.
+//!
+//! ```text
+//!   ended ─▶ directory marked ─▶ row deleted ─▶ directory removed
+//!               └ killed: the session is there    └ killed: the next start removes the directory
+//! ```
+//!
+//! Artifacts are not removed: they have names, links and a retention of their own.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{Engine, Principal, SessionInfo, Shared};
+use crate::audit::Entry;
+use crate::clock;
+use crate::error::{EngineError, in_full};
+use crate::record::Record;
+use crate::store::SessionRow;
+
+/// How often a removed session is looked for among the live ones, until its driver has left it.
+const LOOK: Duration = Duration::from_millis(2);
+
+impl Engine {
+    /// Forgets a session with its files, snapshots, executions and log. One that is alive is stopped
+    /// first.
+    pub async fn purge(&self, who: &Principal, id: &str) -> Result<SessionInfo, EngineError> {
+        let purged = self.purge_unnoted(who, id).await;
+        let outcome = purged.as_ref().map_or_else(|error| in_full(error), |_| "removed".into());
+        self.audit.note(
+            who,
+            &Entry { action: "remove", outcome: &outcome, session: Some(id), ..Entry::default() },
+        );
+        purged
+    }
+
+    async fn purge_unnoted(&self, who: &Principal, id: &str) -> Result<SessionInfo, EngineError> {
+        let key = self.row(who, id).await?.key;
+        let full_key = (who.tenant.clone(), key.unwrap_or_else(|| format!("\0{id}")));
+        let guard = self.shared.lock_key(&full_key);
+        let guard = guard.lock_owned().await;
+        if let Ok(session) = self.session(who, id) {
+            session.stop("it was removed");
+            session.ended().await;
+            while self.session(who, id).is_ok() {
+                tokio::time::sleep(LOOK).await;
+            }
+        }
+        // Another may have removed it meanwhile.
+        let row = self.row(who, id).await?;
+        let info = self.info_of_row(row.clone());
+        let shared = Arc::clone(&self.shared);
+        // A task of its own: the caller may go away, and a half-removed session helps nobody.
+        let removing = tokio::spawn(async move {
+            let _guard = guard;
+            shared.forget_with_files(&row).await
+        });
+        removing.await.map_err(|_| EngineError::Stopping)??;
+        Ok(info)
+    }
+}
+
+impl Shared {
+    /// Removes sessions on disk that ended longer ago than they are to be kept.
+    pub(super) async fn remove_expired(&self) {
+        let Some(retention_s) = self.config.disk.retention_s else { return };
+        let before_ms = clock::now_ms().saturating_sub(clock::seconds_to_ms(retention_s));
+        let expired = match self.store.sessions_to_remove(before_ms).await {
+            Ok(expired) => expired,
+            Err(error) => {
+                tracing::warn!("failed to look for old sessions: {}", in_full(&error));
+                return;
+            }
+        };
+        for row in expired {
+            let removed = self.remove_if_expired(&row, before_ms).await;
+            let outcome = match removed {
+                Ok(false) => continue,
+                Ok(true) => format!("removed {retention_s} s after its end"),
+                Err(error) => in_full(&error),
+            };
+            tracing::info!(session.id = row.id, "session {}: {outcome}", row.id);
+            let who = Principal { tenant: row.tenant, ..Principal::default() };
+            let entry = Entry {
+                action: "remove",
+                outcome: &outcome,
+                session: Some(&row.id),
+                detail: Some("BELLJAR_SESSION_RETENTION"),
+                ..Entry::default()
+            };
+            self.note(&who, &entry);
+        }
+    }
+
+    async fn remove_if_expired(
+        &self,
+        row: &SessionRow,
+        before_ms: i64,
+    ) -> Result<bool, EngineError> {
+        let name = row.key.clone().unwrap_or_else(|| format!("\0{}", row.id));
+        let guard = self.lock_key(&(row.tenant.clone(), name));
+        let _guard = guard.lock().await;
+        // Somebody may use it again by now.
+        let is_expired = |row: &SessionRow| row.ended_ms.is_some_and(|ended| ended < before_ms);
+        match self.store.session(&row.id).await?.filter(is_expired) {
+            Some(row) if self.find(&row.id).is_none() => {
+                self.forget_with_files(&row).await.map(|()| true)
+            }
+            _ => Ok(false),
+        }
+    }
+
+    /// Forgets a session that has ended, and removes what is on disk of it. To be called with the
+    /// lock of its key.
+    async fn forget_with_files(&self, row: &SessionRow) -> Result<(), EngineError> {
+        let record = Record::of(&self.config.sessions_root, &row.id);
+        let path = record.directory().to_owned();
+        let owner = self.store.owner()?;
+        let marked = record.clone();
+        blocking(move || marked.mark_removed(&owner))
+            .await
+            .map_err(|cause| EngineError::Directory { path: path.clone(), cause })?;
+        match self.store.forget_session(&row.id).await {
+            Ok(true) => {}
+            Ok(false) => return Err(EngineError::NoSession(row.id.clone())),
+            Err(error) => {
+                record.unmark_removed();
+                return Err(error.into());
+            }
+        }
+        self.pictures.remove(&row.id);
+        let session = row.id.clone();
+        blocking(move || record.remove()).await.map_err(|cause| EngineError::RemoveFiles {
+            session,
+            path,
+            cause,
+        })
+    }
+}
+
+async fn blocking(
+    work: impl FnOnce() -> std::io::Result<()> + Send + 'static,
+) -> std::io::Result<()> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or_else(|panic| Err(std::io::Error::other(panic)))
+}
