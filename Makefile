@@ -15,10 +15,20 @@ SDK_PYTHON := $(CURDIR)/target/sdk-python/bin/python
 # What it needs; all of it comes built.
 SDK_NEEDS := --only-binary :all: httpx pydantic pytest pytest-asyncio pytest-rerunfailures deepagents langchain langchain-openai langchain-tests langgraph
 
+# Where `make install` puts things; DESTDIR goes before all of it, for those who make packages.
+PREFIX  ?= /usr/local
+DESTDIR ?=
+BINDIR  := $(PREFIX)/bin
+MANDIR  := $(PREFIX)/share/man/man1
+BASH_COMPLETIONS := $(PREFIX)/share/bash-completion/completions
+ZSH_COMPLETIONS  := $(PREFIX)/share/zsh/site-functions
+FISH_COMPLETIONS := $(PREFIX)/share/fish/vendor_completions.d
+UNITDIR := $(PREFIX)/lib/systemd/system
+
 MATURIN := 'maturin>=1.9,<2'
 BUILD_WHEEL := PATH="$(CURDIR)/target/sdk-python/bin:$$PATH" maturin build --locked --target-dir $(CURDIR)/target
 
-.PHONY: help build tested tested-wheel demo test test-python test-kernels test-standard test-engine test-deepagents sdk-python wheel lint advisories bench setup system clean fuzz test-tenants test-walls
+.PHONY: help install install-files uninstall build tested tested-wheel demo test test-python test-kernels test-standard test-engine test-deepagents sdk-python wheel lint advisories bench setup system clean fuzz test-tenants test-walls
 
 help:
 	@echo "make demo   set up this machine and show what Belljar does"
@@ -30,6 +40,8 @@ help:
 	@echo "make advisories  known weaknesses of dependencies (needs a network)"
 	@echo "make bench  latency, memory and density, beside docker and plain python3"
 	@echo "make build  the static binary, at $(BELLJAR)"
+	@echo "make install    build, and install to PREFIX=$(PREFIX): binary, man pages, completions, systemd unit"
+	@echo "make uninstall  remove what was installed; \`belljar uninstall\` before it removes what Belljar keeps"
 	@echo "make wheel  the Python package with the binary in it, in dist/"
 
 system:
@@ -39,6 +51,27 @@ build: system
 	@echo "== building the static binary"
 	$(CARGO) build --release --locked --package belljar
 	@ln -sfn ../$(TRIPLE)/release/belljar $(BELLJAR)
+
+install: build
+	@$(MAKE) --no-print-directory install-files
+
+# Without building: BELLJAR names the binary. The pages and completions are its own description of itself.
+install-files:
+	install -d "$(DESTDIR)$(BINDIR)" "$(DESTDIR)$(MANDIR)" "$(DESTDIR)$(BASH_COMPLETIONS)" "$(DESTDIR)$(ZSH_COMPLETIONS)" \
+		"$(DESTDIR)$(FISH_COMPLETIONS)" "$(DESTDIR)$(UNITDIR)"
+	install -m 755 "$(BELLJAR)" "$(DESTDIR)$(BINDIR)/belljar"
+	"$(DESTDIR)$(BINDIR)/belljar" man "$(DESTDIR)$(MANDIR)"
+	"$(DESTDIR)$(BINDIR)/belljar" completions bash > "$(DESTDIR)$(BASH_COMPLETIONS)/belljar"
+	"$(DESTDIR)$(BINDIR)/belljar" completions zsh > "$(DESTDIR)$(ZSH_COMPLETIONS)/_belljar"
+	"$(DESTDIR)$(BINDIR)/belljar" completions fish > "$(DESTDIR)$(FISH_COMPLETIONS)/belljar.fish"
+	sed 's|@PREFIX@|$(PREFIX)|' packaging/belljar.service > "$(DESTDIR)$(UNITDIR)/belljar.service"
+	@chmod 644 "$(DESTDIR)$(MANDIR)"/belljar*.1 "$(DESTDIR)$(UNITDIR)/belljar.service"
+	@echo "== installed: $(DESTDIR)$(BINDIR)/belljar; \`belljar setup\` comes next"
+
+uninstall:
+	rm -f "$(DESTDIR)$(BINDIR)/belljar" "$(DESTDIR)$(MANDIR)/belljar.1" "$(DESTDIR)$(MANDIR)"/belljar-*.1 \
+		"$(DESTDIR)$(BASH_COMPLETIONS)/belljar" "$(DESTDIR)$(ZSH_COMPLETIONS)/_belljar" \
+		"$(DESTDIR)$(FISH_COMPLETIONS)/belljar.fish" "$(DESTDIR)$(UNITDIR)/belljar.service"
 
 setup: build
 	@echo "== preparing the Python environment of sandboxes in $(HOME_DIR)"

@@ -14,6 +14,7 @@ mod interruptions;
 mod keys;
 mod machine;
 mod network;
+mod operate;
 mod output;
 mod served;
 mod servers;

@@ -179,6 +179,12 @@ impl Served {
         self.context.belljar(["session"])
     }
 
+    /// As an operator would, and waits for its end.
+    #[allow(dead_code, reason = "the tests of images have their own")]
+    pub(crate) fn stop(&mut self) {
+        self.end();
+    }
+
     fn end(&mut self) {
         let Some(mut server) = self.server.take() else { return };
         let _ = process::signal(server.id(), SIGTERM);

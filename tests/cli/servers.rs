@@ -51,8 +51,33 @@ fn nobody_there() {
     exit 125
     --- stdout
     --- stderr
-    belljar: BELLJAR_URL=box: expected an address such as http://127.0.0.1:8000 or unix:/path/of/a/socket, or local
+    belljar: --url box: expected an address such as http://127.0.0.1:8000 or unix:/path/of/a/socket, or local
     ");
+}
+
+#[test]
+fn errors_name_the_flag_that_was_used_or_the_variable() {
+    let context = TestContext::new();
+    let state = context.path("state").display().to_string();
+    let context = context.env("BELLJAR_STATE_DIR", &state);
+    let said = |args: &[&str]| context.call(args).stderr();
+    let listen = said(&["serve", "--listen", "example.com"]);
+    assert!(
+        listen.starts_with("belljar: --listen example.com: expected an IP address"),
+        "{listen}"
+    );
+    let unix = said(&["serve", "--unix", "/proc/none/socket"]);
+    assert_eq!(unix, "belljar: --unix: there is no directory for `/proc/none/socket`\n");
+    let tls = said(&["serve", "--tls-cert", "/nowhere", "--tls-key", "/nowhere"]);
+    assert!(tls.starts_with("belljar: --tls-cert: failed to open `/nowhere`"), "{tls}");
+    for command in ["session list", "volume list", "artifacts list", "status", "shell"] {
+        let words: Vec<&str> = command.split(' ').chain(["--url", "box"]).collect();
+        let url = said(&words);
+        assert!(url.starts_with("belljar: --url box: expected an address"), "{command}: {url}");
+    }
+    let mut command = context.belljar(["session", "list"]);
+    let variable = context.finish(command.env("BELLJAR_URL", "box")).stderr();
+    assert!(variable.starts_with("belljar: BELLJAR_URL=box: expected an address"), "{variable}");
 }
 
 #[test]

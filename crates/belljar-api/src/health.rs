@@ -9,7 +9,7 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
-use belljar_engine::Principal;
+use belljar_engine::{Principal, clock};
 use belljar_runtime::native::zygote::ZygoteState;
 use serde::Serialize;
 use tokio::sync::Mutex;
@@ -109,6 +109,17 @@ pub(crate) struct HealthDetail {
     /// Of all tenants: told to operators, and where no keys are needed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sessions: Option<usize>,
+    /// This and what follows is told as `sessions` is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub started: Option<String>,
+    /// Bytes of memory of the server itself, without its sessions.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_used: Option<u64>,
+    /// Where it keeps things on its machine, by what they are, such as `state`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub directories: Option<BTreeMap<String, String>>,
 }
 
 /// The process lives and can write to its database.
@@ -137,12 +148,20 @@ fn detail(app: &App, sees_all: bool) -> HealthDetail {
         Some(ZygoteState::Warm(_)) => "warm".into(),
         Some(ZygoteState::Failed(why)) => format!("failed: {why}"),
     };
+    let about = app.about().filter(|_| sees_all);
     HealthDetail {
         version: env!("CARGO_PKG_VERSION"),
         backend: app.engine.runtime().backend(),
         enforced: app.enforced().cloned(),
         zygote,
         sessions: sees_all.then(|| app.engine.live_sessions()),
+        pid: about.map(|_| std::process::id()),
+        started: about.map(|about| clock::rfc3339(about.started_ms)),
+        memory_used: about.and_then(|about| (about.memory)()),
+        directories: about.map(|about| {
+            let paths = about.directories.iter();
+            paths.map(|(name, path)| ((*name).to_owned(), path.display().to_string())).collect()
+        }),
     }
 }
 

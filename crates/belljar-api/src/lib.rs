@@ -35,6 +35,7 @@ mod usage;
 mod volumes;
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -77,9 +78,20 @@ pub struct App {
     pub(crate) max_body: usize,
     pub(crate) links: Links,
     browser: OnceLock<BrowserConfig>,
+    about: OnceLock<About>,
     draining: watch::Sender<bool>,
     /// When somebody last asked for something.
     asked: Mutex<Instant>,
+}
+
+/// What operators are told of the process that serves, and of the machine's directories.
+#[derive(Debug, Clone)]
+pub struct About {
+    pub started_ms: i64,
+    /// By what they hold, such as `state`.
+    pub directories: BTreeMap<&'static str, PathBuf>,
+    /// Bytes of memory that the process has.
+    pub memory: fn() -> Option<u64>,
 }
 
 impl App {
@@ -105,6 +117,7 @@ impl App {
             max_body,
             links: Links::new(public_url),
             browser: OnceLock::new(),
+            about: OnceLock::new(),
             draining: watch::Sender::new(false),
             asked: Mutex::new(Instant::now()),
         })
@@ -132,6 +145,15 @@ impl App {
     /// What the operator says about browsers, once.
     pub fn set_browser(&self, config: BrowserConfig) {
         let _ = self.browser.set(config);
+    }
+
+    /// What operators are told of this process, once.
+    pub fn set_about(&self, about: About) {
+        let _ = self.about.set(about);
+    }
+
+    pub(crate) fn about(&self) -> Option<&About> {
+        self.about.get()
     }
 
     pub(crate) fn browser(&self) -> &BrowserConfig {

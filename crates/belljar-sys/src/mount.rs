@@ -3,7 +3,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags};
 use rustix::mount::{
@@ -79,6 +79,37 @@ pub fn take_away(target: &Path) -> io::Result<()> {
         Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOENT) => Ok(()),
         outcome => Ok(outcome?),
     }
+}
+
+/// Where something is mounted in our mount namespace.
+#[must_use]
+pub fn points() -> Vec<PathBuf> {
+    use std::os::unix::ffi::OsStringExt as _;
+    let mounts = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
+    let lines = mounts.split(|byte| *byte == b'\n');
+    let fields = lines.filter_map(|line| line.split(|byte| *byte == b' ').nth(4));
+    fields.map(|field| std::ffi::OsString::from_vec(unescaped(field)).into()).collect()
+}
+
+/// The kernel writes spaces, tabs, newlines and backslashes as three octal digits.
+fn unescaped(field: &[u8]) -> Vec<u8> {
+    let mut plain = Vec::with_capacity(field.len());
+    let mut rest = field;
+    while let [first, after @ ..] = rest {
+        let digits = after.get(..3).filter(|_| *first == b'\\');
+        let byte = digits.and_then(|digits| std::str::from_utf8(digits).ok());
+        match byte.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
+            Some(byte) => {
+                plain.push(byte);
+                rest = &after[3..];
+            }
+            None => {
+                plain.push(*first);
+                rest = after;
+            }
+        }
+    }
+    plain
 }
 
 /// How full a file system is.

@@ -1,5 +1,6 @@
 //! The command line, as the user writes it.
 
+mod operate;
 mod volume;
 
 use std::path::PathBuf;
@@ -10,6 +11,7 @@ use belljar_proto::exec::Language;
 use belljar_runtime::{Limits, languages};
 use clap::{Args, Parser, Subcommand};
 
+pub(crate) use operate::{CompletionsArgs, ManArgs, StatusArgs, UninstallArgs};
 pub(crate) use volume::{
     VolumeArgs, VolumeCommand, VolumeCreateArgs, VolumeListArgs, VolumeShowArgs,
 };
@@ -30,9 +32,11 @@ pub(crate) enum Command {
     Serve(ServeArgs),
     /// Sessions of a server: make, list, use and stop them
     Session(SessionArgs),
+    /// Whether a server runs, its sessions and what they use, and where everything is
+    Status(StatusArgs),
     /// A terminal in a session, or a shell at the end of our own pipes
     Shell(ShellArgs),
-    /// Files that sessions have left: list, download, link and remove them, and check them all
+    /// Files that sessions have left: list, download, link, remove and check them
     Artifacts(ArtifactsArgs),
     /// Files that outlive sessions and are shared by them: make, list and remove volumes
     Volume(VolumeArgs),
@@ -51,6 +55,13 @@ pub(crate) enum Command {
     Doctor(DoctorArgs),
     /// Latency, memory and density on this machine, beside docker and plain python3
     Bench(BenchArgs),
+    /// Completions of commands and flags for your shell
+    Completions(CompletionsArgs),
+    /// Remove from this machine everything that Belljar keeps on it
+    Uninstall(UninstallArgs),
+    /// Writes the manual pages, for `make install`
+    #[command(hide = true)]
+    Man(ManArgs),
     /// Carries out one step of `image build`
     #[command(hide = true)]
     BuildStep,
@@ -60,6 +71,9 @@ pub(crate) enum Command {
         /// Already inside the user namespace
         #[arg(long)]
         inside: bool,
+        /// Log as the server does that logs in JSON
+        #[arg(long)]
+        json_logs: bool,
     },
     /// PID 1 of a container, started by its engine
     #[command(hide = true)]
@@ -82,11 +96,17 @@ impl Command {
         match self {
             Command::Serve(args) => args.settings(),
             Command::Session(args) => args.settings(),
+            Command::Status(args) => args.settings(),
             Command::Shell(args) => args.settings(),
             Command::Artifacts(args) => args.settings(),
             Command::Volume(args) => args.settings(),
             _ => Vec::new(),
         }
+    }
+
+    /// Whether all that it says on standard error is a log.
+    pub(crate) fn is_server(&self) -> bool {
+        matches!(self, Command::Serve(_))
     }
 
     /// What is logged unless the settings say.
@@ -574,8 +594,11 @@ pub(crate) struct SessionCpArgs {
 #[derive(Debug, Args)]
 pub(crate) struct SessionStopArgs {
     /// Ids of sessions, or their keys
-    #[arg(value_name = "ID", required = true)]
+    #[arg(value_name = "ID", required_unless_present = "all")]
     pub(crate) sessions: Vec<String>,
+    /// All sessions that you have, also those that sleep
+    #[arg(long, conflicts_with = "sessions")]
+    pub(crate) all: bool,
     /// Print what is left of them as JSON
     #[arg(long)]
     pub(crate) json: bool,

@@ -23,7 +23,7 @@ pub fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) => {
             // The whole chain, once, in one sentence.
-            eprintln!("belljar: {}", commands::without_escapes(&format!("{error:#}")));
+            logging::fail(&commands::without_escapes(&format!("{error:#}")));
             ExitCode::from(commands::EXIT_TROUBLE)
         }
     }

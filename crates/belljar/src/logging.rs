@@ -1,6 +1,11 @@
 //! What goes to standard error while we work.
 
+use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::{self, IsTerminal, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use belljar_engine::clock;
+use serde_json::{Map, Value, json};
 
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
@@ -12,8 +17,24 @@ use crate::settings::{LogFormat, LogSettings};
 const TALKATIVE: [&str; 4] =
     ["tungstenite=info", "tokio_tungstenite=info", "bollard=info", "hyper=info"];
 
+/// Whether everything that this process says on standard error is a line of JSON: a server that logs so.
+static ALL_JSON: AtomicBool = AtomicBool::new(false);
+
+/// Before the settings are read, which may fail: what the environment alone says.
+pub(crate) fn expect_json(is_server: bool) {
+    let asked =
+        std::env::var("BELLJAR_LOG_FORMAT").is_ok_and(|it| it.trim().eq_ignore_ascii_case("json"));
+    ALL_JSON.store(is_server && asked, Ordering::Relaxed);
+}
+
 /// Logs as the settings say, or from `default` on where they say nothing.
-pub(crate) fn start(settings: &LogSettings, default: &str) {
+pub(crate) fn start(settings: &LogSettings, default: &str, is_server: bool) {
+    let all_json = is_server && settings.format == LogFormat::Json;
+    ALL_JSON.store(all_json, Ordering::Relaxed);
+    if all_json {
+        belljar_runtime::native::spawner::log_in_json();
+        std::panic::set_hook(Box::new(|panic| write_json("ERROR", &panicked(panic))));
+    }
     let filter = discreet(EnvFilter::new(settings.filter.as_deref().unwrap_or(default)));
     // Colours are for people, not for files.
     let coloured = io::stderr().is_terminal();
@@ -24,11 +45,73 @@ pub(crate) fn start(settings: &LogSettings, default: &str) {
     }
 }
 
-/// For the spawner, which is told everything by whoever started it and reads no settings.
-pub(crate) fn start_by_environment() {
+/// For the spawner, which reads no settings: the server that starts it says how to log.
+pub(crate) fn start_spawner(json: bool) {
     let filter = EnvFilter::try_from_env("BELLJAR_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
     let lines = tracing_subscriber::fmt().with_env_filter(discreet(filter)).with_ansi(false);
-    lines.with_writer(OneLine { coloured: false }).init();
+    if json {
+        ALL_JSON.store(true, Ordering::Relaxed);
+        std::panic::set_hook(Box::new(|panic| write_json("ERROR", &panicked(panic))));
+        lines.json().with_writer(io::stderr).init();
+    } else {
+        lines.with_writer(OneLine { coloured: false }).init();
+    }
+}
+
+/// Says something for people who start a server, whatever is to be logged.
+pub(crate) fn announce(text: &str) {
+    say("INFO", text, text);
+}
+
+/// The same of something that is wrong and does not keep us from going on.
+pub(crate) fn warn(text: &str) {
+    say("WARN", text, &format!("belljar: warning: {text}"));
+}
+
+/// The last words.
+pub(crate) fn fail(text: &str) {
+    say("ERROR", text, &format!("belljar: {text}"));
+}
+
+pub(crate) fn is_all_json() -> bool {
+    ALL_JSON.load(Ordering::Relaxed)
+}
+
+fn say(level: &str, message: &str, in_words: &str) {
+    if is_all_json() {
+        let message = message.trim().trim_start_matches("belljar: ");
+        write_json(level, &Map::from_iter([("message".to_owned(), message.into())]));
+    } else {
+        eprintln!("{in_words}");
+    }
+}
+
+/// A line as the rest of the log has them.
+fn write_json(level: &str, fields: &Map<String, Value>) {
+    let line = json!({
+        "timestamp": clock::rfc3339(clock::now_ms()),
+        "level": level,
+        "fields": fields,
+        "target": "belljar",
+    });
+    let _ = io::stderr().write_all(format!("{line}\n").as_bytes());
+}
+
+/// What is known of a panic.
+fn panicked(panic: &std::panic::PanicHookInfo<'_>) -> Map<String, Value> {
+    let message = panic.payload_as_str().unwrap_or("without a message");
+    let thread = std::thread::current();
+    let mut fields = Map::new();
+    fields.insert("message".to_owned(), format!("panicked: {message}").into());
+    fields.insert("thread".to_owned(), thread.name().unwrap_or("unnamed").into());
+    if let Some(location) = panic.location() {
+        fields.insert("location".to_owned(), location.to_string().into());
+    }
+    let backtrace = Backtrace::capture();
+    if backtrace.status() == BacktraceStatus::Captured {
+        fields.insert("backtrace".to_owned(), backtrace.to_string().into());
+    }
+    fields
 }
 
 fn discreet(filter: EnvFilter) -> EnvFilter {
@@ -82,7 +165,24 @@ impl Write for OneLine {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+
     use super::*;
+
+    #[test]
+    fn a_panic_is_told_in_fields() {
+        static SEEN: Mutex<Option<Map<String, Value>>> = Mutex::new(None);
+        let before = std::panic::take_hook();
+        std::panic::set_hook(Box::new(|panic| *SEEN.lock().unwrap() = Some(panicked(panic))));
+        let thread = std::thread::Builder::new().name("worker".into());
+        let ended = thread.spawn(|| panic!("of {} lines\nor more", 2)).unwrap().join();
+        std::panic::set_hook(before);
+        assert!(ended.is_err());
+        let seen = SEEN.lock().unwrap().take().expect("it was called");
+        assert_eq!(seen["message"], "panicked: of 2 lines\nor more");
+        assert_eq!(seen["thread"], "worker");
+        assert!(seen["location"].as_str().unwrap().contains("logging.rs:"), "{seen:?}");
+    }
 
     #[test]
     fn an_event_is_a_line_whatever_is_in_it() {

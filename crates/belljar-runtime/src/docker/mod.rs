@@ -166,6 +166,22 @@ impl DockerRuntime {
         &self.engine
     }
 
+    /// The engine, as it calls itself, and whether it has the image of this configuration. Nothing is
+    /// started or made.
+    pub async fn look(config: &DockerConfig) -> Result<(String, bool), RuntimeError> {
+        let (docker, address) = engine::connect(config.address.as_deref())?;
+        engine::greet(&docker, &address).await?;
+        let explain = |error| engine::explain(&address, "tell its version", error);
+        let asking = docker.clone();
+        let negotiated = engine::answer(&asking, &address, docker.negotiate_version()).await?;
+        let docker = negotiated.map_err(explain)?;
+        let info = engine::answer(&docker, &address, docker.info()).await?.map_err(explain)?;
+        let version = info.server_version.unwrap_or_default();
+        let looking = docker.inspect_image(&config.image);
+        let has_image = engine::answer(&docker, &address, looking).await?.is_ok();
+        Ok((format!("engine {version} at {address}"), has_image))
+    }
+
     /// Whether an engine answers that has the image of this configuration.
     pub async fn has_image(config: &DockerConfig) -> bool {
         let Ok((docker, address)) = engine::connect(config.address.as_deref()) else {

@@ -23,6 +23,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use belljar_sys::plan::{Access, FdIndex, IdMap, Plan, Source, Step};
 use belljar_sys::process::{self, Forked};
@@ -91,6 +92,20 @@ pub struct GuestStart {
     pub alone_for_s: u64,
 }
 
+/// The flag with which a spawner logs in JSON.
+const JSON_LOGS: &str = "--json-logs";
+
+static IN_JSON: AtomicBool = AtomicBool::new(false);
+
+/// From now on spawners are started so that they log in JSON, as this process does.
+pub fn log_in_json() {
+    IN_JSON.store(true, Ordering::Relaxed);
+}
+
+fn logging_flag() -> Option<&'static str> {
+    IN_JSON.load(Ordering::Relaxed).then_some(JSON_LOGS)
+}
+
 /// The server's handle of its spawner.
 #[derive(Debug)]
 pub struct Spawner {
@@ -104,6 +119,7 @@ impl Spawner {
         let (ours, theirs) = channel::packet_pair().map_err(RuntimeError::StartSpawner)?;
         let process = Command::new(executable)
             .arg("spawner")
+            .args(logging_flag())
             .env_clear()
             .stdin(Stdio::from(theirs))
             .stdout(Stdio::null())
@@ -340,7 +356,9 @@ pub fn enter_user_namespace() -> io::Result<()> {
     channel::await_packet(&socket)?;
     privileges::set_ids(0, 0)?;
     let null = std::fs::File::options().read(true).write(true).open("/dev/null")?;
-    let argv = ["/proc/self/exe".to_owned(), "spawner".to_owned(), "--inside".to_owned()];
+    let mut argv = vec!["/proc/self/exe".to_owned(), "spawner".to_owned(), "--inside".to_owned()];
+    // As we were started.
+    argv.extend(std::env::args().filter(|arg| arg == JSON_LOGS));
     let stderr = io::stderr();
     let fds = [socket.as_fd(), null.as_fd(), stderr.as_fd()];
     let error = process::execute(&argv, &[], &fds);

@@ -86,6 +86,28 @@ impl Parent {
         Ok(Parent { layout, directories })
     }
 
+    /// The directory that an earlier server made, if one did; nothing is made. Without privileges it is
+    /// that of a process that may be gone, which cannot be found again.
+    #[must_use]
+    pub fn find(name: &str, privileged: bool) -> Option<Parent> {
+        let layout = Layout::parse(&read(Path::new("/proc/self/mountinfo")).ok()?);
+        if !privileged || matches!(layout, Layout::Absent) {
+            return None;
+        }
+        let directories: Vec<_> = layout
+            .trees()
+            .into_iter()
+            .map(|(root, controllers)| (root.join(name), controllers))
+            .filter(|(directory, _)| directory.is_dir())
+            .collect();
+        (!directories.is_empty()).then_some(Parent { layout, directories })
+    }
+
+    /// Where it is, in each tree.
+    pub fn directories(&self) -> impl Iterator<Item = &Path> {
+        self.directories.iter().map(|(path, _)| path.as_path())
+    }
+
     #[must_use]
     pub fn layout(&self) -> &Layout {
         &self.layout

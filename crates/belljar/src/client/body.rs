@@ -39,7 +39,7 @@ impl Pieces {
         self.wanted = Some(Box::pin(wanted));
     }
 
-    pub(super) fn taken(&self) -> Arc<AtomicU64> {
+    pub(crate) fn taken(&self) -> Arc<AtomicU64> {
         Arc::clone(&self.taken)
     }
 }

@@ -1,7 +1,9 @@
 //! `belljar doctor`: what this machine can enforce, tried and not guessed.
 
 use std::fs;
-use std::process::ExitCode;
+use std::io;
+use std::path::Path;
+use std::process::{Command, ExitCode, Stdio};
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
@@ -9,14 +11,16 @@ use belljar_runtime::docker::{DockerConfig, DockerRuntime};
 use belljar_runtime::native::NativeRuntime;
 use belljar_runtime::selftest::Limit;
 use belljar_runtime::{Runtime, VolumeKind, VolumePlace};
-use belljar_sys::{landlock, procfs};
+use belljar_sys::{landlock, procfs, tty};
 use serde::Serialize;
 
-use super::limits;
-use crate::backend::Prepared;
+use super::output::plain;
+use super::paint::{Colour, Paint};
+use super::{limits, setup};
+use crate::backend::{self, Prepared};
 use crate::cli::DoctorArgs;
+use crate::home;
 use crate::settings::Settings;
-use crate::{home, table};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -24,6 +28,8 @@ enum State {
     Ok,
     /// Sandboxes run, with less protection or comfort.
     Weak,
+    /// Not there; sandboxes run as well without it.
+    Absent,
     /// No sandbox can run.
     Broken,
 }
@@ -53,40 +59,93 @@ pub(super) fn doctor(args: &DoctorArgs, settings: &Settings) -> Result<ExitCode>
         Ok(prepared) => sandboxes(prepared, settings)?,
         Err(error) => vec![no_namespaces(&error)],
     });
+    findings.extend([chromium(settings), node()]);
     let diagnosis = Diagnosis {
         usable: findings.iter().all(|finding| finding.state != State::Broken),
-        all_enforced: findings.iter().all(|finding| finding.state == State::Ok),
+        all_enforced: findings
+            .iter()
+            .all(|finding| matches!(finding.state, State::Ok | State::Absent)),
         findings,
     };
     if args.json {
         println!("{}", serde_json::to_string_pretty(&diagnosis)?);
     } else {
-        print(&diagnosis);
+        print!("{}", describe(&diagnosis, Paint::of_stdout(), width()));
     }
     Ok(if diagnosis.usable { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn print(diagnosis: &Diagnosis) {
-    let rows: Vec<Vec<String>> = diagnosis
-        .findings
-        .iter()
-        .map(|finding| {
-            let state = match finding.state {
-                State::Ok => "ok",
-                State::Weak => "weak",
-                State::Broken => "broken",
-            };
-            let what = if finding.advice.is_empty() { "-" } else { &finding.advice };
-            vec![finding.feature.into(), state.into(), finding.detail.clone(), what.into()]
-        })
-        .collect();
-    print!("{}", table::render(&["feature", "state", "seen", "what to do"], &rows));
-    let verdict = match (diagnosis.usable, diagnosis.all_enforced) {
-        (true, true) => "Sandboxes can run, and every limit is enforced.",
-        (true, false) => "Sandboxes can run, but not everything above is enforced.",
-        (false, _) => "Sandboxes cannot run on this machine as it is.",
+/// Wide enough to be read, and no wider than people have their terminals.
+const WIDEST: usize = 100;
+const NARROWEST: usize = 60;
+
+fn width() -> usize {
+    let columns = tty::size(io::stdout()).map_or(WIDEST, |(_, columns)| columns.into());
+    columns.clamp(NARROWEST, WIDEST)
+}
+
+/// A table with a finding per row; what to do about one stands below what was seen.
+fn describe(diagnosis: &Diagnosis, paint: Paint, width: usize) -> String {
+    let widest = diagnosis.findings.iter().map(|finding| finding.feature.len()).max().unwrap_or(0);
+    let feature_width = widest.max("feature".len());
+    let indent = feature_width + 2 + STATE_WIDTH + 2;
+    let row = |feature: &str, state: &str, colour: Option<Colour>, text: &str| {
+        let state = format!("{state:<STATE_WIDTH$}");
+        let state = colour.map_or(state.clone(), |colour| paint.paint(colour, &state));
+        format!("{feature:<feature_width$}  {state}  {text}").trim_end().to_owned() + "\n"
     };
-    println!("\n{verdict}");
+    let mut table = row("feature", "state", None, "seen, and what to do");
+    table += &row(
+        &"-".repeat(feature_width),
+        &"-".repeat(STATE_WIDTH),
+        None,
+        &"-".repeat(width - indent),
+    );
+    for finding in &diagnosis.findings {
+        let (state, colour) = match finding.state {
+            State::Ok => ("ok", Colour::Good),
+            State::Weak => ("weak", Colour::Doubtful),
+            State::Absent => ("absent", Colour::Dim),
+            State::Broken => ("broken", Colour::Bad),
+        };
+        let mut lines = wrapped(&plain(&finding.detail), width - indent).into_iter();
+        table += &row(finding.feature, state, Some(colour), &lines.next().unwrap_or_default());
+        let advice = match finding.advice.as_str() {
+            "" => Vec::new(),
+            advice => wrapped(&format!("-> {}", plain(advice)), width - indent),
+        };
+        for line in lines.chain(advice) {
+            table += &format!("{:indent$}{line}\n", "");
+        }
+    }
+    let (verdict, colour) = match (diagnosis.usable, diagnosis.all_enforced) {
+        (true, true) => ("Sandboxes can run, and every limit is enforced.", Colour::Good),
+        (true, false) => {
+            ("Sandboxes can run, but not everything above is enforced.", Colour::Doubtful)
+        }
+        (false, _) => ("Sandboxes cannot run on this machine as it is.", Colour::Bad),
+    };
+    table + "\n" + &paint.paint(colour, verdict) + "\n"
+}
+
+const STATE_WIDTH: usize = "broken".len();
+
+/// Lines of at most this many characters, broken between words; a longer word is cut.
+fn wrapped(text: &str, width: usize) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split_whitespace() {
+        let characters: Vec<char> = word.chars().collect();
+        for piece in characters.chunks(width) {
+            match lines.last_mut() {
+                Some(line) if line.chars().count() + 1 + piece.len() <= width => {
+                    line.push(' ');
+                    line.extend(piece);
+                }
+                _ => lines.push(piece.iter().collect()),
+            }
+        }
+    }
+    lines
 }
 
 fn ok(feature: &'static str, detail: impl Into<String>) -> Finding {
@@ -179,6 +238,67 @@ fn python(settings: &Settings) -> Finding {
     }
 }
 
+/// The browser of sandboxes made from this machine; images bring their own.
+fn chromium(settings: &Settings) -> Finding {
+    let tasks = match home::read_manifest(&home::browser_use_dir(settings)) {
+        Some(_) => "with browser-use for tasks",
+        None => {
+            "without browser-use; `belljar setup --browser` adds it for tasks in natural language"
+        }
+    };
+    match setup::CHROMIUM.iter().find(|path| Path::new(path).exists()) {
+        Some(path) => ok("chromium", format!("{path}, {tasks}")),
+        None => Finding {
+            feature: "chromium",
+            state: State::Absent,
+            detail: "sandboxes of this machine have no browser".into(),
+            advice:
+                "on Debian: apt-get install chromium; or an image: `belljar image build --browser`"
+                    .into(),
+        },
+    }
+}
+
+/// What runs JavaScript and TypeScript in sandboxes made from this machine.
+fn node() -> Finding {
+    let version = Command::new("node").arg("--version").stdin(Stdio::null()).output();
+    match version {
+        Ok(output) if output.status.success() => {
+            ok("node", format!("Node {}", String::from_utf8_lossy(&output.stdout).trim()))
+        }
+        _ => Finding {
+            feature: "node",
+            state: State::Absent,
+            detail: "sandboxes of this machine run no JavaScript or TypeScript".into(),
+            advice: "on Debian: apt-get install nodejs".into(),
+        },
+    }
+}
+
+/// An engine that could run sandboxes as containers, where they are made natively.
+async fn other_engine(settings: &Settings) -> Finding {
+    let absent = |detail: String, advice: &str| Finding {
+        feature: "docker",
+        state: State::Absent,
+        detail,
+        advice: advice.to_owned(),
+    };
+    let config = match backend::docker_config(settings) {
+        Ok(config) => config,
+        Err(error) => return absent(format!("{error:#}"), "the message says what to do"),
+    };
+    match DockerRuntime::look(&config).await {
+        Err(error) => {
+            absent(belljar_engine::in_full(&error), "only needed for BELLJAR_BACKEND=docker")
+        }
+        Ok((engine, true)) => ok("docker", format!("{engine}, with the image {}", config.image)),
+        Ok((engine, false)) => {
+            let detail = format!("{engine}, without the image {}", config.image);
+            absent(detail, "for BELLJAR_BACKEND=docker: `belljar image build`")
+        }
+    }
+}
+
 fn no_namespaces(error: &anyhow::Error) -> Finding {
     Finding {
         feature: "namespaces",
@@ -201,6 +321,7 @@ fn sandboxes(prepared: Prepared, settings: &Settings) -> Result<Vec<Finding>> {
                 let mut findings = vec![python(settings), ids(&runtime), cgroups(&runtime)];
                 let namespaces = ok("namespaces", "user, mount, pid, net, ipc, uts, cgroup");
                 findings.extend(limit_findings(runtime, settings, namespaces).await);
+                findings.push(other_engine(settings).await);
                 Ok(findings)
             }
             Prepared::Docker(config) => docker(*config, settings).await,
@@ -287,5 +408,47 @@ fn advice(limit: Limit, backend: &str) -> String {
         _ => "run as root, or with delegated cgroups (v2): \
               `systemd-run --user --scope -p Delegate=yes belljar ...`"
             .to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn diagnosis() -> Diagnosis {
+        let weak = Finding {
+            feature: "container engine",
+            state: State::Weak,
+            detail: format!("{} {}", "word ".repeat(40), "x".repeat(200)),
+            advice: "do this ".repeat(30),
+        };
+        Diagnosis {
+            usable: true,
+            all_enforced: false,
+            findings: vec![ok("kernel", "Linux 6"), weak],
+        }
+    }
+
+    #[test]
+    fn lines_are_no_wider_than_the_terminal() {
+        for width in [60, 80, 100] {
+            let table = describe(&diagnosis(), Paint::new(false), width);
+            assert!(table.lines().all(|line| line.chars().count() <= width), "{table}");
+            assert!(table.contains("-> do this do"), "{table}");
+            assert!(!table.contains('\u{1b}'));
+        }
+    }
+
+    #[test]
+    fn colours_change_nothing_but_the_colour() {
+        let coloured = describe(&diagnosis(), Paint::new(true), 100);
+        assert!(coloured.contains("\u{1b}[32mok    \u{1b}[0m  Linux 6"), "{coloured}");
+        assert!(coloured.contains("\u{1b}[33mweak  \u{1b}[0m  word"), "{coloured}");
+        let plain = describe(&diagnosis(), Paint::new(false), 100);
+        let mut without = coloured;
+        for code in ["31", "32", "33", "2", "0"] {
+            without = without.replace(&format!("\u{1b}[{code}m"), "");
+        }
+        assert_eq!(without, plain);
     }
 }

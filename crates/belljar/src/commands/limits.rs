@@ -10,6 +10,7 @@ use belljar_runtime::selftest::{self, Verdict};
 use belljar_sys::{privileges, procfs};
 use serde::{Deserialize, Serialize};
 
+use crate::logging;
 use crate::settings::Settings;
 
 /// A verdict is good for as long as nothing it depends on has changed.
@@ -79,10 +80,10 @@ pub(super) fn insist(verdicts: &[Verdict], settings: &Settings) -> Result<()> {
             list.join("; ")
         );
     }
-    eprintln!(
-        "belljar: warning: not enforced on this machine: {}; see `belljar doctor`",
+    logging::warn(&format!(
+        "not enforced on this machine: {}; see `belljar doctor`",
         list.join("; ")
-    );
+    ));
     Ok(())
 }
 

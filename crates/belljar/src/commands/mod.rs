@@ -4,6 +4,7 @@ mod artifacts;
 mod bench;
 mod books;
 mod code;
+mod completions;
 mod doctor;
 mod guest;
 mod image;
@@ -11,6 +12,7 @@ mod key;
 mod limits;
 mod outage;
 mod output;
+mod paint;
 mod progress;
 mod removing;
 mod run;
@@ -19,6 +21,8 @@ mod session;
 mod setup;
 mod shell;
 mod spawner;
+mod status;
+mod uninstall;
 mod usage;
 mod view;
 mod volume;
@@ -38,8 +42,8 @@ pub(crate) const EXIT_TROUBLE: u8 = 125;
 pub(crate) use output::without_escapes;
 
 pub(crate) fn dispatch(command: Command) -> Result<ExitCode> {
-    if let Command::Spawner { inside } = command {
-        logging::start_by_environment();
+    if let Command::Spawner { inside, json_logs } = command {
+        logging::start_spawner(json_logs);
         return spawner::spawner(inside);
     }
     // Nothing of a host is there to be read: no settings, no terminal.
@@ -49,12 +53,40 @@ pub(crate) fn dispatch(command: Command) -> Result<ExitCode> {
     if let Command::BuildStep = command {
         return image::build_step();
     }
-    let settings = Settings::load_with(&command.settings())?;
-    logging::start(&settings.log, command.default_log());
+    // Neither needs settings, and wrong ones are no reason not to.
+    match &command {
+        Command::Completions(args) => return completions::completions(args),
+        Command::Man(args) => return completions::man(args),
+        _ => {}
+    }
+    let flags = command.settings();
+    carry_out(command, &flags).map_err(|error| named_as_flag(error, &flags))
+}
+
+/// Settings are called by the names of variables. Where a flag stood for one, the error names the flag.
+fn named_as_flag(error: anyhow::Error, flags: &[(&'static str, String)]) -> anyhow::Error {
+    let text = format!("{error:#}");
+    for (variable, value) in flags.iter().filter(|(_, value)| !value.is_empty()) {
+        let flag = variable.trim_start_matches("BELLJAR_").to_lowercase().replace('_', "-");
+        if let Some(rest) = text.strip_prefix(&format!("{variable}={value}")) {
+            return anyhow::Error::msg(format!("--{flag} {value}{rest}"));
+        }
+        if let Some(rest) = text.strip_prefix(&format!("{variable}: ")) {
+            return anyhow::Error::msg(format!("--{flag}: {rest}"));
+        }
+    }
+    error
+}
+
+fn carry_out(command: Command, flags: &[(&'static str, String)]) -> Result<ExitCode> {
+    logging::expect_json(command.is_server());
+    let settings = Settings::load_with(flags)?;
+    logging::start(&settings.log, command.default_log(), command.is_server());
     match command {
         Command::Run(args) => run::run(args, &settings),
         Command::Serve(args) => serve::serve(&args, &settings),
         Command::Session(args) => session::session(args.command, &settings),
+        Command::Status(args) => status::status(&args, &settings),
         Command::Shell(args) => shell::shell(args, &settings),
         Command::Artifacts(args) => artifacts::artifacts(args.command, &settings),
         Command::Volume(args) => volume::volume(args.command, &settings),
@@ -65,7 +97,10 @@ pub(crate) fn dispatch(command: Command) -> Result<ExitCode> {
         Command::Setup(args) => setup::setup(&args, &settings),
         Command::Doctor(args) => doctor::doctor(&args, &settings),
         Command::Bench(args) => bench::bench(&args, &settings),
-        Command::Spawner { inside } => spawner::spawner(inside),
+        Command::Uninstall(args) => uninstall::uninstall(&args, &settings),
+        Command::Completions(args) => completions::completions(&args),
+        Command::Man(args) => completions::man(&args),
+        Command::Spawner { inside, .. } => spawner::spawner(inside),
         Command::Guest(args) => guest::guest(args),
         Command::BuildStep => image::build_step(),
     }

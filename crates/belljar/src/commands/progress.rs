@@ -3,7 +3,7 @@
 use std::io::{self, IsTerminal};
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{HumanBytes, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::output;
 
@@ -58,6 +58,14 @@ impl Progress {
         if io::stderr().is_terminal() {
             self.bar.set_draw_target(ProgressDrawTarget::stderr());
             self.bar.enable_steady_tick(TICK);
+        }
+    }
+
+    /// The end of a transfer: at a terminal a line stays that says what was moved and how long it took.
+    pub(super) fn done(self, what: &str, bytes: u64) {
+        if io::stderr().is_terminal() {
+            let seconds = self.begun.elapsed().as_secs_f64();
+            self.say(&format!("{what}: {} in {seconds:.1} s", HumanBytes(bytes)));
         }
     }
 

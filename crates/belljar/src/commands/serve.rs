@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use belljar_api::listen::{self, Listener};
-use belljar_api::{App, GuardConfig};
+use belljar_api::{About, App, GuardConfig};
 use belljar_engine::artifacts::ShelfConfig;
 use belljar_engine::audit::Audit;
 use belljar_engine::datasets::source::Sources;
@@ -17,10 +17,10 @@ use belljar_engine::network::Network;
 use belljar_engine::spec::SessionSpec;
 use belljar_engine::store::{StateLock, Store};
 use belljar_engine::workspaces::WorkspacesConfig;
-use belljar_engine::{Engine, EngineConfig};
+use belljar_engine::{Engine, EngineConfig, clock};
 use belljar_runtime::Runtime;
 use belljar_runtime::selftest::Verdict;
-use belljar_sys::privileges;
+use belljar_sys::{privileges, procfs};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
@@ -28,6 +28,7 @@ use super::limits;
 use crate::backend::Prepared;
 use crate::cli::ServeArgs;
 use crate::home;
+use crate::logging;
 use crate::settings::{DEFAULT_MODEL, Listen, ServerSettings, Settings};
 
 /// How often keys made or revoked by others are looked for.
@@ -103,6 +104,7 @@ async fn run(args: &ServeArgs, settings: &Settings, prepared: Prepared) -> Resul
         browser.model_url = Some(openai.url.clone());
     }
     app.set_browser(browser);
+    app.set_about(about(settings));
     let stall = Duration::from_secs(server.stall_s);
     app.set_stall(stall);
     if let Some(verdicts) = enforced {
@@ -121,7 +123,7 @@ async fn run(args: &ServeArgs, settings: &Settings, prepared: Prepared) -> Resul
         tokio::spawn(async move {
             let _ = stop.wait_for(|stop| *stop).await;
             app.drain();
-            eprintln!("belljar: stopping; requests in progress may finish");
+            logging::announce("belljar: stopping; requests in progress may finish");
         })
     };
     let drain = Duration::from_secs(server.drain_s);
@@ -131,12 +133,12 @@ async fn run(args: &ServeArgs, settings: &Settings, prepared: Prepared) -> Resul
     engine.close(args.stop_sessions).await;
     engine.audit().flush();
     match (args.stop_sessions, left) {
-        (_, 0) => eprintln!("belljar: stopped"),
-        (true, n) => eprintln!("belljar: stopped, with {n} session(s)"),
-        (false, n) => eprintln!(
+        (_, 0) => logging::announce("belljar: stopped"),
+        (true, n) => logging::announce(&format!("belljar: stopped, with {n} session(s)")),
+        (false, n) => logging::announce(&format!(
             "belljar: stopped; {n} session(s) go on and wait {} for a server to come back",
             spoken(server.alone_for_s)
-        ),
+        )),
     }
     Ok(())
 }
@@ -245,6 +247,26 @@ fn workspaces(settings: &Settings) -> WorkspacesConfig {
     }
 }
 
+fn about(settings: &Settings) -> About {
+    let directories = [
+        ("state", &settings.state_dir),
+        ("home", &settings.home),
+        ("files", &settings.server.sessions_root),
+        ("artifacts", &settings.artifacts.blobs_dir),
+        ("volumes", &settings.volumes.root),
+        ("run", &settings.run_dir),
+    ];
+    let own_memory = || {
+        let kib = procfs::status_field(std::process::id(), "VmRSS")?;
+        Some(kib * 1024)
+    };
+    About {
+        started_ms: clock::now_ms(),
+        directories: directories.map(|(name, path)| (name, path.clone())).into(),
+        memory: own_memory,
+    }
+}
+
 fn shelf_config(settings: &Settings) -> ShelfConfig {
     let artifacts = &settings.artifacts;
     ShelfConfig {
@@ -304,7 +326,7 @@ async fn refresh_keys(app: Arc<App>) {
 
 async fn announce(listener: &Listener, app: &App, engine: &Engine) {
     let url = listener.url();
-    eprintln!("belljar {} listens on {url}", env!("CARGO_PKG_VERSION"));
+    logging::announce(&format!("belljar {} listens on {url}", env!("CARGO_PKG_VERSION")));
     let enforced = match app.enforced() {
         Some(enforced) => {
             let held: Vec<&str> =
@@ -313,14 +335,16 @@ async fn announce(listener: &Listener, app: &App, engine: &Engine) {
         }
         None => "limits are being tested".to_owned(),
     };
-    eprintln!("  {} backend; {enforced}", engine.runtime().backend());
+    logging::announce(&format!("  {} backend; {enforced}", engine.runtime().backend()));
     let keys = if app.wants_keys() { "API keys are needed" } else { "no API keys: local use only" };
-    eprintln!("  {keys}");
+    logging::announce(&format!("  {keys}"));
     let left = engine.live_sessions();
     if left > 0 {
-        eprintln!("  taking over {left} session(s) of an earlier server");
+        logging::announce(&format!("  taking over {left} session(s) of an earlier server"));
     }
-    if let Some(rest) = url.strip_prefix("http://").filter(|_| !app.wants_keys()) {
+    if let Some(rest) =
+        url.strip_prefix("http://").filter(|_| !app.wants_keys() && !logging::is_all_json())
+    {
         eprintln!("  try: curl -s http://{rest}/v1/run -H 'content-type: application/json' \\");
         eprintln!("            -d '{{\"code\": \"6 * 7\"}}'");
     }
@@ -349,7 +373,7 @@ fn stop_asked(idle_exit: Option<Duration>, app: &Arc<App>) -> Result<watch::Rece
             while app.idle().is_none_or(|idle| idle < patience) {
                 tokio::time::sleep(patience.min(IDLE_PACE)).await;
             }
-            eprintln!("belljar: nobody needs this server any more");
+            logging::announce("belljar: nobody needs this server any more");
             sender.send_replace(true);
         });
     }

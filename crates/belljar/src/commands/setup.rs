@@ -66,7 +66,7 @@ pub(super) fn setup(args: &SetupArgs, settings: &Settings) -> Result<ExitCode> {
 const BROWSER_USE: &str = "browser-use>=0.13,<0.14";
 
 /// Where Debian and others put Chromium; sandboxes look in the same places.
-const CHROMIUM: [&str; 3] =
+pub(super) const CHROMIUM: [&str; 3] =
     ["/usr/lib/chromium/chromium", "/usr/bin/chromium", "/usr/bin/chromium-browser"];
 
 fn browser_use(environment: &Path, python: &Interpreter, force: bool) -> Result<()> {

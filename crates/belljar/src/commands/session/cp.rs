@@ -12,6 +12,7 @@ use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
 use std::thread;
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -197,6 +198,9 @@ impl Place {
         }
         drop(pipe);
         let unpacked = joined(unpacking);
+        if lost.is_none() && unpacked.is_ok() {
+            progress.done(&format!("{} -> {}", plain(&self.path), to.display()), come);
+        }
         if let Some(error) = lost {
             return Err(anyhow!(error).context(format!(
                 "only some of `{}` is in `{}`",
@@ -223,6 +227,7 @@ impl Place {
             come += bytes.len() as u64;
             progress.set(come);
         }
+        progress.done(&plain(&self.path), come);
         Ok(())
     }
 
@@ -238,7 +243,7 @@ impl Place {
             let fd = std::os::fd::AsFd::as_fd(&stdin).try_clone_to_owned();
             let file = File::from(fd.context("failed to read standard input")?);
             let to = self.url(&self.path, "");
-            return self.send(client, &to, "standard input", file, None).await.map(drop);
+            return self.send(client, &to, "standard input", file, None, None).await.map(drop);
         };
         let cannot = || format!("failed to read `{}`", from.display());
         let metadata = fs::metadata(from).with_context(cannot)?;
@@ -252,7 +257,8 @@ impl Place {
             let size = Some(metadata.len()).filter(|size| metadata.is_file() && *size > 0);
             let mode = metadata.permissions().mode() & 0o777;
             let to = self.url(&path, &format!("?mode={mode:o}"));
-            return self.send(client, &to, &from.display().to_string(), file, size).await.map(drop);
+            let what = from.display().to_string();
+            return self.send(client, &to, &what, file, size, size).await.map(drop);
         }
         let (reader, writer) = io::pipe().context("failed to make a pipe")?;
         let source = from.as_os_str().as_bytes().to_vec();
@@ -260,7 +266,9 @@ impl Place {
             thread::spawn(move || pack_directory(&source, writer.into(), ArchiveFormat::Tar));
         let to = self.url(&path, "?archive=tar");
         let archive = File::from(OwnedFd::from(reader));
-        let sent = self.send(client, &to, &from.display().to_string(), archive, None).await;
+        // How much an archive has around files is not counted: enough to see how far it is.
+        let total = bytes_below(from, &mut { MOST_COUNTED });
+        let sent = self.send(client, &to, &from.display().to_string(), archive, None, total).await;
         // Refused by the server, it is not read to its end, and that is not what is wrong.
         let said = sent?;
         let packed = joined(packing).with_context(cannot)?;
@@ -276,17 +284,22 @@ impl Place {
         what: &str,
         file: File,
         size: Option<u64>,
+        shown_total: Option<u64>,
     ) -> Result<Value> {
-        let mut progress = Progress::of_bytes(plain(what), size);
+        let mut progress = Progress::of_bytes(plain(what), shown_total);
         let (sender, pieces) = mpsc::channel(PIECES);
         let failure = Failure::default();
         // It ends when nobody takes what it reads.
         let _ = read_aside(file, size, sender, Failure::clone(&failure));
-        let sent = client.put(to, Pieces::new(pieces, size), |gone| progress.set(gone)).await;
+        let pieces = Pieces::new(pieces, size);
+        let gone = pieces.taken();
+        let sent = client.put(to, pieces, |gone| progress.set(gone)).await;
         if let Some(error) = failure.lock().unwrap_or_else(PoisonError::into_inner).take() {
             return Err(error).with_context(|| format!("failed to read `{what}`"));
         }
-        Ok(sent?)
+        let sent = sent?;
+        progress.done(&plain(what), gone.load(Ordering::Relaxed));
+        Ok(sent)
     }
 }
 
@@ -315,6 +328,29 @@ impl Drop for Part {
         // After it was placed there is nothing of this name.
         let _ = fs::remove_file(&self.0);
     }
+}
+
+/// Files and directories that are counted for the sake of a progress bar.
+const MOST_COUNTED: u32 = 100_000;
+
+/// What plain files below a directory add up to; none if there are more than `left` of them.
+fn bytes_below(directory: &Path, left: &mut u32) -> Option<u64> {
+    let mut bytes = 0;
+    for entry in fs::read_dir(directory).ok()?.flatten() {
+        *left = left.checked_sub(1)?;
+        let Ok(metadata) = entry.metadata() else { continue };
+        bytes += match metadata.is_dir() {
+            true => bytes_below(&entry.path(), left)?,
+            false => {
+                if metadata.is_file() {
+                    metadata.len()
+                } else {
+                    0
+                }
+            }
+        };
+    }
+    Some(bytes)
 }
 
 /// The name that something keeps when it is copied into a directory.

@@ -36,7 +36,7 @@ pub(super) async fn list(client: &Client, args: &SessionListArgs) -> Result<Exit
 }
 
 /// As many as are wanted, page by page, and whether there are more.
-async fn gather(client: &Client, args: &SessionListArgs) -> Result<(Vec<Value>, bool)> {
+pub(super) async fn gather(client: &Client, args: &SessionListArgs) -> Result<(Vec<Value>, bool)> {
     let wanted = usize::try_from(args.limit).unwrap_or(usize::MAX);
     let filter = |name: &str, value: &Option<String>| {
         value.as_ref().map(|value| format!("&{name}={}", escape(value))).unwrap_or_default()

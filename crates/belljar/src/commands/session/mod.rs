@@ -25,7 +25,7 @@ use serde_json::Value;
 
 use super::as_client;
 use super::output::print_json;
-use crate::cli::SessionCommand;
+use crate::cli::{SessionCommand, SessionListArgs};
 use crate::client::{Client, escape};
 use crate::settings::Settings;
 
@@ -113,6 +113,25 @@ async fn find_any(client: &Client, name: &str) -> Result<Option<Value>> {
     let lives = |value: &Value| Session::from(value).is_ok_and(|session| !session.has_ended());
     let chosen = with_key.iter().position(lives).unwrap_or(0);
     Ok(Some(with_key.swap_remove(chosen)))
+}
+
+/// Phases of a session that has not ended.
+const LIVING: [&str; 7] =
+    ["creating", "ready", "busy", "hibernating", "hibernated", "waking", "stopping"];
+
+/// All sessions of the caller that have not ended.
+pub(super) async fn live(client: &Client) -> Result<Vec<Value>> {
+    let mut found: BTreeMap<String, Value> = BTreeMap::new();
+    for state in LIVING {
+        let (state, key, limit) = (Some(state.to_owned()), None, u32::MAX);
+        let (sessions, _) =
+            list::gather(client, &SessionListArgs { state, key, limit, json: false }).await?;
+        for session in sessions {
+            // One that went from one state to another meanwhile is told of twice.
+            found.insert(Session::from(&session)?.id, session);
+        }
+    }
+    Ok(found.into_values().collect())
 }
 
 pub(super) async fn find_id(client: &Client, name: &str) -> Result<String> {

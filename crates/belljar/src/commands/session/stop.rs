@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use serde_json::{Value, json};
 
-use super::{Session, find_id, print_json};
+use super::{Session, find_id, live, print_json};
 use crate::cli::SessionStopArgs;
 use crate::client::Client;
 use crate::commands::{EXIT_TROUBLE, output};
@@ -14,7 +14,11 @@ use crate::commands::{EXIT_TROUBLE, output};
 pub(super) async fn stop(client: &Client, args: &SessionStopArgs) -> Result<ExitCode> {
     let mut stopped = Vec::new();
     let mut failed = false;
-    for name in &args.sessions {
+    let names = if args.all { all(client).await? } else { args.sessions.clone() };
+    if names.is_empty() && !args.json {
+        eprintln!("There are no sessions to stop.");
+    }
+    for name in &names {
         match stop_one(client, name).await {
             Ok(session) => {
                 if !args.json {
@@ -32,6 +36,11 @@ pub(super) async fn stop(client: &Client, args: &SessionStopArgs) -> Result<Exit
         print_json(&json!({ "sessions": stopped }))?;
     }
     Ok(if failed { ExitCode::from(EXIT_TROUBLE) } else { ExitCode::SUCCESS })
+}
+
+/// The ids of all sessions that live.
+async fn all(client: &Client) -> Result<Vec<String>> {
+    live(client).await?.iter().map(|session| Ok(Session::from(session)?.id)).collect()
 }
 
 async fn stop_one(client: &Client, name: &str) -> Result<Value> {

@@ -5,7 +5,6 @@
 
 mod highlight;
 mod page;
-mod paint;
 mod record;
 
 use std::process::ExitCode;
@@ -16,9 +15,9 @@ use anyhow::Result;
 use serde_json::json;
 
 use super::output::{print, print_json};
+use super::paint::Paint;
 use crate::cli::ViewArgs;
 use page::Page;
-use paint::Paint;
 use record::{Log, Record};
 
 /// How often the directory is looked at again.

@@ -7,9 +7,9 @@ use indicatif::HumanBytes;
 use serde_json::Value;
 
 use super::highlight::highlight;
-use super::paint::{Colour, Paint};
 use super::record::Artifact;
 use crate::commands::output::plain;
+use crate::commands::paint::{Colour, Paint};
 use crate::table;
 
 /// Lines of one stream or value; the log has all of them.

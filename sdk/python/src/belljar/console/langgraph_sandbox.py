@@ -42,7 +42,9 @@ Type what you want to know, or one of these:
   /state       the variables of its Python
   /reset       a new sandbox and a new conversation
   /help        this
-  /exit        the end; so does Ctrl-D"""
+  /exit        the end; so do `exit`, `quit` and Ctrl-D"""
+# What people type to leave, here and in Python.
+_LEAVING = ("/exit", "/quit", "exit", "quit", "exit()", "quit()")
 _SYSTEM = "You answer questions by computing in a sandbox. Give the user links to the files and pictures that you make."
 _MISSING = "langgraph-sandbox needs LangChain: pip install 'belljar[langgraph]'"
 # As shells say it: ended by Ctrl-C.
@@ -124,11 +126,11 @@ class _Conversation:
             print("  packages none: `sandbox-setup` gives sandboxes numpy, pandas, matplotlib and more")
         if self._chosen.is_scripted:
             print("Type Python and it runs, or `demo` for three steps with a picture.", end=" ")
-        print("/help shows more, Ctrl-D ends.", flush=True)
+        print("/help shows more, `exit` or Ctrl-D ends.", flush=True)
 
     def _answer(self, line: str) -> bool:
         """False when that was the end of it."""
-        if line in ("/exit", "/quit"):
+        if line in _LEAVING:
             return False
         try:
             if line.startswith("/"):

@@ -4,7 +4,7 @@ use std::env;
 use std::io::{self, IsTerminal};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Colour {
+pub(in crate::commands) enum Colour {
     Heading,
     Dim,
     Keyword,
@@ -12,6 +12,7 @@ pub(super) enum Colour {
     Number,
     Comment,
     Good,
+    Doubtful,
     Bad,
 }
 
@@ -23,30 +24,31 @@ impl Colour {
             Colour::Keyword => "35",
             Colour::Text | Colour::Good => "32",
             Colour::Number => "36",
+            Colour::Doubtful => "33",
             Colour::Bad => "31",
         }
     }
 }
 
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Paint {
+pub(in crate::commands) struct Paint {
     colours: bool,
 }
 
 impl Paint {
     /// Only on a terminal, and not for those who want none (<https://no-color.org>).
-    pub(super) fn of_stdout() -> Paint {
+    pub(in crate::commands) fn of_stdout() -> Paint {
         let unwanted = env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
         let dumb = env::var_os("TERM").is_some_and(|value| value == "dumb");
         Paint { colours: io::stdout().is_terminal() && !unwanted && !dumb }
     }
 
     #[cfg(test)]
-    pub(super) fn new(colours: bool) -> Paint {
+    pub(in crate::commands) fn new(colours: bool) -> Paint {
         Paint { colours }
     }
 
-    pub(super) fn paint(self, colour: Colour, text: &str) -> String {
+    pub(in crate::commands) fn paint(self, colour: Colour, text: &str) -> String {
         if self.colours && !text.is_empty() {
             format!("\x1b[{}m{text}\x1b[0m", colour.code())
         } else {
