@@ -99,7 +99,10 @@ fn write_json(level: &str, fields: &Map<String, Value>) {
 
 /// What is known of a panic.
 fn panicked(panic: &std::panic::PanicHookInfo<'_>) -> Map<String, Value> {
-    let message = panic.payload_as_str().unwrap_or("without a message");
+    let payload = panic.payload();
+    let text = payload.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
+    let message = text.unwrap_or("without a message");
     let thread = std::thread::current();
     let mut fields = Map::new();
     fields.insert("message".to_owned(), format!("panicked: {message}").into());

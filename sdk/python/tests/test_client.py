@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -28,6 +30,26 @@ def test_a_run_that_tells_as_it_goes(client: Client) -> None:
     heard: list[str] = []
     result = client.run("for i in range(3): print(i, flush=True)", on_output=lambda event: heard.append(event.text))
     assert "".join(heard) == result.stdout == "0\n1\n2\n"
+
+
+def test_limits_that_are_not_enforced_are_in_warnings() -> None:
+    # Below a control group that is not there no other can be made, and without those there are no limits.
+    server = Server(Path(tempfile.mkdtemp(prefix="s-")), BELLJAR_CGROUP_PARENT="no-such/parent").start()
+    try:
+        with Client(server.url) as client, client.session() as session:
+            expected = [
+                f"not enforced on the server's machine: {limit}; `belljar doctor` says why"
+                for limit in ("cpu limit", "memory limit", "process limit")
+            ]
+            assert session.info.warnings == expected
+            assert client.run("1").warnings == expected
+            assert client.run("1", on_output=lambda _: None).warnings == expected
+            health = client.health()
+            assert health.directories is not None and health.directories["state"] == server.env["BELLJAR_STATE_DIR"]
+            assert (health.memory_used or 0) > 1 << 20 and health.pid
+    finally:
+        server.stop()
+        shutil.rmtree(server.directory, ignore_errors=True)
 
 
 def test_a_run_leaves_artifacts(client: Client) -> None:

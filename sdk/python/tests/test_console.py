@@ -175,6 +175,13 @@ def test_ctrl_c_interrupts_the_sandbox_and_not_the_conversation(terminal: Termin
     assert terminal.process.wait(PATIENCE) == 0
 
 
+@pytest.mark.parametrize("word", ["exit", "quit()"])
+def test_people_leave_as_they_leave_python(terminal: Terminal, word: str) -> None:
+    terminal.until("You: ")
+    terminal.type(f"{word}\n")
+    assert terminal.process.wait(PATIENCE) == 0
+
+
 def test_setup_says_what_there_is(user: User) -> None:
     done = user.run(*SETUP, timeout=300)
     assert done.returncode == 0, done.stderr

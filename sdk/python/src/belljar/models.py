@@ -457,6 +457,11 @@ class Health(_Told):
     #: Of all tenants, told to operators.
     sessions: int | None = None
     enforced: dict[str, bool] | None = None
+    #: This and what follows is told as `sessions` is: its process, its memory in bytes, and where it keeps things.
+    pid: int | None = None
+    started: datetime | None = None
+    memory_used: int | None = None
+    directories: dict[str, str] | None = None
 
     @property
     def ok(self) -> bool:
