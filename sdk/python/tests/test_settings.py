@@ -106,7 +106,7 @@ def test_settings_that_the_running_server_does_not_have(
             info = session.info
             assert (info.limits.memory, info.limits.cpus, info.limits.pids) == (96 << 20, 0.5, 40)
             assert (info.limits.tmpfs, info.storage, info.datasets) == (9 << 20, "BIND", "API")
-            assert (info.ttl, info.idle_timeout, info.image) == (77, 66, "host")
+            assert (info.ttl, info.idle_timeout, info.image, info.network) == (77, 66, "host", "open")
         # What is asked for wins, part by part.
         with client.session(limits={"memory": "100M"}, storage="TMPFS", ttl=11) as session:
             info = session.info
@@ -115,13 +115,13 @@ def test_settings_that_the_running_server_does_not_have(
     assert belljar.run("print(len(b'x' * (110 << 20)))").status == "oom"
     # The rest is said, once, and what to do.
     [told] = caplog.messages
-    assert "BELLJAR_THREADS is 1 there and 2 here" in told and "BELLJAR_NETWORK is none there and open here" in told
-    assert "another BELLJAR_NETWORK_SECRETS" in told and "python -m belljar.local stop" in told
-    assert not any(name in told for name in ("MEMORY", "DRAIN", "POOL", "IMAGE", "STORAGE"))
+    assert "BELLJAR_THREADS is 1 there and 2 here" in told and "another BELLJAR_NETWORK_SECRETS" in told
+    assert "python -m belljar.local stop" in told
+    assert not any(name in told for name in ("MEMORY", "DRAIN", "POOL", "IMAGE", "STORAGE", "BELLJAR_NETWORK is"))
     assert user.servers() == [socket]
 
     # Done as it says, all of them count.
-    (project / ".env").write_text("BELLJAR_MEMORY=96M\nBELLJAR_THREADS=2\n")
+    (project / ".env").write_text("BELLJAR_MEMORY=96M\nBELLJAR_THREADS=2\nBELLJAR_POOL=0\n")
     assert "process " in user.python("-m", "belljar.local", "status")
     assert user.python("-m", "belljar.local", "stop") == "It is stopped. Its sessions stay.\n"
     caplog.clear()

@@ -20,8 +20,9 @@ and the log are below `$XDG_RUNTIME_DIR/belljar-local` or the data directory, wh
 
 Its settings are those of the program that started it: `BELLJAR_MEMORY` and so on, from the environment
 and the `.env` of the current directory. Of its environment nothing else is passed on, least of all
-keys. A program with other settings than the server that runs already asks for them with every
-session (`adjusted`); those that only a server can have are named in a warning.
+keys, but for `OPENAI_API_KEY`, which is a setting: browser tasks are done with it. A program with other
+settings than the server that runs already asks for them with every session (`adjusted`); those that only
+a server can have are named in a warning.
 
 What one server can have only once, such as the directory of datasets, may be wanted differently by
 different programs: `Place({"DATASETS_HOST_RO": ...})` is the place of one more server, shared by all
