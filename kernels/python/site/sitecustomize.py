@@ -36,11 +36,12 @@ def _prepare():
 
 def _go_on():
     """Runs the `sitecustomize` that would have been found without this one."""
-    from importlib.machinery import PathFinder
-    from importlib.util import module_from_spec
-
-    spec = PathFinder.find_spec("sitecustomize", sys.path)
+    # Every Python that starts comes here, so nothing is imported before it is needed.
+    finder = next((finder for finder in sys.meta_path if getattr(finder, "__name__", "") == "PathFinder"), None)
+    spec = finder.find_spec("sitecustomize", sys.path) if finder is not None else None
     if spec is not None and spec.loader is not None:
+        from importlib.util import module_from_spec
+
         module = module_from_spec(spec)
         sys.modules["sitecustomize"] = module
         spec.loader.exec_module(module)

@@ -103,8 +103,9 @@ _NOT_PASSED_ON = {
     "BELLJAR_BINARY", "BELLJAR_URL", "BELLJAR_API_KEY", "BELLJAR_LISTEN", "BELLJAR_UNIX", "BELLJAR_TLS_CERT",
     "BELLJAR_TLS_KEY",
 }  # fmt: skip
-# Most programs have these for purposes of their own; who needs them of the server says so (belljar.toolkit).
-_NOT_MISSED = {"OPENAI_API_KEY", "OPENAI_BASE_URL"}
+# The key of a model, which most programs have for purposes of their own: only tools that need it have it passed on.
+MODEL_KEY = ("OPENAI_API_KEY", "OPENAI_BASE_URL")
+_passes_model_key = False
 # Other names for the image that every server has.
 DEFAULT_IMAGES = {
     "sandbox", "sandbox:latest", "py-sandbox:latest", "python-agent-sandbox:latest", "python-chart-sandbox:latest",
@@ -164,6 +165,12 @@ def ensure(place: Place | None = None) -> str:
         if not _is_ready(place.socket):
             _start(place)
     return str(place.socket)
+
+
+def pass_model_key() -> None:
+    """Gives a server that this program starts the key of the model that does browser tasks, to add it on the way."""
+    global _passes_model_key
+    _passes_model_key = True
 
 
 def is_running() -> bool:
@@ -232,7 +239,7 @@ def adjusted(place: Place, body: Mapping[str, Any], is_run: bool) -> Mapping[str
     Those that cannot be asked for are named in a warning.
     """
     explicit = _settings.read()
-    wanted = {name for name in explicit if name in DEFAULTS and name not in {*_NOT_PASSED_ON, *_NOT_MISSED, *OWN}}
+    wanted = {name for name in explicit if name in DEFAULTS and name not in {*_NOT_PASSED_ON, *MODEL_KEY, *OWN}}
     if not wanted:
         return body
     theirs = _environment_of(place)
@@ -614,6 +621,8 @@ def _environment(place: Place) -> dict[str, str]:
         is_setting = name in DEFAULTS or name in INTERNAL
         if place.settings and (name in own or name == "ARTIFACTS_DB"):
             # Meant for the one server that everybody shares; a list of artifacts has one server, as their files have.
+            continue
+        if name in MODEL_KEY and not _passes_model_key:
             continue
         if is_setting and name not in _NOT_PASSED_ON:
             environment[name] = value

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Union
 from urllib.parse import urlsplit
 
-from belljar import _settings
+from belljar import _settings, local
 from belljar._calls import Network
 from belljar.errors import BelljarError, Conflict
 from belljar.manager import SessionManager
@@ -66,8 +66,8 @@ class Access:
         if is_task and self.refused is not None:
             return (
                 f"No model could be reached, because the server refused it: {self.refused}. Start the server with "
-                f"{KEY} set (a local one: `belljar.local.stop()`, then again; sessions stay), or set "
-                "BELLJAR_BROWSER_MODEL and BELLJAR_NETWORK_SECRETS."
+                f"{KEY} set (a local one that another program started: `python -m belljar.local stop`; sessions stay), "
+                "or set BELLJAR_BROWSER_MODEL and BELLJAR_NETWORK_SECRETS."
             )
         if is_task and "model" in error.message and not _settings.read().get(KEY):
             return f"Set {KEY}, or give BelljarToolkit a browser_model."
@@ -105,6 +105,7 @@ def access(manager: SessionManager, pages: Pages, *, wants_model: bool) -> Acces
         f"Browser tasks are done by {model} at {parts.netloc}. The key is added on the way and is not in the sandbox, "
         f"whose code may reach {'every public host' if '*:*' in allowed else ', '.join([*allowed, parts.netloc])}."
     )
+    local.pass_model_key()
     found = Access(manager, wanted, manager._network, said)
     manager._network = wanted
     return found
