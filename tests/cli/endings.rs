@@ -66,7 +66,8 @@ divide(0)
 
 #[test]
 fn input_says_that_nobody_will_answer() {
-    assert_snapshot!(python("name = input('Your name? ')"), @r#"
+    let finished = TestContext::new().run_with_input(["-"], "name = input('Your name? ')");
+    assert_snapshot!(finished, @r#"
     exit 1
     --- stdout
     --- stderr

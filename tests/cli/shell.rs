@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 use belljar_sys::pty::{self, Pty};
 use belljar_sys::{channel, process, tty};
 
-use crate::context::{PATIENCE, eventually};
+use crate::context::{PATIENCE, TestContext, eventually};
 use crate::served::Served;
 
 const SIGTERM: i32 = 15;
 
-/// Somebody at a terminal, who calls `belljar shell`.
-struct Person {
+/// Somebody at a terminal, who calls `belljar`.
+pub(crate) struct Person {
     terminal: Pty,
     child: Child,
     seen: String,
@@ -22,27 +22,31 @@ struct Person {
 
 impl Person {
     fn calls(served: &Served, args: &[&str]) -> Person {
+        Person::starts(served.context(), &[&["shell"], args].concat())
+    }
+
+    pub(crate) fn starts(context: &TestContext, args: &[&str]) -> Person {
         let terminal = pty::open(12, 70).expect("a terminal");
         let end = || Stdio::from(terminal.slave.try_clone().expect("a descriptor"));
         // It makes the terminal the one that all of them belong to, as a login does; the terminal is
         // looked at before they leave, which ends it.
         let script = "\"$@\"; status=$?; stty -a; echo status=$status=";
-        let mut command = served.context().program("setsid");
+        let mut command = context.program("setsid");
         command.args(["--ctty", "--wait", "sh", "-c", script, "sh"]);
-        command.args([env!("CARGO_BIN_EXE_belljar"), "shell"]).args(args);
+        command.arg(env!("CARGO_BIN_EXE_belljar")).args(args);
         command.env("TERM", "vt220").stdin(end()).stdout(end()).stderr(end());
         let child = command.spawn().expect("setsid starts");
         Person { terminal, child, seen: String::new() }
     }
 
-    fn types(&self, keys: impl AsRef<[u8]>) {
+    pub(crate) fn types(&self, keys: impl AsRef<[u8]>) {
         let keys = keys.as_ref();
         assert_eq!(pty::write_now(&self.terminal.master, keys).expect("room"), keys.len());
     }
 
     /// Waits until this is on the screen, and returns all up to it.
     #[track_caller]
-    fn sees(&mut self, wanted: &str) -> String {
+    pub(crate) fn sees(&mut self, wanted: &str) -> String {
         let began = Instant::now();
         let mut buffer = [0; 4096];
         loop {
@@ -60,7 +64,7 @@ impl Person {
 
     /// The exit status; the terminal must be as it was.
     #[track_caller]
-    fn ends(&mut self) -> Option<i32> {
+    pub(crate) fn ends(&mut self) -> Option<i32> {
         let state = self.sees("status=");
         assert!(is_cooked(&state), "the terminal is still raw: {state}");
         let status = self.sees("=").trim_end_matches('=').parse().ok();

@@ -204,6 +204,7 @@ pub(crate) fn cell(id: &str) -> ExecSpec {
         grace_ms: DEFAULT_GRACE_MS,
         output_limit: DEFAULT_OUTPUT_LIMIT,
         stdin: false,
+        script: None,
     }
 }
 

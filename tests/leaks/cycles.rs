@@ -205,5 +205,6 @@ fn cell() -> ExecSpec {
         grace_ms: 1000,
         output_limit: DEFAULT_OUTPUT_LIMIT,
         stdin: false,
+        script: None,
     }
 }

@@ -177,7 +177,8 @@ async fn outcome_of(run: Run, runtime: &Arc<NativeRuntime>) -> Result<Outcome, E
     let outputs = run.outputs.clone();
     let (_never, interrupt) = tokio::sync::watch::channel(false);
     let runtime: Arc<dyn Runtime> = Arc::<NativeRuntime>::clone(runtime);
-    let result = run.execute(&runtime, interrupt, |_| {}).await?;
+    let (_sender, no_input) = tokio::sync::mpsc::channel(1);
+    let (result, _) = run.execute(&runtime, interrupt, no_input, |_| {}).await?;
     let traceback = result.error.map(|error| error.traceback).unwrap_or_default();
     Ok(Outcome {
         status: result.status,

@@ -133,7 +133,7 @@ impl Site {
         let is_python = attack.path.extension().is_some_and(|end| end == "py");
         let code = if is_python { format!("exec python3 -c {}", quoted(&text)) } else { text };
         let directory = tempfile::tempdir()?;
-        let mut run = crate::run_of(attack, &self.host, Code::Bash { code })?;
+        let mut run = crate::run_of(attack, &self.host, Code::Bash { code, args: Vec::new() })?;
         run.spec.data = Some(DataMount { host_path: self.data.path().to_owned() });
         run.timeout_ms = run.timeout_ms.min(15_000);
         run.outputs = directory.path().join("outputs");
@@ -190,6 +190,7 @@ impl Site {
             grace_ms: 1000,
             output_limit: 1000,
             stdin: false,
+            script: None,
         };
         let mut following = sandbox.exec(spec, &[]).await?;
         while let Some(event) = following.next().await {

@@ -66,7 +66,7 @@ impl RunBody {
             Language::Bash if self.code.contains('\0') => {
                 return Err(ApiError::invalid("code: a shell cannot read NUL bytes"));
             }
-            Language::Bash => Code::Bash { code: self.code },
+            Language::Bash => Code::Bash { code: self.code, args: Vec::new() },
             language => Code::Cell { language, code: self.code.into_bytes(), echo: true },
         };
         let network = self.network.map(parse_network).transpose()?;

@@ -24,6 +24,12 @@ pub enum EngineError {
     NoInterpreter { image: String, language: Language, advice: &'static str },
     #[error("failed to execute the code")]
     Exec(#[source] RuntimeError),
+    #[error("failed to copy `{}` into the sandbox", path.display())]
+    Bring {
+        path: std::path::PathBuf,
+        #[source]
+        cause: std::io::Error,
+    },
     #[error("failed to look for artifacts")]
     ListArtifacts(#[source] RuntimeError),
     #[error("failed to keep artifacts")]

@@ -85,6 +85,7 @@ impl ExecRequest {
             grace_ms: DEFAULT_GRACE_MS,
             output_limit: self.output_limit,
             stdin: self.stdin,
+            script: None,
         }
     }
 }

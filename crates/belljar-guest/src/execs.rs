@@ -77,15 +77,17 @@ impl Exec {
         let room = usize::try_from(left.get()).unwrap_or(usize::MAX).min(bytes.len());
         let kept = self.keep(event, &bytes[..room]);
         left.set(left.get() - kept as u64);
-        let lost = (bytes.len() - kept) as u64;
-        if lost > 0 {
-            let mut dropped = self.dropped.get();
-            match stream {
-                Stream::Stdout => dropped.stdout_bytes += lost,
-                Stream::Stderr => dropped.stderr_bytes += lost,
-            }
-            self.dropped.set(dropped);
+        self.count_dropped(stream, (bytes.len() - kept) as u64);
+    }
+
+    /// Output that is not kept.
+    pub(crate) fn count_dropped(&self, stream: Stream, bytes: u64) {
+        let mut dropped = self.dropped.get();
+        match stream {
+            Stream::Stdout => dropped.stdout_bytes += bytes,
+            Stream::Stderr => dropped.stderr_bytes += bytes,
         }
+        self.dropped.set(dropped);
     }
 
     /// Appends to the last entry or begins a new one; returns how many bytes found a place.
@@ -302,6 +304,7 @@ mod tests {
             grace_ms: 1,
             output_limit: 1,
             stdin: false,
+            script: None,
         }
     }
 

@@ -95,7 +95,7 @@ impl Input {
     }
 
     /// The next piece as it came; `None` at the end.
-    async fn piece(&self) -> Option<Vec<u8>> {
+    pub(crate) async fn piece(&self) -> Option<Vec<u8>> {
         self.take(|queue, _| Some(queue.len().min(MAX_PIECE))).await
     }
 

@@ -11,7 +11,7 @@ use tokio::net::unix::pipe;
 use crate::execs::{Exec, Stream};
 
 /// Output that arrives while no execution runs (a background thread, a daemon) is kept up to this
-/// size and shown at the start of the next one.
+/// size and shown at the start of the next one, which also counts what was dropped.
 const MAX_IDLE_OUTPUT: usize = 64 * 1024;
 
 /// A pipe holds 64 KiB, or up to 1 MiB if the code enlarges it, so one drain after a message never
@@ -31,6 +31,8 @@ struct Sink {
     exec: Option<Rc<Exec>>,
     idle: Vec<(Stream, Vec<u8>)>,
     idle_bytes: usize,
+    /// What was too much to keep, of stdout and of stderr.
+    idle_dropped: [u64; 2],
 }
 
 /// The ends a new process is given.
@@ -59,6 +61,9 @@ impl Output {
             exec.output(stream, &bytes);
         }
         sink.idle_bytes = 0;
+        let [stdout, stderr] = std::mem::take(&mut sink.idle_dropped);
+        exec.count_dropped(Stream::Stdout, stdout);
+        exec.count_dropped(Stream::Stderr, stderr);
         sink.exec = Some(Rc::clone(exec));
     }
 
@@ -72,6 +77,7 @@ impl Output {
         let mut sink = self.sink.borrow_mut();
         sink.idle.clear();
         sink.idle_bytes = 0;
+        sink.idle_dropped = [0, 0];
     }
 
     /// Reads both pipes until nobody can write to them any more. Never stops reading: a full pipe
@@ -127,6 +133,11 @@ impl Sink {
                 if room > 0 {
                     self.idle_bytes += room;
                     self.idle.push((stream, bytes[..room].to_vec()));
+                }
+                let lost = (bytes.len() - room) as u64;
+                match stream {
+                    Stream::Stdout => self.idle_dropped[0] += lost,
+                    Stream::Stderr => self.idle_dropped[1] += lost,
                 }
             }
         }

@@ -36,6 +36,20 @@ pub struct ExecSpec {
     /// ends where the body of a command does, and for a cell at once.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stdin: bool,
+    /// The cell is a program of its own, not one of many cells of a session.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub script: Option<Script>,
+}
+
+/// A cell that runs as a script does: with arguments, standard input as one stream of bytes, and handlers
+/// that run at its end. Only the Python kernel knows scripts.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Script {
+    /// The file in the sandbox that has the code; none for code without a file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub path: Option<String>,
+    /// `sys.argv`, the script's own name included.
+    pub argv: Vec<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

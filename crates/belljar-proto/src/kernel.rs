@@ -29,8 +29,11 @@ pub enum ToKernel {
         variant: Option<String>,
         #[serde(default, skip_serializing_if = "serde_json::Map::is_empty")]
         env: serde_json::Map<String, serde_json::Value>,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        script: Option<crate::exec::Script>,
     },
-    /// A line of input, in the body. An empty one is the end of the input.
+    /// A line of input, or a piece of any length if the kernel asked for a stream, in the body. An empty one is
+    /// the end of the input.
     Input {
         exec_id: String,
     },
@@ -79,7 +82,11 @@ pub enum FromKernel {
     /// Body: a [`crate::exec::ErrorReport`].
     Error,
     /// The code waits for a line of input; body: a [`crate::exec::InputRequest`].
-    Input,
+    Input {
+        /// Any bytes will do, not only a whole line. The host hears only of the first such request.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        stream: bool,
+    },
     /// Body: a [`crate::guest::KernelSnapshot`], or empty if it could not be made in time.
     State,
     /// Body: a [`crate::guest::SpillReport`].

@@ -4,7 +4,7 @@
 //! an existing line needs a new protocol generation, a new line does not.
 
 use belljar_proto::exec::{
-    Dropped, Event, ExecSpec, InputRequest, KernelState, Language, Outcome, Status, What,
+    Dropped, Event, ExecSpec, InputRequest, KernelState, Language, Outcome, Script, Status, What,
 };
 use belljar_proto::guest::{
     Answer, Call, ChangeKind, Entry, EntryKind, FileChange, FromGuest, Import, KernelSnapshot,
@@ -60,6 +60,7 @@ fn spec(what: What) -> ExecSpec {
         grace_ms: 2_000,
         output_limit: 1_048_576,
         stdin: false,
+        script: None,
     }
 }
 
@@ -406,6 +407,17 @@ fn the_body_of_a_report_on_rest() {
     insta::assert_snapshot!(lines(&[report]), @r#"{"kernels":["python"],"busy":["a terminal is open"],"files":7}"#);
 }
 
+fn script() -> Script {
+    Script { path: Some("/session/a.py".into()), argv: vec!["a.py".into(), "x".into()] }
+}
+
+#[test]
+fn a_script_for_the_guest() {
+    let what = What::Cell { language: Language::Python, echo: false };
+    let spec = ExecSpec { script: Some(script()), stdin: true, ..spec(what) };
+    insta::assert_snapshot!(lines(&[Call::Exec(spec)]), @r#"{"call":"exec","exec_id":"e1","what":{"kind":"cell","language":"python","echo":false},"env":[["K","V"]],"timeout_ms":60000,"grace_ms":2000,"output_limit":1048576,"stdin":true,"script":{"path":"/session/a.py","argv":["a.py","x"]}}"#);
+}
+
 #[test]
 fn the_body_of_a_request_for_input() {
     insta::assert_snapshot!(
@@ -425,6 +437,16 @@ fn between_guest_and_kernel() {
             stdin: true,
             variant: Some("typescript".into()),
             env,
+            script: None,
+        },
+        ToKernel::Exec {
+            exec_id: "e2".into(),
+            echo: false,
+            acknowledges: true,
+            stdin: true,
+            variant: None,
+            env: serde_json::Map::new(),
+            script: Some(script()),
         },
         ToKernel::Input { exec_id: "e1".into() },
         ToKernel::State,
@@ -436,6 +458,7 @@ fn between_guest_and_kernel() {
         ToKernel::Shutdown,
     ]), @r#"
     {"op":"exec","exec_id":"e1","echo":true,"acknowledges":true,"stdin":true,"variant":"typescript","env":{"K":"V"}}
+    {"op":"exec","exec_id":"e2","echo":false,"acknowledges":true,"stdin":true,"script":{"path":"/session/a.py","argv":["a.py","x"]}}
     {"op":"input","exec_id":"e1"}
     {"op":"state"}
     {"op":"spill","frame_bytes":1,"array_bytes":2}
@@ -462,7 +485,8 @@ fn between_guest_and_kernel() {
         FromKernel::Display { kind: DisplayKind::Display, wait: true },
         FromKernel::Display { kind: DisplayKind::Result, wait: false },
         FromKernel::Error,
-        FromKernel::Input,
+        FromKernel::Input { stream: false },
+        FromKernel::Input { stream: true },
         FromKernel::State,
         FromKernel::Spilled,
         FromKernel::Line,

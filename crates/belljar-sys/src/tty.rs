@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::termios::{OptionalActions, Termios};
+use rustix::termios::{LocalModes, OptionalActions, Termios};
 
 /// A terminal that hands over every key as it is pressed, until this is dropped.
 #[derive(Debug)]
@@ -30,6 +30,40 @@ impl Drop for RawMode {
     }
 }
 
+/// A terminal that does not show what is typed, until this is dropped.
+#[derive(Debug)]
+pub struct HiddenTyping {
+    terminal: OwnedFd,
+    before: Termios,
+}
+
+impl HiddenTyping {
+    pub fn begin(terminal: impl AsFd) -> io::Result<HiddenTyping> {
+        let terminal = rustix::io::fcntl_dupfd_cloexec(&terminal, 3)?;
+        let before = rustix::termios::tcgetattr(&terminal)?;
+        let mut hidden = before.clone();
+        hidden.local_modes.remove(LocalModes::ECHO);
+        rustix::termios::tcsetattr(&terminal, OptionalActions::Now, &hidden)?;
+        Ok(HiddenTyping { terminal, before })
+    }
+}
+
+impl Drop for HiddenTyping {
+    fn drop(&mut self) {
+        let _ = rustix::termios::tcsetattr(&self.terminal, OptionalActions::Now, &self.before);
+    }
+}
+
+/// Whether a process may read from this without being stopped: it is no terminal, or a terminal that this
+/// process is in the foreground of.
+#[must_use]
+pub fn may_read(input: impl AsFd) -> bool {
+    match rustix::termios::tcgetpgrp(input) {
+        Ok(foreground) => foreground == rustix::process::getpgrp(),
+        Err(_) => true,
+    }
+}
+
 /// Rows and columns, if it is a terminal that knows them.
 #[must_use]
 pub fn size(terminal: impl AsFd) -> Option<(u16, u16)> {
@@ -40,6 +74,22 @@ pub fn size(terminal: impl AsFd) -> Option<(u16, u16)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn typing_is_hidden_for_a_while() {
+        let pty = crate::pty::open(24, 80).unwrap();
+        let echoes = || {
+            let modes = rustix::termios::tcgetattr(&pty.slave).unwrap();
+            modes.local_modes.contains(LocalModes::ECHO)
+        };
+        assert!(echoes());
+        let hidden = HiddenTyping::begin(&pty.slave).unwrap();
+        assert!(!echoes());
+        drop(hidden);
+        assert!(echoes());
+        assert!(HiddenTyping::begin(std::fs::File::open("/dev/null").unwrap()).is_err());
+        assert!(may_read(std::fs::File::open("/dev/null").unwrap()));
+    }
 
     #[test]
     fn a_terminal_is_afterwards_as_it_was() {

@@ -120,15 +120,24 @@ impl Command {
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-The exit status is the code's own; 124 after a timeout, 137 when memory ran out, 125 when the
-sandbox itself failed. Files written to /work/artifacts are copied to OUTPUTS/<run id>/.
+The exit status is the code's own; 123 when the code succeeded but files it left could not be
+kept, 124 after a timeout, 137 when memory ran out, 125 when the sandbox itself failed.
+
+Files written to /work/artifacts and figures that were shown are copied to OUTPUTS/<run id>/. All
+other files are gone with the sandbox.
+
+A Python script runs in /session with its arguments and standard input, beside a copy of the Python
+modules that lie beside it here. A notebook's cells run in order, each within --timeout, until one
+fails; a copy with their outputs goes to OUTPUTS/<run id>/, or to --save-as FILE.
 
 Examples:
   belljar run -c 'import pandas as pd; pd.DataFrame({\"x\": [1, 2]}).describe()'
   belljar run analysis.py --data ./datasets --memory 2G --timeout 300
+  belljar run convert.py -- --format csv < table.json
+  belljar run report.ipynb --save-as report-done.ipynb
   echo 'print(6 * 7)' | belljar run -")]
 pub(crate) struct RunArgs {
-    /// A file with code, or - for standard input
+    /// A file with code, a notebook (.ipynb), or - for code on standard input
     #[arg(value_name = "FILE", required_unless_present = "code", conflicts_with = "code")]
     pub(crate) file: Option<PathBuf>,
     /// Code given here; the value of a last expression is printed
@@ -138,7 +147,7 @@ pub(crate) struct RunArgs {
     /// else python]
     #[arg(long, value_name = "LANG", value_parser = parse_language)]
     pub(crate) lang: Option<Language>,
-    /// Seconds the code may run
+    /// Seconds the code may run, waiting for input included
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = parse_seconds)]
     pub(crate) timeout: u64,
     /// Memory, files in RAM included: a number of bytes, or with K, M, G
@@ -169,9 +178,21 @@ pub(crate) struct RunArgs {
     /// Where artifacts go [default: BELLJAR_OUTPUTS_DIR, else outputs]
     #[arg(long, value_name = "DIR")]
     pub(crate) outputs: Option<PathBuf>,
+    /// Do not copy the Python modules beside FILE into the sandbox
+    #[arg(long)]
+    pub(crate) no_modules: bool,
+    /// For a notebook: run the cells after one that failed, too
+    #[arg(long)]
+    pub(crate) keep_going: bool,
+    /// For a notebook: where the copy with outputs goes; a file there is replaced
+    #[arg(long, value_name = "FILE")]
+    pub(crate) save_as: Option<PathBuf>,
     /// Print the whole result as JSON at the end, instead of output as it comes
     #[arg(long)]
     pub(crate) json: bool,
+    /// Arguments for the code: sys.argv of Python, $1 and so on of bash
+    #[arg(last = true, value_name = "ARGS")]
+    pub(crate) args: Vec<String>,
 }
 
 #[derive(Debug, Args)]

@@ -60,9 +60,10 @@ class Compiler:
         self._flags = PyCF_ALLOW_TOP_LEVEL_AWAIT
         self._transform = transform
 
-    def compile(self, source: str, number: int, echo: bool) -> Cell:
-        """Compiles the cell; with `echo`, its last expression apart."""
-        filename = f"<cell {number}>"
+    def compile(self, source: str, number: int, echo: bool, filename: str | None = None) -> Cell:
+        """Compiles the cell; with `echo`, its last expression apart. A script has a file's name."""
+        is_script = filename is not None
+        filename = filename or f"<cell {number}>"
         if "\r" in source:
             # Python's tokenizer counts lines this way, and linecache has to agree with it.
             source = source.replace("\r\n", "\n").replace("\r", "\n")
@@ -71,6 +72,17 @@ class Compiler:
         try:
             tree = self._parse(source, filename)
         except SyntaxError as error:
+            dedented = source if is_script or not isinstance(error, IndentationError) else _dedent(source)
+            if dedented != source:
+                _remember(filename, dedented, number)
+                try:
+                    return self._compile_tree(self._parse(dedented, filename), dedented, filename, echo)
+                except IndentationError:
+                    # Not the only mistake of its kind: the first one is what Python would report.
+                    _remember(filename, source, number)
+                except SyntaxError:
+                    if _IPYTHON_LINE.search(source) is None:
+                        raise
             if _IPYTHON_LINE.search(source) is None:
                 raise
             transformed = self._transform_or_raise(source, filename, error)
@@ -111,6 +123,17 @@ class Compiler:
         if expression is not None:
             last = compile(Expression(expression), filename, "eval", self._flags, dont_inherit=True)
         return Cell(body, last)
+
+
+def _dedent(source: str) -> str:
+    """Without the indentation of the first line of code, as Jupyter does it: code is often copied from the middle of
+    something. Lines that are indented less stay as they are."""
+    lines = source.split("\n")
+    first = next((line for line in lines if line.strip() and not line.lstrip().startswith("#")), "")
+    indent = first[: len(first) - len(first.lstrip(" \t"))]
+    if not indent:
+        return source
+    return "\n".join(line[len(indent) :] if line.startswith(indent) else line for line in lines)
 
 
 def _remember(filename: str, source: str, number: int) -> None:

@@ -214,8 +214,11 @@ def _freeze(request: dict, fds: list[int], kernel: Kernel, line: socket.socket) 
     ours = [*fds, line.fileno(), *kernel.descriptors(), *aio.descriptors()]
     files, lost = _open_files({*ours, 0, 1, 2})
     lost += _threads() + _children()
-    if lost and not request.get("force"):
-        raise Refused(*lost)
+    # Tasks would stand still for as long as the kernel is files, which the user's code must know of. They are kept.
+    paused = [f"asyncio task {name} is pending" for name in aio.pending_names()]
+    if (lost or paused) and not request.get("force"):
+        raise Refused(*lost, *paused)
+    aio.stop()
     world = _World(files, lost)
     quiet = not _other_tasks()
     # Libraries with threads of their own know how to go on without them after a fork.

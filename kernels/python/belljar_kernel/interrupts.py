@@ -8,6 +8,8 @@ So the handler looks at the interrupted stack and decides:
     ... Channel.send ... call_user ...         remember it; raised as soon as the frame has been sent
     ... Channel.absorb ... call_user ...       remember it; raised as soon as the frame has been read
     kernel code, an exec is about to start     remember it; `call_user` raises at once
+    ... user frames ... call_background ...    raise KeyboardInterrupt if the guest waits for us: a task of an earlier
+                                               exec is in the way of the next. Otherwise ignore
     kernel code otherwise (late, or idle)      ignore
 
 Python runs signal handlers in the main thread only, between two bytecodes, and the kernel executes cells in
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
 
 _pending = False
 _starting = False
+# While background tasks run: whether the guest waits, and the code in whose frame the user's callbacks run.
+_guest_waits: Callable[[], bool] | None = None
+_callback: Any = None
 
 
 def call_user(function: Callable, *args: Any) -> Any:
@@ -38,6 +43,13 @@ def call_user(function: Callable, *args: Any) -> Any:
     _starting = False
     if _pending:
         _raise_pending()
+    return function(*args)
+
+
+def call_background(function: Callable, guest_waits: Callable[[], bool], callback: Any, *args: Any) -> Any:
+    """Calls `function`, which runs callbacks of the user's while no exec does."""
+    global _guest_waits, _callback
+    _guest_waits, _callback = guest_waits, callback
     return function(*args)
 
 
@@ -111,9 +123,17 @@ def _raise_pending() -> None:
 
 def _on_sigint(_signum: int, frame: FrameType | None) -> None:
     global _pending
-    sending = False
+    sending = in_callback = False
+    inner = None
     while frame is not None:
         code = frame.f_code
+        if code is _CALL_BACKGROUND:
+            if in_callback and not sending and _guest_waits is not None and _guest_waits():
+                raise KeyboardInterrupt
+            return
+        # Not the frame itself: the loop would lose the callback.
+        in_callback = in_callback or (code is _callback and inner is not None)
+        inner = code
         if code is _CALL_USER:
             if not sending:
                 raise KeyboardInterrupt
@@ -127,6 +147,7 @@ def _on_sigint(_signum: int, frame: FrameType | None) -> None:
 
 
 _CALL_USER = call_user.__code__
+_CALL_BACKGROUND = call_background.__code__
 _SEND = Channel.send.__code__
 _EXCHANGE = Channel.exchange.__code__
 _ABSORB = Channel.absorb.__code__

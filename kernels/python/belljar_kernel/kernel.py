@@ -3,9 +3,12 @@
     start -> hello -> idle -> exec -> done -> idle ... -> shutdown, or end of file -> atexit handlers -> exit
 
 Idle means blocked in one read(): no thread, no timer, nothing wakes up, but for a moment after an exec that left much
-memory behind (`memory`). An exec runs in the main thread, so
+memory behind (`memory`), and for asyncio tasks that an exec left pending (`aio`). An exec runs in the main thread, so
 that signals, asyncio and matplotlib behave as in a script, and it never ends the kernel: exceptions, sys.exit
 and interrupts all become a status.
+
+An exec may be a script, which is the only exec of its kernel: it has arguments and a file, and at its end happens what
+happens at the end of a script (`_end_script`).
 
 A child that user code forks shares our stack but not our job. It loses the control socket at once, and
 when it comes to the end of the cell it exits, as a script's child would at the end of the script.
@@ -20,7 +23,7 @@ import sys
 import threading
 from types import ModuleType
 
-from . import display, figures, frames, importhooks, inputs, interrupts, memory, streams
+from . import aio, display, figures, frames, importhooks, inputs, interrupts, memory, streams
 from .cells import CO_COROUTINE, Cell, Compiler
 from .wire import Channel, encode_json
 
@@ -33,6 +36,10 @@ PROTOCOL = 1
 EXIT_ERROR = 1
 EXIT_FATAL = 70  # EX_SOFTWARE: the kernel itself could not start
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
+
+# Displays of tasks and threads that are kept while no exec runs, for the next one.
+MAX_LATE_DISPLAYS = 100
+MAX_LATE_BYTES = 8 << 20
 
 
 def run_kernel(fd: int, font_cache: str | None = None) -> NoReturn:
@@ -93,6 +100,7 @@ def prepare_imports(main: ModuleType, font_cache: str | None) -> None:
 
     importhooks.add("IPython", ipython)
     importhooks.add("getpass", getpass)
+    importhooks.add("asyncio", aio.while_importing)
     figures.prepare(font_cache)
 
 
@@ -112,6 +120,11 @@ class Kernel:
         self._count = 0
         # True in a child that user code forked.
         self._forked = False
+        # True while an exec runs: the guest takes displays and answers questions.
+        self._running = False
+        # Displays for the next exec, and how many more there were.
+        self._late: list[tuple[dict, bytes]] = []
+        self._late_dropped = 0
         # True while a cell runs for a guest that tells when it has seen a display.
         self._acknowledged = False
         self._housekeeping = memory.Housekeeping()
@@ -166,11 +179,33 @@ class Kernel:
         if self._waiting is not None:
             frame, self._waiting = self._waiting, None
             return frame
-        while (silence := self._housekeeping.silence) is not None:
-            if self._channel.wait(silence):
+        while True:
+            silence = self._housekeeping.silence
+            if aio.is_active() and not (self._spill is not None and self._spill.is_away):
+                heard = self._advance(silence)
+            elif silence is None:
+                break
+            else:
+                heard = self._channel.wait(silence)
+            if heard:
                 break
             self._housekeeping.work()
         return self._channel.receive()
+
+    def _advance(self, seconds: float | None) -> bool:
+        """Lets asyncio tasks go on until the guest says something, or for this long; whether it did."""
+        guest_waits = lambda: self._channel.wait(0)  # noqa: E731
+        while not guest_waits():
+            try:
+                fd, callback = self._channel.fileno(), aio.callback_code()
+                return interrupts.call_background(aio.advance, guest_waits, callback, fd, seconds)
+            except (SystemExit, KeyboardInterrupt) as error:
+                # Of a task, for which there is nothing to leave or to interrupt but itself.
+                aio.was_told(error)
+                self._tell_failure("an asyncio task", error)
+            finally:
+                self._streams.flush()
+        return True
 
     def _rehearse(self) -> None:
         """Goes through the motions of a cell once, in a namespace of its own.
@@ -186,9 +221,12 @@ class Kernel:
 
     def _exec(self, head: dict, body: bytes) -> None:
         interrupts.expect_user_code()
+        script = head.get("script")
         self._channel.expect_input(head.get("exec_id"))
-        self._streams.repair(inputs.begin(head.get("stdin", False)))
+        self._streams.repair(inputs.begin(head.get("stdin", False), script is not None))
         self._count += 1
+        self._running = True
+        self._show_late()
         status, exit_code = "ok", 0
         try:
             environment = head.get("env")
@@ -197,10 +235,19 @@ class Kernel:
             self._acknowledged = head.get("acknowledges", False)
             _notice_new_directories()
             self._restore()
-            interrupts.call_user(self._run, body, head.get("echo", True))
+            if script is not None:
+                self._begin_script(script)
+            interrupts.call_user(self._run, body, head.get("echo", True), script)
         except BaseException as error:
             status, exit_code = self._report(error)
-        self._acknowledged = False
+        if script is not None and not self._forked:
+            try:
+                interrupts.call_user(_end_script)
+            except BaseException as error:
+                ended = self._report(error)
+                status, exit_code = ended if status == "ok" else (status, exit_code)
+        self._acknowledged = self._running = False
+        inputs.begin(False)
         # Lines that nobody has asked for are not another exec's, and must not look as if the guest had said something.
         self._channel.expect_input(None)
         interrupts.forget()
@@ -217,18 +264,26 @@ class Kernel:
             }
         )
 
-    def _run(self, source: bytes, echo: bool) -> None:
+    def _begin_script(self, script: dict) -> None:
+        """Makes arguments, `__file__` and the module search path what Python makes them for a script."""
+        sys.argv = list(script["argv"])
+        path = script.get("path")
+        if path is not None:
+            self._namespace["__file__"] = path
+            sys.path[0] = os.path.dirname(path)
+
+    def _run(self, source: bytes, echo: bool, script: dict | None = None) -> None:
         """The cell itself, its result and its figures: all that is user code, or may call some."""
         # Otherwise a warning would be shown only by the first cell that causes it on a given line.
         self._namespace.pop("__warningregistry__", None)
         rendering = True
         try:
-            cell = self._compiler.compile(source.decode(), self._count, echo)
+            aio.begin_cell(source)
+            path = None if script is None else script.get("path")
+            cell = self._compiler.compile(_decode(source, path is not None), self._count, echo, path)
             if b"get_ipython" in source:
                 _want_ipython()
             if cell.awaits:
-                from . import aio
-
                 value = aio.run(_evaluate_async(cell, self._namespace))
             else:
                 value = _evaluate(cell, self._namespace)
@@ -240,12 +295,34 @@ class Kernel:
                     self._publish("result", bundle)
         except KeyboardInterrupt:
             rendering = False
+            if not self._forked:
+                aio.interrupted()
             raise
         finally:
+            failed = aio.failures(script is not None)
+            aio.end_cell()
             if not self._forked:
                 figures.end_of_cell(rendering)
+                self._tell_tasks(failed, script is not None)
             self._streams.flush_replacements()
             interrupts.reclaim()
+
+    def _tell_tasks(self, failed: list[tuple[str, BaseException]], is_script: bool) -> None:
+        """Prints what became of asyncio tasks that nobody waits for."""
+        for name, error in failed:
+            self._tell_failure(f"asyncio task {name}", error)
+        pending = aio.pending_names() if is_script else []
+        if pending:
+            self._streams.stderr.write(f"belljar: asyncio tasks that had not ended with the code: {', '.join(pending)}\n")
+
+    def _tell_failure(self, what: str, error: BaseException) -> None:
+        from . import tracebacks
+
+        try:
+            text = tracebacks.render(error)
+        except Exception as reason:
+            text = tracebacks.fallback(error, reason)["traceback"]
+        self._streams.stderr.write(f"{what} failed:\n{text}")
 
     def _report(self, error: BaseException) -> tuple[str, int]:
         """Tells the guest (in a forked child: stderr) how the cell failed; returns status and exit code."""
@@ -277,6 +354,13 @@ class Kernel:
             print(bundle[0].get(display.TEXT, ""))
             return
         head: dict[str, Any] = {"op": "display", "kind": kind}
+        if not self._running:
+            # Of a task or a thread, between two execs.
+            if len(self._late) < MAX_LATE_DISPLAYS and len(body) + sum(len(b) for _, b in self._late) <= MAX_LATE_BYTES:
+                self._late.append((head, body))
+            else:
+                self._late_dropped += 1
+            return
         if kind == "result":
             # The end of the cell is about to be told: one message for both.
             self._channel.hold(head, body)
@@ -287,9 +371,18 @@ class Kernel:
             head["wait"] = True
         interrupts.send_from_user_code(self._channel, head, body)
 
-    def _ask(self, prompt: str, password: bool) -> bytes:
-        """A line of input from whoever watches, empty at the end."""
-        if self._forked:
+    def _show_late(self) -> None:
+        """Hands on what was displayed while no exec ran."""
+        late, self._late = self._late, []
+        for head, body in late:
+            self._channel.send(head, body)
+        if self._late_dropped:
+            self._streams.stderr.write(f"belljar: {self._late_dropped} displays between two executions were dropped\n")
+            self._late_dropped = 0
+
+    def _ask(self, prompt: str, password: bool, stream: bool) -> bytes:
+        """A line of input from whoever watches, or a part of a stream; empty at the end."""
+        if self._forked or not self._running:
             return b""
         if threading.current_thread() is not threading.main_thread():
             # The main thread may be talking to the guest itself.
@@ -297,7 +390,8 @@ class Kernel:
         self._streams.flush_replacements()
         self._streams.flush()
         question = encode_json({"prompt": prompt, "password": password})
-        return interrupts.ask_from_user_code(self._channel, {"op": "input"}, question)
+        head = {"op": "input", "stream": True} if stream else {"op": "input"}
+        return interrupts.ask_from_user_code(self._channel, head, question)
 
     def _answer(self, head: dict) -> None:
         """What can be answered at any time between two cells."""
@@ -372,9 +466,7 @@ class Kernel:
         self._forked = True
         self._channel.close()
         self._streams.close_private()
-        aio = sys.modules.get("belljar_kernel.aio")
-        if aio is not None:
-            aio.forget()
+        aio.forget()
 
     def _exit(self) -> NoReturn:
         """Runs the user's atexit handlers and leaves.
@@ -383,9 +475,7 @@ class Kernel:
         with the zygote, and wait for threads that may never end.
         """
         self._restore()
-        aio = sys.modules.get("belljar_kernel.aio")
-        if aio is not None:
-            aio.close()
+        aio.close()
         atexit._run_exitfuncs()
         self._streams.flush()
         os._exit(0)
@@ -428,6 +518,33 @@ async def _evaluate_async(cell: Cell, namespace: dict[str, Any]) -> Any:
             if code.co_flags & CO_COROUTINE:
                 value = await value
     return None if cell.last is None else value
+
+
+def _end_script() -> None:
+    """What the interpreter does at the end of a script: waits for threads, and runs what was registered for the end."""
+    for finish in reversed(getattr(threading, "_threading_atexits", ())):
+        # Pools of threads tell theirs to end.
+        finish()
+    main = threading.main_thread()
+    while others := [thread for thread in threading.enumerate() if thread is not main and not thread.daemon]:
+        others[0].join()
+    atexit._run_exitfuncs()
+
+
+def _decode(source: bytes, is_file: bool) -> str:
+    """Cells are UTF-8. A file may begin with a mark that says so, or name another encoding."""
+    if not is_file:
+        return source.decode()
+    try:
+        return source.removeprefix(b"\xef\xbb\xbf").decode()
+    except UnicodeDecodeError as error:
+        import importlib.util
+
+        try:
+            return importlib.util.decode_source(source)
+        except SyntaxError:
+            # It names no encoding, or none that there is.
+            raise error from None
 
 
 def _describe(error: BaseException) -> dict:

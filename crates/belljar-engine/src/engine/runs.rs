@@ -93,7 +93,8 @@ impl Engine {
             let mut memory = Memory::default();
             self.shared.shelf.ingest(sandbox, origin, outcome.artifacts, &mut memory).await
         };
-        let outcome = run.execute_in(sandbox.get(), transcript, interrupt, |_| {}, take).await;
+        let outcome =
+            run.execute_in(sandbox.get(), transcript, interrupt, None, |_| {}, take).await;
         sandbox.destroy().await;
         outcome
     }

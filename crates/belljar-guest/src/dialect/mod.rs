@@ -64,6 +64,7 @@ impl Dialect {
                     stdin: spec.stdin,
                     variant: order.variant.map(str::to_owned),
                     env,
+                    script: spec.script.clone(),
                 };
                 Ok(frame::encode(&message, order.code))
             }

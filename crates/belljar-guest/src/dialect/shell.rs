@@ -381,6 +381,7 @@ mod tests {
             grace_ms: 1,
             output_limit: 1,
             stdin: false,
+            script: None,
         }
     }
 

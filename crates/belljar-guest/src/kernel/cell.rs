@@ -96,6 +96,7 @@ impl Kernel {
             begun: begun_sender,
             done: done_sender,
             asked: Cell::new(false),
+            streams: Cell::new(false),
         });
         self.output.attach(exec);
         Progress { begun, done }

@@ -22,9 +22,16 @@ const LAST_WORDS: Duration = Duration::from_millis(50);
 enum Next {
     GoOn,
     Acknowledge,
-    AnswerInput(Rc<Exec>),
+    AnswerInput(Rc<Exec>, Portion),
     GiveUp(String),
     LetGo,
+}
+
+/// How much input a kernel wants at once.
+enum Portion {
+    Line,
+    /// Whatever is there.
+    Piece,
 }
 
 /// How a kernel's connection came to its end.
@@ -109,8 +116,8 @@ impl Kernel {
                 match self.obey(guest, message, body) {
                     Next::GoOn => {}
                     Next::Acknowledge => self.say(&ToKernel::Seen, &[]).await,
-                    Next::AnswerInput(exec) => {
-                        tokio::task::spawn_local(Rc::clone(self).answer_input(exec));
+                    Next::AnswerInput(exec, portion) => {
+                        tokio::task::spawn_local(Rc::clone(self).answer_input(exec, portion));
                     }
                     Next::GiveUp(why) => return Parting::Because(why),
                     Next::LetGo => return Parting::Leave,
@@ -152,12 +159,16 @@ impl Kernel {
                     exec.publish(Event::Error, body);
                 }
             }
-            FromKernel::Input => {
-                if let Some(Running { exec, asked, .. }) = &*current {
+            FromKernel::Input { stream } => {
+                if let Some(Running { exec, asked, streams, .. }) = &*current {
                     self.output.drain();
-                    exec.publish(Event::Input, body);
+                    // A stream may be read in any number of pieces; the host is asked once to send it.
+                    if !(stream && streams.replace(true)) {
+                        exec.publish(Event::Input, body);
+                    }
                     if !asked.replace(true) {
-                        return Next::AnswerInput(Rc::clone(exec));
+                        let portion = if stream { Portion::Piece } else { Portion::Line };
+                        return Next::AnswerInput(Rc::clone(exec), portion);
                     }
                 }
             }
@@ -226,10 +237,16 @@ impl Kernel {
         Next::GoOn
     }
 
-    /// Hands on the next line of input, or that there is none, if the cell still runs by then.
-    async fn answer_input(self: Rc<Self>, exec: Rc<Exec>) {
+    /// Hands on the next portion of input, or that there is none, if the cell still runs by then.
+    async fn answer_input(self: Rc<Self>, exec: Rc<Exec>, portion: Portion) {
+        let next = async {
+            match portion {
+                Portion::Line => exec.input.line().await,
+                Portion::Piece => exec.input.piece().await,
+            }
+        };
         let line = tokio::select! {
-            line = exec.input.line() => line.unwrap_or_default(),
+            line = next => line.unwrap_or_default(),
             () = exec.over() => return,
         };
         if let Some(Running { exec: current, asked, .. }) = &*self.current.borrow()

@@ -87,6 +87,8 @@ struct Running {
     done: watch::Sender<Option<CellDone>>,
     /// It waits for a line of input, which is being waited for.
     asked: Cell<bool>,
+    /// It reads its input as a stream, and the host knows.
+    streams: Cell<bool>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]

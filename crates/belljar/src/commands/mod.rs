@@ -39,6 +39,9 @@ use crate::settings::Settings;
 /// The sandbox, not the code in it, failed; `docker run` uses the same number.
 pub(crate) const EXIT_TROUBLE: u8 = 125;
 
+/// The code succeeded, but files that it left could not be kept.
+pub(crate) const EXIT_LOST: u8 = 123;
+
 pub(crate) use output::without_escapes;
 
 pub(crate) fn dispatch(command: Command) -> Result<ExitCode> {

@@ -74,6 +74,7 @@ impl Ending<'_> {
             }
         }
         if self.pictures > 0 {
+            // Of sessions; a run saves them.
             say(&format!("{} picture(s) were shown; --json has them", self.pictures));
         }
     }

@@ -21,7 +21,7 @@ import gc
 import signal
 import sys
 
-from .. import frames, interrupts, memory, state
+from .. import aio, frames, interrupts, memory, state
 from . import skeleton, store
 from .files import Directory, Unfaithful, says_full
 from .ownership import TooManyParts
@@ -85,6 +85,11 @@ class Spill:
             self._away.collecting = collecting
             memory.trim()
         return report
+
+    @property
+    def is_away(self) -> bool:
+        """Whether anything is on disk. Code of the user's must not run then."""
+        return self._away is not None
 
     def restore(self) -> str:
         """Brings everything back; what could not be, in words."""
@@ -202,6 +207,8 @@ def _why_not(error: Exception, directory: Directory, report: dict[str, Any]) -> 
 def _check_idle() -> None:
     if len(sys._current_frames()) > 1:
         raise Busy("other threads are running")
+    if aio.is_active():
+        raise Busy("asyncio tasks are pending")
     for number in signal.valid_signals():
         handler = signal.getsignal(number)
         if callable(handler) and not interrupts.is_ours(handler):

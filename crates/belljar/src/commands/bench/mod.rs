@@ -410,6 +410,7 @@ async fn execute(sandbox: &Sandbox, code: &str) -> Result<()> {
         grace_ms: 1_000,
         output_limit: 1 << 20,
         stdin: false,
+        script: None,
     };
     let exec_id = spec.exec_id.clone();
     let mut following = sandbox.exec(spec, code.as_bytes()).await?;
