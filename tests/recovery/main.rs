@@ -12,7 +12,9 @@ mod server;
 #[path = "../api/site.rs"]
 mod site;
 
+mod disk;
 mod kills;
+mod lives;
 mod network;
 mod sleep;
 mod successor;

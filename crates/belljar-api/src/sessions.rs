@@ -298,6 +298,10 @@ pub(crate) struct SessionBody {
     /// What went wrong without ending anything, and limits that the server's machine does not enforce.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
+    /// What could not be kept and is gone, in the answer to `hibernate` and `fork`. Without `force` nothing is, but for
+    /// variables of kernels that had died before.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub lost: Vec<String>,
 }
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -327,7 +331,8 @@ pub(crate) struct ReplacedBody {
 
 impl App {
     pub(crate) fn session_body(&self, info: SessionInfo) -> SessionBody {
-        let SessionInfo { id, key, spec, created_ms, view, memory_used, directory, .. } = info;
+        let SessionInfo { id, key, spec, created_ms, view, memory_used, directory, lost, .. } =
+            info;
         SessionBody {
             id,
             key,
@@ -365,6 +370,7 @@ impl App {
                 None => self.limit_warnings().into_iter().chain(view.warnings).collect(),
                 Some(_) => view.warnings,
             },
+            lost,
         }
     }
 }

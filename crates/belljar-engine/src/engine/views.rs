@@ -26,6 +26,8 @@ pub struct SessionInfo {
     pub memory_used: Option<u64>,
     /// Where its files are on the host.
     pub directory: Option<PathBuf>,
+    /// What was not kept of it, in the answer to the call that put it to sleep or branched off it.
+    pub lost: Vec<String>,
 }
 
 /// An execution, ended or not.
@@ -94,6 +96,7 @@ impl Engine {
             view: session.view(),
             memory_used: session.memory_used(),
             directory: session.record.as_ref().map(|record| record.directory().to_owned()),
+            lost: Vec::new(),
         }
     }
 
@@ -109,6 +112,7 @@ impl Engine {
             created_ms: row.created_ms,
             memory_used: None,
             directory,
+            lost: Vec::new(),
         }
     }
 }
