@@ -28,13 +28,14 @@ UNITDIR := $(PREFIX)/lib/systemd/system
 MATURIN := 'maturin>=1.9,<2'
 BUILD_WHEEL := PATH="$(CURDIR)/target/sdk-python/bin:$$PATH" maturin build --locked --target-dir $(CURDIR)/target
 
-.PHONY: help install install-files uninstall build tested tested-wheel demo test test-python test-kernels test-standard test-engine test-deepagents sdk-python wheel lint advisories bench setup system clean fuzz test-tenants test-walls
+.PHONY: help install install-files uninstall build tested tested-wheel demo test test-python test-kernels test-standard test-engine test-deepagents sdk-python wheel lint advisories bench setup system clean fuzz test-tenants test-lives test-walls
 
 help:
 	@echo "make demo   set up this machine and show what Belljar does"
 	@echo "make test   set up and run every test"
 	@echo "make fuzz   throw bytes at every parser of hostile input, SECONDS=60 for each"
 	@echo "make test-tenants   measure what tenants wait for while one does its worst, for longer"
+	@echo "make test-lives   random lives of sessions, through restarts and full disks: SECONDS=3600, SEED=7 for the same again"
 	@echo "make test-walls   which attacks miss which wall of a sandbox, all of them"
 	@echo "make lint   formatting, clippy, licences, Python style"
 	@echo "make advisories  known weaknesses of dependencies (needs a network)"
@@ -111,6 +112,12 @@ fuzz: system
 test-tenants: tested
 	@scripts/tool cargo-nextest
 	BELLJAR_TENANTS_LONG=1 $(CARGO) nextest run --locked --package belljar --test tenants --no-capture
+
+# Random lives of sessions beside a model of them, for as long as one likes. A failure says its seed and its steps.
+SEED :=
+test-lives: tested
+	@scripts/tool cargo-nextest
+	LIVES_SECONDS=$(SECONDS) LIVES_SEED=$(SEED) $(CARGO) nextest run --locked --profile fuzz --package belljar --test recovery --no-capture -E 'test(/^lives::/)'
 
 test-kernels:
 	@echo "== kernel tests: Python, outside of any sandbox"

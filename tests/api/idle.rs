@@ -81,18 +81,43 @@ async fn a_session_at_work_is_not_idle() {
 }
 
 #[tokio::test]
-async fn files_in_memory_must_pay_and_a_restarted_server_finds_the_values() {
+async fn a_restarted_server_finds_the_values() {
     let server = impatient().await;
-    let made = server.post("/v1/sessions", json!({"storage": "TMPFS"})).await.json(201);
-    let session = Session::of(&server, text(&made["id"]));
+    let session = server.session_with(json!({"storage": "BIND"})).await;
     session.python(FRAME).await;
-    session.python("noise = pd.DataFrame(np.random.default_rng(1).random((200_000, 2)))").await;
-    eventually("what is worth it went", async || on_disk(&session).await == ["df"]).await;
+    eventually("they went", async || on_disk(&session).await == ["df", "x", "y"]).await;
     let id = session.id.clone();
     let place = server.kill().await;
     let server = place.serve().await;
     let session = Session::of(&server, &id);
-    assert_eq!(on_disk(&session).await, ["df"]);
+    assert_eq!(on_disk(&session).await, ["df", "x", "y"]);
     let used = session.python("use()").await;
     assert_eq!(used["results"][0]["data"]["text/plain"], "(19999900000, True)", "{used:#}");
+}
+
+/// With storage TMPFS a file is memory too. Values stay where they are, and the session does not grow.
+#[tokio::test]
+async fn a_session_whose_files_are_memory_does_not_grow_when_it_is_idle() {
+    let server = impatient().await;
+    let session = server.session_with(json!({"storage": "TMPFS"})).await;
+    let noise = "import numpy as np, pandas as pd\n\
+                 df = pd.DataFrame(np.random.default_rng(1).random((2_000_000, 2)))";
+    session.python(noise).await;
+    let memory = async || session.show().await["memory_used"].as_u64().expect("a number");
+    let before = memory().await;
+    // This one is made later, and goes: by then the other one was asked long ago, if it is asked at all.
+    let other = server.session_with(json!({"storage": "BIND"})).await;
+    other.python(noise).await;
+    let mut most = before;
+    eventually("the other one went", async || {
+        most = most.max(memory().await);
+        on_disk(&other).await == ["df"]
+    })
+    .await;
+    let listed = session.client.get(&session.path("/files/data?list")).await.json(200);
+    assert!(!listed.to_string().contains(".spilled"), "{listed:#}");
+    assert_eq!(on_disk(&session).await, [""; 0]);
+    // Neither meanwhile nor afterwards; a kernel at rest gives a little back.
+    let most = most.max(memory().await);
+    assert!(most < before + before / 10, "{before} bytes before, {most} at most");
 }

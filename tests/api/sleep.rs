@@ -70,7 +70,11 @@ async fn what_cannot_be_kept_is_named_and_with_force_said_to_be_lost() {
     let x = session.exec(json!({"code": "echo $x", "language": "bash"})).await.json(200);
     assert_eq!((&x["stdout"], &x["kernel_state"]), (&json!("1\n"), &json!("kept")));
 
-    hibernate(&session, true).await;
+    let asleep = hibernate(&session, true).await;
+    assert_eq!(asleep["lost"].as_array().map(Vec::len), Some(1), "{asleep:#}");
+    assert!(text(&asleep["lost"][0]).contains("bash kernel"), "{asleep:#}");
+    // Asked once more it says the same.
+    assert_eq!(hibernate(&session, false).await["lost"], asleep["lost"]);
     let x = session.exec(json!({"code": "echo $x", "language": "bash"})).await.json(200);
     assert_eq!((&x["stdout"], &x["kernel_state"]), (&json!("\n"), &json!("lost")), "{x:#}");
     assert!(text(&x["reason"]).contains("left behind"), "{x:#}");
@@ -172,17 +176,80 @@ async fn a_session_on_disk_keeps_its_files_and_variables() {
 }
 
 #[tokio::test]
-async fn a_live_thread_is_named() {
+async fn a_live_thread_is_named_and_with_force_nothing_else_is_lost() {
     let server = Server::start().await;
     let session = server.session().await;
     session
         .python(
-            "import threading, time\n\
-             threading.Thread(target=time.sleep, args=(1000,), name='worker', daemon=True).start()\n\
-             x = 1",
+            "import random, threading, time\n\
+             t = threading.Thread(target=time.sleep, args=(1000,), name='worker', daemon=True)\n\
+             t.start()\nx = 1; random.seed(7)",
         )
         .await;
     let refused = session.client.post(&session.path("/hibernate"), json!({})).await.json(409);
     assert!(text(&refused["error"]["message"]).contains("worker"), "{refused:#}");
     assert_eq!(session.printed("print(x)").await, "1\n");
+    let ask = json!({"force": true});
+    let forked = session.client.post(&session.path("/fork"), ask).await.json(201);
+    let lost = json!(["thread `worker` is alive"]);
+    assert_eq!(forked["sessions"][0]["lost"], lost, "{forked:#}");
+    assert_eq!(hibernate(&session, true).await["lost"], lost);
+    // From now on it is dead for everybody, and not in the way again.
+    let code = "t.join(); print(x, t.is_alive(), threading.active_count(), random.random())\n\
+                again = threading.Thread(target=print, args=('again',)); again.start(); again.join()";
+    let seen = session.printed(code).await;
+    assert!(seen.starts_with("1 False 1 0.32383276483316237\n"), "{seen}");
+    assert_eq!(hibernate(&session, false).await["lost"], json!(null));
+    assert_eq!(session.printed("print(x)").await, "1\n");
+}
+
+/// `force` gives variables up only if the kernel itself cannot be kept, and says so before and after.
+#[tokio::test]
+async fn variables_that_cannot_be_kept_are_said_to_be_lost() {
+    let server = Server::start().await;
+    let session = server.session().await;
+    session.python("import mmap; x = 1; shared = mmap.mmap(-1, 4096)").await;
+    session.shell("printf 7 > n").await;
+    let refused = session.client.post(&session.path("/hibernate"), json!({})).await;
+    let message = refused.error(409, "not_kept");
+    assert!(message.contains("shared with others"), "{message}");
+    assert!(refused.text(409).contains("loses the kernel's variables"), "{refused}");
+    assert_eq!(session.printed("print(x)").await, "1\n");
+    let asleep = hibernate(&session, true).await;
+    let lost = text(&asleep["lost"][0]);
+    assert!(lost.contains("variables of the python kernel") && lost.contains("shared"), "{lost}");
+    // Woken by something else, and asleep once more before a cell could say it.
+    assert_eq!(session.shell("cat n").await["stdout"], "7");
+    assert_eq!(hibernate(&session, false).await["lost"], asleep["lost"]);
+    let seen = session.python("print('x' in globals())").await;
+    assert_eq!((&seen["stdout"], &seen["kernel_state"]), (&json!("False\n"), &json!("lost")));
+    assert!(text(&seen["reason"]).contains("shared with others"), "{seen:#}");
+}
+
+/// A kernel that died while nobody looked is told of after a sleep too.
+#[tokio::test]
+async fn a_kernel_that_died_before_a_sleep_is_told_of_after_it() {
+    let server = Server::start().await;
+    let session = server.session().await;
+    let pid = session.printed("import os; x = 1; print(os.getpid())").await;
+    let pid = pid.trim();
+    // Not before it is gone, and then at once.
+    session.shell(&format!("kill -9 {pid}; while kill -0 {pid} 2> /dev/null; do :; done")).await;
+    let asleep = hibernate(&session, false).await;
+    assert!(text(&asleep["lost"][0]).contains("python kernel"), "{asleep:#}");
+    let seen = session.python("print('x' in globals())").await;
+    assert_eq!((&seen["stdout"], &seen["kernel_state"]), (&json!("False\n"), &json!("lost")));
+}
+
+/// The process that keeps a command ends a moment after it: it is ours, and in nobody's way.
+#[tokio::test]
+async fn right_after_a_command_nothing_is_in_the_way() {
+    let server = Server::start().await;
+    // With so little of a processor it takes its time.
+    let session = server.session_with(json!({"limits": {"cpus": 0.05}})).await;
+    for round in 0..8 {
+        assert_eq!(session.shell("echo $$ | cat").await["status"], "ok");
+        let answer = session.client.post(&session.path("/hibernate"), json!({})).await;
+        assert_eq!(answer.status, 200, "in round {round}: {answer}");
+    }
 }

@@ -448,4 +448,16 @@ fn a_session_sleeps_branches_and_goes_back() {
     let unknown = served.call(["restore", "demo", "nothing"]);
     assert_eq!(unknown.code, Some(125), "{unknown}");
     assert!(unknown.stderr().contains("no checkpoint of execution `nothing`"), "{unknown}");
+    // What cannot be kept is named, and with --force listed as lost; the rest is kept.
+    let thread = "import threading, time; \
+                  threading.Thread(target=time.sleep, args=(99,), name='clock\\x1b[31m').start()";
+    served.ok(["exec", "demo", "-c", thread]);
+    let refused = served.call(["hibernate", "demo"]);
+    assert!(refused.code == Some(125) && refused.stderr().contains("clock"), "{refused}");
+    let lost = "lost: thread `clock\\u{1b}[31m` is alive\n";
+    assert_eq!(served.ok(["fork", "demo", "-n", "2", "--force"]).stderr(), lost);
+    let slept = served.ok(["hibernate", "demo", "--force"]);
+    assert_eq!(slept.stdout(), format!("{id} sleeps; it wakes when it is used\n"));
+    assert_eq!(slept.stderr(), lost);
+    assert_eq!(served.ok(["exec", "demo", "-c", "x"]).stdout(), "1\n");
 }

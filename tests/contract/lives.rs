@@ -140,3 +140,37 @@ pub(crate) async fn a_session_sleeps_branches_and_goes_back(on: Backend) {
     assert_eq!(session.printed(look).await, "[1] True 1\n");
     server.terminate().await;
 }
+
+/// In a container the zygote is a process that anybody inside can kill. Natively there is none to be found.
+pub(crate) async fn a_zygote_that_dies_is_in_nobodys_way(on: Backend) {
+    if on == Backend::Runsc {
+        return;
+    }
+    let (_site, server, session) = on.session(json!({})).await;
+    let kill = "import os, signal\nx = 41\n\
+        def is_zygote(pid):\n    \
+            words = open(f'/proc/{pid}/cmdline', 'rb').read().split(b'\\0')\n    \
+            return b'zygote' in words and int(pid) != os.getpid()\n\
+        found = [int(pid) for pid in os.listdir('/proc') if pid.isdigit() and is_zygote(pid)]\n\
+        for pid in found: os.kill(pid, signal.SIGKILL)\nprint(len(found))";
+    let zygotes = if on == Backend::Docker { "1\n" } else { "0\n" };
+    assert_eq!(session.printed(kill).await, zygotes);
+    let mut server = server;
+    for round in 1..=2 {
+        let session = Session::of(&server.client(), &session.id);
+        let fork = session.client.post(&session.path("/fork"), json!({})).await.json(201);
+        let fork = Session::of(&server.client(), text(&fork["sessions"][0]["id"]));
+        assert_eq!(fork.printed("print(x)").await, "41\n", "in round {round}");
+        fork.stop().await;
+        session.client.post(&session.path("/hibernate"), json!({})).await.json(200);
+        assert_eq!(session.printed("print(x)").await, "41\n", "in round {round}");
+        session.printed(kill).await;
+        server = server.kill().await.serve().await;
+    }
+    // The next kernel is forked from another.
+    let session = Session::of(&server.client(), &session.id);
+    assert_eq!(session.python("os._exit(3)").await["kernel_state"], "lost");
+    assert_eq!(session.printed("x = 42; print(x)").await, "42\n");
+    session.client.post(&session.path("/hibernate"), json!({})).await.json(200);
+    assert_eq!(session.printed("print(x)").await, "42\n");
+}

@@ -120,6 +120,7 @@ contract! {
     lives:
         a_successor_goes_on,
         a_session_sleeps_branches_and_goes_back,
+        a_zygote_that_dies_is_in_nobodys_way,
         a_session_from_the_pool_is_like_any_other,
         a_stop_leaves_nothing;
 }

@@ -12,8 +12,10 @@ mod server;
 #[path = "../api/site.rs"]
 mod site;
 
+mod disk;
 mod forgotten;
 mod kills;
+mod lives;
 mod network;
 mod sleep;
 mod successor;

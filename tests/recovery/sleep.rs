@@ -3,9 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use hyper::Method;
 use serde_json::json;
 
-use crate::server::{Place, Session, names, text};
+use crate::disk::DatabaseLock;
+use crate::server::{HOLD, Place, Session, eventually, names, text};
 use crate::worker::Dice;
 
 const KILLS: u64 = 30;
@@ -62,6 +64,69 @@ async fn one_that_never_slept_sleeps_and_branches_under_the_next_server() {
         assert_eq!(session.printed("print(json.dumps(x))").await, "41\n", "in round {round}");
     }
     Session::of(&server.client(), &session.id).stop().await;
+}
+
+/// The same for sessions of the pool, after an orderly end, and for those that fall asleep by themselves.
+#[tokio::test]
+async fn one_of_the_pool_falls_asleep_by_itself_under_the_next_server() {
+    let place = Place::new()
+        .env("BELLJAR_LOG", "warn")
+        .env("BELLJAR_POOL", "1")
+        .env("BELLJAR_HIBERNATE_SEC", "1")
+        .env("IDLE_HIBERNATE_SEC", "0");
+    let server = Arc::new(place).serve().await;
+    server.warmed_up().await;
+    let is_full = async || server.metric("belljar_pool_ready").await == 1.0;
+    eventually("the pool is full", is_full).await;
+    let session = server.session().await;
+    assert_eq!(server.metric("belljar_creates_total{how=\"pool\"}").await, 1.0);
+    session.python("import json; x = 41").await;
+    let place = Arc::clone(&server.place);
+    server.terminate().await;
+    let mut server = place.serve().await;
+    for round in 1..=2 {
+        let session = Session::of(&server.client(), &session.id);
+        let shown = session.becomes("hibernated").await;
+        assert_eq!(shown["warnings"], json!(null), "in round {round}");
+        assert_eq!(session.printed("print(json.dumps(x))").await, "41\n", "in round {round}");
+        server = server.kill().await.serve().await;
+    }
+    Session::of(&server.client(), &session.id).stop().await;
+}
+
+/// A result was returned and the server killed before it had stored it. The next one reads it from the sandbox, and does not take
+/// it for an execution that runs.
+#[tokio::test]
+async fn an_execution_whose_result_was_returned_does_not_run() {
+    let server = place().serve().await;
+    let session = server.session_with(json!({"checkpoints": true})).await;
+    let first = session.python("x = 1").await;
+    let ask = json!({"code": format!("{HOLD}\nx = 2"), "timeout": 60});
+    let pending = session.begin("held", "running", ask).await;
+    session.has_printed("held", "holding").await;
+    // From here on nothing can be stored.
+    let lock = DatabaseLock::new(&server.path("state"));
+    let put = server.request(Method::PUT, &session.path("/files/go"), "");
+    server.send(put).await.json(200);
+    let result = pending.result().await;
+    assert_eq!((&result["status"], &result["checkpoint"]), (&json!("ok"), &json!(true)));
+    let place = server.kill().await;
+    drop(lock);
+
+    let server = place.serve().await;
+    let session = Session::of(&server.client(), &session.id);
+    let fork = session.client.post(&session.path("/fork"), json!({})).await.json(201);
+    let branch = Session::of(&server.client(), text(&fork["sessions"][0]["id"]));
+    assert_eq!(branch.printed("print(x)").await, "2\n");
+    branch.stop().await;
+    session.client.post(&session.path("/hibernate"), json!({})).await.json(200);
+    assert_eq!(session.exec_info("held").await["result"]["checkpoint"], true);
+    session.python("x = 3").await;
+    for (exec, x) in [("held", "2\n"), (text(&first["exec_id"]), "1\n")] {
+        let ask = json!({"exec_id": exec});
+        session.client.post(&session.path("/restore"), ask).await.json(200);
+        assert_eq!(session.printed("print(x)").await, x);
+    }
 }
 
 #[tokio::test]

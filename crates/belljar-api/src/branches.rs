@@ -63,7 +63,8 @@ impl AskedCheckpoints {
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct HibernateSession {
-    /// Also lose what cannot be kept (threads, connections, processes, other kernels than Python's).
+    /// Also lose what cannot be kept (threads, connections, processes, other kernels than Python's). `lost` in the answer
+    /// lists it. Variables that can be kept are kept, or it is an error, as without.
     #[serde(default)]
     pub force: bool,
 }
@@ -91,7 +92,8 @@ pub(crate) struct ForkSession {
     #[serde(default = "one")]
     #[schema(default = 1, minimum = 1, maximum = 100)]
     pub count: usize,
-    /// Without what cannot be copied (threads, connections, processes, other kernels than Python's).
+    /// Without what cannot be copied (threads, connections, processes, other kernels than Python's). `lost` in the answer
+    /// lists it.
     #[serde(default)]
     pub force: bool,
     /// What it was after this execution, of which there must be a checkpoint.
@@ -171,7 +173,7 @@ pub(crate) struct RestoreSession {
     responses((status = 200, body = SessionBody),
         (status = 404, body = ErrorBody, description = "No such session or checkpoint"),
         (status = 409, body = ErrorBody, description = "Something runs in it"),
-        (status = 410, body = ErrorBody)))]
+        (status = 410, body = ErrorBody), (status = 507, body = ErrorBody)))]
 pub(crate) async fn restore(
     State(app): State<Arc<App>>,
     Extension(who): Extension<Principal>,

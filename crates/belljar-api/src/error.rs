@@ -18,6 +18,9 @@ use utoipa::ToSchema;
 /// Seconds after which it makes sense to ask again for room.
 const RETRY_FOR_ROOM: u32 = 5;
 
+/// The advice where a Python kernel cannot be written to files.
+const LOSES_VARIABLES: &str = "the session goes on as it was; \"force\": true keeps its files and loses the kernel's variables";
+
 #[derive(Debug, Clone)]
 pub struct ApiError {
     pub status: StatusCode,
@@ -142,6 +145,9 @@ impl From<EngineError> for ApiError {
                     .retry_after(1)
                     .hint("wait for it, or go on without what cannot be kept: \"force\": true")
             }
+            EngineError::NotKept { .. } => {
+                ApiError::new(StatusCode::CONFLICT, "not_kept", message).hint(LOSES_VARIABLES)
+            }
             EngineError::NoCheckpoint(_) => {
                 ApiError::new(StatusCode::NOT_FOUND, "checkpoint_not_found", message).hint(
                     "GET /v1/sessions/{id}/checkpoints lists them; create a session with \
@@ -159,15 +165,21 @@ impl From<EngineError> for ApiError {
             }
             // What a kernel makes of itself is its own affair, and that of its owner.
             EngineError::Freeze(cause) if is_of_the_kernel(cause) => {
-                ApiError::new(StatusCode::CONFLICT, "not_kept", message)
-                    .hint("the session goes on as it was; \"force\": true does without the kernel's variables")
+                let hint = match cause {
+                    RuntimeError::Picture(_) => LOSES_VARIABLES,
+                    _ => "the session goes on as it was; try again",
+                };
+                ApiError::new(StatusCode::CONFLICT, "not_kept", message).hint(hint)
             }
-            EngineError::Thaw(cause) if is_of_the_kernel(cause) => {
-                ApiError::new(StatusCode::CONFLICT, "not_woken", message).hint(
-                    "what was kept of the session cannot be brought back: stop it, or go back to an \
+            EngineError::Thaw(cause) if is_of_the_kernel(cause) => ApiError::new(
+                StatusCode::CONFLICT,
+                "not_woken",
+                message,
+            )
+            .hint(
+                "what was kept of the session cannot be brought back: stop it, or go back to an \
                      earlier checkpoint",
-                )
-            }
+            ),
             EngineError::KeepPicture(cause) if is_out_of_space(cause) => out_of_space(message),
             EngineError::QueueFull(_) => {
                 ApiError::new(StatusCode::TOO_MANY_REQUESTS, "queue_full", message)

@@ -303,6 +303,10 @@ pub(crate) struct SessionBody {
     /// What went wrong without ending anything, and limits that the server's machine does not enforce.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
+    /// What could not be kept and is gone, in the answer to `hibernate` and `fork`. Without `force` nothing is, but for
+    /// variables of kernels that had died before.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub lost: Vec<String>,
 }
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -341,6 +345,7 @@ impl App {
             memory_used,
             directory,
             kept_until_ms,
+            lost,
             ..
         } = info;
         SessionBody {
@@ -381,6 +386,7 @@ impl App {
                 None => self.limit_warnings().into_iter().chain(view.warnings).collect(),
                 Some(_) => view.warnings,
             },
+            lost,
         }
     }
 }

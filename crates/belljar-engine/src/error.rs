@@ -70,6 +70,9 @@ pub enum EngineError {
     State(#[source] RuntimeError),
     #[error("session `{session}` cannot be put aside as it is: {}", reasons.join("; "))]
     NotAtRest { session: String, reasons: Vec<String> },
+    /// The Python kernel cannot be written to files at all: `force` would lose its variables.
+    #[error("the variables of session `{session}` cannot be kept: {}", reasons.join("; "))]
+    NotKept { session: String, reasons: Vec<String> },
     #[error("there is no checkpoint of execution `{0}` in this session")]
     NoCheckpoint(String),
     #[error("failed to write the kernel down")]

@@ -29,7 +29,9 @@ pub(crate) fn report(guest: &Guest) -> Result<Reply, Refusal> {
     let files = PLACES.iter().filter_map(|(_, path)| tree::fingerprint_of_all(path));
     let files = files.reduce(u64::wrapping_add);
     let kernels = kernels.into_iter().map(|(language, _)| language).collect();
-    let report = RestReport { kernels, busy, files };
+    let gone = guest.lost_kernel.borrow();
+    let gone = gone.iter().map(|(language, reason)| (*language, reason.clone())).collect();
+    let report = RestReport { kernels, busy, gone, files };
     let body = serde_json::to_vec(&report).map_err(|error| failed(error.to_string()))?;
     Ok(Reply { answer: Answer::Resting, body, fds: Vec::new() })
 }
@@ -38,11 +40,11 @@ pub(crate) fn report(guest: &Guest) -> Result<Reply, Refusal> {
 fn left_behind(guest: &Guest, kernels: &[(Language, Option<u32>)]) -> Vec<String> {
     const INIT: u32 = 1;
     guest.reaper.collect();
-    // If it is in use it forks a kernel, and the sandbox is not at rest in any case.
-    let zygote = guest.zygote.try_lock().ok();
-    let zygote = zygote.and_then(|zygote| zygote.as_ref().map(crate::zygote::Zygote::pid));
+    // Processes that the guest itself started: a zygote, and the keepers of commands. A keeper ends a moment after its
+    // command, when the result has been told already. What it keeps alive has numbers of its own in the table.
+    let watched = guest.reaper.watched();
     let ours = |pid: &u32| {
-        *pid == INIT || Some(*pid) == zygote || kernels.iter().any(|(_, own)| *own == Some(*pid))
+        *pid == INIT || watched.contains(pid) || kernels.iter().any(|(_, own)| *own == Some(*pid))
     };
     let others = procfs::parents().into_keys().filter(|pid| !ours(pid) && !procfs::is_zombie(*pid));
     others

@@ -60,10 +60,6 @@ pub(crate) async fn fork(
 }
 
 impl Zygote {
-    pub(crate) fn pid(&self) -> u32 {
-        self.pid
-    }
-
     async fn start(guest: &Guest, order: &ZygoteOrder) -> Result<Zygote, Refusal> {
         let (ours, theirs) = channel::packet_pair().map_err(|e| failed(e.to_string()))?;
         let zygote = Zygote::spawn(guest, order, ours, &theirs)

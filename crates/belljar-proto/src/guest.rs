@@ -524,9 +524,6 @@ pub struct SpillAsk {
     /// Bytes of a table or a column, and of an array.
     pub frame_bytes: u64,
     pub array_bytes: u64,
-    /// Where files are in memory: how much there may be of them.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub room: Option<u64>,
 }
 
 /// What came of it, as the kernel tells: bounded in number and length.

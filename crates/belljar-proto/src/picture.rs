@@ -45,6 +45,10 @@ pub struct LineReport {
     /// Why it was not done: what could not be kept. Empty if it was.
     #[serde(default)]
     pub refused: Vec<String>,
+    /// What was refused is the kernel as a whole, and not parts of it that could be left out: with `force` its
+    /// variables would be lost.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub entirely: bool,
     /// What was left out because it was told to go on without.
     #[serde(default)]
     pub lost: Vec<String>,

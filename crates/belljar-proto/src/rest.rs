@@ -20,6 +20,10 @@ pub struct RestReport {
     /// What goes on besides: processes that code has left behind, terminals, copies. For people;
     /// at most [`MAX_NAMED`].
     pub busy: Vec<String>,
+    /// Kernels that died and whose owner has not been told yet, with what became of each: whoever puts the sandbox aside
+    /// has to tell it afterwards.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub gone: Vec<(Language, String)>,
     /// One number for all files in [`PLACES`]; none if there are none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub files: Option<u64>,

@@ -120,7 +120,7 @@ fn from_host_to_guest() {
         Call::MovePath { path: b"/tmp/x".to_vec(), to: b"/tmp/y".to_vec() },
         Call::KernelState { language },
         Call::KernelLine { language },
-        Call::Spill { language, ask: SpillAsk { frame_bytes: 1, array_bytes: 2, room: Some(3) } },
+        Call::Spill { language, ask: SpillAsk { frame_bytes: 1, array_bytes: 2 } },
         Call::OutliveHost { alone_for_s: 3600 },
         Call::Relay,
         Call::Relayed { stream: 1, part: Part::Data },
@@ -382,6 +382,7 @@ fn over_a_line_to_a_kernel() {
     ]));
     let report = LineReport {
         refused: vec!["a socket is open".into()],
+        entirely: true,
         lost: vec!["thread `x` is alive".into()],
         bytes: 4096,
         layers: vec![7],
@@ -402,9 +403,13 @@ fn the_body_of_a_report_on_rest() {
     let report = RestReport {
         kernels: vec![Language::Python],
         busy: vec!["a terminal is open".into()],
+        gone: vec![(Language::Bash, "exited".into())],
         files: Some(7),
     };
-    insta::assert_snapshot!(lines(&[report]), @r#"{"kernels":["python"],"busy":["a terminal is open"],"files":7}"#);
+    insta::assert_snapshot!(
+        lines(&[report]),
+        @r#"{"kernels":["python"],"busy":["a terminal is open"],"gone":[["bash","exited"]],"files":7}"#
+    );
 }
 
 fn script() -> Script {
@@ -450,7 +455,7 @@ fn between_guest_and_kernel() {
         },
         ToKernel::Input { exec_id: "e1".into() },
         ToKernel::State,
-        ToKernel::Spill(SpillAsk { frame_bytes: 1, array_bytes: 2, room: None }),
+        ToKernel::Spill(SpillAsk { frame_bytes: 1, array_bytes: 2 }),
         ToKernel::Line,
         ToKernel::Ping { token: 7 },
         ToKernel::Interrupt { exec_id: "e1".into() },

@@ -19,7 +19,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use belljar_proto::PROTOCOL_WITH_PICTURES;
 use belljar_proto::exec::Language;
@@ -40,6 +40,9 @@ use crate::{RuntimeError, Sandbox};
 /// A gigabyte onto a slow disk.
 const FREEZE_TIMEOUT: Duration = Duration::from_secs(120);
 const THAW_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// A kernel hangs up at once when it has answered, or when nobody reads what it writes.
+const HANG_UP_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What kernels of one image may have in common, in bytes: a Python with everything imported.
 pub(crate) const COMMON_BYTES: u64 = 2 << 30;
@@ -90,6 +93,8 @@ pub struct Freezing<'a> {
 pub struct FreezeReport {
     /// Why it was not done: what could not be kept. Empty if it was.
     pub refused: Vec<String>,
+    /// With `force` the kernel could not have been kept either.
+    pub entirely: bool,
     /// What was left out.
     pub lost: Vec<String>,
     /// Bytes of pages in the new layer.
@@ -156,9 +161,7 @@ impl Sandbox {
         let share = !self.may_reopen();
         let before = how.before.filter(|picture| picture.layers.len() < MAX_LAYERS);
         let common = self.common(how.commons).await;
-        let open = |path: &Path| {
-            create(path).map_err(|cause| RuntimeError::Open { path: path.to_owned(), cause })
-        };
+        let open = |path: &Path| create(path).map_err(RuntimeError::Keep);
         let (pages, index) = (open(how.pages)?, open(how.index)?);
         let sink = Sink::new(pages, index, Arc::clone(&how.meter), false);
         let (pump, theirs) = Pump::new(sink).map_err(RuntimeError::Keep)?;
@@ -199,6 +202,9 @@ impl Sandbox {
         layers.push(how.layer);
         let mut told = false;
         let written = within(FREEZE_TIMEOUT, written(&line, pump, share, &mut told)).await;
+        // By then the process has ended that a kernel with threads forks for this, which would otherwise be taken for one
+        // that code has left behind.
+        line.until_hung_up().await;
         if !told && written.as_ref().map_or(true, |(report, _)| !report.refused.is_empty()) {
             // It may still have them open, and until it has heard that they are whole it has no use for them.
             for path in [how.pages, how.index] {
@@ -206,9 +212,15 @@ impl Sandbox {
             }
         }
         let written = written?;
-        let (LineReport { refused, lost, layers: used, .. }, bytes) = written;
+        let (LineReport { refused, entirely, lost, layers: used, .. }, bytes) = written;
         let used = if refused.is_empty() { among(used, &layers)? } else { Vec::new() };
-        Ok(FreezeReport { refused: words(refused), lost: words(lost), bytes, layers: used })
+        Ok(FreezeReport {
+            refused: words(refused),
+            entirely,
+            lost: words(lost),
+            bytes,
+            layers: used,
+        })
     }
 
     /// Gives this sandbox, which has no kernel or a fresh one, the kernel of a picture.
@@ -315,6 +327,14 @@ impl Line {
             sent
         };
         self.thread.run(sending).await.map_err(RuntimeError::Connect)
+    }
+
+    /// Waits until the kernel has let go of it, or should have.
+    async fn until_hung_up(&self) {
+        let until = Instant::now() + HANG_UP_TIMEOUT;
+        while let Some(left) = until.checked_duration_since(Instant::now())
+            && self.receive(left).await.is_ok()
+        {}
     }
 
     pub(crate) async fn receive(&self, limit: Duration) -> Result<LineReport, RuntimeError> {

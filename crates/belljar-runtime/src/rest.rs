@@ -8,6 +8,7 @@ use belljar_proto::guest::Call;
 use belljar_proto::rest::RestReport;
 use belljar_sys::process;
 
+use crate::frozen::words;
 use crate::{Job, RuntimeError, Sandbox, Through};
 
 impl Sandbox {
@@ -16,7 +17,11 @@ impl Sandbox {
         self.must_know_rest()?;
         let reply = self.link().call(Call::Rest, &[]).await?;
         let understood = serde_json::from_slice(&reply.body);
-        understood.map_err(|error| RuntimeError::Nonsense(FrameError::Head(error)))
+        let report: RestReport =
+            understood.map_err(|error| RuntimeError::Nonsense(FrameError::Head(error)))?;
+        let (languages, reasons): (Vec<_>, Vec<_>) = report.gone.into_iter().unzip();
+        let gone = languages.into_iter().zip(words(reasons)).collect();
+        Ok(RestReport { busy: words(report.busy), gone, ..report })
     }
 
     /// Begins to pack all files in these places (`session`, `tmp`, `shm`).

@@ -358,7 +358,7 @@ pub(crate) struct SessionHibernateArgs {
     /// The id of the session, or its key
     #[arg(value_name = "ID")]
     pub(crate) session: String,
-    /// Lose what cannot be kept: threads, connections, processes, kernels other than Python's
+    /// Lose what cannot be kept, and list it: threads, connections, processes, kernels other than Python's
     #[arg(long)]
     pub(crate) force: bool,
     /// Print everything about it as JSON
@@ -377,7 +377,7 @@ pub(crate) struct SessionForkArgs {
     /// What it was after this execution, which must have left a checkpoint
     #[arg(long, value_name = "EXEC")]
     pub(crate) from: Option<String>,
-    /// Without what cannot be copied: threads, connections, processes, kernels other than Python's
+    /// Without what cannot be copied, which is listed: threads, connections, processes, kernels other than Python's
     #[arg(long)]
     pub(crate) force: bool,
     /// Print everything about them as JSON

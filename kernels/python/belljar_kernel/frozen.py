@@ -107,11 +107,23 @@ class _Thaw(ctypes.Structure):
 
 
 class Refused(Exception):
-    """What cannot be kept, each in words."""
+    """Why the kernel cannot be kept, each reason in words."""
+
+    # Nothing would be gained by leaving parts out.
+    entirely = True
 
     def __init__(self, *reasons: str) -> None:
         super().__init__(*reasons)
         self.reasons = list(reasons)
+
+    def answer(self) -> dict[str, Any]:
+        return {"refused": _few(self.reasons), "entirely": self.entirely}
+
+
+class InTheWay(Refused):
+    """Parts of the kernel that cannot be kept; without them it can."""
+
+    entirely = False
 
 
 class _Native:
@@ -181,9 +193,9 @@ def talk(line: socket.socket, kernel: Kernel) -> None:
             else:
                 _thaw(request, fds, kernel, line)
         except Refused as refused:
-            answer = {"refused": _few(refused.reasons)}
+            answer = refused.answer()
         except Exception as error:
-            answer = {"refused": [f"{type(error).__name__}: {error}"]}
+            answer = Refused(f"{type(error).__name__}: {error}").answer()
         if answer is None:
             # Another process now, in which these numbers are somebody else's.
             line.detach()
@@ -217,7 +229,7 @@ def _freeze(request: dict, fds: list[int], kernel: Kernel, line: socket.socket) 
     # Tasks would stand still for as long as the kernel is files, which the user's code must know of. They are kept.
     paused = [f"asyncio task {name} is pending" for name in aio.pending_names()]
     if (lost or paused) and not request.get("force"):
-        raise Refused(*lost, *paused)
+        raise InTheWay(*lost, *paused)
     aio.stop()
     world = _World(files, lost)
     quiet = not _other_tasks()
@@ -235,7 +247,7 @@ def _freeze(request: dict, fds: list[int], kernel: Kernel, line: socket.socket) 
     except Refused as refused:
         if quiet:
             raise
-        say(line, {"refused": refused.reasons})
+        say(line, refused.answer())
         os._exit(0)
     if done is None:
         _wake(world, kernel)
@@ -374,7 +386,7 @@ def _wake(world: _World, kernel: Kernel) -> None:
     seal.close_other_fds([control, *private, line.fileno()])
     lost = world.restore()
     try:
-        _refresh()
+        _refresh(kernel)
     except Exception as error:
         # The user's code may have put anything in the place of what we need.
         lost.append(f"{type(error).__name__}: {error}")
@@ -382,14 +394,33 @@ def _wake(world: _World, kernel: Kernel) -> None:
         say(line, {"thawed": True, "lost": _few(lost)})
 
 
-def _refresh() -> None:
+def _refresh(kernel: Kernel) -> None:
     """What libraries remember of a process, and is another now."""
+    if _threads():
+        _forget_threads(kernel)
     threading.main_thread()._set_native_id()  # type: ignore[attr-defined]
     aio.reopen()
     ssl = sys.modules.get("ssl")
     if ssl is not None:
         # All that are made of one picture would otherwise choose the same secrets.
         ssl.RAND_add(os.urandom(32), 32.0)
+
+
+def _forget_threads(kernel: Kernel) -> None:
+    """Threads that were left out are dead, as they are after a fork: whoever joins one does not wait for ever, and they
+    are not in the way of the next picture."""
+    random = sys.modules.get("random")
+    # A fork chooses another seed; here the sequence goes on as it would have.
+    state = random.getstate() if random is not None else None
+    after_fork = ctypes.pythonapi.PyOS_AfterFork_Child
+    after_fork.restype, after_fork.argtypes = None, []
+    kernel.is_waking = True
+    try:
+        after_fork()
+    finally:
+        kernel.is_waking = False
+    if random is not None:
+        random.setstate(state)
 
 
 def _open_files(ours: set[int]) -> tuple[list[_OpenFile], list[str]]:

@@ -140,6 +140,8 @@ class Kernel:
         inputs.install()
         builtins.display = display.display  # type: ignore[attr-defined]
         builtins.load, builtins.save = frames.load, frames.save  # type: ignore[attr-defined]
+        # Hooks for children run in a kernel that was made of a picture without its threads, which is no child.
+        self.is_waking = False
         os.register_at_fork(before=_before_fork, after_in_child=self._after_fork_in_child)
 
         sys.argv = [""]
@@ -463,6 +465,8 @@ class Kernel:
         self._streams.flush()
 
     def _after_fork_in_child(self) -> None:
+        if self.is_waking:
+            return
         self._forked = True
         self._channel.close()
         self._streams.close_private()

@@ -21,6 +21,15 @@ def test_what_cannot_be_kept_is_named(session: Session) -> None:
     with pytest.raises(Conflict, match="clock"):
         session.hibernate()
     assert session.refresh().state == "ready"
+    session.run_code("x = 1")
+    (fork,) = session.fork(force=True)
+    with fork:
+        assert fork.info.lost == ["thread `clock` is alive"]
+        assert fork.run_code("x").text == "1"
+    slept = session.hibernate(force=True)
+    assert (slept.state, slept.lost) == ("hibernated", ["thread `clock` is alive"])
+    assert session.run_code("x, threading.active_count()").text == "(1, 1)", "variables are never lost for it"
+    assert session.hibernate().lost == []
 
 
 def test_forks_go_their_own_ways(session: Session) -> None:

@@ -37,7 +37,8 @@ impl Engine {
     ) -> Result<SessionInfo, EngineError> {
         let slept = match self.live_session(who, id).await {
             Ok(session) => {
-                session.hibernate(force, who.quota()).await.map(|()| self.info(&session))
+                let slept = session.hibernate(force, who.quota()).await;
+                slept.map(|lost| SessionInfo { lost, ..self.info(&session) })
             }
             Err(error) => Err(error),
         };
@@ -106,7 +107,9 @@ impl Engine {
         for _ in 0..count {
             self.shared.metrics.created("forked");
         }
-        Ok(children.iter().map(|child| self.info(child)).collect())
+        let lost = branch.manifest.left_out();
+        let info = |child: &Arc<Session>| SessionInfo { lost: lost.clone(), ..self.info(child) };
+        Ok(children.iter().map(info).collect())
     }
 
     /// What a session can go back to, the oldest first.

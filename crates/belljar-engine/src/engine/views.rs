@@ -31,6 +31,8 @@ pub struct SessionInfo {
     pub directory: Option<PathBuf>,
     /// When it is removed with them, if it has ended and nobody uses it again.
     pub kept_until_ms: Option<i64>,
+    /// What was not kept of it, in the answer to the call that put it to sleep or branched off it.
+    pub lost: Vec<String>,
 }
 
 /// An execution, ended or not.
@@ -105,6 +107,7 @@ impl Engine {
             view,
             memory_used: session.memory_used(),
             directory: session.record.as_ref().map(|record| record.directory().to_owned()),
+            lost: Vec::new(),
         }
     }
 
@@ -126,6 +129,7 @@ impl Engine {
             created_ms: row.created_ms,
             memory_used: None,
             directory,
+            lost: Vec::new(),
         }
     }
 }

@@ -7,7 +7,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use belljar_proto::exec::Language;
-use belljar_runtime::{Layer, Picture, common_layer};
+use belljar_runtime::{Layer, Picture, common_layer, languages};
 use belljar_sys::tree;
 use serde::{Deserialize, Serialize};
 
@@ -43,6 +43,15 @@ pub(crate) struct Manifest {
 }
 
 impl Manifest {
+    /// What is missing in it of what the session was, each in words.
+    pub(crate) fn left_out(&self) -> Vec<String> {
+        let kernels = self.gone.iter().map(|(language, reason)| {
+            let name = languages::name(*language);
+            format!("the variables of the {name} kernel: it {reason}")
+        });
+        kernels.chain(self.lost.iter().cloned()).collect()
+    }
+
     /// The files that it is made of, each by a number and a kind.
     fn parts(&self) -> impl Iterator<Item = (u64, &'static str)> {
         let layers = self.layers.iter().flatten().map(|id| (*id, "pages"));

@@ -79,7 +79,8 @@ async fn take(
     tally: &Arc<Tally>,
 ) -> Result<Manifest, EngineError> {
     let report = sandbox.rest().await.map_err(|error| unable(ask.session, error))?;
-    let mut gone = not_kept(&report, ask.force).map_err(|reasons| refused(ask.session, reasons))?;
+    let mut gone = not_kept(&report, ask.force)
+        .map_err(|reasons| EngineError::NotAtRest { session: ask.session.to_owned(), reasons })?;
     let album = pictures.album(ask.session);
     let before = ask.before.and_then(|id| album.picture(id));
     let draft = album.begin(pictures.next_id()).map_err(EngineError::KeepPicture)?;
@@ -101,6 +102,12 @@ async fn take(
     // Nothing runs that could change either meanwhile.
     let (frozen, packed) = tokio::join!(freezing, packing);
     let files = Some(packed?);
+    for (language, reason) in &report.gone {
+        // A fresh kernel may be there instead, which has not told its owner yet.
+        if !gone.iter().any(|(known, _)| known == language) {
+            gone.push((*language, reason.clone()));
+        }
+    }
     let mut lost = if ask.force { report.busy.clone() } else { Vec::new() };
     let mut layers = None;
     match frozen {
@@ -109,8 +116,13 @@ async fn take(
             layers = Some(frozen.layers);
             lost.extend(frozen.lost);
         }
-        Err(EngineError::NotAtRest { reasons, .. }) if ask.force => {
+        // Not for want of room, and not because something was slow: then the variables could have been kept, and the
+        // session goes on with them.
+        Err(EngineError::NotKept { reasons, .. }) if ask.force => {
             gone.push((Language::Python, format!("could not be kept: {}", reasons.join(", "))));
+        }
+        Err(EngineError::Freeze(error @ RuntimeError::Picture(_))) if ask.force => {
+            gone.push((Language::Python, format!("could not be kept: {}", in_full(&error))));
         }
         Err(error) => return Err(error),
     }
@@ -188,7 +200,11 @@ async fn freeze(
         (error, _) => unable(ask.session, error),
     })?;
     if !report.refused.is_empty() {
-        return Err(refused(ask.session, report.refused));
+        let (session, reasons) = (ask.session.to_owned(), report.refused);
+        return Err(match report.entirely || ask.force {
+            true => EngineError::NotKept { session, reasons },
+            false => EngineError::NotAtRest { session, reasons },
+        });
     }
     for id in &report.layers {
         album.require_layer(*id, &commons).map_err(EngineError::KeepPicture)?;
@@ -232,22 +248,20 @@ async fn receive(mut pipe: Through, file: File, tally: &Tally) -> Result<(), Eng
     incoming.finish().await.map(drop).map_err(EngineError::KeepPicture)
 }
 
-fn refused(session: &str, reasons: Vec<String>) -> EngineError {
-    EngineError::NotAtRest { session: session.to_owned(), reasons }
-}
-
 /// Why no picture of this sandbox can be taken, or not now.
 fn unable(session: &str, error: RuntimeError) -> EngineError {
+    let not_now =
+        |reason| EngineError::NotAtRest { session: session.to_owned(), reasons: vec![reason] };
     match &error {
         RuntimeError::Refused(refusal) => match refusal.code {
             // No file passes in or out, ever.
             RefusalCode::NoDescriptors => EngineError::Files(error),
             RefusalCode::Busy | RefusalCode::NoKernel | RefusalCode::Invalid => {
-                refused(session, vec![refusal.message.clone()])
+                not_now(refusal.message.clone())
             }
             _ => EngineError::Freeze(error),
         },
-        RuntimeError::OldGuest => refused(session, vec![in_full(&error)]),
+        RuntimeError::OldGuest => not_now(in_full(&error)),
         _ => EngineError::Freeze(error),
     }
 }

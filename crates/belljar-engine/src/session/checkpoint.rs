@@ -13,17 +13,26 @@ use crate::frozen::{Album, Ask, Manifest, capture};
 use crate::spec::Checkpoints;
 
 /// Takes a picture of what an execution left, before its end is told: whoever hears of that can go
-/// back to it. `None` if nobody wants one, and otherwise, perhaps, why there is none.
+/// back to it. `None` if nobody wants one, and otherwise, perhaps, why there is none. `joined` is set if an earlier server
+/// began the execution.
 pub(super) async fn checkpoint(
     shared: &Shared,
     session: &Session,
     sandbox: &Sandbox,
     exec: &Exec,
+    joined: bool,
 ) -> Option<Result<(), String>> {
     let bounds = session.spec.checkpoints?;
     // What goes on in the background ends at no particular point.
     if exec.request.background {
         return None;
+    }
+    if joined && shared.pictures.album(&session.id).checkpoint(&exec.id).is_some() {
+        // An earlier server took it, before it was killed. By now the session may be something else.
+        return Some(Ok(()));
+    }
+    if joined && session.view().execs > exec.number {
+        return Some(Err("the server ended before one could be taken".into()));
     }
     let taken = take(shared, session, sandbox, exec, bounds).await;
     Some(taken.map_err(|error| match error {

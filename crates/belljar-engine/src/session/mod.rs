@@ -53,7 +53,7 @@ use crate::lock;
 use crate::network::Traffic;
 use crate::record::Record;
 use crate::spec::{SessionSpec, Storage};
-use crate::store::SessionRow;
+use crate::store::{SessionRow, StoreError};
 use rules::{Phase, Request};
 
 /// Commands on their way to the driver.
@@ -113,6 +113,8 @@ pub struct Session {
     checkpointing: tokio::sync::Mutex<()>,
     /// Executions that are not yet safe in the database, by id.
     live: Mutex<HashMap<String, Arc<Exec>>>,
+    /// Why the end of an execution could not be stored, while that is tried again.
+    unwritten: Mutex<Option<StoreError>>,
     /// How many are at its terminals, or watch its files: it does not expire while somebody is.
     attached: AtomicUsize,
 }
@@ -161,10 +163,11 @@ pub(crate) enum Command {
         quota: Quota,
         answer: Answer<()>,
     },
+    /// Answered with what could not be kept.
     Hibernate {
         force: bool,
         quota: Quota,
-        answer: Answer<()>,
+        answer: Answer<Vec<String>>,
     },
     /// A picture for others to begin with: of now, or of what was after an execution.
     Branch {
@@ -212,6 +215,7 @@ impl Session {
             checkpointing: tokio::sync::Mutex::default(),
             forgettable: Mutex::default(),
             live: Mutex::default(),
+            unwritten: Mutex::default(),
             attached: AtomicUsize::new(0),
         };
         (Arc::new(session), Inbox { commands: inbox })
@@ -287,8 +291,12 @@ impl Session {
         }
     }
 
-    /// Makes files of it, until somebody needs it.
-    pub(crate) async fn hibernate(&self, force: bool, quota: Quota) -> Result<(), EngineError> {
+    /// Makes files of it, until somebody needs it. Returns what could not be kept.
+    pub(crate) async fn hibernate(
+        &self,
+        force: bool,
+        quota: Quota,
+    ) -> Result<Vec<String>, EngineError> {
         self.allows(Request::Attend)?;
         self.ask(|answer| Command::Hibernate { force, quota, answer }).await
     }

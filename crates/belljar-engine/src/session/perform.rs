@@ -177,7 +177,7 @@ async fn follow_to_the_end(
             (outcome.checkpoint, outcome.no_checkpoint) = (None, None);
             let artifacts = take_artifacts(shared, session, sandbox, exec, &outcome, joined).await;
             exec.transcript.tell_artifacts(&artifacts);
-            if let Some(taken) = checkpoint(shared, session, sandbox, exec).await {
+            if let Some(taken) = checkpoint(shared, session, sandbox, exec, joined).await {
                 outcome.checkpoint = Some(taken.is_ok());
                 outcome.no_checkpoint = taken.err();
             }
@@ -278,9 +278,11 @@ pub(super) async fn settle(
             break;
         }
         // The disk is full, perhaps. Until there is room, it is known to us and to the guest.
+        *lock(&session.unwritten) = written.err();
         tokio::time::sleep(WRITE_PAUSE).await;
         written = shared.store.finish_exec(finished()).await;
     }
+    *lock(&session.unwritten) = None;
     match written {
         Ok(()) => {
             if let Some(sandbox) = sandbox {

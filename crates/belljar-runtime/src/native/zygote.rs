@@ -72,8 +72,9 @@ pub enum ZygoteState {
 #[derive(Debug)]
 pub(crate) struct Zygote {
     memory: Arc<Common>,
-    /// Whether a copy is where pictures of kernels look for what they have in common; made when the first is taken.
-    kept: OnceCell<bool>,
+    /// Set when a copy is where pictures of kernels look for what they have in common. It is made when the first picture is
+    /// taken, or a later one if the disk was full.
+    kept: OnceCell<()>,
 }
 
 impl Zygote {
@@ -143,15 +144,15 @@ impl Zygote {
 
     /// What its kernels have in common, for their pictures. Without it these are larger, and as good.
     pub(crate) async fn common(&self, commons: &Path) -> Option<Arc<Common>> {
-        let kept = self.kept.get_or_init(|| async {
+        let kept = self.kept.get_or_try_init(|| async {
             let (memory, commons) = (Arc::clone(&self.memory), commons.to_owned());
             let copied = tokio::task::spawn_blocking(move || memory.keep(&commons)).await;
             let copied = copied.unwrap_or_else(|panic| Err(io::Error::other(panic)));
-            copied
-                .inspect_err(|error| tracing::warn!("no common picture of kernels: {error}"))
-                .is_ok()
+            copied.inspect_err(|error| {
+                tracing::warn!("failed to store the memory that kernels begin with: {error}");
+            })
         });
-        kept.await.then(|| Arc::clone(&self.memory))
+        kept.await.ok().map(|()| Arc::clone(&self.memory))
     }
 }
 

@@ -406,7 +406,8 @@ pub const GROUPS: &[Group] = &[
                 "seconds, 0 to 315360000",
                 "900",
                 "After how long without use the large values of a session's Python kernel go to\n\
-                 disk, below /session/data. They are back before code runs again. 0: never.",
+                 disk, below /session/data. They are back before code runs again. Only where that is\n\
+                 a disk (storage BIND, a workspace): elsewhere files are memory too. 0: never.",
             ),
             variable(
                 "BELLJAR_SPILL_DF_BYTES",

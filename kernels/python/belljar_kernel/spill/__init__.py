@@ -1,7 +1,7 @@
 """Large values of an idle kernel go to disk, and are back before the user's code runs again.
 
     idle ──spill──▶ plan ──▶ write, read back, compare ──▶ names point to stand-ins, memory is freed ──┐
-                     │ nothing worth it, disturbed, disk full: all stays as it is                      │
+                     │ files are memory, nothing worth it, disturbed, disk full: all stays as it is    │
     exec ◀── names point to their values, files are removed ◀──restore── an exec arrives, or the end ◀─┘
 
 The rule that makes it sound: no code of the user's runs while a name points to a stand-in. Whatever a cell does, by
@@ -23,7 +23,7 @@ import sys
 
 from .. import aio, frames, interrupts, memory, state
 from . import skeleton, store
-from .files import Directory, Unfaithful, says_full
+from .files import Directory, Unfaithful, is_memory, says_full
 from .ownership import TooManyParts
 from .plan import Plan
 
@@ -103,7 +103,9 @@ class Spill:
 
     def _move(self, request: dict[str, Any], meanwhile: Callable[[], None], report: dict[str, Any]) -> None:
         least = [int(request.get(name, DEFAULT_BYTES)) for name in ("frame_bytes", "array_bytes")]
-        directory = Directory(f"{frames.directory()}/{_FOLDER}", request.get("room"), meanwhile)
+        if is_memory(frames.directory()):
+            return
+        directory = Directory(f"{frames.directory()}/{_FOLDER}", meanwhile)
         refused: dict[int, str] = {}
         plan = None
         for _ in range(MAX_PLANS):

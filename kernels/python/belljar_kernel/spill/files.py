@@ -33,33 +33,17 @@ class Damaged(Exception):
 
 
 class Directory:
-    """Where the files of values go, and how much may be written there."""
+    """Where the files of values go."""
 
-    def __init__(self, path: str, room: int | None, meanwhile: Callable[[], None]) -> None:
+    def __init__(self, path: str, meanwhile: Callable[[], None]) -> None:
         self.path = path
         self.meanwhile = meanwhile
-        # Files in memory must pay: they count for as much as the value would.
-        self.is_memory = False
-        self._room = room
 
     def prepare(self) -> None:
         os.makedirs(self.path, exist_ok=True)
-        self.is_memory = _is_memory(self.path)
         for name in os.listdir(self.path):
             if name.endswith(_UNFINISHED):
                 os.unlink(f"{self.path}/{name}")
-
-    def check_size(self, values: int, written: int) -> None:
-        """Raises when a file that is in memory is not worth it."""
-        if self.is_memory:
-            if written > values // 2:
-                raise Unfaithful("its file would be in memory, and not much smaller")
-            if self._room is not None and written > self._room:
-                raise Unfaithful("its file would be in memory, where there is no room for it")
-
-    def wrote(self, written: int) -> None:
-        if self._room is not None:
-            self._room -= written
 
 
 class Draft:
@@ -95,7 +79,6 @@ class Draft:
         if self._part:
             os.replace(self._part, path)
             self._part = ""
-        self._directory.wrote(os.fstat(self.fd).st_size)
         kept, self.fd = Kept(self.fd, path), -1
         return kept
 
@@ -155,7 +138,6 @@ class Kept:
 
 def write_array(draft: Draft, array: Any, directory: Directory) -> None:
     """Writes an array that is contiguous one way or the other, and compares."""
-    directory.check_size(array.nbytes, array.nbytes)
     np = sys.modules["numpy"]
     with os.fdopen(os.dup(draft.fd), "wb") as file:
         np.lib.format.write_array_header_2_0(file, np.lib.format.header_data_from_array_1_0(array))
@@ -214,9 +196,7 @@ def write_table(draft: Draft, columns: dict[str, Any], rows: int, values: int, d
                 arrays = [column.slice(start, stop) for column in columns.values()]
                 writer.write_table(pa.Table.from_arrays(arrays, schema=schema), row_group_size=stop - start)
                 file.flush()
-                directory.check_size(values * stop // rows + PIECE_BYTES, file.tell())
                 draft.pause()
-    directory.check_size(values, os.fstat(draft.fd).st_size)
 
     def compare(start: int, arrays: list[Any]) -> None:
         stop = start + len(arrays[0])
@@ -279,7 +259,10 @@ def _link(fd: int, directory: str, name: str) -> None:
         os.close(folder)
 
 
-def _is_memory(path: str) -> bool:
+def is_memory(path: str) -> bool:
+    """Whether files there are memory, so that moving something to them frees nothing."""
+    while not os.path.exists(path):
+        path = os.path.dirname(path)
     device = os.stat(path).st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     with open("/proc/self/mountinfo") as file:

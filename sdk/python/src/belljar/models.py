@@ -308,6 +308,8 @@ class SessionInfo(_Told):
     idle_hibernate_sec: int | None = None
     enforced: dict[str, bool] | None = None
     warnings: list[str] = Field(default_factory=list)
+    #: What could not be kept, as `hibernate(force=True)` and `fork(force=True)` tell.
+    lost: list[str] = Field(default_factory=list)
     how: str | None = None
     replaced: Replaced | None = None
 

@@ -79,8 +79,7 @@ impl Driver {
 
 /// True if there is nothing more to do until the session is used again.
 async fn spill(session: &Session, sandbox: &Sandbox, policy: SpillPolicy) -> bool {
-    let room = sandbox.memory_used().map(|used| session.spec.limits.memory.saturating_sub(used));
-    let ask = SpillAsk { frame_bytes: policy.frame_bytes, array_bytes: policy.array_bytes, room };
+    let ask = SpillAsk { frame_bytes: policy.frame_bytes, array_bytes: policy.array_bytes };
     match sandbox.spill(Language::Python, ask).await {
         Ok(Some(report)) => settled(session, &report),
         // Its guest was made by an older version, and does not know how.

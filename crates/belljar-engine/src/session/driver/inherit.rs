@@ -1,6 +1,7 @@
 //! Going on with what an earlier server had begun.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use belljar_runtime::Sandbox;
 use tokio::sync::oneshot;
@@ -57,6 +58,11 @@ impl Driver {
             }
             Some(_) => {}
             None => self.beside += 1,
+        }
+        if !running {
+            // Its result may have been returned already, by a server that was killed before it had stored it.
+            exec.at_rest.store(true, Ordering::Relaxed);
+            self.ended_before.insert(exec.id.clone());
         }
         let (go, turn) = oneshot::channel();
         let _ = go.send(());

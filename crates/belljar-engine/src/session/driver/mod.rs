@@ -24,7 +24,7 @@ mod notes;
 mod sleep;
 mod work;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -83,6 +83,10 @@ struct Driver {
     spilling: Spilling,
     /// Executions an earlier server had accepted: their log entry may be there already.
     inherited: Vec<String>,
+    /// Those of them that had ended when we came: they are over as soon as their output has been read.
+    ended_before: HashSet<String>,
+    /// What waits for these, and until when at most. Nothing else is begun meanwhile.
+    postponed: Option<(Instant, Aside)>,
     /// Answers those who want to leave, for as long as there is a sandbox.
     attached: Option<Attached>,
     next_number: u64,
@@ -128,6 +132,8 @@ pub(crate) async fn drive(
         spillers: JoinSet::new(),
         spilling: Spilling::default(),
         inherited: Vec::new(),
+        ended_before: HashSet::new(),
+        postponed: None,
         attached: None,
         next_number: view.execs + 1,
         expires: later(now, Duration::from_millis(remaining)),
@@ -280,6 +286,10 @@ impl Driver {
             let rests = self.rests();
             let spill = self.spill_at().filter(|_| self.spillers.is_empty() && rests);
             let asleep = self.sleep_at().filter(|_| rests && !self.session.is_attached());
+            if let Some(why) = self.postponed_aside() {
+                return why;
+            }
+            let patience = self.postponed.as_ref().map(|(until, _)| *until);
             tokio::select! {
                 biased;
                 _ = stop.wait_for(Option::is_some) => return Why::Stop(self.stop_reason()),
@@ -298,7 +308,8 @@ impl Driver {
                 },
                 Some(_) = self.settling.join_next() => self.write_metadata(),
                 Some(done) = self.spillers.join_next() => self.spilled(done.ok().flatten()),
-                Some(command) = inbox.commands.recv() => {
+                () = sleep_until(patience.unwrap_or(deadline)), if patience.is_some() => {}
+                Some(command) = inbox.commands.recv(), if patience.is_none() => {
                     if let Some(why) = self.obey(sandbox, command) {
                         return why;
                     }

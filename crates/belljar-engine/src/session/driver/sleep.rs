@@ -36,6 +36,9 @@ const LET_GO_PACE: Duration = Duration::from_millis(1);
 /// Executions among which that is looked for after which a session is what it is.
 const RECENT: u32 = 20;
 
+/// How long reading what executions of an earlier server have said may hold it up.
+const READ_PATIENCE: Duration = Duration::from_secs(10);
+
 /// A session that could not be put to sleep is tried again after this.
 const AGAIN: Duration = Duration::from_secs(60);
 
@@ -44,7 +47,7 @@ pub(super) enum Aside {
     /// By itself if nobody asked.
     Hibernate {
         force: bool,
-        asked: Option<(Quota, Answer<()>)>,
+        asked: Option<(Quota, Answer<Vec<String>>)>,
     },
     Branch {
         force: bool,
@@ -81,16 +84,38 @@ impl Driver {
         Some(self.sleep_again_at.map_or(due, |again| again.max(due)))
     }
 
-    /// Something is to be done with the session while it rests: if it does not, whoever asked is told.
+    /// Something is to be done with the session while it rests; refused if it does not.
     pub(super) fn aside(&mut self, aside: Aside) -> Option<Why> {
+        let until = Instant::now() + READ_PATIENCE;
+        self.aside_until(aside, until)
+    }
+
+    /// The same for what was postponed.
+    pub(super) fn postponed_aside(&mut self) -> Option<Why> {
+        let (until, aside) = self.postponed.take()?;
+        self.aside_until(aside, until)
+    }
+
+    fn aside_until(&mut self, aside: Aside, until: Instant) -> Option<Why> {
         match self.must_rest() {
             Ok(()) => Some(Why::Aside(aside)),
+            Err(_) if self.only_reads() && Instant::now() < until => {
+                self.postponed = Some((until, aside));
+                None
+            }
             Err(error) => {
                 self.sleep_again_at = Some(Instant::now() + AGAIN);
                 aside.refuse(error);
                 None
             }
         }
+    }
+
+    /// Whether all that goes on is reading what executions of an earlier server have said, which ended before we came.
+    fn only_reads(&self) -> bool {
+        let live = lock(&self.session.live);
+        let mut going_on = live.values().filter(|exec| exec.stage() != Stage::Finished);
+        !self.session.is_attached() && going_on.all(|exec| self.ended_before.contains(&exec.id))
     }
 
     /// Does what was asked of a session at rest; the sandbox that it has afterwards, if any.
@@ -110,7 +135,7 @@ impl Driver {
                 let (quota, answer) = asked.unzip();
                 let slept = self.hibernate(sandbox, force, quota).await;
                 let (left, outcome) = match slept {
-                    Ok(()) => (None, Ok(())),
+                    Ok(lost) => (None, Ok(lost)),
                     Err((sandbox, error)) => (Some(sandbox), Err(error)),
                 };
                 match (answer, outcome) {
@@ -118,9 +143,15 @@ impl Driver {
                     (None, Err(error)) => {
                         let id = &self.session.id;
                         self.sleep_again_at = Some(Instant::now() + AGAIN);
-                        tracing::info!(session.id = id, "not put to sleep: {}", in_full(&error));
+                        let why = in_full(&error);
+                        if matches!(error, EngineError::NotAtRest { .. }) {
+                            tracing::info!(session.id = id, "not put to sleep: {why}");
+                        } else {
+                            tracing::warn!(session.id = id, "failed to put it to sleep: {why}");
+                            self.session.warn_once(&format!("it could not be put to sleep: {why}"));
+                        }
                     }
-                    (None, Ok(())) => {}
+                    (None, Ok(_)) => {}
                 }
                 left
             }
@@ -140,13 +171,13 @@ impl Driver {
         }
     }
 
-    /// Makes files of the session and ends its sandbox.
+    /// Makes files of the session and ends its sandbox. Returns what could not be kept.
     async fn hibernate(
         &mut self,
         sandbox: Arc<Sandbox>,
         force: bool,
         quota: Option<Quota>,
-    ) -> Result<(), (Arc<Sandbox>, EngineError)> {
+    ) -> Result<Vec<String>, (Arc<Sandbox>, EngineError)> {
         let sleeping = match self.shared.admission.reserve_sleep(&self.session.tenant, quota) {
             Ok(sleeping) => sleeping,
             Err(full) => return Err((sandbox, full.into())),
@@ -186,7 +217,7 @@ impl Driver {
         self.drop_earlier(&manifest);
         self.write_metadata();
         tracing::info!(session.id = id, bytes = manifest.bytes, "session {id} sleeps");
-        Ok(())
+        Ok(manifest.left_out())
     }
 
     /// Takes the sandbox away from everybody else: nobody may use it while its picture is taken.
@@ -208,7 +239,11 @@ impl Driver {
                 self.spilled(done.ok().flatten());
             }
             if Instant::now() > until {
-                let error = self.not_at_rest("a call that uses it is in progress".into());
+                // With a full disk the end of an execution waits to be stored, and the sandbox with it.
+                let error = match lock(&self.session.unwritten).take() {
+                    Some(unwritten) => EngineError::Store(unwritten),
+                    None => self.not_at_rest("a call that uses it is in progress".into()),
+                };
                 return Err((self.go_on(sandbox), error));
             }
             sleep(LET_GO_PACE).await;
@@ -368,7 +403,10 @@ impl Driver {
                 }
                 Command::Extend { ttl_s, answer } => self.extend(ttl_s, answer),
                 Command::Used => {}
-                Command::Hibernate { answer, .. } => drop(answer.send(Ok(()))),
+                Command::Hibernate { answer, .. } => {
+                    let lost = self.asleep().map(|manifest| manifest.left_out());
+                    let _ = answer.send(lost);
+                }
                 Command::Branch { from, answer, .. } => {
                     let _ = answer.send(self.branch_asleep(from.as_deref()));
                 }

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use serde_json::{Value, json};
 
+use super::hibernate::say_lost;
 use super::{find_id, print_json};
 use crate::cli::SessionForkArgs;
 use crate::client::Client;
@@ -25,6 +26,8 @@ pub(super) async fn fork(client: &Client, args: &SessionForkArgs) -> Result<Exit
         let id = session["id"].as_str().unwrap_or_default();
         output::print(&format!("{id}\n"))?;
     }
+    // All of them lack the same.
+    say_lost(&forked["sessions"][0]);
     Ok(ExitCode::SUCCESS)
 }
 

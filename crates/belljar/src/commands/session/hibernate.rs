@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use anyhow::Result;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{find_id, print_json};
 use crate::cli::SessionHibernateArgs;
@@ -18,6 +18,15 @@ pub(super) async fn hibernate(client: &Client, args: &SessionHibernateArgs) -> R
         print_json(&session)?;
     } else {
         output::print(&format!("{id} sleeps; it wakes when it is used\n"))?;
+        say_lost(&session);
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Lists what could not be kept of a session that was put to sleep or forked with `--force`.
+pub(super) fn say_lost(session: &Value) {
+    for what in session["lost"].as_array().into_iter().flatten().filter_map(Value::as_str) {
+        // It names threads and programs of the sandbox, which may call themselves anything.
+        eprintln!("lost: {}", what.escape_debug());
+    }
 }

@@ -356,7 +356,8 @@ class AsyncSession:
         when it is used again. Anything that uses it does; looking at results, logs and artifacts does not.
 
         What cannot be kept (threads, connections, processes, kernels other than Python's) is refused as
-        `Conflict`, and with `force` lost: the next execution says so.
+        `Conflict`, and with `force` lost: `lost` of what is returned lists it, and the next execution that meets it
+        says so. Variables that can be kept never are.
         """
         return self._keep(await self._client._do(_calls.hibernate(self.id, force)))
 
@@ -366,8 +367,8 @@ class AsyncSession:
 
         >>> first, second = await session.fork(2)
 
-        With `exec_id` they are what it was after that execution, see `checkpoints`. They are nobody's but
-        yours to stop.
+        With `exec_id` they are what it was after that execution, see `checkpoints`. With `force` they come without what
+        cannot be copied; `info.lost` of each lists it. They are nobody's but yours to stop.
         """
         forked = await self._client._do(_calls.fork(self.id, count=count, force=force, exec_id=exec_id))
         return [type(self)(self._client, info) for info in forked]

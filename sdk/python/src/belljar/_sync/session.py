@@ -357,7 +357,8 @@ class Session:
         when it is used again. Anything that uses it does; looking at results, logs and artifacts does not.
 
         What cannot be kept (threads, connections, processes, kernels other than Python's) is refused as
-        `Conflict`, and with `force` lost: the next execution says so.
+        `Conflict`, and with `force` lost: `lost` of what is returned lists it, and the next execution that meets it
+        says so. Variables that can be kept never are.
         """
         return self._keep(self._client._do(_calls.hibernate(self.id, force)))
 
@@ -367,8 +368,8 @@ class Session:
 
         >>> first, second = session.fork(2)
 
-        With `exec_id` they are what it was after that execution, see `checkpoints`. They are nobody's but
-        yours to stop.
+        With `exec_id` they are what it was after that execution, see `checkpoints`. With `force` they come without what
+        cannot be copied; `info.lost` of each lists it. They are nobody's but yours to stop.
         """
         forked = self._client._do(_calls.fork(self.id, count=count, force=force, exec_id=exec_id))
         return [type(self)(self._client, info) for info in forked]

@@ -1,0 +1,199 @@
+//! Sessions that sleep and branch while the disk of the server is full, in combination with its restarts.
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use crate::client::Answer;
+use crate::server::{HOLD, Place, Server, Session, eventually, names, text};
+
+/// A small disk in a mount namespace of its own, which ends with us.
+pub(crate) struct Disk {
+    holder: Child,
+    root: PathBuf,
+}
+
+impl Disk {
+    /// Puts the state of servers of this place on a disk of this size.
+    pub(crate) fn below(place: &Place, size: &str) -> Disk {
+        let root = place.path("state");
+        fs::create_dir(&root).expect("a directory");
+        let script = format!(
+            "mount -t tmpfs -o size={size} tmpfs '{}' && echo mounted && exec cat",
+            root.display()
+        );
+        let mut holder = Command::new("unshare")
+            .args(["-m", "sh", "-c", &script])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("unshare starts");
+        let mut said = String::new();
+        let stdout = holder.stdout.take().expect("it was piped");
+        BufReader::new(stdout).read_line(&mut said).expect("a line");
+        assert_eq!(said, "mounted\n");
+        Disk { holder, root }
+    }
+
+    /// Starts a server that sees it.
+    pub(crate) async fn serve(&self, place: &Arc<Place>) -> Server {
+        let holder = self.holder.id().to_string();
+        let belljar = env!("CARGO_BIN_EXE_belljar");
+        place.serve_by(place.command("nsenter", &["-m", "-t", &holder, belljar, "serve"])).await
+    }
+
+    /// Something on it, seen from outside of its namespace.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        let root = self.root.strip_prefix("/").expect("an absolute path");
+        Path::new(&format!("/proc/{}/root", self.holder.id())).join(root).join(name)
+    }
+
+    /// What takes how much of it, for people.
+    pub(crate) fn usage(&self) -> String {
+        let output = Command::new("du").args(["-ak", "."]).current_dir(self.path("")).output();
+        String::from_utf8_lossy(&output.expect("du starts").stdout).into_owned()
+    }
+
+    fn filler(&self) -> PathBuf {
+        self.path("filler")
+    }
+
+    /// Takes all room but for so many bytes.
+    pub(crate) fn fill(&self, leave: u64) {
+        let mut file =
+            File::options().append(true).create(true).open(self.filler()).expect("a file");
+        for piece in [1 << 20, 4096] {
+            // As much as there is room for.
+            while file.write(&vec![0; piece]).is_ok_and(|written| written > 0) {}
+        }
+        let taken = file.metadata().expect("it is there").len();
+        file.set_len(taken.saturating_sub(leave)).expect("less of it");
+    }
+
+    pub(crate) fn free(&self) {
+        let _ = fs::remove_file(self.filler());
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        let _ = self.holder.kill();
+        let _ = self.holder.wait();
+    }
+}
+
+/// Holds the server's database, so that nothing can be written to it.
+pub(crate) struct DatabaseLock {
+    holder: Child,
+}
+
+impl DatabaseLock {
+    pub(crate) fn new(state: &Path) -> DatabaseLock {
+        let database = state.join("belljar.db");
+        assert!(database.exists(), "{database:?}");
+        let script = "import sqlite3, sys\n\
+                      held = sqlite3.connect(sys.argv[1], timeout=20, isolation_level=None)\n\
+                      held.execute('BEGIN IMMEDIATE')\nprint('held', flush=True)\nsys.stdin.read()";
+        let mut holder = Command::new("python3")
+            .args(["-c", script, &database.display().to_string()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("Python starts");
+        let mut said = String::new();
+        let stdout = holder.stdout.take().expect("it was piped");
+        BufReader::new(stdout).read_line(&mut said).expect("a line");
+        assert_eq!(said, "held\n");
+        DatabaseLock { holder }
+    }
+}
+
+impl Drop for DatabaseLock {
+    fn drop(&mut self) {
+        let _ = self.holder.kill();
+        let _ = self.holder.wait();
+    }
+}
+
+async fn ask(session: &Session, what: &str, force: bool) -> Answer {
+    session.client.post(&session.path(what), json!({"force": force})).await
+}
+
+/// It is a full disk that is told, never something that `force` could help against.
+#[track_caller]
+fn is_full(answer: &Answer) {
+    let error: Value = answer.json(507)["error"].clone();
+    assert_eq!(error["code"], "out_of_space", "{error:#}");
+    assert!(!error.to_string().contains("force"), "{error:#}");
+}
+
+/// Whatever is tried while the disk is full, under which server and with however little room: the answer says that the disk is
+/// full, and everything is still there.
+#[tokio::test]
+async fn a_full_disk_costs_no_variable() {
+    let place = Arc::new(Place::new().env("BELLJAR_LOG", "off"));
+    let disk = Disk::below(&place, "160m");
+    let mut server = disk.serve(&place).await;
+    server.warmed_up().await;
+    disk.fill(300_000);
+    // Its kernel begins with the zygote's memory while the disk is full.
+    let id = server.session().await.id;
+    for round in 0..2 {
+        let session = Session::of(&server.client(), &id);
+        session.python("x = list(range(300_000)); open('f', 'w').write('hi')").await;
+        for leave in [0, 20_000, 2 << 20] {
+            disk.fill(leave);
+            for force in [false, true] {
+                is_full(&ask(&session, "/hibernate", force).await);
+            }
+            is_full(&ask(&session, "/fork", true).await);
+            assert_eq!(session.show().await["state"], "ready", "in round {round}");
+        }
+        disk.free();
+        let look = "print(len(x), x[-1], open('f').read())";
+        assert_eq!(session.printed(look).await, "300000 299999 hi\n", "in round {round}");
+        // With room again it sleeps, and what kernels have in common is shared after all.
+        ask(&session, "/hibernate", false).await.json(200);
+        let frozen = disk.path("frozen");
+        let owner = names(&frozen).remove(0);
+        let commons = names(&frozen.join(owner).join("commons"));
+        assert_eq!(commons.len(), 1, "{commons:?}");
+        assert_eq!(session.printed(look).await, "300000 299999 hi\n", "in round {round}");
+        // The next server has another zygote.
+        server.kill().await;
+        server = disk.serve(&place).await;
+        server.warmed_up().await;
+    }
+    let session = Session::of(&server.client(), &id);
+    let forked = ask(&session, "/fork", false).await.json(201);
+    let fork = Session::of(&server.client(), text(&forked["sessions"][0]["id"]));
+    assert_eq!(fork.printed("print(len(x))").await, "300000\n");
+}
+
+/// An execution ended while the disk was full, and its end could not be stored: the session does not sleep before that, and
+/// says why.
+#[tokio::test]
+async fn what_could_not_be_stored_is_why_it_does_not_sleep() {
+    let place = Arc::new(Place::new().env("BELLJAR_LOG", "off"));
+    let disk = Disk::below(&place, "32m");
+    let server = disk.serve(&place).await;
+    let session = server.session().await;
+    let held = json!({"code": format!("{HOLD}\nx = 5; print('y' * 200_000)"), "timeout": 60});
+    let pending = session.begin("held", "running", held).await;
+    session.has_printed("held", "holding").await;
+    disk.fill(0);
+    let put = server.request(hyper::Method::PUT, &session.path("/files/go"), "");
+    server.send(put).await.json(200);
+    assert_eq!(pending.result().await["status"], "ok");
+    is_full(&ask(&session, "/hibernate", true).await);
+    assert_eq!(session.show().await["state"], "ready");
+    disk.free();
+    // It is stored soon, and then nothing is in the way.
+    eventually("it sleeps", async || ask(&session, "/hibernate", false).await.status == 200).await;
+    assert_eq!(session.printed("print(x)").await, "5\n");
+    assert_eq!(session.exec_info("held").await["state"], "finished");
+}

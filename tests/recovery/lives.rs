@@ -1,0 +1,557 @@
+//! Random lives of sessions, beside a model of their variables and files that must agree with them after every step.
+//!
+//! Sessions are created, used, put to sleep, forked, taken back, crashed and stopped. In between the server ends in an orderly
+//! way or by kill -9, also in the middle of a call; the sandbox in which its zygote is loaded is killed; its disk is full.
+//!
+//! `make test-lives SECONDS=3600` goes on for as long as one likes. A failure says its seed and all steps that led to it:
+//! `make test-lives SEED=7` does the same again, as far as clocks allow.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use belljar_sys::process;
+use serde_json::{Value, json};
+
+use crate::client::Answer;
+use crate::disk::Disk;
+use crate::server::{Place, Server, Session, names, text};
+use crate::worker::Dice;
+
+/// For how long it goes on in `make test`.
+const SECONDS: u64 = 40;
+
+/// Sessions that live at the same time.
+const SESSIONS: usize = 4;
+
+const SIGKILL: i32 = 9;
+
+/// Prints what a session has, as [`State::shown`] does.
+const LOOK: &str = "import json, os\n\
+    print(json.dumps([\
+    {n: v if isinstance(v, int) else [len(v), sum(v)] for n, v in globals().items() if n[0] == 'v' and n[1:].isdigit()}, \
+    {f: open(f).read() for f in os.listdir('/session') if f[0] == 'f' and f[1:].isdigit()}], sort_keys=True))";
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Variable {
+    Number(u64),
+    /// So many of one byte.
+    Bytes(u64, u64),
+    /// The numbers below it.
+    List(u64),
+}
+
+impl Variable {
+    fn any(dice: &mut Dice) -> Variable {
+        match dice.below(3) {
+            0 => Variable::Number(dice.below(1 << 40)),
+            1 => Variable::Bytes(dice.below(2_000_000), 1 + dice.below(255)),
+            _ => Variable::List(dice.below(50_000)),
+        }
+    }
+
+    fn code(self) -> String {
+        match self {
+            Variable::Number(n) => format!("{n}"),
+            Variable::Bytes(len, byte) => format!("bytes([{byte}]) * {len}"),
+            Variable::List(below) => format!("list(range({below}))"),
+        }
+    }
+
+    fn shown(self) -> Value {
+        match self {
+            Variable::Number(n) => json!(n),
+            Variable::Bytes(len, byte) => json!([len, len * byte]),
+            Variable::List(below) => json!([below, below * below.saturating_sub(1) / 2]),
+        }
+    }
+}
+
+/// What a session should have.
+#[derive(Debug, Clone, Default, PartialEq)]
+struct State {
+    variables: BTreeMap<String, Variable>,
+    files: BTreeMap<String, String>,
+    /// The kernel died, and nobody has been told yet.
+    unsaid: bool,
+}
+
+impl State {
+    fn shown(&self) -> Value {
+        let variables: BTreeMap<_, _> =
+            self.variables.iter().map(|(name, value)| (name, value.shown())).collect();
+        json!([variables, self.files])
+    }
+}
+
+#[derive(Debug)]
+struct Life {
+    id: String,
+    state: State,
+    checkpoints: Vec<(String, State)>,
+}
+
+struct World {
+    dice: Dice,
+    place: Arc<Place>,
+    disk: Disk,
+    is_full: bool,
+    server: Option<Server>,
+    lives: Vec<Life>,
+    steps: u64,
+    asked: u64,
+}
+
+fn setting(name: &str) -> Option<u64> {
+    std::env::var(name).ok().filter(|text| !text.is_empty()).map(|text| text.parse().expect(name))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whatever_happens_to_sessions_they_are_what_they_should_be() {
+    let seed = setting("LIVES_SEED").unwrap_or_else(|| u64::from(std::process::id()));
+    let seconds = setting("LIVES_SECONDS").unwrap_or(SECONDS);
+    eprintln!("LIVES_SEED={seed} LIVES_SECONDS={seconds}");
+    let place = Place::new()
+        .env("BELLJAR_LOG", "warn")
+        .env("BELLJAR_POOL", "1")
+        .env("BELLJAR_HIBERNATE_SEC", "1")
+        .env("IDLE_HIBERNATE_SEC", "0");
+    let place = Arc::new(place);
+    let disk = Disk::below(&place, "1g");
+    let server = Some(disk.serve(&place).await);
+    let dice = Dice::new(seed);
+    let lives = Vec::new();
+    let mut world = World { dice, place, disk, is_full: false, server, lives, steps: 0, asked: 0 };
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_secs(seconds) {
+        world.step().await;
+    }
+    world.end().await;
+}
+
+fn is_of_zygote(pid: u32) -> bool {
+    let groups = std::fs::read_to_string(format!("/proc/{pid}/cgroup"));
+    groups.is_ok_and(|groups| groups.contains(".zygote-"))
+}
+
+impl World {
+    fn say(&self, what: &str) {
+        let full = if self.is_full { " (disk full)" } else { "" };
+        eprintln!("{}: {what}{full}", self.steps);
+    }
+
+    /// One of so many.
+    fn choose(&mut self, of: usize) -> usize {
+        usize::try_from(self.dice.below(of as u64)).expect("less than a usize")
+    }
+
+    fn server(&self) -> &Server {
+        self.server.as_ref().expect("it runs")
+    }
+
+    fn session(&self, at: usize) -> Session {
+        Session::of(&self.server().client(), &self.lives[at].id)
+    }
+
+    async fn step(&mut self) {
+        self.steps += 1;
+        if self.lives.is_empty() {
+            return self.create().await;
+        }
+        let at = self.choose(self.lives.len());
+        match self.dice.below(100) {
+            0..5 => self.create().await,
+            5..25 => self.put(at).await,
+            25..33 => self.write(at).await,
+            33..45 => self.command_and_sleep(at).await,
+            45..57 => self.sleep(at).await,
+            57..65 => self.fork(at).await,
+            65..73 => self.restore(at).await,
+            73..76 => self.crash(at).await,
+            76..79 => self.kill_kernel(at).await,
+            79..82 => self.leave_behind(at).await,
+            82..85 => self.stop(at).await,
+            85..88 => self.fill().await,
+            88..91 => self.terminate().await,
+            91..94 => self.kill().await,
+            94..97 => self.kill_during_exec(at).await,
+            _ => self.kill_during_call(at).await,
+        }
+        if !self.lives.is_empty() {
+            let at = self.choose(self.lives.len());
+            self.look(at).await;
+        }
+    }
+
+    /// Whether it was done. With a full disk it may be refused, and then nothing has happened.
+    #[track_caller]
+    fn done(&self, answer: &Answer, status: u16) -> bool {
+        if self.is_full && answer.status == 507 {
+            let told = answer.json(507);
+            assert!(!told.to_string().contains("force"), "{told:#}");
+            return false;
+        }
+        assert_eq!(answer.status, status, "{answer}");
+        true
+    }
+
+    /// Runs something; `None` if there was no room for that.
+    async fn exec(&mut self, at: usize, mut ask: Value) -> Option<Value> {
+        self.asked += 1;
+        let exec = format!("e{}", self.asked);
+        ask["exec_id"] = json!(exec);
+        let answer = self.session(at).exec(ask.clone()).await;
+        if !self.done(&answer, 200) {
+            return None;
+        }
+        let result = answer.json(200);
+        let state = &mut self.lives[at].state;
+        if ask.get("code").is_some() && ask.get("language").is_none() {
+            let told = if state.unsaid { "lost" } else { "kept" };
+            if result["status"] != "crashed" {
+                assert_eq!(result["kernel_state"], told, "{result:#}");
+            }
+            state.unsaid = false;
+        }
+        Some(result)
+    }
+
+    /// What there is after an execution may be gone back to.
+    fn note_checkpoint(&mut self, at: usize, result: &Value) {
+        if result["checkpoint"] == true {
+            let life = &mut self.lives[at];
+            life.checkpoints.push((text(&result["exec_id"]).to_owned(), life.state.clone()));
+        } else if let Some(why) = result["no_checkpoint"].as_str() {
+            assert!(self.is_full, "no checkpoint: {why}; {}", self.disk.usage());
+        }
+    }
+
+    async fn look(&mut self, at: usize) {
+        let Some(result) = self.exec(at, json!({"code": LOOK})).await else { return };
+        assert_eq!(result["status"], "ok", "{result:#}");
+        let seen: Value = serde_json::from_str(text(&result["stdout"])).expect("JSON");
+        let life = &self.lives[at];
+        assert_eq!(seen, life.state.shown(), "{}", life.id);
+        self.note_checkpoint(at, &result);
+        if !self.is_full {
+            let shown = self.session(at).show().await;
+            let warnings = shown["warnings"].to_string();
+            assert!(
+                !warnings.contains("sleep")
+                    || warnings.contains("full")
+                    || warnings.contains("space"),
+                "{shown:#}"
+            );
+        }
+    }
+
+    async fn create(&mut self) {
+        if self.lives.len() >= SESSIONS {
+            return;
+        }
+        let ask = match self.dice.below(4) {
+            0 => json!({"storage": "BIND"}),
+            1 => json!({}),
+            // What four of them keep has to fit on the disk.
+            _ => json!({"checkpoints": {"max": 4, "max_bytes": "48M"}}),
+        };
+        self.say(&format!("create {ask}"));
+        let answer = self.server().post("/v1/sessions", ask).await;
+        if self.done(&answer, 201) {
+            let id = text(&answer.json(201)["id"]).to_owned();
+            self.lives.push(Life { id, state: State::default(), checkpoints: Vec::new() });
+        }
+    }
+
+    async fn put(&mut self, at: usize) {
+        let (name, value) = (format!("v{}", self.dice.below(6)), Variable::any(&mut self.dice));
+        self.say(&format!("{at}: {name} = {}", value.code()));
+        let ask = json!({"code": format!("{name} = {}", value.code())});
+        if let Some(result) = self.exec(at, ask).await {
+            assert_eq!(result["status"], "ok", "{result:#}");
+            self.lives[at].state.variables.insert(name, value);
+            self.note_checkpoint(at, &result);
+        }
+    }
+
+    async fn write(&mut self, at: usize) {
+        let (name, content) =
+            (format!("f{}", self.dice.below(4)), self.dice.below(1 << 30).to_string());
+        self.say(&format!("{at}: write {name}"));
+        if self.dice.below(2) == 0 {
+            let path = self.session(at).path(&format!("/files/{name}"));
+            let put = self.server().request(hyper::Method::PUT, &path, content.clone());
+            if self.done(&self.server().send(put).await, 200) {
+                self.lives[at].state.files.insert(name, content);
+            }
+            return;
+        }
+        let ask = json!({"command": format!("printf {content} > /session/{name}")});
+        if let Some(result) = self.exec(at, ask).await {
+            assert_eq!(result["status"], "ok", "{result:#}");
+            self.lives[at].state.files.insert(name, content);
+            self.note_checkpoint(at, &result);
+        }
+    }
+
+    /// Nothing of a command that has ended keeps a session from sleeping.
+    async fn command_and_sleep(&mut self, at: usize) {
+        self.say(&format!("{at}: a command, and sleep"));
+        if let Some(result) = self.exec(at, json!({"command": "echo $$ | cat"})).await {
+            assert_eq!(result["status"], "ok", "{result:#}");
+            self.note_checkpoint(at, &result);
+        }
+        self.hibernate(at, false).await;
+    }
+
+    async fn sleep(&mut self, at: usize) {
+        let force = self.dice.below(2) == 0;
+        self.say(&format!("{at}: sleep, force {force}"));
+        self.hibernate(at, force).await;
+    }
+
+    async fn hibernate(&mut self, at: usize, force: bool) {
+        let session = self.session(at);
+        // One that sleeps already says what was lost when it began to.
+        let slept = session.show().await["state"] == "hibernated";
+        let answer =
+            session.client.post(&session.path("/hibernate"), json!({"force": force})).await;
+        if self.done(&answer, 200) {
+            let told = answer.json(200);
+            assert_eq!(told["state"], "hibernated", "{told:#}");
+            let lost = told["lost"].as_array().map_or(0, Vec::len);
+            assert!(slept || lost == usize::from(self.lives[at].state.unsaid), "{told:#}");
+        }
+    }
+
+    async fn fork(&mut self, at: usize) {
+        if self.lives.len() >= SESSIONS {
+            return;
+        }
+        self.say(&format!("{at}: fork"));
+        let session = self.session(at);
+        let answer = session.client.post(&session.path("/fork"), json!({})).await;
+        if self.done(&answer, 201) {
+            let id = text(&answer.json(201)["sessions"][0]["id"]).to_owned();
+            let state = self.lives[at].state.clone();
+            self.lives.push(Life { id, state, checkpoints: Vec::new() });
+            self.look(self.lives.len() - 1).await;
+        }
+    }
+
+    /// The number of checkpoints of a session; the model forgets those that the session has dropped.
+    async fn checkpoints(&mut self, at: usize) -> usize {
+        let session = self.session(at);
+        let listed = session.client.get(&session.path("/checkpoints")).await.text(200);
+        let known = &mut self.lives[at].checkpoints;
+        let newest = known.last().cloned();
+        known.retain(|(exec, _)| listed.contains(&format!("\"{exec}\"")));
+        assert_eq!(known.last(), newest.as_ref(), "the newest is kept: {listed}");
+        known.len()
+    }
+
+    async fn restore(&mut self, at: usize) {
+        let known = self.checkpoints(at).await;
+        if known == 0 {
+            return;
+        }
+        let chosen = self.choose(known);
+        let (exec, state) = self.lives[at].checkpoints[chosen].clone();
+        self.say(&format!("{at}: back to {exec}"));
+        let session = self.session(at);
+        let answer = session.client.post(&session.path("/restore"), json!({"exec_id": exec})).await;
+        if self.done(&answer, 200) {
+            self.lives[at].state = state;
+        }
+    }
+
+    async fn crash(&mut self, at: usize) {
+        self.say(&format!("{at}: the kernel crashes"));
+        let Some(result) = self.exec(at, json!({"code": "import os; os._exit(3)"})).await else {
+            return;
+        };
+        assert_eq!(result["kernel_state"], "lost", "{result:#}");
+        self.lives[at].state.variables.clear();
+        self.note_checkpoint(at, &result);
+    }
+
+    /// It dies while nobody looks.
+    async fn kill_kernel(&mut self, at: usize) {
+        self.say(&format!("{at}: the kernel is killed"));
+        let ask = json!({"code": "import os; print(os.getpid())"});
+        let Some(result) = self.exec(at, ask).await else { return };
+        self.note_checkpoint(at, &result);
+        let pid = text(&result["stdout"]).trim().to_owned();
+        let ask = json!({"command": format!("kill -9 {pid} && while kill -0 {pid}; do :; done")});
+        if let Some(result) = self.exec(at, ask).await {
+            assert_eq!(result["status"], "ok", "{result:#}");
+            let state = &mut self.lives[at].state;
+            state.variables.clear();
+            state.unsaid = true;
+            self.note_checkpoint(at, &result);
+        }
+    }
+
+    /// What cannot be kept is lost with `force` only, and listed; the rest is kept.
+    async fn leave_behind(&mut self, at: usize) {
+        self.say(&format!("{at}: sleep without a thread"));
+        let code = "import threading, time\n\
+            threading.Thread(target=time.sleep, args=(3600,), name='left', daemon=True).start()";
+        let Some(result) = self.exec(at, json!({"code": code})).await else { return };
+        assert_eq!(result["status"], "ok", "{result:#}");
+        let session = self.session(at);
+        let ask = async |force: bool| {
+            session.client.post(&session.path("/hibernate"), json!({"force": force})).await
+        };
+        let refused = ask(false).await;
+        if self.done(&refused, 409) {
+            assert!(refused.error(409, "not_at_rest").contains("left"));
+        }
+        let mut answer = ask(true).await;
+        if !self.done(&answer, 200) {
+            // The model knows no threads, so it goes on without.
+            self.free();
+            answer = ask(true).await;
+        }
+        let lost = answer.json(200)["lost"].clone();
+        assert_eq!(lost.as_array().map(Vec::len), Some(1), "{lost:#}");
+        assert!(text(&lost[0]).contains("left"), "{lost:#}");
+    }
+
+    async fn stop(&mut self, at: usize) {
+        self.say(&format!("{at}: stop"));
+        self.session(at).stop().await;
+        self.lives.remove(at);
+    }
+
+    async fn fill(&mut self) {
+        if self.is_full {
+            self.say("there is room again");
+            return self.free();
+        }
+        let leave = [0, 20_000, 1 << 20, 8 << 20][self.choose(4)];
+        self.say(&format!("the disk is full but for {leave} bytes"));
+        self.disk.fill(leave);
+        self.is_full = true;
+    }
+
+    fn free(&mut self) {
+        self.disk.free();
+        self.is_full = false;
+    }
+
+    async fn terminate(&mut self) {
+        self.free();
+        self.say("the server ends, and another begins");
+        self.server.take().expect("it runs").terminate().await;
+        self.serve().await;
+    }
+
+    async fn kill(&mut self) {
+        self.free();
+        self.say("the server is killed, and another begins");
+        self.server.take().expect("it runs").kill().await;
+        self.serve().await;
+    }
+
+    /// The execution is asked for again, and is executed once.
+    async fn kill_during_exec(&mut self, at: usize) {
+        self.free();
+        let (name, value) = (format!("v{}", self.dice.below(6)), Variable::any(&mut self.dice));
+        self.say(&format!("{at}: {name} = {}, and the server is killed", value.code()));
+        self.asked += 1;
+        let ask = json!({"code": format!("{name} = {}", value.code()), "exec_id": format!("e{}", self.asked)});
+        let path = self.session(at).path("/exec");
+        self.kill_meanwhile(&path, &ask, 40).await;
+        let result = self.session(at).exec(ask).await.json(200);
+        assert_eq!(result["status"], "ok", "{result:#}");
+        let state = &mut self.lives[at].state;
+        let told = if std::mem::take(&mut state.unsaid) { "lost" } else { "kept" };
+        assert_eq!(result["kernel_state"], told, "{result:#}");
+        state.variables.insert(name, value);
+        // There may be none: the server was killed before it could be taken.
+        if result["checkpoint"] == true {
+            self.note_checkpoint(at, &result);
+        }
+    }
+
+    /// Killed in the middle of it, a session is what it was; or, taken back, what it was then.
+    async fn kill_during_call(&mut self, at: usize) {
+        self.free();
+        let known = self.checkpoints(at).await;
+        let (path, ask, then) = match self.dice.below(3) {
+            0 => ("/hibernate", json!({}), None),
+            1 if known > 0 => {
+                let chosen = self.choose(known);
+                let (exec, state) = self.lives[at].checkpoints[chosen].clone();
+                ("/restore", json!({"exec_id": exec}), Some(state))
+            }
+            _ => ("/fork", json!({}), None),
+        };
+        self.say(&format!("{at}: {path}, and the server is killed"));
+        let path = self.session(at).path(path);
+        self.kill_meanwhile(&path, &ask, 200).await;
+        if let Some(then) = then {
+            let result = self.session(at).exec(json!({"code": LOOK})).await.json(200);
+            let seen: Value = serde_json::from_str(text(&result["stdout"])).expect("JSON");
+            let is_lost = result["kernel_state"] == "lost";
+            let life = &mut self.lives[at];
+            let mut possible = [life.state.clone(), then].into_iter();
+            let found = possible.find(|it| it.shown() == seen && it.unsaid == is_lost);
+            let found = found.unwrap_or_else(|| panic!("neither: {result:#}"));
+            life.state = State { unsaid: false, ..found };
+        }
+        // Forks that nobody was told of.
+        let listed = self.server().get("/v1/sessions?limit=1000").await.json(200);
+        for listed in listed["sessions"].as_array().expect("a list") {
+            let (id, state) = (text(&listed["id"]), text(&listed["state"]));
+            let is_over = ["stopped", "failed"].contains(&state);
+            if !is_over && !self.lives.iter().any(|life| life.id == id) {
+                Session::of(&self.server().client(), id).stop().await;
+            }
+        }
+    }
+
+    /// Asks for something and kills the server at any moment after.
+    async fn kill_meanwhile(&mut self, path: &str, ask: &Value, most_ms: u64) {
+        let mut connection = self.server().connect().await;
+        let request = self.server().request(hyper::Method::POST, path, ask.to_string());
+        // It has no answer, unless it is quick.
+        let asking = tokio::spawn(async move { drop(connection.try_send(request).await) });
+        tokio::time::sleep(Duration::from_millis(self.dice.below(most_ms))).await;
+        self.server.take().expect("it runs").kill().await;
+        asking.abort();
+        let _ = asking.await;
+        self.serve().await;
+    }
+
+    async fn serve(&mut self) {
+        let server = self.disk.serve(&self.place).await;
+        if self.dice.below(2) == 0 {
+            // The sandbox in which the new zygote is loaded dies; it is made again.
+            let mut pids = self.place.corner().processes();
+            pids.retain(|pid| is_of_zygote(*pid));
+            for pid in pids {
+                let _ = process::signal(pid, SIGKILL);
+            }
+        }
+        self.server = Some(server);
+    }
+
+    async fn end(mut self) {
+        self.free();
+        for at in 0..self.lives.len() {
+            self.look(at).await;
+        }
+        while !self.lives.is_empty() {
+            self.stop(0).await;
+        }
+        let frozen = self.disk.path("frozen");
+        let mut left = names(&frozen.join(names(&frozen).remove(0)));
+        left.retain(|name| name != "commons");
+        assert_eq!(left, [""; 0], "pictures are left");
+        self.server.take().expect("it runs").terminate().await;
+        self.place.has_no_traces().await;
+        eprintln!("{} steps", self.steps);
+    }
+}
