@@ -57,3 +57,36 @@ async fn create_execute_cleanup() {
     // It is a session like any other.
     assert_eq!(server.get(&format!("/v1/sessions/{other}")).await.json(200)["state"], "ready");
 }
+
+#[tokio::test]
+async fn output_keeps_the_order_in_which_it_was_written() {
+    let server = Server::start().await;
+    let made = server.post("/create_session", json!({})).await.json(200);
+    let id = text(&made["session_id"]);
+    // Programs of their own, a pipeline, the shell itself, and code that fails.
+    let command = "for i in 1 2 3 4 5; do echo out$i; echo err$i >&2; sh -c \"echo sub$i; echo bus$i >&2\"; done; \
+                   ls /nowhere; echo after; nothing_of_this_name; echo last";
+    let output = execute(&server, id, command).await["output"].clone();
+    let lines: Vec<&str> = text(&output).lines().collect();
+    let expected: Vec<String> =
+        (1..=5).flat_map(|i| ["out", "err", "sub", "bus"].map(|word| format!("{word}{i}"))).collect();
+    assert_eq!(lines[..20], expected, "{output}");
+    assert!(lines[20].contains("/nowhere"), "{output}");
+    assert_eq!(lines[21], "after", "{output}");
+    assert!(lines[22].contains("command not found"), "{output}");
+    assert_eq!(lines[23..], ["last"], "{output}");
+    // Faster than anybody could read two pipes in turn.
+    let burst = "python3 -c 'import os; [os.write(1 + i % 2, b\"%d\\n\" % i) for i in range(300)]'";
+    let numbers: String = (0..300).map(|i| format!("{i}\n")).collect();
+    assert_eq!(execute(&server, id, burst).await["output"], numbers);
+    // Both streams stay what they are for the next command, and for other calls of the session.
+    execute(&server, id, "false").await;
+    assert_eq!(execute(&server, id, "echo $?; exec 2>/dev/null; ls /nowhere").await["output"], "1\n");
+    assert!(text(&execute(&server, id, "ls /nowhere").await["output"]).contains("/nowhere"));
+    // Code that could leave a `$(` open takes another way into the shell.
+    let open = execute(&server, id, "echo $(echo a; echo b >&2); echo c").await;
+    assert_eq!(open["output"], "b\na\nc\n");
+    let ask = json!({"language": "bash", "code": "echo out; echo err >&2"});
+    let apart = server.post(&format!("/v1/sessions/{id}/exec"), ask).await.json(200);
+    assert_eq!((&apart["stdout"], &apart["stderr"]), (&json!("out\n"), &json!("err\n")));
+}

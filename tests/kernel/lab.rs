@@ -205,6 +205,7 @@ pub(crate) fn cell(id: &str) -> ExecSpec {
         output_limit: DEFAULT_OUTPUT_LIMIT,
         stdin: false,
         script: None,
+        merge_output: false,
     }
 }
 

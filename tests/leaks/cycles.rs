@@ -206,5 +206,6 @@ fn cell() -> ExecSpec {
         output_limit: DEFAULT_OUTPUT_LIMIT,
         stdin: false,
         script: None,
+        merge_output: false,
     }
 }

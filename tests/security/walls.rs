@@ -191,6 +191,7 @@ impl Site {
             output_limit: 1000,
             stdin: false,
             script: None,
+            merge_output: false,
         };
         let mut following = sandbox.exec(spec, &[]).await?;
         while let Some(event) = following.next().await {

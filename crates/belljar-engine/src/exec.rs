@@ -34,6 +34,9 @@ pub struct ExecRequest {
     /// Takes input while it runs.
     #[serde(default)]
     pub stdin: bool,
+    /// Of a cell in bash: stderr is part of stdout, in the order in which both were written.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub merge_output: bool,
 }
 
 impl ExecRequest {
@@ -46,6 +49,7 @@ impl ExecRequest {
             env: BTreeMap::new(),
             background: false,
             stdin: false,
+            merge_output: false,
         }
     }
 
@@ -86,6 +90,7 @@ impl ExecRequest {
             output_limit: self.output_limit,
             stdin: self.stdin,
             script: None,
+            merge_output: self.merge_output,
         }
     }
 }

@@ -175,6 +175,7 @@ impl Run {
             output_limit: self.output_limit,
             stdin: self.stdin,
             script: self.script,
+            merge_output: false,
         };
         let mut following = exec::start_in(sandbox, spec, &body).await?;
         drop(body);

@@ -305,6 +305,7 @@ mod tests {
             output_limit: 1,
             stdin: false,
             script: None,
+            merge_output: false,
         }
     }
 

@@ -39,6 +39,10 @@ pub struct ExecSpec {
     /// The cell is a program of its own, not one of many cells of a session.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub script: Option<Script>,
+    /// Of a cell in bash: stderr goes into the pipe of stdout, so that both keep the order in which
+    /// they were written.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub merge_output: bool,
 }
 
 /// A cell that runs as a script does: with arguments, standard input as one stream of bytes, and handlers

@@ -61,6 +61,7 @@ fn spec(what: What) -> ExecSpec {
         output_limit: 1_048_576,
         stdin: false,
         script: None,
+        merge_output: false,
     }
 }
 
@@ -81,6 +82,7 @@ fn from_host_to_guest() {
         Call::Exec(spec(What::Command { argv: vec!["true".into()], cwd: "/session".into() })),
         Call::Exec(ExecSpec {
             stdin: true,
+            merge_output: true,
             ..spec(What::Cell { language: Language::Bash, echo: false })
         }),
         Call::Stdin { exec_id: "e1".into(), close: true },

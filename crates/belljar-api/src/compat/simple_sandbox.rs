@@ -44,6 +44,7 @@ pub(crate) struct Execute {
     /// For bash; directory, variables and files stay for the next.
     pub command: String,
     /// Seconds.
+    #[schema(exclusive_minimum = 0, maximum = 31_622_400)]
     pub timeout: Option<f64>,
 }
 
@@ -68,6 +69,8 @@ pub(crate) async fn execute(
         return Err(ApiError::invalid("command: a shell cannot read NUL bytes"));
     }
     let mut request = ExecRequest::cell(Language::Bash);
+    // One pipe for both streams: what comes from two has no order.
+    request.merge_output = true;
     if let Some(seconds) = body.timeout {
         request.timeout_ms = crate::execs::parse_timeout(seconds)?;
     }

@@ -97,7 +97,11 @@ impl Shell {
         self.count += 1;
         let count = self.count;
         let begin = [b"\\builtin printf 'B%s\\0' ", &exec_id[..], b" >&0; ", &exports].concat();
-        let redirected = [stdin, b" >&56 2>&57 56>&- 57>&-"].concat();
+        let output: &[u8] = match spec.merge_output {
+            true => b" >&56 2>&56 56>&- 57>&-",
+            false => b" >&56 2>&57 56>&- 57>&-",
+        };
+        let redirected = [stdin, output].concat();
         let cell = Cell { code: order.code, before: self.take_up(order.code), begin, redirected };
         Ok([
             // Handlers of signals and tracing are the code's, and not for what we say in between.
@@ -382,6 +386,7 @@ mod tests {
             output_limit: 1,
             stdin: false,
             script: None,
+            merge_output: false,
         }
     }
 

@@ -411,6 +411,7 @@ async fn execute(sandbox: &Sandbox, code: &str) -> Result<()> {
         output_limit: 1 << 20,
         stdin: false,
         script: None,
+        merge_output: false,
     };
     let exec_id = spec.exec_id.clone();
     let mut following = sandbox.exec(spec, code.as_bytes()).await?;
