@@ -13,7 +13,7 @@ PYTHON  := $(HOME_DIR)/python/bin/python
 # The environment of the Python package's own tests and checks; sandboxes never see it.
 SDK_PYTHON := $(CURDIR)/target/sdk-python/bin/python
 # What it needs; all of it comes built.
-SDK_NEEDS := --only-binary :all: httpx pydantic pytest pytest-asyncio pytest-rerunfailures deepagents langchain langchain-openai langchain-tests langgraph
+SDK_NEEDS := --only-binary :all: httpx pydantic pyyaml websockets pytest pytest-asyncio pytest-rerunfailures deepagents langchain langchain-openai langchain-tests langgraph
 
 # Where `make install` puts things; DESTDIR goes before all of it, for those who make packages.
 PREFIX  ?= /usr/local
@@ -28,7 +28,7 @@ UNITDIR := $(PREFIX)/lib/systemd/system
 MATURIN := 'maturin>=1.9,<2'
 BUILD_WHEEL := PATH="$(CURDIR)/target/sdk-python/bin:$$PATH" maturin build --locked --target-dir $(CURDIR)/target
 
-.PHONY: help install install-files uninstall build tested tested-wheel demo test test-python test-kernels test-standard test-engine test-deepagents sdk-python wheel lint advisories bench setup system clean fuzz test-tenants test-lives test-walls
+.PHONY: help install install-files uninstall build tested tested-wheel demo test test-python test-kernels test-standard test-engine test-deepagents sdk-python wheel lint advisories bench setup system clean fuzz test-tenants test-lives test-walls test-openapi
 
 help:
 	@echo "make demo   set up this machine and show what Belljar does"
@@ -36,6 +36,7 @@ help:
 	@echo "make fuzz   throw bytes at every parser of hostile input, SECONDS=60 for each"
 	@echo "make test-tenants   measure what tenants wait for while one does its worst, for longer"
 	@echo "make test-lives   random lives of sessions, through restarts and full disks: SECONDS=3600, SEED=7 for the same again"
+	@echo "make test-openapi   compare a server with openapi/belljar.json, with EXAMPLES=10 for each operation"
 	@echo "make test-walls   which attacks miss which wall of a sandbox, all of them"
 	@echo "make lint   formatting, clippy, licences, Python style"
 	@echo "make advisories  known weaknesses of dependencies (needs a network)"
@@ -88,7 +89,7 @@ test: tested
 	@$(MAKE) --no-print-directory tested-wheel
 	@# Two at a time: each of them waits for something more often than not.
 	@rm -f target/docker/done
-	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target WAIT_FOR_ENGINE=1 test-engine test-python test-kernels test-standard
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target WAIT_FOR_ENGINE=1 test-engine test-python test-kernels test-standard test-openapi
 	@echo "== all other tests: the real binary, real sandboxes"
 	$(CARGO) nextest run --locked --workspace
 	@# Which attack misses each wall of a sandbox; written by the tests of security.
@@ -118,6 +119,18 @@ SEED :=
 test-lives: tested
 	@scripts/tool cargo-nextest
 	LIVES_SECONDS=$(SECONDS) LIVES_SEED=$(SEED) $(CARGO) nextest run --locked --profile fuzz --package belljar --test recovery --no-capture -E 'test(/^lives::/)'
+
+# Everything that openapi/belljar.json describes, asked of a real server: see tests/openapi/schemathesis.toml. The same
+# requests every time; EXAMPLES=200 takes longer and tries more, SEED=7 tries others.
+EXAMPLES := 5
+SCHEMATHESIS := $(CURDIR)/target/schemathesis
+test-openapi:
+	@test -x $(TESTED) || $(MAKE) --no-print-directory tested
+	@test -x $(SCHEMATHESIS)/bin/python || python3 -m venv $(SCHEMATHESIS)
+	@$(SCHEMATHESIS)/bin/python -m pip install --quiet --disable-pip-version-check schemathesis==4.32.5
+	@echo "== the API, compared with its OpenAPI document"
+	PYTHONDONTWRITEBYTECODE=1 $(SCHEMATHESIS)/bin/python tests/openapi/run.py $(TESTED) $(SCHEMATHESIS)/bin/schemathesis \
+		--max-examples $(EXAMPLES) --seed $(or $(SEED),14) --warnings off
 
 test-kernels:
 	@echo "== kernel tests: Python, outside of any sandbox"

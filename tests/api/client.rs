@@ -18,6 +18,9 @@ use tokio::task::JoinHandle;
 
 use crate::server::PATIENCE;
 
+#[path = "described.rs"]
+pub(crate) mod described;
+
 /// Where a server listens.
 #[derive(Debug, Clone)]
 pub(crate) enum Target {
@@ -174,7 +177,10 @@ impl Connection {
         request: Request<Full<Bytes>>,
     ) -> hyper::Result<Answer> {
         self.sender.ready().await?;
-        Ok(Answer::read(self.sender.send_request(request).await?).await)
+        let (method, path) = (request.method().to_string(), request.uri().path().to_owned());
+        let answer = Answer::read(self.sender.send_request(request).await?).await;
+        described::check(&method, &path, answer.status);
+        Ok(answer)
     }
 }
 

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
+use crate::client::described::check;
 use crate::server::Server;
 
 const CHECKED_IN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../openapi/belljar.json");
@@ -54,4 +55,57 @@ async fn it_is_served_and_complete() {
             }
         }
     }
+}
+
+#[test]
+fn an_answer_that_the_document_does_not_name_is_noticed() {
+    // All of these are named.
+    check("GET", "/v1/sessions/ses_1", 404);
+    check("PUT", "/v1/sessions/ses_1/files/a/b%20c?mode=755", 507);
+    check("PUT", "/v1/sessions/ses_1/datasets/export", 413);
+    check("POST", "/v1/sessions/ses_1/datasets/export", 409);
+    // None of these is an operation.
+    check("GET", "/nowhere", 404);
+    check("DELETE", "/v1/sessions", 405);
+    for (method, path, status) in [
+        ("GET", "/v1/sessions/ses_1", 410),
+        ("POST", "/v1/sessions/ses_1/exec?x", 418),
+        ("PUT", "/v1/sessions/ses_1/files/a/b", 201),
+        ("GET", "/healthz", 401),
+    ] {
+        let noticed = std::panic::catch_unwind(|| check(method, path, status));
+        assert!(noticed.is_err(), "{method} {path} {status}");
+    }
+}
+
+#[test]
+fn operations_have_names_links_and_examples() {
+    let document = belljar_api::openapi();
+    let mut names = std::collections::BTreeSet::new();
+    for operations in document["paths"].as_object().expect("paths").values() {
+        for (method, operation) in operations.as_object().expect("operations") {
+            let name = operation["operationId"].as_str().expect("a name");
+            assert!(names.insert(name.to_owned()), "two are called {name}");
+            for (status, answer) in operation["responses"].as_object().expect("answers") {
+                assert!(answer["description"].is_string(), "{method} {name}: {status}");
+            }
+        }
+    }
+    let links = |path: &str, status: &str| {
+        let links = &document["paths"][path]["post"]["responses"][status]["links"];
+        links.as_object().expect("links").clone()
+    };
+    let of_session = links("/v1/sessions", "201");
+    for (next, link) in of_session.iter().chain(&links("/v1/sessions/{id}/exec", "200")) {
+        assert_eq!(link["operationId"], next.as_str());
+        assert!(names.contains(next), "{next} is no operation");
+    }
+    for next in ["execs_exec", "sessions_state", "sessions_stop", "sessions_fork", "browser_goto"] {
+        assert!(of_session.contains_key(next), "no link to {next}");
+    }
+    let body = &document["paths"]["/v1/sessions"]["post"]["requestBody"];
+    assert_eq!(body["required"], false);
+    assert!(body["content"]["application/json"]["example"].is_object());
+    let exec = &document["paths"]["/v1/sessions/{id}/exec"]["post"]["requestBody"];
+    assert_eq!(exec["required"], true);
 }

@@ -27,8 +27,17 @@ pub(crate) async fn connect(
     query: &str,
     headers: &[(&'static str, &str)],
 ) -> Result<WebSocketStream<Pin<Box<dyn Wire>>>, Refused> {
+    connect_to(client, &session.path("/terminal"), query, headers).await
+}
+
+/// A WebSocket at any path.
+pub(crate) async fn connect_to(
+    client: &Client,
+    path: &str,
+    query: &str,
+    headers: &[(&'static str, &str)],
+) -> Result<WebSocketStream<Pin<Box<dyn Wire>>>, Refused> {
     let Target::Tcp(address) = &client.target else { panic!("no address") };
-    let path = session.path("/terminal");
     let mut request = format!("ws://{address}{path}?{query}").into_client_request().expect("a URL");
     for (name, value) in headers {
         request.headers_mut().insert(*name, value.parse().expect("a value"));

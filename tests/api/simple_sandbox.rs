@@ -1,9 +1,11 @@
 //! The three calls of the simple sandbox that agents already know, exactly as its manual has them.
 
+use std::sync::Arc;
+
 use serde_json::json;
 
 use crate::client::Client;
-use crate::server::{Server, text};
+use crate::server::{Place, Server, text};
 
 async fn execute(client: &Client, session: &str, command: &str) -> serde_json::Value {
     let ask = json!({"session_id": session, "command": command});
@@ -42,8 +44,18 @@ async fn create_execute_cleanup() {
     let other = text(&other["session_id"]);
     assert_eq!(execute(&server, other, "echo [$colour]; ls /tmp/file").await["exit_code"], 2);
 
-    let cleaned = server.post("/cleanup", json!({"session_id": id})).await.json(200);
-    assert!(cleaned["status"].is_string(), "{cleaned:#}");
+    // What docs/how-to/from-simple-sandbox.md names as different.
+    assert_eq!(
+        execute(&server, other, "id -u; touch /usr/x || echo no").await["output"]
+            .as_str()
+            .map(|said| (said.starts_with("1000\n"), said.ends_with("no\n"))),
+        Some((true, true))
+    );
+
+    for _ in 0..2 {
+        let cleaned = server.post("/cleanup", json!({"session_id": id})).await.json(200);
+        assert_eq!(cleaned, json!({"status": "cleaned up"}));
+    }
     let gone = json!({"session_id": id, "command": "ls"});
     server.post("/execute", gone).await.error(410, "session_ended");
     let never = json!({"session_id": "never", "command": "ls"});
@@ -68,8 +80,9 @@ async fn output_keeps_the_order_in_which_it_was_written() {
                    ls /nowhere; echo after; nothing_of_this_name; echo last";
     let output = execute(&server, id, command).await["output"].clone();
     let lines: Vec<&str> = text(&output).lines().collect();
-    let expected: Vec<String> =
-        (1..=5).flat_map(|i| ["out", "err", "sub", "bus"].map(|word| format!("{word}{i}"))).collect();
+    let expected: Vec<String> = (1..=5)
+        .flat_map(|i| ["out", "err", "sub", "bus"].map(|word| format!("{word}{i}")))
+        .collect();
     assert_eq!(lines[..20], expected, "{output}");
     assert!(lines[20].contains("/nowhere"), "{output}");
     assert_eq!(lines[21], "after", "{output}");
@@ -81,7 +94,10 @@ async fn output_keeps_the_order_in_which_it_was_written() {
     assert_eq!(execute(&server, id, burst).await["output"], numbers);
     // Both streams stay what they are for the next command, and for other calls of the session.
     execute(&server, id, "false").await;
-    assert_eq!(execute(&server, id, "echo $?; exec 2>/dev/null; ls /nowhere").await["output"], "1\n");
+    assert_eq!(
+        execute(&server, id, "echo $?; exec 2>/dev/null; ls /nowhere").await["output"],
+        "1\n"
+    );
     assert!(text(&execute(&server, id, "ls /nowhere").await["output"]).contains("/nowhere"));
     // Code that could leave a `$(` open takes another way into the shell.
     let open = execute(&server, id, "echo $(echo a; echo b >&2); echo c").await;
@@ -89,4 +105,25 @@ async fn output_keeps_the_order_in_which_it_was_written() {
     let ask = json!({"language": "bash", "code": "echo out; echo err >&2"});
     let apart = server.post(&format!("/v1/sessions/{id}/exec"), ask).await.json(200);
     assert_eq!((&apart["stdout"], &apart["stderr"]), (&json!("out\n"), &json!("err\n")));
+}
+
+/// What nginx sends with the configuration of the manual.
+#[tokio::test]
+async fn behind_a_proxy_it_has_another_name() {
+    let from_nginx = |client: &Client| {
+        let mut request = client.request(hyper::Method::POST, "/create_session", "");
+        let headers = request.headers_mut();
+        headers.insert("host", "your-domain.com".parse().expect("a value"));
+        headers.insert("x-real-ip", "203.0.113.9".parse().expect("a value"));
+        request
+    };
+    let place = Arc::new(Place::new());
+    let server = place.serve().await;
+    server.send(from_nginx(&server)).await.error(403, "wrong_host");
+    server.terminate().await;
+    let key = place.key(&["--name", "nginx"]);
+    let server = place.serve().await;
+    server.send(from_nginx(&server)).await.error(401, "unauthorized");
+    let client = server.with_key(text(&key["secret"]));
+    client.send(from_nginx(&client)).await.json(200);
 }

@@ -32,6 +32,7 @@ pub(crate) enum AskedCheckpoints {
 #[serde(deny_unknown_fields)]
 pub(crate) struct CheckpointBounds {
     /// How many are kept; the oldest go first (20 unless told).
+    #[schema(minimum = 1, maximum = 1000)]
     pub max: Option<u64>,
     /// How much of them: bytes, or text such as `256M` (which it is unless told).
     pub max_bytes: Option<Size>,

@@ -68,6 +68,7 @@ pub(crate) async fn list(
 pub(crate) struct PutDataset {
     /// The SHA-256 of the content: if the server has it already, nothing need be sent. An empty
     /// body, or `Expect: 100-continue`, asks just that; a body must have this hash.
+    #[param(pattern = "^[0-9a-f]{64}$")]
     pub sha256: Option<String>,
 }
 
@@ -121,9 +122,7 @@ async fn take(
             return Ok(info);
         }
         if length == Some(0) && sha256 != Digest::of(b"") {
-            let message = "the server does not have this content yet";
-            return Err(ApiError::new(StatusCode::NOT_FOUND, "content_unknown", message)
-                .hint("send it as the body"));
+            return Err(content_unknown());
         }
     }
     let mut upload = app.engine.upload(who, id, name, length, promised).await?;
@@ -132,6 +131,11 @@ async fn take(
         upload.write(bytes).await?;
     }
     Ok(upload.finish().await?)
+}
+
+pub(crate) fn content_unknown() -> ApiError {
+    let message = "the server does not have this content yet";
+    ApiError::new(StatusCode::NOT_FOUND, "content_unknown", message).hint("send it as the body")
 }
 
 /// Reads what is still coming, within bounds.
@@ -144,7 +148,11 @@ async fn hear_out(body: &mut RawBody) {
     }
 }
 
-/// The same, for the name that is that of another call too.
+/// Bring a dataset with the name `export` into a session, as any other.
+#[utoipa::path(put, path = "/v1/sessions/{id}/datasets/export", tag = "datasets",
+    params(("id" = String, Path), PutDataset),
+    request_body(content = String, content_type = "application/octet-stream"),
+    responses((status = 200, body = Object)))]
 pub(crate) async fn put_named_export(
     state: State<Arc<App>>,
     who: Extension<Principal>,

@@ -24,7 +24,7 @@ use crate::tenants::{Held, Share};
 use crate::{large, stream};
 
 /// The name of the one user that a sandbox has.
-const USER_NAME: &str = "belljar";
+pub(crate) const USER_NAME: &str = "belljar";
 
 /// The most output that can be asked for, per stream.
 const MAX_OUTPUT: u64 = 64 << 20;
@@ -40,6 +40,7 @@ pub(crate) struct ExecBody {
     /// Instead of code: one command in a process of its own, as text for a shell or as a list.
     pub command: Option<CommandLine>,
     /// Seconds it may run.
+    #[schema(exclusive_minimum = 0, maximum = 31_622_400)]
     pub timeout: Option<f64>,
     pub env: Option<BTreeMap<String, String>>,
     /// Where a command runs.
@@ -106,7 +107,7 @@ impl User {
 }
 
 impl ExecBody {
-    fn into_ask(self) -> Result<ExecAsk, ApiError> {
+    pub(crate) fn into_ask(self) -> Result<ExecAsk, ApiError> {
         if let Some(id) = &self.exec_id {
             check_exec_id(id)?;
         }
@@ -387,6 +388,7 @@ async fn again(
 #[serde(deny_unknown_fields)]
 pub(crate) struct ListExecs {
     /// At most this many (100 unless told, 1000 at most).
+    #[param(minimum = 1, maximum = 1000)]
     pub limit: Option<u32>,
     /// Only those accepted before the one with this number.
     pub before: Option<u64>,

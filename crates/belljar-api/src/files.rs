@@ -169,6 +169,7 @@ pub(crate) struct WriteFile {
     /// Write behind what is there; the file is made if there is none.
     pub append: Option<String>,
     /// Permissions of a file that is made, as `chmod` takes them: `755`.
+    #[param(pattern = "^0?[0-7]{1,3}$")]
     pub mode: Option<String>,
     /// The body is an archive, to be unpacked into this directory: `tar`, `tar.gz` or `zip`. Names in
     /// it that lead elsewhere are refused; files with the same names are replaced.

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, StatusCode, Uri, header};
+use axum::http::{HeaderMap, Uri, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use belljar_engine::Principal;
@@ -19,7 +19,7 @@ use belljar_engine::Principal;
 use crate::App;
 use crate::cors;
 use crate::error::ApiError;
-use crate::input::{BodyLimit, Stall};
+use crate::input::{BodyLimit, Stall, malformed};
 use crate::terminals;
 
 /// What a server accepts besides what is always right.
@@ -185,7 +185,6 @@ fn check_names(app: &App, uri: &Uri, headers: &HeaderMap) -> Result<(), ApiError
 /// target, if it names one, or of its Host header. What could be read in two ways is refused, since
 /// a proxy in front of us may have read it in the other.
 fn host_of<'a>(uri: &'a Uri, headers: &'a HeaderMap) -> Result<&'a str, ApiError> {
-    let malformed = |what: &str| ApiError::new(StatusCode::BAD_REQUEST, "malformed", what);
     let mut hosts = headers.get_all(header::HOST).into_iter();
     let host = match hosts.next() {
         Some(host) => host.to_str().map_err(|_| malformed("the Host header is not text"))?,

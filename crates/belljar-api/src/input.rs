@@ -10,6 +10,7 @@ use axum::http::{StatusCode, header};
 use http_body_util::BodyExt;
 use hyper::body::Body as _;
 use serde::de::{DeserializeOwned, IgnoredAny};
+use serde_json::Value;
 use tokio::time::Instant;
 
 use crate::error::ApiError;
@@ -56,7 +57,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
         let (bytes, _held) =
             tokio::time::timeout(BODY_TIMEOUT, reading).await.unwrap_or_else(|_| {
                 let message = format!("the body took longer than {} s", BODY_TIMEOUT.as_secs());
-                Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, "too_slow", message))
+                Err(too_slow(message))
             })?;
         if bytes.is_empty() {
             return parse(b"{}").map(Body);
@@ -68,22 +69,36 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
         });
         // A form or plain text can be sent across sites without asking the server first.
         if !is_json {
-            return Err(ApiError::new(
-                StatusCode::UNSUPPORTED_MEDIA_TYPE,
-                "unsupported_media_type",
-                format!("expected a JSON body, got `{essence}`"),
-            )
-            .hint("send `Content-Type: application/json`"));
+            return Err(not_json(essence));
         }
         parse(&bytes).map(Body)
     }
 }
 
-fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
-    let not_json = |error: &dyn std::fmt::Display| {
-        let message = format!("the body is not JSON: {error}");
-        ApiError::new(StatusCode::BAD_REQUEST, "malformed", message)
-    };
+/// The errors of bodies, which the document of the API asks for as well.
+pub(crate) fn too_slow(message: String) -> ApiError {
+    ApiError::new(StatusCode::REQUEST_TIMEOUT, "too_slow", message)
+}
+
+pub(crate) fn not_json(essence: &str) -> ApiError {
+    let message = format!("expected a JSON body, got `{essence}`");
+    ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message)
+        .hint("send `Content-Type: application/json`")
+}
+
+pub(crate) fn malformed(message: impl Into<String>) -> ApiError {
+    ApiError::new(StatusCode::BAD_REQUEST, "malformed", message)
+}
+
+pub(crate) fn too_large(limit: usize) -> ApiError {
+    let message = format!("the body is larger than the {limit} bytes this server accepts");
+    ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", message)
+        .hint("send large data as a file, or raise BELLJAR_MAX_BODY")
+}
+
+pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
+    let not_json =
+        |error: &dyn std::fmt::Display| malformed(format!("the body is not JSON: {error}"));
     let text = std::str::from_utf8(bytes).map_err(|error| not_json(&error))?;
     // Asked on its own: some of what is no error of the notation is reported as if it were one.
     serde_json::from_str::<IgnoredAny>(text).map_err(|error| not_json(&error))?;
@@ -91,12 +106,38 @@ fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
         return Err(ApiError::invalid("the body is not an object"));
     }
     let mut reader = serde_json::Deserializer::from_str(text);
-    serde_path_to_error::deserialize(&mut reader).map_err(|error| {
+    let parsed = serde_path_to_error::deserialize(&mut reader);
+    parsed.or_else(|error| with_whole_numbers(text).ok_or(error)).map_err(|error| {
         let (path, why) = (error.path().to_string(), in_plain_words(error.inner()));
         // Of the whole body, or of what has no name yet.
         let unnamed = matches!(path.as_str(), "." | "?");
         ApiError::invalid(if unnamed { why } else { format!("{path}: {why}") })
     })
+}
+
+/// The same once more, with `7.0` read as `7`: to JSON both are one number.
+fn with_whole_numbers<T: DeserializeOwned>(text: &str) -> Option<T> {
+    fn make_whole(value: &mut Value) -> bool {
+        match value {
+            Value::Number(number) => match number.as_f64().filter(|_| number.is_f64()) {
+                // Below this, every whole number can be written as either.
+                Some(float) if float.fract() == 0.0 && float.abs() < 9_007_199_254_740_992.0 => {
+                    #[expect(clippy::cast_possible_truncation, reason = "whole, and in range")]
+                    let whole = float as i64;
+                    *value = whole.into();
+                    true
+                }
+                _ => false,
+            },
+            Value::Array(items) => items.iter_mut().fold(false, |any, item| make_whole(item) | any),
+            Value::Object(fields) => {
+                fields.values_mut().fold(false, |any, field| make_whole(field) | any)
+            }
+            _ => false,
+        }
+    }
+    let mut value = serde_json::from_str(text).ok()?;
+    make_whole(&mut value).then(|| serde_json::from_value(value).ok()).flatten()
 }
 
 /// Characters of an error: it repeats the value, which may be as long as the body.
@@ -168,9 +209,7 @@ async fn read(
     if length <= limit {
         return Ok((bytes, held));
     }
-    let message = format!("the body is larger than the {limit} bytes this server accepts");
-    Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", message)
-        .hint("send large data as a file, or raise BELLJAR_MAX_BODY"))
+    Err(too_large(limit))
 }
 
 /// The body of a request, piece by piece, from a client that goes on sending: within the time that
@@ -197,7 +236,7 @@ impl Pieces {
             let next = tokio::time::timeout(patience, self.body.frame()).await;
             self.waited += begun.elapsed();
             let Some(frame) = next.map_err(|_| self.too_slow())? else { return Ok(None) };
-            let Ok(bytes) = frame.map_err(cut_off)?.into_data() else { continue };
+            let Ok(bytes) = frame.map_err(|_| cut_off())?.into_data() else { continue };
             self.came += bytes.len() as u64;
             if self.came >= self.enough() {
                 (self.waited, self.came) = (Duration::ZERO, 0);
@@ -213,11 +252,11 @@ impl Pieces {
     fn too_slow(&self) -> ApiError {
         let (came, seconds) = (self.came, self.stall.as_secs());
         let message = format!("{came} bytes of the body came in {seconds} s, which is too slow");
-        ApiError::new(StatusCode::REQUEST_TIMEOUT, "too_slow", message)
+        too_slow(message)
     }
 }
 
-fn cut_off(_: axum::Error) -> ApiError {
+pub(crate) fn cut_off() -> ApiError {
     ApiError::new(StatusCode::BAD_REQUEST, "cut_off", "the body was cut off")
 }
 
@@ -244,9 +283,7 @@ impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for Path<T>
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
         let parsed = axum::extract::Path::from_request_parts(parts, state).await;
-        let path = parsed.map_err(|error: PathRejection| {
-            ApiError::new(StatusCode::BAD_REQUEST, "malformed", error.body_text())
-        })?;
+        let path = parsed.map_err(|error: PathRejection| malformed(error.body_text()))?;
         Ok(Path(path.0))
     }
 }
@@ -272,6 +309,17 @@ mod tests {
     #[expect(dead_code, reason = "only read from JSON")]
     struct Inner {
         word: Option<String>,
+    }
+
+    #[test]
+    fn a_whole_number_may_be_written_with_a_fraction_of_zero() {
+        let Outer { number, list, .. } =
+            parse(br#"{"number": 7.0, "list": [1, 2.5, 3e0]}"#).unwrap();
+        assert_eq!((number, list), (Some(7), Some(vec![1.0, 2.5, 3.0])));
+        for wrong in ["7.5", "-7.0", "1e300", "\"7.0\""] {
+            let body = format!("{{\"number\": {wrong}}}");
+            assert!(parse::<Outer>(body.as_bytes()).is_err(), "{wrong}");
+        }
     }
 
     #[test]

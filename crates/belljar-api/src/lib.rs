@@ -16,7 +16,9 @@ mod browser;
 mod compat;
 mod cors;
 mod datasets;
+mod document;
 pub mod error;
+mod exec_socket;
 mod execs;
 mod files;
 mod guard;
@@ -42,7 +44,6 @@ use std::time::{Duration, Instant};
 use axum::body::Bytes;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::put;
 use axum::{Router, middleware};
 use belljar_engine::Engine;
 use belljar_engine::keys::KeyRing;
@@ -227,7 +228,7 @@ impl App {
         description = "Sealed computers for AI agents, on your own machine.",
         license(name = "Apache-2.0")
     ),
-    components(schemas(error::ErrorBody))
+    components(schemas(error::ErrorBody, files::FilesBody, files::UnpackedBody))
 )]
 struct Description;
 
@@ -247,7 +248,7 @@ fn described() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(sessions::state))
         .routes(routes!(sessions::log))
         .routes(routes!(network::network))
-        .routes(routes!(execs::exec))
+        .routes(routes!(execs::exec, exec_socket::open))
         .routes(routes!(execs::list))
         .routes(routes!(execs::show))
         .routes(routes!(execs::events))
@@ -265,8 +266,7 @@ fn described() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(artifacts::url))
         .routes(routes!(artifacts::download))
         .routes(routes!(datasets::list, datasets::stage))
-        .routes(routes!(datasets::export))
-        .route("/v1/sessions/{id}/datasets/export", put(datasets::put_named_export))
+        .routes(routes!(datasets::export, datasets::put_named_export))
         .routes(routes!(volumes::create, volumes::list))
         .routes(routes!(volumes::show, volumes::remove))
         .routes(routes!(runs::run))
@@ -315,15 +315,15 @@ fn with_slashes(
 
 /// The OpenAPI document, as `openapi/belljar.json` has it.
 #[must_use]
-pub fn openapi() -> utoipa::openapi::OpenApi {
-    described().into_openapi()
+pub fn openapi() -> serde_json::Value {
+    document::complete(&described().into_openapi())
 }
 
 /// All routes, guarded.
 pub fn router(app: &Arc<App>) -> Router {
-    let (router, document) = described().split_for_parts();
+    let (router, described) = described().split_for_parts();
     // Written once: whoever asks for it shares it, also if they never read it.
-    let document = Bytes::from(serde_json::to_vec(&document).unwrap_or_default());
+    let document = Bytes::from(document::complete(&described).to_string());
     router
         .route(
             "/openapi.json",

@@ -37,6 +37,7 @@ pub(crate) struct RunBody {
     pub language: Option<String>,
     pub code: String,
     /// Seconds it may run.
+    #[schema(exclusive_minimum = 0, maximum = 31_622_400)]
     pub timeout: Option<f64>,
     pub env: Option<BTreeMap<String, String>>,
     #[serde(default)]

@@ -28,7 +28,7 @@ use crate::large;
 use crate::tenants::Share;
 use crate::volumes::parse_volumes;
 
-/// The longest key of a session.
+/// The longest key of a session, in characters.
 const MAX_KEY: usize = 512;
 
 /// The longest notes of a caller's own.
@@ -51,6 +51,7 @@ const MAX_ENVIRONMENT: usize = 256 * 1024;
 #[serde(deny_unknown_fields)]
 pub(crate) struct CreateSession {
     /// Your own name for it: a conversation, a thread, a user. The same key finds the same session.
+    #[schema(min_length = 1, max_length = 512, pattern = r"^[^\u0000-\u001f\u007f-\u009f]+$")]
     pub key: Option<String>,
     /// What it is made from: an image that the server has and allows, or `host`, the server's machine.
     pub image: Option<String>,
@@ -73,9 +74,11 @@ pub(crate) struct CreateSession {
     /// allows that (`BELLJAR_WORKSPACES`); code then starts there.
     #[schema(value_type = Option<String>, example = "/srv/projects/sales")]
     pub workspace: Option<PathBuf>,
-    /// Seconds it lives on after its last use.
+    /// Seconds it lives on after its last use, at most `BELLJAR_MAX_TTL` of the server.
+    #[schema(minimum = 1)]
     pub ttl: Option<u64>,
     /// Seconds without use after which it ends earlier.
+    #[schema(minimum = 1)]
     pub idle_timeout: Option<u64>,
     /// Seconds without use after which large values of its Python go to disk, to be back before code runs
     /// again; 0: never. As the server says, if left out.
@@ -96,8 +99,10 @@ pub(crate) struct AskedLimits {
     /// Bytes, or text such as `512M`.
     pub memory: Option<Size>,
     /// Processors, such as 0.5.
+    #[schema(minimum = 0.01, maximum = 1024)]
     pub cpus: Option<f64>,
     /// Processes and threads.
+    #[schema(minimum = 4, maximum = 100_000)]
     pub pids: Option<u64>,
     /// Bytes of files in memory. They are part of `memory` and may take three quarters of it: where
     /// only this is given, `memory` is raised as needed; with too little `memory` it is refused.
@@ -141,10 +146,10 @@ impl TryFrom<NumberOrText> for Size {
 impl CreateSession {
     pub(crate) fn into_ask(self) -> Result<SessionAsk, ApiError> {
         if let Some(key) = &self.key
-            && (key.is_empty() || key.len() > MAX_KEY || key.contains(char::is_control))
+            && (key.is_empty() || key.chars().count() > MAX_KEY || key.contains(char::is_control))
         {
             return Err(ApiError::invalid(format!(
-                "key: expected 1 to {MAX_KEY} bytes of text without control characters"
+                "key: expected 1 to {MAX_KEY} characters, none of them a control character"
             )));
         }
         let notes = self
@@ -425,6 +430,7 @@ pub(crate) struct ListSessions {
     /// Only those with this key.
     pub key: Option<String>,
     /// At most this many (100 unless told, 1000 at most).
+    #[param(minimum = 1, maximum = 1000)]
     pub limit: Option<u32>,
     /// Only those made before the session with this id: the last of the page before.
     pub before: Option<String>,
@@ -483,7 +489,8 @@ pub(crate) async fn show(
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ExtendSession {
-    /// Seconds from now that it is to live at least.
+    /// Seconds from now that it is to live at least, at most `BELLJAR_MAX_TTL` of the server.
+    #[schema(minimum = 1)]
     pub ttl: u64,
 }
 
@@ -584,6 +591,7 @@ pub(crate) fn parse_language(name: Option<&str>) -> Result<Language, ApiError> {
 #[serde(deny_unknown_fields)]
 pub(crate) struct ReadLog {
     /// At most this many entries (100 unless told); the last ones, unless `after` is given.
+    #[param(minimum = 1, maximum = 1000)]
     pub limit: Option<u32>,
     /// Only entries after the execution with this number.
     pub after: Option<u64>,

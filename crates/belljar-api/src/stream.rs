@@ -74,10 +74,20 @@ pub(crate) fn render(
     piece: &Piece,
     result: impl FnOnce() -> ExecResult,
 ) -> SseEvent {
+    let (name, data) = named(linked, piece, result);
+    SseEvent::default().event(name).id(piece.next.to_string()).data(data.to_string())
+}
+
+/// The name and the data of an event, however it is sent.
+pub(crate) fn named(
+    linked: &Linked,
+    piece: &Piece,
+    result: impl FnOnce() -> ExecResult,
+) -> (&'static str, Value) {
     let text = || json!({ "text": String::from_utf8_lossy(&piece.body) });
     // What does not parse was not written by our kernel.
     let parsed = || serde_json::from_slice::<Value>(&piece.body).unwrap_or(Value::Null);
-    let (name, data) = match &piece.event {
+    match &piece.event {
         Event::Stdout => ("stdout", text()),
         Event::Stderr => ("stderr", text()),
         Event::Display => ("display", parsed()),
@@ -86,8 +96,7 @@ pub(crate) fn render(
         Event::Input => ("input", parsed()),
         Event::Artifacts => ("artifacts", artifacts(linked, &piece.body)),
         Event::Done(_) => ("done", done(result())),
-    };
-    SseEvent::default().event(name).id(piece.next.to_string()).data(data.to_string())
+    }
 }
 
 fn artifacts(linked: &Linked, body: &[u8]) -> Value {

@@ -95,15 +95,7 @@ impl Share {
         let memory = Arc::clone(&self.memory).acquire_many_owned(pages(bytes.min(MEMORY)));
         // The semaphore is never closed.
         let permit = timeout(PATIENCE, memory).await.ok().and_then(Result::ok);
-        permit.map(|permit| Held(vec![permit])).ok_or_else(|| {
-            let message = format!(
-                "bodies of your other requests take the {} MiB of memory that you have for them",
-                MEMORY >> 20
-            );
-            ApiError::new(StatusCode::TOO_MANY_REQUESTS, "too_much_unread", message)
-                .retry_after(5)
-                .hint("read the answers that you asked for, or close their connections")
-        })
+        permit.map(|permit| Held(vec![permit])).ok_or_else(too_much_unread)
     }
 
     /// The answer, with memory for it if it is all there already. It keeps `entered` until it is sent.
@@ -134,6 +126,16 @@ impl Held {
         self.0.extend(other.0);
         self
     }
+}
+
+pub(crate) fn too_much_unread() -> ApiError {
+    let message = format!(
+        "bodies of your other requests take the {} MiB of memory that you have for them",
+        MEMORY >> 20
+    );
+    ApiError::new(StatusCode::TOO_MANY_REQUESTS, "too_much_unread", message)
+        .retry_after(5)
+        .hint("read the answers that you asked for, or close their connections")
 }
 
 fn pages(bytes: u64) -> u32 {

@@ -45,16 +45,16 @@ const MAX_MESSAGE: usize = MAX_TERMINAL_INPUT;
 const MAX_SIDE: u16 = 1_000;
 
 /// How long a client may take nothing before it is given up; the terminal stays.
-const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
+pub(crate) const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How often a silent client is asked whether it is there; proxies close what is silent longer.
-const PING: Duration = Duration::from_secs(20);
+pub(crate) const PING: Duration = Duration::from_secs(20);
 
 /// A client that says nothing for this long, not even that it is there, is not.
-const SILENCE: Duration = Duration::from_secs(60);
+pub(crate) const SILENCE: Duration = Duration::from_secs(60);
 
 /// Things to be told that are not output: errors, and answers to pings.
-const REMARKS: usize = 16;
+pub(crate) const REMARKS: usize = 16;
 
 #[derive(Debug, Default, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
@@ -64,12 +64,15 @@ pub(crate) struct OpenTerminal {
     /// With `terminal`: the position in its output to go on from; everything that is kept, if
     /// nothing is said.
     pub offset: Option<u64>,
+    #[param(minimum = 1, maximum = 1000)]
     pub rows: Option<u16>,
+    #[param(minimum = 1, maximum = 1000)]
     pub cols: Option<u16>,
     /// What runs in it, as text for a shell; a shell itself, if nothing is said.
     pub command: Option<String>,
     pub cwd: Option<String>,
     /// What kind of terminal the client is: `xterm-256color`, if nothing is said.
+    #[param(pattern = "^[A-Za-z0-9_.+-]{1,64}$")]
     pub term: Option<String>,
 }
 
@@ -133,8 +136,7 @@ pub(crate) async fn open(
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
 ) -> Result<Response, ApiError> {
     let upgrade = upgrade.map_err(|rejection| {
-        let message = format!("a terminal needs a WebSocket: {}", rejection.body_text());
-        ApiError::new(StatusCode::UPGRADE_REQUIRED, "not_a_websocket", message)
+        not_a_websocket(&format!("a terminal needs a WebSocket: {}", rejection.body_text()))
     })?;
     let size = query.size()?;
     let (attached, is_new) = match &query.terminal {
@@ -171,18 +173,24 @@ pub(crate) async fn open(
         .on_upgrade(move |socket| converse(app, attached, query.offset, socket)))
 }
 
+pub(crate) fn not_a_websocket(message: &str) -> ApiError {
+    ApiError::new(StatusCode::UPGRADE_REQUIRED, "not_a_websocket", message)
+}
+
 /// What a client may offer as a subprotocol, and with a ticket must.
-const SUBPROTOCOL: &str = "belljar.terminal";
+pub(crate) const SUBPROTOCOL: &str = "belljar.terminal";
 
 /// How the subprotocol begins that is a ticket.
 const TICKET_PREFIX: &str = "belljar.ticket.";
 
-/// The ticket that is shown where a terminal is asked for, and the session.
+/// The ticket that is shown where a WebSocket is asked for, and the session.
 pub(crate) fn shown_ticket<'a>(
     headers: &'a HeaderMap,
     path: &'a str,
 ) -> Option<(&'a str, &'a str)> {
-    let session = path.strip_prefix("/v1/sessions/")?.strip_suffix("/terminal")?;
+    let path = path.strip_prefix("/v1/sessions/")?;
+    let session = path.strip_suffix("/terminal").or_else(|| path.strip_suffix("/exec"))?;
+    headers.get(header::UPGRADE)?;
     let offered = headers.get_all(header::SEC_WEBSOCKET_PROTOCOL).into_iter();
     let mut names =
         offered.filter_map(|value| value.to_str().ok()).flat_map(|text| text.split(','));
@@ -199,8 +207,8 @@ pub(crate) struct TicketBody {
     pub expires_in: u64,
 }
 
-/// A ticket with which somebody else, such as a page in a browser, may open a terminal of the session:
-/// once, within a minute, and without a key.
+/// A ticket with which somebody else, such as a page in a browser, may open a WebSocket of the session
+/// (`terminal` or `exec`): once, within a minute, and without a key.
 #[utoipa::path(post, path = "/v1/sessions/{id}/terminal/ticket", tag = "terminals",
     params(("id" = String, Path)),
     responses((status = 200, body = TicketBody), (status = 404, body = ErrorBody),
@@ -357,16 +365,16 @@ async fn farewell(attached: &Attached, sink: &mut SplitSink<WebSocket, Message>)
     bye(sink, close_code::AWAY, "the session has ended").await;
 }
 
-fn text(value: &Value) -> Message {
+pub(crate) fn text(value: &Value) -> Message {
     Message::Text(value.to_string().into())
 }
 
 /// False when the client has gone, or takes nothing.
-async fn send(sink: &mut SplitSink<WebSocket, Message>, message: Message) -> bool {
+pub(crate) async fn send(sink: &mut SplitSink<WebSocket, Message>, message: Message) -> bool {
     matches!(timeout(WRITE_TIMEOUT, sink.send(message)).await, Ok(Ok(())))
 }
 
-async fn bye(sink: &mut SplitSink<WebSocket, Message>, code: u16, reason: &'static str) {
+pub(crate) async fn bye(sink: &mut SplitSink<WebSocket, Message>, code: u16, reason: &'static str) {
     let frame = CloseFrame { code, reason: Utf8Bytes::from_static(reason) };
     let _ = send(sink, Message::Close(Some(frame))).await;
 }

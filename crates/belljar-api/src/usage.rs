@@ -20,6 +20,7 @@ const DEFAULT_DAYS: i64 = 30;
 #[serde(deny_unknown_fields)]
 pub(crate) struct UsageSince {
     /// The first day, as YYYY-MM-DD; 30 days ago unless told.
+    #[param(format = Date)]
     pub since: Option<String>,
 }
 

@@ -132,6 +132,12 @@ impl Admission {
         Admission { total: none, each: none, used: Arc::clone(&self.used) }
     }
 
+    /// The most of everything, of all tenants.
+    #[must_use]
+    pub fn total(&self) -> Quota {
+        self.total
+    }
+
     #[must_use]
     pub fn load(&self) -> Load {
         lock(&self.used).total

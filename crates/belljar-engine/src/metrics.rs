@@ -10,6 +10,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
+use crate::admission::{Load, Quota};
 use crate::session::rules::Phase;
 use crate::store::status_name;
 
@@ -31,6 +32,11 @@ pub(crate) struct ByState {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(crate) struct ByHow {
     pub(crate) how: Name,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(crate) struct ByWhat {
+    pub(crate) what: Name,
 }
 
 /// One of a few names known in advance.
@@ -64,6 +70,9 @@ pub(crate) struct Metrics {
     pool_ready: Gauge,
     pool_taken: Family<ByHow, Counter<u64, AtomicU64>>,
     queued: Gauge,
+    /// What sandboxes were promised, and the most that the server promises; without a limit, none.
+    granted: Family<ByWhat, Gauge>,
+    limit: Family<ByWhat, Gauge>,
     pub(crate) artifacts: ArtifactMetrics,
 }
 
@@ -111,6 +120,8 @@ impl Default for Metrics {
             pool_ready: Gauge::default(),
             pool_taken: Family::default(),
             queued: Gauge::default(),
+            granted: Family::default(),
+            limit: Family::default(),
             artifacts: ArtifactMetrics::default(),
         };
         let r = &mut metrics.registry;
@@ -161,6 +172,16 @@ impl Default for Metrics {
             metrics.pool_taken.clone(),
         );
         r.register("execs_queued", "Executions waiting for their turn", metrics.queued.clone());
+        r.register(
+            "granted",
+            "What living sandboxes may use: sessions, memory_bytes, pids",
+            metrics.granted.clone(),
+        );
+        r.register(
+            "limit",
+            "The most of it that this server grants, where there is a limit",
+            metrics.limit.clone(),
+        );
         let artifacts = metrics.artifacts.clone();
         r.register("artifacts", "Artifacts taken", artifacts.taken);
         r.register("artifact_bytes", "Bytes of artifacts taken", artifacts.bytes);
@@ -177,6 +198,8 @@ pub(crate) struct Snapshot {
     pub(crate) pool_ready: i64,
     pub(crate) pool_hits: u64,
     pub(crate) pool_misses: u64,
+    pub(crate) load: Load,
+    pub(crate) total: Quota,
 }
 
 impl Metrics {
@@ -187,6 +210,18 @@ impl Metrics {
         }
         self.queued.set(now.queued);
         self.pool_ready.set(now.pool_ready);
+        for (what, granted, limit) in [
+            ("sessions", now.load.sessions, now.total.sessions),
+            ("memory_bytes", now.load.memory, now.total.memory),
+            ("pids", now.load.pids, now.total.pids),
+        ] {
+            let what = ByWhat { what: Name(what) };
+            let shown = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
+            self.granted.get_or_create(&what).set(shown(granted));
+            if let Some(limit) = limit {
+                self.limit.get_or_create(&what).set(shown(limit));
+            }
+        }
         for (how, count) in [("hit", now.pool_hits), ("miss", now.pool_misses)] {
             let counter = self.pool_taken.get_or_create(&ByHow { how: Name(how) });
             counter.inner().store(count, std::sync::atomic::Ordering::Relaxed);

@@ -74,6 +74,12 @@ pub fn names() -> String {
     }
 }
 
+/// Every name by which one can ask for a language.
+#[must_use]
+pub fn all_names() -> Vec<&'static str> {
+    written().flat_map(|known| known.described.names.iter().map(String::as_str)).collect()
+}
+
 /// Runs code of this language by itself, in a process of its own.
 #[must_use]
 pub fn script(language: Language, code: &str) -> Option<Vec<String>> {

@@ -63,13 +63,8 @@ pub(crate) async fn download(
     let wanted = if is_head { Method::Head } else { Method::Get };
     let shelf = app.engine.shelf();
     if !shelf.opens(wanted, &id, query.token.as_deref().unwrap_or_default()) {
-        return Err(ApiError::forbidden("link_invalid", "this link is not valid, or has expired")
-            .hint("ask for a fresh one with POST /v1/artifacts/{id}/url"));
+        return Err(link_invalid());
     }
-    let gone = || {
-        let message = "this artifact was removed";
-        ApiError::new(StatusCode::NOT_FOUND, "artifact_not_found", message)
-    };
     let row = shelf.find(&id).await?.ok_or_else(gone)?;
     let share = app.tenants.of(&row.tenant);
     let held = share.enter()?.and(share.reserve(row.size.min(VERIFIED_UP_TO)).await?);
@@ -78,6 +73,15 @@ pub(crate) async fn download(
     let as_attachment = query.download.as_deref().is_some_and(|value| value != "0");
     describe(&row, as_attachment, response.headers_mut());
     Ok(keeping(response, held))
+}
+
+pub(crate) fn link_invalid() -> ApiError {
+    ApiError::forbidden("link_invalid", "this link is not valid, or has expired")
+        .hint("ask for a fresh one with POST /v1/artifacts/{id}/url")
+}
+
+pub(crate) fn gone() -> ApiError {
+    ApiError::new(StatusCode::NOT_FOUND, "artifact_not_found", "this artifact was removed")
 }
 
 async fn answer(
@@ -129,6 +133,10 @@ async fn verified(row: &ArtifactRow, mut file: File) -> Result<axum::body::Bytes
 
 fn damaged(row: &ArtifactRow, why: &str) -> ApiError {
     tracing::error!("the content of artifact {} ({}) is damaged: {why}", row.id, row.sha256);
+    content_damaged()
+}
+
+pub(crate) fn content_damaged() -> ApiError {
     ApiError::new(
         StatusCode::INTERNAL_SERVER_ERROR,
         "artifact_damaged",

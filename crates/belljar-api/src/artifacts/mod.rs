@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 pub(crate) use content::{memory, stream};
-pub(crate) use download::{__path_download, download};
+pub(crate) use download::{__path_download, content_damaged, download, gone, link_invalid};
 pub(crate) use links::Links;
 pub(crate) use range::Span;
 
@@ -73,6 +73,7 @@ impl App {
 #[serde(deny_unknown_fields)]
 pub(crate) struct ListOfSession {
     /// At most this many (100 unless told, 1000 at most).
+    #[param(minimum = 1, maximum = 1000)]
     pub limit: Option<u32>,
     /// Only those taken before the one with this id.
     pub before: Option<String>,
@@ -105,6 +106,7 @@ pub(crate) async fn list_of_session(
 #[serde(deny_unknown_fields)]
 pub(crate) struct ListAll {
     /// At most this many (100 unless told, 1000 at most).
+    #[param(minimum = 1, maximum = 1000)]
     pub limit: Option<u32>,
     /// Only those taken before the one with this id.
     pub before: Option<String>,

@@ -36,9 +36,11 @@ macro_rules! actions {
                 pub $field: Option<$type>,
             )*
             /// The number of a tab, which is the current one from then on.
+            #[schema(minimum = 0)]
             #[serde(default, skip_serializing_if = "Option::is_none")]
             pub tab: Option<u32>,
             /// Seconds it may take.
+            #[schema(exclusive_minimum = 0, maximum = 31_622_400)]
             #[serde(default, skip_serializing_if = "Option::is_none")]
             pub timeout: Option<f64>,
             /// Your own id for it: asked twice with the same id, it is done once.

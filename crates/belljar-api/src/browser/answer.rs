@@ -120,16 +120,24 @@ fn understood(result: &ExecResult) -> Result<Told, ApiError> {
         (Status::Timeout, _) => {
             Err(failed("page_timeout", "the browser did not answer in time".into()))
         }
-        (Status::Interrupted, _) => {
-            let message = "the action was interrupted";
-            Err(ApiError::new(StatusCode::CONFLICT, "interrupted", message))
-        }
+        (Status::Interrupted, _) => Err(interrupted()),
         _ => {
             let why = result.reason.clone().unwrap_or_else(|| "for unknown reasons".into());
             Err(failed("browser_crashed", format!("the browser ended: {why}"))
                 .hint("the next action starts it anew"))
         }
     }
+}
+
+fn interrupted() -> ApiError {
+    ApiError::new(StatusCode::CONFLICT, "interrupted", "the action was interrupted")
+}
+
+/// What an action can fail with, one of each kind, for the document of the API.
+pub(crate) fn samples() -> Vec<ApiError> {
+    let fails = |code: &&'static str| failed(code, String::new());
+    let own = [missing(String::new()), interrupted(), memory(""), not_kept("")];
+    own.into_iter().chain(CODES.iter().map(fails)).collect()
 }
 
 /// The image cannot have a browser.
@@ -187,8 +195,12 @@ const CODES: [&str; 13] = [
 /// A picture that was taken and could not be kept.
 fn refusal(artifacts: &Artifacts, path: Option<&str>) -> Option<ApiError> {
     let refused = artifacts.artifacts_refused.iter().find(|one| Some(one.path.as_str()) == path)?;
-    let message = format!("the picture was not kept: {}", refused.reason);
-    Some(ApiError::new(StatusCode::INSUFFICIENT_STORAGE, "artifact_refused", message))
+    Some(not_kept(&refused.reason))
+}
+
+fn not_kept(reason: &str) -> ApiError {
+    let message = format!("the picture was not kept: {reason}");
+    ApiError::new(StatusCode::INSUFFICIENT_STORAGE, "artifact_refused", message)
 }
 
 /// The picture itself.

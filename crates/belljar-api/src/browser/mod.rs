@@ -20,7 +20,7 @@ use belljar_proto::exec::{Language, What};
 use serde_json::{Map, Value};
 
 pub(crate) use actions::*;
-pub(crate) use answer::BrowserAnswer;
+pub(crate) use answer::{BrowserAnswer, samples};
 
 use crate::App;
 use crate::error::{ApiError, ErrorBody};

@@ -314,6 +314,7 @@ impl Engine {
             now.pool_ready = i64::try_from(pool.ready()).unwrap_or(i64::MAX);
             (now.pool_hits, now.pool_misses) = pool.hits_and_misses();
         }
+        (now.load, now.total) = (self.shared.admission.load(), self.shared.admission.total());
         self.shared.metrics.render(now)
     }
 

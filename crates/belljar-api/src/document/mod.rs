@@ -1,0 +1,277 @@
+//! The OpenAPI document: what utoipa makes of the handlers, and what no annotation can say.
+//!
+//! Added here: the errors of every operation ([`errors`]), keys, names of operations, links from one
+//! operation to the next, examples, and what values must be like where a Rust type says less. It does not
+//! describe handlers: those are annotated where they are.
+
+mod errors;
+mod values;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use axum::http::StatusCode;
+use serde_json::{Map, Value, json};
+use tracing::subscriber::{NoSubscriber, with_default};
+
+use self::errors::{Body, Operation};
+use crate::error::ApiError;
+
+/// Methods that can be an operation of a path.
+const METHODS: [&str; 8] = ["get", "head", "post", "put", "patch", "delete", "options", "trace"];
+
+/// The whole document.
+pub(crate) fn complete(described: &utoipa::openapi::OpenApi) -> Value {
+    let mut document = serde_json::to_value(described).unwrap_or_default();
+    values::refine(&mut document);
+    add_keys(&mut document);
+    // Errors of the server write to its log when they are made; these did not happen.
+    with_default(NoSubscriber::new(), || for_each_operation(&mut document, complete_operation));
+    add_links(&mut document);
+    document
+}
+
+fn for_each_operation(document: &mut Value, mut act: impl FnMut(&Value, &str, &str, &mut Value)) {
+    let components = document["components"].clone();
+    let Some(paths) = document["paths"].as_object_mut() else { return };
+    for (path, operations) in paths {
+        let Some(operations) = operations.as_object_mut() else { continue };
+        for (method, operation) in operations {
+            if METHODS.contains(&method.as_str()) {
+                act(&components, path, method, operation);
+            }
+        }
+    }
+}
+
+fn complete_operation(components: &Value, path: &str, method: &str, operation: &mut Value) {
+    let id = name_of(operation, method);
+    operation["operationId"] = json!(id);
+    let body = body_of(components, operation);
+    let parameters = operation.get("parameters").and_then(Value::as_array);
+    let has_query = parameters
+        .is_some_and(|parameters| parameters.iter().any(|parameter| parameter["in"] == "query"));
+    let described = Operation { id: &id, path, has_query, body };
+    if described.is_open() {
+        operation["security"] = json!([]);
+    }
+    add_errors(operation, &described.errors());
+    if let Some(example) = values::example(&id) {
+        operation["requestBody"]["content"]["application/json"]["example"] = example;
+    }
+}
+
+/// One name for each operation in the whole document: the part of the API it belongs to, and the
+/// handler's name.
+fn name_of(operation: &Value, method: &str) -> String {
+    let tag = operation["tags"][0].as_str().unwrap_or("api").replace(' ', "_");
+    let handler = operation["operationId"].as_str().unwrap_or(method);
+    match method {
+        "head" => format!("{tag}_{handler}_head"),
+        _ => format!("{tag}_{handler}"),
+    }
+}
+
+/// What kind of body it takes. One without required fields may be left out.
+fn body_of(components: &Value, operation: &mut Value) -> Body {
+    let Some(body) = operation.get_mut("requestBody") else { return Body::None };
+    let Some(schema) = body["content"].get("application/json").map(|content| &content["schema"])
+    else {
+        // An empty file is a file.
+        body["required"] = json!(false);
+        return Body::Raw;
+    };
+    let name = schema["$ref"].as_str().and_then(|path| path.rsplit('/').next());
+    let schema = name.map_or(schema, |name| &components["schemas"][name]);
+    let is_needed = ["required", "anyOf", "oneOf"].iter().any(|word| !schema[word].is_null());
+    body["required"] = json!(is_needed);
+    Body::Json
+}
+
+/// All errors with the same status are one answer of the document, which lists their codes.
+fn add_errors(operation: &mut Value, errors: &[ApiError]) {
+    let mut codes: BTreeMap<u16, BTreeSet<&str>> = BTreeMap::new();
+    for error in errors {
+        codes.entry(error.status.as_u16()).or_default().insert(error.code);
+    }
+    let Some(responses) = operation.get_mut("responses").and_then(Value::as_object_mut) else {
+        return;
+    };
+    // What handlers say of errors is the description, where they have one; the rest is told here.
+    responses.retain(|status, response| {
+        let is_error = response.pointer("/content/application~1json/schema/$ref")
+            == Some(&json!("#/components/schemas/ErrorBody"));
+        !is_error || status.parse().is_ok_and(|status: u16| codes.contains_key(&status))
+    });
+    for (status, codes) in codes {
+        let own = responses.get(&status.to_string()).and_then(|own| own["description"].as_str());
+        let list: Vec<String> = codes.into_iter().map(|code| format!("`{code}`")).collect();
+        let own = own.map(|own| format!("{own}. ")).unwrap_or_default();
+        let mut answer = json!({
+            "description": format!("{own}Codes: {}", list.join(", ")),
+            "content": {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBody"}}},
+        });
+        if let Some(headers) = headers_of(status) {
+            answer["headers"] = headers;
+        }
+        // What is no error besides: `healthz` answers 503 with a body of its own.
+        match responses.get(&status.to_string()) {
+            Some(other)
+                if other
+                    .pointer("/content/application~1json/schema/$ref")
+                    .is_some_and(|schema| *schema != json!("#/components/schemas/ErrorBody")) => {}
+            _ => {
+                responses.insert(status.to_string(), answer);
+            }
+        }
+    }
+    for (status, response) in responses {
+        if response.get("description").and_then(Value::as_str).is_none_or(str::is_empty) {
+            let status = status.parse().ok().and_then(|status| StatusCode::from_u16(status).ok());
+            let reason = status.and_then(|status| status.canonical_reason()).unwrap_or("Answer");
+            response["description"] = json!(reason);
+        }
+    }
+}
+
+fn headers_of(status: u16) -> Option<Value> {
+    let seconds = json!({"type": "integer", "minimum": 1});
+    match status {
+        401 => Some(json!({"WWW-Authenticate": {
+            "description": "How to show a key.", "schema": {"type": "string"},
+        }})),
+        429 | 503 => Some(json!({"Retry-After": {
+            "description": "Seconds after which asking again makes sense, where that is known.",
+            "schema": seconds,
+        }})),
+        _ => None,
+    }
+}
+
+/// How a key is shown. A server without keys takes requests without one, from its own machine.
+fn add_keys(document: &mut Value) {
+    document["components"]["securitySchemes"] = json!({
+        "bearer": {
+            "type": "http", "scheme": "bearer",
+            "description": "A key of `belljar key create`. A server that has no keys needs none.",
+        },
+        "api_key": {
+            "type": "apiKey", "in": "header", "name": "X-API-Key",
+            "description": "The same key, in a header of its own.",
+        },
+    });
+    document["security"] = json!([{"bearer": []}, {"api_key": []}]);
+}
+
+/// An operation whose answer names something, and where; other operations take it as a parameter.
+struct Source {
+    operation: &'static str,
+    statuses: &'static [&'static str],
+    /// Parameters of paths, and where their values are.
+    gives: &'static [(&'static str, &'static str)],
+    /// The paths that they are parameters of.
+    below: &'static str,
+}
+
+const SOURCES: [Source; 8] = [
+    Source {
+        operation: "sessions_create",
+        statuses: &["200", "201"],
+        gives: &[("id", "$response.body#/id")],
+        below: "/v1/sessions/{id}",
+    },
+    Source {
+        operation: "sessions_fork",
+        statuses: &["201"],
+        gives: &[("id", "$response.body#/sessions/0/id")],
+        below: "/v1/sessions/{id}",
+    },
+    Source {
+        operation: "execs_exec",
+        statuses: &["200", "202"],
+        gives: &[("id", "$request.path.id"), ("exec", "$response.body#/exec_id")],
+        below: "/v1/sessions/{id}/execs/{exec}",
+    },
+    Source {
+        operation: "terminals_list",
+        statuses: &["200"],
+        gives: &[("id", "$request.path.id"), ("terminal", "$response.body#/terminals/0/terminal")],
+        below: "/v1/sessions/{id}/terminals/{terminal}",
+    },
+    Source {
+        operation: "files_write",
+        statuses: &["200"],
+        gives: &[("id", "$request.path.id"), ("path", "$request.path.path")],
+        below: "/v1/sessions/{id}/files/{path}",
+    },
+    Source {
+        operation: "artifacts_list",
+        statuses: &["200"],
+        gives: &[("id", "$response.body#/artifacts/0/id")],
+        below: "/v1/artifacts/{id}",
+    },
+    Source {
+        operation: "artifacts_list_of_session",
+        statuses: &["200"],
+        gives: &[("id", "$response.body#/artifacts/0/id")],
+        below: "/v1/artifacts/{id}",
+    },
+    Source {
+        operation: "volumes_create",
+        statuses: &["201"],
+        gives: &[("name", "$response.body#/name")],
+        below: "/v1/volumes/{name}",
+    },
+];
+
+/// Links from what an operation answers to the operations that can follow.
+fn add_links(document: &mut Value) {
+    let mut targets: Vec<(String, String)> = Vec::new();
+    for_each_operation(document, |_, path, _, operation| {
+        let id = operation["operationId"].as_str().unwrap_or_default();
+        targets.push((path.to_owned(), id.to_owned()));
+    });
+    for_each_operation(document, |_, _, _, operation| {
+        let id = operation["operationId"].as_str().unwrap_or_default().to_owned();
+        for source in SOURCES.iter().filter(|source| source.operation == id) {
+            let links = source.links(&targets);
+            source.put(operation, &links);
+        }
+        if id == "simple_sandbox_create_session" {
+            let session = json!({"session_id": "$response.body#/session_id"});
+            operation["responses"]["200"]["links"] = json!({
+                "simple_sandbox_execute": {
+                    "operationId": "simple_sandbox_execute", "requestBody": session,
+                },
+                "simple_sandbox_cleanup": {
+                    "operationId": "simple_sandbox_cleanup", "requestBody": session,
+                },
+            });
+        }
+    });
+}
+
+impl Source {
+    fn links(&self, targets: &[(String, String)]) -> Value {
+        let parameters: Map<String, Value> =
+            self.gives.iter().map(|(name, place)| ((*name).to_owned(), json!(place))).collect();
+        // Those that need nothing else: the others follow from the answers of these.
+        let follows = |path: &str| {
+            path.starts_with(self.below)
+                && path.matches('{').count() == self.gives.len()
+                && path.matches("{id}").count() <= 1
+        };
+        let links = targets
+            .iter()
+            .filter(|(path, _)| follows(path))
+            .map(|(_, id)| (id.clone(), json!({"operationId": id, "parameters": parameters})));
+        Value::Object(links.collect())
+    }
+
+    fn put(&self, operation: &mut Value, links: &Value) {
+        for status in self.statuses {
+            if let Some(response) = operation["responses"].get_mut(status) {
+                response["links"] = links.clone();
+            }
+        }
+    }
+}
