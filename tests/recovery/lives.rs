@@ -539,7 +539,9 @@ impl World {
     }
 
     async fn end(mut self) {
-        self.free();
+        // A server that is killed while it makes a sandbox may leave its control group, if the sandbox joins it after the next
+        // server has looked. The one after that removes it.
+        self.terminate().await;
         for at in 0..self.lives.len() {
             self.look(at).await;
         }
