@@ -461,3 +461,32 @@ fn a_session_sleeps_branches_and_goes_back() {
     assert_eq!(slept.stderr(), lost);
     assert_eq!(served.ok(["exec", "demo", "-c", "x"]).stdout(), "1\n");
 }
+
+#[test]
+fn tasks_go_on_between_executions_and_hold_off_sleep() {
+    let served = Served::on_socket();
+    served.create(&["--key", "demo"]);
+    let code = "\
+import asyncio
+ticks = []
+async def tick():
+    while True:
+        ticks.append(1)
+        await asyncio.sleep(0.005)
+task = asyncio.create_task(tick(), name='ticker')";
+    served.ok(["exec", "demo", "-c", code]);
+    let ticks = || served.ok(["exec", "demo", "-c", "len(ticks)"]).stdout().trim().parse::<u32>();
+    eventually("the task goes on by itself", || ticks().expect("a number") > 5);
+    for what in ["hibernate", "fork"] {
+        let refused = served.call([what, "demo"]);
+        assert_ne!(refused.code, Some(0), "{refused}");
+        assert!(refused.stderr().contains("asyncio task `ticker` (tick) is pending"), "{refused}");
+    }
+    // Told to, it sleeps with its tasks, which go on when it wakes.
+    served.ok(["hibernate", "demo", "--force"]);
+    let awake = ticks().expect("a number");
+    eventually("the task goes on after a sleep", || ticks().expect("a number") > awake + 5);
+    served.ok(["exec", "demo", "-c", "task.cancel(); await asyncio.wait([task]);"]);
+    served.ok(["hibernate", "demo"]);
+    assert_eq!(served.ok(["exec", "demo", "-c", "task.cancelled()"]).stdout(), "True\n");
+}

@@ -5,7 +5,7 @@
     memory      what is not used any more goes back to the system
     interrupts  SIGINT reaches user code only
     cells       source to code objects: last expression, top-level await, linecache
-    aio         the persistent event loop behind top-level await
+    aio         the event loop: top-level await, tasks that go on between cells
     streams     stdin, stdout and stderr, repaired before every exec
     inputs      input(), sys.stdin and getpass() of cells that take input
     spill       large values of an idle kernel go to disk and come back

@@ -315,7 +315,8 @@ class Kernel:
             self._tell_failure(f"asyncio task {name}", error)
         pending = aio.pending_names() if is_script else []
         if pending:
-            self._streams.stderr.write(f"belljar: asyncio tasks that had not ended with the code: {', '.join(pending)}\n")
+            names = ", ".join(pending)
+            self._streams.stderr.write(f"belljar: asyncio tasks that had not ended with the code: {names}\n")
 
     def _tell_failure(self, what: str, error: BaseException) -> None:
         from . import tracebacks
