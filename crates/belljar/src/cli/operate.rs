@@ -8,7 +8,8 @@ use clap::Args;
 #[command(after_help = "\
 The exit status is 0 if a server answers, 1 if none does.")]
 pub(crate) struct StatusArgs {
-    /// Where the server is [default: BELLJAR_URL, else http://127.0.0.1:8000]
+    /// Where the server is [default: BELLJAR_URL, else the local server of Python programs, else
+    /// http://127.0.0.1:8000]
     #[arg(long, value_name = "URL")]
     url: Option<String>,
     /// Print it as JSON

@@ -370,10 +370,10 @@ fn mention_local(settings: &Settings, url: &str) {
     let is_ours = url == format!("unix:{}", local.socket().display());
     if settings.client.url.is_none() && !is_ours && local.is_running() {
         let socket = local.socket().display();
-        eprintln!(
+        logging::announce(&format!(
             "  Python programs have a local server at unix:{socket}, and commands use that one;"
-        );
-        eprintln!("  for this one: BELLJAR_URL={url}");
+        ));
+        logging::announce(&format!("  for this one: BELLJAR_URL={url}"));
     }
 }
 
