@@ -25,7 +25,8 @@ from belljar import Client, LocalServerError, SessionManager, local
 def home(user: User, monkeypatch: pytest.MonkeyPatch) -> Path:
     """We are this user."""
     user.becomes_us(monkeypatch)
-    monkeypatch.setenv("ANTHROPIC_API_KEY", "secret-of-mine")
+    for name in ("ANTHROPIC_API_KEY", "OPENAI_API_KEY"):
+        monkeypatch.setenv(name, "secret-of-mine")
     return user.home
 
 
@@ -260,4 +261,4 @@ def test_only_what_the_server_needs_is_passed_on(home: Path, monkeypatch: pytest
     environment = local._environment(local.Place())
     assert environment["MY_TOKEN"] == "t" and environment["BELLJAR_MEMORY"] == "1G"
     assert environment["DATASETS_HOST_RO"] == os.path.abspath("data")
-    assert not {"ANTHROPIC_API_KEY", "BELLJAR_API_KEY", "BELLJAR_BINARY"} & set(environment)
+    assert not {"ANTHROPIC_API_KEY", "OPENAI_API_KEY", "BELLJAR_API_KEY", "BELLJAR_BINARY"} & set(environment)

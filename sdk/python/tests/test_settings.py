@@ -131,6 +131,21 @@ def test_settings_that_the_running_server_does_not_have(
     assert b"BELLJAR_THREADS=2" in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") and caplog.messages == []
 
 
+def test_a_session_that_lives_keeps_what_it_began_with(project: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with Client() as client, client.session("k", stop_on_exit=True) as session:
+        (project / ".env").write_text("BELLJAR_PIDS=40\n")
+        for _ in range(2):
+            found = client.session("k")
+            assert found.id == session.id and found.info.limits.pids == session.info.limits.pids != 40
+        manager = belljar.SessionManager()
+        assert manager.exec("k", "1 + 1").text == "2"
+        [told] = caplog.messages
+        assert "pids" in told and "until it is stopped" in told
+        # Who asks for something in so many words is told that it cannot be had.
+        with pytest.raises(belljar.Conflict):
+            client.session("k", limits={"pids": 41})
+
+
 def test_a_setting_that_is_no_number_is_said(project: Path, user: User) -> None:
     user.python("-c", "import belljar; belljar.run('1')")
     (project / ".env").write_text("BELLJAR_CPUS=all\n")

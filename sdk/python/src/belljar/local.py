@@ -20,9 +20,9 @@ and the log are below `$XDG_RUNTIME_DIR/belljar-local` or the data directory, wh
 
 Its settings are those of the program that started it: `BELLJAR_MEMORY` and so on, from the environment
 and the `.env` of the current directory. Of its environment nothing else is passed on, least of all
-keys, but for `OPENAI_API_KEY`, which is a setting: browser tasks are done with it. A program with other
-settings than the server that runs already asks for them with every session (`adjusted`); those that only
-a server can have are named in a warning.
+keys, unless tools need one (`pass_model_key`). A program with other settings than the server that runs
+already asks for them with every session (`adjusted`); those that only a server can have are named in a
+warning.
 
 What one server can have only once, such as the directory of datasets, may be wanted differently by
 different programs: `Place({"DATASETS_HOST_RO": ...})` is the place of one more server, shared by all
@@ -301,6 +301,15 @@ def _tell(pid: int, differing: Mapping[str, str], theirs: Mapping[str, str]) -> 
         f"belljar: the local server was started with other settings: {said}. To use yours, stop it with "
         "`python -m belljar.local stop`; the next program starts it again, and its sessions stay"
     )
+
+
+def tell_of_session(session_id: str, conflict: str) -> None:
+    """Says that a session which lives already has other settings than ours, once."""
+    if (0, session_id) not in _told:
+        import logging
+
+        _told.add((0, session_id))
+        logging.getLogger("belljar").warning(f"belljar: {conflict}; it goes on as it is until it is stopped")
 
 
 def _comparison(name: str, value: str, theirs: Mapping[str, str]) -> str:

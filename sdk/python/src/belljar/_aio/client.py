@@ -19,7 +19,7 @@ from belljar._aio.volumes import AsyncVolumes
 from belljar._calls import Access, AskedLimits, AskedVolumes, Call, Checkpoints, Language, Network, Size, Storage
 from belljar._requests import Requests, transport_options
 from belljar._target import Target
-from belljar.errors import BelljarError, ServerUnavailable
+from belljar.errors import BelljarError, Conflict, ServerUnavailable
 from belljar.events import Output
 from belljar.models import Health, Result, SessionInfo, Usage
 
@@ -183,8 +183,16 @@ class AsyncClient:
         return _io.opening(self._open(call, key is None if stop_on_exit is None else stop_on_exit))
 
     async def _open(self, call: Call[SessionInfo], stop_on_exit: bool) -> AsyncSession:
-        call = await self._adjusted(call, is_run=False)
-        return AsyncSession(self, await self._do(call), stop_on_exit=stop_on_exit)
+        adjusted = await self._adjusted(call, is_run=False)
+        try:
+            info = await self._do(adjusted)
+        except Conflict as conflict:
+            # A session that lives has the settings it began with. Only arguments insist on others.
+            if conflict.code != "session_differs" or adjusted.body == call.body:
+                raise
+            info = await self._do(call)
+            local.tell_of_session(info.id, conflict.message)
+        return AsyncSession(self, info, stop_on_exit=stop_on_exit)
 
     async def _adjusted(self, call: Call[T], *, is_run: bool) -> Call[T]:
         """With our settings, where the local server was started with others."""

@@ -20,7 +20,7 @@ from belljar._sync.volumes import Volumes
 from belljar._calls import Access, AskedLimits, AskedVolumes, Call, Checkpoints, Language, Network, Size, Storage
 from belljar._requests import Requests, transport_options
 from belljar._target import Target
-from belljar.errors import BelljarError, ServerUnavailable
+from belljar.errors import BelljarError, Conflict, ServerUnavailable
 from belljar.events import Output
 from belljar.models import Health, Result, SessionInfo, Usage
 
@@ -184,8 +184,16 @@ class Client:
         return _io.opening(self._open(call, key is None if stop_on_exit is None else stop_on_exit))
 
     def _open(self, call: Call[SessionInfo], stop_on_exit: bool) -> Session:
-        call = self._adjusted(call, is_run=False)
-        return Session(self, self._do(call), stop_on_exit=stop_on_exit)
+        adjusted = self._adjusted(call, is_run=False)
+        try:
+            info = self._do(adjusted)
+        except Conflict as conflict:
+            # A session that lives has the settings it began with. Only arguments insist on others.
+            if conflict.code != "session_differs" or adjusted.body == call.body:
+                raise
+            info = self._do(call)
+            local.tell_of_session(info.id, conflict.message)
+        return Session(self, info, stop_on_exit=stop_on_exit)
 
     def _adjusted(self, call: Call[T], *, is_run: bool) -> Call[T]:
         """With our settings, where the local server was started with others."""
