@@ -125,8 +125,7 @@ impl From<EngineError> for ApiError {
             | EngineError::VolumeFull { .. }
             | EngineError::Volume(_)
             | EngineError::Create(RuntimeError::Volume { .. }) => from_volume(&error, message),
-            EngineError::WorkspaceRefused(_)
-            | EngineError::Create(RuntimeError::Workspace(_)) => {
+            EngineError::WorkspaceRefused(_) | EngineError::Create(RuntimeError::Workspace(_)) => {
                 ApiError::new(StatusCode::FORBIDDEN, "workspace_not_allowed", message)
             }
             EngineError::NotNow { refusal, .. } => not_now(*refusal, message),
@@ -223,8 +222,9 @@ impl From<EngineError> for ApiError {
             EngineError::DiskNotEnforced(_) => {
                 ApiError::new(StatusCode::CONFLICT, "disk_not_enforced", message)
             }
-            EngineError::RemoveFiles { .. } => internal(message)
-                .hint("the next start of the server tries to remove them again"),
+            EngineError::RemoveFiles { .. } => {
+                internal(message).hint("the next start of the server tries to remove them again")
+            }
             // Of what code inside, or the owner of the data, did to the directory.
             EngineError::ListDatasets(RuntimeError::Refused(_)) => {
                 ApiError::new(StatusCode::CONFLICT, "data_not_readable", message)
@@ -248,11 +248,10 @@ impl From<EngineError> for ApiError {
             }
             EngineError::NoStaging(_) => ApiError::new(StatusCode::CONFLICT, "no_staging", message),
             EngineError::NoRoomInside(_) | EngineError::FullInside => {
-                ApiError::new(StatusCode::INSUFFICIENT_STORAGE, "no_room_inside", message)
-                    .hint(
-                        "remove files in it, or ask for a session with a larger tmpfs limit or with \
+                ApiError::new(StatusCode::INSUFFICIENT_STORAGE, "no_room_inside", message).hint(
+                    "remove files in it, or ask for a session with a larger tmpfs limit or with \
                          storage BIND, whose size is BELLJAR_SESSION_SIZE",
-                    )
+                )
             }
             EngineError::Stage(RuntimeError::Refused(refusal)) => no_place(refusal.code, message),
             EngineError::Stage(RuntimeError::Open { .. }) => {
