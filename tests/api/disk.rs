@@ -203,8 +203,7 @@ async fn files_on_disk_have_a_size_that_holds() {
 async fn a_fork_on_disk_has_files_of_its_own() {
     let server = Server::with(&[("BELLJAR_SESSION_SIZE", "32M")]).await;
     let session = server.session_with(json!({"storage": "BIND"})).await;
-    session.shell("echo shared > file").await;
-    session.python("x = 1").await;
+    session.python("x = 1; print('shared', file=open('file', 'w'))").await;
     let forked = server.post(&session.path("/fork"), json!({"count": 1})).await.json(201);
     let fork = Session::of(&server, text(&forked["sessions"][0]["id"]));
     assert_eq!(fork.shell("cat file; echo own > file").await["stdout"], "shared\n");

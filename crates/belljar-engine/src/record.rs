@@ -151,8 +151,17 @@ impl Record {
     /// it, as far as the disk tells.
     #[must_use]
     pub fn is_unclaimed_by(&self, owner: &str) -> bool {
+        if self.is_aside() {
+            // It was no session's any more when it got this name, and its mark may be gone already.
+            return true;
+        }
         let names = |file| fs::read_to_string(self.directory.join(file));
         [UNCLAIMED, REMOVED].iter().any(|file| names(file).is_ok_and(|name| name.trim() == owner))
+    }
+
+    /// Whether this was being removed when a server was killed.
+    fn is_aside(&self) -> bool {
+        self.directory.to_string_lossy().ends_with(REMOVED_SUFFIX)
     }
 
     /// Says that this is about to be removed: should `owner` be killed before it is done, its next
@@ -186,8 +195,7 @@ impl Record {
         let mut name = self.directory.file_name().unwrap_or_default().to_owned();
         name.push(REMOVED_SUFFIX);
         let aside = self.directory.with_file_name(name);
-        // One that is being removed already has its name.
-        let is_aside = self.directory.to_string_lossy().ends_with(REMOVED_SUFFIX);
+        let is_aside = self.is_aside();
         let directory = if is_aside { &self.directory } else { &aside };
         if !is_aside {
             match fs::rename(&self.directory, &aside) {
@@ -410,6 +418,10 @@ mod tests {
         record.remove().unwrap();
         record.remove().unwrap();
         record.mark_removed("one").unwrap();
+        let half = Record::of(root.path(), "ses_2.removed");
+        fs::create_dir_all(half.directory().join("files/left")).unwrap();
+        assert!(half.is_unclaimed_by("one"), "also without its mark");
+        half.remove().unwrap();
         assert_eq!(fs::read_dir(root.path()).unwrap().count(), 0);
     }
 }
