@@ -366,9 +366,11 @@ mod tests {
     #[test]
     fn the_last_session_of_a_key_is_found_by_it() {
         let root = tempfile::tempdir().unwrap();
+        let kind = Some(VolumeKind::Directory);
+        let plain = DiskConfig { kind, size: 16 << 20, retention_s: None, strict: false };
         let record = |id: &str, tenant: &str| {
             let record = Record::of(root.path(), id);
-            record.prepare().unwrap();
+            record.prepare(&plain).unwrap();
             record.write_metadata(&json!({"tenant": tenant, "key": "k/1"})).unwrap();
             record.show_by_key(tenant, "k/1").unwrap();
             record
