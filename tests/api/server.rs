@@ -261,6 +261,8 @@ fn listen_to(stderr: impl Read, said: &Mutex<String>, tell: tokio::sync::oneshot
             && (url.starts_with("http") || url.starts_with("unix:"))
             && let Some(tell) = tell.take()
         {
+            // In a log of JSON a quote follows.
+            let url = url.split('"').next().unwrap_or(url);
             let _ = tell.send(url.trim().to_owned());
         }
     }

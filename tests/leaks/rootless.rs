@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt, chown};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use belljar_sys::{privileges, procfs};
@@ -102,23 +102,9 @@ fn strict_refuses(user: &User) {
 /// Shared, removed whatever is in them, and said not to be enforced.
 fn volumes_are_directories(user: &User) {
     let socket = user.directory.path().join("home/socket").display().to_string();
-    let mut server = user.command(&["serve", "--unix", &socket, "--stop-sessions"]);
-    let server = server.env("BELLJAR_POOL", "0").stdout(Stdio::null()).stderr(Stdio::null());
-    let mut server = server.spawn().expect("setpriv starts");
-    let ask = |args: &[&str]| {
-        let url = format!("unix:{socket}");
-        user.command(args).env("BELLJAR_URL", url).output().expect("setpriv starts")
-    };
-    let deadline = Instant::now() + PATIENCE;
-    while !ask(&["volume", "list"]).status.success() {
-        assert!(Instant::now() < deadline, "it does not answer");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    let ok = |args: &[&str]| {
-        let done = ask(args);
-        assert!(done.status.success(), "{done:?}");
-        text(&done.stdout)
-    };
+    let server = user.command(&["serve", "--unix", &socket, "--stop-sessions"]);
+    let server = Server::start(user, server, &socket);
+    let (ask, ok) = (|args: &[&str]| server.ask(args), |args: &[&str]| server.ok(args));
     ok(&["volume", "create", "soft", "--size", "4M"]);
     assert!(ok(&["volume", "show", "soft"]).contains("not enforced"));
     let create = |volume| ok(&["session", "create", "--volume", volume]).trim().to_owned();
@@ -141,8 +127,7 @@ fn volumes_are_directories(user: &User) {
     let volumes = user.directory.path().join("home/belljar/volumes");
     let owner = fs::read_dir(volumes).expect("a directory").flatten().next().expect("its own");
     assert_eq!(fs::read_dir(owner.path()).expect("a directory").count(), 0);
-    belljar_sys::process::signal(server.id(), 15).expect("it runs");
-    server.wait().expect("it ends");
+    server.end();
 }
 
 /// Files of sessions with storage BIND are plain ones, which can be removed whatever they are, and
@@ -156,37 +141,25 @@ fn files_of_an_ordinary_user_are_plain_and_his_own() {
     let user = User::new();
     private_directories_of_others_are_refused_as_data(&user);
     let socket = user.directory.path().join("home/socket3").display().to_string();
-    let mut server = user.command(&["serve", "--unix", &socket, "--stop-sessions"]);
-    let server = server.env("BELLJAR_POOL", "0").stdout(Stdio::null()).stderr(Stdio::null());
-    let mut server = server.spawn().expect("setpriv starts");
-    let url = format!("unix:{socket}");
-    let ask = |args: &[&str]| {
-        user.command(args).env("BELLJAR_URL", &url).output().expect("setpriv starts")
-    };
-    let deadline = Instant::now() + PATIENCE;
-    while !ask(&["session", "list"]).status.success() {
-        assert!(Instant::now() < deadline, "it does not answer");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    let ok = |args: &[&str]| {
-        let done = ask(args);
-        assert!(done.status.success(), "{done:?}");
-        text(&done.stdout)
-    };
+    let server = user.command(&["serve", "--unix", &socket, "--stop-sessions"]);
+    let server = Server::start(&user, server, &socket);
+    let ok = |args: &[&str]| server.ok(args);
     ok(&["session", "create", "--storage", "BIND", "--key", "k"]);
     let shown = ok(&["session", "show", "k"]);
     assert!(shown.contains("files on disk is not enforced"), "{shown}");
     let write = "echo one > /session/a; mkdir -p d/e; touch d/e/f; chmod 0 d";
     ok(&["session", "exec", "k", "--lang", "bash", "-c", write]);
     let sessions = user.directory.path().join("home/belljar/sessions");
-    let directory =
-        fs::read_dir(&sessions).expect("a directory").flatten().next().expect("its own");
-    assert_eq!(fs::read_to_string(directory.path().join("files/a")).expect("a file"), "one\n");
+    let file = sessions.join("by-key/k/files/a");
+    assert_eq!(fs::read_to_string(file).expect("a file"), "one\n");
     ok(&["session", "stop", "k"]);
     ok(&["session", "remove", "k"]);
-    assert_eq!(fs::read_dir(&sessions).expect("a directory").count(), 0);
-    belljar_sys::process::signal(server.id(), 15).expect("it runs");
-    server.wait().expect("it ends");
+    let left = fs::read_dir(&sessions).expect("a directory").flatten();
+    let left: Vec<_> =
+        left.map(|entry| entry.file_name()).filter(|name| name != "by-key").collect();
+    assert!(left.is_empty(), "{left:?}");
+    assert_eq!(fs::read_dir(sessions.join("by-key")).expect("a directory").count(), 0);
+    server.end();
 }
 
 fn private_directories_of_others_are_refused_as_data(user: &User) {
@@ -239,23 +212,9 @@ fn nothing_can_be_planted_in_what_is_kept_of_kernels() {
     let socket = user.directory.path().join("home/socket2").display().to_string();
     let belljar = user.directory.path().join("belljar").display().to_string();
     let serve = ["-c", WITHOUT_LANDLOCK, &belljar, "serve", "--unix", &socket, "--stop-sessions"];
-    let mut server = user.program("python3", &serve);
-    let server = server.env("BELLJAR_POOL", "0").stdout(Stdio::null()).stderr(Stdio::null());
-    let mut server = server.spawn().expect("setpriv starts");
-    let ask = |args: &[&str]| {
-        let url = format!("unix:{socket}");
-        user.command(args).env("BELLJAR_URL", url).output().expect("setpriv starts")
-    };
-    let deadline = Instant::now() + PATIENCE;
-    while !ask(&["session", "list"]).status.success() {
-        assert!(Instant::now() < deadline, "it does not answer");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    let ok = |args: &[&str]| {
-        let done = ask(args);
-        assert!(done.status.success(), "{done:?}");
-        text(&done.stdout)
-    };
+    let server = user.program("python3", &serve);
+    let server = Server::start(&user, server, &socket);
+    let ok = |args: &[&str]| server.ok(args);
     let session = ok(&["session", "create"]).trim().to_owned();
     ok(&["session", "exec", &session, "-c", PLANT]);
     // The second refers to the first, and so does one that slept.
@@ -269,8 +228,7 @@ fn nothing_can_be_planted_in_what_is_kept_of_kernels() {
     assert!(tried.parse::<u32>().expect("a number") >= 4, "{seen}");
     assert_eq!(planted, "0", "of {tried} files");
     assert_eq!(ok(&["session", "exec", &fork, "-c", "print(x + 1)"]), "42\n");
-    belljar_sys::process::signal(server.id(), 15).expect("it runs");
-    server.wait().expect("it ends");
+    server.end();
 }
 
 /// Without control groups nobody else could end a guest whose host died before it got in touch.
@@ -346,6 +304,55 @@ impl User {
             .env("BELLJAR_HOME", home.join("belljar"))
             .env("BELLJAR_RUN_DIR", self.directory.path().join("run"));
         command
+    }
+}
+
+/// A server of that user. It ends with the test, however that ends.
+struct Server<'a> {
+    user: &'a User,
+    url: String,
+    process: Child,
+}
+
+impl<'a> Server<'a> {
+    /// Waits until it answers.
+    fn start(user: &'a User, mut command: Command, socket: &str) -> Server<'a> {
+        command.env("BELLJAR_POOL", "0").stdout(Stdio::null()).stderr(Stdio::null());
+        let process = command.spawn().expect("setpriv starts");
+        let server = Server { user, url: format!("unix:{socket}"), process };
+        let deadline = Instant::now() + PATIENCE;
+        while !server.ask(&["session", "list"]).status.success() {
+            assert!(Instant::now() < deadline, "it does not answer");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        server
+    }
+
+    /// A command that talks to it.
+    fn ask(&self, args: &[&str]) -> Output {
+        let mut command = self.user.command(args);
+        command.env("BELLJAR_URL", &self.url).output().expect("setpriv starts")
+    }
+
+    /// What a command prints that succeeds.
+    fn ok(&self, args: &[&str]) -> String {
+        let done = self.ask(args);
+        assert!(done.status.success(), "{done:?}");
+        text(&done.stdout)
+    }
+
+    /// Stops it in good order.
+    fn end(mut self) {
+        belljar_sys::process::signal(self.process.id(), 15).expect("it runs");
+        self.process.wait().expect("it ends");
+    }
+}
+
+impl Drop for Server<'_> {
+    fn drop(&mut self) {
+        // It has ended already, unless the test failed.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
     }
 }
 

@@ -37,6 +37,9 @@ enum Expect {
     Artifacts,
 }
 
+/// The exit status of `belljar run` for code that succeeded and left files that could not be kept.
+const NOT_KEPT: i32 = 123;
+
 /// How a run of an attack went.
 #[derive(Debug)]
 pub(crate) struct Outcome {
@@ -117,8 +120,10 @@ impl Attack {
         if lines().any(|line| line.contains(canary)) {
             return fail("the canary was seen".to_owned());
         }
-        let contained =
-            last_line(&outcome.stdout).starts_with("CONTAINED") && outcome.exit_code == 0;
+        // What it left is partly not kept, which the command says.
+        let leaves_files = self.expect.contains(&Expect::Artifacts);
+        let succeeded = outcome.exit_code == 0 || (leaves_files && outcome.exit_code == NOT_KEPT);
+        let contained = last_line(&outcome.stdout).starts_with("CONTAINED") && succeeded;
         if self.most_output.is_some_and(|most| outcome.stdout.len() > most) {
             return fail(format!("{} bytes were printed", outcome.stdout.len()));
         }

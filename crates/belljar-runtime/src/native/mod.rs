@@ -194,14 +194,17 @@ impl NativeRuntime {
         spec: &SandboxSpec,
         purpose: &str,
     ) -> Result<Sandbox, RuntimeError> {
-        let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let name = format!("{}.{purpose}{number}", self.instance);
+        let name = || {
+            let number = self.next.fetch_add(1, Ordering::Relaxed);
+            format!("{}.{purpose}{number}", self.instance)
+        };
         let spawner = self.spawner();
-        match self.create_by(&spawner, image, spec, name.clone()).await {
+        match self.create_by(&spawner, image, spec, name()).await {
             Err(RuntimeError::SpawnerGone(cause)) => {
                 tracing::warn!("the spawner died ({cause}); starting another");
                 let successor = self.replace_spawner(&spawner).await?;
-                self.create_by(&successor, image, spec, name).await
+                // By another name: the cgroup of the first attempt may still be being removed.
+                self.create_by(&successor, image, spec, name()).await
             }
             created => created,
         }
