@@ -64,15 +64,7 @@ impl DiskConfig {
     /// How the files of a new session are kept, and why not better.
     #[must_use]
     pub fn new_kind(&self) -> (VolumeKind, Option<&'static str>) {
-        match (self.kind, VolumeKind::why_no_images()) {
-            (Some(VolumeKind::Image) | None, None) => (VolumeKind::Image, None),
-            (Some(VolumeKind::Directory), _) => {
-                (VolumeKind::Directory, Some("BELLJAR_SESSION_FILES=directory asks for that"))
-            }
-            // The operator insists: making the first one fails, and says why.
-            (Some(VolumeKind::Image), Some(why)) => (VolumeKind::Image, Some(why)),
-            (None, why) => (VolumeKind::Directory, why),
-        }
+        VolumeKind::of_new(self.kind, "BELLJAR_SESSION_FILES=directory asks for that")
     }
 
     /// Why the size of files that are kept in a directory is not enforced.

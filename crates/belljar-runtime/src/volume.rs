@@ -100,6 +100,22 @@ impl VolumeKind {
         }
         None
     }
+
+    /// The kind of something new, and why its size is not enforced. `asks` is the reason where the operator asked for
+    /// directories.
+    #[must_use]
+    pub fn of_new(
+        asked: Option<VolumeKind>,
+        asks: &'static str,
+    ) -> (VolumeKind, Option<&'static str>) {
+        match (asked, VolumeKind::why_no_images()) {
+            (Some(VolumeKind::Image) | None, None) => (VolumeKind::Image, None),
+            (Some(VolumeKind::Directory), _) => (VolumeKind::Directory, Some(asks)),
+            // The operator insists: making the first one fails, and says why.
+            (Some(VolumeKind::Image), Some(why)) => (VolumeKind::Image, Some(why)),
+            (None, why) => (VolumeKind::Directory, why),
+        }
+    }
 }
 
 /// A volume that a sandbox is to see at `/volumes/NAME`.

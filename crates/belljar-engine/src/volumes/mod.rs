@@ -68,15 +68,7 @@ impl VolumesConfig {
     /// How a new volume is kept, and why not better.
     #[must_use]
     pub fn new_kind(&self) -> (VolumeKind, Option<&'static str>) {
-        match (self.kind, VolumeKind::why_no_images()) {
-            (Some(VolumeKind::Image) | None, None) => (VolumeKind::Image, None),
-            (Some(VolumeKind::Directory), _) => {
-                (VolumeKind::Directory, Some("BELLJAR_VOLUME_STORAGE=directory asks for that"))
-            }
-            // Whoever insists is told by the one that cannot be made.
-            (Some(VolumeKind::Image), Some(why)) => (VolumeKind::Image, Some(why)),
-            (None, why) => (VolumeKind::Directory, why),
-        }
+        VolumeKind::of_new(self.kind, "BELLJAR_VOLUME_STORAGE=directory asks for that")
     }
 }
 
