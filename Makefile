@@ -28,7 +28,7 @@ UNITDIR := $(PREFIX)/lib/systemd/system
 MATURIN := 'maturin>=1.9,<2'
 BUILD_WHEEL := PATH="$(CURDIR)/target/sdk-python/bin:$$PATH" maturin build --locked --target-dir $(CURDIR)/target
 
-.PHONY: help install install-files uninstall build tested tested-wheel demo test test-python test-kernels test-standard test-engine test-deepagents sdk-python wheel lint advisories bench setup system clean fuzz test-tenants test-lives test-walls test-openapi
+.PHONY: help install install-files uninstall build tested tested-wheel demo test test-python test-agents test-kernels test-standard test-engine test-deepagents sdk-python wheel lint advisories bench setup system clean fuzz test-tenants test-lives test-walls test-openapi
 
 help:
 	@echo "make demo   set up this machine and show what Belljar does"
@@ -89,9 +89,10 @@ test: tested
 	@$(MAKE) --no-print-directory tested-wheel
 	@# Two at a time: each of them waits for something more often than not.
 	@rm -f target/docker/done
-	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target WAIT_FOR_ENGINE=1 test-engine test-python test-kernels test-standard test-openapi
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target WAIT_FOR_ENGINE=1 test-engine test-python test-agents test-kernels test-standard test-openapi
 	@echo "== all other tests: the real binary, real sandboxes"
-	$(CARGO) nextest run --locked --workspace
+	@# One more at a time than there are processors: each waits now and then.
+	$(CARGO) nextest run --locked --workspace --test-threads $$(($$(nproc) + 1))
 	@# Which attack misses each wall of a sandbox; written by the tests of security.
 	@cat target/$(TRIPLE)/tmp/walls.txt
 
@@ -159,11 +160,18 @@ tested-wheel: tested sdk-python
 	@# maturin moves the program that was built; this puts it back, and compiles nothing.
 	@$(CARGO) build --quiet --locked --workspace
 
-# The package's own tests.
+# The package's own tests, and those of its tools for agents: two parts of about the same length, for two at a time.
+PYTEST := PYTHONDONTWRITEBYTECODE=1 WAIT_FOR_ENGINE=$(WAIT_FOR_ENGINE) BELLJAR_BINARY=$(TESTED) WHEEL_TO_TEST=$$(echo $(CURDIR)/target/wheel/belljar-*.whl) $(SDK_PYTHON) -m pytest -q -p no:cacheprovider --reruns 2 --reruns-delay 1
+AGENTS := tests/langchain tests/deepagents
 test-python:
 	@test -d target/wheel || $(MAKE) --no-print-directory tested-wheel
 	@echo "== the Python package: its client against a real server"
-	cd sdk/python && PYTHONDONTWRITEBYTECODE=1 WAIT_FOR_ENGINE=$(WAIT_FOR_ENGINE) BELLJAR_BINARY=$(TESTED) WHEEL_TO_TEST=$$(echo $(CURDIR)/target/wheel/belljar-*.whl) $(SDK_PYTHON) -m pytest -q -p no:cacheprovider --reruns 2 --reruns-delay 1
+	cd sdk/python && $(PYTEST) $(addprefix --ignore=,$(AGENTS))
+
+test-agents:
+	@test -d target/wheel || $(MAKE) --no-print-directory tested-wheel
+	@echo "== the Python package: its tools for agents"
+	cd sdk/python && $(PYTEST) $(AGENTS)
 
 # One wheel with the binary and the Python package, for any Python of this machine's kind.
 wheel: build sdk-python
