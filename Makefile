@@ -162,7 +162,7 @@ tested-wheel: tested sdk-python
 
 # The package's own tests, and those of its tools for agents: two parts of about the same length, for two at a time.
 PYTEST := PYTHONDONTWRITEBYTECODE=1 WAIT_FOR_ENGINE=$(WAIT_FOR_ENGINE) BELLJAR_BINARY=$(TESTED) WHEEL_TO_TEST=$$(echo $(CURDIR)/target/wheel/belljar-*.whl) $(SDK_PYTHON) -m pytest -q -p no:cacheprovider --reruns 2 --reruns-delay 1
-AGENTS := tests/langchain tests/deepagents
+AGENTS := tests/deepagents tests/langchain
 test-python:
 	@test -d target/wheel || $(MAKE) --no-print-directory tested-wheel
 	@echo "== the Python package: its client against a real server"

@@ -20,14 +20,20 @@ def run(server: Server, example: str, *arguments: str) -> str:
     env = {name: value for name, value in os.environ.items() if name not in keys}
     paths = [str(ROOT / "sdk" / "python" / "src"), os.environ.get("PYTHONPATH", "")]
     env |= {"BELLJAR_URL": server.url, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    before = alive(server)
     done = subprocess.run(
         [sys.executable, ROOT / "examples" / f"{example}.py", *arguments],
         env=env, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    with Client(server.url) as client:
-        assert not [session for session in client.sessions() if session.info.is_alive]
+    assert not alive(server) - before
     return done.stdout
+
+
+def alive(server: Server) -> set[str]:
+    """Sessions of the server, which other tests use too."""
+    with Client(server.url) as client:
+        return {session.id for session in client.sessions() if session.info.is_alive}
 
 
 def test_bash_agent(server: Server) -> None:
