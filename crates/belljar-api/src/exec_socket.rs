@@ -32,7 +32,7 @@ use utoipa::IntoParams;
 
 use crate::App;
 use crate::error::{ApiError, ErrorBody};
-use crate::execs::ExecBody;
+use crate::execs::{ExecBody, transcript};
 use crate::input::{Path, Query, parse};
 use crate::stream;
 use crate::tenants::{Held, Share};
@@ -85,9 +85,7 @@ pub(crate) async fn open(
     let held = share.enter()?.and(share.reserve(MAX_MESSAGE as u64).await?);
     let joined = match query.exec_id {
         Some(exec_id) => {
-            let bytes = app.engine.stored_bytes(&who, &id, &exec_id).await?;
-            let (stored, _loading) = share.load(bytes).await?;
-            let transcript = app.engine.transcript(&who, &id, &exec_id).await?;
+            let (transcript, stored) = transcript(&app, &who, &share, &id, &exec_id).await?;
             let from = query.offset.unwrap_or(0);
             Some(Followed { exec_id, transcript, from, _held: stored })
         }
@@ -157,10 +155,8 @@ impl Caller {
                 if !app.engine.is_same_exec(who, session, &exec_id, &request, &code).await? {
                     return Err(EngineError::ExecDiffers(exec_id).into());
                 }
-                let bytes = app.engine.stored_bytes(who, session, &exec_id).await?;
-                let (held, _loading) = share.load(bytes).await?;
-                let transcript = app.engine.transcript(who, session, &exec_id).await?;
-                Ok(Followed { exec_id, transcript, from: 0, _held: held })
+                let (transcript, stored) = transcript(app, who, share, session, &exec_id).await?;
+                Ok(Followed { exec_id, transcript, from: 0, _held: stored })
             }
             Err(error) => Err(error.into()),
         }

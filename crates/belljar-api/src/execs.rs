@@ -10,6 +10,7 @@ use axum::{Extension, Json};
 use belljar_engine::exec::{Exec, ExecRequest, MAX_TIMEOUT_S, Stage, timeout_ms};
 use belljar_engine::result::ExecResult;
 use belljar_engine::session::ExecAsk;
+use belljar_engine::transcript::Transcript;
 use belljar_engine::{Beyond, EngineError, ExecInfo, Principal, clock};
 use belljar_proto::exec::{DEFAULT_OUTPUT_LIMIT, Language, What};
 use belljar_runtime::{USER_ID, languages, paths};
@@ -384,6 +385,19 @@ async fn again(
     })
 }
 
+/// The transcript of an execution, and the tenant's memory that it takes if it was read from the database.
+pub(crate) async fn transcript(
+    app: &App,
+    who: &Principal,
+    share: &Share,
+    id: &str,
+    exec_id: &str,
+) -> Result<(Arc<Transcript>, Held), ApiError> {
+    let bytes = app.engine.stored_bytes(who, id, exec_id).await?;
+    let (held, _loading) = share.load(bytes).await?;
+    Ok((app.engine.transcript(who, id, exec_id).await?, held))
+}
+
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ListExecs {
@@ -459,9 +473,7 @@ pub(crate) async fn events(
 ) -> Result<Response, ApiError> {
     let last = headers.get("last-event-id").and_then(|value| value.to_str().ok()?.parse().ok());
     let offset = query.offset.or(last).unwrap_or(0);
-    let bytes = app.engine.stored_bytes(&who, &id, &exec).await?;
-    let (held, _loading) = share.load(bytes).await?;
-    let transcript = app.engine.transcript(&who, &id, &exec).await?;
+    let (transcript, held) = transcript(&app, &who, &share, &id, &exec).await?;
     Ok(stream::events(app.linker(), exec, transcript, offset, held))
 }
 

@@ -24,7 +24,7 @@ pub(crate) use answer::{BrowserAnswer, samples};
 
 use crate::App;
 use crate::error::{ApiError, ErrorBody};
-use crate::execs::{check_exec_id, parse_timeout, wants_stream};
+use crate::execs::{self, check_exec_id, parse_timeout, wants_stream};
 use crate::input::Path;
 use crate::stream;
 use crate::tenants::Held;
@@ -106,9 +106,8 @@ async fn perform(
     }
     let exec_id = asked_id.unwrap_or_default();
     if wants_stream(headers) {
-        let bytes = app.engine.stored_bytes(who, id, &exec_id).await?;
-        let (held, _loading) = app.tenants.of(&who.tenant).load(bytes).await?;
-        let transcript = app.engine.transcript(who, id, &exec_id).await?;
+        let share = app.tenants.of(&who.tenant);
+        let (transcript, held) = execs::transcript(app, who, &share, id, &exec_id).await?;
         return Ok(stream::events(app.linker(), exec_id, transcript, 0, held));
     }
     let info = app.engine.exec_info(who, id, &exec_id).await?;

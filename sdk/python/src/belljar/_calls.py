@@ -52,6 +52,22 @@ class AskedLimits(TypedDict, total=False):
     tmpfs: Size
 
 
+def asked_limits(
+    memory: Size | None, cpus: float | None, pids: int | None, tmpfs: Size | None = None
+) -> AskedLimits | None:
+    """Those that were chosen; None if none was."""
+    limits: AskedLimits = {}
+    if memory is not None:
+        limits["memory"] = memory
+    if cpus is not None:
+        limits["cpus"] = cpus
+    if pids is not None:
+        limits["pids"] = pids
+    if tmpfs is not None:
+        limits["tmpfs"] = tmpfs
+    return limits or None
+
+
 @dataclass(frozen=True)
 class Call(Generic[T]):
     method: str

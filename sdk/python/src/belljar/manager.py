@@ -22,7 +22,7 @@ from belljar import _keys, _outputs, _settings, local
 from belljar._aio import _io as aio
 from belljar._aio.client import AsyncClient
 from belljar._aio.session import AsyncSession
-from belljar._calls import AskedLimits, Checkpoints, Network, Size
+from belljar._calls import Checkpoints, Network, Size, asked_limits
 from belljar._sync import _io as sync
 from belljar._sync.client import Client
 from belljar._sync.session import Session
@@ -145,7 +145,9 @@ class SessionManager:
         self.checkpoints = checkpoints
         self._timeline: Any = None
         self._key_prefix = key_prefix
-        self._limits = _limits(memory, cpus, pids, tmpfs_size)
+        # A number is one of megabytes, as in TMPFS_SIZE_MB.
+        tmpfs = f"{tmpfs_size}M" if str(tmpfs_size).isdigit() else tmpfs_size
+        self._limits = asked_limits(memory, cpus, pids, tmpfs)
         self._ttl, self._idle_timeout, self._env, self._network = ttl, idle_timeout, env, network
         given: dict[str, str | os.PathLike[str] | None] = {
             "SESSIONS_ROOT": session_root,
@@ -464,17 +466,3 @@ def _what_is_gone(info: SessionInfo, before: str | None) -> str | None:
 
 def _with_origin(result: Result, **origin: str | None) -> ExecResult:
     return ExecResult.model_construct(**{**dict(result), **(result.model_extra or {}), **origin})
-
-
-def _limits(memory: Size | None, cpus: float | None, pids: int | None, tmpfs_size: Size | None) -> AskedLimits | None:
-    limits: AskedLimits = {}
-    if memory is not None:
-        limits["memory"] = memory
-    if cpus is not None:
-        limits["cpus"] = cpus
-    if pids is not None:
-        limits["pids"] = pids
-    if tmpfs_size is not None:
-        # A number is one of megabytes, as in TMPFS_SIZE_MB.
-        limits["tmpfs"] = f"{tmpfs_size}M" if str(tmpfs_size).isdigit() else tmpfs_size
-    return limits or None

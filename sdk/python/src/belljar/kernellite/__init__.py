@@ -35,7 +35,7 @@ import warnings
 from collections.abc import Collection, Mapping
 from typing import Any, TypedDict
 
-from belljar._calls import AskedLimits, Size
+from belljar._calls import AskedLimits, Size, asked_limits
 from belljar._files import StrPath
 from belljar._run import _clients, _kept
 from belljar._sync.client import Client
@@ -119,7 +119,7 @@ def start_container(
     Of copies, files that are too many or too large are left out, which the answer says, and a warning. Links, version
     control (`.git`), environments (`.venv`, `node_modules`) and caches are never copied.
     """
-    limits = _limits(memory, cpus, pids)
+    limits = asked_limits(memory, cpus, pids)
     project = Project(proj, socket_dir)
     started, notes = _start(_client(), project, slug, idle_hibernate_sec, secrets, limits, env, image, mount)
     for note in notes:
@@ -305,17 +305,6 @@ def _environment(given: Mapping[str, str] | None) -> dict[str, str]:
     if os.path.normpath(asked) != _WORKSPACE:
         raise InvalidRequest(f"WORKSPACE_DIR is `{asked}`", hint=f"the project is always at {_WORKSPACE}")
     return {"DEBUG": "1" if _is_debug() else "0", **(given or {}), "WORKSPACE_DIR": _WORKSPACE}
-
-
-def _limits(memory: Size | None, cpus: float | None, pids: int | None) -> AskedLimits | None:
-    limits: AskedLimits = {}
-    if memory is not None:
-        limits["memory"] = memory
-    if cpus is not None:
-        limits["cpus"] = cpus
-    if pids is not None:
-        limits["pids"] = pids
-    return limits or None
 
 
 def _is_debug() -> bool:
