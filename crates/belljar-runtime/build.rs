@@ -43,7 +43,7 @@ fn here() -> PathBuf {
 /// `crates/belljar-freeze` as a shared object that Python loads, and as the program that kernels begin as. Neither needs
 /// a library, so any image will do. Cargo cannot build them for us: everything else here is static.
 fn freeze_programs(out: &Path) -> Vec<PathBuf> {
-    let source = here().join("../belljar-freeze/src");
+    let source = here().join("../belljar-snapshot/src");
     println!("cargo::rerun-if-changed={}", source.display());
     let target = env::var("TARGET").expect("set by cargo");
     if !target.starts_with("x86_64-") {

@@ -64,7 +64,7 @@ async fn what_cannot_be_kept_is_named_and_with_force_said_to_be_lost() {
     session.exec(json!({"code": "x=1", "language": "bash"})).await.json(200);
     let refused = session.client.post(&session.path("/hibernate"), json!({})).await;
     let error = refused.json(409)["error"].clone();
-    assert_eq!(error["code"], "not_at_rest");
+    assert_eq!(error["code"], "not_quiescent");
     assert!(text(&error["message"]).contains("bash kernel is alive"), "{error:#}");
     assert_eq!(session.show().await["state"], "ready");
     let x = session.exec(json!({"code": "echo $x", "language": "bash"})).await.json(200);

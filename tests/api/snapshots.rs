@@ -78,7 +78,7 @@ async fn a_kernel_that_lies_keeps_nothing_of_the_disk() {
     session.python(KEEP_AND_ANSWER).await;
     let before = on_disk(&server.place.frozen());
     let answers = [
-        (r#"b'{"refused": ["no"]}'"#, "True", "not_at_rest"),
+        (r#"b'{"refused": ["no"]}'"#, "True", "not_quiescent"),
         (r#"b'{"bytes": 1, "layers": [1]}'"#, "False", "not_kept"),
         (r#"b'nonsense'"#, "True", "not_kept"),
         (r#"b''"#, "True", "not_kept"),

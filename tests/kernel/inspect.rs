@@ -1,16 +1,16 @@
 //! What the variables of a kernel are.
 
 use belljar_proto::exec::{Language, Status};
-use belljar_proto::guest::{KernelSnapshot, RefusalCode, Variable};
+use belljar_proto::guest::{KernelVariables, RefusalCode, Variable};
 use belljar_runtime::Limits;
 
 use crate::lab::{Lab, Session, of_both_kinds, refused};
 
-async fn state(session: &Session, language: Language) -> KernelSnapshot {
+async fn state(session: &Session, language: Language) -> KernelVariables {
     session.sandbox.kernel_state(language).await.expect("an idle kernel tells")
 }
 
-fn find<'a>(snapshot: &'a KernelSnapshot, name: &str) -> &'a Variable {
+fn find<'a>(snapshot: &'a KernelVariables, name: &str) -> &'a Variable {
     let found = snapshot.variables.iter().find(|variable| variable.name == name);
     found.unwrap_or_else(|| panic!("no {name}: {snapshot:#?}"))
 }

@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use belljar_runtime::{Fixed, FreezeReport, Freezing, Layer, Picture, RuntimeError, common_layer};
+use belljar_runtime::{
+    Fixed, FreezeReport, FreezeRequest, Layer, MemorySnapshot, RuntimeError, common_layer,
+};
 
 use crate::lab::{Lab, Session};
 
@@ -44,7 +46,7 @@ impl Album {
         let (pages, index) =
             (self.path(&format!("{layer}.pages")), self.path(&format!("{layer}.index")));
         let before = before.map(|taken| self.open(taken));
-        let how = Freezing {
+        let how = FreezeRequest {
             layer,
             pages: &pages,
             index: &index,
@@ -64,7 +66,7 @@ impl Album {
         taken
     }
 
-    fn open(&self, taken: &Taken) -> Picture {
+    fn open(&self, taken: &Taken) -> MemorySnapshot {
         let open =
             |path: &Path| File::open(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
         let layers = taken.report.layers.iter().map(|&id| {
@@ -72,7 +74,7 @@ impl Album {
             let pages = common_layer(&self.path("commons"), id).unwrap_or(own);
             Layer { id, pages: open(&pages) }
         });
-        Picture { layers: layers.collect(), index: open(&taken.index) }
+        MemorySnapshot { layers: layers.collect(), index: open(&taken.index) }
     }
 
     /// Another sandbox with the kernel of a picture.
@@ -264,7 +266,8 @@ async fn a_picture_that_does_not_fit_leaves_the_kernel_as_it_is() {
     let half = album.path("half");
     let bytes = std::fs::read(&taken.index).expect("an index");
     std::fs::write(&half, &bytes[..bytes.len() / 2]).expect("a file");
-    let picture = Picture { index: File::open(&half).expect("it is there"), ..album.open(&taken) };
+    let picture =
+        MemorySnapshot { index: File::open(&half).expect("it is there"), ..album.open(&taken) };
     other.sandbox.thaw(&picture).await.expect_err("half an index");
     assert_eq!(other.value("y").await, "2");
 }

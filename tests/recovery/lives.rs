@@ -405,7 +405,7 @@ impl World {
         };
         let refused = ask(false).await;
         if self.done(&refused, 409) {
-            assert!(refused.error(409, "not_at_rest").contains("left"));
+            assert!(refused.error(409, "not_quiescent").contains("left"));
         }
         let mut answer = ask(true).await;
         if !self.done(&answer, 200) {

@@ -244,7 +244,7 @@ pub(crate) async fn export(
     let names = body.datasets.map(|names| names.iter().map(|name| parse_name(name)).collect());
     let mut exports = app.engine.export(&who, &id, names.transpose()?).await?;
     for export in &mut exports.exports {
-        app.links.add_to_one(app.engine.shelf(), &mut export.artifact);
+        app.links.add_to_one(app.engine.artifact_store(), &mut export.artifact);
     }
     Ok(Json(ExportsBody { exports: exports.exports, refused: exports.refused }))
 }

@@ -140,7 +140,7 @@ impl From<EngineError> for ApiError {
                     })
             }
             EngineError::NotAtRest { .. } => {
-                ApiError::new(StatusCode::CONFLICT, "not_at_rest", message)
+                ApiError::new(StatusCode::CONFLICT, "not_quiescent", message)
                     .retry_after(1)
                     .hint("wait for it, or go on without what cannot be kept: \"force\": true")
             }
@@ -165,7 +165,7 @@ impl From<EngineError> for ApiError {
             // What a kernel makes of itself is its own affair, and that of its owner.
             EngineError::Freeze(cause) if is_of_the_kernel(cause) => {
                 let hint = match cause {
-                    RuntimeError::Picture(_) => LOSES_VARIABLES,
+                    RuntimeError::MemorySnapshot(_) => LOSES_VARIABLES,
                     _ => "the session goes on as it was; try again",
                 };
                 ApiError::new(StatusCode::CONFLICT, "not_kept", message).hint(hint)
@@ -179,7 +179,7 @@ impl From<EngineError> for ApiError {
                 "what was kept of the session cannot be brought back: stop it, or go back to an \
                      earlier checkpoint",
             ),
-            EngineError::KeepPicture(cause) if is_out_of_space(cause) => out_of_space(message),
+            EngineError::KeepSnapshot(cause) if is_out_of_space(cause) => out_of_space(message),
             EngineError::QueueFull(_) => {
                 ApiError::new(StatusCode::TOO_MANY_REQUESTS, "queue_full", message)
                     .retry_after(1)
@@ -429,7 +429,7 @@ fn no_place(code: RefusalCode, message: String) -> ApiError {
 fn is_of_the_kernel(error: &RuntimeError) -> bool {
     matches!(
         error,
-        RuntimeError::Picture(_)
+        RuntimeError::MemorySnapshot(_)
             | RuntimeError::TimedOut(_)
             | RuntimeError::Connect(_)
             | RuntimeError::Gone

@@ -11,7 +11,6 @@
 #![forbid(unsafe_code)]
 
 mod artifacts;
-mod branches;
 mod browser;
 mod compat;
 mod cors;
@@ -30,6 +29,7 @@ mod network;
 mod rate;
 mod runs;
 mod sessions;
+mod snapshots;
 mod stream;
 mod tenants;
 mod terminals;
@@ -179,12 +179,12 @@ impl App {
     /// What adds links to artifacts.
     pub(crate) fn linker(self: &Arc<Self>) -> stream::Linked {
         let app = Arc::clone(self);
-        Arc::new(move |artifacts| app.links.add_to(app.engine.shelf(), artifacts))
+        Arc::new(move |artifacts| app.links.add_to(app.engine.artifact_store(), artifacts))
     }
 
     /// A result whose artifacts can be downloaded.
     pub(crate) fn linked(&self, result: ExecResult) -> ExecResult {
-        self.links.linked(self.engine.shelf(), result)
+        self.links.linked(self.engine.artifact_store(), result)
     }
 
     /// Says to whoever asks that this server is about to end.
@@ -241,10 +241,10 @@ fn described() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(sessions::create, sessions::list))
         .routes(routes!(sessions::show, sessions::extend, sessions::stop))
         .routes(routes!(sessions::start))
-        .routes(routes!(branches::hibernate))
-        .routes(routes!(branches::fork))
-        .routes(routes!(branches::checkpoints))
-        .routes(routes!(branches::restore))
+        .routes(routes!(snapshots::hibernate))
+        .routes(routes!(snapshots::fork))
+        .routes(routes!(snapshots::checkpoints))
+        .routes(routes!(snapshots::restore))
         .routes(routes!(sessions::state))
         .routes(routes!(sessions::log))
         .routes(routes!(network::network))

@@ -21,10 +21,10 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use crate::App;
-use crate::branches::AskedCheckpoints;
 use crate::error::{ApiError, ErrorBody};
 use crate::input::{Body, Path, Query};
 use crate::large;
+use crate::snapshots::AskedCheckpoints;
 use crate::tenants::Share;
 use crate::volumes::parse_volumes;
 

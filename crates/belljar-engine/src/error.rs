@@ -80,7 +80,7 @@ pub enum EngineError {
     #[error("failed to bring the kernel back")]
     Thaw(#[source] RuntimeError),
     #[error("failed to keep what is in the session")]
-    KeepPicture(#[source] std::io::Error),
+    KeepSnapshot(#[source] std::io::Error),
     #[error(
         "no room for what is in the session: this tenant's limit of {limit} bytes for sleeping sessions, forks and \
          checkpoints is reached ({used} in use)"

@@ -8,13 +8,12 @@
 pub mod admission;
 pub mod artifacts;
 pub mod audit;
+mod blocking_writer;
 pub mod clock;
 pub mod datasets;
 mod engine;
 mod error;
 pub mod exec;
-mod frozen;
-mod incoming;
 pub mod keys;
 mod metrics;
 pub mod network;
@@ -25,6 +24,7 @@ pub mod result;
 pub mod run;
 pub mod session;
 pub mod shares;
+mod snapshots;
 pub mod spec;
 pub mod store;
 pub mod text;
@@ -41,9 +41,9 @@ pub use engine::{
     SpillPolicy, TerminalAsk, TerminalControl, Upload, Watching,
 };
 pub use error::{EngineError, in_full};
-pub use frozen::FrozenConfig;
 pub use outbound::Dns;
 pub use record::DiskConfig;
+pub use snapshots::SnapshotConfig;
 
 /// Locks what can be used again after a panic: nothing here panics half-way through a change.
 pub(crate) fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {

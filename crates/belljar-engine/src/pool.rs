@@ -39,11 +39,11 @@ pub struct Warm {
 
 #[derive(Debug)]
 pub struct Pool {
-    shared: Arc<Shared>,
+    shared: Arc<PoolState>,
     filler: tokio::task::JoinHandle<()>,
 }
 
-struct Shared {
+struct PoolState {
     runtime: Arc<dyn Runtime>,
     next: Next,
     target: usize,
@@ -54,7 +54,7 @@ struct Shared {
     misses: AtomicU64,
 }
 
-impl fmt::Debug for Shared {
+impl fmt::Debug for PoolState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Pool").field("target", &self.target).finish_non_exhaustive()
     }
@@ -64,7 +64,7 @@ impl Pool {
     /// A pool of `target` sandboxes, filled in the background.
     #[must_use]
     pub fn start(runtime: Arc<dyn Runtime>, target: usize, next: Next) -> Pool {
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(PoolState {
             runtime,
             next,
             target,
@@ -143,7 +143,7 @@ impl Drop for Pool {
     }
 }
 
-impl Shared {
+impl PoolState {
     fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Warm>> {
         crate::lock(&self.ready)
     }
@@ -167,13 +167,13 @@ pub async fn warm_sandbox(
 }
 
 /// Decides on a thread of its own: a directory, or a file system, may have to be made for it.
-async fn next(shared: &Arc<Shared>) -> Result<(String, SandboxSpec), EngineError> {
+async fn next(shared: &Arc<PoolState>) -> Result<(String, SandboxSpec), EngineError> {
     let shared = Arc::clone(shared);
     let decided = tokio::task::spawn_blocking(move || (shared.next)()).await;
     decided.unwrap_or(Err(EngineError::Stopping))
 }
 
-async fn fill(shared: Arc<Shared>) {
+async fn fill(shared: Arc<PoolState>) {
     // A kernel started before the zygote is warm would be slow to start and large for ever.
     shared.runtime.warmed_up().await;
     let mut trouble = Trouble::default();

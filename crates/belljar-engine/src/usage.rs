@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use belljar_runtime::Sandbox;
 
 use crate::clock;
-use crate::engine::Shared;
+use crate::engine::EngineState;
 use crate::store::{Store, StoreError, UsageDelta};
 
 /// How often consumption is looked at and written down.
@@ -82,7 +82,7 @@ impl Usage {
 }
 
 /// Looks at all live sessions at a steady pace, for as long as the engine lives.
-pub(crate) async fn keep_books(shared: Arc<Shared>) {
+pub(crate) async fn keep_books(shared: Arc<EngineState>) {
     loop {
         tokio::time::sleep(PACE).await;
         let sessions = shared.live();

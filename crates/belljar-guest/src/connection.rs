@@ -19,15 +19,15 @@ use tokio::net::unix::{OwnedReadHalf, pipe};
 use tokio::sync::mpsc;
 
 use crate::Guest;
-use crate::doors::MAX_CONNECTIONS;
 use crate::execs::{Exec, Place};
+use crate::file_table::FileTable;
 use crate::files;
-use crate::held::Held;
 use crate::input::{MAX_WAITING, NotFed};
 use crate::jobs;
 use crate::kernel::Kernel;
 use crate::relay::Relay;
 use crate::terminal;
+use crate::transport::MAX_CONNECTIONS;
 use crate::watching;
 use crate::zygote;
 
@@ -58,7 +58,7 @@ pub(crate) struct Outbox {
 /// Files are kept here, to be read and written by number; pipes and sockets are carried.
 #[derive(Debug, Clone)]
 struct Instead {
-    held: Rc<Held>,
+    held: Rc<FileTable>,
     relay: Rc<Relay>,
 }
 
@@ -294,7 +294,7 @@ async fn answer(
         Call::Unpack { job, path, format, archive } => {
             jobs::unpack(guest, job, path, format, archive)
         }
-        Call::Rest => crate::rest::report(guest),
+        Call::Rest => crate::quiescence::report(guest),
         Call::KeepFiles { job, places } => jobs::keep(guest, job, &places),
         Call::BringFiles { job } => jobs::bring(guest, job),
         Call::LoseKernel { language, reason } => {
@@ -379,7 +379,7 @@ async fn answer(
 
 fn in_table(
     outbox: &Outbox,
-    ask: impl FnOnce(&Held) -> Result<Reply, Refusal>,
+    ask: impl FnOnce(&FileTable) -> Result<Reply, Refusal>,
 ) -> Result<Reply, Refusal> {
     let nothing = || refuse(RefusalCode::Invalid, "nothing is held on this connection".into());
     ask(&outbox.instead.as_ref().ok_or_else(nothing)?.held)

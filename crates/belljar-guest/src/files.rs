@@ -14,7 +14,7 @@ use belljar_proto::guest::{
 use belljar_sys::channel;
 use belljar_sys::glob::Glob;
 use belljar_sys::tree::{self, Identity, Root};
-use belljar_sys::visit::{self, Kind, Seen, Wanted};
+use belljar_sys::user_files::{self, Kind, Seen, Wanted};
 
 use crate::connection::{Reply, failed, refuse};
 
@@ -88,8 +88,8 @@ pub(crate) fn create_file(root: &str, path: &[u8], mode: Option<u32>) -> Result<
 }
 
 pub(crate) fn append_file(path: &[u8], mode: u32) -> Result<Reply, Refusal> {
-    let file =
-        visit::append(path, mode & 0o777).map_err(|error| refusal("append to", path, &error))?;
+    let file = user_files::append(path, mode & 0o777)
+        .map_err(|error| refusal("append to", path, &error))?;
     Ok(Reply { answer: Answer::Appending, body: Vec::new(), fds: vec![file] })
 }
 
@@ -106,7 +106,7 @@ pub(crate) fn discard_file(root: &str, path: &[u8], temporary: &str) -> Result<R
 }
 
 pub(crate) fn look(path: Vec<u8>) -> Result<Reply, Refusal> {
-    let seen = visit::look(&path).map_err(|error| refusal("find", &path, &error))?;
+    let seen = user_files::look(&path).map_err(|error| refusal("find", &path, &error))?;
     Ok(Answer::Entry(entry(seen)).into())
 }
 
@@ -126,30 +126,31 @@ pub(crate) fn list_directory(
         glob: glob.as_ref(),
         hidden,
     };
-    let (seen, more) = visit::list(path, &wanted).map_err(|error| refusal("list", path, &error))?;
+    let (seen, more) =
+        user_files::list(path, &wanted).map_err(|error| refusal("list", path, &error))?;
     let listing = Listing { entries: seen.into_iter().map(entry).collect(), more };
     let body = serde_json::to_vec(&listing).map_err(|e| failed(e.to_string()))?;
     Ok(Reply { answer: Answer::Listing, body, fds: Vec::new() })
 }
 
 pub(crate) fn open_path(path: &[u8]) -> Result<Reply, Refusal> {
-    let file = visit::open(path).map_err(|error| refusal("open", path, &error))?;
+    let file = user_files::open(path).map_err(|error| refusal("open", path, &error))?;
     let size = channel::check_plain_file(&file).map_err(|e| failed(e.to_string()))?.size;
     Ok(Reply { answer: Answer::File { size }, body: Vec::new(), fds: vec![file] })
 }
 
 pub(crate) fn make_directory(path: &[u8]) -> Result<Reply, Refusal> {
-    visit::make_directory(path).map_err(|error| refusal("make", path, &error))?;
+    user_files::make_directory(path).map_err(|error| refusal("make", path, &error))?;
     Ok(Answer::Done.into())
 }
 
 pub(crate) fn remove_path(path: &[u8], recursive: bool) -> Result<Reply, Refusal> {
-    visit::remove(path, recursive).map_err(|error| refusal("remove", path, &error))?;
+    user_files::remove(path, recursive).map_err(|error| refusal("remove", path, &error))?;
     Ok(Answer::Done.into())
 }
 
 pub(crate) fn move_path(path: &[u8], to: &[u8]) -> Result<Reply, Refusal> {
-    visit::rename(path, to).map_err(|error| refusal("move", path, &error))?;
+    user_files::rename(path, to).map_err(|error| refusal("move", path, &error))?;
     Ok(Answer::Done.into())
 }
 
@@ -200,7 +201,7 @@ pub(crate) fn refusal(what: &str, path: &[u8], error: &io::Error) -> Refusal {
         Error::InvalidInput | Error::InvalidFilename => RefusalCode::Invalid,
         // Somebody holds a lease on it.
         Error::WouldBlock => RefusalCode::Busy,
-        _ if visit::is_about_the_path(error) => RefusalCode::NotAFile,
+        _ if user_files::is_about_the_path(error) => RefusalCode::NotAFile,
         _ => RefusalCode::Failed,
     };
     refuse(code, format!("failed to {what} `{}`: {error}", shown(path)))

@@ -20,22 +20,22 @@
 
 #![forbid(unsafe_code)]
 
-mod alone;
 mod command;
 mod connection;
 mod dialect;
-mod doors;
 mod execs;
+mod file_table;
 mod files;
-mod held;
+mod host_presence;
 mod input;
 mod jobs;
 mod kernel;
 mod output;
+mod quiescence;
 mod reaper;
 mod relay;
-mod rest;
 mod terminal;
+mod transport;
 mod watching;
 mod zygote;
 
@@ -48,22 +48,22 @@ use std::rc::Rc;
 
 use belljar_proto::exec::Language;
 
-use alone::Company;
-pub use doors::Door;
 use execs::Execs;
+use host_presence::HostPresence;
 use jobs::Jobs;
 pub use jobs::{pack_directory, unpack_into};
 use kernel::Kernel;
 use reaper::Reaper;
 use relay::Relay;
 use terminal::Terminals;
+pub use transport::Transport;
 use watching::Watches;
 use zygote::Zygote;
 
 /// What the guest is born with.
 #[derive(Debug)]
 pub struct Start {
-    pub door: Door,
+    pub transport: Transport,
     /// Whoever connects must know it. Where it is not told, the first to come decides: no code runs
     /// before that.
     pub nonce: Option<String>,
@@ -94,11 +94,11 @@ async fn serve(start: Start) -> io::Result<()> {
         jobs: Jobs::default(),
         watches: Watches::default(),
         lost_kernel: RefCell::default(),
-        company: Rc::new(Company::new(start.alone_for_s)),
+        company: Rc::new(HostPresence::new(start.alone_for_s)),
         relay: Rc::default(),
     });
-    tokio::task::spawn_local(alone::exit_when_deserted(Rc::clone(&guest.company)));
-    doors::serve(guest, start.door).await
+    tokio::task::spawn_local(host_presence::exit_when_deserted(Rc::clone(&guest.company)));
+    transport::serve(guest, start.transport).await
 }
 
 /// Everything the guest knows.
@@ -116,7 +116,7 @@ struct Guest {
     watches: Watches,
     /// How a kernel died that nobody was told about yet.
     lost_kernel: RefCell<HashMap<Language, String>>,
-    company: Rc<Company>,
+    company: Rc<HostPresence>,
     /// Connections that the host answers.
     relay: Rc<Relay>,
 }

@@ -9,7 +9,7 @@ use std::io;
 use std::rc::Rc;
 
 use belljar_proto::guest::{Answer, ChangeKind, FileChange, FromGuest, Refusal, RefusalCode};
-use belljar_sys::visit::{self, Kind, Wanted};
+use belljar_sys::user_files::{self, Kind, Wanted};
 use belljar_sys::watch::{Change, ChangeKind as Told, Watched, Watcher};
 use tokio::io::unix::AsyncFd;
 
@@ -107,7 +107,7 @@ impl Watch {
             glob: None,
             hidden: true,
         };
-        let (found, _) = visit::list(&[&self.root[..], b"/", path].concat(), &wanted)?;
+        let (found, _) = user_files::list(&[&self.root[..], b"/", path].concat(), &wanted)?;
         let joined = |name: Vec<u8>| match path.is_empty() {
             true => name,
             false => [path, b"/", &name].concat(),

@@ -187,7 +187,7 @@ pub enum Call {
     /// What goes on besides what the host asked for; answered with [`Answer::Resting`]. This and the
     /// next three only for guests of [`crate::PROTOCOL_WITH_REST`] and later.
     Rest,
-    /// Pack all files in those of [`crate::rest::PLACES`] that are named; answered with
+    /// Pack all files in those of [`crate::quiescence::PLACES`] that are named; answered with
     /// [`Answer::Stream`].
     KeepFiles {
         job: String,
@@ -384,13 +384,13 @@ pub enum Answer {
     Done,
     /// The body is a JSON [`Tree`]: a sandbox may have many files with long names.
     Tree,
-    /// The body is a JSON [`KernelSnapshot`].
+    /// The body is a JSON [`KernelVariables`].
     State,
     /// The body is a JSON [`SpillReport`].
     Spilled,
-    /// A socket follows; what is said over it is between the host and the kernel ([`crate::picture`]).
+    /// A socket follows; what is said over it is between the host and the kernel ([`crate::snapshot`]).
     Line,
-    /// The body is a JSON [`crate::rest::RestReport`].
+    /// The body is a JSON [`crate::quiescence::QuiescenceReport`].
     Resting,
     /// One descriptor follows.
     File {
@@ -478,7 +478,7 @@ pub struct KnownExec {
 
 /// The variables of a kernel, as the kernel itself tells: bounded in number and length.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct KernelSnapshot {
+pub struct KernelVariables {
     pub variables: Vec<Variable>,
     #[serde(default)]
     pub imports: Vec<Import>,

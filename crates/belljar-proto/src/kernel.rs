@@ -87,7 +87,7 @@ pub enum FromKernel {
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         stream: bool,
     },
-    /// Body: a [`crate::guest::KernelSnapshot`], or empty if it could not be made in time.
+    /// Body: a [`crate::guest::KernelVariables`], or empty if it could not be made in time.
     State,
     /// Body: a [`crate::guest::SpillReport`].
     Spilled,

@@ -17,16 +17,16 @@
 
 #![forbid(unsafe_code)]
 
-pub mod door;
 pub mod exec;
 pub mod frame;
 pub mod guest;
+pub mod handshake;
 pub mod job;
 pub mod kernel;
 mod language;
-pub mod picture;
+pub mod quiescence;
 pub mod relay;
-pub mod rest;
+pub mod snapshot;
 pub mod terminal;
 pub mod zygote;
 

@@ -2,15 +2,15 @@
 //! memory than a stated multiple of what was sent.
 
 use belljar_fuzz::{Counting, Parser};
-use belljar_proto::door::{self, Scanner};
 use belljar_proto::exec::Event;
 use belljar_proto::frame::{self, Decoder, Frame};
 use belljar_proto::guest::{
-    FromGuest, KernelSnapshot, Listing, Opening, Request, SpillReport, Tree,
+    FromGuest, KernelVariables, Listing, Opening, Request, SpillReport, Tree,
 };
+use belljar_proto::handshake::{self, Scanner};
 use belljar_proto::kernel::{FromKernel, ToKernel};
-use belljar_proto::picture::{LineReport, ToLine};
-use belljar_proto::rest::RestReport;
+use belljar_proto::quiescence::QuiescenceReport;
+use belljar_proto::snapshot::{LineReport, ToLine};
 use belljar_proto::terminal::TerminalInfo;
 use belljar_proto::zygote::FromZygote;
 use serde::de::DeserializeOwned;
@@ -124,11 +124,11 @@ fn bodies_of_answers() {
     let listing =
         r#"{"entries":[{"path":"x","kind":"file","size":5,"mode":420,"modified_ns":3}],"more":0}"#;
     withstands_json::<Listing>("a listing", &[listing]);
-    withstands_json::<KernelSnapshot>("a state", &[STATE]);
+    withstands_json::<KernelVariables>("a state", &[STATE]);
     let spilled = r#"{"spilled":[{"name":"df","type":"t","bytes":9}],"stayed":[{"name":"x","reason":"why"}],"bytes":9}"#;
     withstands_json::<SpillReport>("a report of spilling", &[spilled]);
     let rest = r#"{"kernels":["python"],"busy":["a terminal is open"],"files":7}"#;
-    withstands_json::<RestReport>("a report of rest", &[rest]);
+    withstands_json::<QuiescenceReport>("a report of rest", &[rest]);
     let terminal = r#"[{"terminal":"t","argv":["sh"],"size":{"rows":24,"cols":80},"attached":1,"oldest":2,"newest":3}]"#;
     withstands_json::<Vec<TerminalInfo>>("terminals", &[terminal]);
     withstands_json::<Event>("an event", &[FROM_GUEST]);
@@ -146,7 +146,7 @@ fn messages_of_kernels_and_zygotes() {
 
 #[test]
 fn markers_in_a_stream() {
-    let marker = door::marker("0123456789abcdef0123456789abcdef");
+    let marker = handshake::marker("0123456789abcdef0123456789abcdef");
     let seed = [b"before", &marker[..20], &marker[..], b"after", &marker[..]].concat();
     let parser = Parser::new("markers", vec![seed]).allocates_at_most(4 << 10, 8);
     parser.withstands(|bytes| {
@@ -156,12 +156,12 @@ fn markers_in_a_stream() {
             scanner.push(piece);
             while let Some(piece) = scanner.next_piece() {
                 given += match piece {
-                    door::Piece::Bytes(bytes) => bytes.len(),
-                    door::Piece::Marker => door::MARKER_SIZE,
+                    handshake::Piece::Bytes(bytes) => bytes.len(),
+                    handshake::Piece::Marker => handshake::MARKER_SIZE,
                 };
             }
         }
         // Nothing is lost but the beginning of a marker that may still come.
-        assert!(given <= bytes.len() && bytes.len() - given < door::MARKER_SIZE);
+        assert!(given <= bytes.len() && bytes.len() - given < handshake::MARKER_SIZE);
     });
 }

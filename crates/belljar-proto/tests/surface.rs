@@ -7,15 +7,15 @@ use belljar_proto::exec::{
     Dropped, Event, ExecSpec, InputRequest, KernelState, Language, Outcome, Script, Status, What,
 };
 use belljar_proto::guest::{
-    Answer, Call, ChangeKind, Entry, EntryKind, FileChange, FromGuest, Import, KernelSnapshot,
+    Answer, Call, ChangeKind, Entry, EntryKind, FileChange, FromGuest, Import, KernelVariables,
     KnownExec, Opening, Probe, ProbeReport, Refusal, RefusalCode, ReplyOutcome, Request, Skipped,
     SpillAsk, SpillReport, SpilledValue, StayedValue, Tree, TreeFile, TreeLimits, Variable,
 };
 use belljar_proto::job::{ArchiveFormat, JobReport};
 use belljar_proto::kernel::{CellStatus, DisplayKind, FromKernel, ToKernel};
-use belljar_proto::picture::{LineReport, ToLine};
+use belljar_proto::quiescence::QuiescenceReport;
 use belljar_proto::relay::Part;
-use belljar_proto::rest::RestReport;
+use belljar_proto::snapshot::{LineReport, ToLine};
 use belljar_proto::terminal::{
     TerminalEnd, TerminalEvent, TerminalInfo, TerminalSize, TerminalSpec,
 };
@@ -347,7 +347,7 @@ fn the_body_of_a_state() {
     let word =
         Variable { name: "word".into(), shape: None, dtype: None, on_disk: false, ..frame.clone() };
     let import = Import { name: "pd".into(), module: "pandas".into(), version: Some("2".into()) };
-    insta::assert_snapshot!(lines(&[KernelSnapshot {
+    insta::assert_snapshot!(lines(&[KernelVariables {
         variables: vec![frame, word],
         imports: vec![import],
         cwd: "/session".into(),
@@ -402,7 +402,7 @@ fn over_a_line_to_a_kernel() {
 
 #[test]
 fn the_body_of_a_report_on_rest() {
-    let report = RestReport {
+    let report = QuiescenceReport {
         kernels: vec![Language::Python],
         busy: vec!["a terminal is open".into()],
         gone: vec![(Language::Bash, "exited".into())],

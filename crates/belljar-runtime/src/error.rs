@@ -75,7 +75,7 @@ pub enum RuntimeError {
     Kernel(String),
     /// A kernel that could not be written down, or brought back: its own words, or what it did.
     #[error("{0}")]
-    Picture(String),
+    MemorySnapshot(String),
     #[error("there is no room for all of it")]
     NoRoom,
     #[error("failed to put it on disk")]

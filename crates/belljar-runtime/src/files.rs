@@ -15,8 +15,8 @@ use belljar_sys::untrusted::{Untrusted, UntrustedFile};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::held::{self, Outside, Source, sources};
 use crate::link::{Link, Reply};
+use crate::remote_file::{self, Outside, Source, sources};
 use crate::stream::GuestStream;
 use crate::{RuntimeError, Sandbox};
 
@@ -361,7 +361,7 @@ impl Sandbox {
             }
             Source::There(held) => {
                 let HeldFile { size, inode, changed_ns, modified_ns, .. } = held;
-                let file = held::fetch(self.link(), held, path, most).await?;
+                let file = remote_file::fetch(self.link(), held, path, most).await?;
                 let file = Untrusted::new(file, self.link().closer());
                 (file, Identity { size, inode, changed_ns, modified_ns }, size <= most)
             }

@@ -23,8 +23,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::{sleep, timeout};
 
 use crate::link::{Link, MAX_UNCLOSED};
-use crate::sandbox::{Body, Parts};
-use crate::{Fixed, Freezing, Handle, RuntimeError, Sandbox, SandboxSpec};
+use crate::sandbox::{BackendHandle, Parts};
+use crate::{Fixed, FreezeRequest, Handle, RuntimeError, Sandbox, SandboxSpec};
 
 /// How long a descriptor takes to close.
 const LINGER: Duration = Duration::from_secs(30);
@@ -149,7 +149,7 @@ fn guest(act: impl Fn(&UnixStream, &Request) + Send + 'static) -> UnixStream {
 struct Nobody;
 
 #[async_trait]
-impl Body for Nobody {
+impl BackendHandle for Nobody {
     async fn fork_python(
         &self,
         _: &Link,
@@ -393,7 +393,7 @@ async fn descriptors_on_the_line_of_a_kernel() {
         let there = there.await;
         let place = tempfile::tempdir().unwrap();
         let (pages, index) = (place.path().join("pages"), place.path().join("index"));
-        let how = Freezing {
+        let how = FreezeRequest {
             layer: 1,
             pages: &pages,
             index: &index,

@@ -6,8 +6,8 @@ use belljar_proto::guest::{Answer, Call};
 use belljar_proto::job::{ArchiveFormat, JobReport};
 use belljar_sys::process;
 
+use crate::guest_pipe::GuestPipe;
 use crate::link::Reply;
-use crate::through::Through;
 use crate::{RuntimeError, Sandbox, Temporary};
 
 /// Work that goes on in a sandbox.
@@ -28,11 +28,11 @@ impl Sandbox {
         &self,
         path: &[u8],
         format: ArchiveFormat,
-    ) -> Result<(Job, Through), RuntimeError> {
+    ) -> Result<(Job, GuestPipe), RuntimeError> {
         let job = process::random_name();
         let reply =
             self.begin(Call::Pack { job: job.clone(), path: path.to_vec(), format }).await?;
-        Ok((Job(job), Through::reading(self.link(), reply)?))
+        Ok((Job(job), GuestPipe::reading(self.link(), reply)?))
     }
 
     /// Begins to unpack, into a directory, what is written to the pipe.
@@ -40,11 +40,11 @@ impl Sandbox {
         &self,
         path: &[u8],
         format: ArchiveFormat,
-    ) -> Result<(Job, Through), RuntimeError> {
+    ) -> Result<(Job, GuestPipe), RuntimeError> {
         let job = process::random_name();
         let (path, archive) = (path.to_vec(), None);
         let reply = self.begin(Call::Unpack { job: job.clone(), path, format, archive }).await?;
-        Ok((Job(job), Through::writing(self.link(), reply)?))
+        Ok((Job(job), GuestPipe::writing(self.link(), reply)?))
     }
 
     /// Begins to unpack, into a directory, a file that was created in it.

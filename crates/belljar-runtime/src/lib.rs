@@ -10,8 +10,7 @@ mod data;
 pub mod docker;
 mod error;
 mod files;
-mod frozen;
-mod held;
+mod guest_pipe;
 #[cfg(test)]
 mod hostile;
 mod jobs;
@@ -20,31 +19,34 @@ pub mod languages;
 pub mod link;
 pub mod native;
 mod private;
+mod quiescence;
 mod relay;
 #[cfg(test)]
 mod relay_fuzz;
-mod rest;
+mod remote_file;
 mod runtime;
 mod sandbox;
 pub mod selftest;
+mod snapshot;
 mod spec;
 mod stream;
 mod stream_thread;
 mod terminal;
-mod through;
 mod volume;
 
 pub use belljar_sys::untrusted::UntrustedFile;
 pub use error::RuntimeError;
 pub use files::{Behind, FileChanges, OpenedFile, Removed, Temporary, Wanted};
-pub use frozen::{Fixed, FreezeReport, Freezing, Layer, Meter, Picture, ThawReport, common_layer};
+pub use guest_pipe::GuestPipe;
 pub use jobs::Job;
 pub use relay::{Relay, RelayStream};
 pub use runtime::Runtime;
 pub use sandbox::{Handle, KernelStart, Sandbox};
+pub use snapshot::{
+    Fixed, FreezeReport, FreezeRequest, Layer, MemorySnapshot, Meter, ThawReport, common_layer,
+};
 pub use spec::{DataMount, Limits, SandboxSpec, USER_ID, paths};
 pub use terminal::TerminalOutput;
-pub use through::Through;
 pub use volume::{
     MAX_SIZE as MAX_VOLUME_SIZE, MIN_SIZE as MIN_VOLUME_SIZE, VolumeKind, VolumeMount, VolumePlace,
     VolumeUsage,

@@ -65,7 +65,7 @@ pub struct Reply {
 pub struct Link {
     /// Whole frames only: a caller that gives up half-way must not leave half a frame behind.
     outbox: mpsc::Sender<Vec<u8>>,
-    shared: Arc<Shared>,
+    shared: Arc<LinkState>,
     next_id: AtomicU64,
     tasks: [tokio::task::JoinHandle<()>; 2],
     /// The generation of the protocol that the guest speaks.
@@ -81,7 +81,7 @@ pub struct Link {
 }
 
 #[derive(Debug, Default)]
-struct Shared {
+struct LinkState {
     waiting: Mutex<Waiting>,
     backlog: AtomicUsize,
     streams: Arc<Streams>,
@@ -96,7 +96,7 @@ struct Waiting {
 
 /// Stops waiting for a reply when whoever asked does.
 struct Expecting<'a> {
-    shared: &'a Shared,
+    shared: &'a LinkState,
     id: u64,
 }
 
@@ -140,7 +140,7 @@ impl Link {
         let closer = stream.closer().clone();
         let stream = channel::watched_untrusted(stream).map_err(RuntimeError::Connect)?;
         let stream = Arc::new(stream);
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(LinkState::default());
         let (outbox, to_write) = mpsc::channel(OUTBOX);
         let tasks = [
             tokio::spawn(listen(Arc::clone(&stream), Arc::clone(&shared), outbox.clone())),
@@ -299,7 +299,7 @@ impl Drop for Link {
 pub struct Following {
     exec_id: String,
     events: mpsc::UnboundedReceiver<ExecEvent>,
-    shared: Arc<Shared>,
+    shared: Arc<LinkState>,
 }
 
 impl Following {
@@ -321,7 +321,7 @@ impl Drop for Following {
     }
 }
 
-impl Shared {
+impl LinkState {
     fn lock(&self) -> std::sync::MutexGuard<'_, Waiting> {
         // Nobody panics while holding it: the critical sections only move values.
         self.waiting.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
@@ -366,7 +366,7 @@ async fn write(writer: Writer, mut outbox: mpsc::Receiver<Vec<u8>>) {
 
 async fn listen(
     stream: Arc<AsyncFd<UntrustedFd>>,
-    shared: Arc<Shared>,
+    shared: Arc<LinkState>,
     outbox: mpsc::Sender<Vec<u8>>,
 ) {
     // Whatever the reason, the link is over; the waiters learn it by their channels closing.
@@ -376,7 +376,7 @@ async fn listen(
 
 async fn hear(
     stream: &AsyncFd<UntrustedFd>,
-    shared: &Shared,
+    shared: &LinkState,
     outbox: &mpsc::Sender<Vec<u8>>,
 ) -> io::Result<()> {
     let closer = stream.get_ref().closer();
@@ -404,7 +404,7 @@ async fn hear(
 }
 
 fn dispatch(
-    shared: &Shared,
+    shared: &LinkState,
     outbox: &mpsc::Sender<Vec<u8>>,
     frame: Frame,
     fds: &mut Vec<UntrustedFd>,

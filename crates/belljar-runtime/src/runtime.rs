@@ -16,7 +16,7 @@ use crate::spec::SandboxSpec;
 use crate::volume::{OpenVolume, VolumePlace};
 
 /// A backend. What one gets from any of them is a [`Sandbox`], and behaves the same; what differs
-/// is behind this trait and behind [`Body`](crate::sandbox::Body).
+/// is behind this trait and behind [`BackendHandle`](crate::sandbox::BackendHandle).
 #[async_trait]
 pub trait Runtime: fmt::Debug + Send + Sync + 'static {
     /// What people call it, with what it runs sandboxes in, if that can be chosen.

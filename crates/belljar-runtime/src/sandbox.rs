@@ -9,15 +9,15 @@ use std::time::Duration;
 use async_trait::async_trait;
 use belljar_proto::exec::{ExecSpec, Language, What};
 use belljar_proto::frame::FrameError;
-use belljar_proto::guest::{Call, KernelSnapshot, Refusal, RefusalCode, SpillAsk, SpillReport};
+use belljar_proto::guest::{Call, KernelVariables, Refusal, RefusalCode, SpillAsk, SpillReport};
 use belljar_proto::{PROTOCOL_WITH_LANGUAGES, PROTOCOL_WITH_SPILL};
 use belljar_sys::cgroup::Meters;
 use serde::{Deserialize, Serialize};
 
 use crate::RuntimeError;
-use crate::frozen::Common;
 use crate::languages;
 use crate::link::{Following, Link};
+use crate::snapshot::Common;
 use crate::spec::SandboxSpec;
 
 /// The kernel ends a killed sandbox at once; an overloaded machine gets this long.
@@ -54,7 +54,7 @@ pub struct Handle {
 /// What a sandbox is made of, seen from outside: where one backend differs from another. It is
 /// killed when dropped, and then nothing of it is left.
 #[async_trait]
-pub(crate) trait Body: fmt::Debug + Send + Sync {
+pub(crate) trait BackendHandle: fmt::Debug + Send + Sync {
     /// Forks a Python kernel from a warm interpreter, and waits until it is ready; `None` where
     /// nothing is warm.
     async fn fork_python(
@@ -105,7 +105,7 @@ pub struct Sandbox {
     link: Link,
     /// Languages that the image turned out not to have.
     lacking: Mutex<HashSet<Language>>,
-    body: Box<dyn Body>,
+    body: Box<dyn BackendHandle>,
 }
 
 pub(crate) struct Parts {
@@ -114,7 +114,7 @@ pub(crate) struct Parts {
     pub(crate) env: Vec<(String, String)>,
     pub(crate) python: Vec<String>,
     pub(crate) link: Link,
-    pub(crate) body: Box<dyn Body>,
+    pub(crate) body: Box<dyn BackendHandle>,
 }
 
 impl Sandbox {
@@ -296,7 +296,7 @@ impl Sandbox {
     }
 
     /// The variables of a kernel, as it tells them itself.
-    pub async fn kernel_state(&self, language: Language) -> Result<KernelSnapshot, RuntimeError> {
+    pub async fn kernel_state(&self, language: Language) -> Result<KernelVariables, RuntimeError> {
         self.understands(language)?;
         let reply = self.link.call(Call::KernelState { language }, &[]).await?;
         let understood = serde_json::from_slice(&reply.body);

@@ -9,15 +9,15 @@ use belljar_proto::guest::{Answer, Call, FromGuest, ReplyOutcome, Request};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::RuntimeError;
+use crate::guest_pipe::GuestPipe;
 use crate::link::Link;
-use crate::through::Through;
 
 /// How long a guest may take to begin.
 const BEGIN_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
 pub(crate) struct GuestStream {
-    connection: Through,
+    connection: GuestPipe,
     decoder: Decoder,
     buffer: Box<[u8]>,
 }
@@ -35,7 +35,7 @@ impl GuestStream {
 
     async fn try_open(link: &Link, call: Call) -> Result<(Answer, GuestStream), RuntimeError> {
         let reply = link.call(Call::Connect, &[]).await?;
-        let mut connection = Through::socket(link, reply)?;
+        let mut connection = GuestPipe::socket(link, reply)?;
         let bytes = frame::try_encode(&Request { id: 0, call }, &[]);
         let bytes = bytes.map_err(RuntimeError::Nonsense)?;
         connection.write_all(&bytes).await.map_err(|_| RuntimeError::Gone)?;

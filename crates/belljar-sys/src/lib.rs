@@ -37,6 +37,6 @@ pub mod seccomp;
 pub mod tree;
 pub mod tty;
 pub mod untrusted;
-pub mod visit;
+pub mod user_files;
 pub mod watch;
 pub mod xattr;

@@ -28,7 +28,7 @@ pub fn open_again(file: impl AsFd) -> io::Result<File> {
 /// A copy of a file in memory that nobody can ever change, not even by opening it again.
 pub fn sealed_copy(file: &File) -> io::Result<File> {
     let sealed = create("copy")?;
-    // Through an opening of its own: who reads the original elsewhere keeps the place in it.
+    // GuestPipe an opening of its own: who reads the original elsewhere keeps the place in it.
     copy(&open_again(file)?, &sealed)?;
     seal(&sealed)?;
     Ok(sealed)

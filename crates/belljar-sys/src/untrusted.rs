@@ -27,10 +27,10 @@ const STACK: usize = 64 * 1024;
 /// Closes the descriptors of one sandbox, one after the other, on at most one thread. A sandbox whose
 /// descriptors take long to close delays only its own.
 #[derive(Debug, Clone, Default)]
-pub struct Closer(Arc<Shared>);
+pub struct Closer(Arc<CloserState>);
 
 #[derive(Debug, Default)]
-struct Shared {
+struct CloserState {
     queue: Mutex<Queue>,
     more: Condvar,
 }

@@ -10,7 +10,7 @@
      |                                             | and goes on where that one was: inside `freeze`
      |<- {thawed, lost} .......................... |
 
-Memory is the business of a shared object (`crates/belljar-freeze`). Here is everything else: what cannot be kept is
+Memory is the business of a shared object (`crates/belljar-snapshot`). Here is everything else: what cannot be kept is
 found before anything is written, and files that were open are opened again afterwards. Sockets, pipes, threads and
 children belong to a world that goes on without us, so they are refused, or with `force` left out and reported.
 """
@@ -50,10 +50,10 @@ LINE_AT = 951
 _FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _LIBRARY = os.path.join(_FOLDER, "belljar_freeze.so")
 
-# Of the two structures below; see crates/belljar-freeze/src/lib.rs, which compares it and their sizes.
+# Of the two structures below; see crates/belljar-snapshot/src/lib.rs, which compares it and their sizes.
 _REQUEST_VERSION = 2
 
-# Flags of a request, see crates/belljar-freeze/src/freeze.rs.
+# Flags of a request, see crates/belljar-snapshot/src/freeze.rs.
 _SHARE = 2
 _LAID_OUT = 4
 

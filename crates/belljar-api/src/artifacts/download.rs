@@ -61,14 +61,14 @@ pub(crate) async fn download(
 ) -> Result<Response, ApiError> {
     let is_head = method == HttpMethod::HEAD;
     let wanted = if is_head { Method::Head } else { Method::Get };
-    let shelf = app.engine.shelf();
-    if !shelf.opens(wanted, &id, query.token.as_deref().unwrap_or_default()) {
+    let store = app.engine.artifact_store();
+    if !store.opens(wanted, &id, query.token.as_deref().unwrap_or_default()) {
         return Err(link_invalid());
     }
-    let row = shelf.find(&id).await?.ok_or_else(gone)?;
+    let row = store.find(&id).await?.ok_or_else(gone)?;
     let share = app.tenants.of(&row.tenant);
     let held = share.enter()?.and(share.reserve(row.size.min(VERIFIED_UP_TO)).await?);
-    let file = shelf.content(&row).map_err(|error| damaged(&row, &error.to_string()))?;
+    let file = store.content(&row).map_err(|error| damaged(&row, &error.to_string()))?;
     let mut response = answer(&row, file, &headers, is_head).await?;
     let as_attachment = query.download.as_deref().is_some_and(|value| value != "0");
     describe(&row, as_attachment, response.headers_mut());

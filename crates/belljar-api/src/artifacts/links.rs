@@ -1,6 +1,6 @@
 //! Links to artifacts: signed, and made anew whenever they are told.
 
-use belljar_engine::artifacts::{Artifact, Artifacts, Method, Shelf};
+use belljar_engine::artifacts::{Artifact, ArtifactStore, Artifacts, Method};
 use belljar_engine::result::ExecResult;
 
 /// Where clients find this server.
@@ -16,21 +16,21 @@ impl Links {
     }
 
     /// A link, and until when it is good, in seconds since 1970.
-    pub(crate) fn url(&self, shelf: &Shelf, method: Method, id: &str) -> (String, u64) {
-        let link = shelf.link(method, id);
+    pub(crate) fn url(&self, store: &ArtifactStore, method: Method, id: &str) -> (String, u64) {
+        let link = store.link(method, id);
         (format!("{}/artifacts/{id}?token={}", self.base, link.token), link.expires_s)
     }
 
-    pub(crate) fn add_to(&self, shelf: &Shelf, artifacts: &mut Artifacts) {
-        artifacts.artifacts.iter_mut().for_each(|artifact| self.add_to_one(shelf, artifact));
+    pub(crate) fn add_to(&self, store: &ArtifactStore, artifacts: &mut Artifacts) {
+        artifacts.artifacts.iter_mut().for_each(|artifact| self.add_to_one(store, artifact));
     }
 
-    pub(crate) fn add_to_one(&self, shelf: &Shelf, artifact: &mut Artifact) {
-        artifact.url = artifact.id.as_ref().map(|id| self.url(shelf, Method::Get, id).0);
+    pub(crate) fn add_to_one(&self, store: &ArtifactStore, artifact: &mut Artifact) {
+        artifact.url = artifact.id.as_ref().map(|id| self.url(store, Method::Get, id).0);
     }
 
-    pub(crate) fn linked(&self, shelf: &Shelf, mut result: ExecResult) -> ExecResult {
-        self.add_to(shelf, &mut result.artifacts);
+    pub(crate) fn linked(&self, store: &ArtifactStore, mut result: ExecResult) -> ExecResult {
+        self.add_to(store, &mut result.artifacts);
         result
     }
 }

@@ -47,7 +47,7 @@ pub(crate) struct ArtifactBody {
 impl App {
     /// Artifacts as clients are told of them.
     async fn artifacts(&self, rows: Vec<ArtifactRow>) -> Vec<ArtifactBody> {
-        let paths = self.engine.shelf().host_paths(&rows).await;
+        let paths = self.engine.artifact_store().host_paths(&rows).await;
         let bodies = rows.into_iter().zip(paths).map(|(row, path)| self.artifact(row, &path));
         bodies.collect()
     }
@@ -55,7 +55,7 @@ impl App {
     fn artifact(&self, row: ArtifactRow, host_path: &std::path::Path) -> ArtifactBody {
         ArtifactBody {
             host_path: host_path.to_string_lossy().into_owned(),
-            url: self.links.url(self.engine.shelf(), Method::Get, &row.id).0,
+            url: self.links.url(self.engine.artifact_store(), Method::Get, &row.id).0,
             id: row.id,
             name: row.name,
             path: row.path,
@@ -154,7 +154,7 @@ pub(crate) async fn show(
     Path(id): Path<String>,
 ) -> Result<Json<ArtifactBody>, ApiError> {
     let row = app.engine.artifact(&who, &id).await?;
-    let path = app.engine.shelf().host_paths(std::slice::from_ref(&row)).await;
+    let path = app.engine.artifact_store().host_paths(std::slice::from_ref(&row)).await;
     let path = path.into_iter().next().unwrap_or_default();
     Ok(Json(app.artifact(row, &path)))
 }
@@ -189,7 +189,7 @@ pub(crate) async fn url(
         Some(_) => return Err(ApiError::invalid("method: expected GET or HEAD")),
     };
     let row = app.engine.artifact(&who, &id).await?;
-    let (url, expires_s) = app.links.url(app.engine.shelf(), method, &row.id);
+    let (url, expires_s) = app.links.url(app.engine.artifact_store(), method, &row.id);
     let expires_ms = i64::try_from(expires_s.saturating_mul(1000)).unwrap_or(i64::MAX);
     Ok(Json(Url { url, expires: clock::rfc3339(expires_ms) }))
 }

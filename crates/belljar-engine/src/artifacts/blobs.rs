@@ -76,7 +76,7 @@ pub(super) struct Taken {
     pinned: Pinned,
     size: u64,
     /// Nothing where the same content was found in place, which then stays there: it is pinned.
-    incoming: Option<Incoming>,
+    incoming: Option<IncomingFile>,
     /// [`Inner::failures`] when the copying began.
     failures_before: u64,
 }
@@ -185,7 +185,7 @@ impl Blobs {
         if length as u64 == size || length < chunk.len() {
             return self.take_small(tenant, &chunk[..length], failures_before);
         }
-        let (incoming, mut to) = Incoming::create(&self.0.incoming)?;
+        let (incoming, mut to) = IncomingFile::create(&self.0.incoming)?;
         let (digest, size) = copy(from, size, &mut chunk, &mut to)?;
         let pinned = Pinned::new(self, Name { tenant: TenantDir::of(tenant), digest });
         Ok(Taken { pinned, size, incoming: Some(incoming), failures_before })
@@ -202,7 +202,7 @@ impl Blobs {
         if is_complete(&self.0.place(pinned.name), size)? {
             return Ok(Taken { pinned, size, incoming: None, failures_before });
         }
-        let (incoming, mut to) = Incoming::create(&self.0.incoming)?;
+        let (incoming, mut to) = IncomingFile::create(&self.0.incoming)?;
         to.write_all(content)?;
         Ok(Taken { pinned, size, incoming: Some(incoming), failures_before })
     }
@@ -253,9 +253,9 @@ impl Blobs {
         chosen.retain(|_| referenced.next() == Some(false));
         // Moved away while nobody can pin it, and removed after that, which takes long for a large
         // file. A crash in between leaves it where the next start removes it.
-        let mut removed: Vec<io::Result<Incoming>> = Vec::new();
+        let mut removed: Vec<io::Result<IncomingFile>> = Vec::new();
         self.0.pins.remove_chosen(&chosen, |name| {
-            let away = Incoming::new(&self.0.incoming);
+            let away = IncomingFile::new(&self.0.incoming);
             removed.push(fs::rename(self.0.place(name), &away.0).map(|()| away));
         });
         for away in removed {
@@ -356,7 +356,7 @@ impl Ingest {
 
 /// A copy on its way to its place.
 struct Fresh {
-    incoming: Incoming,
+    incoming: IncomingFile,
     place: PathBuf,
     failures_before: u64,
 }
@@ -484,15 +484,15 @@ impl FromStr for TenantDir {
 
 /// A file in `incoming`, which is removed unless it is moved to its place.
 #[derive(Debug)]
-struct Incoming(PathBuf);
+struct IncomingFile(PathBuf);
 
-impl Incoming {
-    fn new(directory: &Path) -> Incoming {
-        Incoming(directory.join(belljar_sys::process::random_name()))
+impl IncomingFile {
+    fn new(directory: &Path) -> IncomingFile {
+        IncomingFile(directory.join(belljar_sys::process::random_name()))
     }
 
-    fn create(directory: &Path) -> io::Result<(Incoming, File)> {
-        let incoming = Incoming::new(directory);
+    fn create(directory: &Path) -> io::Result<(IncomingFile, File)> {
+        let incoming = IncomingFile::new(directory);
         // Read-only for all but this one descriptor, from the beginning.
         let file = OpenOptions::new().write(true).create_new(true).mode(0o444).open(&incoming.0)?;
         Ok((incoming, file))
@@ -505,7 +505,7 @@ impl Incoming {
     }
 }
 
-impl Drop for Incoming {
+impl Drop for IncomingFile {
     fn drop(&mut self) {
         if !self.0.as_os_str().is_empty() {
             // Nobody is left to tell, and the next start tries again.

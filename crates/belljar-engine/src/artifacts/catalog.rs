@@ -7,7 +7,7 @@ use std::path::Path;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use super::digest::Digest;
-use super::shelf::Quotas;
+use super::store::Quotas;
 use crate::store::{Database, Durability, Page, Schema, StoreError};
 
 const SCHEMA: Schema = Schema {

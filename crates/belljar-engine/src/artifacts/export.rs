@@ -11,10 +11,10 @@ use belljar_proto::guest::TreeLimits;
 use belljar_runtime::{Sandbox, paths};
 
 use super::Refused;
-use super::gather::Gathering;
 use super::ingest::{Origin, Place, own_directory};
 use super::names::harmless;
-use super::shelf::Shelf;
+use super::sandbox_files::SandboxFiles;
+use super::store::ArtifactStore;
 use crate::clock;
 use crate::datasets::{DatasetName, Exported, Exports};
 use crate::error::EngineError;
@@ -24,7 +24,7 @@ const AT_ONCE: TreeLimits = TreeLimits { files: 1000, depth: 16 };
 /// How many names are tried for a file.
 const ATTEMPTS: u32 = 1000;
 
-impl Shelf {
+impl ArtifactStore {
     /// Exports these files of `/session/data`, or all of them. They stay where they are.
     pub(crate) async fn export(
         &self,
@@ -45,9 +45,9 @@ impl Shelf {
             Some(names) => {
                 let names: BTreeSet<&str> = names.iter().map(DatasetName::as_str).collect();
                 let paths = names.into_iter().map(|name| name.as_bytes().to_vec());
-                Gathering::named(sandbox, origin.directory(), paths)
+                SandboxFiles::named(sandbox, origin.directory(), paths)
             }
-            None => Gathering::begin(sandbox, origin.directory(), AT_ONCE).await?,
+            None => SandboxFiles::begin(sandbox, origin.directory(), AT_ONCE).await?,
         };
         let mut refused = self.take_all(&mut gathering, origin, &HashMap::new()).await?.refused;
         let stamp = stamp();

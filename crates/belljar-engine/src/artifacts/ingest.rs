@@ -1,4 +1,4 @@
-//! From a sandbox to the shelf.
+//! From a sandbox to the artifact_store.
 //!
 //! ```text
 //!   gather ──▶ room? ──▶ copied and hashed ──▶ in place, on disk ──▶ in the catalog ──▶ told
@@ -21,10 +21,10 @@ use belljar_runtime::{Sandbox, paths};
 use super::blobs::{Blobs, Taken, tenant_dir};
 use super::catalog::{ArtifactRow, Total};
 use super::digest::Digest;
-use super::gather::{CHANGED, Found, Gathering};
 use super::mime::{HEAD_BYTES, mime_of};
 use super::names::{harmless, shown};
-use super::shelf::{Quotas, Shelf};
+use super::sandbox_files::{CHANGED, Found, SandboxFiles};
+use super::store::{ArtifactStore, Quotas};
 use super::{Artifact, Artifacts, Refused};
 use crate::DEFAULT_TENANT;
 use crate::clock;
@@ -44,14 +44,14 @@ pub(crate) struct Origin<'a> {
     pub(crate) place: Place,
 }
 
-/// Where artifacts appear by their names, besides the shelf.
+/// Where artifacts appear by their names, besides the artifact_store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
     /// In the directory of a session, beside its files if it is on disk.
     Session,
     /// In the directory of a run.
     Run,
-    /// Among the exports, where it is put by [`Shelf::export`].
+    /// Among the exports, where it is put by [`ArtifactStore::export`].
     Exports,
     Nowhere,
 }
@@ -81,7 +81,7 @@ pub(super) fn own_directory(shared: &Path, tenant: &str) -> PathBuf {
 pub(crate) struct Memory {
     /// What it looked like when there was nothing in it to be taken.
     nothing_at: Option<u64>,
-    /// [`Shelf::freed`] when there was no room for something in it.
+    /// [`ArtifactStore::freed`] when there was no room for something in it.
     no_room_at: Option<u64>,
     /// What was told of then, so that it is told once.
     refused: HashSet<Refused>,
@@ -116,7 +116,7 @@ struct Copied {
     content: Taken,
 }
 
-impl Shelf {
+impl ArtifactStore {
     /// Whether a directory with this fingerprint is worth a look.
     pub(crate) fn is_news(&self, memory: &Memory, fingerprint: Option<u64>) -> bool {
         let has_room = |at| at != self.freed.load(Ordering::Relaxed);
@@ -198,7 +198,7 @@ impl Shelf {
         let (directory, root) = origin.directory();
         let told: HashMap<&str, Digest> =
             rows.iter().map(|row| (row.path.as_str(), row.sha256)).collect();
-        let mut gathering = Gathering::begin(sandbox, (directory, root), AT_ONCE).await?;
+        let mut gathering = SandboxFiles::begin(sandbox, (directory, root), AT_ONCE).await?;
         gathering.pass_over(|file| !told.contains_key(shown(root, &file.path).as_str()));
         let mut taken = Vec::new();
         while let Some(batch) = gathering.next().await {
@@ -227,7 +227,7 @@ impl Shelf {
         memory.nothing_at = None;
         memory.no_room_at = None;
         let freed = self.freed.load(Ordering::Relaxed);
-        let mut gathering = Gathering::begin(sandbox, origin.directory(), AT_ONCE).await?;
+        let mut gathering = SandboxFiles::begin(sandbox, origin.directory(), AT_ONCE).await?;
         if what == What::WasThere {
             let now = sandbox.remove_files(paths::ARTIFACTS, &[]).await;
             if !now.is_ok_and(|now| now.artifacts == fingerprint) {
@@ -279,7 +279,7 @@ impl Shelf {
     /// Takes everything that is gathered, but for what was `told` with the same content before.
     pub(super) async fn take_all(
         &self,
-        gathering: &mut Gathering<'_>,
+        gathering: &mut SandboxFiles<'_>,
         origin: Origin<'_>,
         told: &HashMap<String, Digest>,
     ) -> Result<Taking, EngineError> {
@@ -412,7 +412,7 @@ impl Shelf {
     async fn room(&self, origin: Origin<'_>) -> Result<Room<'_>, EngineError> {
         let (tenant, session) = self.catalog.totals(origin.tenant, origin.session).await?;
         Ok(Room {
-            shelf: self,
+            artifact_store: self,
             name: origin.tenant.to_owned(),
             quotas: self.config.quotas,
             tenant,
@@ -493,7 +493,7 @@ struct NoRoom {
 /// What may still be taken, counted while it is being taken: several sessions of a tenant may be
 /// at it at the same time. Only so that nothing is copied in vain; the catalog has the last word.
 struct Room<'a> {
-    shelf: &'a Shelf,
+    artifact_store: &'a ArtifactStore,
     name: String,
     quotas: Quotas,
     tenant: Total,
@@ -511,7 +511,7 @@ impl Room<'_> {
             let reason = format!("it has {size} bytes, and an artifact may have {most}");
             return Err(NoRoom { reason, may_come: false });
         }
-        let mut in_flight = crate::lock(&self.shelf.in_flight);
+        let mut in_flight = crate::lock(&self.artifact_store.in_flight);
         let others = in_flight.entry(self.name.clone()).or_default();
         let checks = [
             ("session", self.session + self.reserved, quotas.session),
@@ -532,7 +532,7 @@ impl Room<'_> {
 
 impl Drop for Room<'_> {
     fn drop(&mut self) {
-        let mut in_flight = crate::lock(&self.shelf.in_flight);
+        let mut in_flight = crate::lock(&self.artifact_store.in_flight);
         if let Some(others) = in_flight.get_mut(&self.name) {
             others.count -= self.reserved.count;
             others.bytes -= self.reserved.bytes;

@@ -11,21 +11,21 @@
 //! copies no more than the size it had then. Names are only ever used below a directory that the
 //! host itself has made.
 //!
-//! A server keeps them on its [`Shelf`]; a run without one just [copies](promote()) them.
+//! A server keeps them on its [`ArtifactStore`]; a run without one just [copies](promote()) them.
 
 mod blobs;
 mod catalog;
 mod claim;
 mod digest;
 mod export;
-mod gather;
 mod ingest;
 mod links;
 mod mime;
 mod names;
 mod pins;
 mod promote;
-mod shelf;
+mod sandbox_files;
+mod store;
 mod tokens;
 mod verify;
 
@@ -41,7 +41,7 @@ pub use digest::Digest;
 pub(crate) use ingest::{Memory, Origin, Place};
 pub use mime::is_active;
 pub use promote::{ArtifactLimits, promote};
-pub use shelf::{Link, Quota, Quotas, Shelf, ShelfConfig};
+pub use store::{ArtifactStore, ArtifactStoreConfig, Link, Quota, Quotas};
 pub use tokens::Method;
 pub use verify::{Lost, Verified, verify};
 

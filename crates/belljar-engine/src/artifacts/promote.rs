@@ -7,7 +7,7 @@ use std::path::Path;
 use belljar_proto::guest::TreeLimits;
 use belljar_runtime::{Sandbox, paths};
 
-use super::gather::Gathering;
+use super::sandbox_files::SandboxFiles;
 use super::{Artifact, Artifacts};
 use crate::EngineError;
 
@@ -35,7 +35,7 @@ pub async fn promote(
 ) -> Result<Artifacts, EngineError> {
     let tree_limits = TreeLimits { files: limits.files, depth: limits.depth };
     let mut gathering =
-        Gathering::begin(sandbox, (paths::ARTIFACTS, paths::RUN_ARTIFACTS), tree_limits).await?;
+        SandboxFiles::begin(sandbox, (paths::ARTIFACTS, paths::RUN_ARTIFACTS), tree_limits).await?;
     gathering.most = limits.file_bytes;
     let mut promoted = Artifacts::default();
     let mut total = 0;

@@ -5,15 +5,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use belljar_proto::job::{ArchiveFormat, JobReport};
-use belljar_runtime::{Job, RuntimeError, Sandbox, Temporary, Through, UntrustedFile};
+use belljar_runtime::{GuestPipe, Job, RuntimeError, Sandbox, Temporary, UntrustedFile};
 use bytes::{Bytes, BytesMut};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 
 use super::files::{broken_off, inside, not_written};
 use super::{Engine, Principal};
+use crate::blocking_writer::BlockingWriter;
 use crate::error::EngineError;
-use crate::incoming::Incoming;
 use crate::uploads::UploadPermit;
 
 /// What is taken from a pipe at once.
@@ -27,7 +27,7 @@ const SILENCE: Duration = Duration::from_secs(60);
 pub struct ArchiveDownload {
     sandbox: Arc<Sandbox>,
     job: Option<Job>,
-    pipe: Through,
+    pipe: GuestPipe,
     buffer: BytesMut,
 }
 
@@ -61,9 +61,9 @@ pub struct ArchiveUpload {
 #[derive(Debug)]
 enum Way {
     /// Unpacked as it comes.
-    Pipe(Job, Through),
+    Pipe(Job, GuestPipe),
     /// Kept in the directory first: its format is read from the end.
-    File(Temporary, Incoming<UntrustedFile>),
+    File(Temporary, BlockingWriter<UntrustedFile>),
     /// All of it is there; what still comes is only what fills up its last block.
     Unpacked(JobReport),
 }
@@ -178,7 +178,10 @@ impl Engine {
                 let root = String::from_utf8_lossy(&directory).into_owned() + "/.";
                 let created = sandbox.create_file(&root, b"archive").await;
                 let (file, temporary) = created.map_err(EngineError::Files)?;
-                Way::File(temporary, Incoming::begin(file, |file, chunk| file.write_all(chunk)))
+                Way::File(
+                    temporary,
+                    BlockingWriter::begin(file, |file, chunk| file.write_all(chunk)),
+                )
             }
         };
         Ok(ArchiveUpload { sandbox, directory, format, way: Some(way), _place: place })

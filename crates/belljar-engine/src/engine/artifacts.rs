@@ -13,11 +13,14 @@ impl Engine {
         who: &Principal,
         filter: ArtifactFilter,
     ) -> Result<Page<ArtifactRow>, EngineError> {
-        self.shared.shelf.list(ArtifactFilter { tenant: who.tenant.clone(), ..filter }).await
+        self.shared
+            .artifact_store
+            .list(ArtifactFilter { tenant: who.tenant.clone(), ..filter })
+            .await
     }
 
     pub async fn artifact(&self, who: &Principal, id: &str) -> Result<ArtifactRow, EngineError> {
-        let found = self.shared.shelf.find(id).await?;
+        let found = self.shared.artifact_store.find(id).await?;
         found
             .filter(|row| row.tenant == who.tenant)
             .ok_or_else(|| EngineError::NoArtifact(id.to_owned()))
@@ -25,7 +28,7 @@ impl Engine {
 
     /// Forgets an artifact. Its content goes when no other of the tenant has the same.
     pub async fn remove_artifact(&self, who: &Principal, id: &str) -> Result<(), EngineError> {
-        let removed = self.shared.shelf.remove(&who.tenant, id).await?;
+        let removed = self.shared.artifact_store.remove(&who.tenant, id).await?;
         let outcome = if removed { "removed" } else { "not found" };
         let entry =
             Entry { action: "artifact.remove", outcome, detail: Some(id), ..Entry::default() };

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use belljar_runtime::{Limits, RuntimeError};
 
-use super::shared::durability;
+use super::state::durability;
 use super::{Engine, Principal, SessionInfo};
 use crate::admission::Reservation;
 use crate::audit::Entry;

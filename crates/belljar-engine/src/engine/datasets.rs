@@ -9,9 +9,10 @@ use belljar_runtime::{Sandbox, UntrustedFile, paths};
 use bytes::Bytes;
 use tokio::sync::oneshot;
 
-use super::{Engine, Principal, Shared};
+use super::{Engine, EngineState, Principal};
 use crate::artifacts::Digest;
 use crate::audit::Entry;
+use crate::blocking_writer::BlockingWriter;
 use crate::clock;
 use crate::datasets::source::{Answer, SourceError};
 use crate::datasets::{
@@ -19,7 +20,6 @@ use crate::datasets::{
     Exports, Known, describe,
 };
 use crate::error::{EngineError, in_full};
-use crate::incoming::Incoming;
 use crate::session::Session;
 use crate::spec::Datasets;
 use crate::uploads::UploadPermit;
@@ -40,22 +40,22 @@ const BROKEN_OFF: &str = "the upload broke off";
 /// of it is visible inside.
 #[derive(Debug)]
 pub struct Upload {
-    shared: Arc<Shared>,
+    shared: Arc<EngineState>,
     session: Arc<Session>,
     name: DatasetName,
     /// What the caller says it is.
     promised: Option<Digest>,
     received: u64,
     /// Until it is finished.
-    arriving: Option<Incoming<Arriving>>,
+    arriving: Option<BlockingWriter<Arriving>>,
     _place: UploadPermit,
 }
 
 /// Begins to write and hash what comes.
-fn arrival(shared: &Arc<Shared>) -> Result<Incoming<Arriving>, EngineError> {
+fn arrival(shared: &Arc<EngineState>) -> Result<BlockingWriter<Arriving>, EngineError> {
     let arriving = shared.datasets.begin().map_err(EngineError::KeepDataset)?;
     let limit = shared.config.dataset_bytes;
-    Ok(Incoming::begin(arriving, move |arriving, chunk| {
+    Ok(BlockingWriter::begin(arriving, move |arriving, chunk| {
         if arriving.size() + chunk.len() as u64 > limit {
             return Err(io::Error::new(io::ErrorKind::FileTooLarge, too_large(limit)));
         }
@@ -264,8 +264,11 @@ impl Engine {
     ) -> Result<Exports, EngineError> {
         let session = self.settled_session(who, id).await?;
         let sandbox = session.sandbox()?;
-        let exports =
-            self.shared.shelf.export(&sandbox, &session.tenant, &session.id, names).await?;
+        let exports = self
+            .shared
+            .artifact_store
+            .export(&sandbox, &session.tenant, &session.id, names)
+            .await?;
         let outcome = format!("{} exported", exports.exports.len());
         self.note_dataset(who, id, "dataset.export", &outcome, "");
         Ok(exports)
@@ -310,7 +313,7 @@ impl Engine {
     }
 }
 
-impl Shared {
+impl EngineState {
     async fn dataset_pending(
         &self,
         session: &Session,

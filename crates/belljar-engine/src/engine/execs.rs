@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use belljar_proto::exec::Language;
-use belljar_proto::guest::KernelSnapshot;
+use belljar_proto::guest::KernelVariables;
 
 use super::views::{info_of_exec_row, info_of_live, log_entry, log_entry_of_live};
 use super::{Engine, ExecInfo, Principal};
@@ -222,7 +222,7 @@ impl Engine {
         who: &Principal,
         id: &str,
         language: Language,
-    ) -> Result<KernelSnapshot, EngineError> {
+    ) -> Result<KernelVariables, EngineError> {
         self.live_session(who, id).await?.state(language, who.quota()).await
     }
 

@@ -12,8 +12,8 @@ use belljar_runtime::{
 use bytes::Bytes;
 
 use super::{Engine, Principal};
+use crate::blocking_writer::BlockingWriter;
 use crate::error::EngineError;
-use crate::incoming::Incoming;
 use crate::session::InUse;
 use crate::uploads::UploadPermit;
 
@@ -45,7 +45,7 @@ pub struct FileUpload {
 #[derive(Debug)]
 struct Writing {
     place: Place,
-    incoming: Incoming<UntrustedFile>,
+    incoming: BlockingWriter<UntrustedFile>,
 }
 
 /// Where it is written.
@@ -186,7 +186,7 @@ impl Engine {
         let place = self.shared.uploads.place(&who.tenant, id).await?;
         let create = || sandbox.create_file_with(&directory, name, mode);
         let (file, temporary) = in_directory(&sandbox, &directory, create).await?;
-        let incoming = Incoming::begin(file, |file, chunk| file.write_all(chunk));
+        let incoming = BlockingWriter::begin(file, |file, chunk| file.write_all(chunk));
         Ok(FileUpload {
             sandbox,
             writing: Some(Writing { place: Place::Beside(temporary), incoming }),
@@ -210,7 +210,7 @@ impl Engine {
         let mode = mode.unwrap_or(0o644);
         let append = || sandbox.append_file(&full, mode);
         let (file, behind) = in_directory(&sandbox, &directory, append).await?;
-        let incoming = Incoming::begin(file, |file, chunk| file.write_all(chunk));
+        let incoming = BlockingWriter::begin(file, |file, chunk| file.write_all(chunk));
         Ok(FileUpload {
             sandbox,
             writing: Some(Writing { place: Place::Behind(behind), incoming }),

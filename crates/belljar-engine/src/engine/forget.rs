@@ -10,7 +10,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Engine, Principal, SessionInfo, Shared};
+use super::{Engine, EngineState, Principal, SessionInfo};
 use crate::audit::Entry;
 use crate::clock;
 use crate::error::{EngineError, in_full};
@@ -59,7 +59,7 @@ impl Engine {
     }
 }
 
-impl Shared {
+impl EngineState {
     /// Removes sessions on disk that ended longer ago than they are to be kept.
     pub(super) async fn remove_expired(&self) {
         let Some(retention_s) = self.config.disk.retention_s else { return };
@@ -127,7 +127,7 @@ impl Shared {
                 return Err(error.into());
             }
         }
-        self.pictures.remove(&row.id);
+        self.snapshot_store.remove(&row.id);
         let session = row.id.clone();
         blocking(move || record.remove()).await.map_err(|cause| EngineError::RemoveFiles {
             session,

@@ -7,7 +7,7 @@
 //!      Engine ──────▶ Pool: warm sandboxes, until somebody takes one
 //!         │ └───────▶ Audit: who asked for what
 //!         ▼
-//!      Shared ──────▶ Store, Runtime, Admission, Metrics, Usage
+//!      EngineState ──────▶ Store, Runtime, Admission, Metrics, Usage
 //!         ▲ └───────▶ Registry ──▶ Session: the handle of a live session
 //!         │                           │ commands   ▲ view
 //!         │ also held by              ▼            │
@@ -26,7 +26,6 @@
 
 mod archives;
 mod artifacts;
-mod branches;
 mod create;
 mod datasets;
 mod execs;
@@ -36,7 +35,8 @@ mod life;
 mod recovery;
 mod runs;
 mod sandboxes;
-mod shared;
+mod snapshots;
+mod state;
 mod terminals;
 mod upkeep;
 mod views;
@@ -50,29 +50,29 @@ use belljar_runtime::Runtime;
 use tokio::sync::watch;
 
 pub use archives::{ArchiveDownload, ArchiveUpload};
-pub use branches::{Checkpoint, MAX_FORKS};
 pub use create::{Created, How};
 pub use datasets::Upload;
 pub use execs::Beyond;
 pub use files::{FileUpload, Watching};
 use recovery::Left;
 pub use runs::RunAsk;
-pub(crate) use shared::{Shared, durability};
+pub use snapshots::{Checkpoint, MAX_FORKS};
+pub(crate) use state::{EngineState, durability};
 pub use terminals::{Attached, Shown, TerminalAsk, TerminalControl};
 pub use views::{ExecInfo, SessionInfo};
 
 use crate::admission::Quota;
-use crate::artifacts::{Shelf, ShelfConfig};
+use crate::artifacts::{ArtifactStore, ArtifactStoreConfig};
 use crate::audit::Audit;
 use crate::datasets::source::Sources;
 use crate::error::{EngineError, in_full};
-use crate::frozen::FrozenConfig;
 use crate::metrics::Snapshot;
 use crate::network::{Network, Traffic};
 use crate::pool::Pool;
 use crate::record::{DiskConfig, Record};
 use crate::session::Session;
 use crate::session::rules::{self, Phase};
+use crate::snapshots::SnapshotConfig;
 use crate::spec::SessionSpec;
 use crate::store::{KeyLimits, SessionRow, Store};
 use crate::usage;
@@ -86,7 +86,7 @@ const LEAST_ROOM: u64 = 256 * 1024;
 /// Every session of this server; everything is asked of it.
 #[derive(Debug)]
 pub struct Engine {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<EngineState>,
     audit: Audit,
     /// Becomes true when everything an earlier server left is taken over or cleaned up.
     recovered: watch::Sender<bool>,
@@ -119,7 +119,7 @@ pub struct EngineConfig {
     /// Directories of the host that sessions may have at `/workspace`.
     pub workspaces: WorkspacesConfig,
     /// Where artifacts are kept.
-    pub shelf: ShelfConfig,
+    pub artifact_store: ArtifactStoreConfig,
     /// Warm sandboxes to keep.
     pub pool: usize,
     pub total: Quota,
@@ -130,7 +130,7 @@ pub struct EngineConfig {
     /// When idle sessions move their large values to disk; none: never.
     pub spill: Option<SpillPolicy>,
     /// Sessions as files.
-    pub frozen: FrozenConfig,
+    pub snapshots: SnapshotConfig,
 }
 
 /// When values go to disk, and which.
@@ -215,7 +215,7 @@ impl Engine {
         runtime: Arc<dyn Runtime>,
         audit: Audit,
     ) -> Result<Arc<Engine>, EngineError> {
-        let shared = Arc::new(Shared::new(config, store, runtime, audit.clone())?);
+        let shared = Arc::new(EngineState::new(config, store, runtime, audit.clone())?);
         let left = shared.store.unended_sessions().await?;
         let traces = Left {
             sandboxes: left
@@ -232,8 +232,8 @@ impl Engine {
         shared.tidy_session_mounts().await;
         let alive: Vec<(String, String)> =
             left.iter().map(|row| (row.id.clone(), row.tenant.clone())).collect();
-        if let Err(error) = shared.pictures.tidy(&alive) {
-            tracing::warn!("failed to tidy up the pictures of sessions: {error}");
+        if let Err(error) = shared.snapshot_store.tidy(&alive) {
+            tracing::warn!("failed to tidy up the snapshots of sessions: {error}");
         }
         let adopted = shared.take_over(left);
         if shared.config.pool > 0 {
@@ -275,7 +275,7 @@ impl Engine {
         if let Err(error) = self.shared.usage.flush(&self.shared.store).await {
             tracing::error!("failed to write down usage: {}", in_full(&error));
         }
-        self.shared.shelf.close().await;
+        self.shared.artifact_store.close().await;
         self.shared.store.close().await;
     }
 
@@ -285,8 +285,8 @@ impl Engine {
     }
 
     #[must_use]
-    pub fn shelf(&self) -> &Shelf {
-        &self.shared.shelf
+    pub fn artifact_store(&self) -> &ArtifactStore {
+        &self.shared.artifact_store
     }
 
     #[must_use]
@@ -338,13 +338,13 @@ impl Engine {
     #[must_use]
     pub fn full_disk(&self) -> Option<&Path> {
         let config = &self.shared.config;
-        let state = config.shelf.key_file.parent();
-        let database = config.shelf.database.parent();
+        let state = config.artifact_store.key_file.parent();
+        let database = config.artifact_store.database.parent();
         let others = [
             config.sessions_root.as_path(),
-            &config.shelf.blobs_dir,
+            &config.artifact_store.blobs_dir,
             &config.dataset_cache,
-            &config.frozen.directory,
+            &config.snapshots.directory,
         ];
         let full = |directory: &&Path| {
             // One that is not there yet is made when it is needed.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use belljar_runtime::{Handle, Sandbox};
 use tokio::sync::Semaphore;
 
-use super::{Engine, Shared};
+use super::{Engine, EngineState};
 use crate::clock;
 use crate::error::{EngineError, in_full};
 use crate::record::Record;
@@ -44,7 +44,7 @@ impl Engine {
     }
 }
 
-impl Shared {
+impl EngineState {
     /// What an earlier server was about to stage never comes. To be called before anybody can ask
     /// for more.
     pub(super) async fn give_up_pending_datasets(&self) {

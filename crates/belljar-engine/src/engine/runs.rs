@@ -6,7 +6,7 @@ use belljar_proto::exec::{Outcome, Status};
 use belljar_runtime::{Sandbox, SandboxSpec, VolumeMount};
 use tokio::sync::watch;
 
-use super::{Engine, Principal, Shared};
+use super::{Engine, EngineState, Principal};
 use crate::artifacts::{self, Memory, Origin};
 use crate::audit::Entry;
 use crate::error::{EngineError, in_full};
@@ -91,7 +91,7 @@ impl Engine {
                 place: artifacts::Place::Run,
             };
             let mut memory = Memory::default();
-            self.shared.shelf.ingest(sandbox, origin, outcome.artifacts, &mut memory).await
+            self.shared.artifact_store.ingest(sandbox, origin, outcome.artifacts, &mut memory).await
         };
         let outcome =
             run.execute_in(sandbox.get(), transcript, interrupt, None, |_| {}, take).await;
@@ -163,7 +163,7 @@ impl Drop for Noted<'_> {
 
 /// The sandbox of a run, whose processor time is charged however it ends.
 struct Metered<'a> {
-    shared: &'a Shared,
+    shared: &'a EngineState,
     tenant: &'a str,
     /// Until it is destroyed.
     sandbox: Option<Sandbox>,

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use belljar_runtime::{DataMount, Sandbox, SandboxSpec, VolumeKind, VolumeMount};
 
-use super::Shared;
-use super::shared::durability;
+use super::EngineState;
+use super::state::durability;
 use super::upkeep::too_large;
 use crate::error::EngineError;
 use crate::pool::{self, Pool};
@@ -16,7 +16,7 @@ use crate::session::rules::Phase;
 use crate::spec::{Datasets, SessionSpec, Storage};
 use crate::store::SessionRow;
 
-impl Shared {
+impl EngineState {
     /// Makes the sandbox of a session and writes down how to find it, before anybody may use it.
     pub(crate) async fn make_sandbox(&self, session: &Session) -> Result<Sandbox, EngineError> {
         let sandbox = self.new_sandbox(session).await?;
@@ -155,7 +155,7 @@ impl Shared {
 }
 
 /// What the pool makes next.
-pub(super) fn next_warm(shared: &Arc<Shared>) -> pool::Next {
+pub(super) fn next_warm(shared: &Arc<EngineState>) -> pool::Next {
     // The pool is part of it.
     let shared = Arc::downgrade(shared);
     Box::new(move || {

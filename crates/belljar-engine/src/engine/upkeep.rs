@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use belljar_runtime::VolumeKind;
 
-use super::shared::Shared;
+use super::state::EngineState;
 use crate::clock;
 use crate::error::in_full;
 use crate::record::Record;
@@ -15,7 +15,7 @@ const PACE: Duration = Duration::from_secs(3600);
 /// Ended sessions are remembered this long; those with files on disk until they are removed.
 const REMEMBERED_MS: i64 = 7 * 86_400_000;
 
-pub(super) async fn keep_up(shared: Arc<Shared>) {
+pub(super) async fn keep_up(shared: Arc<EngineState>) {
     loop {
         let before = clock::now_ms() - REMEMBERED_MS;
         if let Err(error) = shared.store.prune_sessions(before).await {
@@ -23,7 +23,7 @@ pub(super) async fn keep_up(shared: Arc<Shared>) {
         }
         shared.remove_expired().await;
         shared.look_at_sizes().await;
-        if let Err(error) = shared.shelf.tidy().await {
+        if let Err(error) = shared.artifact_store.tidy().await {
             tracing::warn!("failed to tidy up artifacts: {}", in_full(&error));
         }
         let retention = shared.config.disk.retention_s.map_or(PACE, Duration::from_secs);
@@ -31,7 +31,7 @@ pub(super) async fn keep_up(shared: Arc<Shared>) {
     }
 }
 
-impl Shared {
+impl EngineState {
     /// All that can be done about sizes that are not enforced: a session that holds too much is
     /// said to.
     async fn look_at_sizes(&self) {

@@ -6,7 +6,7 @@ use belljar_runtime::{
     MAX_VOLUME_SIZE, MIN_VOLUME_SIZE, RuntimeError, VolumeKind, VolumeMount, VolumeUsage,
 };
 
-use super::{Engine, Principal, Shared};
+use super::{Engine, EngineState, Principal};
 use crate::audit::Entry;
 use crate::clock;
 use crate::error::{EngineError, in_full};
@@ -80,7 +80,7 @@ impl Engine {
     }
 }
 
-impl Shared {
+impl EngineState {
     async fn make_volume(
         &self,
         tenant: String,

@@ -6,17 +6,17 @@ use std::sync::atomic::Ordering;
 use belljar_runtime::Sandbox;
 
 use super::{Session, lock};
-use crate::engine::Shared;
+use crate::engine::EngineState;
 use crate::error::{EngineError, in_full};
 use crate::exec::{Exec, Stage};
-use crate::frozen::{Album, Ask, Manifest, capture};
+use crate::snapshots::{Ask, Manifest, SessionSnapshots, capture};
 use crate::spec::Checkpoints;
 
-/// Takes a picture of what an execution left, before its end is told: whoever hears of that can go
+/// Takes a snapshot of what an execution left, before its end is told: whoever hears of that can go
 /// back to it. `None` if nobody wants one, and otherwise, perhaps, why there is none. `joined` is set if an earlier server
 /// began the execution.
 pub(super) async fn checkpoint(
-    shared: &Shared,
+    shared: &EngineState,
     session: &Session,
     sandbox: &Sandbox,
     exec: &Exec,
@@ -27,7 +27,7 @@ pub(super) async fn checkpoint(
     if exec.request.background {
         return None;
     }
-    if joined && shared.pictures.album(&session.id).checkpoint(&exec.id).is_some() {
+    if joined && shared.snapshot_store.of_session(&session.id).checkpoint(&exec.id).is_some() {
         // An earlier server took it, before it was killed. By now the session may be something else.
         return Some(Ok(()));
     }
@@ -42,7 +42,7 @@ pub(super) async fn checkpoint(
 }
 
 async fn take(
-    shared: &Shared,
+    shared: &EngineState,
     session: &Session,
     sandbox: &Sandbox,
     exec: &Exec,
@@ -58,8 +58,8 @@ async fn take(
         let reasons = vec![format!("execution `{}` runs", other.id)];
         return Err(EngineError::NotAtRest { session: session.id.clone(), reasons });
     }
-    let album = shared.pictures.album(&session.id);
-    let earlier = checkpoints(&album);
+    let snapshots = shared.snapshot_store.of_session(&session.id);
+    let earlier = checkpoints(&snapshots);
     let ask = Ask {
         session: &session.id,
         tenant: &session.tenant,
@@ -69,27 +69,27 @@ async fn take(
         sync: false,
         exec: Some(&exec.id),
         // What the others need together is more than there may be: they go, and this stays.
-        before: lock(&session.base).filter(|_| album.bytes_of(&earlier) <= bounds.max_bytes),
+        before: lock(&session.base).filter(|_| snapshots.bytes_of(&earlier) <= bounds.max_bytes),
         same_files_as: earlier.last(),
     };
-    let taken = capture(&shared.pictures, sandbox, ask).await?;
+    let taken = capture(&shared.snapshot_store, sandbox, ask).await?;
     *lock(&session.base) = Some(taken.id);
-    drop_oldest(&album, bounds).map_err(EngineError::KeepPicture)?;
-    shared.pictures.count(&session.id, &session.tenant);
+    drop_oldest(&snapshots, bounds).map_err(EngineError::KeepSnapshot)?;
+    shared.snapshot_store.count(&session.id, &session.tenant);
     Ok(())
 }
 
-fn checkpoints(album: &Album) -> Vec<Manifest> {
-    album.pictures().into_iter().filter(|picture| picture.exec.is_some()).collect()
+fn checkpoints(snapshots: &SessionSnapshots) -> Vec<Manifest> {
+    snapshots.list().into_iter().filter(|snapshot| snapshot.exec.is_some()).collect()
 }
 
 /// Drops the oldest until the others are within bounds; the newest stays.
-fn drop_oldest(album: &Album, bounds: Checkpoints) -> std::io::Result<()> {
-    let mut kept = checkpoints(album);
+fn drop_oldest(snapshots: &SessionSnapshots, bounds: Checkpoints) -> std::io::Result<()> {
+    let mut kept = checkpoints(snapshots);
     while kept.len() > 1
-        && (kept.len() as u64 > bounds.max || album.bytes_of(&kept) > bounds.max_bytes)
+        && (kept.len() as u64 > bounds.max || snapshots.bytes_of(&kept) > bounds.max_bytes)
     {
-        album.forget(&[kept.remove(0).id])?;
+        snapshots.forget(&[kept.remove(0).id])?;
     }
     Ok(())
 }

@@ -35,7 +35,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use belljar_proto::exec::{Language, Status};
-use belljar_proto::guest::KernelSnapshot;
+use belljar_proto::guest::KernelVariables;
 use belljar_runtime::{RuntimeError, Sandbox};
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -45,13 +45,13 @@ pub use perform::LogEntry;
 use crate::admission::Quota;
 use crate::artifacts::Memory;
 use crate::clock;
-use crate::engine::{Shared, durability};
+use crate::engine::{EngineState, durability};
 use crate::error::{EngineError, in_full};
 use crate::exec::{Exec, ExecRequest};
-use crate::frozen::Branch;
 use crate::lock;
 use crate::network::Traffic;
 use crate::record::Record;
+use crate::snapshots::ForkSource;
 use crate::spec::{SessionSpec, Storage};
 use crate::store::{SessionRow, StoreError};
 use rules::{Phase, Request};
@@ -107,7 +107,7 @@ pub struct Session {
     pub(crate) traffic: Arc<Traffic>,
     /// What is known of its artifacts directory; held while that is looked at.
     artifacts: tokio::sync::Mutex<Memory>,
-    /// The last picture of its Python kernel, or that which it was made of.
+    /// The last snapshot of its Python kernel, or that which it was made of.
     base: Mutex<Option<u64>>,
     /// Held while a checkpoint is taken: several executions may end at the same time.
     checkpointing: tokio::sync::Mutex<()>,
@@ -169,11 +169,11 @@ pub(crate) enum Command {
         quota: Quota,
         answer: Answer<Vec<String>>,
     },
-    /// A picture for others to begin with: of now, or of what was after an execution.
-    Branch {
+    /// A snapshot for others to begin with: of now, or of what was after an execution.
+    ForkSource {
         force: bool,
         from: Option<String>,
-        answer: Answer<Branch>,
+        answer: Answer<ForkSource>,
     },
     /// Goes back to what was after an execution.
     Restore {
@@ -305,9 +305,9 @@ impl Session {
         &self,
         force: bool,
         from: Option<String>,
-    ) -> Result<Branch, EngineError> {
+    ) -> Result<ForkSource, EngineError> {
         self.allows(Request::Attend)?;
-        self.ask(|answer| Command::Branch { force, from, answer }).await
+        self.ask(|answer| Command::ForkSource { force, from, answer }).await
     }
 
     pub(crate) async fn restore(&self, exec: String) -> Result<(), EngineError> {
@@ -361,14 +361,14 @@ impl Session {
         &self,
         language: Language,
         quota: Quota,
-    ) -> Result<KernelSnapshot, EngineError> {
+    ) -> Result<KernelVariables, EngineError> {
         self.allows(Request::Attend)?;
         match self.awake(quota).await?.kernel_state(language).await {
             // It was never started, or is gone: there are no variables.
             Err(RuntimeError::Refused(refusal))
                 if refusal.code == belljar_proto::guest::RefusalCode::NoKernel =>
             {
-                Ok(KernelSnapshot::default())
+                Ok(KernelVariables::default())
             }
             answer => answer.map_err(EngineError::State),
         }
@@ -392,7 +392,7 @@ impl Session {
     }
 
     /// Ends a session whose driver is no more.
-    pub(crate) async fn mourn(&self, shared: &Shared) {
+    pub(crate) async fn mourn(&self, shared: &EngineState) {
         let because = "an error in the server ended it";
         let sandbox = lock(&self.sandbox).take();
         if let Some(sandbox) = sandbox {
@@ -408,7 +408,7 @@ impl Session {
         self.publish_end(Phase::Failed, now, because);
     }
 
-    async fn write_end(&self, shared: &Shared, phase: Phase, now: i64, because: &str) {
+    async fn write_end(&self, shared: &EngineState, phase: Phase, now: i64, because: &str) {
         let ended = Some((now, because.to_owned()));
         let durability = durability(&self.spec);
         if let Err(error) = shared.store.set_phase(&self.id, phase, ended, durability).await {

@@ -15,7 +15,7 @@ use super::{Session, lock};
 use crate::EngineError;
 use crate::artifacts::{self, Artifacts, Place};
 use crate::clock;
-use crate::engine::Shared;
+use crate::engine::EngineState;
 use crate::error::in_full;
 use crate::exec::{Exec, ExecRequest, GUEST_SLACK, Stage, ended_by_us, start_in};
 use crate::result::{ExecResult, UNANSWERED, follow};
@@ -56,7 +56,7 @@ pub(super) enum Performed {
 
 /// Writes an execution down, waits for its turn and follows it to its end.
 pub(super) async fn perform(
-    shared: Arc<Shared>,
+    shared: Arc<EngineState>,
     session: Arc<Session>,
     sandbox: Arc<Sandbox>,
     exec: Arc<Exec>,
@@ -125,7 +125,7 @@ fn not_started(request: &ExecRequest, error: &EngineError) -> Outcome {
     }
 }
 
-async fn accept(shared: &Shared, session: &Session, exec: &Exec) -> Result<(), EngineError> {
+async fn accept(shared: &EngineState, session: &Session, exec: &Exec) -> Result<(), EngineError> {
     let row = ExecRow {
         session: session.id.clone(),
         id: exec.id.clone(),
@@ -159,7 +159,7 @@ async fn start(
 }
 
 async fn follow_to_the_end(
-    shared: &Shared,
+    shared: &EngineState,
     session: &Session,
     sandbox: &Sandbox,
     exec: &Exec,
@@ -195,10 +195,10 @@ async fn follow_to_the_end(
     }
 }
 
-/// Brings what the code left behind to the shelf, before its end is told: whoever hears of that
+/// Brings what the code left behind to the artifact_store, before its end is told: whoever hears of that
 /// finds everything there.
 async fn take_artifacts(
-    shared: &Shared,
+    shared: &EngineState,
     session: &Session,
     sandbox: &Sandbox,
     exec: &Exec,
@@ -211,28 +211,28 @@ async fn take_artifacts(
     }
     // Others of this session may have ended at the same time.
     let mut memory = session.artifacts.lock().await;
-    if !joined && !shared.shelf.is_news(&memory, fingerprint) {
+    if !joined && !shared.artifact_store.is_news(&memory, fingerprint) {
         return Artifacts::default();
     }
     let origin = artifacts::Origin {
         tenant: &session.tenant,
         session: &session.id,
         exec: &exec.id,
-        place: match session.record.is_some() || shared.shelf.shows_all() {
+        place: match session.record.is_some() || shared.artifact_store.shows_all() {
             true => Place::Session,
             false => Place::Nowhere,
         },
     };
     if joined {
-        return shared.shelf.ingest_again(sandbox, origin, fingerprint, &mut memory).await;
+        return shared.artifact_store.ingest_again(sandbox, origin, fingerprint, &mut memory).await;
     }
-    shared.shelf.ingest(sandbox, origin, fingerprint, &mut memory).await
+    shared.artifact_store.ingest(sandbox, origin, fingerprint, &mut memory).await
 }
 
 /// Brings an execution that has ended into safety: the log, the database, the books. Only then may
 /// the guest forget it.
 pub(super) async fn settle(
-    shared: Arc<Shared>,
+    shared: Arc<EngineState>,
     session: Arc<Session>,
     sandbox: Option<Arc<Sandbox>>,
     exec: Arc<Exec>,

@@ -11,7 +11,7 @@ pub enum Phase {
     Ready,
     /// Something is being executed.
     Busy,
-    /// A picture of it is being taken, or it is being made of one again.
+    /// A snapshot of it is being taken, or it is being made of one again.
     Hibernating,
     /// It is files, and nothing else.
     Hibernated,
@@ -110,7 +110,7 @@ impl Phase {
         matches!(self, Phase::Stopped | Phase::Failed)
     }
 
-    /// Whether, as it is written down, it is its picture and not its sandbox.
+    /// Whether, as it is written down, it is its snapshot and not its sandbox.
     #[must_use]
     pub fn is_asleep(self) -> bool {
         matches!(self, Phase::Hibernated | Phase::Waking)

@@ -97,7 +97,7 @@ struct Soon {
     dozing: AtomicBool,
 }
 
-impl std::fmt::Debug for Shared {
+impl std::fmt::Debug for DatabaseState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Database").finish_non_exhaustive()
     }
@@ -106,10 +106,10 @@ impl std::fmt::Debug for Shared {
 /// A handle of the database; cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Database {
-    shared: Arc<Shared>,
+    shared: Arc<DatabaseState>,
 }
 
-struct Shared {
+struct DatabaseState {
     jobs: Mutex<Option<Sender<Order>>>,
     /// Places in the queue of jobs.
     room: Arc<Semaphore>,
@@ -174,7 +174,7 @@ impl Database {
             })
             .map_err(failed)?;
         Ok(Database {
-            shared: Arc::new(Shared {
+            shared: Arc::new(DatabaseState {
                 jobs: Mutex::new(Some(jobs)),
                 room: Arc::new(Semaphore::new(QUEUE)),
                 soon,

@@ -121,7 +121,7 @@ pub(crate) struct Volumes {
     pub(crate) measuring: Semaphore,
 }
 
-/// What runs use, by id: tenant and volumes. Shared with jobs of the store.
+/// What runs use, by id: tenant and volumes. EngineState with jobs of the store.
 pub(crate) type Runs = Arc<Mutex<HashMap<String, (String, AskedVolumes)>>>;
 
 impl Volumes {

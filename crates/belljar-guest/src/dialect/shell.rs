@@ -30,7 +30,7 @@
 
 use std::collections::HashSet;
 
-use belljar_proto::guest::{KernelSnapshot, Variable};
+use belljar_proto::guest::{KernelVariables, Variable};
 use belljar_proto::kernel::{CellStatus, FromKernel, ToKernel};
 
 use super::Order;
@@ -66,7 +66,7 @@ pub(crate) struct Shell {
     /// Variables that a fresh shell has.
     own: HashSet<Vec<u8>>,
     /// What was told of the variables so far.
-    snapshot: KernelSnapshot,
+    snapshot: KernelVariables,
 }
 
 impl Shell {
@@ -132,7 +132,7 @@ impl Shell {
     pub(super) fn say(&mut self, message: &ToKernel) -> Vec<u8> {
         match message {
             ToKernel::State => {
-                self.snapshot = KernelSnapshot::default();
+                self.snapshot = KernelVariables::default();
                 STATE.into()
             }
             // The first newline ends what an interrupt may have left of an earlier line.
@@ -486,7 +486,7 @@ mod tests {
         );
         let (message, body) = shell.next().unwrap();
         assert_eq!(message, FromKernel::State);
-        let snapshot: KernelSnapshot = serde_json::from_slice(&body).unwrap();
+        let snapshot: KernelVariables = serde_json::from_slice(&body).unwrap();
         let told: Vec<_> = snapshot
             .variables
             .iter()
@@ -513,7 +513,7 @@ mod tests {
             shell.push(format!("V1 1 declare -- v{n}=\"\"\0").as_bytes());
         }
         shell.push(b"S/\0");
-        let snapshot: KernelSnapshot = serde_json::from_slice(&shell.next().unwrap().1).unwrap();
+        let snapshot: KernelVariables = serde_json::from_slice(&shell.next().unwrap().1).unwrap();
         assert_eq!((snapshot.variables.len(), snapshot.truncated), (MAX_VARIABLES, 1));
         assert_eq!(snapshot.variables[0].preview.chars().count(), MAX_PREVIEW);
     }

@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 
 use belljar_proto::guest::{Refusal, RefusalCode};
 use belljar_proto::job::JobReport;
-use belljar_proto::rest::PLACES;
+use belljar_proto::quiescence::PLACES;
 use belljar_sys::tree::Root;
 
 use super::archive::{PIECE, Tar, unpack_tar};

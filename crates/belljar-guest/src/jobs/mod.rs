@@ -24,10 +24,10 @@ use std::time::Duration;
 
 use belljar_proto::guest::{Answer, Refusal, RefusalCode};
 use belljar_proto::job::{ArchiveFormat, JobReport, MAX_JOB_ENTRIES, MAX_JOBS};
-use belljar_proto::rest::PLACES;
+use belljar_proto::quiescence::PLACES;
 use belljar_sys::process;
 use belljar_sys::tree::Root;
-use belljar_sys::visit;
+use belljar_sys::user_files;
 use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe;
 use tokio::sync::watch;
@@ -112,7 +112,7 @@ pub(crate) fn copy(
     to: Vec<u8>,
 ) -> Result<Reply, Refusal> {
     // Said at once, in the words of whoever asked.
-    visit::look(&path).map_err(|error| refusal("find", &path, &error))?;
+    user_files::look(&path).map_err(|error| refusal("find", &path, &error))?;
     start(guest, job, Vec::new(), move |_| tree::copy(&path, &to))?;
     Ok(Answer::Started.into())
 }
@@ -143,7 +143,7 @@ pub(crate) fn unpack(
     format: ArchiveFormat,
     archive: Option<String>,
 ) -> Result<Reply, Refusal> {
-    visit::make_directory(&path).map_err(|error| refusal("make", &path, &error))?;
+    user_files::make_directory(&path).map_err(|error| refusal("make", &path, &error))?;
     let root = Root::open_followed(&path).map_err(|error| refusal("open", &path, &error))?;
     if let Some(name) = archive {
         let file = root.read_file(name.as_bytes());

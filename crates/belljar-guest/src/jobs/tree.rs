@@ -6,7 +6,7 @@ use std::io::{self, Read, Write};
 use belljar_proto::guest::{Refusal, RefusalCode};
 use belljar_proto::job::{JobReport, MAX_JOB_DEPTH};
 use belljar_sys::tree::{Met, MetKind, Root, set_modified};
-use belljar_sys::visit::{self, Kind};
+use belljar_sys::user_files::{self, Kind};
 
 use super::{Item, Moving, Outcome, Target};
 use crate::connection::refuse;
@@ -132,7 +132,7 @@ impl Target for Tree<'_> {
 /// Copies what stands at `from` to `to`: a file over a file, a link as a link, a directory with
 /// everything in it into a directory, which is made.
 pub(super) fn copy(from: &[u8], to: &[u8]) -> Outcome {
-    let seen = visit::look(from).map_err(|error| refusal("find", from, &error))?;
+    let seen = user_files::look(from).map_err(|error| refusal("find", from, &error))?;
     let (directory, name) = split(to)?;
     let parent = Root::open_followed(directory);
     let parent = parent.map_err(|error| refusal("open", directory, &error))?;
@@ -183,7 +183,7 @@ pub(super) fn copy(from: &[u8], to: &[u8]) -> Outcome {
 
 /// A directory that is copied into itself would never end.
 fn refuse_itself(from: &[u8], directory: &[u8]) -> Result<(), Refusal> {
-    let real = |path: &[u8]| visit::real(path).map_err(|error| refusal("find", path, &error));
+    let real = |path: &[u8]| user_files::real(path).map_err(|error| refusal("find", path, &error));
     match real(directory)?.starts_with(real(from)?) {
         true => {
             Err(refuse(RefusalCode::Invalid, "a directory cannot be copied into itself".into()))

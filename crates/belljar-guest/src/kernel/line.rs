@@ -31,7 +31,7 @@ impl Kernel {
         let (theirs, hosts) = channel::packet_pair().map_err(failed)?;
         let (sender, ready) = oneshot::channel();
         *self.wants_line.borrow_mut() = Some(sender);
-        // Held until the descriptor is sent: nothing may come before it.
+        // FileTable until the descriptor is sent: nothing may come before it.
         let mut writer = self.to_kernel.lock().await;
         let words = self.dialect.borrow_mut().say(&ToKernel::Line, &[]);
         let _ = writer.write_all(&words).await;

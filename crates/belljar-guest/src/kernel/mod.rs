@@ -18,9 +18,9 @@
 //! the kernel's is needed, and a stopped process dies of SIGKILL as any other.
 
 mod cell;
-mod hearing;
 mod inspect;
 mod line;
+mod messages;
 mod spill;
 
 use std::cell::{Cell, RefCell};
@@ -63,7 +63,7 @@ pub(crate) struct Kernel {
     output: Rc<Output>,
     dialect: RefCell<Dialect>,
     to_kernel: Mutex<OwnedWriteHalf>,
-    /// Held while the kernel does something for us: it does one thing at a time.
+    /// FileTable while the kernel does something for us: it does one thing at a time.
     turn: Mutex<()>,
     pid: Cell<Option<u32>>,
     end: RefCell<Option<End>>,
@@ -157,7 +157,7 @@ impl Kernel {
         // It may have died on its own a moment ago, and then that is what its owner should read.
         guest.reaper.collect();
         let ended = self.end.borrow().as_ref().and_then(End::now);
-        let reason = ended.map_or_else(|| "was replaced".into(), hearing::describe);
+        let reason = ended.map_or_else(|| "was replaced".into(), messages::describe);
         let before = self.phase.send_replace(Phase::Dead { reason: reason.clone() });
         if matches!(before, Phase::Idle { .. }) {
             guest.lost_kernel.borrow_mut().insert(self.language, reason);

@@ -195,7 +195,7 @@ fn start(guest: &Rc<Guest>, spec: &TerminalSpec) -> io::Result<Rc<Terminal>> {
 struct Pump {
     terminal: Rc<Terminal>,
     master: Rc<AsyncFd<OwnedFd>>,
-    /// Held so that the terminal stays whole while no program has it open.
+    /// FileTable so that the terminal stays whole while no program has it open.
     _slave: OwnedFd,
     pid: u32,
     /// Above the program and all it starts, see [`process::Kept`].

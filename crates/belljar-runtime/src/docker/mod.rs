@@ -14,13 +14,13 @@
 //! A container with a kernel of its own (gVisor, Kata) cannot share a socket with us, nor pass
 //! descriptors; it is spoken to through its standard streams, and files come and go as bytes.
 
-mod body;
 mod deaths;
-mod door;
 mod engine;
+mod handle;
 mod image;
 mod recipe;
 mod seal;
+mod transport;
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -48,17 +48,17 @@ use crate::lock;
 use crate::native::zygote::ZygoteState;
 use crate::private;
 use crate::runtime::{Runtime, give_to, is_orphaned, open_place, open_volumes};
-use crate::sandbox::{Body, Handle, Parts, Sandbox};
+use crate::sandbox::{BackendHandle, Handle, Parts, Sandbox};
 use crate::spec::{DataMount, SandboxSpec, USER_ID};
 use crate::volume::VolumeKind;
-use body::ContainerBody;
 use deaths::Deaths;
-use door::{Door, Reception};
 pub use engine::EngineError;
+use handle::ContainerHandle;
 use image::ReadyImage;
 pub use recipe::Gpus;
 use recipe::{Meeting, Recipe, labels};
 pub use seal::{Sealed, seal_guest};
+use transport::{Reception, Transport};
 
 /// For how long an image is believed to be what it was: a new one may get the same name.
 const IMAGE_FRESH: Duration = Duration::from_secs(10);
@@ -228,7 +228,7 @@ impl DockerRuntime {
         let opened = open_volumes(spec).await?;
         let volumes: Vec<PathBuf> = opened.iter().map(|volume| volume.files.clone()).collect();
         let (door, reception) = match self.meeting {
-            Meeting::Socket => Some(Door::open(self.door_of(&name))?).unzip(),
+            Meeting::Socket => Some(Transport::open(self.door_of(&name))?).unzip(),
             Meeting::Attached => (None, None),
         };
         let recipe = Recipe {
@@ -241,7 +241,7 @@ impl DockerRuntime {
             meeting: self.meeting,
             executable: &self.config.executable,
             kernels: &self.config.kernels,
-            door: door.as_ref().map_or(Path::new(""), Door::directory),
+            door: door.as_ref().map_or(Path::new(""), Transport::directory),
             session: session.as_ref().map(|session| session.files.as_path()),
             volumes: &volumes,
             runtime: self.config.runtime.as_deref(),
@@ -249,7 +249,7 @@ impl DockerRuntime {
         };
         let container = self.make_container(format!("belljar-{name}"), recipe.body()).await?;
         // From here on it is removed if anything fails.
-        let mut body = ContainerBody {
+        let mut body = ContainerHandle {
             runtime: Arc::clone(self),
             death: self.deaths.watch(&container),
             container: container.clone(),
@@ -305,7 +305,7 @@ impl DockerRuntime {
     /// besides, 0 if that is of another machine.
     async fn begin(
         &self,
-        body: &ContainerBody,
+        body: &ContainerHandle,
         reception: Option<Reception>,
         nonce: &str,
     ) -> Result<(Link, u32), RuntimeError> {
@@ -313,7 +313,7 @@ impl DockerRuntime {
         let attached = match &reception {
             Some(_) => None,
             None => {
-                let attaching = door::attach(docker, container, nonce);
+                let attaching = transport::attach(docker, container, nonce);
                 let attached = engine::answer(docker, &self.address, attaching).await?;
                 Some(attached.map_err(|error| self.explain("attach to the container", error))?)
             }
@@ -361,18 +361,18 @@ impl DockerRuntime {
         let meeting = labels.get(labels::DOOR).map_or(self.meeting, |name| Meeting::of_name(name));
         let (stream, door) = match meeting {
             Meeting::Socket => {
-                let (door, reception) = Door::open(self.door_of(&handle.name))?;
+                let (door, reception) = Transport::open(self.door_of(&handle.name))?;
                 let pid = first_process(&state).ok_or(RuntimeError::Gone)?;
                 (reception.guest(Some(&handle.nonce), pid).await?, Some(door))
             }
             Meeting::Attached => {
-                let attached = door::attach(&self.docker, &container, &handle.nonce).await;
+                let attached = transport::attach(&self.docker, &container, &handle.nonce).await;
                 let explain = |error| self.explain("attach to the container", error);
                 (attached.map_err(explain)?, None)
             }
         };
         let link = Link::over(stream, &handle.nonce).await?;
-        let body = ContainerBody {
+        let body = ContainerHandle {
             runtime: Arc::clone(self),
             death,
             container,
@@ -390,7 +390,7 @@ impl DockerRuntime {
         spec: SandboxSpec,
         image: &ReadyImage,
         link: Link,
-        body: ContainerBody,
+        body: ContainerHandle,
     ) -> Sandbox {
         let env = environment(image, &spec);
         let python = kernels::python_argv(PYTHON, Role::Kernel, None);

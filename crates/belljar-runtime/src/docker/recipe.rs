@@ -45,7 +45,7 @@ pub(super) mod labels {
 pub(super) enum Meeting {
     /// At a socket in a directory that both see: descriptors can be passed.
     Socket,
-    /// Through the engine, attached to the container's standard streams: works where the container
+    /// GuestPipe the engine, attached to the container's standard streams: works where the container
     /// has a kernel of its own.
     Attached,
 }

@@ -11,7 +11,7 @@
 //! the same steps work with one shared id, and limits as far as they were delegated; what is not
 //! enforced is found out by [`selftest`] and said.
 
-mod body;
+mod handle;
 pub mod image;
 pub(crate) mod plan;
 pub mod spawner;
@@ -44,10 +44,10 @@ use crate::spec::{DataMount, SandboxSpec, USER_ID};
 use crate::volume::{OpenVolume, VolumeKind, VolumeMount};
 use crate::{RuntimeError, link::Link};
 use async_trait::async_trait;
-use body::NativeBody;
+use handle::NativeHandle;
 use image::Image;
 use spawner::{AsyncSpawner, SandboxOrder, Spawner};
-use staged::{Shelf, Staged};
+use staged::{Staged, StagedImages};
 use walls::Weakening;
 use zygote::ZygoteState;
 
@@ -82,7 +82,7 @@ pub struct NativeRuntime {
     /// Blocks of user ids to hand out; none without root.
     ids: Option<Mutex<IdBlocks>>,
     /// What sandboxes are made from.
-    images: Shelf,
+    images: StagedImages,
     /// Tells the sandboxes of this process from those of others, also after its end.
     instance: String,
     /// Whose sandboxes these are, where they outlive this process.
@@ -150,7 +150,7 @@ impl Prepared {
             respawning: tokio::sync::Mutex::default(),
             cgroups,
             ids,
-            images: Shelf::new(&config.image),
+            images: StagedImages::new(&config.image),
             instance,
             owner,
             next: AtomicU64::new(1),
@@ -303,7 +303,7 @@ impl NativeRuntime {
         let pid = spawned.pid;
         let started = procfs::start_time(pid).map_err(RuntimeError::Connect)?;
         let handle = Handle { name, pid, started, nonce, block: block.block, container: None };
-        let body = NativeBody {
+        let body = NativeHandle {
             process: channel::watched(spawned.keep()).map_err(RuntimeError::Connect)?,
             image: Arc::clone(image),
             cgroup,
@@ -456,7 +456,7 @@ impl NativeRuntime {
         // the best guess, and kernels that cannot begin with what is loaded from it start the slow way.
         let image = self.image_of(spec.image.as_deref());
         let image = image.unwrap_or_else(|_| self.images.host());
-        let body = NativeBody {
+        let body = NativeHandle {
             process: channel::watched(pidfd).map_err(RuntimeError::Connect)?,
             cgroup: self.cgroups.as_ref().ok().map(|parent| parent.adopt(&handle.name)),
             image: Arc::clone(&image),
@@ -600,7 +600,7 @@ fn assemble(
     handle: Handle,
     spec: SandboxSpec,
     link: Link,
-    body: NativeBody,
+    body: NativeHandle,
 ) -> Sandbox {
     Sandbox::assemble(Parts {
         handle,

@@ -167,7 +167,7 @@ impl Staged {
 
 /// All images in use.
 #[derive(Debug)]
-pub(crate) struct Shelf {
+pub(crate) struct StagedImages {
     host: Arc<Staged>,
     /// By what they are, and not by name: a name may lead to another image tomorrow.
     others: Mutex<HashMap<String, Arc<Staged>>>,
@@ -177,8 +177,8 @@ pub(crate) struct Shelf {
     next: AtomicU64,
 }
 
-impl Shelf {
-    pub(crate) fn new(config: &Image) -> Shelf {
+impl StagedImages {
+    pub(crate) fn new(config: &Image) -> StagedImages {
         let host = Staged {
             name: HOST.into(),
             root: image::staged_root(),
@@ -188,7 +188,7 @@ impl Shelf {
             assembled_by: tokio::sync::Mutex::new(None),
             used: Mutex::new(Instant::now()),
         };
-        Shelf {
+        StagedImages {
             host: Arc::new(host),
             others: Mutex::default(),
             config: config.clone(),

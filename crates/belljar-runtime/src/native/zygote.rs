@@ -24,7 +24,7 @@ use std::time::Duration;
 use belljar_proto::PROTOCOL_WITH_LOADING;
 use belljar_proto::exec::Language;
 use belljar_proto::guest::{Answer, Call};
-use belljar_proto::picture::{LineReport, ToLine, loader_packet};
+use belljar_proto::snapshot::{LineReport, ToLine, loader_packet};
 pub use belljar_proto::zygote::Warm;
 use belljar_proto::zygote::environment;
 use belljar_sys::sealed;
@@ -33,10 +33,10 @@ use tokio::sync::{OnceCell, watch};
 use super::NativeRuntime;
 use super::staged::Staged;
 use crate::RuntimeError;
-use crate::frozen::{self, COMMON_BYTES, Common, Fixed, Line, Pump, Sink};
 use crate::kernels::{self, Role};
 use crate::link::Link;
 use crate::sandbox::Sandbox;
+use crate::snapshot::{self, COMMON_BYTES, Common, Fixed, Line, Pump, Sink};
 use crate::spec::{Limits, SandboxSpec};
 
 /// Importing a large preload list on a cold disk takes a while.
@@ -180,14 +180,14 @@ async fn ask(
     let LineReport { refused, warm, .. } = report?;
     match warm {
         Some(warm) if refused.is_empty() && whole? => Ok(warm),
-        _ => Err(RuntimeError::Kernel(frozen::words(refused).join("; "))),
+        _ => Err(RuntimeError::Kernel(snapshot::words(refused).join("; "))),
     }
 }
 
 /// Why a loader could not become a kernel, if it said so before it ended.
 async fn reason(line: &Line) -> Option<RuntimeError> {
     let report = line.receive(REASON_TIMEOUT).await.ok()?;
-    let refused = frozen::words(report.refused).join("; ");
+    let refused = snapshot::words(report.refused).join("; ");
     Some(RuntimeError::Kernel(format!("cannot begin with prepared memory: {refused}")))
 }
 

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use belljar_guest::{Door, Start};
+use belljar_guest::{Start, Transport};
 use belljar_runtime::docker;
 
 use crate::cli::GuestArgs;
@@ -11,7 +11,7 @@ use crate::cli::GuestArgs;
 pub(super) fn guest(args: GuestArgs) -> Result<ExitCode> {
     let sealed = docker::seal_guest().context("failed to seal the sandbox")?;
     belljar_guest::run(Start {
-        door: args.dial.map_or(Door::Stdio, Door::Dial),
+        transport: args.dial.map_or(Transport::Stdio, Transport::Dial),
         nonce: None,
         oom_events: sealed.oom_events,
         alone_for_s: args.alone_for,

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use belljar_api::listen::{self, Listener};
 use belljar_api::{About, App, GuardConfig};
-use belljar_engine::artifacts::ShelfConfig;
+use belljar_engine::artifacts::ArtifactStoreConfig;
 use belljar_engine::audit::Audit;
 use belljar_engine::datasets::source::Sources;
 use belljar_engine::keys::KeyRing;
@@ -92,7 +92,7 @@ async fn run(args: &ServeArgs, settings: &Settings, prepared: Prepared) -> Resul
     };
     let max_body = usize::try_from(server.max_body).unwrap_or(usize::MAX);
     let public_url = settings.artifacts.public_url.clone();
-    // Through a socket, or any of several addresses, nobody can be told which: links are paths.
+    // GuestPipe a socket, or any of several addresses, nobody can be told which: links are paths.
     let is_one_place = listener.local_addr().is_some_and(|address| !address.ip().is_unspecified());
     let public_url = public_url.unwrap_or_else(|| match is_one_place {
         true => listener.url(),
@@ -218,12 +218,12 @@ fn engine_config(
         disk: server.disk(settings.strict),
         volumes: settings.volumes.config(settings.strict),
         workspaces: workspaces(settings),
-        shelf: shelf_config(settings),
+        artifact_store: artifact_store_config(settings),
         pool: server.pool,
         total: server.total,
         alone_for_s: server.alone_for_s,
         spill: server.spill,
-        frozen: server.frozen.clone(),
+        snapshots: server.snapshots.clone(),
         max_ttl_s: server.max_ttl_s,
     }
 }
@@ -237,7 +237,7 @@ fn workspaces(settings: &Settings) -> WorkspacesConfig {
         &settings.run_dir,
         &server.sessions_root,
         &server.dataset_cache,
-        &server.frozen.directory,
+        &server.snapshots.directory,
         &settings.volumes.root,
         &artifacts.blobs_dir,
         &artifacts.database,
@@ -269,16 +269,16 @@ fn about(settings: &Settings) -> About {
     }
 }
 
-fn shelf_config(settings: &Settings) -> ShelfConfig {
+fn artifact_store_config(settings: &Settings) -> ArtifactStoreConfig {
     let artifacts = &settings.artifacts;
-    ShelfConfig {
+    ArtifactStoreConfig {
         blobs_dir: artifacts.blobs_dir.clone(),
         database: artifacts.database.clone(),
         key_file: settings.state_dir.join("links.key"),
         sessions_root: settings.server.sessions_root.clone(),
         outputs_dir: settings.outputs_dir.clone(),
         exports_dir: artifacts.exports_dir.clone(),
-        // Through a socket, links are paths that no program of the user's can open.
+        // GuestPipe a socket, links are paths that no program of the user's can open.
         show_all: matches!(settings.server.listen, Listen::Unix(_))
             && artifacts.public_url.is_none(),
         quotas: artifacts.quotas,

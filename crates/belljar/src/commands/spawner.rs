@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use belljar_guest::Door;
+use belljar_guest::Transport;
 use belljar_runtime::native::spawner::{self, GuestStart};
 
 pub(super) fn spawner(inside: bool) -> Result<ExitCode> {
@@ -15,7 +15,7 @@ pub(super) fn spawner(inside: bool) -> Result<ExitCode> {
 
 fn become_guest(start: GuestStart) -> std::io::Result<()> {
     belljar_guest::run(belljar_guest::Start {
-        door: Door::Listener(start.listener),
+        transport: Transport::Listener(start.listener),
         nonce: Some(start.nonce),
         oom_events: start.oom_events,
         alone_for_s: start.alone_for_s,

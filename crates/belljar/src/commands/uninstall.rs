@@ -124,7 +124,7 @@ impl Plan {
             &settings.artifacts.blobs_dir,
             &settings.volumes.root,
             &server.dataset_cache,
-            &server.frozen.directory,
+            &server.snapshots.directory,
             &settings.artifacts.exports_dir,
             &settings.outputs_dir,
         ];

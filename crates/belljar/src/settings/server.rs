@@ -11,7 +11,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use belljar_engine::admission::Quota;
 use belljar_engine::datasets::source::Sources;
 use belljar_engine::spec::{Datasets, Storage};
-use belljar_engine::{DiskConfig, Dns, FrozenConfig, SpillPolicy};
+use belljar_engine::{DiskConfig, Dns, SnapshotConfig, SpillPolicy};
 use belljar_runtime::{MIN_VOLUME_SIZE, VolumeKind};
 
 use super::values::Values;
@@ -64,7 +64,7 @@ pub struct ServerSettings {
     /// When the large values of idle sessions go to disk.
     pub spill: Option<SpillPolicy>,
     /// Sessions as files: where, how much, and when.
-    pub frozen: FrozenConfig,
+    pub snapshots: SnapshotConfig,
     /// Seconds that sandboxes wait for a server to come back.
     pub alone_for_s: u64,
     /// Warm sandboxes to keep.
@@ -140,7 +140,7 @@ impl ServerSettings {
             max_ttl_s,
             idle_s: values.limit("BELLJAR_IDLE_TIMEOUT", parse::seconds_or_0)?,
             spill: spill(values)?,
-            frozen: FrozenConfig {
+            snapshots: SnapshotConfig {
                 directory: values.path_or("BELLJAR_FROZEN_DIR", || Ok(state_dir.join("frozen")))?,
                 total_bytes: Some(values.read("BELLJAR_FROZEN_SIZE", parse::size_from(0))?),
                 tenant_bytes: values.limit("BELLJAR_TENANT_FROZEN_SIZE", parse::size_from(0))?,

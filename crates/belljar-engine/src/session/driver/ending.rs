@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use belljar_proto::exec::Status;
-use belljar_proto::guest::KernelSnapshot;
+use belljar_proto::guest::KernelVariables;
 use belljar_runtime::Sandbox;
 
 use super::Driver;
-use super::notes::{snapshot, write_state};
+use super::metadata_files::{snapshot, write_state};
 use super::sleep::Aside;
 use crate::clock;
 use crate::engine::durability;
@@ -56,7 +56,7 @@ impl Driver {
                 let oom = ran_out_of_memory(&sandbox).await;
                 let because = if oom { "it ran out of memory" } else { "its sandbox ended" };
                 // Its variables are gone with it.
-                write_state(Arc::clone(&self.session), KernelSnapshot::default()).await;
+                write_state(Arc::clone(&self.session), KernelVariables::default()).await;
                 (Phase::Failed, because.to_owned())
             }
         };
@@ -104,7 +104,7 @@ impl Driver {
         self.session.write_end(&self.shared, phase, now, because).await;
         tracing::info!(session.id = id, "session {id} {}: {because}", phase.name());
         (self.reservation, self.sleeping) = (None, None);
-        self.shared.pictures.remove(id);
+        self.shared.snapshot_store.remove(id);
         self.session.publish_end(phase, now, because);
     }
 

@@ -20,7 +20,7 @@ mod ending;
 mod idle;
 mod inherit;
 mod lane;
-mod notes;
+mod metadata_files;
 mod sleep;
 mod work;
 
@@ -44,7 +44,7 @@ use super::{Answer, Command, Inbox, Session, lock};
 use crate::EngineError;
 use crate::admission::Reservation;
 use crate::clock;
-use crate::engine::Shared;
+use crate::engine::EngineState;
 use crate::error::in_full;
 use crate::exec::{Exec, Stage};
 use crate::network::Attached;
@@ -60,14 +60,14 @@ pub(crate) enum Origin {
     Adopted(Box<belljar_runtime::Handle>),
     /// Left by an earlier server that had not finished making it.
     Lost,
-    /// It is its picture; with a sandbox that an earlier server did not come to remove, or to fill.
+    /// It is its snapshot; with a sandbox that an earlier server did not come to remove, or to fill.
     Asleep(Option<Box<belljar_runtime::Handle>>),
-    /// It begins as the picture of another, and is of no use without the kernel in it.
-    Branch,
+    /// It begins as the snapshot of another, and is of no use without the kernel in it.
+    ForkSource,
 }
 
 struct Driver {
-    shared: Arc<Shared>,
+    shared: Arc<EngineState>,
     session: Arc<Session>,
     /// Room in the server's limits, held for as long as anything of the session lives.
     reservation: Option<Reservation>,
@@ -114,7 +114,7 @@ fn later(from: Instant, by: Duration) -> Instant {
 
 /// Owns a session from its beginning to its end.
 pub(crate) async fn drive(
-    shared: Arc<Shared>,
+    shared: Arc<EngineState>,
     session: Arc<Session>,
     mut inbox: Inbox,
     reservation: Option<Reservation>,
@@ -141,7 +141,7 @@ pub(crate) async fn drive(
         snapshot_at: None,
         expiry_written: None,
         sleep_again_at: None,
-        strictly: matches!(origin, Origin::Branch),
+        strictly: matches!(origin, Origin::ForkSource),
         sleeping: None,
         reservation,
         shared,
@@ -158,7 +158,7 @@ pub(crate) async fn drive(
             drop(patience);
             return driver.live(None, &mut inbox).await;
         }
-        Origin::Branch => {
+        Origin::ForkSource => {
             driver.lie_down(None).await;
             return driver.live(None, &mut inbox).await;
         }
@@ -254,7 +254,7 @@ impl Driver {
                 self.shared.metrics.adopted("cleaned");
                 Err(EngineError::Invalid("the server ended while it was being made".into()))
             }
-            Origin::Asleep(_) | Origin::Branch => {
+            Origin::Asleep(_) | Origin::ForkSource => {
                 Err(EngineError::Invalid("one that sleeps is not made but woken".into()))
             }
         }
@@ -346,8 +346,8 @@ impl Driver {
                 let aside = Aside::Hibernate { force, asked: Some((quota, answer)) };
                 return self.aside(aside);
             }
-            Command::Branch { force, from, answer } => {
-                return self.aside(Aside::Branch { force, from, answer });
+            Command::ForkSource { force, from, answer } => {
+                return self.aside(Aside::ForkSource { force, from, answer });
             }
             Command::Restore { exec, answer } => {
                 return self.aside(Aside::Restore { exec, answer });

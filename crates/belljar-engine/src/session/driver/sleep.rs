@@ -1,15 +1,15 @@
-//! Sleep: a session as nothing but files, and back. And what else is done with pictures of it: other
+//! Sleep: a session as nothing but files, and back. And what else is done with snapshots of it: other
 //! sessions begin with one, and it can go back to an earlier one.
 //!
 //! ```text
-//!   serve ── rest ──▶ picture ──▶ row: hibernated ──▶ sandbox gone ──▶ sleep
+//!   serve ── rest ──▶ snapshot ──▶ row: hibernated ──▶ sandbox gone ──▶ sleep
 //!     ▲                 │ refused, failed                               │ a call, if there is room
 //!     └─────────────────┘                                               ▼
 //!     └──── row: ready ◀── files, kernel ◀── row: waking ◀── sandbox ── wake ── failed ──▶ sleep
 //! ```
 //!
 //! Killed before the row says `hibernated`, the session is its sandbox; killed after, it is its
-//! picture, until the row says `ready` again.
+//! snapshot, until the row says `ready` again.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,10 +22,10 @@ use super::{Driver, later};
 use crate::admission::{Quota, Reservation};
 use crate::error::{EngineError, in_full};
 use crate::exec::Stage;
-use crate::frozen::{Ask, Branch, Manifest, capture, revive};
 use crate::lock;
 use crate::session::rules::{Happening, Phase};
 use crate::session::{Answer, Command, Inbox};
+use crate::snapshots::{Ask, ForkSource, Manifest, capture, revive};
 use crate::spec::Storage;
 use crate::store::{Durability, ExecFilter, ExecRow};
 
@@ -49,10 +49,10 @@ pub(super) enum Aside {
         force: bool,
         asked: Option<(Quota, Answer<Vec<String>>)>,
     },
-    Branch {
+    ForkSource {
         force: bool,
         from: Option<String>,
-        answer: Answer<Branch>,
+        answer: Answer<ForkSource>,
     },
     Restore {
         exec: String,
@@ -71,7 +71,7 @@ impl Aside {
         match self {
             Aside::Hibernate { asked: Some((_, answer)), .. } => drop(answer.send(Err(error))),
             Aside::Hibernate { asked: None, .. } => {}
-            Aside::Branch { answer, .. } => drop(answer.send(Err(error))),
+            Aside::ForkSource { answer, .. } => drop(answer.send(Err(error))),
             Aside::Restore { answer, .. } => drop(answer.send(Err(error))),
         }
     }
@@ -80,7 +80,7 @@ impl Aside {
 impl Driver {
     /// When to put this session to sleep, should nobody use it until then.
     pub(super) fn sleep_at(&self) -> Option<Instant> {
-        let due = later(self.used, self.shared.pictures.config().hibernate_after?);
+        let due = later(self.used, self.shared.snapshot_store.config().hibernate_after?);
         Some(self.sleep_again_at.map_or(due, |again| again.max(due)))
     }
 
@@ -97,7 +97,7 @@ impl Driver {
     }
 
     fn aside_until(&mut self, aside: Aside, until: Instant) -> Option<Why> {
-        match self.must_rest() {
+        match self.must_be_quiescent() {
             Ok(()) => Some(Why::Aside(aside)),
             Err(_) if self.only_reads() && Instant::now() < until => {
                 self.postponed = Some((until, aside));
@@ -155,7 +155,7 @@ impl Driver {
                 }
                 left
             }
-            Aside::Branch { force, from, answer } => {
+            Aside::ForkSource { force, from, answer } => {
                 let branch = match from {
                     Some(exec) => self.branch_of_checkpoint(&exec),
                     None => self.branch_of_now(&sandbox, force).await,
@@ -203,7 +203,7 @@ impl Driver {
             Ok(manifest) => manifest,
             Err(error) => return Err((self.go_on(Arc::new(sandbox)), error)),
         };
-        // From here on it is its picture.
+        // From here on it is its snapshot.
         self.happen(Happening::SandboxAsleep);
         self.attached = None;
         self.shared.usage.close(&id, &self.session.tenant, &sandbox);
@@ -220,7 +220,7 @@ impl Driver {
         Ok(manifest.left_out())
     }
 
-    /// Takes the sandbox away from everybody else: nobody may use it while its picture is taken.
+    /// Takes the sandbox away from everybody else: nobody may use it while its snapshot is taken.
     async fn alone_with(
         &mut self,
         sandbox: Arc<Sandbox>,
@@ -242,7 +242,7 @@ impl Driver {
                 // With a full disk the end of an execution waits to be stored, and the sandbox with it.
                 let error = match lock(&self.session.unwritten).take() {
                     Some(unwritten) => EngineError::Store(unwritten),
-                    None => self.not_at_rest("a call that uses it is in progress".into()),
+                    None => self.not_quiescent("a call that uses it is in progress".into()),
                 };
                 return Err((self.go_on(sandbox), error));
             }
@@ -257,7 +257,7 @@ impl Driver {
         sandbox
     }
 
-    /// A picture of what the session is now.
+    /// A snapshot of what the session is now.
     async fn take_picture(
         &self,
         sandbox: &Sandbox,
@@ -278,44 +278,44 @@ impl Driver {
             before: *lock(&self.session.base),
             same_files_as: None,
         };
-        let taken = capture(&self.shared.pictures, sandbox, ask).await?;
+        let taken = capture(&self.shared.snapshot_store, sandbox, ask).await?;
         *lock(&self.session.base) = Some(taken.id);
         Ok(taken)
     }
 
-    /// Only the newest picture of what the session is now is of any use.
+    /// Only the newest snapshot of what the session is now is of any use.
     fn drop_earlier(&self, newest: &Manifest) {
-        let album = self.shared.pictures.album(&self.session.id);
-        let earlier = album.pictures().into_iter();
+        let snapshots = self.shared.snapshot_store.of_session(&self.session.id);
+        let earlier = snapshots.list().into_iter();
         let earlier = earlier.filter(|other| other.exec.is_none() && other.id < newest.id);
         let earlier: Vec<u64> = earlier.map(|other| other.id).collect();
-        if let Err(error) = album.forget(&earlier) {
+        if let Err(error) = snapshots.forget(&earlier) {
             let id = &self.session.id;
-            tracing::warn!(session.id = id, "failed to remove an old picture: {error}");
+            tracing::warn!(session.id = id, "failed to remove an old snapshot: {error}");
         }
-        self.shared.pictures.count(&self.session.id, &self.session.tenant);
+        self.shared.snapshot_store.count(&self.session.id, &self.session.tenant);
     }
 
     async fn branch_of_now(
         &mut self,
         sandbox: &Arc<Sandbox>,
         force: bool,
-    ) -> Result<Branch, EngineError> {
+    ) -> Result<ForkSource, EngineError> {
         let taken = self.take_picture(sandbox, &["session", "tmp", "shm"], force, false).await;
         let manifest = taken?;
         self.drop_earlier(&manifest);
         self.branch_of(&manifest)
     }
 
-    fn branch_of_checkpoint(&self, exec: &str) -> Result<Branch, EngineError> {
-        let album = self.shared.pictures.album(&self.session.id);
-        let manifest = album.checkpoint(exec);
+    fn branch_of_checkpoint(&self, exec: &str) -> Result<ForkSource, EngineError> {
+        let snapshots = self.shared.snapshot_store.of_session(&self.session.id);
+        let manifest = snapshots.checkpoint(exec);
         self.branch_of(&manifest.ok_or_else(|| EngineError::NoCheckpoint(exec.to_owned()))?)
     }
 
-    fn branch_of(&self, manifest: &Manifest) -> Result<Branch, EngineError> {
-        let album = self.shared.pictures.album(&self.session.id);
-        self.shared.pictures.branch(&album, manifest).map_err(EngineError::KeepPicture)
+    fn branch_of(&self, manifest: &Manifest) -> Result<ForkSource, EngineError> {
+        let snapshots = self.shared.snapshot_store.of_session(&self.session.id);
+        self.shared.snapshot_store.branch(&snapshots, manifest).map_err(EngineError::KeepSnapshot)
     }
 
     /// Goes back to a checkpoint: a fresh sandbox takes the place of the one there is.
@@ -324,8 +324,8 @@ impl Driver {
         sandbox: Arc<Sandbox>,
         exec: &str,
     ) -> (Arc<Sandbox>, Result<(), EngineError>) {
-        let album = self.shared.pictures.album(&self.session.id);
-        let Some(manifest) = album.checkpoint(exec) else {
+        let snapshots = self.shared.snapshot_store.of_session(&self.session.id);
+        let Some(manifest) = snapshots.checkpoint(exec) else {
             return (sandbox, Err(EngineError::NoCheckpoint(exec.to_owned())));
         };
         let present = match self.alone_with(sandbox).await {
@@ -336,7 +336,7 @@ impl Driver {
             Ok(fresh) => fresh,
             Err(error) => return (self.go_on(Arc::new(present)), Err(error)),
         };
-        let revived = match revive(&fresh, &album, &manifest, true).await {
+        let revived = match revive(&fresh, &snapshots, &manifest, true).await {
             Ok(()) => {
                 let handle = Some(fresh.handle().clone());
                 let store = &self.shared.store;
@@ -407,7 +407,7 @@ impl Driver {
                     let lost = self.asleep().map(|manifest| manifest.left_out());
                     let _ = answer.send(lost);
                 }
-                Command::Branch { from, answer, .. } => {
+                Command::ForkSource { from, answer, .. } => {
                     let _ = answer.send(self.branch_asleep(from.as_deref()));
                 }
                 Command::Restore { exec, answer } => {
@@ -418,7 +418,7 @@ impl Driver {
         }
     }
 
-    fn branch_asleep(&self, from: Option<&str>) -> Result<Branch, EngineError> {
+    fn branch_asleep(&self, from: Option<&str>) -> Result<ForkSource, EngineError> {
         match from {
             Some(exec) => self.branch_of_checkpoint(exec),
             None => self.branch_of(&self.asleep()?),
@@ -427,12 +427,12 @@ impl Driver {
 
     /// One that sleeps goes on sleeping, as what it was then.
     async fn restore_asleep(&self, exec: &str) -> Result<(), EngineError> {
-        let pictures = &self.shared.pictures;
-        let album = pictures.album(&self.session.id);
-        let manifest = album.checkpoint(exec);
+        let store = &self.shared.snapshot_store;
+        let snapshots = store.of_session(&self.session.id);
+        let manifest = snapshots.checkpoint(exec);
         let manifest = manifest.ok_or_else(|| EngineError::NoCheckpoint(exec.to_owned()))?;
-        let again = album.repeat(&manifest, pictures.next_id());
-        let again = again.map_err(EngineError::KeepPicture)?;
+        let again = snapshots.repeat(&manifest, store.next_id());
+        let again = again.map_err(EngineError::KeepSnapshot)?;
         self.drop_earlier(&again);
         self.is_at(exec);
         Ok(())
@@ -455,14 +455,14 @@ impl Driver {
 
     /// What it is while it sleeps.
     fn asleep(&self) -> Result<Manifest, EngineError> {
-        let album = self.shared.pictures.album(&self.session.id);
-        album.last().ok_or_else(|| {
-            let gone = std::io::Error::other("its picture is gone");
-            EngineError::KeepPicture(gone)
+        let snapshots = self.shared.snapshot_store.of_session(&self.session.id);
+        snapshots.last().ok_or_else(|| {
+            let gone = std::io::Error::other("its snapshot is gone");
+            EngineError::KeepSnapshot(gone)
         })
     }
 
-    /// Makes a sandbox of the picture again. If that fails the session goes on sleeping.
+    /// Makes a sandbox of the snapshot again. If that fails the session goes on sleeping.
     async fn wake(&mut self, quota: Quota) -> Result<Arc<Sandbox>, EngineError> {
         let begun = Instant::now();
         let reservation = match self.reservation.take() {
@@ -517,28 +517,28 @@ impl Driver {
         let id = self.session.id.clone();
         let store = self.shared.store.clone();
         store.set_sandbox(&id, Phase::Waking, handle.clone(), Durability::Process).await?;
-        let album = self.shared.pictures.album(&id);
-        revive(sandbox, &album, manifest, self.strictly).await?;
+        let snapshots = self.shared.snapshot_store.of_session(&id);
+        revive(sandbox, &snapshots, manifest, self.strictly).await?;
         *lock(&self.session.base) = Some(manifest.id);
         self.attach(sandbox, false).await?;
         Ok(store.set_sandbox(&id, Phase::Ready, handle, Durability::Process).await?)
     }
 
     /// Refuses to put a session aside in which something goes on.
-    pub(super) fn must_rest(&self) -> Result<(), EngineError> {
+    pub(super) fn must_be_quiescent(&self) -> Result<(), EngineError> {
         let live = lock(&self.session.live);
         let runs = live.values().find(|exec| exec.stage() != Stage::Finished);
         if let Some(exec) = runs {
-            return Err(self.not_at_rest(format!("execution `{}` runs", exec.id)));
+            return Err(self.not_quiescent(format!("execution `{}` runs", exec.id)));
         }
         drop(live);
         if self.session.is_attached() {
-            return Err(self.not_at_rest("somebody is at a terminal, or watches files".into()));
+            return Err(self.not_quiescent("somebody is at a terminal, or watches files".into()));
         }
         Ok(())
     }
 
-    fn not_at_rest(&self, reason: String) -> EngineError {
+    fn not_quiescent(&self, reason: String) -> EngineError {
         EngineError::NotAtRest { session: self.session.id.clone(), reasons: vec![reason] }
     }
 
@@ -550,7 +550,7 @@ impl Driver {
                 self.over(Happening::SandboxGone, &because).await;
                 self.write_metadata();
             }
-            // The next server finds its row and its picture.
+            // The next server finds its row and its snapshot.
             Why::Left | Why::SandboxLost | Why::Aside(_) => {}
         }
     }

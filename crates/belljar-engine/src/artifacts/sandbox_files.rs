@@ -1,0 +1,198 @@
+//! What lies in a sandbox's artifacts directory, opened by its guest a few files at a time.
+
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+
+use belljar_proto::guest::{RefusalCode, TreeFile, TreeLimits};
+use belljar_runtime::{OpenedFile, RuntimeError, Sandbox, UntrustedFile, paths};
+
+use super::Refused;
+use super::names::{harmless, shown};
+use crate::EngineError;
+use crate::error::in_full;
+
+/// Why a file is left that somebody wrote to meanwhile.
+pub(super) const CHANGED: &str = "it changed while it was read; it is taken once it does not";
+
+/// Files of a sandbox, still to be opened.
+pub(super) struct SandboxFiles<'a> {
+    sandbox: &'a Sandbox,
+    directory: &'static str,
+    /// How code in the sandbox calls the directory.
+    root: &'static str,
+    waiting: std::vec::IntoIter<TreeFile>,
+    /// What cannot be taken, and why.
+    pub(super) refused: Vec<Refused>,
+    /// Whether anything was left for later: it may be had when it is looked for again.
+    pub(super) left_some: bool,
+    /// What has changed since it was listed is left for later.
+    pub(super) only_as_listed: bool,
+    /// Nobody wants the content of what is larger.
+    pub(super) most: u64,
+}
+
+/// A plain file, open for reading.
+pub(super) struct Found {
+    /// Below the directory that it is shown in on the host.
+    pub(super) relative: PathBuf,
+    /// As code in the sandbox knows it.
+    pub(super) path: String,
+    pub(super) file: UntrustedFile,
+    /// Beyond which nothing of it is read.
+    pub(super) size: u64,
+    /// Which file it was when it was opened: what has changed since must not be removed.
+    pub(super) identity: TreeFile,
+}
+
+impl Found {
+    pub(super) fn name(&self) -> String {
+        self.relative.file_name().unwrap_or_default().to_string_lossy().into_owned()
+    }
+
+    /// Whether nobody has written to it since it was opened.
+    pub(super) fn is_unchanged(&self) -> io::Result<bool> {
+        let now = self.file.metadata()?;
+        let modified_ns = now.mtime().wrapping_mul(1_000_000_000).wrapping_add(now.mtime_nsec());
+        Ok((now.len(), modified_ns) == written(&self.identity))
+    }
+}
+
+/// What differs after somebody wrote to a file.
+fn written(file: &TreeFile) -> (u64, i64) {
+    (file.size, file.modified_ns)
+}
+
+impl<'a> SandboxFiles<'a> {
+    pub(super) async fn begin(
+        sandbox: &'a Sandbox,
+        (directory, root): (&'static str, &'static str),
+        limits: TreeLimits,
+    ) -> Result<SandboxFiles<'a>, EngineError> {
+        let tree =
+            sandbox.list_tree(directory, limits).await.map_err(EngineError::ListArtifacts)?;
+        let mut files = tree.files;
+        // The guest is asked to keep the limit and is not believed to have done so.
+        files.truncate(usize::try_from(limits.files).unwrap_or(usize::MAX));
+        let mut gathering = SandboxFiles {
+            sandbox,
+            directory,
+            root,
+            left_some: files.len() as u64 == limits.files,
+            only_as_listed: false,
+            most: u64::MAX,
+            waiting: files.into_iter(),
+            refused: Vec::new(),
+        };
+        for skipped in tree.skipped {
+            gathering.refuse(&skipped.path, skipped.reason);
+        }
+        if tree.skipped_more > 0 {
+            gathering.refuse(b"...", format!("{} more were not taken", tree.skipped_more));
+        }
+        Ok(gathering)
+    }
+
+    /// These files alone, of which there may be any number beside others.
+    pub(super) fn named(
+        sandbox: &'a Sandbox,
+        (directory, root): (&'static str, &'static str),
+        paths: impl IntoIterator<Item = Vec<u8>>,
+    ) -> SandboxFiles<'a> {
+        let file = |path| TreeFile { path, ..TreeFile::default() };
+        let waiting: Vec<TreeFile> = paths.into_iter().map(file).collect();
+        SandboxFiles {
+            sandbox,
+            directory,
+            root,
+            left_some: false,
+            only_as_listed: false,
+            most: u64::MAX,
+            waiting: waiting.into_iter(),
+            refused: Vec::new(),
+        }
+    }
+
+    /// Leaves out what is known already, and tells what that is.
+    pub(super) fn pass_over(&mut self, is_known: impl Fn(&TreeFile) -> bool) -> Vec<TreeFile> {
+        let (known, rest) = self.waiting.by_ref().partition::<Vec<_>, _>(is_known);
+        self.waiting = rest.into_iter();
+        known
+    }
+
+    fn refuse(&mut self, path: &[u8], reason: impl Into<String>) {
+        self.refused.push(Refused { path: shown(self.root, path), reason: reason.into() });
+    }
+
+    /// The next few; `None` when there are no more.
+    pub(super) async fn next(&mut self) -> Option<Vec<Found>> {
+        let batch: Vec<TreeFile> = self.waiting.by_ref().take(Sandbox::MAX_OPENED).collect();
+        if batch.is_empty() {
+            return None;
+        }
+        let opened = match self.sandbox.open_files(self.directory, &batch, self.most).await {
+            Ok(opened) => opened,
+            Err(error) => {
+                let why = in_full(&error);
+                batch.iter().for_each(|file| self.refuse(&file.path, why.clone()));
+                return Some(Vec::new());
+            }
+        };
+        let found = batch.into_iter().zip(opened);
+        Some(found.filter_map(|(listed, opened)| self.accept(listed, opened)).collect())
+    }
+
+    fn accept(
+        &mut self,
+        listed: TreeFile,
+        opened: Result<OpenedFile, RuntimeError>,
+    ) -> Option<Found> {
+        let path = listed.path.clone();
+        let Some(relative) = harmless(&path) else {
+            self.refuse(&path, "its name leads elsewhere");
+            return None;
+        };
+        match opened {
+            Err(RuntimeError::Refused(refusal)) if refusal.code == RefusalCode::NotFound => {
+                self.refuse(&path, "there is no such file");
+                None
+            }
+            Err(error) => {
+                self.refuse(&path, in_full(&error));
+                None
+            }
+            // Half a file is of no use, and what follows would be lost with its name.
+            Ok(opened) if opened.being_written => {
+                self.left_some = true;
+                let until = match self.directory {
+                    paths::ARTIFACTS => "it is taken once it is closed",
+                    _ => "close it first",
+                };
+                self.refuse(&path, format!("it is open for writing; {until}"));
+                None
+            }
+            Ok(opened) => {
+                let identity = TreeFile {
+                    path,
+                    size: opened.size,
+                    inode: opened.inode,
+                    changed_ns: opened.changed_ns,
+                    modified_ns: opened.modified_ns,
+                };
+                if self.only_as_listed && identity != listed {
+                    self.left_some = true;
+                    return None;
+                }
+                // Nobody had it open when the guest looked, which was after it was listed and
+                // before we were told: what was written between may be half of something.
+                if identity.inode == listed.inode && written(&identity) != written(&listed) {
+                    self.left_some = true;
+                    self.refuse(&listed.path, CHANGED);
+                    return None;
+                }
+                let path = shown(self.root, &identity.path);
+                Some(Found { relative, path, size: opened.size, file: opened.file, identity })
+            }
+        }
+    }
+}

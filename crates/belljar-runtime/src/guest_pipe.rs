@@ -1,0 +1,81 @@
+//! Bytes to or from a guest, through what it handed over for that: a pipe or a socket, which a thread
+//! for this sandbox reads and writes, or a stream that is carried over the link, where descriptors
+//! cannot be handed over.
+
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use belljar_sys::untrusted::UntrustedFd;
+use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf};
+use tokio::sync::oneshot;
+
+use crate::RuntimeError;
+use crate::link::{Link, Reply};
+use crate::relay::RelayStream;
+use crate::stream_thread::{carry_socket, read_pipe, write_pipe};
+
+/// Reading where it is for writing only gives nothing until the other side ends. Dropped, it ends;
+/// what was written arrives all the same.
+#[derive(Debug)]
+pub struct GuestPipe(RelayStream);
+
+impl GuestPipe {
+    pub(crate) fn reading(link: &Link, reply: Reply) -> Result<GuestPipe, RuntimeError> {
+        GuestPipe::of(link, reply, read_pipe)
+    }
+
+    pub(crate) fn writing(link: &Link, reply: Reply) -> Result<GuestPipe, RuntimeError> {
+        GuestPipe::of(link, reply, write_pipe)
+    }
+
+    pub(crate) fn socket(link: &Link, reply: Reply) -> Result<GuestPipe, RuntimeError> {
+        GuestPipe::of(link, reply, carry_socket)
+    }
+
+    fn of<C: Future<Output = ()> + Send + 'static>(
+        link: &Link,
+        reply: Reply,
+        carry: impl FnOnce(UntrustedFd, DuplexStream, oneshot::Receiver<()>) -> C,
+    ) -> Result<GuestPipe, RuntimeError> {
+        match (reply.carried, reply.fds.into_iter().next()) {
+            (Some(stream), _) => Ok(GuestPipe(stream)),
+            (None, Some(fd)) => {
+                let thread = link.stream_thread().map_err(RuntimeError::Connect)?;
+                let (stream, carried, dropped) = RelayStream::pair();
+                thread.spawn(carry(fd, carried, dropped));
+                Ok(GuestPipe(stream))
+            }
+            (None, None) => Err(RuntimeError::UnexpectedAnswer),
+        }
+    }
+}
+
+impl AsyncRead for GuestPipe {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_read(context, buffer)
+    }
+}
+
+impl AsyncWrite for GuestPipe {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.0).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_shutdown(context)
+    }
+}

@@ -1,0 +1,73 @@
+//! A native sandbox, seen from outside: a process, its cgroup, its block of ids.
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use belljar_sys::cgroup::{Cgroup, Meters};
+use belljar_sys::{landlock, process};
+use tokio::io::unix::AsyncFd;
+
+use super::staged::Staged;
+use super::{BlockGuard, SocketGuard, zygote};
+use crate::RuntimeError;
+use crate::link::Link;
+use crate::sandbox::BackendHandle;
+use crate::snapshot::Common;
+
+#[derive(Debug)]
+pub(super) struct NativeHandle {
+    pub(super) process: AsyncFd<OwnedFd>,
+    /// What it was made from, as far as we know: it may have been an earlier server.
+    pub(super) image: Arc<Staged>,
+    /// In the order in which they must go: the cgroup when its processes have ended, the block of
+    /// ids when nobody uses it any more.
+    pub(super) cgroup: Option<Cgroup>,
+    pub(super) _socket: SocketGuard,
+    pub(super) block: BlockGuard,
+}
+
+#[async_trait]
+impl BackendHandle for NativeHandle {
+    async fn fork_python(
+        &self,
+        link: &Link,
+        env: &[(String, String)],
+        cwd: &str,
+    ) -> Option<Result<(), RuntimeError>> {
+        let zygote = self.image.warm_zygote()?;
+        if !zygote::is_understood_by(link) {
+            return None;
+        }
+        Some(zygote.start_kernel(link, env, cwd).await)
+    }
+
+    async fn common(&self, commons: &Path) -> Option<Arc<Common>> {
+        self.image.warm_zygote()?.common(commons).await
+    }
+
+    fn may_reopen(&self) -> bool {
+        // With ids of its own it is somebody else; otherwise Landlock keeps it within its own tree.
+        self.block.block.is_none() && landlock::generation().is_none()
+    }
+
+    fn meters(&self) -> Option<&Meters> {
+        self.cgroup.as_ref().map(Cgroup::meters)
+    }
+
+    async fn ended(&self) {
+        // A pidfd becomes readable at the end of its process, and stays so.
+        let _ = self.process.readable().await;
+    }
+
+    fn kill(&self) {
+        let _ = process::kill_by_pidfd(self.process.get_ref());
+    }
+}
+
+impl Drop for NativeHandle {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}

@@ -1,0 +1,658 @@
+//! From a picture to the process that it was of.
+//!
+//! All memory of this process goes, the code that does it too. So everything is thought out first: a
+//! list of system calls, in a block at a place that neither this process nor the other uses. A few
+//! instructions beside it go through the list and jump to where the other process was.
+
+use core::arch::naked_asm;
+use core::slice;
+
+use crate::REQUEST_VERSION;
+use crate::block::{Block, List, Plain};
+use crate::format::{
+    ANONYMOUS, Area, COMMON, FILE, Index, LayerFile, PROVIDED, Run, SHARED_FILE, STACK, sum,
+};
+use crate::maps::{self, Mapping};
+use crate::raw::{self, EINVAL, ENOMEM, EPROTO, ESTALE, PAGE, Result};
+
+/// What is asked, and what stood in the way. Python mirrors it, see [`crate::Freeze`].
+#[repr(C)]
+#[derive(Debug)]
+pub struct Thaw {
+    size: u64,
+    version: u64,
+    index: u64,
+    layers: *const LayerFile,
+    layers_len: u64,
+    /// How this process registered for restartable sequences.
+    rseq_offset: i64,
+    rseq_len: u64,
+    /// A file that has changed or cannot be read.
+    problem: [u8; 256],
+}
+
+#[cfg(feature = "loader")]
+impl Thaw {
+    /// For a process without libraries: nothing is registered.
+    pub(crate) fn new(index: u64, layers: &[LayerFile]) -> Thaw {
+        let (layers, layers_len) = (layers.as_ptr(), layers.len() as u64);
+        let (size, version) = (size_of::<Thaw>() as u64, REQUEST_VERSION);
+        let problem = [0; 256];
+        Thaw { size, version, index, layers, layers_len, rseq_offset: 0, rseq_len: 0, problem }
+    }
+
+    pub(crate) fn problem(&self) -> &[u8; 256] {
+        &self.problem
+    }
+}
+
+/// Shorter pieces of a layer are copied: a mapping costs more.
+const MAP_BYTES: u64 = 64 << 10;
+/// How many pieces from elsewhere a mapping may be interrupted by.
+const INTERRUPTIONS: usize = 4096;
+
+/// Steps, and what they refer to; twice the largest list of runs, at most.
+const STEPS_BYTES: u64 = 192 << 20;
+const OTHER_BYTES: u64 = 48 << 20;
+/// The loop needs none, but a signal handler would; all signals are blocked.
+const STACK_BYTES: u64 = 16 << 10;
+/// What the system provides is moved here first: its old place and its new one may overlap.
+const ASIDE_BYTES: u64 = 1 << 20;
+
+/// Where to look for room: far from where systems put anything, and low enough for every processor.
+const FIRST_PLACE: u64 = 1 << 36;
+const LAST_PLACE: u64 = 1 << 46;
+
+const RSEQ_SIGNATURE: u64 = 0x5305_3053;
+
+/// A step that failed when nothing was left to go back to: what the process ends with.
+const EXIT_LOST: u64 = 71;
+
+/// Makes this process into the one of a picture. Answers only if nothing has been changed.
+///
+/// # Safety
+/// No other thread may be running, and the request must be whole.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn belljar_thaw(request: *mut Thaw) -> i64 {
+    // SAFETY: the caller's promise.
+    let request = unsafe { &mut *request };
+    if request.size != size_of::<Thaw>() as u64 || request.version != REQUEST_VERSION {
+        return -EPROTO;
+    }
+    match plan(request) {
+        Ok(never) => match never {},
+        Err(error) => -error,
+    }
+}
+
+enum Never {}
+
+/// A system call, and what must come of it.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+struct Step {
+    number: u64,
+    arguments: [u64; 6],
+    /// [`GOOD`], or the very answer that must be given.
+    answer: u64,
+}
+
+/// Any answer but an error.
+const GOOD: u64 = 0;
+
+// SAFETY: words only.
+unsafe impl Plain for Step {}
+
+/// Goes through the steps, and then where it is told. Position-independent: it is copied.
+#[unsafe(naked)]
+unsafe extern "C" fn go(
+    steps: *const Step,
+    count: u64,
+    stack_pointer: u64,
+    resume: u64,
+    block: u64,
+    block_len: u64,
+) -> ! {
+    naked_asm!(
+        "mov rbx, rdi",
+        "mov r12, rsi",
+        "mov r13, rdx",
+        "mov r14, rcx",
+        "mov r15, r8",
+        "mov rbp, r9",
+        "2:",
+        "test r12, r12",
+        "jz 4f",
+        "mov rax, [rbx]",
+        "mov rdi, [rbx + 8]",
+        "mov rsi, [rbx + 16]",
+        "mov rdx, [rbx + 24]",
+        "mov r10, [rbx + 32]",
+        "mov r8, [rbx + 40]",
+        "mov r9, [rbx + 48]",
+        "syscall",
+        "mov rcx, [rbx + 56]",
+        "test rcx, rcx",
+        "jz 3f",
+        "cmp rax, rcx",
+        "jne 5f",
+        "3:",
+        "cmp rax, -4096",
+        "ja 5f",
+        "add rbx, 64",
+        "dec r12",
+        "jmp 2b",
+        "4:",
+        "mov rsp, r13",
+        "mov rdi, r15",
+        "mov rsi, rbp",
+        "jmp r14",
+        "5:",
+        "mov edi, {lost}",
+        "mov eax, 231",
+        "syscall",
+        "ud2",
+        lost = const EXIT_LOST,
+    )
+}
+
+/// Its length, generously: what is copied beyond it is never reached.
+const GO_BYTES: usize = 256;
+
+struct Plan {
+    steps: List<Step>,
+    opened: List<u64>,
+    /// The path, in the text, of the file that was opened last.
+    last_path: [u64; 2],
+}
+
+impl Plan {
+    fn call(&mut self, number: u64, arguments: [u64; 6]) -> Result<()> {
+        self.expect(number, arguments, GOOD)
+    }
+
+    fn expect(&mut self, number: u64, arguments: [u64; 6], answer: u64) -> Result<()> {
+        self.steps.push(Step { number, arguments, answer })
+    }
+
+    fn map(&mut self, range: (u64, u64), prot: u64, flags: u64, fd: u64, at: u64) -> Result<()> {
+        let (start, end) = range;
+        let call = [start, end - start, prot, flags | raw::MAP_FIXED, fd, at];
+        self.expect(raw::MMAP, call, start)
+    }
+}
+
+fn plan(request: &mut Thaw) -> Result<Never> {
+    // SAFETY: the caller's promise; and nothing has no place.
+    let layers = match request.layers_len {
+        0 => &[],
+        // SAFETY: the same.
+        len => unsafe { slice::from_raw_parts(request.layers, len as usize) },
+    };
+    let len = raw::fstat(request.index)?.size;
+    let mut reading = Block::take(None, len.next_multiple_of(PAGE) + OTHER_BYTES)?;
+    let index = Index::parse(reading.map(request.index, len)?)?;
+    let block_len = (STEPS_BYTES + OTHER_BYTES).next_multiple_of(PAGE);
+    let table = maps::read(&mut reading)?;
+    let place = find_place(table, &index, block_len)?;
+    let mut block = Block::take(Some(place), block_len)?;
+    let aside = block.pages(ASIDE_BYTES)?;
+    let stack = block.pages(STACK_BYTES)? + STACK_BYTES;
+    let code = block.pages(GO_BYTES as u64)?;
+    let structures = block.slice::<u64>(1024)?;
+    let opened = block.list(64 << 10)?;
+    let bytes = STEPS_BYTES.min(block.left() - PAGE);
+    let mut plan = Plan { steps: block.list(bytes)?, opened, last_path: [0; 2] };
+    let thought_out = (|| {
+        clear(&mut plan, table, &block)?;
+        provided(&mut plan, table, &index, aside)?;
+        for area in index.areas {
+            fill(&mut plan, &index, area, layers, &mut request.problem)?;
+        }
+        attributes(&mut plan, &index, structures)
+    })();
+    let thought_out = thought_out.and_then(|()| install(code));
+    if let Err(error) = thought_out.and_then(|()| forget_rseq(request)) {
+        plan.opened.as_slice().iter().for_each(|&fd| raw::close(fd));
+        // SAFETY: nothing of them is used from here on.
+        unsafe {
+            block.give_back();
+            reading.give_back();
+        }
+        return Err(error);
+    }
+    let (steps, count) =
+        (plan.steps.as_slice().as_ptr() as u64, plan.steps.as_slice().len() as u64);
+    let (stack_pointer, resume) = (index.header.stack_pointer, index.header.resume);
+    // SAFETY: the block is where nothing else will be; the code in it does not return.
+    unsafe {
+        core::arch::asm!(
+            "mov rsp, {stack}",
+            "jmp {code}",
+            stack = in(reg) stack,
+            code = in(reg) code,
+            in("rdi") steps,
+            in("rsi") count,
+            in("rdx") stack_pointer,
+            in("rcx") resume,
+            in("r8") block.start,
+            in("r9") block.len,
+            options(noreturn),
+        )
+    }
+}
+
+/// Room for the block, where neither process has anything.
+fn find_place(table: &[u8], index: &Index<'_>, len: u64) -> Result<u64> {
+    let is_free = |start: u64| {
+        let apart = |from: u64, to: u64| to <= start || start + len <= from;
+        maps::mappings(table).all(|mapping| apart(mapping.start, mapping.end))
+            && index.areas.iter().all(|area| apart(area.start, area.end))
+    };
+    let mut place = FIRST_PLACE;
+    while place < LAST_PLACE {
+        if is_free(place) {
+            return Ok(place);
+        }
+        place += len;
+    }
+    Err(ENOMEM)
+}
+
+/// Everything goes but the block, and what the system provides.
+fn clear(plan: &mut Plan, table: &[u8], block: &Block) -> Result<()> {
+    for mapping in maps::mappings(table).filter(|mapping| !mapping.is_provided()) {
+        let kept = mapping.start >= block.start && mapping.end <= block.end();
+        if !kept {
+            plan.call(raw::MUNMAP, [mapping.start, mapping.end - mapping.start, 0, 0, 0, 0])?;
+        }
+    }
+    Ok(())
+}
+
+/// Moves what the system provides to where it was: libraries remember its addresses.
+fn provided(plan: &mut Plan, table: &[u8], index: &Index<'_>, mut aside: u64) -> Result<()> {
+    const MAYMOVE_FIXED: u64 = 3;
+    let moved = |plan: &mut Plan, from: u64, len: u64, to: u64| {
+        plan.expect(raw::MREMAP, [from, len, len, MAYMOVE_FIXED, to, 0], to)
+    };
+    let ours = |name: &[u8]| maps::mappings(table).find(|mapping| mapping.name == name);
+    let theirs = |area: &&Area| area.kind == PROVIDED;
+    let mut there = aside;
+    for area in index.areas.iter().filter(theirs) {
+        let name = index.path(area)?;
+        let Some(found) = ours(&name[..name.len() - 1]) else { return Err(ESTALE) };
+        if found.end - found.start != area.end - area.start || changed(&found, index) {
+            // Another system, which provides something else.
+            return Err(ESTALE);
+        }
+        moved(plan, found.start, found.end - found.start, aside)?;
+        aside += area.end - area.start;
+    }
+    for area in index.areas.iter().filter(theirs) {
+        let len = area.end - area.start;
+        moved(plan, there, len, area.start)?;
+        there += len;
+    }
+    Ok(())
+}
+
+fn changed(found: &Mapping<'_>, index: &Index<'_>) -> bool {
+    if found.name != b"[vdso]" {
+        return false;
+    }
+    let len = (found.end - found.start) as usize;
+    // SAFETY: the system maps it readable into every process.
+    let code = unsafe { slice::from_raw_parts(found.start as *const u8, len) };
+    sum(code) != index.header.provided
+}
+
+/// What an area is by itself, and over that what the picture has of it.
+fn fill(
+    plan: &mut Plan,
+    index: &Index<'_>,
+    area: &Area,
+    layers: &[LayerFile],
+    problem: &mut [u8; 256],
+) -> Result<()> {
+    let first = index.runs.partition_point(|run| run.start < area.start);
+    let last = index.runs.partition_point(|run| run.start < area.end);
+    let runs = &index.runs[first..last];
+    // Runs that were joined across two areas would be cut here; they are not joined then.
+    if runs.last().is_some_and(|run| run.end() > area.end) {
+        return Err(EINVAL);
+    }
+    let writable = if runs.is_empty() { area.prot } else { area.prot | raw::PROT_WRITE };
+    let range = (area.start, area.end);
+    match area.kind {
+        PROVIDED => return Ok(()),
+        ANONYMOUS => {
+            plan.map(range, writable, raw::MAP_PRIVATE | raw::MAP_ANONYMOUS, raw::NO_FILE, 0)?;
+        }
+        STACK => {
+            let flags = raw::MAP_PRIVATE | raw::MAP_ANONYMOUS | raw::MAP_GROWSDOWN;
+            plan.map(range, writable, flags, raw::NO_FILE, 0)?;
+        }
+        FILE | SHARED_FILE => {
+            let path = index.path(area)?;
+            let fd = open(plan, path, area).inspect_err(|_| {
+                let len = path.len().min(problem.len());
+                problem[..len].copy_from_slice(&path[..len]);
+            })?;
+            let flags = if area.kind == FILE { raw::MAP_PRIVATE } else { raw::MAP_SHARED };
+            plan.map(range, writable, flags, fd, area.offset)?;
+        }
+        _ => return Err(EINVAL),
+    }
+    let mut rest = runs;
+    while let [run, ..] = rest {
+        let fd = |run: &Run| {
+            let found = layers.iter().find(|layer| layer.id == run.layer);
+            found.map(|layer| layer.fd).ok_or(ESTALE)
+        };
+        let count = if is_mapped(run) { reach(rest) } else { 1 };
+        let (these, others) = rest.split_at(count);
+        rest = others;
+        if is_mapped(run) {
+            let end = these[count - 1].end();
+            plan.map((run.start, end), writable, raw::MAP_PRIVATE, fd(run)?, run.offset)?;
+        }
+        for piece in these {
+            if !is_mapped(run) || !continues(run, piece) {
+                let call = [fd(piece)?, piece.start, piece.len, piece.offset, 0, 0];
+                plan.expect(raw::PREAD, call, piece.len)?;
+            }
+        }
+    }
+    if writable != area.prot {
+        plan.call(raw::MPROTECT, [area.start, area.end - area.start, area.prot, 0, 0, 0])?;
+    }
+    Ok(())
+}
+
+/// Whether a run is mapped from its layer, and not copied.
+fn is_mapped(run: &Run) -> bool {
+    run.layer & COMMON != 0 || (run.mappable != 0 && run.len >= MAP_BYTES)
+}
+
+/// Whether one mapping serves both.
+fn continues(run: &Run, other: &Run) -> bool {
+    run.layer == other.layer
+        && run.offset.wrapping_sub(run.start) == other.offset.wrapping_sub(other.start)
+}
+
+/// How many runs one mapping of the first one's layer can serve or lie under: up to the last that
+/// continues it, without any hole between.
+fn reach(runs: &[Run]) -> usize {
+    let mut count = 1;
+    let mut end = runs[0].end();
+    for (number, run) in runs.iter().enumerate().skip(1) {
+        if run.start != end || number > count + INTERRUPTIONS {
+            break;
+        }
+        end = run.end();
+        if continues(&runs[0], run) {
+            count = number + 1;
+        }
+    }
+    count
+}
+
+fn open(plan: &mut Plan, path: &[u8], area: &Area) -> Result<u64> {
+    if let Some(&fd) = plan.opened.as_slice().last()
+        && plan.last_path == area.path
+    {
+        return Ok(fd);
+    }
+    let fd = raw::open(path)?;
+    plan.opened.push(fd)?;
+    plan.last_path = area.path;
+    let stat = raw::fstat(fd)?;
+    // Shared files may change as they like; that is what they are for.
+    let same = stat.size == area.size && stat.modified == area.modified;
+    if same || area.kind == SHARED_FILE { Ok(fd) } else { Err(ESTALE) }
+}
+
+/// What the system keeps of a process besides memory.
+fn attributes(plan: &mut Plan, index: &Index<'_>, structures: &mut [u64]) -> Result<()> {
+    const ARCH_SET_FS: u64 = 0x1002;
+    const PR_SET_MM: u64 = 35;
+    const PR_SET_MM_MAP: u64 = 14;
+    const MM_MAP_WORDS: usize = 14;
+    const MM_MAP_BYTES: u64 = 104;
+    const SIGKILL: u64 = 9;
+    const SIGSTOP: u64 = 19;
+    const SIG_SETMASK: u64 = 2;
+
+    let header = index.header;
+    let mut rest = structures;
+    let mut keep = |words: &[u64]| -> Result<u64> {
+        let (place, after) =
+            core::mem::take(&mut rest).split_at_mut_checked(words.len()).ok_or(ENOMEM)?;
+        place.copy_from_slice(words);
+        rest = after;
+        Ok(place.as_ptr() as u64)
+    };
+    // The last two: no new auxiliary vector, and no new executable (a 32-bit -1).
+    let mut mm_map = [0; MM_MAP_WORDS];
+    mm_map[..11].copy_from_slice(&header.layout);
+    mm_map[12] = u64::from(u32::MAX) << 32;
+    let mm_map = keep(&mm_map)?;
+    plan.call(raw::PRCTL, [PR_SET_MM, PR_SET_MM_MAP, mm_map, MM_MAP_BYTES, 0, 0])?;
+    plan.call(raw::ARCH_PRCTL, [ARCH_SET_FS, header.thread_pointer, 0, 0, 0, 0])?;
+    plan.call(raw::SET_TID_ADDRESS, [header.tid_address, 0, 0, 0, 0, 0])?;
+    let [robust, robust_len] = header.robust_list;
+    if robust != 0 {
+        plan.call(raw::SET_ROBUST_LIST, [robust, robust_len, 0, 0, 0, 0])?;
+    }
+    let [rseq, rseq_len] = header.rseq;
+    if rseq_len != 0 {
+        plan.call(raw::RSEQ, [rseq, rseq_len, 0, RSEQ_SIGNATURE, 0, 0])?;
+    }
+    for (signal, action) in (1..).zip(index.signals) {
+        if signal != SIGKILL && signal != SIGSTOP {
+            let action = keep(action)?;
+            plan.call(raw::RT_SIGACTION, [signal, action, 0, raw::SIGNAL_SET_BYTES, 0, 0])?;
+        }
+    }
+    let stack = keep(&header.alternate_stack)?;
+    plan.call(raw::SIGALTSTACK, [stack, 0, 0, 0, 0, 0])?;
+    for number in 0..plan.opened.as_slice().len() {
+        let fd = plan.opened.as_slice()[number];
+        plan.call(raw::CLOSE, [fd, 0, 0, 0, 0, 0])?;
+    }
+    let mask = keep(&[header.signal_mask])?;
+    plan.call(raw::RT_SIGPROCMASK, [SIG_SETMASK, mask, 0, raw::SIGNAL_SET_BYTES, 0, 0])
+}
+
+/// Copies the loop into the block, and lets it be run.
+fn install(code: u64) -> Result<()> {
+    // SAFETY: the page is ours; what is behind the function is still code of ours, or its padding.
+    unsafe { core::ptr::copy_nonoverlapping(go as *const u8, code as *mut u8, GO_BYTES) };
+    let prot = raw::PROT_READ | raw::PROT_EXEC;
+    // SAFETY: a page of the block, which is not written any more.
+    unsafe { raw::syscall(raw::MPROTECT, [code, PAGE, prot, 0, 0, 0]) }.map(|_| ())
+}
+
+/// The system writes to the registered place whenever it likes: it must not be gone.
+fn forget_rseq(request: &Thaw) -> Result<()> {
+    const UNREGISTER: u64 = 1;
+    raw::block_signals()?;
+    if request.rseq_len == 0 {
+        return Ok(());
+    }
+    let place = raw::thread_pointer()?.wrapping_add_signed(request.rseq_offset);
+    let call = [place, request.rseq_len, UNREGISTER, RSEQ_SIGNATURE, 0, 0];
+    // SAFETY: libraries cope without it: they ask each time.
+    unsafe { raw::syscall(raw::RSEQ, call) }.map(|_| ())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Write as _;
+
+    use super::*;
+    use crate::format::bytes_of;
+    use crate::format::tests::{header, written};
+
+    /// Where a process is that is about to be replaced.
+    const TABLE: &[u8] = b"10000-12000 r-xp 00000000 08:01 11 /bin/old\n\
+        50000-58000 rw-p 00000000 00:00 0 [heap]\n\
+        7f0000000000-7f0000002000 r--p 00000000 00:00 0 [vvar]\n\
+        7f0000100000-7f0000101000 rw-p 00000000 00:00 0 \n\
+        ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0 [vsyscall]\n";
+
+    const COMMON_LAYER: u64 = COMMON | 5;
+    const LAYERS: [LayerFile; 2] =
+        [LayerFile { id: COMMON_LAYER, fd: 100 }, LayerFile { id: 7, fd: 101 }];
+
+    fn area(start: u64, end: u64, kind: u64, prot: u64, path: [u64; 2]) -> Area {
+        Area { start, end, kind, prot, offset: 0x3000, path, size: 0, modified: [0; 2] }
+    }
+
+    fn run(start: u64, len: u64, layer: u64, offset: u64, mappable: u64) -> Run {
+        Run { start, len, layer, offset, mappable }
+    }
+
+    /// Every step that makes one process into another, as text.
+    fn shown(areas: &[Area], runs: &[Run], text: &[u8]) -> Result<String> {
+        let head = crate::format::Header {
+            thread_pointer: 0x7000,
+            tid_address: 0x7010,
+            robust_list: [0x7020, 24],
+            rseq: [0x7040, 32],
+            ..header()
+        };
+        let words = written(head, areas, runs, text);
+        let index = Index::parse(bytes_of(&words))?;
+        let mut block = Block::take(None, 4 << 20)?;
+        let aside = block.pages(ASIDE_BYTES)?;
+        let structures = block.slice::<u64>(1024)?;
+        let opened = block.list(4 << 10)?;
+        let mut plan = Plan { steps: block.list(1 << 20)?, opened, last_path: [0; 2] };
+        clear(&mut plan, TABLE, &block)?;
+        provided(&mut plan, TABLE, &index, aside)?;
+        for area in index.areas {
+            fill(&mut plan, &index, area, &LAYERS, &mut [0; 256])?;
+        }
+        attributes(&mut plan, &index, structures)?;
+        let mut lines = String::new();
+        let names = Names { opened: plan.opened.as_slice(), aside, block: &block };
+        let mut signals = 0;
+        for step in plan.steps.as_slice() {
+            match step.number {
+                raw::RT_SIGACTION => signals += 1,
+                _ => writeln!(lines, "{}", names.of(step)).expect("memory"),
+            }
+        }
+        writeln!(lines, "and how {signals} signals are treated").expect("memory");
+        Ok(lines)
+    }
+
+    /// Addresses and descriptors that are others each time have names.
+    struct Names<'a> {
+        opened: &'a [u64],
+        aside: u64,
+        block: &'a Block,
+    }
+
+    impl Names<'_> {
+        fn of(&self, step: &Step) -> String {
+            let [a, b, c, d, e, f] = step.arguments;
+            let range = |start: u64, len: u64| format!("{start:x}-{:x}", start + len);
+            match step.number {
+                raw::MUNMAP => format!("unmap {}", range(a, b)),
+                raw::MMAP => {
+                    assert_eq!((step.answer, d & raw::MAP_FIXED), (a, raw::MAP_FIXED));
+                    let how = if d & raw::MAP_SHARED != 0 { "shared" } else { "private" };
+                    let what = match d & raw::MAP_ANONYMOUS {
+                        0 => format!("{} from {f:x}", self.file(e)),
+                        _ if d & raw::MAP_GROWSDOWN != 0 => "zeroes that grow downwards".into(),
+                        _ => "zeroes".into(),
+                    };
+                    format!("map {} {} {how}: {what}", range(a, b), rights(c))
+                }
+                raw::PREAD => {
+                    assert_eq!(step.answer, c);
+                    format!("read {} from {} at {d:x}", range(b, c), self.file(a))
+                }
+                raw::MPROTECT => format!("allow {} {}", range(a, b), rights(c)),
+                raw::MREMAP => {
+                    assert_eq!((step.answer, b), (e, c));
+                    format!("move {} bytes from {} to {}", b, self.place(a), self.place(e))
+                }
+                raw::CLOSE => format!("close {}", self.file(a)),
+                raw::PRCTL => "prctl: code, data, heap, stack, arguments".into(),
+                raw::ARCH_PRCTL => format!("thread pointer {b:x}"),
+                raw::SET_TID_ADDRESS => format!("thread number at {a:x}"),
+                raw::SET_ROBUST_LIST => format!("robust list at {a:x}, {b} bytes"),
+                raw::RSEQ => format!("restartable sequences at {a:x}, {b} bytes"),
+                raw::SIGALTSTACK => "stack of signal handlers".into(),
+                raw::RT_SIGPROCMASK => "signals that are blocked".into(),
+                number => panic!("system call {number} is in no plan"),
+            }
+        }
+
+        fn file(&self, fd: u64) -> String {
+            match self.opened.iter().position(|&opened| opened == fd) {
+                Some(number) => format!("file {number}"),
+                None => format!("layer {fd}"),
+            }
+        }
+
+        fn place(&self, at: u64) -> String {
+            match (self.block.start..self.block.end()).contains(&at) {
+                true => format!("aside+{:x}", at - self.aside),
+                false => format!("{at:x}"),
+            }
+        }
+    }
+
+    fn rights(prot: u64) -> String {
+        let bits = [(raw::PROT_READ, 'r'), (raw::PROT_WRITE, 'w'), (raw::PROT_EXEC, 'x')];
+        bits.map(|(bit, letter)| if prot & bit != 0 { letter } else { '-' }).iter().collect()
+    }
+
+    #[test]
+    fn a_process_becomes_another_in_these_steps() {
+        let text = b"/dev/null\0[vvar]\0";
+        let (rw, rx) = (raw::PROT_READ | raw::PROT_WRITE, raw::PROT_READ | raw::PROT_EXEC);
+        let areas = [
+            area(0x2_0000, 0x2_4000, SHARED_FILE, rx, [0, 10]),
+            area(0x2_4000, 0x2_8000, SHARED_FILE, raw::PROT_READ, [0, 10]),
+            area(0x10_0000, 0x30_0000, ANONYMOUS, rw, [0; 2]),
+            area(0x40_0000, 0x40_2000, ANONYMOUS, raw::PROT_READ, [0; 2]),
+            area(0x7e00_0000, 0x7e02_0000, STACK, rw, [0; 2]),
+            area(0x7f00_0000, 0x7f00_2000, PROVIDED, raw::PROT_READ, [10, 7]),
+        ];
+        let runs = [
+            // What all kernels have is mapped, and what is their own lies over it.
+            run(0x10_0000, 0x4000, COMMON_LAYER, 0x8000, 0),
+            run(0x10_4000, 0x1000, 7, 0, 0),
+            run(0x10_5000, 0x3000, COMMON_LAYER, 0xd000, 0),
+            // Large enough to be mapped, if it may.
+            run(0x12_0000, MAP_BYTES, 7, 0x1000, 1),
+            run(0x14_0000, MAP_BYTES, 7, 0x1_1000, 0),
+            // Written although nobody may write there afterwards.
+            run(0x40_1000, 0x1000, 7, 0x2_1000, 0),
+        ];
+        insta::assert_snapshot!(shown(&areas, &runs, text).expect("a plan"));
+    }
+
+    #[test]
+    fn a_plan_is_made_only_of_what_is_there() {
+        let rw = raw::PROT_READ | raw::PROT_WRITE;
+        let anonymous = [area(0x10_0000, 0x20_0000, ANONYMOUS, rw, [0; 2])];
+        let refused = |areas: &[Area], runs: &[Run], text: &[u8]| shown(areas, runs, text).err();
+        assert_eq!(refused(&anonymous, &[run(0x10_0000, PAGE, 8, 0, 0)], b""), Some(ESTALE));
+        let beyond = run(0x1f_f000, 2 * PAGE, 7, 0, 0);
+        assert_eq!(refused(&anonymous, &[beyond], b""), Some(EINVAL), "it ends in no area");
+        let kind = [area(0x10_0000, 0x20_0000, 9, rw, [0; 2])];
+        assert_eq!(refused(&kind, &[], b""), Some(EINVAL), "an area of no kind");
+        let other = [area(0x10_0000, 0x20_0000, PROVIDED, rw, [0, 7])];
+        assert_eq!(refused(&other, &[], b"[vvar]\0"), Some(ESTALE), "another length");
+        assert_eq!(refused(&other, &[], b"[vnew]\0"), Some(ESTALE), "another system");
+        let file = [area(0x10_0000, 0x20_0000, FILE, rw, [0, 10])];
+        assert_eq!(refused(&file, &[], b"/dev/null\0"), Some(ESTALE), "another file");
+    }
+}
