@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use belljar::{home, settings::Settings};
-use belljar_engine::result::{self, ExecResult};
+use belljar_engine::exec::result::{self, ExecResult};
 use belljar_proto::exec::{
     DEFAULT_GRACE_MS, DEFAULT_OUTPUT_LIMIT, DEFAULT_TIMEOUT_MS, Event, ExecSpec, InputRequest,
     Language, What,

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use belljar_engine::result::ExecResult;
+use belljar_engine::exec::result::ExecResult;
 use belljar_proto::exec::{ExecSpec, KernelState, Language, Status, What};
 use belljar_proto::guest::{Call, RefusalCode};
 use belljar_runtime::languages;

@@ -1,6 +1,6 @@
 //! What one cell leaves to the next, and what cells can show.
 
-use belljar_engine::result::ExecResult;
+use belljar_engine::exec::result::ExecResult;
 use belljar_proto::exec::{Event, ExecSpec, KernelState, MimeBundle, Status};
 use belljar_runtime::Limits;
 

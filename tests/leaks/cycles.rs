@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use belljar::{home, settings::Settings};
-use belljar_engine::result::{self, ExecResult};
+use belljar_engine::exec::result::{self, ExecResult};
 use belljar_proto::exec::{DEFAULT_OUTPUT_LIMIT, ExecSpec, Language, Status, What};
 use belljar_runtime::link::Following;
 use belljar_runtime::native::zygote::ZygoteState;

@@ -1,6 +1,5 @@
 //! An ephemeral run: one sandbox for one piece of code, or for the cells of a notebook, gone afterwards.
 
-mod input;
 mod leftovers;
 
 use std::path::{Path, PathBuf};
@@ -17,10 +16,10 @@ use tokio::sync::{mpsc, watch};
 
 use crate::EngineError;
 use crate::artifacts::{ArtifactLimits, Artifacts, promote};
-use crate::exec::{self, GUEST_SLACK};
+use crate::exec::result::{self, ExecResult, UNANSWERED};
+use crate::exec::transcript::Transcript;
+use crate::exec::{self, GUEST_SLACK, input};
 use crate::network::{Network, Policy};
-use crate::result::{self, ExecResult, UNANSWERED};
-use crate::transcript::Transcript;
 
 pub use leftovers::{BroughtFile, Leftovers};
 

@@ -1,7 +1,7 @@
 //! Links to artifacts: signed, and made anew whenever they are told.
 
 use belljar_engine::artifacts::{Artifact, ArtifactStore, Artifacts, Method};
-use belljar_engine::result::ExecResult;
+use belljar_engine::exec::result::ExecResult;
 
 /// Where clients find this server.
 #[derive(Debug, Clone)]

@@ -7,7 +7,7 @@ use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use belljar_engine::artifacts::{Artifact, Artifacts};
-use belljar_engine::result::ExecResult;
+use belljar_engine::exec::result::ExecResult;
 use belljar_proto::exec::{BundleKind, ErrorReport, KILLED_FOR_MEMORY, Status};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;

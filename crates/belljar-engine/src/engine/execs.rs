@@ -10,10 +10,11 @@ use super::views::{info_of_exec_row, info_of_live, log_entry, log_entry_of_live}
 use super::{Engine, ExecInfo, Principal};
 use crate::audit::Entry;
 use crate::error::{EngineError, in_full};
+use crate::exec::log::LogEntry;
+use crate::exec::transcript::Transcript;
 use crate::exec::{Exec, ExecRequest, Stage};
-use crate::session::{ExecAsk, LogEntry};
+use crate::session::ExecAsk;
 use crate::store::{ExecFilter, ExecRow, Page};
-use crate::transcript::Transcript;
 
 /// Which executions a page has.
 #[derive(Debug, Clone, Copy)]

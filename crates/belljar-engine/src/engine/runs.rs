@@ -10,11 +10,11 @@ use super::{Engine, EngineState, Principal};
 use crate::artifacts::{self, Memory, Origin};
 use crate::audit::Entry;
 use crate::error::{EngineError, in_full};
+use crate::exec::result::ExecResult;
+use crate::exec::transcript::Transcript;
 use crate::pool::Pool;
-use crate::result::ExecResult;
 use crate::run::{Code, Run};
 use crate::spec::{SessionAsk, SessionSpec, Storage};
-use crate::transcript::Transcript;
 
 /// What to run once.
 #[derive(Debug, Clone)]

@@ -8,14 +8,15 @@ use belljar_runtime::VolumeKind;
 use super::{Engine, Principal};
 use crate::clock;
 use crate::error::EngineError;
+use crate::exec::log::LogEntry;
+use crate::exec::result::ExecResult;
+use crate::exec::transcript::Transcript;
 use crate::exec::{Exec, Stage};
 use crate::record::Record;
-use crate::result::ExecResult;
 use crate::session::rules::Phase;
-use crate::session::{LogEntry, Session, View};
+use crate::session::{Session, View};
 use crate::spec::{SessionSpec, Storage};
 use crate::store::{ExecRow, SessionFilter, SessionRow};
-use crate::transcript::Transcript;
 
 /// Everything about a session, alive or not.
 #[derive(Debug, Clone)]

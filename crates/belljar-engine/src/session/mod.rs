@@ -40,7 +40,6 @@ use belljar_runtime::{RuntimeError, Sandbox};
 use tokio::sync::{mpsc, oneshot, watch};
 
 pub(crate) use driver::{Origin, drive};
-pub use perform::LogEntry;
 
 use crate::admission::Quota;
 use crate::artifacts::Memory;

@@ -7,7 +7,6 @@ use belljar_proto::exec::{DEFAULT_GRACE_MS, KernelState, Outcome, Status, What};
 use belljar_proto::guest::{Call, RefusalCode};
 use belljar_runtime::link::Following;
 use belljar_runtime::{RuntimeError, Sandbox};
-use serde::Serialize;
 use tokio::sync::oneshot;
 
 use super::checkpoint::checkpoint;
@@ -17,10 +16,10 @@ use crate::artifacts::{self, Artifacts, Place};
 use crate::clock;
 use crate::engine::EngineState;
 use crate::error::in_full;
+use crate::exec::log::LogEntry;
+use crate::exec::result::{ExecResult, UNANSWERED, follow};
 use crate::exec::{Exec, ExecRequest, GUEST_SLACK, Stage, ended_by_us, start_in};
-use crate::result::{ExecResult, UNANSWERED, follow};
 use crate::store::{ExecRow, FinishedExec};
-use crate::text::Text;
 
 /// What a shell says of a command that is there and cannot be executed, and of one that is not.
 const EXIT_NOT_STARTED: i32 = 126;
@@ -316,78 +315,6 @@ async fn forget(session: &Session, sandbox: &Sandbox, exec_id: &str, bytes: usiz
     };
     // If it cannot be told it forgets by itself, in time.
     let _ = sandbox.link().call(Call::Forget { exec_ids }, &[]).await;
-}
-
-/// An execution, as the log tells it.
-#[derive(Debug, Serialize)]
-pub struct LogEntry {
-    pub exec_id: String,
-    pub number: u64,
-    pub time: String,
-    pub language: &'static str,
-    pub code: String,
-    /// The command line, where it was one.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub command: Option<Vec<String>>,
-    #[serde(flatten)]
-    pub result: LoggedResult,
-}
-
-/// A result without what is already in the entry.
-#[derive(Debug, Serialize)]
-pub struct LoggedResult {
-    pub status: Status,
-    pub exit_code: i32,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub reason: Option<String>,
-    pub stdout: Text,
-    pub stderr: Text,
-    pub results: Vec<belljar_proto::exec::MimeBundle>,
-    pub error: Option<belljar_proto::exec::ErrorReport>,
-    pub duration_ms: f64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub memory_bytes: Option<u64>,
-    pub kernel_state: belljar_proto::exec::KernelState,
-    pub dropped: belljar_proto::exec::Dropped,
-    #[serde(flatten)]
-    pub artifacts: crate::artifacts::Artifacts,
-}
-
-impl LogEntry {
-    #[must_use]
-    pub fn new(
-        number: u64,
-        accepted_ms: i64,
-        request: &crate::exec::ExecRequest,
-        code: &[u8],
-        result: ExecResult,
-    ) -> LogEntry {
-        LogEntry {
-            exec_id: result.exec_id,
-            number,
-            time: clock::rfc3339(accepted_ms),
-            language: request.language(),
-            code: String::from_utf8_lossy(code).into_owned(),
-            command: match &request.what {
-                What::Command { argv, .. } => Some(argv.clone()),
-                What::Cell { .. } => None,
-            },
-            result: LoggedResult {
-                status: result.status,
-                exit_code: result.exit_code,
-                reason: result.reason,
-                stdout: result.stdout,
-                stderr: result.stderr,
-                results: result.results,
-                error: result.error,
-                duration_ms: result.duration_ms,
-                memory_bytes: result.memory_bytes,
-                kernel_state: result.kernel_state,
-                dropped: result.dropped,
-                artifacts: result.artifacts,
-            },
-        }
-    }
 }
 
 async fn log(session: &Arc<Session>, exec: &Arc<Exec>, again: bool) {

@@ -25,7 +25,7 @@ pub struct ExecRow {
     pub accepted_ms: i64,
     pub ended_ms: Option<i64>,
     pub status: Option<Status>,
-    /// As [`crate::transcript::Transcript::encode`] wrote it.
+    /// As [`crate::exec::transcript::Transcript::encode`] wrote it.
     pub transcript: Option<Vec<u8>>,
 }
 

@@ -21,8 +21,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use belljar_engine::exec::result;
 use belljar_engine::pool::{Pool, warm_sandbox};
-use belljar_engine::result;
 use belljar_proto::exec::{ExecSpec, Language, Status, What};
 use belljar_runtime::native;
 use belljar_runtime::native::zygote::ZygoteState;

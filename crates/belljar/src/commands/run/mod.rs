@@ -11,7 +11,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use belljar_engine::artifacts::Artifacts;
-use belljar_engine::result::ExecResult;
+use belljar_engine::exec::result::ExecResult;
 use belljar_engine::run::{BroughtFile, Code, Leftovers, Run};
 use belljar_proto::exec::{Event, KernelState, Language, Script, Status};
 use belljar_runtime::{DataMount, Limits, Runtime, SandboxSpec, paths};

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use belljar_engine::result::ExecResult;
+use belljar_engine::exec::result::ExecResult;
 use belljar_engine::run::Code;
 use belljar_proto::exec::{Dropped, ErrorReport, Event, KernelState, Language, MimeBundle, Status};
 use belljar_runtime::languages;

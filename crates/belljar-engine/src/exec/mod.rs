@@ -1,109 +1,27 @@
 //! One execution in a session, as the server knows it.
 
-use std::collections::BTreeMap;
+pub(crate) mod input;
+pub mod log;
+pub mod request;
+pub mod result;
+pub mod transcript;
+
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use belljar_proto::exec::{
-    DEFAULT_GRACE_MS, DEFAULT_OUTPUT_LIMIT, DEFAULT_TIMEOUT_MS, Dropped, ExecSpec, KernelState,
-    Language, Outcome, Status, What,
-};
+use belljar_proto::exec::{Dropped, ExecSpec, KernelState, Language, Outcome, Status, What};
 use belljar_proto::guest::RefusalCode;
 use belljar_runtime::link::Following;
 use belljar_runtime::{RuntimeError, Sandbox, languages};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use tokio::sync::watch;
 
 use crate::EngineError;
-use crate::result::ExecResult;
-use crate::transcript::Transcript;
+use result::ExecResult;
+use transcript::Transcript;
 
-/// What was asked, besides the code itself.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ExecRequest {
-    #[serde(flatten)]
-    pub what: What,
-    pub timeout_ms: u64,
-    pub output_limit: u64,
-    #[serde(default)]
-    pub env: BTreeMap<String, String>,
-    /// Runs beside others and outlasts nobody's patience: whoever asked does not wait.
-    #[serde(default)]
-    pub background: bool,
-    /// Takes input while it runs.
-    #[serde(default)]
-    pub stdin: bool,
-    /// Of a cell in bash: stderr is part of stdout, in the order in which both were written.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub merge_output: bool,
-}
-
-impl ExecRequest {
-    #[must_use]
-    pub fn new(what: What) -> ExecRequest {
-        ExecRequest {
-            what,
-            timeout_ms: DEFAULT_TIMEOUT_MS,
-            output_limit: DEFAULT_OUTPUT_LIMIT,
-            env: BTreeMap::new(),
-            background: false,
-            stdin: false,
-            merge_output: false,
-        }
-    }
-
-    /// A cell in the session's kernel of this language.
-    #[must_use]
-    pub fn cell(language: Language) -> ExecRequest {
-        ExecRequest::new(What::Cell { language, echo: true })
-    }
-
-    /// Cells share a kernel and wait for each other; commands have a process of their own.
-    #[must_use]
-    pub fn lane(&self) -> Option<Language> {
-        match self.what {
-            What::Cell { language, .. } => Some(language.kernel()),
-            What::Command { .. } => None,
-        }
-    }
-
-    /// The name of what runs: a language, or `command`.
-    #[must_use]
-    pub fn language(&self) -> &'static str {
-        match self.what {
-            What::Cell { language, .. } => languages::name(language),
-            What::Command { .. } => "command",
-        }
-    }
-
-    /// As the guest is asked to do it, with the session's environment where it is needed.
-    pub(crate) fn spec(&self, exec_id: &str, base_env: &[(String, String)]) -> ExecSpec {
-        let mut env: BTreeMap<String, String> = base_env.iter().cloned().collect();
-        env.extend(self.env.clone());
-        ExecSpec {
-            exec_id: exec_id.to_owned(),
-            what: self.what.clone(),
-            env: env.into_iter().collect(),
-            timeout_ms: self.timeout_ms,
-            grace_ms: DEFAULT_GRACE_MS,
-            output_limit: self.output_limit,
-            stdin: self.stdin,
-            script: None,
-            merge_output: self.merge_output,
-        }
-    }
-}
-
-/// The longest an execution may be asked to run: a year. More is a mistake.
-pub const MAX_TIMEOUT_S: f64 = 366.0 * 86400.0;
-
-/// Seconds as milliseconds, if an execution can be given that long.
-#[must_use]
-pub fn timeout_ms(seconds: f64) -> Option<u64> {
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked")]
-    (seconds > 0.0 && seconds <= MAX_TIMEOUT_S).then(|| (seconds * 1000.0).ceil() as u64)
-}
+pub use request::{ExecRequest, MAX_TIMEOUT_S, timeout_ms};
 
 /// Where an execution is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]

@@ -12,7 +12,7 @@ const FULL_PAUSE: (Duration, Duration) = (Duration::from_millis(1), Duration::fr
 
 /// Hands on every piece until the input ends or the code takes no more. Never returns: the end of the code ends
 /// the run, not the end of its input.
-pub(super) async fn feed(
+pub(crate) async fn feed(
     sandbox: &Sandbox,
     exec_id: &str,
     input: Option<mpsc::Receiver<Vec<u8>>>,

@@ -7,9 +7,9 @@ use belljar_runtime::link::{ExecEvent, Following};
 use serde::Serialize;
 
 use crate::artifacts::Artifacts;
+use crate::exec::transcript::Transcript;
 use crate::exec::{SANDBOX_ENDED, ended_by_us};
 use crate::text::Text;
-use crate::transcript::Transcript;
 
 /// Everything one wants to know of an execution that has ended.
 #[derive(Debug, Clone, Serialize)]
