@@ -1,23 +1,22 @@
-//! The same on a container engine, beside the engine's own command.
-
-use std::process::ExitCode;
+//! `belljar bench` where a container engine makes the sandboxes, compared with the engine's own command.
 
 use anyhow::Result;
-use belljar_runtime::SandboxSpec;
+use belljar_runtime::docker::{DockerConfig, DockerRuntime};
+use belljar_runtime::{Runtime as _, SandboxSpec};
 use serde::Serialize;
 
-use super::samples::{self, Summary};
-use super::{Bench, FIRST, FIRST_PANDAS, Machine, conclude, peers, progress};
-use crate::backend::Prepared;
-use crate::cli::BenchArgs;
-use crate::settings::Settings;
-use crate::table;
+use crate::figures::{Figures, Machine};
+use crate::native::RuntimeBench;
+use crate::samples::{self, Summary};
+use crate::workload::{FIRST, FIRST_PANDAS};
+use crate::{BenchArgs, BenchConfig, peers, progress};
 
-/// Containers of the pool are large and slow to make.
+/// Small: containers take much memory and a second to make.
 const POOL_SIZE: usize = 3;
 
+/// Figures of sandboxes that a container engine makes.
 #[derive(Debug, Serialize)]
-struct Report {
+pub(crate) struct DockerFigures {
     machine: Machine,
     backend: String,
     image: String,
@@ -25,29 +24,29 @@ struct Report {
     create_pooled_pandas: Summary,
     create_cold: Summary,
     warm_exec: Summary,
-    /// The same first work by the engine's own command.
+    /// The same first result by the engine's own command.
     docker_run: Summary,
 }
 
-pub(super) fn bench(args: &BenchArgs, settings: &Settings, prepared: Prepared) -> Result<ExitCode> {
-    conclude(args, measure(args, settings, prepared), Report::print)
-}
-
-async fn measure(args: &BenchArgs, settings: &Settings, prepared: Prepared) -> Result<Report> {
+pub(crate) async fn measure(
+    args: &BenchArgs,
+    config: &BenchConfig,
+    docker: DockerConfig,
+) -> Result<DockerFigures> {
     let progress = progress();
     let say = |text: &str| progress.set_message(text.to_owned());
-    let image = prepared.default_image(settings);
-    // With an owner: what is measured is a server's sandboxes, with an interpreter kept warm.
+    let image = docker.image.clone();
+    // With an owner, as a server has one: only then an interpreter is kept warm.
     let owner = format!("bench{}", std::process::id());
-    let runtime = prepared.launch(Some(&owner)).await?;
+    let runtime = DockerRuntime::launch(docker, Some(&owner)).await?;
     let backend = runtime.backend();
-    let spec = SandboxSpec { limits: settings.limits, ..SandboxSpec::default() };
-    let bench = Bench { runtime, spec, pool: POOL_SIZE, args };
+    let spec = SandboxSpec { limits: config.limits, ..SandboxSpec::default() };
+    let bench = RuntimeBench { runtime, spec, pool: POOL_SIZE, args };
     let (few, rounds) = if args.quick { (3, 10) } else { (10, 50) };
-    say("the first of all, which may prepare the image");
+    say("the first sandbox, for which the image may have to be prepared");
     bench.create_cold(1, FIRST).await?;
     say("docker run");
-    let docker_run = peers::docker_run(&image, settings, FIRST, few)?;
+    let docker_run = peers::docker_run(&image, config, FIRST, few)?;
     say("creating without a pool");
     let create_cold = bench.create_cold(few, FIRST).await?;
     say("creating from the pool");
@@ -56,7 +55,7 @@ async fn measure(args: &BenchArgs, settings: &Settings, prepared: Prepared) -> R
     say("warm executions");
     let warm_exec = bench.warm_exec(if args.quick { 500 } else { 5000 }).await?;
     progress.finish_and_clear();
-    Ok(Report {
+    Ok(DockerFigures {
         machine: Machine::of_this(),
         backend,
         image,
@@ -68,22 +67,24 @@ async fn measure(args: &BenchArgs, settings: &Settings, prepared: Prepared) -> R
     })
 }
 
-impl Report {
-    fn print(&self) {
-        println!("{}; {} with {}\n", self.machine, self.backend, self.image);
+impl Figures for DockerFigures {
+    fn heading(&self) -> String {
+        format!("{}; {} with {}", self.machine, self.backend, self.image)
+    }
+
+    fn header(&self) -> Vec<&'static str> {
+        samples::HEADER.to_vec()
+    }
+
+    fn rows(&self) -> Vec<Vec<String>> {
         let times =
             |ours: &Summary| format!("{:.2}x of docker run", ours.p50_ms / self.docker_run.p50_ms);
-        let rows = [
-            ("create -> first result, pool", &self.create_pooled, times(&self.create_pooled)),
-            ("... that uses pandas", &self.create_pooled_pandas, String::new()),
-            ("create -> first result, no pool", &self.create_cold, times(&self.create_cold)),
-            ("warm exec", &self.warm_exec, String::new()),
-            ("same first result by docker run", &self.docker_run, String::new()),
-        ];
-        let rows: Vec<Vec<String>> = rows
-            .into_iter()
-            .map(|(what, summary, versus)| summary.row(what.to_owned(), versus))
-            .collect();
-        print!("{}", table::render(&samples::HEADER, &rows));
+        vec![
+            self.create_pooled.row("create -> first result, pool", times(&self.create_pooled)),
+            self.create_pooled_pandas.row("... that uses pandas", String::new()),
+            self.create_cold.row("create -> first result, no pool", times(&self.create_cold)),
+            self.warm_exec.row("warm exec", String::new()),
+            self.docker_run.row("same first result by docker run", String::new()),
+        ]
     }
 }

@@ -1,28 +1,29 @@
-//! Numbers, and what they come to.
+//! Samples of durations, and their percentiles.
 
+use std::fmt;
 use std::time::Duration;
 
 use serde::Serialize;
 
-/// Durations of the same thing done many times.
+/// Durations of one operation, repeated.
 #[derive(Debug, Default)]
-pub(super) struct Samples(Vec<Duration>);
+pub(crate) struct Samples(Vec<Duration>);
 
-/// Milliseconds.
+/// Percentiles, in milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub(super) struct Summary {
-    pub(super) rounds: usize,
-    pub(super) p50_ms: f64,
-    pub(super) p99_ms: f64,
-    pub(super) max_ms: f64,
+pub(crate) struct Summary {
+    pub(crate) rounds: usize,
+    pub(crate) p50_ms: f64,
+    pub(crate) p99_ms: f64,
+    pub(crate) max_ms: f64,
 }
 
 impl Samples {
-    pub(super) fn push(&mut self, sample: Duration) {
+    pub(crate) fn push(&mut self, sample: Duration) {
         self.0.push(sample);
     }
 
-    pub(super) fn summary(&self) -> Summary {
+    pub(crate) fn summary(&self) -> Summary {
         let mut sorted = self.0.clone();
         sorted.sort();
         let at = |percent: usize| {
@@ -34,15 +35,46 @@ impl Samples {
     }
 }
 
-/// Of tables whose rows are summaries.
-pub(super) const HEADER: [&str; 6] = ["what", "p50 ms", "p99 ms", "max ms", "rounds", "compared"];
+/// The header of tables whose rows are summaries.
+pub(crate) const HEADER: [&str; 6] = ["what", "p50 ms", "p99 ms", "max ms", "rounds", "compared"];
 
 impl Summary {
-    pub(super) fn row(&self, what: String, versus: String) -> Vec<String> {
-        let ms =
-            |value: f64| if value < 10.0 { format!("{value:.2}") } else { format!("{value:.0}") };
+    pub(crate) fn row(&self, what: &str, compared: String) -> Vec<String> {
         let rounds = self.rounds.to_string();
-        vec![what, ms(self.p50_ms), ms(self.p99_ms), ms(self.max_ms), rounds, versus]
+        vec![what.into(), ms(self.p50_ms), ms(self.p99_ms), ms(self.max_ms), rounds, compared]
+    }
+}
+
+/// Everything in one cell of a table.
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Summary { rounds, p50_ms, p99_ms, max_ms } = *self;
+        write!(f, "p50 {} ms, p99 {} ms, max {} ms ({rounds})", ms(p50_ms), ms(p99_ms), ms(max_ms))
+    }
+}
+
+fn ms(value: f64) -> String {
+    if value < 10.0 { format!("{value:.2}") } else { format!("{value:.0}") }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "sizes and counts of one machine")]
+pub(crate) fn mib(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 20)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "sizes and counts of one machine")]
+pub(crate) fn count(n: usize) -> f64 {
+    n.max(1) as f64
+}
+
+/// The middle value, or the mean of the two in the middle.
+pub(crate) fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    match values.len() {
+        0 => 0.0,
+        n if n % 2 == 1 => values[middle],
+        _ => f64::midpoint(values[middle - 1], values[middle]),
     }
 }
 
@@ -64,5 +96,12 @@ mod tests {
         assert_eq!(Samples::default().summary().rounds, 0);
         let one: Samples = [Duration::from_millis(7)].into_iter().collect();
         assert_eq!(one.summary().p99_ms, 7.0);
+    }
+
+    #[test]
+    fn the_median_is_in_the_middle() {
+        assert_eq!(median(vec![]), 0.0);
+        assert_eq!(median(vec![3.0, 1.0, 9.0]), 3.0);
+        assert_eq!(median(vec![4.0, 1.0, 9.0, 2.0]), 3.0);
     }
 }

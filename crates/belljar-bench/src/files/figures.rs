@@ -1,63 +1,63 @@
-//! What was measured, and what is to be reached.
+//! The figures of `belljar bench --files`, and their targets.
 
 use serde::Serialize;
 
-use super::super::samples::Summary;
-use super::super::{Machine, mib};
-use crate::table;
+use crate::figures::{Figures, Machine, target_row};
+use crate::samples::{Summary, mib};
 
+/// Figures of artifacts, datasets and files.
 #[derive(Debug, Serialize)]
-pub(super) struct Report {
+pub(crate) struct FileFigures {
     pub(super) machine: Machine,
     pub(super) ingest: Ingest,
-    pub(super) many: Vec<Many>,
-    pub(super) check: Check,
+    pub(super) many: Vec<ManyFiles>,
+    pub(super) check: ArtifactCheck,
     pub(super) staging: Vec<Staging>,
     pub(super) transfers: Vec<Transfer>,
     pub(super) download: Option<Download>,
-    /// Why something is missing.
+    /// Why a figure is missing.
     pub(super) notes: Vec<String>,
 }
 
-/// A large artifact, from the end of the code to the told result.
+/// A large artifact, from the end of the code to the response with the result.
 #[derive(Debug, Serialize)]
 pub(super) struct Ingest {
     pub(super) bytes: u64,
     pub(super) rounds: u64,
     pub(super) seconds: f64,
     pub(super) mb_per_s: f64,
-    /// Of the same content alone, right after.
+    /// `sha256sum` of the same content, right after.
     pub(super) sha256sum_mb_per_s: f64,
-    /// Ours to theirs.
+    /// Our speed to theirs.
     pub(super) ratio: f64,
-    pub(super) reach_ratio: f64,
-    /// The most that the server's resident memory grew by.
+    pub(super) target_ratio: f64,
+    /// The largest growth of the server's resident memory.
     pub(super) server_growth_mib: f64,
-    pub(super) reach_growth_mib: f64,
+    pub(super) target_growth_mib: f64,
 }
 
 /// Many small artifacts of one execution.
 #[derive(Debug, Serialize)]
-pub(super) struct Many {
+pub(super) struct ManyFiles {
     pub(super) storage: &'static str,
     pub(super) files: u64,
     pub(super) rounds: u64,
-    /// What the code itself needed to write them.
+    /// How long the code took to write them.
     pub(super) code_s: f64,
-    /// From its end to the told result.
+    /// From the end of the code to the response.
     pub(super) after_s: f64,
-    pub(super) reach_s: f64,
+    pub(super) target_s: f64,
 }
 
-/// What an execution that leaves nothing pays for the look.
+/// The cost of looking for artifacts after an execution that has none.
 #[derive(Debug, Serialize)]
-pub(super) struct Check {
-    /// Of executions that have no directory to look at.
+pub(super) struct ArtifactCheck {
+    /// Executions without a directory for artifacts.
     pub(super) without: Summary,
-    /// How much longer it takes where there is one, and where three are in it: medians.
+    /// How much longer it takes with an empty directory, and with three folders in it: medians.
     pub(super) empty_ms: f64,
     pub(super) folders_ms: f64,
-    pub(super) reach_ms: f64,
+    pub(super) target_ms: f64,
 }
 
 #[derive(Debug, Serialize)]
@@ -67,7 +67,7 @@ pub(super) struct Staging {
     pub(super) from: &'static str,
     pub(super) bytes: u64,
     pub(super) mb_per_s: f64,
-    pub(super) reach: f64,
+    pub(super) target_mb_per_s: f64,
 }
 
 /// A large file of a session, to and from its client.
@@ -77,7 +77,7 @@ pub(super) struct Transfer {
     pub(super) storage: &'static str,
     pub(super) bytes: u64,
     pub(super) mb_per_s: f64,
-    pub(super) reach: f64,
+    pub(super) target_mb_per_s: f64,
 }
 
 #[derive(Debug, Serialize)]
@@ -87,101 +87,118 @@ pub(super) struct Download {
     pub(super) rounds: u64,
     pub(super) mb_per_s: f64,
     pub(super) nginx_mb_per_s: f64,
-    /// Ours to theirs.
+    /// Our speed to theirs.
     pub(super) ratio: f64,
-    pub(super) reach_ratio: f64,
+    pub(super) target_ratio: f64,
 }
 
-impl Report {
-    pub(super) fn print(&self) {
-        println!("{}, files\n", self.machine);
-        print!("{}", table::render(&["what", "measured", "reach", ""], &self.rows()));
-        for note in &self.notes {
-            println!("note: {note}");
-        }
+impl Figures for FileFigures {
+    fn heading(&self) -> String {
+        format!("{}, files", self.machine)
     }
 
     fn rows(&self) -> Vec<Vec<String>> {
-        let mut rows = Vec::new();
-        let mut row = |what: String, measured: String, reach: String, met: bool| {
-            rows.push(vec![what, measured, reach, if met { "met" } else { "MISSED" }.into()]);
-        };
-        let Report { ingest, many, check, staging, download, .. } = self;
-        row(
-            format!("artifact of {}", size(ingest.bytes)),
-            format!(
-                "{:.0} MB/s ({:.2} s), sha256sum alone {:.0} MB/s: {:.0} %",
-                ingest.mb_per_s,
-                ingest.seconds,
-                ingest.sha256sum_mb_per_s,
-                ingest.ratio * 100.0
+        let mut rows = self.ingest.rows().to_vec();
+        rows.extend(self.many.iter().map(ManyFiles::row));
+        rows.push(self.check.row());
+        rows.extend(self.staging.iter().map(Staging::row));
+        rows.extend(self.transfers.iter().map(Transfer::row));
+        rows.extend(self.download.iter().map(Download::row));
+        rows
+    }
+
+    fn remarks(&self) -> Vec<String> {
+        self.notes.iter().map(|note| format!("note: {note}")).collect()
+    }
+}
+
+impl Ingest {
+    fn rows(&self) -> [Vec<String>; 2] {
+        [
+            target_row(
+                &format!("artifact of {}", size(self.bytes)),
+                format!(
+                    "{:.0} MB/s ({:.2} s), sha256sum alone {:.0} MB/s: {:.0} %",
+                    self.mb_per_s,
+                    self.seconds,
+                    self.sha256sum_mb_per_s,
+                    self.ratio * 100.0
+                ),
+                format!(">= {:.0} %", self.target_ratio * 100.0),
+                self.ratio >= self.target_ratio,
             ),
-            format!(">= {:.0} %", ingest.reach_ratio * 100.0),
-            ingest.ratio >= ingest.reach_ratio,
-        );
-        row(
-            "... the server's memory grows by".into(),
-            format!("{:.1} MiB", ingest.server_growth_mib),
-            format!("<= {:.0} MiB", ingest.reach_growth_mib),
-            ingest.server_growth_mib <= ingest.reach_growth_mib,
-        );
-        for many in many {
-            row(
-                format!("{} files of 1 KB, {}", many.files, many.storage),
-                format!("{:.2} s after {:.2} s of code", many.after_s, many.code_s),
-                format!("<= {:.0} s", many.reach_s),
-                many.after_s <= many.reach_s,
-            );
-        }
-        row(
-            "no artifact: the look costs".into(),
+            target_row(
+                "... the server's memory grows by",
+                format!("{:.1} MiB", self.server_growth_mib),
+                format!("<= {:.0} MiB", self.target_growth_mib),
+                self.server_growth_mib <= self.target_growth_mib,
+            ),
+        ]
+    }
+}
+
+impl ManyFiles {
+    fn row(&self) -> Vec<String> {
+        target_row(
+            &format!("{} files of 1 KB, {}", self.files, self.storage),
+            format!("{:.2} s after {:.2} s of code", self.after_s, self.code_s),
+            format!("<= {:.0} s", self.target_s),
+            self.after_s <= self.target_s,
+        )
+    }
+}
+
+impl ArtifactCheck {
+    fn row(&self) -> Vec<String> {
+        target_row(
+            "no artifact: the check takes",
             format!(
                 "{:.3} ms, with 3 folders {:.3} ms, of p50 {:.2} ms",
-                check.empty_ms, check.folders_ms, check.without.p50_ms
+                self.empty_ms, self.folders_ms, self.without.p50_ms
             ),
-            format!("< {} ms", check.reach_ms),
-            check.empty_ms < check.reach_ms && check.folders_ms < check.reach_ms,
-        );
-        for staging in staging {
-            row(
-                format!(
-                    "dataset of {} from the {}, {}",
-                    size(staging.bytes),
-                    staging.from,
-                    staging.storage
-                ),
-                format!("{:.0} MB/s", staging.mb_per_s),
-                format!(">= {:.0} MB/s", staging.reach),
-                staging.mb_per_s >= staging.reach,
-            );
-        }
-        for transfer in &self.transfers {
-            row(
-                format!(
-                    "{} of a file of {}, {}",
-                    transfer.direction,
-                    size(transfer.bytes),
-                    transfer.storage
-                ),
-                format!("{:.0} MB/s", transfer.mb_per_s),
-                format!(">= {:.0} MB/s", transfer.reach),
-                transfer.mb_per_s >= transfer.reach,
-            );
-        }
-        if let Some(download) = download {
-            row(
-                format!("download by ranges of {}", size(download.range_bytes)),
-                format!(
-                    "{:.0} MB/s, nginx {:.0} MB/s: {:.0} %",
-                    download.mb_per_s,
-                    download.nginx_mb_per_s,
-                    download.ratio * 100.0
-                ),
-                format!(">= {:.0} %", download.reach_ratio * 100.0),
-                download.ratio >= download.reach_ratio,
-            );
-        }
-        rows
+            format!("< {} ms", self.target_ms),
+            self.empty_ms < self.target_ms && self.folders_ms < self.target_ms,
+        )
+    }
+}
+
+impl Staging {
+    fn row(&self) -> Vec<String> {
+        let Staging { storage, from, bytes, mb_per_s, target_mb_per_s } = self;
+        target_row(
+            &format!("dataset of {} from the {from}, {storage}", size(*bytes)),
+            format!("{mb_per_s:.0} MB/s"),
+            format!(">= {target_mb_per_s:.0} MB/s"),
+            mb_per_s >= target_mb_per_s,
+        )
+    }
+}
+
+impl Transfer {
+    fn row(&self) -> Vec<String> {
+        let Transfer { direction, storage, bytes, mb_per_s, target_mb_per_s } = self;
+        target_row(
+            &format!("{direction} of a file of {}, {storage}", size(*bytes)),
+            format!("{mb_per_s:.0} MB/s"),
+            format!(">= {target_mb_per_s:.0} MB/s"),
+            mb_per_s >= target_mb_per_s,
+        )
+    }
+}
+
+impl Download {
+    fn row(&self) -> Vec<String> {
+        target_row(
+            &format!("download by ranges of {}", size(self.range_bytes)),
+            format!(
+                "{:.0} MB/s, nginx {:.0} MB/s: {:.0} %",
+                self.mb_per_s,
+                self.nginx_mb_per_s,
+                self.ratio * 100.0
+            ),
+            format!(">= {:.0} %", self.target_ratio * 100.0),
+            self.ratio >= self.target_ratio,
+        )
     }
 }
 
