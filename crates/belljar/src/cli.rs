@@ -5,6 +5,7 @@ mod volume;
 
 use std::path::PathBuf;
 
+use belljar_bench::BenchArgs;
 use belljar_engine::exec::timeout_ms;
 use belljar_engine::network::Policy;
 use belljar_proto::exec::Language;
@@ -1041,32 +1042,6 @@ pub(crate) struct DoctorArgs {
     /// Print the findings as JSON
     #[arg(long)]
     pub(crate) json: bool,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct BenchArgs {
-    /// Measure a server as its clients see it, started for this and gone afterwards
-    #[arg(long)]
-    pub(crate) http: bool,
-    /// Measure artifacts and datasets: files out of sessions and into them, beside sha256sum and,
-    /// where it is installed, nginx; needs 10 GB in the directory for temporary files
-    #[arg(long, conflicts_with = "http")]
-    pub(crate) files: bool,
-    /// Measure a session's browser; needs Chromium
-    #[arg(long, conflicts_with_all = ["http", "files"])]
-    pub(crate) browser: bool,
-    /// Measure sessions that sleep, fork and leave checkpoints; of `--sessions`, 95 in 100 sleep
-    #[arg(long, conflicts_with_all = ["http", "files"])]
-    pub(crate) life: bool,
-    /// Print the figures as JSON
-    #[arg(long)]
-    pub(crate) json: bool,
-    /// Fewer rounds, fewer live sessions and smaller files, for a first impression
-    #[arg(long)]
-    pub(crate) quick: bool,
-    /// The largest number of live sessions
-    #[arg(long, value_name = "N", default_value_t = 1000)]
-    pub(crate) sessions: usize,
 }
 
 fn parse_language(text: &str) -> Result<Language, String> {

@@ -39,6 +39,12 @@ pub fn environment_dir(settings: &Settings) -> PathBuf {
     settings.home.join("python")
 }
 
+/// The interpreter of the sandboxes' environment, as the host starts it; without one, `python3` on the PATH.
+pub fn environment_python(settings: &Settings) -> PathBuf {
+    let python = environment_dir(settings).join("bin/python");
+    if python.exists() { python } else { "python3".into() }
+}
+
 /// The environment that tasks for the browser are done with: one of its own, because browser-use
 /// wants exactly certain versions of a hundred packages.
 pub fn browser_use_dir(settings: &Settings) -> PathBuf {

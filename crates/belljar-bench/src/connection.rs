@@ -1,5 +1,5 @@
-//! Just enough of HTTP/1.1 to load a server without being the load: requests are bytes made
-//! beforehand, and of an answer only what is asked about is looked at.
+//! A minimal HTTP/1.1 client that costs little processor time: requests are built beforehand, and only the needed parts of
+//! a response are parsed.
 
 use std::net::SocketAddr;
 
@@ -9,43 +9,44 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
-/// The largest answer; none that is asked for comes near.
-const MAX_ANSWER: usize = 16 << 20;
+/// The largest response that is read.
+const MAX_RESPONSE: usize = 16 << 20;
 
-/// One connection, kept alive.
+/// One connection, kept open between requests.
 #[derive(Debug)]
-pub(super) struct Wire {
+pub(crate) struct Connection {
     stream: TcpStream,
     buffer: Vec<u8>,
 }
 
 #[derive(Debug)]
-pub(super) struct Answer<'a> {
-    pub(super) status: u16,
-    pub(super) body: &'a [u8],
+pub(crate) struct Response<'a> {
+    pub(crate) status: u16,
+    pub(crate) body: &'a [u8],
 }
 
-impl Answer<'_> {
-    pub(super) fn is_success(&self) -> bool {
+impl Response<'_> {
+    pub(crate) fn is_success(&self) -> bool {
         (200..300).contains(&self.status)
     }
 
     /// Whether an execution ended well.
-    pub(super) fn is_ok(&self) -> bool {
+    pub(crate) fn is_ok(&self) -> bool {
         const OK: &[u8] = br#""status":"ok""#;
         self.status == 200 && self.body.windows(OK.len()).any(|part| part == OK)
     }
 
-    /// What the server says, if it says yes.
-    pub(super) fn json(&self) -> Result<Value> {
+    /// The body, if the request succeeded.
+    pub(crate) fn json(&self) -> Result<Value> {
         let text = String::from_utf8_lossy(self.body);
         ensure!(self.is_success(), "the server answered {}: {text}", self.status);
-        serde_json::from_slice(self.body).with_context(|| format!("this is no JSON: {text}"))
+        serde_json::from_slice(self.body)
+            .with_context(|| format!("the response is not JSON: {text}"))
     }
 }
 
 /// The bytes of a request.
-pub(super) fn request(method: &str, path: &str, body: &Value) -> Vec<u8> {
+pub(crate) fn request(method: &str, path: &str, body: &Value) -> Vec<u8> {
     let body = if body.is_null() { String::new() } else { body.to_string() };
     let length = body.len();
     format!(
@@ -55,49 +56,49 @@ pub(super) fn request(method: &str, path: &str, body: &Value) -> Vec<u8> {
     .into_bytes()
 }
 
-/// Code for a session.
-pub(super) fn exec(id: &str, code: &str) -> Vec<u8> {
+/// A request to execute code in a session.
+pub(crate) fn exec(id: &str, code: &str) -> Vec<u8> {
     request("POST", &format!("/v1/sessions/{id}/exec"), &json!({ "code": code }))
 }
 
-/// The end of a session.
-pub(super) fn delete(id: &str) -> Vec<u8> {
+/// A request to stop a session.
+pub(crate) fn delete(id: &str) -> Vec<u8> {
     request("DELETE", &format!("/v1/sessions/{id}"), &Value::Null)
 }
 
-pub(super) fn id_of(session: &Value) -> Result<String> {
+pub(crate) fn id_of(session: &Value) -> Result<String> {
     Ok(session["id"].as_str().context("a session without an id")?.to_owned())
 }
 
-impl Wire {
-    pub(super) async fn connect(address: SocketAddr) -> Result<Wire> {
+impl Connection {
+    pub(crate) async fn connect(address: SocketAddr) -> Result<Connection> {
         let context = || format!("failed to connect to {address}");
         let stream = TcpStream::connect(address).await.with_context(context)?;
         stream.set_nodelay(true).with_context(context)?;
-        Ok(Wire { stream, buffer: Vec::with_capacity(16 << 10) })
+        Ok(Connection { stream, buffer: Vec::with_capacity(16 << 10) })
     }
 
-    pub(super) async fn call(&mut self, request: &[u8]) -> Result<Answer<'_>> {
+    pub(crate) async fn call(&mut self, request: &[u8]) -> Result<Response<'_>> {
         self.send(request).await?;
-        self.answer().await
+        self.response().await
     }
 
-    /// Sends a part of a request that is too large for one piece.
-    pub(super) async fn send(&mut self, part: &[u8]) -> Result<()> {
+    /// Sends one part of a large request.
+    pub(crate) async fn send(&mut self, part: &[u8]) -> Result<()> {
         self.stream.write_all(part).await.context("failed to send a request")
     }
 
-    pub(super) async fn answer(&mut self) -> Result<Answer<'_>> {
+    pub(crate) async fn response(&mut self) -> Result<Response<'_>> {
         let (status, head, length) = self.head().await?;
         while self.buffer.len() < head + length {
             self.more().await?;
-            ensure!(self.buffer.len() <= MAX_ANSWER, "the answer does not end");
+            ensure!(self.buffer.len() <= MAX_RESPONSE, "the response is too large");
         }
-        Ok(Answer { status, body: &self.buffer[head..head + length] })
+        Ok(Response { status, body: &self.buffer[head..head + length] })
     }
 
-    /// Asks for something large, and lets it pass by; how many bytes it had.
-    pub(super) async fn drain(&mut self, request: &[u8], scratch: &mut [u8]) -> Result<usize> {
+    /// Sends a request and discards the body of the response; its length.
+    pub(crate) async fn drain(&mut self, request: &[u8], scratch: &mut [u8]) -> Result<usize> {
         self.send(request).await?;
         let (status, head, length) = self.head().await?;
         ensure!((200..300).contains(&status), "the server answered {status}");
@@ -105,14 +106,14 @@ impl Wire {
         while left > 0 {
             let most = left.min(scratch.len());
             let read = self.stream.read(&mut scratch[..most]).await;
-            let read = read.context("failed to read an answer")?;
+            let read = read.context("failed to read a response")?;
             ensure!(read > 0, "the server closed the connection");
             left -= read;
         }
         Ok(length)
     }
 
-    /// The status of an answer, where its body begins in the buffer, and how long that is.
+    /// The status of a response, where its body begins in the buffer, and the length of the body.
     async fn head(&mut self) -> Result<(u16, usize, usize)> {
         self.buffer.clear();
         let (head, length) = loop {
@@ -122,13 +123,14 @@ impl Wire {
             self.more().await?;
         };
         let status = self.buffer.get(9..12).and_then(|digits| std::str::from_utf8(digits).ok());
-        let status = status.and_then(|digits| digits.parse().ok()).context("this is no HTTP")?;
+        let status =
+            status.and_then(|digits| digits.parse().ok()).context("the response is not HTTP")?;
         Ok((status, head, length))
     }
 
     async fn more(&mut self) -> Result<()> {
         let read = self.stream.read_buf(&mut self.buffer).await;
-        if read.context("failed to read an answer")? == 0 {
+        if read.context("failed to read a response")? == 0 {
             bail!("the server closed the connection");
         }
         Ok(())
@@ -141,17 +143,18 @@ fn content_length(head: &[u8]) -> Result<usize> {
     let digits = at.map(|at| &head[at + NAME.len()..]).unwrap_or_default();
     let digits = digits.split(|byte| *byte == b'\r').next().unwrap_or_default();
     let length = std::str::from_utf8(digits).ok().and_then(|digits| digits.parse().ok());
-    length
-        .with_context(|| format!("an answer of unknown length: {}", String::from_utf8_lossy(head)))
+    length.with_context(|| {
+        format!("a response without a content-length: {}", String::from_utf8_lossy(head))
+    })
 }
 
-/// Sends all requests, over this many connections, and gives the answers in the same order.
-pub(super) async fn all(
+/// Sends all requests over this many connections; the responses, in the order of the requests.
+pub(crate) async fn call_all(
     address: SocketAddr,
     requests: Vec<Vec<u8>>,
     connections: usize,
 ) -> Result<Vec<Result<Value>>> {
-    let mut answers: Vec<Option<Result<Value>>> = requests.iter().map(|_| None).collect();
+    let mut responses: Vec<Option<Result<Value>>> = requests.iter().map(|_| None).collect();
     let mut shares: Vec<Vec<(usize, Vec<u8>)>> = (0..connections).map(|_| Vec::new()).collect();
     for (index, request) in requests.into_iter().enumerate() {
         shares[index % connections].push((index, request));
@@ -159,18 +162,18 @@ pub(super) async fn all(
     let mut tasks = JoinSet::new();
     for share in shares {
         tasks.spawn(async move {
-            let mut wire = Wire::connect(address).await?;
-            let mut answers = Vec::with_capacity(share.len());
+            let mut connection = Connection::connect(address).await?;
+            let mut responses = Vec::with_capacity(share.len());
             for (index, request) in share {
-                answers.push((index, wire.call(&request).await?.json()));
+                responses.push((index, connection.call(&request).await?.json()));
             }
-            anyhow::Ok(answers)
+            anyhow::Ok(responses)
         });
     }
     while let Some(share) = tasks.join_next().await {
-        for (index, answer) in share?? {
-            answers[index] = Some(answer);
+        for (index, response) in share?? {
+            responses[index] = Some(response);
         }
     }
-    Ok(answers.into_iter().flatten().collect())
+    Ok(responses.into_iter().flatten().collect())
 }

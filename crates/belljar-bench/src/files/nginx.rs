@@ -1,4 +1,4 @@
-//! Somebody else who serves the same file.
+//! nginx as a peer: it serves the same file.
 
 use std::fs;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-/// What the file is called there.
+/// The path of the file on that server.
 pub(super) const PATH: &str = "/file";
 
-/// How long it may take to come up.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long it may take to start.
+const START_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A running nginx; killed when it goes out of scope.
+/// A running nginx; dropping it kills it.
 #[derive(Debug)]
 pub(super) struct Nginx {
     child: Child,
@@ -22,27 +22,27 @@ pub(super) struct Nginx {
 }
 
 impl Nginx {
-    /// One process that serves `file` with `sendfile`, keeping what it needs in `directory`.
+    /// One process that serves `file` with `sendfile`; its own files are in `directory`.
     pub(super) fn serve(file: &Path, directory: &Path) -> Result<Nginx> {
         let files = directory.join("files");
         fs::create_dir_all(&files)?;
         fs::hard_link(file, files.join(&PATH[1..])).context("failed to link the file")?;
         let address = free_address()?;
-        let configuration = directory.join("nginx.conf");
-        fs::write(&configuration, text(directory, address))?;
+        let path = directory.join("nginx.conf");
+        fs::write(&path, configuration(directory, address))?;
         let child = Command::new("nginx")
             .args(["-e", "stderr", "-c"])
-            .arg(&configuration)
+            .arg(&path)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
-            .context("it is not installed")?;
+            .context("nginx is not installed")?;
         let mut nginx = Nginx { child, address };
         let begun = Instant::now();
         while TcpStream::connect(address).is_err() {
-            if nginx.child.try_wait()?.is_some() || begun.elapsed() > PATIENCE {
-                bail!("it does not start");
+            if nginx.child.try_wait()?.is_some() || begun.elapsed() > START_TIMEOUT {
+                bail!("nginx does not start");
             }
             std::thread::sleep(Duration::from_millis(10));
         }
@@ -57,12 +57,12 @@ impl Drop for Nginx {
     }
 }
 
-/// It has to be told a port, and cannot be asked for the one that it got.
+/// nginx needs a port number: it cannot choose one and report it.
 fn free_address() -> Result<SocketAddr> {
     Ok(TcpListener::bind("127.0.0.1:0").and_then(|it| it.local_addr())?)
 }
 
-fn text(directory: &Path, address: SocketAddr) -> String {
+fn configuration(directory: &Path, address: SocketAddr) -> String {
     let directory = directory.display();
     let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
         .map(|kind| format!("    {kind}_temp_path {directory}/{kind};\n"))
