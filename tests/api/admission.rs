@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::server::{Server, Session, text};
+use belljar_testkit::server::{Server, Session, text};
 
 #[tokio::test]
 async fn a_thousand_at_once_for_three_places() {
@@ -39,7 +39,7 @@ async fn a_thousand_at_once_for_three_places() {
         session.stop().await;
     }
     // Three sandboxes, and what the pool keeps.
-    crate::server::eventually("only the pool is left", async || {
+    belljar_testkit::server::eventually("only the pool is left", async || {
         server.place.pids_inside(1).len() == 1
     })
     .await;

@@ -3,7 +3,7 @@
 use belljar_engine::audit;
 use serde_json::{Value, json};
 
-use crate::server::{Place, Server, eventually, text};
+use belljar_testkit::server::{Place, Server, eventually, text};
 use std::sync::Arc;
 
 #[tokio::test]

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::server::{Server, Session, text};
+use belljar_testkit::server::{Server, Session, text};
 
 async fn fork(session: &Session, ask: Value) -> Vec<Session> {
     let forked = session.client.post(&session.path("/fork"), ask).await.json(201);

@@ -5,9 +5,9 @@ use hyper::Method;
 use hyper::body::Bytes;
 use serde_json::{Value, json};
 
-use crate::client::Answer;
-use crate::server::{Server, Session, eventually, text};
-use crate::site::Site;
+use belljar_testkit::client::Answer;
+use belljar_testkit::server::{Server, Session, eventually, text};
+use belljar_testkit::site::Site;
 
 /// A small shop, on port 8000 of the sandbox.
 const SHOP: &str = include_str!("browser_shop.py");

@@ -3,7 +3,7 @@
 use belljar_sys::process;
 use serde_json::json;
 
-use crate::server::{Server, text};
+use belljar_testkit::server::{Server, text};
 
 const SIGKILL: i32 = 9;
 
@@ -37,7 +37,7 @@ async fn a_guest_that_is_killed_takes_its_session_along() {
     // One that nobody was using is found dead just the same.
     let [guest] = server.place.pids_inside(1)[..] else { panic!("one sandbox") };
     kill(guest);
-    crate::server::Session::of(&server, text(&next["id"])).becomes("failed").await;
+    belljar_testkit::server::Session::of(&server, text(&next["id"])).becomes("failed").await;
 }
 
 #[tokio::test]

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 use tokio::sync::oneshot;
 
-use crate::client::Client;
-use crate::server::Server;
+use belljar_testkit::client::Client;
+use belljar_testkit::server::Server;
 
 /// How long a socket takes to close, if it may be made to.
 const LINGER: Duration = Duration::from_secs(15);

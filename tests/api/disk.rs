@@ -10,7 +10,7 @@ use hyper::Method;
 use serde_json::{Value, json};
 
 use crate::keys::{secret, with_keys};
-use crate::server::{Place, Server, Session, eventually, names, text};
+use belljar_testkit::server::{Place, Server, Session, eventually, names, text};
 
 fn directory(server: &Server, session: &Session) -> PathBuf {
     server.path("sessions").join(&session.id)

@@ -14,8 +14,8 @@ use tokio_rustls::rustls::pki_types::pem::PemObject as _;
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
 use tokio_rustls::rustls::{ClientConfig, RootCertStore, crypto};
 
-use crate::client::{Answer, Client, Connection};
-use crate::server::{PATIENCE, Place, Server, eventually};
+use belljar_testkit::client::{Answer, Client, Connection};
+use belljar_testkit::server::{PATIENCE, Place, Server, eventually};
 
 async fn call(client: &Client, host: &str, origin: Option<&str>) -> Answer {
     let mut request = client.request(Method::GET, "/v1/sessions", "");

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use belljar_sys::process;
 use serde_json::json;
 
-use crate::client::printed;
-use crate::server::{HOLD, Place, Server, Session, eventually};
+use belljar_testkit::client::printed;
+use belljar_testkit::server::{HOLD, Place, Server, Session, eventually};
 
 /// Files of sessions that this test can write to.
 const FROM_OUTSIDE: (&str, &str) = ("BELLJAR_SESSION_FILES", "directory");

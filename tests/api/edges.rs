@@ -12,10 +12,10 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio_tungstenite::tungstenite::Message;
 
-use crate::client::Answer;
 use crate::keys::{secret, with_keys};
-use crate::seat::Seat;
-use crate::server::{PATIENCE, Place, Server, eventually, names, text};
+use belljar_testkit::client::Answer;
+use belljar_testkit::seat::Seat;
+use belljar_testkit::server::{PATIENCE, Place, Server, eventually, names, text};
 
 const SIGKILL: i32 = 9;
 

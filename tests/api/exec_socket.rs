@@ -7,9 +7,9 @@ use serde_json::{Value, json};
 use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::Message;
 
-use crate::client::{Client, Wire};
-use crate::seat::{Refused, connect_to};
-use crate::server::{PATIENCE, Place, Server, Session, text};
+use belljar_testkit::client::{Client, Wire};
+use belljar_testkit::seat::{Refused, connect_to};
+use belljar_testkit::server::{PATIENCE, Place, Server, Session, text};
 
 /// One who follows an execution.
 struct Follower(WebSocketStream<Pin<Box<dyn Wire>>>);

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use serde_json::{Value, json};
 
-use crate::server::{Server, text};
+use belljar_testkit::server::{Server, text};
 
 fn value(result: &Value) -> &str {
     text(&result["results"][0]["data"]["text/plain"])

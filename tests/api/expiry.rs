@@ -5,7 +5,7 @@ use std::time::Duration;
 use belljar_engine::clock;
 use serde_json::{Value, json};
 
-use crate::server::{Server, Session, text};
+use belljar_testkit::server::{Server, Session, text};
 
 /// Waits until a session's time is up, were it not in use.
 async fn outlast(session: &Session) -> Value {

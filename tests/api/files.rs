@@ -4,8 +4,8 @@ use hyper::Method;
 use hyper::body::Bytes;
 use serde_json::{Value, json};
 
-use crate::client::{Answer, Event};
-use crate::server::{Server, Session, text};
+use belljar_testkit::client::{Answer, Event};
+use belljar_testkit::server::{Server, Session, text};
 
 pub(crate) fn at(session: &Session, path: &str) -> String {
     session.path(&format!("/files/{path}"))

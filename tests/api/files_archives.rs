@@ -3,9 +3,9 @@
 use hyper::Method;
 use serde_json::json;
 
-use crate::client::Answer;
 use crate::files::{at, get, put};
-use crate::server::{Server, Session};
+use belljar_testkit::client::Answer;
+use belljar_testkit::server::{Server, Session};
 
 /// Everything about a tree that an archive keeps.
 const LOOK: &str =

@@ -8,7 +8,7 @@ use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::files::at;
-use crate::server::Server;
+use belljar_testkit::server::Server;
 
 const SIZE: usize = 256 << 20;
 const PIECE: usize = 1 << 20;

@@ -10,9 +10,9 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use serde_json::{Value, json};
 
-use crate::client::Answer;
 use crate::files::{at, get, put};
-use crate::server::{Server, Session, text};
+use belljar_testkit::client::Answer;
+use belljar_testkit::server::{Server, Session, text};
 
 #[derive(Debug, Clone)]
 enum Step {

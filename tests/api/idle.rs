@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::server::{Place, Server, Session, eventually, text};
+use belljar_testkit::server::{Place, Server, Session, eventually, text};
 
 const FRAME: &str = "import numpy as np, pandas as pd\n\
                      df = pd.DataFrame({'a': np.arange(200_000), 'b': np.zeros(200_000)})\n\

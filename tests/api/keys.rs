@@ -3,8 +3,8 @@
 use hyper::Method;
 use serde_json::{Value, json};
 
-use crate::client::Client;
-use crate::server::{Place, Server, Session, eventually, text};
+use belljar_testkit::client::Client;
+use belljar_testkit::server::{Place, Server, Session, eventually, text};
 use std::sync::Arc;
 
 pub(crate) fn secret(key: &Value) -> &str {

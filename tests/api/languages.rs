@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::server::{Server, text};
+use belljar_testkit::server::{Server, text};
 
 fn has_node() -> bool {
     let has = std::path::Path::new("/usr/bin/node").exists();

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::files::put;
-use crate::server::{Server, Session, eventually, text};
-use crate::site::Site;
+use belljar_testkit::server::{Server, Session, eventually, text};
+use belljar_testkit::site::Site;
 
 /// A server that allows this site to be asked for, and everything public.
 async fn server_for(site: &Site, env: &[(&str, &str)]) -> Server {

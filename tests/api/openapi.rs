@@ -5,8 +5,8 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::client::described::check;
-use crate::server::Server;
+use belljar_testkit::described::check;
+use belljar_testkit::server::Server;
 
 const CHECKED_IN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../openapi/belljar.json");
 

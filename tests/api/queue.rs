@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::server::Server;
+use belljar_testkit::server::Server;
 
 #[tokio::test]
 async fn cells_wait_their_turn_and_know_their_place() {
@@ -58,7 +58,7 @@ async fn a_queue_is_bounded() {
         let ask = json!({"code": format!("print({number})")});
         asking.push(tokio::spawn(async move { session.exec(ask).await }));
     }
-    crate::server::eventually("the queue is full and the rest refused", async || {
+    belljar_testkit::server::eventually("the queue is full and the rest refused", async || {
         let refused = asking.iter().filter(|asked| asked.is_finished()).count();
         refused == 6 && session.show().await["queued"] == MOST
     })

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde_json::json;
 
-use crate::server::{Place, text};
+use belljar_testkit::server::{Place, text};
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/quickstart.sh");
 
@@ -13,7 +13,7 @@ const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/quickst
 async fn the_script_ends_in_a_server() {
     let place = Arc::new(Place::new());
     let mut script = place.command(SCRIPT, &["127.0.0.1:0"]);
-    script.env("BELLJAR_BINARY", env!("CARGO_BIN_EXE_belljar"));
+    script.env("BELLJAR_BINARY", belljar_testkit::belljar());
     let server = place.serve_by(script).await;
     let made = server.post("/create_session", json!({})).await.json(200);
     let ask = json!({"session_id": text(&made["session_id"]), "command": "echo Hello"});

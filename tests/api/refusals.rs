@@ -7,8 +7,8 @@ use hyper::{Method, Request, header};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use crate::client::Client;
-use crate::server::{PATIENCE, Server};
+use belljar_testkit::client::Client;
+use belljar_testkit::server::{PATIENCE, Server};
 
 fn with_type(client: &Client, path: &str, kind: Option<&str>, body: &str) -> Request<Full<Bytes>> {
     let mut request = client.request(Method::POST, path, body.to_owned());
@@ -193,8 +193,10 @@ async fn a_body_that_is_too_large() {
     }
     assert_eq!(session.printed("print('alive')").await, "alive\n");
     drop(wire);
-    crate::server::eventually("memory is given back", async || server.rss() < before + (150 << 20))
-        .await;
+    belljar_testkit::server::eventually("memory is given back", async || {
+        server.rss() < before + (150 << 20)
+    })
+    .await;
 }
 
 #[tokio::test]

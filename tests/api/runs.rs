@@ -4,8 +4,8 @@ use std::fs;
 
 use serde_json::json;
 
-use crate::client::printed;
-use crate::server::{Server, eventually, names, text};
+use belljar_testkit::client::printed;
+use belljar_testkit::server::{Server, eventually, names, text};
 
 #[tokio::test]
 async fn a_run_leaves_its_result_and_its_artifacts_and_nothing_else() {

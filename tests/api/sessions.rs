@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use serde_json::{Value, json};
 
-use crate::server::{Server, Session, text};
+use belljar_testkit::server::{Server, Session, text};
 
 fn ids(page: &Value) -> Vec<&str> {
     page["sessions"].as_array().expect("a list").iter().map(|s| text(&s["id"])).collect()

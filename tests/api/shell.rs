@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::server::{Server, text};
+use belljar_testkit::server::{Server, text};
 
 #[tokio::test]
 async fn commands_run_beside_a_busy_kernel() {

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use serde_json::json;
 
-use crate::client::Client;
-use crate::server::{Place, Server, text};
+use belljar_testkit::client::Client;
+use belljar_testkit::server::{Place, Server, text};
 
 async fn execute(client: &Client, session: &str, command: &str) -> serde_json::Value {
     let ask = json!({"session_id": session, "command": command});

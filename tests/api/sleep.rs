@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use crate::server::{Place, Server, Session, text};
+use belljar_testkit::server::{Place, Server, Session, text};
 
 async fn hibernate(session: &Session, force: bool) -> Value {
     let ask = json!({"force": force});

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use crate::keys::{secret, with_keys};
-use crate::server::{Place, Server, Session, names, text};
+use belljar_testkit::server::{Place, Server, Session, names, text};
 
 /// Instead of doing what the host asks for, keeps all that came with it and answers something.
 const KEEP_AND_ANSWER: &str = r#"
@@ -49,7 +49,7 @@ taken = {os.fstat(fd).st_ino: os.fstat(fd).st_blocks * 512 for fd in files}
 print(sum(taken.values()) - common)
 "#;
 
-async fn hibernate(session: &Session, force: bool) -> crate::client::Answer {
+async fn hibernate(session: &Session, force: bool) -> belljar_testkit::client::Answer {
     session.client.post(&session.path("/hibernate"), json!({"force": force})).await
 }
 
@@ -174,7 +174,7 @@ async fn sleeping_sessions_have_a_limit_that_a_restart_remembers() {
         &["--name", "two", "--tenant", "b", "--max-sessions", "1", "--max-sleeping", "2"],
     ])
     .await;
-    let put_to_sleep = async |client: &crate::client::Client, count: usize| {
+    let put_to_sleep = async |client: &belljar_testkit::client::Client, count: usize| {
         for _ in 0..count {
             let session = client.session_with(json!({})).await;
             hibernate(&session, true).await.json(200);

@@ -10,11 +10,11 @@ use hyper::Method;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::client::{Client, Wire};
 use crate::files::at;
 use crate::keys::secret;
-use crate::server::{Place, Server, Session, eventually, text};
 use crate::storage::on_a_small_disk;
+use belljar_testkit::client::{Client, Wire};
+use belljar_testkit::server::{Place, Server, Session, eventually, text};
 
 /// A connection on which this was sent, and from which nothing is read.
 async fn said(client: &Client, request: &str) -> Pin<Box<dyn Wire>> {
@@ -31,7 +31,8 @@ fn head(method: &str, path: &str, key: &str, more: &str) -> String {
 /// What comes until the other side has had enough.
 async fn answer(wire: &mut Pin<Box<dyn Wire>>) -> String {
     let mut answer = Vec::new();
-    let reading = tokio::time::timeout(crate::server::PATIENCE, wire.read_to_end(&mut answer));
+    let reading =
+        tokio::time::timeout(belljar_testkit::server::PATIENCE, wire.read_to_end(&mut answer));
     let _ = reading.await.expect("an end");
     String::from_utf8_lossy(&answer).into_owned()
 }
@@ -120,7 +121,7 @@ async fn a_byte_now_and_then_is_too_slow() {
         tokio::select! {
             () = dripping => {}
             read = reader.read_exact(&mut first) => drop(read.expect("an answer")),
-            () = tokio::time::sleep(crate::server::PATIENCE) => panic!("it goes on: {request}"),
+            () = tokio::time::sleep(belljar_testkit::server::PATIENCE) => panic!("it goes on: {request}"),
         }
         assert_eq!(&first, b"HTTP/1.1 408", "{request}");
         assert!(begun.elapsed() < Duration::from_secs(10), "{request}");

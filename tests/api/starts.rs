@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use serde_json::json;
 
-use crate::server::{Place, Server, eventually};
+use belljar_testkit::server::{Place, Server, eventually};
 
 #[tokio::test]
 async fn a_place_that_is_taken() {
@@ -20,8 +20,7 @@ async fn a_place_that_is_taken() {
     let server = place.serve().await;
     server.get("/healthz").await.json(200);
     // A second server on the same state directory, whatever it listens on.
-    let second =
-        place.command(env!("CARGO_BIN_EXE_belljar"), &["serve", "--listen", "127.0.0.1:0"]);
+    let second = place.command(belljar_testkit::belljar(), &["serve", "--listen", "127.0.0.1:0"]);
     let refusal = place.refusal_by(second).await;
     assert!(refusal.contains("another belljar server"), "{refusal}");
     assert!(refusal.contains(&format!("process {}", server.pid())), "{refusal}");
@@ -65,7 +64,7 @@ async fn a_state_directory_that_cannot_be_written() {
     let script = format!(
         "mount --bind '{directory}' '{directory}' && mount -o remount,ro,bind '{directory}' && \
          exec '{}' serve",
-        env!("CARGO_BIN_EXE_belljar")
+        belljar_testkit::belljar()
     );
     let refusal = place.refusal_by(place.command("unshare", &["-m", "sh", "-c", &script])).await;
     assert!(refusal.contains(&directory.to_string()), "{refusal}");

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use crate::server::{Place, Server, Session, eventually, names, text};
+use belljar_testkit::server::{Place, Server, Session, eventually, names, text};
 
 fn read_json(path: &Path) -> Value {
     let bytes = fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
@@ -316,7 +316,7 @@ async fn a_private_directory_whose_ids_cannot_be_translated_is_refused() {
     let script = format!(
         "mount -t ramfs ramfs '{0}' && echo x > '{0}/file' && chmod 700 '{0}' && exec '{1}' serve",
         data.display(),
-        env!("CARGO_BIN_EXE_belljar")
+        belljar_testkit::belljar()
     );
     let server = place.serve_by(place.command("unshare", &["-m", "sh", "-c", &script])).await;
     let refused = server.post("/v1/sessions", json!({"datasets": "LOCAL_RO"})).await;
@@ -340,7 +340,7 @@ pub(crate) async fn on_a_small_disk(directory: &str, options: &str) -> Server {
     let script = format!(
         "mount -t tmpfs -o {options} tmpfs '{}' && exec '{}' serve",
         root.display(),
-        env!("CARGO_BIN_EXE_belljar")
+        belljar_testkit::belljar()
     );
     let command = place.command("unshare", &["-m", "sh", "-c", &script]);
     place.serve_by(command).await

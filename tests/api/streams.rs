@@ -6,8 +6,8 @@ use hyper::Method;
 use serde_json::json;
 use tokio::io::AsyncWriteExt as _;
 
-use crate::client::{Event, printed};
-use crate::server::{HOLD, Server, eventually, text};
+use belljar_testkit::client::{Event, printed};
+use belljar_testkit::server::{HOLD, Server, eventually, text};
 
 fn names(events: &[Event]) -> Vec<&str> {
     events.iter().map(|event| event.name.as_str()).collect()

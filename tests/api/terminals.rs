@@ -8,8 +8,8 @@ use hyper::header;
 use serde_json::{Value, json};
 use tokio_tungstenite::tungstenite::Message;
 
-use crate::seat::{Refused, Seat, connect, refused};
-use crate::server::{Place, Server, Session, eventually, text};
+use belljar_testkit::seat::{Refused, Seat, connect, refused};
+use belljar_testkit::server::{Place, Server, Session, eventually, text};
 
 async fn terminals(server: &Server, session: &Session) -> Vec<Value> {
     let list = server.get(&session.path("/terminals")).await.json(200);

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use crate::keys::{secret, with_keys};
-use crate::server::{Place, Server, Session, eventually, names, text};
+use belljar_testkit::server::{Place, Server, Session, eventually, names, text};
 
 async fn make(server: &Server, name: &str) -> Value {
     server.post("/v1/volumes", json!({"name": name, "size": "4M"})).await.json(201)

@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use insta::assert_snapshot;
 
-use crate::context::{Finished, TestContext, eventually, tree};
-use crate::served::Served;
+use belljar_testkit::context::{Finished, TestContext, eventually, tree};
+use belljar_testkit::served::Served;
 
 /// Leaves a table, a text in a folder, and something that is not taken.
 const LEAVE_SOME: &str = "\

@@ -3,8 +3,8 @@
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 
-use crate::context::tree;
-use crate::served::Served;
+use belljar_testkit::context::tree;
+use belljar_testkit::served::Served;
 
 #[test]
 fn files_are_copied_both_ways() {

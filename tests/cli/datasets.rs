@@ -10,8 +10,8 @@ use std::time::Duration;
 use belljar_sys::privileges;
 use insta::assert_snapshot;
 
-use crate::context::Finished;
-use crate::served::Served;
+use belljar_testkit::context::Finished;
+use belljar_testkit::served::Served;
 
 /// Without the time in the names of exports, and without tokens.
 fn steady(finished: &Finished) -> String {

@@ -3,7 +3,7 @@
 use insta::{assert_json_snapshot, assert_snapshot};
 use serde_json::Value;
 
-use crate::context::{Finished, PATIENCE, TestContext};
+use belljar_testkit::context::{Finished, PATIENCE, TestContext};
 
 fn python(code: &str) -> Finished {
     TestContext::new().run(["-c", code])

@@ -3,8 +3,8 @@
 use belljar_sys::process;
 use insta::assert_snapshot;
 
-use crate::context::{TestContext, eventually, tree};
-use crate::corner::Corner;
+use belljar_testkit::context::{TestContext, eventually, tree};
+use belljar_testkit::corner::Corner;
 
 /// Prints a line, and would go on for a long time.
 const LONG: &str = "import time\nprint('started')\ntime.sleep(1000)";

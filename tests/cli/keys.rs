@@ -7,8 +7,8 @@ use insta::assert_snapshot;
 use rusqlite::Connection;
 use serde_json::Value;
 
-use crate::context::{Finished, TestContext, eventually};
-use crate::served::Served;
+use belljar_testkit::context::{Finished, TestContext, eventually};
+use belljar_testkit::served::Served;
 
 /// A state directory of its own, which does not exist yet.
 fn context() -> TestContext {

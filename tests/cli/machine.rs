@@ -6,9 +6,9 @@ use std::process::Command;
 use belljar_sys::privileges;
 use insta::assert_snapshot;
 
-use crate::context::{Finished, TestContext};
-use crate::corner::Corner;
-use crate::served::Served;
+use belljar_testkit::context::{Finished, TestContext};
+use belljar_testkit::corner::Corner;
+use belljar_testkit::served::Served;
 
 #[test]
 fn strict_runs_where_every_limit_holds() {
@@ -199,7 +199,7 @@ fn doctor_is_coloured_at_a_terminal_unless_that_is_not_wanted() {
     let context = TestContext::new().env("TERM", "xterm");
     let at_a_terminal = |no_colour: &str| {
         let mut script = context.program("script");
-        let doctor = format!("{} doctor", env!("CARGO_BIN_EXE_belljar"));
+        let doctor = format!("{} doctor", belljar_testkit::belljar());
         script.args(["-qec", &doctor, "/dev/null"]).env("NO_COLOR", no_colour);
         context.finish(&mut script).stdout()
     };
@@ -320,7 +320,7 @@ fn the_binary_runs_in_an_empty_root() {
         return;
     }
     let root = tempfile::tempdir().expect("a directory");
-    fs::copy(env!("CARGO_BIN_EXE_belljar"), root.path().join("belljar")).expect("a copy");
+    fs::copy(belljar_testkit::belljar(), root.path().join("belljar")).expect("a copy");
     let output = Command::new("chroot").arg(root.path()).args(["/belljar", "--version"]).output();
     let output = output.expect("chroot starts");
     let version = format!("belljar {}\n", env!("CARGO_PKG_VERSION"));

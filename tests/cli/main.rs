@@ -3,9 +3,6 @@
 mod artifacts;
 mod artifacts_commands;
 mod code;
-mod context;
-#[path = "../leaks/corner.rs"]
-mod corner;
 mod cp;
 mod datasets;
 mod endings;
@@ -18,7 +15,6 @@ mod notebooks;
 mod operate;
 mod output;
 mod scripts;
-mod served;
 mod servers;
 mod sessions;
 mod settings;

@@ -6,8 +6,8 @@ use std::process::{Child, Command, Stdio};
 
 use insta::assert_snapshot;
 
-use crate::context::TestContext;
-use crate::served::Served;
+use belljar_testkit::context::TestContext;
+use belljar_testkit::served::Served;
 
 /// Answers everybody with one word, for as long as the test lasts.
 fn site() -> String {

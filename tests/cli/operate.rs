@@ -7,9 +7,9 @@ use belljar_sys::privileges;
 use insta::assert_snapshot;
 use serde_json::Value;
 
-use crate::context::{TestContext, eventually, tree};
-use crate::corner::Corner;
-use crate::served::{Served, free_address};
+use belljar_testkit::context::{TestContext, eventually, tree};
+use belljar_testkit::corner::Corner;
+use belljar_testkit::served::{Served, free_address};
 
 #[test]
 fn status_tells_of_the_server_its_sessions_and_where_they_are() {
@@ -137,7 +137,7 @@ fn copies_say_how_far_they_are_at_a_terminal_only() {
     fs::create_dir(context.path("directory")).expect("a directory");
     fs::write(context.path("directory/file"), vec![1; 3 << 20]).expect("a file");
     let at_a_terminal = |from: &str, to: &str| {
-        let copy = format!("{} session cp {from} {to}", env!("CARGO_BIN_EXE_belljar"));
+        let copy = format!("{} session cp {from} {to}", belljar_testkit::belljar());
         let mut script = context.program("script");
         let finished =
             context.finish(script.args(["-qec", &copy, "/dev/null"]).env("TERM", "xterm"));
@@ -169,7 +169,7 @@ fn an_installation_has_everything_in_its_place_and_can_be_removed() {
         let mut make = context.program("make");
         make.args(["-C", ROOT, "--no-print-directory", target, "PREFIX=/opt/jar"]);
         make.arg(format!("DESTDIR={}", staged.display()));
-        make.arg(format!("BELLJAR={}", env!("CARGO_BIN_EXE_belljar")));
+        make.arg(format!("BELLJAR={}", belljar_testkit::belljar()));
         let finished = context.finish(&mut make);
         assert_eq!(finished.code, Some(0), "{finished}");
     };

@@ -5,7 +5,7 @@ use std::time::Duration;
 use belljar_sys::procfs;
 use insta::assert_snapshot;
 
-use crate::context::{PATIENCE, TestContext};
+use belljar_testkit::context::{PATIENCE, TestContext};
 
 #[test]
 fn output_is_seen_while_the_code_still_runs() {

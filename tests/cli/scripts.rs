@@ -5,8 +5,8 @@ use std::os::unix::fs::symlink;
 
 use insta::assert_snapshot;
 
-use crate::context::TestContext;
 use crate::shell::Person;
+use belljar_testkit::context::TestContext;
 
 #[test]
 fn a_script_has_arguments_a_file_and_the_modules_beside_it() {
@@ -131,7 +131,7 @@ fn much_input_arrives_whole_whatever_is_in_it() {
 #[test]
 fn input_that_the_code_does_not_ask_for_is_left_to_others() {
     let context = TestContext::new().file("lines", "1\n2\n3\n");
-    let belljar = env!("CARGO_BIN_EXE_belljar");
+    let belljar = belljar_testkit::belljar();
     let script = format!("while read n; do '{belljar}' run -c \"print($n * 10)\"; done < lines");
     let finished = context.finish(context.program("sh").args(["-c", &script]));
     assert_eq!(finished.stdout(), "10\n20\n30\n", "{finished}");

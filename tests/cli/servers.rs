@@ -5,8 +5,8 @@ use std::net::TcpListener;
 
 use insta::assert_snapshot;
 
-use crate::context::{Finished, TestContext, eventually};
-use crate::served::{EXPIRED, EXPIRED_KEY, STRANGER, Served, free_address};
+use belljar_testkit::context::{Finished, TestContext, eventually};
+use belljar_testkit::served::{EXPIRED, EXPIRED_KEY, STRANGER, Served, free_address};
 
 fn list(url: &str) -> Finished {
     TestContext::new().call(["session", "list", "--url", url])

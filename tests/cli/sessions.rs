@@ -2,8 +2,8 @@
 
 use insta::assert_snapshot;
 
-use crate::context::{Finished, eventually};
-use crate::served::Served;
+use belljar_testkit::context::{Finished, eventually};
+use belljar_testkit::served::Served;
 
 #[test]
 fn a_session_remembers_and_is_found_by_its_key() {

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use belljar_sys::pty::{self, Pty};
 use belljar_sys::{channel, process, tty};
 
-use crate::context::{PATIENCE, TestContext, eventually};
-use crate::served::Served;
+use belljar_testkit::context::{PATIENCE, TestContext, eventually};
+use belljar_testkit::served::Served;
 
 const SIGTERM: i32 = 15;
 
@@ -33,7 +33,7 @@ impl Person {
         let script = "\"$@\"; status=$?; stty -a; echo status=$status=";
         let mut command = context.program("setsid");
         command.args(["--ctty", "--wait", "sh", "-c", script, "sh"]);
-        command.arg(env!("CARGO_BIN_EXE_belljar")).args(args);
+        command.arg(belljar_testkit::belljar()).args(args);
         command.env("TERM", "vt220").stdin(end()).stdout(end()).stderr(end());
         let child = command.spawn().expect("setsid starts");
         Person { terminal, child, seen: String::new() }

@@ -3,8 +3,8 @@
 use insta::assert_snapshot;
 use serde_json::Value;
 
-use crate::context::{TestContext, eventually};
-use crate::served::Served;
+use belljar_testkit::context::{TestContext, eventually};
+use belljar_testkit::served::Served;
 
 /// A session on disk and its directory.
 fn on_disk(served: &Served) -> (String, String) {
@@ -147,7 +147,7 @@ fn colours_are_for_terminals_that_want_them() {
     let log = r#"{"number":1,"status":"ok","language":"python","code":"def f(): return 'x'","stdout":"\u001b[31mred","stderr":""}"#;
     let context = TestContext::new().file("s/session.log", format!("{log}\n"));
     let on_a_terminal = |setting: &str| {
-        let binary = env!("CARGO_BIN_EXE_belljar");
+        let binary = belljar_testkit::belljar();
         let mut script = context.program("script");
         script.env("TERM", "xterm").args([
             "-qec",

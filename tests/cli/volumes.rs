@@ -5,8 +5,8 @@ use std::ffi::OsStr;
 use belljar_runtime::VolumeKind;
 use insta::assert_snapshot;
 
-use crate::context::Finished;
-use crate::served::Served;
+use belljar_testkit::context::Finished;
+use belljar_testkit::served::Served;
 
 fn volume<S: AsRef<OsStr>>(served: &Served, args: impl IntoIterator<Item = S>) -> Finished {
     served.context().finish(served.context().belljar(["volume"]).args(args))

@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown, symlink};
 use std::path::PathBuf;
 
-use crate::served::Served;
+use belljar_testkit::served::Served;
 
 /// A server that allows what is below `projects`, and a project there.
 fn project() -> (Served, tempfile::TempDir, PathBuf) {

@@ -1,22 +1,15 @@
 //! The attacks of `tests/security`, from inside a container: what its engine leaves open is named
 //! here, with what stops harm all the same.
 
-#[path = "../security/attack.rs"]
-#[allow(dead_code, reason = "made for the tests of security")]
-mod attack;
-#[path = "../security/host.rs"]
-#[allow(dead_code, reason = "made for the tests of security")]
-mod host;
-
 use std::fs;
 use std::path::PathBuf;
 
-use attack::{Attack, Outcome};
-use host::Host;
+use belljar_testkit::attack::{Attack, Outcome};
+use belljar_testkit::host::Host;
 use serde_json::{Value, json};
 
 use crate::backend::Backend;
-use crate::server::{Server, Session, text};
+use belljar_testkit::server::{Server, Session, text};
 
 /// Attacks that succeed in a container, and why that is borne. THREAT-MODEL.md says the same to
 /// operators.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use belljar_sys::{privileges, process};
 use rusqlite::{Connection, OpenFlags};
 
-use crate::server::{PATIENCE, Place, Server, Session, names, remember_limits};
+use belljar_testkit::server::{PATIENCE, Place, Server, Session, names, remember_limits};
 
 /// Made by `scripts/prepare-docker`: Debian with python3.
 pub(crate) const BASE_IMAGE: &str = "belljar/test-base:1";

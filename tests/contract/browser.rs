@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::backend::{BROWSER_IMAGE, Backend, succeeds};
-use crate::server::{Server, Session, text};
+use belljar_testkit::server::{Server, Session, text};
 
 const SHOP: &str = include_str!("../api/browser_shop.py");
 

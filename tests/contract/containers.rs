@@ -9,8 +9,8 @@ use belljar_sys::privileges;
 use serde_json::{Value, json};
 
 use crate::backend::{Backend, SHELL_IMAGE, Site, container_of, containers, docker};
-use crate::client::Answer;
-use crate::server::{Place, eventually, names, text};
+use belljar_testkit::client::Answer;
+use belljar_testkit::server::{Place, eventually, names, text};
 
 fn on() -> Option<Backend> {
     Backend::Docker.if_available()
@@ -133,7 +133,7 @@ async fn an_image_without_python_has_a_shell() {
     // The next server does not know yet, and finds out without harm.
     let place = server.kill().await;
     let server = place.serve().await;
-    let session = crate::server::Session::of(&server.client(), &session.id);
+    let session = belljar_testkit::server::Session::of(&server.client(), &session.id);
     let asked = session.exec(json!({"code": "1"})).await.json(200);
     assert_eq!(
         (&asked["status"], &asked["exit_code"]),
@@ -229,7 +229,7 @@ async fn a_user_who_may_not_use_the_engine_is_told_how_to() {
     std::fs::set_permissions(directory.path(), PermissionsExt::from_mode(0o777)).expect("ours");
     // Where nobody can get at it.
     let binary = directory.path().join("belljar");
-    std::fs::copy(env!("CARGO_BIN_EXE_belljar"), &binary).expect("a copy");
+    std::fs::copy(belljar_testkit::belljar(), &binary).expect("a copy");
     let place = on.place();
     let mut command: Command = place.command(&binary.display().to_string(), &["run", "-c", "1"]);
     command.current_dir(directory.path()).uid(NOBODY).gid(NOBODY);

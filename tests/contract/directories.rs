@@ -5,8 +5,8 @@ use hyper::body::Bytes;
 use serde_json::json;
 
 use crate::backend::Backend;
-use crate::client::{Answer, Event};
-use crate::server::{Session, text};
+use belljar_testkit::client::{Answer, Event};
+use belljar_testkit::server::{Session, text};
 
 async fn put(session: &Session, path: &str, bytes: impl Into<Bytes>) -> Answer {
     let path = session.path(&format!("/files/{path}"));

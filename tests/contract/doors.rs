@@ -16,7 +16,7 @@ use belljar_sys::privileges;
 use serde_json::json;
 
 use crate::backend::{Backend, Site};
-use crate::server::{PATIENCE, Session, names};
+use belljar_testkit::server::{PATIENCE, Session, names};
 
 const NOBODY: u32 = 65534;
 

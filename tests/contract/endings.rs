@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::backend::{Backend, container_of, docker};
-use crate::server::{Session, text};
+use belljar_testkit::server::{Session, text};
 
 fn status_and_kernel(result: &Value) -> (&str, &str) {
     (text(&result["status"]), text(&result["kernel_state"]))

@@ -11,7 +11,7 @@ use serde_json::json;
 use tempfile::TempDir;
 
 use crate::backend::{Backend, SHELL_IMAGE, Site};
-use crate::server::{PATIENCE, Server, Session, eventually, text};
+use belljar_testkit::server::{PATIENCE, Server, Session, eventually, text};
 
 const SIGTERM: i32 = 15;
 const SIGKILL: i32 = 9;
@@ -290,7 +290,7 @@ async fn a_session_stopped_while_the_engine_is_away_leaves_nothing() {
     engine.run();
     eventually("nothing is left", async || engine.containers() == 0).await;
     let doors = site.place.corner().run_dir().join("doors");
-    eventually("no door is left", async || crate::server::names(&doors).is_empty()).await;
+    eventually("no door is left", async || belljar_testkit::server::names(&doors).is_empty()).await;
     server.session().await;
 }
 

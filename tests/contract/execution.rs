@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::backend::Backend;
-use crate::client::printed;
-use crate::server::text;
+use belljar_testkit::client::printed;
+use belljar_testkit::server::text;
 
 fn value(result: &Value) -> &str {
     text(&result["results"][0]["data"]["text/plain"])
@@ -162,7 +162,7 @@ pub(crate) async fn a_second_kernel_is_forked(on: Backend) {
     let server = site.serve().await;
     if !on.is_container() {
         let is_warm = async || server.get("/healthz").await.json(200)["zygote"] == "warm";
-        crate::server::eventually("the zygote is warm", is_warm).await;
+        belljar_testkit::server::eventually("the zygote is warm", is_warm).await;
     }
     let session = server.session().await;
     let look = "import os, sys\nprint('xml.dom.minidom' in sys.modules, os.getpid())";

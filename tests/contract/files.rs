@@ -7,8 +7,8 @@ use hyper::body::Bytes;
 use serde_json::json;
 
 use crate::backend::Backend;
-use crate::client::Answer;
-use crate::server::{Session, text};
+use belljar_testkit::client::Answer;
+use belljar_testkit::server::{Session, text};
 
 async fn put(session: &Session, path: &str, bytes: impl Into<Bytes>) -> Answer {
     let request = session.client.request(Method::PUT, &session.path(path), bytes);

@@ -4,7 +4,7 @@ use serde_json::json;
 
 use crate::backend::Backend;
 use crate::files::is_on_disk;
-use crate::server::{Session, command_line, eventually, text};
+use belljar_testkit::server::{Session, command_line, eventually, text};
 
 pub(crate) async fn a_successor_goes_on(on: Backend) {
     let (site, server, session) = on.session(json!({"key": "k"})).await;

@@ -1,22 +1,6 @@
 //! What every backend promises, asked of each: the same tests over HTTP, with real sandboxes made of
 //! namespaces, of containers, and of containers with a kernel of their own.
 
-#[path = "../api/client.rs"]
-#[allow(dead_code, reason = "made for the tests of the API")]
-mod client;
-#[path = "../leaks/corner.rs"]
-#[allow(dead_code, reason = "made for the tests of leaks")]
-mod corner;
-#[path = "../api/seat.rs"]
-#[allow(dead_code, reason = "made for the tests of the API")]
-mod seat;
-#[path = "../api/server.rs"]
-#[allow(dead_code, reason = "made for the tests of the API")]
-mod server;
-#[path = "../api/site.rs"]
-#[allow(dead_code, reason = "made for the tests of the API")]
-mod site;
-
 mod artifacts;
 mod attacks;
 mod backend;

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 
 use crate::backend::{Backend, Site};
-use crate::client::Client;
-use crate::seat::{self, Seat};
-use crate::server::{Session, text};
+use belljar_testkit::client::Client;
+use belljar_testkit::seat::{self, Seat};
+use belljar_testkit::server::{Session, text};
 
 /// Another session is served while somebody misbehaves.
 const UNDISTURBED: Duration = Duration::from_secs(5);

@@ -3,8 +3,8 @@
 use serde_json::json;
 
 use crate::backend::Backend;
-use crate::server::Session;
-use crate::site::Site;
+use belljar_testkit::server::Session;
+use belljar_testkit::site::Site;
 
 async fn fetched(session: &Session, url: &str) -> String {
     let code = format!(

@@ -3,8 +3,8 @@
 use serde_json::{Value, json};
 
 use crate::backend::Backend;
-use crate::seat::{Seat, refused};
-use crate::server::{Server, Session, eventually, text};
+use belljar_testkit::seat::{Seat, refused};
+use belljar_testkit::server::{Server, Session, eventually, text};
 
 async fn terminals(server: &Server, session: &Session) -> Vec<Value> {
     let list = server.get(&session.path("/terminals")).await.json(200);

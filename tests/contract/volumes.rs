@@ -7,7 +7,7 @@ use belljar_sys::privileges;
 use serde_json::{Value, json};
 
 use crate::backend::Backend;
-use crate::server::{Server, Session, eventually, names, text};
+use belljar_testkit::server::{Server, Session, eventually, names, text};
 
 async fn make(server: &Server, name: &str, size: &str) -> Value {
     server.post("/v1/volumes", json!({"name": name, "size": size})).await.json(201)

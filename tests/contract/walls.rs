@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::json;
 
 use crate::backend::Backend;
-use crate::server::{Place, Session, text};
+use belljar_testkit::server::{Place, Session, text};
 
 pub(crate) async fn nothing_of_the_host_is_seen(on: Backend) {
     let site = on.site(&[("MY_SECRET", "c4nary-of-the-host")]);

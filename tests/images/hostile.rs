@@ -13,9 +13,9 @@ use belljar_sys::cgroup::Layout;
 use belljar_sys::{ids, procfs};
 use serde_json::{Value, json};
 
-use crate::context::{TestContext, eventually};
-use crate::host::Host;
-use crate::served::Served;
+use belljar_testkit::context::{TestContext, eventually};
+use belljar_testkit::host::Host;
+use belljar_testkit::served::Served;
 
 const IMAGE: &str = "belljar-test/hostile:latest";
 

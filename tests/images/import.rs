@@ -4,8 +4,8 @@ use std::fs;
 use std::process::Command;
 use std::time::Duration;
 
-use crate::context::TestContext;
 use crate::fixture::{Small, architecture, digest, gzip, layer, with_own_store};
+use belljar_testkit::context::TestContext;
 
 fn small() -> Small {
     Small::new(&[("etc/motto", b"imported"), ("usr/bin/python3", b"#!/bin/sh")], architecture())

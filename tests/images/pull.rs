@@ -1,8 +1,8 @@
 //! `belljar image pull`, from a registry on loopback.
 
-use crate::context::TestContext;
 use crate::fixture::{Small, architecture, digest, with_own_store};
 use crate::registry::{Impostor, Manners, Registry};
+use belljar_testkit::context::TestContext;
 
 const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 

@@ -6,9 +6,9 @@ use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 
-use crate::context::eventually;
 use crate::fixture::{Small, digest};
-use crate::served::free_address;
+use belljar_testkit::context::eventually;
+use belljar_testkit::served::free_address;
 
 /// `anna`, whose password is `secret`.
 const USERS: &str = "anna:$2b$04$DCuq/STzFIUQ3tHiehPyvej.WeX.oHbMjZPhuaa4QgfkofCdSg1yi\n";

@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use crate::context::eventually;
 use crate::fixture::{BARE, BASE, layer, shared_home, with_own_store, with_shared_images};
-use crate::served::Served;
+use belljar_testkit::context::eventually;
+use belljar_testkit::served::Served;
 
 fn served() -> Served {
     served_with(&shared_home())

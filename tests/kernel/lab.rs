@@ -31,7 +31,7 @@ impl Lab {
     pub(crate) fn cold() -> Lab {
         let settings = Settings::load().expect("settings");
         let prepared = Prepared::start(NativeConfig {
-            executable: env!("CARGO_BIN_EXE_belljar").into(),
+            executable: belljar_testkit::belljar().into(),
             run_dir: settings.run_dir.clone(),
             cgroup_parent: settings.cgroup_parent.clone(),
             image: home::image(&settings).expect("an image"),

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use belljar_sys::ids::IdBlocks;
 use belljar_sys::procfs;
 
-use crate::corner::Corner;
+use belljar_testkit::corner::Corner;
 
 /// How long the machine may take to forget the dead.
 const PATIENCE: Duration = Duration::from_secs(30);

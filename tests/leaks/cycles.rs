@@ -14,7 +14,7 @@ use belljar_runtime::{KernelStart, Limits, Sandbox, SandboxSpec};
 use belljar_sys::{privileges, process};
 
 use crate::census::{Census, assert_no_ids_are_taken};
-use crate::corner::Corner;
+use belljar_testkit::corner::Corner;
 
 const CYCLES: usize = 500;
 const AT_A_TIME: usize = 4;
@@ -52,7 +52,7 @@ async fn nothing_is_left_of_hundreds_of_sandboxes() {
 async fn launch(corner: &Corner) -> Arc<NativeRuntime> {
     let settings = Settings::load().expect("settings");
     let prepared = Prepared::start(NativeConfig {
-        executable: env!("CARGO_BIN_EXE_belljar").into(),
+        executable: belljar_testkit::belljar().into(),
         run_dir: corner.run_dir().to_owned(),
         cgroup_parent: corner.cgroup_parent().to_owned(),
         image: home::image(&settings).expect("an image"),

@@ -1,6 +1,5 @@
 //! What sandboxes leave behind on the machine: nothing. And what an ordinary user can do.
 
 mod census;
-mod corner;
 mod cycles;
 mod rootless;

@@ -265,7 +265,7 @@ impl User {
         let directory = tempfile::tempdir().expect("a directory");
         let everybody = fs::Permissions::from_mode(0o755);
         fs::set_permissions(directory.path(), everybody).expect("it is ours");
-        fs::copy(env!("CARGO_BIN_EXE_belljar"), directory.path().join("belljar")).expect("a copy");
+        fs::copy(belljar_testkit::belljar(), directory.path().join("belljar")).expect("a copy");
         for name in ["home", "run"] {
             let path = directory.path().join(name);
             fs::create_dir(&path).expect("a directory");

@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use crate::client::Answer;
-use crate::server::{HOLD, Place, Server, Session, eventually, names, text};
+use belljar_testkit::client::Answer;
+use belljar_testkit::server::{HOLD, Place, Server, Session, eventually, names, text};
 
 /// A small disk in a mount namespace of its own, which ends with us.
 pub(crate) struct Disk {
@@ -42,7 +42,7 @@ impl Disk {
     /// Starts a server that sees it.
     pub(crate) async fn serve(&self, place: &Arc<Place>) -> Server {
         let holder = self.holder.id().to_string();
-        let belljar = env!("CARGO_BIN_EXE_belljar");
+        let belljar = belljar_testkit::belljar();
         place.serve_by(place.command("nsenter", &["-m", "-t", &holder, belljar, "serve"])).await
     }
 

@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::server::Place;
 use crate::worker::{Dice, Worker};
+use belljar_testkit::server::{Place, eventually};
+use tokio::task::JoinHandle;
 
 const KILLS: u64 = 50;
 const WORKERS: u64 = 4;
@@ -39,12 +40,19 @@ async fn a_server_killed_fifty_times_loses_nothing() {
             worker
         }));
     }
-    for _ in 0..KILLS {
-        // From the first breath of a new server to its ordinary life.
+    for kill in 0..KILLS {
+        let done = total.load(Ordering::Relaxed);
+        // At a random moment, from the start of a new server to its ordinary work.
         tokio::time::sleep(Duration::from_millis(dice.below(400))).await;
+        if kill % 2 == 1 {
+            let is_done = async || {
+                total.load(Ordering::Relaxed) > done || working.iter().any(JoinHandle::is_finished)
+            };
+            eventually("a worker has done something", is_done).await;
+        }
         let place = server.kill().await;
         server = place.serve().await;
-        if let Some(worker) = working.iter().position(tokio::task::JoinHandle::is_finished) {
+        if let Some(worker) = working.iter().position(JoinHandle::is_finished) {
             working.swap_remove(worker).await.expect("a worker goes on");
         }
     }
@@ -53,7 +61,7 @@ async fn a_server_killed_fifty_times_loses_nothing() {
         worker.await.expect("no worker has met a lie").check().await;
     }
     let done = total.load(Ordering::Relaxed);
-    assert!(done >= KILLS / 2, "there was work between the kills: {done}");
+    assert!(done >= KILLS / 2, "too little work between the kills: {done}");
     eprintln!("{done} pieces of work");
 
     // Only what lives may be there, and none of it after a last stop.

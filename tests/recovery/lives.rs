@@ -13,10 +13,10 @@ use std::time::{Duration, Instant};
 use belljar_sys::process;
 use serde_json::{Value, json};
 
-use crate::client::Answer;
 use crate::disk::Disk;
-use crate::server::{Place, Server, Session, names, text};
 use crate::worker::Dice;
+use belljar_testkit::client::Answer;
+use belljar_testkit::server::{Place, Server, Session, names, text};
 
 /// For how long it goes on in `make test`.
 const SECONDS: u64 = 40;

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use serde_json::json;
 
-use crate::server::{Place, Session};
-use crate::site::Site;
+use belljar_testkit::server::{Place, Session};
+use belljar_testkit::site::Site;
 
 #[tokio::test]
 async fn old_connections_end_and_new_ones_wait_for_the_successor() {

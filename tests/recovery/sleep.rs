@@ -7,8 +7,8 @@ use hyper::Method;
 use serde_json::json;
 
 use crate::disk::DatabaseLock;
-use crate::server::{HOLD, Place, Session, eventually, names, text};
 use crate::worker::Dice;
+use belljar_testkit::server::{HOLD, Place, Session, eventually, names, text};
 
 const KILLS: u64 = 30;
 

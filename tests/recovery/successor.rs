@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde_json::json;
 
-use crate::server::{Place, Session, eventually, text};
+use belljar_testkit::server::{Place, Session, eventually, text};
 
 fn place() -> Arc<Place> {
     Arc::new(Place::new())

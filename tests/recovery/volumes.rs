@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::server::{Place, Server, eventually, names};
+use belljar_testkit::server::{Place, Server, eventually, names};
 
 /// From before it is begun to after it is done.
 const MOMENTS_MS: [u64; 5] = [0, 2, 6, 15, 60];

@@ -4,17 +4,6 @@
 //! Every attack is made twice: through the command line, in a kernel started by executing Python,
 //! and in a kernel forked from a zygote, which is where the speed and the risk of residue are.
 
-mod attack;
-#[path = "../cli/context.rs"]
-#[allow(dead_code, reason = "shared with the tests of the command line, which use more of it")]
-mod context;
-#[path = "../leaks/corner.rs"]
-#[allow(dead_code, reason = "shared with the tests that count what is left")]
-mod corner;
-mod host;
-#[path = "../cli/served.rs"]
-#[allow(dead_code, reason = "as above")]
-mod served;
 mod surfaces;
 mod walls;
 
@@ -22,7 +11,6 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
-use attack::{Attack, Outcome};
 use belljar::{home, settings::Settings};
 use belljar_engine::EngineError;
 use belljar_engine::run::{Code, Run};
@@ -30,7 +18,8 @@ use belljar_proto::exec::Status;
 use belljar_runtime::native::zygote::ZygoteState;
 use belljar_runtime::native::{NativeConfig, NativeRuntime, Prepared};
 use belljar_runtime::{Limits, Runtime, SandboxSpec};
-use host::Host;
+use belljar_testkit::attack::{Attack, Outcome};
+use belljar_testkit::host::Host;
 use libtest_mimic::{Arguments, Failed, Trial};
 
 /// An attack on a server of its own.
@@ -72,7 +61,7 @@ fn by_command_line(attack: &Attack) -> Result<(), Failed> {
 }
 
 fn run_command(attack: &Attack, host: &Host, directory: &Path) -> Result<Outcome, String> {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_belljar"));
+    let mut command = Command::new(belljar_testkit::belljar());
     command.current_dir(directory).args(["run", "--json"]).args(&attack.flags);
     for (key, value) in &host.env {
         command.arg("--env").arg(format!("{key}={value}"));
@@ -96,7 +85,7 @@ fn in_forked_kernels() -> Result<(), Failed> {
     let host = Host::start();
     let settings = Settings::load()?;
     let prepared = Prepared::start(NativeConfig {
-        executable: env!("CARGO_BIN_EXE_belljar").into(),
+        executable: belljar_testkit::belljar().into(),
         run_dir: settings.run_dir.clone(),
         cgroup_parent: settings.cgroup_parent.clone(),
         image: home::image(&settings)?,

@@ -7,8 +7,8 @@ use std::time::Duration;
 use libtest_mimic::Failed;
 use serde_json::Value;
 
-use crate::context::Finished;
-use crate::served::Served;
+use belljar_testkit::context::Finished;
+use belljar_testkit::served::Served;
 
 /// What a bystander waits at most for one line of code. It takes milliseconds; a server that is held
 /// up by somebody else's kernel takes seconds.

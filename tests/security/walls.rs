@@ -26,9 +26,9 @@ use belljar_sys::{ids, procfs};
 use futures_util::StreamExt as _;
 use libtest_mimic::Failed;
 
-use crate::attack::Attack;
-use crate::corner::Corner;
-use crate::host::Host;
+use belljar_testkit::attack::Attack;
+use belljar_testkit::corner::Corner;
+use belljar_testkit::host::Host;
 
 const TABLE: &str = include_str!("walls.txt");
 
@@ -94,7 +94,7 @@ impl Site {
         let generous = data.path().with_extension("belljar");
         let script =
             "#!/bin/bash\nulimit -r 99; ulimit -e 40; ulimit -Hn 65536\nexec BELLJAR \"$@\"\n";
-        fs::write(&generous, script.replace("BELLJAR", env!("CARGO_BIN_EXE_belljar")))?;
+        fs::write(&generous, script.replace("BELLJAR", belljar_testkit::belljar()))?;
         fs::set_permissions(&generous, fs::Permissions::from_mode(0o755))?;
         let attacks = Attack::all().into_iter().map(|attack| (attack.name.clone(), attack));
         Ok(Site {

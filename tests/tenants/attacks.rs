@@ -9,9 +9,9 @@ use serde_json::json;
 use tokio::io::AsyncWriteExt as _;
 use tokio::task::JoinHandle;
 
-use crate::client::{Client, Wire};
-use crate::seat;
-use crate::server::{Server, Session, eventually};
+use belljar_testkit::client::{Client, Wire};
+use belljar_testkit::seat;
+use belljar_testkit::server::{Server, Session, eventually};
 
 /// What is held until it is dropped.
 pub(crate) type Hold = Vec<Box<dyn Any + Send>>;

@@ -3,19 +3,6 @@
 //! Attackers hold things and do not compute: whoever may use the processors may use them, and on a small
 //! machine everybody else feels that. `make test-tenants` is the long form, with more of everything.
 
-#[path = "../api/client.rs"]
-#[allow(dead_code, reason = "made for the tests of the API")]
-mod client;
-#[path = "../leaks/corner.rs"]
-#[allow(dead_code, reason = "made for the tests of leaks")]
-mod corner;
-#[path = "../api/seat.rs"]
-#[allow(dead_code, reason = "made for the tests of the API")]
-mod seat;
-#[path = "../api/server.rs"]
-#[allow(dead_code, reason = "made for the tests of the API")]
-mod server;
-
 mod attacks;
 mod measure;
 
@@ -23,9 +10,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use attacks::{ATTACKS, Attacker};
+use belljar_testkit::server::{Place, Server, text};
 use measure::{Latencies, measure};
 use serde_json::json;
-use server::{Place, Server, text};
 
 /// How much slower the slowest hundredth may become.
 const FACTOR: u32 = 3;

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use crate::client::Client;
-use crate::server::Session;
+use belljar_testkit::client::Client;
+use belljar_testkit::server::Session;
 
 /// Sorted, of each kind of request.
 #[derive(Debug, Default)]

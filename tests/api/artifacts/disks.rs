@@ -3,9 +3,10 @@
 use std::fs;
 use std::path::PathBuf;
 
+use super::ArtifactSession as _;
 use super::{link, list, only, reason, refused, told};
-use crate::server::{Server, names, text};
 use crate::storage::on_a_small_disk;
+use belljar_testkit::server::{Server, names, text};
 
 #[tokio::test]
 async fn a_full_blob_store_costs_no_result_and_no_file() {

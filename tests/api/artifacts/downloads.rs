@@ -6,9 +6,10 @@ use std::path::Path;
 use hyper::Method;
 use serde_json::Value;
 
+use super::ArtifactSession as _;
 use super::{ask, link, list, only};
-use crate::client::Answer;
-use crate::server::{Server, eventually, text};
+use belljar_testkit::client::Answer;
+use belljar_testkit::server::{Server, eventually, text};
 
 #[track_caller]
 fn header<'a>(answer: &'a Answer, name: &str) -> &'a str {

@@ -2,8 +2,9 @@
 
 use serde_json::json;
 
+use super::ArtifactSession as _;
 use super::{link, list, only, reason, refused, told};
-use crate::server::Server;
+use belljar_testkit::server::Server;
 
 #[tokio::test]
 async fn a_file_is_taken_once_it_is_closed() {

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use serde_json::json;
 
+use super::ArtifactSession as _;
 use super::{blobs, link, only, told};
-use crate::server::{Server, Session, eventually, names, text};
+use belljar_testkit::server::{Server, Session, eventually, names, text};
 
 #[tokio::test]
 async fn content_goes_with_the_last_artifact_that_has_it() {

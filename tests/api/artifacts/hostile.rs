@@ -2,8 +2,9 @@
 
 use serde_json::json;
 
+use super::ArtifactSession as _;
 use super::{blobs, link, list, only, reason, refused, told};
-use crate::server::{Server, text};
+use belljar_testkit::server::{Server, text};
 
 #[tokio::test]
 async fn only_plain_files_are_taken() {

@@ -7,8 +7,9 @@ use std::time::Duration;
 use hyper::Method;
 use serde_json::json;
 
+use super::ArtifactSession as _;
 use super::{link, list, told};
-use crate::server::{Place, Session, names, text};
+use belljar_testkit::server::{Place, Session, names, text};
 
 const KILLS: usize = 10;
 const SESSIONS: usize = 2;

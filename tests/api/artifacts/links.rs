@@ -6,10 +6,11 @@ use std::os::unix::fs::PermissionsExt as _;
 use hyper::Method;
 use serde_json::json;
 
+use super::ArtifactSession as _;
 use super::{ask, link, only, token, with_token};
-use crate::client::Answer;
 use crate::keys::{secret, with_keys};
-use crate::server::{Server, eventually, text};
+use belljar_testkit::client::Answer;
+use belljar_testkit::server::{Server, eventually, text};
 
 /// An answer without what differs from one moment to the next.
 fn plain(answer: Answer) -> (u16, Vec<String>, Vec<u8>) {

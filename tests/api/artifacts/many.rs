@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 
 use super::{list, refused};
-use crate::server::Server;
+use belljar_testkit::server::Server;
 
 /// How long so many files may take, with a server that was built to be debugged.
 const MUCH_PATIENCE: Duration = Duration::from_secs(60);

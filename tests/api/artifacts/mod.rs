@@ -21,8 +21,8 @@ use hyper::Method;
 use hyper::header::{HeaderName, HeaderValue};
 use serde_json::{Value, json};
 
-use crate::client::{Answer, Client};
-use crate::server::{Place, Session, text};
+use belljar_testkit::client::{Answer, Client};
+use belljar_testkit::server::{Place, Session, text};
 
 /// Where code leaves them.
 const DIRECTORY: &str = "/session/artifacts/";
@@ -107,8 +107,16 @@ fn blobs(place: &Place) -> Vec<PathBuf> {
     paths
 }
 
-impl Session {
+/// A session that leaves artifacts.
+trait ArtifactSession {
     /// Leaves a file with this content, and nothing else.
+    async fn leaves(&self, name: &str, content: &str) -> Value;
+
+    /// What is in the directory, by the eyes of the sandbox.
+    async fn inside(&self) -> String;
+}
+
+impl ArtifactSession for Session {
     async fn leaves(&self, name: &str, content: &str) -> Value {
         let code = format!(
             "import os\npath = '{DIRECTORY}' + {}\n\
@@ -122,7 +130,6 @@ impl Session {
         result
     }
 
-    /// What is in the directory, by the eyes of the sandbox.
     async fn inside(&self) -> String {
         let found = self.shell("find artifacts ! -type d | LC_ALL=C sort").await;
         text(&found["stdout"]).replace("artifacts/", "").trim_end().replace('\n', " ")

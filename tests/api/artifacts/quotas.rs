@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
+use super::ArtifactSession as _;
 use super::{link, list, only, reason, refused, told};
 use crate::keys::secret;
-use crate::server::{Place, Server, text};
+use belljar_testkit::server::{Place, Server, text};
 
 #[tokio::test]
 async fn what_is_too_much_stays_with_a_word() {

@@ -3,8 +3,8 @@
 use serde_json::{Value, json};
 
 use super::{link, list, only, told};
-use crate::server::{Server, eventually, text};
 use crate::storage::log;
+use belljar_testkit::server::{Server, eventually, text};
 
 /// An artifact without its link, which is made anew each time.
 fn lasting(artifact: &Value) -> Value {

@@ -6,8 +6,9 @@ use std::path::Path;
 
 use serde_json::json;
 
+use super::ArtifactSession as _;
 use super::{blobs, list, only, told};
-use crate::server::{Server, names, text};
+use belljar_testkit::server::{Server, names, text};
 
 fn inode(path: &Path) -> u64 {
     fs::metadata(path).unwrap_or_else(|error| panic!("{}: {error}", path.display())).ino()

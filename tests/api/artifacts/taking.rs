@@ -2,8 +2,9 @@
 
 use serde_json::json;
 
+use super::ArtifactSession as _;
 use super::{only, refused, told};
-use crate::server::{Server, Session};
+use belljar_testkit::server::{Server, Session};
 
 #[tokio::test]
 async fn whatever_runs_is_asked_what_it_left() {

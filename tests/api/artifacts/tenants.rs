@@ -5,10 +5,11 @@ use std::sync::Arc;
 use hyper::Method;
 use serde_json::json;
 
+use super::ArtifactSession as _;
 use super::{blobs, link, only, told};
-use crate::client::Client;
 use crate::keys::{secret, with_keys};
-use crate::server::{Place, Server, text};
+use belljar_testkit::client::Client;
+use belljar_testkit::server::{Place, Server, text};
 
 #[tokio::test]
 async fn identical_content_is_kept_once_per_tenant() {

@@ -4,8 +4,9 @@ use std::fs;
 
 use serde_json::json;
 
+use super::DatasetSession as _;
 use super::{incoming, numbered, serve};
-use crate::server::{Session, eventually, text};
+use belljar_testkit::server::{Session, eventually, text};
 
 #[tokio::test]
 async fn an_upload_that_breaks_off_has_failed_and_leaves_nothing() {

@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
+use super::DatasetSession as _;
 use super::{cached, numbered, serve, sha256};
-use crate::server::{Place, Server, Session, text};
+use belljar_testkit::server::{Place, Server, Session, text};
 
 /// A name with the hash that its content is known by.
 fn known(name: &str, content: impl AsRef<[u8]>) -> String {

@@ -5,9 +5,10 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
+use super::DatasetSession as _;
 use super::serve;
-use crate::client::Client;
-use crate::server::{Server, Session, names, text};
+use belljar_testkit::client::Client;
+use belljar_testkit::server::{Server, Session, names, text};
 
 /// Where an export lies, by the name of its dataset.
 #[track_caller]

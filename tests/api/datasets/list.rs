@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
+use super::DatasetSession as _;
 use super::serve;
-use crate::server::{Place, text};
+use belljar_testkit::server::{Place, text};
 
 #[tokio::test]
 async fn the_list_is_bounded_and_says_so() {

@@ -20,8 +20,8 @@ use hyper::body::Bytes;
 use serde_json::Value;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use crate::client::{Answer, Target, Wire};
-use crate::server::{PATIENCE, Place, Server, Session, names, text};
+use belljar_testkit::client::{Answer, Target, Wire};
+use belljar_testkit::server::{PATIENCE, Place, Server, Session, names, text};
 
 /// A server whose sessions take datasets.
 async fn serve(env: &[(&str, &str)]) -> Server {
@@ -46,8 +46,30 @@ fn cached(place: &Place, sha256: &str) -> Option<PathBuf> {
     paths.find(|path| path.exists())
 }
 
-impl Session {
+/// A session that takes datasets and gives them out.
+trait DatasetSession {
     /// Sends a dataset; `name` is as it stands in the URL, with whatever follows it.
+    async fn put(&self, name: &str, content: impl Into<Bytes>) -> Answer;
+
+    async fn post_datasets(&self, ask: Value) -> Answer;
+
+    async fn datasets(&self) -> Value;
+
+    /// What the list tells of one dataset; null if nothing.
+    async fn dataset(&self, name: &str) -> Value;
+
+    async fn status(&self, name: &str) -> Value;
+
+    async fn export(&self, ask: Value) -> Value;
+
+    /// Everything in a directory, hidden or not.
+    async fn all_in(&self, directory: &str) -> Vec<String>;
+
+    /// Begins to send a dataset, of which all but `headers` is still to come.
+    async fn begin_put(&self, name: &str, headers: &str) -> Sending;
+}
+
+impl DatasetSession for Session {
     async fn put(&self, name: &str, content: impl Into<Bytes>) -> Answer {
         let path = self.path(&format!("/datasets/{name}"));
         self.client.send(self.client.request(Method::PUT, &path, content)).await
@@ -61,7 +83,6 @@ impl Session {
         self.client.get(&self.path("/datasets")).await.json(200)
     }
 
-    /// What the list tells of one dataset; null if nothing.
     async fn dataset(&self, name: &str) -> Value {
         let list = self.datasets().await;
         let mut all = list["datasets"].as_array().expect("a list").iter();
@@ -76,7 +97,6 @@ impl Session {
         self.client.post(&self.path("/datasets/export"), ask).await.json(200)
     }
 
-    /// Everything in a directory, hidden or not.
     async fn all_in(&self, directory: &str) -> Vec<String> {
         let found = self.shell(&format!("find {directory} -mindepth 1 -printf '%P\\n'")).await;
         let mut names: Vec<String> = text(&found["stdout"]).lines().map(str::to_owned).collect();
@@ -84,7 +104,6 @@ impl Session {
         names
     }
 
-    /// Begins to send a dataset, of which all but `headers` is still to come.
     async fn begin_put(&self, name: &str, headers: &str) -> Sending {
         let Target::Tcp(address) = self.client.target else { panic!("no address") };
         let path = self.path(&format!("/datasets/{name}"));

@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
+use super::DatasetSession as _;
 use super::steady;
-use crate::server::{Place, Server, Session, text};
+use belljar_testkit::server::{Place, Server, Session, text};
 
 const OWN: &str = "x,y\n1,2\n3,4\n";
 const TABLE: &str = "city,people\nBonn,3\nKiel,2\nTrier,1\n";
@@ -32,7 +33,7 @@ async fn all_six_modes_give_what_they_promise() {
         }
     }
     assert_eq!(fs::read_to_string(data.join("deep/table.csv")).expect("a file"), TABLE);
-    assert_eq!(crate::server::names(&data), ["deep"]);
+    assert_eq!(belljar_testkit::server::names(&data), ["deep"]);
 }
 
 async fn code_sees_its_directories(session: &Session, access: &str) {

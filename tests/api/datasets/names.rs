@@ -2,8 +2,9 @@
 
 use serde_json::json;
 
+use super::DatasetSession as _;
 use super::serve;
-use crate::server::text;
+use belljar_testkit::server::text;
 
 #[tokio::test]
 async fn names_are_kept_as_they_are_written() {

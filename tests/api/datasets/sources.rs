@@ -5,9 +5,10 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
+use super::DatasetSession as _;
 use super::origin::{self, Origin, Reply, ok};
 use super::{cached, sha256, steady};
-use crate::server::{Server, eventually, text};
+use belljar_testkit::server::{Server, eventually, text};
 
 const TABLE: &str = "city,people\nBonn,3\nKiel,2\n";
 const SECRET: &str = "hunter2-very-secret";

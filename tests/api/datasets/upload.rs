@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
+use super::DatasetSession as _;
 use super::{numbered, parquet, serve, sha256, steady};
-use crate::server::{Place, Server, eventually, text};
+use belljar_testkit::server::{Place, Server, eventually, text};
 
 #[tokio::test]
 async fn any_format_arrives_as_it_is() {
@@ -171,8 +172,8 @@ async fn only_sessions_that_live_and_are_ones_own_take_it() {
     let [ours, theirs] = keys.map(|key| server.with_key(text(&key["secret"])));
     let session = ours.session_with(json!({})).await;
     session.put("t.csv", "x").await.json(200);
-    let foreign = crate::server::Session::of(&theirs, &session.id);
-    let unknown = crate::server::Session::of(&ours, "ses_unknown");
+    let foreign = belljar_testkit::server::Session::of(&theirs, &session.id);
+    let unknown = belljar_testkit::server::Session::of(&ours, "ses_unknown");
     for other in [&foreign, &unknown] {
         other.put("t.csv", "y").await.error(404, "session_not_found");
         other

@@ -19,60 +19,59 @@ const INHERITED: [&str; 5] =
     ["PATH", "HOME", "BELLJAR_HOME", "BELLJAR_RUN_DIR", "BELLJAR_CGROUP_PARENT"];
 
 /// How long anything may take that takes a moment, on a machine that does much else.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub const PATIENCE: Duration = Duration::from_secs(20);
 
-pub(crate) struct TestContext {
+pub struct TestContext {
     directory: TempDir,
     env: Vec<(String, String)>,
 }
 
 impl TestContext {
-    pub(crate) fn new() -> TestContext {
+    pub fn new() -> TestContext {
         TestContext { directory: tempfile::tempdir().expect("a directory"), env: Vec::new() }
     }
 
     /// Sandboxes leave their traces in `corner` instead of among everybody else's.
-    pub(crate) fn inside(corner: &Corner) -> TestContext {
+    pub fn inside(corner: &Corner) -> TestContext {
         TestContext::new()
             .env("BELLJAR_RUN_DIR", &corner.run_dir().display().to_string())
             .env("BELLJAR_CGROUP_PARENT", corner.cgroup_parent())
     }
 
-    pub(crate) fn env(mut self, name: &str, value: &str) -> TestContext {
+    pub fn env(mut self, name: &str, value: &str) -> TestContext {
         self.set_env(name, value);
         self
     }
 
-    pub(crate) fn set_env(&mut self, name: &str, value: &str) {
+    pub fn set_env(&mut self, name: &str, value: &str) {
         self.env.push((name.to_owned(), value.to_owned()));
     }
 
     /// What a variable was last set to.
-    #[allow(dead_code, reason = "the tests of images need none")]
-    pub(crate) fn value(&self, name: &str) -> String {
+    pub fn value(&self, name: &str) -> String {
         let set = self.env.iter().rev().find(|(set, _)| set == name);
         set.map(|(_, value)| value.clone()).unwrap_or_default()
     }
 
     /// A file in the current directory, with the directories that lead to it.
-    pub(crate) fn file(self, name: &str, contents: impl AsRef<[u8]>) -> TestContext {
+    pub fn file(self, name: &str, contents: impl AsRef<[u8]>) -> TestContext {
         let path = self.path(name);
         fs::create_dir_all(path.parent().expect("below our directory")).expect("a directory");
         fs::write(path, contents).expect("a file");
         self
     }
 
-    pub(crate) fn path(&self, name: &str) -> PathBuf {
+    pub fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
 
     /// `belljar run ARGS`, to its end.
-    pub(crate) fn run<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Finished {
+    pub fn run<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Finished {
         self.finish(self.belljar(["run"]).args(args))
     }
 
     /// `belljar run ARGS` with something on its standard input.
-    pub(crate) fn run_with_input<S: AsRef<OsStr>>(
+    pub fn run_with_input<S: AsRef<OsStr>>(
         &self,
         args: impl IntoIterator<Item = S>,
         input: impl AsRef<[u8]>,
@@ -89,21 +88,21 @@ impl TestContext {
     }
 
     /// The result of `belljar run --json ARGS`.
-    pub(crate) fn json<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Value {
+    pub fn json<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Value {
         self.finish(self.belljar(["run", "--json"]).args(args)).json()
     }
 
     /// Any command of belljar's, to its end.
-    pub(crate) fn call<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Finished {
+    pub fn call<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Finished {
         self.finish(&mut self.belljar(args))
     }
 
     /// `belljar run ARGS`, left running.
-    pub(crate) fn start<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Running {
+    pub fn start<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Running {
         self.leave_running(self.belljar(["run"]).args(args))
     }
 
-    pub(crate) fn leave_running(&self, command: &mut Command) -> Running {
+    pub fn leave_running(&self, command: &mut Command) -> Running {
         use std::os::unix::process::CommandExt as _;
         // A group of its own, as a shell gives it: Ctrl-C goes to all of it and to nobody else.
         command.process_group(0).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -114,14 +113,14 @@ impl TestContext {
         Running { child: Some(child), lines: Some(lines), started, directory }
     }
 
-    pub(crate) fn belljar<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Command {
-        let mut command = self.program(env!("CARGO_BIN_EXE_belljar"));
+    pub fn belljar<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Command {
+        let mut command = self.program(crate::belljar());
         command.args(args);
         command
     }
 
     /// Any program, called as `belljar` is.
-    pub(crate) fn program(&self, name: &str) -> Command {
+    pub fn program(&self, name: &str) -> Command {
         let mut command = Command::new(name);
         command.current_dir(self.directory.path()).stdin(Stdio::null()).env_clear();
         for name in INHERITED {
@@ -131,7 +130,7 @@ impl TestContext {
         command
     }
 
-    pub(crate) fn finish(&self, command: &mut Command) -> Finished {
+    pub fn finish(&self, command: &mut Command) -> Finished {
         let started = Instant::now();
         let output = command.output().expect("belljar starts");
         self.transcript(started, output)
@@ -150,24 +149,24 @@ impl TestContext {
 
 /// What a call came to. Shown without what differs from one call to the next.
 #[derive(Debug)]
-pub(crate) struct Finished {
-    pub(crate) code: Option<i32>,
-    pub(crate) stdout: Vec<u8>,
-    pub(crate) stderr: Vec<u8>,
-    pub(crate) took: Duration,
+pub struct Finished {
+    pub code: Option<i32>,
+    pub stdout: Vec<u8>,
+    pub stderr: Vec<u8>,
+    pub took: Duration,
     directory: String,
 }
 
 impl Finished {
-    pub(crate) fn stdout(&self) -> String {
+    pub fn stdout(&self) -> String {
         String::from_utf8_lossy(&self.stdout).into_owned()
     }
 
-    pub(crate) fn stderr(&self) -> String {
+    pub fn stderr(&self) -> String {
         String::from_utf8_lossy(&self.stderr).into_owned()
     }
 
-    pub(crate) fn json(&self) -> Value {
+    pub fn json(&self) -> Value {
         serde_json::from_slice(&self.stdout).unwrap_or_else(|error| panic!("{error}\n{self}"))
     }
 }
@@ -212,7 +211,7 @@ fn hide_ids_of(text: &str, prefix: &str, length: usize) -> String {
 }
 
 /// A command of belljar's that is under way; killed if the test fails before its end.
-pub(crate) struct Running {
+pub struct Running {
     /// Until it was waited for.
     child: Option<Child>,
     /// While somebody reads them.
@@ -222,40 +221,40 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    pub(crate) fn pid(&self) -> u32 {
+    pub fn pid(&self) -> u32 {
         self.child.as_ref().expect("it runs").id()
     }
 
     /// The next line of its output, as soon as it is there.
-    pub(crate) fn line(&mut self) -> String {
+    pub fn line(&mut self) -> String {
         let lines = self.lines.as_mut().expect("somebody reads");
         lines.next().expect("it goes on").expect("its output is text")
     }
 
     /// What the user does with Ctrl-C: the whole process group gets the signal.
-    pub(crate) fn press_ctrl_c(&self) {
+    pub fn press_ctrl_c(&self) {
         const SIGINT: i32 = 2;
         process::signal_group(self.pid(), SIGINT).expect("it runs");
     }
 
     /// It, its spawner, and everything in its sandbox.
-    pub(crate) fn processes(&self) -> Vec<LiveProcess> {
+    pub fn processes(&self) -> Vec<LiveProcess> {
         let mut pids = procfs::descendants(&procfs::parents(), self.pid());
         pids.push(self.pid());
         pids.into_iter().filter_map(LiveProcess::find).collect()
     }
 
-    pub(crate) fn kill(mut self) {
+    pub fn kill(mut self) {
         let mut child = self.child.take().expect("it runs");
         child.kill().and_then(|()| child.wait()).expect("it can be killed");
     }
 
-    pub(crate) fn is_over(&mut self) -> bool {
+    pub fn is_over(&mut self) -> bool {
         self.child.as_mut().expect("it was not waited for").try_wait().expect("a child").is_some()
     }
 
     /// What is left of its output, and its end.
-    pub(crate) fn finish(mut self) -> Finished {
+    pub fn finish(mut self) -> Finished {
         let mut rest = String::new();
         for line in self.lines.take().into_iter().flatten() {
             rest += &(line.expect("its output is text") + "\n");
@@ -264,7 +263,7 @@ impl Running {
     }
 
     /// Its end, without anybody who reads its output.
-    pub(crate) fn finish_unheard(mut self) -> Finished {
+    pub fn finish_unheard(mut self) -> Finished {
         drop(self.lines.take());
         self.end(String::new())
     }
@@ -293,8 +292,8 @@ impl Drop for Running {
 
 /// A process, told from a later one with the same number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct LiveProcess {
-    pub(crate) pid: u32,
+pub struct LiveProcess {
+    pub pid: u32,
     started: u64,
 }
 
@@ -303,19 +302,19 @@ impl LiveProcess {
         Some(LiveProcess { pid, started: procfs::start_time(pid).ok()? })
     }
 
-    pub(crate) fn command(self) -> String {
+    pub fn command(self) -> String {
         let words = fs::read(format!("/proc/{}/cmdline", self.pid)).unwrap_or_default();
         String::from_utf8_lossy(&words).replace('\0', " ")
     }
 
-    pub(crate) fn is_gone(self) -> bool {
+    pub fn is_gone(self) -> bool {
         procfs::start_time(self.pid).ok() != Some(self.started) || procfs::is_zombie(self.pid)
     }
 }
 
 /// Looks again and again until it is so; fails when it does not become so.
 #[track_caller]
-pub(crate) fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
+pub fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !is_so() {
         assert!(Instant::now() < deadline, "never: {what}");
@@ -324,7 +323,7 @@ pub(crate) fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
 }
 
 /// Every path below a directory, sorted, relative to it.
-pub(crate) fn tree(root: &Path) -> Vec<String> {
+pub fn tree(root: &Path) -> Vec<String> {
     fn walk(directory: &Path, root: &Path, found: &mut Vec<String>) {
         for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
             let path = entry.path();

@@ -11,17 +11,17 @@ use tokio_tungstenite::tungstenite::{self, Message};
 use crate::client::{Client, Target, Wire};
 use crate::server::{PATIENCE, Session, text};
 
-pub(crate) struct Seat {
-    pub(crate) socket: WebSocketStream<Pin<Box<dyn Wire>>>,
-    pub(crate) id: String,
+pub struct Seat {
+    pub socket: WebSocketStream<Pin<Box<dyn Wire>>>,
+    pub id: String,
     /// The position after what was read.
-    pub(crate) position: u64,
-    pub(crate) seen: String,
+    pub position: u64,
+    pub seen: String,
 }
 
-pub(crate) type Refused = Box<hyper::Response<Option<Vec<u8>>>>;
+pub type Refused = Box<hyper::Response<Option<Vec<u8>>>>;
 
-pub(crate) async fn connect(
+pub async fn connect(
     client: &Client,
     session: &Session,
     query: &str,
@@ -31,7 +31,7 @@ pub(crate) async fn connect(
 }
 
 /// A WebSocket at any path.
-pub(crate) async fn connect_to(
+pub async fn connect_to(
     client: &Client,
     path: &str,
     query: &str,
@@ -50,13 +50,7 @@ pub(crate) async fn connect_to(
     }
 }
 
-pub(crate) async fn refused(
-    client: &Client,
-    session: &Session,
-    query: &str,
-    status: u16,
-    code: &str,
-) {
+pub async fn refused(client: &Client, session: &Session, query: &str, status: u16, code: &str) {
     let refusal = connect(client, session, query, &[]).await.err().expect("a refusal");
     let body = refusal.body().clone().unwrap_or_default();
     let body: Value = serde_json::from_slice(&body).expect("JSON");
@@ -68,7 +62,7 @@ pub(crate) async fn refused(
 }
 
 impl Seat {
-    pub(crate) async fn take(client: &Client, session: &Session, query: &str) -> Seat {
+    pub async fn take(client: &Client, session: &Session, query: &str) -> Seat {
         let socket = connect(client, session, query, &[]).await.expect("a terminal");
         let mut seat = Seat { socket, id: String::new(), position: 0, seen: String::new() };
         let attached = seat.told().await;
@@ -78,7 +72,7 @@ impl Seat {
         seat
     }
 
-    pub(crate) async fn next(&mut self) -> Option<Message> {
+    pub async fn next(&mut self) -> Option<Message> {
         let deadline = tokio::time::Instant::now() + PATIENCE;
         loop {
             let next = tokio::time::timeout_at(deadline, self.socket.next()).await;
@@ -92,7 +86,7 @@ impl Seat {
     }
 
     /// The next thing that is said and not printed.
-    pub(crate) async fn told(&mut self) -> Value {
+    pub async fn told(&mut self) -> Value {
         loop {
             match self.next().await.expect("something") {
                 Message::Text(said) => return serde_json::from_str(&said).expect("JSON"),
@@ -108,7 +102,7 @@ impl Seat {
     }
 
     /// Reads until this was printed, and returns all that came before it and was not looked at.
-    pub(crate) async fn until(&mut self, wanted: &str) -> String {
+    pub async fn until(&mut self, wanted: &str) -> String {
         loop {
             if let Some(at) = self.seen.find(wanted) {
                 let rest = self.seen.split_off(at + wanted.len());
@@ -121,17 +115,17 @@ impl Seat {
         }
     }
 
-    pub(crate) async fn press(&mut self, keys: impl AsRef<[u8]>) {
+    pub async fn press(&mut self, keys: impl AsRef<[u8]>) {
         let keys = Message::Binary(keys.as_ref().to_vec().into());
         self.socket.send(keys).await.expect("a connection");
     }
 
-    pub(crate) async fn say(&mut self, order: Value) {
+    pub async fn say(&mut self, order: Value) {
         self.socket.send(Message::Text(order.to_string().into())).await.expect("a connection");
     }
 
     /// Reads to the end: how the program ended, and that the connection did.
-    pub(crate) async fn end(&mut self) -> Value {
+    pub async fn end(&mut self) -> Value {
         let told = self.told().await;
         match self.next().await {
             Some(Message::Close(Some(frame))) => {

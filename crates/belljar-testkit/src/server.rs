@@ -15,7 +15,7 @@ use crate::client::{Answer, Client, Target};
 use crate::corner::Corner;
 
 /// How long anything may take that takes a moment, on a machine that does much else.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Where things are on this machine; everything else starts from the defaults.
 const INHERITED: [&str; 3] = ["PATH", "HOME", "BELLJAR_HOME"];
@@ -23,7 +23,7 @@ const INHERITED: [&str; 3] = ["PATH", "HOME", "BELLJAR_HOME"];
 const SIGTERM: i32 = 15;
 
 /// Everything a server leaves on disk and in the kernel; outlives the servers that use it.
-pub(crate) struct Place {
+pub struct Place {
     corner: Corner,
     directory: TempDir,
     env: Vec<(String, String)>,
@@ -31,7 +31,7 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    pub(crate) fn new() -> Place {
+    pub fn new() -> Place {
         let place = Place {
             corner: Corner::new(),
             directory: tempfile::tempdir().expect("a directory"),
@@ -59,46 +59,46 @@ impl Place {
         own.into_iter().fold(place, |place, (name, value)| place.env(name, &value))
     }
 
-    pub(crate) fn env(mut self, name: &str, value: &str) -> Place {
+    pub fn env(mut self, name: &str, value: &str) -> Place {
         self.env.retain(|(known, _)| known != name);
         self.env.push((name.to_owned(), value.to_owned()));
         self
     }
 
-    pub(crate) fn args(mut self, args: &[&str]) -> Place {
+    pub fn args(mut self, args: &[&str]) -> Place {
         self.args = args.iter().map(|arg| (*arg).to_owned()).collect();
         self
     }
 
-    pub(crate) fn path(&self, name: &str) -> PathBuf {
+    pub fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
 
     /// Where its server keeps sessions as files; below it, one directory for each.
-    pub(crate) fn frozen(&self) -> PathBuf {
+    pub fn frozen(&self) -> PathBuf {
         let owners = self.path("state/frozen");
         owners.join(names(&owners).first().expect("a server was here"))
     }
 
     /// Of which sessions it has such files.
-    pub(crate) fn sleepers(&self) -> Vec<String> {
+    pub fn sleepers(&self) -> Vec<String> {
         let mut sleepers = names(&self.frozen());
         // What many have in common.
         sleepers.retain(|name| name != "commons");
         sleepers
     }
 
-    pub(crate) fn corner(&self) -> &Corner {
+    pub fn corner(&self) -> &Corner {
         &self.corner
     }
 
     /// Starts a server here and waits until it listens.
-    pub(crate) async fn serve(self: &Arc<Self>) -> Server {
+    pub async fn serve(self: &Arc<Self>) -> Server {
         self.serve_by(self.belljar(&["serve"])).await
     }
 
     /// The same by another command, which becomes the server.
-    pub(crate) async fn serve_by(self: &Arc<Self>, command: Command) -> Server {
+    pub async fn serve_by(self: &Arc<Self>, command: Command) -> Server {
         match self.try_serve_by(command).await {
             Ok(server) => server,
             Err((status, said)) => panic!("the server did not start ({status}):\n{said}"),
@@ -106,11 +106,11 @@ impl Place {
     }
 
     /// What a server says that cannot start here.
-    pub(crate) async fn refusal(self: &Arc<Self>) -> String {
+    pub async fn refusal(self: &Arc<Self>) -> String {
         self.refusal_by(self.belljar(&["serve"])).await
     }
 
-    pub(crate) async fn refusal_by(self: &Arc<Self>, command: Command) -> String {
+    pub async fn refusal_by(self: &Arc<Self>, command: Command) -> String {
         match self.try_serve_by(command).await {
             Ok(server) => panic!("the server did start:\n{}", server.said()),
             Err((status, said)) => {
@@ -151,12 +151,12 @@ impl Place {
     }
 
     /// `belljar ARGS` with the settings of this place.
-    pub(crate) fn belljar(&self, args: &[&str]) -> Command {
-        self.command(env!("CARGO_BIN_EXE_belljar"), args)
+    pub fn belljar(&self, args: &[&str]) -> Command {
+        self.command(crate::belljar(), args)
     }
 
     /// Any program with the settings of this place.
-    pub(crate) fn command(&self, program: &str, args: &[&str]) -> Command {
+    pub fn command(&self, program: &str, args: &[&str]) -> Command {
         let mut command = Command::new(program);
         command.args(args).current_dir(self.directory.path()).env_clear();
         for name in INHERITED {
@@ -167,7 +167,7 @@ impl Place {
     }
 
     /// `belljar key create ARGS --json`.
-    pub(crate) fn key(&self, args: &[&str]) -> Value {
+    pub fn key(&self, args: &[&str]) -> Value {
         let output =
             self.belljar(&["key", "create", "--json"]).args(args).output().expect("belljar starts");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -175,19 +175,19 @@ impl Place {
     }
 
     /// The audit log, line by line.
-    pub(crate) fn audit(&self) -> Vec<Value> {
+    pub fn audit(&self) -> Vec<Value> {
         let log = fs::read_to_string(self.path("state/audit.log")).expect("an audit log");
         log.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
     }
 
     /// The log of refused requests; none before the first.
-    pub(crate) fn refusals(&self) -> Vec<Value> {
+    pub fn refusals(&self) -> Vec<Value> {
         let log = fs::read_to_string(self.path("state/refusals.log")).unwrap_or_default();
         log.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
     }
 
     /// Waits until nothing of any sandbox is left.
-    pub(crate) async fn has_no_traces(&self) {
+    pub async fn has_no_traces(&self) {
         let deadline = Instant::now() + PATIENCE;
         loop {
             let traces = self.traces();
@@ -210,7 +210,7 @@ impl Place {
     }
 
     /// Host pids of those who have this number in their sandbox; 1 is the guest.
-    pub(crate) fn pids_inside(&self, number: u32) -> Vec<u32> {
+    pub fn pids_inside(&self, number: u32) -> Vec<u32> {
         let mut pids = self.corner.processes();
         // The sandbox in which a zygote is loaded may be there for a moment.
         let is_of_zygote = |pid: u32| {
@@ -223,7 +223,7 @@ impl Place {
 }
 
 /// What `belljar doctor` would have found out: trying it again in every test proves nothing new.
-pub(crate) fn remember_limits(corner: &Corner, backend: &str) {
+pub fn remember_limits(corner: &Corner, backend: &str) {
     let verdict = |limit: &str| json!({"limit": limit, "enforced": true, "detail": "as before"});
     let verdicts = ["network", "processes", "memory", "cpu"].map(verdict);
     let remembered = json!({
@@ -269,11 +269,11 @@ fn listen_to(stderr: impl Read, said: &Mutex<String>, tell: tokio::sync::oneshot
 }
 
 /// A server that runs; killed when dropped. What it leaves goes with its place.
-pub(crate) struct Server {
+pub struct Server {
     client: Client,
     child: Option<Child>,
     said: Arc<Mutex<String>>,
-    pub(crate) place: Arc<Place>,
+    pub place: Arc<Place>,
 }
 
 impl std::ops::Deref for Server {
@@ -285,41 +285,41 @@ impl std::ops::Deref for Server {
 }
 
 impl Server {
-    pub(crate) async fn start() -> Server {
+    pub async fn start() -> Server {
         Server::with(&[]).await
     }
 
-    pub(crate) async fn with(env: &[(&str, &str)]) -> Server {
+    pub async fn with(env: &[(&str, &str)]) -> Server {
         let place = env.iter().fold(Place::new(), |place, (name, value)| place.env(name, value));
         Arc::new(place).serve().await
     }
 
     /// Waits until packages are loaded: the sandbox in which that happens is gone.
-    pub(crate) async fn warmed_up(&self) {
+    pub async fn warmed_up(&self) {
         let is_warm = async || self.get("/healthz").await.json(200)["zygote"] == "warm";
         eventually("the zygote is warm", is_warm).await;
     }
 
     /// A client that outlives the borrow, for what happens at the same time.
-    pub(crate) fn client(&self) -> Client {
+    pub fn client(&self) -> Client {
         self.client.clone()
     }
 
-    pub(crate) fn path(&self, name: &str) -> PathBuf {
+    pub fn path(&self, name: &str) -> PathBuf {
         self.place.path(name)
     }
 
-    pub(crate) fn pid(&self) -> u32 {
+    pub fn pid(&self) -> u32 {
         self.child.as_ref().expect("it runs").id()
     }
 
     /// Everything it has said so far.
-    pub(crate) fn said(&self) -> String {
+    pub fn said(&self) -> String {
         self.said.lock().expect("nobody panics with it").clone()
     }
 
     /// Resident memory, in bytes.
-    pub(crate) fn rss(&self) -> u64 {
+    pub fn rss(&self) -> u64 {
         let status = fs::read_to_string(format!("/proc/{}/status", self.pid())).expect("it runs");
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a size");
         let kib: u64 = line.trim().trim_end_matches(" kB").parse().expect("a number");
@@ -327,40 +327,40 @@ impl Server {
     }
 
     /// One of its own processes, outside of sandboxes, with these words in its command line.
-    pub(crate) fn descendant(&self, words: &str) -> Option<u32> {
+    pub fn descendant(&self, words: &str) -> Option<u32> {
         let mut pids = procfs::descendants(&procfs::parents(), self.pid());
         pids.retain(|pid| pid_inside(*pid).is_none() && command_line(*pid).contains(words));
         pids.into_iter().find(|pid| !procfs::is_zombie(*pid))
     }
 
     /// The value of a counter or gauge; 0 where it does not stand there yet.
-    pub(crate) async fn metric(&self, name: &str) -> f64 {
+    pub async fn metric(&self, name: &str) -> f64 {
         let text = self.get("/metrics").await.text(200);
         let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
         line.map_or(0.0, |value| value.trim().parse().expect("a number"))
     }
 
     /// Asks it to stop, as an operator would, and waits for its end.
-    pub(crate) async fn terminate(mut self) -> String {
+    pub async fn terminate(mut self) -> String {
         self.ask_to_stop();
         let status = self.wait().await;
         assert!(status.success(), "{status}:\n{}", self.said());
         self.said()
     }
 
-    pub(crate) fn ask_to_stop(&self) {
+    pub fn ask_to_stop(&self) {
         process::signal(self.pid(), SIGTERM).expect("it runs");
     }
 
     /// Ends it at once, without a word.
-    pub(crate) async fn kill(mut self) -> Arc<Place> {
+    pub async fn kill(mut self) -> Arc<Place> {
         self.child.as_mut().expect("it runs").kill().expect("it can be killed");
         self.wait().await;
         Arc::clone(&self.place)
     }
 
     /// Waits for its end.
-    pub(crate) async fn wait(&mut self) -> ExitStatus {
+    pub async fn wait(&mut self) -> ExitStatus {
         let mut child = self.child.take().expect("nobody has waited for it");
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -376,20 +376,20 @@ impl Server {
         }
     }
 
-    pub(crate) async fn session(&self) -> Session {
+    pub async fn session(&self) -> Session {
         self.session_with(json!({})).await
     }
 
     /// What the server answers to a call of this path of a session.
-    pub(crate) async fn post_path(&self, session: &Session, path: &str) -> Value {
+    pub async fn post_path(&self, session: &Session, path: &str) -> Value {
         self.post_answer(session, path).await.json(200)
     }
 
-    pub(crate) async fn post_answer(&self, session: &Session, path: &str) -> Answer {
+    pub async fn post_answer(&self, session: &Session, path: &str) -> Answer {
         self.post(&session.path(path), json!({})).await
     }
 
-    pub(crate) async fn session_with(&self, ask: Value) -> Session {
+    pub async fn session_with(&self, ask: Value) -> Session {
         self.client.session_with(ask).await
     }
 }
@@ -406,13 +406,13 @@ impl Drop for Server {
     }
 }
 
-pub(crate) fn command_line(pid: u32) -> String {
+pub fn command_line(pid: u32) -> String {
     let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     String::from_utf8_lossy(&words).replace('\0', " ")
 }
 
 impl Client {
-    pub(crate) async fn session_with(&self, ask: Value) -> Session {
+    pub async fn session_with(&self, ask: Value) -> Session {
         let made = self.post("/v1/sessions", ask).await.json(201);
         Session::of(self, text(&made["id"]))
     }
@@ -420,13 +420,13 @@ impl Client {
 
 /// A session, seen from outside.
 #[derive(Clone)]
-pub(crate) struct Session {
-    pub(crate) client: Client,
-    pub(crate) id: String,
+pub struct Session {
+    pub client: Client,
+    pub id: String,
 }
 
 /// Runs until somebody makes the file `/session/go`.
-pub(crate) const HOLD: &str = "\
+pub const HOLD: &str = "\
 import os, time
 print('holding', flush=True)
 while not os.path.exists('/session/go'):
@@ -434,41 +434,41 @@ while not os.path.exists('/session/go'):
 print('released')";
 
 impl Session {
-    pub(crate) fn of(client: &Client, id: &str) -> Session {
+    pub fn of(client: &Client, id: &str) -> Session {
         Session { client: client.clone(), id: id.to_owned() }
     }
 
-    pub(crate) fn path(&self, rest: &str) -> String {
+    pub fn path(&self, rest: &str) -> String {
         format!("/v1/sessions/{}{rest}", self.id)
     }
 
-    pub(crate) async fn show(&self) -> Value {
+    pub async fn show(&self) -> Value {
         self.client.get(&self.path("")).await.json(200)
     }
 
-    pub(crate) async fn exec(&self, ask: Value) -> Answer {
+    pub async fn exec(&self, ask: Value) -> Answer {
         self.client.post(&self.path("/exec"), ask).await
     }
 
     /// The result of a cell.
-    pub(crate) async fn python(&self, code: &str) -> Value {
+    pub async fn python(&self, code: &str) -> Value {
         self.exec(json!({"code": code})).await.json(200)
     }
 
     /// What a cell has printed that went well.
-    pub(crate) async fn printed(&self, code: &str) -> String {
+    pub async fn printed(&self, code: &str) -> String {
         let result = self.python(code).await;
         assert_eq!(result["status"], "ok", "{result:#}");
         text(&result["stdout"]).to_owned()
     }
 
     /// The result of a shell command beside the kernels.
-    pub(crate) async fn shell(&self, command: &str) -> Value {
+    pub async fn shell(&self, command: &str) -> Value {
         self.exec(json!({"command": command})).await.json(200)
     }
 
     /// Begins an execution and waits until it is where it should be.
-    pub(crate) async fn begin(&self, exec_id: &str, state: &str, mut ask: Value) -> Pending {
+    pub async fn begin(&self, exec_id: &str, state: &str, mut ask: Value) -> Pending {
         ask["exec_id"] = exec_id.into();
         let session = self.clone();
         let answer = tokio::spawn(async move { session.exec(ask).await });
@@ -478,14 +478,14 @@ impl Session {
     }
 
     /// A cell that runs until it is released; [`HOLD`].
-    pub(crate) async fn hold(&self, exec_id: &str) -> Pending {
+    pub async fn hold(&self, exec_id: &str) -> Pending {
         let pending = self.begin(exec_id, "running", json!({"code": HOLD})).await;
         self.has_printed(exec_id, "holding").await;
         pending
     }
 
     /// Waits until an execution has said this on its standard output.
-    pub(crate) async fn has_printed(&self, exec_id: &str, text: &str) {
+    pub async fn has_printed(&self, exec_id: &str, text: &str) {
         let path = self.path(&format!("/execs/{exec_id}/events"));
         let mut events = self.client.follow(&path).await;
         let mut seen = String::new();
@@ -497,17 +497,17 @@ impl Session {
     }
 
     /// Lets whoever holds go on.
-    pub(crate) async fn release(&self) {
+    pub async fn release(&self) {
         let touched = self.shell("touch /session/go").await;
         assert_eq!(touched["status"], "ok", "{touched:#}");
     }
 
-    pub(crate) async fn exec_info(&self, exec_id: &str) -> Value {
+    pub async fn exec_info(&self, exec_id: &str) -> Value {
         self.client.get(&self.path(&format!("/execs/{exec_id}"))).await.json(200)
     }
 
     /// Waits until an execution is queued, running or finished.
-    pub(crate) async fn reaches(&self, exec_id: &str, state: &str) {
+    pub async fn reaches(&self, exec_id: &str, state: &str) {
         let path = self.path(&format!("/execs/{exec_id}"));
         eventually(&format!("{exec_id} is {state}"), async || {
             let answer = self.client.get(&path).await;
@@ -517,7 +517,7 @@ impl Session {
     }
 
     /// Waits until the session is in this state.
-    pub(crate) async fn becomes(&self, state: &str) -> Value {
+    pub async fn becomes(&self, state: &str) -> Value {
         eventually(&format!("the session is {state}"), async || {
             self.show().await["state"] == state
         })
@@ -525,38 +525,38 @@ impl Session {
         self.show().await
     }
 
-    pub(crate) async fn stop(&self) -> Value {
+    pub async fn stop(&self) -> Value {
         self.client.delete(&self.path("")).await.json(200)
     }
 }
 
 /// An execution that somebody waits for.
-pub(crate) struct Pending {
+pub struct Pending {
     answer: tokio::task::JoinHandle<Answer>,
 }
 
 impl Pending {
-    pub(crate) async fn answer(self) -> Answer {
+    pub async fn answer(self) -> Answer {
         tokio::time::timeout(PATIENCE, self.answer).await.expect("an answer").expect("no panic")
     }
 
-    pub(crate) async fn result(self) -> Value {
+    pub async fn result(self) -> Value {
         self.answer().await.json(200)
     }
 
     /// Goes away without waiting for the answer.
-    pub(crate) fn abandon(self) {
+    pub fn abandon(self) {
         self.answer.abort();
     }
 }
 
 #[track_caller]
-pub(crate) fn text(value: &Value) -> &str {
+pub fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_else(|| panic!("not a text: {value:#}"))
 }
 
 /// Looks again and again until it is so; fails when it does not become so.
-pub(crate) async fn eventually(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
+pub async fn eventually(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !is_so().await {
         assert!(Instant::now() < deadline, "never: {what}");
@@ -565,7 +565,7 @@ pub(crate) async fn eventually(what: &str, mut is_so: impl AsyncFnMut() -> bool)
 }
 
 /// Every path below a directory, sorted, relative to it.
-pub(crate) fn names(directory: &Path) -> Vec<String> {
+pub fn names(directory: &Path) -> Vec<String> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     let mut names: Vec<String> =
         entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();

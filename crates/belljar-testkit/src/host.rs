@@ -5,16 +5,16 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-pub(crate) struct Host {
+pub struct Host {
     /// A secret that must never be seen inside.
-    pub(crate) canary: String,
+    pub canary: String,
     /// What the attacks are told.
-    pub(crate) env: Vec<(String, String)>,
+    pub env: Vec<(String, String)>,
     process: Child,
 }
 
 impl Host {
-    pub(crate) fn start() -> Host {
+    pub fn start() -> Host {
         let canary = belljar_sys::process::random_name();
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/security/host.py");
         let mut process = Command::new("python3")

@@ -18,12 +18,9 @@ use tokio::task::JoinHandle;
 
 use crate::server::PATIENCE;
 
-#[path = "described.rs"]
-pub(crate) mod described;
-
 /// Where a server listens.
 #[derive(Debug, Clone)]
-pub(crate) enum Target {
+pub enum Target {
     Nowhere,
     Tcp(SocketAddr),
     Unix(PathBuf),
@@ -31,7 +28,7 @@ pub(crate) enum Target {
 
 impl Target {
     /// From what the server says about itself.
-    pub(crate) fn parse(url: &str) -> Target {
+    pub fn parse(url: &str) -> Target {
         if let Some(path) = url.strip_prefix("unix:") {
             return Target::Unix(path.into());
         }
@@ -42,41 +39,41 @@ impl Target {
 
 /// Somebody who talks to a server, perhaps with a key.
 #[derive(Debug, Clone)]
-pub(crate) struct Client {
-    pub(crate) target: Target,
-    pub(crate) key: Option<String>,
+pub struct Client {
+    pub target: Target,
+    pub key: Option<String>,
 }
 
-pub(crate) trait Wire: AsyncRead + AsyncWrite + Send {}
+pub trait Wire: AsyncRead + AsyncWrite + Send {}
 impl<T: AsyncRead + AsyncWrite + Send> Wire for T {}
 
 impl Client {
-    pub(crate) fn new(target: Target) -> Client {
+    pub fn new(target: Target) -> Client {
         Client { target, key: None }
     }
 
-    pub(crate) fn with_key(&self, key: &str) -> Client {
+    pub fn with_key(&self, key: &str) -> Client {
         Client { key: Some(key.to_owned()), ..self.clone() }
     }
 
-    pub(crate) async fn get(&self, path: &str) -> Answer {
+    pub async fn get(&self, path: &str) -> Answer {
         self.send(self.request(Method::GET, path, "")).await
     }
 
-    pub(crate) async fn delete(&self, path: &str) -> Answer {
+    pub async fn delete(&self, path: &str) -> Answer {
         self.send(self.request(Method::DELETE, path, "")).await
     }
 
-    pub(crate) async fn post(&self, path: &str, body: Value) -> Answer {
+    pub async fn post(&self, path: &str, body: Value) -> Answer {
         self.send(self.request(Method::POST, path, body.to_string())).await
     }
 
-    pub(crate) async fn patch(&self, path: &str, body: Value) -> Answer {
+    pub async fn patch(&self, path: &str, body: Value) -> Answer {
         self.send(self.request(Method::PATCH, path, body.to_string())).await
     }
 
     /// A request with a body of JSON, or none.
-    pub(crate) fn request(
+    pub fn request(
         &self,
         method: Method,
         path: &str,
@@ -98,7 +95,7 @@ impl Client {
     }
 
     /// Sends a request on a connection of its own and reads the whole answer.
-    pub(crate) async fn send(&self, request: Request<Full<Bytes>>) -> Answer {
+    pub async fn send(&self, request: Request<Full<Bytes>>) -> Answer {
         let what = format!("{} {}", request.method(), request.uri());
         let answered = tokio::time::timeout(PATIENCE, async {
             let mut connection = self.connect().await;
@@ -107,12 +104,12 @@ impl Client {
         answered.await.unwrap_or_else(|_| panic!("no answer to {what}"))
     }
 
-    pub(crate) async fn connect(&self) -> Connection {
+    pub async fn connect(&self) -> Connection {
         Connection::over(self.dial().await).await
     }
 
     /// A bare connection.
-    pub(crate) async fn dial(&self) -> Pin<Box<dyn Wire>> {
+    pub async fn dial(&self) -> Pin<Box<dyn Wire>> {
         match &self.target {
             Target::Nowhere => panic!("it does not listen yet"),
             Target::Tcp(address) => {
@@ -125,16 +122,16 @@ impl Client {
     }
 
     /// Follows a stream of events from its beginning, or from where the path says.
-    pub(crate) async fn follow(&self, path: &str) -> Events {
+    pub async fn follow(&self, path: &str) -> Events {
         self.stream(self.request(Method::GET, path, "")).await
     }
 
     /// Sends a body and follows what comes of it.
-    pub(crate) async fn post_stream(&self, path: &str, body: Value) -> Events {
+    pub async fn post_stream(&self, path: &str, body: Value) -> Events {
         self.stream(self.request(Method::POST, path, body.to_string())).await
     }
 
-    pub(crate) async fn stream(&self, mut request: Request<Full<Bytes>>) -> Events {
+    pub async fn stream(&self, mut request: Request<Full<Bytes>>) -> Events {
         let accept = "text/event-stream".parse().expect("a value");
         request.headers_mut().insert(header::ACCEPT, accept);
         let what = format!("{} {}", request.method(), request.uri());
@@ -153,13 +150,13 @@ impl Client {
 }
 
 /// A connection that can carry several requests, one after another; closed when dropped.
-pub(crate) struct Connection {
+pub struct Connection {
     sender: SendRequest<Full<Bytes>>,
     driver: JoinHandle<()>,
 }
 
 impl Connection {
-    pub(crate) async fn over(wire: Pin<Box<dyn Wire>>) -> Connection {
+    pub async fn over(wire: Pin<Box<dyn Wire>>) -> Connection {
         let (sender, connection) =
             http1::handshake(TokioIo::new(wire)).await.expect("a connection");
         let driver = tokio::spawn(async move {
@@ -168,18 +165,15 @@ impl Connection {
         Connection { sender, driver }
     }
 
-    pub(crate) async fn send(&mut self, request: Request<Full<Bytes>>) -> Answer {
+    pub async fn send(&mut self, request: Request<Full<Bytes>>) -> Answer {
         self.try_send(request).await.expect("an answer")
     }
 
-    pub(crate) async fn try_send(
-        &mut self,
-        request: Request<Full<Bytes>>,
-    ) -> hyper::Result<Answer> {
+    pub async fn try_send(&mut self, request: Request<Full<Bytes>>) -> hyper::Result<Answer> {
         self.sender.ready().await?;
         let (method, path) = (request.method().to_string(), request.uri().path().to_owned());
         let answer = Answer::read(self.sender.send_request(request).await?).await;
-        described::check(&method, &path, answer.status);
+        crate::described::check(&method, &path, answer.status);
         Ok(answer)
     }
 }
@@ -191,10 +185,10 @@ impl Drop for Connection {
 }
 
 /// What the server has answered.
-pub(crate) struct Answer {
-    pub(crate) status: u16,
-    pub(crate) headers: HeaderMap,
-    pub(crate) body: Bytes,
+pub struct Answer {
+    pub status: u16,
+    pub headers: HeaderMap,
+    pub body: Bytes,
 }
 
 impl Answer {
@@ -206,20 +200,20 @@ impl Answer {
 
     /// The body, if the status is this one.
     #[track_caller]
-    pub(crate) fn json(&self, status: u16) -> Value {
+    pub fn json(&self, status: u16) -> Value {
         assert_eq!(self.status, status, "{self}");
         serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{error}: {self}"))
     }
 
     #[track_caller]
-    pub(crate) fn text(&self, status: u16) -> String {
+    pub fn text(&self, status: u16) -> String {
         assert_eq!(self.status, status, "{self}");
         String::from_utf8(self.body.to_vec()).expect("text")
     }
 
     /// The message of an error with this status and code, which is JSON as all errors are.
     #[track_caller]
-    pub(crate) fn error(&self, status: u16, code: &str) -> String {
+    pub fn error(&self, status: u16, code: &str) -> String {
         let body = self.json(status);
         assert_eq!(self.headers[header::CONTENT_TYPE], "application/json", "{self}");
         assert_eq!(body["error"]["code"], code, "{self}");
@@ -230,7 +224,7 @@ impl Answer {
 
     /// Seconds to wait before asking again.
     #[track_caller]
-    pub(crate) fn retry_after(&self) -> u32 {
+    pub fn retry_after(&self) -> u32 {
         let value = self.headers.get(header::RETRY_AFTER);
         let value = value.unwrap_or_else(|| panic!("no Retry-After: {self}"));
         value.to_str().expect("text").parse().expect("seconds")
@@ -246,22 +240,22 @@ impl fmt::Display for Answer {
 }
 
 /// A stream of events, read as it comes; the client goes away when it is dropped.
-pub(crate) struct Events {
+pub struct Events {
     body: Incoming,
     buffer: Vec<u8>,
     _connection: Connection,
 }
 
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Event {
-    pub(crate) name: String,
-    pub(crate) id: Option<u64>,
-    pub(crate) data: Value,
+pub struct Event {
+    pub name: String,
+    pub id: Option<u64>,
+    pub data: Value,
 }
 
 impl Events {
     /// The next event; `None` at the end.
-    pub(crate) async fn next(&mut self) -> Option<Event> {
+    pub async fn next(&mut self) -> Option<Event> {
         let reading = tokio::time::timeout(PATIENCE, self.read());
         reading.await.expect("events keep coming")
     }
@@ -291,7 +285,7 @@ impl Events {
     }
 
     /// All events that are left.
-    pub(crate) async fn rest(mut self) -> Vec<Event> {
+    pub async fn rest(mut self) -> Vec<Event> {
         let mut events = Vec::new();
         while let Some(event) = self.next().await {
             events.push(event);
@@ -300,7 +294,7 @@ impl Events {
     }
 
     /// Skips to the next event with this name.
-    pub(crate) async fn until(&mut self, name: &str) -> Event {
+    pub async fn until(&mut self, name: &str) -> Event {
         loop {
             let event = self.next().await.unwrap_or_else(|| panic!("no `{name}` came"));
             if event.name == name {
@@ -327,7 +321,7 @@ fn parse(block: &str) -> Option<Event> {
 }
 
 /// What was printed on a stream, put together from its events.
-pub(crate) fn printed(events: &[Event], name: &str) -> String {
+pub fn printed(events: &[Event], name: &str) -> String {
     let of_it = events.iter().filter(|event| event.name == name);
     of_it.map(|event| event.data["text"].as_str().expect("text")).collect()
 }

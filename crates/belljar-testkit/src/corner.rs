@@ -8,29 +8,29 @@ use belljar_sys::{privileges, process};
 use tempfile::TempDir;
 
 /// A run directory and control groups that nobody else uses; both go with it.
-pub(crate) struct Corner {
+pub struct Corner {
     run_dir: TempDir,
     cgroup_parent: String,
 }
 
 impl Corner {
-    pub(crate) fn new() -> Corner {
+    pub fn new() -> Corner {
         Corner {
             run_dir: tempfile::tempdir().expect("a directory"),
             cgroup_parent: format!("belljar-test-{}", &process::random_name()[..12]),
         }
     }
 
-    pub(crate) fn run_dir(&self) -> &Path {
+    pub fn run_dir(&self) -> &Path {
         self.run_dir.path()
     }
 
-    pub(crate) fn cgroup_parent(&self) -> &str {
+    pub fn cgroup_parent(&self) -> &str {
         &self.cgroup_parent
     }
 
     /// What sandboxes have left, or are using at the moment: sockets, control groups, processes.
-    pub(crate) fn traces(&self) -> Vec<String> {
+    pub fn traces(&self) -> Vec<String> {
         let mut traces = self.sockets();
         if let Some(parent) = self.parent() {
             traces.extend(parent.names().iter().map(|name| format!("cgroup {name}")));
@@ -46,7 +46,7 @@ impl Corner {
     }
 
     /// Processes in our control groups, wherever they have strayed otherwise.
-    pub(crate) fn processes(&self) -> Vec<u32> {
+    pub fn processes(&self) -> Vec<u32> {
         let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
         let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
         pids.filter(|pid| {

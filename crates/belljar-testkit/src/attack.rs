@@ -8,23 +8,22 @@ use std::path::{Path, PathBuf};
 use belljar_proto::exec::Status;
 
 #[derive(Debug, Clone)]
-pub(crate) struct Attack {
-    pub(crate) name: String,
-    pub(crate) path: PathBuf,
-    pub(crate) flags: Vec<String>,
+pub struct Attack {
+    pub name: String,
+    pub path: PathBuf,
+    pub flags: Vec<String>,
     /// It held if one of these is so.
     expect: Vec<Expect>,
     /// What a run may print at most, where an attack is about that.
     most_output: Option<usize>,
     /// An artifact that must arrive, whatever is done to the others.
     arrives: Option<String>,
-    pub(crate) repeat: usize,
+    pub repeat: usize,
     /// No `name=value` of the last line may be the same in two runs.
     distinct: bool,
     arch: Option<String>,
     /// It asks for something that container engines do in another way.
-    #[allow(dead_code, reason = "read by the tests of containers")]
-    pub(crate) native_only: bool,
+    pub native_only: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,17 +41,17 @@ const NOT_KEPT: i32 = 123;
 
 /// How a run of an attack went.
 #[derive(Debug)]
-pub(crate) struct Outcome {
-    pub(crate) status: Status,
-    pub(crate) exit_code: i32,
-    pub(crate) stdout: String,
-    pub(crate) stderr: String,
+pub struct Outcome {
+    pub status: Status,
+    pub exit_code: i32,
+    pub stdout: String,
+    pub stderr: String,
     /// Where artifacts were promoted to.
-    pub(crate) outputs: PathBuf,
+    pub outputs: PathBuf,
 }
 
 impl Attack {
-    pub(crate) fn all() -> Vec<Attack> {
+    pub fn all() -> Vec<Attack> {
         let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/security/attacks");
         let mut attacks: Vec<Attack> = fs::read_dir(directory)
             .expect("the attacks are there")
@@ -98,7 +97,7 @@ impl Attack {
     }
 
     /// Nothing if the sandbox held; otherwise what went wrong.
-    pub(crate) fn judge(&self, outcomes: &[Outcome], canary: &str) -> Result<(), String> {
+    pub fn judge(&self, outcomes: &[Outcome], canary: &str) -> Result<(), String> {
         outcomes.iter().try_for_each(|outcome| self.judge_one(outcome, canary))?;
         if self.distinct {
             let mut seen = HashSet::new();

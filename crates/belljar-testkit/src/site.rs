@@ -7,15 +7,15 @@ use std::sync::{Arc, Mutex};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
-pub(crate) struct Site {
-    pub(crate) address: SocketAddr,
+pub struct Site {
+    pub address: SocketAddr,
     heads: Arc<Mutex<Vec<String>>>,
 }
 
 impl Site {
     /// `/to/URL` redirects there, `/endless` never ends, `/hold` says one line and no more; all
     /// else is answered with the head of the request.
-    pub(crate) async fn start() -> Site {
+    pub async fn start() -> Site {
         let listener = TcpListener::bind("127.0.0.2:0").await.expect("a port");
         let address = listener.local_addr().expect("an address");
         let heads: Arc<Mutex<Vec<String>>> = Arc::default();
@@ -29,11 +29,11 @@ impl Site {
     }
 
     /// What was asked so far.
-    pub(crate) fn heads(&self) -> Vec<String> {
+    pub fn heads(&self) -> Vec<String> {
         self.heads.lock().expect("nobody panics with it").clone()
     }
 
-    pub(crate) fn url(&self, path: &str) -> String {
+    pub fn url(&self, path: &str) -> String {
         format!("http://{}{path}", self.address)
     }
 }

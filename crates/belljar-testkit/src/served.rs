@@ -14,7 +14,7 @@ use crate::corner::Corner;
 const SIGTERM: i32 = 15;
 
 /// A running server, with everything it makes in a corner of its own. It ends with its sessions.
-pub(crate) struct Served {
+pub struct Served {
     /// While it runs.
     server: Option<Child>,
     context: TestContext,
@@ -25,7 +25,7 @@ pub(crate) struct Served {
 
 impl Served {
     /// On a UNIX socket.
-    pub(crate) fn on_socket() -> Served {
+    pub fn on_socket() -> Served {
         Served::prepare(|context| {
             let socket = context.path("socket").display().to_string();
             (vec!["--unix".into(), socket.clone()], format!("unix:{socket}"))
@@ -33,12 +33,12 @@ impl Served {
         .started()
     }
 
-    pub(crate) fn on_tcp() -> Served {
+    pub fn on_tcp() -> Served {
         Served::on_tcp_with(&[])
     }
 
     /// With these settings besides.
-    pub(crate) fn on_tcp_with(settings: &[(&str, &str)]) -> Served {
+    pub fn on_tcp_with(settings: &[(&str, &str)]) -> Served {
         let address = free_address();
         let mut served = Served::prepare(|_| {
             (vec!["--listen".into(), address.clone()], format!("http://{address}"))
@@ -48,17 +48,17 @@ impl Served {
     }
 
     /// With a certificate that the clients are told to believe.
-    pub(crate) fn on_tls() -> Served {
+    pub fn on_tls() -> Served {
         Served::on_tls_with(CERTIFICATE, KEY)
     }
 
     /// With this certificate.
-    pub(crate) fn on_tls_with(certificate: &str, key: &str) -> Served {
+    pub fn on_tls_with(certificate: &str, key: &str) -> Served {
         Served::prepared_tls(certificate, key).started()
     }
 
     /// Not started yet.
-    pub(crate) fn prepared_tls(certificate: &str, key: &str) -> Served {
+    pub fn prepared_tls(certificate: &str, key: &str) -> Served {
         let address = free_address();
         let mut served = Served::prepare(|_| {
             let flags = ["--listen", &address, "--tls-cert", certificate, "--tls-key", key];
@@ -98,24 +98,22 @@ impl Served {
         self
     }
 
-    pub(crate) fn start(&mut self) {
+    pub fn start(&mut self) {
         self.start_unasked();
         eventually("the server answers", || self.call(["list"]).code == Some(0));
     }
 
     /// Where it is and what it said so far.
-    #[allow(dead_code, reason = "the tests of images have their own")]
-    pub(crate) fn url(&self) -> String {
+    pub fn url(&self) -> String {
         self.context.value("BELLJAR_URL")
     }
 
-    #[allow(dead_code, reason = "the tests of images have their own")]
-    pub(crate) fn log(&self) -> String {
+    pub fn log(&self) -> String {
         fs::read_to_string(self.context.path("server.log")).unwrap_or_default()
     }
 
     /// Without waiting until it answers.
-    pub(crate) fn start_unasked(&mut self) {
+    pub fn start_unasked(&mut self) {
         let log = File::options().create(true).append(true).open(self.context.path("server.log"));
         let log = log.expect("a log");
         let mut command = self.context.belljar(["serve", "--stop-sessions"]);
@@ -124,41 +122,40 @@ impl Served {
     }
 
     /// As the worst of operators would.
-    pub(crate) fn kill(&mut self) {
+    pub fn kill(&mut self) {
         let mut server = self.server.take().expect("it runs");
         server.kill().and_then(|()| server.wait()).expect("it can be killed");
     }
 
-    #[allow(dead_code, reason = "the tests of images look at its processes")]
-    pub(crate) fn pid(&self) -> u32 {
+    pub fn pid(&self) -> u32 {
         self.server.as_ref().expect("it runs").id()
     }
 
-    pub(crate) fn context(&self) -> &TestContext {
+    pub fn context(&self) -> &TestContext {
         &self.context
     }
 
     /// `belljar session ARGS`, to its end.
-    pub(crate) fn call<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Finished {
+    pub fn call<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Finished {
         self.context.finish(self.session().args(args))
     }
 
     /// The same, which must succeed.
     #[track_caller]
-    pub(crate) fn ok<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Finished {
+    pub fn ok<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Finished {
         let finished = self.call(args);
         assert_eq!(finished.code, Some(0), "{finished}");
         finished
     }
 
     /// `belljar artifacts ARGS`, to its end.
-    pub(crate) fn artifacts<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Finished {
+    pub fn artifacts<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Finished {
         self.context.finish(self.context.belljar(["artifacts"]).args(args))
     }
 
     /// What this code leaves in a session: ids, in the order of their paths.
     #[track_caller]
-    pub(crate) fn leave(&self, session: &str, code: &str) -> Vec<String> {
+    pub fn leave(&self, session: &str, code: &str) -> Vec<String> {
         let result = self.ok(["exec", session, "--json", "-c", code]).json();
         let artifacts = result["artifacts"].as_array().expect("a list").iter();
         artifacts.map(|artifact| artifact["id"].as_str().expect("an id").to_owned()).collect()
@@ -166,12 +163,12 @@ impl Served {
 
     /// A new session; its id.
     #[track_caller]
-    pub(crate) fn create(&self, args: &[&str]) -> String {
+    pub fn create(&self, args: &[&str]) -> String {
         self.ok([&["create"], args].concat()).stdout().trim().to_owned()
     }
 
     /// `belljar session exec ARGS`, left running.
-    pub(crate) fn start_exec<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Running {
+    pub fn start_exec<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Running {
         self.context.leave_running(self.session().arg("exec").args(args))
     }
 
@@ -180,8 +177,7 @@ impl Served {
     }
 
     /// As an operator would, and waits for its end.
-    #[allow(dead_code, reason = "the tests of images have their own")]
-    pub(crate) fn stop(&mut self) {
+    pub fn stop(&mut self) {
         self.end();
     }
 
@@ -215,19 +211,15 @@ const CERTIFICATE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/cli/
 const KEY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/cli/tls/server.key");
 
 /// One that nobody has shown.
-pub(crate) const STRANGER: &str =
-    concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/cli/tls/stranger.pem");
+pub const STRANGER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/cli/tls/stranger.pem");
 
 /// One that is its own authority, for January 2020.
-#[allow(dead_code, reason = "the tests of images have their own")]
-pub(crate) const EXPIRED: &str =
-    concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/cli/tls/expired.pem");
-#[allow(dead_code, reason = "the tests of images have their own")]
-pub(crate) const EXPIRED_KEY: &str =
+pub const EXPIRED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/cli/tls/expired.pem");
+pub const EXPIRED_KEY: &str =
     concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/cli/tls/expired.key");
 
 /// An address that is free now, so that a server can come back to it.
-pub(crate) fn free_address() -> String {
+pub fn free_address() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     listener.local_addr().expect("an address").to_string()
 }
