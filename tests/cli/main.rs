@@ -5,6 +5,7 @@ mod artifacts_commands;
 mod code;
 mod cp;
 mod datasets;
+mod documents;
 mod endings;
 mod flags;
 mod interruptions;
