@@ -4,6 +4,7 @@ request; what it returns is the answer's `result`."""
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import time
@@ -80,10 +81,8 @@ def _where(browser: Browser, deadline: float) -> dict[str, Any]:
     tabs = browser.tabs()
     current = browser.current_or_none
     for tab in tabs:
-        try:
+        with contextlib.suppress(Refused, PageTimeout):
             tab.refresh(soon)
-        except (Refused, PageTimeout):
-            pass
     if current is not None and not current.is_closed:
         told = {"tab": current.number, "url": current.url[:4000], "title": current.title[:1000]}
     told["tabs"] = [{"tab": tab.number, "url": tab.url[:4000], "title": tab.title[:1000]} for tab in tabs]
@@ -232,10 +231,8 @@ def click(
     tab.click(element, button, max(1, min(count, 3)), request.deadline, request.patience)
     opened = browser.follow_popup(tab, request.deadline)
     if opened is not None:
-        try:
+        with contextlib.suppress(PageTimeout):
             opened.wait_until("load", request.deadline)
-        except PageTimeout:
-            pass
         return {"opened_tab": opened.number}
     return {}
 

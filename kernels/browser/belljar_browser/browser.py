@@ -10,6 +10,7 @@ What is kept between two lives is small, because files in a sandbox are memory.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -127,10 +128,8 @@ class Browser:
         if tabs and isinstance(at, int) and 0 <= at < len(tabs):
             self._current = self.tabs()[at]
         if self._current is not None:
-            try:
+            with contextlib.suppress(PageTimeout, BrowserError):
                 self._current.wait_until("load", deadline)
-            except (PageTimeout, BrowserError):
-                pass
 
     def stop(self) -> None:
         """Stops Chromium and keeps what is worth keeping."""
@@ -342,10 +341,8 @@ def _write_state(state: dict[str, Any]) -> None:
 
 
 def _remove(path: str) -> None:
-    try:
+    with contextlib.suppress(OSError):
         os.unlink(path)
-    except OSError:
-        pass
 
 
 def _forget_profile() -> None:

@@ -6,6 +6,7 @@ must not wait for anything itself.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -36,10 +37,8 @@ class Interrupts:
         self.asked = True
 
     def drain(self) -> None:
-        try:
+        with contextlib.suppress(BlockingIOError):
             os.read(self.fd, 4096)
-        except BlockingIOError:
-            pass
 
     def forget(self) -> None:
         """What was meant for the last action is not meant for the next."""

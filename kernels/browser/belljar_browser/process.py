@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
@@ -188,10 +189,8 @@ class Process:
 
     def kill(self) -> None:
         for send in (os.killpg, os.kill):
-            try:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
                 send(self._child.pid, signal.SIGKILL)
-            except (ProcessLookupError, PermissionError):
-                pass
         self.wait(CLOSE_PATIENCE)
         if self.pipe.reader >= 0:
             self.pipe.close()

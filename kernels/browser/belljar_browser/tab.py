@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import os
 import time
@@ -336,11 +337,9 @@ class Tab:
         self.pipe.settle(SETTLE)
         if not (self._is_going or self.loader != before) or self.is_closed:
             return
-        try:
+        # A page that never stops loading can still be used.
+        with contextlib.suppress(PageTimeout):
             self.pipe.until(lambda: not self._is_going or self.is_closed, deadline, "", self._check_crash)
-        except PageTimeout:
-            # A page that never stops loading can be looked at all the same.
-            pass
         if not self.is_closed and until == "networkidle":
             self.wait_until(until, deadline)
 
@@ -507,10 +506,8 @@ class Tab:
                 raise
 
     def fill(self, element: str, value: str, clear: bool, deadline: float) -> None:
-        try:
+        with contextlib.suppress(Refused):
             self.call("DOM.scrollIntoViewIfNeeded", {"objectId": element}, deadline=deadline)
-        except Refused:
-            pass
         meant = {"objectId": element, "functionDeclaration": CONTROL}
         element = self.call("Runtime.callFunctionOn", meant, deadline=deadline)["result"].get("objectId", element)
         how = self.on_element(element, PREPARE, deadline, value, clear)

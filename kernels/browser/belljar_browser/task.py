@@ -3,6 +3,7 @@ browser: what it has opened is there afterwards, and what was opened before it f
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -151,10 +152,8 @@ def _listen(browser: Browser, request: Request, child: subprocess.Popen[bytes], 
             raise PageTimeout("the task was not done in time", "give it more (`timeout`), or fewer steps")
         if child.poll() is not None:
             # What it started may hold its end open.
-            try:
+            with contextlib.suppress(BlockingIOError):
                 said += os.read(answers, MAX_ANSWER)
-            except BlockingIOError:
-                pass
             return said
         browser.pipe.settle(0.05)
 

@@ -12,9 +12,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from belljar_browser import actions, browser, downloads, keys, pipe, snapshot, task  # noqa: E402
-from belljar_browser.errors import BrowserCrashed, Interrupted, Invalid, NavigationFailed, PageTimeout  # noqa: E402
-from belljar_browser.process import proxy_flags  # noqa: E402
+from belljar_browser import actions, browser, downloads, keys, pipe, snapshot, task
+from belljar_browser.errors import BrowserCrashed, Interrupted, Invalid, NavigationFailed, PageTimeout
+from belljar_browser.process import proxy_flags
 
 
 def test_keys() -> None:
@@ -23,8 +23,10 @@ def test_keys() -> None:
     down = keys.events("Control+Shift+k")[0]
     assert (down["type"], down["modifiers"], down["key"], down["code"]) == ("rawKeyDown", 10, "K", "KeyK")
     assert keys.events("Control+a")[0]["commands"] == ["selectAll"]
-    assert keys.events("+")[0]["text"] == "+" and keys.events("Shift++")[0]["key"] == "+"
-    assert keys.events("Space")[0]["text"] == " " and keys.events("ü")[0]["text"] == "ü"
+    assert keys.events("+")[0]["text"] == "+"
+    assert keys.events("Shift++")[0]["key"] == "+"
+    assert keys.events("Space")[0]["text"] == " "
+    assert keys.events("ü")[0]["text"] == "ü"
     for wrong in ("", "Hyper+x", "Nokey"):
         with pytest.raises(Invalid):
             keys.events(wrong)
@@ -51,7 +53,8 @@ def test_a_snapshot_says_what_there_is_and_names_what_can_be_used() -> None:
         '- button "Go now" [disabled] [ref=e6]',
         '- textbox "Name" [ref=e4]: "ada"',
     ]
-    assert left == 0 and snapshot.render(nodes, 40) == ('- heading "Title" [level=1]', 2)
+    assert left == 0
+    assert snapshot.render(nodes, 40) == ('- heading "Title" [level=1]', 2)
 
 
 def test_a_tree_that_leads_to_itself_ends() -> None:
@@ -85,7 +88,8 @@ def test_downloads_get_a_name_below_their_directory(
 def test_names_of_downloads_come_from_the_server_or_the_address() -> None:
     named = {"content-disposition": 'attachment; filename="of the server.csv"'}
     assert downloads._name("http://x/y?z", named) == "of the server.csv"
-    assert downloads._name("http://x/a%20b.txt?q=1", {}) == "a b.txt" and downloads._name("http://x/", {}) == ""
+    assert downloads._name("http://x/a%20b.txt?q=1", {}) == "a b.txt"
+    assert downloads._name("http://x/", {}) == ""
 
 
 def test_what_is_on_loopback_is_asked_for_as_the_policy_says() -> None:
@@ -98,7 +102,8 @@ def test_what_is_on_loopback_is_asked_for_as_the_policy_says() -> None:
 def test_addresses_as_people_write_them() -> None:
     assert actions._address("example.org/x") == "https://example.org/x"
     assert actions._address(" localhost:8000 ") == "http://localhost:8000"
-    assert actions._address("http://a") == "http://a" and actions._address("about:blank") == "about:blank"
+    assert actions._address("http://a") == "http://a"
+    assert actions._address("about:blank") == "about:blank"
     assert actions._address("/usr") == "file:///usr"
     for wrong in ("", "a\nb", "javascript:alert(1)"):
         with pytest.raises(Invalid):
@@ -146,7 +151,8 @@ def test_the_pipe_tells_answers_from_events() -> None:
     chromium.say({"method": "A.b", "params": {}}, {"id": 7, "result": {}}, {"id": 1, "result": {"x": 1}})
     os.write(chromium.complained, b"y" * 10_000)
     assert chromium.pipe.call("X.y", deadline=time.monotonic() + 5) == {"x": 1}
-    assert chromium.events == ["A.b"] and len(chromium.pipe.complaints()) == pipe.MAX_COMPLAINTS
+    assert chromium.events == ["A.b"]
+    assert len(chromium.pipe.complaints()) == pipe.MAX_COMPLAINTS
     with pytest.raises(PageTimeout, match="the moon"):
         chromium.pipe.call("X.y", deadline=time.monotonic() + 0.05, what="the moon")
     os.close(chromium.said)
@@ -167,4 +173,5 @@ def test_an_interrupt_ends_the_waiting_and_cuts_nothing() -> None:
 
 
 def test_tasks_say_nothing_to_others() -> None:
-    assert task.QUIET["ANONYMIZED_TELEMETRY"] == "false" and task.QUIET["BROWSER_USE_CLOUD_SYNC"] == "false"
+    assert task.QUIET["ANONYMIZED_TELEMETRY"] == "false"
+    assert task.QUIET["BROWSER_USE_CLOUD_SYNC"] == "false"

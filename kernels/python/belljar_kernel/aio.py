@@ -19,8 +19,9 @@ import threading
 
 TYPE_CHECKING = False  # see __init__.py
 if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
     from types import ModuleType
-    from typing import Any, Callable, Coroutine
+    from typing import Any
 
 
 # How long tasks that are being cancelled may take to clean up after an interrupt or at shutdown.

@@ -8,7 +8,6 @@ as if it contained `%magic`, `!command` or `help?`, is handed to IPython's trans
 """
 
 from __future__ import annotations
-
 import __future__
 
 import linecache
@@ -24,7 +23,7 @@ from types import CodeType
 
 TYPE_CHECKING = False  # see __init__.py
 if TYPE_CHECKING:
-    from typing import Callable
+    from collections.abc import Callable
 
 # Tracebacks and inspect.getsource() can show the source of this many cells; older ones are forgotten.
 KEPT_CELL_SOURCES = 1000
@@ -113,9 +112,10 @@ class Compiler:
     def _compile_tree(self, tree: AST, source: str, filename: str, echo: bool) -> Cell:
         statements = tree.body
         expression = None
-        if echo and statements and isinstance(statements[-1], Expr):
-            if not _ends_in_semicolon(source, statements[-1]):
-                expression = statements.pop().value
+        last_statement = statements[-1] if echo and statements else None
+        if isinstance(last_statement, Expr) and not _ends_in_semicolon(source, last_statement):
+            expression = last_statement.value
+            statements.pop()
         body = last = None
         if statements:
             body = compile(tree, filename, "exec", self._flags, dont_inherit=True)

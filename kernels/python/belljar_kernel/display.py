@@ -17,7 +17,8 @@ from .wire import encode_json
 
 TYPE_CHECKING = False  # see __init__.py
 if TYPE_CHECKING:
-    from typing import Any, Callable
+    from collections.abc import Callable
+    from typing import Any
 
     # Data and metadata, by mime type.
     Bundle = tuple[dict[str, Any], dict[str, Any]]

@@ -18,7 +18,8 @@ from . import importhooks
 
 TYPE_CHECKING = False  # see __init__.py
 if TYPE_CHECKING:
-    from typing import Any, Callable
+    from collections.abc import Callable
+    from typing import Any
 
 BACKEND = "module://belljar_kernel.mpl_backend"
 

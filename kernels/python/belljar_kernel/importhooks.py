@@ -12,7 +12,8 @@ from types import ModuleType
 
 TYPE_CHECKING = False  # see __init__.py
 if TYPE_CHECKING:
-    from typing import Any, Callable
+    from collections.abc import Callable
+    from typing import Any
 
     # A hook is given the module and a function that executes the module's code, which it calls exactly once.
     Hook = Callable[[ModuleType, Callable[[], None]], None]

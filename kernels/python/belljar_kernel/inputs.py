@@ -17,7 +17,8 @@ import sys
 
 TYPE_CHECKING = False  # see __init__.py
 if TYPE_CHECKING:
-    from typing import Any, Callable, TextIO
+    from collections.abc import Callable
+    from typing import Any, TextIO
 
 _NO_INPUT = "{} is not available here: nobody can answer a prompt; pass the value in the code instead"
 

@@ -28,7 +28,8 @@ from .wire import Channel
 
 TYPE_CHECKING = False  # see __init__.py
 if TYPE_CHECKING:
-    from typing import Any, Callable
+    from collections.abc import Callable
+    from typing import Any
 
 _pending = False
 _starting = False

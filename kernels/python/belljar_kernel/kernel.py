@@ -106,7 +106,7 @@ def prepare_imports(main: ModuleType, font_cache: str | None) -> None:
 
 def _python_path() -> list[str]:
     """PYTHONPATH, where the directory of our `sitecustomize` stands for the packages that this session installed."""
-    installed = "/session/.local/lib/python%d.%d/site-packages" % sys.version_info[:2]
+    installed = f"/session/.local/lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     return [installed if path.endswith("/kernels/python/site") else path for path in paths if path]
 
@@ -285,10 +285,7 @@ class Kernel:
             cell = self._compiler.compile(_decode(source, path is not None), self._count, echo, path)
             if b"get_ipython" in source:
                 _want_ipython()
-            if cell.awaits:
-                value = aio.run(_evaluate_async(cell, self._namespace))
-            else:
-                value = _evaluate(cell, self._namespace)
+            value = aio.run(_evaluate_async(cell, self._namespace)) if cell.awaits else _evaluate(cell, self._namespace)
             if value is not None and not self._forked:
                 # Where the standard displayhook keeps it: a user's own global `_` is left alone.
                 builtins._ = value  # type: ignore[attr-defined]

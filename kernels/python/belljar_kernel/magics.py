@@ -31,7 +31,8 @@ from . import display, figures, tracebacks
 
 TYPE_CHECKING = False  # see __init__.py
 if TYPE_CHECKING:
-    from typing import Any, Callable
+    from collections.abc import Callable
+    from typing import Any
 
 # Where there is a bash, users expect `!` to be one.
 _SHELLS = ("/bin/bash", "/bin/sh")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 from matplotlib.backend_bases import FigureManagerBase
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 

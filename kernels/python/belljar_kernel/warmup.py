@@ -16,7 +16,7 @@ from . import seal
 
 TYPE_CHECKING = False  # see __init__.py
 if TYPE_CHECKING:
-    from typing import Callable
+    from collections.abc import Callable
 
 # Parts of the standard library that cells commonly reach for.
 _STANDARD_LIBRARY = (

@@ -118,7 +118,8 @@ def test_a_failed_task_is_reported_once_by_the_next_cell(kernel, gate):
     result = kernel.run("'the next'")
     assert (result.status, result.text) == ("ok", "'the next'")
     assert "asyncio task `mine` (broken) failed:" in result.stderr
-    assert result.stderr.endswith("ValueError: lost?\n") and "belljar_kernel" not in result.stderr
+    assert result.stderr.endswith("ValueError: lost?\n")
+    assert "belljar_kernel" not in result.stderr
     assert kernel.run("del t\nimport gc; gc.collect();").stderr == ""
 
 
@@ -200,7 +201,8 @@ def test_values_stay_in_memory_while_tasks_are_pending(kernel):
     kernel.run("import sys, types\nsys.modules.setdefault('numpy', types.ModuleType('numpy'))\n" + TICKER + "t = asyncio.create_task(tick())")
     kernel.send({"op": "spill", "frame_bytes": 1, "array_bytes": 1})
     head, body = kernel.receive()
-    assert head == {"op": "spilled"} and b"asyncio tasks are pending" in body
+    assert head == {"op": "spilled"}
+    assert b"asyncio tasks are pending" in body
 
 
 def test_connections_are_served_between_cells(kernel, tmp_path):
@@ -305,7 +307,8 @@ def test_a_failed_task_that_nobody_has_any_more_is_reported_too(kernel, gate):
     kernel.wait_for_stdout("failing")
     result = kernel.run("'next'")
     assert result.text == "'next'"
-    assert result.stderr.startswith("asyncio task `Task-1` (broken) failed:\nTraceback") and result.stderr.count("ZeroDivisionError") == 1
+    assert result.stderr.startswith("asyncio task `Task-1` (broken) failed:\nTraceback")
+    assert result.stderr.count("ZeroDivisionError") == 1
     assert kernel.run("1").stderr == ""
 
 

@@ -127,7 +127,8 @@ def test_chained_exceptions_are_all_shown(kernel):
 def test_exception_groups_show_their_members(kernel):
     traceback = kernel.run("raise ExceptionGroup('both', [ValueError('a'), KeyError('b')])").error["traceback"]
     assert "ExceptionGroup: both (2 sub-exceptions)" in traceback
-    assert "ValueError: a" in traceback and "KeyError: 'b'" in traceback
+    assert "ValueError: a" in traceback
+    assert "KeyError: 'b'" in traceback
     assert "belljar" not in traceback
 
 
@@ -154,7 +155,7 @@ def test_an_exception_that_cannot_be_printed_is_still_reported(kernel):
 
 
 @pytest.mark.parametrize(
-    "code, exit_code, stderr",
+    ("code", "exit_code", "stderr"),
     [
         ("import sys; sys.exit(3)", 3, ""),
         ("exit()", 0, ""),
@@ -181,7 +182,8 @@ def test_source_of_cells_can_be_inspected(kernel):
 
 def test_form_feeds_and_carriage_returns_do_not_shift_lines(kernel):
     traceback = kernel.run("a = '''\x0c\u2028'''\r\nb = 1\r\n1/0").error["traceback"]
-    assert '"<cell 1>", line 3' in traceback and "    1/0\n" in traceback
+    assert '"<cell 1>", line 3' in traceback
+    assert "    1/0\n" in traceback
 
 
 def test_only_recent_cells_are_remembered(kernel):
@@ -267,7 +269,8 @@ def test_a_kernel_that_cannot_start_says_why():
     process = subprocess.Popen(["sh", "-c", command], pass_fds=[theirs.fileno()])
     theirs.close()
     answer = b"".join(iter(lambda: ours.recv(4096), b""))
-    assert b'{"op":"fatal"}' in answer and b"the kernel could not start: OSError" in answer
+    assert b'{"op":"fatal"}' in answer
+    assert b"the kernel could not start: OSError" in answer
     assert process.wait(10) == 70
 
 

@@ -70,7 +70,7 @@ def test_classes_and_mocks_are_not_asked_for_rich_forms(both):
 
 
 @pytest.mark.parametrize(
-    "body, told",
+    ("body", "told"),
     [
         ("raise ValueError('no')", "ValueError: no"),
         ("return 5", "TypeError"),
@@ -81,7 +81,8 @@ def test_classes_and_mocks_are_not_asked_for_rich_forms(both):
 def test_a_broken_repr_becomes_text(both, body, told):
     result = both.run(f"class Broken:\n    def __repr__(self): {body}\nBroken()")
     assert result.status == "ok"
-    assert result.text.startswith("<Broken object") and told in result.text
+    assert result.text.startswith("<Broken object")
+    assert told in result.text
     assert both.run("[Broken()]").status == "ok"
 
 
@@ -126,7 +127,8 @@ def test_messages_are_strict_json(both):
 @needs_pandas
 def test_data_frames_are_tables(both):
     (data,) = both.run("import pandas; pandas.DataFrame({'a': [1]})").results
-    assert "<table" in data["text/html"] and data["text/plain"] == "   a\n0  1"
+    assert "<table" in data["text/html"]
+    assert data["text/plain"] == "   a\n0  1"
 
 
 def images(bundles):

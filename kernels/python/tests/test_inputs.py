@@ -90,7 +90,8 @@ def test_an_answer_that_comes_too_late_is_nobodys(kernel):
 def test_without_input_nothing_is_asked(kernel, code):
     Answers(kernel, "input()", "x\n")
     result = kernel.run(code)
-    assert result.status == "error" and [head["op"] for head, _ in result.messages] == ["error"]
+    assert result.status == "error"
+    assert [head["op"] for head, _ in result.messages] == ["error"]
 
 
 def test_a_question_can_be_interrupted_and_the_kernel_lives_on(kernel):

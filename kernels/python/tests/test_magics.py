@@ -14,7 +14,8 @@ def test_without_ipython_magics_say_so(kernel):
     kernel.run("import sys; sys.modules['IPython'] = None")
     error = kernel.run("x = 1\n%time x").error
     assert error["name"] == "SyntaxError"
-    assert '"<cell 2>", line 2' in error["traceback"] and "%time x" in error["traceback"]
+    assert '"<cell 2>", line 2' in error["traceback"]
+    assert "%time x" in error["traceback"]
     assert "IPython is not installed" in error["value"]
     assert kernel.run("get_ipython()").error["name"] == "NameError"
 
@@ -37,7 +38,8 @@ class TestWithIPython:
 
     def test_time_shows_time_and_value(self, kernel):
         result = kernel.run("%time 6 * 7")
-        assert result.text == "42" and "Wall time" in result.stdout
+        assert result.text == "42"
+        assert "Wall time" in result.stdout
         assert "per loop" in kernel.run("%timeit -n 2 -r 1 pass").stdout
 
     def test_cell_magics(self, kernel):
@@ -63,7 +65,8 @@ class TestWithIPython:
     def test_help_is_printed_without_escape_codes(self, kernel):
         kernel.run("def documented():\n    '''What it does.'''")
         result = kernel.run("documented?")
-        assert "What it does." in result.stdout and "\x1b" not in result.stdout
+        assert "What it does." in result.stdout
+        assert "\x1b" not in result.stdout
         assert "def documented" in kernel.run("documented??").stdout
 
     def test_ipython_display_uses_our_channel(self, kernel):
@@ -83,7 +86,9 @@ class TestWithIPython:
         result = kernel.run("%time 1/0")
         # IPython 8 prints errors of timed code, IPython 9 raises them.
         traceback = result.error["traceback"] if result.error else result.stderr
-        assert "ZeroDivisionError" in traceback and "interactiveshell" not in traceback and "belljar" not in traceback
+        assert "ZeroDivisionError" in traceback
+        assert "interactiveshell" not in traceback
+        assert "belljar" not in traceback
         assert kernel.run("%nonsense").error["name"] == "UsageError"
 
     def test_the_namespace_stays_the_users(self, kernel):

@@ -233,7 +233,9 @@ def test_parts_that_others_have_stay_the_same_objects(kernel):
 def test_memory_of_somebody_else(kernel):
     kernel.ok("a = rng.random(50_000); df = pd.DataFrame({'a': a}, copy=False); buffer = bytearray(800_000); over = np.frombuffer(buffer); ro = np.frombuffer(bytes(800_000)); m = np.lib.stride_tricks.as_strided(rng.random(60_000), (50_000,), (8,))")
     went = kernel.went()
-    assert "a" in went and "over" not in went and "ro" in went
+    assert "a" in went
+    assert "over" not in went
+    assert "ro" in went
     kernel.ok("a[3] = 42.0; shares = np.shares_memory(df['a'].to_numpy(), a); buffer[0:8] = np.float64(7).tobytes()")
     assert kernel.ok("shares, float(over[0]), bool(shares == (df['a'][3] == 42.0)), ro.flags.writeable") == "(True, 7.0, True, False)"
 
@@ -461,7 +463,8 @@ def test_a_place_that_cannot_be_written(kernel):
     (kernel.directory / "data").write_text("a file")
     kernel.ok(FRAME)
     report = kernel.spill()
-    assert report["spilled"] == [] and "Error" in report["reason"]
+    assert report["spilled"] == []
+    assert "Error" in report["reason"]
     assert kernel.ok("len(df)") == "100000"
 
 
@@ -539,7 +542,8 @@ def test_on_a_full_disk_values_stay(small_disk):
     kernel = small_disk
     kernel.ok("big = pd.DataFrame(rng.random((500_000, 4))); plain = pd.DataFrame({'a': np.zeros(500_000), 'b': ['x'] * 500_000}); copy = big.copy()")
     report = kernel.spill()
-    assert report["full"] and [entry["name"] for entry in report["spilled"]] == ["plain"]
+    assert report["full"]
+    assert [entry["name"] for entry in report["spilled"]] == ["plain"]
     reasons = {entry["name"]: entry["reason"] for entry in report["stayed"]}
     assert reasons["big"].startswith("there is no room for it in ")
     kernel.ok("assert big.equals(copy) and plain.b[499_999] == 'x'")

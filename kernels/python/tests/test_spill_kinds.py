@@ -157,14 +157,7 @@ def work(frame):
     if frame.ndim == 2 and frame.shape[1]: frame.iloc[:, 0].isna().sum()
 """
 
-COLUMNS = (
-    "i1 i2 i4 i8 u1 u2 u4 u8 f2 f4 f8 bool c8 c16 M8[s] M8[ms] M8[us] M8[ns] m8[s] m8[ms] m8[us] m8[ns] UTC Berlin offset "
-    "category ordered Int8 Int64 UInt16 Float32 Float64 boolean str string[python] string[pyarrow] period interval sparse"
-).split() + [
-    "many categories", "object text", "object None", "object nan", "object NA", "object mixed", "object decimal", "object list",
-    "object surrogate", "object date", "arrow int64", "arrow double", "arrow timestamp[us, tz=UTC]", "arrow duration[ns]", "arrow nan",
-    "arrow bool", "arrow list", "arrow struct", "arrow decimal", "arrow binary", "arrow dictionary",
-]
+COLUMNS = [*"i1 i2 i4 i8 u1 u2 u4 u8 f2 f4 f8 bool c8 c16 M8[s] M8[ms] M8[us] M8[ns] m8[s] m8[ms] m8[us] m8[ns] UTC Berlin offset " "category ordered Int8 Int64 UInt16 Float32 Float64 boolean str string[python] string[pyarrow] period interval sparse".split(), "many categories", "object text", "object None", "object nan", "object NA", "object mixed", "object decimal", "object list", "object surrogate", "object date", "arrow int64", "arrow double", "arrow timestamp[us, tz=UTC]", "arrow duration[ns]", "arrow nan", "arrow bool", "arrow list", "arrow struct", "arrow decimal", "arrow binary", "arrow dictionary"]
 # Of these nothing goes to disk: bits are small, and what the others hold is no plain data.
 SMALL = {"arrow bool"}
 OBJECTS = {"object mixed", "object decimal", "object list", "object surrogate", "object date"}

@@ -59,7 +59,8 @@ def test_subprocesses_share_the_pipes(kernel):
 def test_prompts_say_what_to_do_instead(kernel, call):
     error = kernel.run(call).error
     assert error["name"] == "EOFError"
-    assert "not available here" in error["value"] and "pass the value in the code" in error["value"]
+    assert "not available here" in error["value"]
+    assert "pass the value in the code" in error["value"]
 
 
 def test_uncaught_exceptions_of_threads_go_to_stderr(kernel):

@@ -32,7 +32,8 @@ def test_ready_says_what_was_loaded(zygote):
 
 def test_only_the_control_socket_stays_open(zygote):
     fds = sorted(map(int, os.listdir(f"/proc/{zygote.process.pid}/fd")))
-    assert fds[:3] == [0, 1, 2] and len(fds) == 4
+    assert fds[:3] == [0, 1, 2]
+    assert len(fds) == 4
 
 
 @pytest.mark.parametrize(
@@ -48,7 +49,8 @@ def test_only_the_control_socket_stays_open(zygote):
 )
 def test_a_malformed_packet_is_answered_and_survived(zygote, packet):
     answer = zygote.request(packet)
-    assert answer["op"] == "error" and answer["error"]
+    assert answer["op"] == "error"
+    assert answer["error"]
 
 
 def test_descriptors_of_a_bad_request_are_closed(zygote):
@@ -62,7 +64,8 @@ def test_descriptors_of_a_bad_request_are_closed(zygote):
 def test_forking_before_configuration_is_refused():
     zygote = ZygoteProcess(configure=False)
     answer, _ = zygote.try_fork()
-    assert answer["op"] == "error" and "configured" in answer["error"]
+    assert answer["op"] == "error"
+    assert "configured" in answer["error"]
     assert zygote.close() == 0
 
 

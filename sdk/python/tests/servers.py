@@ -145,9 +145,8 @@ class Server:
         return done.stdout.decode().strip()
 
     def start(self) -> Server:
-        log = open(self.directory / "log", "ab")
-        begin = log.tell()
-        with log:
+        with open(self.directory / "log", "ab") as log:
+            begin = log.tell()
             self._process = subprocess.Popen(
                 [binary(), "serve", "--stop-sessions", *self._arguments],
                 env=self.env,
@@ -171,7 +170,8 @@ class Server:
             found = re.search(r"listens on (\S+)", said)
             if found:
                 return found[1]
-            assert self._process is not None and self._process.poll() is None, said
+            assert self._process is not None
+            assert self._process.poll() is None, said
             time.sleep(0.01)
         raise AssertionError("the server did not start")
 
@@ -254,7 +254,5 @@ def _pump(source: socket.socket, target: socket.socket, limit: int | None) -> No
     except OSError:
         pass
     for end in (source, target):
-        try:
+        with suppress(OSError):
             end.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass

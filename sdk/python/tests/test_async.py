@@ -22,7 +22,8 @@ async def test_a_run_and_a_session(aclient: AsyncClient) -> None:
         assert (await session.run_code("x + 1")).text == "42"
         assert (await session.run_command(["echo", "hi"])).stdout == "hi\n"
         assert (await session.state())["x"].preview == "41"
-        assert len(await session.log()) == 3 and len(await session.execs()) == 3
+        assert len(await session.log()) == 3
+        assert len(await session.execs()) == 3
         texts = [event.text async for event in session.stream("print(1)") if isinstance(event, Stdout)]
         assert "".join(texts) == "1\n"
     assert not await session.is_alive()
@@ -30,7 +31,8 @@ async def test_a_run_and_a_session(aclient: AsyncClient) -> None:
     assert (await aclient.get_session(awaited.id)).key == "by key"
     assert awaited.id in [found.id for found in await aclient.sessions()]
     await awaited.stop()
-    assert (await aclient.health()).ok and await aclient.usage()
+    assert (await aclient.health()).ok
+    assert await aclient.usage()
 
 
 async def test_callbacks_may_be_coroutines(aclient: AsyncClient) -> None:

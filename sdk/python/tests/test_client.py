@@ -19,7 +19,9 @@ def test_a_run(client: Client) -> None:
     result = client.run("import sys; print('hi'); print('oh', file=sys.stderr); 6 * 7")
     assert (result.text, result.stdout, result.stderr) == ("42", "hi\n", "oh\n")
     assert (result.status, result.ok, result.exit_code, result.kernel_state) == ("ok", True, 0, "kept")
-    assert result.duration_ms > 0 and not result.dropped and result.raise_for_error() is result
+    assert result.duration_ms > 0
+    assert not result.dropped
+    assert result.raise_for_error() is result
 
 
 def test_a_run_in_bash_with_an_environment(client: Client) -> None:
@@ -45,8 +47,10 @@ def test_limits_that_are_not_enforced_are_in_warnings() -> None:
             assert client.run("1").warnings == expected
             assert client.run("1", on_output=lambda _: None).warnings == expected
             health = client.health()
-            assert health.directories is not None and health.directories["state"] == server.env["BELLJAR_STATE_DIR"]
-            assert (health.memory_used or 0) > 1 << 20 and health.pid
+            assert health.directories is not None
+            assert health.directories["state"] == server.env["BELLJAR_STATE_DIR"]
+            assert (health.memory_used or 0) > 1 << 20
+            assert health.pid
     finally:
         server.stop()
         shutil.rmtree(server.directory, ignore_errors=True)
@@ -72,7 +76,8 @@ def test_a_network_is_the_servers_to_give(client: Client) -> None:
 def test_code_that_fails_is_no_exception(client: Client) -> None:
     result = client.run("1 / 0")
     assert (result.status, result.ok) == ("error", False)
-    assert result.error is not None and result.error.name == "ZeroDivisionError"
+    assert result.error is not None
+    assert result.error.name == "ZeroDivisionError"
     assert "line 1" in result.error.traceback
     with pytest.raises(ExecutionError, match="ZeroDivisionError: division by zero"):
         result.raise_for_error()
@@ -83,7 +88,8 @@ def test_timeouts_hold(session: Session) -> None:
     session.run_code("x = 1")
     began = time.monotonic()
     result = session.run_code("while True: pass", timeout=0.5)
-    assert result.status == "timeout" and time.monotonic() - began < 10
+    assert result.status == "timeout"
+    assert time.monotonic() - began < 10
     assert session.run_command("sleep 60", timeout=0.3).status == "timeout"
     assert session.run_code("x").text == "1" or result.kernel_state == "lost"
 
@@ -94,13 +100,15 @@ def test_a_session_remembers(session: Session) -> None:
     session.run_code("cd /tmp; export A=b", language="bash")
     assert session.run_code("pwd; echo $A", language="bash").stdout == "/tmp\nb\n"
     state = session.state()
-    assert state["x"].preview == "41" and "y" not in state
+    assert state["x"].preview == "41"
+    assert "y" not in state
     assert [entry.code for entry in session.log()][:2] == ["x = 41", "x + 1"]
     assert [info.number for info in session.execs(limit=2)] == [4, 3]
     first = session.execs(limit=None)[-1]
     again = session.get_exec(first.exec_id)
     assert (again.state, again.language) == ("finished", "python")
-    assert again.result is not None and again.result.ok
+    assert again.result is not None
+    assert again.result.ok
 
 
 def test_commands(session: Session) -> None:
@@ -126,7 +134,8 @@ def test_output_comes_as_it_happens(session: Session) -> None:
 
 def test_big_output(session: Session) -> None:
     result = session.run_code("print('x' * 5_000_000)", max_output="8M")
-    assert len(result.stdout) == 5_000_001 and not result.dropped
+    assert len(result.stdout) == 5_000_001
+    assert not result.dropped
     heard = 0
 
     def count(event: Stdout | Stderr) -> None:
@@ -136,7 +145,8 @@ def test_big_output(session: Session) -> None:
     assert session.run_code("print('y' * 5_000_000)", max_output="8M", on_output=count).stdout.startswith("yyy")
     assert heard == 5_000_001
     cut = session.run_code("print('z' * 3_000_000)")
-    assert len(cut.stdout) == 1 << 20 and cut.dropped.stdout_bytes == 3_000_001 - (1 << 20)
+    assert len(cut.stdout) == 1 << 20
+    assert cut.dropped.stdout_bytes == 3_000_001 - (1 << 20)
 
 
 def test_unicode_and_bytes(session: Session) -> None:
@@ -161,7 +171,8 @@ Picture()
 
 def test_background_and_join(session: Session) -> None:
     started = session.run_code("import time; print('a', flush=True); time.sleep(0.5); print('b')", background=True)
-    assert started.state in ("running", "queued") and started.background
+    assert started.state in ("running", "queued")
+    assert started.background
     assert session.run_code("1 + 1").text == "2"
     stream = session.join(started.exec_id)
     first = next(stream)
@@ -210,7 +221,8 @@ def test_ctrl_c_interrupts_the_code(session: Session, monkeypatch: pytest.Monkey
 
 def test_sessions_are_found_by_key(client: Client) -> None:
     with client.session("alice", limits={"memory": "128M", "cpus": 0.5, "pids": 64}, metadata={"a": [1]}) as session:
-        assert session.info.how == "created" and session.key == "alice"
+        assert session.info.how == "created"
+        assert session.key == "alice"
         assert (session.info.limits.memory, session.info.limits.cpus) == (128 << 20, 0.5)
         assert session.info.metadata == {"a": [1]}
         session.run_code("x = 1")
@@ -221,11 +233,13 @@ def test_sessions_are_found_by_key(client: Client) -> None:
     assert again.id in [found.id for found in client.sessions(state="ready", limit=None)]
     assert client.get_session(session.id).info.key == "alice"
     assert again.extend(7200).expires > session.info.expires
-    assert again.stop().state == "stopped" and again.stop().state == "stopped"
+    assert again.stop().state == "stopped"
+    assert again.stop().state == "stopped"
     assert not again.is_alive()
     anew = client.session("alice", stop_on_exit=True)
     with anew:
-        assert anew.info.replaced is not None and anew.info.replaced.id == session.id
+        assert anew.info.replaced is not None
+        assert anew.info.replaced.id == session.id
     assert client.get_session(anew.id).info.ended_because == "it was stopped"
 
 
@@ -233,9 +247,8 @@ def test_without_a_key_a_session_ends_with_its_block(client: Client) -> None:
     with client.session(env={"A": "b"}, ttl=60, idle_timeout=30) as session:
         assert session.run_command("echo $A").stdout == "b\n"
     assert not session.is_alive()
-    with pytest.raises(RuntimeError, match="mine"):
-        with client.session() as session:
-            raise RuntimeError("mine")
+    with pytest.raises(RuntimeError, match="mine"), client.session() as session:
+        raise RuntimeError("mine")
     assert not session.is_alive()
 
 
@@ -260,7 +273,8 @@ def test_a_removed_session_is_gone_with_its_files(client: Client) -> None:
         with pytest.raises(NotFound):
             client.get_session(session.id)
     anew = client.session("removed", storage="BIND")
-    assert anew.info.how == "created" and "a" not in [file.path for file in anew.files.list("/session").files]
+    assert anew.info.how == "created"
+    assert "a" not in [file.path for file in anew.files.list("/session").files]
     anew.remove()
 
 
@@ -317,10 +331,13 @@ def test_a_child_process_makes_its_own_connections(client: Client) -> None:
 
 def test_the_server_tells_of_itself(client: Client) -> None:
     health = client.health()
-    assert health.ok and health.backend == "native" and health.version
+    assert health.ok
+    assert health.backend == "native"
+    assert health.version
     client.run("1")
     [today] = client.usage()
-    assert today.runs >= 1 and today.execs["ok"] >= 1
+    assert today.runs >= 1
+    assert today.execs["ok"] >= 1
     assert client.usage("2999-01-01") == []
 
 

@@ -29,7 +29,8 @@ SETUP = [sys.executable, "-m", "belljar.console.sandbox_setup"]
 
 def talk(user: User, *lines: str, **env: str) -> str:
     done = user.run(*SANDBOX, stdin="".join(f"{line}\n" for line in lines), env=env)
-    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stdout + done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr, done.stderr
     return done.stdout
 
 
@@ -38,13 +39,18 @@ def test_a_conversation_without_a_model(user: User) -> None:
         user, "x = 41", "x + 1", "/state", "demo", "/artifacts", "/datasets", "/help", "/nonsense", "hello you",
         "/reset", "x", DATASET_ACCESS="NONE",
     )  # fmt: skip
-    assert "(TMPFS_NONE)" in said and "scripted: none of OPENAI_API_KEY" in said
-    assert "[result]\n    | 42" in said and "x: int = 41" in said
+    assert "(TMPFS_NONE)" in said
+    assert "scripted: none of OPENAI_API_KEY" in said
+    assert "[result]\n    | 42" in said
+    assert "x: int = 41" in said
     # Three calls, with variables kept, and a picture.
-    assert "1229 primes" in said and "[(6, 299), (2, 205), (4, 202)]" in said
+    assert "1229 primes" in said
+    assert "[(6, 299), (2, 205), (4, 202)]" in said
     path = re.search(r"^  gaps\.png \(\d+ bytes, image/png\): (/\S+)", said, re.MULTILINE)
-    assert path is not None and Path(path[1]).read_bytes().startswith(b"\x89PNG")
-    assert "DATASET_ACCESS is NONE" in said and "There is no `/nonsense`" in said
+    assert path is not None
+    assert Path(path[1]).read_bytes().startswith(b"\x89PNG")
+    assert "DATASET_ACCESS is NONE" in said
+    assert "There is no `/nonsense`" in said
     assert "I only follow a script" in said
     # What fails in the sandbox is an answer.
     assert "NameError: name 'x' is not defined" in said.partition("A new sandbox")[2]
@@ -55,7 +61,8 @@ def test_settings_come_from_a_file(user: User) -> None:
     (user.project / "houses" / "a.csv").write_text("x\n1\n")
     (user.project / ".env").write_text("SESSION_STORAGE=BIND\nDATASET_ACCESS=LOCAL_RO\nDATASETS_HOST_RO=./houses\n")
     said = talk(user, "open('/session/kept.txt', 'w').write('kept')", "/datasets")
-    assert "(BIND_LOCAL)" in said and "/data/a.csv (4 bytes)" in said
+    assert "(BIND_LOCAL)" in said
+    assert "/data/a.csv (4 bytes)" in said
     directory = said.rpartition("What is left of it is in ")[2].strip()
     assert Path(directory).parent == user.project / "sessions"
     assert [path.read_text() for path in Path(directory).rglob("kept.txt")] == ["kept"]
@@ -68,7 +75,8 @@ def test_a_real_model_is_used_where_a_key_is_set(user: User) -> None:
         (user.project / "my.env").write_text(f"OPENAI_API_KEY=sk-x\nOPENAI_BASE_URL={model.url}\nDATASET_ACCESS=NONE\n")
         done = user.run(*SANDBOX, "--env", "my.env", stdin="What is 6 times 7?\n")
     assert done.returncode == 0, done.stderr
-    assert "model    openai:gpt-5-mini" in done.stdout and "Agent: It is 42." in done.stdout
+    assert "model    openai:gpt-5-mini" in done.stdout
+    assert "Agent: It is 42." in done.stdout
     assert "sk-x" not in done.stdout
     assert [message["role"] for message in model.asked[-1]["messages"]] == ["system", "user", "assistant", "tool"]
     assert "42" in str(model.asked[-1]["messages"][-1]["content"])
@@ -77,7 +85,8 @@ def test_a_real_model_is_used_where_a_key_is_set(user: User) -> None:
 def test_a_model_that_fails_ends_nothing(user: User) -> None:
     with FakeModel([], status=401) as model:
         said = talk(user, "hello", "/state", OPENAI_API_KEY="sk-wrong", OPENAI_BASE_URL=model.url)
-    assert "AuthenticationError: Error code: 401" in said and "No variables." in said
+    assert "AuthenticationError: Error code: 401" in said
+    assert "No variables." in said
 
 
 @pytest.mark.parametrize(
@@ -91,15 +100,19 @@ def test_a_model_that_fails_ends_nothing(user: User) -> None:
 )
 def test_what_cannot_begin_is_said_in_a_sentence(user: User, setting: dict[str, str], told: str) -> None:
     done = user.run(*SANDBOX, env=setting)
-    assert done.returncode == 1 and done.stderr.startswith("langgraph-sandbox: ") and told in done.stderr
-    assert "Traceback" not in done.stderr and done.stderr.count("\n") <= 3
+    assert done.returncode == 1
+    assert done.stderr.startswith("langgraph-sandbox: ")
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count("\n") <= 3
 
 
 def test_a_file_of_settings_that_is_none(user: User) -> None:
     (user.project / ".env").write_bytes(b"\xff\xfe")
     for arguments in ([], ["--env", "none.env"]):
         done = user.run(*SANDBOX, *arguments)
-        assert done.returncode == 1 and done.stderr.startswith("langgraph-sandbox: "), done.stderr
+        assert done.returncode == 1
+        assert done.stderr.startswith("langgraph-sandbox: "), done.stderr
         assert "Traceback" not in done.stderr
 
 
@@ -185,20 +198,24 @@ def test_people_leave_as_they_leave_python(terminal: Terminal, word: str) -> Non
 def test_setup_says_what_there_is(user: User) -> None:
     done = user.run(*SETUP, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert "The Python environment is complete" in done.stdout and "pandas" in done.stdout
-    assert "langgraph-sandbox" in done.stdout and (user.project / ".env").read_text().startswith("#")
+    assert "The Python environment is complete" in done.stdout
+    assert "pandas" in done.stdout
+    assert "langgraph-sandbox" in done.stdout
+    assert (user.project / ".env").read_text().startswith("#")
     # Nothing has changed, so whatever server runs is left alone.
     assert "was stopped" not in done.stdout
 
     # The project is laid out as langgraph-sandbox has it, and the user's own changes stay.
     laid_out = {str(path.relative_to(user.project)) for path in user.project.rglob("*") if path.is_file()}
     assert laid_out == {".env", *_project.FILES}
-    assert "docker build -t sandbox:latest -f Dockerfile ." in done.stdout and "cp docker.env .env" in done.stdout
+    assert "docker build -t sandbox:latest -f Dockerfile ." in done.stdout
+    assert "cp docker.env .env" in done.stdout
     (user.project / "example.env").write_text((user.project / "example.env").read_text() + "BELLJAR_PIDS=64\n")
     (user.project / "Dockerfile").unlink()
     (user.project / "compose.yaml").unlink()
     again = user.run(*SETUP, timeout=300)
-    assert "Wrote Dockerfile, compose.yaml." in again.stdout and "Left as they were: example.env," in again.stdout
+    assert "Wrote Dockerfile, compose.yaml." in again.stdout
+    assert "Left as they were: example.env," in again.stdout
     (user.project / "compose.yaml").unlink()
     assert user.run(*SETUP, "--no-files", timeout=300).returncode == 0
     assert not (user.project / "compose.yaml").exists()
@@ -208,8 +225,10 @@ def test_setup_says_what_there_is(user: User) -> None:
     told = user.python("example.py").splitlines()
     assert told[:2] == ["hello from a sandbox", "42"]
     path = Path(told[2].removeprefix("/session/artifacts/x.txt is at "))
-    assert path.is_relative_to(user.project / "sessions") and path.read_text() == "42"
-    assert (user.project / "blobstore").is_dir() and (user.project / "artifacts.db").exists()
+    assert path.is_relative_to(user.project / "sessions")
+    assert path.read_text() == "42"
+    assert (user.project / "blobstore").is_dir()
+    assert (user.project / "artifacts.db").exists()
     [socket] = user.servers()
     assert b"BELLJAR_PIDS=64" in Path(f"/proc/{local._pid_of(socket)}/environ").read_bytes().split(b"\0")
 
@@ -226,7 +245,8 @@ def test_what_a_project_gets_is_whole() -> None:
     packages = set((templates / "sandbox" / "requirements.txt").read_text().splitlines()[1:])
     assert packages == set(re.findall(r"ipython matplotlib .*scipy", ours)[0].split()) - {"rdkit"}
     for line in ("bash ca-certificates .* zip", "belljar.preload=.*", "echo 'belljar:x.*", "ENV PATH=.*", "USER .*"):
-        assert re.findall(line, ours) and set(re.findall(line, ours)) == set(re.findall(line, theirs)), line
+        assert re.findall(line, ours), line
+        assert set(re.findall(line, ours)) == set(re.findall(line, theirs)), line
     # All that it copies is there.
     for source in re.findall(r"^COPY (\S+)", theirs, re.MULTILINE):
         assert (templates / source).exists()
@@ -240,8 +260,11 @@ def test_setup_of_a_new_home(user: User) -> None:
     done = user.run(*SETUP, timeout=300, env=bare)
     assert done.returncode == 0, done.stderr
     assert re.search(r"Sandboxes have Python 3\.\d+\.\d+ with pip\.", done.stdout)
-    assert "The local server was stopped" in done.stdout and json.loads(
+    assert "The local server was stopped" in done.stdout
+    assert json.loads(
         (user.home / "new" / "python" / "belljar.json").read_text()
     )
     told = user.run(*SETUP, "--nonsense")
-    assert told.returncode == 2 and "--nonsense" in told.stderr and "Traceback" not in told.stderr
+    assert told.returncode == 2
+    assert "--nonsense" in told.stderr
+    assert "Traceback" not in told.stderr

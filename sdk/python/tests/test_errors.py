@@ -26,9 +26,9 @@ from belljar import (
 
 def test_nobody_there_is_told_soon(tmp_path: Path) -> None:
     began = time.monotonic()
-    with pytest.raises(ServerUnavailable, match="nothing listens at unix:.*BELLJAR_URL"):
+    with pytest.raises(ServerUnavailable, match=r"nothing listens at unix:.*BELLJAR_URL"):
         Client(f"unix:{tmp_path}/none").health()
-    with pytest.raises(ServerUnavailable, match="nothing listens at http://127.0.0.1:9"):
+    with pytest.raises(ServerUnavailable, match=r"nothing listens at http://127\.0\.0\.1:9"):
         Client("http://127.0.0.1:9").run("1")
     assert time.monotonic() - began < 8
 
@@ -37,7 +37,8 @@ def test_unknown_things(client: Client, session: Session) -> None:
     with pytest.raises(NotFound, match="there is no session `nope`") as caught:
         client.get_session("nope")
     assert (caught.value.code, caught.value.status) == ("session_not_found", 404)
-    assert isinstance(caught.value, Refused) and isinstance(caught.value, BelljarError)
+    assert isinstance(caught.value, Refused)
+    assert isinstance(caught.value, BelljarError)
     with pytest.raises(NotFound) as caught:
         session.join("nope").result()
     assert caught.value.code == "exec_not_found"
@@ -55,7 +56,8 @@ def test_what_has_ended(client: Client) -> None:
     for use in (session.run_code, session.run_command, lambda code: session.stream(code).result()):
         with pytest.raises(SessionEnded, match="has ended: it was stopped") as caught:
             use("1")
-        assert caught.value.hint is not None and "create a new one" in caught.value.hint
+        assert caught.value.hint is not None
+        assert "create a new one" in caught.value.hint
     with pytest.raises(SessionEnded):
         session.extend(60)
 
@@ -63,7 +65,7 @@ def test_what_has_ended(client: Client) -> None:
 def test_what_makes_no_sense(client: Client, session: Session) -> None:
     with pytest.raises(InvalidRequest, match="timeout: expected more than 0 seconds"):
         session.run_code("1", timeout=-1)
-    with pytest.raises(InvalidRequest, match="limits.memory: at least"):
+    with pytest.raises(InvalidRequest, match=r"limits\.memory: at least"):
         client.session(limits={"memory": 1})
     with pytest.raises(InvalidRequest, match="language"):
         client.run("1", language="cobol")  # type: ignore[arg-type]
@@ -84,7 +86,7 @@ def test_conflicts(client: Client, session: Session) -> None:
 
 def test_keys(keyed: tuple[Server, str], monkeypatch: pytest.MonkeyPatch) -> None:
     server, _ = keyed
-    with pytest.raises(Unauthorized, match="wants an API key.*belljar key create"):
+    with pytest.raises(Unauthorized, match=r"wants an API key.*belljar key create"):
         Client(server.url).usage()
     with pytest.raises(Unauthorized, match="not known here") as caught:
         Client(server.url, api_key="bj_wrong").session()
@@ -97,7 +99,8 @@ def test_no_room(keyed: tuple[Server, str]) -> None:
     with Client(server.url, api_key=key, patience=1) as client, client.session():
         with pytest.raises(TooMany) as caught:
             client.session()
-        assert caught.value.code == "no_room" and caught.value.retry_after == 5
+        assert caught.value.code == "no_room"
+        assert caught.value.retry_after == 5
         assert caught.value.hint is not None
         with pytest.raises(TooMany):
             client.run("1", on_output=lambda event: None)
@@ -129,14 +132,13 @@ def test_not_a_belljar(server: Server, short_path: Path) -> None:
 def test_what_is_not_safe_is_not_repeated(server: Server, short_path: Path) -> None:
     line = BadLine(server, short_path / "bad")
     try:
-        with Client(line.url) as client:
-            with client.session() as session:
-                client.close()
-                line.cuts = [0]
-                with pytest.raises(ServerUnavailable, match="was lost"):
-                    session.interrupt()
-                client.close()
-                line.cuts = [0, 0]
-                assert session.refresh().is_alive, "asking is safe"
+        with Client(line.url) as client, client.session() as session:
+            client.close()
+            line.cuts = [0]
+            with pytest.raises(ServerUnavailable, match="was lost"):
+                session.interrupt()
+            client.close()
+            line.cuts = [0, 0]
+            assert session.refresh().is_alive, "asking is safe"
     finally:
         line.close()

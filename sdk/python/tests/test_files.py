@@ -33,7 +33,8 @@ def test_artifacts_are_listed_and_forgotten(client: Client, session: Session) ->
     assert [artifact.name for artifact in session.artifacts.list(limit=2)] == ["c", "b"]
     assert [artifact.name for artifact in session.artifacts.list(exec_id="exec-b")] == ["b"]
     found = session.artifacts.find("b")
-    assert found.id is not None and session.artifacts.get(found.id).sha256 == hashlib.sha256(b"b").hexdigest()
+    assert found.id is not None
+    assert session.artifacts.get(found.id).sha256 == hashlib.sha256(b"b").hexdigest()
     assert found.id in [artifact.id for artifact in client.artifacts.list()]
     session.artifacts.delete(found)
     with pytest.raises(NotFound):
@@ -62,8 +63,11 @@ def test_an_empty_artifact(session: Session, tmp_path: Path) -> None:
 def test_downloads_show_their_progress(session: Session, left: Artifact, tmp_path: Path) -> None:
     told: list[tuple[int, int | None]] = []
     path = session.artifacts.download(left, tmp_path, progress=lambda done, total: told.append((done, total)))
-    assert path == tmp_path / "big.bin" and path.read_bytes() == CONTENT
-    assert told[-1] == (SIZE, SIZE) and len(told) >= 3 and told == sorted(told)
+    assert path == tmp_path / "big.bin"
+    assert path.read_bytes() == CONTENT
+    assert told[-1] == (SIZE, SIZE)
+    assert len(told) >= 3
+    assert told == sorted(told)
     assert os.listdir(tmp_path) == ["big.bin"]
 
 
@@ -86,11 +90,14 @@ def test_a_download_is_gone_on_with(server: Server, left: Artifact, short_path: 
             with pytest.raises(Exception, match="connection"):
                 impatient.artifacts.download(left, tmp_path / "a")
         [part] = tmp_path.iterdir()
-        assert part.name.endswith(".part") and part.stat().st_size >= 1 << 20
+        assert part.name.endswith(".part")
+        assert part.stat().st_size >= 1 << 20
         told: list[int] = []
         with Client(server.url) as client:
             path = client.artifacts.download(left, tmp_path / "a", progress=lambda done, _: told.append(done))
-        assert path.read_bytes() == CONTENT and told[0] > 1 << 20 and len(list(tmp_path.iterdir())) == 1
+        assert path.read_bytes() == CONTENT
+        assert told[0] > 1 << 20
+        assert len(list(tmp_path.iterdir())) == 1
     finally:
         line.close()
 
@@ -109,7 +116,8 @@ def test_names_of_artifacts_lead_nowhere(session: Session, left: Artifact, tmp_p
     below = tmp_path / "x" / "y"
     below.mkdir(parents=True)
     path = session.artifacts.download(left.model_copy(update={"name": name}), below)
-    assert path.parent == below and path.read_bytes() == CONTENT
+    assert path.parent == below
+    assert path.read_bytes() == CONTENT
 
 
 def test_links_are_for_everybody(keyed: tuple[Server, str]) -> None:
@@ -118,7 +126,8 @@ def test_links_are_for_everybody(keyed: tuple[Server, str]) -> None:
     server, key = keyed
     with Client(server.url, api_key=key) as client:
         [artifact] = client.run("open('/work/artifacts/a', 'w').write('free')").artifacts
-        assert artifact.url is not None and artifact.url.startswith(server.url)
+        assert artifact.url is not None
+        assert artifact.url.startswith(server.url)
         assert httpx.get(client.artifacts.url(artifact).url).text == "free"
         assert client.artifacts.read(artifact) == b"free"
         assert httpx.get(artifact.url + "x").status_code == 403
@@ -143,7 +152,8 @@ def test_datasets_from_paths_bytes_and_files(staging: Session, tmp_path: Path) -
     class Pipe(io.RawIOBase):
         """Something that cannot be read twice."""
 
-        chunks = [b"flow", b"ing"]
+        def __init__(self) -> None:
+            self.chunks = [b"flow", b"ing"]
 
         def readable(self) -> bool:
             return True
@@ -155,9 +165,11 @@ def test_datasets_from_paths_bytes_and_files(staging: Session, tmp_path: Path) -
     said = staging.run_command("cat a.csv rest.csv pipe.txt 'in/folder ü.bin'", cwd="/session/data").stdout
     assert said == "x,y\n1,2\n1,2\nflowingraw"
     listing = staging.datasets.list()
-    assert listing.access == "API" and {dataset.name for dataset in listing.datasets} >= {"a.csv", "pipe.txt"}
+    assert listing.access == "API"
+    assert {dataset.name for dataset in listing.datasets} >= {"a.csv", "pipe.txt"}
     [csv] = [dataset for dataset in listing.datasets if dataset.name == "a.csv"]
-    assert csv.format == "csv" and csv.columns is not None
+    assert csv.format == "csv"
+    assert csv.columns is not None
     with pytest.raises(InvalidRequest, match="needs a `name`"):
         staging.datasets.upload(b"")
     with pytest.raises(InvalidRequest, match="cannot send a int"):
@@ -168,7 +180,9 @@ def test_content_that_is_known_is_not_sent_again(client: Client, staging: Sessio
     content = os.urandom(2_500_000)
     told: list[tuple[int, int | None]] = []
     first = staging.datasets.upload(content, "big", progress=lambda done, total: told.append((done, total)))
-    assert told[-1] == (len(content), len(content)) and len(told) >= 3 and not first.cached
+    assert told[-1] == (len(content), len(content))
+    assert len(told) >= 3
+    assert not first.cached
     told.clear()
     with client.session(datasets="API") as other:
         again = other.datasets.upload(content, "same", progress=lambda *both: told.append(both))
@@ -183,7 +197,8 @@ def test_an_upload_survives_a_bad_line(server: Server, staging: Session, short_p
         with Client(line.url) as client:
             line.cuts = [0, 0]
             dataset = client.get_session(staging.id).datasets.upload(b"x" * 100_000, "x")
-            assert dataset.size == 100_000 and not line.cuts
+            assert dataset.size == 100_000
+            assert not line.cuts
     finally:
         line.close()
 
@@ -192,7 +207,8 @@ def test_exports(staging: Session) -> None:
     staging.run_code("open('/session/data/out.txt', 'w').write('made inside')")
     exports = staging.datasets.export(["out.txt"])
     [export] = exports.exports
-    assert export.dataset == "out.txt" and export.host_path is not None
+    assert export.dataset == "out.txt"
+    assert export.host_path is not None
     assert Path(export.host_path).read_text() == "made inside"
     assert staging.artifacts.read(export) == b"made inside"
     assert exports.refused == []

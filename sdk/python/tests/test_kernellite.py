@@ -49,10 +49,13 @@ def mounted(allowing: Server, project: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_the_project_itself_is_there(mounted: Path) -> None:
     started = start_container(mounted, "sales", idle_hibernate_sec=900)
-    assert started["mounted"] and started["why_copied"] is None and started["copied"] == 0
+    assert started["mounted"]
+    assert started["why_copied"] is None
+    assert started["copied"] == 0
     code = "import os; os.makedirs('src'); open('notes.md', 'a').write(' more'); open('src/made.py', 'w').write('x=1')"
     assert exec_code(mounted, code) == {"status": "[OK] exec", "stdout": "3\n", "stderr": ""}
-    assert (mounted / "src/made.py").read_text() == "x=1" and (mounted / "notes.md").read_text() == "notes more"
+    assert (mounted / "src/made.py").read_text() == "x=1"
+    assert (mounted / "notes.md").read_text() == "notes more"
     assert (mounted / "src/made.py").stat().st_uid == mounted.stat().st_uid
     out = pandastool("import pandas as pd; save(pd.DataFrame({'a': [1, 2]}), 'demo'); load('demo').shape", str(mounted))
     assert json.loads(out)["stdout"] == "(2, 1)\n"
@@ -60,19 +63,22 @@ def test_the_project_itself_is_there(mounted: Path) -> None:
     # What is removed inside is removed, and what changes here is seen at once.
     (mounted / "late.txt").write_text("late")
     assert exec_code(mounted, "print(open('/workspace/late.txt').read()); os.remove('late.txt')")["stdout"] == "late\n"
-    assert not (mounted / "late.txt").exists() and not (mounted / ".sandbox").exists()
+    assert not (mounted / "late.txt").exists()
+    assert not (mounted / ".sandbox").exists()
     again = start_container(mounted, "sales")
     assert (again["how"], again["mounted"]) == ("found", True)
     with pytest.raises(InvalidRequest, match="shutdown"):
         start_container(mounted, "sales", mount=False)
-    assert shutdown(mounted) and (mounted / "src/made.py").exists()
+    assert shutdown(mounted)
+    assert (mounted / "src/made.py").exists()
 
 
 def test_what_looks_secret_is_not_shown_unasked(mounted: Path) -> None:
     (mounted / ".env").write_text("hunter2")
     with pytest.warns(UserWarning, match=r"\.env"):
         started = start_container(mounted, "sales")
-    assert not started["mounted"] and started["why_copied"] == "`.env` looks secret"
+    assert not started["mounted"]
+    assert started["why_copied"] == "`.env` looks secret"
     assert exec_code(mounted, "import os; os.path.exists('/workspace/.env')")["stdout"] == "False\n"
     shutdown(mounted)
     assert start_container(mounted, "sales", secrets=[".env"])["mounted"]
@@ -121,14 +127,18 @@ def test_what_the_tool_is_not_given_is_in_the_environment(
     told = json.loads(pandastool("import os; open('notes.md').read(), os.environ['DEBUG']"))
     assert told["stdout"] == "('notes', '1')\n"
     said = capfd.readouterr().err
-    assert f"for {mounted}, with the directory itself" in said and "characters of code in ses_" in said
-    assert stop_container("by-environment") and not ping(mounted)
+    assert f"for {mounted}, with the directory itself" in said
+    assert "characters of code in ses_" in said
+    assert stop_container("by-environment")
+    assert not ping(mounted)
 
 
 def test_as_its_users_know_it(project: Path, tmp_path: Path) -> None:
     sock = tmp_path / "sockets"
     started = start_container(project, "sales", idle_hibernate_sec=900, socket_dir=sock)
-    assert started["how"] == "created" and started["copied"] == 2 and started["left_out"] == []
+    assert started["how"] == "created"
+    assert started["copied"] == 2
+    assert started["left_out"] == []
     assert ping(project, socket_dir=sock)
     code = "import pandas as pd; df=pd.DataFrame({'x':[1,2,3]}); print(df.shape)"
     r = exec_code(project, code, socket_dir=sock)
@@ -138,14 +148,17 @@ def test_as_its_users_know_it(project: Path, tmp_path: Path) -> None:
     out = pandastool(code="save(df, 'demo'); print(load('demo').shape)", project_dir=str(project), socket_dir=str(sock))
     assert json.loads(out) == {"status": "[OK] exec", "stdout": "(3, 1)\n", "stderr": ""}
     table = project / "data" / "demo.parquet"
-    assert table.read_bytes()[:4] == b"PAR1" and not list((project / "data").glob(".*"))
+    assert table.read_bytes()[:4] == b"PAR1"
+    assert not list((project / "data").glob(".*"))
 
     # What changes here is there at the next call.
     (project / "data" / "copy.parquet").write_bytes(table.read_bytes())
     assert exec_code(project, "print(load('copy').x.sum())", socket_dir=sock)["stdout"] == "6\n"
-    assert not (project / ".sandbox").exists() and (sock / "kernellite.json").exists()
+    assert not (project / ".sandbox").exists()
+    assert (sock / "kernellite.json").exists()
 
-    assert shutdown(project, socket_dir=sock) and not ping(project, socket_dir=sock)
+    assert shutdown(project, socket_dir=sock)
+    assert not ping(project, socket_dir=sock)
     assert not shutdown(project, socket_dir=sock)
     with pytest.raises(NotFound, match="start_container"):
         exec_code(project, "1", socket_dir=sock)
@@ -157,11 +170,14 @@ def test_statuses(project: Path) -> None:
     assert exec_code(project, "print('a'); x + 1")["stdout"] == "a\n42\n"
     failed = exec_code(project, "print('before'); 1 / 0")
     assert (failed["status"], failed["stdout"]) == ("[ERROR] exec", "before\n")
-    assert "ZeroDivisionError" in failed["stderr"] and "Traceback" in failed["stderr"]
+    assert "ZeroDivisionError" in failed["stderr"]
+    assert "Traceback" in failed["stderr"]
     late = exec_code(project, "while True: pass", timeout=0.5)
-    assert late["status"] == "[TIMEOUT] exec" and "too long" in late["stderr"]
+    assert late["status"] == "[TIMEOUT] exec"
+    assert "too long" in late["stderr"]
     died = exec_code(project, "import os; os._exit(3)")
-    assert died["status"] == "[CRASHED] exec" and "variables of before are gone" in died["stderr"]
+    assert died["status"] == "[CRASHED] exec"
+    assert "variables of before are gone" in died["stderr"]
     assert exec_code(project, "open('notes.md').read()")["stdout"] == "'notes'\n"
 
 
@@ -184,7 +200,8 @@ def test_what_code_makes_below_data_is_written_back(project: Path) -> None:
     assert made["stderr"] == ""
     assert (project / "data/new/er/ü.bin").read_bytes() == b"x" * 3000000
     changed = exec_code(project, "open('data/deep/a.txt', 'w').write('b'); open('elsewhere', 'w').write('no')")
-    assert changed["stderr"] == "" and (project / "data/deep/a.txt").read_text() == "b"
+    assert changed["stderr"] == ""
+    assert (project / "data/deep/a.txt").read_text() == "b"
     assert not (project / "elsewhere").exists()
     # Neither is brought in again, nor written back again.
     before = (project / "data/new/er/ü.bin").stat()
@@ -216,13 +233,16 @@ os.symlink('/etc/passwd', 'data/passwd'); os.symlink('/etc', 'data/etc'); os.mkf
 """,
     )
     assert "not written back: linked/planted" in done["stderr"]
-    assert os.listdir(outside) == ["secret"] and (outside / "secret").read_text() == "mine"
-    assert (project / "data/file").read_text() == "new" and not (project / "data/file").is_symlink()
+    assert os.listdir(outside) == ["secret"]
+    assert (outside / "secret").read_text() == "mine"
+    assert (project / "data/file").read_text() == "new"
+    assert not (project / "data/file").is_symlink()
     assert sorted(os.listdir(project / "data")) == ["deep", "file", "linked"]
     # Nor is all of a sandbox data because code says so.
     exec_code(project, "import shutil; os.rename('data', 'old'); os.symlink('/etc', 'data')")
     moved = exec_code(project, "1")
-    assert "not a directory any more" in moved["stderr"] and sorted(os.listdir(project / "data")) == [
+    assert "not a directory any more" in moved["stderr"]
+    assert sorted(os.listdir(project / "data")) == [
         "deep",
         "file",
         "linked",
@@ -246,7 +266,8 @@ def test_secrets_stay_here(project: Path) -> None:
     # Nor does code get to replace them, or to be told of them again and again.
     written = exec_code(project, "open('data/prod.key', 'w').write('mine'); open('data/.env', 'w').write('x')")
     assert "not written back: data/prod.key (it may hold secrets)" in written["stderr"]
-    assert (project / "data/prod.key").read_text() == "hunter2" and not (project / "data/.env").exists()
+    assert (project / "data/prod.key").read_text() == "hunter2"
+    assert not (project / "data/.env").exists()
     (project / "data/prod.key").write_text("hunter2 again")
     assert "data/prod.key" in exec_code(project, "1")["stderr"]
     assert exec_code(project, "open('data/prod.key').read()") == {
@@ -255,7 +276,8 @@ def test_secrets_stay_here(project: Path) -> None:
 
     # Unless the user says so.
     again = start_container(project, "sales", secrets=[".env", "data/prod.key"])
-    assert again["how"] == "found" and again["copied"] == 2
+    assert again["how"] == "found"
+    assert again["copied"] == 2
     read = "print(open('.env').read(), open('data/prod.key').read())"
     assert exec_code(project, read)["stdout"] == "hunter2 hunter2 again\n"
 
@@ -276,7 +298,8 @@ def test_a_file_that_does_not_come_whole_does_not_come(project: Path) -> None:
 
     with pytest.raises(OSError, match="gone"):
         Project(project, None).write(["deep", "a.txt"], broken())
-    assert os.listdir(project / "data" / "deep") == ["a.txt"] and (project / "data/deep/a.txt").read_text() == "a"
+    assert os.listdir(project / "data" / "deep") == ["a.txt"]
+    assert (project / "data/deep/a.txt").read_text() == "a"
 
 
 def test_what_is_left_out_is_said(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,18 +315,21 @@ def test_what_is_left_out_is_said(project: Path, monkeypatch: pytest.MonkeyPatch
     assert started["copied"] == 3
     assert [what.split()[0] for what in started["left_out"]] == ["f3", "notes.md", "data/big", "data/deep/a.txt"]
     done = exec_code(project, "import os; print(sorted(os.listdir())); open('data/large', 'w').write('x' * 5000)")
-    assert ".git" not in done["stdout"] and "not written back: data/large" in done["stderr"]
+    assert ".git" not in done["stdout"]
+    assert "not written back: data/large" in done["stderr"]
     assert not (project / "data/large").exists()
     assert exec_code(project, "1")["stderr"] == "", "once is enough"
 
 
 def test_by_its_slug(project: Path, client: Client) -> None:
     started = start_container(project, "to-be-stopped")
-    assert stop_container("to-be-stopped") and not ping(project)
+    assert stop_container("to-be-stopped")
+    assert not ping(project)
     assert not stop_container("to-be-stopped")
     # The tool starts one by itself, and says that it is another.
     done = json.loads(pandastool("open('notes.md').read()", str(project)))
-    assert (done["status"], done["stdout"]) == ("[OK] exec", "'notes'\n") and "variables are gone" in done["stderr"]
+    assert (done["status"], done["stdout"]) == ("[OK] exec", "'notes'\n")
+    assert "variables are gone" in done["stderr"]
     assert json.loads(pandastool("1", str(project)))["stderr"] == ""
     assert client.sessions(key=Project(project, None).key)[0].id != started["session_id"]
 
@@ -312,5 +338,6 @@ def test_the_tool_never_raises(project: Path, monkeypatch: pytest.MonkeyPatch) -
     assert json.loads(pandastool("1", str(project / "none")))["status"] == "[ERROR] sandbox"
     monkeypatch.setenv("BELLJAR_URL", "http://127.0.0.1:9")
     done = json.loads(pandastool("1", str(project)))
-    assert done["status"] == "[ERROR] sandbox" and "nothing listens" in done["stderr"]
+    assert done["status"] == "[ERROR] sandbox"
+    assert "nothing listens" in done["stderr"]
     assert not ping(project)

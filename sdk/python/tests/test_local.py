@@ -62,12 +62,14 @@ print(belljar.run("1 + 1").text, belljar.local._pid_of(belljar.local.Place().soc
     assert place.runtime == home / "run" / "belljar-local"
     assert [path.stat().st_mode & 0o077 for path in (place.data, place.runtime, place.log, place.socket)] == [0] * 4
     environment = Path(f"/proc/{pid}/environ").read_bytes()
-    assert b"secret-of-mine" not in environment and b"BELLJAR_BINARY" not in environment
+    assert b"secret-of-mine" not in environment
+    assert b"BELLJAR_BINARY" not in environment
     assert "listens on unix:" in local.log_path().read_text()
 
     # Killed, it is started again by whoever needs it, and its sessions are there.
     with Client() as client:
-        assert repr(client) == "Client('local')" and client.url == f"unix:{place.socket}"
+        assert repr(client) == "Client('local')"
+        assert client.url == f"unix:{place.socket}"
         session = client.session()
         session.run_code("x = 41")
         os.kill(pid, signal.SIGKILL)
@@ -75,7 +77,9 @@ print(belljar.run("1 + 1").text, belljar.local._pid_of(belljar.local.Place().soc
         assert local._pid_of(place.socket) not in (None, pid)
         session.stop()
 
-    assert local.stop() and not local.is_running() and not local.stop()
+    assert local.stop()
+    assert not local.is_running()
+    assert not local.stop()
 
 
 def test_a_server_that_cannot_start_is_quoted(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +87,8 @@ def test_a_server_that_cannot_start_is_quoted(home: Path, monkeypatch: pytest.Mo
     began = time.monotonic()
     with pytest.raises(LocalServerError, match="BELLJAR_MEMORY") as caught:
         belljar.run("1")
-    assert "It said:" in str(caught.value) and "server.log" in str(caught.value)
+    assert "It said:" in str(caught.value)
+    assert "server.log" in str(caught.value)
     assert time.monotonic() - began < 10
 
 
@@ -116,7 +121,8 @@ def test_flags_that_the_server_does_not_know_are_not_passed(home: Path) -> None:
 def test_long_paths_and_foreign_directories(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", f"{home}/" + "x" * 120)
     place = local.Place()
-    assert len(str(place.socket)) < 108 and place.runtime.name.startswith("belljar-")
+    assert len(str(place.socket)) < 108
+    assert place.runtime.name.startswith("belljar-")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(home / "run"))
     (home / "elsewhere").mkdir()
     (home / "run" / "belljar-local").symlink_to(home / "elsewhere")
@@ -225,12 +231,14 @@ def test_the_socket_of_another_user_is_told_nothing(home: Path, user: User) -> N
 def test_another_users_process_in_our_directory_is_told_nothing(home: Path, user: User) -> None:
     stranger = Stranger(local.Place().runtime, keeps_directory=False)
     try:
-        assert not local.is_running() and not local.stop()
+        assert not local.is_running()
+        assert not local.stop()
         with pytest.raises(LocalServerError):
             belljar.run("1", env={"TOKEN": "my-secret"})
         for env in ({}, {"BELLJAR_URL": "local"}):
             told = user.run(user.env["BELLJAR_BINARY"], "session", "create", "--key", "my-secret", env=env)
-            assert told.returncode == 125 and "not yours to use" in told.stderr, told.stderr
+            assert told.returncode == 125
+            assert "not yours to use" in told.stderr, told.stderr
     finally:
         heard = stranger.leave()
     assert heard == b""
@@ -261,6 +269,7 @@ def test_only_what_the_server_needs_is_passed_on(home: Path, monkeypatch: pytest
     # An earlier test of this process may have used tools that need it.
     monkeypatch.setattr(local, "_passes_model_key", False)
     environment = local._environment(local.Place())
-    assert environment["MY_TOKEN"] == "t" and environment["BELLJAR_MEMORY"] == "1G"
+    assert environment["MY_TOKEN"] == "t"
+    assert environment["BELLJAR_MEMORY"] == "1G"
     assert environment["DATASETS_HOST_RO"] == os.path.abspath("data")
     assert not {"ANTHROPIC_API_KEY", "OPENAI_API_KEY", "BELLJAR_API_KEY", "BELLJAR_BINARY"} & set(environment)

@@ -47,7 +47,8 @@ def test_settings_from_files_and_the_environment(nowhere: Path, monkeypatch: pyt
     )
     config = Config.from_env()
     assert (config.mode, config.datasets_host_ro, config.tmpfs_size_mb) == ("BIND_LOCAL", Path("data"), 64)
-    assert config.sandbox_image == "sandbox:latest" and "secret" not in repr(config)
+    assert config.sandbox_image == "sandbox:latest"
+    assert "secret" not in repr(config)
 
     monkeypatch.setenv("DATASET_ACCESS", "API_TMPFS")
     assert Config.from_env().mode == "BIND_API", "the environment wins"
@@ -73,12 +74,15 @@ def test_settings_that_make_no_sense(nowhere: Path, wrong: str) -> None:
 def test_start_exec_stop(server: Server) -> None:
     manager = SessionManager(session_storage="TMPFS", dataset_access="NONE", tmpfs_size=16, url=server.url)
     session = manager.start("conversation-7")
-    assert session.info.limits.tmpfs == 16 << 20 and session.info.storage == "TMPFS"
+    assert session.info.limits.tmpfs == 16 << 20
+    assert session.info.storage == "TMPFS"
     manager.exec("conversation-7", "x = 41")
     result = manager.exec("conversation-7", "print('hi'); x + 1", timeout=5)
     assert (result.text, result.stdout, result.session_id) == ("42", "hi\n", session.id)
-    assert result.notice is None and result.session_key == "conversation-7"
-    assert manager.stop("conversation-7") and not manager.stop("conversation-7")
+    assert result.notice is None
+    assert result.session_key == "conversation-7"
+    assert manager.stop("conversation-7")
+    assert not manager.stop("conversation-7")
     assert "gone" in (manager.exec("conversation-7", "1").notice or "")
     assert manager.stop("conversation-7")
 
@@ -89,7 +93,8 @@ async def test_the_same_with_await(server: Server) -> None:
     await manager.aexec("a", "x = 1")
     assert (await manager.aexec("a", "x")).text == "1"
     assert (await manager.arun("1 + 1")).text == "2"
-    assert await manager.astop("a") and not await manager.astop("a")
+    assert await manager.astop("a")
+    assert not await manager.astop("a")
     await manager.aclose()
 
 
@@ -143,8 +148,10 @@ async def test_conversations_go_on_with_changed_options(server: Server) -> None:
     before.stop("stopped")
     after = SessionManager(session_storage="BIND", url=server.url, key_prefix="changed", memory="640M", env={"A": "b"})
     living = after.exec("living", "x + 1")
-    assert living.text == "42" and living.notice is not None
-    assert "limits.memory" in living.notice and "until it is stopped" in living.notice
+    assert living.text == "42"
+    assert living.notice is not None
+    assert "limits.memory" in living.notice
+    assert "until it is stopped" in living.notice
     assert after.exec("living", "x").notice is None, "said once"
     assert (await after.aexec("living", "x")).text == "41"
     stopped = after.exec("stopped", "import os; os.environ['A'], open('/session/a').read()")
@@ -152,8 +159,10 @@ async def test_conversations_go_on_with_changed_options(server: Server) -> None:
     assert after.open("stopped").session.info.limits.memory == 640 << 20
     after.stop("living")
     assert (await after.aopen("living")).session.info.limits.memory == 640 << 20
-    assert after.remove("living") and not after.remove("living")
-    assert await after.aremove("stopped") and not await after.aremove("stopped")
+    assert after.remove("living")
+    assert not after.remove("living")
+    assert await after.aremove("stopped")
+    assert not await after.aremove("stopped")
 
 
 def test_settings_of_a_local_server(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,7 +199,8 @@ def test_tools_follow_the_environment_without_being_told(user: User, monkeypatch
     assert (manager.session_storage, manager.dataset_access) == ("BIND", None)
     result = manager.exec("a", "open('/session/artifacts/a.txt', 'w').write('a'); None")
     assert (user.project / "kept" / str(result.session_id) / "artifacts" / "a.txt").read_text() == "a"
-    assert (user.project / "blobs").is_dir() and (user.project / "known.db").exists()
+    assert (user.project / "blobs").is_dir()
+    assert (user.project / "known.db").exists()
     # A client, the command line and the same settings as arguments find the same server.
     assert [session.key for session in Client().sessions()] == ["a"]
     told = user.run(user.env["BELLJAR_BINARY"], "session", "list", env={"BLOBSTORE_DIR": "./x/../blobs"})
@@ -198,7 +208,8 @@ def test_tools_follow_the_environment_without_being_told(user: User, monkeypatch
     monkeypatch.delenv("BLOBSTORE_DIR")
     (user.project / ".env").unlink()
     same = SessionManager(session_storage="BIND", session_root="kept", blobstore_dir="blobs", artifacts_db="known.db")
-    assert same.client.url == manager.client.url and len(user.servers()) == 1
+    assert same.client.url == manager.client.url
+    assert len(user.servers()) == 1
     assert same.stop("a")
 
 
@@ -208,7 +219,8 @@ def test_artifacts_of_runs_are_left_where_the_program_is(user: User, monkeypatch
     code = "import os; os.mkdir('/work/artifacts/sub'); open('/work/artifacts/sub/a b.txt', 'w').write('left'); None"
     result = manager.run(code)
     path = user.project / "outputs" / result.exec_id / "sub" / "a b.txt"
-    assert result.artifact_map == {"/work/artifacts/sub/a b.txt": str(path)} and path.read_text() == "left"
+    assert result.artifact_map == {"/work/artifacts/sub/a b.txt": str(path)}
+    assert path.read_text() == "left"
     assert result.artifacts[0].host_path == str(path)
     # A file of the user's own: what is done to it is done to no other.
     path.write_text("changed")
@@ -217,7 +229,8 @@ def test_artifacts_of_runs_are_left_where_the_program_is(user: User, monkeypatch
     (user.project / "full").write_text("no directory")
     monkeypatch.setenv("BELLJAR_OUTPUTS_DIR", "full")
     kept = Path(SessionManager().run(code).artifact_map["/work/artifacts/sub/a b.txt"])
-    assert kept.read_text() == "left" and not kept.is_relative_to(user.project)
+    assert kept.read_text() == "left"
+    assert not kept.is_relative_to(user.project)
 
 
 async def test_the_same_with_await_and_another_directory(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,7 +239,8 @@ async def test_the_same_with_await_and_another_directory(user: User, monkeypatch
     manager = SessionManager()
     result = await manager.arun("open('/work/artifacts/a.txt', 'w').write('left'); None")
     path = user.project / "made" / result.exec_id / "a.txt"
-    assert result.artifact_map == {"/work/artifacts/a.txt": str(path)} and path.read_text() == "left"
+    assert result.artifact_map == {"/work/artifacts/a.txt": str(path)}
+    assert path.read_text() == "left"
     await manager.aclose()
 
 

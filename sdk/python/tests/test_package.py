@@ -65,7 +65,8 @@ def test_every_name_is_there() -> None:
 
 def test_the_version_is_one() -> None:
     declared = re.search(r'^version = "(.+)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
-    assert declared is not None and declared[1] == belljar.__version__
+    assert declared is not None
+    assert declared[1] == belljar.__version__
     assert (SOURCE / "belljar" / "py.typed").exists()
 
 
@@ -77,7 +78,8 @@ def test_python_3_10_understands_it(path: Path) -> None:
     code = [node for node in tree.body if not isinstance(node, ast.Expr)]
     has_annotations = any(isinstance(node, (ast.AnnAssign, ast.arg)) for node in ast.walk(tree))
     if has_annotations:
-        assert isinstance(code[0], ast.ImportFrom) and code[0].module == "__future__"
+        assert isinstance(code[0], ast.ImportFrom)
+        assert code[0].module == "__future__"
 
 
 def test_the_synchronous_half_is_made_of_the_other() -> None:
@@ -102,7 +104,8 @@ def test_the_reference_is_made_of_the_docstrings() -> None:
 def test_errors_survive_the_way_to_another_process() -> None:
     error = belljar.TooMany("no room", code="no_room", hint="wait", status=429, retry_after=5.0)
     again = pickle.loads(pickle.dumps(error))
-    assert type(again) is belljar.TooMany and str(again) == "no room; wait"
+    assert type(again) is belljar.TooMany
+    assert str(again) == "no room; wait"
     assert (again.code, again.status, again.retry_after) == ("no_room", 429, 5.0)
 
 

@@ -79,7 +79,8 @@ def test_the_server_says_when_to_come_back_and_patience_ends() -> None:
 
 def test_a_server_that_was_never_there_gets_a_moment_only(monkeypatch: pytest.MonkeyPatch) -> None:
     stranger, friend = (Attempts(60, is_safe=True, heard_before=heard) for heard in (False, True))
-    assert stranger.pause(NOBODY) > 0 and friend.pause(NOBODY) > 0
+    assert stranger.pause(NOBODY) > 0
+    assert friend.pause(NOBODY) > 0
     now = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now + 10)
     assert friend.pause(NOBODY) > 0
@@ -100,7 +101,9 @@ def test_patience_begins_with_the_first_failure(monkeypatch: pytest.MonkeyPatch)
 def test_pauses_grow() -> None:
     attempts = Attempts(600, is_safe=True, heard_before=True)
     pauses = [attempts.pause(LOST) for _ in range(10)]
-    assert pauses[0] < 0.1 and pauses[4] > 0.5 and max(pauses) <= 2.5
+    assert pauses[0] < 0.1
+    assert pauses[4] > 0.5
+    assert max(pauses) <= 2.5
 
 
 def answer(status: int, body: bytes, **headers: str) -> BelljarError:
@@ -113,10 +116,12 @@ def test_refusals_are_understood() -> None:
     assert isinstance(told, TooMany)
     assert (told.code, told.message, told.hint, told.status, told.retry_after) == ("no_room", "full", "wait", 429, 5.0)
     ended = answer(409, b'{"error":{"code":"session_ending","message":"m"}}')
-    assert isinstance(ended, SessionEnded) and ended.hint is None
+    assert isinstance(ended, SessionEnded)
+    assert ended.hint is None
     assert isinstance(answer(502, b"<html>bad gateway"), ServerUnavailable)
     stranger = answer(404, b"<html>")
-    assert isinstance(stranger, ProtocolError) and "secret" not in str(stranger)
+    assert isinstance(stranger, ProtocolError)
+    assert "secret" not in str(stranger)
 
 
 def test_certificates_are_not_waited_for() -> None:
@@ -158,8 +163,10 @@ def test_results_are_shown_in_notebooks() -> None:
     table = {"data": {"text/plain": "a", "text/html": '<table onload="alert(1)">'}}
     shown = result(stdout="<b>\n", results=[table, figure])._repr_mimebundle_()
     # A sandbox has no say in the page around it.
-    assert 'sandbox=""' in shown["text/html"] and 'onload="' not in shown["text/html"]
-    assert "&lt;b&gt;" in shown["text/html"] and PNG in shown["text/html"]
+    assert 'sandbox=""' in shown["text/html"]
+    assert 'onload="' not in shown["text/html"]
+    assert "&lt;b&gt;" in shown["text/html"]
+    assert PNG in shown["text/html"]
     failed = result(status="error", exit_code=1, error={"name": "E", "value": "v", "traceback": "T\nE: v"})
     assert failed._repr_mimebundle_()["text/plain"] == "T\nE: v"
 

@@ -74,13 +74,15 @@ def test_as_the_page_says(state: Path) -> None:
             "run", "-d", *flags(), "--name", name, *where, *own, *mounts, IMAGE,
             "belljar", "serve", "--listen", f"127.0.0.1:{port}", "--stop-sessions",
         )  # fmt: skip
-        with Client(f"http://127.0.0.1:{port}", api_key=key, patience=PATIENCE) as client:
-            with client.session(limits={"memory": "64M"}) as session:
-                assert session.run_code("x = 6 * 7").ok
-                look = "import os; print(x, os.getuid(), os.path.exists('/var/lib/belljar'))"
-                assert session.run_code(look).stdout == "42 1000 False\n"
-                full = session.run_code("x = bytearray(256 << 20)")
-                assert full.status == "oom" or (full.error is not None and full.error.name == "MemoryError")
+        with (
+            Client(f"http://127.0.0.1:{port}", api_key=key, patience=PATIENCE) as client,
+            client.session(limits={"memory": "64M"}) as session,
+        ):
+            assert session.run_code("x = 6 * 7").ok
+            look = "import os; print(x, os.getuid(), os.path.exists('/var/lib/belljar'))"
+            assert session.run_code(look).stdout == "42 1000 False\n"
+            full = session.run_code("x = bytearray(256 << 20)")
+            assert full.status == "oom" or (full.error is not None and full.error.name == "MemoryError")
         with Client(f"http://127.0.0.1:{port}") as stranger, pytest.raises(Unauthorized):
             stranger.sessions()
     finally:

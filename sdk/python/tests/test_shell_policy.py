@@ -11,13 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from servers import Server
-
-
 from langchain.agents import create_agent
 from langchain.agents.middleware import ShellToolMiddleware
 from langchain_core.language_models.fake_chat_models import FakeMessagesListChatModel
 from langchain_core.messages import AIMessage, ToolMessage
+from servers import Server
 
 from belljar import Client, Session
 from belljar.shell_policy import BelljarExecutionPolicy
@@ -53,13 +51,15 @@ def test_pipes_and_exit_status(policy: BelljarExecutionPolicy, tmp_path: Path) -
     assert (out, err, shell.returncode) == ("Ada\n/session\n1 /tmp grüße\n", "oh\n", 7)
     # At the end of its input a shell ends too.
     shell = spawn(policy, tmp_path, "/bin/sh")
-    assert shell.communicate("echo $0; false", timeout=30)[0] == "/bin/sh\n" and shell.returncode == 1
+    assert shell.communicate("echo $0; false", timeout=30)[0] == "/bin/sh\n"
+    assert shell.returncode == 1
 
 
 def test_what_cannot_be_run(policy: BelljarExecutionPolicy, tmp_path: Path) -> None:
     shell = spawn(policy, tmp_path, "/none/such")
     _, err = shell.communicate(timeout=30)
-    assert shell.returncode in (126, 127) and err
+    assert shell.returncode in (126, 127)
+    assert err
     policy._own[tmp_path].stop()
     bridge = spawn(policy, tmp_path)  # in a new session, as the old one has ended
     assert bridge.communicate("echo new", timeout=30)[0] == "new\n"
@@ -68,7 +68,8 @@ def test_what_cannot_be_run(policy: BelljarExecutionPolicy, tmp_path: Path) -> N
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_the_shell_dies_with_the_bridge(policy: BelljarExecutionPolicy, tmp_path: Path, how: signal.Signals) -> None:
     shell = spawn(policy, tmp_path)
-    assert shell.stdin is not None and shell.stdout is not None
+    assert shell.stdin is not None
+    assert shell.stdout is not None
     shell.stdin.write("echo ready; sleep 300\n")
     shell.stdin.flush()
     assert shell.stdout.readline() == "ready\n"
@@ -85,7 +86,8 @@ def test_the_shell_dies_with_the_bridge(policy: BelljarExecutionPolicy, tmp_path
 def test_the_shell_outlives_the_server(mortal: Server, tmp_path: Path) -> None:
     with BelljarExecutionPolicy(url=mortal.url) as policy:
         shell = spawn(policy, tmp_path)
-        assert shell.stdin is not None and shell.stdout is not None
+        assert shell.stdin is not None
+        assert shell.stdout is not None
         shell.stdin.write("x=41; echo begun\n")
         shell.stdin.flush()
         assert shell.stdout.readline() == "begun\n"
@@ -114,14 +116,17 @@ def test_an_agent_with_a_shell(policy: BelljarExecutionPolicy) -> None:
         startup_commands=["echo begun > /session/begun"],
     )  # fmt: skip
     answers = _answers(agent.invoke({"messages": [("user", "go")]}))
-    assert "42 /tmp Ada" in answers[1] and "[stderr]" in answers[2] and "1\n2\n3" in answers[3]
+    assert "42 /tmp Ada" in answers[1]
+    assert "[stderr]" in answers[2]
+    assert "1\n2\n3" in answers[3]
 
 
 def test_a_shell_that_hangs_is_started_again_among_its_files(server: Server) -> None:
     with BelljarExecutionPolicy(url=server.url, command_timeout=3.0, termination_timeout=0.5) as policy:
         agent = _agent(policy, "echo kept > /session/x; y=1; sleep 300", "cat /session/x; echo y=$y")
         answers = _answers(agent.invoke({"messages": [("user", "go")]}))
-        assert "timed out" in answers[0].lower() and "kept\ny=\n" in answers[1]
+        assert "timed out" in answers[0].lower()
+        assert "kept\ny=\n" in answers[1]
         [session] = policy._own.values()
         wait_for("the first shell is gone", lambda: session.refresh().running == 0)
         # The run is over, and so is its workspace: the next shell sweeps it away.

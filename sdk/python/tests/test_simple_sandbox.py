@@ -18,7 +18,8 @@ def test_commands_remember_each_other(server: Server, client: Client) -> None:
         assert sandbox.session_id is not None
         session = client.get_session(sandbox.session_id)
         assert session.is_alive()
-    assert sandbox.session_id is None and not session.is_alive()
+    assert sandbox.session_id is None
+    assert not session.is_alive()
 
 
 def test_both_streams_come_in_their_order(server: Server) -> None:
@@ -47,13 +48,15 @@ def test_without_a_with_block(server: Server) -> None:
 
 
 def test_an_error_inside_is_the_one_that_is_seen(server: Server, client: Client) -> None:
-    with pytest.raises(ZeroDivisionError):
+    def fail() -> None:
         with SandboxClient(server.url) as sandbox:
-            made = sandbox.session_id
-            client.get_session(str(made)).stop()
+            client.get_session(str(sandbox.session_id)).stop()
             with pytest.raises((SessionEnded, NotFound)):
                 sandbox.execute("true")
             raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
 
 
 def test_it_is_found_in_the_environment(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,7 +42,8 @@ open('/session/artifacts/a.txt', 'w').write('left')
 """
     events = list(session.stream(code))
     kinds = [type(event) for event in events]
-    assert {Stdout, Stderr, Display, ResultEvent, ArtifactsEvent} <= set(kinds) and kinds[-1] is Done
+    assert {Stdout, Stderr, Display, ResultEvent, ArtifactsEvent} <= set(kinds)
+    assert kinds[-1] is Done
     assert [event.position for event in events] == sorted(event.position for event in events)
     done = events[-1]
     assert isinstance(done, Done)
@@ -56,7 +57,8 @@ def test_a_stream_can_be_waited_for_until_it_was_accepted(session: Session) -> N
     stream = session.stream("x = input()\nprint('got', x)", stdin=True)
     exec_id = stream.accepted()
     # It goes on without anybody listening.
-    assert exec_id == stream.exec_id == stream.accepted() and session.get_exec(exec_id).state != "finished"
+    assert exec_id == stream.exec_id == stream.accepted()
+    assert session.get_exec(exec_id).state != "finished"
     stream.send("it\n")
     assert stream.result().stdout == "got it\n"
     assert session.join(exec_id).accepted() == exec_id
@@ -79,7 +81,8 @@ def test_a_display_is_told_from_the_value(session: Session) -> None:
     for streamed in (None, lambda _: None):
         result = session.run_code("display('shown'); 6 * 7", on_output=streamed)
         assert [bundle.kind for bundle in result.results] == ["display", "result"]
-        assert result.value is not None and result.value.text == "42"
+        assert result.value is not None
+        assert result.value.text == "42"
         assert session.run_code("display('shown')", on_output=streamed).value is None
 
 
@@ -146,7 +149,8 @@ def test_the_server_is_killed_while_it_tells(mortal: Server) -> None:
                     mortal.kill()
                     threading.Timer(0.4, mortal.start).start()
         assert "".join(texts) == stream.result().stdout == lines(60)
-        assert stream.result().ok and stream.result().text == "'end'"
+        assert stream.result().ok
+        assert stream.result().text == "'end'"
         assert session.run_code("x + 1").text == "42"
 
 

@@ -9,7 +9,8 @@ from belljar import AsyncClient, Client, Conflict, InvalidRequest, NotFound, Vol
 
 def test_volumes_come_and_go(client: Client) -> None:
     made = client.volumes.create("shelf", size="8M")
-    assert isinstance(made, Volume) and (made.name, made.size, made.used_by) == ("shelf", 8 << 20, [])
+    assert isinstance(made, Volume)
+    assert (made.name, made.size, made.used_by) == ("shelf", 8 << 20, [])
     with pytest.raises(Conflict) as taken:
         client.volumes.create("shelf")
     assert taken.value.code == "volume_exists"
@@ -33,10 +34,12 @@ def test_files_are_shared_and_stay(client: Client) -> None:
         writer.files.write("/volumes/shared/a.txt", b"kept")
         assert reader.files.read("/volumes/shared/a.txt") == b"kept"
         refused = reader.run_code("open('/volumes/shared/b', 'w')").error
-        assert refused is not None and refused.name in ("OSError", "PermissionError")
+        assert refused is not None
+        assert refused.name in ("OSError", "PermissionError")
         with pytest.raises(Conflict) as used:
             client.volumes.remove("shared")
-        assert used.value.code == "volume_in_use" and writer.id in used.value.message
+        assert used.value.code == "volume_in_use"
+        assert writer.id in used.value.message
         assert {user.id: user.mode for user in client.volumes.get("shared").used_by} == {
             writer.id: "rw",
             reader.id: "ro",
@@ -44,7 +47,8 @@ def test_files_are_shared_and_stay(client: Client) -> None:
     run = client.run("open('/volumes/shared/a.txt').read()", volumes={"shared": "ro"})
     assert run.text == "'kept'"
     found = client.volumes.get("shared")
-    assert (found.used_by, found.files, found.partial) == ([], 1, False) and (found.used or 0) > 0
+    assert (found.used_by, found.files, found.partial) == ([], 1, False)
+    assert (found.used or 0) > 0
     client.volumes.remove("shared")
 
 

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import venv
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,8 @@ def wheel() -> Path:
     """`make test` builds it, with nothing to compile after `make build`."""
     named = os.environ.get("WHEEL_TO_TEST")
     made = [Path(named)] if named else sorted((REPOSITORY / "dist").glob("belljar-*.whl"))
-    assert len(made) == 1 and made[0].is_file(), "no wheel to test: `make wheel` makes one; or name it: WHEEL_TO_TEST"
+    is_there = [path.is_file() for path in made] == [True]
+    assert is_there, "no wheel to test: `make wheel` makes one; or name it: WHEEL_TO_TEST"
     return made[0]
 
 
@@ -39,12 +39,12 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def stranger(user: User, python: Path) -> Iterator[User]:
+def stranger(user: User, python: Path) -> User:
     """Somebody who has the wheel, and neither our sources nor Rust nor a server."""
     for name in ("PYTHONPATH", "BELLJAR_BINARY", "BELLJAR_PRELOAD", "BELLJAR_POOL"):
         del user.env[name]
     user.env["PATH"] = f"{python.parent}{os.pathsep}{without_rust()}"
-    yield user
+    return user
 
 
 def without_rust() -> str:
@@ -59,13 +59,15 @@ def without_rust() -> str:
 def test_the_readmes_example_runs_right_after_the_installation(stranger: User, python: Path, readme: str) -> None:
     page = Page.read(REPOSITORY / readme)
     first = next(block for block in page.blocks if block.language == "python")
-    assert "belljar.run(" in first.code and "with belljar.Client() as client" in first.code
+    assert "belljar.run(" in first.code
+    assert "with belljar.Client() as client" in first.code
     page.blocks = [first]
     assert stranger.servers() == []
     done = stranger.run(python, "-c", page.program(), timeout=120)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
     page.check(done.stdout)
-    assert len(first.printed) == 2 and len(stranger.servers()) == 1
+    assert len(first.printed) == 2
+    assert len(stranger.servers()) == 1
 
     # The shortest of all, with the server that is there by now.
     done = stranger.run(python, "-c", "import belljar; print(belljar.run('1+1').text)")
@@ -78,7 +80,8 @@ def test_without_setup_it_runs_plain_python_and_says_so(stranger: User, python: 
     done = stranger.run(python, "-c", code, env=bare)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("2\nNo module named 'pandas'")
-    assert done.stderr.count("\n") == 1 and "`sandbox-setup` installs those" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert "`sandbox-setup` installs those" in done.stderr
     # Whoever comes later finds a server, and has been told by whoever started it.
     again = stranger.run(python, "-c", "import belljar; belljar.run('1')", env=bare)
     assert (again.returncode, again.stderr) == (0, "")
@@ -87,10 +90,12 @@ def test_without_setup_it_runs_plain_python_and_says_so(stranger: User, python: 
 def test_commands_come_with_it(stranger: User, python: Path) -> None:
     assert stranger.run("belljar", "--version").stdout.startswith("belljar ")
     helped = stranger.run("sandbox-setup", "--help")
-    assert helped.returncode == 0 and "--force" in helped.stdout
+    assert helped.returncode == 0
+    assert "--force" in helped.stdout
     # What it needs for an agent was not asked for.
     refused = stranger.run("langgraph-sandbox")
-    assert refused.returncode == 1 and refused.stderr.strip().endswith("pip install 'belljar[langgraph]'")
+    assert refused.returncode == 1
+    assert refused.stderr.strip().endswith("pip install 'belljar[langgraph]'")
 
 
 def test_what_is_in_it(wheel: Path) -> None:

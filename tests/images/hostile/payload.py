@@ -5,6 +5,7 @@ which later kernels have too, since they begin with that memory. Each outcome ha
 (what the test compares with what it knows of the host).
 """
 
+import contextlib
 import ctypes
 import json
 import os
@@ -147,10 +148,8 @@ def secrets_after(link):
         try:
             libc.setns(link, 0)
             for name in ("/session/secret", "/etc/shadow", "/etc/passwd"):
-                try:
+                with contextlib.suppress(OSError):
                     os.write(writer, f"{name}: {open(name).read()[:80]!r}\n".encode())
-                except OSError:
-                    pass
         finally:
             os._exit(0)
     os.close(writer)
@@ -236,7 +235,7 @@ def files(reached, seen):
         except OSError:
             pass
     for path in ("/sys", "/var/lib/belljar", "/root", "/home", "/boot", "/run/docker.sock", "/dev/sda", "/dev/mem"):
-        if os.path.isdir(path) and os.listdir(path) or os.path.exists(path) and not os.path.isdir(path):
+        if (os.path.isdir(path) and os.listdir(path)) or (os.path.exists(path) and not os.path.isdir(path)):
             reached.append(f"{path} is there")
     for path in json.load(open(CONFIG))["files"]:
         if os.path.exists(path):

@@ -29,7 +29,8 @@ from .plan import Plan
 
 TYPE_CHECKING = False  # see ../__init__.py
 if TYPE_CHECKING:
-    from typing import Any, Callable
+    from collections.abc import Callable
+    from typing import Any
 
 # A plan without the values that could not be written, and again: each is smaller than the one before.
 MAX_PLANS = 5

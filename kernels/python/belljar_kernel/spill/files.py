@@ -14,7 +14,8 @@ import sys
 
 TYPE_CHECKING = False  # see __init__.py
 if TYPE_CHECKING:
-    from typing import Any, Callable
+    from collections.abc import Callable
+    from typing import Any
 
 # What is in memory twice while it is written, compared or read.
 PIECE_BYTES = 16 << 20

@@ -20,7 +20,8 @@ from ..state import is_one_of, package_of
 
 TYPE_CHECKING = False  # see __init__.py
 if TYPE_CHECKING:
-    from typing import Any, Iterable
+    from collections.abc import Iterable
+    from typing import Any
 
 # More parts than any sensible number of values has; a frame of a thousand columns that were added one by one has ten
 # thousand.

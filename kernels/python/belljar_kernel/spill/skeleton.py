@@ -18,7 +18,8 @@ from .leaves import root_of
 
 TYPE_CHECKING = False  # see __init__.py
 if TYPE_CHECKING:
-    from typing import Any, Callable
+    from collections.abc import Callable
+    from typing import Any
 
     from .ownership import Parts
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Callable, Generic, Literal, TypedDict, TypeVar, Union
+from typing import Any, Generic, Literal, TypedDict, TypeVar
 from urllib.parse import quote
 
 from pydantic import BaseModel, ValidationError
@@ -23,13 +23,13 @@ Language = Literal["python", "bash", "javascript", "typescript", "r"]
 Storage = Literal["TMPFS", "BIND"]
 Access = Literal["NONE", "LOCAL_RO", "API"]
 #: Where code may go: `{"allow": [...], "inject": [...]}`, or one of the words.
-Network = Union[Literal["none", "open"], Mapping[str, Any]]
+Network = Literal["none", "open"] | Mapping[str, Any]
 #: By name: `rw`, or `ro` to read only.
 AskedVolumes = Mapping[str, Literal["rw", "ro"]]
 #: Whether executions leave points to go back to, or how many: `{"max": 20, "max_bytes": "256M"}`.
-Checkpoints = Union[bool, Mapping[str, Any]]
+Checkpoints = bool | Mapping[str, Any]
 #: Bytes, or text such as "512M".
-Size = Union[int, str]
+Size = int | str
 
 # How long a result is waited for in silence, before it is followed as a stream, which is never
 # silent while the server lives.

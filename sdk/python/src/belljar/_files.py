@@ -5,19 +5,19 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, Callable, Protocol, Union
+from typing import IO, Any, Protocol
 
 from belljar.errors import IntegrityError, InvalidRequest
 from belljar.models import Artifact
 
 #: Told of bytes that have been transferred, and of how many there are, if that is known.
 Progress = Callable[[int, "int | None"], None]
-StrPath = Union[str, "os.PathLike[str]"]
-Source = Union[StrPath, bytes, bytearray, memoryview, IO[bytes]]
+StrPath = str | os.PathLike[str]
+Source = StrPath | bytes | bytearray | memoryview | IO[bytes]
 
 CHUNK = 1 << 20
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import Any, Union
+from typing import Any
 
 from belljar.errors import BelljarError, ProtocolError, refusal
 from belljar.models import Artifact, Bundle, ErrorInfo, Refusal, Result
@@ -96,8 +96,8 @@ class Done(_Event):
     result: Result
 
 
-Output = Union[Stdout, Stderr]
-Event = Union[Stdout, Stderr, Display, ResultEvent, ErrorEvent, InputRequest, ArtifactsEvent, Done]
+Output = Stdout | Stderr
+Event = Stdout | Stderr | Display | ResultEvent | ErrorEvent | InputRequest | ArtifactsEvent | Done
 
 
 @dataclass(frozen=True)

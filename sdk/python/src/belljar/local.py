@@ -51,10 +51,10 @@ import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, Callable
+from typing import IO, Any
 
 from belljar import _settings
 from belljar._variables import DEFAULTS, INTERNAL, SECRET

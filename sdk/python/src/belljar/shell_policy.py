@@ -17,6 +17,7 @@ import shlex
 import subprocess
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -128,8 +129,6 @@ class BelljarExecutionPolicy(BaseExecutionPolicy):
             gone = [path for path in self._own if not path.exists()]
             abandoned = [self._own.pop(path) for path in gone]
         for session in abandoned:
-            try:
+            # If this fails, the session ends when its time to live is over.
+            with suppress(BelljarError):
                 session.stop()
-            except BelljarError:
-                # It ends by itself in a while.
-                pass

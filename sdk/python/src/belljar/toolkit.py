@@ -8,7 +8,8 @@ All tools of a thread work in the same session: what `write_file` writes, `execu
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Callable, Optional
+from collections.abc import Callable
+from typing import Annotated, Any
 
 from belljar.langgraph import SandboxFailure, SessionKeyFn  # first: it says what to install
 
@@ -88,7 +89,7 @@ class BelljarToolkit(BaseToolkit):
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
     session_manager: SessionManager = Field(default_factory=SessionManager)
-    session_key_fn: Optional[Callable[..., str]] = None
+    session_key_fn: Callable[..., str] | None = None
     timeout_s: float = 60.0
     images: bool = False
     max_output_chars: int = MAX_CHARS

@@ -8,13 +8,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from servers import Server
-
-
 from deepagents import create_deep_agent
 from langchain_core.language_models.fake_chat_models import FakeMessagesListChatModel
 from langchain_core.messages import AIMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig
+from servers import Server
 
 from belljar import Client, InvalidRequest, SessionEnded
 from belljar.deepagents import BelljarProvider, BelljarSandbox
@@ -72,20 +70,24 @@ def test_a_command_that_is_too_long_for_an_argument(backend: BelljarSandbox) -> 
 
 def test_a_command_that_no_shell_can_read(backend: BelljarSandbox) -> None:
     ended = backend.execute("echo a\0b")
-    assert ended.exit_code == 1 and "NUL" in ended.output
+    assert ended.exit_code == 1
+    assert "NUL" in ended.output
 
 
 def test_long_output_is_left_inside(backend: BelljarSandbox) -> None:
     ended = backend.execute("echo begin; seq 300000; echo end >&2; exit 5")
-    assert ended.truncated and ended.exit_code == 5
-    assert ended.output.startswith("begin\n1\n") and ended.output.endswith("300000\nend\n")
+    assert ended.truncated
+    assert ended.exit_code == 5
+    assert ended.output.startswith("begin\n1\n")
+    assert ended.output.endswith("300000\nend\n")
     assert len(ended.output) < 70_000
     [path] = [word.rstrip("]") for word in ended.output.split() if word.startswith("/session/.outputs/")]
     assert backend.execute(f"wc -l < {path}").output.strip() == "300002"
     # What `read` and `grep` make of commands comes whole.
     backend.execute("seq 300000 > /tmp/long; yes abc | head -c 1500000 > /tmp/abc")
     found = backend.grep("abc", "/tmp/abc")
-    assert found.matches is not None and len(found.matches) > 1000
+    assert found.matches is not None
+    assert len(found.matches) > 1000
 
 
 def test_files_and_what_can_go_wrong_with_them(backend: BelljarSandbox) -> None:
@@ -145,7 +147,8 @@ def test_an_agent_works_in_it(backend: BelljarSandbox) -> None:
         backend=backend,
     )
     answers = tool_answers(agent.invoke({"messages": [("user", "go")]}))
-    assert "42" in answers[1] and "print(6 * 7)" in answers[2]
+    assert "42" in answers[1]
+    assert "print(6 * 7)" in answers[2]
 
 
 def test_every_thread_has_its_own_and_finds_it_again(server: Server) -> None:
@@ -167,10 +170,12 @@ def test_every_thread_has_its_own_and_finds_it_again(server: Server) -> None:
         # One that has ended is replaced, and the agent is told.
         sessions[0].stop()
         told = go(one, "cat /session/x")
-        assert "is a new one" in told and "files and processes are gone" in told
+        assert "is a new one" in told
+        assert "files and processes are gone" in told
         assert "is a new one" not in go(one, "true")
         backend = BelljarSandbox("test-threads", per_thread=True, url=server.url)
-        assert backend.stop_thread("one") and asyncio.run(backend.astop_thread("two"))
+        assert backend.stop_thread("one")
+        assert asyncio.run(backend.astop_thread("two"))
         assert not backend.stop_thread("one")
         assert not any(session.is_alive() for session in sessions)
 
@@ -191,7 +196,8 @@ async def test_output_comes_while_it_runs(backend: BelljarSandbox) -> None:
     )
     heard: list[tuple[float, str]] = []
     async for told in agent.astream({"messages": [("user", "go")]}, stream_mode="custom"):
-        assert told["type"] == "belljar.output" and told["sandbox"] == backend.id
+        assert told["type"] == "belljar.output"
+        assert told["sandbox"] == backend.id
         heard.append((time.monotonic(), told["text"]))
     assert "".join(text for _, text in heard) == "line 1\nline 2\nline 3\n", "and nothing of `ls`"
     assert heard[-1][0] - heard[0][0] > 0.4
@@ -202,13 +208,17 @@ def test_a_session_that_ends_is_not_replaced_in_silence(server: Server, client: 
         backend.execute("echo mine > x")
         backend.session().stop()
         told = backend.execute("cat x")
-        assert told.exit_code == 1 and "is a new one" in told.output and "was not run" in told.output
+        assert told.exit_code == 1
+        assert "is a new one" in told.output
+        assert "was not run" in told.output
         assert backend.execute("echo on").output == "on\n"
         backend.session().stop()
         with pytest.raises(SessionEnded):
             backend.download_files(["/session/x"])
         told = backend.execute("echo again")
-        assert "is a new one" in told.output and told.output.endswith("\nagain\n") and told.exit_code == 0
+        assert "is a new one" in told.output
+        assert told.output.endswith("\nagain\n")
+        assert told.exit_code == 0
         # Nobody reads what `ls` makes of it, so it is said by the next command.
         backend.session().stop()
         backend.ls("/session")
@@ -216,7 +226,8 @@ def test_a_session_that_ends_is_not_replaced_in_silence(server: Server, client: 
     # One that was given is not replaced at all.
     session = client.session()
     given = BelljarSandbox(session)
-    assert given.id == session.id and given.execute("echo here").output == "here\n"
+    assert given.id == session.id
+    assert given.execute("echo here").output == "here\n"
     given.close()
     assert session.is_alive(), "it is not ours to stop"
     session.stop()
@@ -241,7 +252,8 @@ async def test_the_provider(server: Server, monkeypatch: pytest.MonkeyPatch) -> 
     made = provider.get_or_create(timeout=7, limits={"memory": "128M"})
     assert made.execute("echo there; touch /session/x").exit_code == 0
     again = await provider.aget_or_create(sandbox_id=made.id)
-    assert again.id == made.id and again.execute("ls /session/x").exit_code == 0
+    assert again.id == made.id
+    assert again.execute("ls /session/x").exit_code == 0
     provider.delete(sandbox_id=made.id)
     provider.delete(sandbox_id="none")
     with pytest.raises(Exception, match="has ended"):

@@ -9,11 +9,9 @@ from collections.abc import Iterator
 from importlib.metadata import version
 
 import pytest
-from servers import Server
-
-
 from deepagents.backends.protocol import SandboxBackendProtocol
 from langchain_tests.integration_tests import SandboxIntegrationTests
+from servers import Server
 
 from belljar.deepagents import BelljarSandbox
 

@@ -47,14 +47,16 @@ def test_an_analysis(manager: SessionManager) -> None:
     )
     state = analyst.invoke(ASK, thread("analysis"))
     selected, loaded, summed, plotted = tool_messages(state)
-    assert "/session/data/sales.csv" in selected.text and "columns: region, units" in selected.text
+    assert "/session/data/sales.csv" in selected.text
+    assert "columns: region, units" in selected.text
     assert (loaded.text, summed.text) == ("[result]\n2", "[result]\n42")
 
     # The model sees the picture, and passes the link on, which leads to it.
     kinds = [block["type"] for block in plotted.content_blocks]
     assert kinds == ["text", "image"]
     [artifact] = plotted.artifact["artifacts"]
-    assert "units.png" in plotted.text and "image/png" in plotted.text
+    assert "units.png" in plotted.text
+    assert "image/png" in plotted.text
     assert plotted.artifact["artifact_map"]["/session/artifacts/units.png"] == artifact["host_path"]
     link = state["messages"][-1].text.removeprefix("42 units were sold: ")
     assert Path(urlsplit(link).path).read_bytes().startswith(b"\x89PNG")
@@ -144,7 +146,8 @@ async def test_output_is_seen_while_it_comes_with_await(manager: SessionManager)
 def test_older_graphs_have_a_stream_writer() -> None:
     heard: list[str] = []
     tell = live(SimpleNamespace(stream_writer=heard.append))
-    assert tell is not None and live(None) is None
+    assert tell is not None
+    assert live(None) is None
     tell(Stdout("hi"))
     assert heard == ["hi"]
 
@@ -169,7 +172,8 @@ def test_a_dead_session_is_not_replaced_in_silence(manager: SessionManager) -> N
     assert manager.stop("mortal")
     *_, told, after = tool_messages(runner.invoke(ASK, thread("mortal")))
     assert "all variables, imports and files from before are gone" in told.text
-    assert "it was stopped" in told.text and "NameError" in told.text
+    assert "it was stopped" in told.text
+    assert "NameError" in told.text
     assert "gone" in told.artifact["notice"]
     assert after.text == "[result]\n1", "it is said once"
 
@@ -197,7 +201,9 @@ def test_a_session_that_ends_under_the_code(manager: SessionManager) -> None:
     session.stop()
     running.join(20)
     [answer] = answers
-    assert "ended" in answer.text and "variables and imports" in answer.text and "gone" in answer.text
+    assert "ended" in answer.text
+    assert "variables and imports" in answer.text
+    assert "gone" in answer.text
     assert answer.artifact["status"] != "ok"
     assert "NOTE" in invoke(tool, code="1").text
 
@@ -210,7 +216,8 @@ def test_a_kernel_that_dies(manager: SessionManager) -> None:
 
 def test_failures_of_code_are_answers(manager: SessionManager) -> None:
     failed = invoke(make_code_sandbox_tool(manager), code="print('before')\n1 / 0")
-    assert failed.text.startswith("before\n[error]\nTraceback") and "ZeroDivisionError" in failed.text
+    assert failed.text.startswith("before\n[error]\nTraceback")
+    assert "ZeroDivisionError" in failed.text
     assert failed.status == "success", "an error would abort the run of many an agent"
     assert (failed.artifact["status"], failed.artifact["error"]["name"]) == ("error", "ZeroDivisionError")
 
@@ -224,7 +231,8 @@ def test_failures_of_the_sandbox_are_raised(short_path: Path) -> None:
     tool = make_code_sandbox_tool(manager)
     with pytest.raises(SandboxFailure, match="nothing listens") as caught:
         invoke(tool, code="1")
-    assert caught.value.__cause__ is not None and caught.value.hint
+    assert caught.value.__cause__ is not None
+    assert caught.value.hint
     with pytest.raises(SandboxFailure):
         agent([tool], code("1"), "done").invoke(ASK, thread("broken"))
 
@@ -241,11 +249,13 @@ def test_a_session_that_cannot_be_had_is_a_failure_too(server: Server) -> None:
 
 def test_long_output_is_cut_for_the_model_only(manager: SessionManager) -> None:
     answer = invoke(make_code_sandbox_tool(manager, max_output_chars=1000), code="print('a' * 5000 + 'end')")
-    assert len(answer.text) < 1200 and answer.text.endswith("end")
+    assert len(answer.text) < 1200
+    assert answer.text.endswith("end")
     assert "[... 4004 of 5004 characters were cut here ...]" in answer.text
     assert len(answer.artifact["stdout"]) == 5004
     flood = invoke(make_code_sandbox_tool(manager), code="print('a' * (3 << 20))")
-    assert "bytes more were printed and not kept" in flood.text and len(flood.text) < 21_000
+    assert "bytes more were printed and not kept" in flood.text
+    assert len(flood.text) < 21_000
 
 
 def test_many_pictures(manager: SessionManager) -> None:
@@ -266,7 +276,8 @@ def test_every_call_in_a_sandbox_of_its_own(manager: SessionManager) -> None:
     left = invoke(tool, code="x = 1; open('/work/artifacts/out.txt', 'w').write('hi'); None")
     assert "out.txt (2 bytes, text/plain): file://" in left.text
     [(inside, outside)] = left.artifact["artifact_map"].items()
-    assert inside == "/work/artifacts/out.txt" and Path(outside).read_text() == "hi"
+    assert inside == "/work/artifacts/out.txt"
+    assert Path(outside).read_text() == "hi"
     assert "NameError" in invoke(tool, code="x").text
 
 

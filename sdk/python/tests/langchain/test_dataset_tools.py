@@ -54,7 +54,8 @@ async def test_with_a_client_of_ones_own(manager: SessionManager, function: Any)
     assert loaded.text.startswith("Dataset `sales.csv` was loaded: /session/data/sales.csv (21 bytes, 1 row,")
     assert loaded.artifact["status"] == "LOADED"
     again = invoke(tool, dataset_id="sales.csv")
-    assert "is there already" in again.text and api.asked == ["sales.csv"], "it is not fetched twice"
+    assert "is there already" in again.text
+    assert api.asked == ["sales.csv"], "it is not fetched twice"
 
     failed = invoke(tool, dataset_id="secret")
     assert failed.text == "Dataset `secret` could not be loaded: PermissionError: not for you"
@@ -79,7 +80,8 @@ def test_what_is_there_and_what_comes_out(manager: SessionManager) -> None:
     assert exported.text.startswith("[exported]\n- made.csv (12 bytes, text/csv): ")
     assert "[NOT exported]\n- /session/data/nope.csv" in exported.text
     [(inside, outside)] = exported.artifact["artifact_map"].items()
-    assert inside == "/session/data/made.csv" and Path(outside).read_text() == "x,y\n1,2\n3,4\n"
+    assert inside == "/session/data/made.csv"
+    assert Path(outside).read_text() == "x,y\n1,2\n3,4\n"
     assert Path(outside).name != "made.csv", "the time is in its name"
 
 

@@ -49,13 +49,15 @@ def run_example(name: str) -> str:
 def picture_of(said: str) -> bytes:
     link = said.split("Here is the picture: ")[1].split()[0]
     # What opens it goes by the name.
-    assert link.startswith("file:///") and link.endswith(".png")
+    assert link.startswith("file:///")
+    assert link.endswith(".png")
     return Path(urlsplit(link).path).read_bytes()
 
 
 def test_simple_sandbox(home: Path) -> None:
     said = run_example("simple_sandbox.py")
-    assert "1229 primes, the last is 9973" in said and "[(6, 299), (2, 205), (4, 202)]" in said
+    assert "1229 primes, the last is 9973" in said
+    assert "[(6, 299), (2, 205), (4, 202)]" in said
     assert picture_of(said).startswith(b"\x89PNG")
 
 
@@ -64,12 +66,14 @@ def test_local_datasets(home: Path) -> None:
     assert "/data/houses.csv (3.5 KiB, 200 rows" in said
     assert picture_of(said).startswith(b"\x89PNG")
     [session] = (home / "sessions").glob("ses_*")
-    assert (session / "artifacts" / "prices.png").exists() and f"What is left of it is in {session}" in said
+    assert (session / "artifacts" / "prices.png").exists()
+    assert f"What is left of it is in {session}" in said
 
 
 def test_api_datasets(home: Path) -> None:
     said = run_example("api_datasets.py")
-    assert "houses.csv (3.5 KiB, 200 rows" in said and "max       54.5" in said
+    assert "houses.csv (3.5 KiB, 200 rows" in said
+    assert "max       54.5" in said
     link = said.split("Here they are: ")[1].split()[0]
     assert len(Path(urlsplit(link).path).read_text().splitlines()) == 11
 
@@ -78,14 +82,17 @@ def test_time_travel(home: Path) -> None:
     said = run_example("time_travel.py")
     first, _, rest = said.partition("--- two steps back")
     second, _, third = rest.partition("--- and where we were")
-    assert "| [9, 12, 30]" in first and "| [18, 24, 60]" in first and "| 102" in first
+    assert "| [9, 12, 30]" in first
+    assert "| [18, 24, 60]" in first
+    assert "| 102" in first
     assert "| 51 three prices" in second
     assert "| 102 [18, 24, 60] three prices, doubled" in third
 
 
 def test_file_agent(home: Path) -> None:
     said = run_example("file_agent.py")
-    assert "FAILED (failures=1)" in said and "| OK" in said.partition("FAILED")[2]
+    assert "FAILED (failures=1)" in said
+    assert "| OK" in said.partition("FAILED")[2]
     link = said.split("Here is the archive: ")[1].split()[0]
     with tarfile.open(urlsplit(link).path) as archive:
         assert {"project/test_words.py", "project/words/__init__.py"} <= set(archive.getnames())
@@ -95,7 +102,8 @@ def test_file_agent(home: Path) -> None:
 def test_no_agent_of_the_examples_is_forgotten() -> None:
     agents = {path.stem for path in EXAMPLES.glob("*.py") if "from agents import" in path.read_text()}
     tests = "".join(path.read_text() for path in Path(__file__).parent.parent.glob("*/test_*.py"))
-    assert {name for name in agents if f"def test_{name}(" not in tests} == set() and len(agents) >= 7
+    assert {name for name in agents if f"def test_{name}(" not in tests} == set()
+    assert len(agents) >= 7
 
 
 def test_examples_come_with_the_package(home: Path, somebody: User) -> None:
@@ -109,7 +117,8 @@ def test_examples_come_with_the_package(home: Path, somebody: User) -> None:
     for path in [*agents.values(), EXAMPLES / "agents.py", *(EXAMPLES / "data").iterdir()]:
         assert (package / path.relative_to(EXAMPLES)).resolve() == path
     said = somebody.python(*module, "local_datasets")
-    assert "/data/houses.csv (3.5 KiB, 200 rows" in said and picture_of(said).startswith(b"\x89PNG")
+    assert "/data/houses.csv (3.5 KiB, 200 rows" in said
+    assert picture_of(said).startswith(b"\x89PNG")
     # As templates, which stay the user's own.
     copies = home / "mine"
     assert "wrote mine/data/houses.csv" in somebody.python(*module, "--copy", "mine")
@@ -117,7 +126,8 @@ def test_examples_come_with_the_package(home: Path, somebody: User) -> None:
     assert "kept mine/simple_sandbox.py" in somebody.python(*module, "--copy", "mine")
     assert somebody.python("mine/simple_sandbox.py") == "changed\n"
     told = somebody.run(sys.executable, *module, "nonsense")
-    assert told.returncode == 2 and "Traceback" not in told.stderr
+    assert told.returncode == 2
+    assert "Traceback" not in told.stderr
 
 
 def test_code_written_for_langgraph_sandbox(home: Path) -> None:
@@ -166,7 +176,9 @@ def test_code_written_for_langgraph_sandbox(home: Path) -> None:
     state = graph.invoke(ASK, thread("another"))
     said = [message.text for message in tool_messages(state)]
     assert {message.artifact["session_key"] for message in tool_messages(state)} == {"my_unique_session_id"}
-    assert said[2] == "[result]\n3" and "total.txt" in said[3] and "[exported]" in said[4]
+    assert said[2] == "[result]\n3"
+    assert "total.txt" in said[3]
+    assert "[exported]" in said[4]
     assert session_manager.stop("my_unique_session_id")
 
 

@@ -117,9 +117,11 @@ def test_nine_tools(use: Use) -> None:
     assert done.text.startswith("It is a fruit shop.\n[steps]\nstep 1: Open the shop"), done.text
     assert done.artifact["state"]["title"] == "Fruit shop"
     picture = use("screenshot_browser", url="http://localhost:8000/", full_page=True)
-    assert "[artifacts]\n- screenshot-" in picture.text and "image/png" in picture.text
+    assert "[artifacts]\n- screenshot-" in picture.text
+    assert "image/png" in picture.text
     nothing = use("screenshot_browser", url="http://localhost:8001/")
-    assert "net::ERR_CONNECTION_REFUSED" in nothing.text and nothing.artifact["code"] == "navigation_failed"
+    assert "net::ERR_CONNECTION_REFUSED" in nothing.text
+    assert nothing.artifact["code"] == "navigation_failed"
 
 
 def test_browser_agent(place: Server) -> None:
@@ -129,7 +131,8 @@ def test_browser_agent(place: Server) -> None:
     env.pop("OPENAI_API_KEY", None)
     done = subprocess.run([sys.executable, example], env=env, capture_output=True, text=True, timeout=170)
     assert done.returncode == 0, done.stderr
-    assert "The prices were downloaded." in done.stdout and "prices.csv (35 bytes)" in done.stdout, done.stdout
+    assert "The prices were downloaded." in done.stdout, done.stdout
+    assert "prices.csv (35 bytes)" in done.stdout
     assert "{'fruit': 'figs', 'price': '9'}" in done.stdout
     link = done.stdout.split("Here is the picture: ")[1].split()[0]
     assert Path(urlsplit(link).path).read_bytes().startswith(b"\x89PNG")

@@ -49,7 +49,8 @@ def test_directories(use: Use) -> None:
     assert set(use("list_files").text.splitlines()) == {"a/", "artifacts/", "data/"}
 
     refused = use("delete_file", path="a")
-    assert "not empty" in refused.text and refused.artifact["code"] == "not_empty"
+    assert "not empty" in refused.text
+    assert refused.artifact["code"] == "not_empty"
     assert use("delete_file", path="a/b/c.txt").text == "Deleted a/b/c.txt."
     assert use("delete_file", path="a", recursive=True).text == "Deleted a."
     assert "No such file" in use("list_files", path="a").text
@@ -62,7 +63,8 @@ def test_reading_in_parts(use: Use) -> None:
     assert "nothing in this part" in use("read_file", path="long.txt", start_line=99).text
     use("execute_shell", command="yes 0123456789abcdef | head -c 6M > huge.txt")
     huge = use("read_file", path="huge.txt").text
-    assert len(huge) < 22_000 and "characters were cut" in huge
+    assert len(huge) < 22_000
+    assert "characters were cut" in huge
     assert "[only the first 4.0 MiB of 6.0 MiB can be read like this" in huge
 
 
@@ -78,7 +80,8 @@ def test_what_is_not_text(use: Use, manager: SessionManager) -> None:
 @pytest.mark.parametrize("path", ["nope.txt", "/session", "/etc/shadow", "a\0b"])
 def test_files_that_cannot_be_read_are_answers(use: Use, path: str) -> None:
     answer = use("read_file", path=path)
-    assert answer.text.startswith("It did not work: ") and answer.artifact["status"] == "refused"
+    assert answer.text.startswith("It did not work: ")
+    assert answer.artifact["status"] == "refused"
 
 
 async def test_the_same_with_await(manager: SessionManager) -> None:

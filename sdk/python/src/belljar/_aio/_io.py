@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
-from collections.abc import AsyncIterator, Awaitable, Coroutine, Generator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
+from contextlib import asynccontextmanager, suppress
 from types import TracebackType
-from typing import Any, Callable, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 import anyio
@@ -49,10 +49,8 @@ def is_cancellation(error: BaseException) -> bool:
 async def last_words() -> AsyncIterator[None]:
     """A moment in which something can still be said, though we are being cancelled."""
     with anyio.move_on_after(_LAST_WORDS, shield=True):
-        try:
+        with suppress(BelljarError):
             yield
-        except BelljarError:
-            pass
 
 
 class Line:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import builtins
 import io
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TYPE_CHECKING, List
+from typing import TYPE_CHECKING
 
 import httpx
 
@@ -35,7 +36,7 @@ class AsyncArtifacts:
         self._client = client
         self._session_id = session_id
 
-    async def list(self, *, exec_id: str | None = None, limit: int | None = 100) -> List[Artifact]:
+    async def list(self, *, exec_id: str | None = None, limit: int | None = 100) -> builtins.list[Artifact]:
         """The newest first; all of them with `limit=None`."""
         found: list[Artifact] = []
         before = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator
-from typing import IO, TYPE_CHECKING, Tuple, TypeVar
+from typing import IO, TYPE_CHECKING, TypeVar
 
 import httpx
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from belljar._aio.client import AsyncClient
 
 T = TypeVar("T")
-Headers = Tuple[Tuple[str, str], ...]
+Headers = tuple[tuple[str, str], ...]
 
 
 class AsyncFiles:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, List
+import builtins
+from typing import TYPE_CHECKING
 
 from belljar import _calls
 from belljar._calls import Size
@@ -28,7 +29,7 @@ class AsyncVolumes:
         unless told. A name that is taken is a `Conflict`."""
         return await self._client._do(_calls.create_volume(name, size))
 
-    async def list(self) -> List[Volume]:
+    async def list(self) -> builtins.list[Volume]:
         """All of them, by name; how full one is, `get` tells."""
         return await self._client._do(_calls.volumes())
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Annotated, Any, Callable, TypeVar
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Annotated, Any, TypeVar
 
 import httpx
 
@@ -38,10 +38,8 @@ def is_cancellation(error: BaseException) -> bool:
 @contextmanager
 def last_words() -> Iterator[None]:
     """A moment in which something can still be said, though we were interrupted."""
-    try:
+    with suppress(BelljarError):
         yield
-    except BelljarError:
-        pass
 
 
 class Line:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import IO, TYPE_CHECKING, Tuple, TypeVar
+from typing import IO, TYPE_CHECKING, TypeVar
 
 import httpx
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from belljar._sync.client import Client
 
 T = TypeVar("T")
-Headers = Tuple[Tuple[str, str], ...]
+Headers = tuple[tuple[str, str], ...]
 
 
 class Files:

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, List
+import builtins
+from typing import TYPE_CHECKING
 
 from belljar import _calls
 from belljar._calls import Size
@@ -29,7 +30,7 @@ class Volumes:
         unless told. A name that is taken is a `Conflict`."""
         return self._client._do(_calls.create_volume(name, size))
 
-    def list(self) -> List[Volume]:
+    def list(self) -> builtins.list[Volume]:
         """All of them, by name; how full one is, `get` tells."""
         return self._client._do(_calls.volumes())
 

@@ -9,8 +9,9 @@ Speaks `POST /create_session`, `/execute` and `/cleanup`, which any Belljar serv
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from types import TracebackType
-from typing import Callable, TypedDict, TypeVar
+from typing import TypedDict, TypeVar
 
 from belljar._calls import DEFAULT_EXEC_TIMEOUT, RUN_SLACK, Call
 from belljar._sync import _io

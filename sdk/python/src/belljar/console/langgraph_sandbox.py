@@ -79,7 +79,7 @@ def _config(file: Path | None) -> Config:
     named = file or Path(".env")
     if named.is_file():
         for name, value in _settings.of_file(named).items():
-            if value and name.endswith(("_API_KEY", "_BASE_URL")) or name == "AGENT_MODEL":
+            if (value and name.endswith(("_API_KEY", "_BASE_URL"))) or name == "AGENT_MODEL":
                 os.environ.setdefault(name, value)
     return config
 

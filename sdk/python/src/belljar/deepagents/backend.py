@@ -492,9 +492,9 @@ def _hushed(method: Callable[..., Any]) -> Callable[..., Any]:
 # Whatever this version of deepagents makes of commands: `ls`, `read`, `grep`, and what comes yet.
 for _name in dir(BaseSandbox):
     _method = inspect.getattr_static(BaseSandbox, _name)
-    if not _name.startswith("_") and inspect.isfunction(_method) and "execute" not in _name:
-        if _name not in vars(BelljarSandbox):
-            setattr(BelljarSandbox, _name, _hushed(_method))
+    _uses_commands = not _name.startswith("_") and inspect.isfunction(_method) and "execute" not in _name
+    if _uses_commands and _name not in vars(BelljarSandbox):
+        setattr(BelljarSandbox, _name, _hushed(_method))
 
 
 __all__ = ["BelljarSandbox"]

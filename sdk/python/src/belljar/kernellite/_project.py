@@ -8,7 +8,7 @@ import secrets
 import socket
 import stat
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -130,10 +130,8 @@ def is_name(part: str) -> bool:
 
 
 def _enter(directory: int, name: str) -> int:
-    try:
+    with suppress(FileExistsError):
         os.mkdir(name, dir_fd=directory)
-    except FileExistsError:
-        pass
     return os.open(name, _OPEN_DIRECTORY | os.O_NOFOLLOW, dir_fd=directory)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Union
+from typing import Any
 from urllib.parse import urlsplit
 
 from belljar import _settings, local
@@ -18,7 +18,7 @@ from belljar.errors import BelljarError, Conflict
 from belljar.manager import SessionManager
 
 #: Where pages may come from: `"open"` (every public host), `"none"`, or hosts.
-Pages = Union[str, Sequence[str], Mapping[str, Any], None]
+Pages = str | Sequence[str] | Mapping[str, Any] | None
 
 KEY = "OPENAI_API_KEY"
 _OPENAI = "https://api.openai.com/v1"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from typing import Any, Union
+from typing import Any
 
 from belljar._aio.client import AsyncClient
 from belljar._sync.client import Client
@@ -13,7 +13,7 @@ from belljar.manager import ExecResult
 from belljar.models import Artifact
 
 #: What a tool returns as its content: text, or text followed by pictures.
-Content = Union[str, list[Union[str, dict[str, Any]]]]
+Content = str | list[str | dict[str, Any]]
 #: A MIME type and bytes.
 Picture = tuple[str, bytes]
 

@@ -10,9 +10,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Callable, Union
+from typing import Any
 
 from langchain_core.tools import BaseTool, StructuredTool, ToolException
 
@@ -36,7 +36,7 @@ from belljar.manager import Opened, SessionManager
 from belljar.models import Result
 
 #: Gives the key of the session to use; may take the `ToolRuntime`, which is None outside of a graph.
-SessionKeyFn = Union[Callable[[], str], Callable[[Any], str]]
+SessionKeyFn = Callable[[], str] | Callable[[Any], str]
 #: What a tool returns: content for the model, and an artifact for programs.
 Answer = tuple[Content, dict[str, Any]]
 

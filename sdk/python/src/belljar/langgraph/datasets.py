@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Annotated, Any, Callable, Optional, Union
+from typing import Annotated, Any
 
 import anyio.to_thread
 from langchain_core.tools import BaseTool
@@ -26,7 +26,7 @@ __all__ = ["make_export_datasets_tool", "make_list_datasets_tool", "make_select_
 
 #: `fetch_fn(dataset_id)`, or `fetch_fn(client, dataset_id)`, plain or to be awaited: the dataset's bytes, or
 #: a path or a binary file with them.
-FetchFn = Callable[..., Union[Source, Awaitable[Source]]]
+FetchFn = Callable[..., Source | Awaitable[Source]]
 
 _PARQUET = b"PAR1"
 _MAX_LISTED = 100
@@ -154,7 +154,7 @@ def make_export_datasets_tool(
 
     def export_datasets(
         names: Annotated[
-            Optional[list[str]],
+            list[str] | None,
             Field(description="Names of files in /session/data, such as 'sales.parquet'. All of them, if left out."),
         ] = None,
         runtime: ToolRuntime = NO_RUNTIME,
@@ -164,7 +164,7 @@ def make_export_datasets_tool(
 
     async def aexport_datasets(
         names: Annotated[
-            Optional[list[str]],
+            list[str] | None,
             Field(description="Names of files in /session/data, such as 'sales.parquet'. All of them, if left out."),
         ] = None,
         runtime: ToolRuntime = NO_RUNTIME,
