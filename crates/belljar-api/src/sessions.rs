@@ -14,7 +14,7 @@ use belljar_engine::session::rules::Phase;
 use belljar_engine::spec::{Checkpoints, Datasets, SessionAsk, Storage};
 use belljar_engine::store::SessionFilter;
 use belljar_engine::volumes::{AskedVolumes, VolumeMode};
-use belljar_engine::{Beyond, Created, How, Principal, SessionInfo, clock};
+use belljar_engine::{Beyond, Created, How, Principal, SessionInfo, clock, size};
 use belljar_proto::exec::Language;
 use belljar_runtime::{Limits, languages};
 use serde::{Deserialize, Serialize};
@@ -126,20 +126,12 @@ impl TryFrom<NumberOrText> for Size {
     type Error = String;
 
     fn try_from(size: NumberOrText) -> Result<Size, String> {
-        let text = match size {
-            NumberOrText::Number(bytes) => return Ok(Size(bytes)),
-            NumberOrText::Text(text) => text,
-        };
-        let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-        let shift = match text[digits.len()..].to_ascii_lowercase().as_str() {
-            "" | "b" => 0,
-            "k" | "kb" | "kib" => 10,
-            "m" | "mb" | "mib" => 20,
-            "g" | "gb" | "gib" => 30,
-            _ => return Err(format!("`{text}` is not a size; expected bytes, or such as 512M")),
-        };
-        let number = digits.parse::<u64>().ok().and_then(|n| n.checked_mul(1 << shift));
-        number.map(Size).ok_or_else(|| format!("`{text}` is not a size"))
+        match size {
+            NumberOrText::Number(bytes) => Ok(Size(bytes)),
+            NumberOrText::Text(text) => size::parse(&text).map(Size).ok_or_else(|| {
+                format!("`{text}` is not a size; expected bytes, or such as 512M")
+            }),
+        }
     }
 }
 

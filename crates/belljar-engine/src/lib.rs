@@ -24,6 +24,7 @@ pub mod run;
 pub mod session;
 pub mod shares;
 mod snapshots;
+pub mod size;
 pub mod spec;
 pub mod store;
 pub mod text;

@@ -1,13 +1,34 @@
 //! `belljar completions` and `belljar man`: for shells and for `man`, made from the command line's own description.
 
 use std::fs;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
+use clap::Args;
 use clap::CommandFactory;
 
 use super::output;
-use crate::cli::{Cli, CompletionsArgs, ManArgs};
+use crate::cli::Cli;
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  belljar completions bash > ~/.local/share/bash-completion/completions/belljar
+  belljar completions zsh > ~/.zfunc/_belljar
+  belljar completions fish > ~/.config/fish/completions/belljar.fish")]
+pub(crate) struct CompletionsArgs {
+    /// The shell to complete commands in
+    #[arg(value_name = "SHELL")]
+    pub(crate) shell: clap_complete::Shell,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ManArgs {
+    /// Where the pages go; made if it is not there
+    #[arg(value_name = "DIR")]
+    pub(crate) directory: PathBuf,
+}
 
 pub(super) fn completions(args: &CompletionsArgs) -> Result<ExitCode> {
     let mut script = Vec::new();

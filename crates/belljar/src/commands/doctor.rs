@@ -12,6 +12,7 @@ use belljar_runtime::native::NativeRuntime;
 use belljar_runtime::selftest::Limit;
 use belljar_runtime::{Runtime, VolumeKind, VolumePlace};
 use belljar_sys::{landlock, procfs, tty};
+use clap::Args;
 use indicatif::HumanBytes;
 use serde::Serialize;
 
@@ -19,9 +20,15 @@ use super::output::plain;
 use super::paint::{Colour, Paint};
 use super::{limits, setup};
 use crate::backend::{self, Prepared};
-use crate::cli::DoctorArgs;
 use crate::home;
 use crate::settings::Settings;
+
+#[derive(Debug, Args)]
+pub(crate) struct DoctorArgs {
+    /// Print the findings as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]

@@ -1,12 +1,22 @@
 //! `belljar guest`: started by a container engine as PID 1, never by people.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use belljar_guest::{Start, Transport};
 use belljar_runtime::docker;
+use clap::Args;
 
-use crate::cli::GuestArgs;
+#[derive(Debug, Args)]
+pub(crate) struct GuestArgs {
+    /// Meet the host at this socket; without one, on standard input and output
+    #[arg(long, value_name = "SOCKET")]
+    pub(crate) dial: Option<PathBuf>,
+    /// Seconds to go on while no host is there
+    #[arg(long, value_name = "SECONDS", default_value = "0")]
+    pub(crate) alone_for: u64,
+}
 
 pub(super) fn guest(args: GuestArgs) -> Result<ExitCode> {
     let sealed = docker::seal_guest().context("failed to seal the sandbox")?;

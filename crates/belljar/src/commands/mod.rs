@@ -1,31 +1,31 @@
 //! One file per command.
 
-mod artifacts;
+pub(crate) mod artifacts;
 mod bench;
 mod books;
 mod code;
-mod completions;
-mod doctor;
-mod guest;
-mod image;
-mod key;
+pub(crate) mod completions;
+pub(crate) mod doctor;
+pub(crate) mod guest;
+pub(crate) mod image;
+pub(crate) mod key;
 mod limits;
 mod outage;
 mod output;
 mod paint;
 mod progress;
 mod removing;
-mod run;
-mod serve;
-mod session;
-mod setup;
-mod shell;
+pub(crate) mod run;
+pub(crate) mod serve;
+pub(crate) mod session;
+pub(crate) mod setup;
+pub(crate) mod shell;
 mod spawner;
-mod status;
-mod uninstall;
-mod usage;
-mod view;
-mod volume;
+pub(crate) mod status;
+pub(crate) mod uninstall;
+pub(crate) mod usage;
+pub(crate) mod view;
+pub(crate) mod volume;
 
 use std::process::ExitCode;
 

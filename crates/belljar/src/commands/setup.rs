@@ -15,12 +15,31 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use belljar_runtime::native::image::INSIDE;
 use belljar_runtime::paths;
+use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Deserialize;
 
-use crate::cli::SetupArgs;
 use crate::home::{self, MANIFEST_FORMAT, Manifest};
 use crate::settings::{self, Settings};
+
+#[derive(Debug, Args)]
+pub(crate) struct SetupArgs {
+    /// The interpreter to build on [default: python3 on the PATH]
+    #[arg(long, value_name = "PYTHON")]
+    pub(crate) python: Option<PathBuf>,
+    /// A package to install besides the usual ones; may be repeated
+    #[arg(long = "with", value_name = "PACKAGE")]
+    pub(crate) with: Vec<String>,
+    /// Install rdkit, for chemistry, besides the usual packages
+    #[arg(long)]
+    pub(crate) chem: bool,
+    /// Make an environment with browser-use as well, for browser tasks in natural language
+    #[arg(long)]
+    pub(crate) browser: bool,
+    /// Build the environment anew even if it is complete
+    #[arg(long)]
+    pub(crate) force: bool,
+}
 
 /// What `--chem` adds; the image that `belljar image build` makes by default has it.
 const CHEMISTRY: &str = "rdkit";

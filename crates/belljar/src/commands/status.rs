@@ -5,15 +5,27 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use belljar_engine::clock;
+use clap::Args;
 use indicatif::HumanBytes;
 use serde_json::{Value, json};
 
 use super::output::{self, plain, print_json};
 use super::paint::{Colour, Paint};
 use super::{as_client, session};
-use crate::cli::StatusArgs;
+use crate::cli::flags::ServerFlags;
 use crate::client::{Client, ClientError};
 use crate::settings::Settings;
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The exit status is 0 if a server answers, 1 if none does.")]
+pub(crate) struct StatusArgs {
+    #[command(flatten)]
+    pub(crate) server: ServerFlags,
+    /// Print it as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
 
 pub(super) fn status(args: &StatusArgs, settings: &Settings) -> Result<ExitCode> {
     as_client(settings, async |client| {

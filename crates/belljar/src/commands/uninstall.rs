@@ -13,11 +13,26 @@ use anyhow::{Context, Result, bail};
 use belljar_engine::store::StateLock;
 use belljar_sys::cgroup::Parent;
 use belljar_sys::{mount, privileges};
+use clap::Args;
 use indicatif::HumanBytes;
 
 use super::output::{self, print};
-use crate::cli::UninstallArgs;
 use crate::settings::Settings;
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Removes what Belljar keeps on this machine: sandboxes that still run, their control groups, sockets and mounts,
+the Python environments, images, sessions, artifacts, volumes, keys and the database. Files that you had
+written elsewhere (outputs, exports, .env) and directories that settings name outside of BELLJAR_HOME are
+listed and left. The program itself goes with `make uninstall`, or `pip uninstall belljar`.")]
+pub(crate) struct UninstallArgs {
+    /// Do not ask
+    #[arg(long, short = 'y')]
+    pub(crate) yes: bool,
+    /// Only list what would be removed
+    #[arg(long, conflicts_with = "yes")]
+    pub(crate) dry_run: bool,
+}
 
 /// What is below BELLJAR_HOME, up to a `*` at the end.
 const OF_HOME: [&str; 11] = [

@@ -5,13 +5,30 @@ use std::process::ExitCode;
 use anyhow::Result;
 use belljar_engine::clock;
 use belljar_engine::store::UsageRow;
+use clap::Args;
 use indicatif::HumanBytes;
 use serde::Serialize;
 
 use super::books;
-use crate::cli::UsageArgs;
+use crate::cli::values::parse_day;
 use crate::settings::Settings;
 use crate::table;
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Read from the database of BELLJAR_STATE_DIR, to which a running server adds every ten seconds.
+Days are those of UTC.")]
+pub(crate) struct UsageArgs {
+    /// The first day [default: 30 days ago]
+    #[arg(long, value_name = "YYYY-MM-DD", value_parser = parse_day)]
+    pub(crate) since: Option<String>,
+    /// One tenant only
+    #[arg(long, value_name = "TENANT")]
+    pub(crate) tenant: Option<String>,
+    /// Print the figures as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
 
 /// Days shown unless told otherwise; the same as over HTTP.
 const DEFAULT_DAYS: i64 = 30;

@@ -4,10 +4,11 @@ use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
+use belljar_engine::size;
 use belljar_engine::spec::{Datasets, Storage};
 
 use super::{ApiKey, LogFormat, ServerUrl};
-use crate::cli;
+use crate::cli::values;
 
 /// Ten years: more is a mistake.
 const MAX_SECONDS: u64 = 3650 * 86400;
@@ -29,11 +30,11 @@ pub(super) fn seconds_or_0(text: &str) -> Option<u64> {
 }
 
 pub(super) fn size_from(least: u64) -> impl Fn(&str) -> Option<u64> {
-    move |text| cli::parse_size(text).ok().filter(|size| *size >= least)
+    move |text| size::parse(text).filter(|size| *size >= least)
 }
 
 pub(super) fn cpus(text: &str) -> Option<u32> {
-    cli::parse_cpus(text).ok()
+    values::parse_cpus(text).ok()
 }
 
 pub(super) fn threads(text: &str) -> Option<Option<usize>> {

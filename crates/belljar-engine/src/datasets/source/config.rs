@@ -267,19 +267,12 @@ fn allowed(text: &str) -> Option<Allowed> {
     is_valid.then_some(Allowed { host: bare, port })
 }
 
-/// Bytes, or a number with K, M, G or T after it.
+/// Bytes, or a text such as `512M`.
 fn size(value: &Value) -> Option<u64> {
-    let Value::String(text) = value else { return value.as_u64() };
-    let text = text.trim().to_ascii_uppercase();
-    let text = text.strip_suffix("IB").or(text.strip_suffix('B')).unwrap_or(&text);
-    let (number, shift) = match text.char_indices().next_back()? {
-        (at, 'K') => (&text[..at], 10),
-        (at, 'M') => (&text[..at], 20),
-        (at, 'G') => (&text[..at], 30),
-        (at, 'T') => (&text[..at], 40),
-        _ => (text, 0),
-    };
-    number.trim().parse::<u64>().ok()?.checked_mul(1 << shift)
+    match value {
+        Value::String(text) => crate::size::parse(text),
+        value => value.as_u64(),
+    }
 }
 
 #[cfg(test)]

@@ -1,21 +1,41 @@
 //! `belljar artifacts get`
 
 use std::io::{self, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
+use clap::Args;
 use hyper::body::Bytes;
 use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::place::{Place, Sink};
 use super::{Artifact, explain, find, path_of};
-use crate::cli::ArtifactsGetArgs;
 use crate::client::{Client, ClientError, Content};
 use crate::commands::outage::Outage;
 use crate::commands::output::{self, plain, print_json};
 use crate::commands::progress::Progress;
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+A server that goes away is waited for, and the download goes on where it was. Until all of it is
+there and matches its hash, what has come is in ID.part beside the file; the same command goes on
+with a part that was left.")]
+pub(crate) struct ArtifactsGetArgs {
+    /// The id of the artifact
+    #[arg(value_name = "ID")]
+    pub(crate) id: String,
+    /// Where it goes: a file, a directory, or - for standard output [default: its own name, here]
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
+    /// Overwrite a file that is there
+    #[arg(long)]
+    pub(crate) force: bool,
+    /// Print what was downloaded, and where it is, as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
 
 /// The exit status of what Ctrl-C ended.
 const EXIT_INTERRUPTED: u8 = 130;

@@ -4,15 +4,32 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use belljar_engine::clock;
+use clap::Args;
 use indicatif::HumanBytes;
 use serde_json::{Value, json};
 
 use super::Artifact;
-use crate::cli::ArtifactsListArgs;
 use crate::client::{Client, escape};
 use crate::commands::output::{self, plain, print_json};
 use crate::commands::session::{find_known_id, no_session, spoken};
 use crate::table;
+
+#[derive(Debug, Args)]
+pub(crate) struct ArtifactsListArgs {
+    /// Only those of this session, by its id or key, or of a run, by its id
+    #[arg(long, value_name = "ID")]
+    pub(crate) session: Option<String>,
+    /// Only those that this execution left
+    #[arg(long, value_name = "EXEC")]
+    pub(crate) exec: Option<String>,
+    /// At most this many
+    #[arg(long, value_name = "N", default_value_t = 100,
+        value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) limit: u32,
+    /// Print them as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
 
 /// The most that a server gives at once.
 const MAX_PAGE: usize = 1000;

@@ -12,15 +12,64 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use belljar_engine::artifacts::Digest;
+use clap::{Args, Subcommand};
 use serde::Deserialize;
 use serde_json::Value;
 
+use self::get::ArtifactsGetArgs;
+use self::list::ArtifactsListArgs;
+use self::show::ArtifactsShowArgs;
+use self::url::ArtifactsUrlArgs;
+use self::verify::ArtifactsVerifyArgs;
 use super::as_client;
 use super::output::plain;
 use super::removing::remove_each;
-use crate::cli::ArtifactsCommand;
+use crate::cli::flags::ServerFlags;
 use crate::client::{Client, ClientError, escape};
 use crate::settings::Settings;
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Files that code leaves in /session/artifacts become artifacts when it ends. BELLJAR_API_KEY is shown
+to servers that want a key.
+
+Examples:
+  belljar artifacts list --session demo
+  belljar artifacts get art_7d0c... -o plots/
+  belljar artifacts get art_7d0c... -o - | head
+  belljar artifacts verify")]
+pub(crate) struct ArtifactsArgs {
+    #[command(flatten)]
+    pub(crate) server: ServerFlags,
+    #[command(subcommand)]
+    pub(crate) command: ArtifactsCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ArtifactsCommand {
+    /// Artifacts, the newest first
+    List(ArtifactsListArgs),
+    /// Everything about an artifact
+    Show(ArtifactsShowArgs),
+    /// Download an artifact, and print where it is
+    Get(ArtifactsGetArgs),
+    /// Print a fresh link that anybody can use, for a while
+    Url(ArtifactsUrlArgs),
+    /// Forget artifacts; content goes when no other artifact has the same
+    Remove(ArtifactsRemoveArgs),
+    /// Read the content of all artifacts on this machine and compare it with its hash
+    Verify(ArtifactsVerifyArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ArtifactsRemoveArgs {
+    /// Ids of artifacts
+    #[arg(value_name = "ID", required = true)]
+    pub(crate) ids: Vec<String>,
+    /// Print the ids of those that were removed as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
 
 pub(super) fn artifacts(command: ArtifactsCommand, settings: &Settings) -> Result<ExitCode> {
     use ArtifactsCommand::{Get, List, Remove, Show, Url, Verify};

@@ -4,13 +4,23 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use belljar_engine::clock;
+use clap::Args;
 use indicatif::HumanBytes;
 
 use super::{Artifact, find, shown_link};
-use crate::cli::ArtifactsShowArgs;
 use crate::client::Client;
 use crate::commands::output::{self, plain, print_json};
 use crate::commands::session::spoken;
+
+#[derive(Debug, Args)]
+pub(crate) struct ArtifactsShowArgs {
+    /// The id of the artifact
+    #[arg(value_name = "ID")]
+    pub(crate) id: String,
+    /// Print it as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
 
 pub(super) async fn show(client: &Client, args: &ArtifactsShowArgs) -> Result<ExitCode> {
     let found = find(client, &args.id).await?;

@@ -4,13 +4,26 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use belljar_engine::clock;
+use clap::Args;
 use serde_json::json;
 
 use super::{explain, path_of};
-use crate::cli::ArtifactsUrlArgs;
 use crate::client::Client;
 use crate::commands::output::{self, print_json};
 use crate::commands::session::spoken;
+
+#[derive(Debug, Args)]
+pub(crate) struct ArtifactsUrlArgs {
+    /// The id of the artifact
+    #[arg(value_name = "ID")]
+    pub(crate) id: String,
+    /// A link that is good for HEAD only: it tells size and type, and opens nothing
+    #[arg(long)]
+    pub(crate) head: bool,
+    /// Print it as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
 
 pub(super) async fn url(client: &Client, args: &ArtifactsUrlArgs) -> Result<ExitCode> {
     let method = if args.head { "HEAD" } else { "GET" };

@@ -5,14 +5,25 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use belljar_engine::artifacts::{self, Lost, Verified};
 use belljar_engine::clock;
+use clap::Args;
 use indicatif::HumanBytes;
 use serde_json::{Value, json};
 
-use crate::cli::ArtifactsVerifyArgs;
 use crate::commands::output::{self, plain, print_json};
 use crate::commands::progress::Progress;
 use crate::settings::Settings;
 use crate::table;
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Reads BLOBSTORE_DIR and ARTIFACTS_DB directly and changes nothing: no server needs to run, and one
+that does is not disturbed. The exit status is 0 if all is well, 1 if something is lost, 125 when
+that could not be found out.")]
+pub(crate) struct ArtifactsVerifyArgs {
+    /// Print what was found as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
 
 /// Something is lost.
 const EXIT_LOST: u8 = 1;

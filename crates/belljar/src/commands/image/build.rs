@@ -6,13 +6,44 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use belljar_image::{BuildOptions, DEFAULT_SPEC, Loaded, Name, Progress, Spec};
+use clap::Args;
 
 use super::announce;
 use super::progress::Watched;
-use crate::cli::ImageBuildArgs;
 use crate::commands::output;
 use crate::home;
 use crate::settings::Settings;
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The image can be used by native sandboxes and, if a container engine answers, by Docker. What it is
+built on stays, so that the next build is quicker. The spec itself is shown by --print-spec.")]
+pub(crate) struct ImageBuildArgs {
+    /// What to build [default: Python with the usual packages]
+    #[arg(short = 'f', long = "file", value_name = "SPEC")]
+    pub(crate) file: Option<PathBuf>,
+    /// What to call it
+    #[arg(long, value_name = "NAME", default_value = "belljar/sandbox")]
+    pub(crate) name: String,
+    /// Build on this instead of what the spec says
+    #[arg(long, value_name = "BASE")]
+    pub(crate) base: Option<String>,
+    /// With Chromium and fonts, whatever the spec says
+    #[arg(long)]
+    pub(crate) browser: bool,
+    /// Certificates to be trusted while building [default: SSL_CERT_FILE, REQUESTS_CA_BUNDLE, ...]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) ca_bundle: Option<PathBuf>,
+    /// Fail if no container engine takes the image [default: load it if one answers]
+    #[arg(long, conflicts_with = "no_docker")]
+    pub(crate) docker: bool,
+    /// Give the image to no container engine
+    #[arg(long)]
+    pub(crate) no_docker: bool,
+    /// Print the spec and build nothing
+    #[arg(long)]
+    pub(crate) print_spec: bool,
+}
 
 pub(super) fn build(args: &ImageBuildArgs, settings: &Settings) -> Result<ExitCode> {
     let text = match &args.file {

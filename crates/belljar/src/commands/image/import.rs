@@ -2,18 +2,28 @@
 
 use std::fs::File;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use belljar_image::Name;
+use clap::Args;
 
 use super::announce;
 use super::progress::Watched;
-use crate::cli::ImageImportArgs;
 use crate::commands::output;
 use crate::home;
 use crate::settings::Settings;
+
+#[derive(Debug, Args)]
+pub(crate) struct ImageImportArgs {
+    /// An archive, a directory, or - for standard input
+    #[arg(value_name = "FILE|DIR")]
+    pub(crate) from: PathBuf,
+    /// What to call it [default: the name it has for itself, else that of the file]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) name: Option<String>,
+}
 
 pub(super) fn import(args: &ImageImportArgs, settings: &Settings) -> Result<ExitCode> {
     let name: Option<Name> = args.name.as_deref().map(str::parse).transpose()?;

@@ -5,14 +5,21 @@ use std::process::ExitCode;
 use anyhow::Result;
 use belljar_engine::clock;
 use belljar_image::Image;
+use clap::Args;
 use indicatif::HumanBytes;
 use serde_json::json;
 
-use crate::cli::ImageListArgs;
 use crate::commands::output;
 use crate::home;
 use crate::settings::Settings;
 use crate::table;
+
+#[derive(Debug, Args)]
+pub(crate) struct ImageListArgs {
+    /// Print them as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
 
 pub(super) fn list(args: &ImageListArgs, settings: &Settings) -> Result<ExitCode> {
     let images = home::images(settings).list()?;

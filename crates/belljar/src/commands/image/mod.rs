@@ -12,13 +12,51 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use belljar_image::Image;
+use clap::{Args, Subcommand};
 use indicatif::HumanBytes;
 
 pub(super) use build::build_step;
 
+use self::build::ImageBuildArgs;
+use self::import::ImageImportArgs;
+use self::list::ImageListArgs;
+use self::pull::ImagePullArgs;
+use self::remove::ImageRemoveArgs;
+use self::show::ImageShowArgs;
 use super::output;
-use crate::cli::ImageCommand;
 use crate::settings::Settings;
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+An image is used by `belljar run --image NAME`, by sessions that ask for it, and for all sandboxes
+by SANDBOX_IMAGE=NAME. `host`, the default, is this machine itself.
+
+Examples:
+  belljar image build
+  belljar image build -f lab.toml --name lab:1.0
+  belljar image pull python:3.12-slim
+  docker save team/lab | belljar image import - --name team/lab
+  belljar image list")]
+pub(crate) struct ImageArgs {
+    #[command(subcommand)]
+    pub(crate) command: ImageCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ImageCommand {
+    /// Make an image from a spec: a base, and packages on it
+    Build(ImageBuildArgs),
+    /// Take an image from a file: an OCI layout, `docker save`, or a plain root file system
+    Import(ImageImportArgs),
+    /// Take an image from a registry
+    Pull(ImagePullArgs),
+    /// Images, by name
+    List(ImageListArgs),
+    /// Everything about an image
+    Show(ImageShowArgs),
+    /// Remove images; what sandboxes still use goes when they have ended
+    Remove(ImageRemoveArgs),
+}
 
 pub(super) fn image(command: ImageCommand, settings: &Settings) -> Result<ExitCode> {
     match command {

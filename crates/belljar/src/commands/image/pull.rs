@@ -5,13 +5,35 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use belljar_image::{Login, Name, PullOptions};
+use clap::Args;
 
 use super::announce;
 use super::progress::Watched;
-use crate::cli::ImagePullArgs;
 use crate::commands::output;
 use crate::home;
 use crate::settings::Settings;
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Without --username, BELLJAR_REGISTRY_USER and BELLJAR_REGISTRY_PASSWORD are used, or else what
+`docker login` left. What was pulled once is not pulled again, and what was cut off is gone on with.")]
+pub(crate) struct ImagePullArgs {
+    /// Such as python:3.12-slim, registry.example/team/lab:1.0 or NAME@sha256:...
+    #[arg(value_name = "REF")]
+    pub(crate) reference: String,
+    /// What to call it [default: as it is asked for]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) name: Option<String>,
+    /// Who you are there
+    #[arg(long, value_name = "USER", requires = "password_stdin")]
+    pub(crate) username: Option<String>,
+    /// The password is on standard input
+    #[arg(long, requires = "username")]
+    pub(crate) password_stdin: bool,
+    /// Without TLS; for a registry on this machine that is so anyway
+    #[arg(long)]
+    pub(crate) plain_http: bool,
+}
 
 /// Longer is no password.
 const MAX_PASSWORD: u64 = 64 << 10;

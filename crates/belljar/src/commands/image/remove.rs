@@ -4,11 +4,17 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use belljar_image::Name;
+use clap::Args;
 
-use crate::cli::ImageRemoveArgs;
 use crate::commands::output;
 use crate::home;
 use crate::settings::Settings;
+
+#[derive(Debug, Args)]
+pub(crate) struct ImageRemoveArgs {
+    #[arg(value_name = "NAME", required = true)]
+    pub(crate) names: Vec<String>,
+}
 
 pub(super) fn remove(args: &ImageRemoveArgs, settings: &Settings) -> Result<ExitCode> {
     let names: Vec<Name> = args.names.iter().map(|name| name.parse()).collect::<Result<_, _>>()?;

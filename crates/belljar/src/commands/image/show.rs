@@ -4,12 +4,21 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use belljar_engine::clock;
+use clap::Args;
 use indicatif::HumanBytes;
 
-use crate::cli::ImageShowArgs;
 use crate::commands::output;
 use crate::home;
 use crate::settings::Settings;
+
+#[derive(Debug, Args)]
+pub(crate) struct ImageShowArgs {
+    #[arg(value_name = "NAME")]
+    pub(crate) name: String,
+    /// Print it as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
 
 pub(super) fn show(args: &ImageShowArgs, settings: &Settings) -> Result<ExitCode> {
     let image = home::images(settings).find(&args.name.parse()?)?;

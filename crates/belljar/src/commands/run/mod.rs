@@ -1,5 +1,6 @@
 //! `belljar run`: one piece of code or one notebook, one sandbox, one result.
 
+mod args;
 mod beside;
 mod input;
 mod notebook;
@@ -26,9 +27,9 @@ use super::code::{self, Given};
 use super::output::{self, Ending};
 use super::{EXIT_LOST, limits};
 use crate::backend::Prepared;
-use crate::cli::RunArgs;
 use crate::home;
 use crate::settings::Settings;
+pub(crate) use args::RunArgs;
 use beside::Beside;
 use input::Input;
 use notebook::Notebook;
@@ -172,9 +173,9 @@ fn plan(args: RunArgs, settings: &Settings) -> Result<Plan> {
 
 fn spec_of(args: &RunArgs, settings: &Settings) -> Result<SandboxSpec> {
     let limits = Limits {
-        memory: args.memory.unwrap_or(settings.limits.memory),
-        millicpus: args.cpus.unwrap_or(settings.limits.millicpus),
-        pids: args.pids.unwrap_or(settings.limits.pids),
+        memory: args.limits.memory.unwrap_or(settings.limits.memory),
+        millicpus: args.limits.cpus.unwrap_or(settings.limits.millicpus),
+        pids: args.limits.pids.unwrap_or(settings.limits.pids),
         tmpfs: settings.limits.tmpfs,
     };
     if limits.memory < Limits::MIN_MEMORY {

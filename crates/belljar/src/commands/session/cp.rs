@@ -20,6 +20,7 @@ use belljar_guest::{pack_directory, unpack_into};
 use belljar_proto::guest::Refusal;
 use belljar_proto::job::{ArchiveFormat, JobReport};
 use belljar_sys::process;
+use clap::Args;
 use serde_json::Value;
 use tokio::io::AsyncWriteExt;
 use tokio::net::unix::pipe;
@@ -28,10 +29,28 @@ use tokio::sync::mpsc;
 
 use super::find_id;
 use super::upload::{Failure, PIECES, read_aside};
-use crate::cli::SessionCpArgs;
 use crate::client::{Client, Pieces, escape};
 use crate::commands::output::{self, plain};
 use crate::commands::progress::Progress;
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+One side is in a session: its id or key, a colon and a path, which is relative to /session unless it
+begins with a slash. Directories are copied with all that is in them. What is copied to a directory
+goes into it under its own name; what is there is replaced.
+  belljar session cp notes.txt thread-42:
+  belljar session cp thread-42:results ./results
+  belljar session cp thread-42:/tmp/log -
+  make data | belljar session cp - thread-42:data.csv
+With - for standard output, a directory is a tar archive.")]
+pub(crate) struct SessionCpArgs {
+    /// What to copy: PATH, SESSION:PATH, or - for standard input
+    #[arg(value_name = "SOURCE")]
+    pub(crate) source: String,
+    /// Where to: PATH, SESSION:PATH, or - for standard output
+    #[arg(value_name = "TARGET")]
+    pub(crate) target: String,
+}
 
 /// What a session's paths are relative to.
 const HOME: &str = "/session";

@@ -1,15 +1,64 @@
 //! `belljar session create`
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
+use belljar_engine::network::Policy;
+use clap::Args;
 use serde_json::{Map, Value, json};
 
 use super::print_json;
-use crate::cli::SessionCreateArgs;
+use crate::cli::flags::LimitFlags;
+use crate::cli::values::{parse_env, parse_volume};
 use crate::client::Client;
 use crate::commands::output;
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The id goes to standard output and everything else to standard error:
+  id=$(belljar session create --ttl 600)
+  belljar session create --key thread-42 --storage BIND --env TOKEN=abc")]
+pub(crate) struct SessionCreateArgs {
+    /// Your own name for it; the same key finds the same session
+    #[arg(long, value_name = "KEY")]
+    pub(crate) key: Option<String>,
+    /// What it is made from: an image that the server has and allows [default: the server's]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) image: Option<String>,
+    /// Where its files are: TMPFS (in memory) or BIND (on disk) [default: the server's]
+    #[arg(long, value_name = "STORAGE", ignore_case = true, value_parser = ["TMPFS", "BIND"])]
+    pub(crate) storage: Option<String>,
+    /// Which datasets it sees: NONE, LOCAL_RO (at /data) or API [default: the server's]
+    #[arg(long, value_name = "DATASETS", ignore_case = true,
+        value_parser = ["NONE", "LOCAL_RO", "API"])]
+    pub(crate) datasets: Option<String>,
+    #[command(flatten)]
+    pub(crate) limits: LimitFlags,
+    /// Seconds it lives on after its last use [default: the server's]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) ttl: Option<u64>,
+    /// A variable for everything that runs in it; may be repeated
+    #[arg(long, value_name = "KEY=VALUE", value_parser = parse_env)]
+    pub(crate) env: Vec<(String, String)>,
+    /// Where its code may go: none, open, hosts such as example.org,*.example.com:443, or JSON [default: the
+    /// server's]
+    #[arg(long, value_name = "POLICY", value_parser = Policy::parse)]
+    pub(crate) network: Option<Policy>,
+    /// A volume to show at /volumes/NAME, to read only with :ro; may be repeated
+    #[arg(long = "volume", value_name = "NAME[:ro]", value_parser = parse_volume)]
+    pub(crate) volumes: Vec<(String, String)>,
+    /// A directory of the server's machine to have at /workspace, to read and to write, if the server allows it
+    #[arg(long, value_name = "DIR")]
+    pub(crate) workspace: Option<PathBuf>,
+    /// Leave a point to go back to after every execution
+    #[arg(long)]
+    pub(crate) checkpoints: bool,
+    /// Print everything about it as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
 
 pub(super) async fn create(client: &Client, args: SessionCreateArgs) -> Result<ExitCode> {
     let as_json = args.json;
@@ -45,9 +94,9 @@ fn ask(args: SessionCreateArgs) -> Value {
     let mut limit = |name: &str, value: Option<Value>| {
         limits.extend(value.map(|value| (name.to_owned(), value)));
     };
-    limit("memory", args.memory.map(Value::from));
-    limit("cpus", args.cpus.map(|millicpus| Value::from(f64::from(millicpus) / 1000.0)));
-    limit("pids", args.pids.map(Value::from));
+    limit("memory", args.limits.memory.map(Value::from));
+    limit("cpus", args.limits.cpus.map(|millicpus| Value::from(f64::from(millicpus) / 1000.0)));
+    limit("pids", args.limits.pids.map(Value::from));
     let mut ask = Map::new();
     let mut field = |name: &str, value: Option<Value>| {
         ask.extend(value.map(|value| (name.to_owned(), value)));

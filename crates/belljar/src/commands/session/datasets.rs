@@ -4,15 +4,25 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use belljar_engine::clock;
+use clap::Args;
 use indicatif::HumanBytes;
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::{find_id, print_json, spoken};
-use crate::cli::SessionDatasetsArgs;
+use crate::cli::flags::SessionArg;
 use crate::client::{Client, escape};
 use crate::commands::output::{self, plain};
 use crate::table;
+
+#[derive(Debug, Args)]
+pub(crate) struct SessionDatasetsArgs {
+    #[command(flatten)]
+    pub(crate) session: SessionArg,
+    /// Print them as JSON, with the names of their columns
+    #[arg(long)]
+    pub(crate) json: bool,
+}
 
 pub(super) async fn datasets(client: &Client, args: &SessionDatasetsArgs) -> Result<ExitCode> {
     let id = find_id(client, &args.session).await?;

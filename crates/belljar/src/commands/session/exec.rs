@@ -1,11 +1,14 @@
 //! `belljar session exec`
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use belljar_engine::artifacts::Artifacts;
+use belljar_proto::exec::Language;
 use belljar_proto::exec::{Dropped, Event, KernelState, MimeBundle, Status};
 use belljar_runtime::languages;
+use clap::Args;
 use hyper::Method;
 use indicatif::HumanBytes;
 use serde::Deserialize;
@@ -14,10 +17,63 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::follow::Follower;
 use super::{find_id, print_json};
-use crate::cli::SessionExecArgs;
+use crate::cli::flags::SessionArg;
+use crate::cli::values::{parse_env, parse_language, parse_seconds, parse_size};
 use crate::client::{Client, ClientError, Heard, escape};
 use crate::commands::code::{self, Given};
 use crate::commands::output::{self, Ending};
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The exit status is the code's own; 124 after a timeout, 130 when it was interrupted, 137 when memory
+ran out, 125 when something else failed. Ctrl-C interrupts the code; pressed again it leaves the code
+running. A server that goes away is waited for, and nothing is lost when it comes back.
+
+Examples:
+  belljar session exec demo -c 'import pandas as pd; df = pd.read_csv(\"/data/a.csv\")'
+  belljar session exec demo analysis.py --timeout 600
+  belljar session exec demo --lang bash -c 'cd /tmp; export A=1'
+  belljar session exec demo --background --command python3 -m http.server
+  echo 'df.describe()' | belljar session exec demo -")]
+pub(crate) struct SessionExecArgs {
+    #[command(flatten)]
+    pub(crate) session: SessionArg,
+    /// A file with code, or - for standard input
+    #[arg(value_name = "FILE", required_unless_present_any = ["code", "command", "join"],
+        conflicts_with_all = ["code", "command", "join"])]
+    pub(crate) file: Option<PathBuf>,
+    /// Code given here; the value of a last expression is printed
+    #[arg(short = 'c', long = "code", value_name = "CODE", allow_hyphen_values = true,
+        conflicts_with_all = ["command", "join"])]
+    pub(crate) code: Option<String>,
+    /// Language of the code: python, bash, javascript, typescript or r [default: by the file's name,
+    /// else python]
+    #[arg(long, value_name = "LANG", value_parser = parse_language,
+        conflicts_with_all = ["command", "join"])]
+    pub(crate) lang: Option<Language>,
+    /// Seconds the code may run [default: 60, and a year in the background]
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds, conflicts_with = "join")]
+    pub(crate) timeout: Option<u64>,
+    /// A variable for its environment; may be repeated
+    #[arg(long, value_name = "KEY=VALUE", value_parser = parse_env, conflicts_with = "join")]
+    pub(crate) env: Vec<(String, String)>,
+    /// Bytes of stdout and of stderr to keep, each
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, conflicts_with = "join")]
+    pub(crate) max_output: Option<u64>,
+    /// Do not wait: it runs beside everything else, in a process of its own
+    #[arg(long, conflicts_with = "join")]
+    pub(crate) background: bool,
+    /// Show what an execution has said so far and go on with it, instead of starting one
+    #[arg(long, value_name = "EXEC", conflicts_with = "command")]
+    pub(crate) join: Option<String>,
+    /// Print the whole result as JSON at the end, instead of output as it comes
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Instead of code, one command in a process of its own, up to the end of the line: a program
+    /// with its arguments, or one text for a shell
+    #[arg(long, value_name = "WORD", num_args = 1.., allow_hyphen_values = true)]
+    pub(crate) command: Vec<String>,
+}
 
 /// Files that are told of one by one; more would bury what the code itself says.
 const MAX_SHOWN: usize = 20;

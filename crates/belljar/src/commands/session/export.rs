@@ -4,17 +4,32 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use belljar_engine::artifacts::{Artifact, Refused};
+use clap::Args;
 use indicatif::HumanBytes;
 use serde::Deserialize;
 use serde_json::json;
 
 use super::datasets::path_in;
 use super::{find_id, print_json};
-use crate::cli::SessionExportArgs;
+use crate::cli::flags::SessionArg;
 use crate::client::Client;
 use crate::commands::EXIT_TROUBLE;
 use crate::commands::output::{self, plain};
 use crate::commands::progress::while_waiting;
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Nothing is ever overwritten: exports have the time in their names.")]
+pub(crate) struct SessionExportArgs {
+    #[command(flatten)]
+    pub(crate) session: SessionArg,
+    /// Names below /session/data [default: all files there]
+    #[arg(value_name = "NAME")]
+    pub(crate) names: Vec<String>,
+    /// Print what the server says as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
 
 #[derive(Debug, Deserialize)]
 struct Exports {

@@ -3,13 +3,32 @@
 use std::process::ExitCode;
 
 use anyhow::Result;
+use clap::Args;
 use serde_json::{Value, json};
 
 use super::hibernate::say_lost;
 use super::{find_id, print_json};
-use crate::cli::SessionForkArgs;
+use crate::cli::flags::SessionArg;
 use crate::client::Client;
 use crate::commands::output;
+
+#[derive(Debug, Args)]
+pub(crate) struct SessionForkArgs {
+    #[command(flatten)]
+    pub(crate) session: SessionArg,
+    /// How many
+    #[arg(long, short = 'n', value_name = "N", default_value_t = 1)]
+    pub(crate) count: usize,
+    /// What it was after this execution, which must have left a checkpoint
+    #[arg(long, value_name = "EXEC")]
+    pub(crate) from: Option<String>,
+    /// Without what cannot be copied, which is listed: threads, connections, processes, kernels other than Python's
+    #[arg(long)]
+    pub(crate) force: bool,
+    /// Print everything about them as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
 
 pub(super) async fn fork(client: &Client, args: &SessionForkArgs) -> Result<ExitCode> {
     let id = find_id(client, &args.session).await?;

@@ -3,12 +3,25 @@
 use std::process::ExitCode;
 
 use anyhow::Result;
+use clap::Args;
 use serde_json::{Value, json};
 
 use super::{find_id, print_json};
-use crate::cli::SessionHibernateArgs;
+use crate::cli::flags::SessionArg;
 use crate::client::Client;
 use crate::commands::output;
+
+#[derive(Debug, Args)]
+pub(crate) struct SessionHibernateArgs {
+    #[command(flatten)]
+    pub(crate) session: SessionArg,
+    /// Lose what cannot be kept, and list it: threads, connections, processes, kernels other than Python's
+    #[arg(long)]
+    pub(crate) force: bool,
+    /// Print everything about it as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
 
 pub(super) async fn hibernate(client: &Client, args: &SessionHibernateArgs) -> Result<ExitCode> {
     let id = find_id(client, &args.session).await?;

@@ -4,14 +4,31 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use belljar_engine::clock;
+use clap::Args;
 use indicatif::HumanBytes;
 use serde_json::{Value, json};
 
 use super::{Session, print_json, spoken};
-use crate::cli::SessionListArgs;
 use crate::client::{Client, escape};
 use crate::commands::output;
 use crate::table;
+
+#[derive(Debug, Args)]
+pub(crate) struct SessionListArgs {
+    /// Only those in this state: creating, ready, busy, stopping, stopped, failed, ...
+    #[arg(long, value_name = "STATE")]
+    pub(crate) state: Option<String>,
+    /// Only those with this key
+    #[arg(long, value_name = "KEY")]
+    pub(crate) key: Option<String>,
+    /// At most this many
+    #[arg(long, value_name = "N", default_value_t = 100,
+        value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) limit: u32,
+    /// Print them as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
 
 /// The most that a server gives at once.
 const MAX_PAGE: usize = 1000;

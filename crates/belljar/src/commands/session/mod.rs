@@ -1,5 +1,6 @@
 //! `belljar session`: the sessions of a server, as one of its clients. One file per verb.
 
+mod args;
 mod cp;
 mod create;
 mod datasets;
@@ -24,9 +25,11 @@ use anyhow::{Context, Result, anyhow};
 use serde::Deserialize;
 use serde_json::Value;
 
+pub(crate) use args::{SessionArgs, SessionCommand};
+use list::SessionListArgs;
+
 use super::as_client;
 use super::output::print_json;
-use crate::cli::{SessionCommand, SessionListArgs};
 use crate::client::{Client, escape};
 use crate::settings::Settings;
 

@@ -4,16 +4,32 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use belljar_engine::clock;
+use clap::Args;
 use indicatif::HumanBytes;
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::show::shown_network;
 use super::{find_id, print_json, spoken};
-use crate::cli::SessionNetworkArgs;
+use crate::cli::flags::SessionArg;
 use crate::client::{Client, escape};
 use crate::commands::output::{self, plain};
 use crate::table;
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The newest connections come first, 256 at most. A refusal names its reason: the session's policy, the
+server's (BELLJAR_MAX_NETWORK), a private address, or the limit of bytes. See docs/network.md.")]
+pub(crate) struct SessionNetworkArgs {
+    #[command(flatten)]
+    pub(crate) session: SessionArg,
+    /// Show only what was refused or failed
+    #[arg(long)]
+    pub(crate) refused: bool,
+    /// Print everything as JSON
+    #[arg(long, conflicts_with = "refused")]
+    pub(crate) json: bool,
+}
 
 pub(super) async fn network(client: &Client, args: &SessionNetworkArgs) -> Result<ExitCode> {
     let id = find_id(client, &args.session).await?;

@@ -3,12 +3,28 @@
 use std::process::ExitCode;
 
 use anyhow::Result;
+use clap::Args;
 use serde_json::json;
 
 use super::{find_id, print_json};
-use crate::cli::SessionRemoveArgs;
 use crate::client::Client;
 use crate::commands::{EXIT_TROUBLE, output};
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+What is removed cannot be had back: the files of the session (also with storage BIND), its
+snapshots, its executions and its log. One that is alive is stopped first. Artifacts stay; see
+`belljar artifacts`.
+
+  belljar session remove demo")]
+pub(crate) struct SessionRemoveArgs {
+    /// Ids of sessions, or their keys
+    #[arg(value_name = "ID", required = true)]
+    pub(crate) sessions: Vec<String>,
+    /// Print what was removed as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
 
 /// Removes one after another; one that cannot be removed does not save the others.
 pub(super) async fn remove(client: &Client, args: &SessionRemoveArgs) -> Result<ExitCode> {

@@ -3,13 +3,26 @@
 use std::process::ExitCode;
 
 use anyhow::Result;
+use clap::Args;
 use serde_json::json;
 
 use super::fork::listed;
 use super::{find_id, print_json};
-use crate::cli::SessionRestoreArgs;
+use crate::cli::flags::SessionArg;
 use crate::client::Client;
 use crate::commands::output;
+
+#[derive(Debug, Args)]
+pub(crate) struct SessionRestoreArgs {
+    #[command(flatten)]
+    pub(crate) session: SessionArg,
+    /// The execution to go back to; without it, those that can be gone back to are shown
+    #[arg(value_name = "EXEC")]
+    pub(crate) exec: Option<String>,
+    /// Print what the server says as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
 
 /// Goes back; without an execution, shows which there are to go back to.
 pub(super) async fn restore(client: &Client, args: &SessionRestoreArgs) -> Result<ExitCode> {

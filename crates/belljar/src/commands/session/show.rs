@@ -4,12 +4,22 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use belljar_engine::clock;
+use clap::Args;
 use indicatif::HumanBytes;
 
 use super::{Session, find, print_json, spoken};
-use crate::cli::SessionShowArgs;
+use crate::cli::flags::SessionArg;
 use crate::client::Client;
 use crate::commands::output;
+
+#[derive(Debug, Args)]
+pub(crate) struct SessionShowArgs {
+    #[command(flatten)]
+    pub(crate) session: SessionArg,
+    /// Print it as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
 
 pub(super) async fn show(client: &Client, args: &SessionShowArgs) -> Result<ExitCode> {
     let found = find(client, &args.session).await?;

@@ -3,14 +3,32 @@
 use std::process::ExitCode;
 
 use anyhow::Result;
+use clap::Args;
 use serde_json::json;
 
 use super::datasets::{Dataset, path_in};
 use super::{find_id, print_json};
-use crate::cli::SessionStageArgs;
+use crate::cli::flags::SessionArg;
 use crate::client::Client;
 use crate::commands::output;
 use crate::commands::progress::while_waiting;
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The server's operator names its sources in BELLJAR_DATASET_SOURCES.")]
+pub(crate) struct SessionStageArgs {
+    #[command(flatten)]
+    pub(crate) session: SessionArg,
+    /// The dataset, as the server's sources know it
+    #[arg(value_name = "DATASET")]
+    pub(crate) dataset: String,
+    /// Ask the source again, even if the dataset is there
+    #[arg(long)]
+    pub(crate) refresh: bool,
+    /// Print what the server says of it as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
 
 pub(super) async fn stage(client: &Client, args: &SessionStageArgs) -> Result<ExitCode> {
     let id = find_id(client, &args.session).await?;

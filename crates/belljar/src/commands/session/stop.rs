@@ -3,12 +3,25 @@
 use std::process::ExitCode;
 
 use anyhow::Result;
+use clap::Args;
 use serde_json::{Value, json};
 
 use super::{Session, find_id, live, print_json};
-use crate::cli::SessionStopArgs;
 use crate::client::Client;
 use crate::commands::{EXIT_TROUBLE, output};
+
+#[derive(Debug, Args)]
+pub(crate) struct SessionStopArgs {
+    /// Ids of sessions, or their keys
+    #[arg(value_name = "ID", required_unless_present = "all")]
+    pub(crate) sessions: Vec<String>,
+    /// All sessions that you have, also those that sleep
+    #[arg(long, conflicts_with = "sessions")]
+    pub(crate) all: bool,
+    /// Print what is left of them as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
 
 /// Stops one after another; one that cannot be stopped does not save the others.
 pub(super) async fn stop(client: &Client, args: &SessionStopArgs) -> Result<ExitCode> {

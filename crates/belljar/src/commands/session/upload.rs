@@ -6,13 +6,14 @@
 
 use std::fs::File;
 use std::io::{self, Read, Seek};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 
 use anyhow::{Context, Result, bail};
 use belljar_engine::artifacts::Digest;
+use clap::Args;
 use hyper::body::Bytes;
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
@@ -20,11 +21,34 @@ use tokio::sync::mpsc::{self, Sender};
 
 use super::datasets::{Dataset, path_in};
 use super::{find_id, print_json};
-use crate::cli::SessionUploadArgs;
+use crate::cli::flags::SessionArg;
 use crate::client::{Client, Pieces, escape};
 use crate::commands::outage::Outage;
 use crate::commands::output;
 use crate::commands::progress::{Progress, while_waiting};
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The file appears when all of it has come, and replaces one of the same name. A file of up to 1 GiB
+that the server has already, from any of your sessions, is not sent again.
+
+Examples:
+  belljar session create --key demo --datasets API
+  belljar session upload demo sales.csv
+  belljar session upload demo export.parquet --name 2024/q1.parquet")]
+pub(crate) struct SessionUploadArgs {
+    #[command(flatten)]
+    pub(crate) session: SessionArg,
+    /// The file to bring into it
+    #[arg(value_name = "FILE")]
+    pub(crate) file: PathBuf,
+    /// Its name below /session/data, with or without folders [default: the file's own]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) name: Option<String>,
+    /// Print what the server says of it as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
 
 /// Up to this size a file is hashed first, and not sent if the server has it.
 const ASKED_UP_TO: u64 = 1 << 30;

@@ -1,6 +1,7 @@
 //! `belljar shell`: a terminal in a session ([`seat`]), or a shell at the end of our own pipes
 //! ([`stdio`]).
 
+mod args;
 mod keys;
 mod seat;
 mod stdio;
@@ -10,10 +11,11 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 
+pub(crate) use args::ShellArgs;
+
 use super::as_client;
 use super::output;
 use super::session::{find_id, find_known_id};
-use crate::cli::ShellArgs;
 use crate::client::{Client, escape};
 use crate::settings::Settings;
 

@@ -17,9 +17,9 @@ use serde_json::{Value, json};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 
+use super::ShellArgs;
 use super::keys::{Keys, Typed};
 use super::{Chosen, as_text};
-use crate::cli::ShellArgs;
 use crate::client::{Client, ClientError, Hearing, Received, Saying, escape};
 use crate::commands::outage::Outage;
 use crate::commands::output;

@@ -20,7 +20,7 @@ use serde_json::{Map, Value, json};
 use tokio::sync::{mpsc, watch};
 
 use super::Chosen;
-use crate::cli::ShellArgs;
+use super::ShellArgs;
 use crate::client::{Client, ClientError, Heard, escape};
 use crate::commands::output;
 use crate::commands::session::follow::Follower;

@@ -7,18 +7,48 @@ mod highlight;
 mod page;
 mod record;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::thread;
 use std::time::Duration;
 
 use anyhow::Result;
+use clap::Args;
 use serde_json::json;
 
 use super::output::{print, print_json};
 use super::paint::Paint;
-use crate::cli::ViewArgs;
 use page::Page;
 use record::{Log, Record};
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Sessions with storage BIND have a directory each, below SESSIONS_ROOT; `belljar session show` names
+it. Colours only on a terminal, and none if NO_COLOR is set.
+
+Examples:
+  belljar view /var/lib/belljar/sessions/ses_5a1f...
+  belljar view . --follow --no-state")]
+pub(crate) struct ViewArgs {
+    /// The directory of a session
+    #[arg(value_name = "DIR")]
+    pub(crate) directory: PathBuf,
+    /// Executions to show, the last ones; 0 shows all
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    pub(crate) limit: usize,
+    /// Leave the variables out
+    #[arg(long)]
+    pub(crate) no_state: bool,
+    /// Leave the artifacts out
+    #[arg(long)]
+    pub(crate) no_artifacts: bool,
+    /// Show executions as they end, until the session has
+    #[arg(long)]
+    pub(crate) follow: bool,
+    /// Print JSON; with --follow, one execution per line
+    #[arg(long)]
+    pub(crate) json: bool,
+}
 
 /// How often the directory is looked at again.
 const FOLLOW_PACE: Duration = Duration::from_millis(200);

@@ -3,12 +3,30 @@
 use std::process::ExitCode;
 
 use anyhow::Result;
+use clap::Args;
 use serde_json::json;
 
 use super::Volume;
-use crate::cli::VolumeCreateArgs;
+use crate::cli::values::parse_size;
 use crate::client::Client;
 use crate::commands::output::{self, print_json};
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Sessions see it at /volumes/NAME:
+  belljar volume create models --size 2G
+  belljar session create --volume models:ro")]
+pub(crate) struct VolumeCreateArgs {
+    /// Letters, digits, `.`, `_` and `-`
+    #[arg(value_name = "NAME")]
+    pub(crate) name: String,
+    /// How much it has room for: a number of bytes, or with K, M, G [default: the server's]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub(crate) size: Option<u64>,
+    /// Print everything about it as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
 
 pub(super) async fn create(client: &Client, args: &VolumeCreateArgs) -> Result<ExitCode> {
     let mut ask = json!({ "name": args.name });

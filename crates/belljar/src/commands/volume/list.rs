@@ -4,14 +4,21 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use belljar_engine::clock;
+use clap::Args;
 use indicatif::HumanBytes;
 
 use super::Volume;
-use crate::cli::VolumeListArgs;
 use crate::client::Client;
 use crate::commands::output::{self, print_json};
 use crate::commands::session::spoken;
 use crate::table;
+
+#[derive(Debug, Args)]
+pub(crate) struct VolumeListArgs {
+    /// Print them as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
 
 pub(super) async fn list(client: &Client, args: &VolumeListArgs) -> Result<ExitCode> {
     let found = client.get("/v1/volumes").await?;

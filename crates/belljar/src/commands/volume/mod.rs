@@ -7,14 +7,48 @@ mod show;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
+use clap::{Args, Subcommand};
 use serde::Deserialize;
 use serde_json::Value;
 
+use self::create::VolumeCreateArgs;
+use self::list::VolumeListArgs;
+use self::show::VolumeShowArgs;
 use super::as_client;
 use super::removing::remove_each;
-use crate::cli::VolumeCommand;
+use crate::cli::flags::ServerFlags;
 use crate::client::{ClientError, escape};
 use crate::settings::Settings;
+
+#[derive(Debug, Args)]
+pub(crate) struct VolumeArgs {
+    #[command(flatten)]
+    pub(crate) server: ServerFlags,
+    #[command(subcommand)]
+    pub(crate) command: VolumeCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum VolumeCommand {
+    /// Make a volume
+    Create(VolumeCreateArgs),
+    /// Volumes, by name
+    List(VolumeListArgs),
+    /// How full a volume is, and who uses it
+    Show(VolumeShowArgs),
+    /// Remove volumes that nobody uses, with everything in them
+    Remove(VolumeRemoveArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct VolumeRemoveArgs {
+    /// Their names
+    #[arg(value_name = "NAME", required = true)]
+    pub(crate) names: Vec<String>,
+    /// Print the names of those that were removed as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
 
 pub(super) fn volume(command: VolumeCommand, settings: &Settings) -> Result<ExitCode> {
     as_client(settings, async |client| match command {

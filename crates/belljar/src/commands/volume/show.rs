@@ -3,12 +3,22 @@
 use std::process::ExitCode;
 
 use anyhow::Result;
+use clap::Args;
 use indicatif::HumanBytes;
 
 use super::{Volume, explain, path_of};
-use crate::cli::VolumeShowArgs;
 use crate::client::Client;
 use crate::commands::output::{self, print_json};
+
+#[derive(Debug, Args)]
+pub(crate) struct VolumeShowArgs {
+    /// Its name
+    #[arg(value_name = "NAME")]
+    pub(crate) name: String,
+    /// Print it as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
 
 pub(super) async fn show(client: &Client, args: &VolumeShowArgs) -> Result<ExitCode> {
     let found = client.get(&path_of(&args.name)).await.map_err(explain)?;

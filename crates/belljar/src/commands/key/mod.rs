@@ -1,5 +1,7 @@
 //! `belljar key`: API keys, made and revoked in the server's database. A running server notices.
 
+mod args;
+
 use std::io::{self, Write};
 use std::process::ExitCode;
 
@@ -12,8 +14,9 @@ use belljar_sys::privileges;
 use indicatif::HumanBytes;
 use serde::Serialize;
 
+pub(crate) use args::{KeyCommand, KeyCreateArgs, KeyListArgs, KeyRevokeArgs};
+
 use super::books;
-use crate::cli::{KeyCommand, KeyCreateArgs, KeyListArgs, KeyRevokeArgs};
 use crate::settings::Settings;
 use crate::table;
 

@@ -1,5 +1,7 @@
 //! `belljar serve`: sessions over HTTP, until somebody says stop.
 
+mod args;
+
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::process::ExitCode;
@@ -26,9 +28,10 @@ use tokio::sync::watch;
 
 use super::limits;
 use crate::backend::Prepared;
-use crate::cli::ServeArgs;
 use crate::home;
 use crate::logging;
+pub(crate) use args::ServeArgs;
+
 use crate::settings::{DEFAULT_MODEL, Listen, ServerSettings, Settings};
 
 /// How often keys made or revoked by others are looked for.
