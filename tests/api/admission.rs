@@ -2,7 +2,9 @@
 
 use serde_json::json;
 
-use belljar_testkit::server::{Server, Session, text};
+use belljar_testkit::server::Server;
+use belljar_testkit::session::Session;
+use belljar_testkit::values::text;
 
 #[tokio::test]
 async fn a_thousand_at_once_for_three_places() {
@@ -39,8 +41,8 @@ async fn a_thousand_at_once_for_three_places() {
         session.stop().await;
     }
     // Three sandboxes, and what the pool keeps.
-    belljar_testkit::server::eventually("only the pool is left", async || {
-        server.place.pids_inside(1).len() == 1
+    belljar_testkit::wait::eventually("only the pool is left", async || {
+        server.installation.pids_inside(1).len() == 1
     })
     .await;
 }
@@ -103,5 +105,5 @@ async fn a_caller_who_goes_away_leaves_nothing_undone() {
     }
     let ready = server.get("/v1/sessions?state=ready").await.json(200);
     assert_eq!(ready["sessions"], json!([]));
-    server.place.has_no_traces().await;
+    server.installation.has_no_traces().await;
 }

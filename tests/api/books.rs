@@ -3,7 +3,10 @@
 use belljar_engine::audit;
 use serde_json::{Value, json};
 
-use belljar_testkit::server::{Place, Server, eventually, text};
+use belljar_testkit::installation::Installation;
+use belljar_testkit::server::Server;
+use belljar_testkit::values::text;
+use belljar_testkit::wait::eventually;
 use std::sync::Arc;
 
 #[tokio::test]
@@ -100,7 +103,8 @@ async fn usage_adds_up() {
     let cpu = day["cpu_seconds"].as_f64().expect("a number");
     assert!((0.2..20.0).contains(&cpu), "{day:#}");
     // The command sees the same.
-    let command = server.place.belljar(&["usage", "--json"]).output().expect("belljar starts");
+    let command =
+        server.installation.belljar(&["usage", "--json"]).output().expect("belljar starts");
     let command: Value = serde_json::from_slice(&command.stdout).expect("JSON");
     assert_eq!(command["usage"], usage["usage"]);
     let none = server.get("/v1/usage?since=2999-01-01").await.json(200);
@@ -109,9 +113,9 @@ async fn usage_adds_up() {
 
 #[tokio::test]
 async fn whoever_does_something_is_written_down() {
-    let place = Arc::new(Place::new());
-    let key = place.key(&["--name", "ci", "--tenant", "acme"]);
-    let server = place.serve().await;
+    let installation = Arc::new(Installation::new());
+    let key = installation.key(&["--name", "ci", "--tenant", "acme"]);
+    let server = installation.serve().await;
     let acme = server.with_key(text(&key["secret"]));
     server.get("/v1/sessions").await.error(401, "unauthorized");
     let ask = json!({"env": {"TOKEN": "hunter2"}, "metadata": {"note": "private"}});
@@ -126,10 +130,10 @@ async fn whoever_does_something_is_written_down() {
     acme.post("/v1/run", json!({"code": code})).await.json(200);
     session.stop().await;
     session.exec(json!({"code": code})).await.error(410, "session_ended");
-    eventually("everything is written", async || place.audit().len() == 7).await;
-    let mut lines = place.audit();
+    eventually("everything is written", async || installation.audit().len() == 7).await;
+    let mut lines = installation.audit();
     // What was refused before it was known whose it is stands elsewhere.
-    lines.splice(1..1, place.refusals());
+    lines.splice(1..1, installation.refusals());
     let actions: Vec<&str> = lines.iter().map(|line| text(&line["action"])).collect();
     let expected = ["key_create", "deny", "create", "exec", "exec", "run", "stop", "exec"];
     assert_eq!(actions, expected);
@@ -160,7 +164,7 @@ async fn code_is_written_down_only_if_asked_for() {
     let session = server.session().await;
     session.python("print('auditable')").await;
     eventually("it is written", async || {
-        let lines = server.place.audit();
+        let lines = server.installation.audit();
         lines.iter().any(|line| line["code"] == "print('auditable')")
     })
     .await;

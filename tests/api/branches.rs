@@ -2,7 +2,9 @@
 
 use serde_json::{Value, json};
 
-use belljar_testkit::server::{Server, Session, text};
+use belljar_testkit::server::Server;
+use belljar_testkit::session::Session;
+use belljar_testkit::values::text;
 
 async fn fork(session: &Session, ask: Value) -> Vec<Session> {
     let forked = session.client.post(&session.path("/fork"), ask).await.json(201);
@@ -34,7 +36,7 @@ async fn forks_have_the_files_and_go_their_own_ways() {
     assert_eq!(forks[1].shell("cat n").await["stdout"], "11b");
     forks[1].stop().await;
     forks[2].stop().await;
-    assert_eq!(server.place.sleepers(), [""; 0]);
+    assert_eq!(server.installation.sleepers(), [""; 0]);
 }
 
 #[tokio::test]

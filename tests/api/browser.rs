@@ -6,8 +6,11 @@ use hyper::body::Bytes;
 use serde_json::{Value, json};
 
 use belljar_testkit::client::Answer;
-use belljar_testkit::server::{Server, Session, eventually, text};
-use belljar_testkit::site::Site;
+use belljar_testkit::server::Server;
+use belljar_testkit::session::Session;
+use belljar_testkit::values::text;
+use belljar_testkit::wait::eventually;
+use belljar_testkit::website::Website;
 
 /// A small shop, on port 8000 of the sandbox.
 const SHOP: &str = include_str!("browser_shop.py");
@@ -325,8 +328,8 @@ async fn it_survives_the_server() {
     let session = shop(&server).await;
     act(&session, "goto", json!({"url": SHOP_URL})).await;
     act(&session, "type", json!({"selector": "input", "value": "quinces"})).await;
-    let place = server.kill().await;
-    let server = place.serve().await;
+    let installation = server.kill().await;
+    let server = installation.serve().await;
     let session = Session::of(&server.client(), &session.id);
     let typed = json!({"expression": "document.querySelector('input').value"});
     let value = act(&session, "evaluate", typed).await;
@@ -342,7 +345,7 @@ async fn the_network_is_what_the_session_may_reach() {
     if !has_chromium() {
         return;
     }
-    let site = Site::start().await;
+    let site = Website::start().await;
     let most = site.address.to_string();
     let server = Server::with(&[("BELLJAR_MAX_NETWORK", &most)]).await;
     let session = server.session_with(json!({"network": {"allow": [most]}})).await;

@@ -3,7 +3,8 @@
 use belljar_sys::process;
 use serde_json::json;
 
-use belljar_testkit::server::{Server, text};
+use belljar_testkit::server::Server;
+use belljar_testkit::values::text;
 
 const SIGKILL: i32 = 9;
 
@@ -18,7 +19,7 @@ async fn a_guest_that_is_killed_takes_its_session_along() {
     let held = session.hold("held").await;
     let queued = session.begin("queued", "queued", json!({"code": "1"})).await;
     let command = session.begin("command", "running", json!({"command": "sleep 1000"})).await;
-    let [guest] = server.place.pids_inside(1)[..] else { panic!("one sandbox") };
+    let [guest] = server.installation.pids_inside(1)[..] else { panic!("one sandbox") };
     kill(guest);
     for pending in [held, queued, command] {
         let result = pending.result().await;
@@ -31,13 +32,13 @@ async fn a_guest_that_is_killed_takes_its_session_along() {
     assert!(refused.ends_with("has ended: its sandbox ended"), "{refused}");
     let held = session.exec_info("held").await;
     assert_eq!(held["result"]["stdout"], "holding\n", "what it said is kept");
-    server.place.has_no_traces().await;
+    server.installation.has_no_traces().await;
     let next = server.post("/v1/sessions", json!({"key": "k"})).await.json(201);
     assert_eq!(next["replaced"], json!({"id": session.id, "because": "its sandbox ended"}));
     // One that nobody was using is found dead just the same.
-    let [guest] = server.place.pids_inside(1)[..] else { panic!("one sandbox") };
+    let [guest] = server.installation.pids_inside(1)[..] else { panic!("one sandbox") };
     kill(guest);
-    belljar_testkit::server::Session::of(&server, text(&next["id"])).becomes("failed").await;
+    belljar_testkit::session::Session::of(&server, text(&next["id"])).becomes("failed").await;
 }
 
 #[tokio::test]
@@ -48,7 +49,7 @@ async fn a_kernel_that_is_killed_is_replaced() {
     let pid: u32 =
         session.printed("import os; print(os.getpid())").await.trim().parse().expect("a pid");
     let held = session.hold("held").await;
-    let [kernel] = server.place.pids_inside(pid)[..] else { panic!("one kernel") };
+    let [kernel] = server.installation.pids_inside(pid)[..] else { panic!("one kernel") };
     kill(kernel);
     let result = held.result().await;
     assert_eq!((&result["status"], &result["kernel_state"]), (&json!("crashed"), &json!("lost")));
@@ -58,7 +59,7 @@ async fn a_kernel_that_is_killed_is_replaced() {
     session.python("y = 1").await;
     let pid: u32 =
         session.printed("import os; print(os.getpid())").await.trim().parse().expect("a pid");
-    let [kernel] = server.place.pids_inside(pid)[..] else { panic!("one kernel") };
+    let [kernel] = server.installation.pids_inside(pid)[..] else { panic!("one kernel") };
     kill(kernel);
     let next = session.python("print('fresh')").await;
     let told = next["kernel_state"] == "lost" || next["status"] == "crashed";

@@ -132,7 +132,7 @@ async fn whatever_a_kernel_sends_nobody_else_waits() {
     println!("/healthz, {} times: median {median:?}, longest {longest:?}", waited.len());
     assert!(longest < HELD_UP, "somebody waited {longest:?} of {LINGER:?}");
     assert!(median < PROMPT, "the median is {median:?}");
-    server.place.has_no_traces().await;
+    server.installation.has_no_traces().await;
 }
 
 /// How long answers to somebody else take.

@@ -10,7 +10,11 @@ use hyper::Method;
 use serde_json::{Value, json};
 
 use crate::keys::{secret, with_keys};
-use belljar_testkit::server::{Place, Server, Session, eventually, names, text};
+use belljar_testkit::installation::Installation;
+use belljar_testkit::server::Server;
+use belljar_testkit::session::Session;
+use belljar_testkit::values::{names, text};
+use belljar_testkit::wait::eventually;
 
 fn directory(server: &Server, session: &Session) -> PathBuf {
     server.path("sessions").join(&session.id)
@@ -28,8 +32,8 @@ async fn purge(server: &Server, session: &Session) -> Value {
 
 #[tokio::test]
 async fn a_stopped_session_goes_on_with_new_options() {
-    let place = Arc::new(Place::new());
-    let server = place.serve().await;
+    let installation = Arc::new(Installation::new());
+    let server = installation.serve().await;
     let session = server.session_with(json!({"key": "k", "storage": "BIND"})).await;
     session.shell("echo kept > file").await;
     session.stop().await;
@@ -50,8 +54,8 @@ async fn a_stopped_session_goes_on_with_new_options() {
     assert!(refused.to_string().contains("stop it first"), "{refused}");
 
     // What was changed is kept by the next server, and by those who ask for nothing.
-    let place = server.kill().await;
-    let server = place.serve().await;
+    let installation = server.kill().await;
+    let server = installation.serve().await;
     let session = Session::of(&server, &session.id);
     assert_eq!(server.post("/v1/sessions", other).await.json(200)["how"], "found");
     session.stop().await;
@@ -82,7 +86,7 @@ async fn a_removed_session_is_gone_with_its_files() {
                 "busy" => Some(session.hold("held").await),
                 "hibernated" => {
                     server.post(&session.path("/hibernate"), json!({})).await.json(200);
-                    assert_eq!(server.place.sleepers(), [session.id.as_str()]);
+                    assert_eq!(server.installation.sleepers(), [session.id.as_str()]);
                     None
                 }
                 _ => {
@@ -105,7 +109,7 @@ async fn a_removed_session_is_gone_with_its_files() {
             server.post(&session.path("/start"), json!({})).await.error(404, "session_not_found");
             assert_eq!(directories(&server), [""; 0], "{storage}, {state}");
             assert!(!server.path("sessions/by-key/k").is_symlink(), "{storage}, {state}");
-            assert_eq!(server.place.sleepers(), [""; 0], "{storage}, {state}");
+            assert_eq!(server.installation.sleepers(), [""; 0], "{storage}, {state}");
             let listed = server.get("/v1/sessions?key=k").await.json(200);
             assert_eq!(listed["sessions"], json!([]));
         }
@@ -129,7 +133,7 @@ async fn a_removed_session_is_gone_with_its_files() {
     statuses.sort_unstable();
     assert_eq!(statuses, [200, 404, 404, 404, 404]);
     eventually("all are in the audit log, of which one removed it", async || {
-        let audit = server.place.audit();
+        let audit = server.installation.audit();
         let removing = audit.iter().filter(|entry| entry["action"] == "remove");
         let of_session = removing.filter(|entry| entry["session"] == session.id.as_str());
         let outcomes: Vec<&str> = of_session.map(|entry| text(&entry["outcome"])).collect();
@@ -137,7 +141,7 @@ async fn a_removed_session_is_gone_with_its_files() {
         (outcomes.len(), removed.count()) == (5, 1)
     })
     .await;
-    server.place.has_no_traces().await;
+    server.installation.has_no_traces().await;
 }
 
 #[tokio::test]
@@ -196,7 +200,7 @@ async fn files_on_disk_have_a_size_that_holds() {
         session.shell("mkdir d; for n in $(seq 1000); do : > d/$n; done; ls d | wc -l").await;
     assert_eq!(many["stdout"], "1000\n", "{many:#}");
     purge(&server, &session).await;
-    server.place.has_no_traces().await;
+    server.installation.has_no_traces().await;
 }
 
 #[tokio::test]
@@ -217,9 +221,9 @@ async fn a_fork_on_disk_has_files_of_its_own() {
 
 #[tokio::test]
 async fn plain_directories_go_on_and_are_said_not_to_be_enforced() {
-    let place = Place::new().env("BELLJAR_SESSION_FILES", "directory");
-    let place = place.env("BELLJAR_SESSION_SIZE", "4M");
-    let server = Arc::new(place).serve().await;
+    let installation = Installation::new().env("BELLJAR_SESSION_FILES", "directory");
+    let installation = installation.env("BELLJAR_SESSION_SIZE", "4M");
+    let server = Arc::new(installation).serve().await;
     let made = server.post("/v1/sessions", json!({"key": "k", "storage": "BIND"})).await.json(201);
     let session = Session::of(&server, text(&made["id"]));
     assert!(made["warnings"].to_string().contains("not enforced"), "{made:#}");
@@ -236,9 +240,11 @@ async fn plain_directories_go_on_and_are_said_not_to_be_enforced() {
     let sessions = server.path("sessions").display().to_string();
     let state = server.path("state").display().to_string();
     let own = [("SESSIONS_ROOT", sessions.as_str()), ("BELLJAR_STATE_DIR", state.as_str())];
-    let place = Arc::clone(&server.place);
+    let installation = Arc::clone(&server.installation);
     server.terminate().await;
-    let newer = own.iter().fold(Place::new(), |place, (name, value)| place.env(name, value));
+    let newer = own
+        .iter()
+        .fold(Installation::new(), |installation, (name, value)| installation.env(name, value));
     let newer = Arc::new(newer).serve().await;
     let again = newer.post("/v1/sessions", json!({"key": "k"})).await.json(200);
     assert_eq!((&again["how"], &again["id"]), (&json!("restarted"), &json!(session.id)));
@@ -249,17 +255,19 @@ async fn plain_directories_go_on_and_are_said_not_to_be_enforced() {
     newer.terminate().await;
 
     // An operator who insists on limits is not given it.
-    let strict = own.iter().fold(Place::new(), |place, (name, value)| place.env(name, value));
+    let strict = own
+        .iter()
+        .fold(Installation::new(), |installation, (name, value)| installation.env(name, value));
     let strict = Arc::new(strict.env("BELLJAR_STRICT", "1")).serve().await;
     let refused = strict.post("/v1/sessions", json!({"key": "k"})).await;
     assert!(refused.error(409, "disk_not_enforced").contains("BELLJAR_STRICT"), "{refused}");
     strict.post("/v1/sessions", json!({"storage": "BIND"})).await.json(201);
     strict.terminate().await;
     assert!(files.join("kept").exists(), "and it is not lost");
-    let soft = Place::new().env("BELLJAR_STRICT", "1").env("SESSION_STORAGE", "BIND");
+    let soft = Installation::new().env("BELLJAR_STRICT", "1").env("SESSION_STORAGE", "BIND");
     let said = Arc::new(soft.env("BELLJAR_SESSION_FILES", "directory")).refusal().await;
     assert!(said.contains("not enforced") && said.contains("BELLJAR_STRICT"), "{said}");
-    drop(place);
+    drop(installation);
 }
 
 #[tokio::test]
@@ -279,7 +287,7 @@ async fn old_sessions_are_removed_with_their_files_if_that_is_wanted() {
     eventually("it is forgotten", async || server.get(&old.path("")).await.status == 404).await;
     eventually("that is in the audit log", async || {
         server
-            .place
+            .installation
             .audit()
             .iter()
             .any(|entry| entry["action"] == "remove" && entry["session"] == old.id.as_str())
@@ -315,7 +323,7 @@ async fn a_size_of_files_in_memory_is_had_or_refused() {
         json!({"code": "import os; s = os.statvfs('/session'); print(s.f_blocks * s.f_frsize)"});
     assert_eq!(server.post("/v1/run", run).await.json(200)["stdout"], format!("{}\n", 1 << 30));
     server.terminate().await;
-    let small = Place::new().env("TMPFS_SIZE_MB", "1024").env("BELLJAR_MEMORY", "512M");
+    let small = Installation::new().env("TMPFS_SIZE_MB", "1024").env("BELLJAR_MEMORY", "512M");
     let said = Arc::new(small).refusal().await;
     assert!(said.contains("TMPFS_SIZE_MB=1024") && said.contains("1366 MiB"), "{said}");
 }

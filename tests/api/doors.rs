@@ -15,7 +15,9 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
 use tokio_rustls::rustls::{ClientConfig, RootCertStore, crypto};
 
 use belljar_testkit::client::{Answer, Client, Connection};
-use belljar_testkit::server::{PATIENCE, Place, Server, eventually};
+use belljar_testkit::installation::Installation;
+use belljar_testkit::server::Server;
+use belljar_testkit::wait::{PATIENCE, eventually};
 
 async fn call(client: &Client, host: &str, origin: Option<&str>) -> Answer {
     let mut request = client.request(Method::GET, "/v1/sessions", "");
@@ -65,9 +67,10 @@ async fn web_pages_are_no_way_in() {
     request.headers_mut().insert("host", "evil.example".parse().expect("a value"));
     server.send(request).await.error(403, "wrong_host");
     // Two were alike.
-    eventually("every denial is written down", async || server.place.refusals().len() == 11).await;
-    assert!(server.place.refusals().iter().all(|line| line["action"] == "deny"));
-    assert!(server.place.audit().is_empty(), "which tells what tenants did");
+    eventually("every denial is written down", async || server.installation.refusals().len() == 11)
+        .await;
+    assert!(server.installation.refusals().iter().all(|line| line["action"] == "deny"));
+    assert!(server.installation.audit().is_empty(), "which tells what tenants did");
 
     // One request, one name: what could be read in two ways is refused.
     for (request, status) in [
@@ -97,10 +100,10 @@ async fn said_to(client: &Client, bytes: &str) -> String {
 
 #[tokio::test]
 async fn pages_of_allowed_origins_may_call() {
-    let place = Place::new().env("BELLJAR_ALLOWED_ORIGINS", "https://app.example");
-    let place = Arc::new(place);
-    let key = place.key(&["--name", "page"]);
-    let server = place.serve().await;
+    let installation = Installation::new().env("BELLJAR_ALLOWED_ORIGINS", "https://app.example");
+    let installation = Arc::new(installation);
+    let key = installation.key(&["--name", "page"]);
+    let server = installation.serve().await;
     let page = "https://app.example";
     let call = async |method: Method, key: Option<&str>, headers: &[(&'static str, &str)]| {
         let client = key.map_or_else(|| server.client(), |key| server.with_key(key));
@@ -156,9 +159,9 @@ async fn pages_of_allowed_origins_may_call() {
 #[tokio::test]
 async fn strangers_cannot_push_out_what_tenants_did() {
     const EACH: u64 = 300;
-    let place = Arc::new(Place::new());
-    let key = place.key(&["--name", "k", "--tenant", "acme"]);
-    let server = place.serve().await;
+    let installation = Arc::new(Installation::new());
+    let key = installation.key(&["--name", "k", "--tenant", "acme"]);
+    let server = installation.serve().await;
     let acme = server.with_key(key["secret"].as_str().expect("text"));
     acme.session_with(json!({})).await;
     // A head that is too large is refused before anybody looks at it.
@@ -181,13 +184,13 @@ async fn strangers_cannot_push_out_what_tenants_did() {
         acme.get("/v1/sessions").await.json(200);
     }
     server.terminate().await;
-    let actions: Vec<_> = place.audit().iter().map(|line| line["action"].clone()).collect();
+    let actions: Vec<_> = installation.audit().iter().map(|line| line["action"].clone()).collect();
     assert_eq!(actions, ["key_create", "create"]);
-    let log = fs::metadata(place.path("state/refusals.log")).expect("a log");
+    let log = fs::metadata(installation.path("state/refusals.log")).expect("a log");
     assert_eq!(log.permissions().mode() & 0o777, 0o600);
     assert!(log.len() < 100_000, "{} bytes", log.len());
     let counted = |outcome: Option<&str>| -> u64 {
-        let lines = place.refusals();
+        let lines = installation.refusals();
         let of_it = lines.iter().filter(|line| outcome.is_none_or(|it| line["outcome"] == it));
         of_it.map(|line| line["times"].as_u64().unwrap_or(1)).sum()
     };
@@ -196,23 +199,23 @@ async fn strangers_cannot_push_out_what_tenants_did() {
 
 #[tokio::test]
 async fn strangers_need_keys() {
-    let place = Arc::new(Place::new().env("BELLJAR_LISTEN", "0.0.0.0:0"));
-    let refusal = place.refusal().await;
+    let installation = Arc::new(Installation::new().env("BELLJAR_LISTEN", "0.0.0.0:0"));
+    let refusal = installation.refusal().await;
     assert!(refusal.contains("belljar key create"), "{refusal}");
-    let key = place.key(&["--name", "k"]);
-    let server = place.serve().await;
+    let key = installation.key(&["--name", "k"]);
+    let server = installation.serve().await;
     server.get("/v1/sessions").await.error(401, "unauthorized");
     server.with_key(key["secret"].as_str().expect("text")).get("/v1/sessions").await.json(200);
 }
 
 #[tokio::test]
 async fn a_socket_is_for_its_owner() {
-    let place = Place::new();
-    let path = place.path("socket");
-    let place = Arc::new(place.env("BELLJAR_UNIX", &path.display().to_string()));
+    let installation = Installation::new();
+    let path = installation.path("socket");
+    let installation = Arc::new(installation.env("BELLJAR_UNIX", &path.display().to_string()));
     // A server that was killed has left one.
     drop(std::os::unix::net::UnixListener::bind(&path).expect("a socket"));
-    let server = place.serve().await;
+    let server = installation.serve().await;
     let metadata = fs::symlink_metadata(&path).expect("a socket");
     assert!(metadata.file_type().is_socket());
     assert_eq!(metadata.permissions().mode() & 0o777, 0o600);
@@ -222,7 +225,7 @@ async fn a_socket_is_for_its_owner() {
     let run = server.post("/v1/run", json!({"code": "1 + 1"})).await.json(200);
     assert_eq!(run["status"], "ok");
     // Another server does not take it away.
-    let other = Arc::new(Place::new().env("BELLJAR_UNIX", &path.display().to_string()));
+    let other = Arc::new(Installation::new().env("BELLJAR_UNIX", &path.display().to_string()));
     let refusal = other.refusal().await;
     assert!(refusal.contains("another server listens on the socket"), "{refusal}");
     server.get("/healthz").await.json(200);
@@ -230,7 +233,7 @@ async fn a_socket_is_for_its_owner() {
     assert!(!path.exists(), "it is gone with the server");
     // What is no socket is not touched.
     fs::write(&path, "precious").expect("a file");
-    let refusal = place.refusal().await;
+    let refusal = installation.refusal().await;
     assert!(refusal.contains("socket"), "{refusal}");
     assert_eq!(fs::read_to_string(&path).expect("a file"), "precious");
 }
@@ -249,14 +252,16 @@ fn make_certificate(directory: &Path) {
 
 #[tokio::test]
 async fn certificates_are_used() {
-    let place = Place::new();
-    make_certificate(&place.path(""));
-    let place = Arc::new(place.args(&["--tls-cert", "cert.pem", "--tls-key", "key.pem"]));
-    let server = place.serve().await;
+    let installation = Installation::new();
+    make_certificate(&installation.path(""));
+    let installation =
+        Arc::new(installation.args(&["--tls-cert", "cert.pem", "--tls-key", "key.pem"]));
+    let server = installation.serve().await;
     assert!(server.said().contains("listens on https://"), "{}", server.said());
 
     let mut roots = RootCertStore::empty();
-    let certificate = CertificateDer::from_pem_file(place.path("cert.pem")).expect("a certificate");
+    let certificate =
+        CertificateDer::from_pem_file(installation.path("cert.pem")).expect("a certificate");
     roots.add(certificate).expect("a certificate");
     let config = ClientConfig::builder_with_provider(Arc::new(crypto::ring::default_provider()))
         .with_safe_default_protocol_versions()
@@ -284,10 +289,10 @@ async fn certificates_are_used() {
     server.terminate().await;
 
     // What does not go together is refused at the start.
-    fs::copy(place.path("cert.pem"), place.path("key.pem")).expect("copied");
-    let refusal = place.refusal().await;
+    fs::copy(installation.path("cert.pem"), installation.path("key.pem")).expect("copied");
+    let refusal = installation.refusal().await;
     assert!(refusal.contains("key.pem"), "{refusal}");
-    fs::write(place.path("cert.pem"), "nothing").expect("written");
-    let refusal = place.refusal().await;
+    fs::write(installation.path("cert.pem"), "nothing").expect("written");
+    let refusal = installation.refusal().await;
     assert!(refusal.contains("cert.pem"), "{refusal}");
 }

@@ -7,14 +7,17 @@ use belljar_sys::process;
 use serde_json::json;
 
 use belljar_testkit::client::printed;
-use belljar_testkit::server::{HOLD, Place, Server, Session, eventually};
+use belljar_testkit::installation::Installation;
+use belljar_testkit::server::Server;
+use belljar_testkit::session::{HOLD, Session};
+use belljar_testkit::wait::eventually;
 
 /// Files of sessions that this test can write to.
 const FROM_OUTSIDE: (&str, &str) = ("BELLJAR_SESSION_FILES", "directory");
 
 /// Lets whoever holds in a session on disk go on, without a server.
-fn release(place: &Place, session: &Session) {
-    let files = place.path("sessions").join(&session.id).join("files");
+fn release(installation: &Installation, session: &Session) {
+    let files = installation.path("sessions").join(&session.id).join("files");
     fs::write(files.join("go"), "").expect("a file");
 }
 
@@ -38,16 +41,16 @@ async fn what_is_in_progress_is_finished_and_sessions_stay() {
     stream.until("stdout").await;
     server.ask_to_stop();
     is_draining(&server).await;
-    release(&server.place, &session);
+    release(&server.installation, &session);
     assert_eq!(held.result().await["stdout"], "holding\nreleased\n");
     assert_eq!(printed(&stream.rest().await, "stdout"), "released\n");
-    let place = Arc::clone(&server.place);
+    let installation = Arc::clone(&server.installation);
     let mut server = server;
     assert!(server.wait().await.success());
     assert!(server.said().contains("1 session(s) go on"), "{}", server.said());
-    assert_eq!(place.pids_inside(1).len(), 1, "its sandbox lives");
+    assert_eq!(installation.pids_inside(1).len(), 1, "its sandbox lives");
 
-    let next = place.serve().await;
+    let next = installation.serve().await;
     let session = Session::of(&next, &session.id);
     // At once: whoever comes early waits until it was found.
     assert_eq!(session.printed("x.append('more'); print(*x)").await, "kept more\n");
@@ -62,7 +65,7 @@ async fn what_is_in_progress_is_finished_and_sessions_stay() {
     session.reaches("behind", "finished").await;
     assert_eq!(session.exec_info("behind").await["result"]["stdout"], "begun\n");
     session.stop().await;
-    place.has_no_traces().await;
+    installation.has_no_traces().await;
 }
 
 #[tokio::test]
@@ -75,11 +78,11 @@ async fn what_takes_too_long_goes_on_without_a_server() {
     let last = stream.until("stdout").await;
     let queued = session.begin("queued", "queued", json!({"code": "print('its turn')"})).await;
     queued.abandon();
-    let place = Arc::clone(&server.place);
+    let installation = Arc::clone(&server.installation);
     server.terminate().await;
     drop(stream);
-    release(&place, &session);
-    let next = place.serve().await;
+    release(&installation, &session);
+    let next = installation.serve().await;
     let session = Session::of(&next, &session.id);
     let rest = session.path(&format!("/execs/held/events?offset={}", last.id.expect("a position")));
     let rest = next.follow(&rest).await.rest().await;
@@ -91,8 +94,9 @@ async fn what_takes_too_long_goes_on_without_a_server() {
 
 #[tokio::test]
 async fn a_server_that_is_to_stop_takes_its_sessions_along_if_told() {
-    let place = Arc::new(Place::new().env("BELLJAR_POOL", "1").args(&["--stop-sessions"]));
-    let server = place.serve().await;
+    let installation =
+        Arc::new(Installation::new().env("BELLJAR_POOL", "1").args(&["--stop-sessions"]));
+    let server = installation.serve().await;
     let session = server.session().await;
     session
         .exec(json!({"command": "sleep 1000", "background": true, "exec_id": "e"}))
@@ -102,8 +106,8 @@ async fn a_server_that_is_to_stop_takes_its_sessions_along_if_told() {
     disk.shell("echo kept > file").await;
     let said = server.terminate().await;
     assert!(said.contains("stopped, with 2 session(s)"), "{said}");
-    place.has_no_traces().await;
-    let next = place.serve().await;
+    installation.has_no_traces().await;
+    let next = installation.serve().await;
     let ended = next.get(&session.path("")).await.json(200);
     assert_eq!(
         (&ended["state"], &ended["ended_because"]),
@@ -127,7 +131,7 @@ async fn a_second_signal_ends_it_at_once() {
     process::signal(server.pid(), SIGTERM).expect("it runs");
     assert!(!server.wait().await.success());
     held.abandon();
-    let next = server.place.serve().await;
+    let next = server.installation.serve().await;
     let session = Session::of(&next, &session.id);
     session.release().await;
     session.reaches("held", "finished").await;
@@ -139,11 +143,11 @@ async fn whoever_was_killed_meanwhile_is_said_to_be_gone() {
     let server = Server::start().await;
     let session = server.session_with(json!({"key": "k"})).await;
     let held = session.hold("held").await;
-    let place = server.kill().await;
+    let installation = server.kill().await;
     held.abandon();
-    let [guest] = place.pids_inside(1)[..] else { panic!("one sandbox") };
+    let [guest] = installation.pids_inside(1)[..] else { panic!("one sandbox") };
     process::signal(guest, 9).expect("it lives");
-    let next = place.serve().await;
+    let next = installation.serve().await;
     // Asked for at once, before it is known what became of it.
     let made = next.post("/v1/sessions", json!({"key": "k"})).await.json(201);
     assert_eq!(made["replaced"]["id"], session.id, "{made:#}");
@@ -159,8 +163,8 @@ async fn whoever_was_killed_meanwhile_is_said_to_be_gone() {
 
 #[tokio::test]
 async fn a_server_that_nobody_needs_ends_by_itself_if_it_is_told_to() {
-    let place = Arc::new(Place::new().args(&["--idle-exit", "1"]));
-    let mut server = place.serve().await;
+    let installation = Arc::new(Installation::new().args(&["--idle-exit", "1"]));
+    let mut server = installation.serve().await;
     let session = server.session().await;
     session.python("import time; time.sleep(2.5)").await;
     tokio::time::sleep(std::time::Duration::from_millis(1500)).await;

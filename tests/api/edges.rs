@@ -14,8 +14,11 @@ use tokio_tungstenite::tungstenite::Message;
 
 use crate::keys::{secret, with_keys};
 use belljar_testkit::client::Answer;
-use belljar_testkit::seat::Seat;
-use belljar_testkit::server::{PATIENCE, Place, Server, eventually, names, text};
+use belljar_testkit::installation::Installation;
+use belljar_testkit::server::Server;
+use belljar_testkit::terminal::TerminalClient;
+use belljar_testkit::values::{names, text};
+use belljar_testkit::wait::{PATIENCE, eventually};
 
 const SIGKILL: i32 = 9;
 
@@ -96,7 +99,7 @@ async fn what_is_no_file_is_no_failure_of_ours() {
     wire.write_all(head.as_bytes()).await.expect("it listens");
     let is_begun = "import os\nprint([n for n in os.listdir('/session') if n.endswith('.part')])";
     eventually("it has begun", async || session.printed(is_begun).await != "[]\n").await;
-    for pid in server.place.pids_inside(1) {
+    for pid in server.installation.pids_inside(1) {
         process::signal(pid, SIGKILL).expect("it lives");
     }
     session.becomes("failed").await;
@@ -130,10 +133,10 @@ async fn directories_deeper_than_any_path_do_not_keep_a_session_from_starting_ag
 async fn a_log_cannot_be_forged_and_does_not_listen_in() {
     let server = Server::with(&[("BELLJAR_LOG", "trace")]).await;
     let session = server.session().await;
-    let mut seat = Seat::take(&server.client(), &session, "command=cat").await;
+    let mut terminal = TerminalClient::take(&server.client(), &session, "command=cat").await;
     let typed = Message::Binary(b"swordfish\n".to_vec().into());
-    futures_util::SinkExt::send(&mut seat.socket, typed).await.expect("sent");
-    seat.until("swordfish").await;
+    futures_util::SinkExt::send(&mut terminal.socket, typed).await.expect("sent");
+    terminal.until("swordfish").await;
     // An archive that breaks off says at which file, and somebody chose the name of that.
     let make = "import os\nos.mkdir('d')\nos.chdir('d')\n\
                 big = os.urandom(3 << 20)\nopen('1', 'wb').write(big)\n\
@@ -174,13 +177,14 @@ async fn exports_and_outputs_are_private_and_apart() {
                     open('/work/artifacts/d/plot.txt', 'w').write('1\\n')";
         let run = json!({"code": code});
         let run = client.post("/v1/run", run).await.json(200);
-        let place = |artifact: &Value| PathBuf::from(text(&artifact["host_path"]));
-        places.push((place(&exported["exports"][0]), place(&run["artifacts"][0])));
+        let installation = |artifact: &Value| PathBuf::from(text(&artifact["host_path"]));
+        places.push((installation(&exported["exports"][0]), installation(&run["artifacts"][0])));
         assert_eq!(fs::read_to_string(&places[places.len() - 1].1).expect("a file"), "1\n");
     }
-    let shown = |place: &Path, shared: &str| {
+    let shown = |installation: &Path, shared: &str| {
         let shared = server.path(shared);
-        let below = place.strip_prefix(&shared).unwrap_or_else(|_| panic!("{place:?}"));
+        let below =
+            installation.strip_prefix(&shared).unwrap_or_else(|_| panic!("{installation:?}"));
         for part in below.ancestors().skip(1) {
             let mode = fs::metadata(shared.join(part)).expect("there").permissions().mode();
             assert_eq!(mode & 0o777, 0o700, "{part:?}");
@@ -201,8 +205,9 @@ async fn exports_and_outputs_are_private_and_apart() {
 async fn a_list_of_artifacts_has_one_server() {
     let database = tempfile::tempdir().expect("a directory");
     let database = database.path().join("artifacts.db");
-    let place = || Arc::new(Place::new().env("ARTIFACTS_DB", &database.display().to_string()));
-    let (one, other) = (place(), place());
+    let installation =
+        || Arc::new(Installation::new().env("ARTIFACTS_DB", &database.display().to_string()));
+    let (one, other) = (installation(), installation());
     let server = one.serve().await;
     let refusal = other.refusal().await;
     assert!(refusal.contains("another server uses it; set ARTIFACTS_DB"), "{refusal}");

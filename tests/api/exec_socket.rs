@@ -8,8 +8,12 @@ use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::Message;
 
 use belljar_testkit::client::{Client, Wire};
-use belljar_testkit::seat::{Refused, connect_to};
-use belljar_testkit::server::{PATIENCE, Place, Server, Session, text};
+use belljar_testkit::installation::Installation;
+use belljar_testkit::server::Server;
+use belljar_testkit::session::Session;
+use belljar_testkit::terminal::{Refused, connect_to};
+use belljar_testkit::values::text;
+use belljar_testkit::wait::PATIENCE;
 
 /// One who follows an execution.
 struct Follower(WebSocketStream<Pin<Box<dyn Wire>>>);
@@ -223,9 +227,9 @@ async fn what_cannot_be_is_refused_before_or_after_the_upgrade() {
 
 #[tokio::test]
 async fn a_page_comes_with_a_ticket() {
-    let place = std::sync::Arc::new(Place::new());
-    let key = place.key(&["--name", "page"]);
-    let server = place.serve().await;
+    let installation = std::sync::Arc::new(Installation::new());
+    let key = installation.key(&["--name", "page"]);
+    let server = installation.serve().await;
     let client = server.client().with_key(text(&key["secret"]));
     let session = client_session(&client).await;
     let path = session.path("/exec");

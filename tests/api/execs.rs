@@ -4,7 +4,8 @@ use std::collections::HashSet;
 
 use serde_json::{Value, json};
 
-use belljar_testkit::server::{Server, text};
+use belljar_testkit::server::Server;
+use belljar_testkit::values::text;
 
 fn value(result: &Value) -> &str {
     text(&result["results"][0]["data"]["text/plain"])

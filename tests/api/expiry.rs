@@ -5,7 +5,9 @@ use std::time::Duration;
 use belljar_engine::clock;
 use serde_json::{Value, json};
 
-use belljar_testkit::server::{Server, Session, text};
+use belljar_testkit::server::Server;
+use belljar_testkit::session::Session;
+use belljar_testkit::values::text;
 
 /// Waits until a session's time is up, were it not in use.
 async fn outlast(session: &Session) -> Value {
@@ -31,7 +33,7 @@ async fn a_session_expires_unless_it_is_used() {
     let gone = short.exec(json!({"code": "1"})).await.error(410, "session_ended");
     assert!(gone.ends_with("has ended: it expired"), "{gone}");
     used.stop().await;
-    server.place.has_no_traces().await;
+    server.installation.has_no_traces().await;
 }
 
 #[tokio::test]
@@ -68,5 +70,5 @@ async fn what_runs_in_the_background_ends_with_the_session_and_says_so() {
     let result = &behind["result"];
     assert_eq!((&result["status"], &result["stdout"]), (&json!("interrupted"), &json!("begun\n")));
     assert_eq!(result["reason"], "the session was ended: it expired");
-    server.place.has_no_traces().await;
+    server.installation.has_no_traces().await;
 }

@@ -5,7 +5,9 @@ use hyper::body::Bytes;
 use serde_json::{Value, json};
 
 use belljar_testkit::client::{Answer, Event};
-use belljar_testkit::server::{Server, Session, text};
+use belljar_testkit::server::Server;
+use belljar_testkit::session::Session;
+use belljar_testkit::values::text;
 
 pub(crate) fn at(session: &Session, path: &str) -> String {
     session.path(&format!("/files/{path}"))

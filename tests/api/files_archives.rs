@@ -5,7 +5,8 @@ use serde_json::json;
 
 use crate::files::{at, get, put};
 use belljar_testkit::client::Answer;
-use belljar_testkit::server::{Server, Session};
+use belljar_testkit::server::Server;
+use belljar_testkit::session::Session;
 
 /// Everything about a tree that an archive keeps.
 const LOOK: &str =

@@ -12,7 +12,9 @@ use serde_json::{Value, json};
 
 use crate::files::{at, get, put};
 use belljar_testkit::client::Answer;
-use belljar_testkit::server::{Server, Session, text};
+use belljar_testkit::server::Server;
+use belljar_testkit::session::Session;
+use belljar_testkit::values::text;
 
 #[derive(Debug, Clone)]
 enum Step {

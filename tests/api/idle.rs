@@ -6,7 +6,11 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use belljar_testkit::server::{Place, Server, Session, eventually, text};
+use belljar_testkit::installation::Installation;
+use belljar_testkit::server::Server;
+use belljar_testkit::session::Session;
+use belljar_testkit::values::text;
+use belljar_testkit::wait::eventually;
 
 const FRAME: &str = "import numpy as np, pandas as pd\n\
                      df = pd.DataFrame({'a': np.arange(200_000), 'b': np.zeros(200_000)})\n\
@@ -15,12 +19,12 @@ const FRAME: &str = "import numpy as np, pandas as pd\n\
 
 /// Soon is a second.
 async fn impatient() -> Server {
-    let place = Place::new()
+    let installation = Installation::new()
         .env("IDLE_HIBERNATE_SEC", "1")
         // What is on disk is looked at from outside.
         .env("BELLJAR_SESSION_FILES", "directory")
         .env("BELLJAR_PRELOAD", "numpy pandas pyarrow pyarrow.parquet");
-    Arc::new(place).serve().await
+    Arc::new(installation).serve().await
 }
 
 async fn variables(session: &Session) -> Vec<(String, bool)> {
@@ -87,8 +91,8 @@ async fn a_restarted_server_finds_the_values() {
     session.python(FRAME).await;
     eventually("they went", async || on_disk(&session).await == ["df", "x", "y"]).await;
     let id = session.id.clone();
-    let place = server.kill().await;
-    let server = place.serve().await;
+    let installation = server.kill().await;
+    let server = installation.serve().await;
     let session = Session::of(&server, &id);
     assert_eq!(on_disk(&session).await, ["df", "x", "y"]);
     let used = session.python("use()").await;

@@ -4,7 +4,11 @@ use hyper::Method;
 use serde_json::{Value, json};
 
 use belljar_testkit::client::Client;
-use belljar_testkit::server::{Place, Server, Session, eventually, text};
+use belljar_testkit::installation::Installation;
+use belljar_testkit::server::Server;
+use belljar_testkit::session::Session;
+use belljar_testkit::values::text;
+use belljar_testkit::wait::eventually;
 use std::sync::Arc;
 
 pub(crate) fn secret(key: &Value) -> &str {
@@ -12,9 +16,9 @@ pub(crate) fn secret(key: &Value) -> &str {
 }
 
 pub(crate) async fn with_keys(keys: &[&[&str]]) -> (Server, Vec<Value>) {
-    let place = Arc::new(Place::new());
-    let keys = keys.iter().map(|args| place.key(args)).collect();
-    (place.serve().await, keys)
+    let installation = Arc::new(Installation::new());
+    let keys = keys.iter().map(|args| installation.key(args)).collect();
+    (installation.serve().await, keys)
 }
 
 #[tokio::test]
@@ -78,7 +82,7 @@ async fn what_tells_of_all_tenants_is_for_the_operator() {
     assert_eq!(health.get("sessions"), None, "{health}");
     assert_eq!(operator.get("/healthz").await.json(200)["sessions"], 1);
     eventually("every refusal is written down", async || {
-        let lines = server.place.refusals();
+        let lines = server.installation.refusals();
         let known = lines.iter().filter(|line| line["key"] == keys[0]["id"]);
         known.map(|line| line["outcome"].clone()).eq([json!("operators_only")])
     })
@@ -90,14 +94,15 @@ async fn a_key_comes_and_goes_while_the_server_runs() {
     let server = Server::start().await;
     server.get("/v1/sessions").await.json(200);
     // From the first key on, everybody needs one.
-    let first = server.place.key(&["--name", "first"]);
+    let first = server.installation.key(&["--name", "first"]);
     eventually("a key is wanted", async || server.get("/v1/sessions").await.status == 401).await;
-    let second = server.place.key(&["--name", "second"]);
+    let second = server.installation.key(&["--name", "second"]);
     let (first, id) = (server.with_key(secret(&first)), text(&first["id"]).to_owned());
     let second = server.with_key(secret(&second));
     first.get("/v1/sessions").await.json(200);
     second.get("/v1/sessions").await.json(200);
-    let revoked = server.place.belljar(&["key", "revoke", &id]).output().expect("belljar starts");
+    let revoked =
+        server.installation.belljar(&["key", "revoke", &id]).output().expect("belljar starts");
     assert!(revoked.status.success());
     let began = std::time::Instant::now();
     eventually("it is refused", async || first.get("/v1/sessions").await.status == 401).await;

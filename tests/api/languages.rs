@@ -2,7 +2,8 @@
 
 use serde_json::json;
 
-use belljar_testkit::server::{Server, text};
+use belljar_testkit::server::Server;
+use belljar_testkit::values::text;
 
 fn has_node() -> bool {
     let has = std::path::Path::new("/usr/bin/node").exists();

@@ -11,18 +11,21 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::files::put;
-use belljar_testkit::server::{Server, Session, eventually, text};
-use belljar_testkit::site::Site;
+use belljar_testkit::server::Server;
+use belljar_testkit::session::Session;
+use belljar_testkit::values::text;
+use belljar_testkit::wait::eventually;
+use belljar_testkit::website::Website;
 
 /// A server that allows this site to be asked for, and everything public.
-async fn server_for(site: &Site, env: &[(&str, &str)]) -> Server {
+async fn server_for(site: &Website, env: &[(&str, &str)]) -> Server {
     let most = format!("open {}", site.address);
     let mut all = vec![("BELLJAR_MAX_NETWORK", most.as_str())];
     all.extend_from_slice(env);
     Server::with(&all).await
 }
 
-async fn session_for(server: &Server, site: &Site) -> Session {
+async fn session_for(server: &Server, site: &Website) -> Session {
     server.session_with(json!({"network": {"allow": [site.address.to_string()]}})).await
 }
 
@@ -65,7 +68,7 @@ async fn without_a_policy_there_is_no_way_out_and_nothing_that_looks_like_one() 
 
 #[tokio::test]
 async fn what_is_listed_is_reached_by_every_program_and_nothing_else_is() {
-    let site = Site::start().await;
+    let site = Website::start().await;
     let server = server_for(&site, &[]).await;
     let session = session_for(&server, &site).await;
     let said = session.printed(&fetch(&site.url("/python"))).await;
@@ -80,7 +83,7 @@ async fn what_is_listed_is_reached_by_every_program_and_nothing_else_is() {
     let said = session.shell(&tunnel).await;
     assert!(text(&said["stdout"]).starts_with("GET /tunnel"), "{said:#}");
 
-    let elsewhere = Site::start().await;
+    let elsewhere = Website::start().await;
     let said = session.printed(&fetch(&elsewhere.url("/"))).await;
     assert!(said.starts_with("403 belljar: "), "{said}");
     // Where a redirect leads is asked for like anything else.
@@ -117,7 +120,7 @@ async fn what_is_listed_is_reached_by_every_program_and_nothing_else_is() {
     let metadata = list.iter().find(|visit| visit["host"] == "169.254.169.254");
     let metadata = metadata.unwrap_or_else(|| panic!("{told:#}"));
     assert_eq!((&metadata["outcome"], &metadata["port"]), (&json!("refused"), &json!(80)));
-    let audit = server.place.audit();
+    let audit = server.installation.audit();
     let noted = |line: &&Value| line["action"] == "network" && line["session"] == session.id;
     assert!(audit.iter().filter(noted).count() >= list.len(), "{audit:#?}");
     assert!(server.metric("belljar_network_visits_total{how=\"reached\"}").await >= 4.0);
@@ -126,7 +129,7 @@ async fn what_is_listed_is_reached_by_every_program_and_nothing_else_is() {
 
 #[tokio::test]
 async fn warm_sandboxes_and_runs_have_it_too() {
-    let site = Site::start().await;
+    let site = Website::start().await;
     let server = server_for(&site, &[("BELLJAR_POOL", "1")]).await;
     eventually("the pool is full", async || server.metric("belljar_pool_ready").await > 0.0).await;
     let session = session_for(&server, &site).await;
@@ -149,7 +152,7 @@ async fn warm_sandboxes_and_runs_have_it_too() {
 
 #[tokio::test]
 async fn the_default_is_the_operators_and_a_key_finds_the_same_policy() {
-    let site = Site::start().await;
+    let site = Website::start().await;
     let own = site.address.to_string();
     let server = Server::with(&[("BELLJAR_NETWORK", &own)]).await;
     let session = server.session_with(json!({"key": "k"})).await;
@@ -164,7 +167,7 @@ async fn the_default_is_the_operators_and_a_key_finds_the_same_policy() {
 
 #[tokio::test]
 async fn one_that_nobody_reads_holds_up_nobody() {
-    let site = Site::start().await;
+    let site = Website::start().await;
     let server = server_for(&site, &[]).await;
     let session = session_for(&server, &site).await;
     let greedy = format!(
@@ -237,7 +240,7 @@ async fn much_goes_both_ways_and_half_a_connection_is_one() {
 
 #[tokio::test]
 async fn bytes_are_limited() {
-    let site = Site::start().await;
+    let site = Website::start().await;
     let server = server_for(&site, &[("BELLJAR_NETWORK_BYTES", "1M")]).await;
     let session = session_for(&server, &site).await;
     let code = format!(
@@ -254,7 +257,7 @@ async fn bytes_are_limited() {
 
 /// A DNS server on loopback: names with `slow` in them get no answer, all others the address of
 /// this site. Which names it was asked for.
-async fn dns(site: &Site) -> (String, Arc<Mutex<HashSet<String>>>) {
+async fn dns(site: &Website) -> (String, Arc<Mutex<HashSet<String>>>) {
     let socket = tokio::net::UdpSocket::bind("127.0.0.2:0").await.expect("a port");
     let address = socket.local_addr().expect("an address").to_string();
     let IpAddr::V4(ip) = site.address.ip() else { panic!("it has an IPv4 address") };
@@ -296,7 +299,7 @@ fn answer(question: &[u8], ip: Ipv4Addr) -> (String, Vec<u8>) {
 
 #[tokio::test]
 async fn a_dns_that_is_silent_holds_up_nobody_else() {
-    let site = Site::start().await;
+    let site = Website::start().await;
     let (servers, asked) = dns(&site).await;
     let most = format!("open {}", site.address);
     let env = [("BELLJAR_MAX_NETWORK", most.as_str()), ("BELLJAR_DNS", &servers)];
@@ -495,7 +498,7 @@ server.serve_forever()
     assert!(!text(&looked["stdout"]).contains("hunter2"), "it is inside");
     let told = visits(&session).await.to_string();
     assert!(told.contains("authorization") && !told.contains("hunter2"), "{told}");
-    let audit = format!("{:?}", server.place.audit());
+    let audit = format!("{:?}", server.installation.audit());
     assert!(!audit.contains("hunter2") && !server.said().contains("hunter2"));
     // One that does not ask for it has a tunnel, believes what the server believes, and is wrong.
     let plain = server.session_with(json!({"network": {"allow": [address]}})).await;

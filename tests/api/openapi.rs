@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use belljar_testkit::described::check;
+use belljar_testkit::openapi::check;
 use belljar_testkit::server::Server;
 
 const CHECKED_IN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../openapi/belljar.json");

@@ -58,7 +58,7 @@ async fn a_queue_is_bounded() {
         let ask = json!({"code": format!("print({number})")});
         asking.push(tokio::spawn(async move { session.exec(ask).await }));
     }
-    belljar_testkit::server::eventually("the queue is full and the rest refused", async || {
+    belljar_testkit::wait::eventually("the queue is full and the rest refused", async || {
         let refused = asking.iter().filter(|asked| asked.is_finished()).count();
         refused == 6 && session.show().await["queued"] == MOST
     })

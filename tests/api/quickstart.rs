@@ -5,16 +5,17 @@ use std::sync::Arc;
 
 use serde_json::json;
 
-use belljar_testkit::server::{Place, text};
+use belljar_testkit::installation::Installation;
+use belljar_testkit::values::text;
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/quickstart.sh");
 
 #[tokio::test]
 async fn the_script_ends_in_a_server() {
-    let place = Arc::new(Place::new());
-    let mut script = place.command(SCRIPT, &["127.0.0.1:0"]);
+    let installation = Arc::new(Installation::new());
+    let mut script = installation.command(SCRIPT, &["127.0.0.1:0"]);
     script.env("BELLJAR_BINARY", belljar_testkit::belljar());
-    let server = place.serve_by(script).await;
+    let server = installation.serve_by(script).await;
     let made = server.post("/create_session", json!({})).await.json(200);
     let ask = json!({"session_id": text(&made["session_id"]), "command": "echo Hello"});
     let hello = server.post("/execute", ask).await.json(200);

@@ -8,7 +8,8 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use belljar_testkit::client::Client;
-use belljar_testkit::server::{PATIENCE, Server};
+use belljar_testkit::server::Server;
+use belljar_testkit::wait::PATIENCE;
 
 fn with_type(client: &Client, path: &str, kind: Option<&str>, body: &str) -> Request<Full<Bytes>> {
     let mut request = client.request(Method::POST, path, body.to_owned());
@@ -119,7 +120,7 @@ async fn sessions_that_cannot_be() {
         }
     }
     assert_eq!(server.get("/v1/sessions").await.json(200)["sessions"], json!([]));
-    server.place.has_no_traces().await;
+    server.installation.has_no_traces().await;
     // Limits beyond what the machine has are no reason to fail, or to do so without a word.
     for limits in [json!({"memory": u64::MAX}), json!({"tmpfs": u64::MAX}), json!({"cpus": 1024})] {
         let answer = server.post("/v1/sessions", json!({"limits": limits})).await;
@@ -128,7 +129,7 @@ async fn sessions_that_cannot_be() {
             status => assert_eq!(status, 422, "{limits}: {answer}"),
         }
     }
-    server.place.has_no_traces().await;
+    server.installation.has_no_traces().await;
 }
 
 fn id(made: &Value) -> &str {
@@ -193,7 +194,7 @@ async fn a_body_that_is_too_large() {
     }
     assert_eq!(session.printed("print('alive')").await, "alive\n");
     drop(wire);
-    belljar_testkit::server::eventually("memory is given back", async || {
+    belljar_testkit::wait::eventually("memory is given back", async || {
         server.rss() < before + (150 << 20)
     })
     .await;
@@ -275,7 +276,7 @@ async fn executions_in_a_session_that_is_being_stopped() {
             assert_eq!(exec["state"], "finished", "{exec:#}");
         }
     }
-    server.place.has_no_traces().await;
+    server.installation.has_no_traces().await;
 }
 
 #[tokio::test]

@@ -5,7 +5,9 @@ use std::fs;
 use serde_json::json;
 
 use belljar_testkit::client::printed;
-use belljar_testkit::server::{Server, eventually, names, text};
+use belljar_testkit::server::Server;
+use belljar_testkit::values::{names, text};
+use belljar_testkit::wait::eventually;
 
 #[tokio::test]
 async fn a_run_leaves_its_result_and_its_artifacts_and_nothing_else() {
@@ -30,7 +32,7 @@ async fn a_run_leaves_its_result_and_its_artifacts_and_nothing_else() {
     assert_eq!(result["artifact_map"]["/work/artifacts/table.csv"], host);
     assert_eq!(result["artifacts"].as_array().expect("a list").len(), 2, "{result:#}");
     assert!(result.to_string().contains("/work/artifacts/link"), "refused with a word: {result:#}");
-    server.place.has_no_traces().await;
+    server.installation.has_no_traces().await;
     // The next one starts from nothing.
     let code = "import os; print(os.listdir('/work/artifacts'), 'pathlib' in globals())";
     let result = server.post("/v1/run", json!({"code": code})).await.json(200);
@@ -72,7 +74,7 @@ async fn runs_fail_as_code_does() {
     ] {
         run(wrong).await.error(422, "invalid");
     }
-    server.place.has_no_traces().await;
+    server.installation.has_no_traces().await;
 }
 
 #[tokio::test]
@@ -107,17 +109,17 @@ async fn going_away_ends_a_run() {
     let code = "print('begun', flush=True)\nimport time; time.sleep(1000)";
     let mut events = server.post_stream("/v1/run", json!({"code": code})).await;
     assert_eq!(events.until("stdout").await.data["text"], "begun\n");
-    assert_eq!(server.place.pids_inside(1).len(), 1);
+    assert_eq!(server.installation.pids_inside(1).len(), 1);
     drop(events);
-    server.place.has_no_traces().await;
+    server.installation.has_no_traces().await;
     let client = server.client();
     let waiting = tokio::spawn(async move { client.post("/v1/run", json!({"code": code})).await });
-    eventually("it runs", async || server.place.pids_inside(1).len() == 1).await;
+    eventually("it runs", async || server.installation.pids_inside(1).len() == 1).await;
     waiting.abort();
-    server.place.has_no_traces().await;
+    server.installation.has_no_traces().await;
     // Its room is free again, and its end stands in the audit log.
     let runs = async || {
-        let mut lines = server.place.audit();
+        let mut lines = server.installation.audit();
         lines.retain(|line| line["action"] == "run");
         lines.len() == 2
     };

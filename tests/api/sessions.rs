@@ -4,7 +4,9 @@ use std::collections::HashSet;
 
 use serde_json::{Value, json};
 
-use belljar_testkit::server::{Server, Session, text};
+use belljar_testkit::server::Server;
+use belljar_testkit::session::Session;
+use belljar_testkit::values::text;
 
 fn ids(page: &Value) -> Vec<&str> {
     page["sessions"].as_array().expect("a list").iter().map(|s| text(&s["id"])).collect()
@@ -209,7 +211,7 @@ async fn a_stopped_session_stays_stopped_and_says_so() {
     assert_eq!(stopped["state"], "stopped");
     assert_eq!(stopped["ended_because"], "it was stopped");
     assert!(stopped["ended"].is_string());
-    server.place.has_no_traces().await;
+    server.installation.has_no_traces().await;
     assert_eq!(session.stop().await["ended"], stopped["ended"], "stopped once");
     let refused = session.exec(json!({"code": "1"})).await.error(410, "session_ended");
     assert!(refused.ends_with("has ended: it was stopped"), "{refused}");
@@ -272,7 +274,7 @@ async fn what_runs_is_ended_with_the_session_and_says_so() {
     let behind = session.exec_info("behind").await;
     assert_eq!(behind["state"], "finished");
     assert_eq!(behind["result"]["reason"], "the session was ended: it was stopped");
-    server.place.has_no_traces().await;
+    server.installation.has_no_traces().await;
 }
 
 #[tokio::test]

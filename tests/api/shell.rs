@@ -2,7 +2,8 @@
 
 use serde_json::json;
 
-use belljar_testkit::server::{Server, text};
+use belljar_testkit::server::Server;
+use belljar_testkit::values::text;
 
 #[tokio::test]
 async fn commands_run_beside_a_busy_kernel() {
@@ -14,11 +15,11 @@ async fn commands_run_beside_a_busy_kernel() {
     assert_eq!((&result["exit_code"], &result["status"]), (&json!(3), &json!("error")));
     let list = json!({"command": ["printf", "%s|", "a b", "$HOME", "*"]});
     assert_eq!(session.exec(list).await.json(200)["stdout"], "a b|$HOME|*|");
-    let place = json!({"command": "pwd", "cwd": "/tmp"});
-    assert_eq!(session.exec(place).await.json(200)["stdout"], "/tmp\n");
+    let installation = json!({"command": "pwd", "cwd": "/tmp"});
+    assert_eq!(session.exec(installation).await.json(200)["stdout"], "/tmp\n");
     session.shell("mkdir -p sub/dir").await;
-    let place = json!({"command": ["pwd"], "cwd": "sub/dir"});
-    assert_eq!(session.exec(place).await.json(200)["stdout"], "/session/sub/dir\n");
+    let installation = json!({"command": ["pwd"], "cwd": "sub/dir"});
+    assert_eq!(session.exec(installation).await.json(200)["stdout"], "/session/sub/dir\n");
     assert_eq!(session.shell("pwd; echo $HOME").await["stdout"], "/session\n/session\n");
     let nowhere = session.exec(json!({"command": "pwd", "cwd": "/nowhere"})).await.json(200);
     assert_eq!(nowhere["status"], "error", "{nowhere:#}");

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use serde_json::json;
 
 use belljar_testkit::client::Client;
-use belljar_testkit::server::{Place, Server, text};
+use belljar_testkit::installation::Installation;
+use belljar_testkit::server::Server;
+use belljar_testkit::values::text;
 
 async fn execute(client: &Client, session: &str, command: &str) -> serde_json::Value {
     let ask = json!({"session_id": session, "command": command});
@@ -117,12 +119,12 @@ async fn behind_a_proxy_it_has_another_name() {
         headers.insert("x-real-ip", "203.0.113.9".parse().expect("a value"));
         request
     };
-    let place = Arc::new(Place::new());
-    let server = place.serve().await;
+    let installation = Arc::new(Installation::new());
+    let server = installation.serve().await;
     server.send(from_nginx(&server)).await.error(403, "wrong_host");
     server.terminate().await;
-    let key = place.key(&["--name", "nginx"]);
-    let server = place.serve().await;
+    let key = installation.key(&["--name", "nginx"]);
+    let server = installation.serve().await;
     server.send(from_nginx(&server)).await.error(401, "unauthorized");
     let client = server.with_key(text(&key["secret"]));
     client.send(from_nginx(&client)).await.json(200);

@@ -4,7 +4,10 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use belljar_testkit::server::{Place, Server, Session, text};
+use belljar_testkit::installation::Installation;
+use belljar_testkit::server::Server;
+use belljar_testkit::session::Session;
+use belljar_testkit::values::text;
 
 async fn hibernate(session: &Session, force: bool) -> Value {
     let ask = json!({"force": force});
@@ -25,7 +28,7 @@ async fn files_are_as_they_were_after_a_sleep() {
     assert_eq!(made["status"], "ok", "{made:#}");
     let asleep = hibernate(&session, true).await;
     assert_eq!((&asleep["state"], &asleep["memory_used"]), (&json!("hibernated"), &json!(null)));
-    server.place.has_no_traces().await;
+    server.installation.has_no_traces().await;
     assert_eq!(session.show().await["state"], "hibernated");
 
     let seen = session
@@ -37,7 +40,7 @@ async fn files_are_as_they_were_after_a_sleep() {
     hibernate(&session, true).await;
     assert_eq!(session.shell("cat link").await["stdout"], "hello");
     session.stop().await;
-    assert_eq!(server.place.sleepers(), [""; 0]);
+    assert_eq!(server.installation.sleepers(), [""; 0]);
 }
 
 #[tokio::test]
@@ -110,7 +113,7 @@ async fn one_wake_serves_all_who_call() {
     for call in calls {
         assert_eq!(call.await.expect("an answer")["stdout"], "7");
     }
-    assert_eq!(server.place.pids_inside(1).len(), 1, "one sandbox");
+    assert_eq!(server.installation.pids_inside(1).len(), 1, "one sandbox");
 }
 
 #[tokio::test]
@@ -129,15 +132,16 @@ async fn it_wakes_only_if_there_is_room() {
 
 #[tokio::test]
 async fn it_sleeps_by_itself_and_expires_asleep() {
-    let place = Place::new().env("BELLJAR_HIBERNATE_SEC", "1").env("IDLE_HIBERNATE_SEC", "0");
-    let server = Arc::new(place).serve().await;
+    let installation =
+        Installation::new().env("BELLJAR_HIBERNATE_SEC", "1").env("IDLE_HIBERNATE_SEC", "0");
+    let server = Arc::new(installation).serve().await;
     let session = server.session_with(json!({"ttl": 4})).await;
     session.python("x = 5").await;
     session.becomes("hibernated").await;
     let ended = session.becomes("stopped").await;
     assert_eq!(ended["ended_because"], "it expired", "{ended:#}");
-    assert_eq!(server.place.sleepers(), [""; 0]);
-    server.place.has_no_traces().await;
+    assert_eq!(server.installation.sleepers(), [""; 0]);
+    server.installation.has_no_traces().await;
 }
 
 #[tokio::test]
@@ -153,7 +157,7 @@ async fn variables_are_as_they_were_after_a_sleep() {
         .await;
     for round in 2..5 {
         hibernate(&session, false).await;
-        server.place.has_no_traces().await;
+        server.installation.has_no_traces().await;
         let seen = session
             .python("f.write('c'); f.flush(); print(sum(x), c.me is c, next(g), os.getcwd())")
             .await;

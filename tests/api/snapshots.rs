@@ -8,7 +8,10 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use crate::keys::{secret, with_keys};
-use belljar_testkit::server::{Place, Server, Session, names, text};
+use belljar_testkit::installation::Installation;
+use belljar_testkit::server::Server;
+use belljar_testkit::session::Session;
+use belljar_testkit::values::{names, text};
 
 /// Instead of doing what the host asks for, keeps all that came with it and answers something.
 const KEEP_AND_ANSWER: &str = r#"
@@ -76,7 +79,7 @@ async fn a_kernel_that_lies_keeps_nothing_of_the_disk() {
     // What all kernels have in common is theirs to read; here it comes to be.
     session.client.post(&session.path("/fork"), json!({})).await.json(201);
     session.python(KEEP_AND_ANSWER).await;
-    let before = on_disk(&server.place.frozen());
+    let before = on_disk(&server.installation.frozen());
     let answers = [
         (r#"b'{"refused": ["no"]}'"#, "True", "not_quiescent"),
         (r#"b'{"bytes": 1, "layers": [1]}'"#, "False", "not_kept"),
@@ -92,20 +95,20 @@ async fn a_kernel_that_lies_keeps_nothing_of_the_disk() {
     session.python(common).await;
     assert_eq!(session.printed(FILL).await, "0\n", "bytes of the disk that it has taken");
     // It holds files for reading, which are empty, and they are still to be seen.
-    let left = names(&server.place.frozen().join(&session.id));
+    let left = names(&server.installation.frozen().join(&session.id));
     assert!(left.iter().filter(|name| name.ends_with(".pages")).count() > 1, "{left:?}");
-    assert!(on_disk(&server.place.frozen()) <= before + (64 << 10), "{left:?}");
+    assert!(on_disk(&server.installation.frozen()) <= before + (64 << 10), "{left:?}");
     session.stop().await;
 }
 
 #[tokio::test]
 async fn layers_that_a_kernel_does_not_let_go_of_count_for_its_tenant() {
-    let place = Arc::new(Place::new().env("BELLJAR_TENANT_FROZEN_SIZE", "40M"));
+    let installation = Arc::new(Installation::new().env("BELLJAR_TENANT_FROZEN_SIZE", "40M"));
     let (mine, other) = (
-        place.key(&["--name", "a", "--tenant", "a"]),
-        place.key(&["--name", "b", "--tenant", "b"]),
+        installation.key(&["--name", "a", "--tenant", "a"]),
+        installation.key(&["--name", "b", "--tenant", "b"]),
     );
-    let server = place.serve().await;
+    let server = installation.serve().await;
     let session = server.with_key(secret(&mine)).session_with(json!({})).await;
     // It does as it is told, and keeps what it was given.
     session
@@ -129,7 +132,7 @@ async fn layers_that_a_kernel_does_not_let_go_of_count_for_its_tenant() {
     };
     assert!(forks >= 2, "only {forks} forks");
     let message = refused.error(507, "snapshots_full");
-    let on_disk = on_disk(&place.frozen());
+    let on_disk = on_disk(&installation.frozen());
     assert!(on_disk < (40 << 20) + (64 << 10), "{on_disk} bytes on the disk");
     assert!(message.contains("this tenant's limit of 41943040 bytes"), "{message}");
     let held =
@@ -158,7 +161,7 @@ async fn a_picture_never_takes_more_than_there_is_and_says_whose_limit_it_was() 
     session.python("import os; x = os.urandom(40 << 20)").await;
     let message = hibernate(&session, false).await.error(507, "snapshots_full");
     assert!(message.contains("limit of 25165824 bytes"), "{message}");
-    assert!(on_disk(&server.place.frozen()) <= 24 << 20);
+    assert!(on_disk(&server.installation.frozen()) <= 24 << 20);
     // It goes on as if nothing had been.
     assert_eq!(session.printed("print(len(x))").await, "41943040\n");
     session.python("del x").await;
@@ -218,7 +221,7 @@ async fn a_kernel_names_only_layers_that_it_was_given() {
         )
         .await;
     hibernate(&session, false).await.json(200);
-    let album = server.place.frozen().join(&session.id);
+    let album = server.installation.frozen().join(&session.id);
     let manifest = names(&album).into_iter().find(|name| name.ends_with(".json")).expect("one");
     let manifest: Value =
         serde_json::from_slice(&std::fs::read(album.join(manifest)).expect("a file"))
@@ -238,7 +241,7 @@ async fn one_that_cannot_be_woken_is_its_owners_affair() {
     let session = server.session().await;
     session.python("x = 1").await;
     hibernate(&session, false).await.json(200);
-    let album = server.place.frozen().join(&session.id);
+    let album = server.installation.frozen().join(&session.id);
     for name in names(&album).iter().filter(|name| name.ends_with(".index")) {
         std::fs::write(album.join(name), "nonsense").expect("a file");
     }

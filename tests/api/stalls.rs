@@ -14,7 +14,11 @@ use crate::files::at;
 use crate::keys::secret;
 use crate::storage::on_a_small_disk;
 use belljar_testkit::client::{Client, Wire};
-use belljar_testkit::server::{Place, Server, Session, eventually, text};
+use belljar_testkit::installation::Installation;
+use belljar_testkit::server::Server;
+use belljar_testkit::session::Session;
+use belljar_testkit::values::text;
+use belljar_testkit::wait::eventually;
 
 /// A connection on which this was sent, and from which nothing is read.
 async fn said(client: &Client, request: &str) -> Pin<Box<dyn Wire>> {
@@ -32,7 +36,7 @@ fn head(method: &str, path: &str, key: &str, more: &str) -> String {
 async fn answer(wire: &mut Pin<Box<dyn Wire>>) -> String {
     let mut answer = Vec::new();
     let reading =
-        tokio::time::timeout(belljar_testkit::server::PATIENCE, wire.read_to_end(&mut answer));
+        tokio::time::timeout(belljar_testkit::wait::PATIENCE, wire.read_to_end(&mut answer));
     let _ = reading.await.expect("an end");
     String::from_utf8_lossy(&answer).into_owned()
 }
@@ -47,14 +51,16 @@ fn open_files(server: &Server) -> usize {
 
 /// A server with two tenants, and their keys.
 async fn two_tenants(env: &[(&str, &str)]) -> (Server, [String; 2]) {
-    let place = env.iter().fold(Place::new(), |place, (name, value)| place.env(name, value));
-    let place = Arc::new(place);
+    let installation = env
+        .iter()
+        .fold(Installation::new(), |installation, (name, value)| installation.env(name, value));
+    let installation = Arc::new(installation);
     let key = |name| {
-        let key = place.key(&["--name", name, "--tenant", name]);
+        let key = installation.key(&["--name", name, "--tenant", name]);
         secret(&key).to_owned()
     };
     let keys = ["mallory", "alice"].map(key);
-    (place.serve().await, keys)
+    (installation.serve().await, keys)
 }
 
 /// Six hundred are more than tokio has blocking threads, one for each of which a stalled upload took.
@@ -121,7 +127,7 @@ async fn a_byte_now_and_then_is_too_slow() {
         tokio::select! {
             () = dripping => {}
             read = reader.read_exact(&mut first) => drop(read.expect("an answer")),
-            () = tokio::time::sleep(belljar_testkit::server::PATIENCE) => panic!("it goes on: {request}"),
+            () = tokio::time::sleep(belljar_testkit::wait::PATIENCE) => panic!("it goes on: {request}"),
         }
         assert_eq!(&first, b"HTTP/1.1 408", "{request}");
         assert!(begun.elapsed() < Duration::from_secs(10), "{request}");

@@ -6,22 +6,26 @@ use std::sync::Arc;
 
 use serde_json::json;
 
-use belljar_testkit::server::{Place, Server, eventually};
+use belljar_testkit::installation::Installation;
+use belljar_testkit::server::Server;
+use belljar_testkit::wait::eventually;
 
 #[tokio::test]
 async fn a_place_that_is_taken() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("an address").to_string();
-    let place = Arc::new(Place::new().env("BELLJAR_LISTEN", &address));
-    let refusal = place.refusal().await;
+    let installation = Arc::new(Installation::new().env("BELLJAR_LISTEN", &address));
+    let refusal = installation.refusal().await;
     assert!(refusal.contains(&address) && refusal.contains("--listen"), "{refusal}");
-    eventually("its helpers are gone too", async || place.corner().processes().is_empty()).await;
+    eventually("its helpers are gone too", async || installation.scratch().processes().is_empty())
+        .await;
     drop(listener);
-    let server = place.serve().await;
+    let server = installation.serve().await;
     server.get("/healthz").await.json(200);
     // A second server on the same state directory, whatever it listens on.
-    let second = place.command(belljar_testkit::belljar(), &["serve", "--listen", "127.0.0.1:0"]);
-    let refusal = place.refusal_by(second).await;
+    let second =
+        installation.command(belljar_testkit::belljar(), &["serve", "--listen", "127.0.0.1:0"]);
+    let refusal = installation.refusal_by(second).await;
     assert!(refusal.contains("another belljar server"), "{refusal}");
     assert!(refusal.contains(&format!("process {}", server.pid())), "{refusal}");
     let session = server.session().await;
@@ -34,7 +38,7 @@ async fn a_database_that_is_damaged() {
     let session = server.session().await;
     let path = server.path("state/belljar.db");
     session.stop().await;
-    let place = Arc::clone(&server.place);
+    let installation = Arc::clone(&server.installation);
     server.terminate().await;
     let whole = fs::read(&path).expect("a database");
     let mut scratched = whole.clone();
@@ -42,23 +46,23 @@ async fn a_database_that_is_damaged() {
     let half = &whole[..whole.len() / 2];
     for damaged in [&b""[..], b"not a database", half, &scratched] {
         fs::write(&path, damaged).expect("a file");
-        let refusal = place.refusal().await;
+        let refusal = installation.refusal().await;
         assert!(refusal.contains("is damaged"), "{refusal}");
         assert!(refusal.contains(&path.display().to_string()), "{refusal}");
         assert!(fs::read(&path).expect("a file") == damaged, "it was touched");
-        assert!(!place.path("state/belljar.db-wal").exists(), "something was left");
+        assert!(!installation.path("state/belljar.db-wal").exists(), "something was left");
     }
     // Put back, everything is there.
     fs::write(&path, &whole).expect("a file");
-    let server = place.serve().await;
+    let server = installation.serve().await;
     let shown = server.get(&session.path("")).await.json(200);
     assert_eq!(shown["state"], "stopped");
 }
 
 #[tokio::test]
 async fn a_state_directory_that_cannot_be_written() {
-    let place = Arc::new(Place::new());
-    let state = place.path("state");
+    let installation = Arc::new(Installation::new());
+    let state = installation.path("state");
     fs::create_dir(&state).expect("a directory");
     let directory = state.display();
     let script = format!(
@@ -66,15 +70,17 @@ async fn a_state_directory_that_cannot_be_written() {
          exec '{}' serve",
         belljar_testkit::belljar()
     );
-    let refusal = place.refusal_by(place.command("unshare", &["-m", "sh", "-c", &script])).await;
+    let refusal = installation
+        .refusal_by(installation.command("unshare", &["-m", "sh", "-c", &script]))
+        .await;
     assert!(refusal.contains(&directory.to_string()), "{refusal}");
     assert!(refusal.contains("Read-only file system"), "{refusal}");
     assert_eq!(refusal.lines().count(), 1, "one sentence: {refusal}");
     fs::remove_dir(&state).expect("it is empty");
     fs::write(&state, "a file").expect("a file");
-    let refusal = place.refusal().await;
+    let refusal = installation.refusal().await;
     assert!(refusal.contains(&state.display().to_string()), "{refusal}");
-    place.has_no_traces().await;
+    installation.has_no_traces().await;
 }
 
 #[tokio::test]

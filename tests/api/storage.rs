@@ -7,7 +7,11 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use belljar_testkit::server::{Place, Server, Session, eventually, names, text};
+use belljar_testkit::installation::Installation;
+use belljar_testkit::server::Server;
+use belljar_testkit::session::Session;
+use belljar_testkit::values::{names, text};
+use belljar_testkit::wait::eventually;
 
 fn read_json(path: &Path) -> Value {
     let bytes = fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
@@ -78,7 +82,7 @@ async fn a_session_on_disk_can_be_read_by_people() {
     })
     .await;
     assert_eq!(fs::read_to_string(directory.join("files/notes.txt")).expect("a file"), "notes");
-    server.place.has_no_traces().await;
+    server.installation.has_no_traces().await;
 }
 
 #[tokio::test]
@@ -196,11 +200,11 @@ async fn a_session_goes_on_with_its_files() {
     server.post("/v1/sessions", changed).await.error(409, "session_differs");
 
     // What was made for sessions that nobody asked for goes with the server.
-    let place = Arc::clone(&server.place);
+    let installation = Arc::clone(&server.installation);
     server.terminate().await;
     let mut expected = ["by-key".to_owned(), first.id, other.id];
     expected.sort();
-    assert_eq!(names(&place.path("sessions")), expected);
+    assert_eq!(names(&installation.path("sessions")), expected);
 }
 
 #[tokio::test]
@@ -225,12 +229,12 @@ async fn nothing_outside_is_reached_through_a_session_on_disk() {
 
 #[tokio::test]
 async fn datasets_are_shown_and_not_written() {
-    let place = Place::new();
-    let data = place.path("datasets");
+    let installation = Installation::new();
+    let data = installation.path("datasets");
     fs::create_dir(&data).expect("a directory");
     fs::write(data.join("table.csv"), "a,b\n1,2\n").expect("a file");
-    let place = Arc::new(place.env("DATASETS_HOST_RO", &data.display().to_string()));
-    let server = place.serve().await;
+    let installation = Arc::new(installation.env("DATASETS_HOST_RO", &data.display().to_string()));
+    let server = installation.serve().await;
     let session = server.session_with(json!({"datasets": "LOCAL_RO"})).await;
     assert_eq!(session.printed("print(open('/data/table.csv').read())").await, "a,b\n1,2\n\n");
     for write in
@@ -247,11 +251,11 @@ async fn datasets_are_shown_and_not_written() {
     let listed = without.shell("ls -A /data").await;
     assert_eq!(listed["stdout"], "", "{listed:#}");
     // A directory that is gone is no reason to fail for ever, or without a word.
-    fs::rename(&data, place.path("moved")).expect("moved");
+    fs::rename(&data, installation.path("moved")).expect("moved");
     let failed = server.post("/v1/sessions", json!({"datasets": "LOCAL_RO"})).await;
     let message = failed.error(500, "internal");
     assert!(message.contains("datasets"), "{message}");
-    fs::rename(place.path("moved"), &data).expect("moved back");
+    fs::rename(installation.path("moved"), &data).expect("moved back");
     server.session_with(json!({"datasets": "LOCAL_RO"})).await;
 }
 
@@ -259,8 +263,8 @@ async fn datasets_are_shown_and_not_written() {
 #[tokio::test]
 async fn a_private_directory_can_be_data() {
     use std::os::unix::fs::{DirBuilderExt as _, chown};
-    let place = Place::new();
-    let data = place.path("datasets");
+    let installation = Installation::new();
+    let data = installation.path("datasets");
     fs::DirBuilder::new().mode(0o700).create(&data).expect("a directory");
     fs::write(data.join("table.csv"), "a,b\n1,2\n").expect("a file");
     fs::create_dir(data.join("closed")).expect("a directory");
@@ -272,8 +276,8 @@ async fn a_private_directory_can_be_data() {
     private(&data.join("closed"), 0o700);
     // What another user keeps to himself stays so.
     chown(data.join("closed"), Some(4321), Some(4321)).expect("given away");
-    let place = Arc::new(place.env("DATASETS_HOST_RO", &data.display().to_string()));
-    let server = place.serve().await;
+    let installation = Arc::new(installation.env("DATASETS_HOST_RO", &data.display().to_string()));
+    let server = installation.serve().await;
     for owner in [0, 1234] {
         for path in [data.clone(), data.join("table.csv")] {
             chown(path, Some(owner), Some(owner)).expect("given away");
@@ -308,17 +312,18 @@ async fn a_private_directory_can_be_data() {
 
 #[tokio::test]
 async fn a_private_directory_whose_ids_cannot_be_translated_is_refused() {
-    let place = Place::new();
-    let data = place.path("datasets");
+    let installation = Installation::new();
+    let data = installation.path("datasets");
     fs::create_dir(&data).expect("a directory");
-    let place = Arc::new(place.env("DATASETS_HOST_RO", &data.display().to_string()));
+    let installation = Arc::new(installation.env("DATASETS_HOST_RO", &data.display().to_string()));
     // This file system cannot.
     let script = format!(
         "mount -t ramfs ramfs '{0}' && echo x > '{0}/file' && chmod 700 '{0}' && exec '{1}' serve",
         data.display(),
         belljar_testkit::belljar()
     );
-    let server = place.serve_by(place.command("unshare", &["-m", "sh", "-c", &script])).await;
+    let server =
+        installation.serve_by(installation.command("unshare", &["-m", "sh", "-c", &script])).await;
     let refused = server.post("/v1/sessions", json!({"datasets": "LOCAL_RO"})).await;
     let message = refused.error(409, "data_not_readable");
     let path = data.display().to_string();
@@ -334,16 +339,16 @@ async fn a_private_directory_whose_ids_cannot_be_translated_is_refused() {
 /// A server of which one directory is on a disk of its own, in a mount namespace of its own.
 pub(crate) async fn on_a_small_disk(directory: &str, options: &str) -> Server {
     // No file system of its own fits on such a disk.
-    let place = Arc::new(Place::new().env("BELLJAR_SESSION_FILES", "directory"));
-    let root = place.path(directory);
+    let installation = Arc::new(Installation::new().env("BELLJAR_SESSION_FILES", "directory"));
+    let root = installation.path(directory);
     fs::create_dir(&root).expect("a directory");
     let script = format!(
         "mount -t tmpfs -o {options} tmpfs '{}' && exec '{}' serve",
         root.display(),
         belljar_testkit::belljar()
     );
-    let command = place.command("unshare", &["-m", "sh", "-c", &script]);
-    place.serve_by(command).await
+    let command = installation.command("unshare", &["-m", "sh", "-c", &script]);
+    installation.serve_by(command).await
 }
 
 #[tokio::test]
@@ -399,7 +404,7 @@ async fn a_disk_without_room_for_a_directory_refuses_a_session() {
     assert!(message.contains("sessions"), "{message}");
     let root = format!("/proc/{}/root{}", server.pid(), server.path("sessions").display());
     assert_eq!(names(Path::new(&root)), [session.id.as_str()], "nothing half-made is left");
-    assert_eq!(server.place.pids_inside(1).len(), 1);
+    assert_eq!(server.installation.pids_inside(1).len(), 1);
     assert_eq!(server.metric("belljar_creates_total{how=\"failed\"}").await, 1.0);
     // With room again the same key can be had.
     session.shell("rm [0-9]*").await;
@@ -447,9 +452,9 @@ async fn files_are_private_and_no_start_removes_them() {
 }
 
 async fn files_of_this_kind_are_private_and_no_start_removes_them(kind: &str) {
-    let place = Place::new().env("SESSION_STORAGE", "BIND").env("BELLJAR_POOL", "1");
-    let place = Arc::new(place.env("BELLJAR_SESSION_FILES", kind));
-    let server = place.serve().await;
+    let installation = Installation::new().env("SESSION_STORAGE", "BIND").env("BELLJAR_POOL", "1");
+    let installation = Arc::new(installation.env("BELLJAR_SESSION_FILES", kind));
+    let server = installation.serve().await;
     let session = server.session_with(json!({"key": "k"})).await;
     session.python("open('/session/precious', 'w').write('x')").await;
     session.stop().await;
@@ -459,7 +464,7 @@ async fn files_of_this_kind_are_private_and_no_start_removes_them(kind: &str) {
     // However little is left beside them.
     fs::remove_file(directory.join("session_metadata.json")).expect("it is there");
     server.terminate().await;
-    let server = place.serve().await;
+    let server = installation.serve().await;
     eventually("it is ready", async || server.get("/readyz").await.status == 200).await;
     let kept = if kind == "image" { "files.ext4" } else { "files/precious" };
     assert!(directory.join(kept).exists());

@@ -7,7 +7,10 @@ use serde_json::json;
 use tokio::io::AsyncWriteExt as _;
 
 use belljar_testkit::client::{Event, printed};
-use belljar_testkit::server::{HOLD, Server, eventually, text};
+use belljar_testkit::server::Server;
+use belljar_testkit::session::HOLD;
+use belljar_testkit::values::text;
+use belljar_testkit::wait::eventually;
 
 fn names(events: &[Event]) -> Vec<&str> {
     events.iter().map(|event| event.name.as_str()).collect()

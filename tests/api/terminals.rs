@@ -8,8 +8,12 @@ use hyper::header;
 use serde_json::{Value, json};
 use tokio_tungstenite::tungstenite::Message;
 
-use belljar_testkit::seat::{Refused, Seat, connect, refused};
-use belljar_testkit::server::{Place, Server, Session, eventually, text};
+use belljar_testkit::installation::Installation;
+use belljar_testkit::server::Server;
+use belljar_testkit::session::Session;
+use belljar_testkit::terminal::{Refused, TerminalClient, connect, refused};
+use belljar_testkit::values::text;
+use belljar_testkit::wait::eventually;
 
 async fn terminals(server: &Server, session: &Session) -> Vec<Value> {
     let list = server.get(&session.path("/terminals")).await.json(200);
@@ -20,42 +24,43 @@ async fn terminals(server: &Server, session: &Session) -> Vec<Value> {
 async fn a_shell_at_a_terminal() {
     let server = Server::start().await;
     let session = server.session().await;
-    let mut seat = Seat::take(&server.client(), &session, "rows=11&cols=66").await;
-    seat.until("~ $ ").await;
-    seat.press("tty; stty size; echo $TERM; id -u; pwd\n").await;
-    let shown = seat.until("/session\r\n").await;
+    let mut terminal = TerminalClient::take(&server.client(), &session, "rows=11&cols=66").await;
+    terminal.until("~ $ ").await;
+    terminal.press("tty; stty size; echo $TERM; id -u; pwd\n").await;
+    let shown = terminal.until("/session\r\n").await;
     assert!(shown.contains("/dev/pts/0\r\n11 66\r\nxterm-256color\r\n1000\r\n"), "{shown}");
     // State is kept, job control works, and Ctrl-C ends the program and not the shell.
     // Said by the program itself: the terminal is its own by then.
-    seat.press("x=5; sh -c 'echo be\"\"gun; exec sleep 1000'\n").await;
-    seat.until("begun\r\n").await;
-    seat.press([3]).await;
-    seat.until("^C").await;
-    seat.press("echo $x$x\n").await;
-    seat.until("55\r\n").await;
+    terminal.press("x=5; sh -c 'echo be\"\"gun; exec sleep 1000'\n").await;
+    terminal.until("begun\r\n").await;
+    terminal.press([3]).await;
+    terminal.until("^C").await;
+    terminal.press("echo $x$x\n").await;
+    terminal.until("55\r\n").await;
     // The size follows, and programs are told.
-    seat.press("trap 'echo si''ze $(stty size)' WINCH; echo tra''pped\n").await;
-    seat.until("trapped\r\n").await;
-    seat.say(json!({"type": "resize", "rows": 30, "cols": 100})).await;
-    seat.until("size 30 100\r\n").await;
+    terminal.press("trap 'echo si''ze $(stty size)' WINCH; echo tra''pped\n").await;
+    terminal.until("trapped\r\n").await;
+    terminal.say(json!({"type": "resize", "rows": 30, "cols": 100})).await;
+    terminal.until("size 30 100\r\n").await;
     assert_eq!(terminals(&server, &session).await[0]["cols"], 100);
     // Nonsense is answered, and loses nothing.
     for wrong in
         [json!({"type": "resize", "rows": 0, "cols": 9}), json!({"type": "dance"}), json!(3)]
     {
-        seat.say(wrong).await;
-        let told = seat.told().await;
+        terminal.say(wrong).await;
+        let told = terminal.told().await;
         assert_eq!((&told["type"], &told["code"]), (&json!("error"), &json!("invalid")), "{told}");
     }
-    seat.press("exit 7\n").await;
-    let end = seat.end().await;
+    terminal.press("exit 7\n").await;
+    let end = terminal.end().await;
     assert_eq!(
         (&end["type"], &end["exit_code"], &end["signal"]),
         (&json!("exit"), &json!(7), &json!(null))
     );
     // Who comes later still learns how it ended, and what was seen last.
-    let id = seat.id.clone();
-    let mut late = Seat::take(&server.client(), &session, &format!("terminal={id}")).await;
+    let id = terminal.id.clone();
+    let mut late =
+        TerminalClient::take(&server.client(), &session, &format!("terminal={id}")).await;
     let end = late.end().await;
     assert_eq!(end["exit_code"], 7);
     assert!(late.seen.contains("size 30 100"), "{:?}", late.seen);
@@ -71,9 +76,9 @@ async fn a_program_at_a_terminal_and_what_cannot_be() {
     let session = server.session().await;
     let client = server.client();
     let command = "command=echo%20%24TERM%3B%20pwd%3B%20kill%20-9%20%24%24&cwd=/tmp&term=vt100";
-    let mut seat = Seat::take(&client, &session, command).await;
-    let end = seat.end().await;
-    assert_eq!(seat.seen, "vt100\r\n/tmp\r\n");
+    let mut terminal = TerminalClient::take(&client, &session, command).await;
+    let end = terminal.end().await;
+    assert_eq!(terminal.seen, "vt100\r\n/tmp\r\n");
     assert_eq!((&end["exit_code"], &end["signal"]), (&json!(137), &json!(9)), "{end}");
 
     refused(&client, &session, "rows=0", 422, "invalid").await;
@@ -95,9 +100,9 @@ async fn a_program_at_a_terminal_and_what_cannot_be() {
     let fake = "import fcntl,termios\ntry:\n fcntl.ioctl(0, termios.TIOCSTI, b'x')\nexcept OSError as e: print('errno', e.errno)";
     let write = json!({"command": format!("cat > fake.py <<'EOF'\n{fake}\nEOF")});
     session.exec(write).await.json(200);
-    let mut seat = Seat::take(&client, &session, "command=python3%20fake.py").await;
-    seat.end().await;
-    assert_eq!(seat.seen, "errno 1\r\n");
+    let mut terminal = TerminalClient::take(&client, &session, "command=python3%20fake.py").await;
+    terminal.end().await;
+    assert_eq!(terminal.seen, "errno 1\r\n");
 }
 
 #[tokio::test]
@@ -118,9 +123,9 @@ async fn pages_of_other_sites_and_strangers_get_no_terminal() {
     }
     assert!(terminals(&server, &session).await.is_empty(), "nothing was started");
     // With keys: only who has one, and only at his own sessions.
-    let place = Arc::clone(&server.place);
+    let installation = Arc::clone(&server.installation);
     let [one, other] = ["one", "other"].map(|tenant| {
-        let key = place.key(&["--name", tenant, "--tenant", tenant]);
+        let key = installation.key(&["--name", tenant, "--tenant", tenant]);
         text(&key["secret"]).to_owned()
     });
     eventually("keys are wanted", async || server.get("/v1/sessions").await.status == 401).await;
@@ -131,20 +136,22 @@ async fn pages_of_other_sites_and_strangers_get_no_terminal() {
     assert_eq!(status(with(&[]).await.err()), 401);
     assert_eq!(status(with(&[("authorization", "Bearer wrong")]).await.err()), 401);
     assert_eq!(status(with(&[("authorization", &bearer(&other))]).await.err()), 404);
-    let mut seat = with(&[(header::AUTHORIZATION.as_str(), &bearer(&one))]).await.expect("a seat");
-    assert!(matches!(seat.next().await, Some(Ok(Message::Text(_)))));
+    let mut terminal =
+        with(&[(header::AUTHORIZATION.as_str(), &bearer(&one))]).await.expect("a seat");
+    assert!(matches!(terminal.next().await, Some(Ok(Message::Text(_)))));
     let is_opened = |entry: &Value| entry["action"] == "terminal" && entry["outcome"] == "opened";
-    eventually("it is written down", async || place.audit().iter().any(is_opened)).await;
+    eventually("it is written down", async || installation.audit().iter().any(is_opened)).await;
 }
 
 #[tokio::test]
 async fn a_page_in_a_browser_comes_with_a_ticket() {
-    let place = Arc::new(Place::new().env("BELLJAR_ALLOWED_ORIGINS", "https://app.example"));
+    let installation =
+        Arc::new(Installation::new().env("BELLJAR_ALLOWED_ORIGINS", "https://app.example"));
     let [one, other] = ["one", "other"].map(|tenant| {
-        let key = place.key(&["--name", tenant, "--tenant", tenant]);
+        let key = installation.key(&["--name", tenant, "--tenant", tenant]);
         (text(&key["id"]).to_owned(), text(&key["secret"]).to_owned())
     });
-    let server = place.serve().await;
+    let server = installation.serve().await;
     let client = server.client();
     let keyed = client.with_key(&one.1);
     let session = keyed.session_with(json!({})).await;
@@ -161,8 +168,8 @@ async fn a_page_in_a_browser_comes_with_a_ticket() {
     const PAGE: &str = "https://app.example";
     let told = ticket().await;
     assert_eq!(told["expires_in"], 60);
-    let mut seat = come(&session, &offer(&told), PAGE).await.expect("a terminal");
-    assert!(matches!(seat.next().await, Some(Ok(Message::Text(_)))));
+    let mut terminal = come(&session, &offer(&told), PAGE).await.expect("a terminal");
+    assert!(matches!(terminal.next().await, Some(Ok(Message::Text(_)))));
     // Once, at its own session, from a page that may, and as long as the key is good.
     let status = |refused: Option<Refused>| refused.expect("refused").status().as_u16();
     assert_eq!(status(come(&session, &offer(&told), PAGE).await.err()), 401);
@@ -184,7 +191,7 @@ async fn a_page_in_a_browser_comes_with_a_ticket() {
     server.send(request).await.error(401, "unauthorized");
     let said = server.said();
     assert!(!said.contains(text(&told["ticket"])), "{said}");
-    place.belljar(&["key", "revoke", &one.0]).output().expect("belljar starts");
+    installation.belljar(&["key", "revoke", &one.0]).output().expect("belljar starts");
     assert_eq!(status(come(&session, &offer(&unused), PAGE).await.err()), 401, "revoked");
 }
 
@@ -192,34 +199,35 @@ async fn a_page_in_a_browser_comes_with_a_ticket() {
 async fn who_comes_back_misses_nothing() {
     let server = Server::start().await;
     let session = server.session_with(json!({"storage": "BIND"})).await;
-    let mut seat = Seat::take(&server.client(), &session, "cols=200").await;
-    seat.press("x=kept; while [ ! -e go ]; do sleep 0.02; done; echo be''hind; seq 3\n").await;
-    seat.until("seq 3\r\n").await;
-    let (id, position) = (seat.id.clone(), seat.position);
+    let mut terminal = TerminalClient::take(&server.client(), &session, "cols=200").await;
+    terminal.press("x=kept; while [ ! -e go ]; do sleep 0.02; done; echo be''hind; seq 3\n").await;
+    terminal.until("seq 3\r\n").await;
+    let (id, position) = (terminal.id.clone(), terminal.position);
     // Two at one terminal see the same.
-    let mut second = Seat::take(&server.client(), &session, &format!("terminal={id}")).await;
+    let mut second =
+        TerminalClient::take(&server.client(), &session, &format!("terminal={id}")).await;
     second.until("seq 3\r\n").await;
     assert_eq!(terminals(&server, &session).await[0]["attached"], 2);
     drop(second);
-    drop(seat);
+    drop(terminal);
     eventually("both have left", async || terminals(&server, &session).await[0]["attached"] == 0)
         .await;
     session.shell("touch go").await;
     // It goes on without anybody, also without a server.
-    let place = server.kill().await;
-    let server = place.serve().await;
+    let installation = server.kill().await;
+    let server = installation.serve().await;
     let session = Session::of(&server, &session.id);
     let query = format!("terminal={id}&offset={position}");
-    let mut seat = Seat::take(&server.client(), &session, &query).await;
-    assert_eq!(seat.position, position);
-    let rest = seat.until("3\r\n").await;
+    let mut terminal = TerminalClient::take(&server.client(), &session, &query).await;
+    assert_eq!(terminal.position, position);
+    let rest = terminal.until("3\r\n").await;
     assert!(rest.ends_with("behind\r\n1\r\n2\r\n3\r\n"), "{rest:?}");
-    seat.press("echo $x\n").await;
-    seat.until("\rkept\r\n").await;
+    terminal.press("echo $x\n").await;
+    terminal.until("\rkept\r\n").await;
     // A server that is asked to stop says so, and the terminal stays for the next one.
     server.ask_to_stop();
     loop {
-        match seat.next().await {
+        match terminal.next().await {
             Some(Message::Close(Some(frame))) => break assert_eq!(u16::from(frame.code), 1012),
             Some(Message::Binary(_)) => {}
             other => panic!("{other:?}"),
@@ -227,12 +235,13 @@ async fn who_comes_back_misses_nothing() {
     }
     let mut server = server;
     assert!(server.wait().await.success());
-    let server = place.serve().await;
+    let server = installation.serve().await;
     let session = Session::of(&server, &session.id);
-    let mut seat = Seat::take(&server.client(), &session, &format!("terminal={id}")).await;
-    seat.until("behind\r\n").await;
-    seat.say(json!({"type": "close"})).await;
-    assert_eq!(seat.end().await["type"], "exit");
+    let mut terminal =
+        TerminalClient::take(&server.client(), &session, &format!("terminal={id}")).await;
+    terminal.until("behind\r\n").await;
+    terminal.say(json!({"type": "close"})).await;
+    assert_eq!(terminal.end().await["type"], "exit");
     assert!(terminals(&server, &session).await.is_empty());
 }
 
@@ -244,21 +253,21 @@ async fn terminals_end_with_all_they_started_and_are_counted() {
     let client = server.client();
     let mut seats = Vec::new();
     for _ in 0..MOST {
-        seats.push(Seat::take(&client, &session, "command=sleep%201000").await);
+        seats.push(TerminalClient::take(&client, &session, "command=sleep%201000").await);
     }
     refused(&client, &session, "", 429, "too_many_terminals").await;
     let first = seats.remove(0);
     let path = session.path(&format!("/terminals/{}", first.id));
     assert_eq!(server.delete(&path).await.status, 204);
-    let mut seat = Seat::take(&client, &session, "").await;
+    let mut terminal = TerminalClient::take(&client, &session, "").await;
     // A daemon that has left the terminal goes with it all the same.
     let daemon = "setsid -f bash -c 'trap \"\" HUP; echo $$ > daemon; sleep 1000' </dev/null >/dev/null 2>&1\n";
-    seat.press(daemon).await;
+    terminal.press(daemon).await;
     session.shell("until [ -s daemon ]; do sleep 0.02; done").await;
     assert_eq!(session.shell("kill -0 $(cat daemon)").await["exit_code"], 0);
-    let path = session.path(&format!("/terminals/{}", seat.id));
+    let path = session.path(&format!("/terminals/{}", terminal.id));
     assert_eq!(server.delete(&path).await.status, 204);
-    assert_eq!(seat.end().await["type"], "exit");
+    assert_eq!(terminal.end().await["type"], "exit");
     assert_ne!(session.shell("kill -0 $(cat daemon)").await["exit_code"], 0);
     // The end of the session is told to who is still there.
     session.stop().await;
@@ -268,19 +277,19 @@ async fn terminals_end_with_all_they_started_and_are_counted() {
         (&json!("error"), &json!("session_ended")),
         "{told}"
     );
-    server.place.has_no_traces().await;
+    server.installation.has_no_traces().await;
 }
 
 #[tokio::test]
 async fn a_session_is_in_use_while_somebody_sits_there() {
     let server = Server::start().await;
     let session = server.session_with(json!({"ttl": 600, "idle_timeout": 1})).await;
-    let mut seat = Seat::take(&server.client(), &session, "").await;
+    let mut terminal = TerminalClient::take(&server.client(), &session, "").await;
     tokio::time::sleep(Duration::from_millis(2_500)).await;
     assert_eq!(session.show().await["state"], "ready");
-    seat.press("echo st''ill\n").await;
-    seat.until("still\r\n").await;
-    drop(seat);
+    terminal.press("echo st''ill\n").await;
+    terminal.until("still\r\n").await;
+    drop(terminal);
     assert_eq!(session.becomes("stopped").await["ended_because"], "it was idle for too long");
 }
 
@@ -289,7 +298,7 @@ async fn who_does_not_read_holds_up_nobody_and_costs_nothing() {
     let server = Server::start().await;
     let session = server.session().await;
     let client = server.client();
-    let mut deaf = Seat::take(&client, &session, "").await;
+    let mut deaf = TerminalClient::take(&client, &session, "").await;
     deaf.press("head -c 100000000 /dev/zero | tr '\\0' x | fold -w 99; echo do''ne > done\n").await;
     let before = server.rss();
     // It waits for who is slow, for a moment, and then no longer.
@@ -314,10 +323,10 @@ async fn who_does_not_read_holds_up_nobody_and_costs_nothing() {
     deaf.press("echo awa''ke\n").await;
     deaf.until("awake\r\n").await;
     // Who reads sees every line, however slowly he does.
-    let mut seat = Seat::take(&client, &session, "command=seq%20400000").await;
+    let mut terminal = TerminalClient::take(&client, &session, "command=seq%20400000").await;
     let mut lines = 0;
     let mut rest = String::new();
-    while let Some(message) = seat.next().await {
+    while let Some(message) = terminal.next().await {
         let Message::Binary(bytes) = message else { break };
         rest.push_str(&String::from_utf8_lossy(&bytes));
         while let Some((line, after)) = rest.split_once("\r\n") {
@@ -331,21 +340,21 @@ async fn who_does_not_read_holds_up_nobody_and_costs_nothing() {
 
 #[tokio::test]
 async fn keys_that_nobody_reads_are_bounded() {
-    let place = Arc::new(Place::new());
-    let server = place.serve().await;
+    let installation = Arc::new(Installation::new());
+    let server = installation.serve().await;
     let session = server.session().await;
     let command = "command=stty%20raw%20-echo%3B%20echo%20ready%3B%20sleep%201000";
-    let mut seat = Seat::take(&server.client(), &session, command).await;
-    seat.until("ready").await;
+    let mut terminal = TerminalClient::take(&server.client(), &session, command).await;
+    terminal.until("ready").await;
     let before = server.rss();
     let pasted = tokio::time::timeout(Duration::from_secs(5), async {
         for _ in 0..4_000 {
-            seat.press([b'x'; 60_000]).await;
+            terminal.press([b'x'; 60_000]).await;
         }
     });
     assert!(pasted.await.is_err(), "240 MB went somewhere");
     assert!(server.rss().saturating_sub(before) < 32 << 20);
     assert_eq!(session.shell("echo alive").await["stdout"], "alive\n");
     session.stop().await;
-    place.has_no_traces().await;
+    installation.has_no_traces().await;
 }

@@ -8,7 +8,11 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use crate::keys::{secret, with_keys};
-use belljar_testkit::server::{Place, Server, Session, eventually, names, text};
+use belljar_testkit::installation::Installation;
+use belljar_testkit::server::Server;
+use belljar_testkit::session::Session;
+use belljar_testkit::values::{names, text};
+use belljar_testkit::wait::eventually;
 
 async fn make(server: &Server, name: &str) -> Value {
     server.post("/v1/volumes", json!({"name": name, "size": "4M"})).await.json(201)
@@ -42,7 +46,7 @@ async fn volumes_are_made_told_of_and_removed() {
     server.get("/v1/volumes/models").await.error(404, "volume_not_found");
     // Its name is free, and what comes now is empty.
     make(&server, "models").await;
-    let notes = server.place.audit();
+    let notes = server.installation.audit();
     let noted: Vec<(&str, &str, &str)> = notes
         .iter()
         .filter(|note| text(&note["action"]).starts_with("volume_"))
@@ -278,9 +282,9 @@ async fn hostile_content_is_removed_and_leads_nowhere() {
 
 #[tokio::test]
 async fn strictness_forbids_sizes_that_are_not_enforced() {
-    let place = Place::new().env("BELLJAR_VOLUME_STORAGE", "directory");
-    let place = Arc::new(place.env("BELLJAR_STRICT", "1"));
-    let server = place.serve().await;
+    let installation = Installation::new().env("BELLJAR_VOLUME_STORAGE", "directory");
+    let installation = Arc::new(installation.env("BELLJAR_STRICT", "1"));
+    let server = installation.serve().await;
     let ask = json!({"name": "soft", "size": "4M"});
     let refused = server.post("/v1/volumes", ask).await.error(409, "volume_not_enforced");
     assert!(refused.contains("BELLJAR_STRICT"), "{refused}");

@@ -4,7 +4,7 @@ use std::fs;
 
 use insta::assert_snapshot;
 
-use belljar_testkit::context::{TestContext, tree};
+use belljar_testkit::command::{TestContext, tree};
 
 #[test]
 fn artifacts_are_promoted_with_their_folders() {

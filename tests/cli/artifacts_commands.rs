@@ -11,8 +11,9 @@ use std::time::Duration;
 
 use insta::assert_snapshot;
 
-use belljar_testkit::context::{Finished, TestContext, eventually, tree};
-use belljar_testkit::served::Served;
+use belljar_testkit::cli_server::CliServer;
+use belljar_testkit::command::{Finished, TestContext, tree};
+use belljar_testkit::wait::eventually_blocking;
 
 /// Leaves a table, a text in a folder, and something that is not taken.
 const LEAVE_SOME: &str = "\
@@ -51,7 +52,7 @@ fn steady(finished: &Finished) -> String {
 
 #[test]
 fn an_exec_tells_how_its_files_can_be_had() {
-    let served = Served::on_socket();
+    let served = CliServer::on_socket();
     let id = served.create(&[]);
     assert_snapshot!(served.call(["exec", &id, "-c", LEAVE_SOME]), @r"
     exit 0
@@ -66,7 +67,7 @@ fn an_exec_tells_how_its_files_can_be_had() {
     assert_eq!(many.stderr().lines().count(), 21, "{many}");
     assert_snapshot!(many.to_string().lines().last().expect("a line"), @"belljar: 5 more files; `belljar artifacts list --session ses_[ID] --exec exec_[ID]` shows them");
 
-    let served = Served::on_tcp();
+    let served = CliServer::on_tcp();
     let id = served.create(&[]);
     assert_snapshot!(steady(&served.call(["exec", &id, "-c", LEAVE_SOME])), @r"
     exit 0
@@ -80,7 +81,7 @@ fn an_exec_tells_how_its_files_can_be_had() {
 
 #[test]
 fn artifacts_are_listed_and_shown() {
-    let served = Served::on_tcp();
+    let served = CliServer::on_tcp();
     assert_eq!(served.artifacts(["list"]).stderr(), "There are no artifacts.\n");
     let (a, b) = (served.create(&["--key", "a b"]), served.create(&[]));
     let ids = served.leave(&a, LEAVE_SOME);
@@ -188,7 +189,7 @@ fn artifacts_are_listed_and_shown() {
 
 #[test]
 fn links_are_fresh_and_complete_where_they_can_be() {
-    let served = Served::on_tcp();
+    let served = CliServer::on_tcp();
     let id = served.create(&[]);
     let ids = served.leave(&id, LEAVE_SOME);
     let link = served.artifacts(["url", &ids[1]]);
@@ -215,7 +216,7 @@ fn links_are_fresh_and_complete_where_they_can_be() {
     assert!(ask("HEAD", path).starts_with("HTTP/1.1 200"));
     assert!(ask("GET", path).starts_with("HTTP/1.1 403"));
 
-    let served = Served::on_socket();
+    let served = CliServer::on_socket();
     let id = served.create(&[]);
     let ids = served.leave(&id, LEAVE_SOME);
     let link = served.artifacts(["url", &ids[1]]);
@@ -231,7 +232,7 @@ fn links_are_fresh_and_complete_where_they_can_be() {
 
 #[test]
 fn a_download_is_whole_or_not_there() {
-    let served = Served::on_socket();
+    let served = CliServer::on_socket();
     let context = served.context();
     let id = served.create(&[]);
     let ids = served.leave(&id, LEAVE_SOME);
@@ -321,7 +322,7 @@ fn a_download_is_whole_or_not_there() {
 
 #[test]
 fn who_reads_only_the_beginning_has_what_they_wanted() {
-    let served = Served::on_tcp();
+    let served = CliServer::on_tcp();
     let id = served.create(&[]);
     let ids = served.leave(&id, LEAVE_LARGE);
     for args in [&["get", &ids[0], "-o", "-"][..], &["list"], &["show", &ids[0], "--json"]] {
@@ -338,7 +339,7 @@ fn who_reads_only_the_beginning_has_what_they_wanted() {
 
 #[test]
 fn a_download_to_a_file_survives_a_killed_server() {
-    let mut served = Served::on_tcp();
+    let mut served = CliServer::on_tcp();
     let id = served.create(&[]);
     let ids = served.leave(&id, LEAVE_LARGE);
     let url = served.artifacts(["url", &ids[0]]).stdout();
@@ -348,7 +349,9 @@ fn a_download_to_a_file_survives_a_killed_server() {
     let mut command = context.belljar(["artifacts", "--url", &narrow.url, "get", &ids[0]]);
     let mut running = context.leave_running(&mut command);
     let part = context.path(&format!("{}.part", ids[0]));
-    eventually("a part is there", || fs::metadata(&part).is_ok_and(|part| part.len() > 1 << 20));
+    eventually_blocking("a part is there", || {
+        fs::metadata(&part).is_ok_and(|part| part.len() > 1 << 20)
+    });
     assert!(!context.path("large.bin").exists());
     let second = served.artifacts(["get", &ids[0]]);
     assert!(second.stderr().contains("another download writes to"), "{second}");
@@ -372,7 +375,7 @@ fn a_download_to_a_file_survives_a_killed_server() {
 
 #[test]
 fn a_download_to_a_pipe_survives_a_killed_server() {
-    let mut served = Served::on_socket();
+    let mut served = CliServer::on_socket();
     let id = served.create(&[]);
     let ids = served.leave(&id, LEAVE_LARGE);
     let mut command = served.context().belljar(["artifacts", "get", &ids[0], "-o", "-"]);
@@ -400,7 +403,7 @@ fn a_download_to_a_pipe_survives_a_killed_server() {
 
 #[test]
 fn ctrl_c_leaves_a_part_that_the_next_download_goes_on_with() {
-    let served = Served::on_tcp();
+    let served = CliServer::on_tcp();
     let id = served.create(&[]);
     let ids = served.leave(&id, LEAVE_LARGE);
     let url = served.artifacts(["url", &ids[0]]).stdout();
@@ -409,7 +412,9 @@ fn ctrl_c_leaves_a_part_that_the_next_download_goes_on_with() {
     let mut command = context.belljar(["artifacts", "--url", &narrow.url, "get", &ids[0]]);
     let running = context.leave_running(&mut command);
     let part = context.path(&format!("{}.part", ids[0]));
-    eventually("a part is there", || fs::metadata(&part).is_ok_and(|part| part.len() > 1 << 20));
+    eventually_blocking("a part is there", || {
+        fs::metadata(&part).is_ok_and(|part| part.len() > 1 << 20)
+    });
     running.press_ctrl_c();
     assert_snapshot!(running.finish(), @r"
     exit 130
@@ -425,14 +430,14 @@ fn ctrl_c_leaves_a_part_that_the_next_download_goes_on_with() {
 
 #[test]
 fn artifacts_of_another_tenant_are_not_there() {
-    let served = Served::on_tcp();
+    let served = CliServer::on_tcp();
     let key = |tenant: &str| {
         let created =
             served.context().call(["key", "create", "--name", tenant, "--tenant", tenant]);
         created.stdout().trim().to_owned()
     };
     let (ours, theirs) = (key("ours"), key("theirs"));
-    eventually("the server notices", || served.call(["list"]).code != Some(0));
+    eventually_blocking("the server notices", || served.call(["list"]).code != Some(0));
     let with_key = |key: &str, args: &[&str]| {
         served.context().finish(served.context().belljar(args).env("BELLJAR_API_KEY", key))
     };
@@ -454,7 +459,7 @@ fn artifacts_of_another_tenant_are_not_there() {
 
 #[test]
 fn verify_finds_what_is_lost() {
-    let mut served = Served::on_socket();
+    let mut served = CliServer::on_socket();
     let id = served.create(&[]);
     let ids = served.leave(&id, LEAVE_SOME);
     let more = "open('/session/artifacts/two.txt', 'w').write('two'); None";

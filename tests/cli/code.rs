@@ -4,7 +4,7 @@ use std::fs::File;
 
 use insta::assert_snapshot;
 
-use belljar_testkit::context::TestContext;
+use belljar_testkit::command::TestContext;
 
 #[test]
 fn a_last_expression_is_echoed_for_c_and_stdin_but_not_for_a_file() {

@@ -3,12 +3,12 @@
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 
-use belljar_testkit::context::tree;
-use belljar_testkit::served::Served;
+use belljar_testkit::cli_server::CliServer;
+use belljar_testkit::command::tree;
 
 #[test]
 fn files_are_copied_both_ways() {
-    let served = Served::on_socket();
+    let served = CliServer::on_socket();
     served.create(&["--key", "demo"]);
     let here = |name: &str| served.context().path(name);
     fs::write(here("notes.txt"), "hello").expect("a file");
@@ -44,7 +44,7 @@ fn files_are_copied_both_ways() {
 
 #[test]
 fn directories_are_copied_with_all_that_is_in_them() {
-    let served = Served::on_socket();
+    let served = CliServer::on_socket();
     served.create(&["--key", "demo"]);
     let here = |name: &str| served.context().path(name);
     fs::create_dir_all(here("tree/a/b c")).expect("directories");
@@ -81,7 +81,7 @@ fn directories_are_copied_with_all_that_is_in_them() {
 
 #[test]
 fn what_cannot_be_copied_is_said_and_leaves_nothing() {
-    let served = Served::on_socket();
+    let served = CliServer::on_socket();
     served.create(&["--key", "demo"]);
     let here = |name: &str| served.context().path(name);
     fs::write(here("file"), "x").expect("a file");
@@ -107,7 +107,7 @@ fn what_cannot_be_copied_is_said_and_leaves_nothing() {
 /// What is inside is made by whoever runs there: links lead nowhere here.
 #[test]
 fn nothing_is_written_outside_of_what_was_asked_for() {
-    let served = Served::on_socket();
+    let served = CliServer::on_socket();
     served.create(&["--key", "demo"]);
     let here = |name: &str| served.context().path(name);
     fs::create_dir_all(here("back/sub")).expect("a directory");

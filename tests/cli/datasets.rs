@@ -10,8 +10,8 @@ use std::time::Duration;
 use belljar_sys::privileges;
 use insta::assert_snapshot;
 
-use belljar_testkit::context::Finished;
-use belljar_testkit::served::Served;
+use belljar_testkit::cli_server::CliServer;
+use belljar_testkit::command::Finished;
 
 /// Without the time in the names of exports, and without tokens.
 fn steady(finished: &Finished) -> String {
@@ -36,7 +36,7 @@ fn steady(finished: &Finished) -> String {
 
 #[test]
 fn a_file_is_uploaded_once_and_read_by_code() {
-    let served = Served::on_tcp();
+    let served = CliServer::on_tcp();
     let id = served.create(&["--key", "demo", "--datasets", "API"]);
     assert_snapshot!(served.call(["datasets", "demo"]), @r"
     exit 0
@@ -111,7 +111,7 @@ fn a_file_is_uploaded_once_and_read_by_code() {
 
 #[test]
 fn what_cannot_be_uploaded_is_said() {
-    let served = Served::on_tcp_with(&[("BELLJAR_DATASET_SIZE", "1M")]);
+    let served = CliServer::on_tcp_with(&[("BELLJAR_DATASET_SIZE", "1M")]);
     let context = served.context();
     let id = served.create(&["--datasets", "API"]);
     let without = served.create(&[]);
@@ -184,7 +184,7 @@ fn what_cannot_be_uploaded_is_said() {
 
 #[test]
 fn files_of_others_stay_theirs() {
-    let served = Served::on_tcp();
+    let served = CliServer::on_tcp();
     let context = served.context();
     let id = served.create(&["--datasets", "API"]);
     let code = "open('/session/artifacts/x.txt', 'w').close()";
@@ -234,7 +234,7 @@ fn files_of_others_stay_theirs() {
 
 #[test]
 fn an_upload_survives_a_killed_server() {
-    let mut served = Served::on_socket();
+    let mut served = CliServer::on_socket();
     let id = served.create(&["--datasets", "API"]);
     let content: Vec<u8> = b"9876543210".repeat(2_000_000);
     fs::write(served.context().path("twenty.bin"), &content).expect("a file");
@@ -304,7 +304,7 @@ fn the_server_fetches_what_its_sources_have() {
     let sources = format!(
         "{{\"sales/\": {{\"url\": \"http://{address}/{{name}}.csv\", \"allow\": [\"127.0.0.1\"]}}}}"
     );
-    let served = Served::on_tcp_with(&[("BELLJAR_DATASET_SOURCES", &sources)]);
+    let served = CliServer::on_tcp_with(&[("BELLJAR_DATASET_SOURCES", &sources)]);
     let id = served.create(&["--datasets", "API"]);
     assert_snapshot!(served.call(["stage", &id, "sales/q1.csv"]), @r"
     exit 0
@@ -331,7 +331,7 @@ fn the_server_fetches_what_its_sources_have() {
 
 #[test]
 fn files_are_exported_with_the_time_in_their_names() {
-    let served = Served::on_socket();
+    let served = CliServer::on_socket();
     let id = served.create(&["--datasets", "API"]);
     assert_snapshot!(served.call(["export", &id]), @r"
     exit 0
@@ -363,7 +363,7 @@ fn files_are_exported_with_the_time_in_their_names() {
     belljar: not exported: /session/data/none.csv (there is no such file)
     ");
 
-    let served = Served::on_tcp();
+    let served = CliServer::on_tcp();
     let id = served.create(&["--datasets", "API"]);
     served.ok(["exec", &id, "-c", write]);
     let exported = served.ok(["export", &id]).stdout();

@@ -3,7 +3,8 @@
 use insta::{assert_json_snapshot, assert_snapshot};
 use serde_json::Value;
 
-use belljar_testkit::context::{Finished, PATIENCE, TestContext};
+use belljar_testkit::command::{Finished, TestContext};
+use belljar_testkit::wait::PATIENCE;
 
 fn python(code: &str) -> Finished {
     TestContext::new().run(["-c", code])

@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 
 use insta::assert_snapshot;
 
-use belljar_testkit::context::TestContext;
+use belljar_testkit::command::TestContext;
 
 #[test]
 fn a_wrong_flag_is_named() {

@@ -3,8 +3,9 @@
 use belljar_sys::process;
 use insta::assert_snapshot;
 
-use belljar_testkit::context::{TestContext, eventually, tree};
-use belljar_testkit::corner::Corner;
+use belljar_testkit::command::{TestContext, tree};
+use belljar_testkit::scratch_host::ScratchHost;
+use belljar_testkit::wait::eventually_blocking;
 
 /// Prints a line, and would go on for a long time.
 const LONG: &str = "import time\nprint('started')\ntime.sleep(1000)";
@@ -18,46 +19,46 @@ time.sleep(1000)";
 
 #[test]
 fn ctrl_c_interrupts_the_code_and_leaves_nothing_behind() {
-    let corner = Corner::new();
-    let context = TestContext::inside(&corner);
+    let scratch = ScratchHost::new();
+    let context = TestContext::inside(&scratch);
     let mut running = context.start(["-c", LONG]);
     assert_eq!(running.line(), "started");
-    assert!(!corner.traces().is_empty(), "a sandbox that lives is seen");
+    assert!(!scratch.traces().is_empty(), "a sandbox that lives is seen");
     let processes = running.processes();
     running.press_ctrl_c();
     let finished = running.finish();
     assert_eq!(finished.code, Some(130), "{finished}");
     // Which line it was at is a matter of luck.
     let stderr = finished.stderr();
-    let (place, words) = stderr.split_once("KeyboardInterrupt\n").expect("a traceback");
+    let (installation, words) = stderr.split_once("KeyboardInterrupt\n").expect("a traceback");
     assert!(
-        place.starts_with("Traceback (most recent call last):\n  File \"<cell 1>\""),
-        "{place}"
+        installation.starts_with("Traceback (most recent call last):\n  File \"<cell 1>\""),
+        "{installation}"
     );
     assert_eq!(words, "belljar: interrupted\n");
-    assert_eq!(corner.traces(), [""; 0]);
-    eventually("the spawner ends", || processes.iter().all(|process| process.is_gone()));
+    assert_eq!(scratch.traces(), [""; 0]);
+    eventually_blocking("the spawner ends", || processes.iter().all(|process| process.is_gone()));
 }
 
 #[test]
 fn whoever_asks_belljar_to_end_is_obeyed_in_the_same_way() {
     const SIGHUP: i32 = 1;
     const SIGTERM: i32 = 15;
-    let corner = Corner::new();
-    let context = TestContext::inside(&corner);
+    let scratch = ScratchHost::new();
+    let context = TestContext::inside(&scratch);
     for signal in [SIGHUP, SIGTERM] {
         let mut running = context.start(["-c", LONG]);
         assert_eq!(running.line(), "started");
         process::signal(running.pid(), signal).expect("it runs");
         assert_eq!(running.finish().code, Some(130));
-        assert_eq!(corner.traces(), [""; 0]);
+        assert_eq!(scratch.traces(), [""; 0]);
     }
 }
 
 #[test]
 fn ctrl_c_ends_stubborn_code_too() {
-    let corner = Corner::new();
-    let context = TestContext::inside(&corner);
+    let scratch = ScratchHost::new();
+    let context = TestContext::inside(&scratch);
     let mut running = context.start(["-c", STUBBORN]);
     assert_eq!(running.line(), "started");
     running.press_ctrl_c();
@@ -67,7 +68,7 @@ fn ctrl_c_ends_stubborn_code_too() {
     --- stderr
     belljar: interrupted: the kernel was killed by signal 9
     ");
-    assert_eq!(corner.traces(), [""; 0]);
+    assert_eq!(scratch.traces(), [""; 0]);
 }
 
 #[test]
@@ -79,7 +80,7 @@ print('started')
 open('/work/artifacts/half.txt', 'w').write('half')
 subprocess.run(['sleep', '1000'])";
     let running = context.start(["--json", "-c", code]);
-    eventually("the code comes to its last line", || {
+    eventually_blocking("the code comes to its last line", || {
         running.processes().iter().any(|process| process.command().starts_with("sleep"))
     });
     running.press_ctrl_c();
@@ -93,19 +94,21 @@ subprocess.run(['sleep', '1000'])";
 
 #[test]
 fn a_killed_belljar_takes_its_sandbox_with_it_and_the_next_one_tidies_up() {
-    let corner = Corner::new();
-    let context = TestContext::inside(&corner);
+    let scratch = ScratchHost::new();
+    let context = TestContext::inside(&scratch);
     for code in [LONG, STUBBORN] {
         let mut running = context.start(["-c", code]);
         assert_eq!(running.line(), "started");
         let processes = running.processes();
         assert!(processes.len() >= 4, "itself, spawner, guest and kernel: {processes:?}");
         running.kill();
-        eventually("its processes end", || processes.iter().all(|process| process.is_gone()));
-        assert!(!corner.traces().is_empty(), "nobody was left to remove its socket and cgroup");
+        eventually_blocking("its processes end", || {
+            processes.iter().all(|process| process.is_gone())
+        });
+        assert!(!scratch.traces().is_empty(), "nobody was left to remove its socket and cgroup");
         assert_eq!(context.run(["-c", "print('next')"]).stdout(), "next\n");
         // The machine's init collects orphans in its own time.
-        eventually("everything is tidied up", || corner.traces().is_empty());
+        eventually_blocking("everything is tidied up", || scratch.traces().is_empty());
     }
 }
 

@@ -7,8 +7,9 @@ use insta::assert_snapshot;
 use rusqlite::Connection;
 use serde_json::Value;
 
-use belljar_testkit::context::{Finished, TestContext, eventually};
-use belljar_testkit::served::Served;
+use belljar_testkit::cli_server::CliServer;
+use belljar_testkit::command::{Finished, TestContext};
+use belljar_testkit::wait::eventually_blocking;
 
 /// A state directory of its own, which does not exist yet.
 fn context() -> TestContext {
@@ -155,12 +156,12 @@ fn a_revoked_key_stays_revoked() {
 
 #[test]
 fn after_the_last_key_there_is_a_way_back_to_local_use_without_keys() {
-    let served = Served::on_tcp();
+    let served = CliServer::on_tcp();
     let context = served.context();
     let is_let_in = || served.call(["list"]).code == Some(0);
     let (first, last) = (create(context, &["--name", "a"]), create(context, &["--name", "b"]));
     let (first, last) = (text(&first["id"]), text(&last["id"]));
-    eventually("keys are wanted", || !is_let_in());
+    eventually_blocking("keys are wanted", || !is_let_in());
 
     let refused = context.call(["key", "revoke", "--allow-keyless", first]);
     assert_eq!(refused.code, Some(125), "{refused}");
@@ -185,17 +186,17 @@ fn after_the_last_key_there_is_a_way_back_to_local_use_without_keys() {
     --- stderr
     No key is needed any more by a server on loopback or a UNIX socket; everybody who can reach it there may use it.
     ");
-    eventually("no key is needed", is_let_in);
+    eventually_blocking("no key is needed", is_let_in);
     assert!(list(context).is_empty());
     let log = audit(context);
     assert_eq!(text(&log[log.len() - 1]["action"]), "keyless_allow");
 
     // In one step, and again with nothing to do.
     let only = create(context, &["--name", "c"]);
-    eventually("keys are wanted again", || !is_let_in());
+    eventually_blocking("keys are wanted again", || !is_let_in());
     let both = context.call(["key", "revoke", "--allow-keyless", text(&only["id"])]);
     assert!(both.stdout().starts_with("Revoked"), "{both}");
-    eventually("no key is needed again", is_let_in);
+    eventually_blocking("no key is needed again", is_let_in);
     let nothing = context.call(["key", "revoke", "--allow-keyless"]);
     assert_eq!(nothing.stderr(), "There are no keys; none is needed.\n");
 }

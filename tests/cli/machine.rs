@@ -6,9 +6,9 @@ use std::process::Command;
 use belljar_sys::privileges;
 use insta::assert_snapshot;
 
-use belljar_testkit::context::{Finished, TestContext};
-use belljar_testkit::corner::Corner;
-use belljar_testkit::served::Served;
+use belljar_testkit::cli_server::CliServer;
+use belljar_testkit::command::{Finished, TestContext};
+use belljar_testkit::scratch_host::ScratchHost;
 
 #[test]
 fn strict_runs_where_every_limit_holds() {
@@ -24,8 +24,8 @@ fn doctor_finds_this_machine_usable() {
     if skip_without_root() {
         return;
     }
-    let corner = Corner::new();
-    let finished = TestContext::inside(&corner).call(["doctor", "--json"]);
+    let scratch = ScratchHost::new();
+    let finished = TestContext::inside(&scratch).call(["doctor", "--json"]);
     assert_eq!(finished.code, Some(0), "{finished}");
     let diagnosis = finished.json();
     assert_eq!(diagnosis["usable"], true, "{diagnosis:#}");
@@ -56,7 +56,7 @@ fn doctor_finds_this_machine_usable() {
     chromium
     node
     ");
-    assert_eq!(corner.traces(), [""; 0]);
+    assert_eq!(scratch.traces(), [""; 0]);
 }
 
 /// Without cgroups nothing limits processor time. On a busy machine a sandbox gets little of it all the same, which
@@ -66,8 +66,8 @@ fn a_processor_limit_that_is_not_there_is_not_believed_in_on_a_busy_machine() {
     if skip_without_root() {
         return;
     }
-    let corner = Corner::new();
-    let context = TestContext::inside(&corner).env("BELLJAR_CGROUP_PARENT", "no-such/parent");
+    let scratch = ScratchHost::new();
+    let context = TestContext::inside(&scratch).env("BELLJAR_CGROUP_PARENT", "no-such/parent");
     // Each in a session of its own: kernels share processors out among those.
     let burners = 3 * std::thread::available_parallelism().map_or(2, usize::from);
     let burn = |_| context.program("setsid").args(["sh", "-c", "while :; do :; done"]).spawn();
@@ -89,7 +89,7 @@ fn limits_that_are_not_enforced_are_warned_of_everywhere() {
     if skip_without_root() {
         return;
     }
-    let served = Served::on_tcp_with(&[("BELLJAR_CGROUP_PARENT", "no-such/parent")]);
+    let served = CliServer::on_tcp_with(&[("BELLJAR_CGROUP_PARENT", "no-such/parent")]);
     let void = ["cpu limit", "memory limit", "process limit"];
     let created = served.ok(["create", "--json"]);
     let expected = void.map(|limit| {

@@ -6,8 +6,8 @@ use std::process::{Child, Command, Stdio};
 
 use insta::assert_snapshot;
 
-use belljar_testkit::context::TestContext;
-use belljar_testkit::served::Served;
+use belljar_testkit::cli_server::CliServer;
+use belljar_testkit::command::TestContext;
 
 /// Answers everybody with one word, for as long as the test lasts.
 fn site() -> String {
@@ -65,7 +65,7 @@ fn what_is_no_policy_is_said_to_be_none() {
 
 #[test]
 fn a_session_gets_what_its_server_allows() {
-    let served = Served::on_socket();
+    let served = CliServer::on_socket();
     assert_snapshot!(served.call(["create", "--network", "example.org"]), @r"
     exit 125
     --- stdout
@@ -108,7 +108,7 @@ impl Drop for Index {
 #[test]
 fn pip_installs_where_the_virtual_environment_is() {
     let index = Index::start();
-    let served = Served::on_tcp_with(&[("BELLJAR_NETWORK", &index.address)]);
+    let served = CliServer::on_tcp_with(&[("BELLJAR_NETWORK", &index.address)]);
     let url = format!("PIP_INDEX_URL=http://{}/simple", index.address);
     let host = format!("PIP_TRUSTED_HOST={}", "127.0.0.2");
     let id = served.create(&["--env", &url, "--env", &host]);
@@ -145,7 +145,7 @@ fn pip_installs_where_the_virtual_environment_is() {
 #[test]
 fn a_refusal_says_why_where_it_is_met() {
     let address = site();
-    let served = Served::on_tcp_with(&[("BELLJAR_NETWORK", &address)]);
+    let served = CliServer::on_tcp_with(&[("BELLJAR_NETWORK", &address)]);
     let id = served.create(&[]);
     let bash = |code: &str| served.call(["exec", &id, "--lang", "bash", "-c", code]).to_string();
     let why = "is not allowed by the network policy of this sandbox";

@@ -5,7 +5,7 @@ use std::fs;
 use insta::assert_snapshot;
 use serde_json::{Value, json};
 
-use belljar_testkit::context::{TestContext, tree};
+use belljar_testkit::command::{TestContext, tree};
 
 fn code(source: &str) -> Value {
     let stale = json!([{"output_type": "stream", "name": "stdout", "text": ["stale"]}]);

@@ -7,13 +7,14 @@ use belljar_sys::privileges;
 use insta::assert_snapshot;
 use serde_json::Value;
 
-use belljar_testkit::context::{TestContext, eventually, tree};
-use belljar_testkit::corner::Corner;
-use belljar_testkit::served::{Served, free_address};
+use belljar_testkit::cli_server::{CliServer, free_address};
+use belljar_testkit::command::{TestContext, tree};
+use belljar_testkit::scratch_host::ScratchHost;
+use belljar_testkit::wait::eventually_blocking;
 
 #[test]
 fn status_tells_of_the_server_its_sessions_and_where_they_are() {
-    let served = Served::on_tcp();
+    let served = CliServer::on_tcp();
     let context = served.context();
     let status = || {
         let told = context.call(["status", "--json"]);
@@ -31,7 +32,7 @@ fn status_tells_of_the_server_its_sessions_and_where_they_are() {
     assert_eq!(told["sessions"], serde_json::json!({ "hibernated": 1, "ready": 1 }));
     assert!(told["memory"]["server"].as_u64() > Some(1 << 20), "{told:#}");
     assert!(told["memory"]["sessions"].as_u64() > Some(1 << 16), "{told:#}");
-    eventually("the limits are tested", || status()["enforced"].is_object());
+    eventually_blocking("the limits are tested", || status()["enforced"].is_object());
     let words = context.call(["status"]).stdout();
     assert!(words.starts_with(&format!("server      belljar 0.1.0 at {}, process", served.url())));
     assert!(words.contains("sessions    2: 1 hibernated, 1 ready\n"), "{words}");
@@ -40,7 +41,7 @@ fn status_tells_of_the_server_its_sessions_and_where_they_are() {
 
     // With keys, strangers are told nothing.
     let key = context.call(["key", "create", "--name", "a"]).stdout();
-    eventually("keys are wanted", || context.call(["status"]).code == Some(125));
+    eventually_blocking("keys are wanted", || context.call(["status"]).code == Some(125));
     let mut command = context.belljar(["status", "--json"]);
     let told = context.finish(command.env("BELLJAR_API_KEY", key.trim())).json();
     assert_eq!(told["running"], true, "{told:#}");
@@ -66,7 +67,7 @@ fn status_without_a_server_says_so() {
 
 #[test]
 fn all_sessions_are_stopped_at_once() {
-    let served = Served::on_socket();
+    let served = CliServer::on_socket();
     assert_snapshot!(served.call(["stop", "--all"]), @r"
     exit 0
     --- stdout
@@ -96,7 +97,7 @@ fn all_sessions_are_stopped_at_once() {
 #[test]
 fn every_line_of_a_log_in_json_is_json() {
     // Limits that do not hold are warned of as well.
-    let mut served = Served::on_tcp_with(&[
+    let mut served = CliServer::on_tcp_with(&[
         ("BELLJAR_LOG_FORMAT", "json"),
         ("BELLJAR_CGROUP_PARENT", "no-such/parent"),
     ]);
@@ -131,7 +132,7 @@ fn every_line_of_a_log_in_json_is_json() {
 
 #[test]
 fn copies_say_how_far_they_are_at_a_terminal_only() {
-    let served = Served::on_socket();
+    let served = CliServer::on_socket();
     let context = served.context();
     let id = served.create(&[]);
     fs::create_dir(context.path("directory")).expect("a directory");
@@ -220,10 +221,10 @@ fn uninstalling_removes_what_is_ours_and_nothing_else() {
         println!("skipped: this needs root");
         return;
     }
-    let corner = Corner::new();
-    let context = TestContext::inside(&corner);
-    let place = |name: &str| context.path(name).display().to_string();
-    let (home, user, socket) = (place("home"), place("user"), place("socket"));
+    let scratch = ScratchHost::new();
+    let context = TestContext::inside(&scratch);
+    let installation = |name: &str| context.path(name).display().to_string();
+    let (home, user, socket) = (installation("home"), installation("user"), installation("socket"));
     let context = context
         .env("BELLJAR_HOME", &home)
         // Servers that Python has started are of this user.
@@ -237,7 +238,7 @@ fn uninstalling_removes_what_is_ours_and_nothing_else() {
         .file("user/.local/share/belljar/local/server.log", "theirs")
         .file("outputs/plot.png", "mine");
     let server = context.leave_running(&mut context.belljar(["serve"]));
-    eventually("the server answers", || context.call(["session", "list"]).code == Some(0));
+    eventually_blocking("the server answers", || context.call(["session", "list"]).code == Some(0));
     for storage in ["TMPFS", "BIND"] {
         let made = context.call(["session", "create", "--storage", storage]);
         assert_eq!(made.code, Some(0), "{made}");
@@ -249,7 +250,7 @@ fn uninstalling_removes_what_is_ours_and_nothing_else() {
 
     // Sandboxes go on without it.
     server.kill();
-    assert!(!corner.processes().is_empty());
+    assert!(!scratch.processes().is_empty());
     let unasked = context.call(["uninstall"]);
     assert_eq!(unasked.code, Some(125), "{unasked}");
     assert!(unasked.stderr().contains("--yes removes without asking"), "{unasked}");
@@ -260,17 +261,17 @@ fn uninstalling_removes_what_is_ours_and_nothing_else() {
     {
         assert!(listed.stdout().contains(line), "{line}: {listed}");
     }
-    assert!(!corner.processes().is_empty() && Path::new(&home).join("state").exists());
+    assert!(!scratch.processes().is_empty() && Path::new(&home).join("state").exists());
 
     let removed = context.call(["uninstall", "--yes"]);
     assert_eq!(removed.code, Some(0), "{removed}");
     assert!(removed.stderr().contains("/outputs` is left"), "{removed}");
-    eventually("no process is left", || corner.processes().is_empty());
-    assert!(!Path::new("/sys/fs/cgroup").join(corner.cgroup_parent()).exists());
+    eventually_blocking("no process is left", || scratch.processes().is_empty());
+    assert!(!Path::new("/sys/fs/cgroup").join(scratch.cgroup_parent()).exists());
     assert_eq!(tree(Path::new(&home)), ["notes.txt"]);
     assert_eq!(tree(&context.path("outputs")), ["plot.png"]);
     assert_eq!(tree(&context.path("user")), [".local", ".local/share"]);
-    assert!(!corner.run_dir().exists() || tree(corner.run_dir()).is_empty());
+    assert!(!scratch.run_dir().exists() || tree(scratch.run_dir()).is_empty());
     let again = context.call(["uninstall", "--yes"]);
     assert!(again.stdout().starts_with("There is nothing of Belljar's here."), "{again}");
 }

@@ -5,7 +5,8 @@ use std::time::Duration;
 use belljar_sys::procfs;
 use insta::assert_snapshot;
 
-use belljar_testkit::context::{PATIENCE, TestContext};
+use belljar_testkit::command::TestContext;
+use belljar_testkit::wait::PATIENCE;
 
 #[test]
 fn output_is_seen_while_the_code_still_runs() {

@@ -6,7 +6,7 @@ use std::os::unix::fs::symlink;
 use insta::assert_snapshot;
 
 use crate::shell::Person;
-use belljar_testkit::context::TestContext;
+use belljar_testkit::command::TestContext;
 
 #[test]
 fn a_script_has_arguments_a_file_and_the_modules_beside_it() {

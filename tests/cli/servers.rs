@@ -5,8 +5,9 @@ use std::net::TcpListener;
 
 use insta::assert_snapshot;
 
-use belljar_testkit::context::{Finished, TestContext, eventually};
-use belljar_testkit::served::{EXPIRED, EXPIRED_KEY, STRANGER, Served, free_address};
+use belljar_testkit::cli_server::{CliServer, EXPIRED, EXPIRED_KEY, STRANGER, free_address};
+use belljar_testkit::command::{Finished, TestContext};
+use belljar_testkit::wait::eventually_blocking;
 
 fn list(url: &str) -> Finished {
     TestContext::new().call(["session", "list", "--url", url])
@@ -109,11 +110,11 @@ fn somebody_else_there() {
 
 #[test]
 fn a_server_with_keys_wants_one() {
-    let served = Served::on_tcp();
+    let served = CliServer::on_tcp();
     let id = served.create(&[]);
     let created = served.context().call(["key", "create", "--name", "test"]);
     let key = created.stdout().trim().to_owned();
-    eventually("the server notices", || served.call(["list"]).code != Some(0));
+    eventually_blocking("the server notices", || served.call(["list"]).code != Some(0));
     assert_snapshot!(served.call(["list"]), @r"
     exit 125
     --- stdout
@@ -132,7 +133,7 @@ fn a_server_with_keys_wants_one() {
 
 #[test]
 fn certificates_are_looked_at() {
-    let served = Served::on_tls();
+    let served = CliServer::on_tls();
     let id = served.create(&[]);
     assert_eq!(served.ok(["exec", &id, "-c", "6 * 7"]).stdout(), "42\n");
     let mut command = served.context().belljar(["session", "list"]);
@@ -146,8 +147,9 @@ fn certificates_are_looked_at() {
 
 /// A certificate that is its own authority, as `openssl req -x509` makes it unless told otherwise.
 fn self_signed(context: &TestContext, name: &str) -> (String, String) {
-    let place = |suffix: &str| context.path(&format!("{name}.{suffix}")).display().to_string();
-    let (cert, key) = (place("pem"), place("key"));
+    let installation =
+        |suffix: &str| context.path(&format!("{name}.{suffix}")).display().to_string();
+    let (cert, key) = (installation("pem"), installation("key"));
     let mut openssl = context.program("openssl");
     openssl.args(["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=belljar test"]);
     openssl.args(["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", &key, "-out", &cert]);
@@ -164,7 +166,7 @@ fn a_self_signed_certificate_is_accepted_where_it_is_trusted_and_nowhere_else() 
     let made = TestContext::new();
     let (cert, key) = self_signed(&made, "server");
     let (stranger, _) = self_signed(&made, "stranger");
-    let served = Served::on_tls_with(&cert, &key);
+    let served = CliServer::on_tls_with(&cert, &key);
     assert_eq!(served.ok(["list"]).code, Some(0));
     let by = |trusted: &str, url: Option<&str>| {
         let mut command = served.context().belljar(["session", "list"]);
@@ -192,9 +194,9 @@ fn a_self_signed_certificate_is_accepted_where_it_is_trusted_and_nowhere_else() 
 
 #[test]
 fn a_self_signed_certificate_that_has_expired_is_refused() {
-    let mut server = Served::prepared_tls(EXPIRED, EXPIRED_KEY);
+    let mut server = CliServer::prepared_tls(EXPIRED, EXPIRED_KEY);
     server.start_unasked();
-    eventually("the server listens", || {
+    eventually_blocking("the server listens", || {
         let listed = server.call(["list"]);
         assert_eq!(listed.code, Some(125), "{listed}");
         listed.stderr().contains("cannot show that it is who it says")

@@ -2,12 +2,13 @@
 
 use insta::assert_snapshot;
 
-use belljar_testkit::context::{Finished, eventually};
-use belljar_testkit::served::Served;
+use belljar_testkit::cli_server::CliServer;
+use belljar_testkit::command::Finished;
+use belljar_testkit::wait::eventually_blocking;
 
 #[test]
 fn a_session_remembers_and_is_found_by_its_key() {
-    let served = Served::on_socket();
+    let served = CliServer::on_socket();
     let id = served.create(&["--key", "demo", "--env", "COLOUR=red"]);
     assert_snapshot!(served.call(["create", "--key", "demo"]), @r"
     exit 0
@@ -51,7 +52,7 @@ fn a_session_remembers_and_is_found_by_its_key() {
 
 #[test]
 fn a_pool_that_cannot_be_filled_is_said_once_and_filled_when_it_can() {
-    let served = Served::on_tcp_with(&[("SESSION_STORAGE", "BIND")]);
+    let served = CliServer::on_tcp_with(&[("SESSION_STORAGE", "BIND")]);
     let sessions = served.context().path("sessions");
     let aside = served.context().path("aside");
     let ready = || {
@@ -60,24 +61,26 @@ fn a_pool_that_cannot_be_filled_is_said_once_and_filled_when_it_can() {
             served.context().finish(curl.args(["-s", &format!("{}/metrics", served.url())]));
         metrics.stdout().contains("pool_ready 1\n")
     };
-    eventually("the pool is filled", ready);
+    eventually_blocking("the pool is filled", ready);
     std::fs::rename(&sessions, &aside).expect("it can be moved");
     std::fs::write(&sessions, "no directory").expect("a file");
     let _ = served.call(["create"]);
     let failures = || served.log().matches("failed to fill the pool").count();
-    eventually("that it fails is said", || failures() > 0);
+    eventually_blocking("that it fails is said", || failures() > 0);
     // At the old pace there would be four more of them by then.
     std::thread::sleep(std::time::Duration::from_millis(2200));
     assert_eq!(failures(), 1, "{}", served.log());
     std::fs::remove_file(&sessions).expect("it is ours");
     std::fs::rename(&aside, &sessions).expect("it can be moved");
-    eventually("it is filled again", || served.log().contains("the pool is being filled again"));
+    eventually_blocking("it is filled again", || {
+        served.log().contains("the pool is being filled again")
+    });
     assert_eq!(failures(), 1, "{}", served.log());
 }
 
 #[test]
 fn a_session_with_files_goes_on_with_other_options_and_can_be_removed() {
-    let served = Served::on_socket();
+    let served = CliServer::on_socket();
     let id = served.create(&["--key", "bk", "--storage", "BIND"]);
     served.ok(["exec", "bk", "--lang", "bash", "-c", "echo kept > /session/file"]);
     served.ok(["stop", "bk"]);
@@ -109,7 +112,7 @@ fn a_session_with_files_goes_on_with_other_options_and_can_be_removed() {
 
 #[test]
 fn sessions_are_listed_and_shown() {
-    let served = Served::on_socket();
+    let served = CliServer::on_socket();
     assert_snapshot!(served.call(["list"]), @r"
     exit 0
     --- stdout
@@ -162,7 +165,7 @@ fn sessions_are_listed_and_shown() {
 
 #[test]
 fn what_others_chose_is_not_obeyed_by_a_terminal() {
-    let served = Served::on_socket();
+    let served = CliServer::on_socket();
     // The server repeats what it was asked for.
     let hostile = "ses_\u{1b}]0;owned\u{7}\u{1b}[2J\u{9b}31m\u{202e}";
     for args in [&["show", hostile][..], &["exec", hostile, "-c", "1"], &["stop", hostile]] {
@@ -177,7 +180,7 @@ fn what_others_chose_is_not_obeyed_by_a_terminal() {
 
 #[test]
 fn several_are_stopped_and_one_that_is_not_there_saves_none() {
-    let served = Served::on_socket();
+    let served = CliServer::on_socket();
     let (a, b) = (served.create(&["--key", "a"]), served.create(&[]));
     let stopped = served.call(["stop", "a", "nobody", &b]);
     assert_eq!(stopped.code, Some(125), "{stopped}");
@@ -192,7 +195,7 @@ fn several_are_stopped_and_one_that_is_not_there_saves_none() {
 
 #[test]
 fn an_exec_ends_as_its_code_does() {
-    let served = Served::on_socket();
+    let served = CliServer::on_socket();
     let id = served.create(&[]);
     let exec = |args: &[&str]| served.call([&["exec", &id], args].concat());
     assert_snapshot!(exec(&["-c", "import sys; print('out'); sys.exit(3)"]), @r"
@@ -235,7 +238,7 @@ fn an_exec_ends_as_its_code_does() {
 
 #[test]
 fn shells_and_commands_have_their_place() {
-    let served = Served::on_socket();
+    let served = CliServer::on_socket();
     let id = served.create(&[]);
     let exec = |args: &[&str]| served.call([&["exec", &id], args].concat());
     assert_eq!(exec(&["--lang", "bash", "-c", "cd /tmp; A=7"]).code, Some(0));
@@ -251,7 +254,7 @@ fn shells_and_commands_have_their_place() {
 
 #[test]
 fn code_comes_from_files_and_from_standard_input() {
-    let served = Served::on_socket();
+    let served = CliServer::on_socket();
     let id = served.create(&[]);
     std::fs::write(served.context().path("a.sh"), "echo ${BASH_VERSION:+bash}").expect("a file");
     assert_eq!(served.ok(["exec", &id, "a.sh"]).stdout(), "bash\n");
@@ -265,7 +268,7 @@ fn code_comes_from_files_and_from_standard_input() {
 
 #[test]
 fn work_in_the_background_is_joined_from_its_beginning() {
-    let served = Served::on_socket();
+    let served = CliServer::on_socket();
     let id = served.create(&["--key", "worker"]);
     let code = "import time\nprint('begun')\nwhile not __import__('os').path.exists('go'): \
                 time.sleep(0.01)\nprint('went')\nraise SystemExit(5)";
@@ -288,7 +291,7 @@ fn work_in_the_background_is_joined_from_its_beginning() {
 
 #[test]
 fn ctrl_c_interrupts_the_code_and_the_session_goes_on() {
-    let served = Served::on_socket();
+    let served = CliServer::on_socket();
     let id = served.create(&[]);
     let mut running =
         served.start_exec([&id, "-c", "import time\nx = 1\nprint('started')\ntime.sleep(1000)"]);
@@ -302,7 +305,7 @@ fn ctrl_c_interrupts_the_code_and_the_session_goes_on() {
 
 #[test]
 fn a_second_ctrl_c_leaves_it_running() {
-    let served = Served::on_socket();
+    let served = CliServer::on_socket();
     let id = served.create(&[]);
     let stubborn = "\
 import os, signal, time
@@ -347,7 +350,7 @@ fn lines() -> String {
 
 /// The server is killed in mid-stream and comes back a while later: every line is there, once.
 #[track_caller]
-fn survives_a_kill(mut served: Served) {
+fn survives_a_kill(mut served: CliServer) {
     let id = served.create(&[]);
     let mut running = served.start_exec([&id, "-c", TICKING]);
     let mut stdout = String::new();
@@ -369,17 +372,17 @@ fn survives_a_kill(mut served: Served) {
 
 #[test]
 fn a_client_on_tcp_survives_a_killed_server() {
-    survives_a_kill(Served::on_tcp());
+    survives_a_kill(CliServer::on_tcp());
 }
 
 #[test]
 fn a_client_on_a_socket_survives_a_killed_server() {
-    survives_a_kill(Served::on_socket());
+    survives_a_kill(CliServer::on_socket());
 }
 
 #[test]
 fn what_ended_while_the_server_was_away_is_told_in_full() {
-    let mut served = Served::on_tcp();
+    let mut served = CliServer::on_tcp();
     let id = served.create(&[]);
     let code = "import time\nprint('begun')\ntime.sleep(1)\nprint('ended')\nraise SystemExit(7)";
     let mut running = served.start_exec([&id, "-c", code]);
@@ -394,7 +397,7 @@ fn what_ended_while_the_server_was_away_is_told_in_full() {
 
 #[test]
 fn ctrl_c_without_a_server_is_heard_by_the_next_one() {
-    let mut served = Served::on_tcp();
+    let mut served = CliServer::on_tcp();
     let id = served.create(&[]);
     let mut running =
         served.start_exec([&id, "-c", "import time\nprint('started')\ntime.sleep(1000)"]);
@@ -410,12 +413,12 @@ fn ctrl_c_without_a_server_is_heard_by_the_next_one() {
 
 #[test]
 fn a_session_that_is_stopped_under_an_exec_ends_it_with_a_word() {
-    let served = Served::on_socket();
+    let served = CliServer::on_socket();
     let id = served.create(&[]);
     let mut running =
         served.start_exec([&id, "-c", "import time\nprint('started')\ntime.sleep(1000)"]);
     assert_eq!(running.line(), "started");
-    eventually("it is busy", || served.ok(["show", &id]).stdout().contains("busy"));
+    eventually_blocking("it is busy", || served.ok(["show", &id]).stdout().contains("busy"));
     served.ok(["stop", &id]);
     assert_snapshot!(running.finish(), @r"
     exit 130
@@ -428,7 +431,7 @@ fn a_session_that_is_stopped_under_an_exec_ends_it_with_a_word() {
 
 #[test]
 fn a_session_sleeps_branches_and_goes_back() {
-    let served = Served::on_socket();
+    let served = CliServer::on_socket();
     let id = served.create(&["--key", "demo", "--checkpoints"]);
     served.ok(["exec", "demo", "-c", "x = 1"]);
     served.ok(["exec", "demo", "-c", "x = 2"]);
@@ -464,7 +467,7 @@ fn a_session_sleeps_branches_and_goes_back() {
 
 #[test]
 fn tasks_go_on_between_executions_and_hold_off_sleep() {
-    let served = Served::on_socket();
+    let served = CliServer::on_socket();
     served.create(&["--key", "demo"]);
     let code = "\
 import asyncio
@@ -476,7 +479,7 @@ async def tick():
 task = asyncio.create_task(tick(), name='ticker')";
     served.ok(["exec", "demo", "-c", code]);
     let ticks = || served.ok(["exec", "demo", "-c", "len(ticks)"]).stdout().trim().parse::<u32>();
-    eventually("the task goes on by itself", || ticks().expect("a number") > 5);
+    eventually_blocking("the task goes on by itself", || ticks().expect("a number") > 5);
     for what in ["hibernate", "fork"] {
         let refused = served.call([what, "demo"]);
         assert_ne!(refused.code, Some(0), "{refused}");
@@ -485,7 +488,9 @@ task = asyncio.create_task(tick(), name='ticker')";
     // Told to, it sleeps with its tasks, which go on when it wakes.
     served.ok(["hibernate", "demo", "--force"]);
     let awake = ticks().expect("a number");
-    eventually("the task goes on after a sleep", || ticks().expect("a number") > awake + 5);
+    eventually_blocking("the task goes on after a sleep", || {
+        ticks().expect("a number") > awake + 5
+    });
     served.ok(["exec", "demo", "-c", "task.cancel(); await asyncio.wait([task]);"]);
     served.ok(["hibernate", "demo"]);
     assert_eq!(served.ok(["exec", "demo", "-c", "task.cancelled()"]).stdout(), "True\n");

@@ -2,7 +2,7 @@
 
 use insta::assert_snapshot;
 
-use belljar_testkit::context::TestContext;
+use belljar_testkit::command::TestContext;
 
 #[test]
 fn flags_win_over_the_environment_and_the_environment_over_dotenv() {

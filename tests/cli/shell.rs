@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 use belljar_sys::pty::{self, Pty};
 use belljar_sys::{channel, process, tty};
 
-use belljar_testkit::context::{PATIENCE, TestContext, eventually};
-use belljar_testkit::served::Served;
+use belljar_testkit::cli_server::CliServer;
+use belljar_testkit::command::TestContext;
+use belljar_testkit::wait::{PATIENCE, eventually_blocking};
 
 const SIGTERM: i32 = 15;
 
@@ -21,7 +22,7 @@ pub(crate) struct Person {
 }
 
 impl Person {
-    fn calls(served: &Served, args: &[&str]) -> Person {
+    fn calls(served: &CliServer, args: &[&str]) -> Person {
         Person::starts(served.context(), &[&["shell"], args].concat())
     }
 
@@ -88,7 +89,7 @@ fn is_raw(terminal: &Pty) -> bool {
 
 #[test]
 fn a_person_at_a_terminal() {
-    let served = Served::on_socket();
+    let served = CliServer::on_socket();
     let id = served.create(&["--key", "demo"]);
     let mut person = Person::calls(&served, &["demo"]);
     person.sees("~ $ ");
@@ -131,7 +132,7 @@ fn a_person_at_a_terminal() {
 
 #[test]
 fn every_way_out_gives_the_terminal_back() {
-    let mut served = Served::on_tcp();
+    let mut served = CliServer::on_tcp();
     // A session of its own ends with the shell.
     let mut person = Person::calls(&served, &[]);
     person.sees("~ $ ");
@@ -187,7 +188,7 @@ fn child_of(pid: u32) -> u32 {
 
 #[test]
 fn without_a_terminal_there_is_none() {
-    let served = Served::on_socket();
+    let served = CliServer::on_socket();
     let refused = served.context().call(["shell", "demo"]);
     assert_eq!(refused.code, Some(125));
     assert!(refused.stderr().contains("standard input is no terminal"), "{refused}");
@@ -203,7 +204,7 @@ fn without_a_terminal_there_is_none() {
 
 #[test]
 fn a_shell_over_pipes() {
-    let served = Served::on_socket();
+    let served = CliServer::on_socket();
     let id = served.create(&["--key", "demo"]);
     let start = |args: &[&str]| {
         let mut command = served.context().belljar(["shell", "--stdio"]);
@@ -246,13 +247,13 @@ fn a_shell_over_pipes() {
     };
     assert_eq!(count(), "1");
     shell.kill().and_then(|()| shell.wait()).expect("it can be killed");
-    eventually("it is gone", || count() == "0");
+    eventually_blocking("it is gone", || count() == "0");
     // Without a session, one of its own, which ends with it.
     let mut shell = start(&[]);
     shell.stdin.take().expect("piped").write_all(b"echo own\n").expect("room");
     let output = shell.wait_with_output().expect("it ends");
     assert_eq!(String::from_utf8_lossy(&output.stdout), "own\n");
-    eventually("its session ends", || {
+    eventually_blocking("its session ends", || {
         let list = served.ok(["list", "--json", "--state", "stopped"]).json();
         list["sessions"].as_array().map(Vec::len) == Some(1)
     });

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use belljar_testkit::context::TestContext;
+use belljar_testkit::command::TestContext;
 
 /// `--timeout 1`, the grace period of 2 s, and what a busy machine may need on top.
 const LATEST: Duration = Duration::from_secs(1 + 2 + 9);

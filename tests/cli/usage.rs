@@ -3,7 +3,7 @@
 use insta::assert_snapshot;
 use rusqlite::Connection;
 
-use belljar_testkit::context::TestContext;
+use belljar_testkit::command::TestContext;
 
 /// A state directory with two tenants' days in it, some of them long ago.
 fn context() -> TestContext {

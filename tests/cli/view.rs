@@ -3,25 +3,26 @@
 use insta::assert_snapshot;
 use serde_json::Value;
 
-use belljar_testkit::context::{TestContext, eventually};
-use belljar_testkit::served::Served;
+use belljar_testkit::cli_server::CliServer;
+use belljar_testkit::command::TestContext;
+use belljar_testkit::wait::eventually_blocking;
 
 /// A session on disk and its directory.
-fn on_disk(served: &Served) -> (String, String) {
+fn on_disk(served: &CliServer) -> (String, String) {
     let id = served.create(&["--storage", "BIND"]);
     let shown = served.ok(["show", &id, "--json"]).json();
     (id, shown["directory"].as_str().expect("it has one").to_owned())
 }
 
 fn state_is_written(directory: &str) {
-    eventually("its variables are written down", || {
+    eventually_blocking("its variables are written down", || {
         std::path::Path::new(directory).join("python_state.json").exists()
     });
 }
 
 #[test]
 fn a_session_is_seen_while_it_runs_and_when_it_is_over() {
-    let mut served = Served::on_socket();
+    let mut served = CliServer::on_socket();
     let (id, directory) = on_disk(&served);
     served.ok(["exec", &id, "-c", "import math\nx = 6 * 7  # the answer\nprint('hello')\nx"]);
     served.call([
@@ -35,7 +36,9 @@ fn a_session_is_seen_while_it_runs_and_when_it_is_over() {
     let view = |args: &[&str]| {
         served.context().call(["view", &directory].into_iter().chain(args.iter().copied()))
     };
-    eventually("three executions are written down", || view(&[]).stdout().contains("[3] "));
+    eventually_blocking("three executions are written down", || {
+        view(&[]).stdout().contains("[3] ")
+    });
     let page = view(&[]).stdout();
     assert!(!page.contains('\x1b'), "nobody looks on who could see colours: {page}");
     for part in [
@@ -80,7 +83,7 @@ fn a_session_is_seen_while_it_runs_and_when_it_is_over() {
     );
 
     served.ok(["stop", &id]);
-    eventually("its end is written down", || {
+    eventually_blocking("its end is written down", || {
         served
             .context()
             .call(["view", &directory])
@@ -96,7 +99,7 @@ fn a_session_is_seen_while_it_runs_and_when_it_is_over() {
 
 #[test]
 fn followed_it_shows_what_comes_until_the_end() {
-    let served = Served::on_socket();
+    let served = CliServer::on_socket();
     let (id, directory) = on_disk(&served);
     served.ok(["exec", &id, "-c", "print('one')"]);
     let context = served.context();

@@ -5,10 +5,10 @@ use std::ffi::OsStr;
 use belljar_runtime::VolumeKind;
 use insta::assert_snapshot;
 
-use belljar_testkit::context::Finished;
-use belljar_testkit::served::Served;
+use belljar_testkit::cli_server::CliServer;
+use belljar_testkit::command::Finished;
 
-fn volume<S: AsRef<OsStr>>(served: &Served, args: impl IntoIterator<Item = S>) -> Finished {
+fn volume<S: AsRef<OsStr>>(served: &CliServer, args: impl IntoIterator<Item = S>) -> Finished {
     served.context().finish(served.context().belljar(["volume"]).args(args))
 }
 
@@ -30,7 +30,7 @@ fn volumes_are_made_used_and_removed() {
     if VolumeKind::why_no_images().is_some() {
         return;
     }
-    let served = Served::on_socket();
+    let served = CliServer::on_socket();
     assert_snapshot!(volume(&served, ["list"]), @r"
     exit 0
     --- stdout
@@ -120,7 +120,7 @@ fn volumes_are_made_used_and_removed() {
 
 #[test]
 fn a_size_that_is_not_enforced_is_said_to_be_so() {
-    let served = Served::on_tcp_with(&[("BELLJAR_VOLUME_STORAGE", "directory")]);
+    let served = CliServer::on_tcp_with(&[("BELLJAR_VOLUME_STORAGE", "directory")]);
     assert_snapshot!(volume(&served, ["create", "soft", "--size", "8M"]), @r"
     exit 0
     --- stdout

@@ -4,16 +4,16 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown, symlink};
 use std::path::PathBuf;
 
-use belljar_testkit::served::Served;
+use belljar_testkit::cli_server::CliServer;
 
 /// A server that allows what is below `projects`, and a project there.
-fn project() -> (Served, tempfile::TempDir, PathBuf) {
+fn project() -> (CliServer, tempfile::TempDir, PathBuf) {
     let root = tempfile::tempdir().expect("a directory");
     let project = root.path().join("projects/sales");
     fs::create_dir_all(&project).expect("a directory");
     fs::write(project.join("notes.md"), "notes").expect("a file");
     let allowed = root.path().join("projects");
-    let served = Served::on_tcp_with(&[("BELLJAR_WORKSPACES", allowed.to_str().expect("text"))]);
+    let served = CliServer::on_tcp_with(&[("BELLJAR_WORKSPACES", allowed.to_str().expect("text"))]);
     (served, root, project)
 }
 
@@ -32,7 +32,7 @@ fn what_code_writes_there_is_there_afterwards_and_the_users() {
     }
     fs::set_permissions(&project, fs::Permissions::from_mode(0o700)).expect("it is ours");
     let id = served.create(&["--workspace", project.to_str().expect("text")]);
-    let python = |served: &Served, code: &str| served.ok(["exec", &id, "-c", code]).stdout();
+    let python = |served: &CliServer, code: &str| served.ok(["exec", &id, "-c", code]).stdout();
     let code = "import os; os.makedirs('deep/er'); open('deep/er/made.txt', 'w').write('made'); \
                 open('notes.md', 'a').write(' and more'); \
                 print(open('/workspace/notes.md').read(), os.path.samefile('.', '/workspace'))";
@@ -143,11 +143,11 @@ fn nobody_gets_a_directory_that_the_operator_did_not_name() {
     let other = served.call(["create", "--key", "k", "--workspace", &at("projects")]);
     assert!(other.stderr().contains("workspace"), "{other}");
     // A server that says nothing allows none.
-    let plain = Served::on_socket();
+    let plain = CliServer::on_socket();
     let refused = plain.call(["create", "--workspace", project.to_str().expect("text")]);
     assert!(refused.stderr().contains("BELLJAR_WORKSPACES"), "{refused}");
     // Some are refused whatever is allowed.
-    let all = Served::on_tcp_with(&[("BELLJAR_WORKSPACES", "/")]);
+    let all = CliServer::on_tcp_with(&[("BELLJAR_WORKSPACES", "/")]);
     for path in ["/etc", "/", "/usr/local/bin", "/root"] {
         let refused = all.call(["create", "--workspace", path]);
         assert!(refused.stderr().contains("is refused: "), "{path}: {refused}");

@@ -6,7 +6,7 @@ use belljar_engine::artifacts::Digest;
 use serde_json::{Value, json};
 
 use crate::backend::Backend;
-use belljar_testkit::server::{names, text};
+use belljar_testkit::values::{names, text};
 
 fn list(value: &Value) -> &[Value] {
     value.as_array().unwrap_or_else(|| panic!("not a list: {value:#}"))

@@ -5,11 +5,13 @@ use std::fs;
 use std::path::PathBuf;
 
 use belljar_testkit::attack::{Attack, Outcome};
-use belljar_testkit::host::Host;
+use belljar_testkit::attack_host::AttackHost;
 use serde_json::{Value, json};
 
 use crate::backend::Backend;
-use belljar_testkit::server::{Server, Session, text};
+use belljar_testkit::server::Server;
+use belljar_testkit::session::Session;
+use belljar_testkit::values::text;
 
 /// Attacks that succeed in a container, and why that is borne. THREAT-MODEL.md says the same to
 /// operators.
@@ -46,7 +48,7 @@ fn wants_its_own(attack: &Attack) -> bool {
 async fn attack_session(
     session: &Session,
     attack: &Attack,
-    host: &Host,
+    host: &AttackHost,
     outputs: PathBuf,
 ) -> Outcome {
     let env: serde_json::Map<String, Value> =
@@ -65,7 +67,7 @@ async fn attack_session(
     }
 }
 
-async fn fails(server: &Server, attacks: &[Attack], host: &Host) -> Vec<String> {
+async fn fails(server: &Server, attacks: &[Attack], host: &AttackHost) -> Vec<String> {
     let mut failures = Vec::new();
     let mut session = server.session().await;
     for attack in attacks {
@@ -84,7 +86,7 @@ async fn fails(server: &Server, attacks: &[Attack], host: &Host) -> Vec<String> 
 #[tokio::test]
 async fn attacks_from_inside_a_container_are_contained() {
     let Some(on) = Backend::Docker.if_available() else { return };
-    let host = Host::start();
+    let host = AttackHost::start();
     let site = on.site(&[("BELLJAR_TEST_SECRET", &host.canary)]);
     let server = site.serve().await;
     let (borne, attacks): (Vec<_>, Vec<_>) = Attack::all()

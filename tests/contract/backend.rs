@@ -7,7 +7,11 @@ use std::time::{Duration, Instant};
 use belljar_sys::{privileges, process};
 use rusqlite::{Connection, OpenFlags};
 
-use belljar_testkit::server::{PATIENCE, Place, Server, Session, names, remember_limits};
+use belljar_testkit::installation::{Installation, remember_limits};
+use belljar_testkit::server::Server;
+use belljar_testkit::session::Session;
+use belljar_testkit::values::names;
+use belljar_testkit::wait::PATIENCE;
 
 /// Made by `scripts/prepare-docker`: Debian with python3.
 pub(crate) const BASE_IMAGE: &str = "belljar/test-base:1";
@@ -52,25 +56,27 @@ impl Backend {
     }
 
     /// Where servers of this backend run.
-    pub(crate) fn place(self) -> Place {
-        let (place, backend) = match self {
-            Backend::Native => (Place::new().env("BELLJAR_BACKEND", "native"), "native"),
+    pub(crate) fn installation(self) -> Installation {
+        let (installation, backend) = match self {
+            Backend::Native => (Installation::new().env("BELLJAR_BACKEND", "native"), "native"),
             Backend::Docker => (in_containers(), "docker"),
             Backend::Runsc => {
                 (in_containers().env("BELLJAR_DOCKER_RUNTIME", "runsc"), "docker/runsc")
             }
         };
-        remember_limits(place.corner(), backend);
-        place
+        remember_limits(installation.scratch(), backend);
+        installation
     }
 
-    pub(crate) fn site(self, env: &[(&str, &str)]) -> Site {
-        let place = env.iter().fold(self.place(), |place, (name, value)| place.env(name, value));
-        Site::of(self, place)
+    pub(crate) fn site(self, env: &[(&str, &str)]) -> BackendSite {
+        let installation = env
+            .iter()
+            .fold(self.installation(), |installation, (name, value)| installation.env(name, value));
+        BackendSite::of(self, installation)
     }
 
     /// A server that is to be asked about one session, and the session.
-    pub(crate) async fn session(self, ask: serde_json::Value) -> (Site, Server, Session) {
+    pub(crate) async fn session(self, ask: serde_json::Value) -> (BackendSite, Server, Session) {
         let site = self.site(&[]);
         let server = site.serve().await;
         let session = server.session_with(ask).await;
@@ -78,23 +84,23 @@ impl Backend {
     }
 }
 
-fn in_containers() -> Place {
-    Place::new().env("BELLJAR_BACKEND", "docker").env("SANDBOX_IMAGE", BASE_IMAGE)
+fn in_containers() -> Installation {
+    Installation::new().env("BELLJAR_BACKEND", "docker").env("SANDBOX_IMAGE", BASE_IMAGE)
 }
 
 /// A place, and what its servers have in the container engine: gone when it goes.
-pub(crate) struct Site {
+pub(crate) struct BackendSite {
     pub(crate) backend: Backend,
-    pub(crate) place: Arc<Place>,
+    pub(crate) installation: Arc<Installation>,
 }
 
-impl Site {
-    pub(crate) fn of(backend: Backend, place: Place) -> Site {
-        Site { backend, place: Arc::new(place) }
+impl BackendSite {
+    pub(crate) fn of(backend: Backend, installation: Installation) -> BackendSite {
+        BackendSite { backend, installation: Arc::new(installation) }
     }
 
     pub(crate) async fn serve(&self) -> Server {
-        self.place.serve().await
+        self.installation.serve().await
     }
 
     /// Ends a sandbox as somebody would who knows nothing of us.
@@ -102,7 +108,7 @@ impl Site {
         if self.backend.is_container() {
             docker(&["rm", "--force", &container_of(session)]);
         } else {
-            for guest in self.place.pids_inside(1) {
+            for guest in self.installation.pids_inside(1) {
                 process::signal(guest, 9).expect("it lives");
             }
         }
@@ -110,10 +116,10 @@ impl Site {
 
     /// Waits until nothing of any sandbox is left: no process, container, cgroup, socket.
     pub(crate) async fn has_no_traces(&self) {
-        self.place.has_no_traces().await;
+        self.installation.has_no_traces().await;
         let deadline = Instant::now() + PATIENCE;
         loop {
-            let doors = names(&self.place.corner().run_dir().join("doors"));
+            let doors = names(&self.installation.scratch().run_dir().join("doors"));
             let containers = self.containers();
             if doors.is_empty() && containers.is_empty() {
                 return;
@@ -133,14 +139,14 @@ impl Site {
 
     /// As the servers here are known to the engine.
     pub(crate) fn owner(&self) -> Option<String> {
-        let path = self.place.path("state/belljar.db");
+        let path = self.installation.path("state/belljar.db");
         let database = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_ONLY).ok()?;
         let ask = "SELECT value FROM meta WHERE name = 'owner'";
         database.query_row(ask, [], |row| row.get(0)).ok()
     }
 }
 
-impl Drop for Site {
+impl Drop for BackendSite {
     fn drop(&mut self) {
         for container in self.containers() {
             let _ = command(&["rm", "--force", &container]).output();

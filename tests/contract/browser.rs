@@ -3,7 +3,9 @@
 use serde_json::{Value, json};
 
 use crate::backend::{BROWSER_IMAGE, Backend, succeeds};
-use belljar_testkit::server::{Server, Session, text};
+use belljar_testkit::server::Server;
+use belljar_testkit::session::Session;
+use belljar_testkit::values::text;
 
 const SHOP: &str = include_str!("../api/browser_shop.py");
 
@@ -127,7 +129,7 @@ async fn pages_and_strangers_do_not_reach_the_port(server: &Server, session: &Se
             const reached = [];
             for (const host of ['127.0.0.1', 'localhost']) {{
                 for (const place of ['json/version', 'json/list']) {{
-                    try {{ await fetch(`http://${{host}}:{port}/${{place}}`); reached.push(place) }} catch {{}}
+                    try {{ await fetch(`http://${{host}}:{port}/${{installation}}`); reached.push(place) }} catch {{}}
                 }}
                 await new Promise((done) => {{
                     const socket = new WebSocket(`ws://${{host}}:{port}{path}`);

@@ -8,9 +8,11 @@ use std::time::{Duration, Instant};
 use belljar_sys::privileges;
 use serde_json::{Value, json};
 
-use crate::backend::{Backend, SHELL_IMAGE, Site, container_of, containers, docker};
+use crate::backend::{Backend, BackendSite, SHELL_IMAGE, container_of, containers, docker};
 use belljar_testkit::client::Answer;
-use belljar_testkit::server::{Place, eventually, names, text};
+use belljar_testkit::installation::Installation;
+use belljar_testkit::values::{names, text};
+use belljar_testkit::wait::eventually;
 
 fn on() -> Option<Backend> {
     Backend::Docker.if_available()
@@ -25,8 +27,8 @@ fn failed(output: &Output) -> String {
 
 /// What `belljar run` says here that cannot run anything.
 #[track_caller]
-fn run_refusal(place: &Place) -> String {
-    failed(&place.belljar(&["run", "-c", "1"]).output().expect("belljar starts"))
+fn run_refusal(installation: &Installation) -> String {
+    failed(&installation.belljar(&["run", "-c", "1"]).output().expect("belljar starts"))
 }
 
 #[tokio::test]
@@ -76,7 +78,7 @@ async fn containers_of_a_dead_process_are_reaped() {
     let Some(on) = on() else { return };
     let site = on.site(&[]);
     let code = "print('on', flush=True); import time; time.sleep(1000)";
-    let mut running = site.place.belljar(&["run", "-c", code]);
+    let mut running = site.installation.belljar(&["run", "-c", code]);
     let mut running =
         running.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it starts");
     let started = belljar_sys::procfs::start_time(running.id()).expect("it runs");
@@ -96,12 +98,13 @@ async fn containers_of_a_dead_process_are_reaped() {
         "/bin/sleep",
         "1",
     ]);
-    let next = site.place.belljar(&["run", "-c", "print('next')"]).output().expect("it starts");
+    let next =
+        site.installation.belljar(&["run", "-c", "print('next')"]).output().expect("it starts");
     assert_eq!(String::from_utf8_lossy(&next.stdout), "next\n", "{next:?}");
     let left = containers("belljar.owner=somebody");
     docker(&["rm", &stranger]);
     assert_eq!((containers(&label).len(), left.len()), (0, 1));
-    assert_eq!(names(&site.place.corner().run_dir().join("doors")), [""; 0]);
+    assert_eq!(names(&site.installation.scratch().run_dir().join("doors")), [""; 0]);
 }
 
 #[tokio::test]
@@ -131,9 +134,9 @@ async fn an_image_without_python_has_a_shell() {
     assert_eq!(server.post("/v1/run", run).await.json(200)["stdout"], "ran\n");
 
     // The next server does not know yet, and finds out without harm.
-    let place = server.kill().await;
-    let server = place.serve().await;
-    let session = belljar_testkit::server::Session::of(&server.client(), &session.id);
+    let installation = server.kill().await;
+    let server = installation.serve().await;
+    let session = belljar_testkit::session::Session::of(&server.client(), &session.id);
     let asked = session.exec(json!({"code": "1"})).await.json(200);
     assert_eq!(
         (&asked["status"], &asked["exit_code"]),
@@ -145,7 +148,9 @@ async fn an_image_without_python_has_a_shell() {
     let kept = session.exec(json!({"language": "bash", "code": "echo $x"})).await.json(200);
     assert_eq!(kept["stdout"], "5\n");
 
-    let said = run_refusal(&Site::of(on, on.place().env("SANDBOX_IMAGE", SHELL_IMAGE)).place);
+    let said = run_refusal(
+        &BackendSite::of(on, on.installation().env("SANDBOX_IMAGE", SHELL_IMAGE)).installation,
+    );
     assert!(said.contains("has no python"), "{said}");
 }
 
@@ -161,7 +166,7 @@ async fn images_that_are_not_there_or_not_allowed_are_refused() {
     };
     says_what_to_do(&server.post("/v1/sessions", json!({})).await);
     says_what_to_do(&server.post("/v1/run", json!({"code": "1"})).await);
-    let said = run_refusal(&site.place);
+    let said = run_refusal(&site.installation);
     assert!(said.contains(missing) && said.contains("SANDBOX_IMAGE"), "{said}");
     let other = json!({"image": "ubuntu:24.04"});
     let message = server.post("/v1/sessions", other).await.error(422, "invalid");
@@ -183,9 +188,9 @@ async fn an_engine_that_cannot_be_used_is_said_at_the_start() {
         ("BELLJAR_DOCKER_RUNTIME", "kata-of-nobody", ["kata-of-nobody", "BELLJAR_DOCKER_RUNTIME"]),
     ] {
         let site = on.site(&[(name, value)]);
-        let refused = site.place.refusal().await;
+        let refused = site.installation.refusal().await;
         assert!(!refused.contains("panicked"), "{refused}");
-        for said in [refused, run_refusal(&site.place)] {
+        for said in [refused, run_refusal(&site.installation)] {
             assert!(words.iter().all(|word| said.contains(word)), "{said}");
         }
     }
@@ -200,7 +205,7 @@ async fn an_engine_that_hangs_is_soon_said_to() {
     let _listener = std::os::unix::net::UnixListener::bind(&socket).expect("a socket");
     let site = on.site(&[("DOCKER_HOST", &format!("unix://{}", socket.display()))]);
     let begun = Instant::now();
-    let said = run_refusal(&site.place);
+    let said = run_refusal(&site.installation);
     assert!(said.contains("has not answered for 5 s"), "{said}");
     assert!(begun.elapsed() < Duration::from_secs(15), "{:?}", begun.elapsed());
 }
@@ -216,7 +221,7 @@ async fn an_engine_without_gpus_says_so() {
     let server = site.serve().await;
     let message = server.post("/v1/sessions", json!({})).await.error(503, "no_gpu");
     assert!(message.contains("BELLJAR_GPUS"), "{message}");
-    let said = run_refusal(&site.place);
+    let said = run_refusal(&site.installation);
     assert!(said.contains("BELLJAR_GPUS"), "{said}");
     site.has_no_traces().await;
 }
@@ -230,8 +235,9 @@ async fn a_user_who_may_not_use_the_engine_is_told_how_to() {
     // Where nobody can get at it.
     let binary = directory.path().join("belljar");
     std::fs::copy(belljar_testkit::belljar(), &binary).expect("a copy");
-    let place = on.place();
-    let mut command: Command = place.command(&binary.display().to_string(), &["run", "-c", "1"]);
+    let installation = on.installation();
+    let mut command: Command =
+        installation.command(&binary.display().to_string(), &["run", "-c", "1"]);
     command.current_dir(directory.path()).uid(NOBODY).gid(NOBODY);
     for (name, below) in [
         ("HOME", ""),

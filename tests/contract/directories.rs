@@ -6,7 +6,8 @@ use serde_json::json;
 
 use crate::backend::Backend;
 use belljar_testkit::client::{Answer, Event};
-use belljar_testkit::server::{Session, text};
+use belljar_testkit::session::Session;
+use belljar_testkit::values::text;
 
 async fn put(session: &Session, path: &str, bytes: impl Into<Bytes>) -> Answer {
     let path = session.path(&format!("/files/{path}"));

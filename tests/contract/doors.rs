@@ -15,8 +15,10 @@ use std::time::Duration;
 use belljar_sys::privileges;
 use serde_json::json;
 
-use crate::backend::{Backend, Site};
-use belljar_testkit::server::{PATIENCE, Session, names};
+use crate::backend::{Backend, BackendSite};
+use belljar_testkit::session::Session;
+use belljar_testkit::values::names;
+use belljar_testkit::wait::PATIENCE;
 
 const NOBODY: u32 = 65534;
 
@@ -72,7 +74,7 @@ async fn whoever_comes_before_the_guest_learns_nothing() {
     let Some(on) = on() else { return };
     let site = on.site(&[]);
     let server = site.serve().await;
-    let doors = site.place.corner().run_dir().join("doors");
+    let doors = site.installation.scratch().run_dir().join("doors");
     let intruder = Intruder::at(doors.clone());
     let session = server.session().await;
     assert_eq!(session.printed("print(6 * 7)").await, "42\n");
@@ -86,9 +88,9 @@ async fn whoever_comes_before_the_guest_learns_nothing() {
     assert_eq!(session.printed(inside).await, "False\n");
 
     // A server that takes over opens it again, and meets the same guest in spite of others.
-    let place = server.kill().await;
+    let installation = server.kill().await;
     let intruder = Intruder::at(doors);
-    let server = place.serve().await;
+    let server = installation.serve().await;
     let session = Session::of(&server.client(), &session.id);
     assert_eq!(session.printed("print(6 * 7)").await, "42\n");
     let heard = tokio::task::spawn_blocking(|| intruder.leaves()).await.expect("it ended");
@@ -133,7 +135,7 @@ fn open_up_to(path: &Path) {
 async fn other_users_do_not_get_to_the_door() {
     let Some(on) = on().filter(|_| privileges::is_root()) else { return };
     let site = on.site(&[]);
-    let run_dir = site.place.corner().run_dir();
+    let run_dir = site.installation.scratch().run_dir();
     open_up_to(run_dir);
     let server = site.serve().await;
     let spy = Command::new("python3")
@@ -169,8 +171,10 @@ async fn a_run_directory_that_is_not_ours_is_refused() {
     for backend in [on, Backend::Native] {
         for name in ["theirs", "link"] {
             let run_dir = path(name).display().to_string();
-            let site = Site::of(backend, backend.place().env("BELLJAR_RUN_DIR", &run_dir));
-            let output = site.place.belljar(&["run", "-c", "1"]).output().expect("belljar starts");
+            let site =
+                BackendSite::of(backend, backend.installation().env("BELLJAR_RUN_DIR", &run_dir));
+            let output =
+                site.installation.belljar(&["run", "-c", "1"]).output().expect("belljar starts");
             let said = String::from_utf8_lossy(&output.stderr);
             assert!(!output.status.success(), "{backend:?} {name}");
             assert!(said.contains(&run_dir) && said.contains("BELLJAR_RUN_DIR"), "{said}");
@@ -180,7 +184,7 @@ async fn a_run_directory_that_is_not_ours_is_refused() {
     // One that the operator chose for sockets is not changed, but must be private.
     fs::set_permissions(path("ours"), fs::Permissions::from_mode(0o755)).expect("ours");
     let site = on.site(&[("BELLJAR_SOCKET_DIR", &path("ours").display().to_string())]);
-    let output = site.place.belljar(&["run", "-c", "1"]).output().expect("belljar starts");
+    let output = site.installation.belljar(&["run", "-c", "1"]).output().expect("belljar starts");
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && said.contains("chmod 700"), "{said}");
     fs::set_permissions(path("ours"), fs::Permissions::from_mode(0o700)).expect("ours");

@@ -3,7 +3,8 @@
 use serde_json::{Value, json};
 
 use crate::backend::{Backend, container_of, docker};
-use belljar_testkit::server::{Session, text};
+use belljar_testkit::session::Session;
+use belljar_testkit::values::text;
 
 fn status_and_kernel(result: &Value) -> (&str, &str) {
     (text(&result["status"]), text(&result["kernel_state"]))

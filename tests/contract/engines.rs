@@ -10,8 +10,11 @@ use belljar_sys::{privileges, process};
 use serde_json::json;
 use tempfile::TempDir;
 
-use crate::backend::{Backend, SHELL_IMAGE, Site};
-use belljar_testkit::server::{PATIENCE, Server, Session, eventually, text};
+use crate::backend::{Backend, BackendSite, SHELL_IMAGE};
+use belljar_testkit::server::Server;
+use belljar_testkit::session::Session;
+use belljar_testkit::values::text;
+use belljar_testkit::wait::{PATIENCE, eventually};
 
 const SIGTERM: i32 = 15;
 const SIGKILL: i32 = 9;
@@ -135,10 +138,10 @@ impl Engine {
         }
     }
 
-    async fn serve(&self) -> (Site, Server) {
-        let place = Backend::Docker.place().env("DOCKER_HOST", &self.host());
+    async fn serve(&self) -> (BackendSite, Server) {
+        let installation = Backend::Docker.installation().env("DOCKER_HOST", &self.host());
         // Its containers go with the engine.
-        let site = Site::of(Backend::Native, place.env("SANDBOX_IMAGE", SHELL_IMAGE));
+        let site = BackendSite::of(Backend::Native, installation.env("SANDBOX_IMAGE", SHELL_IMAGE));
         let server = site.serve().await;
         (site, server)
     }
@@ -289,8 +292,8 @@ async fn a_session_stopped_while_the_engine_is_away_leaves_nothing() {
     assert_eq!(stopped["state"], "stopped", "{stopped:#}");
     engine.run();
     eventually("nothing is left", async || engine.containers() == 0).await;
-    let doors = site.place.corner().run_dir().join("doors");
-    eventually("no door is left", async || belljar_testkit::server::names(&doors).is_empty()).await;
+    let doors = site.installation.scratch().run_dir().join("doors");
+    eventually("no door is left", async || belljar_testkit::values::names(&doors).is_empty()).await;
     server.session().await;
 }
 

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::backend::Backend;
 use belljar_testkit::client::printed;
-use belljar_testkit::server::text;
+use belljar_testkit::values::text;
 
 fn value(result: &Value) -> &str {
     text(&result["results"][0]["data"]["text/plain"])
@@ -65,8 +65,8 @@ pub(crate) async fn commands_have_environment_place_and_input(on: Backend) {
     assert_eq!(session.exec(own).await.json(200)["stdout"], "cell yes\n");
 
     session.shell("mkdir -p sub/dir").await;
-    let place = json!({"command": ["pwd"], "cwd": "sub/dir"});
-    assert_eq!(session.exec(place).await.json(200)["stdout"], "/session/sub/dir\n");
+    let installation = json!({"command": ["pwd"], "cwd": "sub/dir"});
+    assert_eq!(session.exec(installation).await.json(200)["stdout"], "/session/sub/dir\n");
     let list = json!({"command": ["printf", "%s|", "a b", "$HOME", "*"]});
     assert_eq!(session.exec(list).await.json(200)["stdout"], "a b|$HOME|*|");
     let nothing = session.exec(json!({"command": ["/no/such/program"]})).await.json(200);
@@ -162,7 +162,7 @@ pub(crate) async fn a_second_kernel_is_forked(on: Backend) {
     let server = site.serve().await;
     if !on.is_container() {
         let is_warm = async || server.get("/healthz").await.json(200)["zygote"] == "warm";
-        belljar_testkit::server::eventually("the zygote is warm", is_warm).await;
+        belljar_testkit::wait::eventually("the zygote is warm", is_warm).await;
     }
     let session = server.session().await;
     let look = "import os, sys\nprint('xml.dom.minidom' in sys.modules, os.getpid())";

@@ -8,7 +8,8 @@ use serde_json::json;
 
 use crate::backend::Backend;
 use belljar_testkit::client::Answer;
-use belljar_testkit::server::{Session, text};
+use belljar_testkit::session::Session;
+use belljar_testkit::values::text;
 
 async fn put(session: &Session, path: &str, bytes: impl Into<Bytes>) -> Answer {
     let request = session.client.request(Method::PUT, &session.path(path), bytes);
@@ -61,10 +62,11 @@ pub(crate) async fn files_go_both_ways(on: Backend) {
 
 pub(crate) async fn files_in_memory_are_limited(on: Backend) {
     let (_site, _server, session) = on.session(json!({"limits": {"tmpfs": "16M"}})).await;
-    for place in ["/session", "/tmp", "/dev/shm"] {
-        let fill = format!("head -c 40000000 /dev/zero > {place}/filler; rm {place}/filler");
+    for installation in ["/session", "/tmp", "/dev/shm"] {
+        let fill =
+            format!("head -c 40000000 /dev/zero > {installation}/filler; rm {installation}/filler");
         let filled = session.shell(&fill).await;
-        assert!(text(&filled["stderr"]).contains("No space left"), "{place}: {filled:#}");
+        assert!(text(&filled["stderr"]).contains("No space left"), "{installation}: {filled:#}");
     }
     put(&session, "/files/kept", "kept").await.json(200);
     put(&session, "/files/kept", vec![b'x'; 24 << 20]).await.error(507, "no_room_inside");
@@ -102,12 +104,14 @@ pub(crate) async fn files_on_disk_survive(on: Backend) {
 
 pub(crate) async fn datasets_go_in(on: Backend) {
     const TABLE: &str = "city,people\nBonn,3\nKiel,2\n";
-    let place = on.place();
-    let data = place.path("datasets");
+    let installation = on.installation();
+    let data = installation.path("datasets");
     fs::create_dir_all(data.join("deep")).expect("a directory");
     fs::write(data.join("deep/table.csv"), TABLE).expect("a file");
-    let site =
-        crate::backend::Site::of(on, place.env("DATASETS_HOST_RO", &data.display().to_string()));
+    let site = crate::backend::BackendSite::of(
+        on,
+        installation.env("DATASETS_HOST_RO", &data.display().to_string()),
+    );
     let server = site.serve().await;
     let session = server.session_with(json!({"datasets": "LOCAL_RO"})).await;
     assert_eq!(session.printed("print(open('/data/deep/table.csv').read(), end='')").await, TABLE);

@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use crate::backend::Backend;
-use belljar_testkit::server::text;
+use belljar_testkit::values::text;
 
 pub(crate) async fn javascript_and_typescript_remember_or_say_what_is_missing(on: Backend) {
     let (_site, _server, session) = on.session(json!({})).await;

@@ -4,7 +4,10 @@ use serde_json::json;
 
 use crate::backend::Backend;
 use crate::files::is_on_disk;
-use belljar_testkit::server::{Session, command_line, eventually, text};
+use belljar_testkit::installation::command_line;
+use belljar_testkit::session::Session;
+use belljar_testkit::values::text;
+use belljar_testkit::wait::eventually;
 
 pub(crate) async fn a_successor_goes_on(on: Backend) {
     let (site, server, session) = on.session(json!({"key": "k"})).await;
@@ -17,12 +20,12 @@ pub(crate) async fn a_successor_goes_on(on: Backend) {
                                     echo beside; echo leaf > artifacts/left"});
     let beside = session.begin("beside", "running", beside).await;
     session.has_printed("beside", "begun").await;
-    let place = server.kill().await;
+    let installation = server.kill().await;
     for pending in [running, queued, beside] {
         pending.abandon();
     }
 
-    let server = place.serve().await;
+    let server = installation.serve().await;
     let session = Session::of(&server.client(), &session.id);
     assert_eq!(session.exec_info("before").await["result"], finished.json(200));
     session.reaches("running", "running").await;
@@ -45,9 +48,9 @@ pub(crate) async fn a_successor_goes_on(on: Backend) {
     assert_eq!(session.printed("print('x' in globals())").await, "False\n");
 
     // What ended while no server looked is reported.
-    let place = server.kill().await;
+    let installation = server.kill().await;
     site.end_behind_our_back(&session);
-    let server = place.serve().await;
+    let server = installation.serve().await;
     let session = Session::of(&server.client(), &session.id);
     let failed = session.becomes("failed").await;
     assert!(text(&failed["ended_because"]).contains("the sandbox is gone"), "{failed:#}");
@@ -66,8 +69,8 @@ pub(crate) async fn a_session_from_the_pool_is_like_any_other(on: Backend) {
     assert!(is_on_disk(&server.path("sessions").join(&session.id), "kept"));
     // It is a session's now, and outlives the server; those that wait do not.
     eventually("the pool is full", is_full).await;
-    let place = server.kill().await;
-    let server = place.serve().await;
+    let installation = server.kill().await;
+    let server = installation.serve().await;
     eventually("it is ready", async || server.get("/readyz").await.status == 200).await;
     let session = Session::of(&server.client(), &session.id);
     assert_eq!(session.printed("print(os.path.exists('/session/kept'))").await, "True\n");

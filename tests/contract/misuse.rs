@@ -5,10 +5,11 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use crate::backend::{Backend, Site};
+use crate::backend::{Backend, BackendSite};
 use belljar_testkit::client::Client;
-use belljar_testkit::seat::{self, Seat};
-use belljar_testkit::server::{Session, text};
+use belljar_testkit::session::Session;
+use belljar_testkit::terminal::{self, TerminalClient};
+use belljar_testkit::values::text;
 
 /// Another session is served while somebody misbehaves.
 const UNDISTURBED: Duration = Duration::from_secs(5);
@@ -85,33 +86,39 @@ pub(crate) async fn a_kernel_that_lies_about_itself_deceives_nobody_else(on: Bac
         slept.error(501, "not_with_this_runtime");
     } else {
         slept.json(200);
-        assert_eq!(site.place.sleepers(), [other.id.as_str()]);
+        assert_eq!(site.installation.sleepers(), [other.id.as_str()]);
     }
     assert_eq!(other.printed("print(mine)").await, "42\n");
 }
 
 /// Takes a seat at a terminal with the client's key, or is told why not.
-async fn sit(client: &Client, session: &Session, query: &str) -> Result<Seat, (u16, String)> {
+async fn sit(
+    client: &Client,
+    session: &Session,
+    query: &str,
+) -> Result<TerminalClient, (u16, String)> {
     let key = format!("Bearer {}", client.key.as_deref().expect("a key"));
-    let connected = seat::connect(client, session, query, &[("authorization", &key)]).await;
+    let connected = terminal::connect(client, session, query, &[("authorization", &key)]).await;
     let socket = connected.map_err(|refusal| {
         let body = refusal.body().clone().unwrap_or_default();
         (refusal.status().as_u16(), String::from_utf8_lossy(&body).into_owned())
     })?;
-    let mut seat = Seat { socket, id: String::new(), position: 0, seen: String::new() };
-    text(&seat.told().await["terminal"]).clone_into(&mut seat.id);
-    Ok(seat)
+    let mut terminal =
+        TerminalClient { socket, id: String::new(), position: 0, seen: String::new() };
+    text(&terminal.told().await["terminal"]).clone_into(&mut terminal.id);
+    Ok(terminal)
 }
 
-async fn seated(client: &Client, session: &Session, query: &str) -> Seat {
+async fn seated(client: &Client, session: &Session, query: &str) -> TerminalClient {
     sit(client, session, query).await.expect("a terminal")
 }
 
 /// A terminal that prints without end to somebody who does not read.
 pub(crate) async fn terminals_stay_within_their_session(on: Backend) {
-    let place = std::sync::Arc::new(on.place());
-    let keys = ["one", "two"].map(|tenant| place.key(&["--name", tenant, "--tenant", tenant]));
-    let site = Site { backend: on, place };
+    let installation = std::sync::Arc::new(on.installation());
+    let keys =
+        ["one", "two"].map(|tenant| installation.key(&["--name", tenant, "--tenant", tenant]));
+    let site = BackendSite { backend: on, installation };
     let server = site.serve().await;
     let [one, two] = keys.map(|key| server.with_key(text(&key["secret"])));
     // gVisor has threads of its own for every process, and ends a sandbox that has too many.
@@ -121,11 +128,11 @@ pub(crate) async fn terminals_stay_within_their_session(on: Backend) {
     let victim = two.session_with(json!({})).await;
 
     // Of another tenant's there is nothing to see, whatever its name.
-    let mut seat = seated(&two, &victim, "").await;
-    seat.until("$ ").await;
+    let mut terminal = seated(&two, &victim, "").await;
+    terminal.until("$ ").await;
     let foreign = Session::of(&one, &victim.id);
     one.get(&foreign.path("/terminals")).await.error(404, "session_not_found");
-    let by_name = format!("terminal={}", seat.id);
+    let by_name = format!("terminal={}", terminal.id);
     for (whose, code) in [(&foreign, "session_not_found"), (&session, "terminal_not_found")] {
         let (status, body) = sit(&one, whose, &by_name).await.err().expect("a refusal");
         assert!(status == 404 && body.contains(code), "{status} {body}");
@@ -157,13 +164,13 @@ pub(crate) async fn terminals_stay_within_their_session(on: Backend) {
     let (status, body) = loop {
         assert!(seats.len() <= 64, "there is no end of terminals");
         match sit(&one, &session, "").await {
-            Ok(seat) => seats.push(seat),
+            Ok(terminal) => seats.push(terminal),
             Err(refusal) => break refusal,
         }
     };
     assert!(status == 429 && body.contains("too_many_terminals"), "{status} {body}");
-    for seat in &seats {
-        let path = session.path(&format!("/terminals/{}", seat.id));
+    for terminal in &seats {
+        let path = session.path(&format!("/terminals/{}", terminal.id));
         assert_eq!(one.delete(&path).await.status, 204);
     }
     drop(seats);
@@ -175,8 +182,8 @@ pub(crate) async fn terminals_stay_within_their_session(on: Backend) {
         let begun = Instant::now();
         assert_eq!(victim.printed("print(6 * 7)").await, "42\n");
         assert!(begun.elapsed() < UNDISTURBED, "{round}: {:?}", begun.elapsed());
-        seat.press(format!("echo ro''und {round}\n")).await;
-        seat.until(&format!("round {round}\r\n")).await;
+        terminal.press(format!("echo ro''und {round}\n")).await;
+        terminal.until(&format!("round {round}\r\n")).await;
     }
     let grown = server.rss().saturating_sub(before);
     assert!(grown < 64 << 20, "the server grew by {} MiB", grown >> 20);
@@ -185,9 +192,10 @@ pub(crate) async fn terminals_stay_within_their_session(on: Backend) {
 
 /// Whoever fills a volume decides what others find in it, and nothing about what they can do.
 pub(crate) async fn what_lies_in_a_volume_gives_no_rights(on: Backend) {
-    let place = std::sync::Arc::new(on.place());
-    let keys = ["one", "two"].map(|tenant| place.key(&["--name", tenant, "--tenant", tenant]));
-    let site = Site { backend: on, place };
+    let installation = std::sync::Arc::new(on.installation());
+    let keys =
+        ["one", "two"].map(|tenant| installation.key(&["--name", tenant, "--tenant", tenant]));
+    let site = BackendSite { backend: on, installation };
     let server = site.serve().await;
     let [one, two] = keys.map(|key| server.with_key(text(&key["secret"])));
     let canary = server.path("canary");

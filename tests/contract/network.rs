@@ -3,8 +3,8 @@
 use serde_json::json;
 
 use crate::backend::Backend;
-use belljar_testkit::server::Session;
-use belljar_testkit::site::Site;
+use belljar_testkit::session::Session;
+use belljar_testkit::website::Website;
 
 async fn fetched(session: &Session, url: &str) -> String {
     let code = format!(
@@ -17,7 +17,7 @@ async fn fetched(session: &Session, url: &str) -> String {
 }
 
 pub(crate) async fn only_listed_hosts_are_reached(on: Backend) {
-    let (listed, elsewhere) = (Site::start().await, Site::start().await);
+    let (listed, elsewhere) = (Website::start().await, Website::start().await);
     let allowed = listed.address.to_string();
     let most = format!("open {allowed}");
     let site = on.site(&[("BELLJAR_MAX_NETWORK", most.as_str())]);

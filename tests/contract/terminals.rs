@@ -3,8 +3,11 @@
 use serde_json::{Value, json};
 
 use crate::backend::Backend;
-use belljar_testkit::seat::{Seat, refused};
-use belljar_testkit::server::{Server, Session, eventually, text};
+use belljar_testkit::server::Server;
+use belljar_testkit::session::Session;
+use belljar_testkit::terminal::{TerminalClient, refused};
+use belljar_testkit::values::text;
+use belljar_testkit::wait::eventually;
 
 async fn terminals(server: &Server, session: &Session) -> Vec<Value> {
     let list = server.get(&session.path("/terminals")).await.json(200);
@@ -13,41 +16,41 @@ async fn terminals(server: &Server, session: &Session) -> Vec<Value> {
 
 pub(crate) async fn a_terminal_echoes_resizes_and_ends(on: Backend) {
     let (_site, server, session) = on.session(json!({"env": {"WHOSE": "session"}})).await;
-    let mut seat = Seat::take(&server.client(), &session, "rows=11&cols=66").await;
-    seat.until("$ ").await;
-    seat.press("tty; stty size; echo $TERM $WHOSE; id -u; pwd\n").await;
-    let shown = seat.until("/session\r\n").await;
+    let mut terminal = TerminalClient::take(&server.client(), &session, "rows=11&cols=66").await;
+    terminal.until("$ ").await;
+    terminal.press("tty; stty size; echo $TERM $WHOSE; id -u; pwd\n").await;
+    let shown = terminal.until("/session\r\n").await;
     assert!(shown.contains("11 66\r\nxterm-256color session\r\n1000\r\n"), "{shown}");
     assert!(shown.contains("/dev/pts/"), "{shown}");
     if on == Backend::Runsc {
         // The terminals of the gVisor that is tested with send no signals: what is typed and printed
         // goes both ways, and that is all.
-        seat.press("exit 7\n").await;
-        assert_eq!(seat.end().await["exit_code"], 7);
+        terminal.press("exit 7\n").await;
+        assert_eq!(terminal.end().await["exit_code"], 7);
         return;
     }
     // State is kept, job control works, and Ctrl-C ends the program and not the shell.
     // Said by the program itself: the terminal is its own by then.
-    seat.press("x=5; sh -c 'echo be\"\"gun; exec sleep 1000'\n").await;
-    seat.until("begun\r\n").await;
-    seat.press([3]).await;
-    seat.until("^C").await;
-    seat.press("echo $x$x\n").await;
-    seat.until("55\r\n").await;
-    seat.press("trap 'echo si''ze $(stty size)' WINCH; echo tra''pped\n").await;
-    seat.until("trapped\r\n").await;
-    seat.say(json!({"type": "resize", "rows": 30, "cols": 100})).await;
-    seat.until("size 30 100\r\n").await;
+    terminal.press("x=5; sh -c 'echo be\"\"gun; exec sleep 1000'\n").await;
+    terminal.until("begun\r\n").await;
+    terminal.press([3]).await;
+    terminal.until("^C").await;
+    terminal.press("echo $x$x\n").await;
+    terminal.until("55\r\n").await;
+    terminal.press("trap 'echo si''ze $(stty size)' WINCH; echo tra''pped\n").await;
+    terminal.until("trapped\r\n").await;
+    terminal.say(json!({"type": "resize", "rows": 30, "cols": 100})).await;
+    terminal.until("size 30 100\r\n").await;
     assert_eq!(terminals(&server, &session).await[0]["cols"], 100);
-    seat.press("exit 7\n").await;
-    let end = seat.end().await;
+    terminal.press("exit 7\n").await;
+    let end = terminal.end().await;
     assert_eq!((&end["type"], &end["exit_code"]), (&json!("exit"), &json!(7)), "{end}");
 
     // A program, and what cannot be.
     let command = "command=echo%20%24TERM%3B%20pwd%3B%20kill%20-9%20%24%24&cwd=/tmp&term=vt100";
-    let mut seat = Seat::take(&server.client(), &session, command).await;
-    let end = seat.end().await;
-    assert_eq!(seat.seen, "vt100\r\n/tmp\r\n");
+    let mut terminal = TerminalClient::take(&server.client(), &session, command).await;
+    let end = terminal.end().await;
+    assert_eq!(terminal.seen, "vt100\r\n/tmp\r\n");
     assert_eq!((&end["exit_code"], &end["signal"]), (&json!(137), &json!(9)), "{end}");
     refused(&server.client(), &session, "cwd=/nowhere", 422, "invalid").await;
     refused(&server.client(), &session, "terminal=none", 404, "terminal_not_found").await;
@@ -56,19 +59,19 @@ pub(crate) async fn a_terminal_echoes_resizes_and_ends(on: Backend) {
 pub(crate) async fn a_terminal_is_left_and_found_again(on: Backend) {
     let (_site, server, session) = on.session(json!({})).await;
     let client = server.client();
-    let mut first = Seat::take(&client, &session, "").await;
+    let mut first = TerminalClient::take(&client, &session, "").await;
     first.until("$ ").await;
     first.press("x=kept; for i in $(seq 200); do echo li''ne $i; done\n").await;
     first.until("line 200\r\n").await;
     let (id, position) = (first.id.clone(), first.position);
     // Two at one terminal see the same, and a second terminal is another one.
-    let mut second = Seat::take(&client, &session, &format!("terminal={id}")).await;
+    let mut second = TerminalClient::take(&client, &session, &format!("terminal={id}")).await;
     let before = second.until("line 200\r\n").await;
     assert!(before.contains("line 1\r\nline 2\r\n"), "{before}");
     second.press("echo both-$x\n").await;
     first.until("both-kept\r\n").await;
     second.until("both-kept\r\n").await;
-    let mut other = Seat::take(&client, &session, "").await;
+    let mut other = TerminalClient::take(&client, &session, "").await;
     other.until("$ ").await;
     other.press("echo \"[$x]\"\n").await;
     other.until("[]\r\n").await;
@@ -77,13 +80,13 @@ pub(crate) async fn a_terminal_is_left_and_found_again(on: Backend) {
     let nobody = async || terminals(&server, &session).await[0]["attached"] == 0;
     eventually("nobody is attached", nobody).await;
     let query = format!("terminal={id}&offset={position}");
-    let mut back = Seat::take(&client, &session, &query).await;
+    let mut back = TerminalClient::take(&client, &session, &query).await;
     let missed = back.until("both-kept\r\n").await;
     assert!(!missed.contains("line 200"), "{missed}");
     back.press("(sleep 0.3; echo la''ter) &\n").await;
     back.until("\r\n").await;
     drop(back);
-    let mut back = Seat::take(&client, &session, &format!("terminal={id}")).await;
+    let mut back = TerminalClient::take(&client, &session, &format!("terminal={id}")).await;
     back.until("later\r\n").await;
     // Much output comes whole, and keys overtake what nobody reads.
     back.press("seq -f '%09.0f' 20000; echo al''l\n").await;
@@ -99,16 +102,16 @@ pub(crate) async fn a_terminal_is_left_and_found_again(on: Backend) {
 /// A terminal belongs to the sandbox: a server that comes back finds it.
 pub(crate) async fn a_terminal_outlives_the_server(on: Backend) {
     let (site, server, session) = on.session(json!({})).await;
-    let mut seat = Seat::take(&server.client(), &session, "").await;
-    seat.until("$ ").await;
-    seat.press("x=kept; echo re''ady\n").await;
-    seat.until("ready\r\n").await;
-    let (id, position) = (seat.id.clone(), seat.position);
+    let mut terminal = TerminalClient::take(&server.client(), &session, "").await;
+    terminal.until("$ ").await;
+    terminal.press("x=kept; echo re''ady\n").await;
+    terminal.until("ready\r\n").await;
+    let (id, position) = (terminal.id.clone(), terminal.position);
     server.kill().await;
     let server = site.serve().await;
     let session = Session::of(&server.client(), &session.id);
     let query = format!("terminal={id}&offset={position}");
-    let mut seat = Seat::take(&server.client(), &session, &query).await;
-    seat.press("echo still-$x\n").await;
-    seat.until("still-kept\r\n").await;
+    let mut terminal = TerminalClient::take(&server.client(), &session, &query).await;
+    terminal.press("echo still-$x\n").await;
+    terminal.until("still-kept\r\n").await;
 }

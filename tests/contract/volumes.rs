@@ -7,7 +7,10 @@ use belljar_sys::privileges;
 use serde_json::{Value, json};
 
 use crate::backend::Backend;
-use belljar_testkit::server::{Server, Session, eventually, names, text};
+use belljar_testkit::server::Server;
+use belljar_testkit::session::Session;
+use belljar_testkit::values::{names, text};
+use belljar_testkit::wait::eventually;
 
 async fn make(server: &Server, name: &str, size: &str) -> Value {
     server.post("/v1/volumes", json!({"name": name, "size": size})).await.json(201)
@@ -134,8 +137,8 @@ pub(crate) async fn volumes_outlive_everything(on: Backend) {
     assert_eq!(second.printed("print(open('/volumes/kept/a').read())").await, "kept\n");
 
     // Killed, the server still knows who uses what.
-    let place = server.kill().await;
-    let server = place.serve().await;
+    let installation = server.kill().await;
+    let server = installation.serve().await;
     let told = server.get("/v1/volumes/kept").await.json(200);
     assert_eq!(told["used_by"], json!([{"id": second.id, "mode": "ro"}]));
     let refused = server.delete("/v1/volumes/kept").await.error(409, "volume_in_use");
@@ -171,10 +174,10 @@ fn site_owner(server: &Server) -> String {
 }
 
 /// Whether a block device shows a file of ours.
-fn shown_by_devices(place: &str) -> bool {
+fn shown_by_devices(installation: &str) -> bool {
     let Ok(devices) = fs::read_dir("/sys/block") else { return false };
     devices.flatten().any(|device| {
         let shown = fs::read_to_string(device.path().join("loop/backing_file"));
-        shown.is_ok_and(|file| file.starts_with(place))
+        shown.is_ok_and(|file| file.starts_with(installation))
     })
 }

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use serde_json::json;
 
 use crate::backend::Backend;
-use belljar_testkit::server::{Place, Session, text};
+use belljar_testkit::installation::Installation;
+use belljar_testkit::session::Session;
+use belljar_testkit::values::text;
 
 pub(crate) async fn nothing_of_the_host_is_seen(on: Backend) {
     let site = on.site(&[("MY_SECRET", "c4nary-of-the-host")]);
@@ -128,10 +130,11 @@ pub(crate) async fn system_calls_are_refused(on: Backend) {
 
 /// The limits are tried, and a server that insists on them starts.
 pub(crate) async fn limits_hold(on: Backend) {
-    let place: Place = on.place().env("BELLJAR_STRICT", "1");
-    std::fs::remove_file(place.corner().run_dir().join("selftest.json")).expect("it was there");
-    let site = crate::backend::Site::of(on, place);
-    let server = Arc::clone(&site.place).serve().await;
+    let installation: Installation = on.installation().env("BELLJAR_STRICT", "1");
+    std::fs::remove_file(installation.scratch().run_dir().join("selftest.json"))
+        .expect("it was there");
+    let site = crate::backend::BackendSite::of(on, installation);
+    let server = Arc::clone(&site.installation).serve().await;
     let health = server.get("/healthz").await.json(200);
     for limit in ["memory limit", "process limit", "cpu limit", "no network"] {
         assert_eq!(health["enforced"][limit], true, "{health:#}");
@@ -140,9 +143,10 @@ pub(crate) async fn limits_hold(on: Backend) {
 }
 
 pub(crate) async fn tenants_are_apart(on: Backend) {
-    let place = Arc::new(on.place());
-    let keys = ["one", "two"].map(|tenant| place.key(&["--name", tenant, "--tenant", tenant]));
-    let site = crate::backend::Site { backend: on, place };
+    let installation = Arc::new(on.installation());
+    let keys =
+        ["one", "two"].map(|tenant| installation.key(&["--name", tenant, "--tenant", tenant]));
+    let site = crate::backend::BackendSite { backend: on, installation };
     let server = site.serve().await;
     let [one, two] = keys.map(|key| server.with_key(text(&key["secret"])));
     let first = one.session_with(json!({"key": "same"})).await;

@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use belljar_testkit::context::{Finished, TestContext};
+use belljar_testkit::command::{Finished, TestContext};
 
 /// Debian with Python and numpy, built by ourselves.
 pub(crate) const BASE: &str = "belljar-test/base:latest";

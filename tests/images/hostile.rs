@@ -13,14 +13,15 @@ use belljar_sys::cgroup::Layout;
 use belljar_sys::{ids, procfs};
 use serde_json::{Value, json};
 
-use belljar_testkit::context::{TestContext, eventually};
-use belljar_testkit::host::Host;
-use belljar_testkit::served::Served;
+use belljar_testkit::attack_host::AttackHost;
+use belljar_testkit::cli_server::CliServer;
+use belljar_testkit::command::TestContext;
+use belljar_testkit::wait::eventually_blocking;
 
 const IMAGE: &str = "belljar-test/hostile:latest";
 
 /// `hostile/make.py WHAT`, into a directory of the context.
-fn make(context: &TestContext, what: &str, host: &Host) -> String {
+fn make(context: &TestContext, what: &str, host: &AttackHost) -> String {
     let told = |key: &str| {
         let found = host.env.iter().find(|(name, _)| name == key);
         found.map(|(_, value)| value.clone()).unwrap_or_default()
@@ -33,11 +34,11 @@ fn make(context: &TestContext, what: &str, host: &Host) -> String {
         "caught": context.path("caught"),
     });
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/images/hostile/make.py");
-    let place = context.path(what);
-    fs::create_dir_all(&place).expect("a directory");
+    let installation = context.path(what);
+    fs::create_dir_all(&installation).expect("a directory");
     let made = Command::new("/usr/bin/python3")
         .arg(script)
-        .args([what, place.to_str().expect("text"), &config.to_string()])
+        .args([what, installation.to_str().expect("text"), &config.to_string()])
         .output()
         .expect("python3 runs");
     assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
@@ -45,8 +46,8 @@ fn make(context: &TestContext, what: &str, host: &Host) -> String {
 }
 
 /// A server with a session that has a secret and a program of its own, and the mark of the latter.
-fn with_victim(home: &Path, host: &Host) -> (Served, String) {
-    let served = Served::on_tcp_with(&[
+fn with_victim(home: &Path, host: &AttackHost) -> (CliServer, String) {
+    let served = CliServer::on_tcp_with(&[
         ("BELLJAR_HOME", home.to_str().expect("text")),
         ("BELLJAR_BACKEND", "native"),
         ("BELLJAR_IMAGES", "belljar-test/*"),
@@ -67,11 +68,11 @@ fn with_victim(home: &Path, host: &Host) -> (Served, String) {
 
 /// What the payload found in the interpreter whose memory the kernel of a session of `image` began
 /// with, and the session.
-fn found_while_loading(served: &Served, image: &[&str]) -> (Vec<Value>, String) {
+fn found_while_loading(served: &CliServer, image: &[&str]) -> (Vec<Value>, String) {
     let code = "import json, sys; print(json.dumps(getattr(sys, 'hostile', [])))";
     let mut found = Vec::new();
     let mut session = String::new();
-    eventually(
+    eventually_blocking(
         "a kernel begins with the memory of an interpreter in which the payload has run",
         || {
             session = served.create(image);
@@ -123,7 +124,7 @@ fn problems(outcome: &Value, mark: &str, canary: &str) -> Vec<String> {
 
 /// What the host sees of everything that this server has started: rights and limits, from outside.
 /// All but the spawner are in sandboxes.
-fn seen_from_outside(served: &Served) -> Vec<String> {
+fn seen_from_outside(served: &CliServer) -> Vec<String> {
     let layout = Layout::parse(&fs::read_to_string("/proc/self/mountinfo").expect("mounts"));
     let parents = procfs::parents();
     let in_sandboxes = procfs::descendants(&parents, served.pid());
@@ -185,7 +186,13 @@ fn seen_from_outside(served: &Served) -> Vec<String> {
 }
 
 /// Everything the payload found, compared with what it may find.
-fn assert_harmless(served: &Served, image: &[&str], ways: &[&str], mark: &str, host: &Host) {
+fn assert_harmless(
+    served: &CliServer,
+    image: &[&str],
+    ways: &[&str],
+    mark: &str,
+    host: &AttackHost,
+) {
     let (found, session) = found_while_loading(served, image);
     for way in ways {
         assert!(found.iter().any(|outcome| outcome["way"] == *way), "{way} was not tried");
@@ -207,7 +214,7 @@ fn assert_harmless(served: &Served, image: &[&str], ways: &[&str], mark: &str, h
 
 #[test]
 fn a_hostile_image_reaches_nothing_while_it_is_loaded() {
-    let host = Host::start();
+    let host = AttackHost::start();
     let context = TestContext::new();
     let home = context.path("home");
     make(&context, "tree", &host);
@@ -221,7 +228,7 @@ fn a_hostile_image_reaches_nothing_while_it_is_loaded() {
 
 #[test]
 fn a_hostile_package_that_setup_installed_reaches_nothing() {
-    let host = Host::start();
+    let host = AttackHost::start();
     let context = TestContext::new();
     let home = context.path("home");
     let wheel = make(&context, "wheel", &host);

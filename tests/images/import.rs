@@ -5,7 +5,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use crate::fixture::{Small, architecture, digest, gzip, layer, with_own_store};
-use belljar_testkit::context::TestContext;
+use belljar_testkit::command::TestContext;
 
 fn small() -> Small {
     Small::new(&[("etc/motto", b"imported"), ("usr/bin/python3", b"#!/bin/sh")], architecture())

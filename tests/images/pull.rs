@@ -2,7 +2,7 @@
 
 use crate::fixture::{Small, architecture, digest, with_own_store};
 use crate::registry::{Impostor, Manners, Registry};
-use belljar_testkit::context::TestContext;
+use belljar_testkit::command::TestContext;
 
 const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 

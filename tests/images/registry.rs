@@ -7,8 +7,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 
 use crate::fixture::{Small, digest};
-use belljar_testkit::context::eventually;
-use belljar_testkit::served::free_address;
+use belljar_testkit::cli_server::free_address;
+use belljar_testkit::wait::eventually_blocking;
 
 /// `anna`, whose password is `secret`.
 const USERS: &str = "anna:$2b$04$DCuq/STzFIUQ3tHiehPyvej.WeX.oHbMjZPhuaa4QgfkofCdSg1yi\n";
@@ -33,11 +33,11 @@ impl Registry {
     fn start_with(more: &str) -> Registry {
         let directory = tempfile::tempdir().expect("a directory");
         let address = free_address();
-        let place = directory.path().display().to_string();
+        let installation = directory.path().display().to_string();
         let config = format!(
             "version: 0.1\nlog:\n  level: error\nstorage:\n  filesystem:\n    rootdirectory: \
-             {place}/data\nhttp:\n  addr: {address}\n{}",
-            more.replace("DIR", &place)
+             {installation}/data\nhttp:\n  addr: {address}\n{}",
+            more.replace("DIR", &installation)
         );
         std::fs::write(directory.path().join("config.yml"), config).expect("a file");
         std::fs::write(directory.path().join("users"), USERS).expect("a file");
@@ -49,7 +49,9 @@ impl Registry {
             .spawn()
             .expect("docker-registry is installed (scripts/prepare-system does it)");
         let registry = Registry { process, address, _directory: directory };
-        eventually("the registry listens", || TcpStream::connect(&registry.address).is_ok());
+        eventually_blocking("the registry listens", || {
+            TcpStream::connect(&registry.address).is_ok()
+        });
         registry
     }
 

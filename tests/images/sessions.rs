@@ -3,16 +3,16 @@
 use std::path::Path;
 
 use crate::fixture::{BARE, BASE, layer, shared_home, with_own_store, with_shared_images};
-use belljar_testkit::context::eventually;
-use belljar_testkit::served::Served;
+use belljar_testkit::cli_server::CliServer;
+use belljar_testkit::wait::eventually_blocking;
 
-fn served() -> Served {
+fn served() -> CliServer {
     served_with(&shared_home())
 }
 
-fn served_with(home: &Path) -> Served {
+fn served_with(home: &Path) -> CliServer {
     let home = home.to_str().expect("text");
-    Served::on_tcp_with(&[
+    CliServer::on_tcp_with(&[
         ("BELLJAR_HOME", home),
         ("BELLJAR_BACKEND", "native"),
         ("BELLJAR_IMAGES", "belljar-test/* debian:* nowhere"),
@@ -28,7 +28,7 @@ fn a_session_has_the_files_of_its_image_and_a_zygote_of_its_own() {
     assert_eq!(said.stdout(), "/usr/bin/python3 3\n");
     // Kernels of the second session are forked from a zygote that has numpy, which the host has not
     // loaded: BELLJAR_PRELOAD says otherwise here.
-    eventually("the zygote of the image is warm", || {
+    eventually_blocking("the zygote of the image is warm", || {
         let id = served.create(&["--image", BASE]);
         let loaded = served.ok(["exec", &id, "-c", "import sys; 'numpy' in sys.modules"]);
         served.ok(["stop", &id]);
@@ -64,7 +64,7 @@ fn what_the_operator_names_as_the_default_is_allowed_by_every_name_of_it() {
     let home = shared_home();
     let name = BASE.strip_suffix(":latest").unwrap_or(BASE);
     for variable in ["SANDBOX_IMAGE", "SANDBOX_IMAGE_NAME"] {
-        let served = Served::on_tcp_with(&[
+        let served = CliServer::on_tcp_with(&[
             ("BELLJAR_HOME", home.to_str().expect("text")),
             ("BELLJAR_BACKEND", "native"),
             (variable, name),
@@ -131,7 +131,7 @@ fn an_image_in_use_goes_with_its_last_sandbox() {
     assert_eq!(alive["state"], "ready");
     drop(served);
     // Whoever changes anything next removes what is left.
-    eventually("its root is gone", || {
+    eventually_blocking("its root is gone", || {
         context.call(["image", "import", "more.tar", "--name", "belljar-test/other"]);
         context.call(["image", "remove", "belljar-test/other"]);
         !root.exists()

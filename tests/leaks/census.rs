@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use belljar_sys::ids::IdBlocks;
 use belljar_sys::procfs;
 
-use belljar_testkit::corner::Corner;
+use belljar_testkit::scratch_host::ScratchHost;
 
 /// How long the machine may take to forget the dead.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -25,26 +25,26 @@ pub(crate) struct Census {
 }
 
 impl Census {
-    pub(crate) fn take(corner: &Corner) -> Census {
+    pub(crate) fn take(scratch: &ScratchHost) -> Census {
         let descendants = procfs::descendants(&procfs::parents(), std::process::id());
         Census {
             processes: sorted(descendants.into_iter().map(|pid| pid.to_string())),
             mounts: sorted(read("/proc/self/mountinfo").lines().map(str::to_owned)),
             descriptors: sorted(descriptors()),
-            traces: sorted(corner.traces()),
-            files: sorted(names(corner.run_dir().to_str().expect("text"))),
+            traces: sorted(scratch.traces()),
+            files: sorted(names(scratch.run_dir().to_str().expect("text"))),
         }
     }
 
     /// What is there once nothing comes or goes any more: the first sandbox may still be going.
-    pub(crate) fn settled(corner: &Corner) -> Census {
+    pub(crate) fn settled(scratch: &ScratchHost) -> Census {
         const QUIET: Duration = Duration::from_millis(500);
         let deadline = Instant::now() + PATIENCE;
-        let mut seen = Census::take(corner);
+        let mut seen = Census::take(scratch);
         let mut since = Instant::now();
         while since.elapsed() < QUIET && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(20));
-            let now = Census::take(corner);
+            let now = Census::take(scratch);
             if now != seen {
                 (seen, since) = (now, Instant::now());
             }
@@ -54,12 +54,12 @@ impl Census {
 
     /// Looks until everything is as it was.
     #[track_caller]
-    pub(crate) fn wait_until_restored(&self, corner: &Corner) {
+    pub(crate) fn wait_until_restored(&self, scratch: &ScratchHost) {
         let deadline = Instant::now() + PATIENCE;
-        let mut now = Census::take(corner);
+        let mut now = Census::take(scratch);
         while now != *self && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(20));
-            now = Census::take(corner);
+            now = Census::take(scratch);
         }
         // Compared one by one, to see at once what it is.
         assert_eq!(now.processes, self.processes);
@@ -71,8 +71,8 @@ impl Census {
 }
 
 /// Every block of user ids that was ever handed out can be had again.
-pub(crate) fn assert_no_ids_are_taken(corner: &Corner) {
-    let directory = corner.run_dir().join("ids");
+pub(crate) fn assert_no_ids_are_taken(scratch: &ScratchHost) {
+    let directory = scratch.run_dir().join("ids");
     let ever_used = names(directory.to_str().expect("text")).len();
     assert!(ever_used > 0, "somebody has used ids");
     let mut blocks = IdBlocks::new(directory).expect("the directory is there");

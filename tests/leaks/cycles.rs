@@ -14,7 +14,7 @@ use belljar_runtime::{KernelStart, Limits, Sandbox, SandboxSpec};
 use belljar_sys::{privileges, process};
 
 use crate::census::{Census, assert_no_ids_are_taken};
-use belljar_testkit::corner::Corner;
+use belljar_testkit::scratch_host::ScratchHost;
 
 const CYCLES: usize = 500;
 const AT_A_TIME: usize = 4;
@@ -26,35 +26,35 @@ async fn nothing_is_left_of_hundreds_of_sandboxes() {
         println!("skipped: control groups and blocks of ids need root");
         return;
     }
-    let corner = Corner::new();
-    fs::create_dir_all(corner.run_dir().join("ids")).expect("a directory");
-    let before = Census::take(&corner);
-    let runtime = launch(&corner).await;
-    let idle = Census::settled(&corner);
+    let scratch = ScratchHost::new();
+    fs::create_dir_all(scratch.run_dir().join("ids")).expect("a directory");
+    let before = Census::take(&scratch);
+    let runtime = launch(&scratch).await;
+    let idle = Census::settled(&scratch);
 
     several_at_a_time(&runtime, CYCLES, |runtime, _| ordinary(runtime)).await;
-    idle.wait_until_restored(&corner);
-    assert_no_ids_are_taken(&corner);
+    idle.wait_until_restored(&scratch);
+    assert_no_ids_are_taken(&scratch);
 
     several_at_a_time(&runtime, HOSTILE_CYCLES, hostile).await;
-    idle.wait_until_restored(&corner);
-    assert_no_ids_are_taken(&corner);
+    idle.wait_until_restored(&scratch);
+    assert_no_ids_are_taken(&scratch);
 
     // One that lives is seen: what counts nothing would find nothing.
     let alive = create(&runtime).await;
-    assert_ne!(Census::take(&corner), idle);
+    assert_ne!(Census::take(&scratch), idle);
     alive.destroy().await;
     let ended = Arc::into_inner(runtime).expect("nobody else holds it");
     drop(ended);
-    before.wait_until_restored(&corner);
+    before.wait_until_restored(&scratch);
 }
 
-async fn launch(corner: &Corner) -> Arc<NativeRuntime> {
+async fn launch(scratch: &ScratchHost) -> Arc<NativeRuntime> {
     let settings = Settings::load().expect("settings");
     let prepared = Prepared::start(NativeConfig {
         executable: belljar_testkit::belljar().into(),
-        run_dir: corner.run_dir().to_owned(),
-        cgroup_parent: corner.cgroup_parent().to_owned(),
+        run_dir: scratch.run_dir().to_owned(),
+        cgroup_parent: scratch.cgroup_parent().to_owned(),
         image: home::image(&settings).expect("an image"),
     });
     let runtime = prepared.and_then(Prepared::launch).expect("a runtime");

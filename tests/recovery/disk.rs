@@ -9,7 +9,11 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use belljar_testkit::client::Answer;
-use belljar_testkit::server::{HOLD, Place, Server, Session, eventually, names, text};
+use belljar_testkit::installation::Installation;
+use belljar_testkit::server::Server;
+use belljar_testkit::session::{HOLD, Session};
+use belljar_testkit::values::{names, text};
+use belljar_testkit::wait::eventually;
 
 /// A small disk in a mount namespace of its own, which ends with us.
 pub(crate) struct Disk {
@@ -19,8 +23,8 @@ pub(crate) struct Disk {
 
 impl Disk {
     /// Puts the state of servers of this place on a disk of this size.
-    pub(crate) fn below(place: &Place, size: &str) -> Disk {
-        let root = place.path("state");
+    pub(crate) fn below(installation: &Installation, size: &str) -> Disk {
+        let root = installation.path("state");
         fs::create_dir(&root).expect("a directory");
         let script = format!(
             "mount -t tmpfs -o size={size} tmpfs '{}' && echo mounted && exec cat",
@@ -40,10 +44,12 @@ impl Disk {
     }
 
     /// Starts a server that sees it.
-    pub(crate) async fn serve(&self, place: &Arc<Place>) -> Server {
+    pub(crate) async fn serve(&self, installation: &Arc<Installation>) -> Server {
         let holder = self.holder.id().to_string();
         let belljar = belljar_testkit::belljar();
-        place.serve_by(place.command("nsenter", &["-m", "-t", &holder, belljar, "serve"])).await
+        installation
+            .serve_by(installation.command("nsenter", &["-m", "-t", &holder, belljar, "serve"]))
+            .await
     }
 
     /// Something on it, seen from outside of its namespace.
@@ -135,9 +141,9 @@ fn is_full(answer: &Answer) {
 /// full, and everything is still there.
 #[tokio::test]
 async fn a_full_disk_costs_no_variable() {
-    let place = Arc::new(Place::new().env("BELLJAR_LOG", "off"));
-    let disk = Disk::below(&place, "160m");
-    let mut server = disk.serve(&place).await;
+    let installation = Arc::new(Installation::new().env("BELLJAR_LOG", "off"));
+    let disk = Disk::below(&installation, "160m");
+    let mut server = disk.serve(&installation).await;
     server.warmed_up().await;
     disk.fill(300_000);
     // Its kernel begins with the zygote's memory while the disk is full.
@@ -165,7 +171,7 @@ async fn a_full_disk_costs_no_variable() {
         assert_eq!(session.printed(look).await, "300000 299999 hi\n", "in round {round}");
         // The next server has another zygote.
         server.kill().await;
-        server = disk.serve(&place).await;
+        server = disk.serve(&installation).await;
         server.warmed_up().await;
     }
     let session = Session::of(&server.client(), &id);
@@ -178,9 +184,9 @@ async fn a_full_disk_costs_no_variable() {
 /// says why.
 #[tokio::test]
 async fn what_could_not_be_stored_is_why_it_does_not_sleep() {
-    let place = Arc::new(Place::new().env("BELLJAR_LOG", "off"));
-    let disk = Disk::below(&place, "32m");
-    let server = disk.serve(&place).await;
+    let installation = Arc::new(Installation::new().env("BELLJAR_LOG", "off"));
+    let disk = Disk::below(&installation, "32m");
+    let server = disk.serve(&installation).await;
     let session = server.session().await;
     let held = json!({"code": format!("{HOLD}\nx = 5; print('y' * 200_000)"), "timeout": 60});
     let pending = session.begin("held", "running", held).await;

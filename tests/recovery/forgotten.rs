@@ -8,7 +8,11 @@ use std::time::Duration;
 use serde_json::json;
 
 use belljar_testkit::client::Answer;
-use belljar_testkit::server::{Place, Server, Session, eventually, names, text};
+use belljar_testkit::installation::Installation;
+use belljar_testkit::server::Server;
+use belljar_testkit::session::Session;
+use belljar_testkit::values::{names, text};
+use belljar_testkit::wait::eventually;
 
 /// When the server is killed, after it was asked for something.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -53,8 +57,8 @@ async fn listed(server: &Server) -> BTreeSet<String> {
 fn stray(server: &Server, known: &BTreeSet<String>) -> Vec<String> {
     let root = server.path("sessions");
     let mounts = fs::read_to_string("/proc/self/mountinfo").expect("a list");
-    let place = root.display().to_string();
-    let mounted = mounts.lines().filter(|line| line.contains(&place)).map(str::to_owned);
+    let installation = root.display().to_string();
+    let mounted = mounts.lines().filter(|line| line.contains(&installation)).map(str::to_owned);
     directories(server).into_iter().filter(|name| !known.contains(name)).chain(mounted).collect()
 }
 
@@ -68,8 +72,8 @@ async fn is_whole(server: &Server) {
 #[tokio::test]
 async fn a_session_that_was_being_removed_is_there_or_gone() {
     for (kind, kills) in [("auto", &KILLS[..]), ("directory", &KILLS[1..3])] {
-        let place = Arc::new(Place::new().env("BELLJAR_SESSION_FILES", kind));
-        let mut server = place.serve().await;
+        let installation = Arc::new(Installation::new().env("BELLJAR_SESSION_FILES", kind));
+        let mut server = installation.serve().await;
         for &kill in kills {
             let key = format!("{kill:?}");
             let session = server.session_with(json!({"key": key, "storage": "BIND"})).await;
@@ -94,14 +98,14 @@ async fn a_session_that_was_being_removed_is_there_or_gone() {
         }
         is_whole(&server).await;
         assert_eq!(directories(&server), [""; 0]);
-        server.place.has_no_traces().await;
+        server.installation.has_no_traces().await;
     }
 }
 
 #[tokio::test]
 async fn a_session_that_was_being_made_is_there_or_gone() {
-    let place = Arc::new(Place::new());
-    let mut server = place.serve().await;
+    let installation = Arc::new(Installation::new());
+    let mut server = installation.serve().await;
     for kill in KILLS {
         let (client, ask) =
             (server.client(), json!({"key": format!("{kill:?}"), "storage": "BIND"}));

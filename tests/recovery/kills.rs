@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::worker::{Dice, Worker};
-use belljar_testkit::server::{Place, eventually};
+use belljar_testkit::installation::Installation;
+use belljar_testkit::wait::eventually;
 use tokio::task::JoinHandle;
 
 const KILLS: u64 = 50;
@@ -20,12 +21,12 @@ async fn a_server_killed_fifty_times_loses_nothing() {
     eprintln!("RECOVERY_SEED={seed}");
     let mut dice = Dice::new(seed);
     let port = free_port();
-    let place = Place::new()
+    let installation = Installation::new()
         .env("BELLJAR_LISTEN", &format!("127.0.0.1:{port}"))
         .env("BELLJAR_POOL", "2")
         .env("BELLJAR_LOG", "warn");
-    let place = Arc::new(place);
-    let mut server = place.serve().await;
+    let installation = Arc::new(installation);
+    let mut server = installation.serve().await;
     let total = Arc::new(AtomicU64::new(0));
     let over = Arc::new(AtomicBool::new(false));
     let mut working = Vec::new();
@@ -50,8 +51,8 @@ async fn a_server_killed_fifty_times_loses_nothing() {
             };
             eventually("a worker has done something", is_done).await;
         }
-        let place = server.kill().await;
-        server = place.serve().await;
+        let installation = server.kill().await;
+        server = installation.serve().await;
         if let Some(worker) = working.iter().position(JoinHandle::is_finished) {
             working.swap_remove(worker).await.expect("a worker goes on");
         }
@@ -73,7 +74,7 @@ async fn a_server_killed_fifty_times_loses_nothing() {
         server.delete(&format!("/v1/sessions/{id}")).await.json(200);
     }
     server.terminate().await;
-    place.has_no_traces().await;
+    installation.has_no_traces().await;
 }
 
 /// A port that is free now; the server comes back to it again and again.

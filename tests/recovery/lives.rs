@@ -16,7 +16,10 @@ use serde_json::{Value, json};
 use crate::disk::Disk;
 use crate::worker::Dice;
 use belljar_testkit::client::Answer;
-use belljar_testkit::server::{Place, Server, Session, names, text};
+use belljar_testkit::installation::Installation;
+use belljar_testkit::server::Server;
+use belljar_testkit::session::Session;
+use belljar_testkit::values::{names, text};
 
 /// For how long it goes on in `make test`.
 const SECONDS: u64 = 40;
@@ -93,7 +96,7 @@ struct Life {
 
 struct World {
     dice: Dice,
-    place: Arc<Place>,
+    installation: Arc<Installation>,
     disk: Disk,
     is_full: bool,
     server: Option<Server>,
@@ -111,17 +114,18 @@ async fn whatever_happens_to_sessions_they_are_what_they_should_be() {
     let seed = setting("LIVES_SEED").unwrap_or_else(|| u64::from(std::process::id()));
     let seconds = setting("LIVES_SECONDS").unwrap_or(SECONDS);
     eprintln!("LIVES_SEED={seed} LIVES_SECONDS={seconds}");
-    let place = Place::new()
+    let installation = Installation::new()
         .env("BELLJAR_LOG", "warn")
         .env("BELLJAR_POOL", "1")
         .env("BELLJAR_HIBERNATE_SEC", "1")
         .env("IDLE_HIBERNATE_SEC", "0");
-    let place = Arc::new(place);
-    let disk = Disk::below(&place, "1g");
-    let server = Some(disk.serve(&place).await);
+    let installation = Arc::new(installation);
+    let disk = Disk::below(&installation, "1g");
+    let server = Some(disk.serve(&installation).await);
     let dice = Dice::new(seed);
     let lives = Vec::new();
-    let mut world = World { dice, place, disk, is_full: false, server, lives, steps: 0, asked: 0 };
+    let mut world =
+        World { dice, installation, disk, is_full: false, server, lives, steps: 0, asked: 0 };
     let begun = Instant::now();
     while begun.elapsed() < Duration::from_secs(seconds) {
         world.step().await;
@@ -526,10 +530,10 @@ impl World {
     }
 
     async fn serve(&mut self) {
-        let server = self.disk.serve(&self.place).await;
+        let server = self.disk.serve(&self.installation).await;
         if self.dice.below(2) == 0 {
             // The sandbox in which the new zygote is loaded dies; it is made again.
-            let mut pids = self.place.corner().processes();
+            let mut pids = self.installation.scratch().processes();
             pids.retain(|pid| is_of_zygote(*pid));
             for pid in pids {
                 let _ = process::signal(pid, SIGKILL);
@@ -553,7 +557,7 @@ impl World {
         left.retain(|name| name != "commons");
         assert_eq!(left, [""; 0], "pictures are left");
         self.server.take().expect("it runs").terminate().await;
-        self.place.has_no_traces().await;
+        self.installation.has_no_traces().await;
         eprintln!("{} steps", self.steps);
     }
 }

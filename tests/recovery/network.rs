@@ -4,14 +4,15 @@ use std::sync::Arc;
 
 use serde_json::json;
 
-use belljar_testkit::server::{Place, Session};
-use belljar_testkit::site::Site;
+use belljar_testkit::installation::Installation;
+use belljar_testkit::session::Session;
+use belljar_testkit::website::Website;
 
 #[tokio::test]
 async fn old_connections_end_and_new_ones_wait_for_the_successor() {
-    let site = Site::start().await;
-    let place = Place::new().env("BELLJAR_NETWORK", &site.address.to_string());
-    let server = Arc::new(place).serve().await;
+    let site = Website::start().await;
+    let installation = Installation::new().env("BELLJAR_NETWORK", &site.address.to_string());
+    let server = Arc::new(installation).serve().await;
     let session = server.session().await;
     let code = format!(
         "import urllib.request, os, time\n\
@@ -28,12 +29,12 @@ async fn old_connections_end_and_new_ones_wait_for_the_successor() {
     session.has_printed("visit", "held").await;
     // Goes on by itself, and asks while nobody is there to answer.
     session.shell("touch /session/go").await;
-    let place = server.kill().await;
+    let installation = server.kill().await;
     pending.abandon();
     tokio::time::sleep(std::time::Duration::from_millis(300)).await;
     assert_eq!(site.heads().len(), 1, "{:?}", site.heads());
 
-    let server = place.serve().await;
+    let server = installation.serve().await;
     let session = Session::of(&server.client(), &session.id);
     session.reaches("visit", "finished").await;
     let result = session.exec_info("visit").await;
@@ -51,10 +52,10 @@ async fn old_connections_end_and_new_ones_wait_for_the_successor() {
 
 #[tokio::test]
 async fn an_operator_who_takes_it_back_takes_it_back_from_those_who_live() {
-    let site = Site::start().await;
+    let site = Website::start().await;
     let own = site.address.to_string();
-    let place = Arc::new(Place::new().env("BELLJAR_NETWORK", &own));
-    let server = place.serve().await;
+    let installation = Arc::new(Installation::new().env("BELLJAR_NETWORK", &own));
+    let server = installation.serve().await;
     let session = server.session().await;
     let code = format!(
         "import urllib.request, urllib.error\n\
@@ -63,10 +64,10 @@ async fn an_operator_who_takes_it_back_takes_it_back_from_those_who_live() {
         site.url("/")
     );
     assert_eq!(session.printed(&code).await, "200\n");
-    let place = server.kill().await;
-    let mut less = place.belljar(&["serve"]);
+    let installation = server.kill().await;
+    let mut less = installation.belljar(&["serve"]);
     less.env("BELLJAR_NETWORK", "none").env("BELLJAR_MAX_NETWORK", "example.org");
-    let server = place.serve_by(less).await;
+    let server = installation.serve_by(less).await;
     let session = Session::of(&server.client(), &session.id);
     session.becomes("ready").await;
     assert_eq!(session.printed(&code).await, "403\n");

@@ -8,52 +8,55 @@ use serde_json::json;
 
 use crate::disk::DatabaseLock;
 use crate::worker::Dice;
-use belljar_testkit::server::{HOLD, Place, Session, eventually, names, text};
+use belljar_testkit::installation::Installation;
+use belljar_testkit::session::{HOLD, Session};
+use belljar_testkit::values::{names, text};
+use belljar_testkit::wait::eventually;
 
 const KILLS: u64 = 30;
 
-fn place() -> Arc<Place> {
-    Arc::new(Place::new().env("BELLJAR_LOG", "warn"))
+fn installation() -> Arc<Installation> {
+    Arc::new(Installation::new().env("BELLJAR_LOG", "warn"))
 }
 
 #[tokio::test]
 async fn one_that_sleeps_is_there_for_the_next_server_and_wakes() {
-    let server = place().serve().await;
+    let server = installation().serve().await;
     let session = server.session_with(json!({"key": "k"})).await;
     session.python("x = 41; open('f', 'w').write('1')").await;
     session.client.post(&session.path("/hibernate"), json!({})).await.json(200);
     server.warmed_up().await;
-    let place = server.kill().await;
-    place.has_no_traces().await;
+    let installation = server.kill().await;
+    installation.has_no_traces().await;
     // What nobody knows of goes.
-    std::fs::create_dir(place.frozen().join("ses_unknown")).expect("a directory");
-    let album = place.frozen().join(&session.id);
+    std::fs::create_dir(installation.frozen().join("ses_unknown")).expect("a directory");
+    let album = installation.frozen().join(&session.id);
     std::fs::write(album.join("9999.pages"), "half").expect("a file");
 
-    let server = place.serve().await;
+    let server = installation.serve().await;
     let session = Session::of(&server.client(), &session.id);
     assert_eq!(session.show().await["state"], "hibernated");
     assert!(!album.join("9999.pages").exists());
-    assert!(!place.frozen().join("ses_unknown").exists());
+    assert!(!installation.frozen().join("ses_unknown").exists());
     let found = server.post("/v1/sessions", json!({"key": "k"})).await.json(200);
     assert_eq!((text(&found["how"]), text(&found["id"])), ("found", session.id.as_str()));
     assert_eq!(session.printed("print(x + 1, open('f').read())").await, "42 1\n");
     session.stop().await;
     server.terminate().await;
-    place.has_no_traces().await;
+    installation.has_no_traces().await;
 }
 
 /// A session that had never slept can sleep and branch under the next server: what its kernel began with is not the
 /// business of the server that brought it.
 #[tokio::test]
 async fn one_that_never_slept_sleeps_and_branches_under_the_next_server() {
-    let server = place().serve().await;
+    let server = installation().serve().await;
     let session = server.session().await;
     session.python("import json; x = 41").await;
     let mut server = server;
     for round in 1..=2 {
-        let place = server.kill().await;
-        server = place.serve().await;
+        let installation = server.kill().await;
+        server = installation.serve().await;
         let session = Session::of(&server.client(), &session.id);
         assert_eq!(session.printed("print(x)").await, "41\n", "in round {round}");
         let fork = session.client.post(&session.path("/fork"), json!({})).await.json(201);
@@ -69,21 +72,21 @@ async fn one_that_never_slept_sleeps_and_branches_under_the_next_server() {
 /// The same for sessions of the pool, after an orderly end, and for those that fall asleep by themselves.
 #[tokio::test]
 async fn one_of_the_pool_falls_asleep_by_itself_under_the_next_server() {
-    let place = Place::new()
+    let installation = Installation::new()
         .env("BELLJAR_LOG", "warn")
         .env("BELLJAR_POOL", "1")
         .env("BELLJAR_HIBERNATE_SEC", "1")
         .env("IDLE_HIBERNATE_SEC", "0");
-    let server = Arc::new(place).serve().await;
+    let server = Arc::new(installation).serve().await;
     server.warmed_up().await;
     let is_full = async || server.metric("belljar_pool_ready").await == 1.0;
     eventually("the pool is full", is_full).await;
     let session = server.session().await;
     assert_eq!(server.metric("belljar_creates_total{how=\"pool\"}").await, 1.0);
     session.python("import json; x = 41").await;
-    let place = Arc::clone(&server.place);
+    let installation = Arc::clone(&server.installation);
     server.terminate().await;
-    let mut server = place.serve().await;
+    let mut server = installation.serve().await;
     for round in 1..=2 {
         let session = Session::of(&server.client(), &session.id);
         let shown = session.becomes("hibernated").await;
@@ -98,7 +101,7 @@ async fn one_of_the_pool_falls_asleep_by_itself_under_the_next_server() {
 /// it for an execution that runs.
 #[tokio::test]
 async fn an_execution_whose_result_was_returned_does_not_run() {
-    let server = place().serve().await;
+    let server = installation().serve().await;
     let session = server.session_with(json!({"checkpoints": true})).await;
     let first = session.python("x = 1").await;
     let ask = json!({"code": format!("{HOLD}\nx = 2"), "timeout": 60});
@@ -110,10 +113,10 @@ async fn an_execution_whose_result_was_returned_does_not_run() {
     server.send(put).await.json(200);
     let result = pending.result().await;
     assert_eq!((&result["status"], &result["checkpoint"]), (&json!("ok"), &json!(true)));
-    let place = server.kill().await;
+    let installation = server.kill().await;
     drop(lock);
 
-    let server = place.serve().await;
+    let server = installation.serve().await;
     let session = Session::of(&server.client(), &session.id);
     let fork = session.client.post(&session.path("/fork"), json!({})).await.json(201);
     let branch = Session::of(&server.client(), text(&fork["sessions"][0]["id"]));
@@ -131,11 +134,11 @@ async fn an_execution_whose_result_was_returned_does_not_run() {
 
 #[tokio::test]
 async fn a_picture_that_is_damaged_is_said_to_be() {
-    let server = place().serve().await;
+    let server = installation().serve().await;
     let session = server.session().await;
     session.python("x = 41; open('f', 'w').write('1')").await;
     session.client.post(&session.path("/hibernate"), json!({})).await.json(200);
-    let album = server.place.frozen().join(&session.id);
+    let album = server.installation.frozen().join(&session.id);
     for name in names(&album).iter().filter(|name| name.ends_with(".index")) {
         std::fs::write(album.join(name), "nonsense").expect("a file");
     }
@@ -151,8 +154,8 @@ async fn a_server_killed_at_any_stage_of_a_sleep_loses_nothing() {
     let seed: u64 = seed.unwrap_or_else(|| u64::from(std::process::id()));
     eprintln!("RECOVERY_SEED={seed}");
     let mut dice = Dice::new(seed);
-    let place = place();
-    let mut server = place.serve().await;
+    let installation = installation();
+    let mut server = installation.serve().await;
     let id = server.session().await.id;
     Session::of(&server.client(), &id).python("x = 0").await;
     let mut done = 0;
@@ -167,10 +170,10 @@ async fn a_server_killed_at_any_stage_of_a_sleep_loses_nothing() {
             }
         });
         tokio::time::sleep(Duration::from_millis(dice.below(300))).await;
-        let place = server.kill().await;
+        let installation = server.kill().await;
         work.abort();
         let _ = work.await;
-        server = place.serve().await;
+        server = installation.serve().await;
         let session = Session::of(&server.client(), &id);
         let code = "x += 1; open('f', 'a').write('.'); print(x, len(open('f').read()))";
         // It may have to end first what was accepted before.
@@ -191,7 +194,7 @@ async fn a_server_killed_at_any_stage_of_a_sleep_loses_nothing() {
         }
         session.stop().await;
     }
-    assert_eq!(place.sleepers(), [""; 0]);
+    assert_eq!(installation.sleepers(), [""; 0]);
     server.terminate().await;
-    place.has_no_traces().await;
+    installation.has_no_traces().await;
 }

@@ -4,15 +4,18 @@ use std::sync::Arc;
 
 use serde_json::json;
 
-use belljar_testkit::server::{Place, Session, eventually, text};
+use belljar_testkit::installation::Installation;
+use belljar_testkit::session::Session;
+use belljar_testkit::values::text;
+use belljar_testkit::wait::eventually;
 
-fn place() -> Arc<Place> {
-    Arc::new(Place::new())
+fn installation() -> Arc<Installation> {
+    Arc::new(Installation::new())
 }
 
 #[tokio::test]
 async fn variables_running_queued_and_finished_executions_are_all_there() {
-    let server = place().serve().await;
+    let server = installation().serve().await;
     let session = server.session_with(json!({"key": "k"})).await;
     session.python("x = 41").await;
     session.exec(json!({"language": "bash", "code": "cd /tmp; Y=5"})).await.json(200);
@@ -21,12 +24,12 @@ async fn variables_running_queued_and_finished_executions_are_all_there() {
     let queued = session.begin("queued", "queued", json!({"code": "print('x is', x)"})).await;
     let beside = json!({"command": "while [ ! -e /session/go ]; do sleep 0.01; done; echo beside"});
     let beside = session.begin("beside", "running", beside).await;
-    let place = server.kill().await;
+    let installation = server.kill().await;
     for pending in [running, queued, beside] {
         pending.abandon();
     }
 
-    let server = place.serve().await;
+    let server = installation.serve().await;
     let session = Session::of(&server.client(), &session.id);
     assert_eq!(session.exec_info("before").await["result"], finished.json(200));
     session.reaches("running", "running").await;
@@ -49,15 +52,15 @@ async fn variables_running_queued_and_finished_executions_are_all_there() {
 
 #[tokio::test]
 async fn what_was_printed_while_nobody_listened_is_told_from_any_offset() {
-    let server = place().serve().await;
+    let server = installation().serve().await;
     let session = server.session().await;
     let ask = json!({"command": "for i in 1 2 3; do echo line $i; done; \
                                  while [ ! -e /session/go ]; do sleep 0.01; done; echo end"});
     let pending = session.begin("talk", "running", ask).await;
     session.has_printed("talk", "line 3").await;
-    let place = server.kill().await;
+    let installation = server.kill().await;
     pending.abandon();
-    let server = place.serve().await;
+    let server = installation.serve().await;
     let session = Session::of(&server.client(), &session.id);
     session.release().await;
     let path = session.path("/execs/talk/events?offset=7");
@@ -68,15 +71,15 @@ async fn what_was_printed_while_nobody_listened_is_told_from_any_offset() {
 
 #[tokio::test]
 async fn a_sandbox_that_died_meanwhile_is_reported_and_not_replaced_in_silence() {
-    let server = place().serve().await;
+    let server = installation().serve().await;
     let session = server.session_with(json!({"key": "k"})).await;
     let pending = session.hold("held").await;
-    let place = server.kill().await;
+    let installation = server.kill().await;
     pending.abandon();
-    for guest in place.pids_inside(1) {
+    for guest in installation.pids_inside(1) {
         belljar_sys::process::signal(guest, 9).expect("it lives");
     }
-    let server = place.serve().await;
+    let server = installation.serve().await;
     let session = Session::of(&server.client(), &session.id);
     let failed = session.becomes("failed").await;
     assert!(text(&failed["ended_because"]).contains("the sandbox is gone"), "{failed:#}");
@@ -84,20 +87,20 @@ async fn a_sandbox_that_died_meanwhile_is_reported_and_not_replaced_in_silence()
     assert_eq!(held["result"]["status"], "crashed", "{held:#}");
     session.exec(json!({"code": "1"})).await.error(410, "session_ended");
     // The one it had is gone without a trace.
-    place.has_no_traces().await;
+    installation.has_no_traces().await;
     let made = server.post("/v1/sessions", json!({"key": "k"})).await.json(201);
     assert_eq!(made["replaced"]["id"], session.id, "{made:#}");
 }
 
 #[tokio::test]
 async fn sandboxes_that_nobody_wrote_down_are_reaped() {
-    let server = Arc::new(Place::new().env("BELLJAR_POOL", "3")).serve().await;
+    let server = Arc::new(Installation::new().env("BELLJAR_POOL", "3")).serve().await;
     eventually("the pool is full", async || server.metric("belljar_pool_ready").await == 3.0).await;
     let kept = server.session().await;
     eventually("the pool is full", async || server.metric("belljar_pool_ready").await == 3.0).await;
-    let place = server.kill().await;
+    let installation = server.kill().await;
     // They end by themselves; what they leave is removed by the successor.
-    let server = place.serve().await;
+    let server = installation.serve().await;
     eventually("it is ready", async || server.get("/readyz").await.status == 200).await;
     assert_eq!(Session::of(&server.client(), &kept.id).printed("print(1)").await, "1\n");
     let expected = |traces: &[String]| {
@@ -106,19 +109,20 @@ async fn sandboxes_that_nobody_wrote_down_are_reaped() {
         sockets == 4
     };
     eventually("only what lives is left", async || {
-        server.metric("belljar_pool_ready").await == 3.0 && expected(&place.corner().traces())
+        server.metric("belljar_pool_ready").await == 3.0
+            && expected(&installation.scratch().traces())
     })
     .await;
     server.delete(&kept.path("")).await.json(200);
     server.terminate().await;
-    place.has_no_traces().await;
+    installation.has_no_traces().await;
 }
 
 #[tokio::test]
 async fn a_second_server_on_the_same_state_is_refused() {
-    let place = place();
-    let first = place.serve().await;
-    let refused = place.refusal().await;
+    let installation = installation();
+    let first = installation.serve().await;
+    let refused = installation.refusal().await;
     assert!(refused.contains(&format!("process {}", first.pid())), "{refused}");
     assert!(refused.contains("BELLJAR_STATE_DIR"), "{refused}");
     assert_eq!(first.get("/readyz").await.status, 200);
@@ -126,11 +130,11 @@ async fn a_second_server_on_the_same_state_is_refused() {
 
 #[tokio::test]
 async fn a_kernel_that_dies_in_an_adopted_session_is_started_again() {
-    let server = place().serve().await;
+    let server = installation().serve().await;
     let session = server.session().await;
     session.python("x = 1").await;
-    let place = server.kill().await;
-    let server = place.serve().await;
+    let installation = server.kill().await;
+    let server = installation.serve().await;
     let session = Session::of(&server.client(), &session.id);
     let died = session.python("import os; os._exit(3)").await;
     assert_eq!(died["kernel_state"], "lost", "{died:#}");
@@ -140,15 +144,15 @@ async fn a_kernel_that_dies_in_an_adopted_session_is_started_again() {
 
 #[tokio::test]
 async fn a_session_on_disk_survives_even_a_lost_sandbox() {
-    let place = Arc::new(Place::new().env("SESSION_STORAGE", "BIND"));
-    let server = place.serve().await;
+    let installation = Arc::new(Installation::new().env("SESSION_STORAGE", "BIND"));
+    let server = installation.serve().await;
     let session = server.session_with(json!({"key": "k"})).await;
     session.python("open('/session/kept.txt', 'w').write('still here')").await;
-    let place = server.kill().await;
-    for guest in place.pids_inside(1) {
+    let installation = server.kill().await;
+    for guest in installation.pids_inside(1) {
         belljar_sys::process::signal(guest, 9).expect("it lives");
     }
-    let server = place.serve().await;
+    let server = installation.serve().await;
     let found = server.post("/v1/sessions", json!({"key": "k"})).await.json(200);
     assert_eq!((text(&found["how"]), text(&found["id"])), ("restarted", session.id.as_str()));
     let session = Session::of(&server.client(), &session.id);

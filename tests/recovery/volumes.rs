@@ -7,7 +7,10 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use belljar_testkit::server::{Place, Server, eventually, names};
+use belljar_testkit::installation::Installation;
+use belljar_testkit::server::Server;
+use belljar_testkit::values::names;
+use belljar_testkit::wait::eventually;
 
 /// From before it is begun to after it is done.
 const MOMENTS_MS: [u64; 5] = [0, 2, 6, 15, 60];
@@ -20,9 +23,9 @@ fn on_disk(server: &Server) -> BTreeSet<String> {
 
 /// What is mounted below the place's volumes, in the namespace of us all.
 fn mounted(server: &Server) -> Vec<String> {
-    let place = server.path("volumes").display().to_string();
+    let installation = server.path("volumes").display().to_string();
     let mounts = fs::read_to_string("/proc/self/mountinfo").expect("a list");
-    mounts.lines().filter(|line| line.contains(&place)).map(str::to_owned).collect()
+    mounts.lines().filter(|line| line.contains(&installation)).map(str::to_owned).collect()
 }
 
 async fn listed(server: &Server) -> Vec<Value> {
@@ -52,8 +55,8 @@ async fn in_all(server: &Server, code: &str) {
 #[tokio::test]
 async fn a_volume_half_made_or_half_removed_is_there_or_gone() {
     for storage in ["auto", "directory"] {
-        let place = Arc::new(Place::new().env("BELLJAR_VOLUME_STORAGE", storage));
-        let mut server = place.serve().await;
+        let installation = Arc::new(Installation::new().env("BELLJAR_VOLUME_STORAGE", storage));
+        let mut server = installation.serve().await;
         let mut made = 0;
         for moment in MOMENTS_MS {
             let client = server.client();
@@ -86,22 +89,22 @@ async fn a_volume_half_made_or_half_removed_is_there_or_gone() {
             assert!([204, 404].contains(&server.delete(&path).await.status));
         }
         assert_eq!((listed(&server).await.len(), on_disk(&server).len()), (0, 0));
-        server.place.has_no_traces().await;
+        server.installation.has_no_traces().await;
     }
 }
 
 #[tokio::test]
 async fn a_volume_of_a_session_that_died_with_its_server_can_be_removed() {
-    let place = Arc::new(Place::new());
-    let server = place.serve().await;
+    let installation = Arc::new(Installation::new());
+    let server = installation.serve().await;
     server.post("/v1/volumes", json!({"name": "left", "size": "4M"})).await.json(201);
     let session = server.session_with(json!({"volumes": {"left": "rw"}})).await;
     session.python("open('/volumes/left/a', 'w').write('x')").await;
     server.kill().await;
-    for guest in place.pids_inside(1) {
+    for guest in installation.pids_inside(1) {
         belljar_sys::process::signal(guest, 9).expect("it lives");
     }
-    let server = place.serve().await;
+    let server = installation.serve().await;
     let freed = async || server.get("/v1/volumes/left").await.json(200)["used_by"] == json!([]);
     eventually("its end is noticed", freed).await;
     let run = json!({"code": "print(open('/volumes/left/a').read())", "volumes": {"left": "ro"}});

@@ -19,7 +19,7 @@ use belljar_runtime::native::zygote::ZygoteState;
 use belljar_runtime::native::{NativeConfig, NativeRuntime, Prepared};
 use belljar_runtime::{Limits, Runtime, SandboxSpec};
 use belljar_testkit::attack::{Attack, Outcome};
-use belljar_testkit::host::Host;
+use belljar_testkit::attack_host::AttackHost;
 use libtest_mimic::{Arguments, Failed, Trial};
 
 /// An attack on a server of its own.
@@ -52,7 +52,7 @@ fn main() {
 }
 
 fn by_command_line(attack: &Attack) -> Result<(), Failed> {
-    let host = Host::start();
+    let host = AttackHost::start();
     let directory = tempfile::tempdir()?;
     let outcomes = (0..attack.repeat)
         .map(|_| run_command(attack, &host, directory.path()))
@@ -60,7 +60,7 @@ fn by_command_line(attack: &Attack) -> Result<(), Failed> {
     attack.judge(&outcomes, &host.canary).map_err(Failed::from)
 }
 
-fn run_command(attack: &Attack, host: &Host, directory: &Path) -> Result<Outcome, String> {
+fn run_command(attack: &Attack, host: &AttackHost, directory: &Path) -> Result<Outcome, String> {
     let mut command = Command::new(belljar_testkit::belljar());
     command.current_dir(directory).args(["run", "--json"]).args(&attack.flags);
     for (key, value) in &host.env {
@@ -82,7 +82,7 @@ fn run_command(attack: &Attack, host: &Host, directory: &Path) -> Result<Outcome
 }
 
 fn in_forked_kernels() -> Result<(), Failed> {
-    let host = Host::start();
+    let host = AttackHost::start();
     let settings = Settings::load()?;
     let prepared = Prepared::start(NativeConfig {
         executable: belljar_testkit::belljar().into(),
@@ -95,7 +95,10 @@ fn in_forked_kernels() -> Result<(), Failed> {
     if failures.is_empty() { Ok(()) } else { Err(failures.join("\n\n").into()) }
 }
 
-async fn attack_forked_kernels(prepared: Prepared, host: &Host) -> Result<Vec<String>, Failed> {
+async fn attack_forked_kernels(
+    prepared: Prepared,
+    host: &AttackHost,
+) -> Result<Vec<String>, Failed> {
     let runtime = prepared.launch()?;
     runtime.keep_zygote();
     let ZygoteState::Warm(warm) = runtime.zygote_settled().await else {
@@ -124,7 +127,7 @@ async fn attack_forked_kernels(prepared: Prepared, host: &Host) -> Result<Vec<St
 
 async fn run_forked(
     attack: &Attack,
-    host: &Host,
+    host: &AttackHost,
     runtime: &Arc<NativeRuntime>,
     directory: &Path,
 ) -> Result<Outcome, Failed> {
@@ -136,7 +139,7 @@ async fn run_forked(
 }
 
 /// A run of an attack, with the limits it asks for.
-fn run_of(attack: &Attack, host: &Host, code: Code) -> Result<Run, Failed> {
+fn run_of(attack: &Attack, host: &AttackHost, code: Code) -> Result<Run, Failed> {
     let mut limits = Limits::default();
     let mut timeout_ms = 50_000;
     for pair in attack.flags.chunks(2) {

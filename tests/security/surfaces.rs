@@ -7,8 +7,8 @@ use std::time::Duration;
 use libtest_mimic::Failed;
 use serde_json::Value;
 
-use belljar_testkit::context::Finished;
-use belljar_testkit::served::Served;
+use belljar_testkit::cli_server::CliServer;
+use belljar_testkit::command::Finished;
 
 /// What a bystander waits at most for one line of code. It takes milliseconds; a server that is held
 /// up by somebody else's kernel takes seconds.
@@ -41,7 +41,7 @@ const LIARS: [(&str, &str); 6] = [
 
 /// Code on the line that makes files of a kernel harms its own session and nobody else.
 pub(crate) fn liars_on_the_freeze_line() -> Result<(), Failed> {
-    let served = Served::on_tcp();
+    let served = CliServer::on_tcp();
     let bystander = served.create(&[]);
     served.ok(["exec", &bystander, "-c", "secret = 41"]);
     for (liar, answer) in LIARS {
@@ -83,7 +83,7 @@ pub(crate) fn liars_on_the_freeze_line() -> Result<(), Failed> {
 
 /// The files that sessions are made of are shared by forks, and cannot be changed by any of them.
 pub(crate) fn forks_cannot_change_what_they_share() -> Result<(), Failed> {
-    let served = Served::on_tcp();
+    let served = CliServer::on_tcp();
     let session = served.create(&[]);
     let big = "data = bytearray(b'original') * (4 << 20); print(len(data))";
     served.ok(["exec", &session, "-c", big]);
@@ -139,7 +139,7 @@ print('ESCAPED' if holes else 'CONTAINED', tried > 0, holes[:3])";
 /// Code with a volume tries to get out of it, to write to one that it may only read, and to leave traps
 /// for the host.
 pub(crate) fn volumes_hold_what_is_put_in_them() -> Result<(), Failed> {
-    let served = Served::on_tcp();
+    let served = CliServer::on_tcp();
     let volume = |args: &[&str]| -> Finished {
         served.context().finish(served.context().belljar(["volume"]).args(args))
     };
@@ -220,7 +220,7 @@ print('ESCAPED' if holes else 'CONTAINED', holes)";
 /// A port that something in one session listens on, as a browser does for its tasks, is no port for
 /// other sessions nor for the host; neither is a socket with a name or a terminal.
 pub(crate) fn ports_and_terminals_are_the_sessions_own() -> Result<(), Failed> {
-    let served = Served::on_tcp();
+    let served = CliServer::on_tcp();
     let (one, other) = (served.create(&[]), served.create(&[]));
     let listen = "\
 import os, pty, socket, threading
@@ -269,7 +269,7 @@ print('ESCAPED' if holes else 'CONTAINED', holes)"
 /// A kernel that lies about how full it is, or stops its own terminals, does not keep the session from
 /// being shown and stopped.
 pub(crate) fn a_session_that_plays_dead_can_be_stopped() -> Result<(), Failed> {
-    let served = Served::on_tcp();
+    let served = CliServer::on_tcp();
     let session = served.create(&[]);
     let code = "\
 import os, signal, threading, time

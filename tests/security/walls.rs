@@ -27,8 +27,8 @@ use futures_util::StreamExt as _;
 use libtest_mimic::Failed;
 
 use belljar_testkit::attack::Attack;
-use belljar_testkit::corner::Corner;
-use belljar_testkit::host::Host;
+use belljar_testkit::attack_host::AttackHost;
+use belljar_testkit::scratch_host::ScratchHost;
 
 const TABLE: &str = include_str!("walls.txt");
 
@@ -72,10 +72,10 @@ enum Verdict {
     NotMade(String),
 }
 
-struct Site {
-    corner: Corner,
+struct WallSite {
+    scratch: ScratchHost,
     image: Image,
-    host: Host,
+    host: AttackHost,
     attacks: BTreeMap<String, Attack>,
     /// Shown to sandboxes at `/data`.
     data: tempfile::TempDir,
@@ -84,8 +84,8 @@ struct Site {
     generous: PathBuf,
 }
 
-impl Site {
-    fn new() -> Result<Site, Failed> {
+impl WallSite {
+    fn new() -> Result<WallSite, Failed> {
         let settings = Settings::load()?;
         let data = tempfile::tempdir()?;
         // Sandboxes are other users.
@@ -97,10 +97,10 @@ impl Site {
         fs::write(&generous, script.replace("BELLJAR", belljar_testkit::belljar()))?;
         fs::set_permissions(&generous, fs::Permissions::from_mode(0o755))?;
         let attacks = Attack::all().into_iter().map(|attack| (attack.name.clone(), attack));
-        Ok(Site {
-            corner: Corner::new(),
+        Ok(WallSite {
+            scratch: ScratchHost::new(),
             image: home::image(&settings)?,
-            host: Host::start(),
+            host: AttackHost::start(),
             attacks: attacks.collect(),
             data,
             generous,
@@ -111,8 +111,8 @@ impl Site {
     async fn runtime(&self, gaps: Vec<Gap>) -> Result<Arc<NativeRuntime>, Failed> {
         let config = NativeConfig {
             executable: self.generous.clone(),
-            run_dir: self.corner.run_dir().to_owned(),
-            cgroup_parent: self.corner.cgroup_parent().to_owned(),
+            run_dir: self.scratch.run_dir().to_owned(),
+            cgroup_parent: self.scratch.cgroup_parent().to_owned(),
             image: self.image.clone(),
         };
         let weakening = Weakening::new(gaps);
@@ -232,7 +232,7 @@ impl Site {
     }
 }
 
-impl Drop for Site {
+impl Drop for WallSite {
     fn drop(&mut self) {
         let _ = fs::remove_file(&self.generous);
     }
@@ -272,7 +272,7 @@ fn is_here(wall: &str) -> bool {
 
 /// All walls of this machine's sandboxes, each with its gap and, where another wall stands behind
 /// it, the gap in that one.
-fn all_walls(site: &Site) -> Result<Vec<(String, Vec<Gap>)>, Failed> {
+fn all_walls(site: &WallSite) -> Result<Vec<(String, Vec<Gap>)>, Failed> {
     let all: BTreeMap<String, Gap> = walls(&site.image).into_iter().collect();
     let order = walls(&site.image).into_iter().map(|(name, _)| name);
     let mut known = BTreeSet::new();
@@ -292,7 +292,7 @@ fn all_walls(site: &Site) -> Result<Vec<(String, Vec<Gap>)>, Failed> {
 }
 
 /// One line of what is printed, or why the build fails.
-async fn check(site: &Site, name: &str, gaps: Vec<Gap>) -> Result<String, Failed> {
+async fn check(site: &WallSite, name: &str, gaps: Vec<Gap>) -> Result<String, Failed> {
     let backing = backed(name);
     if let Some(Backed { by: None, why, .. }) = backing {
         return Ok(format!("redundant: {why}"));
@@ -336,7 +336,7 @@ async fn check(site: &Site, name: &str, gaps: Vec<Gap>) -> Result<String, Failed
 
 /// `make test`: every wall is missed by the attack that is said to miss it.
 pub(crate) fn quick() -> Result<(), Failed> {
-    let site = Site::new()?;
+    let site = WallSite::new()?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let (lines, failures) = runtime.block_on(async {
         let walls = all_walls(&site)?;
@@ -386,7 +386,7 @@ pub(crate) fn quick() -> Result<(), Failed> {
 
 /// `make test-walls`: all attacks on sandboxes that lack one wall; says what the table should be.
 pub(crate) fn full() -> Result<(), Failed> {
-    let site = Site::new()?;
+    let site = WallSite::new()?;
     let only = std::env::var("WALL").ok();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let (found, failures) = runtime.block_on(async {

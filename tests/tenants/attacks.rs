@@ -10,8 +10,10 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::task::JoinHandle;
 
 use belljar_testkit::client::{Client, Wire};
-use belljar_testkit::seat;
-use belljar_testkit::server::{Server, Session, eventually};
+use belljar_testkit::server::Server;
+use belljar_testkit::session::Session;
+use belljar_testkit::terminal;
+use belljar_testkit::wait::eventually;
 
 /// What is held until it is dropped.
 pub(crate) type Hold = Vec<Box<dyn Any + Send>>;
@@ -154,7 +156,9 @@ async fn terminals(attacker: Attacker) -> Hold {
     for _ in 0..10 * attacker.times {
         let key = [("x-api-key", attacker.key.as_str())];
         // A session has only so many.
-        if let Ok(socket) = seat::connect(&attacker.client, &session, "rows=9&cols=9", &key).await {
+        if let Ok(socket) =
+            terminal::connect(&attacker.client, &session, "rows=9&cols=9", &key).await
+        {
             hold.push(Box::new(socket));
         }
     }

@@ -10,7 +10,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use attacks::{ATTACKS, Attacker};
-use belljar_testkit::server::{Place, Server, text};
+use belljar_testkit::installation::Installation;
+use belljar_testkit::server::Server;
+use belljar_testkit::values::text;
 use measure::{Latencies, measure};
 use serde_json::json;
 
@@ -32,13 +34,13 @@ fn is_long() -> bool {
 
 /// A server, and the keys of who attacks and of who is measured.
 async fn two_tenants() -> (Server, String, String) {
-    let place = Arc::new(Place::new().env("BELLJAR_STALL", "20"));
+    let installation = Arc::new(Installation::new().env("BELLJAR_STALL", "20"));
     let secret = |tenant: &str| {
-        let key = place.key(&["--name", tenant, "--tenant", tenant]);
+        let key = installation.key(&["--name", tenant, "--tenant", tenant]);
         text(&key["secret"]).to_owned()
     };
     let (mallory, alice) = (secret("mallory"), secret("alice"));
-    (place.serve().await, mallory, alice)
+    (installation.serve().await, mallory, alice)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 
 use belljar_testkit::client::Client;
-use belljar_testkit::server::Session;
+use belljar_testkit::session::Session;
 
 /// Sorted, of each kind of request.
 #[derive(Debug, Default)]

@@ -16,7 +16,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::task::JoinHandle;
 
-use crate::server::PATIENCE;
+use crate::wait::PATIENCE;
 
 /// Where a server listens.
 #[derive(Debug, Clone)]
@@ -173,7 +173,7 @@ impl Connection {
         self.sender.ready().await?;
         let (method, path) = (request.method().to_string(), request.uri().path().to_owned());
         let answer = Answer::read(self.sender.send_request(request).await?).await;
-        crate::described::check(&method, &path, answer.status);
+        crate::openapi::check(&method, &path, answer.status);
         Ok(answer)
     }
 }

@@ -4,15 +4,19 @@
 #![allow(missing_debug_implementations, reason = "tests print what they compare")]
 
 pub mod attack;
+pub mod attack_host;
+pub mod cli_server;
 pub mod client;
-pub mod context;
-pub mod corner;
-pub mod described;
-pub mod host;
-pub mod seat;
-pub mod served;
+pub mod command;
+pub mod installation;
+pub mod openapi;
+pub mod scratch_host;
 pub mod server;
-pub mod site;
+pub mod session;
+pub mod terminal;
+pub mod values;
+pub mod wait;
+pub mod website;
 
 use std::path::Path;
 use std::sync::OnceLock;

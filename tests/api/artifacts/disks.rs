@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use super::ArtifactSession as _;
 use super::{link, list, only, reason, refused, told};
 use crate::storage::on_a_small_disk;
-use belljar_testkit::server::{Server, names, text};
+use belljar_testkit::server::Server;
+use belljar_testkit::values::{names, text};
 
 #[tokio::test]
 async fn a_full_blob_store_costs_no_result_and_no_file() {

@@ -9,7 +9,9 @@ use serde_json::Value;
 use super::ArtifactSession as _;
 use super::{ask, link, list, only};
 use belljar_testkit::client::Answer;
-use belljar_testkit::server::{Server, eventually, text};
+use belljar_testkit::server::Server;
+use belljar_testkit::values::text;
+use belljar_testkit::wait::eventually;
 
 #[track_caller]
 fn header<'a>(answer: &'a Answer, name: &str) -> &'a str {
@@ -32,7 +34,7 @@ async fn parts_are_served_as_the_standard_has_them() {
     for name in ["etag", "content-length", "content-type", "content-disposition"] {
         assert_eq!(header(&head, name), header(&whole, name), "{name}");
     }
-    for (range, part, place) in [
+    for (range, part, installation) in [
         ("bytes=0-0", "0", "bytes 0-0/10"),
         ("bytes=3-5", "345", "bytes 3-5/10"),
         ("bytes=7-", "789", "bytes 7-9/10"),
@@ -41,7 +43,10 @@ async fn parts_are_served_as_the_standard_has_them() {
         ("bytes=-100", "0123456789", "bytes 0-9/10"),
     ] {
         let answer = get(&[("range", range)]).await;
-        assert_eq!((answer.text(206).as_str(), header(&answer, "content-range")), (part, place));
+        assert_eq!(
+            (answer.text(206).as_str(), header(&answer, "content-range")),
+            (part, installation)
+        );
         assert_eq!(header(&answer, "content-length"), part.len().to_string());
     }
     for beyond in ["bytes=10-", "bytes=10-11", "bytes=-0", "bytes=99999999999999999999-"] {

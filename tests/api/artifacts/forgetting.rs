@@ -6,7 +6,10 @@ use serde_json::json;
 
 use super::ArtifactSession as _;
 use super::{blobs, link, only, told};
-use belljar_testkit::server::{Server, Session, eventually, names, text};
+use belljar_testkit::server::Server;
+use belljar_testkit::session::Session;
+use belljar_testkit::values::{names, text};
+use belljar_testkit::wait::eventually;
 
 #[tokio::test]
 async fn content_goes_with_the_last_artifact_that_has_it() {
@@ -22,19 +25,19 @@ async fn content_goes_with_the_last_artifact_that_has_it() {
     assert_eq!(told(&server.get(&one.path("/artifacts")).await.json(200)), ["c"]);
     assert_eq!(server.delete(&forget(&other)).await.status, 204);
 
-    let place = server.kill().await;
-    let server = place.serve().await;
-    eventually("a sweep was there", async || blobs(&place).len() == 1).await;
+    let installation = server.kill().await;
+    let server = installation.serve().await;
+    eventually("a sweep was there", async || blobs(&installation).len() == 1).await;
     assert_eq!(server.get(&link(only(&second))).await.text(200), "same");
     assert_eq!(server.delete(&forget(&second)).await.status, 204);
-    let place = server.kill().await;
-    let server = place.serve().await;
-    eventually("a sweep was there", async || blobs(&place).is_empty()).await;
+    let installation = server.kill().await;
+    let server = installation.serve().await;
+    eventually("a sweep was there", async || blobs(&installation).is_empty()).await;
     // And it can come again.
     let one = Session::of(&server, &one.id);
     let again = one.leaves("a", "same").await;
     assert_eq!(server.get(&link(only(&again))).await.text(200), "same");
-    assert_eq!(names(&place.path("blobstore/incoming")), [""; 0]);
+    assert_eq!(names(&installation.path("blobstore/incoming")), [""; 0]);
 }
 
 #[tokio::test]
@@ -46,11 +49,11 @@ async fn old_artifacts_are_forgotten() {
     assert_eq!(names(&shown), ["old"]);
     // Until it is old.
     tokio::time::sleep(Duration::from_millis(1100)).await;
-    let place = server.kill().await;
-    let server = place.serve().await;
+    let installation = server.kill().await;
+    let server = installation.serve().await;
     eventually("it is forgotten", async || server.get(&link(only(&old))).await.status == 404).await;
     server.get(&link(only(&old))).await.error(404, "artifact_not_found");
-    eventually("its content is gone", async || blobs(&place).is_empty()).await;
+    eventually("its content is gone", async || blobs(&installation).is_empty()).await;
     assert_eq!(names(&shown), [""; 0]);
     assert_eq!(told(&server.get("/v1/artifacts").await.json(200)), [""; 0]);
     let session = Session::of(&server, &session.id);

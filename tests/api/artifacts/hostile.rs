@@ -4,7 +4,8 @@ use serde_json::json;
 
 use super::ArtifactSession as _;
 use super::{blobs, link, list, only, reason, refused, told};
-use belljar_testkit::server::{Server, text};
+use belljar_testkit::server::Server;
+use belljar_testkit::values::text;
 
 #[tokio::test]
 async fn only_plain_files_are_taken() {
@@ -45,7 +46,7 @@ async fn only_plain_files_are_taken() {
     // What is wrong is said once, and takes no part in what follows.
     let next = session.leaves("next", "x").await;
     assert_eq!((told(&next), refused(&next)), (vec!["next"], vec![]));
-    assert_eq!(blobs(&server.place).len(), 3);
+    assert_eq!(blobs(&server.installation).len(), 3);
 }
 
 #[tokio::test]

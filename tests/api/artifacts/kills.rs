@@ -9,7 +9,9 @@ use serde_json::json;
 
 use super::ArtifactSession as _;
 use super::{link, list, told};
-use belljar_testkit::server::{Place, Session, names, text};
+use belljar_testkit::installation::Installation;
+use belljar_testkit::session::Session;
+use belljar_testkit::values::{names, text};
 
 const KILLS: usize = 10;
 const SESSIONS: usize = 2;
@@ -21,8 +23,8 @@ async fn a_server_killed_while_it_takes_files_loses_none() {
     let seed = std::env::var("RECOVERY_SEED").ok().and_then(|text| text.parse().ok());
     let mut dice: u64 = seed.unwrap_or_else(|| u64::from(std::process::id()));
     eprintln!("RECOVERY_SEED={dice}");
-    let place = Arc::new(Place::new().env("BELLJAR_LOG", "warn"));
-    let mut server = place.serve().await;
+    let installation = Arc::new(Installation::new().env("BELLJAR_LOG", "warn"));
+    let mut server = installation.serve().await;
     let mut ids = Vec::new();
     for n in 0..SESSIONS {
         let storage = if n == 0 { "BIND" } else { "TMPFS" };
@@ -41,7 +43,7 @@ async fn a_server_killed_while_it_takes_files_loses_none() {
         // From the first file to long after the last.
         tokio::time::sleep(Duration::from_millis((dice >> 33) % 200)).await;
         server.kill().await;
-        server = place.serve().await;
+        server = installation.serve().await;
     }
     let mut results = BTreeMap::new();
     for id in &ids {
@@ -59,8 +61,8 @@ async fn a_server_killed_while_it_takes_files_loses_none() {
     }
     // Once more, with nothing on its way.
     server.kill().await;
-    let server = place.serve().await;
-    assert_eq!(names(&place.path("blobstore/incoming")), [""; 0]);
+    let server = installation.serve().await;
+    assert_eq!(names(&installation.path("blobstore/incoming")), [""; 0]);
 
     let mut connection = server.connect().await;
     let mut seen = BTreeSet::new();
@@ -75,15 +77,18 @@ async fn a_server_killed_while_it_takes_files_loses_none() {
         }
     }
     assert_eq!(seen.len(), SESSIONS * FILES * KILLS, "all that was ever left was told");
-    check_books(&place, results.values().map(|result| list(&result["artifacts"]).len()).sum());
+    check_books(
+        &installation,
+        results.values().map(|result| list(&result["artifacts"]).len()).sum(),
+    );
     for session in &ids {
         Session::of(&server, session).stop().await;
     }
 }
 
 /// The list agrees with what was told and with its own sums.
-fn check_books(place: &Place, told: usize) {
-    let path = place.path("state/artifacts.db");
+fn check_books(installation: &Installation, told: usize) {
+    let path = installation.path("state/artifacts.db");
     let database = rusqlite::Connection::open(path).expect("a database");
     let number = |query: &str| -> i64 {
         database.query_row(query, [], |row| row.get(0)).expect("an answer")

@@ -10,7 +10,9 @@ use super::ArtifactSession as _;
 use super::{ask, link, only, token, with_token};
 use crate::keys::{secret, with_keys};
 use belljar_testkit::client::Answer;
-use belljar_testkit::server::{Server, eventually, text};
+use belljar_testkit::server::Server;
+use belljar_testkit::values::text;
+use belljar_testkit::wait::eventually;
 
 /// An answer without what differs from one moment to the next.
 fn plain(answer: Answer) -> (u16, Vec<String>, Vec<u8>) {
@@ -103,13 +105,13 @@ async fn links_survive_the_server_and_end_with_its_key() {
     let link = link(only(&result));
     let key = server.path("state/links.key");
     assert_eq!(fs::metadata(&key).expect("a key").permissions().mode() & 0o777, 0o600);
-    let place = server.kill().await;
-    let server = place.serve().await;
+    let installation = server.kill().await;
+    let server = installation.serve().await;
     assert_eq!(server.get(&link).await.text(200), "x");
     server.terminate().await;
     // As if another server had signed it.
     fs::remove_file(&key).expect("it is there");
-    let server = place.serve().await;
+    let server = installation.serve().await;
     server.get(&link).await.error(403, "link_invalid");
     let shown =
         server.get(&format!("/v1/artifacts/{}", text(&only(&result)["id"]))).await.json(200);

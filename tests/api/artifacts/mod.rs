@@ -22,7 +22,9 @@ use hyper::header::{HeaderName, HeaderValue};
 use serde_json::{Value, json};
 
 use belljar_testkit::client::{Answer, Client};
-use belljar_testkit::server::{Place, Session, text};
+use belljar_testkit::installation::Installation;
+use belljar_testkit::session::Session;
+use belljar_testkit::values::text;
 
 /// Where code leaves them.
 const DIRECTORY: &str = "/session/artifacts/";
@@ -93,12 +95,12 @@ async fn ask(client: &Client, method: Method, path: &str, headers: &[(&str, &str
 }
 
 /// Paths of all content that is kept, sorted.
-fn blobs(place: &Place) -> Vec<PathBuf> {
+fn blobs(installation: &Installation) -> Vec<PathBuf> {
     let mut paths = Vec::new();
     let entries = |path: PathBuf| {
         fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path())
     };
-    for tenant in entries(place.path("blobstore")) {
+    for tenant in entries(installation.path("blobstore")) {
         if tenant.file_name().is_some_and(|name| name != "incoming") {
             paths.extend(entries(tenant).flat_map(entries));
         }

@@ -7,7 +7,9 @@ use serde_json::{Value, json};
 use super::ArtifactSession as _;
 use super::{link, list, only, reason, refused, told};
 use crate::keys::secret;
-use belljar_testkit::server::{Place, Server, text};
+use belljar_testkit::installation::Installation;
+use belljar_testkit::server::Server;
+use belljar_testkit::values::text;
 
 #[tokio::test]
 async fn what_is_too_much_stays_with_a_word() {
@@ -48,10 +50,12 @@ async fn what_is_too_much_stays_with_a_word() {
 async fn the_sessions_of_a_tenant_never_have_more_than_it_may() {
     const MOST: usize = 20;
     let most = MOST.to_string();
-    let place =
-        Arc::new(Place::new().env("BELLJAR_TENANT_ARTIFACTS", &most).env("BELLJAR_POOL", "4"));
-    let keys = ["acme", "bell"].map(|tenant| place.key(&["--name", tenant, "--tenant", tenant]));
-    let server = place.serve().await;
+    let installation = Arc::new(
+        Installation::new().env("BELLJAR_TENANT_ARTIFACTS", &most).env("BELLJAR_POOL", "4"),
+    );
+    let keys =
+        ["acme", "bell"].map(|tenant| installation.key(&["--name", tenant, "--tenant", tenant]));
+    let server = installation.serve().await;
     let [acme, bell] = [0, 1].map(|n: usize| server.with_key(secret(&keys[n])));
     let mut sessions = Vec::new();
     for _ in 0..4 {

@@ -4,7 +4,9 @@ use serde_json::{Value, json};
 
 use super::{link, list, only, told};
 use crate::storage::log;
-use belljar_testkit::server::{Server, eventually, text};
+use belljar_testkit::server::Server;
+use belljar_testkit::values::text;
+use belljar_testkit::wait::eventually;
 
 /// An artifact without its link, which is made anew each time.
 fn lasting(artifact: &Value) -> Value {

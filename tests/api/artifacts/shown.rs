@@ -8,7 +8,8 @@ use serde_json::json;
 
 use super::ArtifactSession as _;
 use super::{blobs, list, only, told};
-use belljar_testkit::server::{Server, names, text};
+use belljar_testkit::server::Server;
+use belljar_testkit::values::{names, text};
 
 fn inode(path: &Path) -> u64 {
     fs::metadata(path).unwrap_or_else(|error| panic!("{}: {error}", path.display())).ino()
@@ -24,10 +25,10 @@ async fn names_beside_a_session_are_names_of_the_content() {
     let session = server.session_with(json!({"storage": "BIND"})).await;
     let shown = server.path("sessions").join(&session.id).join("artifacts");
     session.leaves("a", "one").await;
-    let [blob] = &blobs(&server.place)[..] else { panic!("one content") };
+    let [blob] = &blobs(&server.installation)[..] else { panic!("one content") };
     assert_eq!(inode(blob), inode(&shown.join("a")), "no second copy");
     session.leaves("b", "one").await;
-    assert_eq!((inode(blob), blobs(&server.place).len()), (inode(&shown.join("b")), 1));
+    assert_eq!((inode(blob), blobs(&server.installation).len()), (inode(&shown.join("b")), 1));
     session.leaves("a", "two").await;
     assert_eq!(
         (content(&shown.join("a")), content(&shown.join("b"))),
@@ -108,7 +109,7 @@ async fn a_run_has_a_directory_of_its_own() {
     assert_eq!(told(&result), ["/work/artifacts/b", "/work/artifacts/sub/a"]);
     let id = text(&result["exec_id"]);
     let outputs = server.path("outputs").join(id);
-    let [blob] = &blobs(&server.place)[..] else { panic!("one content") };
+    let [blob] = &blobs(&server.installation)[..] else { panic!("one content") };
     assert_eq!(inode(&outputs.join("sub/a")), inode(blob));
     assert_eq!(inode(&outputs.join("b")), inode(blob));
     for artifact in list(&result["artifacts"]) {

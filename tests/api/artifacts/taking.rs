@@ -4,7 +4,8 @@ use serde_json::json;
 
 use super::ArtifactSession as _;
 use super::{only, refused, told};
-use belljar_testkit::server::{Server, Session};
+use belljar_testkit::server::Server;
+use belljar_testkit::session::Session;
 
 #[tokio::test]
 async fn whatever_runs_is_asked_what_it_left() {
@@ -63,8 +64,8 @@ async fn files_that_stay_are_told_once() {
     assert_eq!(session.inside().await, "one two");
     assert_eq!(told(&session.shell("echo changed > artifacts/one").await), ["one"]);
 
-    let place = server.kill().await;
-    let server = place.serve().await;
+    let installation = server.kill().await;
+    let server = installation.serve().await;
     let session = Session::of(&server, &session.id);
     assert_eq!(told(&session.python("2").await), [""; 0]);
     assert_eq!(told(&session.leaves("three", "3").await), ["three"]);
@@ -72,8 +73,8 @@ async fn files_that_stay_are_told_once() {
     let back = session.shell("printf 2 > artifacts/two").await;
     assert_eq!(told(&back), ["two"], "what it was before is news again");
     assert_eq!(session.inside().await, "one three two");
-    let place = server.kill().await;
-    let server = place.serve().await;
+    let installation = server.kill().await;
+    let server = installation.serve().await;
     let session = Session::of(&server, &session.id);
     assert_eq!(told(&session.shell("echo last > artifacts/one").await), ["one"]);
     let listed = server.get(&session.path("/artifacts")).await.json(200);

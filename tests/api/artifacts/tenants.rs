@@ -9,7 +9,9 @@ use super::ArtifactSession as _;
 use super::{blobs, link, only, told};
 use crate::keys::{secret, with_keys};
 use belljar_testkit::client::Client;
-use belljar_testkit::server::{Place, Server, text};
+use belljar_testkit::installation::Installation;
+use belljar_testkit::server::Server;
+use belljar_testkit::values::text;
 
 #[tokio::test]
 async fn identical_content_is_kept_once_per_tenant() {
@@ -24,10 +26,10 @@ async fn identical_content_is_kept_once_per_tenant() {
     assert_eq!(only(&first)["sha256"], only(&second)["sha256"]);
     assert_ne!(only(&first)["id"], only(&second)["id"]);
     assert_eq!(only(&first)["host_path"], only(&second)["host_path"]);
-    assert_eq!(blobs(&server.place).len(), 1);
+    assert_eq!(blobs(&server.installation).len(), 1);
     let foreign = theirs.leaves("c", "same").await;
     assert_ne!(only(&foreign)["host_path"], only(&first)["host_path"]);
-    assert_eq!(blobs(&server.place).len(), 2);
+    assert_eq!(blobs(&server.installation).len(), 2);
 
     // Each sees their own, and is told nothing of the others'.
     let get = async |who: &Client, path: &str| who.get(path).await;
@@ -68,13 +70,13 @@ async fn a_server_leaves_the_content_of_another_alone() {
     let session = server.session().await;
     let kept = session.leaves("a", "precious").await;
     let blobstore = server.path("blobstore").display().to_string();
-    let other = || Arc::new(Place::new().env("BLOBSTORE_DIR", &blobstore));
+    let other = || Arc::new(Installation::new().env("BLOBSTORE_DIR", &blobstore));
     let refused = other().refusal().await;
     assert!(refused.contains("another server uses it"), "{refused}");
-    let place = server.place.clone();
+    let installation = server.installation.clone();
     server.terminate().await;
     let refused = other().refusal().await;
     assert!(refused.contains("artifacts.db") && refused.contains("BLOBSTORE_DIR"), "{refused}");
-    let server = place.serve().await;
+    let server = installation.serve().await;
     assert_eq!(server.get(&link(only(&kept))).await.text(200), "precious");
 }

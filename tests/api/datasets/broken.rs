@@ -6,7 +6,9 @@ use serde_json::json;
 
 use super::DatasetSession as _;
 use super::{incoming, numbered, serve};
-use belljar_testkit::server::{Session, eventually, text};
+use belljar_testkit::session::Session;
+use belljar_testkit::values::text;
+use belljar_testkit::wait::eventually;
 
 #[tokio::test]
 async fn an_upload_that_breaks_off_has_failed_and_leaves_nothing() {
@@ -28,7 +30,7 @@ async fn an_upload_that_breaks_off_has_failed_and_leaves_nothing() {
         assert!(text(&failed["reason"]).contains("broke"), "{failed:#}");
         assert_eq!((failed.get("size"), failed.get("sha256")), (None, None), "{failed:#}");
     }
-    eventually("nothing is incoming", async || incoming(&server.place).is_empty()).await;
+    eventually("nothing is incoming", async || incoming(&server.installation).is_empty()).await;
     assert_eq!(session.all_in("/session/data").await, Vec::<String>::new());
     // The next try is as good as the first.
     session.put("counted.csv", "a,b\n").await.json(200);
@@ -67,7 +69,7 @@ async fn whoever_leaves_before_the_answer_leaves_nothing_half_done() {
         let sum = session.shell(&format!("sha256sum < /session/data/{name}")).await;
         assert!(text(&sum["stdout"]).starts_with(&super::sha256(&content)), "{sum:#}");
     }
-    eventually("nothing is incoming", async || incoming(&server.place).is_empty()).await;
+    eventually("nothing is incoming", async || incoming(&server.installation).is_empty()).await;
 }
 
 #[tokio::test]
@@ -78,13 +80,13 @@ async fn a_server_that_is_killed_meanwhile_says_so_afterwards() {
     let mut sending = session.begin_put("half.csv", "Content-Length: 1000000").await;
     sending.send(numbered(1, 500_000)).await;
     eventually("it is pending", async || session.status("half.csv").await == "PENDING").await;
-    assert_eq!(incoming(&server.place).len(), 1);
-    let place = server.kill().await;
-    assert_eq!(incoming(&place).len(), 1, "nobody could clear it away");
+    assert_eq!(incoming(&server.installation).len(), 1);
+    let installation = server.kill().await;
+    assert_eq!(incoming(&installation).len(), 1, "nobody could clear it away");
     drop(sending);
 
-    let server = place.serve().await;
-    assert!(incoming(&place).is_empty());
+    let server = installation.serve().await;
+    assert!(incoming(&installation).is_empty());
     // At once, while the session is still being found again: it is waited for.
     let session = Session::of(&server, &session.id);
     assert_eq!(session.status("half.csv").await, "FAILED");
@@ -118,11 +120,11 @@ async fn a_server_that_is_killed_while_it_stages_leaves_nothing_hidden() {
         sending
     });
     session.has_printed("looking", "begun").await;
-    let place = server.kill().await;
+    let installation = server.kill().await;
     looking.abandon();
     drop(sending.await);
 
-    let server = place.serve().await;
+    let server = installation.serve().await;
     let session = Session::of(&server, &session.id);
     let expected = [".mine.part", "folder", "folder/whole.csv"];
     eventually("what was begun is gone", async || {

@@ -7,7 +7,10 @@ use serde_json::{Value, json};
 
 use super::DatasetSession as _;
 use super::{cached, numbered, serve, sha256};
-use belljar_testkit::server::{Place, Server, Session, text};
+use belljar_testkit::installation::Installation;
+use belljar_testkit::server::Server;
+use belljar_testkit::session::Session;
+use belljar_testkit::values::text;
 
 /// A name with the hash that its content is known by.
 fn known(name: &str, content: impl AsRef<[u8]>) -> String {
@@ -59,8 +62,8 @@ async fn a_hash_that_is_not_that_of_the_content_is_refused() {
         assert!(text(&failed["reason"]).contains("SHA-256"), "{failed:#}");
     }
     assert_eq!(session.all_in("/session/data").await, ["known"]);
-    assert_eq!(cached(&server.place, &sha256("something else")), None, "nor is it kept");
-    assert!(super::incoming(&server.place).is_empty());
+    assert_eq!(cached(&server.installation, &sha256("something else")), None, "nor is it kept");
+    assert!(super::incoming(&server.installation).is_empty());
     session.put(&known("t.csv", "as told"), "as told").await.json(200);
     assert_eq!(session.shell("cat data/t.csv").await["stdout"], "as told");
 }
@@ -84,9 +87,10 @@ async fn a_body_that_nobody_needs_is_no_trouble() {
 
 #[tokio::test]
 async fn content_of_one_tenant_is_unknown_to_another() {
-    let place = Arc::new(Place::new().env("DATASET_ACCESS", "API"));
-    let keys = ["a", "a", "b"].map(|tenant| place.key(&["--name", tenant, "--tenant", tenant]));
-    let server: Server = place.serve().await;
+    let installation = Arc::new(Installation::new().env("DATASET_ACCESS", "API"));
+    let keys =
+        ["a", "a", "b"].map(|tenant| installation.key(&["--name", tenant, "--tenant", tenant]));
+    let server: Server = installation.serve().await;
     let clients = keys.map(|key| server.with_key(text(&key["secret"])));
     let [first, second, stranger] = clients;
     let first: Session = first.session_with(json!({})).await;
@@ -127,7 +131,7 @@ async fn the_cache_is_bounded_and_the_oldest_goes_first() {
     session.put("large", large.clone()).await.json(200);
     let sum = session.shell("sha256sum < data/large").await;
     assert!(text(&sum["stdout"]).starts_with(&sha256(&large)), "{sum:#}");
-    assert_eq!(cached(&server.place, &sha256(&large)), None);
+    assert_eq!(cached(&server.installation, &sha256(&large)), None);
     assert_eq!(session.shell("ls data").await["stdout"], "again\nlarge\none\nthree\ntwo\n");
 }
 
@@ -137,7 +141,7 @@ async fn damage_in_the_cache_never_gets_inside() {
     let session = server.session().await;
     let hash = sha256("precious");
     session.put("t.csv", "precious").await.json(200);
-    let path = cached(&server.place, &hash).expect("it is cached");
+    let path = cached(&server.installation, &hash).expect("it is cached");
     for damaged in ["precIous", "prec", "precious and more", ""] {
         fs::write(&path, damaged).expect("it is there");
         session.put(&known("new", "precious"), "").await.error(404, "content_unknown");

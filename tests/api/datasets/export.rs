@@ -8,7 +8,9 @@ use serde_json::{Value, json};
 use super::DatasetSession as _;
 use super::serve;
 use belljar_testkit::client::Client;
-use belljar_testkit::server::{Server, Session, names, text};
+use belljar_testkit::server::Server;
+use belljar_testkit::session::Session;
+use belljar_testkit::values::{names, text};
 
 /// Where an export lies, by the name of its dataset.
 #[track_caller]
@@ -57,9 +59,12 @@ async fn one_several_or_all_are_exported_and_stay() {
         (one["exports"].as_array().expect("a list").len(), &one["refused"]),
         (1, &json!([]))
     );
-    let place = place_of(&one, "a.csv");
-    assert_eq!((place.parent(), read(&place)), (Some(&*server.path("exports")), "1\n".to_owned()));
-    let file = place.file_name().expect("a name").to_string_lossy().into_owned();
+    let installation = place_of(&one, "a.csv");
+    assert_eq!(
+        (installation.parent(), read(&installation)),
+        (Some(&*server.path("exports")), "1\n".to_owned())
+    );
+    let file = installation.file_name().expect("a name").to_string_lossy().into_owned();
     // `a_20261115T105959Z.csv`
     let stamp =
         file.strip_prefix("a_").and_then(|rest| rest.strip_suffix("Z.csv")).expect("a time");
@@ -100,7 +105,7 @@ async fn one_several_or_all_are_exported_and_stay() {
     assert_eq!(nothing, json!({"exports": [], "refused": []}));
     let typo = server.post(&session.path("/datasets/export"), json!({"dataset": ["a"]})).await;
     typo.error(422, "invalid");
-    assert!(server.place.audit().iter().any(|entry| entry["action"] == "dataset.export"));
+    assert!(server.installation.audit().iter().any(|entry| entry["action"] == "dataset.export"));
 }
 
 #[tokio::test]
@@ -113,15 +118,15 @@ async fn nothing_is_ever_overwritten() {
         let ask = || session.export(json!({"datasets": ["t.csv"]}));
         let (one, two) = tokio::join!(ask(), ask());
         for exported in [one, two] {
-            let place = place_of(&exported, "t.csv");
+            let installation = place_of(&exported, "t.csv");
             // Whoever has it may write to it, and changes nothing else.
-            assert_eq!(read(&place), format!("{turn}\n"));
-            fs::write(&place, format!("mine, {turn}")).expect("it can be written");
-            places.push((place, turn));
+            assert_eq!(read(&installation), format!("{turn}\n"));
+            fs::write(&installation, format!("mine, {turn}")).expect("it can be written");
+            places.push((installation, turn));
         }
     }
-    for (place, turn) in &places {
-        assert_eq!(read(place), format!("mine, {turn}"));
+    for (installation, turn) in &places {
+        assert_eq!(read(installation), format!("mine, {turn}"));
     }
     assert_eq!(names(&server.path("exports")).len(), 10);
     let last = session.export(json!({})).await;
@@ -174,10 +179,10 @@ async fn any_name_can_be_exported_and_leads_nowhere_else() {
     let all = session.export(json!({})).await;
     let exports = all["exports"].as_array().expect("a list");
     for export in exports {
-        let place = Path::new(text(&export["host_path"]));
-        assert!(place.starts_with(server.path("exports")), "{export:#}");
+        let installation = Path::new(text(&export["host_path"]));
+        assert!(installation.starts_with(server.path("exports")), "{export:#}");
         assert!(!text(&export["host_path"]).chars().any(char::is_control), "{export:#}");
-        let size = fs::metadata(place).expect("it is there").len();
+        let size = fs::metadata(installation).expect("it is there").len();
         assert_eq!(export["size"], size, "{export:#}");
     }
     // All of them, but for a name that has no room for the time.

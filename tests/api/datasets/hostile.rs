@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::DatasetSession as _;
 use super::serve;
-use belljar_testkit::server::text;
+use belljar_testkit::values::text;
 
 #[tokio::test]
 async fn a_place_that_is_gone_or_another_is_not_written_to() {

@@ -7,7 +7,8 @@ use serde_json::{Value, json};
 
 use super::DatasetSession as _;
 use super::serve;
-use belljar_testkit::server::{Place, text};
+use belljar_testkit::installation::Installation;
+use belljar_testkit::values::text;
 
 #[tokio::test]
 async fn the_list_is_bounded_and_says_so() {
@@ -106,18 +107,19 @@ async fn what_has_failed_does_not_drown_the_rest() {
 
 #[tokio::test]
 async fn a_directory_of_the_host_is_listed_as_the_session_sees_it() {
-    let place = Place::new();
-    let data = place.path("datasets");
+    let installation = Installation::new();
+    let data = installation.path("datasets");
     fs::create_dir_all(data.join("2024")).expect("a directory");
     fs::write(data.join("2024/t.parquet"), super::parquet(5)).expect("a file");
-    fs::write(place.path("outside.csv"), "a\nprivate\n").expect("a file");
-    std::os::unix::fs::symlink(place.path("outside.csv"), data.join("link.csv")).expect("a link");
-    let place = Arc::new(
-        place
+    fs::write(installation.path("outside.csv"), "a\nprivate\n").expect("a file");
+    std::os::unix::fs::symlink(installation.path("outside.csv"), data.join("link.csv"))
+        .expect("a link");
+    let installation = Arc::new(
+        installation
             .env("DATASETS_HOST_RO", &data.display().to_string())
             .env("DATASET_ACCESS", "LOCAL_RO"),
     );
-    let server = place.serve().await;
+    let server = installation.serve().await;
     let session = server.session().await;
     let list = session.datasets().await;
     let listed = list["datasets"].as_array().expect("a list");

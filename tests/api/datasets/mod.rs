@@ -21,13 +21,18 @@ use serde_json::Value;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use belljar_testkit::client::{Answer, Target, Wire};
-use belljar_testkit::server::{PATIENCE, Place, Server, Session, names, text};
+use belljar_testkit::installation::Installation;
+use belljar_testkit::server::Server;
+use belljar_testkit::session::Session;
+use belljar_testkit::values::{names, text};
+use belljar_testkit::wait::PATIENCE;
 
 /// A server whose sessions take datasets.
 async fn serve(env: &[(&str, &str)]) -> Server {
-    let place = Place::new().env("DATASET_ACCESS", "API");
-    let place = env.iter().fold(place, |place, (name, value)| place.env(name, value));
-    std::sync::Arc::new(place).serve().await
+    let installation = Installation::new().env("DATASET_ACCESS", "API");
+    let installation =
+        env.iter().fold(installation, |installation, (name, value)| installation.env(name, value));
+    std::sync::Arc::new(installation).serve().await
 }
 
 fn sha256(content: impl AsRef<[u8]>) -> String {
@@ -35,14 +40,14 @@ fn sha256(content: impl AsRef<[u8]>) -> String {
 }
 
 /// What is on its way into the cache.
-fn incoming(place: &Place) -> Vec<String> {
-    names(&place.path("cache/incoming"))
+fn incoming(installation: &Installation) -> Vec<String> {
+    names(&installation.path("cache/incoming"))
 }
 
 /// Where the cache has content, of whichever tenant.
-fn cached(place: &Place, sha256: &str) -> Option<PathBuf> {
-    let tenants = names(&place.path("cache")).into_iter();
-    let mut paths = tenants.map(|tenant| place.path("cache").join(tenant).join(sha256));
+fn cached(installation: &Installation, sha256: &str) -> Option<PathBuf> {
+    let tenants = names(&installation.path("cache")).into_iter();
+    let mut paths = tenants.map(|tenant| installation.path("cache").join(tenant).join(sha256));
     paths.find(|path| path.exists())
 }
 

@@ -7,19 +7,22 @@ use serde_json::{Value, json};
 
 use super::DatasetSession as _;
 use super::steady;
-use belljar_testkit::server::{Place, Server, Session, text};
+use belljar_testkit::installation::Installation;
+use belljar_testkit::server::Server;
+use belljar_testkit::session::Session;
+use belljar_testkit::values::text;
 
 const OWN: &str = "x,y\n1,2\n3,4\n";
 const TABLE: &str = "city,people\nBonn,3\nKiel,2\nTrier,1\n";
 
 #[tokio::test]
 async fn all_six_modes_give_what_they_promise() {
-    let place = Place::new();
-    let data = place.path("datasets");
+    let installation = Installation::new();
+    let data = installation.path("datasets");
     fs::create_dir_all(data.join("deep")).expect("a directory");
     fs::write(data.join("deep/table.csv"), TABLE).expect("a file");
-    let place = Arc::new(place.env("DATASETS_HOST_RO", &data.display().to_string()));
-    let server = place.serve().await;
+    let installation = Arc::new(installation.env("DATASETS_HOST_RO", &data.display().to_string()));
+    let server = installation.serve().await;
     for storage in ["TMPFS", "BIND"] {
         for access in ["NONE", "LOCAL_RO", "API"] {
             let ask = json!({"storage": storage, "datasets": access});
@@ -33,7 +36,7 @@ async fn all_six_modes_give_what_they_promise() {
         }
     }
     assert_eq!(fs::read_to_string(data.join("deep/table.csv")).expect("a file"), TABLE);
-    assert_eq!(belljar_testkit::server::names(&data), ["deep"]);
+    assert_eq!(belljar_testkit::values::names(&data), ["deep"]);
 }
 
 async fn code_sees_its_directories(session: &Session, access: &str) {
@@ -123,21 +126,21 @@ async fn artifacts_and_exports_work(server: &Server, session: &Session, storage:
 
 #[tokio::test]
 async fn a_directory_of_datasets_that_is_none_is_refused_at_the_start() {
-    let place = Place::new();
-    fs::write(place.path("file"), "").expect("a file");
-    std::os::unix::fs::symlink("loop", place.path("loop")).expect("a link");
+    let installation = Installation::new();
+    fs::write(installation.path("file"), "").expect("a file");
+    std::os::unix::fs::symlink("loop", installation.path("loop")).expect("a link");
     // Not even root can read the last one.
     for name in ["missing", "file", "loop"] {
         for access in ["LOCAL_RO", "NONE"] {
-            let path = place.path(name).display().to_string();
-            let mut command = place.belljar(&["serve"]);
+            let path = installation.path(name).display().to_string();
+            let mut command = installation.belljar(&["serve"]);
             command.env("DATASET_ACCESS", access).env("DATASETS_HOST_RO", &path);
-            let said = Arc::new(Place::new()).refusal_by(command).await;
+            let said = Arc::new(Installation::new()).refusal_by(command).await;
             assert!(said.contains("DATASETS_HOST_RO") && said.contains(&path), "{said}");
             assert!(!said.contains("panicked"), "{said}");
         }
     }
-    let said = Arc::new(Place::new().env("DATASET_ACCESS", "LOCAL_RO")).refusal().await;
+    let said = Arc::new(Installation::new().env("DATASET_ACCESS", "LOCAL_RO")).refusal().await;
     assert!(said.contains("set DATASETS_HOST_RO"), "{said}");
 }
 
@@ -150,5 +153,5 @@ async fn a_session_that_asks_for_datasets_where_there_are_none_is_refused() {
     let run = json!({"code": "1", "datasets": "LOCAL_RO"});
     let message = server.post("/v1/run", run).await.error(422, "invalid");
     assert!(message.contains("DATASETS_HOST_RO"), "{message}");
-    server.place.has_no_traces().await;
+    server.installation.has_no_traces().await;
 }

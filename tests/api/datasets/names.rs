@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::DatasetSession as _;
 use super::serve;
-use belljar_testkit::server::text;
+use belljar_testkit::values::text;
 
 #[tokio::test]
 async fn names_are_kept_as_they_are_written() {

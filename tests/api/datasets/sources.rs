@@ -8,7 +8,9 @@ use serde_json::{Value, json};
 use super::DatasetSession as _;
 use super::origin::{self, Origin, Reply, ok};
 use super::{cached, sha256, steady};
-use belljar_testkit::server::{Server, eventually, text};
+use belljar_testkit::server::Server;
+use belljar_testkit::values::text;
+use belljar_testkit::wait::eventually;
 
 const TABLE: &str = "city,people\nBonn,3\nKiel,2\n";
 const SECRET: &str = "hunter2-very-secret";
@@ -125,7 +127,7 @@ async fn a_source_with_a_tag_is_asked_whether_it_has_changed() {
     assert_eq!(first.shell("cat data/sales/t.csv").await["stdout"], "a\n1\n", "it did not ask");
 
     // A damaged copy is no copy: it is fetched in full, and the cache is whole again.
-    let path = cached(&server.place, &sha256("a\n2\n")).expect("it is cached");
+    let path = cached(&server.installation, &sha256("a\n2\n")).expect("it is cached");
     fs::write(&path, "a\n3\n").expect("it is there");
     let third = server.session().await;
     let told = third.post_datasets(ask).await.json(200);
@@ -204,7 +206,8 @@ async fn what_goes_wrong_at_a_source_is_said() {
     assert_eq!(session.dataset("unknown/x").await, Value::Null);
     assert!(!origin.heads().iter().any(|head| origin::path(head) == "/d/x"), "it was not asked");
     assert_eq!(session.all_in("/session/data").await, Vec::<String>::new());
-    eventually("nothing is incoming", async || super::incoming(&server.place).is_empty()).await;
+    eventually("nothing is incoming", async || super::incoming(&server.installation).is_empty())
+        .await;
 }
 
 #[tokio::test]
@@ -233,13 +236,13 @@ async fn what_the_source_is_told_nobody_else_is() {
     let inside = session.shell("env; cat data/sales/*").await.to_string();
     let log = server.get(&session.path("/log")).await.text(200);
     let metrics = server.get("/metrics").await.text(200);
-    let place = std::sync::Arc::clone(&server.place);
+    let installation = std::sync::Arc::clone(&server.installation);
     let said = server.terminate().await;
-    let audit = fs::read_to_string(place.path("state/audit.log")).expect("an audit log");
+    let audit = fs::read_to_string(installation.path("state/audit.log")).expect("an audit log");
     assert!(audit.contains("dataset.fetch"), "{audit}");
     let written: Vec<u8> = ["state", "cache"]
         .into_iter()
-        .flat_map(|directory| files_below(&place.path(directory)))
+        .flat_map(|directory| files_below(&installation.path(directory)))
         .flat_map(|path| fs::read(path).expect("a file"))
         .collect();
     let written = String::from_utf8_lossy(&written).into_owned();

@@ -6,7 +6,10 @@ use serde_json::{Value, json};
 
 use super::DatasetSession as _;
 use super::{numbered, parquet, serve, sha256, steady};
-use belljar_testkit::server::{Place, Server, eventually, text};
+use belljar_testkit::installation::Installation;
+use belljar_testkit::server::Server;
+use belljar_testkit::values::text;
+use belljar_testkit::wait::eventually;
 
 #[tokio::test]
 async fn any_format_arrives_as_it_is() {
@@ -120,7 +123,7 @@ async fn it_may_come_in_pieces_and_is_pending_until_the_last() {
     }
     // Nobody inside sees anything of it, and everything else goes on.
     assert_eq!(session.all_in("/session/data").await, Vec::<String>::new());
-    assert_eq!(super::incoming(&server.place).len(), 2);
+    assert_eq!(super::incoming(&server.installation).len(), 2);
     chunked.send("4\r\n1,2\n\r\n0\r\n\r\n").await;
     counted.send("1,2\n").await;
     for sending in [chunked, counted] {
@@ -128,7 +131,7 @@ async fn it_may_come_in_pieces_and_is_pending_until_the_last() {
         assert_eq!((status, &told["status"], &told["size"]), (200, &json!("LOADED"), &json!(8)));
     }
     assert_eq!(session.shell("cat /session/data/*").await["stdout"], "a,b\n1,2\na,b\n1,2\n");
-    assert!(super::incoming(&server.place).is_empty());
+    assert!(super::incoming(&server.installation).is_empty());
 }
 
 #[tokio::test]
@@ -166,14 +169,14 @@ async fn it_comes_while_code_runs() {
 
 #[tokio::test]
 async fn only_sessions_that_live_and_are_ones_own_take_it() {
-    let place = Arc::new(Place::new().env("DATASET_ACCESS", "API"));
-    let keys = ["a", "b"].map(|tenant| place.key(&["--name", tenant, "--tenant", tenant]));
-    let server: Server = place.serve().await;
+    let installation = Arc::new(Installation::new().env("DATASET_ACCESS", "API"));
+    let keys = ["a", "b"].map(|tenant| installation.key(&["--name", tenant, "--tenant", tenant]));
+    let server: Server = installation.serve().await;
     let [ours, theirs] = keys.map(|key| server.with_key(text(&key["secret"])));
     let session = ours.session_with(json!({})).await;
     session.put("t.csv", "x").await.json(200);
-    let foreign = belljar_testkit::server::Session::of(&theirs, &session.id);
-    let unknown = belljar_testkit::server::Session::of(&ours, "ses_unknown");
+    let foreign = belljar_testkit::session::Session::of(&theirs, &session.id);
+    let unknown = belljar_testkit::session::Session::of(&ours, "ses_unknown");
     for other in [&foreign, &unknown] {
         other.put("t.csv", "y").await.error(404, "session_not_found");
         other
@@ -232,5 +235,5 @@ async fn too_large_is_refused_before_it_comes_or_when_it_does() {
     session.put(".hidden", vec![b'x'; 8 << 20]).await.error(422, "invalid");
     session.put("most", vec![b'x'; 1 << 20]).await.json(200);
     assert_eq!(session.all_in("/session/data").await, ["most"]);
-    assert!(super::incoming(&server.place).is_empty());
+    assert!(super::incoming(&server.installation).is_empty());
 }

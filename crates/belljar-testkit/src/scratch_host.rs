@@ -8,14 +8,14 @@ use belljar_sys::{privileges, process};
 use tempfile::TempDir;
 
 /// A run directory and control groups that nobody else uses; both go with it.
-pub struct Corner {
+pub struct ScratchHost {
     run_dir: TempDir,
     cgroup_parent: String,
 }
 
-impl Corner {
-    pub fn new() -> Corner {
-        Corner {
+impl ScratchHost {
+    pub fn new() -> ScratchHost {
+        ScratchHost {
             run_dir: tempfile::tempdir().expect("a directory"),
             cgroup_parent: format!("belljar-test-{}", &process::random_name()[..12]),
         }
@@ -62,7 +62,7 @@ impl Corner {
     }
 }
 
-impl Drop for Corner {
+impl Drop for ScratchHost {
     fn drop(&mut self) {
         if let Some(parent) = self.parent() {
             for name in parent.names() {

@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-pub struct Host {
+pub struct AttackHost {
     /// A secret that must never be seen inside.
     pub canary: String,
     /// What the attacks are told.
@@ -13,8 +13,8 @@ pub struct Host {
     process: Child,
 }
 
-impl Host {
-    pub fn start() -> Host {
+impl AttackHost {
+    pub fn start() -> AttackHost {
         let canary = belljar_sys::process::random_name();
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/security/host.py");
         let mut process = Command::new("python3")
@@ -31,11 +31,11 @@ impl Host {
             serde_json::from_str(&line).expect("the host tells what it has");
         let landlock = belljar_sys::landlock::generation().unwrap_or(0);
         env.insert("HOST_LANDLOCK".into(), landlock.to_string());
-        Host { canary, env: env.into_iter().collect(), process }
+        AttackHost { canary, env: env.into_iter().collect(), process }
     }
 }
 
-impl Drop for Host {
+impl Drop for AttackHost {
     fn drop(&mut self) {
         drop(self.process.stdin.take());
         let _ = self.process.wait();

@@ -8,39 +8,40 @@ use std::time::Instant;
 
 use belljar_sys::process;
 
-use crate::context::{Finished, PATIENCE, Running, TestContext, eventually};
-use crate::corner::Corner;
+use crate::command::{Finished, Running, TestContext};
+use crate::scratch_host::ScratchHost;
+use crate::wait::{PATIENCE, eventually_blocking};
 
 const SIGTERM: i32 = 15;
 
 /// A running server, with everything it makes in a corner of its own. It ends with its sessions.
-pub struct Served {
+pub struct CliServer {
     /// While it runs.
     server: Option<Child>,
     context: TestContext,
     /// How it is started.
     flags: Vec<String>,
-    _corner: Corner,
+    _corner: ScratchHost,
 }
 
-impl Served {
+impl CliServer {
     /// On a UNIX socket.
-    pub fn on_socket() -> Served {
-        Served::prepare(|context| {
+    pub fn on_socket() -> CliServer {
+        CliServer::prepare(|context| {
             let socket = context.path("socket").display().to_string();
             (vec!["--unix".into(), socket.clone()], format!("unix:{socket}"))
         })
         .started()
     }
 
-    pub fn on_tcp() -> Served {
-        Served::on_tcp_with(&[])
+    pub fn on_tcp() -> CliServer {
+        CliServer::on_tcp_with(&[])
     }
 
     /// With these settings besides.
-    pub fn on_tcp_with(settings: &[(&str, &str)]) -> Served {
+    pub fn on_tcp_with(settings: &[(&str, &str)]) -> CliServer {
         let address = free_address();
-        let mut served = Served::prepare(|_| {
+        let mut served = CliServer::prepare(|_| {
             (vec!["--listen".into(), address.clone()], format!("http://{address}"))
         });
         settings.iter().for_each(|(name, value)| served.context.set_env(name, value));
@@ -48,19 +49,19 @@ impl Served {
     }
 
     /// With a certificate that the clients are told to believe.
-    pub fn on_tls() -> Served {
-        Served::on_tls_with(CERTIFICATE, KEY)
+    pub fn on_tls() -> CliServer {
+        CliServer::on_tls_with(CERTIFICATE, KEY)
     }
 
     /// With this certificate.
-    pub fn on_tls_with(certificate: &str, key: &str) -> Served {
-        Served::prepared_tls(certificate, key).started()
+    pub fn on_tls_with(certificate: &str, key: &str) -> CliServer {
+        CliServer::prepared_tls(certificate, key).started()
     }
 
     /// Not started yet.
-    pub fn prepared_tls(certificate: &str, key: &str) -> Served {
+    pub fn prepared_tls(certificate: &str, key: &str) -> CliServer {
         let address = free_address();
-        let mut served = Served::prepare(|_| {
+        let mut served = CliServer::prepare(|_| {
             let flags = ["--listen", &address, "--tls-cert", certificate, "--tls-key", key];
             (flags.map(str::to_owned).to_vec(), format!("https://{address}"))
         });
@@ -69,13 +70,14 @@ impl Served {
     }
 
     /// The context, and the flags and the address that are made in it.
-    fn prepare(way: impl FnOnce(&TestContext) -> (Vec<String>, String)) -> Served {
-        let corner = Corner::new();
-        let context = TestContext::inside(&corner);
+    fn prepare(way: impl FnOnce(&TestContext) -> (Vec<String>, String)) -> CliServer {
+        let scratch = ScratchHost::new();
+        let context = TestContext::inside(&scratch);
         let (flags, url) = way(&context);
-        let place = |name: &str| context.path(name).display().to_string();
-        let (state, sessions) = (place("state"), place("sessions"));
-        let (blobs, cache, volumes) = (place("blobs"), place("cache"), place("volumes"));
+        let installation = |name: &str| context.path(name).display().to_string();
+        let (state, sessions) = (installation("state"), installation("sessions"));
+        let (blobs, cache, volumes) =
+            (installation("blobs"), installation("cache"), installation("volumes"));
         let context = context
             .env("BELLJAR_STATE_DIR", &state)
             .env("SESSIONS_ROOT", &sessions)
@@ -90,17 +92,17 @@ impl Served {
             .env("BELLJAR_PRELOAD", "json")
             // Should the test fail before it can clean up, they do not wait for long.
             .env("BELLJAR_ALONE", "30");
-        Served { server: None, context, flags, _corner: corner }
+        CliServer { server: None, context, flags, _corner: scratch }
     }
 
-    fn started(mut self) -> Served {
+    fn started(mut self) -> CliServer {
         self.start();
         self
     }
 
     pub fn start(&mut self) {
         self.start_unasked();
-        eventually("the server answers", || self.call(["list"]).code == Some(0));
+        eventually_blocking("the server answers", || self.call(["list"]).code == Some(0));
     }
 
     /// Where it is and what it said so far.
@@ -196,7 +198,7 @@ impl Served {
     }
 }
 
-impl Drop for Served {
+impl Drop for CliServer {
     fn drop(&mut self) {
         self.end();
         if std::thread::panicking() {

@@ -12,14 +12,11 @@ use belljar_sys::{process, procfs};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::corner::Corner;
+use crate::scratch_host::ScratchHost;
 
 /// Where things are on this machine; everything else starts from the defaults.
 const INHERITED: [&str; 5] =
     ["PATH", "HOME", "BELLJAR_HOME", "BELLJAR_RUN_DIR", "BELLJAR_CGROUP_PARENT"];
-
-/// How long anything may take that takes a moment, on a machine that does much else.
-pub const PATIENCE: Duration = Duration::from_secs(20);
 
 pub struct TestContext {
     directory: TempDir,
@@ -32,10 +29,10 @@ impl TestContext {
     }
 
     /// Sandboxes leave their traces in `corner` instead of among everybody else's.
-    pub fn inside(corner: &Corner) -> TestContext {
+    pub fn inside(scratch: &ScratchHost) -> TestContext {
         TestContext::new()
-            .env("BELLJAR_RUN_DIR", &corner.run_dir().display().to_string())
-            .env("BELLJAR_CGROUP_PARENT", corner.cgroup_parent())
+            .env("BELLJAR_RUN_DIR", &scratch.run_dir().display().to_string())
+            .env("BELLJAR_CGROUP_PARENT", scratch.cgroup_parent())
     }
 
     pub fn env(mut self, name: &str, value: &str) -> TestContext {
@@ -309,16 +306,6 @@ impl LiveProcess {
 
     pub fn is_gone(self) -> bool {
         procfs::start_time(self.pid).ok() != Some(self.started) || procfs::is_zombie(self.pid)
-    }
-}
-
-/// Looks again and again until it is so; fails when it does not become so.
-#[track_caller]
-pub fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !is_so() {
-        assert!(Instant::now() < deadline, "never: {what}");
-        std::thread::sleep(Duration::from_millis(10));
     }
 }
 

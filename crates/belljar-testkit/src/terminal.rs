@@ -9,9 +9,11 @@ use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 use tokio_tungstenite::tungstenite::{self, Message};
 
 use crate::client::{Client, Target, Wire};
-use crate::server::{PATIENCE, Session, text};
+use crate::session::Session;
+use crate::values::text;
+use crate::wait::PATIENCE;
 
-pub struct Seat {
+pub struct TerminalClient {
     pub socket: WebSocketStream<Pin<Box<dyn Wire>>>,
     pub id: String,
     /// The position after what was read.
@@ -61,15 +63,16 @@ pub async fn refused(client: &Client, session: &Session, query: &str, status: u1
     );
 }
 
-impl Seat {
-    pub async fn take(client: &Client, session: &Session, query: &str) -> Seat {
+impl TerminalClient {
+    pub async fn take(client: &Client, session: &Session, query: &str) -> TerminalClient {
         let socket = connect(client, session, query, &[]).await.expect("a terminal");
-        let mut seat = Seat { socket, id: String::new(), position: 0, seen: String::new() };
-        let attached = seat.told().await;
+        let mut terminal =
+            TerminalClient { socket, id: String::new(), position: 0, seen: String::new() };
+        let attached = terminal.told().await;
         assert_eq!(attached["type"], "attached", "{attached}");
-        seat.id = text(&attached["terminal"]).to_owned();
-        seat.position = attached["offset"].as_u64().expect("a position");
-        seat
+        terminal.id = text(&attached["terminal"]).to_owned();
+        terminal.position = attached["offset"].as_u64().expect("a position");
+        terminal
     }
 
     pub async fn next(&mut self) -> Option<Message> {

@@ -7,15 +7,15 @@ use std::sync::{Arc, Mutex};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
-pub struct Site {
+pub struct Website {
     pub address: SocketAddr,
     heads: Arc<Mutex<Vec<String>>>,
 }
 
-impl Site {
+impl Website {
     /// `/to/URL` redirects there, `/endless` never ends, `/hold` says one line and no more; all
     /// else is answered with the head of the request.
-    pub async fn start() -> Site {
+    pub async fn start() -> Website {
         let listener = TcpListener::bind("127.0.0.2:0").await.expect("a port");
         let address = listener.local_addr().expect("an address");
         let heads: Arc<Mutex<Vec<String>>> = Arc::default();
@@ -25,7 +25,7 @@ impl Site {
                 tokio::spawn(answer(stream, Arc::clone(&seen)));
             }
         });
-        Site { address, heads }
+        Website { address, heads }
     }
 
     /// What was asked so far.

@@ -1,0 +1,274 @@
+//! The directories, settings and control groups of a server. They outlive the servers that use them.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::path::PathBuf;
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use belljar_sys::{privileges, procfs};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::client::{Client, Target};
+use crate::scratch_host::ScratchHost;
+use crate::server::Server;
+use crate::values::names;
+use crate::wait::PATIENCE;
+
+/// Where things are on this machine; everything else starts from the defaults.
+const INHERITED: [&str; 3] = ["PATH", "HOME", "BELLJAR_HOME"];
+
+/// Everything a server leaves on disk and in the kernel; outlives the servers that use it.
+pub struct Installation {
+    scratch: ScratchHost,
+    directory: TempDir,
+    env: Vec<(String, String)>,
+    args: Vec<String>,
+}
+
+impl Installation {
+    pub fn new() -> Installation {
+        let installation = Installation {
+            scratch: ScratchHost::new(),
+            directory: tempfile::tempdir().expect("a directory"),
+            env: Vec::new(),
+            args: Vec::new(),
+        };
+        remember_limits(&installation.scratch, "native");
+        let path = |name: &str| installation.path(name).display().to_string();
+        let own = [
+            ("BELLJAR_RUN_DIR", installation.scratch.run_dir().display().to_string()),
+            ("BELLJAR_CGROUP_PARENT", installation.scratch.cgroup_parent().to_owned()),
+            ("BELLJAR_STATE_DIR", path("state")),
+            ("SESSIONS_ROOT", path("sessions")),
+            ("BLOBSTORE_DIR", path("blobstore")),
+            ("BELLJAR_OUTPUTS_DIR", path("outputs")),
+            ("BELLJAR_DATASET_CACHE", path("cache")),
+            ("BELLJAR_VOLUMES_DIR", path("volumes")),
+            ("BELLJAR_LISTEN", "127.0.0.1:0".to_owned()),
+            ("BELLJAR_POOL", "0".to_owned()),
+            // Should a test be killed, its sandboxes do not stay for a day.
+            ("BELLJAR_ALONE", "60".to_owned()),
+            // Nothing to import: the zygote is warm at once.
+            ("BELLJAR_PRELOAD", "json".to_owned()),
+        ];
+        own.into_iter()
+            .fold(installation, |installation, (name, value)| installation.env(name, &value))
+    }
+
+    pub fn env(mut self, name: &str, value: &str) -> Installation {
+        self.env.retain(|(known, _)| known != name);
+        self.env.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    pub fn args(mut self, args: &[&str]) -> Installation {
+        self.args = args.iter().map(|arg| (*arg).to_owned()).collect();
+        self
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// Where its server keeps sessions as files; below it, one directory for each.
+    pub fn frozen(&self) -> PathBuf {
+        let owners = self.path("state/frozen");
+        owners.join(names(&owners).first().expect("a server was here"))
+    }
+
+    /// Of which sessions it has such files.
+    pub fn sleepers(&self) -> Vec<String> {
+        let mut sleepers = names(&self.frozen());
+        // What many have in common.
+        sleepers.retain(|name| name != "commons");
+        sleepers
+    }
+
+    pub fn scratch(&self) -> &ScratchHost {
+        &self.scratch
+    }
+
+    /// Starts a server here and waits until it listens.
+    pub async fn serve(self: &Arc<Self>) -> Server {
+        self.serve_by(self.belljar(&["serve"])).await
+    }
+
+    /// The same by another command, which becomes the server.
+    pub async fn serve_by(self: &Arc<Self>, command: Command) -> Server {
+        match self.try_serve_by(command).await {
+            Ok(server) => server,
+            Err((status, said)) => panic!("the server did not start ({status}):\n{said}"),
+        }
+    }
+
+    /// What a server says that cannot start here.
+    pub async fn refusal(self: &Arc<Self>) -> String {
+        self.refusal_by(self.belljar(&["serve"])).await
+    }
+
+    pub async fn refusal_by(self: &Arc<Self>, command: Command) -> String {
+        match self.try_serve_by(command).await {
+            Ok(server) => panic!("the server did start:\n{}", server.said()),
+            Err((status, said)) => {
+                assert!(!status.success(), "{said}");
+                said
+            }
+        }
+    }
+
+    async fn try_serve_by(
+        self: &Arc<Self>,
+        mut command: Command,
+    ) -> Result<Server, (ExitStatus, String)> {
+        command.args(&self.args).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut child = command.spawn().expect("belljar starts");
+        let stderr = child.stderr.take().expect("it was piped");
+        let said = Arc::new(Mutex::new(String::new()));
+        let (address, announced) = tokio::sync::oneshot::channel();
+        let heard = Arc::clone(&said);
+        std::thread::spawn(move || listen_to(stderr, &heard, address));
+        let mut server = Server {
+            client: Client::new(Target::Nowhere),
+            child: Some(child),
+            said,
+            installation: Arc::clone(self),
+        };
+        let waited = tokio::time::timeout(PATIENCE, announced).await;
+        match waited.unwrap_or_else(|_| panic!("it says nothing:\n{}", server.said())) {
+            Ok(url) => {
+                server.client = Client::new(Target::parse(&url));
+                Ok(server)
+            }
+            Err(_) => {
+                let status = server.wait().await;
+                Err((status, server.said()))
+            }
+        }
+    }
+
+    /// `belljar ARGS` with the settings of this place.
+    pub fn belljar(&self, args: &[&str]) -> Command {
+        self.command(crate::belljar(), args)
+    }
+
+    /// Any program with the settings of this place.
+    pub fn command(&self, program: &str, args: &[&str]) -> Command {
+        let mut command = Command::new(program);
+        command.args(args).current_dir(self.directory.path()).env_clear();
+        for name in INHERITED {
+            command.envs(std::env::var_os(name).map(|value| (name, value)));
+        }
+        command.envs(self.env.iter().cloned());
+        command
+    }
+
+    /// `belljar key create ARGS --json`.
+    pub fn key(&self, args: &[&str]) -> Value {
+        let output =
+            self.belljar(&["key", "create", "--json"]).args(args).output().expect("belljar starts");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice(&output.stdout).expect("JSON")
+    }
+
+    /// The audit log, line by line.
+    pub fn audit(&self) -> Vec<Value> {
+        let log = fs::read_to_string(self.path("state/audit.log")).expect("an audit log");
+        log.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
+    }
+
+    /// The log of refused requests; none before the first.
+    pub fn refusals(&self) -> Vec<Value> {
+        let log = fs::read_to_string(self.path("state/refusals.log")).unwrap_or_default();
+        log.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
+    }
+
+    /// Waits until nothing of any sandbox is left.
+    pub async fn has_no_traces(&self) {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let traces = self.traces();
+            if traces.is_empty() {
+                return;
+            }
+            assert!(Instant::now() < deadline, "left behind: {traces:#?}");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    /// What sandboxes have left. The spawner may be in our control group too, but in no sandbox.
+    fn traces(&self) -> Vec<String> {
+        let mut traces = self.scratch.traces();
+        traces.retain(|trace| match trace.strip_prefix("process ") {
+            Some(pid) => pid_inside(pid.parse().expect("a number")).is_some(),
+            None => true,
+        });
+        traces
+    }
+
+    /// Host pids of those who have this number in their sandbox; 1 is the guest.
+    pub fn pids_inside(&self, number: u32) -> Vec<u32> {
+        let mut pids = self.scratch.processes();
+        // The sandbox in which a zygote is loaded may be there for a moment.
+        let is_of_zygote = |pid: u32| {
+            let groups = fs::read_to_string(format!("/proc/{pid}/cgroup"));
+            groups.is_ok_and(|groups| groups.contains(".zygote-"))
+        };
+        pids.retain(|pid| pid_inside(*pid) == Some(number) && !is_of_zygote(*pid));
+        pids
+    }
+}
+
+/// What `belljar doctor` would have found out: trying it again in every test proves nothing new.
+pub fn remember_limits(scratch: &ScratchHost, backend: &str) {
+    let verdict = |limit: &str| json!({"limit": limit, "enforced": true, "detail": "as before"});
+    let verdicts = ["network", "processes", "memory", "cpu"].map(verdict);
+    let remembered = json!({
+        "circumstances": {
+            "boot": procfs::boot_id(),
+            "version": env!("CARGO_PKG_VERSION"),
+            "uid": privileges::own_ids().0,
+            "cgroup_parent": scratch.cgroup_parent(),
+            "backend": backend,
+            "sets_limits": true,
+            "cgroup": fs::read_to_string("/proc/self/cgroup").unwrap_or_default(),
+        },
+        "verdicts": verdicts,
+    });
+    fs::write(scratch.run_dir().join("selftest.json"), remembered.to_string()).expect("a file");
+}
+
+/// The number that a process has in its sandbox; none outside.
+pub(crate) fn pid_inside(pid: u32) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
+    line.split_whitespace().nth(1)?.parse().ok()
+}
+
+/// Keeps what the server says, and tells the address as soon as it is said.
+fn listen_to(stderr: impl Read, said: &Mutex<String>, tell: tokio::sync::oneshot::Sender<String>) {
+    let mut tell = Some(tell);
+    for line in BufReader::new(stderr).lines().map_while(Result::ok) {
+        {
+            let mut said = said.lock().expect("nobody panics with it");
+            said.push_str(&line);
+            said.push('\n');
+        }
+        if let Some((_, url)) = line.split_once(" listens on ")
+            && (url.starts_with("http") || url.starts_with("unix:"))
+            && let Some(tell) = tell.take()
+        {
+            // In a log of JSON a quote follows.
+            let url = url.split('"').next().unwrap_or(url);
+            let _ = tell.send(url.trim().to_owned());
+        }
+    }
+}
+
+/// The command line of a process; empty if there is none.
+pub fn command_line(pid: u32) -> String {
+    let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    String::from_utf8_lossy(&words).replace('\0', " ")
+}
