@@ -7,6 +7,7 @@ use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use belljar_engine::datasets::source::SourceError;
+use belljar_engine::network::NetworkError;
 use belljar_engine::session::rules::Refusal;
 use belljar_engine::{EngineError, in_full};
 use belljar_proto::guest::RefusalCode;
@@ -234,9 +235,9 @@ impl From<EngineError> for ApiError {
                     .hint("stop that one first")
             }
             EngineError::Invalid(_) => ApiError::invalid(message),
-            EngineError::NetworkNotAllowed(_) => {
-                ApiError::new(StatusCode::FORBIDDEN, "network_not_allowed", message)
-            }
+            EngineError::Network(
+                NetworkError::NotAllowed { .. } | NetworkError::NoSecret { .. },
+            ) => ApiError::new(StatusCode::FORBIDDEN, "network_not_allowed", message),
             EngineError::TooLarge(_) => {
                 ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", message)
             }

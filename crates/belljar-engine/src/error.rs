@@ -4,6 +4,7 @@ use std::error::Error;
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
+use belljar_network::NetworkError;
 use belljar_proto::exec::Language;
 use belljar_runtime::RuntimeError;
 
@@ -90,8 +91,8 @@ pub enum EngineError {
     PicturesFull,
     #[error("failed to open the sandbox's way out")]
     Relay(#[source] RuntimeError),
-    #[error("failed to prepare the certificate authority of this server")]
-    Authority(#[source] std::io::Error),
+    #[error(transparent)]
+    Network(#[from] NetworkError),
     #[error("failed to take over the sandbox of an earlier server")]
     Adopt(#[source] RuntimeError),
     #[error("failed to prepare `{path}`")]
@@ -153,8 +154,6 @@ pub enum EngineError {
     Different { session: String, differences: Vec<&'static str> },
     #[error("its key belongs to session `{session}` now")]
     KeyTaken { session: String },
-    #[error("{0}")]
-    NetworkNotAllowed(String),
     #[error("{0}")]
     Invalid(String),
     #[error("the server is stopping")]

@@ -17,7 +17,6 @@ pub mod exec;
 pub mod keys;
 mod metrics;
 pub mod network;
-mod outbound;
 pub mod pool;
 mod record;
 pub mod run;
@@ -34,13 +33,13 @@ mod usage;
 pub mod volumes;
 pub mod workspaces;
 
+pub use belljar_network::Dns;
 pub use engine::{
     ArchiveDownload, ArchiveUpload, Attached, Beyond, Checkpoint, Created, DEFAULT_TENANT, Engine,
     EngineConfig, ExecInfo, FileUpload, How, MAX_FORKS, Principal, RunAsk, SessionInfo, Shown,
     SpillPolicy, TerminalAsk, TerminalControl, Upload, Watching,
 };
 pub use error::{EngineError, in_full};
-pub use outbound::Dns;
 pub use record::DiskConfig;
 pub use snapshots::SnapshotConfig;
 

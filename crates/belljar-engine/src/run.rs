@@ -19,7 +19,7 @@ use crate::artifacts::{ArtifactLimits, Artifacts, promote};
 use crate::exec::result::{self, ExecResult, UNANSWERED};
 use crate::exec::transcript::Transcript;
 use crate::exec::{self, GUEST_SLACK, input};
-use crate::network::{Network, Policy};
+use crate::network::{Network, Policy, attach};
 
 pub use leftovers::{BroughtFile, Leftovers};
 
@@ -224,7 +224,7 @@ async fn within<T>(
 ) -> Result<T, EngineError> {
     let sandbox = Arc::clone(runtime).create(spec).await.map_err(EngineError::Create)?;
     let traffic = network.traffic(None);
-    let outcome = match network.attach(policy, &traffic, sandbox.link()).await {
+    let outcome = match attach(network, policy, &traffic, sandbox.link()).await {
         Ok(_attached) => work(&sandbox).await,
         Err(error) => Err(error),
     };

@@ -8,6 +8,7 @@
 use belljar_engine::EngineError;
 use belljar_engine::admission::Full;
 use belljar_engine::datasets::source::SourceError;
+use belljar_engine::network::NetworkError;
 use belljar_engine::session::rules::Refusal;
 use belljar_proto::exec::Language;
 use belljar_proto::guest::{Refusal as GuestRefusal, RefusalCode};
@@ -243,7 +244,7 @@ fn full_error(full: Full) -> ApiError {
 fn of_creation() -> Vec<ApiError> {
     let mut errors = vec![
         EngineError::NoImage(String::new()).into(),
-        EngineError::NetworkNotAllowed(String::new()).into(),
+        EngineError::Network(NetworkError::NotAllowed { rule: String::new() }).into(),
         EngineError::WorkspaceRefused(String::new()).into(),
         EngineError::DiskNotEnforced(String::new()).into(),
         ApiError::invalid(""),

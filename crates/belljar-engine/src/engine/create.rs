@@ -188,7 +188,7 @@ impl Engine {
             })?;
         }
         if let Some(policy) = &ask.network {
-            config.network.check(policy).map_err(EngineError::NetworkNotAllowed)?;
+            config.network.check(policy)?;
         }
         if ask.idle_s.is_some_and(|idle| idle == 0 || idle > config.max_ttl_s) {
             return Err(EngineError::Invalid(format!(

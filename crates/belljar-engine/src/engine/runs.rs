@@ -12,6 +12,7 @@ use crate::audit::Entry;
 use crate::error::{EngineError, in_full};
 use crate::exec::result::ExecResult;
 use crate::exec::transcript::Transcript;
+use crate::network::attach;
 use crate::pool::Pool;
 use crate::run::{Code, Run};
 use crate::spec::{SessionAsk, SessionSpec, Storage};
@@ -75,7 +76,7 @@ impl Engine {
         let sandbox = Metered { shared: &self.shared, tenant: &who.tenant, sandbox: Some(sandbox) };
         let traffic = self.shared.traffic(&who.tenant, None, Some(&ask.id));
         let network = &self.shared.config.network;
-        let _attached = network.attach(&spec.network, &traffic, sandbox.get().link()).await?;
+        let _attached = attach(network, &spec.network, &traffic, sandbox.get().link()).await?;
         let sandbox_spec = self.shared.sandbox_spec(&spec, "")?;
         let mut run = Run::new(ask.id, ask.code, sandbox_spec);
         run.timeout_ms = ask.timeout_ms;

@@ -88,7 +88,9 @@ mod tests {
         let none = server(&[]).unwrap();
         assert!(with(&[]).unwrap().network.default.is_none());
         assert!(none.check(&Policy::default()).is_ok());
-        assert!(none.check(&Policy::open()).unwrap_err().contains("BELLJAR_MAX_NETWORK"));
+        assert!(
+            none.check(&Policy::open()).unwrap_err().to_string().contains("BELLJAR_MAX_NETWORK")
+        );
         let run = with(&[]).unwrap().network.of_run().unwrap();
         assert!(run.check(&Policy::parse("10.0.0.5:80 open").unwrap()).is_ok());
     }

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 
 use super::error::SourceError;
 use super::target::{self, Target, Template};
-use crate::outbound::setting;
+use belljar_network::outbound::setting;
 
 const KEYS: &str = "`url`, `headers`, `allow`, `timeout_s` and `max_bytes`";
 

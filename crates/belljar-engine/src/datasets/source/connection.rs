@@ -19,7 +19,7 @@ use tokio_rustls::rustls::pki_types::ServerName;
 use super::config::Source;
 use super::error::SourceError;
 use super::target::Target;
-use crate::outbound::{self, Resolver, address};
+use belljar_network::outbound::{self, Resolver, address};
 
 /// How long it may take until a source is connected to, its name and its certificate included.
 const CONNECT_PATIENCE: Duration = Duration::from_secs(20);

@@ -3,7 +3,7 @@
 
 use std::io;
 
-use crate::outbound::TlsError;
+use belljar_network::outbound::TlsError;
 
 #[derive(Debug, thiserror::Error)]
 pub enum SourceError {

@@ -39,7 +39,7 @@ pub use error::SourceError;
 use target::Target;
 
 use crate::Dns;
-use crate::outbound::Resolver;
+use belljar_network::outbound::Resolver;
 
 /// How often one dataset may be said to be elsewhere.
 const MAX_REDIRECTS: usize = 5;

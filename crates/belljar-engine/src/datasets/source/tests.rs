@@ -123,9 +123,14 @@ fn sources(setting: &Value) -> Sources {
     let env = |name: &str| (name == "TOKEN").then(|| SECRET.to_owned());
     let mut sources = Sources::parse(&setting.to_string(), env).unwrap();
     for name in ["data.test", "other.test", "evil.test"] {
-        sources.connector.resolver.names.insert(name.into(), vec![IpAddr::from([127, 0, 0, 1])]);
+        add_name(&mut sources, name, &[IpAddr::from([127, 0, 0, 1])]);
     }
     sources
+}
+
+fn add_name(sources: &mut Sources, name: &str, addresses: &[IpAddr]) {
+    let resolver = std::mem::take(&mut sources.connector.resolver);
+    sources.connector.resolver = resolver.with_name(name, addresses);
 }
 
 /// One source at `data.test`, which is allowed, and with it `other.test`.
@@ -352,8 +357,8 @@ async fn a_name_with_a_public_and_a_private_address_is_refused() {
     let server = Server::start(|_| ok("", "internal")).await;
     let url = server.url("both.test") + "/{name}";
     let mut sources = sources(&json!({"s/": url}));
-    let addresses = vec![IpAddr::from([93, 184, 216, 34]), IpAddr::from([127, 0, 0, 1])];
-    sources.connector.resolver.names.insert("both.test".into(), addresses);
+    let addresses = [IpAddr::from([93, 184, 216, 34]), IpAddr::from([127, 0, 0, 1])];
+    add_name(&mut sources, "both.test", &addresses);
     let (code, message) = refused(&sources, "s/a").await;
     assert_eq!(code, "source_refused_address");
     assert!(message.starts_with("`both.test` has a loopback address"), "{message}");

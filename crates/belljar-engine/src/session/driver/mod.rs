@@ -47,7 +47,7 @@ use crate::clock;
 use crate::engine::EngineState;
 use crate::error::in_full;
 use crate::exec::{Exec, Stage};
-use crate::network::Attached;
+use crate::network;
 
 /// Where a session's sandbox comes from.
 #[derive(Debug)]
@@ -88,7 +88,7 @@ struct Driver {
     /// What waits for these, and until when at most. Nothing else is begun meanwhile.
     postponed: Option<(Instant, Aside)>,
     /// Answers those who want to leave, for as long as there is a sandbox.
-    attached: Option<Attached>,
+    attached: Option<belljar_network::Serving>,
     next_number: u64,
     expires: Instant,
     used: Instant,
@@ -263,7 +263,7 @@ impl Driver {
     /// Opens its way out, if it has one. What an earlier server left is kept even if that fails.
     async fn attach(&mut self, sandbox: &Sandbox, adopted: bool) -> Result<(), EngineError> {
         let (network, policy) = (&self.shared.config.network, &self.session.spec.network);
-        match network.attach(policy, &self.session.traffic, sandbox.link()).await {
+        match network::attach(network, policy, &self.session.traffic, sandbox.link()).await {
             Ok(attached) => self.attached = attached,
             Err(error) if adopted => {
                 let warning = format!("it has no network: {}", in_full(&error));

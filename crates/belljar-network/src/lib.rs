@@ -14,8 +14,12 @@
 //! [`policy`] is what may be asked for and [`host`] how names are read; [`secrets`] and
 //! [`authority`] are for headers that the sandbox must not see; [`traffic`] remembers.
 
+#![forbid(unsafe_code)]
+
 mod authority;
+mod error;
 mod host;
+pub mod outbound;
 mod policy;
 mod proxy;
 mod secrets;
@@ -31,20 +35,19 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use belljar_proto::relay::{CERTIFICATES, MAX_STREAMS, PORT};
-use belljar_runtime::Relay;
-use belljar_runtime::link::Link;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::OnceCell;
 use tokio::task::JoinSet;
 use tokio_rustls::TlsConnector;
 
 use authority::Authority;
+pub use error::NetworkError;
+pub use outbound::{Dns, Resolver};
 pub use policy::{Injection, Policy};
 pub use secrets::Secrets;
-pub(crate) use traffic::Listener;
-pub use traffic::{Outcome, Totals, Traffic, Visit};
+pub use traffic::{Listener, Outcome, Totals, Traffic, Visit};
 
-use crate::outbound::{self, Resolver, TlsError};
-use crate::{Dns, EngineError};
+use outbound::TlsError;
 
 /// How sandboxes of this server get out, where they do.
 pub struct Network {
@@ -125,41 +128,38 @@ impl Network {
     }
 
     /// Refuses what this server does not give.
-    pub fn check(&self, policy: &Policy) -> Result<(), String> {
-        if let Some(beyond) = self.ceiling.as_ref().and_then(|most| most.exceeded_by(policy)) {
-            return Err(format!(
-                "network: this server does not allow `{beyond}`; its operator can, with \
-                 BELLJAR_MAX_NETWORK"
-            ));
+    pub fn check(&self, policy: &Policy) -> Result<(), NetworkError> {
+        if let Some(rule) = self.ceiling.as_ref().and_then(|most| most.exceeded_by(policy)) {
+            return Err(NetworkError::NotAllowed { rule });
         }
         self.secrets.check(policy.injections())
     }
 
     /// The traffic of a sandbox that has none yet.
-    pub(crate) fn traffic(&self, listener: Option<Listener>) -> Arc<Traffic> {
+    #[must_use]
+    pub fn traffic(&self, listener: Option<Listener>) -> Arc<Traffic> {
         Traffic::new(self.max_bytes, listener)
     }
 
-    /// Answers the connections of a sandbox for as long as the result lives. Nothing, if its
-    /// policy is to have none.
-    pub(crate) async fn attach(
+    /// The certificates that code in a sandbox with this policy trusts, in PEM.
+    pub async fn certificates(&self, policy: &Policy) -> Result<String, NetworkError> {
+        self.bundle(policy).await.map_err(NetworkError::Authority)
+    }
+
+    /// Serves the proxy on the connections of one sandbox, until the result is dropped.
+    pub fn serve(
         self: &Arc<Self>,
         policy: &Policy,
         traffic: &Arc<Traffic>,
-        link: &Link,
-    ) -> Result<Option<Attached>, EngineError> {
-        if policy.is_none() {
-            return Ok(None);
-        }
-        let bundle = self.bundle(policy).await.map_err(EngineError::Authority)?;
-        let relay = link.relay(bundle.as_bytes()).await.map_err(EngineError::Relay)?;
+        connections: impl Connections,
+    ) -> Serving {
         let egress = Arc::new(Egress {
             network: Arc::clone(self),
             policy: policy.clone(),
             traffic: Arc::clone(traffic),
             resolver: Resolver::new(Arc::clone(&self.dns)),
         });
-        Ok(Some(Attached(tokio::spawn(answer_all(egress, relay)))))
+        Serving(tokio::spawn(serve_all(egress, connections)))
     }
 
     /// What code inside may believe, in PEM: what this machine does, and our own authority, for TLS
@@ -204,11 +204,20 @@ struct Egress {
     resolver: Resolver,
 }
 
-/// Somebody answers.
-#[derive(Debug)]
-pub(crate) struct Attached(tokio::task::JoinHandle<()>);
+/// Connections that code in one sandbox opens to the proxy.
+pub trait Connections: Send + 'static {
+    type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
 
-impl Drop for Attached {
+    /// The next connection; `None` when there will be no more.
+    fn next(&mut self) -> impl Future<Output = Option<Self::Stream>> + Send;
+}
+
+/// The proxy of one sandbox; dropping it closes all connections.
+#[derive(Debug)]
+#[must_use = "dropping it stops the proxy"]
+pub struct Serving(tokio::task::JoinHandle<()>);
+
+impl Drop for Serving {
     fn drop(&mut self) {
         self.0.abort();
     }
@@ -218,12 +227,12 @@ impl Drop for Attached {
 /// those that are relayed, while whom it asked may take minutes to answer; so there can be more than those.
 const MAX_ANSWERED: usize = 4 * MAX_STREAMS;
 
-async fn answer_all(egress: Arc<Egress>, mut relay: Relay) {
+async fn serve_all(egress: Arc<Egress>, mut connections: impl Connections) {
     // All end with us.
     let mut answering = JoinSet::new();
     loop {
         tokio::select! {
-            stream = relay.next(), if answering.len() < MAX_ANSWERED => match stream {
+            stream = connections.next(), if answering.len() < MAX_ANSWERED => match stream {
                 Some(stream) => {
                     answering.spawn(proxy::serve(Arc::clone(&egress), stream));
                 }
@@ -285,3 +294,13 @@ impl Policy {
         environment
     }
 }
+
+/// Locks state that stays valid after a panic: no code here panics in the middle of a change.
+fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// Tests measure how much memory the parsers of hostile input allocate.
+#[cfg(test)]
+#[global_allocator]
+static ALLOCATOR: belljar_fuzz::Counting = belljar_fuzz::Counting;

@@ -122,7 +122,7 @@ enum Granted {
 }
 
 /// Answers one connection to its end.
-pub(super) async fn serve(
+pub(crate) async fn serve(
     egress: Arc<Egress>,
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
 ) {

@@ -115,7 +115,7 @@ fn proxy(policy: &str) -> Proxy {
         ("azure.test", vec!["168.63.129.16".parse().unwrap()]),
         ("own.test", vec![OWN.parse().unwrap()]),
     ] {
-        resolver.names.insert(name.into(), addresses);
+        resolver = resolver.with_name(name, &addresses);
     }
     network.patience = Patience {
         connect: Duration::from_secs(5),

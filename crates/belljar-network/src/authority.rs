@@ -7,6 +7,7 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
@@ -17,7 +18,7 @@ use tokio_rustls::rustls::pki_types::pem::PemObject as _;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 use super::host::Host;
-use crate::{clock, lock};
+use crate::lock;
 
 /// Years that an authority is good for; it is as old as the server's state.
 const YEARS: i32 = 20;
@@ -25,7 +26,7 @@ const YEARS: i32 = 20;
 /// Hosts whose certificates are kept; one more begins anew.
 const MAX_KEPT: usize = 256;
 
-pub(super) struct Authority {
+pub(crate) struct Authority {
     issuer: Issuer<'static, KeyPair>,
     certificate: String,
     kept: Mutex<HashMap<Host, Arc<rustls::ServerConfig>>>,
@@ -39,7 +40,7 @@ impl std::fmt::Debug for Authority {
 
 impl Authority {
     /// The authority that is kept at `path`, or a new one; without a path, one for now.
-    pub(super) fn open(path: Option<&Path>) -> io::Result<Authority> {
+    pub(crate) fn open(path: Option<&Path>) -> io::Result<Authority> {
         let Some(path) = path else { return Authority::new().map(|(authority, _)| authority) };
         match fs::read_to_string(path) {
             Ok(text) => Authority::restore(&text),
@@ -73,12 +74,12 @@ impl Authority {
     }
 
     /// What must be believed to believe the hosts.
-    pub(super) fn certificate(&self) -> &str {
+    pub(crate) fn certificate(&self) -> &str {
         &self.certificate
     }
 
     /// TLS as this host, for one side of it.
-    pub(super) fn as_host(&self, host: &Host) -> io::Result<Arc<rustls::ServerConfig>> {
+    pub(crate) fn as_host(&self, host: &Host) -> io::Result<Arc<rustls::ServerConfig>> {
         if let Some(kept) = lock(&self.kept).get(host) {
             return Ok(Arc::clone(kept));
         }
@@ -125,7 +126,8 @@ fn own_params() -> io::Result<CertificateParams> {
 
 /// From a year ago, for sandboxes whose clock is not ours.
 fn date(params: &mut CertificateParams) {
-    let year: i32 = clock::rfc3339(clock::now_ms())[..4].parse().unwrap_or(2026);
+    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let year = (date_time_ymd(1970, 1, 1) + since_1970).year();
     params.not_before = date_time_ymd(year - 1, 1, 1);
     params.not_after = date_time_ymd(year + YEARS, 1, 1);
 }

@@ -8,7 +8,7 @@ use std::io::Read;
 const MAX_FILE: u64 = 1 << 20;
 
 /// What a setting says: its text, or that of the file after its `@`.
-pub(crate) fn read(text: &str) -> Result<String, String> {
+pub fn read(text: &str) -> Result<String, String> {
     match text.trim().strip_prefix('@') {
         Some(path) => read_file(path.trim()),
         None => Ok(text.to_owned()),
@@ -29,7 +29,7 @@ fn read_file(path: &str) -> Result<String, String> {
 }
 
 /// Fills in each `${NAME}`.
-pub(crate) fn expand(
+pub fn expand(
     text: &str,
     env: &dyn Fn(&str) -> Option<String>,
     secrets: &mut Vec<String>,

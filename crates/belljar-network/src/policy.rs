@@ -138,7 +138,7 @@ impl Policy {
     }
 
     /// Its rules as they are written.
-    pub(super) fn rules(&self) -> impl Iterator<Item = String> {
+    pub(crate) fn rules(&self) -> impl Iterator<Item = String> {
         self.allow.iter().map(ToString::to_string)
     }
 

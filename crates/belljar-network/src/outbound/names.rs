@@ -9,6 +9,7 @@
 //! silent, and who asks decides which server that is. What is not done here, and the C library
 //! would do: other sources than these two (LDAP, multicast DNS, `nsswitch.conf`).
 
+use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{self, Read as _};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -183,14 +184,13 @@ impl Config {
 
 /// Asks on behalf of one sandbox, or of all sources of datasets. Nothing is shared between two of
 /// them but the servers: no place, no connection and no answer.
-pub(crate) struct Resolver {
+pub struct Resolver {
     dns: Arc<Dns>,
     places: Semaphore,
     /// With the configuration that it was made for.
     client: Mutex<Option<(Arc<Config>, TokioResolver)>>,
-    /// What tests say in its place.
-    #[cfg(test)]
-    pub(crate) names: std::collections::HashMap<String, Vec<IpAddr>>,
+    /// Names that are answered from here, without the hosts file and the DNS.
+    names: HashMap<String, Vec<IpAddr>>,
 }
 
 impl std::fmt::Debug for Resolver {
@@ -206,24 +206,29 @@ impl Default for Resolver {
 }
 
 impl Resolver {
-    pub(crate) fn new(dns: Arc<Dns>) -> Resolver {
+    pub fn new(dns: Arc<Dns>) -> Resolver {
         Resolver {
             dns,
             places: Semaphore::new(MAX_LOOKUPS),
             client: Mutex::default(),
-            #[cfg(test)]
-            names: std::collections::HashMap::new(),
+            names: HashMap::new(),
         }
+    }
+
+    /// Answers this name with these addresses, without the hosts file and the DNS.
+    #[must_use]
+    pub fn with_name(mut self, name: &str, addresses: &[IpAddr]) -> Resolver {
+        self.names.insert(name.to_owned(), addresses.to_vec());
+        self
     }
 
     /// Every address of a host, at least one. The caller bounds the time that it takes, because a
     /// place may have to be waited for.
-    pub(crate) async fn resolve(&self, host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
+    pub async fn resolve(&self, host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
         let with_port = |ip: IpAddr| SocketAddr::new(ip, port);
         if let Ok(address) = host.parse() {
             return Ok(vec![with_port(address)]);
         }
-        #[cfg(test)]
         if let Some(known) = self.names.get(host) {
             return Ok(known.iter().copied().map(with_port).collect());
         }

@@ -6,14 +6,14 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Instant;
 
 use super::host::Target;
-use crate::{clock, lock};
+use crate::lock;
 
 /// Visits that are remembered of one sandbox.
 const REMEMBERED: usize = 256;
@@ -81,7 +81,7 @@ pub struct Totals {
 }
 
 /// Who hears of every visit when it is over, and whether it is to be noted or only counted.
-pub(crate) type Listener = Box<dyn Fn(&Visit, bool) + Send + Sync>;
+pub type Listener = Box<dyn Fn(&Visit, bool) + Send + Sync>;
 
 /// The traffic of one sandbox.
 pub struct Traffic {
@@ -135,7 +135,7 @@ impl Traffic {
         spent.is_ok()
     }
 
-    pub(super) fn is_used_up(&self) -> bool {
+    pub(crate) fn is_used_up(&self) -> bool {
         self.left.load(Ordering::Relaxed) == 0
     }
 
@@ -178,18 +178,18 @@ impl Traffic {
 }
 
 /// A visit while it lasts; recorded when it is dropped.
-pub(super) struct Trip {
+pub(crate) struct Trip {
     traffic: Arc<Traffic>,
     visit: Visit,
     begun: Instant,
-    pub(super) meter: Arc<Meter>,
+    pub(crate) meter: Arc<Meter>,
     forgotten: bool,
 }
 
 impl Trip {
-    pub(super) fn begin(traffic: &Arc<Traffic>, method: &str, target: Option<&Target>) -> Trip {
+    pub(crate) fn begin(traffic: &Arc<Traffic>, method: &str, target: Option<&Target>) -> Trip {
         let visit = Visit {
-            begun_ms: clock::now_ms(),
+            begun_ms: now_ms(),
             method: method.chars().take(MAX_METHOD).collect(),
             host: target.map(|target| target.host.bare()).unwrap_or_default(),
             port: target.map_or(0, |target| target.port),
@@ -214,19 +214,25 @@ impl Trip {
         Trip { traffic: Arc::clone(traffic), visit, begun, meter, forgotten: false }
     }
 
-    pub(super) fn ended(&mut self, outcome: Outcome, reason: String) {
+    pub(crate) fn ended(&mut self, outcome: Outcome, reason: String) {
         self.visit.outcome = outcome;
         self.visit.reason = Some(reason);
     }
 
     /// It is not a visit of its own after all.
-    pub(super) fn forget(mut self) {
+    pub(crate) fn forget(mut self) {
         self.forgotten = true;
     }
 
-    pub(super) fn injected(&mut self, header: &str) {
+    pub(crate) fn injected(&mut self, header: &str) {
         self.visit.injected.push(header.to_owned());
     }
+}
+
+/// Milliseconds since 1970.
+fn now_ms() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
 }
 
 impl Drop for Trip {
@@ -246,7 +252,7 @@ impl Drop for Trip {
 /// Counts what a connection moves, ends it where the sandbox has moved enough, and knows when it
 /// last moved anything.
 #[derive(Debug)]
-pub(super) struct Meter {
+pub(crate) struct Meter {
     traffic: Arc<Traffic>,
     begun: Instant,
     moved_ms: AtomicU64,
@@ -257,16 +263,16 @@ pub(super) struct Meter {
 }
 
 impl Meter {
-    pub(super) fn status(&self, status: u16) {
+    pub(crate) fn status(&self, status: u16) {
         self.status.store(status, Ordering::Relaxed);
     }
 
-    pub(super) fn was_idle(&self) -> bool {
+    pub(crate) fn was_idle(&self) -> bool {
         self.idle.load(Ordering::Relaxed)
     }
 
     /// Resolves when nothing has moved for this long.
-    pub(super) async fn idle_for(&self, patience: Duration) {
+    pub(crate) async fn idle_for(&self, patience: Duration) {
         loop {
             let moved = self.begun + Duration::from_millis(self.moved_ms.load(Ordering::Relaxed));
             if moved.elapsed() >= patience {
@@ -292,13 +298,13 @@ impl Meter {
 }
 
 /// A connection to the outside, metered.
-pub(super) struct Metered<S> {
+pub(crate) struct Metered<S> {
     inner: S,
     meter: Arc<Meter>,
 }
 
 impl<S> Metered<S> {
-    pub(super) fn new(inner: S, meter: &Arc<Meter>) -> Metered<S> {
+    pub(crate) fn new(inner: S, meter: &Arc<Meter>) -> Metered<S> {
         Metered { inner, meter: Arc::clone(meter) }
     }
 }

@@ -10,6 +10,7 @@ use serde_json::{Map, Value};
 
 use super::host::Target;
 use super::policy::Injection;
+use crate::NetworkError;
 use crate::outbound::setting;
 
 /// The proxy decides about these, or they would change where a request ends.
@@ -27,7 +28,7 @@ const OURS: &[HeaderName] = &[
 ];
 
 /// Headers that cannot be injected.
-pub(super) fn is_ours(header: &HeaderName) -> bool {
+pub(crate) fn is_ours(header: &HeaderName) -> bool {
     OURS.contains(header)
 }
 
@@ -81,7 +82,7 @@ impl Secrets {
     }
 
     /// The value for a header, if there is such a secret and it may go there.
-    pub(super) fn value(&self, injection: &Injection) -> Option<&HeaderValue> {
+    pub(crate) fn value(&self, injection: &Injection) -> Option<&HeaderValue> {
         let secret = self.by_name.get(&injection.secret)?;
         let origin = (injection.terminate, injection.target.clone());
         secret.origins.contains(&origin).then_some(&secret.value)
@@ -89,15 +90,16 @@ impl Secrets {
 
     /// Refuses what cannot be injected. Whether a secret is not there, or not for this host, is
     /// the operator's to know.
-    pub(crate) fn check(&self, injections: &[Injection]) -> Result<(), String> {
+    pub(crate) fn check(&self, injections: &[Injection]) -> Result<(), NetworkError> {
         match injections.iter().find(|injection| self.value(injection).is_none()) {
             None => Ok(()),
-            Some(injection) => Err(format!(
-                "network.inject: this server has no secret `{}` for {}://{}",
-                injection.secret.escape_debug(),
-                if injection.terminate { "https" } else { "http" },
-                injection.target
-            )),
+            Some(injection) => {
+                let scheme = if injection.terminate { "https" } else { "http" };
+                Err(NetworkError::NoSecret {
+                    secret: injection.secret.escape_debug().to_string(),
+                    origin: format!("{scheme}://{}", injection.target),
+                })
+            }
         }
     }
 }
@@ -175,7 +177,7 @@ mod tests {
             ("10.0.0.5:8080", "API", terminate),
             ("api.test", "OTHER", terminate),
         ] {
-            let error = check(host, name, tls).unwrap_err();
+            let error = check(host, name, tls).unwrap_err().to_string();
             assert!(error.contains("has no secret") && !error.contains("hunter2"), "{error}");
         }
     }

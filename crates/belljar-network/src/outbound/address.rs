@@ -7,7 +7,7 @@ use belljar_sys::route::{self, Nearness};
 
 /// How far away an address is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Reach {
+pub enum Reach {
     Global,
     /// Near; good where an operator said so. With its article, for messages.
     Near(&'static str),
@@ -17,16 +17,16 @@ pub(crate) enum Reach {
 
 /// Why an address is not connected to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Refused {
+pub struct Refused {
     /// With its article: "a private".
-    pub(crate) kind: &'static str,
+    pub kind: &'static str,
     /// An exception can be made for it.
-    pub(crate) can_be_allowed: bool,
+    pub can_be_allowed: bool,
 }
 
 /// Refuses a host if any one of its addresses is refused: a name that has a public address beside a
 /// private one is a trick, or will be one at the next try. Near ones are asked about.
-pub(crate) fn check(
+pub fn check(
     addresses: &[SocketAddr],
     near_allowed: impl Fn(&SocketAddr) -> bool,
 ) -> Result<(), Refused> {
@@ -64,7 +64,7 @@ fn near_by_route(address: IpAddr) -> Option<&'static str> {
     })
 }
 
-pub(crate) fn reach(address: IpAddr) -> Reach {
+pub fn reach(address: IpAddr) -> Reach {
     match address {
         IpAddr::V4(address) => reach_v4(address),
         IpAddr::V6(address) => reach_v6(address),

@@ -7,8 +7,8 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 
 use super::{Proxy, proxy};
-use crate::network::Policy;
-use crate::network::host::Target;
+use crate::Policy;
+use crate::host::Target;
 
 /// The longest that anything may take here; most inputs end at once.
 const MOMENT: Duration = Duration::from_millis(200);

@@ -1,0 +1,39 @@
+//! Connects sandboxes to the egress proxy, which is `belljar-network`.
+
+use std::sync::Arc;
+
+use belljar_network::{Connections, Serving};
+pub use belljar_network::{
+    Dns, Injection, Listener, Network, NetworkError, Outcome, Policy, Secrets, Totals, Traffic,
+    Visit,
+};
+use belljar_runtime::link::Link;
+use belljar_runtime::{Relay, RelayStream};
+
+use crate::EngineError;
+
+/// Serves the proxy to the sandbox at the other end of `link`, until the result is dropped. `None` if
+/// the policy allows no network.
+pub(crate) async fn attach(
+    network: &Arc<Network>,
+    policy: &Policy,
+    traffic: &Arc<Traffic>,
+    link: &Link,
+) -> Result<Option<Serving>, EngineError> {
+    if policy.is_none() {
+        return Ok(None);
+    }
+    let certificates = network.certificates(policy).await?;
+    let relay = link.relay(certificates.as_bytes()).await.map_err(EngineError::Relay)?;
+    Ok(Some(network.serve(policy, traffic, Relayed(relay))))
+}
+
+struct Relayed(Relay);
+
+impl Connections for Relayed {
+    type Stream = RelayStream;
+
+    async fn next(&mut self) -> Option<RelayStream> {
+        self.0.next().await
+    }
+}
