@@ -128,9 +128,9 @@ impl TryFrom<NumberOrText> for Size {
     fn try_from(size: NumberOrText) -> Result<Size, String> {
         match size {
             NumberOrText::Number(bytes) => Ok(Size(bytes)),
-            NumberOrText::Text(text) => size::parse(&text).map(Size).ok_or_else(|| {
-                format!("`{text}` is not a size; expected bytes, or such as 512M")
-            }),
+            NumberOrText::Text(text) => size::parse(&text)
+                .map(Size)
+                .ok_or_else(|| format!("`{text}` is not a size; expected bytes, or such as 512M")),
         }
     }
 }

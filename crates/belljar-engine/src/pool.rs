@@ -40,7 +40,8 @@ pub struct Warm {
 #[derive(Debug)]
 pub struct Pool {
     shared: Arc<PoolState>,
-    filler: tokio::task::JoinHandle<()>,
+    /// Until the pool is drained.
+    filler: Mutex<Option<tokio::task::JoinHandle<()>>>,
 }
 
 struct PoolState {
@@ -74,7 +75,7 @@ impl Pool {
             hits: AtomicU64::new(0),
             misses: AtomicU64::new(0),
         });
-        let filler = tokio::spawn(fill(Arc::clone(&shared)));
+        let filler = Mutex::new(Some(tokio::spawn(fill(Arc::clone(&shared)))));
         Pool { shared, filler }
     }
 
@@ -126,7 +127,12 @@ impl Pool {
 
     /// Ends every sandbox still in the pool; those ids will not be used.
     pub async fn drain(&self) -> Vec<String> {
-        self.filler.abort();
+        let filler = crate::lock(&self.filler).take();
+        if let Some(filler) = filler {
+            filler.abort();
+            // It ends only when what it was making is removed.
+            let _ = filler.await;
+        }
         let rest: Vec<Warm> = std::mem::take(&mut *self.shared.lock());
         let mut ids = Vec::with_capacity(rest.len());
         for warm in rest {
@@ -139,7 +145,9 @@ impl Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        self.filler.abort();
+        if let Some(filler) = crate::lock(&self.filler).take() {
+            filler.abort();
+        }
     }
 }
 

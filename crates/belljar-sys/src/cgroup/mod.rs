@@ -10,6 +10,7 @@ use std::fs::{self, File};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use layout::parse_cached_files;
@@ -271,8 +272,10 @@ impl Drop for Cgroup {
             return;
         }
         let directories = std::mem::take(&mut self.meters.directories);
+        let removal = Removal::begin();
         // If there is no thread to be had, the next start removes it.
         let _ = std::thread::Builder::new().name("cgroup-remover".into()).spawn(move || {
+            let _removal = removal;
             let mut left = Cgroup { meters: Meters { directories }, later: Vec::new() };
             for _ in 0..PATIENT_ROUNDS {
                 left.kill();
@@ -282,6 +285,34 @@ impl Drop for Cgroup {
             }
             left.meters.directories.clear();
         });
+    }
+}
+
+/// How many threads of this process are removing a cgroup.
+static REMOVALS: Mutex<usize> = Mutex::new(0);
+static REMOVED: Condvar = Condvar::new();
+
+/// Waits, at most for `limit`, until the cgroups of this process are removed whose processes are slow to end. To be called
+/// before the process exits: its threads end with it.
+pub fn wait_for_removals(limit: Duration) {
+    let removals = REMOVALS.lock().unwrap_or_else(PoisonError::into_inner);
+    drop(REMOVED.wait_timeout_while(removals, limit, |removals| *removals > 0));
+}
+
+/// Counted in [`REMOVALS`] while it exists.
+struct Removal;
+
+impl Removal {
+    fn begin() -> Removal {
+        *REMOVALS.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        Removal
+    }
+}
+
+impl Drop for Removal {
+    fn drop(&mut self) {
+        *REMOVALS.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        REMOVED.notify_all();
     }
 }
 

@@ -37,6 +37,10 @@ use crate::settings::{DEFAULT_MODEL, Listen, ServerSettings, Settings};
 /// How often keys made or revoked by others are looked for.
 const KEYS_PACE: Duration = Duration::from_secs(1);
 
+/// How long a server that ends waits for the cgroups of its last sandboxes to become empty. The next server removes those that
+/// are left.
+const CGROUP_REMOVAL: Duration = Duration::from_secs(10);
+
 /// How often a server that is to end by itself looks whether it is idle.
 const IDLE_PACE: Duration = Duration::from_secs(1);
 
@@ -57,6 +61,7 @@ pub(super) fn serve(args: &ServeArgs, settings: &Settings) -> Result<ExitCode> {
     };
     let runtime = builder.enable_all().build().context("failed to start the event loop")?;
     runtime.block_on(run(args, settings, prepared))?;
+    belljar_sys::cgroup::wait_for_removals(CGROUP_REMOVAL);
     // What is left belongs to sandboxes that go on; nothing of it is to be cleaned up.
     std::process::exit(0);
 }
