@@ -20,7 +20,9 @@ const SHOP_URL: &str = "http://localhost:8000/";
 pub(crate) fn has_chromium() -> bool {
     let has = std::path::Path::new("/usr/lib/chromium/chromium").exists();
     if !has {
-        eprintln!("skipped: there is no Chromium on this machine (apt-get install chromium)");
+        belljar_testkit::skip::record(
+            "there is no Chromium on this machine (apt-get install chromium)",
+        );
     }
     has
 }

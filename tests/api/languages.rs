@@ -8,7 +8,7 @@ use belljar_testkit::values::text;
 fn has_node() -> bool {
     let has = std::path::Path::new("/usr/bin/node").exists();
     if !has {
-        eprintln!("skipped: there is no node on this machine");
+        belljar_testkit::skip::record("there is no node on this machine");
     }
     has
 }

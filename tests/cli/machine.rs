@@ -3,7 +3,6 @@
 use std::fs;
 use std::process::Command;
 
-use belljar_sys::privileges;
 use insta::assert_snapshot;
 
 use belljar_testkit::cli_server::CliServer;
@@ -12,18 +11,14 @@ use belljar_testkit::scratch_host::ScratchHost;
 
 #[test]
 fn strict_runs_where_every_limit_holds() {
-    if skip_without_root() {
-        return;
-    }
+    belljar_testkit::skip_unless_root!("this needs root");
     let context = TestContext::new().env("BELLJAR_STRICT", "1");
     assert_eq!(context.run(["-c", "print(1)"]).to_string(), "exit 0\n--- stdout\n1\n--- stderr\n");
 }
 
 #[test]
 fn doctor_finds_this_machine_usable() {
-    if skip_without_root() {
-        return;
-    }
+    belljar_testkit::skip_unless_root!("this needs root");
     let scratch = ScratchHost::new();
     let finished = TestContext::inside(&scratch).call(["doctor", "--json"]);
     assert_eq!(finished.code, Some(0), "{finished}");
@@ -63,9 +58,7 @@ fn doctor_finds_this_machine_usable() {
 /// proves nothing.
 #[test]
 fn a_processor_limit_that_is_not_there_is_not_believed_in_on_a_busy_machine() {
-    if skip_without_root() {
-        return;
-    }
+    belljar_testkit::skip_unless_root!("this needs root");
     let scratch = ScratchHost::new();
     let context = TestContext::inside(&scratch).env("BELLJAR_CGROUP_PARENT", "no-such/parent");
     // Each in a session of its own: kernels share processors out among those.
@@ -86,9 +79,7 @@ fn a_processor_limit_that_is_not_there_is_not_believed_in_on_a_busy_machine() {
 /// Whoever asks: over HTTP, and so from Python, and on the command line.
 #[test]
 fn limits_that_are_not_enforced_are_warned_of_everywhere() {
-    if skip_without_root() {
-        return;
-    }
+    belljar_testkit::skip_unless_root!("this needs root");
     let served = CliServer::on_tcp_with(&[("BELLJAR_CGROUP_PARENT", "no-such/parent")]);
     let void = ["cpu limit", "memory limit", "process limit"];
     let created = served.ok(["create", "--json"]);
@@ -316,21 +307,11 @@ fn without_a_command_the_overview_is_shown() {
 
 #[test]
 fn the_binary_runs_in_an_empty_root() {
-    if skip_without_root() {
-        return;
-    }
+    belljar_testkit::skip_unless_root!("this needs root");
     let root = tempfile::tempdir().expect("a directory");
     fs::copy(belljar_testkit::belljar(), root.path().join("belljar")).expect("a copy");
     let output = Command::new("chroot").arg(root.path()).args(["/belljar", "--version"]).output();
     let output = output.expect("chroot starts");
     let version = format!("belljar {}\n", env!("CARGO_PKG_VERSION"));
     assert_eq!(String::from_utf8_lossy(&output.stdout), version, "{output:?}");
-}
-
-fn skip_without_root() -> bool {
-    let skip = !privileges::is_root();
-    if skip {
-        println!("skipped: this needs root");
-    }
-    skip
 }

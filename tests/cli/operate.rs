@@ -3,7 +3,6 @@
 use std::fs;
 use std::path::Path;
 
-use belljar_sys::privileges;
 use insta::assert_snapshot;
 use serde_json::Value;
 
@@ -217,10 +216,7 @@ fn an_installation_has_everything_in_its_place_and_can_be_removed() {
 
 #[test]
 fn uninstalling_removes_what_is_ours_and_nothing_else() {
-    if !privileges::is_root() {
-        println!("skipped: this needs root");
-        return;
-    }
+    belljar_testkit::skip_unless_root!("this needs root");
     let scratch = ScratchHost::new();
     let context = TestContext::inside(&scratch);
     let installation = |name: &str| context.path(name).display().to_string();

@@ -47,7 +47,9 @@ impl Backend {
         };
         let Some(missing) = missing else { return Some(self) };
         assert!(!privileges::is_root(), "{missing}: run scripts/prepare-docker");
-        eprintln!("skipped: {missing}; scripts/prepare-docker says what to do");
+        belljar_testkit::skip::record(&format!(
+            "{missing}; scripts/prepare-docker says what to do"
+        ));
         None
     }
 

@@ -21,12 +21,10 @@ pub(crate) async fn a_page_is_used_and_a_missing_browser_is_said(on: Backend) {
         let missing = refused.error(409, "no_browser");
         assert!(missing.contains("no Chromium in this sandbox's image"), "{missing}");
         if !succeeds(&["image", "inspect", BROWSER_IMAGE]) {
-            eprintln!("skipped: no image with Chromium; scripts/prepare-docker makes one");
-            return;
+            belljar_testkit::skip!("no image with Chromium; scripts/prepare-docker makes one");
         }
     } else if !std::path::Path::new("/usr/lib/chromium/chromium").exists() {
-        eprintln!("skipped: there is no Chromium on this machine (apt-get install chromium)");
-        return;
+        belljar_testkit::skip!("there is no Chromium on this machine (apt-get install chromium)");
     }
     let image = [("SANDBOX_IMAGE", BROWSER_IMAGE)];
     let site = on.site(if on.is_container() { &image } else { &[] });

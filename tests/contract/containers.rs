@@ -5,7 +5,6 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use belljar_sys::privileges;
 use serde_json::{Value, json};
 
 use crate::backend::{Backend, BackendSite, SHELL_IMAGE, container_of, containers, docker};
@@ -214,8 +213,7 @@ async fn an_engine_that_hangs_is_soon_said_to() {
 async fn an_engine_without_gpus_says_so() {
     let Some(on) = on() else { return };
     if docker(&["info", "--format", "{{json .Runtimes}}"]).contains("nvidia") {
-        eprintln!("skipped: this engine may have GPUs");
-        return;
+        belljar_testkit::skip!("this engine may have GPUs");
     }
     let site = on.site(&[("BELLJAR_GPUS", "all")]);
     let server = site.serve().await;
@@ -228,7 +226,8 @@ async fn an_engine_without_gpus_says_so() {
 
 #[tokio::test]
 async fn a_user_who_may_not_use_the_engine_is_told_how_to() {
-    let Some(on) = on().filter(|_| privileges::is_root()) else { return };
+    belljar_testkit::skip_unless_root!("only root can do this to a container engine");
+    let Some(on) = on() else { return };
     const NOBODY: u32 = 65534;
     let directory = tempfile::tempdir().expect("a directory");
     std::fs::set_permissions(directory.path(), PermissionsExt::from_mode(0o777)).expect("ours");

@@ -12,7 +12,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use belljar_sys::privileges;
 use serde_json::json;
 
 use crate::backend::{Backend, BackendSite};
@@ -133,7 +132,8 @@ fn open_up_to(path: &Path) {
 
 #[tokio::test]
 async fn other_users_do_not_get_to_the_door() {
-    let Some(on) = on().filter(|_| privileges::is_root()) else { return };
+    belljar_testkit::skip_unless_root!("only root can do this to a container engine");
+    let Some(on) = on() else { return };
     let site = on.site(&[]);
     let run_dir = site.installation.scratch().run_dir();
     open_up_to(run_dir);
@@ -159,7 +159,8 @@ async fn other_users_do_not_get_to_the_door() {
 
 #[tokio::test]
 async fn a_run_directory_that_is_not_ours_is_refused() {
-    let Some(on) = on().filter(|_| privileges::is_root()) else { return };
+    belljar_testkit::skip_unless_root!("only root can do this to a container engine");
+    let Some(on) = on() else { return };
     let directory = tempfile::tempdir().expect("a directory");
     let path = |name: &str| directory.path().join(name);
     // As somebody would make it who knows our name for it.

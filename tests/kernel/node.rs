@@ -16,7 +16,7 @@ use crate::lab::{Cell, Lab, PATIENCE, Session, cell, refused};
 fn has_node() -> bool {
     let has = ["/usr/bin/node", "/usr/local/bin/node"].iter().any(|path| Path::new(path).exists());
     if !has {
-        eprintln!("skipped: there is no node on this machine");
+        belljar_testkit::skip::record("there is no node on this machine");
     }
     has
 }
@@ -382,7 +382,7 @@ fn type_stripper() -> Option<String> {
         npm.args(["install", "--no-audit", "--no-fund", "--silent", "--prefix"]).arg(&tools);
         let installed = npm.arg("amaro@1").status().is_ok_and(|status| status.success());
         if !installed || !package.is_dir() {
-            eprintln!("skipped: npm could not install amaro");
+            belljar_testkit::skip::record("npm could not install amaro");
             return None;
         }
     }
@@ -464,8 +464,7 @@ async fn r_is_a_language_where_there_is_r() {
             message.contains("there is no `Rscript`") && message.contains("r-base"),
             "{message}"
         );
-        eprintln!("skipped: there is no R on this machine");
-        return;
+        belljar_testkit::skip!("there is no R on this machine");
     }
     session.sandbox.start_kernel(r).await.expect("a kernel");
     let run = async |code: &str| session.begin_js(r, code).await.finish().await;

@@ -101,8 +101,7 @@ async fn a_start_that_was_given_up_leaves_no_second_kernel() {
 async fn the_spawner_has_left_the_files_of_the_machine() {
     let lab = Lab::cold();
     if !lab.runtime.separates_ids() {
-        eprintln!("skipped: without root the spawner finds what it mounts by its path");
-        return;
+        belljar_testkit::skip!("without root the spawner finds what it mounts by its path");
     }
     let root = format!("/proc/{}/root", lab.runtime.spawner_pid());
     let entries = std::fs::read_dir(&root).expect("it lives");
@@ -118,8 +117,7 @@ async fn the_spawner_has_left_the_files_of_the_machine() {
 async fn a_sandbox_with_little_processor_time_is_not_held_back_while_it_is_built() {
     let lab = Lab::cold();
     if lab.runtime.cgroups().is_err() {
-        eprintln!("skipped: there are no cgroups here");
-        return;
+        belljar_testkit::skip!("there are no cgroups here");
     }
     let limits = Limits { millicpus: 10, ..Limits::default() };
     for _ in 0..2 {

@@ -11,7 +11,7 @@ use belljar_runtime::link::Following;
 use belljar_runtime::native::zygote::ZygoteState;
 use belljar_runtime::native::{NativeConfig, NativeRuntime, Prepared};
 use belljar_runtime::{KernelStart, Limits, Sandbox, SandboxSpec};
-use belljar_sys::{privileges, process};
+use belljar_sys::process;
 
 use crate::census::{Census, assert_no_ids_are_taken};
 use belljar_testkit::scratch_host::ScratchHost;
@@ -22,10 +22,7 @@ const HOSTILE_CYCLES: usize = 50;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_left_of_hundreds_of_sandboxes() {
-    if !privileges::is_root() {
-        println!("skipped: control groups and blocks of ids need root");
-        return;
-    }
+    belljar_testkit::skip_unless_root!("control groups and blocks of ids need root");
     let scratch = ScratchHost::new();
     fs::create_dir_all(scratch.run_dir().join("ids")).expect("a directory");
     let before = Census::take(&scratch);

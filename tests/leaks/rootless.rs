@@ -5,7 +5,7 @@ use std::os::unix::fs::{DirBuilderExt, PermissionsExt, chown};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use belljar_sys::{privileges, procfs};
+use belljar_sys::procfs;
 use insta::assert_snapshot;
 use tempfile::TempDir;
 
@@ -17,10 +17,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 #[test]
 fn an_ordinary_user_gets_sandboxes_and_the_truth_about_them() {
-    if !privileges::is_root() {
-        println!("skipped: becoming another user needs root");
-        return;
-    }
+    belljar_testkit::skip_unless_root!("becoming another user needs root");
     let user = User::new();
     code_runs(&user);
     doctor_names_what_is_not_enforced(&user);
@@ -134,10 +131,7 @@ fn volumes_are_directories(user: &User) {
 /// are said not to be enforced. Directories of others are no data.
 #[test]
 fn files_of_an_ordinary_user_are_plain_and_his_own() {
-    if !privileges::is_root() {
-        println!("skipped: becoming another user needs root");
-        return;
-    }
+    belljar_testkit::skip_unless_root!("becoming another user needs root");
     let user = User::new();
     private_directories_of_others_are_refused_as_data(&user);
     let socket = user.directory.path().join("home/socket3").display().to_string();
@@ -204,10 +198,7 @@ frozen._freeze = freeze
 /// All sandboxes are the same user as the server, and nothing but the files themselves keeps them from being changed.
 #[test]
 fn nothing_can_be_planted_in_what_is_kept_of_kernels() {
-    if !privileges::is_root() {
-        println!("skipped: becoming another user needs root");
-        return;
-    }
+    belljar_testkit::skip_unless_root!("becoming another user needs root");
     let user = User::new();
     let socket = user.directory.path().join("home/socket2").display().to_string();
     let belljar = user.directory.path().join("belljar").display().to_string();

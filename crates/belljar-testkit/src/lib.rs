@@ -13,6 +13,7 @@ pub mod openapi;
 pub mod scratch_host;
 pub mod server;
 pub mod session;
+pub mod skip;
 pub mod terminal;
 pub mod values;
 pub mod wait;
