@@ -1,15 +1,15 @@
-//! Which certificates of servers are accepted: those that this machine trusts, or that SSL_CERT_FILE names.
+//! TLS of the client: accepts certificates that this machine trusts, or that SSL_CERT_FILE names.
 //!
-//! `openssl req -x509` makes a certificate that is its own authority (`CA:TRUE`) and is used by a server as it is.
-//! curl and Python accept it where it is trusted; webpki refuses every certificate of an authority that a server shows as
-//! its own. [`SelfSigned`] accepts exactly that case: the server shows a certificate that is one of the trusted ones, byte for
-//! byte. Its dates and its names are checked as always. That lets nobody in who was refused before: who has the key of a
-//! trusted authority can sign any other certificate with it.
+//! `openssl req -x509` makes a certificate that is its own authority (`CA:TRUE`), and servers use it as it is. curl and
+//! Python accept it where it is trusted. webpki refuses it, because an authority may not be a server's certificate.
+//! [`SelfSigned`] accepts exactly that case: the server's certificate is one of the trusted ones, byte for byte. Its dates
+//! and names are still checked. This trusts no new server: the owner of a trusted authority's key can sign any certificate.
 
 use std::collections::HashSet;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
+use tokio_rustls::rustls;
 use tokio_rustls::rustls::client::WebPkiServerVerifier;
 use tokio_rustls::rustls::client::danger::{
     HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier,
@@ -19,11 +19,24 @@ use tokio_rustls::rustls::crypto::CryptoProvider;
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use tokio_rustls::rustls::server::ParsedCertificate;
 use tokio_rustls::rustls::{
-    CertificateError, DigitallySignedStruct, Error, RootCertStore, SignatureScheme,
+    CertificateError, ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme,
 };
 
-/// What checks the certificates of servers.
-pub(super) fn verifier(provider: &Arc<CryptoProvider>) -> Result<Arc<dyn ServerCertVerifier>> {
+/// The configuration for a server with TLS, or, without certificates, for one that has none.
+pub(super) fn tls_config(is_tls: bool) -> Result<ClientConfig> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
+        .with_safe_default_protocol_versions()
+        .context("failed to set up TLS")?;
+    if !is_tls {
+        return Ok(builder.with_root_certificates(RootCertStore::empty()).with_no_client_auth());
+    }
+    let verifier = verifier(&provider)?;
+    let builder = builder.dangerous().with_custom_certificate_verifier(verifier);
+    Ok(builder.with_no_client_auth())
+}
+
+fn verifier(provider: &Arc<CryptoProvider>) -> Result<Arc<dyn ServerCertVerifier>> {
     let found = rustls_native_certs::load_native_certs();
     let mut roots = RootCertStore::empty();
     let trusted: HashSet<CertificateDer<'static>> = found.certs.iter().cloned().collect();
@@ -31,8 +44,7 @@ pub(super) fn verifier(provider: &Arc<CryptoProvider>) -> Result<Arc<dyn ServerC
     if added == 0 {
         let why = found.errors.first().map(|error| format!(": {error}")).unwrap_or_default();
         bail!(
-            "this machine has no certificates to believe in{why}; SSL_CERT_FILE names a file with \
-             some"
+            "this machine has no certificates to trust{why}; SSL_CERT_FILE names a file with some"
         );
     }
     let webpki = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(provider))
@@ -41,7 +53,7 @@ pub(super) fn verifier(provider: &Arc<CryptoProvider>) -> Result<Arc<dyn ServerC
     Ok(Arc::new(SelfSigned { webpki, trusted }))
 }
 
-/// What webpki accepts, and servers whose own certificate is among the trusted.
+/// Accepts what webpki accepts, and a server's certificate that is itself trusted.
 #[derive(Debug)]
 struct SelfSigned {
     webpki: Arc<WebPkiServerVerifier>,
@@ -66,7 +78,7 @@ impl ServerCertVerifier for SelfSigned {
         );
         match checked {
             Err(error) if is_authority_itself(&error) && self.trusted.contains(end_entity) => {
-                // webpki looks at the dates before it looks whose certificate it is.
+                // webpki has checked the dates before this error.
                 verify_server_name(&ParsedCertificate::try_from(end_entity)?, server_name)?;
                 Ok(ServerCertVerified::assertion())
             }
@@ -97,7 +109,7 @@ impl ServerCertVerifier for SelfSigned {
     }
 }
 
-/// Whether the only objection is that the certificate is that of an authority.
+/// Whether the certificate was refused only because it is that of an authority.
 fn is_authority_itself(error: &Error) -> bool {
     match error {
         Error::InvalidCertificate(CertificateError::Other(other)) => {

@@ -1,45 +1,42 @@
-//! The content of something large, as it comes.
+//! The content of a large response, as it comes.
 
 use std::time::Duration;
 
-use http_body_util::BodyExt;
-use hyper::body::{Bytes, Incoming};
+use bytes::Bytes;
+use reqwest::Response;
 
-use super::{ClientError, Sender};
+use super::ClientError;
 
-/// Content comes without pauses; a server that reads it from a slow disk makes short ones.
-const SILENCE: Duration = Duration::from_secs(45);
+/// How long the server may send nothing; one that reads from a slow disk makes short pauses.
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(45);
 
 #[derive(Debug)]
 pub(crate) struct Content {
     url: String,
-    /// Where in the whole the first byte belongs.
+    /// The position of the first byte in the whole content.
     pub(crate) begins_at: u64,
-    body: Incoming,
-    /// The connection lives as long as this.
-    _sender: Sender,
+    response: Response,
 }
 
 impl Content {
-    pub(super) fn new(url: String, begins_at: u64, body: Incoming, sender: Sender) -> Content {
-        Content { url, begins_at, body, _sender: sender }
+    pub(super) fn new(url: String, begins_at: u64, response: Response) -> Content {
+        Content { url, begins_at, response }
     }
 
-    /// The next bytes; `None` at the end that the server had announced.
+    /// The next bytes; `None` at the end.
     pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, ClientError> {
-        loop {
-            let silent =
-                || ClientError::Silent { url: self.url.clone(), seconds: SILENCE.as_secs() };
-            let frame = tokio::time::timeout(SILENCE, self.body.frame());
-            match frame.await.map_err(|_| silent())? {
-                None => return Ok(None),
-                Some(Err(cause)) => return Err(ClientError::Lost { url: self.url.clone(), cause }),
-                Some(Ok(frame)) => {
-                    if let Ok(bytes) = frame.into_data() {
-                        return Ok(Some(bytes));
-                    }
-                }
-            }
-        }
+        next_chunk(&mut self.response, &self.url, SILENCE_TIMEOUT).await
+    }
+}
+
+/// The next bytes of a response. Cancel-safe.
+pub(super) async fn next_chunk(
+    response: &mut Response,
+    url: &str,
+    timeout: Duration,
+) -> Result<Option<Bytes>, ClientError> {
+    match tokio::time::timeout(timeout, response.chunk()).await {
+        Ok(chunk) => chunk.map_err(|error| ClientError::lost(url, &error)),
+        Err(_) => Err(ClientError::Silent { url: url.to_owned(), seconds: timeout.as_secs() }),
     }
 }

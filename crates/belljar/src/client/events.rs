@@ -1,24 +1,24 @@
-//! Server-sent events, as they come.
+//! Server-sent events.
 
 use std::time::Duration;
 
-use http_body_util::BodyExt;
-use hyper::body::Incoming;
+use reqwest::Response;
 use serde_json::Value;
 
-use super::{ClientError, Sender};
+use super::ClientError;
+use super::content::next_chunk;
 
-/// The server says something every 15 seconds, if only that it is there.
-const SILENCE: Duration = Duration::from_secs(45);
+/// How long the server may send nothing: it sends at least a comment every 15 seconds.
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(45);
 
-/// The largest event: a picture or a table, escaped.
+/// The largest event: an image or a table, escaped.
 const MAX_EVENT: usize = 256 << 20;
 
-/// One event.
+/// One event of a stream.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Heard {
+pub(crate) struct ServerEvent {
     pub(crate) name: String,
-    /// Where to go on after it, if it says.
+    /// The offset after this event, for a stream that continues here.
     pub(crate) position: Option<u64>,
     pub(crate) data: Value,
 }
@@ -26,72 +26,62 @@ pub(crate) struct Heard {
 #[derive(Debug)]
 pub(crate) struct Events {
     url: String,
-    body: Incoming,
-    text: Text,
-    /// The connection lives as long as this.
-    _sender: Sender,
+    response: Response,
+    text: EventText,
 }
 
 impl Events {
-    pub(super) fn new(url: String, body: Incoming, sender: Sender) -> Events {
-        Events { url, body, text: Text::default(), _sender: sender }
+    pub(super) fn new(url: String, response: Response) -> Events {
+        Events { url, response, text: EventText::default() }
     }
 
-    /// The next event; `None` when there are no more. Nothing is lost by not waiting for it.
-    pub(crate) async fn next(&mut self) -> Result<Option<Heard>, ClientError> {
+    /// The next event; `None` at the end. Cancel-safe.
+    pub(crate) async fn next(&mut self) -> Result<Option<ServerEvent>, ClientError> {
         loop {
-            if let Some(heard) = self.text.next() {
-                return Ok(Some(heard));
+            if let Some(event) = self.text.next() {
+                return Ok(Some(event));
             }
             if self.text.bytes.len() > MAX_EVENT {
-                let why = "its events do not end".to_owned();
-                return Err(ClientError::Stranger { url: self.url.clone(), why });
+                let why = "one of its events is too large".to_owned();
+                return Err(ClientError::NotBelljar { url: self.url.clone(), why });
             }
-            let silent =
-                || ClientError::Silent { url: self.url.clone(), seconds: SILENCE.as_secs() };
-            let frame = tokio::time::timeout(SILENCE, self.body.frame());
-            match frame.await.map_err(|_| silent())? {
+            match next_chunk(&mut self.response, &self.url, SILENCE_TIMEOUT).await? {
                 None => return Ok(None),
-                Some(Err(cause)) => return Err(ClientError::Lost { url: self.url.clone(), cause }),
-                Some(Ok(frame)) => {
-                    if let Ok(bytes) = frame.into_data() {
-                        self.text.bytes.extend_from_slice(&bytes);
-                    }
-                }
+                Some(bytes) => self.text.bytes.extend_from_slice(&bytes),
             }
         }
     }
 }
 
-/// What has been read and not been understood yet.
+/// Bytes that were read and not parsed yet.
 #[derive(Debug, Default)]
-struct Text {
+struct EventText {
     bytes: Vec<u8>,
-    /// No event ends before this; a large one is not searched from its beginning every time.
+    /// No event ends before this position, so that a large event is searched once.
     searched: usize,
 }
 
-impl Text {
-    /// The next whole event. Comments, which keep the connection alive, are none.
-    fn next(&mut self) -> Option<Heard> {
+impl EventText {
+    /// The next complete event. Comments, which keep the connection open, are skipped.
+    fn next(&mut self) -> Option<ServerEvent> {
         loop {
             let end = self.bytes[self.searched..].windows(2).position(|two| two == b"\n\n");
             let Some(end) = end else {
-                // The last byte may be half of an end.
+                // The last byte may be the first half of the separator.
                 self.searched = self.bytes.len().saturating_sub(1);
                 return None;
             };
             let rest = self.bytes.split_off(self.searched + end + 2);
             let block = std::mem::replace(&mut self.bytes, rest);
             self.searched = 0;
-            if let Some(heard) = understand(&String::from_utf8_lossy(&block)) {
-                return Some(heard);
+            if let Some(event) = parse(&String::from_utf8_lossy(&block)) {
+                return Some(event);
             }
         }
     }
 }
 
-fn understand(block: &str) -> Option<Heard> {
+fn parse(block: &str) -> Option<ServerEvent> {
     let (mut name, mut position, mut data) = ("message", None, Vec::new());
     for line in block.lines() {
         let (field, value) = line.split_once(':').unwrap_or((line, ""));
@@ -107,7 +97,7 @@ fn understand(block: &str) -> Option<Heard> {
         return None;
     }
     let data = serde_json::from_str(&data.join("\n")).ok()?;
-    Some(Heard { name: name.to_owned(), position, data })
+    Some(ServerEvent { name: name.to_owned(), position, data })
 }
 
 #[cfg(test)]
@@ -119,13 +109,13 @@ mod tests {
     fn events_are_found_however_they_are_cut() {
         let stream = ":\n\nevent: exec\ndata: {\"exec_id\":\"e\"}\n\n:\n\n\
                       event: stdout\nid: 4\ndata: {\"text\":\"a\\n\\nb\"}\n\nid: 9\n\n";
-        let heard = |name: &str, position, data| Heard { name: name.into(), position, data };
+        let event = |name: &str, position, data| ServerEvent { name: name.into(), position, data };
         let expected = [
-            heard("exec", None, json!({"exec_id": "e"})),
-            heard("stdout", Some(4), json!({"text": "a\n\nb"})),
+            event("exec", None, json!({"exec_id": "e"})),
+            event("stdout", Some(4), json!({"text": "a\n\nb"})),
         ];
         for size in 1..stream.len() {
-            let mut text = Text::default();
+            let mut text = EventText::default();
             let mut found = Vec::new();
             for piece in stream.as_bytes().chunks(size) {
                 text.bytes.extend_from_slice(piece);

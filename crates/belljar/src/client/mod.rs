@@ -1,97 +1,92 @@
-//! A server, as our own commands call it: HTTP/1.1 over TCP, TLS or a UNIX socket, JSON in and out,
-//! streams of events, and files either way.
+//! The HTTP client of our own commands: JSON requests, streams of events, files both ways, WebSockets.
 //!
-//! A connection is kept for the next request. A stream has one of its own, so that an execution can
-//! be interrupted while it is being followed.
+//! reqwest does HTTP/1.1 over TCP, TLS or a UNIX socket. No proxy is used and no redirect followed. A request has a time
+//! limit until its response begins; a stream has none as long as something comes.
 
-mod body;
 mod certificates;
-mod connection;
 mod content;
 mod error;
 mod events;
+mod server;
 mod socket;
+mod upload;
 
-use std::pin::pin;
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use http_body_util::{BodyExt, Full, Limited};
-use hyper::body::{Bytes, Incoming};
-use hyper::client::conn::http1::SendRequest;
-use hyper::header::{self, HeaderValue};
-use hyper::{Method, Request, Response, StatusCode};
+use belljar_sys::privileges;
+use bytes::Bytes;
+use reqwest::header::{self, HeaderMap, HeaderValue};
+use reqwest::{Method, RequestBuilder, Response, StatusCode, redirect, retry};
 use serde_json::Value;
-use tokio::sync::Notify;
+use tokio::net::UnixStream;
 
 use crate::settings::ClientSettings;
-use body::Outgoing;
-pub(crate) use body::Pieces;
-use connection::Server;
 pub(crate) use content::Content;
 pub(crate) use error::ClientError;
-pub(crate) use events::{Events, Heard};
-pub(crate) use socket::{Hearing, Received, Saying};
+pub(crate) use events::{Events, ServerEvent};
+use server::Server;
+pub(crate) use socket::{Received, SocketReceiver, SocketSender};
+pub(crate) use upload::Upload;
 
-/// How long a server may take to answer; making a session on a busy machine takes a while.
-const ANSWER_PATIENCE: Duration = Duration::from_secs(120);
+/// How long connecting may take, including the TLS handshake.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The same where the server works for as long as it takes: the longest that it gives the source of
-/// a dataset is a day.
-const WORK_PATIENCE: Duration = Duration::from_secs(24 * 60 * 60);
+/// How long a server may take to respond; creating a session on a busy machine takes a while.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// How long a server may think about whether it wants a file; who does not know the question, such as
-/// an old proxy, never answers it.
-const CONTINUE_PATIENCE: Duration = Duration::from_secs(5);
+/// The same for requests that fetch a dataset: the longest that a server gives its source is a day.
+const WORK_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// How often the progress of an upload is looked at.
-const TICK: Duration = Duration::from_millis(100);
+/// The largest response: all output that an execution may keep, escaped.
+const MAX_RESPONSE: usize = 1 << 30;
 
-/// The largest answer: all output that an execution may keep, escaped.
-const MAX_ANSWER: usize = 1 << 30;
+/// How long a lost server is waited for: long enough to restart or replace it.
+pub(crate) const OUTAGE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How long a server that has gone is waited for. Long enough for one to be restarted, or replaced.
-pub(crate) const OUTAGE_PATIENCE: Duration = Duration::from_secs(60);
-
-/// Between two attempts to find a server that has gone.
+/// Between two attempts to reach a lost server.
 pub(crate) const OUTAGE_PAUSE: Duration = Duration::from_millis(200);
 
-type Sender = SendRequest<Outgoing>;
-
+/// A client of one server.
 #[derive(Debug)]
 pub(crate) struct Client {
     server: Server,
-    authorization: Option<HeaderValue>,
-    /// A connection that waits for the next request.
-    idle: Mutex<Option<Sender>>,
+    http: reqwest::Client,
 }
 
 impl Client {
     pub(crate) fn new(settings: &ClientSettings) -> anyhow::Result<Client> {
-        let authorization = settings.api_key.as_ref().map(|key| {
-            let mut value = HeaderValue::try_from(format!("Bearer {}", key.reveal()))?;
+        let server = Server::new(&settings.server())?;
+        let mut headers = HeaderMap::new();
+        if let Some(key) = &settings.api_key {
+            let mut value = HeaderValue::try_from(format!("Bearer {}", key.reveal()))
+                .context("BELLJAR_API_KEY cannot be sent in a header")?;
             value.set_sensitive(true);
-            anyhow::Ok(value)
-        });
-        let authorization = authorization.transpose().context("BELLJAR_API_KEY is no key")?;
-        Ok(Client {
-            server: Server::new(&settings.server())?,
-            authorization,
-            idle: Mutex::default(),
-        })
+            headers.insert(header::AUTHORIZATION, value);
+        }
+        let mut builder = reqwest::Client::builder()
+            .user_agent(concat!("belljar/", env!("CARGO_PKG_VERSION")))
+            .default_headers(headers)
+            .connect_timeout(CONNECT_TIMEOUT)
+            .redirect(redirect::Policy::none())
+            .retry(retry::never())
+            .no_proxy()
+            .http1_only()
+            .tls_backend_preconfigured(certificates::tls_config(server.is_tls())?);
+        if let Some(socket) = server.socket() {
+            builder = builder.unix_socket(socket);
+        }
+        Ok(Client { http: builder.build().context("failed to set up HTTP")?, server })
     }
 
-    /// The server's address, as people write it.
+    /// The server's URL, as users write it.
     pub(crate) fn url(&self) -> String {
-        self.server.url()
+        self.server.shown().to_owned()
     }
 
-    /// A link as anybody on this machine can use it; `None` through a socket, where a link that is
-    /// only a path leads nowhere.
+    /// A link that other programs on this machine can use; `None` if it is only a path and the server is behind a socket.
     pub(crate) fn complete(&self, link: &str) -> Option<String> {
-        if link.starts_with('/') { self.server.complete(link) } else { Some(link.to_owned()) }
+        if link.starts_with('/') { self.server.link(link) } else { Some(link.to_owned()) }
     }
 
     pub(crate) async fn get(&self, path: &str) -> Result<Value, ClientError> {
@@ -106,121 +101,19 @@ impl Client {
         self.call(Method::DELETE, path, None).await
     }
 
-    async fn call(
-        &self,
-        method: Method,
-        path: &str,
-        body: Option<&Value>,
-    ) -> Result<Value, ClientError> {
-        let request = self.request(method, path, "application/json", body);
-        self.answer_within(ANSWER_PATIENCE, request).await
-    }
-
     /// A `POST` of work that takes the server a while.
     pub(crate) async fn post_work(&self, path: &str, body: &Value) -> Result<Value, ClientError> {
-        let request = self.request(Method::POST, path, "application/json", Some(body));
-        self.answer_within(WORK_PATIENCE, request).await
+        let request = self.json_request(Method::POST, path, Some(body))?;
+        self.value_within(WORK_TIMEOUT, request).await
     }
 
-    /// A `PUT` of nothing.
+    /// A `PUT` without content.
     pub(crate) async fn put_nothing(&self, path: &str) -> Result<Value, ClientError> {
-        let mut request = self.request(Method::PUT, path, "application/json", None);
-        request.headers_mut().insert(header::CONTENT_LENGTH, HeaderValue::from_static("0"));
-        self.answer_within(ANSWER_PATIENCE, request).await
+        let request = self.json_request(Method::PUT, path, None)?;
+        self.value_within(RESPONSE_TIMEOUT, request.header(header::CONTENT_LENGTH, "0")).await
     }
 
-    /// A `PUT` of a file, showing how much of it has gone. It takes as long as it takes, as long as
-    /// something moves.
-    pub(crate) async fn put(
-        &self,
-        path: &str,
-        mut pieces: Pieces,
-        mut progress: impl FnMut(u64),
-    ) -> Result<Value, ClientError> {
-        let taken = pieces.taken();
-        let wanted = Arc::new(Notify::new());
-        let mut request = self.request(Method::PUT, path, "application/json", None);
-        let kind = HeaderValue::from_static("application/octet-stream");
-        request.headers_mut().insert(header::CONTENT_TYPE, kind);
-        request.headers_mut().insert(header::EXPECT, HeaderValue::from_static("100-continue"));
-        let heard = Arc::clone(&wanted);
-        hyper::ext::on_informational(&mut request, move |_| heard.notify_one());
-        pieces.wait_for(async move {
-            let _ = tokio::time::timeout(CONTINUE_PATIENCE, wanted.notified()).await;
-        });
-        *request.body_mut() = Outgoing::Pieces(pieces);
-        let mut answer = pin!(async {
-            // Not kept for the next request: one that is refused early is never sent to its end.
-            let (_sender, response) = self.send(request).await?;
-            let (parts, body) = response.into_parts();
-            self.understand(parts.status, &self.read(body).await?)
-        });
-        let (mut gone, mut moved) = (0, Instant::now());
-        loop {
-            if let Ok(answer) = tokio::time::timeout(TICK, answer.as_mut()).await {
-                return answer;
-            }
-            let now_gone = taken.load(Ordering::Relaxed);
-            progress(now_gone);
-            if now_gone != gone {
-                (gone, moved) = (now_gone, Instant::now());
-            } else if moved.elapsed() >= ANSWER_PATIENCE {
-                return Err(self.silent(ANSWER_PATIENCE));
-            }
-        }
-    }
-
-    /// The content behind `path` from this byte on, if it is still what `tag` says; otherwise, or if
-    /// the server knows no ranges, from its beginning.
-    pub(crate) async fn content(
-        &self,
-        path: &str,
-        from: u64,
-        tag: &str,
-    ) -> Result<Content, ClientError> {
-        let mut request = self.request(Method::GET, path, "*/*", None);
-        if from > 0 {
-            let header = |text: &str| HeaderValue::from_str(text).map_err(|_| self.stranger(text));
-            let range = header(&format!("bytes={from}-"))?;
-            request.headers_mut().insert(header::RANGE, range);
-            request.headers_mut().insert(header::IF_RANGE, header(tag)?);
-        }
-        let begin = async {
-            let (sender, response) = self.send(request).await?;
-            let (parts, body) = response.into_parts();
-            let begins_at = match parts.status {
-                StatusCode::OK => 0,
-                StatusCode::PARTIAL_CONTENT => from,
-                status => {
-                    let bytes = self.read(body).await?;
-                    self.understand(status, &bytes)?;
-                    return Err(self.stranger("it does not send what it has"));
-                }
-            };
-            Ok(Content::new(self.url(), begins_at, body, sender))
-        };
-        let patience = tokio::time::timeout(ANSWER_PATIENCE, begin);
-        patience.await.unwrap_or_else(|_| Err(self.silent(ANSWER_PATIENCE)))
-    }
-
-    async fn answer_within(
-        &self,
-        patience: Duration,
-        request: Request<Outgoing>,
-    ) -> Result<Value, ClientError> {
-        let answer = async {
-            let (sender, response) = self.send(request).await?;
-            let (parts, body) = response.into_parts();
-            let bytes = self.read(body).await?;
-            // Read to its end, so the connection can be used again.
-            *self.idle.lock().unwrap_or_else(PoisonError::into_inner) = Some(sender);
-            self.understand(parts.status, &bytes)
-        };
-        let answer = tokio::time::timeout(patience, answer);
-        answer.await.unwrap_or_else(|_| Err(self.silent(patience)))
-    }
-
-    /// Asks again and again while there is no server, as there is none while it is restarted.
+    /// Repeats a request while the server cannot be reached, for example while it is restarted.
     pub(crate) async fn call_patiently(
         &self,
         method: Method,
@@ -230,36 +123,94 @@ impl Client {
         let begun = Instant::now();
         loop {
             match self.call(method.clone(), path, body).await {
-                Err(error) if error.is_outage() && begun.elapsed() < OUTAGE_PATIENCE => {
+                Err(error) if error.is_outage() && begun.elapsed() < OUTAGE_TIMEOUT => {
                     tokio::time::sleep(OUTAGE_PAUSE).await;
                 }
-                answer => return answer,
+                outcome => return outcome,
             }
         }
     }
 
-    /// Asks for a stream of events.
+    /// The content of `path` from byte `from` on, if its tag is still `tag`. If not, or if a proxy ignores ranges, the
+    /// content from its beginning.
+    pub(crate) async fn content(
+        &self,
+        path: &str,
+        from: u64,
+        tag: &str,
+    ) -> Result<Content, ClientError> {
+        let mut request = self.request(Method::GET, path, "*/*")?;
+        if from > 0 {
+            let range = format!("bytes={from}-");
+            request = request.header(header::RANGE, range).header(header::IF_RANGE, tag);
+        }
+        within(self, RESPONSE_TIMEOUT, async {
+            let response = self.send(request).await?;
+            let begins_at = match response.status() {
+                StatusCode::OK => 0,
+                StatusCode::PARTIAL_CONTENT => from,
+                _ => {
+                    self.value(response).await?;
+                    return Err(self.not_belljar("it does not send the content"));
+                }
+            };
+            Ok(Content::new(self.url(), begins_at, response))
+        })
+        .await
+    }
+
+    /// Opens a stream of events.
     pub(crate) async fn events(
         &self,
         method: Method,
         path: &str,
         body: Option<&Value>,
     ) -> Result<Events, ClientError> {
-        let request = self.request(method, path, "text/event-stream", body);
-        let begin = async {
-            let (sender, response) = self.send(request).await?;
-            let (parts, body) = response.into_parts();
-            let kind = parts.headers.get(header::CONTENT_TYPE);
+        let mut request = self.request(method, path, "text/event-stream")?;
+        if let Some(body) = body {
+            request = request.json(body);
+        }
+        within(self, RESPONSE_TIMEOUT, async {
+            let response = self.send(request).await?;
+            let kind = response.headers().get(header::CONTENT_TYPE);
             let is_stream = kind.is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-"));
-            if parts.status.is_success() && is_stream {
-                return Ok(Events::new(self.url(), body, sender));
+            if response.status().is_success() && is_stream {
+                return Ok(Events::new(self.url(), response));
             }
-            let bytes = self.read(body).await?;
-            self.understand(parts.status, &bytes)?;
-            Err(self.stranger("it does not stream events"))
-        };
-        let patience = tokio::time::timeout(ANSWER_PATIENCE, begin);
-        patience.await.unwrap_or_else(|_| Err(self.silent(ANSWER_PATIENCE)))
+            self.value(response).await?;
+            Err(self.not_belljar("it does not stream events"))
+        })
+        .await
+    }
+
+    async fn call(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&Value>,
+    ) -> Result<Value, ClientError> {
+        self.value_within(RESPONSE_TIMEOUT, self.json_request(method, path, body)?).await
+    }
+
+    async fn value_within(
+        &self,
+        timeout: Duration,
+        request: RequestBuilder,
+    ) -> Result<Value, ClientError> {
+        within(self, timeout, async { self.value(self.send(request).await?).await }).await
+    }
+
+    fn json_request(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&Value>,
+    ) -> Result<RequestBuilder, ClientError> {
+        let request = self.request(method, path, "application/json")?;
+        Ok(match body {
+            Some(body) => request.json(body),
+            None => request,
+        })
     }
 
     fn request(
@@ -267,62 +218,47 @@ impl Client {
         method: Method,
         path: &str,
         accept: &'static str,
-        body: Option<&Value>,
-    ) -> Request<Outgoing> {
-        let bytes = body.map_or_else(Bytes::new, |body| body.to_string().into());
-        let mut request = Request::new(Outgoing::Whole(Full::new(bytes)));
-        *request.method_mut() = method;
-        *request.uri_mut() = self.server.uri(path);
-        let headers = request.headers_mut();
-        headers.insert(header::HOST, self.server.host());
-        headers.insert(header::ACCEPT, HeaderValue::from_static(accept));
-        let agent = concat!("belljar/", env!("CARGO_PKG_VERSION"));
-        headers.insert(header::USER_AGENT, HeaderValue::from_static(agent));
-        if body.is_some() {
-            let json = HeaderValue::from_static("application/json");
-            headers.insert(header::CONTENT_TYPE, json);
-        }
-        if let Some(authorization) = &self.authorization {
-            headers.insert(header::AUTHORIZATION, authorization.clone());
-        }
-        request
+    ) -> Result<RequestBuilder, ClientError> {
+        let url = self.server.address(path)?;
+        Ok(self.http.request(method, url).header(header::ACCEPT, accept))
     }
 
-    /// Sends a request, on the connection that is there or on a new one.
-    async fn send(
-        &self,
-        mut request: Request<Outgoing>,
-    ) -> Result<(Sender, Response<Incoming>), ClientError> {
-        let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(mut sender) = idle
-            && sender.ready().await.is_ok()
-        {
-            match sender.try_send_request(request).await {
-                Ok(response) => return Ok((sender, response)),
-                Err(mut failed) => match failed.take_message() {
-                    // The server had closed it in the meantime, and nothing was sent.
-                    Some(unsent) => request = unsent,
-                    None => return Err(self.lost(failed.into_error())),
-                },
+    async fn send(&self, request: RequestBuilder) -> Result<Response, ClientError> {
+        self.check_peer().await?;
+        request.send().await.map_err(|error| self.failed(&error))
+    }
+
+    /// The socket of the local server must belong to a process of the same user. reqwest does not show us its connection,
+    /// so this asks on one of its own; nobody else can replace the socket, because its directory is the user's own.
+    async fn check_peer(&self) -> Result<(), ClientError> {
+        let Some(path) = self.server.own_socket() else { return Ok(()) };
+        let stream = UnixStream::connect(path).await;
+        let stream = stream.map_err(|cause| ClientError::of_io(&cause, &self.server))?;
+        let (uid, _) = privileges::own_ids();
+        if stream.peer_cred().is_ok_and(|peer| peer.uid() == uid) {
+            return Ok(());
+        }
+        Err(ClientError::ForeignSocket { path: path.to_owned() })
+    }
+
+    /// Reads a response: its value, or the server's error.
+    async fn value(&self, response: Response) -> Result<Value, ClientError> {
+        let status = response.status();
+        self.value_of(status, &self.read(response).await?)
+    }
+
+    async fn read(&self, mut response: Response) -> Result<Bytes, ClientError> {
+        let mut bytes = Vec::new();
+        while let Some(chunk) = response.chunk().await.map_err(|error| self.failed(&error))? {
+            bytes.extend_from_slice(&chunk);
+            if bytes.len() > MAX_RESPONSE {
+                return Err(self.not_belljar("its response is too large"));
             }
         }
-        let mut sender = self.server.connect().await?;
-        let response = sender.send_request(request).await.map_err(|error| self.lost(error))?;
-        Ok((sender, response))
+        Ok(bytes.into())
     }
 
-    async fn read(&self, body: Incoming) -> Result<Bytes, ClientError> {
-        match Limited::new(body, MAX_ANSWER).collect().await {
-            Ok(body) => Ok(body.to_bytes()),
-            Err(error) => match error.downcast::<hyper::Error>() {
-                Ok(error) => Err(self.lost(*error)),
-                Err(_) => Err(self.stranger("its answer does not end")),
-            },
-        }
-    }
-
-    /// The value of an answer, or what the server has to say against the request.
-    fn understand(&self, status: StatusCode, bytes: &[u8]) -> Result<Value, ClientError> {
+    fn value_of(&self, status: StatusCode, bytes: &[u8]) -> Result<Value, ClientError> {
         let value = match serde_json::from_slice(bytes) {
             Ok(value) => value,
             Err(_) if bytes.is_empty() && status.is_success() => Value::Null,
@@ -340,27 +276,32 @@ impl Client {
             _ if matches!(status.as_u16(), 502..=504) => {
                 Err(ClientError::Proxy { url: self.url(), status })
             }
-            _ => Err(self.stranger(&format!("it answers `{status}` in words of its own"))),
+            _ => Err(self.not_belljar(&format!("it answers `{status}` without a known error"))),
         }
     }
 
-    fn lost(&self, error: hyper::Error) -> ClientError {
-        if error.is_parse() {
-            return self.stranger("it does not speak HTTP");
-        }
-        ClientError::Lost { url: self.url(), cause: error }
+    fn failed(&self, error: &reqwest::Error) -> ClientError {
+        ClientError::of_request(error, &self.server)
     }
 
-    fn stranger(&self, why: &str) -> ClientError {
-        ClientError::Stranger { url: self.url(), why: why.to_owned() }
+    fn not_belljar(&self, why: &str) -> ClientError {
+        ClientError::NotBelljar { url: self.url(), why: why.to_owned() }
     }
 
-    fn silent(&self, patience: Duration) -> ClientError {
-        ClientError::Silent { url: self.url(), seconds: patience.as_secs() }
+    fn silent(&self, timeout: Duration) -> ClientError {
+        ClientError::Silent { url: self.url(), seconds: timeout.as_secs() }
     }
 }
 
-/// Text as it can stand in a path or a query.
+async fn within<T>(
+    client: &Client,
+    timeout: Duration,
+    work: impl Future<Output = Result<T, ClientError>>,
+) -> Result<T, ClientError> {
+    tokio::time::timeout(timeout, work).await.unwrap_or_else(|_| Err(client.silent(timeout)))
+}
+
+/// Escapes text for a path or a query.
 pub(crate) fn escape(text: &str) -> String {
     use std::fmt::Write as _;
     let mut escaped = String::new();
@@ -380,7 +321,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn anything_can_stand_in_a_path() {
+    fn reserved_characters_are_escaped() {
         assert_eq!(escape("ses_0-9.~"), "ses_0-9.~");
         assert_eq!(escape("a b/c?d=é&%"), "a%20b%2Fc%3Fd%3D%C3%A9%26%25");
     }

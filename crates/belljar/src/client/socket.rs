@@ -1,27 +1,32 @@
-//! A WebSocket of the server's.
+//! WebSockets: reqwest does the handshake, tungstenite the messages.
+
+use std::time::Duration;
 
 use futures_util::{SinkExt, StreamExt};
-use hyper::header::{self, HeaderValue};
-use hyper::{Request, StatusCode};
+use reqwest::{Method, StatusCode, Upgraded, header};
 use serde_json::Value;
 use tokio_tungstenite::WebSocketStream;
+use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::handshake::client::generate_key;
-use tokio_tungstenite::tungstenite::{self, Message};
+use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
+use tokio_tungstenite::tungstenite::protocol::Role;
 
-use super::connection::Wire;
-use super::{ANSWER_PATIENCE, Client, ClientError};
+use super::{Client, ClientError, RESPONSE_TIMEOUT, within};
 
-/// What comes over one.
+/// How long the server may send nothing: it sends a ping every 20 seconds.
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// A message from the server.
 #[derive(Debug)]
 pub(crate) enum Received {
     Bytes(Vec<u8>),
-    Said(Value),
-    /// The server has nothing more to say, and why.
+    Json(Value),
+    /// The server closed the WebSocket, with this code.
     Closed(Option<u16>),
 }
 
 pub(crate) struct Socket {
-    stream: WebSocketStream<Wire>,
+    stream: WebSocketStream<Upgraded>,
     url: String,
 }
 
@@ -32,65 +37,49 @@ impl std::fmt::Debug for Socket {
 }
 
 impl Client {
-    /// Opens the WebSocket behind `path`.
+    /// Opens the WebSocket at `path`.
     pub(crate) async fn socket(&self, path: &str) -> Result<Socket, ClientError> {
-        let opening = async {
-            let wire = self.server.dial().await?;
-            match tokio_tungstenite::client_async(self.upgrade(path), wire).await {
-                Ok((stream, _)) => Ok(Socket { stream, url: self.url() }),
-                Err(tungstenite::Error::Http(response)) => {
-                    let body = response.body().as_deref().unwrap_or_default();
-                    self.understand(response.status(), body)?;
-                    Err(self.stranger("it opens no WebSockets"))
-                }
-                Err(tungstenite::Error::Protocol(_)) => {
-                    Err(self.stranger("it opens no WebSockets"))
-                }
-                Err(_) => Err(ClientError::CutOff { url: self.url() }),
+        let key = generate_key();
+        let request = self
+            .request(Method::GET, path, "*/*")?
+            .header(header::CONNECTION, "Upgrade")
+            .header(header::UPGRADE, "websocket")
+            .header(header::SEC_WEBSOCKET_VERSION, "13")
+            .header(header::SEC_WEBSOCKET_KEY, &key);
+        within(self, RESPONSE_TIMEOUT, async {
+            let response = self.send(request).await?;
+            let accepted = response.headers().get(header::SEC_WEBSOCKET_ACCEPT);
+            let is_accepted = accepted.is_some_and(|it| *it == *derive_accept_key(key.as_bytes()));
+            if response.status() != StatusCode::SWITCHING_PROTOCOLS || !is_accepted {
+                self.value(response).await?;
+                return Err(self.not_belljar("it opens no WebSockets"));
             }
-        };
-        let patience = tokio::time::timeout(ANSWER_PATIENCE, opening);
-        patience.await.unwrap_or_else(|_| Err(self.silent(ANSWER_PATIENCE)))
-    }
-
-    fn upgrade(&self, path: &str) -> Request<()> {
-        let mut request = Request::new(());
-        // Only the path is sent; the rest is how the library is told that this is no `https`.
-        let uri = format!("ws://belljar{}", self.server.uri(path));
-        *request.uri_mut() = uri.parse().expect("a path that was one");
-        let key = HeaderValue::try_from(generate_key()).expect("base64");
-        let headers = request.headers_mut();
-        headers.insert(header::HOST, self.server.host());
-        headers.insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
-        headers.insert(header::UPGRADE, HeaderValue::from_static("websocket"));
-        headers.insert(header::SEC_WEBSOCKET_VERSION, HeaderValue::from_static("13"));
-        headers.insert(header::SEC_WEBSOCKET_KEY, key);
-        if let Some(authorization) = &self.authorization {
-            headers.insert(header::AUTHORIZATION, authorization.clone());
-        }
-        request
+            let upgraded = response.upgrade().await.map_err(|error| self.failed(&error))?;
+            let stream = WebSocketStream::from_raw_socket(upgraded, Role::Client, None).await;
+            Ok(Socket { stream, url: self.url() })
+        })
+        .await
     }
 }
 
 impl Socket {
-    /// Both directions, each for itself.
-    pub(crate) fn split(self) -> (Saying, Hearing) {
+    pub(crate) fn split(self) -> (SocketSender, SocketReceiver) {
         let (sink, stream) = self.stream.split();
-        (Saying { sink, url: self.url.clone() }, Hearing { stream, url: self.url })
+        (SocketSender { sink, url: self.url.clone() }, SocketReceiver { stream, url: self.url })
     }
 }
 
-pub(crate) struct Saying {
-    sink: futures_util::stream::SplitSink<WebSocketStream<Wire>, Message>,
+pub(crate) struct SocketSender {
+    sink: futures_util::stream::SplitSink<WebSocketStream<Upgraded>, Message>,
     url: String,
 }
 
-impl Saying {
+impl SocketSender {
     pub(crate) async fn bytes(&mut self, bytes: Vec<u8>) -> Result<(), ClientError> {
         self.send(Message::Binary(bytes.into())).await
     }
 
-    pub(crate) async fn say(&mut self, value: &Value) -> Result<(), ClientError> {
+    pub(crate) async fn json(&mut self, value: &Value) -> Result<(), ClientError> {
         self.send(Message::Text(value.to_string().into())).await
     }
 
@@ -100,33 +89,32 @@ impl Saying {
     }
 }
 
-pub(crate) struct Hearing {
-    stream: futures_util::stream::SplitStream<WebSocketStream<Wire>>,
+pub(crate) struct SocketReceiver {
+    stream: futures_util::stream::SplitStream<WebSocketStream<Upgraded>>,
     url: String,
 }
 
-/// The server asks every 20 seconds whether we are there.
-const SILENCE: std::time::Duration = std::time::Duration::from_secs(60);
-
-impl Hearing {
-    /// As if the connection had been lost.
+impl SocketReceiver {
+    /// The error of a connection that ended.
     pub(crate) fn cut_off(&self) -> ClientError {
         ClientError::CutOff { url: self.url.clone() }
     }
 
-    /// The next message. Nothing is lost by not waiting for it.
+    /// The next message. Cancel-safe.
     pub(crate) async fn next(&mut self) -> Result<Received, ClientError> {
         loop {
-            let next = tokio::time::timeout(SILENCE, self.stream.next()).await;
-            let silent =
-                || ClientError::Silent { url: self.url.clone(), seconds: SILENCE.as_secs() };
+            let next = tokio::time::timeout(SILENCE_TIMEOUT, self.stream.next()).await;
+            let silent = || ClientError::Silent {
+                url: self.url.clone(),
+                seconds: SILENCE_TIMEOUT.as_secs(),
+            };
             match next.map_err(|_| silent())? {
                 Some(Ok(Message::Binary(bytes))) => return Ok(Received::Bytes(bytes.into())),
                 Some(Ok(Message::Text(text))) => match serde_json::from_str(&text) {
-                    Ok(value) => return Ok(Received::Said(value)),
+                    Ok(value) => return Ok(Received::Json(value)),
                     Err(_) => {
-                        let why = "what it says is not JSON".to_owned();
-                        return Err(ClientError::Stranger { url: self.url.clone(), why });
+                        let why = "it sends text that is not JSON".to_owned();
+                        return Err(ClientError::NotBelljar { url: self.url.clone(), why });
                     }
                 },
                 Some(Ok(Message::Close(frame))) => {
@@ -135,18 +123,6 @@ impl Hearing {
                 Some(Ok(_)) => {}
                 Some(Err(_)) | None => return Err(self.cut_off()),
             }
-        }
-    }
-}
-
-impl ClientError {
-    /// As if the server had said that it is on its way out.
-    pub(crate) fn stopping() -> ClientError {
-        ClientError::Refused {
-            status: StatusCode::SERVICE_UNAVAILABLE,
-            code: "stopping".into(),
-            message: "the server is stopping".into(),
-            hint: None,
         }
     }
 }

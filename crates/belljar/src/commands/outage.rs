@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use crate::client::{ClientError, OUTAGE_PATIENCE, OUTAGE_PAUSE};
+use crate::client::{ClientError, OUTAGE_PAUSE, OUTAGE_TIMEOUT};
 
 #[derive(Debug, Default)]
 pub(super) struct Outage {
@@ -23,12 +23,12 @@ impl Outage {
         let since = match self.since {
             Some(since) => since,
             None => {
-                let patience = OUTAGE_PATIENCE.as_secs();
+                let patience = OUTAGE_TIMEOUT.as_secs();
                 say(&format!("lost the server; looking for it for {patience} seconds"));
                 *self.since.insert(Instant::now())
             }
         };
-        if since.elapsed() >= OUTAGE_PATIENCE {
+        if since.elapsed() >= OUTAGE_TIMEOUT {
             return Err(error);
         }
         tokio::time::sleep(OUTAGE_PAUSE).await;

@@ -31,7 +31,7 @@ pub(super) fn status(args: &StatusArgs, settings: &Settings) -> Result<ExitCode>
     as_client(settings, async |client| {
         let status = match client.get("/healthz").await {
             Ok(health) => of_server(client, &health).await?,
-            Err(error @ ClientError::NobodyThere { .. }) => json!({
+            Err(error @ ClientError::NotListening { .. }) => json!({
                 "running": false,
                 "url": client.url(),
                 "why": error.to_string(),

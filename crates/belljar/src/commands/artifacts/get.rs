@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
+use bytes::Bytes;
 use clap::Args;
-use hyper::body::Bytes;
 use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -172,7 +172,7 @@ async fn open(client: &Client, artifact: &Artifact, from: u64) -> Result<Content
     let path = path.filter(|path| path.bytes().all(is_plain));
     let Some(path) = path else {
         let why = "it tells of a link in an unknown way".to_owned();
-        return Err(ClientError::Stranger { url: client.url(), why });
+        return Err(ClientError::NotBelljar { url: client.url(), why });
     };
     client.content(path, from, &format!("\"{}\"", artifact.sha256)).await
 }

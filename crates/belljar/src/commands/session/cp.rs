@@ -29,7 +29,7 @@ use tokio::sync::mpsc;
 
 use super::find_id;
 use super::upload::{Failure, PIECES, read_aside};
-use crate::client::{Client, Pieces, escape};
+use crate::client::{Client, Upload, escape};
 use crate::commands::output::{self, plain};
 use crate::commands::progress::Progress;
 
@@ -125,8 +125,13 @@ struct Place {
 
 impl Place {
     async fn find(client: &Client, name: &str, path: &str) -> Result<Place> {
-        let path = if path.is_empty() { HOME } else { path };
-        Ok(Place { session: find_id(client, name).await?, path: path.to_owned() })
+        let path = match path {
+            "" => HOME.to_owned(),
+            // A URL cannot end with these.
+            "." | ".." => format!("{HOME}/{path}"),
+            path => path.to_owned(),
+        };
+        Ok(Place { session: find_id(client, name).await?, path })
     }
 
     fn url(&self, path: &str, query: &str) -> String {
@@ -310,8 +315,8 @@ impl Place {
         let failure = Failure::default();
         // It ends when nobody takes what it reads.
         let _ = read_aside(file, size, sender, Failure::clone(&failure));
-        let pieces = Pieces::new(pieces, size);
-        let gone = pieces.taken();
+        let pieces = Upload::new(pieces, size);
+        let gone = pieces.sent();
         let sent = client.put(to, pieces, |gone| progress.set(gone)).await;
         if let Some(error) = failure.lock().unwrap_or_else(PoisonError::into_inner).take() {
             return Err(error).with_context(|| format!("failed to read `{what}`"));

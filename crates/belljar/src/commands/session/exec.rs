@@ -9,8 +9,8 @@ use belljar_proto::exec::Language;
 use belljar_proto::exec::{Dropped, Event, KernelState, MimeBundle, Status};
 use belljar_runtime::languages;
 use clap::Args;
-use hyper::Method;
 use indicatif::HumanBytes;
+use reqwest::Method;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -19,7 +19,7 @@ use super::follow::Follower;
 use super::{find_id, print_json};
 use crate::cli::flags::SessionArg;
 use crate::cli::values::{parse_env, parse_language, parse_seconds, parse_size};
-use crate::client::{Client, ClientError, Heard, escape};
+use crate::client::{Client, ClientError, ServerEvent, escape};
 use crate::commands::code::{self, Given};
 use crate::commands::output::{self, Ending};
 
@@ -154,7 +154,7 @@ struct Watched<'a> {
 
 /// What there is to wait for.
 enum Next {
-    Heard(Result<Heard, ClientError>),
+    Event(Result<ServerEvent, ClientError>),
     CtrlC,
     Interrupted(Result<Value, ClientError>),
 }
@@ -180,19 +180,19 @@ impl Watched<'_> {
         let mut interrupting = None;
         loop {
             let next = tokio::select! {
-                heard = follower.next() => Next::Heard(heard),
+                heard = follower.next() => Next::Event(heard),
                 () = pressed(&mut ctrl_c) => Next::CtrlC,
                 answer = async { interrupting.as_mut().expect("as the condition says").await },
                     if interrupting.is_some() => Next::Interrupted(answer),
             };
             match next {
-                Next::Heard(Err(error)) => {
+                Next::Event(Err(error)) => {
                     if error.is_outage() && follower.is_accepted() {
                         output::say(&format!("it may go on without us; {}", self.how_to_join()));
                     }
                     return Err(error.into());
                 }
-                Next::Heard(Ok(heard)) => {
+                Next::Event(Ok(heard)) => {
                     if heard.name == "done" {
                         return self.ended(&heard.data, pictures).await;
                     }
@@ -230,7 +230,7 @@ impl Watched<'_> {
     }
 
     /// Shows an event; true if there was a picture in it.
-    fn show(&self, heard: &Heard) -> bool {
+    fn show(&self, heard: &ServerEvent) -> bool {
         let text = || heard.data["text"].as_str().unwrap_or_default().as_bytes().to_vec();
         let json = || heard.data.to_string().into_bytes();
         let (event, body) = match heard.name.as_str() {

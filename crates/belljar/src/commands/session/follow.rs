@@ -11,10 +11,10 @@
 //! heard of executes it once. Every event says where to go on after it, so nothing is shown twice
 //! and nothing is left out.
 
-use hyper::Method;
+use reqwest::Method;
 use serde_json::Value;
 
-use crate::client::{Client, ClientError, Events, Heard, escape};
+use crate::client::{Client, ClientError, Events, ServerEvent, escape};
 use crate::commands::outage::Outage;
 use crate::commands::output;
 
@@ -62,7 +62,7 @@ impl<'a> Follower<'a> {
     }
 
     /// The next event, whatever it takes. Nothing is lost by not waiting for it.
-    pub(in crate::commands) async fn next(&mut self) -> Result<Heard, ClientError> {
+    pub(in crate::commands) async fn next(&mut self) -> Result<ServerEvent, ClientError> {
         loop {
             match self.try_next().await {
                 Ok(heard) => {
@@ -77,7 +77,7 @@ impl<'a> Follower<'a> {
         }
     }
 
-    async fn try_next(&mut self) -> Result<Heard, ClientError> {
+    async fn try_next(&mut self) -> Result<ServerEvent, ClientError> {
         let events = match &mut self.events {
             Some(events) => events,
             None => {

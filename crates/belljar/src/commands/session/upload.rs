@@ -13,8 +13,8 @@ use std::thread::{self, JoinHandle};
 
 use anyhow::{Context, Result, bail};
 use belljar_engine::artifacts::Digest;
+use bytes::Bytes;
 use clap::Args;
-use hyper::body::Bytes;
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 use tokio::sync::mpsc::{self, Sender};
@@ -22,7 +22,7 @@ use tokio::sync::mpsc::{self, Sender};
 use super::datasets::{Dataset, path_in};
 use super::{find_id, print_json};
 use crate::cli::flags::SessionArg;
-use crate::client::{Client, Pieces, escape};
+use crate::client::{Client, Upload, escape};
 use crate::commands::outage::Outage;
 use crate::commands::output;
 use crate::commands::progress::{Progress, while_waiting};
@@ -66,8 +66,7 @@ pub(super) async fn upload(client: &Client, args: &SessionUploadArgs) -> Result<
         })?,
     };
     let id = find_id(client, &args.session).await?;
-    let name: Vec<String> = name.split('/').map(escape).collect();
-    let path = format!("{}/{}", path_in(&id), name.join("/"));
+    let path = format!("{}/{}", path_in(&id), escape(name));
     let staged = match ask(client, &path, &source).await? {
         Some(staged) => staged,
         None => send(client, &path, &source).await?,
@@ -156,7 +155,7 @@ async fn send(client: &Client, path: &str, source: &Source<'_>) -> Result<Value>
         let (sender, pieces) = mpsc::channel(PIECES);
         let failure = Arc::default();
         let reading = read_aside(source.rewound()?, source.size, sender, Arc::clone(&failure));
-        let pieces = Pieces::new(pieces, source.size);
+        let pieces = Upload::new(pieces, source.size);
         let sent = client.put(path, pieces, |gone| {
             progress.set(gone);
             if Some(gone) == source.size {

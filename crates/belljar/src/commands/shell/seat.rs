@@ -20,7 +20,7 @@ use tokio::sync::mpsc;
 use super::ShellArgs;
 use super::keys::{Keys, Typed};
 use super::{Chosen, as_text};
-use crate::client::{Client, ClientError, Hearing, Received, Saying, escape};
+use crate::client::{Client, ClientError, Received, SocketReceiver, SocketSender, escape};
 use crate::commands::outage::Outage;
 use crate::commands::output;
 
@@ -242,7 +242,7 @@ fn is_name(term: &str) -> bool {
 
 /// Shows what comes. Nothing that was received is lost when somebody stops waiting.
 async fn show(
-    hearing: &mut Hearing,
+    hearing: &mut SocketReceiver,
     screen: &mpsc::Sender<Vec<u8>>,
     terminal: &mut Option<String>,
     position: &mut Option<u64>,
@@ -255,7 +255,7 @@ async fn show(
                 // Whoever writes lives as long as we do.
                 let _ = screen.send(bytes).await;
             }
-            Received::Said(said) => match said["type"].as_str() {
+            Received::Json(said) => match said["type"].as_str() {
                 Some("attached") => {
                     outage.is_over(say);
                     *terminal = said["terminal"].as_str().map(str::to_owned);
@@ -285,7 +285,7 @@ fn told(said: &Value) -> Result<(), ClientError> {
     let text = |name: &str| said[name].as_str().unwrap_or_default().to_owned();
     if text("code") == "session_ended" {
         return Err(ClientError::Refused {
-            status: hyper::StatusCode::GONE,
+            status: reqwest::StatusCode::GONE,
             code: text("code"),
             message: text("message"),
             hint: None,
@@ -297,7 +297,7 @@ fn told(said: &Value) -> Result<(), ClientError> {
 
 /// Passes on what is typed, and how large the terminal is.
 async fn type_in(
-    saying: &mut Saying,
+    saying: &mut SocketSender,
     keyboard: &mut mpsc::Receiver<Vec<u8>>,
     keys: &mut Keys,
     resized: &mut Signal,
@@ -317,7 +317,7 @@ async fn type_in(
             }
             _ = resized.recv() => {
                 if let Some((rows, cols)) = tty::size(std::io::stdout()) {
-                    saying.say(&json!({"type": "resize", "rows": rows, "cols": cols})).await?;
+                    saying.json(&json!({"type": "resize", "rows": rows, "cols": cols})).await?;
                 }
             }
         }

@@ -15,13 +15,13 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use hyper::Method;
+use reqwest::Method;
 use serde_json::{Map, Value, json};
 use tokio::sync::{mpsc, watch};
 
 use super::Chosen;
 use super::ShellArgs;
-use crate::client::{Client, ClientError, Heard, escape};
+use crate::client::{Client, ClientError, ServerEvent, escape};
 use crate::commands::output;
 use crate::commands::session::follow::Follower;
 
@@ -182,7 +182,7 @@ fn unfinished(bytes: &[u8]) -> usize {
 }
 
 /// Writes what was said; false if nobody listens.
-fn passed(to: &mut impl Write, heard: &Heard) -> bool {
+fn passed(to: &mut impl Write, heard: &ServerEvent) -> bool {
     let text = heard.data["text"].as_str().unwrap_or_default();
     to.write_all(text.as_bytes()).and_then(|()| to.flush()).is_ok()
 }
