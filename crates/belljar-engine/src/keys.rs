@@ -21,7 +21,7 @@ pub struct NewKey {
 
 /// Makes a key and writes its hash down.
 pub async fn create(
-    store: &Store,
+    store: &dyn Store,
     name: String,
     tenant: String,
     limits: KeyLimits,
@@ -52,7 +52,7 @@ fn hash(secret: &str) -> Vec<u8> {
 /// The keys of a server, in memory. Keys made or revoked by another process are noticed.
 #[derive(Debug)]
 pub struct KeyRing {
-    store: Store,
+    store: Arc<dyn Store>,
     keys: RwLock<Arc<Keys>>,
 }
 
@@ -65,7 +65,7 @@ struct Keys {
 }
 
 impl KeyRing {
-    pub async fn open(store: Store) -> Result<KeyRing, StoreError> {
+    pub async fn open(store: Arc<dyn Store>) -> Result<KeyRing, StoreError> {
         let ring = KeyRing { store, keys: RwLock::default() };
         ring.refresh().await?;
         Ok(ring)
@@ -120,17 +120,19 @@ impl KeyRing {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::SqliteStore;
 
     #[tokio::test]
     async fn a_key_is_recognised_until_it_is_revoked() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("belljar.db");
-        let store = Store::open(&path).unwrap();
-        let ring = KeyRing::open(store.clone()).await.unwrap();
+        let open = || -> Arc<dyn Store> { Arc::new(SqliteStore::open(&path).unwrap()) };
+        let store = open();
+        let ring = KeyRing::open(Arc::clone(&store)).await.unwrap();
         assert!(ring.is_empty());
         // Made by another process, as `belljar key` does.
-        let other = Store::open(&path).unwrap();
-        let made = create(&other, "ci".into(), "acme".into(), KeyLimits::default()).await.unwrap();
+        let other = open();
+        let made = create(&*other, "ci".into(), "acme".into(), KeyLimits::default()).await.unwrap();
         ring.refresh().await.unwrap();
         assert_eq!(ring.recognise(&made.secret).unwrap().tenant, "acme");
         // Whichever of its connections the store uses, nothing has changed since.

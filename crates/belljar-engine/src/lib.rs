@@ -25,7 +25,6 @@ pub mod shares;
 pub mod size;
 mod snapshots;
 pub mod spec;
-pub mod store;
 pub mod text;
 pub mod tickets;
 mod uploads;
@@ -34,6 +33,7 @@ pub mod volumes;
 pub mod workspaces;
 
 pub use belljar_network::Dns;
+pub use belljar_store as store;
 pub use engine::{
     ArchiveDownload, ArchiveUpload, Attached, Beyond, Checkpoint, Created, DEFAULT_TENANT, Engine,
     EngineConfig, ExecInfo, FileUpload, How, MAX_FORKS, Principal, RunAsk, SessionInfo, Shown,

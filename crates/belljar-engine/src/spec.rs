@@ -1,94 +1,13 @@
-//! What one can ask of a session.
+//! What a caller may ask of a session.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use belljar_runtime::Limits;
-use serde::{Deserialize, Serialize};
 
 use crate::network::Policy;
+pub use crate::store::{Checkpoints, Datasets, SessionSpec, Storage};
 use crate::volumes::AskedVolumes;
-
-/// Where `/session` lives.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Storage {
-    /// In memory; gone with the session.
-    #[serde(rename = "TMPFS")]
-    Tmpfs,
-    /// On disk, below the sessions root; stays.
-    #[serde(rename = "BIND")]
-    Bind,
-}
-
-/// How datasets come into a session.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Datasets {
-    #[serde(rename = "NONE")]
-    None,
-    /// A directory of the host at `/data`, read-only.
-    #[serde(rename = "LOCAL_RO")]
-    LocalRo,
-    /// Staged on demand into `/session/data`.
-    #[serde(rename = "API", alias = "API_TMPFS")]
-    Api,
-}
-
-/// A session as it was asked for, every default filled in.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SessionSpec {
-    pub image: String,
-    pub storage: Storage,
-    pub datasets: Datasets,
-    pub limits: Limits,
-    /// Where code in it may go.
-    #[serde(default)]
-    pub network: Policy,
-    /// What it sees below `/volumes`.
-    #[serde(default, skip_serializing_if = "AskedVolumes::is_empty")]
-    pub volumes: AskedVolumes,
-    /// A directory of the host at `/workspace`, writable; without links in its path.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub workspace: Option<PathBuf>,
-    #[serde(default)]
-    pub env: BTreeMap<String, String>,
-    /// Seconds it lives on after its last use.
-    pub ttl_s: u64,
-    /// Seconds without use after which it ends earlier.
-    #[serde(default)]
-    pub idle_s: Option<u64>,
-    /// Seconds without use after which large values go to disk, if not the server's own; 0: never.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub spill_s: Option<u64>,
-    /// Every execution can be gone back to, within these bounds.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub checkpoints: Option<Checkpoints>,
-    /// The caller's own notes; not ours to understand.
-    #[serde(default)]
-    pub metadata: serde_json::Map<String, serde_json::Value>,
-}
-
-/// How many checkpoints are kept of a session, and how many bytes of them; the oldest go first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Checkpoints {
-    pub max: u64,
-    pub max_bytes: u64,
-}
-
-impl Default for Checkpoints {
-    fn default() -> Self {
-        Checkpoints { max: 20, max_bytes: 256 << 20 }
-    }
-}
-
-impl SessionSpec {
-    /// The variables of everything that runs in it, those of the way out included.
-    #[must_use]
-    pub fn environment(&self) -> BTreeMap<String, String> {
-        let mut environment: BTreeMap<_, _> = self.network.environment().into_iter().collect();
-        environment.extend(self.env.clone());
-        environment
-    }
-}
 
 /// What a caller asks for; what is missing is up to the server.
 #[derive(Debug, Clone, Default)]

@@ -68,7 +68,7 @@ impl Usage {
     }
 
     /// Writes down what has come together.
-    pub(crate) async fn flush(&self, store: &Store) -> Result<(), StoreError> {
+    pub(crate) async fn flush(&self, store: &dyn Store) -> Result<(), StoreError> {
         let deltas: Vec<_> = self.lock().deltas.drain().collect();
         if deltas.is_empty() {
             return Ok(());
@@ -96,7 +96,7 @@ pub(crate) async fn keep_books(shared: Arc<EngineState>) {
             }
         });
         let _ = read.await;
-        if let Err(error) = shared.usage.flush(&shared.store).await {
+        if let Err(error) = shared.usage.flush(&*shared.store).await {
             tracing::error!("failed to write down usage: {}", crate::error::in_full(&error));
         }
     }

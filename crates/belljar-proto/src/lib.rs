@@ -17,6 +17,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod digest;
 pub mod exec;
 pub mod frame;
 pub mod guest;

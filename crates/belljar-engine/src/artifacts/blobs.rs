@@ -28,8 +28,8 @@ use std::sync::{Arc, Mutex};
 use belljar_sys::file::{begin_writeback, sync_file_system};
 use sha2::{Digest as _, Sha256};
 
-use super::digest::Digest;
 use super::pins::Pins;
+use crate::store::Digest;
 
 /// Bytes that are read, hashed and written at a time. Larger ones fall out of the cache between the
 /// hash and the write; smaller ones cost more calls. A second thread that writes while this one

@@ -19,17 +19,16 @@ use belljar_proto::guest::{TreeFile, TreeLimits};
 use belljar_runtime::{Sandbox, paths};
 
 use super::blobs::{Blobs, Taken, tenant_dir};
-use super::catalog::{ArtifactRow, Total};
-use super::digest::Digest;
 use super::mime::{HEAD_BYTES, mime_of};
 use super::names::{harmless, shown};
 use super::sandbox_files::{CHANGED, Found, SandboxFiles};
-use super::store::{ArtifactStore, Quotas};
+use super::store::ArtifactStore;
 use super::{Artifact, Artifacts, Refused};
 use crate::DEFAULT_TENANT;
 use crate::clock;
 use crate::error::{EngineError, in_full};
 use crate::record::Record;
+use crate::store::{ArtifactRow, ArtifactTotal, Digest, Quotas};
 
 /// What is looked at after one execution; what lies beyond is looked at after the next.
 const AT_ONCE: TreeLimits = TreeLimits { files: 20_000, depth: 32 };
@@ -417,7 +416,7 @@ impl ArtifactStore {
             quotas: self.config.quotas,
             tenant,
             session,
-            reserved: Total::default(),
+            reserved: ArtifactTotal::default(),
         })
     }
 }
@@ -496,10 +495,10 @@ struct Room<'a> {
     artifact_store: &'a ArtifactStore,
     name: String,
     quotas: Quotas,
-    tenant: Total,
-    session: Total,
+    tenant: ArtifactTotal,
+    session: ArtifactTotal,
     /// Of this room, on its way to the catalog.
-    reserved: Total,
+    reserved: ArtifactTotal,
 }
 
 impl Room<'_> {
@@ -536,7 +535,7 @@ impl Drop for Room<'_> {
         if let Some(others) = in_flight.get_mut(&self.name) {
             others.count -= self.reserved.count;
             others.bytes -= self.reserved.bytes;
-            if *others == Total::default() {
+            if *others == ArtifactTotal::default() {
                 in_flight.remove(&self.name);
             }
         }

@@ -14,9 +14,7 @@
 //! A server keeps them on its [`ArtifactStore`]; a run without one just [copies](promote()) them.
 
 mod blobs;
-mod catalog;
 mod claim;
-mod digest;
 mod export;
 mod ingest;
 mod links;
@@ -36,16 +34,15 @@ use belljar_runtime::paths;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use blobs::tenant_dir;
-pub use catalog::{ArtifactFilter, ArtifactRow};
-pub use digest::Digest;
 pub(crate) use ingest::{Memory, Origin, Place};
 pub use mime::is_active;
 pub use promote::{ArtifactLimits, promote};
-pub use store::{ArtifactStore, ArtifactStoreConfig, Link, Quota, Quotas};
+pub use store::{ArtifactStore, ArtifactStoreConfig, Link};
 pub use tokens::Method;
 pub use verify::{Lost, Verified, verify};
 
 use crate::error::{EngineError, in_full};
+pub use crate::store::{ArtifactFilter, ArtifactRow, Digest, Quota, Quotas};
 
 /// What an execution or a run left behind.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -5,11 +5,12 @@ use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io;
 use std::path::PathBuf;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use tokio::runtime::Handle;
 
 use super::blobs::{Blobs, make_root, tenant_dir};
-use super::catalog::{ArtifactFilter, ArtifactRow, Catalog, Total};
 use super::claim::{Claim, ListClaim};
 use super::ingest::{Place, own_directory};
 use super::links;
@@ -17,7 +18,9 @@ use super::tokens::{Method, SigningKey};
 use crate::clock;
 use crate::error::EngineError;
 use crate::metrics::ArtifactMetrics;
-use crate::store::Page;
+use crate::store::{
+    ArtifactCatalog, ArtifactFilter, ArtifactRow, ArtifactTotal, Page, Quotas, SqliteCatalog,
+};
 
 /// Artifacts that are forgotten in one transaction.
 const FORGOTTEN_AT_ONCE: u32 = 500;
@@ -44,39 +47,14 @@ pub struct ArtifactStoreConfig {
     pub link_ttl_s: u64,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Quotas {
-    /// Of one artifact.
-    pub file_bytes: u64,
-    pub session: Quota,
-    pub tenant: Quota,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Quota {
-    pub count: u64,
-    pub bytes: u64,
-}
-
-impl Quota {
-    /// Why nothing may be added to what is there, if so.
-    pub(super) fn refuses(self, whose: &str, there: Total, size: u64) -> Option<String> {
-        if there.count >= self.count {
-            return Some(format!("this {whose} has {} artifacts, which is the most", self.count));
-        }
-        (there.bytes.saturating_add(size) > self.bytes)
-            .then(|| format!("the artifacts of this {whose} would exceed {} bytes", self.bytes))
-    }
-}
-
 #[derive(Debug)]
 pub struct ArtifactStore {
     pub(super) config: ArtifactStoreConfig,
     pub(super) blobs: Blobs,
-    pub(super) catalog: Catalog,
+    pub(super) catalog: Arc<dyn ArtifactCatalog>,
     key: SigningKey,
     /// Per tenant, what is on its way to the catalog.
-    pub(super) in_flight: Mutex<HashMap<String, Total>>,
+    pub(super) in_flight: Mutex<HashMap<String, ArtifactTotal>>,
     /// How often artifacts were forgotten: there may be room then for what had none.
     pub(super) freed: AtomicU64,
     pub(super) metrics: ArtifactMetrics,
@@ -102,7 +80,7 @@ impl ArtifactStore {
             move |cause| EngineError::Directory { path, cause }
         };
         let list_claim = ListClaim::take(&config.database).map_err(at(&config.database))?;
-        let catalog = Catalog::open(&config.database)?;
+        let catalog = Arc::new(SqliteCatalog::open(&config.database)?);
         let claim = make_root(&config.blobs_dir)
             .and_then(|root| Claim::take(&root, &config.database))
             .map_err(at(&config.blobs_dir))?;
@@ -192,7 +170,7 @@ impl ArtifactStore {
     async fn hide(&self, mut rows: Vec<ArtifactRow>) -> Result<(), EngineError> {
         self.freed.fetch_add(1, Ordering::Relaxed);
         // Saved again as it was, it is shown by the same name.
-        let mut shown = self.catalog.shown_by_others(rows.clone()).await?.into_iter();
+        let mut shown = self.catalog.have_twins(rows.clone()).await?.into_iter();
         rows.retain(|_| shown.next() == Some(false));
         let names: Vec<_> = rows
             .iter()
@@ -236,17 +214,21 @@ impl ArtifactStore {
 
     /// Deletes content that no artifact refers to.
     pub(crate) async fn sweep(&self) -> Result<(), EngineError> {
-        let (blobs, catalog) = (self.blobs.clone(), self.catalog.clone());
+        let (blobs, catalog) = (self.blobs.clone(), Arc::clone(&self.catalog));
+        let runtime = Handle::current();
         let sweeping = tokio::task::spawn_blocking(move || {
             let mut tenants: HashMap<String, String> = HashMap::new();
             blobs.sweep(|directory, contents| {
                 if !tenants.contains_key(directory) {
                     // It may have come since we looked.
-                    let all = catalog.tenants().map_err(io::Error::other)?;
+                    let all = runtime.block_on(catalog.tenants()).map_err(io::Error::other)?;
                     tenants.extend(all.into_iter().map(|tenant| (tenant_dir(&tenant), tenant)));
                 }
                 match tenants.get(directory) {
-                    Some(tenant) => catalog.referenced(tenant, contents).map_err(io::Error::other),
+                    Some(tenant) => {
+                        let referenced = runtime.block_on(catalog.referenced(tenant, contents));
+                        referenced.map_err(io::Error::other)
+                    }
                     None => Ok(vec![false; contents.len()]),
                 }
             })

@@ -1,13 +1,12 @@
-//! Whether everything that was taken once is still there, as it was.
+//! Checks that the content of every artifact is still there and unchanged.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::blobs::{Blobs, tenant_dir};
-use super::catalog::{ArtifactRow, Catalog};
-use super::digest::Digest;
 use crate::error::EngineError;
+use crate::store::{ArtifactCatalog, ArtifactRow, Digest, SqliteCatalog};
 
 /// What was found so far.
 #[derive(Debug, Default)]
@@ -15,47 +14,66 @@ pub struct Verified {
     /// Contents that were read and are intact.
     pub intact: u64,
     pub bytes: u64,
-    /// Contents that no artifact has any more: the server removes them in time.
+    /// Contents of no artifact: the server removes them with its next sweep.
     pub unused: u64,
     pub lost: Vec<Lost>,
-    /// What `bytes` comes to in the end, unless something is lost.
+    /// What `bytes` will be at the end, unless something is lost.
     pub expected_bytes: u64,
 }
 
-/// An artifact whose content is not what it was.
+/// An artifact whose content is missing or changed.
 #[derive(Debug)]
 pub struct Lost {
     pub artifact: ArtifactRow,
     pub reason: &'static str,
 }
 
-/// Reads all content and compares it with its hash, showing how far it is. Changes nothing, so that
-/// a server may go on meanwhile; what comes or goes while this reads may or may not be counted.
-pub fn verify(
+/// Artifacts by the directory of their tenant and their content.
+type Wanted = HashMap<(String, Digest), Vec<ArtifactRow>>;
+
+/// Reads all content and compares it with its hash, and calls `progress` after each. It changes
+/// nothing, so a server may be running; artifacts that are added or removed meanwhile may or may
+/// not be counted.
+pub async fn verify(
     database: &Path,
     blobs_dir: &Path,
-    mut progress: impl FnMut(&Verified),
+    progress: impl FnMut(&Verified) + Send + 'static,
 ) -> Result<Verified, EngineError> {
-    let mut verified = Verified::default();
-    let unseen = |cause| EngineError::Directory { path: database.to_owned(), cause };
-    if !database.try_exists().map_err(unseen)? {
-        return Ok(verified);
+    let at = |path: PathBuf| move |cause| EngineError::Directory { path, cause };
+    if !database.try_exists().map_err(at(database.to_owned()))? {
+        return Ok(Verified::default());
     }
-    let catalog = Catalog::open(database)?;
-    let mut wanted: HashMap<(String, Digest), Vec<ArtifactRow>> = HashMap::new();
-    for row in catalog.all()? {
+    let catalog = SqliteCatalog::open(database)?;
+    let mut wanted = Wanted::new();
+    for row in catalog.all().await? {
         wanted.entry((tenant_dir(&row.tenant), row.sha256)).or_default().push(row);
     }
+    let directory = blobs_dir.to_owned();
+    let reading = tokio::task::spawn_blocking(move || read_all(&directory, wanted, progress));
+    let read = reading.await.unwrap_or_else(|panic| Err(io::Error::other(panic)));
+    let mut verified = read.map_err(at(blobs_dir.to_owned()))?;
+    if !verified.lost.is_empty() {
+        // Artifacts that were removed meanwhile are not lost.
+        let there: HashSet<String> = catalog.all().await?.into_iter().map(|row| row.id).collect();
+        verified.lost.retain(|lost| there.contains(&lost.artifact.id));
+        verified.lost.sort_by(|a, b| {
+            (a.artifact.created_ms, &a.artifact.id).cmp(&(b.artifact.created_ms, &b.artifact.id))
+        });
+    }
+    Ok(verified)
+}
+
+fn read_all(
+    blobs_dir: &Path,
+    mut wanted: Wanted,
+    mut progress: impl FnMut(&Verified),
+) -> io::Result<Verified> {
     let sizes = wanted.values().filter_map(|artifacts| Some(artifacts.first()?.size));
-    verified.expected_bytes = sizes.sum();
-    let failed = |cause| EngineError::Directory { path: blobs_dir.to_owned(), cause };
-    let lose = |verified: &mut Verified, artifacts: Vec<ArtifactRow>, reason| {
-        verified.lost.extend(artifacts.into_iter().map(|artifact| Lost { artifact, reason }));
-    };
-    let looked = Blobs::look_at(blobs_dir).and_then(|blobs| {
+    let mut verified = Verified { expected_bytes: sizes.sum(), ..Verified::default() };
+    let walked = Blobs::look_at(blobs_dir).and_then(|blobs| {
         blobs.walk(|stored| {
             let damage = match stored.is_intact() {
-                // Removed while we looked.
+                // Removed in the meantime.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
                 Ok(true) => None,
                 Ok(false) => Some("its content does not match its hash"),
@@ -63,7 +81,7 @@ pub fn verify(
             };
             match (wanted.remove(&(stored.tenant_dir, stored.digest)), damage) {
                 (None, _) => verified.unused += 1,
-                (Some(artifacts), Some(reason)) => lose(&mut verified, artifacts, reason),
+                (Some(artifacts), Some(reason)) => verified.lose(artifacts, reason),
                 (Some(_), None) => {
                     verified.intact += 1;
                     verified.bytes += stored.size;
@@ -73,20 +91,18 @@ pub fn verify(
             Ok(())
         })
     });
-    match looked {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        looked => looked.map_err(failed)?,
+    match walked {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
     }
     for artifacts in wanted.into_values() {
-        lose(&mut verified, artifacts, "its content is missing");
-    }
-    if !verified.lost.is_empty() {
-        // What was removed while we looked is not lost.
-        let there: HashSet<String> = catalog.all()?.into_iter().map(|row| row.id).collect();
-        verified.lost.retain(|lost| there.contains(&lost.artifact.id));
-        verified.lost.sort_by(|a, b| {
-            (a.artifact.created_ms, &a.artifact.id).cmp(&(b.artifact.created_ms, &b.artifact.id))
-        });
+        verified.lose(artifacts, "its content is missing");
     }
     Ok(verified)
+}
+
+impl Verified {
+    fn lose(&mut self, artifacts: Vec<ArtifactRow>, reason: &'static str) {
+        self.lost.extend(artifacts.into_iter().map(|artifact| Lost { artifact, reason }));
+    }
 }

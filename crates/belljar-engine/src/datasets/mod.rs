@@ -21,48 +21,9 @@ pub(crate) use cache::{Arriving, Cache, Content, Known};
 pub use describe::{Description, describe};
 pub use name::{BadName, DatasetName};
 
-use crate::artifacts::{Artifact, Digest, Refused};
-
-/// Where a dataset is on its way.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "UPPERCASE")]
-pub enum DatasetStatus {
-    Pending,
-    Loaded,
-    Failed,
-}
-
-impl DatasetStatus {
-    pub(crate) const ALL: [DatasetStatus; 3] =
-        [DatasetStatus::Pending, DatasetStatus::Loaded, DatasetStatus::Failed];
-
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            DatasetStatus::Pending => "PENDING",
-            DatasetStatus::Loaded => "LOADED",
-            DatasetStatus::Failed => "FAILED",
-        }
-    }
-}
-
-/// A dataset that was asked for in a session.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DatasetRow {
-    pub session: String,
-    /// Below `/session/data`.
-    pub name: String,
-    pub status: DatasetStatus,
-    /// Why it failed.
-    pub reason: Option<String>,
-    /// What it was asked for by, if a source has it.
-    pub source: Option<String>,
-    pub sha256: Option<Digest>,
-    pub size: Option<u64>,
-    /// When its status changed; of a loaded one, when its file was written, by which it is known
-    /// again.
-    pub updated_ms: i64,
-}
+use crate::artifacts::{Artifact, Refused};
+use crate::store::Digest;
+pub use crate::store::{DatasetRow, DatasetStatus};
 
 /// A dataset, as it is told of.
 #[derive(Debug, Clone, Serialize)]

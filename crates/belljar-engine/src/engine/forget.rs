@@ -114,7 +114,7 @@ impl EngineState {
     async fn forget_with_files(&self, row: &SessionRow) -> Result<(), EngineError> {
         let record = Record::of(&self.config.sessions_root, &row.id);
         let path = record.directory().to_owned();
-        let owner = self.store.owner()?;
+        let owner = self.store.owner().to_owned();
         let marked = record.clone();
         blocking(move || marked.mark_removed(&owner))
             .await

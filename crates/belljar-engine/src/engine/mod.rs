@@ -211,7 +211,7 @@ impl Engine {
     /// and are ready when their sandboxes have been found.
     pub async fn start(
         config: EngineConfig,
-        store: Store,
+        store: Arc<dyn Store>,
         runtime: Arc<dyn Runtime>,
         audit: Audit,
     ) -> Result<Arc<Engine>, EngineError> {
@@ -272,7 +272,7 @@ impl Engine {
         }
         drop(sessions);
         self.shared.empty().await;
-        if let Err(error) = self.shared.usage.flush(&self.shared.store).await {
+        if let Err(error) = self.shared.usage.flush(&*self.shared.store).await {
             tracing::error!("failed to write down usage: {}", in_full(&error));
         }
         self.shared.artifact_store.close().await;
@@ -280,8 +280,8 @@ impl Engine {
     }
 
     #[must_use]
-    pub fn store(&self) -> &Store {
-        &self.shared.store
+    pub fn store(&self) -> &dyn Store {
+        &*self.shared.store
     }
 
     #[must_use]
@@ -331,7 +331,7 @@ impl Engine {
 
     /// Writes down what has come together since the last time.
     pub async fn flush_usage(&self) -> Result<(), EngineError> {
-        Ok(self.shared.usage.flush(&self.shared.store).await?)
+        Ok(self.shared.usage.flush(&*self.shared.store).await?)
     }
 
     /// The first of the server's directories whose disk has no room, if any.

@@ -48,7 +48,9 @@ impl EngineState {
     /// What an earlier server was about to stage never comes. To be called before anybody can ask
     /// for more.
     pub(super) async fn give_up_pending_datasets(&self) {
-        if let Err(error) = self.store.fail_pending_datasets(SERVER_ENDED).await {
+        if let Err(error) =
+            self.store.fail_pending_datasets(SERVER_ENDED, crate::clock::now_ms()).await
+        {
             tracing::warn!("failed to clean up datasets: {}", in_full(&error));
         }
     }
@@ -113,14 +115,11 @@ impl EngineState {
     /// Directories that an earlier server of this owner made for sandboxes of its pool. To be looked
     /// for before our own pool makes such.
     pub(super) fn unclaimed_directories(&self) -> Vec<String> {
-        let (Ok(owner), Ok(entries)) =
-            (self.store.owner(), std::fs::read_dir(&self.config.sessions_root))
-        else {
-            return Vec::new();
-        };
+        let owner = self.store.owner();
+        let Ok(entries) = std::fs::read_dir(&self.config.sessions_root) else { return Vec::new() };
         let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
         names
-            .filter(|name| Record::of(&self.config.sessions_root, name).is_unclaimed_by(&owner))
+            .filter(|name| Record::of(&self.config.sessions_root, name).is_unclaimed_by(owner))
             .collect()
     }
 

@@ -165,9 +165,8 @@ pub(super) fn next_warm(shared: &Arc<EngineState>) -> pool::Next {
         if defaults.storage == Storage::Bind {
             let record = Record::of(&shared.config.sessions_root, &id);
             let path = record.directory().to_owned();
-            let owner = shared.store.owner()?;
             record
-                .prepare_unclaimed(&shared.config.disk, &owner)
+                .prepare_unclaimed(&shared.config.disk, shared.store.owner())
                 .map_err(|cause| EngineError::Directory { path, cause })?;
         }
         // It ends with us, unless somebody takes it.

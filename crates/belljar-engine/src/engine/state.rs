@@ -40,7 +40,7 @@ const MAKING_AT_ONCE: usize = 64;
 #[derive(Debug)]
 pub(crate) struct EngineState {
     pub(crate) config: EngineConfig,
-    pub(crate) store: Store,
+    pub(crate) store: Arc<dyn Store>,
     pub(crate) runtime: Arc<dyn Runtime>,
     pub(crate) artifact_store: ArtifactStore,
     /// Sessions as files.
@@ -93,16 +93,16 @@ struct Registry {
 impl EngineState {
     pub(super) fn new(
         config: EngineConfig,
-        store: Store,
+        store: Arc<dyn Store>,
         runtime: Arc<dyn Runtime>,
         audit: Audit,
     ) -> Result<EngineState, EngineError> {
         let metrics = Metrics::default();
         let datasets = Cache::open(&config.dataset_cache, config.dataset_cache_bytes);
         let unusable = |cause| EngineError::Directory { path: config.dataset_cache.clone(), cause };
-        let volumes = Volumes::new(config.volumes.clone(), &store)?;
+        let volumes = Volumes::new(config.volumes.clone(), store.owner());
         // Others may keep theirs in the same place, and each removes what it does not know.
-        let directory = config.snapshots.directory.join(store.owner()?);
+        let directory = config.snapshots.directory.join(store.owner());
         let snapshot_store = SnapshotStore::open(SnapshotConfig {
             directory: directory.clone(),
             ..config.snapshots.clone()

@@ -10,10 +10,8 @@ use super::{Engine, EngineState, Principal};
 use crate::audit::Entry;
 use crate::clock;
 use crate::error::{EngineError, in_full};
-use crate::store::{Entered, GivenUp};
-use crate::volumes::{
-    AskedVolumes, RunHold, VolumeInfo, VolumeMode, VolumeName, VolumeRow, VolumeUser,
-};
+use crate::store::{VolumeAdded, VolumeHold, VolumeRetired, VolumesLeft};
+use crate::volumes::{AskedVolumes, VolumeInfo, VolumeMode, VolumeName, VolumeRow, VolumeUser};
 
 impl Engine {
     /// A new, empty volume for this tenant.
@@ -118,10 +116,10 @@ impl EngineState {
             kind,
             created_ms: clock::now_ms(),
         };
-        match self.store.enter_volume(row.clone(), config.per_tenant).await? {
-            Entered::Yes => {}
-            Entered::Exists => return Err(EngineError::VolumeExists(row.name)),
-            Entered::NoRoom { count, bytes } => {
+        match self.store.add_volume(row.clone(), config.per_tenant).await? {
+            VolumeAdded::Yes => {}
+            VolumeAdded::Exists => return Err(EngineError::VolumeExists(row.name)),
+            VolumeAdded::NoRoom { count, bytes } => {
                 let quota = config.per_tenant;
                 return Err(EngineError::VolumeQuota(format!(
                     "there are {count} volumes of {bytes} bytes together; at most {} of {} bytes \
@@ -137,16 +135,15 @@ impl EngineState {
             self.store.forget_volume(&row.id).await?;
             return Err(EngineError::Volume(error));
         }
-        self.store.volume_made(&row.id).await?;
+        self.store.volume_ready(&row.id).await?;
         Ok(info(row, &[], None))
     }
 
     async fn remove_volume(&self, tenant: &str, name: VolumeName) -> Result<(), EngineError> {
-        let runs = Arc::clone(&self.volumes.runs);
-        match self.store.give_volume_up(tenant, name.clone(), runs).await? {
-            GivenUp::Yes(row) => self.finish_removal(row).await,
-            GivenUp::Unknown => Err(EngineError::NoVolume(name)),
-            GivenUp::Used(by) => Err(EngineError::VolumeInUse {
+        match self.store.retire_volume(tenant, name.clone()).await? {
+            VolumeRetired::Yes(row) => self.finish_removal(row).await,
+            VolumeRetired::Unknown => Err(EngineError::NoVolume(name)),
+            VolumeRetired::Used(by) => Err(EngineError::VolumeInUse {
                 name,
                 by: by.into_iter().map(|user| user.id).collect(),
             }),
@@ -167,21 +164,21 @@ impl EngineState {
 
     /// Ends what an earlier server had begun, and takes away what it left mounted.
     pub(super) async fn recover_volumes(self: &Arc<Self>) {
-        let (half, whole) = match self.store.volumes_left().await {
+        let VolumesLeft { ready, unfinished } = match self.store.volumes_left().await {
             Ok(left) => left,
             Err(error) => {
                 tracing::error!("failed to look for volumes: {}", in_full(&error));
                 return;
             }
         };
-        for row in whole {
+        for row in ready {
             let place = self.volumes.place(&row);
             let _ = tokio::task::spawn_blocking(move || place.tidy()).await;
         }
         // Nobody sees them any more, and there may be much in them.
         let shared = Arc::clone(self);
         tokio::spawn(async move {
-            for row in half {
+            for row in unfinished {
                 let name = row.name.clone();
                 if let Err(error) = shared.finish_removal(row).await {
                     let error = in_full(&error);
@@ -201,8 +198,7 @@ impl EngineState {
         &self,
         who: &Principal,
     ) -> Result<Vec<(String, AskedVolumes)>, EngineError> {
-        let runs = Arc::clone(&self.volumes.runs);
-        Ok(self.store.volume_users(&who.tenant, runs).await?)
+        Ok(self.store.volume_users(&who.tenant).await?)
     }
 
     /// Refuses volumes that are not there before anything is made.
@@ -237,12 +233,11 @@ impl EngineState {
         tenant: &str,
         asked: &AskedVolumes,
         run: &str,
-    ) -> Result<(Vec<VolumeMount>, Option<RunHold>), EngineError> {
+    ) -> Result<(Vec<VolumeMount>, Option<VolumeHold>), EngineError> {
         if asked.is_empty() {
             return Ok((Vec::new(), None));
         }
-        let runs = Arc::clone(&self.volumes.runs);
-        let held = self.store.hold_volumes(tenant, asked.clone(), run, runs).await?;
+        let held = self.store.hold_volumes(tenant, asked.clone(), run).await?;
         let (rows, hold) = held.map_err(EngineError::NoVolume)?;
         Ok((self.mounts(rows, asked).await?, Some(hold)))
     }

@@ -1,27 +1,6 @@
 //! What may happen to a session when: plain code without I/O, tested for every pair.
 
-use serde::{Deserialize, Serialize};
-
-/// Where a session is in its life.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Phase {
-    /// Its sandbox is being made, or looked for after the server was started again.
-    Creating,
-    Ready,
-    /// Something is being executed.
-    Busy,
-    /// A snapshot of it is being taken, or it is being made of one again.
-    Hibernating,
-    /// It is files, and nothing else.
-    Hibernated,
-    Waking,
-    Stopping,
-    /// Ended on purpose. One whose files are on disk can be started again.
-    Stopped,
-    /// Its sandbox could not be made, or was lost.
-    Failed,
-}
+pub use crate::store::Phase;
 
 /// What somebody asks of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,59 +47,6 @@ pub enum Refusal {
     Alive,
     /// Its sandbox is taken away at this moment.
     Resting,
-}
-
-impl Phase {
-    pub const ALL: [Phase; 9] = [
-        Phase::Creating,
-        Phase::Ready,
-        Phase::Busy,
-        Phase::Hibernating,
-        Phase::Hibernated,
-        Phase::Waking,
-        Phase::Stopping,
-        Phase::Stopped,
-        Phase::Failed,
-    ];
-
-    /// The name, as the API and the database write it.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Phase::Creating => "creating",
-            Phase::Ready => "ready",
-            Phase::Busy => "busy",
-            Phase::Hibernating => "hibernating",
-            Phase::Hibernated => "hibernated",
-            Phase::Waking => "waking",
-            Phase::Stopping => "stopping",
-            Phase::Stopped => "stopped",
-            Phase::Failed => "failed",
-        }
-    }
-
-    #[must_use]
-    pub fn parse(name: &str) -> Option<Phase> {
-        Phase::ALL.into_iter().find(|phase| phase.name() == name)
-    }
-
-    /// Whether it has ended, for better or worse.
-    #[must_use]
-    pub fn is_over(self) -> bool {
-        matches!(self, Phase::Stopped | Phase::Failed)
-    }
-
-    /// Whether, as it is written down, it is its snapshot and not its sandbox.
-    #[must_use]
-    pub fn is_asleep(self) -> bool {
-        matches!(self, Phase::Hibernated | Phase::Waking)
-    }
-
-    /// Whether its sandbox is away, or about to be.
-    #[must_use]
-    pub fn is_away(self) -> bool {
-        matches!(self, Phase::Hibernating | Phase::Hibernated | Phase::Waking)
-    }
 }
 
 /// Whether a request can be served in this phase, now or after waiting a little.

@@ -4,17 +4,18 @@
 use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::os::unix::fs::DirBuilderExt;
+use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use belljar_engine::audit::Audit;
-use belljar_engine::store::Store;
+use belljar_engine::store::{SqliteStore, Store};
 
 pub(super) use super::output::print;
 use crate::home;
 use crate::settings::Settings;
 
 /// The database, made if there is none.
-pub(super) fn open(settings: &Settings) -> Result<Store> {
+pub(super) fn open(settings: &Settings) -> Result<Arc<dyn Store>> {
     let directory = &settings.state_dir;
     // Users' code is in there.
     fs::DirBuilder::new()
@@ -24,16 +25,16 @@ pub(super) fn open(settings: &Settings) -> Result<Store> {
         .with_context(|| format!("failed to make the state directory `{}`", directory.display()))?;
     match open_existing(settings)? {
         Some(store) => Ok(store),
-        None => Ok(Store::open(&home::database(settings))?),
+        None => Ok(Arc::new(SqliteStore::open(&home::database(settings))?)),
     }
 }
 
 /// The database, if there is one.
-pub(super) fn open_existing(settings: &Settings) -> Result<Option<Store>> {
+pub(super) fn open_existing(settings: &Settings) -> Result<Option<Arc<dyn Store>>> {
     let path = home::database(settings);
     // SQLite would say "unable to open", whatever the reason.
     match File::options().read(true).write(true).open(&path) {
-        Ok(_) => Ok(Some(Store::open(&path)?)),
+        Ok(_) => Ok(Some(Arc::new(SqliteStore::open(&path)?))),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         Err(error) => {
             Err(error).with_context(|| format!("failed to open the database `{}`", path.display()))

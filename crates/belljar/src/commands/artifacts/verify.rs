@@ -9,6 +9,7 @@ use clap::Args;
 use indicatif::HumanBytes;
 use serde_json::{Value, json};
 
+use crate::commands::books;
 use crate::commands::output::{self, plain, print_json};
 use crate::commands::progress::Progress;
 use crate::settings::Settings;
@@ -41,14 +42,13 @@ pub(super) fn verify(args: &ArtifactsVerifyArgs, settings: &Settings) -> Result<
         ));
     }
     let mut progress = None;
-    let verified = artifacts::verify(database, blobs_dir, |so_far| {
+    let verified = artifacts::verify(database, blobs_dir, move |so_far| {
         let total = so_far.expected_bytes;
         let progress = progress.get_or_insert_with(|| Progress::of_bytes("", Some(total)));
         progress.set_message(format!("{} contents", so_far.intact));
         progress.set(so_far.bytes);
     });
-    drop(progress);
-    let verified = verified?;
+    let verified = books::block_on(async { Ok(verified.await?) })?;
     if args.json {
         print_json(&as_json(&verified))?;
     } else {

@@ -70,7 +70,7 @@ fn create(args: KeyCreateArgs, settings: &Settings) -> Result<()> {
     let audit = books::audit(settings)?;
     let (made, is_first) = books::block_on(async {
         let is_first = none_valid(&store.keys().await?);
-        let made = keys::create(&store, args.name, args.tenant, limits).await?;
+        let made = keys::create(&*store, args.name, args.tenant, limits).await?;
         store.close().await;
         Ok((made, is_first))
     })?;
@@ -168,7 +168,7 @@ fn revoke(args: &KeyRevokeArgs, settings: &Settings) -> Result<()> {
     };
     let audit = books::audit(settings)?;
     let Revoked { row, revoked_now, is_last, forgotten } =
-        books::block_on(revoke_in(&store, id, args.allow_keyless))?;
+        books::block_on(revoke_in(&*store, id, args.allow_keyless))?;
     if revoked_now {
         let detail = format!("{id} named {:?}, {}", row.name, by_whom());
         let entry = Entry {
@@ -256,7 +256,7 @@ struct Revoked {
     forgotten: usize,
 }
 
-async fn revoke_in(store: &Store, id: &str, allow_keyless: bool) -> Result<Revoked> {
+async fn revoke_in(store: &dyn Store, id: &str, allow_keyless: bool) -> Result<Revoked> {
     if allow_keyless {
         refuse_others(&store.keys().await?, Some(id))?;
     }

@@ -17,7 +17,7 @@ use belljar_engine::datasets::source::Sources;
 use belljar_engine::keys::KeyRing;
 use belljar_engine::network::Network;
 use belljar_engine::spec::{SessionSpec, Storage};
-use belljar_engine::store::{StateLock, Store};
+use belljar_engine::store::{SqliteStore, StateLock, Store};
 use belljar_engine::workspaces::WorkspacesConfig;
 use belljar_engine::{Engine, EngineConfig, clock};
 use belljar_runtime::selftest::Verdict;
@@ -73,11 +73,11 @@ fn default_threads() -> usize {
 
 async fn run(args: &ServeArgs, settings: &Settings, prepared: Prepared) -> Result<()> {
     let server = &settings.server;
-    let store = Store::open(&home::database(settings))?;
-    let keys = KeyRing::open(store.clone()).await?;
+    let store: Arc<dyn Store> = Arc::new(SqliteStore::open(&home::database(settings))?);
+    let keys = KeyRing::open(Arc::clone(&store)).await?;
     let listener = bind(server, &keys).await?;
     let image = prepared.default_image(settings);
-    let runtime = prepared.launch(Some(&store.owner()?)).await?;
+    let runtime = prepared.launch(Some(store.owner())).await?;
     let audit = Audit::open(&settings.state_dir.join("audit.log"), server.audit_code)
         .context("failed to open the audit log")?;
     let enforced = enforced(&runtime, settings).await?;

@@ -27,9 +27,9 @@ use std::time::Duration;
 use rusqlite::{Connection, OpenFlags};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
-use super::StoreError;
+use super::lock;
 use super::schema::Schema;
-use crate::lock;
+use crate::{BackendError, Durability, StoreError};
 
 /// Jobs waiting for the writer, and queries waiting for readers. Beyond it callers wait, which slows
 /// down whoever asks for too much.
@@ -58,18 +58,6 @@ pub(super) const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// While it stays locked, further writes wait no longer than this: their callers get an error soon.
 const LOCKED_TIMEOUT: Duration = Duration::from_millis(250);
-
-/// How safe a write must be before anybody is told of it, and how soon.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Durability {
-    /// It survives the end of this process. Nobody waits for it: it goes with the next write, or by
-    /// itself after [`SOON`].
-    Soon,
-    /// It survives the end of this process.
-    Process,
-    /// It survives a power cut.
-    Power,
-}
 
 type Failure = Arc<rusqlite::Error>;
 /// Runs in a transaction, or is told why there is none.
@@ -105,7 +93,7 @@ impl std::fmt::Debug for DatabaseState {
 
 /// A handle of the database; cheap to clone.
 #[derive(Debug, Clone)]
-pub(crate) struct Database {
+pub(super) struct Database {
     shared: Arc<DatabaseState>,
 }
 
@@ -139,7 +127,7 @@ struct Writer {
 impl Database {
     /// Opens the database, making or migrating it as needed. What is there and is not ours, or is
     /// broken, is left alone and reported.
-    pub(crate) fn open(path: &Path, schema: &Schema) -> Result<Database, StoreError> {
+    pub(super) fn open(path: &Path, schema: &Schema) -> Result<Database, StoreError> {
         schema.create_if_absent(path)?;
         let connection = schema.open(path)?;
         let reader = open_reader(path)?;
@@ -157,7 +145,7 @@ impl Database {
         // Inspected already, and never written to: it only copies pages.
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
         let checkpointer = Connection::open_with_flags(path, flags)
-            .map_err(|cause| StoreError::Open { path: path.into(), cause })?;
+            .map_err(|cause| StoreError::Open { path: path.into(), cause: cause.into() })?;
         let keeper = thread("store-keeper").spawn(move || checkpoint(checkpointer, &due));
         let keeper = keeper.map_err(failed)?;
         let (jobs, queue) = channel();
@@ -188,7 +176,7 @@ impl Database {
     }
 
     /// Runs `job` in a transaction and returns when that is committed.
-    pub(crate) async fn write<T: Send + 'static>(
+    pub(super) async fn write<T: Send + 'static>(
         &self,
         durability: Durability,
         job: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
@@ -205,7 +193,7 @@ impl Database {
                     (result, _) => result,
                 };
                 // Whoever asked may have given up.
-                let _ = sender.send(result.map_err(StoreError::Write));
+                let _ = sender.send(result.map_err(|cause| StoreError::Write(shared(cause))));
             })
         });
         if !self.order(durability, job).await {
@@ -252,7 +240,7 @@ impl Database {
         job
     }
 
-    pub(crate) async fn read<T: Send + 'static>(
+    pub(super) async fn read<T: Send + 'static>(
         &self,
         query: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T, StoreError> {
@@ -260,7 +248,8 @@ impl Database {
         let query: Query = Box::new(move |connection| {
             // Whoever asked may have given up.
             if !sender.is_closed() {
-                let _ = sender.send(query(connection).map_err(StoreError::Read));
+                let _ =
+                    sender.send(query(connection).map_err(|cause| StoreError::Read(cause.into())));
             }
         });
         let queries = lock(&self.shared.queries).clone().ok_or(StoreError::Closed)?;
@@ -271,7 +260,7 @@ impl Database {
 
     /// Changes whenever another connection has written to the database. Each connection counts for
     /// itself, so it is always the same one that is asked.
-    pub(crate) async fn data_version(&self) -> Result<i64, StoreError> {
+    pub(super) async fn data_version(&self) -> Result<i64, StoreError> {
         let reader = Arc::clone(&self.shared.reader);
         let version = self.read(move |_| {
             let reader = lock(&reader);
@@ -284,16 +273,17 @@ impl Database {
     }
 
     /// Reads here and now: before there is anybody to be kept waiting.
-    pub(crate) fn read_now<T>(
+    pub(super) fn read_now<T>(
         &self,
         query: impl FnOnce(&Connection) -> rusqlite::Result<T>,
     ) -> Result<T, StoreError> {
         let reader = lock(&self.shared.reader);
-        query(reader.as_ref().ok_or(StoreError::Closed)?).map_err(StoreError::Read)
+        query(reader.as_ref().ok_or(StoreError::Closed)?)
+            .map_err(|cause| StoreError::Read(cause.into()))
     }
 
     /// Writes what is waiting and closes the file. Whatever comes later fails.
-    pub(crate) async fn close(&self) {
+    pub(super) async fn close(&self) {
         // The readers first: the writer leaves one file instead of three if it is the last to close it.
         lock(&self.shared.queries).take();
         lock(&self.shared.reader).take();
@@ -310,10 +300,15 @@ impl Database {
     }
 }
 
+/// One failure fails all jobs of a transaction.
+fn shared(failure: Failure) -> BackendError {
+    BackendError::new(super::failure(&failure), failure)
+}
+
 fn open_reader(path: &Path) -> Result<Connection, StoreError> {
     Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_ONLY)
         .and_then(|reader| reader.busy_timeout(BUSY_TIMEOUT).map(|()| reader))
-        .map_err(|cause| StoreError::Open { path: path.into(), cause })
+        .map_err(|cause| StoreError::Open { path: path.into(), cause: cause.into() })
 }
 
 /// Answers queries until nobody can ask any more.

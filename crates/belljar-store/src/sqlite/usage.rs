@@ -1,52 +1,14 @@
-//! What each tenant has used, per day.
+//! The table of usage.
 
-use belljar_proto::exec::Status;
+use async_trait::async_trait;
 use rusqlite::{Row, params};
-use serde::Serialize;
 
-use super::execs::{STATUSES, status_name};
-use super::{Durability, Store, StoreError};
+use super::SqliteStore;
+use crate::{Durability, STATUSES, StoreError, UsageDelta, UsageRecords, UsageRow, status_name};
 
-/// One tenant's day.
-#[derive(Debug, Clone, Default, PartialEq, Serialize)]
-pub struct UsageRow {
-    pub tenant: String,
-    /// `YYYY-MM-DD`, in UTC.
-    pub day: String,
-    pub sessions: u64,
-    pub runs: u64,
-    /// Executions by how they ended.
-    pub execs: std::collections::BTreeMap<&'static str, u64>,
-    pub cpu_seconds: f64,
-    /// Memory in use, integrated over time: one GiB for an hour is 3600 of these.
-    pub memory_gib_seconds: f64,
-    pub bytes_in: u64,
-    pub bytes_out: u64,
-}
-
-/// What to add to a tenant's day.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct UsageDelta {
-    pub sessions: u64,
-    pub runs: u64,
-    /// In the order of [`STATUSES`].
-    pub execs: [u64; STATUSES.len()],
-    pub cpu_us: u64,
-    pub memory_mib_ms: u64,
-    pub bytes_in: u64,
-    pub bytes_out: u64,
-}
-
-impl UsageDelta {
-    pub fn count(&mut self, status: Status) {
-        if let Some(index) = STATUSES.iter().position(|known| *known == status) {
-            self.execs[index] += 1;
-        }
-    }
-}
-
-impl Store {
-    pub(crate) async fn add_usage(
+#[async_trait]
+impl UsageRecords for SqliteStore {
+    async fn add_usage(
         &self,
         day: String,
         deltas: Vec<(String, UsageDelta)>,
@@ -91,8 +53,7 @@ impl Store {
         .await
     }
 
-    /// Days from `since` on, of one tenant or of all.
-    pub async fn usage(
+    async fn usage(
         &self,
         tenant: Option<String>,
         since: String,

@@ -1,110 +1,47 @@
-//! What must not be lost: sessions, executions, datasets, volumes, keys, usage. A [`Database`] with tables.
+//! The store in SQLite: a [`Database`] with tables.
 
+mod artifacts;
 mod database;
 mod datasets;
 mod execs;
 mod keys;
-mod lock;
 mod schema;
 mod sessions;
 mod usage;
 mod volumes;
 
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use async_trait::async_trait;
 use rusqlite::Connection;
 
-pub(crate) use database::Database;
-pub use database::Durability;
-pub(crate) use execs::status_name;
-pub use execs::{ExecFilter, ExecRow, FinishedExec, Page};
-pub use keys::{KeyLimits, KeyRow};
-pub use lock::StateLock;
-pub(crate) use schema::Schema;
-pub use sessions::{SessionFilter, SessionRow};
-pub use usage::{UsageDelta, UsageRow};
-pub(crate) use volumes::{Entered, GivenUp};
+pub use artifacts::SqliteCatalog;
+use database::Database;
+use volumes::RunVolumes;
 
-#[derive(Debug, thiserror::Error)]
-pub enum StoreError {
-    #[error("failed to open the database `{path}`")]
-    Open {
-        path: PathBuf,
-        #[source]
-        cause: rusqlite::Error,
-    },
-    #[error(
-        "the database `{path}` is damaged ({detail}); restore it from a copy, or move it away to \
-         begin anew without the {holds} in it"
-    )]
-    Damaged { path: PathBuf, detail: String, holds: &'static str },
-    #[error(
-        "the database `{path}` was written by a newer belljar (schema {found}, this one knows \
-         {known})"
-    )]
-    Newer { path: PathBuf, found: i64, known: i64 },
-    #[error("failed to write to the database")]
-    Write(#[source] Arc<rusqlite::Error>),
-    #[error("failed to read from the database")]
-    Read(#[source] rusqlite::Error),
-    #[error("the database is closed")]
-    Closed,
-    #[error("failed to use the state directory `{path}`")]
-    StateDir {
-        path: PathBuf,
-        #[source]
-        cause: std::io::Error,
-    },
-    #[error(
-        "another belljar server{holder} uses the state directory `{path}`; stop it first, or give this one another with BELLJAR_STATE_DIR"
-    )]
-    Locked { path: PathBuf, holder: String },
-}
+use crate::{BackendError, BackendFailure, Durability, Store, StoreError};
 
-impl StoreError {
-    /// Whether there is no room on the disk.
-    #[must_use]
-    pub fn is_full(&self) -> bool {
-        match self {
-            StoreError::Write(cause) => matches!(
-                cause.sqlite_error_code(),
-                Some(rusqlite::ErrorCode::DiskFull | rusqlite::ErrorCode::SystemIoFailure)
-            ),
-            _ => false,
-        }
-    }
-}
-
-impl StoreError {
-    /// Whether somebody else holds the database just now.
-    #[must_use]
-    pub fn is_busy(&self) -> bool {
-        use rusqlite::ErrorCode::{DatabaseBusy, DatabaseLocked};
-        let code = match self {
-            StoreError::Write(cause) => cause.sqlite_error_code(),
-            StoreError::Read(cause) => cause.sqlite_error_code(),
-            _ => None,
-        };
-        matches!(code, Some(DatabaseBusy | DatabaseLocked))
-    }
-}
-
-/// A handle of the server's database; cheap to clone.
-#[derive(Debug, Clone)]
-pub struct Store {
+/// The [`Store`] in a SQLite file.
+#[derive(Debug)]
+pub struct SqliteStore {
     database: Database,
+    owner: String,
+    runs: RunVolumes,
 }
 
-impl Store {
-    /// Opens the database, making or migrating it as needed. What is there and is not ours, or is
-    /// broken, is left alone and reported.
-    pub fn open(path: &Path) -> Result<Store, StoreError> {
-        Ok(Store { database: Database::open(path, &schema::STORE)? })
+impl SqliteStore {
+    /// Opens the file, creating or migrating it as needed. A file that is damaged, or not a store,
+    /// is not changed.
+    pub fn open(path: &Path) -> Result<SqliteStore, StoreError> {
+        let database = Database::open(path, &schema::STORE)?;
+        let owner = database.read_now(|reader| {
+            reader.query_row("SELECT value FROM meta WHERE name = 'owner'", [], |row| row.get(0))
+        })?;
+        Ok(SqliteStore { database, owner, runs: RunVolumes::default() })
     }
 
-    /// Runs `job` in a transaction and returns when that is committed.
-    pub(crate) async fn write<T: Send + 'static>(
+    async fn write<T: Send + 'static>(
         &self,
         durability: Durability,
         job: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
@@ -112,15 +49,21 @@ impl Store {
         self.database.write(durability, job).await
     }
 
-    pub(crate) async fn read<T: Send + 'static>(
+    async fn read<T: Send + 'static>(
         &self,
         query: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T, StoreError> {
         self.database.read(query).await
     }
+}
 
-    /// Whether the database can be written to, as far as we know.
-    pub async fn check(&self) -> Result<(), StoreError> {
+#[async_trait]
+impl Store for SqliteStore {
+    fn owner(&self) -> &str {
+        &self.owner
+    }
+
+    async fn check(&self) -> Result<(), StoreError> {
         self.write(Durability::Process, |connection| {
             connection.execute("UPDATE meta SET value = value WHERE name = 'owner'", [])
         })
@@ -128,21 +71,33 @@ impl Store {
         .map(|_| ())
     }
 
-    /// The name under which our sandboxes are known across restarts.
-    pub fn owner(&self) -> Result<String, StoreError> {
-        self.database.read_now(|reader| {
-            reader.query_row("SELECT value FROM meta WHERE name = 'owner'", [], |row| row.get(0))
-        })
-    }
-
-    /// Writes what is waiting and closes the file. Whatever comes later fails.
-    pub async fn close(&self) {
+    async fn close(&self) {
         self.database.close().await;
     }
 }
 
+impl From<rusqlite::Error> for BackendError {
+    fn from(error: rusqlite::Error) -> BackendError {
+        BackendError::new(failure(&error), error)
+    }
+}
+
+fn failure(error: &rusqlite::Error) -> BackendFailure {
+    use rusqlite::ErrorCode::{DatabaseBusy, DatabaseLocked, DiskFull, SystemIoFailure};
+    match error.sqlite_error_code() {
+        Some(DiskFull | SystemIoFailure) => BackendFailure::Full,
+        Some(DatabaseBusy | DatabaseLocked) => BackendFailure::Busy,
+        _ => BackendFailure::Other,
+    }
+}
+
+/// Locks a value that stays valid when a thread panics while it holds the lock.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// A JSON column.
-pub(crate) struct Json<T>(pub(crate) T);
+struct Json<T>(T);
 
 impl<T: serde::Serialize> rusqlite::ToSql for Json<T> {
     fn to_sql(&self) -> rusqlite::Result<rusqlite::types::ToSqlOutput<'_>> {
@@ -168,8 +123,8 @@ mod tests {
     #[tokio::test]
     async fn a_failed_job_fails_alone() {
         let directory = tempfile::tempdir().unwrap();
-        let store = Store::open(&directory.path().join("belljar.db")).unwrap();
-        let owner = store.owner().unwrap();
+        let store = SqliteStore::open(&directory.path().join("belljar.db")).unwrap();
+        let owner = store.owner().to_owned();
         let bad =
             store.write(Durability::Process, |c| c.execute("INSERT INTO nowhere VALUES (1)", []));
         let good = store.write(Durability::Power, |c| {
@@ -180,23 +135,22 @@ mod tests {
         assert_eq!(good.unwrap(), 1);
         store.close().await;
         assert!(matches!(store.check().await, Err(StoreError::Closed)));
-        assert!(matches!(store.owner(), Err(StoreError::Closed)));
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1);
-        let again = Store::open(&directory.path().join("belljar.db")).unwrap();
-        assert_eq!(again.owner().unwrap(), owner);
+        let again = SqliteStore::open(&directory.path().join("belljar.db")).unwrap();
+        assert_eq!(again.owner(), owner);
     }
 
     #[tokio::test]
-    async fn what_nobody_waits_for_is_written_all_the_same() {
+    async fn a_write_with_durability_soon_is_done() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("belljar.db");
-        let store = Store::open(&path).unwrap();
+        let store = SqliteStore::open(&path).unwrap();
         let add = |name: &'static str, durability| {
             store.write(durability, move |c| {
                 c.execute("INSERT INTO meta (name, value) VALUES (?1, '')", [name])
             })
         };
-        // By itself, in company, and on the way out.
+        // Alone, together with another, and while the store is closed.
         add("a", Durability::Soon).await.unwrap();
         let (soon, now) = tokio::join!(add("b", Durability::Soon), add("c", Durability::Process));
         soon.unwrap();
@@ -206,33 +160,34 @@ mod tests {
         let count = |c: &Connection| {
             c.query_row("SELECT count(*) FROM meta", [], |row| row.get::<_, i64>(0))
         };
-        let again = Store::open(&path).unwrap();
+        let again = SqliteStore::open(&path).unwrap();
         assert_eq!(again.read(move |c| count(c)).await.unwrap(), 5);
     }
 
     #[tokio::test]
-    async fn who_cannot_write_is_told_why() {
+    async fn the_error_of_a_write_names_its_cause() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("belljar.db");
-        let store = Store::open(&path).unwrap();
+        let store = SqliteStore::open(&path).unwrap();
         let other = Connection::open(&path).unwrap();
         other.execute_batch("BEGIN IMMEDIATE").unwrap();
-        let error = crate::error::in_full(&store.check().await.unwrap_err());
-        assert!(error.contains("database is locked"), "{error}");
+        let error = store.check().await.unwrap_err();
+        let cause = std::error::Error::source(&error).unwrap().to_string();
+        assert!(cause.contains("database is locked"), "{cause}");
         other.execute_batch("ROLLBACK").unwrap();
         store.check().await.unwrap();
     }
 
-    /// Work that takes all of tokio's blocking threads is no reason to wait for the database.
+    /// Work that takes all of tokio's blocking threads does not delay the database.
     #[test]
-    fn it_needs_no_thread_of_the_runtimes() {
+    fn it_needs_no_thread_of_the_runtime() {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .max_blocking_threads(1)
             .enable_time()
             .build()
             .unwrap();
         let directory = tempfile::tempdir().unwrap();
-        let store = Store::open(&directory.path().join("belljar.db")).unwrap();
+        let store = SqliteStore::open(&directory.path().join("belljar.db")).unwrap();
         runtime.block_on(async {
             let (release, held) = std::sync::mpsc::channel::<()>();
             let busy = tokio::task::spawn_blocking(move || held.recv().is_ok());
@@ -255,7 +210,7 @@ mod tests {
     #[tokio::test]
     async fn a_query_that_panics_fails_alone() {
         let directory = tempfile::tempdir().unwrap();
-        let store = Store::open(&directory.path().join("belljar.db")).unwrap();
+        let store = SqliteStore::open(&directory.path().join("belljar.db")).unwrap();
         for _ in 0..10 {
             let failed = store.read::<()>(|_| panic!("as it should")).await;
             assert!(matches!(failed, Err(StoreError::Closed)), "{failed:?}");
@@ -263,12 +218,12 @@ mod tests {
         store.read(|c| c.query_row("SELECT 1", [], |_| Ok(()))).await.unwrap();
     }
 
-    /// Whoever finds it locked for long is told so soon; the first to meet it waits longer.
+    /// While it stays locked, the first write waits a while and the next ones fail soon.
     #[tokio::test]
-    async fn a_database_that_stays_locked_is_told_soon() {
+    async fn writes_to_a_database_that_stays_locked_fail_soon() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("belljar.db");
-        let store = Store::open(&path).unwrap();
+        let store = SqliteStore::open(&path).unwrap();
         let other = Connection::open(&path).unwrap();
         other.execute_batch("BEGIN IMMEDIATE").unwrap();
         assert!(store.check().await.unwrap_err().is_busy());
@@ -286,7 +241,7 @@ mod tests {
         let openers: Vec<_> = (0..8)
             .map(|_| {
                 let path = path.clone();
-                std::thread::spawn(move || Store::open(&path).unwrap().owner().unwrap())
+                std::thread::spawn(move || SqliteStore::open(&path).unwrap().owner().to_owned())
             })
             .collect();
         let owners: std::collections::HashSet<String> =
@@ -299,10 +254,10 @@ mod tests {
     }
 
     #[test]
-    fn damage_is_reported_and_nothing_is_touched() {
+    fn damage_is_reported_and_nothing_is_changed() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("belljar.db");
-        let store = Store::open(&path).unwrap();
+        let store = SqliteStore::open(&path).unwrap();
         drop(store);
         std::thread::sleep(Duration::from_millis(50));
         let whole = std::fs::read(&path).unwrap();
@@ -319,18 +274,18 @@ mod tests {
                 let _ = std::fs::remove_file(format!("{}{extra}", path.display()));
             }
             std::fs::write(&path, damaged).unwrap();
-            let error = Store::open(&path).unwrap_err();
+            let error = SqliteStore::open(&path).unwrap_err();
             assert!(matches!(error, StoreError::Damaged { .. }), "{error:?}");
             assert_eq!(std::fs::read(&path).unwrap(), damaged);
         }
     }
 
     #[test]
-    fn a_database_of_the_future_is_left_alone() {
+    fn a_database_of_a_newer_version_is_not_changed() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("belljar.db");
-        drop(Store::open(&path).unwrap());
+        drop(SqliteStore::open(&path).unwrap());
         Connection::open(&path).unwrap().pragma_update(None, "user_version", 999).unwrap();
-        assert!(matches!(Store::open(&path), Err(StoreError::Newer { found: 999, .. })));
+        assert!(matches!(SqliteStore::open(&path), Err(StoreError::Newer { found: 999, .. })));
     }
 }

@@ -1,59 +1,27 @@
-//! Sessions, as they are written down.
+//! The table of sessions.
 
+use async_trait::async_trait;
 use belljar_runtime::Handle;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
-use super::{Durability, Json, Store, StoreError};
-use crate::session::rules::Phase;
-use crate::spec::SessionSpec;
-
-#[derive(Debug, Clone)]
-pub struct SessionRow {
-    pub id: String,
-    pub tenant: String,
-    pub key: Option<String>,
-    pub phase: Phase,
-    pub spec: SessionSpec,
-    pub handle: Option<Handle>,
-    pub created_ms: i64,
-    pub used_ms: i64,
-    pub expires_ms: i64,
-    pub ended_ms: Option<i64>,
-    pub ended_because: Option<String>,
-    /// How many executions it has had; also the number of the last.
-    pub execs: u64,
-}
-
-/// Which sessions to list, the newest first.
-#[derive(Debug, Clone, Default)]
-pub struct SessionFilter {
-    /// `None`: of all tenants.
-    pub tenant: Option<String>,
-    pub phase: Option<Phase>,
-    pub key: Option<String>,
-    /// Only those made before the session with this id.
-    pub before: Option<String>,
-    pub limit: u32,
-}
+use super::{Json, SqliteStore};
+use crate::{
+    Durability, Phase, SessionFilter, SessionRecords, SessionRow, SessionSpec, StoreError,
+};
 
 const COLUMNS: &str = "id, tenant, key, phase, spec, handle, created_ms, used_ms, expires_ms, \
                        ended_ms, ended_because";
 
-/// The number of its last execution; those that were forgotten had lower ones.
+/// The number of the last execution. Old executions are deleted, so a count would be too low.
 const EXECS: &str = "(SELECT coalesce(max(number), 0) FROM execs WHERE session = sessions.id)";
 
-impl Store {
-    /// Writes a session down for the first time, or anew.
-    pub(crate) async fn put_session(
-        &self,
-        row: SessionRow,
-        durability: Durability,
-    ) -> Result<(), StoreError> {
+#[async_trait]
+impl SessionRecords for SqliteStore {
+    async fn put_session(&self, row: SessionRow, durability: Durability) -> Result<(), StoreError> {
         self.write(durability, move |connection| put(connection, &row)).await
     }
 
-    /// The session ended, or changed its phase in another way that must be remembered.
-    pub(crate) async fn set_phase(
+    async fn set_phase(
         &self,
         id: &str,
         phase: Phase,
@@ -75,8 +43,7 @@ impl Store {
         .map(|_| ())
     }
 
-    /// The session has another sandbox from now on, or none.
-    pub(crate) async fn set_sandbox(
+    async fn set_sandbox(
         &self,
         id: &str,
         phase: Phase,
@@ -93,12 +60,7 @@ impl Store {
         .map(|_| ())
     }
 
-    pub(crate) async fn set_expiry(
-        &self,
-        id: &str,
-        used_ms: i64,
-        expires_ms: i64,
-    ) -> Result<(), StoreError> {
+    async fn set_expiry(&self, id: &str, used_ms: i64, expires_ms: i64) -> Result<(), StoreError> {
         let id = id.to_owned();
         self.write(Durability::Process, move |connection| {
             connection
@@ -109,7 +71,7 @@ impl Store {
         .map(|_| ())
     }
 
-    pub async fn session(&self, id: &str) -> Result<Option<SessionRow>, StoreError> {
+    async fn session(&self, id: &str) -> Result<Option<SessionRow>, StoreError> {
         let id = id.to_owned();
         self.read(move |connection| {
             connection
@@ -120,8 +82,7 @@ impl Store {
         .await
     }
 
-    /// The last session that had this key.
-    pub(crate) async fn session_by_key(
+    async fn session_by_key(
         &self,
         tenant: &str,
         key: &str,
@@ -139,7 +100,7 @@ impl Store {
         .await
     }
 
-    pub async fn sessions(&self, filter: SessionFilter) -> Result<Vec<SessionRow>, StoreError> {
+    async fn sessions(&self, filter: SessionFilter) -> Result<Vec<SessionRow>, StoreError> {
         self.read(move |connection| {
             connection
                 .prepare_cached(&format!(
@@ -165,8 +126,7 @@ impl Store {
         .await
     }
 
-    /// Sessions that had not ended when they were last written down.
-    pub(crate) async fn unended_sessions(&self) -> Result<Vec<SessionRow>, StoreError> {
+    async fn unended_sessions(&self) -> Result<Vec<SessionRow>, StoreError> {
         self.read(|connection| {
             connection
                 .prepare(&format!(
@@ -178,8 +138,7 @@ impl Store {
         .await
     }
 
-    /// Sessions that left files and ended before `ended_before_ms`, the oldest first.
-    pub(crate) async fn sessions_to_remove(
+    async fn sessions_to_remove(
         &self,
         ended_before_ms: i64,
     ) -> Result<Vec<SessionRow>, StoreError> {
@@ -197,10 +156,8 @@ impl Store {
         .await
     }
 
-    /// Forgets a session that has ended, with its executions and datasets. Says whether it was there.
-    pub(crate) async fn forget_session(&self, id: &str) -> Result<bool, StoreError> {
+    async fn forget_session(&self, id: &str) -> Result<bool, StoreError> {
         let id = id.to_owned();
-        // What follows cannot be undone: its files are removed.
         self.write(Durability::Power, move |connection| {
             let forgotten = connection.execute(
                 "DELETE FROM sessions WHERE id = ?1 AND phase IN ('stopped', 'failed')",
@@ -217,8 +174,7 @@ impl Store {
         .await
     }
 
-    /// Forgets sessions that ended before `ended_before_ms` and left no files, with their executions.
-    pub(crate) async fn prune_sessions(&self, ended_before_ms: i64) -> Result<usize, StoreError> {
+    async fn prune_sessions(&self, ended_before_ms: i64) -> Result<usize, StoreError> {
         self.write(Durability::Process, move |connection| {
             for table in ["execs", "datasets"] {
                 connection.execute(
@@ -273,7 +229,7 @@ fn from_row(row: &Row<'_>) -> rusqlite::Result<SessionRow> {
             rusqlite::Error::FromSqlConversionFailure(
                 3,
                 rusqlite::types::Type::Text,
-                format!("`{phase}` is no phase of a session").into(),
+                format!("`{phase}` is not a phase of a session").into(),
             )
         })?,
         spec: row.get::<_, Json<SessionSpec>>(4)?.0,

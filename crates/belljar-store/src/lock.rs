@@ -5,7 +5,7 @@ use std::io::{Read, Seek, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
 
-use super::StoreError;
+use crate::StoreError;
 
 /// Held for as long as the server lives; the kernel releases it however that ends.
 #[derive(Debug)]

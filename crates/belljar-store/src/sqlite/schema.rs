@@ -5,19 +5,19 @@ use std::path::Path;
 
 use rusqlite::{Connection, OpenFlags};
 
-use super::StoreError;
 use super::database::BUSY_TIMEOUT;
+use crate::StoreError;
 
 /// What a database is to look like.
-pub(crate) struct Schema {
+pub(super) struct Schema {
     /// So that `file` and we can tell it from any other.
-    pub(crate) application_id: i32,
+    pub(super) application_id: i32,
     /// Each step brings a database from its index to the next; none is ever changed once released.
-    pub(crate) migrations: &'static [&'static str],
+    pub(super) migrations: &'static [&'static str],
     /// What a new one begins with.
-    pub(crate) first_rows: fn(&Connection) -> rusqlite::Result<()>,
+    pub(super) first_rows: fn(&Connection) -> rusqlite::Result<()>,
     /// What is lost with it, for people.
-    pub(crate) holds: &'static str,
+    pub(super) holds: &'static str,
 }
 
 /// The server's own.
@@ -160,7 +160,8 @@ impl Schema {
     }
 
     fn create(&self, fresh: &Path, path: &Path) -> Result<(), StoreError> {
-        let opened = |cause| StoreError::Open { path: path.into(), cause };
+        let opened =
+            |cause: rusqlite::Error| StoreError::Open { path: path.into(), cause: cause.into() };
         let connection = Connection::open(fresh).map_err(opened)?;
         let make = || {
             connection.pragma_update(None, "application_id", self.application_id)?;
@@ -177,7 +178,7 @@ impl Schema {
     pub(super) fn open(&self, path: &Path) -> Result<Connection, StoreError> {
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
         let connection = Connection::open_with_flags(path, flags)
-            .map_err(|cause| StoreError::Open { path: path.into(), cause })?;
+            .map_err(|cause| StoreError::Open { path: path.into(), cause: cause.into() })?;
         let version =
             self.inspect(&connection, path).map_err(|cause| self.diagnose(path, cause))??;
         let prepare = || {
@@ -241,7 +242,7 @@ impl Schema {
                 detail: cause.to_string(),
                 holds: self.holds,
             },
-            _ => StoreError::Open { path: path.into(), cause },
+            _ => StoreError::Open { path: path.into(), cause: cause.into() },
         }
     }
 }

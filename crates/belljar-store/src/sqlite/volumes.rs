@@ -1,15 +1,25 @@
-//! Volumes, and which sessions use them.
+//! The table of volumes, and in memory which runs of this process hold them.
 
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+use async_trait::async_trait;
 use belljar_runtime::VolumeKind;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
-use super::{Durability, Json, Store, StoreError};
-use crate::lock;
-use crate::volumes::{AskedVolumes, RunHold, Runs, VolumeName, VolumeQuota, VolumeRow, VolumeUser};
+use super::{Json, SqliteStore, lock};
+use crate::{
+    AskedVolumes, BadVolumeName, Durability, StoreError, VolumeAdded, VolumeHold, VolumeName,
+    VolumeQuota, VolumeRecords, VolumeRetired, VolumeRow, VolumeUser, VolumesLeft,
+};
 
-/// How far a volume has come; only those that are ready are anybody's to see.
+/// The tenant and volumes of each run, by the run's id. Jobs of the writer change and read it, so
+/// that it changes in one order with the table.
+pub(super) type RunVolumes = Arc<Mutex<HashMap<String, (String, AskedVolumes)>>>;
+
+/// How far a volume has come; only those that are ready can be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum VolumeState {
+enum VolumeState {
     Making,
     Ready,
     Removing,
@@ -25,42 +35,22 @@ impl VolumeState {
     }
 }
 
-/// What became of the wish to have a volume.
-#[derive(Debug)]
-pub(crate) enum Entered {
-    Yes,
-    Exists,
-    /// So many volumes, of so many bytes, are there already.
-    NoRoom {
-        count: u64,
-        bytes: u64,
-    },
-}
-
-/// What became of the wish to remove one.
-#[derive(Debug)]
-pub(crate) enum GivenUp {
-    Yes(VolumeRow),
-    Unknown,
-    Used(Vec<VolumeUser>),
-}
-
 const COLUMNS: &str = "tenant, name, id, size, kind, created_ms";
 
-impl Store {
-    /// Writes down a volume that is about to be made, if its tenant has room for it.
-    pub(crate) async fn enter_volume(
+#[async_trait]
+impl VolumeRecords for SqliteStore {
+    async fn add_volume(
         &self,
         row: VolumeRow,
         quota: VolumeQuota,
-    ) -> Result<Entered, StoreError> {
+    ) -> Result<VolumeAdded, StoreError> {
         self.write(Durability::Power, move |connection| {
             let name = row.name.as_str();
             let exists = connection
                 .prepare_cached("SELECT 1 FROM volumes WHERE tenant = ?1 AND name = ?2")?
                 .exists(params![row.tenant, name])?;
             if exists {
-                return Ok(Entered::Exists);
+                return Ok(VolumeAdded::Exists);
             }
             let (count, bytes): (u64, u64) = connection.query_row(
                 "SELECT count(*), coalesce(sum(size), 0) FROM volumes WHERE tenant = ?1",
@@ -68,7 +58,7 @@ impl Store {
                 |found| Ok((found.get(0)?, found.get(1)?)),
             )?;
             if count >= quota.count || bytes.saturating_add(row.size) > quota.bytes {
-                return Ok(Entered::NoRoom { count, bytes });
+                return Ok(VolumeAdded::NoRoom { count, bytes });
             }
             connection.execute(
                 &format!(
@@ -84,13 +74,12 @@ impl Store {
                     VolumeState::Making.name(),
                 ],
             )?;
-            Ok(Entered::Yes)
+            Ok(VolumeAdded::Yes)
         })
         .await
     }
 
-    /// The volume is there: everybody may see it.
-    pub(crate) async fn volume_made(&self, id: &str) -> Result<(), StoreError> {
+    async fn volume_ready(&self, id: &str) -> Result<(), StoreError> {
         let id = id.to_owned();
         self.write(Durability::Power, move |connection| {
             connection.execute(
@@ -102,16 +91,16 @@ impl Store {
         .map(|_| ())
     }
 
-    /// From now on nobody gets it, if nobody has it.
-    pub(crate) async fn give_volume_up(
+    async fn retire_volume(
         &self,
         tenant: &str,
         name: VolumeName,
-        runs: Runs,
-    ) -> Result<GivenUp, StoreError> {
-        let tenant = tenant.to_owned();
+    ) -> Result<VolumeRetired, StoreError> {
+        let (tenant, runs) = (tenant.to_owned(), Arc::clone(&self.runs));
         self.write(Durability::Power, move |connection| {
-            let Some(row) = ready(connection, &tenant, &name)? else { return Ok(GivenUp::Unknown) };
+            let Some(row) = ready(connection, &tenant, &name)? else {
+                return Ok(VolumeRetired::Unknown);
+            };
             let mut used: Vec<VolumeUser> = users(connection, &tenant)?
                 .into_iter()
                 .chain(users_of_runs(&runs, &tenant))
@@ -119,19 +108,18 @@ impl Store {
                 .collect();
             if !used.is_empty() {
                 used.sort_by(|one, other| one.id.cmp(&other.id));
-                return Ok(GivenUp::Used(used));
+                return Ok(VolumeRetired::Used(used));
             }
             connection.execute(
                 "UPDATE volumes SET state = ?2 WHERE id = ?1",
                 params![row.id, VolumeState::Removing.name()],
             )?;
-            Ok(GivenUp::Yes(row))
+            Ok(VolumeRetired::Yes(row))
         })
         .await
     }
 
-    /// Nothing of it is left on disk.
-    pub(crate) async fn forget_volume(&self, id: &str) -> Result<(), StoreError> {
+    async fn forget_volume(&self, id: &str) -> Result<(), StoreError> {
         let id = id.to_owned();
         self.write(Durability::Process, move |connection| {
             connection.execute("DELETE FROM volumes WHERE id = ?1", [id])
@@ -140,7 +128,7 @@ impl Store {
         .map(|_| ())
     }
 
-    pub(crate) async fn volume(
+    async fn volume(
         &self,
         tenant: &str,
         name: &VolumeName,
@@ -149,8 +137,7 @@ impl Store {
         self.read(move |connection| ready(connection, &tenant, &name)).await
     }
 
-    /// Of this tenant, by name.
-    pub(crate) async fn volumes(&self, tenant: &str) -> Result<Vec<VolumeRow>, StoreError> {
+    async fn volumes(&self, tenant: &str) -> Result<Vec<VolumeRow>, StoreError> {
         let tenant = tenant.to_owned();
         self.read(move |connection| {
             connection
@@ -164,10 +151,7 @@ impl Store {
         .await
     }
 
-    /// Those of all tenants that a server left half-made or half-removed, and the others.
-    pub(crate) async fn volumes_left(
-        &self,
-    ) -> Result<(Vec<VolumeRow>, Vec<VolumeRow>), StoreError> {
+    async fn volumes_left(&self) -> Result<VolumesLeft, StoreError> {
         self.read(|connection| {
             let all = |condition: &str| -> rusqlite::Result<Vec<VolumeRow>> {
                 connection
@@ -175,13 +159,12 @@ impl Store {
                     .query_map([], from_row)?
                     .collect()
             };
-            Ok((all("state <> 'ready'")?, all("state = 'ready'")?))
+            Ok(VolumesLeft { ready: all("state = 'ready'")?, unfinished: all("state <> 'ready'")? })
         })
         .await
     }
 
-    /// The volumes that a session asks for, in their order; or the name of one that is not there.
-    pub(crate) async fn volumes_asked(
+    async fn volumes_asked(
         &self,
         tenant: &str,
         asked: AskedVolumes,
@@ -190,32 +173,26 @@ impl Store {
         self.read(move |connection| all_asked(connection, &tenant, &asked)).await
     }
 
-    /// The same for a run, which holds them from then on. Among the writes, so that none of them is
-    /// given up between the look and the hold.
-    pub(crate) async fn hold_volumes(
+    async fn hold_volumes(
         &self,
         tenant: &str,
         asked: AskedVolumes,
         run: &str,
-        runs: Runs,
-    ) -> Result<Result<(Vec<VolumeRow>, RunHold), VolumeName>, StoreError> {
-        let (tenant, id) = (tenant.to_owned(), run.to_owned());
+    ) -> Result<Result<(Vec<VolumeRow>, VolumeHold), VolumeName>, StoreError> {
+        let (tenant, id, runs) = (tenant.to_owned(), run.to_owned(), Arc::clone(&self.runs));
+        // A write: it must not happen between the look and the update of a volume that is retired.
         self.write(Durability::Process, move |connection| {
             Ok(all_asked(connection, &tenant, &asked)?.map(|rows| {
                 lock(&runs).insert(id.clone(), (tenant, asked));
-                (rows, RunHold { runs, id })
+                let hold = VolumeHold::new(move || drop(lock(&runs).remove(&id)));
+                (rows, hold)
             }))
         })
         .await
     }
 
-    /// Sessions of this tenant that have not ended, with the volumes they see.
-    pub(crate) async fn volume_users(
-        &self,
-        tenant: &str,
-        runs: Runs,
-    ) -> Result<Vec<(String, AskedVolumes)>, StoreError> {
-        let tenant = tenant.to_owned();
+    async fn volume_users(&self, tenant: &str) -> Result<Vec<(String, AskedVolumes)>, StoreError> {
+        let (tenant, runs) = (tenant.to_owned(), Arc::clone(&self.runs));
         self.read(move |connection| {
             let mut users = users(connection, &tenant)?;
             users.extend(users_of_runs(&runs, &tenant));
@@ -237,7 +214,7 @@ fn users(connection: &Connection, tenant: &str) -> rusqlite::Result<Vec<(String,
         .collect()
 }
 
-fn users_of_runs(runs: &Runs, tenant: &str) -> Vec<(String, AskedVolumes)> {
+fn users_of_runs(runs: &RunVolumes, tenant: &str) -> Vec<(String, AskedVolumes)> {
     let runs = lock(runs);
     let of_tenant = runs.iter().filter(|(_, (owner, _))| owner == tenant);
     of_tenant.map(|(id, (_, volumes))| (id.clone(), volumes.clone())).collect()
@@ -275,7 +252,7 @@ fn from_row(row: &Row<'_>) -> rusqlite::Result<VolumeRow> {
     let name: String = row.get(1)?;
     Ok(VolumeRow {
         tenant: row.get(0)?,
-        name: name.parse().map_err(|error: crate::volumes::BadVolumeName| {
+        name: name.parse().map_err(|error: BadVolumeName| {
             let text = rusqlite::types::Type::Text;
             rusqlite::Error::FromSqlConversionFailure(1, text, error.into())
         })?,

@@ -12,37 +12,20 @@
 //! the runs of this process. A session's row is written before its volumes are looked up, and a
 //! volume is given up in the same transaction that finds no session: of the two, one sees the other.
 
-mod name;
-
-use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
 
 use belljar_runtime::{VolumeKind, VolumePlace, VolumeUsage};
-use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;
 
-pub use name::{BadVolumeName, VolumeName};
-
-use crate::lock;
-use crate::store::{Store, StoreError};
-
-/// What a session is to see, and how.
-pub type AskedVolumes = BTreeMap<VolumeName, VolumeMode>;
+pub use crate::store::{
+    AskedVolumes, BadVolumeName, VolumeMode, VolumeName, VolumeQuota, VolumeRow, VolumeUser,
+};
 
 /// The most that one session can have.
 pub const MAX_PER_SESSION: usize = 16;
 
 /// Looking at what a volume holds can take its time; so many at once.
 const MEASURED_AT_ONCE: usize = 2;
-
-/// What a session may do with a volume.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum VolumeMode {
-    Rw,
-    Ro,
-}
 
 /// How a server keeps volumes.
 #[derive(Debug, Clone)]
@@ -58,30 +41,12 @@ pub struct VolumesConfig {
     pub strict: bool,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct VolumeQuota {
-    pub count: u64,
-    pub bytes: u64,
-}
-
 impl VolumesConfig {
     /// How a new volume is kept, and why not better.
     #[must_use]
     pub fn new_kind(&self) -> (VolumeKind, Option<&'static str>) {
         VolumeKind::of_new(self.kind, "BELLJAR_VOLUME_STORAGE=directory asks for that")
     }
-}
-
-/// A volume, as it is written down.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct VolumeRow {
-    /// Its directory.
-    pub id: String,
-    pub tenant: String,
-    pub name: VolumeName,
-    pub size: u64,
-    pub kind: VolumeKind,
-    pub created_ms: i64,
 }
 
 /// Everything about a volume.
@@ -105,47 +70,22 @@ impl VolumeInfo {
     }
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct VolumeUser {
-    /// Of the session, or of the run.
-    pub id: String,
-    pub mode: VolumeMode,
-}
-
-/// Where they are, and which runs use them.
+/// Where volumes are on disk.
 #[derive(Debug)]
 pub(crate) struct Volumes {
     pub(crate) config: VolumesConfig,
     directory: PathBuf,
-    pub(crate) runs: Runs,
     pub(crate) measuring: Semaphore,
 }
 
-/// What runs use, by id: tenant and volumes. EngineState with jobs of the store.
-pub(crate) type Runs = Arc<Mutex<HashMap<String, (String, AskedVolumes)>>>;
-
 impl Volumes {
-    /// Servers that share a root have directories of their own in it, by the name of their database.
-    pub(crate) fn new(config: VolumesConfig, store: &Store) -> Result<Volumes, StoreError> {
-        let directory = config.root.join(store.owner()?);
-        let measuring = Semaphore::new(MEASURED_AT_ONCE);
-        Ok(Volumes { config, directory, runs: Runs::default(), measuring })
+    /// Servers that share a root have a directory each in it, named after the owner of their store.
+    pub(crate) fn new(config: VolumesConfig, owner: &str) -> Volumes {
+        let directory = config.root.join(owner);
+        Volumes { config, directory, measuring: Semaphore::new(MEASURED_AT_ONCE) }
     }
 
     pub(crate) fn place(&self, row: &VolumeRow) -> VolumePlace {
         VolumePlace { directory: self.directory.join(&row.id), kind: row.kind }
-    }
-}
-
-/// Lets go of a run's volumes when it ends, however it does.
-#[derive(Debug)]
-pub(crate) struct RunHold {
-    pub(crate) runs: Runs,
-    pub(crate) id: String,
-}
-
-impl Drop for RunHold {
-    fn drop(&mut self) {
-        lock(&self.runs).remove(&self.id);
     }
 }

@@ -1,15 +1,16 @@
-//! Datasets that were asked for in sessions, and what became of that.
+//! The table of datasets.
 
+use async_trait::async_trait;
 use rusqlite::{OptionalExtension, Row, params};
 
-use super::{Durability, Store, StoreError};
-use crate::clock;
-use crate::datasets::{DatasetRow, DatasetStatus};
+use super::SqliteStore;
+use crate::{DatasetRecords, DatasetRow, DatasetStatus, Durability, StoreError};
 
 const COLUMNS: &str = "session, name, status, reason, source, sha256, size, updated_ms";
 
-impl Store {
-    pub(crate) async fn put_dataset(&self, row: DatasetRow) -> Result<(), StoreError> {
+#[async_trait]
+impl DatasetRecords for SqliteStore {
+    async fn put_dataset(&self, row: DatasetRow) -> Result<(), StoreError> {
         self.write(Durability::Process, move |connection| {
             connection
                 .prepare_cached(&format!(
@@ -31,7 +32,7 @@ impl Store {
         .await
     }
 
-    pub(crate) async fn datasets(&self, session: &str) -> Result<Vec<DatasetRow>, StoreError> {
+    async fn datasets(&self, session: &str) -> Result<Vec<DatasetRow>, StoreError> {
         let session = session.to_owned();
         self.read(move |connection| {
             connection
@@ -44,8 +45,7 @@ impl Store {
         .await
     }
 
-    /// The dataset that a source was last asked for in this session, by its id there.
-    pub(crate) async fn dataset_of_source(
+    async fn dataset_of_source(
         &self,
         session: &str,
         source: &str,
@@ -63,7 +63,7 @@ impl Store {
         .await
     }
 
-    pub(crate) async fn remove_dataset(&self, session: &str, name: &str) -> Result<(), StoreError> {
+    async fn remove_dataset(&self, session: &str, name: &str) -> Result<(), StoreError> {
         let (session, name) = (session.to_owned(), name.to_owned());
         self.write(Durability::Process, move |connection| {
             connection
@@ -74,10 +74,10 @@ impl Store {
         .await
     }
 
-    /// What an earlier server was about to stage never came.
-    pub(crate) async fn fail_pending_datasets(
+    async fn fail_pending_datasets(
         &self,
         reason: &'static str,
+        now_ms: i64,
     ) -> Result<(), StoreError> {
         self.write(Durability::Process, move |connection| {
             connection.execute(
@@ -85,7 +85,7 @@ impl Store {
                 params![
                     DatasetStatus::Failed.name(),
                     reason,
-                    clock::now_ms(),
+                    now_ms,
                     DatasetStatus::Pending.name()
                 ],
             )?;
