@@ -5,6 +5,8 @@ TRIPLE  := $(shell rustc -vV 2>/dev/null | sed -n 's/^host: //p')
 BELLJAR := target/release/belljar
 # What tests run: the same without optimizations, built once for all of them in a third of the time.
 TESTED  := $(CURDIR)/target/$(TRIPLE)/debug/belljar
+# What `make demo` runs: optimized less than a release, built in half the time.
+DEMO    := $(CURDIR)/target/$(TRIPLE)/demo/belljar
 # Python packages that only tests and checks need; sandboxes never see them.
 TOOLS   := $(CURDIR)/target/python-tools
 # The environment that `belljar setup` makes; the settings decide where it is.
@@ -25,8 +27,18 @@ ZSH_COMPLETIONS  := $(PREFIX)/share/zsh/site-functions
 FISH_COMPLETIONS := $(PREFIX)/share/fish/vendor_completions.d
 UNITDIR := $(PREFIX)/lib/systemd/system
 
-MATURIN := 'maturin>=1.9,<2'
-BUILD_WHEEL := PATH="$(CURDIR)/target/sdk-python/bin:$$PATH" maturin build --locked --target-dir $(CURDIR)/target
+# ONE_BUILD=1, for CI: Clippy compiles our own crates, so that one build is checked and then tested. Otherwise `make lint`
+# checks without building, which is quicker when nothing is tested afterwards.
+ifdef ONE_BUILD
+export RUSTC_WORKSPACE_WRAPPER := clippy-driver
+export CLIPPY_ARGS := -D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__
+CLIPPY := $(CARGO) build --locked --workspace --all-targets
+else
+CLIPPY := $(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+endif
+
+# Each test that cannot run on this machine adds a line with its reason.
+export BELLJAR_SKIPPED_TESTS := $(CURDIR)/target/skipped-tests.txt
 
 .PHONY: help install install-files uninstall build tested tested-wheel demo test test-python test-agents test-kernels test-standard test-engine test-deepagents sdk-python wheel lint advisories bench setup system clean fuzz test-tenants test-lives test-walls test-openapi
 
@@ -79,11 +91,16 @@ setup: build
 	@echo "== preparing the Python environment of sandboxes in $(HOME_DIR)"
 	@cd target && release/belljar setup
 
-demo: setup sdk-python
-	@scripts/demo $(BELLJAR) $(SDK_PYTHON)
+demo: system sdk-python
+	@echo "== building what is shown"
+	$(CARGO) build --profile demo --locked --package belljar
+	@echo "== preparing the Python environment of sandboxes in $(HOME_DIR)"
+	@cd target && $(DEMO) setup
+	@scripts/demo $(DEMO) $(SDK_PYTHON)
 
 test: tested
 	@scripts/tool cargo-nextest
+	@rm -f $(BELLJAR_SKIPPED_TESTS)
 	@echo "== preparing the Python environment of sandboxes in $(HOME_DIR)"
 	@cd target && $(TESTED) setup --browser
 	@$(MAKE) --no-print-directory tested-wheel
@@ -95,6 +112,7 @@ test: tested
 	$(CARGO) nextest run --locked --workspace --test-threads $$(($$(nproc) + 1))
 	@# Which attack misses each wall of a sandbox; written by the tests of security.
 	@cat target/$(TRIPLE)/tmp/walls.txt
+	@scripts/skipped-tests $(BELLJAR_SKIPPED_TESTS)
 
 # All attacks on sandboxes that lack one wall, for every wall: says where tests/security/walls.txt is untrue. Takes half
 # an hour. WALL='Net namespace' tries one.
@@ -154,11 +172,7 @@ tested: system
 
 # The wheel that is tested, with the binary that was built.
 tested-wheel: tested sdk-python
-	@$(SDK_PYTHON) -m pip install --quiet --disable-pip-version-check $(MATURIN)
-	@rm -rf target/wheel
-	cd sdk/python && $(BUILD_WHEEL) --profile dev --out $(CURDIR)/target/wheel
-	@# maturin moves the program that was built; this puts it back, and compiles nothing.
-	@$(CARGO) build --quiet --locked --workspace
+	@scripts/make_wheel.py $(TESTED) $(CURDIR)/target/wheel --fast
 
 # The package's own tests, and those of its tools for agents: two parts of about the same length, for two at a time.
 PYTEST := PYTHONDONTWRITEBYTECODE=1 WAIT_FOR_ENGINE=$(WAIT_FOR_ENGINE) BELLJAR_BINARY=$(TESTED) WHEEL_TO_TEST=$$(echo $(CURDIR)/target/wheel/belljar-*.whl) $(SDK_PYTHON) -m pytest -q -p no:cacheprovider --reruns 2 --reruns-delay 1
@@ -174,12 +188,8 @@ test-agents:
 	cd sdk/python && $(PYTEST) $(AGENTS)
 
 # One wheel with the binary and the Python package, for any Python of this machine's kind.
-wheel: build sdk-python
-	@$(SDK_PYTHON) -m pip install --quiet --disable-pip-version-check $(MATURIN)
-	@rm -f dist/belljar-*.whl
-	cd sdk/python && $(BUILD_WHEEL) --release --out $(CURDIR)/dist
-	@# maturin moves the program that was built; this puts it back, and compiles nothing.
-	@$(CARGO) build --quiet --release --locked --package belljar
+wheel: build
+	@scripts/make_wheel.py $(BELLJAR) $(CURDIR)/dist
 	@ls -l dist/*.whl
 
 sdk-python: system
@@ -191,10 +201,9 @@ test-deepagents:
 	cd sdk/python && BELLJAR_BINARY=$(or $(BELLJAR_BINARY),$(CURDIR)/$(BELLJAR)) python3 scripts/test_deepagents.py --in $(CURDIR)/target/deepagents
 
 lint: system sdk-python
-	@scripts/tool cargo-deny
 	$(CARGO) fmt --all --check
-	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
-	$(CARGO) deny --log-level error check bans licenses sources
+	$(CLIPPY)
+	@scripts/check_dependencies.py
 	$(SDK_PYTHON) -m ruff check --no-cache --config ruff.toml kernels tests examples bench sdk
 	cd sdk/python && $(SDK_PYTHON) -m mypy --cache-dir=/dev/null
 

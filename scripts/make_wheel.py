@@ -13,11 +13,12 @@ import hashlib
 import json
 import platform
 import subprocess
-import tomllib
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import tomllib
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "sdk" / "python"
