@@ -3,8 +3,8 @@
     pip install belljar langchain
     python examples/bash_agent.py
 
-LangChain's shell middleware runs commands on your machine. With `BelljarExecutionPolicy` it runs them in a session, which
-has none of your files. You need neither a running server nor a model's API key: see agents.py.
+LangChain's shell middleware runs commands on your machine. With `BelljarExecutionPolicy` it runs them in a session,
+which has none of your files. You need neither a running server nor a model's API key: see agents.py.
 """
 
 from __future__ import annotations

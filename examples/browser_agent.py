@@ -24,7 +24,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from belljar import BelljarToolkit, SessionManager
 from belljar.toolkit import BrowserModel
 
-QUESTION = "Get the prices of http://localhost:8000, tell me which is the highest, and give me a screenshot of a small report."
+QUESTION = "Get the prices of http://localhost:8000, name the highest, and give me a screenshot of a small report."
 
 SITE = '''
 import http.server, json, threading

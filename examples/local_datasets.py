@@ -3,8 +3,8 @@
     pip install 'belljar[langgraph]'
     python examples/local_datasets.py
 
-The directory is mounted read-only at /data. The agent's files are in `sessions/`, with a log of all executions. You need
-neither a running server nor a model's API key: see agents.py.
+The directory is mounted read-only at /data. The agent's files are in `sessions/`, with a log of all executions. You
+need neither a running server nor a model's API key: see agents.py.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ def test_api_datasets(home: Path) -> None:
 def test_time_travel(home: Path) -> None:
     said = run_example("time_travel.py")
     first, _, rest = said.partition("--- two steps back")
-    second, _, third = rest.partition("--- and where we were")
+    second, _, third = rest.partition("--- the first branch again")
     assert "| [9, 12, 30]" in first
     assert "| [18, 24, 60]" in first
     assert "| 102" in first
