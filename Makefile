@@ -197,7 +197,8 @@ lint: system sdk-python
 	$(CARGO) deny --log-level error check bans licenses sources
 	$(SDK_PYTHON) -m ruff check --no-cache --config ruff.toml kernels tests examples bench sdk
 	cd sdk/python && $(SDK_PYTHON) -m mypy --cache-dir=/dev/null
-	cd kernels && $(SDK_PYTHON) -m mypy --cache-dir=/dev/null
+	cd kernels/python && $(SDK_PYTHON) -m mypy --cache-dir=/dev/null
+	cd kernels/browser && $(SDK_PYTHON) -m mypy --cache-dir=/dev/null
 
 # Known weaknesses of dependencies. Fetches the list of them, so it needs a network and is no part of
 # lint; to be run before a release, and by CI every day.
