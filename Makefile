@@ -15,7 +15,7 @@ PYTHON  := $(HOME_DIR)/python/bin/python
 # The environment of the Python package's own tests and checks; sandboxes never see it.
 SDK_PYTHON := $(CURDIR)/target/sdk-python/bin/python
 # What it needs; all of it comes built.
-SDK_NEEDS := --only-binary :all: httpx pydantic pyyaml websockets pytest pytest-asyncio pytest-rerunfailures deepagents langchain langchain-openai langchain-tests langgraph
+SDK_NEEDS := --only-binary :all: httpx pydantic pyyaml websockets pytest pytest-asyncio deepagents langchain langchain-openai langchain-tests langgraph
 
 # Where `make install` puts things; DESTDIR goes before all of it, for those who make packages.
 PREFIX  ?= /usr/local
@@ -175,7 +175,7 @@ tested-wheel: tested sdk-python
 	@scripts/make_wheel.py $(TESTED) $(CURDIR)/target/wheel --fast
 
 # The package's own tests, and those of its tools for agents: two parts of about the same length, for two at a time.
-PYTEST := PYTHONDONTWRITEBYTECODE=1 WAIT_FOR_ENGINE=$(WAIT_FOR_ENGINE) BELLJAR_BINARY=$(TESTED) WHEEL_TO_TEST=$$(echo $(CURDIR)/target/wheel/belljar-*.whl) $(SDK_PYTHON) -m pytest -q -p no:cacheprovider --reruns 2 --reruns-delay 1
+PYTEST := PYTHONDONTWRITEBYTECODE=1 WAIT_FOR_ENGINE=$(WAIT_FOR_ENGINE) BELLJAR_BINARY=$(TESTED) WHEEL_TO_TEST=$$(echo $(CURDIR)/target/wheel/belljar-*.whl) $(SDK_PYTHON) -m pytest -q -p no:cacheprovider
 AGENTS := tests/deepagents tests/langchain
 test-python:
 	@test -d target/wheel || $(MAKE) --no-print-directory tested-wheel
@@ -206,6 +206,8 @@ lint: system sdk-python
 	@scripts/check_dependencies.py
 	$(SDK_PYTHON) -m ruff check --no-cache --config ruff.toml kernels tests examples bench sdk
 	cd sdk/python && $(SDK_PYTHON) -m mypy --cache-dir=/dev/null
+	cd kernels/python && $(SDK_PYTHON) -m mypy --cache-dir=/dev/null
+	cd kernels/browser && $(SDK_PYTHON) -m mypy --cache-dir=/dev/null
 
 # Known weaknesses of dependencies. Fetches the list of them, so it needs a network and is no part of
 # lint; to be run before a release, and by CI every day.

@@ -1,9 +1,9 @@
-"""A model for the examples: a real one where a key is set, else one that says what it was told to say.
+"""A model for the examples: a real one if an API key is set, else one that follows a script.
 
     OPENAI_API_KEY=...     pip install langchain-openai
     ANTHROPIC_API_KEY=...  pip install langchain-anthropic
 
-AGENT_MODEL chooses another, such as `openai:gpt-5` or `ollama:qwen3`.
+AGENT_MODEL selects another model, such as `openai:gpt-5` or `ollama:qwen3`.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ def model(*script: BaseMessage | str) -> BaseChatModel:
     if named:
         print(f"(the model is {named})")
         return init_chat_model(named)
-    print("(no key of a model is set, so this one is scripted; the sandbox is real)")
-    return Scripted(responses=[AIMessage(said) if isinstance(said, str) else said for said in script])
+    print("(no API key is set, so the model is scripted; the sandbox is real)")
+    return Scripted(responses=[AIMessage(answer) if isinstance(answer, str) else answer for answer in script])
 
 
 def call(name: str, **args: Any) -> AIMessage:
-    """What a model says to call a tool."""
+    """A message in which the model calls a tool."""
     return AIMessage("", tool_calls=[{"name": name, "args": args, "id": os.urandom(4).hex(), "type": "tool_call"}])
 
 
 class Scripted(FakeMessagesListChatModel):
-    """Says one message after the other; `{link}` is the last link that a tool gave."""
+    """Returns one message after another; `{link}` is the last link in an answer of a tool."""
 
     def bind_tools(self, tools: Any, **_: Any) -> Scripted:
         return self
 
     def _generate(self, messages: list[BaseMessage], *args: Any, **kwargs: Any) -> ChatResult:
         result = super()._generate(messages, *args, **kwargs)
-        told = "\n".join(message.text for message in messages if isinstance(message, ToolMessage))
-        links = re.findall(r"\): (\S+://\S+)", told)
+        answers = "\n".join(message.text for message in messages if isinstance(message, ToolMessage))
+        links = re.findall(r"\): (\S+://\S+)", answers)
         text = str(result.generations[0].message.content)
         if "{link}" in text:
             result.generations[0].message = AIMessage(text.replace("{link}", links[-1] if links else "(no link)"))
@@ -52,7 +52,7 @@ class Scripted(FakeMessagesListChatModel):
 
 
 def converse(agent: Any, question: str, thread: str) -> None:
-    """Asks, and shows what happens as it happens."""
+    """Asks a question, and prints the steps of the agent while they happen."""
     print(f"\nYou: {question}")
     config = {"configurable": {"thread_id": thread}}
     for update in agent.stream({"messages": [("user", question)]}, config, stream_mode="updates"):

@@ -1,11 +1,11 @@
-"""An agent that brings data in on demand, and gives back what it made of it (TMPFS_API).
+"""An agent that loads datasets on demand and returns a new one (TMPFS_API).
 
     pip install 'belljar[langgraph]'
     python examples/api_datasets.py
 
-Datasets come from an API of yours, through a client of yours: the sandbox has no network, and never
-sees the key. Every user has a conversation, and so a sandbox, of their own. No server needs to be
-running, and no key of a model needs to be set: see agents.py.
+Datasets come from your own API, through your own client: the sandbox has no network and never sees the API key. Every
+user has their own conversation, and so their own sandbox. You need neither a running server nor a model's API key: see
+agents.py.
 """
 
 from __future__ import annotations
@@ -51,25 +51,25 @@ SCRIPT = [
         ),
     ),
     call("export_datasets", names=["bargains.csv"]),
-    "Ten houses cost far less than their size and age would have it. Here they are: {link}",
+    "Ten houses cost far less than their size and age suggest. Here they are: {link}",
 ]
 
 
 class DataApi:
-    """Stands for the client of your API, with its key and its connections."""
+    """Takes the place of the client of your API, with its key and its connections."""
 
     def __init__(self, directory: Path) -> None:
-        # Looked up and never joined to a path: it is a model that chooses the name.
+        # A lookup, not a path that is joined: a model chooses the name.
         self._files = {path.name: path for path in directory.iterdir()}
 
     def download(self, name: str) -> bytes:
         if name not in self._files:
-            raise LookupError(f"there is no {name!r}, but {', '.join(self._files)}")
+            raise LookupError(f"there is no {name!r}; there are {', '.join(self._files)}")
         return self._files[name].read_bytes()
 
 
 def fetch(client: DataApi, dataset_id: str) -> bytes:
-    """What `select_dataset` does for the model. What it raises, the model is told."""
+    """`select_dataset` calls this. The model gets the text of an error."""
     return client.download(dataset_id)
 
 

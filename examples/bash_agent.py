@@ -1,11 +1,10 @@
-"""An agent with a shell that remembers, in a sandbox.
+"""An agent with a shell in a sandbox, which keeps its directory and variables.
 
     pip install belljar langchain
     python examples/bash_agent.py
 
-LangChain's own shell middleware runs commands on your machine. With `BelljarExecutionPolicy` it runs
-them in a session, where there is nothing of yours. No server needs to be running, and no key of a
-model needs to be set: see agents.py.
+LangChain's shell middleware runs commands on your machine. With `BelljarExecutionPolicy` it runs them in a session,
+which has none of your files. You need neither a running server nor a model's API key: see agents.py.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ SCRIPT = [
         command="tr -cs '[:alpha:]' '\\n' < $file | tr A-Z a-z | grep -E '.{5,}' | sort | uniq -c | sort -rn | head -5",
     ),
     call("shell", command="whoami; ls -A /home /root; curl -sm 2 https://example.com || echo 'no way out'"),
-    "Of the longer words, `license` and `program` lead. There is nobody here but me, and no network.",
+    "Of the longer words, `license` and `program` are the most frequent. I am alone here, without a network.",
 ]
 
 

@@ -1,13 +1,13 @@
-"""An agent that browses: it finds a file on a web site, downloads it, works on it, and leaves a picture of the result.
+"""An agent with a browser: it downloads a file from a web site, works on it, and saves a screenshot of the result.
 
     apt-get install chromium; belljar setup --browser
     pip install 'belljar[langgraph]'
     python examples/browser_agent.py
 
-The web site is served in the agent's own sandbox, so nothing needs a network. `browser_tool` is another agent: the
-library browser-use, with a model of its own that speaks OpenAI's protocol. Without a key both models are scripted, and
-the browser's is served in the sandbox too. With one, OPENAI_BASE_URL says where it answers, and the server must allow
-the sandbox to go there (BELLJAR_MAX_NETWORK; docs/how-to/browser.md).
+The web site runs in the agent's own sandbox, so no network is needed. `browser_tool` is another agent: the library
+browser-use, with its own model that has OpenAI's protocol. Without an API key both models are scripted, and the
+browser's model runs in the sandbox too. With a key, OPENAI_BASE_URL is the model's address, and the server must let the
+sandbox connect to it (BELLJAR_MAX_NETWORK; docs/how-to/browser.md).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from belljar import BelljarToolkit, SessionManager
 from belljar.toolkit import BrowserModel
 
-QUESTION = "Get the prices of http://localhost:8000, tell me what is dearest, and give me a picture of a small report."
+QUESTION = "Get the prices of http://localhost:8000, name the highest, and give me a screenshot of a small report."
 
 SITE = '''
 import http.server, json, threading
@@ -40,14 +40,14 @@ class Site(http.server.BaseHTTPRequestHandler):
         kind = "text/csv" if self.path.endswith(".csv") else "text/html"
         self.answer(200 if body else 404, kind, body or "nothing")
 
-    # The scripted model: it says one thing after the other, as OpenAI's would.
+    # The scripted model: returns one answer after another, in OpenAI's protocol.
     def do_POST(self):
         self.rfile.read(int(self.headers["content-length"]))
         message = {"role": "assistant", "content": json.dumps(SCRIPT.pop(0))}
         choice = {"index": 0, "finish_reason": "stop", "message": message}
         usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
-        told = {"id": "1", "object": "chat.completion", "created": 1, "model": "scripted", "choices": [choice]}
-        self.answer(200, "application/json", json.dumps({**told, "usage": usage}))
+        answer = {"id": "1", "object": "chat.completion", "created": 1, "model": "scripted", "choices": [choice]}
+        self.answer(200, "application/json", json.dumps({**answer, "usage": usage}))
 
     def answer(self, status, kind, body):
         self.send_response(status)
@@ -56,7 +56,7 @@ class Site(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body.encode())
 
-    def log_message(self, *said):
+    def log_message(self, *args):
         pass
 
 site = http.server.ThreadingHTTPServer(("127.0.0.1", 8000), Site)
@@ -65,7 +65,7 @@ threading.Thread(target=site.serve_forever, daemon=True).start()
 
 
 def step(goal: str, **action: dict[str, object]) -> dict[str, object]:
-    """What the browser's model says: where it wants to get, and what to do for it."""
+    """An answer of the browser's model: the next goal, and the action for it."""
     return {"evaluation_previous_goal": "", "memory": "", "next_goal": goal, "action": [action]}
 
 
@@ -83,7 +83,7 @@ import csv, glob
 rows = sorted(csv.DictReader(open(path)), key=lambda row: -int(row["price"]))
 bars = "".join(f"<p>{r['fruit']} <span style='background: teal; padding-left: {30 * int(r['price'])}px'></span> "
                f"{r['price']}</p>" for r in rows)
-open("report.html", "w").write(f"<h1>{rows[0]['fruit']} are dearest</h1>{bars}")
+open("report.html", "w").write(f"<h1>{rows[0]['fruit']} have the highest price</h1>{bars}")
 rows[0]
 """
 
@@ -92,7 +92,7 @@ SCRIPT = [
     call("list_files", path="downloads"),
     call("execute_python_script", code=REPORT),
     call("screenshot_browser", file="report.html"),
-    "Figs are dearest: 9. Here is the picture: {link}",
+    "Figs have the highest price: 9. Here is the picture: {link}",
 ]
 
 
@@ -115,7 +115,7 @@ def main() -> None:
     )
     thread = f"browser-{secrets.token_hex(4)}"
     try:
-        # Where the agent will be: its web site.
+        # The web site, in the agent's session.
         script = f"SCRIPT = __import__('json').loads({json.dumps(json.dumps(BROWSER_SCRIPT))})\n"
         toolkit.session_manager.exec(thread, script + SITE).raise_for_error()
         converse(agent, QUESTION, thread)

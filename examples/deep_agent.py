@@ -1,10 +1,10 @@
-"""A deep agent that writes a program, runs it, and mends it, in a sandbox of its conversation.
+"""A deep agent that writes a program, runs it and fixes it, in the sandbox of its conversation.
 
     pip install 'belljar[deepagents]'
     python examples/deep_agent.py
 
-Commands tell their output while they run. The same thread finds the same sandbox again, from this
-program or from another. No server needs to be running, and no key of a model: see agents.py.
+Commands send their output while they run. The same thread finds the same sandbox again, from this program or from
+another. You need neither a running server nor a model's API key: see agents.py.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def main() -> None:
 def converse(agent, question: str, thread: str) -> None:
     print(f"\nYou: {question}")
     config = {"configurable": {"thread_id": thread}}
-    told = agent.stream({"messages": [("user", question)]}, config, stream_mode=["updates", "custom"])
-    for mode, update in told:
+    updates = agent.stream({"messages": [("user", question)]}, config, stream_mode=["updates", "custom"])
+    for mode, update in updates:
         if mode == "custom":
             print("".join(f"    ~ {line}\n" for line in update["text"].splitlines()), end="")
             continue

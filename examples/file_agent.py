@@ -1,11 +1,10 @@
-"""An agent that works with a shell, scripts and files, as on a computer of its own.
+"""An agent that works with a shell, Python and files.
 
     pip install 'belljar[langgraph]'
     python examples/file_agent.py
 
-All tools of a conversation work in the same sandbox: what one writes, another runs. What the agent
-leaves in /session/artifacts is yours. No server needs to be running, and no key of a model needs to
-be set: see agents.py.
+All tools of a conversation work in the same sandbox: one tool runs what another has written. Files that the agent saves
+in /session/artifacts are for you. You need neither a running server nor a model's API key: see agents.py.
 """
 
 from __future__ import annotations
@@ -49,8 +48,8 @@ SCRIPT = [
     call("list_files", path="project", recursive=True),
     call("execute_shell", command="tar -czf artifacts/words.tar.gz project"),
     call("delete_file", path="project", recursive=True),
-    call("execute_python_script", code="import os; os.listdir('/session')"),
-    "Upper and lower case were told apart at first; the test found it. Here is the archive: {link}",
+    call("execute_python_script", code="import os; sorted(os.listdir('/session'))"),
+    "At first, upper and lower case counted as different words; the test found it. Here is the archive: {link}",
 ]
 
 

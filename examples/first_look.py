@@ -1,4 +1,4 @@
-"""What an agent does all day: read data, compute, plot, leave a file behind."""
+"""What an agent typically does: read data, compute, plot, save files."""
 
 from pathlib import Path
 

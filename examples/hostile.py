@@ -1,4 +1,4 @@
-"""A few things that code in a sandbox should not be able to do."""
+"""Things that code in a sandbox must not be able to do."""
 
 import ctypes
 import os
@@ -14,7 +14,7 @@ def attempt(what, action):
 
 
 attempt("read the host's passwords", lambda: open("/etc/shadow").read())
-attempt("look into somebody's home", lambda: os.listdir("/root") or "it is empty")
+attempt("read the home of root", lambda: os.listdir("/root") or "it is empty")
 attempt("write to the system", lambda: open("/usr/bin/owned", "w"))
 attempt("reach the network", lambda: socket.create_connection(("192.0.2.1", 80), timeout=2))
 attempt("see other processes", lambda: sorted(p for p in os.listdir("/proc") if p.isdigit()))

@@ -1,10 +1,10 @@
-"""An agent that works on the files of a directory, and keeps its own on disk (BIND_LOCAL).
+"""An agent that reads files of a local directory and keeps its own files on disk (BIND_LOCAL).
 
     pip install 'belljar[langgraph]'
     python examples/local_datasets.py
 
-The directory is shown at /data, read-only. What the agent leaves is in `sessions/`, with a log of all
-that was executed. No server needs to be running, and no key of a model needs to be set: see agents.py.
+The directory is mounted read-only at /data. The agent's files are in `sessions/`, with a log of all executions. You
+need neither a running server nor a model's API key: see agents.py.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ SCRIPT = [
             "plt.close()"
         ),
     ),
-    "The area does, most of all, and age makes them cheaper. Here is the picture: {link}",
+    "The area has the largest effect; age lowers the price. Here is the picture: {link}",
 ]
 
 
@@ -81,7 +81,7 @@ def main() -> None:
         converse(agent, QUESTION, thread)
         directory = manager.start(thread).info.directory
         if directory is not None:
-            print(f"\nWhat is left of it is in {directory}")
+            print(f"\nIts files are in {directory}")
     finally:
         manager.stop(thread)
 

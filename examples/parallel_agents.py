@@ -1,11 +1,10 @@
-"""Many agents at once, each in a sandbox of its own, from one program.
+"""Many agents at the same time in one program, each with its own sandbox.
 
     pip install 'belljar[deepagents]'
     python examples/parallel_agents.py [HOW MANY]
 
-Each throws darts at a circle with numbers of its own, and notes in the same place, `/session/pi.txt`,
-which is another file in every sandbox. No server needs to be running, and no key of a model: see
-agents.py.
+Each estimates pi with its own random numbers and writes the result to `/session/pi.txt`, which is a different file in
+every sandbox. You need neither a running server nor a model's API key: see agents.py.
 """
 
 from __future__ import annotations
@@ -52,16 +51,16 @@ async def main(how_many: int) -> None:
 
 
 async def ask(backend: BelljarSandbox, thread: str, seed: int) -> None:
-    # Whether it is a real model is said once.
+    # Print only once whether the model is a real one.
     with contextlib.redirect_stdout(io.StringIO()) if seed else contextlib.nullcontext():
-        mind = model(call("execute", command=DARTS.format(seed=seed)), "It is in /session/pi.txt.")
-    agent = create_deep_agent(model=mind, backend=backend)
+        chosen = model(call("execute", command=DARTS.format(seed=seed)), "It is in /session/pi.txt.")
+    agent = create_deep_agent(model=chosen, backend=backend)
     question = {"messages": [("user", QUESTION.format(seed=seed))]}
     await agent.ainvoke(question, {"configurable": {"thread_id": thread}})
 
 
 async def read_results(threads: list[str]) -> list[float]:
-    """What the agents left, without asking them."""
+    """The results in the sandboxes, read without the agents."""
     async with AsyncClient() as client:
         sessions = await asyncio.gather(*(client.sessions(key=f"parallel::{thread}") for thread in threads))
         read = await asyncio.gather(*(found[0].run_command("cat /session/pi.txt") for found in sessions))

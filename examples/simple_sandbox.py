@@ -3,8 +3,8 @@
     pip install 'belljar[langgraph]'
     python examples/simple_sandbox.py
 
-It computes over three calls, in which variables are kept, and leaves a picture. No server needs to be
-running, and no key of a model needs to be set: see agents.py.
+It computes in three calls, which share variables, and saves a picture. You need neither a running server nor a model's
+API key: see agents.py.
 """
 
 from __future__ import annotations

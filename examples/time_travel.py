@@ -1,12 +1,11 @@
-"""A conversation that is rewound two steps and taken down another branch, with its sandbox.
+"""A conversation that goes back two steps and continues differently, together with its sandbox.
 
     pip install 'belljar[langgraph]'
     python examples/time_travel.py
 
-LangGraph keeps a checkpoint of the graph at every step; the sandbox leaves one of its own after every execution, and
-what the tool answers says which. So a thread that goes on from an earlier step finds the variables and files of that
-step, and the branch that was left can be gone on with too. No server needs to be running, and no key of a model: see
-agents.py.
+LangGraph makes a checkpoint of the graph at every step, and the sandbox makes one after every execution; the tool's
+answer names it. So a thread that continues from an earlier step finds the variables and files of that step, and the
+first branch can be continued too. You need neither a running server nor a model's API key: see agents.py.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ SCRIPT = [
     call("code_sandbox", code="prices = [price * 2 for price in prices]\nprint(prices)"),
     call("code_sandbox", code="open('report.txt', 'a').write(', doubled')\ntotal = sum(prices)\nprint(total)"),
     "Doubled, they come to 102.",
-    # The other branch, from where they were not doubled yet.
+    # The second branch, from the step before they were doubled.
     call("code_sandbox", code="total = sum(prices)\nprint(total, open('report.txt').read())"),
     "As they are, they come to 51.",
-    # The first one again.
+    # The first branch again.
     call("code_sandbox", code="print(total, prices, open('report.txt').read())"),
     "They were doubled there.",
 ]
@@ -45,9 +44,9 @@ def main() -> None:
         # After the first answer of the tool: two steps of the sandbox ago.
         answers = [state for state in agent.get_state_history(now) if state.next == ("model",)]
         then = next(state for state in answers if tools_answered(state) == 1).config
-        print("\n--- two steps back, and another way ---")
+        print("\n--- two steps back, and a second branch ---")
         ask(agent, then, "Do not double them. Just add them up.")
-        print("\n--- and where we were before ---")
+        print("\n--- the first branch again ---")
         ask(agent, there, "What was the total?")
     finally:
         manager.stop(thread)

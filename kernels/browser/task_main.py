@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import sys
+from typing import Any
 
 MAX_LINE = 2000
 
@@ -22,7 +23,7 @@ def short(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, default=str)[:300]
 
 
-async def on_step(state, output, number: int) -> None:
+async def on_step(state: Any, output: Any, number: int) -> None:
     goal = getattr(output, "next_goal", None) or ""
     say(f"step {number}: {goal}".rstrip(": "))
     say(f"  at {getattr(state, 'url', '')}")
@@ -31,7 +32,7 @@ async def on_step(state, output, number: int) -> None:
             say(f"  {name} {short(arguments)}")
 
 
-async def perform(order: dict) -> dict:
+async def perform(order: dict[str, Any]) -> dict[str, Any]:
     from browser_use import Agent, Browser, ChatOpenAI
 
     llm = ChatOpenAI(
@@ -79,7 +80,7 @@ async def perform(order: dict) -> dict:
     }
 
 
-async def answer(order: dict, answers: int) -> None:
+async def answer(order: dict[str, Any], answers: int) -> None:
     try:
         told = await perform(order)
     except Exception as error:

@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote, urljoin, urlsplit
 
@@ -18,6 +19,7 @@ from belljar_browser.tab import HEIGHT, UNTIL, WIDTH, Tab
 
 ARTIFACTS = "/session/artifacts"
 HOME = "/session"
+_WHICH_ELEMENT = "select the element by one of `ref`, `selector` and `text`"
 
 DEFAULT_TIMEOUT = 30.0
 # How long an element is waited for unless told: long enough for a page that is busy, short for one that is wrong.
@@ -211,12 +213,21 @@ def _of_file(path: str) -> str:
 # Hands.
 
 
-def _target(
-    tab: Tab, request: Request, ref: str | None, selector: str | None, text: str | None, *, needed: bool = True
+def _element(tab: Tab, request: Request, ref: str | None, selector: str | None, text: str | None) -> str:
+    """The element that the request selects."""
+    found = _element_or_none(tab, request, ref, selector, text)
+    if found is None:
+        raise Invalid(_WHICH_ELEMENT)
+    return found
+
+
+def _element_or_none(
+    tab: Tab, request: Request, ref: str | None, selector: str | None, text: str | None
 ) -> str | None:
+    """The element that the request selects, if it selects one."""
     given = [(how, what) for how, what in (("ref", ref), ("selector", selector), ("text", text)) if what is not None]
-    if len(given) != 1 and (needed or given):
-        raise Invalid("say which element, by one of `ref`, `selector` and `text`")
+    if len(given) > 1:
+        raise Invalid(_WHICH_ELEMENT)
     return tab.find(*given[0], request.element_deadline) if given else None
 
 
@@ -227,7 +238,7 @@ def click(
     tab = browser.tab(request.number, request.deadline)
     if button not in ("left", "middle", "right"):
         raise Invalid("button: expected left, middle or right")
-    element = _target(tab, request, ref, selector, text)
+    element = _element(tab, request, ref, selector, text)
     tab.click(element, button, max(1, min(count, 3)), request.deadline, request.patience)
     opened = browser.follow_popup(tab, request.deadline)
     if opened is not None:
@@ -242,7 +253,7 @@ def type_(
     text: str | None = None, clear: bool = True, submit: bool = False,
 ) -> dict[str, Any]:
     tab = browser.tab(request.number, request.deadline)
-    element = _target(tab, request, ref, selector, text, needed=False)
+    element = _element_or_none(tab, request, ref, selector, text)
     if element is not None:
         tab.fill(element, value, clear, request.deadline)
     else:
@@ -265,7 +276,7 @@ def scroll(
     to: str | None = None, x: float = 0, y: float | None = None,
 ) -> dict[str, Any]:
     tab = browser.tab(request.number, request.deadline)
-    element = _target(tab, request, ref, selector, text, needed=False)
+    element = _element_or_none(tab, request, ref, selector, text)
     if element is not None:
         tab.on_element(element, "function () { this.scrollIntoView({block: 'center'}); }", request.deadline)
     elif to is not None:
@@ -277,10 +288,11 @@ def scroll(
         # A screen, less a little that is seen again.
         down = "innerHeight * 0.9" if y is None else float(y)
         tab.evaluate(f"scrollBy({{left: {float(x)}, top: {down}, behavior: 'instant'}})", request.deadline)
-    return tab.evaluate(
+    position: dict[str, Any] = tab.evaluate(
         "({y: Math.round(scrollY), height: document.scrollingElement.scrollHeight, viewport: innerHeight})",
         request.deadline,
     )
+    return position
 
 
 def upload(
@@ -292,7 +304,7 @@ def upload(
     for path in paths:
         if not os.path.isfile(path):
             raise Invalid(f"files: there is no file {path}")
-    element = _target(tab, request, ref, selector, text)
+    element = _element(tab, request, ref, selector, text)
     try:
         what = {"files": paths, "objectId": element}
         tab.call("DOM.setFileInputFiles", what, deadline=request.deadline)
@@ -311,7 +323,7 @@ def text(
     tab = browser.tab(request.number, request.deadline)
     if format not in ("text", "html"):
         raise Invalid("format: expected text or html")
-    element = _target(tab, request, ref, selector, None, needed=False)
+    element = _element_or_none(tab, request, ref, selector, None)
     whole = "document.documentElement" if format == "html" else "document.body"
     say = "(e) => e?.outerHTML ?? ''" if format == "html" else "(e) => e?.innerText ?? e?.textContent ?? ''"
     if element is None:
@@ -367,7 +379,7 @@ def screenshot(
     if url is None and file is None and html is None:
         tab = browser.tab(request.number, deadline)
         _linger(tab, wait_for, wait_ms, deadline)
-        return _capture(tab, path, size, full_page, _target(tab, request, ref, selector, None, needed=False), deadline)
+        return _capture(tab, path, size, full_page, _element_or_none(tab, request, ref, selector, None), deadline)
     # Whoever looks at something else stays where they are: it has a tab of its own.
     tab = browser.side_tab(deadline)
     written = None
@@ -382,7 +394,7 @@ def screenshot(
         else:
             address = _address(url) if url is not None else _of_file(file or "")
         _go(tab, address, until, wait_for, wait_ms, deadline)
-        element = _target(tab, request, None, selector, None, needed=False)
+        element = _element_or_none(tab, request, None, selector, None)
         told = _capture(tab, path, size, full_page, element, deadline)
         tab.refresh(deadline)
         # A page without a title is called by its file.
@@ -488,7 +500,7 @@ def download(
         return downloads.fetch(tab, _joined(tab.url, url), name, request.deadline)
     if name is not None:
         raise Invalid("name: only a file that is asked for by `url` can be called as you like")
-    element = _target(tab, request, ref, selector, text)
+    element = _element(tab, request, ref, selector, text)
     tab.click(element, "left", 1, request.deadline, request.patience)
     # One that does not begin soon never will.
     soon = min(request.deadline, time.monotonic() + 5.0)
@@ -517,7 +529,7 @@ def close(browser: Browser, request: Request) -> dict[str, Any]:
     return {}
 
 
-ACTIONS = {
+ACTIONS: dict[str, Callable[..., dict[str, Any]]] = {
     "goto": goto,
     "back": back,
     "forward": forward,

@@ -113,7 +113,8 @@ class Pipe:
             del self._awaited[number]
         if "error" in reply:
             raise Refused(str(reply["error"].get("message", "unknown")))
-        return reply.get("result", {})
+        result: dict[str, Any] = reply.get("result", {})
+        return result
 
     def until(
         self, condition: Callable[[], Any], deadline: float, what: str, check: Callable[[], None] = lambda: None

@@ -302,9 +302,9 @@ class Tab:
             raise PageTimeout(f"{url} did not answer in time") from None
         except Refused as error:
             raise Invalid(f"url: {error} ({url})") from None
-        if error := answer.get("errorText"):
-            why, hint = refusal(url) if "TUNNEL" in error else ("", "")
-            raise NavigationFailed(f"{url} cannot be had: {error}{why}", hint or _advice(error))
+        if failure := answer.get("errorText"):
+            why, hint = refusal(url) if "TUNNEL" in failure else ("", "")
+            raise NavigationFailed(f"failed to open {url}: {failure}{why}", hint or _advice(failure))
         if answer.get("loaderId"):
             self._until_stage(until, before, deadline)
 
@@ -427,7 +427,8 @@ class Tab:
         answer = self.call("Runtime.callFunctionOn", params, deadline=deadline)
         if details := answer.get("exceptionDetails"):
             raise Invalid(f"{how}: {_exception(details)}")
-        return answer["result"].get("objectId")
+        found: str | None = answer["result"].get("objectId")
+        return found
 
     def _find_ref(self, ref: str, deadline: float) -> str:
         if not (ref.startswith("e") and ref[1:].isdigit()):
@@ -437,7 +438,7 @@ class Tab:
             raise stale
         node = {"backendNodeId": int(ref[1:]), "executionContextId": self.world(deadline)}
         try:
-            return self.call("DOM.resolveNode", node, deadline=deadline)["object"]["objectId"]
+            return str(self.call("DOM.resolveNode", node, deadline=deadline)["object"]["objectId"])
         except Refused:
             raise stale from None
 
@@ -482,7 +483,8 @@ class Tab:
             self.pipe.settle(PACE)
 
     def _quads(self, element: str, deadline: float) -> list[list[float]]:
-        return self.call("DOM.getContentQuads", {"objectId": element}, deadline=deadline)["quads"]
+        quads: list[list[float]] = self.call("DOM.getContentQuads", {"objectId": element}, deadline=deadline)["quads"]
+        return quads
 
     def click(self, element: str, button: str, count: int, deadline: float, patience: float) -> None:
         x, y = self.point_of(element, min(deadline, time.monotonic() + patience))

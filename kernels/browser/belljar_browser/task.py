@@ -126,7 +126,7 @@ def _run(
         _end(child)
         os.close(answers)
     try:
-        answer = json.loads(said)
+        answer: dict[str, Any] = json.loads(said)
     except ValueError:
         raise TaskFailed(f"browser-use ended without an answer (exit status {child.returncode})") from None
     if error := answer.get("error"):

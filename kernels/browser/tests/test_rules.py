@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,7 +33,7 @@ def test_keys() -> None:
             keys.events(wrong)
 
 
-def node(number: int, role: str, name: str = "", *children: int, **more: object) -> dict:
+def node(number: int, role: str, name: str = "", *children: int, **more: Any) -> dict[str, Any]:
     properties = [{"name": key, "value": {"value": value}} for key, value in more.pop("properties", {}).items()]
     told = {"nodeId": number, "role": {"value": role}, "name": {"value": name}, "childIds": list(children), **more}
     return {**told, "properties": properties, "backendDOMNodeId": number}
@@ -142,7 +143,7 @@ class Chromium:
         self.interrupts = pipe.Interrupts()
         self.pipe = pipe.Pipe(ours_in, ours_out, errors, self.interrupts, lambda name, *_: self.events.append(name))
 
-    def say(self, *messages: dict) -> None:
+    def say(self, *messages: dict[str, Any]) -> None:
         os.write(self.said, b"".join(json.dumps(message).encode() + b"\0" for message in messages))
 
 

@@ -38,11 +38,11 @@ _cell = 0
 # Whether the cell that runs speaks of asynchronous things.
 _wants_loop = False
 # Tasks that are older than the cell that runs.
-_older: set = set()
+_older: set[Any] = set()
 # All tasks of the loop that somebody still has, as weak references.
 _tasks: Any = ()
 # Tasks that had failed before the cell that runs began, and had not been asked for their result.
-_failed: list = []
+_failed: list[Any] = []
 # Tasks that failed and that nobody can ask any more: what they were called, and their exceptions.
 _dropped: list[tuple[str, BaseException]] = []
 # What ended the loop between two cells, and was told at once.
@@ -82,10 +82,10 @@ def end_cell() -> None:
     _wants_loop = False
     _older.clear()
     if "asyncio" in sys.modules:
-        sys.modules["asyncio"]._set_running_loop(None)  # type: ignore[attr-defined]
+        sys.modules["asyncio"]._set_running_loop(None)
 
 
-def run(coroutine: Coroutine) -> Any:
+def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
     """Runs a cell's coroutine to its end and returns its value."""
     loop = _the_loop()
     return loop.run_until_complete(loop.create_task(coroutine))
@@ -136,7 +136,7 @@ def advance(fd: int, seconds: float | None) -> bool:
 def callback_code() -> Any:
     """The code in whose frame all callbacks of the loop run; None without a loop."""
     asyncio = sys.modules.get("asyncio")
-    return None if asyncio is None else asyncio.events.Handle._run.__code__  # type: ignore[attr-defined]
+    return None if asyncio is None else asyncio.events.Handle._run.__code__
 
 
 def failures(all_of_them: bool) -> list[tuple[str, BaseException]]:
@@ -221,8 +221,9 @@ def _is_open() -> bool:
     return _loop is not None and not _loop.is_closed()
 
 
-def _pending() -> set:
-    return sys.modules["asyncio"].all_tasks(_loop)  # type: ignore[attr-defined]
+def _pending() -> set[Any]:
+    tasks: set[Any] = sys.modules["asyncio"].all_tasks(_loop)
+    return tasks
 
 
 def _describe(task: Any) -> str:
@@ -247,7 +248,7 @@ def _pretend() -> None:
     """Lets the code of a cell find a running loop, although it runs only when the cell awaits or has ended."""
     loop = _the_loop()
     _older.update(_pending())
-    sys.modules["asyncio"]._set_running_loop(loop)  # type: ignore[attr-defined]
+    sys.modules["asyncio"]._set_running_loop(loop)
 
 
 def _pretend_if_asked() -> None:
@@ -333,12 +334,12 @@ def _really(function: Any) -> Any:
     return run_loop
 
 
-def _failed_tasks() -> list:
+def _failed_tasks() -> list[Any]:
     """Tasks with an exception that nobody has asked for."""
     return [task for task in list(_tasks) if task.done() and getattr(task, "_log_traceback", False)]
 
 
-def _cancel(tasks: set) -> None:
+def _cancel(tasks: set[Any]) -> None:
     import asyncio
 
     for task in tasks:

@@ -13,9 +13,9 @@ import __future__
 import linecache
 import re
 from _ast import (
-    AST,
     Expr,
     Expression,
+    Module,
     PyCF_ALLOW_TOP_LEVEL_AWAIT,
     PyCF_ONLY_AST,
 )
@@ -90,8 +90,9 @@ class Compiler:
             tree = self._parse(source, filename)
         return self._compile_tree(tree, source, filename, echo)
 
-    def _parse(self, source: str, filename: str) -> AST:
-        return compile(source, filename, "exec", self._flags | PyCF_ONLY_AST, dont_inherit=True)
+    def _parse(self, source: str, filename: str) -> Module:
+        tree: Module = compile(source, filename, "exec", self._flags | PyCF_ONLY_AST, dont_inherit=True)
+        return tree
 
     def _transform_or_raise(self, source: str, filename: str, error: SyntaxError) -> str:
         """What IPython makes of the source; the plain Python error when it sees nothing of its own there."""
@@ -101,7 +102,7 @@ class Compiler:
             raise error from None
         except ImportError:
             line = _IPYTHON_LINE.search(source)
-            number = source.count("\n", 0, line.end()) + 1
+            number = source.count("\n", 0, line.end() if line is not None else 0) + 1
             message = "this cell uses IPython syntax (%magic, !command or ?help), and IPython is not installed here"
             text = source.split("\n")[number - 1]
             raise SyntaxError(message, (filename, number, 1, text)) from None
@@ -109,7 +110,7 @@ class Compiler:
             raise error from None
         return transformed
 
-    def _compile_tree(self, tree: AST, source: str, filename: str, echo: bool) -> Cell:
+    def _compile_tree(self, tree: Module, source: str, filename: str, echo: bool) -> Cell:
         statements = tree.body
         expression = None
         last_statement = statements[-1] if echo and statements else None
@@ -147,6 +148,6 @@ def _ends_in_semicolon(source: str, statement: Expr) -> bool:
     """Whether a `;` follows the statement, which is the last one: after it only comments are possible."""
     if ";" not in source:
         return False
-    line = source.split("\n")[statement.end_lineno - 1]
+    line = source.split("\n")[(statement.end_lineno or statement.lineno) - 1]
     # Column offsets count UTF-8 bytes.
     return line.encode()[statement.end_col_offset :].lstrip().startswith(b";")

@@ -61,7 +61,7 @@ ipython_format: Callable[[Any], Bundle] | None = None
 publish: Callable[[str, Bundle], None]
 
 
-def display(*objects: Any, raw: bool = False, metadata: dict | None = None, **options: Any) -> Any:
+def display(*objects: Any, raw: bool = False, metadata: dict[str, Any] | None = None, **options: Any) -> Any:
     """Shows each object in its richest form. With `raw`, the objects are mime bundles already."""
     if "IPython" in sys.modules or "display_id" in options:
         # Only IPython's own function knows display ids, captures (`%%capture`) and filters.
@@ -78,7 +78,8 @@ def bundle_of(value: Any) -> Bundle | None:
     """The representations of a value; None when it has displayed itself. Runs user code."""
     if type(value) in _PLAIN_TYPES:
         return {TEXT: _text(value)}, {}
-    data, metadata = {}, {}
+    data: dict[str, Any] = {}
+    metadata: dict[str, Any] = {}
     try:
         if ipython_format is not None:
             data, metadata = ipython_format(value)

@@ -25,7 +25,7 @@ BACKEND = "module://belljar_kernel.mpl_backend"
 
 _font_cache: str | None = None
 # The figures this cell has sent already. Strong references: an id alone could be reused.
-_shown: list = []
+_shown: list[Any] = []
 
 
 def prepare(font_cache: str | None) -> None:

@@ -168,7 +168,7 @@ def write_common(layer: int, stream: int) -> int | None:
     if done is None:
         forget_last()
         return None
-    return done["bytes"]
+    return int(done["bytes"])
 
 
 def forget_last() -> None:
@@ -206,7 +206,7 @@ def talk(line: socket.socket, kernel: Kernel) -> None:
             say(line, answer)
 
 
-def say(line: socket.socket, answer: dict) -> None:
+def say(line: socket.socket, answer: dict[str, Any]) -> None:
     try:
         line.send(json.dumps(answer).encode("utf-8", "replace"))
     except OSError:
@@ -214,7 +214,7 @@ def say(line: socket.socket, answer: dict) -> None:
         pass
 
 
-def _freeze(request: dict, fds: list[int], kernel: Kernel, line: socket.socket) -> dict | None:
+def _freeze(request: dict[str, Any], fds: list[int], kernel: Kernel, line: socket.socket) -> dict[str, Any] | None:
     """Writes this kernel down, and what is to be said of it. None in the kernel that was made of it."""
     if platform.machine() != "x86_64":
         raise Refused(f"kernels cannot be written down on this processor ({platform.machine()})")
@@ -261,7 +261,7 @@ def _freeze(request: dict, fds: list[int], kernel: Kernel, line: socket.socket) 
 
 def _write(
     layer: int, stream: int, share: tuple[int, int] | None, before: int, layers: list[tuple[int, int]], flags: int
-) -> dict | None:
+) -> dict[str, Any] | None:
     """What was written; None in the process that was made of it.
 
     With `share`, large pieces are mapped from the new layer: the file for reading, and the line on which the host says
@@ -270,7 +270,7 @@ def _write(
     global _last
     assert _native is not None
     own = os.fsencode(_FOLDER) + b"/"
-    known = (_Layer * max(1, len(layers)))(*layers)
+    known = (_Layer * max(1, len(layers)))(*layers)  # type: ignore[misc]
     if share:
         flags |= _SHARE
     request = _Freeze(
@@ -288,7 +288,7 @@ def _write(
     return {"bytes": request.written, "layers": request.used[: request.used_len]}
 
 
-def _thaw(request: dict, fds: list[int], kernel: Kernel, line: socket.socket) -> None:
+def _thaw(request: dict[str, Any], fds: list[int], kernel: Kernel, line: socket.socket) -> None:
     """Becomes another kernel; comes back only if that was not possible."""
     if platform.machine() != "x86_64":
         raise Refused(f"kernels cannot be brought back on this processor ({platform.machine()})")
@@ -296,7 +296,7 @@ def _thaw(request: dict, fds: list[int], kernel: Kernel, line: socket.socket) ->
     assert _native is not None
     index, *rest = fds
     layers = list(zip(request["layers"], rest, strict=True))
-    known = (_Layer * max(1, len(layers)))(*layers)
+    known = (_Layer * max(1, len(layers)))(*layers)  # type: ignore[misc]
     order = _Thaw(
         ctypes.sizeof(_Thaw), _REQUEST_VERSION, index, known, len(layers), _native.rseq_offset, _native.rseq_len, b""
     )

@@ -35,7 +35,7 @@ class _Finder:
         for finder in sys.meta_path:
             if finder is self or not hasattr(finder, "find_spec"):
                 continue
-            spec = finder.find_spec(name, path, target)
+            spec: Any = finder.find_spec(name, path, target)
             if spec is not None:
                 spec.loader = _Loader(spec.loader)
                 return spec
@@ -49,10 +49,12 @@ class _Loader:
         self._loader = loader
 
     def create_module(self, spec: Any) -> ModuleType | None:
-        return self._loader.create_module(spec)
+        made: ModuleType | None = self._loader.create_module(spec)
+        return made
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__spec__.loader = module.__loader__ = self._loader
+        spec: Any = module.__spec__
+        spec.loader = module.__loader__ = self._loader
         # Finding a spec is not importing (`importlib.util.find_spec` does only that), so the hook is used up
         # here. A module that fails to import gets its hook again at the next attempt.
         hook = _hooks.pop(module.__name__)

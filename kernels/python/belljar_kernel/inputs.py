@@ -38,7 +38,7 @@ _is_stream = False
 
 
 def install() -> None:
-    builtins.input = _input  # type: ignore[assignment]
+    builtins.input = _input
 
 
 def begin(wanted: bool, is_stream: bool = False) -> TextIO | None:

@@ -38,7 +38,7 @@ _guest_waits: Callable[[], bool] | None = None
 _callback: Any = None
 
 
-def call_user(function: Callable, *args: Any) -> Any:
+def call_user(function: Callable[..., Any], *args: Any) -> Any:
     """Calls `function`; everything below this frame may be interrupted."""
     global _starting
     _starting = False
@@ -47,7 +47,7 @@ def call_user(function: Callable, *args: Any) -> Any:
     return function(*args)
 
 
-def call_background(function: Callable, guest_waits: Callable[[], bool], callback: Any, *args: Any) -> Any:
+def call_background(function: Callable[..., Any], guest_waits: Callable[[], bool], callback: Any, *args: Any) -> Any:
     """Calls `function`, which runs callbacks of the user's while no exec does."""
     global _guest_waits, _callback
     _guest_waits, _callback = guest_waits, callback
@@ -84,12 +84,12 @@ def reclaim() -> None:
         _signal.signal(_signal.SIGINT, _on_sigint)
 
 
-def is_ours(handler: Callable) -> bool:
+def is_ours(handler: Callable[..., Any]) -> bool:
     """Whether a signal handler is the kernel's or Python's own."""
     return handler is _on_sigint or handler is _signal.default_int_handler
 
 
-def send_from_user_code(channel: Channel, head: dict, body: bytes) -> None:
+def send_from_user_code(channel: Channel, head: dict[str, Any], body: bytes) -> None:
     """Sends a frame while user code is on the stack, then raises the interrupt that arrived meanwhile.
 
     With `wait` in the head it comes back when the guest has seen the frame.
@@ -102,7 +102,7 @@ def send_from_user_code(channel: Channel, head: dict, body: bytes) -> None:
         _raise_pending()
 
 
-def ask_from_user_code(channel: Channel, head: dict, body: bytes) -> bytes:
+def ask_from_user_code(channel: Channel, head: dict[str, Any], body: bytes) -> bytes:
     """Sends a question while user code is on the stack and waits for the answer, however long it takes."""
     line = channel.take_input()
     if line is None:

@@ -54,7 +54,7 @@ def run_kernel(fd: int, font_cache: str | None = None) -> NoReturn:
     kernel.serve()
 
 
-def hello() -> dict:
+def hello() -> dict[str, Any]:
     """What the guest hears first."""
     return {
         "op": "hello",
@@ -123,7 +123,7 @@ class Kernel:
         # True while an exec runs: the guest takes displays and answers questions.
         self._running = False
         # Displays for the next exec, and how many more there were.
-        self._late: list[tuple[dict, bytes]] = []
+        self._late: list[tuple[dict[str, Any], bytes]] = []
         self._late_dropped = 0
         # True while a cell runs for a guest that tells when it has seen a display.
         self._acknowledged = False
@@ -131,7 +131,7 @@ class Kernel:
         # Values that are on disk; made when the guest first asks for it.
         self._spill: Any = None
         # A frame that was read while something else was being done.
-        self._waiting: tuple[dict, bytes] | None = None
+        self._waiting: tuple[dict[str, Any], bytes] | None = None
 
         interrupts.install()
         self._streams = streams.Streams()
@@ -176,7 +176,7 @@ class Kernel:
                 break
         self._exit()
 
-    def _next_frame(self) -> tuple[dict, bytes] | None:
+    def _next_frame(self) -> tuple[dict[str, Any], bytes] | None:
         """What the guest says next. While it says nothing, there may be something to tidy up."""
         if self._waiting is not None:
             frame, self._waiting = self._waiting, None
@@ -196,11 +196,13 @@ class Kernel:
 
     def _advance(self, seconds: float | None) -> bool:
         """Lets asyncio tasks go on until the guest says something, or for this long; whether it did."""
-        guest_waits = lambda: self._channel.wait(0)  # noqa: E731
+        def guest_waits() -> bool:
+            return self._channel.wait(0)
+
         while not guest_waits():
             try:
                 fd, callback = self._channel.fileno(), aio.callback_code()
-                return interrupts.call_background(aio.advance, guest_waits, callback, fd, seconds)
+                return bool(interrupts.call_background(aio.advance, guest_waits, callback, fd, seconds))
             except (SystemExit, KeyboardInterrupt) as error:
                 # Of a task, for which there is nothing to leave or to interrupt but itself.
                 aio.was_told(error)
@@ -221,7 +223,7 @@ class Kernel:
             display.encode_bundle(bundle)
         self._streams.repair()
 
-    def _exec(self, head: dict, body: bytes) -> None:
+    def _exec(self, head: dict[str, Any], body: bytes) -> None:
         interrupts.expect_user_code()
         script = head.get("script")
         self._channel.expect_input(head.get("exec_id"))
@@ -266,7 +268,7 @@ class Kernel:
             }
         )
 
-    def _begin_script(self, script: dict) -> None:
+    def _begin_script(self, script: dict[str, Any]) -> None:
         """Makes arguments, `__file__` and the module search path what Python makes them for a script."""
         sys.argv = list(script["argv"])
         path = script.get("path")
@@ -274,7 +276,7 @@ class Kernel:
             self._namespace["__file__"] = path
             sys.path[0] = os.path.dirname(path)
 
-    def _run(self, source: bytes, echo: bool, script: dict | None = None) -> None:
+    def _run(self, source: bytes, echo: bool, script: dict[str, Any] | None = None) -> None:
         """The cell itself, its result and its figures: all that is user code, or may call some."""
         # Otherwise a warning would be shown only by the first cell that causes it on a given line.
         self._namespace.pop("__warningregistry__", None)
@@ -393,14 +395,14 @@ class Kernel:
         head = {"op": "input", "stream": True} if stream else {"op": "input"}
         return interrupts.ask_from_user_code(self._channel, head, question)
 
-    def _answer(self, head: dict) -> None:
+    def _answer(self, head: dict[str, Any]) -> None:
         """What can be answered at any time between two cells."""
         if head.get("op") == "state":
             self._tell_state()
         else:
             self._channel.send({"op": "pong", "token": head.get("token")})
 
-    def _tell_spilled(self, request: dict) -> None:
+    def _tell_spilled(self, request: dict[str, Any]) -> None:
         """Moves large values to disk, unless the guest wants something else meanwhile; says what came of it."""
         from . import spill
 
@@ -549,7 +551,7 @@ def _decode(source: bytes, is_file: bool) -> str:
             raise error from None
 
 
-def _describe(error: BaseException) -> dict:
+def _describe(error: BaseException) -> dict[str, Any]:
     from . import tracebacks
 
     return tracebacks.describe(error)

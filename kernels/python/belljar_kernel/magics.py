@@ -78,13 +78,13 @@ def create_shell(main: ModuleType) -> None:
 
 def transform(source: str) -> str:
     """The Python code that IPython makes of a cell."""
-    return Shell.instance().transform_cell(source)
+    return str(Shell.instance().transform_cell(source))
 
 
 class _Publisher(DisplayPublisher):
     """IPython.display.display() and friends end here."""
 
-    def publish(self, data: dict, metadata: dict | None = None, *_: Any, **__: Any) -> None:
+    def publish(self, data: dict[str, Any], metadata: dict[str, Any] | None = None, *_: Any, **__: Any) -> None:
         display.publish("display", (dict(data), metadata or {}))
 
     def clear_output(self, wait: bool = False) -> None:
@@ -136,7 +136,7 @@ class Shell(InteractiveShell):
         """There are none, and sys.ps1 would make libraries believe that someone is typing."""
 
     @property
-    def db(self) -> dict:
+    def db(self) -> dict[str, Any]:
         """IPython's persistent store, which %cd uses: in memory here."""
         return _store
 

@@ -27,7 +27,7 @@ from .wire import Channel
 
 TYPE_CHECKING = False  # see __init__.py
 if TYPE_CHECKING:
-    from typing import NoReturn
+    from typing import Any, NoReturn
 
 
 def run_preloaded(fd: int) -> NoReturn:
@@ -62,7 +62,7 @@ def _talk(line: socket.socket, main: ModuleType) -> None:
     frozen.say(line, {**answer, "bytes": written})
 
 
-def _preload(modules: list[str]) -> dict:
+def _preload(modules: list[str]) -> dict[str, Any]:
     warm = warmup.warm_up(modules)
     # Everything alive now is taken out of the collector's sight: a collection in a kernel would otherwise write to
     # the header of every object, and so copy every page.

@@ -25,7 +25,7 @@ def _draw_anew() -> None:
     tempfile = sys.modules.get("tempfile")
     if tempfile is not None:
         # It tells processes apart by their numbers, which are the same in every sandbox.
-        tempfile._name_sequence = None
+        tempfile._name_sequence = None  # type: ignore[attr-defined]
     numpy = sys.modules.get("numpy")
     numpy_random = sys.modules.get("numpy.random")
     if numpy is not None and numpy_random is not None:

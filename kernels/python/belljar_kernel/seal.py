@@ -18,7 +18,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
 # Called while holding the interpreter's lock: the child must find it held by itself.
 _bare_fork = ctypes.PyDLL(None, use_errno=True).fork
-_libc.prctl.argtypes = [ctypes.c_int, ctypes.c_char_p] + [ctypes.c_ulong] * 3
+_libc.prctl.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong]
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
@@ -47,7 +47,7 @@ def set_process_name(name: str) -> None:
 
 def collapse_pages(address: int, length: int) -> bool:
     """Makes one huge page of a range of memory, if the system can."""
-    return _libc.madvise(address, length, _MADV_COLLAPSE) == 0
+    return bool(_libc.madvise(address, length, _MADV_COLLAPSE) == 0)
 
 
 def _syscall(name: str, *arguments: object) -> None:

@@ -40,7 +40,12 @@ MAX_WORD_CHARS = 40
 MAX_INT_BITS = 600
 
 _PLAIN = frozenset((type(None), bool, float, complex, type(Ellipsis), type(NotImplemented)))
-_BRACKETS = {list: ("[", "]"), tuple: ("(", ")"), set: ("{", "}"), frozenset: ("frozenset({", "})")}
+_BRACKETS: dict[type, tuple[str, str]] = {
+    list: ("[", "]"),
+    tuple: ("(", ")"),
+    set: ("{", "}"),
+    frozenset: ("frozenset({", "})"),
+}
 # Classes of the standard library whose `repr` is short and calls nothing of the user's.
 _SHORT = {
     "datetime": ("date", "datetime", "time", "timedelta", "timezone"),
@@ -80,8 +85,8 @@ def snapshot(namespace: dict[str, Any]) -> bytes:
 
 
 def _describe(items: list[tuple[str, Any]]) -> dict[str, Any]:
-    variables: list[dict] = []
-    imports: list[dict] = []
+    variables: list[dict[str, Any]] = []
+    imports: list[dict[str, Any]] = []
     items = [(name, value) for name, value in items if type(name) is str and name[:1] != "_"]
     done = 0
     alarm = _Alarm(MAX_SECONDS)
@@ -225,7 +230,7 @@ class _Preview:
     def _sequence(self, value: Any, kind: type, depth: int) -> str:
         opening, closing = _BRACKETS[kind]
         if not value:
-            return {set: "set()", frozenset: "frozenset()"}.get(kind, opening + closing)
+            return "set()" if kind is set else "frozenset()" if kind is frozenset else opening + closing
         if depth >= MAX_DEPTH:
             return f"{opening}…{closing}"
         shown = [self.of(item, depth + 1, MAX_WORD_CHARS) for item in self._some(value)]
@@ -235,7 +240,7 @@ class _Preview:
             closing = ",)"
         return opening + ", ".join(shown) + closing
 
-    def _mapping(self, value: dict, depth: int) -> str:
+    def _mapping(self, value: dict[str, Any], depth: int) -> str:
         if depth >= MAX_DEPTH:
             return "{…}"
         shown = [
@@ -380,7 +385,7 @@ def _is_word(value: Any) -> bool:
     if kind is str or kind is bytes:
         return len(value) < 10_000
     if kind is int:
-        return value.bit_length() <= MAX_INT_BITS
+        return bool(value.bit_length() <= MAX_INT_BITS)
     if kind is tuple:
         return len(value) <= MAX_ITEMS and all(map(_is_word, value))
     module = _module_of(kind)

@@ -16,7 +16,7 @@ from .wire import private_fd
 
 TYPE_CHECKING = False  # see __init__.py
 if TYPE_CHECKING:
-    from typing import TextIO
+    from typing import Any, TextIO
 
 
 class Streams:
@@ -26,7 +26,9 @@ class Streams:
         null = os.open(os.devnull, os.O_RDONLY)
         self._saved = [private_fd(null), private_fd(1), private_fd(2)]
         os.close(null)
-        self.stdin = self.stdout = self.stderr = io.StringIO()
+        self.stdin: Any = io.StringIO()
+        self.stdout: Any = self.stdin
+        self.stderr: Any = self.stdin
         self.repair()
 
     def repair(self, stdin: TextIO | None = None) -> None:
@@ -42,9 +44,10 @@ class Streams:
             self.stdout = _open_output(1)
         if _unusable(self.stderr):
             self.stderr = _open_output(2)
-        sys.stdin = sys.__stdin__ = stdin or self.stdin
-        sys.stdout = sys.__stdout__ = self.stdout
-        sys.stderr = sys.__stderr__ = self.stderr
+        module: Any = sys
+        module.stdin = module.__stdin__ = stdin or self.stdin
+        module.stdout = module.__stdout__ = self.stdout
+        module.stderr = module.__stderr__ = self.stderr
 
     def flush(self) -> None:
         """Pushes everything printed so far into the pipes.

@@ -6,6 +6,10 @@ import os
 import sys
 import traceback
 
+TYPE_CHECKING = False  # see __init__.py
+if TYPE_CHECKING:
+    from typing import Any
+
 MAX_TRACEBACK_CHARS = 256 << 10
 MAX_MESSAGE_CHARS = 16 << 10
 
@@ -21,12 +25,12 @@ _OUR_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.s
 _IPYTHON_FOLDER = f"{os.sep}IPython{os.sep}"
 
 
-def describe(error: BaseException) -> dict:
+def describe(error: BaseException) -> dict[str, Any]:
     """The body of an `error` message. Runs user code (`__str__` of the exception, for one)."""
     return {"name": type(error).__name__, "value": _message(error), "traceback": render(error)}
 
 
-def fallback(error: BaseException, reason: BaseException) -> dict:
+def fallback(error: BaseException, reason: BaseException) -> dict[str, Any]:
     """What can be said of an exception that cannot even be formatted."""
     name = type(error).__name__
     note = f"<the exception could not be formatted: {type(reason).__name__}>"
@@ -79,7 +83,7 @@ def _message(error: BaseException) -> str:
     return text
 
 
-def _strip(summary: traceback.TracebackException | None, seen: set) -> None:
+def _strip(summary: traceback.TracebackException | None, seen: set[Any]) -> None:
     """Removes our frames from an exception, from those it is chained to, and from those it groups."""
     pending = [summary]
     while pending:

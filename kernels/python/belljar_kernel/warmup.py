@@ -17,6 +17,7 @@ from . import seal
 TYPE_CHECKING = False  # see __init__.py
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
 # Parts of the standard library that cells commonly reach for.
 _STANDARD_LIBRARY = (
@@ -42,7 +43,7 @@ _SINGLE_THREADED = {
 }
 
 
-def warm_up(modules: list[str]) -> dict:
+def warm_up(modules: list[str]) -> dict[str, Any]:
     """Imports the modules, uses them a little and forgets where that happened. What there is now."""
     failed = _preload(modules)
     _forget_host()
@@ -59,17 +60,21 @@ def _preload(names: list[str]) -> dict[str, str]:
     """Returns what failed, with the reason."""
     for name, value in _SINGLE_THREADED.items():
         os.environ.setdefault(name, value)
-    failed = {}
+    failed: dict[str, str] = {}
     for name in names:
-        _try(lambda name=name: importlib.import_module(name), name, failed)
+        _import(name, failed)
     for name in _STANDARD_LIBRARY:
         # Distributions leave parts of it out; nobody has asked for these by name, so that is no failure.
-        _try(lambda name=name: importlib.import_module(name), name, {})
+        _import(name, {})
     if importlib.util.find_spec("IPython") is not None:
-        _try(lambda: importlib.import_module("IPython"), "IPython", failed)
+        _import("IPython", failed)
     for use in (_use_compiler, _use_ipython, _use_pandas, _use_matplotlib):
         _try(use, f"warm-up: {use.__name__[1:]}", failed)
     return failed
+
+
+def _import(name: str, failed: dict[str, str]) -> None:
+    _try(lambda: importlib.import_module(name), name, failed)
 
 
 def _try(step: Callable[[], object], name: str, failed: dict[str, str]) -> None:
@@ -89,7 +94,7 @@ def _forget_host() -> None:
     tempfile = sys.modules.get("tempfile")
     if tempfile is not None:
         # Found with the host's environment.
-        tempfile.tempdir = None
+        tempfile.tempdir = None  # type: ignore[attr-defined]
 
 
 def use_huge_pages() -> None:
@@ -130,7 +135,8 @@ def _use_compiler() -> None:
     from .cells import Compiler
 
     cell = Compiler(str).compile("import os\nx = [1]\nx", 0, True)
-    display.encode_bundle(display.bundle_of([eval(cell.last, {"x": {"y": list(range(100))}})]))
+    assert cell.last is not None  # the value of the last expression
+    _encode([eval(cell.last, {"x": {"y": list(range(100))}})])
     try:
         frozen.prepare()
     except OSError:
@@ -140,6 +146,14 @@ def _use_compiler() -> None:
         eval("1/0")
     except ZeroDivisionError as error:
         tracebacks.describe(error)
+
+
+def _encode(value: Any) -> None:
+    from . import display
+
+    bundle = display.bundle_of(value)
+    if bundle is not None:
+        display.encode_bundle(bundle)
 
 
 def _use_ipython() -> None:
@@ -154,15 +168,13 @@ def _use_pandas() -> None:
         return
     import io
 
-    from . import display
-
     frame = pandas.read_csv(io.StringIO("name,day,value\na,2024-01-01,1\nb,2024-01-02,2.5\n"))
     frame["day"] = pandas.to_datetime(frame["day"])
     frame.groupby("name")["value"].sum().sort_values()
     frame.describe()
     frame.merge(frame, on="name")
     for value in (frame, frame["value"], frame.dtypes):
-        display.encode_bundle(display.bundle_of(value))
+        _encode(value)
 
 
 def _use_matplotlib() -> None:

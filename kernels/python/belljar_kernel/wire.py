@@ -76,7 +76,7 @@ class Channel:
             os.close(self._fd)
             self._fd = -1
 
-    def receive(self) -> tuple[dict, bytes] | None:
+    def receive(self) -> tuple[dict[str, Any], bytes] | None:
         """The next frame, or None when the guest has gone away."""
         if not self._fill(_LENGTHS.size):
             return None
@@ -92,7 +92,7 @@ class Channel:
         del self._buffer[:end]
         return head, body
 
-    def send(self, head: dict, body: bytes = b"") -> None:
+    def send(self, head: dict[str, Any], body: bytes = b"") -> None:
         """Sends one whole frame. `interrupts` knows this method and never raises inside it."""
         # In a forked child the descriptor is closed, and the lock may be held by a thread that is not there.
         if self._fd < 0:
@@ -106,12 +106,12 @@ class Channel:
                 while rest:
                     rest = rest[os.write(self._fd, rest) :]
 
-    def hold(self, head: dict, body: bytes) -> None:
+    def hold(self, head: dict[str, Any], body: bytes) -> None:
         """Sends one whole frame together with the next: for what is said just before something else."""
         with self._lock:
             self._held += _frame(head, body)
 
-    def exchange(self, head: dict, body: bytes) -> None:
+    def exchange(self, head: dict[str, Any], body: bytes) -> None:
         """Sends a frame and waits until the guest has seen it. `interrupts` never raises inside it either.
 
         Only for the main thread, and only while a cell runs: nothing else comes from the guest then.
@@ -123,7 +123,7 @@ class Channel:
                 return
             self._keep_input(*frame)
 
-    def take_descriptor(self, head: dict) -> int | None:
+    def take_descriptor(self, head: dict[str, Any]) -> int | None:
         """Says that we are ready for a descriptor, and takes it; only while no cell runs.
 
         It comes with one byte that belongs to no frame. Nothing else comes before it: a plain read would lose it.
@@ -163,7 +163,7 @@ class Channel:
         """A line of input, if there is one; an empty one is the end of the input."""
         return self._inputs.pop(0) if self._inputs else None
 
-    def _keep_input(self, head: dict, body: bytes) -> None:
+    def _keep_input(self, head: dict[str, Any], body: bytes) -> None:
         if head.get("op") == "input" and head.get("exec_id") == self._exec_id:
             self._inputs.append(body)
 
@@ -177,6 +177,6 @@ class Channel:
         return True
 
 
-def _frame(head: dict, body: bytes) -> bytes:
+def _frame(head: dict[str, Any], body: bytes) -> bytes:
     encoded = encode_json(head)
     return _LENGTHS.pack(len(encoded), len(body)) + encoded + body

@@ -85,7 +85,7 @@ class Zygote:
             except BrokenPipeError:
                 os._exit(0)
 
-    def _handle(self, request: dict, fds: list[int]) -> dict:
+    def _handle(self, request: dict[str, Any], fds: list[int]) -> dict[str, Any]:
         op = request.get("op")
         if op == "configure":
             return self._configure(request)
@@ -93,7 +93,7 @@ class Zygote:
             return self._fork(ForkRequest(request, fds))
         raise BadRequest(f"unknown op {op!r}")
 
-    def _configure(self, request: dict) -> dict:
+    def _configure(self, request: dict[str, Any]) -> dict[str, Any]:
         if self._configured:
             raise BadRequest("already configured")
         try:
@@ -113,7 +113,7 @@ class Zygote:
         warmup.use_huge_pages()
         return {"op": "ready", **report}
 
-    def _fork(self, request: ForkRequest) -> dict:
+    def _fork(self, request: ForkRequest) -> dict[str, Any]:
         if not self._configured:
             raise BadRequest("not configured yet")
         answer: dict[str, Any] = {"op": "forked", "id": request.id, "ok": True}
@@ -177,7 +177,7 @@ class ForkFailed(Exception):
 class ForkRequest:
     """What a fork packet says, checked."""
 
-    def __init__(self, request: dict, fds: list[int]) -> None:
+    def __init__(self, request: dict[str, Any], fds: list[int]) -> None:
         names = request.get("fds")
         if not isinstance(names, list) or len(names) != len(fds):
             raise BadRequest(f"{len(fds)} descriptors came with the names {names!r}")
@@ -194,7 +194,7 @@ class ForkRequest:
             raise BadRequest(f"bad fork request: {problem!r}") from None
 
 
-def _parse(packet: bytes) -> dict:
+def _parse(packet: bytes) -> dict[str, Any]:
     try:
         request = json.loads(packet)
     except ValueError as problem:

@@ -13,7 +13,7 @@ _PREFIX = "/session/.local"
 _PLACES = ("--user", "--target", "--prefix", "--root")
 
 
-def _prepare():
+def _prepare() -> None:
     at = sys.path.index(_HERE) if _HERE in sys.path else 0
     # There is nothing to import here.
     sys.path[:] = [path for path in sys.path if path != _HERE]
@@ -34,7 +34,7 @@ def _prepare():
         os.environ.setdefault("PIP_PREFIX", _PREFIX)
 
 
-def _go_on():
+def _go_on() -> None:
     """Runs the `sitecustomize` that would have been found without this one."""
     # Every Python that starts comes here, so nothing is imported before it is needed.
     finder = next((finder for finder in sys.meta_path if getattr(finder, "__name__", "") == "PathFinder"), None)

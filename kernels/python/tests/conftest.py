@@ -1,5 +1,7 @@
 """Drives the real main.py, as the guest and the host do: over sockets and pipes."""
 
+from __future__ import annotations
+
 import importlib.util
 import json
 import os
@@ -11,7 +13,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +23,7 @@ MAIN = Path(__file__).resolve().parent.parent / "main.py"
 TIMEOUT = 60.0
 
 
-def has(module):
+def has(module: Any) -> Any:
     return importlib.util.find_spec(module) is not None
 
 
@@ -31,7 +35,7 @@ needs_pandas = pytest.mark.skipif(not has("pandas"), reason="pandas is not insta
 class Result:
     """Everything one exec produced."""
 
-    def __init__(self, messages, done, stdout, stderr):
+    def __init__(self, messages: Any, done: Any, stdout: Any, stderr: Any) -> None:
         self.messages = messages
         self.done = done
         self.status = done["status"]
@@ -40,50 +44,50 @@ class Result:
         self.stderr = stderr
 
     @property
-    def bundles(self):
+    def bundles(self) -> Any:
         return [json.loads(body) for head, body in self.messages if head["op"] == "display"]
 
     @property
-    def displays(self):
+    def displays(self) -> Any:
         return self._data("display")
 
     @property
-    def results(self):
+    def results(self) -> Any:
         return self._data("result")
 
     @property
-    def text(self):
+    def text(self) -> Any:
         """text/plain of the result, or None."""
         return self.results[0]["text/plain"] if self.results else None
 
     @property
-    def error(self):
+    def error(self) -> Any:
         return next((json.loads(body) for head, body in self.messages if head["op"] == "error"), None)
 
-    def _data(self, kind):
+    def _data(self, kind: Any) -> Any:
         return [json.loads(body)["data"] for head, body in self.messages if head.get("kind") == kind]
 
-    def __repr__(self):
+    def __repr__(self) -> Any:
         return f"Result({self.done}, {self.messages}, stdout={self.stdout!r}, stderr={self.stderr!r})"
 
 
 class Client:
     """The guest's side of one kernel: the control socket and the two pipes."""
 
-    def __init__(self, control, stdout, stderr):
+    def __init__(self, control: Any, stdout: Any, stderr: Any) -> None:
         self.control = control
         self.control.settimeout(TIMEOUT)
         self.pipes = {"stdout": stdout, "stderr": stderr}
         self.output = {"stdout": b"", "stderr": b""}
         self.buffer = b""
-        self.pid = None
+        self.pid: int | None = None
         for fd in self.pipes.values():
             os.set_blocking(fd, False)
         # Pipes are small: a cell that prints much must find a reader, also while we wait for messages.
         self._pump_wanted = threading.Lock()
         threading.Thread(target=self._pump, daemon=True).start()
 
-    def _pump(self):
+    def _pump(self) -> None:
         names = {fd: name for name, fd in self.pipes.items()}
         poll = select.poll()
         for fd in names:
@@ -95,7 +99,7 @@ class Client:
                         poll.unregister(fd)
                         del names[fd]
 
-    def _read_pipe(self, name, fd):
+    def _read_pipe(self, name: str, fd: Any) -> Any:
         """Reads what is there now; False at the end."""
         while True:
             try:
@@ -108,7 +112,7 @@ class Client:
                 return False
             self.output[name] += chunk
 
-    def take_output(self):
+    def take_output(self) -> Any:
         """What the pipes hold is older than the message just received: reading what is there is enough."""
         with self._pump_wanted:
             for name, fd in self.pipes.items():
@@ -116,15 +120,15 @@ class Client:
             taken, self.output = self.output, {"stdout": b"", "stderr": b""}
         return taken["stdout"].decode(), taken["stderr"].decode()
 
-    def send(self, head, body=b""):
+    def send(self, head: Any, body: Any = b"") -> None:
         encoded = json.dumps(head).encode()
         self.control.sendall(struct.pack("<II", len(encoded), len(body)) + encoded + body)
 
-    def receive(self):
+    def receive(self) -> Any:
         head_len, body_len = struct.unpack("<II", self._read(8))
         return json.loads(self._read(head_len)), self._read(body_len)
 
-    def _read(self, size):
+    def _read(self, size: Any) -> Any:
         while len(self.buffer) < size:
             chunk = self.control.recv(1 << 16)
             if not chunk:
@@ -133,29 +137,29 @@ class Client:
         taken, self.buffer = self.buffer[:size], self.buffer[size:]
         return taken
 
-    def hello(self):
+    def hello(self) -> Any:
         head, body = self.receive()
         assert head["op"] == "hello", (head, body)
         self.pid = head["pid"]
         return head
 
-    def start(self, code, **options):
+    def start(self, code: str | bytes, **options: Any) -> None:
         source = code if isinstance(code, bytes) else code.encode()
         self.send({"op": "exec", "exec_id": "x1", "echo": True, **options}, source)
 
-    def finish(self):
-        messages = []
+    def finish(self) -> Any:
+        messages: list[tuple[dict[str, Any], bytes]] = []
         while True:
             head, body = self.receive()
             if head["op"] == "done":
                 return Result(messages, head, *self.take_output())
             messages.append((head, body))
 
-    def run(self, code, **options):
+    def run(self, code: str | bytes, **options: Any) -> Any:
         self.start(code, **options)
         return self.finish()
 
-    def wait_for_stdout(self, text):
+    def wait_for_stdout(self, text: str) -> None:
         deadline = time.monotonic() + TIMEOUT
         while time.monotonic() < deadline:
             with self._pump_wanted:
@@ -164,14 +168,14 @@ class Client:
             time.sleep(0.002)
         raise AssertionError(f"no {text!r} in {self.output}")
 
-    def close(self):
+    def close(self) -> None:
         self.control.close()
 
 
 class KernelProcess(Client):
     """A kernel started directly, as the guest does inside a container."""
 
-    def __init__(self, *arguments, env=None, python=sys.executable, flags=()):
+    def __init__(self, *arguments: Any, env: Any = None, python: Any = sys.executable, flags: Any = ()) -> None:
         ours, theirs = socket.socketpair()
         out_read, out_write = os.pipe()
         err_read, err_write = os.pipe()
@@ -191,33 +195,54 @@ class KernelProcess(Client):
         super().__init__(ours, out_read, err_read)
         self.greeting = self.hello()
 
-    def interrupt(self):
+    def interrupt(self) -> None:
         os.killpg(self.process.pid, signal.SIGINT)
 
-    def shutdown(self):
+    def shutdown(self) -> Any:
         self.send({"op": "shutdown"})
         code = self.process.wait(TIMEOUT)
         return code, *self.take_output()
 
-    def kill(self):
+    @property
+    def python(self) -> str:
+        """The interpreter that it runs in."""
+        command = self.process.args
+        assert isinstance(command, list)
+        return str(command[0])
+
+    def context_switches(self) -> list[str]:
+        with open(f"/proc/{self.process.pid}/status") as file:
+            return [line for line in file if "ctxt_switches" in line]
+
+    def wait_until_idle(self) -> list[str]:
+        """Waits until it does not run for a moment; returns its context switches by then."""
+        deadline = time.monotonic() + TIMEOUT
+        while time.monotonic() < deadline:
+            before = self.context_switches()
+            time.sleep(0.05)
+            if self.context_switches() == before:
+                return before
+        raise AssertionError("the kernel does not come to rest")
+
+    def kill(self) -> None:
         self.process.kill()
         self.process.wait()
         self.close()
 
 
 @pytest.fixture
-def kernel(tmp_path):
+def kernel(tmp_path: Path) -> Iterator[KernelProcess]:
     kernel = KernelProcess(env={"HOME": str(tmp_path)})
     yield kernel
     kernel.kill()
 
 
 @pytest.fixture
-def start_kernel():
+def start_kernel() -> Iterator[Any]:
     """Starts kernels with arguments or environments of their own."""
     started = []
 
-    def start(*arguments, **options):
+    def start(*arguments: Any, **options: Any) -> Any:
         started.append(KernelProcess(*arguments, **options))
         return started[-1]
 

@@ -1,10 +1,13 @@
 """SIGINT reaches user code and nothing else."""
 
+from __future__ import annotations
+
 import os
 import signal
 import time
 
 import pytest
+from conftest import KernelProcess
 
 BUSY = "print('started', flush=True)\n"
 
@@ -22,7 +25,7 @@ BUSY = "print('started', flush=True)\n"
         "class Slow(Exception):\n    def __str__(self):\n        while True: pass\nraise Slow",
     ],
 )
-def test_user_code_is_interrupted(kernel, code):
+def test_user_code_is_interrupted(kernel: KernelProcess, code: str) -> None:
     kernel.run("x = 'kept'")
     kernel.start(BUSY + code)
     kernel.wait_for_stdout("started")
@@ -39,7 +42,7 @@ def test_user_code_is_interrupted(kernel, code):
     assert kernel.run("x").text == "'kept'"
 
 
-def test_an_interrupt_can_be_caught_and_sent_again(kernel):
+def test_an_interrupt_can_be_caught_and_sent_again(kernel: KernelProcess) -> None:
     kernel.start(BUSY + "import time\ntry:\n    time.sleep(60)\nexcept KeyboardInterrupt:\n    print('caught')\ntime.sleep(60)")
     kernel.wait_for_stdout("started")
     kernel.interrupt()
@@ -48,7 +51,7 @@ def test_an_interrupt_can_be_caught_and_sent_again(kernel):
     assert kernel.finish().status == "interrupted"
 
 
-def test_interrupts_while_idle_are_ignored(kernel):
+def test_interrupts_while_idle_are_ignored(kernel: KernelProcess) -> None:
     for _ in range(20):
         kernel.interrupt()
     assert kernel.run("1").text == "1"
@@ -56,7 +59,7 @@ def test_interrupts_while_idle_are_ignored(kernel):
     assert kernel.run("import time; time.sleep(0.05); 2").text == "2"
 
 
-def test_a_storm_of_interrupts_never_breaks_the_protocol(kernel):
+def test_a_storm_of_interrupts_never_breaks_the_protocol(kernel: KernelProcess) -> None:
     """SIGINT at every possible moment: each exec still ends with exactly one well-formed answer."""
     storm = os.fork()
     if storm == 0:
@@ -77,7 +80,7 @@ def test_a_storm_of_interrupts_never_breaks_the_protocol(kernel):
     assert kernel.run("'alive'").text == "'alive'"
 
 
-def test_tasks_left_over_are_cancelled_by_an_interrupt(kernel):
+def test_tasks_left_over_are_cancelled_by_an_interrupt(kernel: KernelProcess) -> None:
     kernel.run("import asyncio\nlog = []")
     kernel.start(
         BUSY + "async def other():\n    try:\n        await asyncio.sleep(60)\n    finally:\n        log.append('cleaned up')\n"
@@ -91,7 +94,7 @@ def test_tasks_left_over_are_cancelled_by_an_interrupt(kernel):
     assert kernel.run("await asyncio.sleep(0, 'again')").text == "'again'"
 
 
-def test_the_users_handler_lasts_for_one_cell(kernel):
+def test_the_users_handler_lasts_for_one_cell(kernel: KernelProcess) -> None:
     kernel.start(
         "import signal, time\ncalls = []\nsignal.signal(signal.SIGINT, lambda *_: calls.append(1))\n"
         "print('ready', flush=True)\nwhile not calls: time.sleep(0.01)"
@@ -106,7 +109,7 @@ def test_the_users_handler_lasts_for_one_cell(kernel):
     assert kernel.finish().status == "interrupted"
 
 
-def test_an_alarm_is_for_the_cell_that_set_it(kernel):
+def test_an_alarm_is_for_the_cell_that_set_it(kernel: KernelProcess) -> None:
     kernel.run(
         "import signal\ndef late(*_): raise TimeoutError('too late')\nsignal.signal(signal.SIGALRM, late)\n"
         "signal.setitimer(signal.ITIMER_REAL, 0.05);"
@@ -116,7 +119,7 @@ def test_an_alarm_is_for_the_cell_that_set_it(kernel):
     assert (result.status, result.error["name"]) == ("error", "TimeoutError")
 
 
-def test_a_handler_that_raises_while_idle_does_not_end_the_kernel(kernel):
+def test_a_handler_that_raises_while_idle_does_not_end_the_kernel(kernel: KernelProcess) -> None:
     kernel.run("import signal\ndef late(*_): raise TimeoutError('nobody listens')\nsignal.signal(signal.SIGUSR1, late);")
     time.sleep(0.05)
     os.kill(kernel.process.pid, signal.SIGUSR1)

@@ -1,23 +1,26 @@
 """What is not used any more goes back to the system, while nobody waits for it."""
 
+from __future__ import annotations
+
 import os
 import time
+from typing import Any
 
 import pytest
-from conftest import TIMEOUT, needs_pandas
+from conftest import TIMEOUT, KernelProcess, needs_pandas
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 MIB = 1 << 20
 
 
-def private_mib(kernel):
+def private_mib(kernel: KernelProcess) -> Any:
     """Memory of the kernel that is not a file's."""
     with open(f"/proc/{kernel.process.pid}/statm") as file:
         fields = file.read().split()
     return (int(fields[1]) - int(fields[2])) * PAGE / MIB
 
 
-def falls_below(kernel, mib):
+def falls_below(kernel: KernelProcess, mib: Any) -> None:
     deadline = time.monotonic() + TIMEOUT
     while private_mib(kernel) > mib:
         assert time.monotonic() < deadline, f"still {private_mib(kernel):.0f} MiB"
@@ -35,7 +38,7 @@ HOARDS = {
 
 
 @pytest.mark.parametrize("name", ["lists", "text", "cycles", *(pytest.param(n, marks=needs_pandas) for n in ("arrays", "frames"))])
-def test_what_is_deleted_goes_back(kernel, name):
+def test_what_is_deleted_goes_back(kernel: KernelProcess, name: str) -> None:
     if name in ("arrays", "frames"):
         kernel.run("import numpy, pandas; pandas.DataFrame(numpy.ones((2, 2))).sum()")
     kernel.run("0")
@@ -46,13 +49,13 @@ def test_what_is_deleted_goes_back(kernel, name):
     falls_below(kernel, before + 60)
 
 
-def test_a_small_kernel_is_left_alone(kernel):
+def test_a_small_kernel_is_left_alone(kernel: KernelProcess) -> None:
     kernel.run("import gc; seen = []; gc.callbacks.append(lambda _, info: info['generation'] == 2 and seen.append(info)); x = 'x' * 20_000_000")
     time.sleep(1)
     assert kernel.run("seen").text == "[]"
 
 
-def test_the_next_exec_does_not_wait(kernel):
+def test_the_next_exec_does_not_wait(kernel: KernelProcess) -> None:
     """Execs that follow each other are not disturbed, however much memory there is."""
     kernel.run("import gc, time; x = [[i] for i in range(1_000_000)]; seen = []; gc.callbacks.append(lambda _, info: info['generation'] == 2 and seen.append(info))")
     for _ in range(40):
@@ -68,7 +71,7 @@ def test_the_next_exec_does_not_wait(kernel):
         time.sleep(5)
 
 
-def test_code_that_a_collection_runs_can_be_interrupted(kernel):
+def test_code_that_a_collection_runs_can_be_interrupted(kernel: KernelProcess) -> None:
     code = (
         "import gc, time\nclass Slow:\n    def __del__(self):\n        print('begun', flush=True)\n        time.sleep(1000)\n"
         "x = Slow()\nx.self = x\ngc.collect()\nballast = 'x' * 100_000_000\ndel x"
@@ -82,13 +85,13 @@ def test_code_that_a_collection_runs_can_be_interrupted(kernel):
     assert (result.text, result.status) == ("42", "ok")
 
 
-def test_who_switches_the_collector_off_is_obeyed(kernel):
+def test_who_switches_the_collector_off_is_obeyed(kernel: KernelProcess) -> None:
     kernel.run("import gc; gc.disable(); x = 'x' * 100_000_000; seen = []; gc.callbacks.append(lambda _, info: info['generation'] == 2 and seen.append(info))")
     time.sleep(2.5)
     assert kernel.run("seen").text == "[]"
 
 
-def test_input_that_was_not_asked_for_does_not_keep_it_from_working(kernel):
+def test_input_that_was_not_asked_for_does_not_keep_it_from_working(kernel: KernelProcess) -> None:
     kernel.start("import time; time.sleep(0.3); x = [[i] for i in range(2_000_000)]; del x; y = 'y' * 60_000_000; input()", stdin=True)
     kernel.send({"op": "input", "exec_id": "x1"}, b"one\n")
     kernel.send({"op": "input", "exec_id": "x1"}, b"two\n")

@@ -1,9 +1,14 @@
 """Large values of an idle kernel go to disk, and are back, the same as before, before the user's code runs again."""
 
+from __future__ import annotations
+
 import json
 import os
 import subprocess
 import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import KernelProcess, has, needs_ipython, needs_pandas
@@ -20,54 +25,54 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 class Spiller(KernelProcess):
     """A kernel in a directory of its own, with what its cells need."""
 
-    def __init__(self, directory):
+    def __init__(self, directory: Any) -> None:
         super().__init__(env={"HOME": str(directory)})
         self.directory = directory
         self.ok(f"import os, sys, gc; os.chdir({str(directory)!r}); import numpy as np, pandas as pd, pyarrow as pa; rng = np.random.default_rng(1)")
 
-    def ok(self, code):
+    def ok(self, code: str) -> Any:
         result = self.run(code)
         assert result.status == "ok", f"{code}\n{result.error and result.error['traceback']}"
         return result.text
 
-    def spill(self, **options):
+    def spill(self, **options: Any) -> Any:
         self.ask(**options)
         return self.answer()
 
-    def ask(self, **options):
+    def ask(self, **options: Any) -> None:
         self.send({"op": "spill", "frame_bytes": 50_000, "array_bytes": 50_000, **options})
 
-    def answer(self):
+    def answer(self) -> Any:
         head, body = self.receive()
         assert head == {"op": "spilled"}
         return json.loads(body)
 
-    def went(self, **options):
+    def went(self, **options: Any) -> Any:
         """The names of what went to disk, in their order."""
         report = self.spill(**options)
         return sorted(entry["name"] for entry in report["spilled"])
 
-    def stayed(self, **options):
+    def stayed(self, **options: Any) -> Any:
         return {entry["name"]: entry["reason"] for entry in self.spill(**options)["stayed"]}
 
-    def files(self):
+    def files(self) -> Any:
         folder = self.directory / "data" / ".spilled"
         return sorted(os.listdir(folder)) if folder.exists() else []
 
-    def state(self):
+    def state(self) -> Any:
         self.send({"op": "state"})
         head, body = self.receive()
         assert head == {"op": "state"}
         return {entry["name"]: entry for entry in json.loads(body)["variables"]}
 
-    def private_mib(self):
+    def private_mib(self) -> Any:
         with open(f"/proc/{self.process.pid}/statm") as file:
             fields = file.read().split()
         return (int(fields[1]) - int(fields[2])) * PAGE / (1 << 20)
 
 
 @pytest.fixture
-def kernel(tmp_path):
+def kernel(tmp_path: Path) -> Iterator[Any]:
     kernel = Spiller(tmp_path)
     yield kernel
     kernel.kill()
@@ -76,7 +81,7 @@ def kernel(tmp_path):
 FRAME = "df = pd.DataFrame({'a': np.arange(100_000), 'b': rng.random(100_000), 'c': [f'row {n}' for n in range(100_000)]})"
 
 
-def test_values_go_and_come_back_and_leave_no_file(kernel):
+def test_values_go_and_come_back_and_leave_no_file(kernel: Spiller) -> None:
     kernel.ok(FRAME + "; x = rng.random((300, 400)); s = pd.Series(rng.random(50_000), name='s'); t = pa.table({'k': np.arange(50_000), 'v': ['x', None] * 25_000})")
     kernel.ok("before = [df.copy(), x.copy(), s.copy(), pa.table(t.to_pydict())]; small = np.arange(3); n = 5")
     assert kernel.went() == ["df", "s", "t", "x"]
@@ -87,7 +92,7 @@ def test_values_go_and_come_back_and_leave_no_file(kernel):
     kernel.ok("pd.testing.assert_series_equal(s, before[2], check_exact=True); assert t.equals(before[3], check_metadata=True)")
 
 
-def test_files_are_what_they_say(kernel):
+def test_files_are_what_they_say(kernel: Spiller) -> None:
     kernel.ok(FRAME + "; x = np.asfortranarray(rng.random((300, 400)))")
     kernel.ok("df.index.name = 'i'; wide = pd.DataFrame(rng.random((5_000, 4)), columns=list('pqrs'), index=pd.date_range('2020', periods=5_000, name='day'))")
     kernel.spill()
@@ -97,10 +102,10 @@ def test_files_are_what_they_say(kernel):
         "w = pd.read_parquet(d + 'wide.parquet'); assert sorted(w.columns) == ['day', 'p', 'q', 'r', 's'], w; "
         "x = np.load(d + 'x.npy'); assert x.shape == (300, 400) and x.flags.f_contiguous"
     )
-    subprocess.run([kernel.process.args[0], "-c", code], check=True)
+    subprocess.run([kernel.python, "-c", code], check=True)
 
 
-def test_memory_is_given_back(kernel):
+def test_memory_is_given_back(kernel: Spiller) -> None:
     kernel.ok("x = np.ones((100, 100)); df = pd.DataFrame(x); df.sum()")
     before = kernel.private_mib()
     kernel.ok("df = pd.DataFrame(rng.random((500_000, 20))); x = np.ones(15_000_000)")
@@ -110,7 +115,7 @@ def test_memory_is_given_back(kernel):
     kernel.ok("assert x.sum() == 15_000_000 and df.shape == (500_000, 20)")
 
 
-def test_it_needs_little_memory_itself(kernel):
+def test_it_needs_little_memory_itself(kernel: Spiller) -> None:
     kernel.ok("x = rng.random(20_000_000); df = pd.DataFrame({str(n): rng.random(200_000) for n in range(50)})")
     kernel.run("import resource")
     peak = int(kernel.ok("resource.getrusage(resource.RUSAGE_SELF).ru_maxrss"))
@@ -119,7 +124,7 @@ def test_it_needs_little_memory_itself(kernel):
     assert after < peak + 150_000, "KiB: neither writing nor coming back takes the values twice"
 
 
-def test_what_is_on_disk_is_told_and_not_loaded(kernel):
+def test_what_is_on_disk_is_told_and_not_loaded(kernel: Spiller) -> None:
     kernel.ok(FRAME + "; x = np.zeros((1000, 20)); y = x; n = 1")
     before = kernel.state()
     kernel.spill()
@@ -132,7 +137,7 @@ def test_what_is_on_disk_is_told_and_not_loaded(kernel):
     assert list(told) == list(before), "the order of names stays"
 
 
-def test_thresholds(kernel):
+def test_thresholds(kernel: Spiller) -> None:
     kernel.ok("a = np.zeros(10_000); s = pd.Series(np.zeros(10_000)); df = pd.DataFrame({'a': np.zeros(10_000)})")
     assert kernel.went(frame_bytes=1 << 30, array_bytes=80_000) == ["a"]
     kernel.ok("a")
@@ -141,7 +146,7 @@ def test_thresholds(kernel):
     assert kernel.went(frame_bytes=80_001, array_bytes=80_001) == []
 
 
-def test_asked_again_it_goes_again(kernel):
+def test_asked_again_it_goes_again(kernel: Spiller) -> None:
     kernel.ok(FRAME)
     for n in range(5):
         assert kernel.went() == ["df"]
@@ -153,7 +158,7 @@ def test_asked_again_it_goes_again(kernel):
 # Who else has it
 
 
-def test_aliases_and_views_stay_what_they_are(kernel):
+def test_aliases_and_views_stay_what_they_are(kernel: Spiller) -> None:
     kernel.ok("a = rng.random(100_000); b = a; view = a[10:50_000:2]; back = a[::-1]; matrix = a.reshape(100, 1000); turned = matrix.T; typed = a.view('i8')")
     kernel.ok("ro = a[:]; ro.flags.writeable = False; expected = a.copy()")
     assert kernel.went() == ["a", "back", "expected", "matrix", "ro", "turned", "typed", "view"]
@@ -163,7 +168,7 @@ def test_aliases_and_views_stay_what_they_are(kernel):
     kernel.ok("assert typed[10] == np.float64(5.5).view('i8') and not ro.flags.writeable and view.strides == (16,)")
 
 
-def test_copy_on_write_still_works(kernel):
+def test_copy_on_write_still_works(kernel: Spiller) -> None:
     kernel.ok("df = pd.DataFrame({'a': np.zeros(50_000), 'b': np.zeros(50_000)}); s = df['a']; shallow = df.copy(deep=False); part = df.iloc[100:40_000]")
     assert kernel.went() == ["df", "part", "s", "shallow"]
     assert kernel.files() == ["df.parquet"]
@@ -177,7 +182,7 @@ def test_copy_on_write_still_works(kernel):
     kernel.ok("t.iloc[5] = 99; assert i[5] == 5 and t.iloc[5] == 99")
 
 
-def test_what_others_have_stays_in_memory(kernel):
+def test_what_others_have_stays_in_memory(kernel: Spiller) -> None:
     code = """
 inlist = pd.DataFrame({'a': rng.random(50_000)}); things = [inlist]
 indict = rng.random(50_000); table = {'x': indict}
@@ -219,7 +224,7 @@ free = rng.random(50_000)
     kernel.ok("assert ref() is weak and own.mine == 1 and module.x is moduled and error.__traceback__.tb_next.tb_frame.f_locals['local'] is raised")
 
 
-def test_parts_that_others_have_stay_the_same_objects(kernel):
+def test_parts_that_others_have_stay_the_same_objects(kernel: Spiller) -> None:
     kernel.ok("index = pd.Index([f'k{n}' for n in range(50_000)]); df = pd.DataFrame({'a': rng.random(50_000)}, index=index); other = pd.Series(rng.random(50_000), index=index)")
     kernel.ok("cat = pd.Categorical(['x', 'y'] * 25_000); frame = pd.DataFrame({'c': cat, 'd': rng.random(50_000)}); inside = frame['c'].array; columns = df.columns; note = {'k': [1]}; df.attrs['note'] = note")
     assert kernel.went() == ["df", "frame", "other"]
@@ -230,7 +235,7 @@ def test_parts_that_others_have_stay_the_same_objects(kernel):
     kernel.ok("assert df.index is other.index and df.index[7] == 'k7'")
 
 
-def test_memory_of_somebody_else(kernel):
+def test_memory_of_somebody_else(kernel: Spiller) -> None:
     kernel.ok("a = rng.random(50_000); df = pd.DataFrame({'a': a}, copy=False); buffer = bytearray(800_000); over = np.frombuffer(buffer); ro = np.frombuffer(bytes(800_000)); m = np.lib.stride_tricks.as_strided(rng.random(60_000), (50_000,), (8,))")
     went = kernel.went()
     assert "a" in went
@@ -240,7 +245,7 @@ def test_memory_of_somebody_else(kernel):
     assert kernel.ok("shares, float(over[0]), bool(shares == (df['a'][3] == 42.0)), ro.flags.writeable") == "(True, 7.0, True, False)"
 
 
-def test_the_last_result_goes_with_its_variable(kernel):
+def test_the_last_result_goes_with_its_variable(kernel: Spiller) -> None:
     kernel.ok(FRAME)
     kernel.ok("df")
     assert kernel.went() == ["df"]
@@ -282,7 +287,7 @@ USES = {
 }
 
 
-def test_every_use_finds_it(kernel):
+def test_every_use_finds_it(kernel: Spiller) -> None:
     kernel.ok(FRAME + """
 wanted = np.arange(2.0); out = []
 def use(): return len(df)
@@ -302,7 +307,7 @@ async def coroutine(): return len(df)
 
 
 @needs_ipython
-def test_magics_find_it(kernel):
+def test_magics_find_it(kernel: Spiller) -> None:
     kernel.ok(FRAME)
     kernel.ok("%time 1")
     assert kernel.went() == ["df"]
@@ -311,7 +316,7 @@ def test_magics_find_it(kernel):
     assert "df" in kernel.run("%who DataFrame").stdout
 
 
-def test_names_can_be_deleted_and_bound_anew(kernel):
+def test_names_can_be_deleted_and_bound_anew(kernel: Spiller) -> None:
     kernel.ok(FRAME + "; x = rng.random(100_000); y = x")
     assert kernel.went() == ["df", "x"]
     kernel.ok("del df; x = 1")
@@ -323,7 +328,7 @@ def test_names_can_be_deleted_and_bound_anew(kernel):
     assert kernel.went() == []
 
 
-def test_a_cell_that_fails_or_is_interrupted_finds_it_later(kernel):
+def test_a_cell_that_fails_or_is_interrupted_finds_it_later(kernel: Spiller) -> None:
     kernel.ok(FRAME)
     kernel.spill()
     assert kernel.run("1 / 0").error["name"] == "ZeroDivisionError"
@@ -337,21 +342,21 @@ def test_a_cell_that_fails_or_is_interrupted_finds_it_later(kernel):
     assert kernel.ok("len(df)") == "100000"
 
 
-def test_a_forked_child_has_it_too(kernel):
+def test_a_forked_child_has_it_too(kernel: Spiller) -> None:
     kernel.ok(FRAME)
     kernel.spill()
     result = kernel.run("pid = os.fork()\nif pid == 0:\n    print('child', len(df), flush=True); os._exit(0)\nos.waitpid(pid, 0); len(df)")
     assert (result.stdout, result.text) == ("child 100000\n", "100000")
 
 
-def test_exit_handlers_find_it(kernel):
+def test_exit_handlers_find_it(kernel: Spiller) -> None:
     kernel.ok(FRAME + "; import atexit; atexit.register(lambda: print('at exit', len(df)))")
     assert kernel.went() == ["df"]
     code, out, err = kernel.shutdown()
     assert (code, out, err, kernel.files()) == (0, "at exit 100000\n", "", [])
 
 
-def test_nothing_of_the_users_runs_meanwhile(kernel):
+def test_nothing_of_the_users_runs_meanwhile(kernel: Spiller) -> None:
     kernel.ok(FRAME + """
 class Loud:
     def __init__(self): self.me = self
@@ -384,7 +389,7 @@ Loud(); gc.collect()
     assert kernel.ok("gc.isenabled()") == "False"
 
 
-def test_a_kernel_that_works_is_not_idle(kernel):
+def test_a_kernel_that_works_is_not_idle(kernel: Spiller) -> None:
     kernel.ok(FRAME + "; import threading, signal; stop = threading.Event(); t = threading.Thread(target=stop.wait, daemon=True); t.start()")
     report = kernel.spill()
     assert (report["spilled"], report["reason"]) == ([], "other threads are running")
@@ -399,7 +404,7 @@ def test_a_kernel_that_works_is_not_idle(kernel):
 # Disturbances
 
 
-def test_an_exec_that_arrives_meanwhile_does_not_wait(kernel):
+def test_an_exec_that_arrives_meanwhile_does_not_wait(kernel: Spiller) -> None:
     kernel.ok("df = pd.DataFrame({str(n): rng.random(500_000) for n in range(40)}); copy = df.copy()")
     kernel.ask()
     time.sleep(0.2)
@@ -413,7 +418,7 @@ def test_an_exec_that_arrives_meanwhile_does_not_wait(kernel):
     kernel.ok("assert df.equals(copy)")
 
 
-def test_questions_are_answered_meanwhile(kernel):
+def test_questions_are_answered_meanwhile(kernel: Spiller) -> None:
     kernel.ok("df = pd.DataFrame({str(n): rng.random(500_000) for n in range(20)})")
     kernel.ask()
     kernel.send({"op": "state"})
@@ -423,7 +428,7 @@ def test_questions_are_answered_meanwhile(kernel):
     assert [entry["name"] for entry in json.loads(answers[2][1])["spilled"]] == ["df"]
 
 
-def test_files_may_be_removed_or_renamed(kernel):
+def test_files_may_be_removed_or_renamed(kernel: Spiller) -> None:
     kernel.ok(FRAME + "; x = rng.random(100_000); total = x.sum()")
     kernel.spill()
     folder = kernel.directory / "data" / ".spilled"
@@ -433,7 +438,7 @@ def test_files_may_be_removed_or_renamed(kernel):
     assert os.listdir(kernel.directory / "data") == [".spilled", "mine.npy"] or sorted(os.listdir(kernel.directory / "data")) == [".spilled", "mine.npy"]
 
 
-def test_a_file_that_was_changed_is_noticed(kernel):
+def test_a_file_that_was_changed_is_noticed(kernel: Spiller) -> None:
     kernel.ok(FRAME + "; n = 1")
     kernel.spill()
     path = kernel.directory / "data" / ".spilled" / "df.parquet"
@@ -446,7 +451,7 @@ def test_a_file_that_was_changed_is_noticed(kernel):
     assert path.exists()
 
 
-def test_a_name_that_is_a_link_is_not_followed(kernel):
+def test_a_name_that_is_a_link_is_not_followed(kernel: Spiller) -> None:
     folder = kernel.directory / "data" / ".spilled"
     folder.mkdir(parents=True)
     target = kernel.directory / "precious"
@@ -459,7 +464,7 @@ def test_a_name_that_is_a_link_is_not_followed(kernel):
     assert target.read_text() == "precious"
 
 
-def test_a_place_that_cannot_be_written(kernel):
+def test_a_place_that_cannot_be_written(kernel: Spiller) -> None:
     (kernel.directory / "data").write_text("a file")
     kernel.ok(FRAME)
     report = kernel.spill()
@@ -472,7 +477,7 @@ WITHOUT_UNNAMED = "os.O_TMPFILE = os.O_DIRECTORY"
 
 
 @pytest.mark.parametrize("setup", ["", WITHOUT_UNNAMED])
-def test_killed_at_any_moment_it_leaves_whole_files(tmp_path, setup):
+def test_killed_at_any_moment_it_leaves_whole_files(tmp_path: Path, setup: str) -> None:
     rows = 100_000
     moments = [0.0, 0.03, 0.06, 0.1, 0.2, 0.5]
     for number, moment in enumerate(moments):
@@ -487,7 +492,7 @@ def test_killed_at_any_moment_it_leaves_whole_files(tmp_path, setup):
         assert setup or whole == kernel.files(), "nothing has a name before it is whole"
         assert number > 0 or len(whole) < 2
         check = f"import numpy, pandas, sys\nfor p in sys.argv[1:]:\n    v = numpy.load(p) if p.endswith('npy') else pandas.read_parquet(p)\n    assert v.shape in ((1_000_000,), ({rows}, 10)), v.shape"
-        subprocess.run([kernel.process.args[0], "-c", check, *(str(tmp_path / "data/.spilled" / name) for name in whole)], check=True)
+        subprocess.run([kernel.python, "-c", check, *(str(tmp_path / "data/.spilled" / name) for name in whole)], check=True)
     # A successor replaces them, and what was left half-done is gone.
     kernel = Spiller(tmp_path)
     try:
@@ -500,7 +505,7 @@ def test_killed_at_any_moment_it_leaves_whole_files(tmp_path, setup):
         kernel.kill()
 
 
-def test_without_unnamed_files_it_works_the_same(kernel):
+def test_without_unnamed_files_it_works_the_same(kernel: Spiller) -> None:
     kernel.ok(WITHOUT_UNNAMED + "\n" + FRAME + "\nx = rng.random(50_000); copy = [df.copy()]")
     assert kernel.went() == ["df", "x"]
     assert kernel.files() == ["df.parquet", "x.npy"]
@@ -509,7 +514,7 @@ def test_without_unnamed_files_it_works_the_same(kernel):
 
 
 @pytest.fixture
-def small_disk(tmp_path):
+def small_disk(tmp_path: Path) -> Iterator[Any]:
     """A disk with room for two megabytes or so."""
     image = tmp_path / "disk"
     image.write_bytes(b"")
@@ -521,12 +526,12 @@ def small_disk(tmp_path):
 
 
 @pytest.fixture
-def in_memory(tmp_path):
+def in_memory(tmp_path: Path) -> Iterator[Any]:
     """A file system in memory, with plenty of room."""
     yield from _spiller_on(tmp_path, "-t", "tmpfs", "none")
 
 
-def _spiller_on(tmp_path, *mount):
+def _spiller_on(tmp_path: Path, *mount: Any) -> Iterator[Any]:
     folder = tmp_path / "data"
     folder.mkdir()
     mounted = subprocess.run(["mount", *mount, str(folder)], capture_output=True)
@@ -538,7 +543,7 @@ def _spiller_on(tmp_path, *mount):
     subprocess.run(["umount", str(folder)], check=True)
 
 
-def test_on_a_full_disk_values_stay(small_disk):
+def test_on_a_full_disk_values_stay(small_disk: Any) -> None:
     kernel = small_disk
     kernel.ok("big = pd.DataFrame(rng.random((500_000, 4))); plain = pd.DataFrame({'a': np.zeros(500_000), 'b': ['x'] * 500_000}); copy = big.copy()")
     report = kernel.spill()
@@ -550,7 +555,7 @@ def test_on_a_full_disk_values_stay(small_disk):
     assert kernel.files() == []
 
 
-def test_where_files_are_memory_nothing_goes(in_memory):
+def test_where_files_are_memory_nothing_goes(in_memory: Any) -> None:
     kernel = in_memory
     kernel.ok("noise = pd.DataFrame(rng.random((20_000, 4))); plain = pd.DataFrame({'a': np.zeros(500_000)}); array = np.zeros(50_000)")
     report = kernel.spill()
@@ -558,7 +563,7 @@ def test_where_files_are_memory_nothing_goes(in_memory):
     kernel.ok("assert len(plain) == 500_000 and not os.path.exists('data/.spilled')")
 
 
-def test_many_values(kernel):
+def test_many_values(kernel: Spiller) -> None:
     kernel.ok("for n in range(300): globals()[f'v{n}'] = np.full(10_000 + n, n)")
     report = kernel.spill()
     assert report["bytes"] == sum(8 * (10_000 + n) for n in range(100, 300))
@@ -567,14 +572,14 @@ def test_many_values(kernel):
     assert len(os.listdir(f"/proc/{kernel.process.pid}/fd")) < 20
 
 
-def test_strange_names(kernel):
+def test_strange_names(kernel: Spiller) -> None:
     kernel.ok("globals()['a/b'] = np.zeros(10_000); ünïcode = np.ones(10_000); globals()['x' * 300] = np.ones(10_000); globals()[7] = np.zeros(10_000)")
     assert len(kernel.went()) == 3
     assert len(kernel.files()) == 3
     kernel.ok("assert globals()['a/b'].sum() == 0 and ünïcode.sum() == 10_000 and globals()['x' * 300].sum() == 10_000")
 
 
-def test_a_kernel_without_the_libraries(tmp_path):
+def test_a_kernel_without_the_libraries(tmp_path: Path) -> None:
     kernel = KernelProcess(env={"HOME": str(tmp_path)})
     try:
         kernel.run("x = 'x' * 10_000_000")

@@ -1,5 +1,10 @@
 """Frames of every kind, made at random, are the same when they come back from disk: every bit, every label."""
 
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 from conftest import has, needs_pandas
 from test_spill import Spiller, pytestmark  # noqa: F401
@@ -167,14 +172,14 @@ TURNS = ["", "slice", "every", "copy", "used", "single", "series", "unique"]
 
 
 @pytest.fixture(scope="module")
-def kernel(tmp_path_factory):
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     kernel = Spiller(tmp_path_factory.mktemp("kinds"))
     kernel.ok(MAKERS)
     yield kernel
     kernel.kill()
 
 
-def there_and_back(kernel, seed, rows, columns, index, labels, turn):
+def there_and_back(kernel: Spiller, seed: Any, rows: Any, columns: Any, index: Any, labels: Any, turn: Any) -> Any:
     kernel.ok(f"df = make({seed}, {rows}, {columns!r}, {index!r}, {labels!r}, {turn!r}); copy = [pickle.loads(pickle.dumps(df))]")
     report = kernel.spill(frame_bytes=20_000)
     kernel.ok("compare(df, copy[0]); work(df)")
@@ -184,14 +189,14 @@ def there_and_back(kernel, seed, rows, columns, index, labels, turn):
 
 @needs_pandas
 @pytest.mark.parametrize("column", COLUMNS)
-def test_every_kind_of_column(kernel, column):
+def test_every_kind_of_column(kernel: Spiller, column: Any) -> None:
     report = there_and_back(kernel, 7, 20_000, [column], "range", "text", "")
     assert ([entry["name"] for entry in report["spilled"]] == ["df"]) == (column not in OBJECTS | SMALL), report
 
 
 @needs_pandas
 @pytest.mark.parametrize("index", INDEXES)
-def test_every_kind_of_index(kernel, index):
+def test_every_kind_of_index(kernel: Spiller, index: Any) -> None:
     report = there_and_back(kernel, 7, 20_000, ["f8", "str"], index, "text", "")
     assert [entry["name"] for entry in report["spilled"]] == ["df"], report
 
@@ -206,7 +211,7 @@ def test_every_kind_of_index(kernel, index):
     labels=st.sampled_from(LABELS),
     turn=st.sampled_from(TURNS),
 )
-def test_any_frame(kernel, seed, rows, columns, index, labels, turn):
+def test_any_frame(kernel: Spiller, seed: Any, rows: Any, columns: Any, index: Any, labels: Any, turn: Any) -> None:
     there_and_back(kernel, seed, rows, columns, index, labels, turn)
 
 
@@ -222,7 +227,7 @@ ARRAYS = [
 
 @needs_pandas
 @pytest.mark.parametrize("array", ARRAYS)
-def test_every_kind_of_array(kernel, array):
+def test_every_kind_of_array(kernel: Spiller, array: Any) -> None:
     kernel.ok(f"rng = np.random.default_rng(3); a = {array}; a.flags.writeable and a.setflags(write=len(a.shape) != 1); copy = [a.copy(), a.flags, a.strides, a.dtype]")
     kernel.ok("before = [str(a.flags), a.strides, a.dtype, a.tobytes()]; del copy")
     kernel.spill()
@@ -231,7 +236,7 @@ def test_every_kind_of_array(kernel, array):
 
 
 @needs_pandas
-def test_objects_in_arrays_stay(kernel):
+def test_objects_in_arrays_stay(kernel: Spiller) -> None:
     kernel.ok("o = np.empty(20_000, dtype=object); o[:] = [[n] for n in range(20_000)]; same = [o, o[5]]; r = np.zeros(5_000, [('a', 'O'), ('b', 'f8')]); text = np.array([str(n) for n in range(20_000)], dtype=object)")
     report = kernel.spill()
     assert not {"o", "r", "text"} & {entry["name"] for entry in report["spilled"]}
@@ -253,7 +258,7 @@ TABLES = [
 
 @needs_pandas
 @pytest.mark.parametrize("table", TABLES)
-def test_every_kind_of_table(kernel, table):
+def test_every_kind_of_table(kernel: Spiller, table: Any) -> None:
     kernel.ok(f"rng = np.random.default_rng(3); t = {table}; copy = [pickle.loads(pickle.dumps(t))]")
     kernel.spill()
     kernel.ok("assert t.schema.equals(copy[0].schema, check_metadata=True); t.validate(full=True); assert repr(t.to_pydict()) == repr(copy[0].to_pydict())")
@@ -261,7 +266,7 @@ def test_every_kind_of_table(kernel, table):
 
 
 @needs_pandas
-def test_tables_that_share_memory_stay(kernel):
+def test_tables_that_share_memory_stay(kernel: Spiller) -> None:
     kernel.ok("t = pa.table({'a': np.arange(50_000), 'b': np.arange(50_000)}); u = t.select(['a']); v = t")
     stayed = kernel.stayed()
     assert {"t", "u"} <= set(stayed)

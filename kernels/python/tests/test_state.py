@@ -1,38 +1,41 @@
 """What the variables are: told within bounds, and without running anything of the user's."""
 
+from __future__ import annotations
+
 import json
 import time
+from typing import Any
 
 import pytest
-from conftest import has, needs_ipython, needs_pandas
+from conftest import KernelProcess, has, needs_ipython, needs_pandas
 
 needs_arrow = pytest.mark.skipif(not has("pyarrow"), reason="pyarrow is not installed")
 
 
-def state(kernel):
+def state(kernel: KernelProcess) -> Any:
     kernel.send({"op": "state"})
     head, body = kernel.receive()
     assert head == {"op": "state"}
     return json.loads(body)
 
 
-def variables(kernel, code):
+def variables(kernel: KernelProcess, code: str) -> Any:
     result = kernel.run(code)
     assert result.status == "ok", result
     return {entry["name"]: entry for entry in state(kernel)["variables"]}
 
 
-def previews(kernel, code):
+def previews(kernel: KernelProcess, code: str) -> Any:
     return {name: entry["preview"] for name, entry in variables(kernel, code).items()}
 
 
-def test_a_fresh_kernel_has_nothing(kernel):
+def test_a_fresh_kernel_has_nothing(kernel: KernelProcess) -> None:
     told = state(kernel)
     assert (told["variables"], told["imports"], told["truncated"]) == ([], [], 0)
     assert kernel.run("import os; os.getcwd()").text == repr(told["cwd"])
 
 
-def test_values_are_shown_as_repr_would(kernel):
+def test_values_are_shown_as_repr_would(kernel: KernelProcess) -> None:
     shown = {
         "n": "42", "f": "1.5", "c": "(1+2j)", "t": "True", "none": "None", "s": '"it\'s"', "b": "b'\\x00'",
         "l": "[1, 'a', [2.0, None]]", "d": "{'k': {1: (2,)}}", "e": "()", "st": "{3}", "fs": "frozenset({4})", "es": "set()",
@@ -42,7 +45,7 @@ def test_values_are_shown_as_repr_would(kernel):
     assert previews(kernel, code) == shown
 
 
-def test_types_and_sizes(kernel):
+def test_types_and_sizes(kernel: KernelProcess) -> None:
     told = variables(kernel, "import datetime, collections\nn = 1\ns = 'x' * 1000\nwhen = datetime.datetime(2024, 1, 1)\ncount = collections.Counter('aab')\nclass Mine: pass\nmine = Mine()")
     types = {name: entry["type"] for name, entry in told.items()}
     assert types == {"n": "int", "s": "str", "when": "datetime.datetime", "count": "collections.Counter", "Mine": "class", "mine": "Mine"}
@@ -51,7 +54,7 @@ def test_types_and_sizes(kernel):
     assert "size" not in told["mine"]
 
 
-def test_functions_and_classes_have_signatures(kernel):
+def test_functions_and_classes_have_signatures(kernel: KernelProcess) -> None:
     code = (
         "def f(a, /, b, c=1, *args, d, e='x', **rest): pass\ndef g(*, only): pass\nasync def h(): pass\nl = lambda x, y=[1]: x\n"
         "class C:\n    def __init__(self, left, right=None): pass\n    def m(self, z): pass\nclass D(C): pass\nclass E: pass\nm = C(1).m\nbuiltin = len"
@@ -62,7 +65,7 @@ def test_functions_and_classes_have_signatures(kernel):
     }
 
 
-def test_modules_are_imports_and_private_names_are_private(kernel):
+def test_modules_are_imports_and_private_names_are_private(kernel: KernelProcess) -> None:
     kernel.run("import json as j, os.path\nfrom math import pi\n_hidden = __mine__ = 1\n5")
     told = state(kernel)
     assert {entry["name"]: entry["module"] for entry in told["imports"]} == {"j": "json", "os": "os"}
@@ -71,7 +74,7 @@ def test_modules_are_imports_and_private_names_are_private(kernel):
 
 
 @needs_ipython
-def test_what_ipython_has_put_there_is_not_told(kernel):
+def test_what_ipython_has_put_there_is_not_told(kernel: KernelProcess) -> None:
     kernel.run("%time 1")
     assert state(kernel)["variables"] == []
 
@@ -106,7 +109,7 @@ listing = Listing([1])
 """
 
 
-def test_nothing_of_the_users_runs(kernel):
+def test_nothing_of_the_users_runs(kernel: KernelProcess) -> None:
     shown = previews(kernel, HOSTILE)
     assert shown["hostile"] == "<Hostile>"
     assert shown["inside"] == "[<Hostile>, {1: <Hostile>}, (<Hostile>,)]"
@@ -115,7 +118,7 @@ def test_nothing_of_the_users_runs(kernel):
     assert kernel.take_output() == ("", "")
 
 
-def test_everything_is_bounded(kernel):
+def test_everything_is_bounded(kernel: KernelProcess) -> None:
     code = (
         "s = 'x' * 50_000_000\nl = list(range(5_000_000))\nd = dict.fromkeys(range(1_000_000))\nnumber = 1 << 10_000_000\n"
         "deep = []\nfor _ in range(100_000): deep = [deep]\nself = []\nself.append(self)\nwide = [[['y' * 1000] * 1000] * 1000] * 1000\n"
@@ -131,13 +134,13 @@ def test_everything_is_bounded(kernel):
     assert shown["l"].endswith("… 5000000 in all]")
 
 
-def test_many_variables_are_counted(kernel):
+def test_many_variables_are_counted(kernel: KernelProcess) -> None:
     kernel.run("for n in range(600): globals()[f'v{n}'] = n")
     told = state(kernel)
     assert (len(told["variables"]), told["truncated"]) == (500, 101)
 
 
-def test_the_call_is_not_a_cell(kernel):
+def test_the_call_is_not_a_cell(kernel: KernelProcess) -> None:
     kernel.run("6 * 7")
     state(kernel)
     assert kernel.run("_").done["execution_count"] == 2
@@ -145,13 +148,13 @@ def test_the_call_is_not_a_cell(kernel):
     assert kernel.receive() == ({"op": "pong", "token": 9}, b"")
 
 
-def test_a_directory_that_is_gone(kernel):
+def test_a_directory_that_is_gone(kernel: KernelProcess) -> None:
     kernel.run("import os, tempfile\nd = tempfile.mkdtemp(); os.chdir(d); os.rmdir(d)")
     assert state(kernel)["cwd"] == ""
 
 
 @needs_pandas
-def test_tables_tell_shape_types_size_and_first_rows(kernel):
+def test_tables_tell_shape_types_size_and_first_rows(kernel: KernelProcess) -> None:
     code = (
         "import numpy as np, pandas as pd\nframe = pd.DataFrame({'a': range(1000), 'b': ['x', 'y'] * 500})\nseries = frame['a']\n"
         "array = np.arange(12.0).reshape(3, 4)\nscalar = np.float64(2.5)\nempty = pd.DataFrame()\nwide = pd.DataFrame(np.zeros((2, 1000)))\nbig = np.zeros((1000, 1000))"
@@ -173,7 +176,7 @@ def test_tables_tell_shape_types_size_and_first_rows(kernel):
 
 
 @needs_pandas
-def test_tables_of_the_users_objects_run_nothing_either(kernel):
+def test_tables_of_the_users_objects_run_nothing_either(kernel: KernelProcess) -> None:
     code = (
         "class Loud:\n    def __repr__(self): print('I ran'); raise ValueError\n    __str__ = __format__ = __repr__\n"
         "import numpy as np, pandas as pd\nobjects = np.array([Loud(), 1], dtype=object)\n"
@@ -188,7 +191,7 @@ def test_tables_of_the_users_objects_run_nothing_either(kernel):
 
 
 @needs_arrow
-def test_arrow_tables(kernel):
+def test_arrow_tables(kernel: KernelProcess) -> None:
     told = variables(kernel, "import pyarrow as pa\ntable = pa.table({'a': [1, 2], 'b': ['x', None]})\ncolumn = pa.array([1, 2, 3])")
     assert (told["table"]["type"], told["table"]["shape"], told["table"]["dtype"]) == ("pyarrow.Table", [2, 2], "a: int64, b: string")
     assert told["table"]["preview"] == "{'a': [1, 2], 'b': ['x', None]}"
@@ -196,7 +199,7 @@ def test_arrow_tables(kernel):
 
 
 @needs_pandas
-def test_what_takes_long_is_cut_off_and_the_rest_counted(kernel):
+def test_what_takes_long_is_cut_off_and_the_rest_counted(kernel: KernelProcess) -> None:
     code = (
         "import pandas as pd, time\nfirst = 1\nframe = pd.DataFrame({'a': [1]})\nlast = 2\n"
         "def slow(*_, **__):\n    while True:\n        try: time.sleep(100)\n        except Exception: pass\n"
@@ -212,7 +215,7 @@ def test_what_takes_long_is_cut_off_and_the_rest_counted(kernel):
 
 
 @needs_pandas
-def test_an_interrupt_ends_it(kernel):
+def test_an_interrupt_ends_it(kernel: KernelProcess) -> None:
     kernel.run("import pandas as pd, time\nframe = pd.DataFrame({'a': [1]})\ndef slow(*_, **__):\n    while True:\n        try: time.sleep(100)\n        except BaseException as e:\n            if isinstance(e, KeyboardInterrupt): raise\npd.DataFrame.to_string = slow")
     kernel.send({"op": "state"})
     time.sleep(0.3)

@@ -1,8 +1,12 @@
 """The zygote of a container: requests, forks, and what its kernels do not share."""
 
+from __future__ import annotations
+
 import os
 import signal
 import time
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from conftest import needs_ipython, needs_matplotlib, needs_pandas
@@ -10,18 +14,18 @@ from zygote_client import ZygoteProcess
 
 
 @pytest.fixture(scope="module")
-def zygote():
+def zygote() -> Iterator[Any]:
     zygote = ZygoteProcess(preload=["json", "no_such_module"])
     yield zygote
     assert zygote.close() == 0
 
 
-def status_of(client):
+def status_of(client: Any) -> Any:
     text = client.run("print(open('/proc/self/status').read())").stdout
     return dict(line.split(":\t", 1) for line in text.splitlines() if ":\t" in line)
 
 
-def test_ready_says_what_was_loaded(zygote):
+def test_ready_says_what_was_loaded(zygote: ZygoteProcess) -> None:
     ready = zygote.ready
     assert ready["modules"] == ["json"]
     assert ready["failed"].keys() == {"no_such_module"}
@@ -30,7 +34,7 @@ def test_ready_says_what_was_loaded(zygote):
     assert ready["rss_kib"] > 5000
 
 
-def test_only_the_control_socket_stays_open(zygote):
+def test_only_the_control_socket_stays_open(zygote: ZygoteProcess) -> None:
     fds = sorted(map(int, os.listdir(f"/proc/{zygote.process.pid}/fd")))
     assert fds[:3] == [0, 1, 2]
     assert len(fds) == 4
@@ -47,13 +51,13 @@ def test_only_the_control_socket_stays_open(zygote):
         {"op": "configure", "preload": []},
     ],
 )
-def test_a_malformed_packet_is_answered_and_survived(zygote, packet):
+def test_a_malformed_packet_is_answered_and_survived(zygote: ZygoteProcess, packet: Any) -> None:
     answer = zygote.request(packet)
     assert answer["op"] == "error"
     assert answer["error"]
 
 
-def test_descriptors_of_a_bad_request_are_closed(zygote):
+def test_descriptors_of_a_bad_request_are_closed(zygote: ZygoteProcess) -> None:
     read, write = os.pipe()
     zygote.request({"op": "fork", "fds": ["control"]}, [write])
     os.close(write)
@@ -61,7 +65,7 @@ def test_descriptors_of_a_bad_request_are_closed(zygote):
     os.close(read)
 
 
-def test_forking_before_configuration_is_refused():
+def test_forking_before_configuration_is_refused() -> None:
     zygote = ZygoteProcess(configure=False)
     answer, _ = zygote.try_fork()
     assert answer["op"] == "error"
@@ -69,12 +73,12 @@ def test_forking_before_configuration_is_refused():
     assert zygote.close() == 0
 
 
-def test_interrupts_do_not_end_the_zygote(zygote):
+def test_interrupts_do_not_end_the_zygote(zygote: ZygoteProcess) -> None:
     os.kill(zygote.process.pid, signal.SIGINT)
     assert zygote.request({"op": "nonsense"})["op"] == "error"
 
 
-def test_it_has_a_session_signals_and_environment_of_its_own(zygote):
+def test_it_has_a_session_signals_and_environment_of_its_own(zygote: ZygoteProcess) -> None:
     kernel = zygote.fork(cwd="/tmp", env={"HOME": "/tmp", "TZ": "Asia/Tokyo", "PYTHONPATH": "/extra"})
     status = status_of(kernel)
     assert int(status["SigBlk"], 16) == 0
@@ -88,7 +92,7 @@ def test_it_has_a_session_signals_and_environment_of_its_own(zygote):
     )
 
 
-def test_it_holds_no_descriptor_but_its_own(zygote):
+def test_it_holds_no_descriptor_but_its_own(zygote: ZygoteProcess) -> None:
     kernel = zygote.fork()
     # A few are open beside stdio: the control socket and the duplicates of stdio, all at high numbers.
     fds = eval(kernel.run("import os; sorted(map(int, os.listdir('/proc/self/fd')))").text)
@@ -96,14 +100,14 @@ def test_it_holds_no_descriptor_but_its_own(zygote):
     assert len([fd for fd in fds if fd >= 960]) == 4
 
 
-def test_randomness_is_not_shared(zygote):
+def test_randomness_is_not_shared(zygote: ZygoteProcess) -> None:
     code = "import random, uuid, multiprocessing.process as p\nrandom.random(), uuid.uuid4(), bytes(p.current_process().authkey)"
     first, second = (zygote.fork().run(code).text for _ in range(2))
     assert first.startswith("(0.")
     assert all(a != b for a, b in zip(first.split(","), second.split(",")))
 
 
-def test_it_can_be_interrupted_and_runs_children(zygote):
+def test_it_can_be_interrupted_and_runs_children(zygote: ZygoteProcess) -> None:
     kernel = zygote.fork()
     kernel.start("print('started', flush=True)\nwhile True: pass")
     kernel.wait_for_stdout("started")
@@ -113,7 +117,7 @@ def test_it_can_be_interrupted_and_runs_children(zygote):
     assert kernel.run("import multiprocessing as m, math\nwith m.get_context('fork').Pool(2) as p: r = p.map(abs, [-1])\nr").text == "[1]"
 
 
-def test_children_of_the_zygote_are_reaped(zygote):
+def test_children_of_the_zygote_are_reaped(zygote: ZygoteProcess) -> None:
     for _ in range(3):
         zygote.fork()
     deadline = time.monotonic() + 10
@@ -122,20 +126,20 @@ def test_children_of_the_zygote_are_reaped(zygote):
     assert children_of(zygote.process.pid) == []
 
 
-def test_kernels_outlive_the_zygote():
+def test_kernels_outlive_the_zygote() -> None:
     zygote = ZygoteProcess()
     kernel = zygote.fork()
     assert zygote.close() == 0
     assert kernel.run("6 * 7").text == "42"
 
 
-def test_a_place_that_does_not_exist_is_fatal(zygote):
+def test_a_place_that_does_not_exist_is_fatal(zygote: ZygoteProcess) -> None:
     _, kernel = zygote.try_fork(cwd="/no/such/directory")
     assert kernel.receive()[0] == {"op": "fatal"}
 
 
 @needs_ipython
-def test_the_shell_exists_before_the_first_cell(zygote):
+def test_the_shell_exists_before_the_first_cell(zygote: ZygoteProcess) -> None:
     kernel = zygote.fork()
     assert kernel.run("import sys; 'IPython' in sys.modules").text == "True"
     started = time.perf_counter()
@@ -145,7 +149,7 @@ def test_the_shell_exists_before_the_first_cell(zygote):
 
 @needs_matplotlib
 @needs_pandas
-def test_preloaded_libraries_work_in_a_kernel():
+def test_preloaded_libraries_work_in_a_kernel() -> None:
     zygote = ZygoteProcess(preload=["numpy", "pandas", "matplotlib.pyplot"])
     assert zygote.ready["threads"] == []
     assert len(os.listdir(f"/proc/{zygote.process.pid}/fd")) == 4
@@ -159,6 +163,6 @@ def test_preloaded_libraries_work_in_a_kernel():
     zygote.close()
 
 
-def children_of(pid):
+def children_of(pid: Any) -> Any:
     with open(f"/proc/{pid}/task/{pid}/children") as file:
         return file.read().split()

@@ -1,17 +1,20 @@
 """The guest's side of the zygote of a container."""
 
+from __future__ import annotations
+
 import array
 import json
 import os
 import socket
 import subprocess
 import sys
+from typing import Any
 
 from conftest import MAIN, TIMEOUT, Client
 
 
 class ZygoteProcess:
-    def __init__(self, preload=(), env=None, configure=True):
+    def __init__(self, preload: Any = (), env: Any = None, configure: Any = True) -> None:
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.control.settimeout(TIMEOUT)
         self.process = subprocess.Popen(
@@ -34,13 +37,13 @@ class ZygoteProcess:
             self.ready = self.request({"op": "configure", "preload": list(preload)})
             assert self.ready["op"] == "ready", self.ready
 
-    def request(self, packet, fds=()):
+    def request(self, packet: Any, fds: Any = ()) -> Any:
         data = packet if isinstance(packet, bytes) else json.dumps(packet).encode()
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
         self.control.sendmsg([data], rights)
         return json.loads(self.control.recv(1 << 18))
 
-    def try_fork(self, cwd="/", env=None):
+    def try_fork(self, cwd: Any = "/", env: Any = None) -> Any:
         """Returns the answer and the client of the kernel, which has not been greeted yet."""
         ours, theirs = socket.socketpair()
         out_read, out_write = os.pipe()
@@ -66,12 +69,12 @@ class ZygoteProcess:
         assert answer.get("id", self.next_id) == self.next_id
         return answer, Client(ours, out_read, err_read)
 
-    def fork(self, **options):
+    def fork(self, **options: Any) -> Any:
         answer, client = self.try_fork(**options)
         assert answer.get("ok"), answer
         client.hello()
         return client
 
-    def close(self):
+    def close(self) -> Any:
         self.control.close()
         return self.process.wait(TIMEOUT)

@@ -1,10 +1,10 @@
-"""Makes docs/reference/python.md of the package's docstrings.
+"""Generates docs/reference/python.md from the package's docstrings.
 
     python scripts/generate_reference.py            writes the page
-    python scripts/generate_reference.py --check    fails if it is not what it should be
+    python scripts/generate_reference.py --check    fails if it is not up to date
 
-Read off the sources, not off imported modules: so it needs nothing that the package may be used
-without, and says the same with every version of Python.
+It reads the sources and imports nothing: so it needs no optional dependencies, and its output is the same with every
+version of Python.
 """
 
 from __future__ import annotations
@@ -20,30 +20,32 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "belljar"
 PAGE = ROOT.parent.parent / "docs" / "reference" / "python.md"
 
-# What users meet, by chapter: a module, and the names to show of it, in their order.
+# Chapters: a title, a module, and which of its names to show, in this order; all public ones if none is given.
 CHAPTERS: list[tuple[str, str, list[str]]] = [
     ("Without a client", "_run.py", ["run", "arun"]),
+    ("Options", "_options.py", ["RunOptions", "SessionOptions", "ExecOptions", "LimitOptions"]),
     ("Client", "_sync/client.py", ["Client"]),
     ("Session", "_sync/session.py", ["Session"]),
     ("Stream", "_sync/stream.py", ["Stream"]),
     ("Files", "_sync/files.py", ["Files"]),
     ("Changes of files", "_sync/watch.py", ["Watch"]),
-    ("What is known of files", "_file_calls.py", ["FileInfo", "FileList", "FileChange", "Unpacked"]),
+    ("Types of files", "_file_calls.py", ["FileInfo", "FileList", "FileChange", "Unpacked"]),
     ("Browser", "_sync/browser.py", ["Browser"]),
+    ("Options of browser actions", "_options.py", ["TabOptions", "ElementOptions", "WaitOptions"]),
     (
-        "What is known of browsers",
+        "Types of browsers",
         "_browser_calls.py",
         ["BrowserState", "BrowserTab", "BrowserDialog", "Screenshot", "Download", "TaskResult"],
     ),
     ("Artifacts", "_sync/artifacts.py", ["Artifacts"]),
     ("Datasets", "_sync/datasets.py", ["Datasets"]),
     ("Volumes", "_sync/volumes.py", ["Volumes"]),
-    ("Limits to ask for", "_calls.py", ["AskedLimits"]),
-    ("Results, and what the server tells", "models.py", []),
+    ("Results and other types of the server", "models.py", []),
     ("Events of a stream", "events.py", []),
     ("Errors", "errors.py", []),
     ("Settings of an agent's sandboxes", "config.py", ["Config"]),
-    ("Sessions by one's own keys", "manager.py", ["SessionManager", "ExecResult"]),
+    ("Sessions by your own keys", "manager.py", ["SessionManager"]),
+    ("Configuration and results of a session manager", "_manager.py", ["ManagerConfig", "ExecResult"]),
     ("Tools for LangGraph: code", "langgraph/code.py", ["make_code_sandbox_tool"]),
     (
         "Tools for LangGraph: datasets",
@@ -55,9 +57,15 @@ CHAPTERS: list[tuple[str, str, list[str]]] = [
     ("Backend for deepagents", "deepagents/backend.py", ["BelljarSandbox"]),
     ("Provider for deepagents-code", "deepagents/provider.py", ["BelljarProvider"]),
     ("KernelLite", "kernellite/__init__.py", []),
-    ("Three calls", "compat/simple_sandbox.py", ["SandboxClient"]),
+    ("Client of simple-sandbox", "compat/simple_sandbox.py", ["SandboxClient"]),
     ("The local server", "local.py", []),
 ]
+
+# Classes whose methods are inherited from generated ones.
+INHERITED = {
+    "SessionManager": [("_sync/manager.py", "KeyedSessions")],
+    "BelljarSandbox": [("deepagents/_state.py", "SandboxState"), ("deepagents/_sync/sandbox.py", "SandboxCalls")],
+}
 
 # Modules whose names are not in `belljar` itself.
 NOT_FROM_THE_TOP = {"deepagents", "kernellite", "local", "shell_policy"}
@@ -65,10 +73,10 @@ NOT_FROM_THE_TOP = {"deepagents", "kernellite", "local", "shell_policy"}
 _HEAD = """\
 # The Python package
 
-<!-- Made of docstrings by sdk/python/scripts/generate_reference.py. -->
+<!-- Generated from docstrings by sdk/python/scripts/generate_reference.py. -->
 
-Everything here is imported from `belljar`, unless a chapter names another module. `AsyncClient`, `AsyncSession`,
-`AsyncStream` and what they lead to are the same as `Client`, `Session` and `Stream`, with `await`, `async with` and
+Import the names from `belljar`, unless a chapter names another module. `AsyncClient`, `AsyncSession`, `AsyncStream` and
+the objects that they return are the same as `Client`, `Session` and `Stream`, with `await`, `async with` and
 `async for`.
 """
 
@@ -77,7 +85,7 @@ def main() -> int:
     text = page()
     if "--check" in sys.argv:
         if not PAGE.exists() or PAGE.read_text() != text:
-            print(f"not what `python scripts/generate_reference.py` makes: {PAGE}")
+            print(f"not up to date; run `python scripts/generate_reference.py`: {PAGE}")
             return 1
         return 0
     PAGE.write_text(text)
@@ -92,7 +100,7 @@ def page() -> str:
 
 
 def chapter(title: str, path: Path, names: list[str]) -> str:
-    module = ast.parse(path.read_text())
+    module = _parsed(path)
     kinds = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     found = {node.name: node for node in module.body if isinstance(node, kinds)}
     wanted = names or [name for name in _public(module) if name in found]
@@ -109,6 +117,51 @@ def chapter(title: str, path: Path, names: list[str]) -> str:
     return "\n".join(parts)
 
 
+def _parsed(path: Path) -> ast.Module:
+    """The module. Comments `#:` before a field become its docstring-like attribute `comment`."""
+    text = path.read_text()
+    lines = text.splitlines()
+    module = ast.parse(text)
+    for node in ast.walk(module):
+        if isinstance(node, ast.AnnAssign):
+            above = node.lineno - 1
+            comment: list[str] = []
+            while above > 0 and (line := lines[above - 1].strip()).startswith("#:"):
+                comment.insert(0, line.removeprefix("#:").strip())
+                above -= 1
+            COMMENTS[node] = " ".join(comment)
+    return module
+
+
+#: The comments of fields.
+COMMENTS: dict[ast.AnnAssign, str] = {}
+
+
+def _options(annotation: ast.expr | None) -> list[str]:
+    """The names of options that a signature unpacks: `Unpack[RunOptions]`."""
+    if not isinstance(annotation, ast.Subscript) or ast.unparse(annotation.value) != "Unpack":
+        return []
+    kind = ast.unparse(annotation.slice)
+    for path in ("_options.py", "_manager.py"):
+        classes = [node for node in _parsed(PACKAGE / path).body if isinstance(node, ast.ClassDef)]
+        by_name = {node.name: node for node in classes}
+        if kind in by_name:
+            return _field_names(by_name[kind], by_name)
+    raise SystemExit(f"{kind} is not defined")
+
+
+def _field_names(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> list[str]:
+    names = [
+        member.target.id
+        for member in node.body
+        if isinstance(member, ast.AnnAssign) and isinstance(member.target, ast.Name)
+    ]
+    for base in node.bases:
+        if ast.unparse(base) in classes:
+            names += _field_names(classes[ast.unparse(base)], classes)
+    return names
+
+
 def _public(module: ast.Module) -> list[str]:
     """The names in `__all__`, or all that do not begin with an underscore."""
     for node in module.body:
@@ -121,23 +174,33 @@ def _public(module: ast.Module) -> list[str]:
 def _described(node: ast.AST, level: int, owner: str = "") -> str:
     mark = "#" * level
     if isinstance(node, ast.ClassDef):
-        bases = ", ".join(ast.unparse(base) for base in node.bases if not ast.unparse(base).startswith("_"))
+        hidden = ("_", "KeyedSessions", "AsyncKeyedSessions", "SandboxCalls", "AsyncSandboxCalls")
+        bases = ", ".join(ast.unparse(base) for base in node.bases if not ast.unparse(base).startswith(hidden))
         parts = [f"{mark} {node.name}" + (f"({bases})" if bases else "") + "\n"]
         parts.append(_prose(ast.get_docstring(node) or ""))
         parts += _fields(node)
         parts += [_described(method, level + 1, node.name) for method in _methods(node)]
+        for path, name in INHERITED.get(node.name, []):
+            inherited = next(cls for cls in ast.walk(_parsed(PACKAGE / path)) if _is_class(cls, name))
+            methods = [method for method in _methods(inherited) if method.name != "__init__"]
+            parts += [_described(method, level + 1, node.name) for method in methods]
         return "\n".join(part for part in parts if part)
     assert isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
     return f"{mark} `{_signature(node, owner)}`\n\n{_prose(ast.get_docstring(node) or '')}"
 
 
-def _methods(node: ast.ClassDef) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+def _is_class(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.ClassDef) and node.name == name
+
+
+def _methods(node: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    assert isinstance(node, ast.ClassDef)
     for member in node.body:
         if not isinstance(member, (ast.FunctionDef, ast.AsyncFunctionDef)):
             continue
         is_overload = any(ast.unparse(decorator) == "overload" for decorator in member.decorator_list)
         if member.name == "__init__":
-            # What is made by a client is not made by users.
+            # Objects that a client creates are not created by users.
             is_shown = [argument.arg for argument in member.args.args[1:2]] != ["client"]
         else:
             is_shown = not member.name.startswith("_") and bool(ast.get_docstring(member) or _is_property(member))
@@ -164,7 +227,10 @@ def _signature(node: ast.FunctionDef | ast.AsyncFunctionDef, owner: str) -> str:
         names.append("*")
     names += [_argument(argument, default) for argument, default in zip(node.args.kwonlyargs, node.args.kw_defaults)]
     if node.args.kwarg is not None:
-        names.append(f"**{node.args.kwarg.arg}")
+        options = _options(node.args.kwarg.annotation)
+        if options and node.args.vararg is None and not node.args.kwonlyargs:
+            names.append("*")
+        names += [f"{name}=..." for name in options] or [f"**{node.args.kwarg.arg}"]
     called = f"{owner}." * bool(owner) + node.name
     if node.name == "__init__":
         return f"{owner}({', '.join(names)})"
@@ -175,7 +241,7 @@ def _signature(node: ast.FunctionDef | ast.AsyncFunctionDef, owner: str) -> str:
 def _argument(argument: ast.arg, default: ast.expr | None) -> str:
     if default is None:
         return argument.arg
-    # A constant of ours says nothing to readers.
+    # The name of a private constant does not help readers.
     return f"{argument.arg}={ast.unparse(default) if isinstance(default, ast.Constant) else '...'}"
 
 
@@ -190,7 +256,8 @@ def _fields(node: ast.ClassDef) -> list[str]:
         if isinstance(member, ast.AnnAssign) and isinstance(member.target, ast.Name):
             name = member.target.id
             if not name.startswith("_"):
-                lines.append(f"- `{name}: {ast.unparse(member.annotation)}`")
+                comment = COMMENTS.get(member, "")
+                lines.append(f"- `{name}: {ast.unparse(member.annotation)}`" + (f": {comment}" if comment else ""))
     return ["\n".join(lines) + "\n"] if lines else []
 
 

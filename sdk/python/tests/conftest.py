@@ -9,10 +9,10 @@ import pytest
 from servers import Leftovers, Server
 from users import User
 
-from belljar import AskedLimits, AsyncClient, Client, Session, SessionManager
+from belljar import AsyncClient, Client, LimitOptions, Session, SessionManager
 
 # Enough for a kernel, and cheap where there are many.
-SMALL: AskedLimits = {"memory": "96M", "pids": 32, "tmpfs": "8M"}
+SMALL: LimitOptions = {"memory": "96M", "pids": 32, "tmpfs": "8M"}
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -20,7 +20,7 @@ from fake_model import FakeModel
 from servers import PATIENCE, REPOSITORY
 from users import User
 
-from belljar import _settings, local
+from belljar import Client, _settings, local
 from belljar.console import _project
 
 SANDBOX = [sys.executable, "-m", "belljar.console.langgraph_sandbox"]
@@ -63,7 +63,7 @@ def test_settings_come_from_a_file(user: User) -> None:
     said = talk(user, "open('/session/kept.txt', 'w').write('kept')", "/datasets")
     assert "(BIND_LOCAL)" in said
     assert "/data/a.csv (4 bytes)" in said
-    directory = said.rpartition("What is left of it is in ")[2].strip()
+    directory = said.rpartition("Its files are in ")[2].strip()
     assert Path(directory).parent == user.project / "sessions"
     assert [path.read_text() for path in Path(directory).rglob("kept.txt")] == ["kept"]
 
@@ -117,14 +117,15 @@ def test_a_file_of_settings_that_is_none(user: User) -> None:
 
 
 class Terminal:
-    """A program at a terminal, and somebody who reads what it says."""
+    """A program at a terminal, and its output."""
 
     def __init__(self, user: User, *command: str) -> None:
+        self._user = user
         self._master, slave = pty.openpty()
         self.process = subprocess.Popen(
             command, cwd=user.project, env={**user.env, "TERM": "dumb", "DATASET_ACCESS": "NONE"},
             stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
-            # Whoever runs the tests in the background has Ctrl-C ignored, and so would the program.
+            # If the tests run in the background, Ctrl-C is ignored, and the program would inherit that.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )  # fmt: skip
         os.close(slave)
@@ -142,6 +143,26 @@ class Terminal:
                 raise AssertionError(f"it ended without `{text}`:\n{self.said}") from error
         before, _, self.said = self.said.partition(text)
         return before
+
+    def interrupt_until(self, text: str) -> None:
+        """Sends Ctrl-C until the program prints this."""
+        deadline = time.monotonic() + PATIENCE
+        while text not in self.said:
+            assert time.monotonic() < deadline, f"`{text}` was not said, but this:\n{self.said}"
+            os.killpg(self.process.pid, signal.SIGINT)
+            ready, _, _ = select.select([self._master], [], [], 0.2)
+            if ready:
+                self.said += os.read(self._master, 65536).decode(errors="replace")
+        self.until(text)
+
+    def wait_for_running_code(self) -> None:
+        """Waits until a session of the user's local server executes code."""
+        deadline = time.monotonic() + PATIENCE
+        [socket] = self._user.servers()
+        with Client(f"unix:{socket}") as client:
+            while not any(session.info.running for session in client.sessions()):
+                assert time.monotonic() < deadline, "no code runs"
+                time.sleep(0.02)
 
     def type(self, keys: str) -> None:
         os.write(self._master, keys.encode())
@@ -166,10 +187,9 @@ def test_at_a_terminal(terminal: Terminal) -> None:
     terminal.type("6 * 7\n")
     assert "42" in terminal.until("Agent: Done")
     terminal.until("You: ")
-    # Ctrl-C where nothing runs is no end; Ctrl-D is.
-    time.sleep(0.5)  # Python's readline misses a signal that comes between its prompt and its waiting
-    os.killpg(terminal.process.pid, signal.SIGINT)
-    terminal.until("(Ctrl-D ends)")
+    # Ctrl-C while nothing runs does not end the program; Ctrl-D does. Python's readline misses a signal that arrives
+    # between its prompt and its read, so the signal is sent until there is an answer.
+    terminal.interrupt_until("(Ctrl-D ends)")
     terminal.until("You: ")
     terminal.type("\x04")
     assert terminal.process.wait(PATIENCE) == 0
@@ -179,7 +199,7 @@ def test_ctrl_c_interrupts_the_sandbox_and_not_the_conversation(terminal: Termin
     terminal.until("You: ")
     terminal.type("x = 1; print('begun', flush=True); import time; time.sleep(300)\n")
     terminal.until("Agent calls code_sandbox")
-    time.sleep(0.5)  # for the code to begin; earlier it would be interrupted before, which is as good
+    terminal.wait_for_running_code()
     os.killpg(terminal.process.pid, signal.SIGINT)
     terminal.until("(interrupting the sandbox")
     assert "KeyboardInterrupt" in terminal.until("Agent: Done")

@@ -122,7 +122,7 @@ def test_not_a_belljar(server: Server, short_path: Path) -> None:
     stranger = http.server.HTTPServer(("127.0.0.1", 0), Stranger)
     threading.Thread(target=stranger.serve_forever, daemon=True).start()
     try:
-        with pytest.raises(ProtocolError, match="in an unknown way"):
+        with pytest.raises(ProtocolError, match="in an unexpected format"):
             Client(f"http://127.0.0.1:{stranger.server_port}").health()
     finally:
         stranger.shutdown()

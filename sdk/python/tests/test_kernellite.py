@@ -177,7 +177,7 @@ def test_statuses(project: Path) -> None:
     assert "too long" in late["stderr"]
     died = exec_code(project, "import os; os._exit(3)")
     assert died["status"] == "[CRASHED] exec"
-    assert "variables of before are gone" in died["stderr"]
+    assert "all variables are lost" in died["stderr"]
     assert exec_code(project, "open('notes.md').read()")["stdout"] == "'notes'\n"
 
 
@@ -241,7 +241,7 @@ os.symlink('/etc/passwd', 'data/passwd'); os.symlink('/etc', 'data/etc'); os.mkf
     # Nor is all of a sandbox data because code says so.
     exec_code(project, "import shutil; os.rename('data', 'old'); os.symlink('/etc', 'data')")
     moved = exec_code(project, "1")
-    assert "not a directory any more" in moved["stderr"]
+    assert "no longer a directory" in moved["stderr"]
     assert sorted(os.listdir(project / "data")) == [
         "deep",
         "file",
@@ -329,7 +329,7 @@ def test_by_its_slug(project: Path, client: Client) -> None:
     # The tool starts one by itself, and says that it is another.
     done = json.loads(pandastool("open('notes.md').read()", str(project)))
     assert (done["status"], done["stdout"]) == ("[OK] exec", "'notes'\n")
-    assert "variables are gone" in done["stderr"]
+    assert "variables are lost" in done["stderr"]
     assert json.loads(pandastool("1", str(project)))["stderr"] == ""
     assert client.sessions(key=Project(project, None).key)[0].id != started["session_id"]
 

@@ -40,7 +40,7 @@ def program(code: str) -> subprocess.Popen[str]:
 def test_programs_that_begin_at_once_share_one_server(home: Path) -> None:
     code = """
 import belljar
-print(belljar.run("1 + 1").text, belljar.local._pid_of(belljar.local.Place().socket))
+print(belljar.run("1 + 1").text, belljar.local._pid_of(belljar.local.LocalServer().socket))
 """
     programs = [program(code) for _ in range(3)]
     said = []
@@ -55,10 +55,10 @@ print(belljar.run("1 + 1").text, belljar.local._pid_of(belljar.local.Place().soc
     # It lives on without them, and is found again.
     assert local.is_running()
     assert belljar.run("2 + 2").text == "4"
-    assert local._pid_of(local.Place().socket) == pid
+    assert local._pid_of(local.LocalServer().socket) == pid
 
     # Nobody else comes in, and nothing that is not the server's business got there.
-    place = local.Place()
+    place = local.LocalServer()
     assert place.runtime == home / "run" / "belljar-local"
     assert [path.stat().st_mode & 0o077 for path in (place.data, place.runtime, place.log, place.socket)] == [0] * 4
     environment = Path(f"/proc/{pid}/environ").read_bytes()
@@ -87,7 +87,7 @@ def test_a_server_that_cannot_start_is_quoted(home: Path, monkeypatch: pytest.Mo
     began = time.monotonic()
     with pytest.raises(LocalServerError, match="BELLJAR_MEMORY") as caught:
         belljar.run("1")
-    assert "It said:" in str(caught.value)
+    assert "Its log:" in str(caught.value)
     assert "server.log" in str(caught.value)
     assert time.monotonic() - began < 10
 
@@ -120,7 +120,7 @@ def test_flags_that_the_server_does_not_know_are_not_passed(home: Path) -> None:
 
 def test_long_paths_and_foreign_directories(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", f"{home}/" + "x" * 120)
-    place = local.Place()
+    place = local.LocalServer()
     assert len(str(place.socket)) < 108
     assert place.runtime.name.startswith("belljar-")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(home / "run"))
@@ -196,12 +196,12 @@ needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can be anoth
 
 @needs_root
 def test_the_socket_of_another_user_is_told_nothing(home: Path, user: User) -> None:
-    place = local.Place()
+    place = local.LocalServer()
     stranger = Stranger(place.runtime, keeps_directory=True)
     try:
         manager = SessionManager(idle_hibernate_sec=77)
-        assert manager._place is not None
-        other = Stranger(manager._place.runtime, keeps_directory=True)
+        assert manager.client._local is not None
+        other = Stranger(manager.client._local.runtime, keeps_directory=True)
         try:
             for attempt in (
                 lambda: belljar.run("1", env={"TOKEN": "my-secret"}),
@@ -229,7 +229,7 @@ def test_the_socket_of_another_user_is_told_nothing(home: Path, user: User) -> N
 
 @needs_root
 def test_another_users_process_in_our_directory_is_told_nothing(home: Path, user: User) -> None:
-    stranger = Stranger(local.Place().runtime, keeps_directory=False)
+    stranger = Stranger(local.LocalServer().runtime, keeps_directory=False)
     try:
         assert not local.is_running()
         assert not local.stop()
@@ -246,7 +246,7 @@ def test_another_users_process_in_our_directory_is_told_nothing(home: Path, user
 
 @needs_root
 def test_a_client_notices_that_its_socket_is_anothers_now(home: Path) -> None:
-    place = local.Place()
+    place = local.LocalServer()
     with Client() as client:
         assert client.run("1 + 1").text == "2"
         assert local.stop()
@@ -268,7 +268,7 @@ def test_only_what_the_server_needs_is_passed_on(home: Path, monkeypatch: pytest
     monkeypatch.setenv("DATASETS_HOST_RO", "data")
     # An earlier test of this process may have used tools that need it.
     monkeypatch.setattr(local, "_passes_model_key", False)
-    environment = local._environment(local.Place())
+    environment = local._environment(local.LocalServer())
     assert environment["MY_TOKEN"] == "t"
     assert environment["BELLJAR_MEMORY"] == "1G"
     assert environment["DATASETS_HOST_RO"] == os.path.abspath("data")

@@ -113,14 +113,14 @@ def test_no_conversation_is_called_so_that_it_is_anothers(server: Server) -> Non
         ("a", "b::c"), ("a::b", "c"), ("", "a::b::c"), ("a:", ":b::c"), ("a%3A", "b"), ("a:", "b"), ("", "::a"),
     ]  # fmt: skip
     managers = [(SessionManager(url=server.url, key_prefix=prefix), key) for prefix, key in alike]
-    assert len({manager._full(key) for manager, key in managers}) == len(alike)
+    assert len({manager._full_key(key) for manager, key in managers}) == len(alike)
     (one, key), (two, other) = managers[:2]
     one.exec(key, "secret = 1")
     assert two.exec(other, "'secret' in globals()").text == "False"
     assert one.exec(key, "secret").text == "1"
     assert [manager.stop(key) for manager, key in managers[:2]] == [True, True]
     # Without a prefix a key is what it always was.
-    assert SessionManager(url=server.url)._full("conversation-7") == "conversation-7"
+    assert SessionManager(url=server.url)._full_key("conversation-7") == "conversation-7"
 
 
 def test_a_size_of_files_in_memory_that_is_chosen_is_had(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +184,7 @@ def test_settings_of_a_local_server(user: User, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_directories_are_the_servers_own(server: Server, nowhere: Path) -> None:
-    with pytest.warns(UserWarning, match="SESSIONS_ROOT of a server that runs already"):
+    with pytest.warns(UserWarning, match="the server has its own SESSIONS_ROOT"):
         SessionManager(session_storage="BIND", session_root=nowhere / "sessions", url=server.url)
     with pytest.raises(InvalidRequest, match="session_storage is `RAM`"):
         SessionManager(session_storage="RAM")

@@ -116,7 +116,7 @@ def test_keys_are_not_shown() -> None:
 
 @pytest.mark.parametrize("url", ["ftp://x", "127.0.0.1:8000", "http://", "nonsense"])
 def test_addresses_that_are_none(url: str) -> None:
-    with pytest.raises(belljar.InvalidRequest, match="is no address"):
+    with pytest.raises(belljar.InvalidRequest, match="is not the address of a server"):
         belljar.Client(url)
 
 

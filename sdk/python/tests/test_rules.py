@@ -1,4 +1,4 @@
-"""Rules without any waiting: what is tried again, and how events and results are understood."""
+"""Rules without any waiting: what is retried, and how events and results are decoded."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import time
 import httpx
 import pytest
 
-from belljar._retry import Attempts, NotSent, failed, understood
-from belljar._sse import Decoder, Heard
+from belljar._retry import Attempts, NotSent, failure_of, refusal_of
+from belljar._sse import Decoder, ServerEvent
 from belljar._target import socket_of
 from belljar.errors import (
     BelljarError,
@@ -31,8 +31,8 @@ STREAM = (
 
 def test_events_are_found_however_they_are_cut() -> None:
     expected = [
-        Heard("exec", None, b'{"exec_id":"e"}'),
-        Heard("stdout", 4, b'{"text":"a\\n\\nb \xc3\xbc"}'),
+        ServerEvent("exec", None, b'{"exec_id":"e"}'),
+        ServerEvent("stdout", 4, b'{"text":"a\\n\\nb \xc3\xbc"}'),
     ]
     for size in range(1, len(STREAM) + 1):
         decoder = Decoder()
@@ -61,7 +61,7 @@ FULL, STOPPING = TooMany("full", status=429, retry_after=0.1), ServerUnavailable
     ],
 )
 def test_what_is_tried_again(error: BelljarError, is_safe: bool, again: bool) -> None:
-    attempts = Attempts(60, is_safe=is_safe, heard_before=True)
+    attempts = Attempts(60, is_safe=is_safe, has_responded=True)
     if again:
         assert attempts.pause(error) > 0
     else:
@@ -70,15 +70,15 @@ def test_what_is_tried_again(error: BelljarError, is_safe: bool, again: bool) ->
 
 
 def test_the_server_says_when_to_come_back_and_patience_ends() -> None:
-    assert 5.0 <= Attempts(60, is_safe=True, heard_before=True).pause(TooMany("full", retry_after=5.0)) <= 5.5
+    assert 5.0 <= Attempts(60, is_safe=True, has_responded=True).pause(TooMany("full", retry_after=5.0)) <= 5.5
     with pytest.raises(TooMany):
-        Attempts(4, is_safe=True, heard_before=True).pause(TooMany("full", retry_after=5.0))
+        Attempts(4, is_safe=True, has_responded=True).pause(TooMany("full", retry_after=5.0))
     with pytest.raises(ServerUnavailable):
-        Attempts(0, is_safe=True, heard_before=True).pause(LOST)
+        Attempts(0, is_safe=True, has_responded=True).pause(LOST)
 
 
 def test_a_server_that_was_never_there_gets_a_moment_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    stranger, friend = (Attempts(60, is_safe=True, heard_before=heard) for heard in (False, True))
+    stranger, friend = (Attempts(60, is_safe=True, has_responded=responded) for responded in (False, True))
     assert stranger.pause(NOBODY) > 0
     assert friend.pause(NOBODY) > 0
     now = time.monotonic()
@@ -89,7 +89,7 @@ def test_a_server_that_was_never_there_gets_a_moment_only(monkeypatch: pytest.Mo
 
 
 def test_patience_begins_with_the_first_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    attempts = Attempts(10, is_safe=True, heard_before=True)
+    attempts = Attempts(10, is_safe=True, has_responded=True)
     now = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now + 300)
     assert attempts.pause(LOST) > 0
@@ -99,7 +99,7 @@ def test_patience_begins_with_the_first_failure(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_pauses_grow() -> None:
-    attempts = Attempts(600, is_safe=True, heard_before=True)
+    attempts = Attempts(600, is_safe=True, has_responded=True)
     pauses = [attempts.pause(LOST) for _ in range(10)]
     assert pauses[0] < 0.1
     assert pauses[4] > 0.5
@@ -108,10 +108,10 @@ def test_pauses_grow() -> None:
 
 def answer(status: int, body: bytes, **headers: str) -> BelljarError:
     request = httpx.Request("GET", "http://h/p?token=secret")
-    return understood(httpx.Response(status, headers=headers, request=request), body)
+    return refusal_of(httpx.Response(status, headers=headers, request=request), body)
 
 
-def test_refusals_are_understood() -> None:
+def test_errors_of_responses() -> None:
     told = answer(429, b'{"error":{"code":"no_room","message":"full","hint":"wait"}}', **{"retry-after": "5"})
     assert isinstance(told, TooMany)
     assert (told.code, told.message, told.hint, told.status, told.retry_after) == ("no_room", "full", "wait", 429, 5.0)
@@ -125,9 +125,9 @@ def test_refusals_are_understood() -> None:
 
 
 def test_certificates_are_not_waited_for() -> None:
-    error = failed(httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] self-signed"), "https://h")
+    error = failure_of(httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] self-signed"), "https://h")
     with pytest.raises(ServerUnavailable, match="SSL_CERT_FILE"):
-        Attempts(60, is_safe=True, heard_before=True).pause(error)
+        Attempts(60, is_safe=True, has_responded=True).pause(error)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_results_are_shown_in_notebooks() -> None:
 
 def test_failures_are_exceptions_when_asked() -> None:
     assert result().raise_for_error().ok
-    with pytest.raises(ExecutionError, match="the code left with exit code 3") as caught:
+    with pytest.raises(ExecutionError, match="the code ended with exit code 3") as caught:
         result(exit_code=3).raise_for_error()
     assert caught.value.result.exit_code == 3
     with pytest.raises(ExecutionError, match="the code took too long"):

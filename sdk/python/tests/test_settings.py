@@ -73,7 +73,7 @@ def test_a_virtual_environment_is_no_file_of_settings(project: Path, user: User)
     assert user.run(binary(), "run", "-c", "1").returncode == 0
     (project / ".env").rmdir()
     (project / ".env").write_bytes(b"\xff\xfe")
-    with pytest.raises(InvalidRequest, match="not text in UTF-8"):
+    with pytest.raises(InvalidRequest, match="not UTF-8 text"):
         Client()
 
 
@@ -126,7 +126,7 @@ def test_settings_that_the_running_server_does_not_have(
     # Done as it says, all of them count.
     (project / ".env").write_text("BELLJAR_MEMORY=96M\nBELLJAR_THREADS=2\nBELLJAR_POOL=0\n")
     assert "process " in user.python("-m", "belljar.local", "status")
-    assert user.python("-m", "belljar.local", "stop") == "It is stopped. Its sessions stay.\n"
+    assert user.python("-m", "belljar.local", "stop") == "Stopped. Its sessions are kept.\n"
     caplog.clear()
     with Client() as client, client.session() as session:
         assert session.info.limits.memory == 96 << 20
@@ -163,7 +163,7 @@ def test_the_command_line_and_python_share_the_local_server(project: Path, user:
     belljar_command = user.env["BELLJAR_BINARY"]
     alone = user.run(belljar_command, "session", "list", env={"BELLJAR_URL": "local"})
     assert alone.returncode == 125
-    assert f"unix:{local.Place().socket}" in alone.stderr
+    assert f"unix:{local.LocalServer().socket}" in alone.stderr
     with Client() as client, client.session("from-python") as session:
         session.run_code("x = 41")
         listed = user.run(belljar_command, "session", "list")
@@ -186,7 +186,7 @@ def test_the_command_line_and_python_share_the_local_server(project: Path, user:
 def test_the_command_line_finds_it_wherever_it_is(project: Path, user: User, runtime: str) -> None:
     """Without a runtime directory, and with one whose name is too long for a socket."""
     env = {"XDG_RUNTIME_DIR": f"{user.home}/{runtime}" if runtime else "", "TMPDIR": str(user.home / "run")}
-    code = "import belljar; c = belljar.Client(); print(c.session('k').id); print(belljar.local.Place().socket)"
+    code = "import belljar; c = belljar.Client(); print(c.session('k').id); print(belljar.local.LocalServer().socket)"
     session, socket = user.python("-c", code, env=env).split()
     try:
         told = user.run(user.env["BELLJAR_BINARY"], "session", "list", env=env)

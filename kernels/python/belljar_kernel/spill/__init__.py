@@ -103,17 +103,18 @@ class Spill:
             _collect(away.collecting)
 
     def _move(self, request: dict[str, Any], meanwhile: Callable[[], None], report: dict[str, Any]) -> None:
-        least = [int(request.get(name, DEFAULT_BYTES)) for name in ("frame_bytes", "array_bytes")]
+        frame_bytes = int(request.get("frame_bytes", DEFAULT_BYTES))
+        array_bytes = int(request.get("array_bytes", DEFAULT_BYTES))
         if is_memory(frames.directory()):
             return
         directory = Directory(f"{frames.directory()}/{_FOLDER}", meanwhile)
         refused: dict[int, str] = {}
-        plan = None
+        plan: Any = None
         for _ in range(MAX_PLANS):
             meanwhile()
             # Of the last one nothing may be left, or it would count as somebody who refers to the values.
             del plan
-            plan = Plan(self._namespace, *least, refused)
+            plan = Plan(self._namespace, frame_bytes, array_bytes, refused)
             if not plan.moves:
                 break
             meanwhile()

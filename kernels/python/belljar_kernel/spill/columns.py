@@ -68,7 +68,7 @@ class TextColumn:
     def put(self, start: int, found: Any) -> None:
         self._array[start : start + len(found)] = self._of(found)
 
-    def _of(self, found: Any) -> list:
+    def _of(self, found: Any) -> list[Any]:
         return [self._nothing if value is None else value for value in found.to_pylist()]
 
 
@@ -88,7 +88,7 @@ class ArrowColumn:
 
     def is_same(self, start: int, stop: int, found: Any) -> bool:
         ours = self.slice(start, stop)
-        return found.type == self.type and _without_nan(ours).equals(_without_nan(found))
+        return bool(found.type == self.type and _without_nan(ours).equals(_without_nan(found)))
 
     def forget(self) -> None:
         self._chunks = None

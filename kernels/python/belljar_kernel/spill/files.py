@@ -243,7 +243,7 @@ def _read(fd: int, take: Callable[[int, list[Any]], None]) -> int:
 def _is_text(kind: Any) -> bool:
     import pyarrow.types as types
 
-    return types.is_large_string(kind) or types.is_string(kind)
+    return bool(types.is_large_string(kind) or types.is_string(kind))
 
 
 def _link(fd: int, directory: str, name: str) -> None:

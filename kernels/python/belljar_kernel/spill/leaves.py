@@ -135,7 +135,7 @@ def root_of(array: Any) -> Any:
 
 def bytes_of(array: Any) -> int:
     """At least so much memory; text lies outside of its array."""
-    return array.nbytes + (TEXT_BYTES * array.size if array.dtype.hasobject else 0)
+    return int(array.nbytes + (TEXT_BYTES * array.size if array.dtype.hasobject else 0))
 
 
 def _is_leaf(array: Any) -> bool:

@@ -53,6 +53,9 @@ class Move:
 class Plan:
     """What goes. `refused` are the values, by id, of which it is known that they cannot, with the reason."""
 
+    # `Parts` while the values are examined, and None in between.
+    _parts: Any
+
     def __init__(self, namespace: dict[str, Any], frame_bytes: int, array_bytes: int, refused: dict[int, str]) -> None:
         self._frame_bytes = frame_bytes
         self._array_bytes = array_bytes
@@ -164,6 +167,6 @@ def _size(value: Any) -> int:
     if type(value) is sys.modules["numpy"].ndarray:
         return bytes_of(value)
     if hasattr(value, "schema"):
-        return value.nbytes
+        return int(value.nbytes)
     usage = value.memory_usage(index=True, deep=False)
     return int(usage if isinstance(usage, int) else usage.sum())

@@ -41,7 +41,8 @@ def dump(values: list[Any], parts: Parts, leaves: dict[int, int], held: list[Any
 
 
 def load(structure: bytes, leaf: Callable[[int], Any], held: list[Any]) -> list[Any]:
-    return _Unpickler(structure, leaf, held).load()
+    values: list[Any] = _Unpickler(structure, leaf, held).load()
+    return values
 
 
 def has_attributes_of_the_users(value: Any) -> bool:
@@ -77,7 +78,7 @@ class _Pickler(pickle.Pickler):
         self._leaves = leaves
         self._held = held
         self._held_at: dict[int, int] = {}
-        self._pandas = sys.modules.get("pandas")
+        self._pandas: Any = sys.modules.get("pandas")
 
     def persistent_id(self, value: Any) -> Any:
         kind = type(value)
@@ -171,7 +172,7 @@ class _Unpickler(pickle.Unpickler):
         return super().find_class(module, name)
 
 
-def _frame(kind: type, state: dict, allows_duplicate_labels: bool) -> Any:
+def _frame(kind: Any, state: dict[str, Any], allows_duplicate_labels: bool) -> Any:
     from pandas.core.flags import Flags
 
     frame = kind.__new__(kind)
@@ -191,20 +192,20 @@ def _block(values: Any, placement: Any, ndim: int, references: Any) -> Any:
     return block
 
 
-def _manager(kind: type, blocks: tuple, axes: list) -> Any:
+def _manager(kind: type, blocks: tuple[Any, ...], axes: list[Any]) -> Any:
     if kind.__name__.startswith("Single"):
         return kind(blocks[0], axes[0])
     return kind(blocks, axes)
 
 
-def _index(make: Any, arguments: tuple, references: Any) -> Any:
+def _index(make: Any, arguments: tuple[Any, ...], references: Any) -> Any:
     index = make(*arguments)
     index._references = references
     references.add_index_reference(index)
     return index
 
 
-def _arrow_array(kind: type, state: dict, has_cache: bool) -> Any:
+def _arrow_array(kind: Any, state: dict[str, Any], has_cache: bool) -> Any:
     array = kind.__new__(kind)
     if has_cache:
         state["_cache"] = {}

@@ -54,11 +54,11 @@ def write(move: Move, directory: Directory) -> list[Store]:
             leaves = [leaf for leaf, _ in together]
             table = _named(move.value, together)
             size = sum(leaf.bytes for leaf in leaves)
-            kept = _written(directory, f"{name}.parquet", lambda d: write_table(d, table, rows, size, directory))
+            kept = _written(directory, f"{name}.parquet", lambda d: write_table(d, table, rows or 0, size, directory))
             stores.append(Store(kept, leaves, rows))
         for number, leaf in enumerate(alone):
             file = f"{name}.npy" if move.is_array else f"{name}.{number}.npy"
-            kept = _written(directory, file, lambda d, leaf=leaf: write_array(d, leaf.value, directory))
+            kept = _written_array(directory, file, leaf)
             stores.append(Store(kept, [leaf], None))
     except BaseException:
         for store in stores:
@@ -75,6 +75,10 @@ def _written(directory: Directory, name: str, write: Callable[[Draft], None]) ->
     except BaseException:
         draft.discard()
         raise
+
+
+def _written_array(directory: Directory, name: str, leaf: Any) -> Kept:
+    return _written(directory, name, lambda draft: write_array(draft, leaf.value, directory))
 
 
 def _file_name(move: Move) -> str:

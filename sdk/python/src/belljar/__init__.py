@@ -9,15 +9,15 @@
 ...     print(session.run_code("x + 1").text)
 42
 
-`AsyncClient` is the same with `await`. Without an address (`BELLJAR_URL`) one local server is started
-for all programs of the user; see `belljar.local`.
+`AsyncClient` is the same with `await`. Without an address (`BELLJAR_URL`) a local server is started, which all programs
+of the user share; see `belljar.local`.
 """
 
 from __future__ import annotations
 
 from belljar._version import __version__
 
-# Type checkers take any name spelled like this for true; importing `typing` costs more than all else here.
+# Type checkers treat this name as true; importing it from `typing` would take longer than all the rest here.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from belljar import errors, events, kernellite, local, models
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from belljar._aio.stream import AsyncStream
     from belljar._aio.watch import AsyncWatch
     from belljar._browser_calls import BrowserState, BrowserTab, Download, Screenshot, TaskResult
-    from belljar._calls import AskedLimits
     from belljar._file_calls import FileChange, FileInfo, FileList, Unpacked
+    from belljar._options import ExecOptions, LimitOptions, RunOptions, SessionOptions
     from belljar._run import arun, run
     from belljar._sync.client import Client
     from belljar._sync.session import Session
@@ -75,12 +75,12 @@ if TYPE_CHECKING:
     from belljar.langgraph import make_export_datasets_tool as make_export_datasets_tool
     from belljar.langgraph import make_list_datasets_tool as make_list_datasets_tool
     from belljar.langgraph import make_select_dataset_tool as make_select_dataset_tool
-    from belljar.manager import ExecResult, SessionManager
+    from belljar.manager import ExecResult, ManagerConfig, SessionManager
     from belljar.models import Artifact, Bundle, Checkpoint, Dataset, ExecInfo, Result, SessionInfo, Volume
     from belljar.toolkit import BelljarToolkit as BelljarToolkit
 
-# Where each name is. Modules are loaded when something of them is used: `import belljar` costs next
-# to nothing, and httpx and pydantic are paid for by whoever needs them.
+# The module of each name. A module is loaded when one of its names is first used, so that `import belljar` is fast and
+# does not load httpx and pydantic.
 _MODULES = {
     "belljar.errors": (
         "BelljarError", "BrowserError", "Conflict", "ExecutionError", "Forbidden", "IntegrityError", "InvalidRequest",
@@ -91,7 +91,7 @@ _MODULES = {
         "ArtifactsEvent", "Display", "Done", "ErrorEvent", "Event", "InputRequest", "ResultEvent", "Stderr", "Stdout",
     ),
     "belljar.models": ("Artifact", "Bundle", "Checkpoint", "Dataset", "ExecInfo", "Result", "SessionInfo", "Volume"),
-    "belljar._calls": ("AskedLimits",),
+    "belljar._options": ("ExecOptions", "LimitOptions", "RunOptions", "SessionOptions"),
     "belljar._browser_calls": ("BrowserState", "BrowserTab", "Download", "Screenshot", "TaskResult"),
     "belljar._file_calls": ("FileChange", "FileInfo", "FileList", "Unpacked"),
     "belljar._run": ("arun", "run"),
@@ -105,8 +105,8 @@ _MODULES = {
     "belljar._sync.watch": ("Watch",),
     "belljar.compat.simple_sandbox": ("SandboxClient",),
     "belljar.config": ("Config",),
-    "belljar.manager": ("ExecResult", "SessionManager"),
-    # These need langchain and langgraph, which only those have who asked for them.
+    "belljar.manager": ("ExecResult", "ManagerConfig", "SessionManager"),
+    # These need langchain and langgraph, which are optional.
     "belljar.langgraph": (
         "SandboxFailure", "make_code_sandbox_tool", "make_export_datasets_tool", "make_list_datasets_tool",
         "make_select_dataset_tool",
@@ -117,7 +117,7 @@ _WHERE = {name: module for module, names in _MODULES.items() for name in names}
 _SUBMODULES = ("errors", "events", "kernellite", "langgraph", "local", "models", "toolkit")
 
 
-if not TYPE_CHECKING:  # which would otherwise believe every name
+if not TYPE_CHECKING:  # type checkers would accept every name
 
     def __getattr__(name: str) -> object:
         from importlib import import_module
@@ -135,11 +135,10 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *_WHERE, *_SUBMODULES})
 
 
-# What needs langchain is not among it: `from belljar import *` is for those too who do not have that.
+# Without the names that need langchain, so that `from belljar import *` works without it.
 __all__ = [
     "Artifact",
     "ArtifactsEvent",
-    "AskedLimits",
     "AsyncClient",
     "AsyncSession",
     "AsyncStream",
@@ -160,6 +159,7 @@ __all__ = [
     "ErrorEvent",
     "Event",
     "ExecInfo",
+    "ExecOptions",
     "ExecResult",
     "ExecutionError",
     "FileChange",
@@ -169,13 +169,16 @@ __all__ = [
     "InputRequest",
     "IntegrityError",
     "InvalidRequest",
+    "LimitOptions",
     "LocalServerError",
+    "ManagerConfig",
     "NoSpace",
     "NotFound",
     "ProtocolError",
     "Refused",
     "Result",
     "ResultEvent",
+    "RunOptions",
     "SandboxClient",
     "Screenshot",
     "ServerError",
@@ -184,6 +187,7 @@ __all__ = [
     "SessionEnded",
     "SessionInfo",
     "SessionManager",
+    "SessionOptions",
     "SourceFailed",
     "Stderr",
     "Stdout",

@@ -1,25 +1,23 @@
-"""Calls about the browser of a session, described once for both clients."""
+"""Requests about the browser of a session, described once for both clients."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field
 
-from belljar._calls import Call, _at, _given, _model, new_exec_id
+from belljar._calls import Call, _at, _model, new_exec_id
+from belljar._options import given
 from belljar.errors import ProtocolError, refusal
-from belljar.models import Artifact, Result, _Told
+from belljar.models import Artifact, Result, ServerModel
 
-#: How far a page must have come: `networkidle` is half a second without any request.
-Until = Literal["commit", "domcontentloaded", "load", "networkidle", "none"]
-
-# What the server allows an action unless told, and how much longer it may take to say so: to start a browser, and to
-# wait for earlier actions.
+# The server's default time limit of an action, and how many seconds longer the response may take: to start a browser,
+# and to wait for earlier actions.
 _TIMEOUT = 30.0
 _SLACK = 90.0
 
 
-class BrowserTab(_Told):
+class BrowserTab(ServerModel):
     """A tab of a session's browser."""
 
     tab: int
@@ -27,15 +25,15 @@ class BrowserTab(_Told):
     title: str
 
 
-class BrowserDialog(_Told):
-    """What a page said in a dialog, which was accepted: `type` is alert, confirm, prompt or beforeunload."""
+class BrowserDialog(ServerModel):
+    """A dialog that a page opened and that was accepted: `type` is alert, confirm, prompt or beforeunload."""
 
     type: str
     message: str
 
 
-class Download(_Told):
-    """A file that a page gave; `path` is where it is in the session."""
+class Download(ServerModel):
+    """A downloaded file; `path` is its path in the session."""
 
     path: str
     size: int
@@ -43,11 +41,11 @@ class Download(_Told):
     mime: str | None = None
 
 
-class BrowserState(_Told):
-    """Where a session's browser is after an action.
+class BrowserState(ServerModel):
+    """The state of a session's browser after an action.
 
-    `browser` says what became of earlier pages: `kept`, `started`, `restored` (it had been stopped while idle), `lost`
-    (it had crashed; see `note`) or `stopped`. `result` is what the action itself has to say.
+    `browser` says what happened to earlier pages: `kept`, `started`, `restored` (the browser had been stopped while
+    idle), `lost` (it had crashed; see `note`) or `stopped`. `result` is the result of the action itself.
     """
 
     browser: str
@@ -62,22 +60,22 @@ class BrowserState(_Told):
     artifacts: list[Artifact] = Field(default_factory=list)
 
 
-class Screenshot(_Told):
-    """A picture: its bytes, and the artifact that it is."""
+class Screenshot(ServerModel):
+    """A screenshot: its bytes, and the artifact that holds it."""
 
     png: bytes
     artifact: Artifact
     width: int
     height: int
-    #: Rows of the page that did not fit into one picture.
+    #: How many rows of pixels at the end of the page are missing, because the page is too long for one image.
     cut_off: int = 0
 
     def _repr_png_(self) -> bytes:
         return self.png
 
 
-class TaskResult(_Told):
-    """What came of a task. `log` tells its steps, `success` what the model says of them."""
+class TaskResult(ServerModel):
+    """The result of a task. `log` describes its steps; `success` is the model's own judgement."""
 
     answer: str
     success: bool
@@ -96,26 +94,26 @@ def status(session: str) -> Call[BrowserState]:
 
 
 def act(session: str, action: str, fields: dict[str, Any]) -> Call[BrowserState]:
-    # The server does it once, however often it is asked with the same id.
-    body = {"exec_id": new_exec_id(), **_given(**fields)}
+    # The server performs an action once, however often it gets the same id.
+    body = {"exec_id": new_exec_id(), **given(**fields)}
     timeout = (fields.get("timeout") or _TIMEOUT) + _SLACK
     return Call("POST", _at(session, "browser", action), _state, body=body, is_safe=True, timeout=timeout)
 
 
 def as_execution(call: Call[BrowserState]) -> Call[Result]:
-    """The same, to be followed as a stream."""
+    """The same call, to be followed as a stream."""
     return Call(call.method, call.path, _model(Result), body=call.body, is_safe=True)
 
 
 def state_of(result: Result) -> BrowserState:
-    """What an action that was followed has answered; its failure is raised, as the server would have told it."""
-    told = next((bundle.data.get("application/json") for bundle in reversed(result.results)), None)
-    if result.status == "ok" and isinstance(told, dict):
+    """The state that an action, followed as a stream, has returned. Raises the error of an action that failed."""
+    state = next((bundle.data.get("application/json") for bundle in reversed(result.results)), None)
+    if result.status == "ok" and isinstance(state, dict):
         artifacts = [artifact.model_dump() for artifact in result.artifacts]
-        return BrowserState.model_validate({**told, "artifacts": artifacts})
+        return BrowserState.model_validate({**state, "artifacts": artifacts})
     if result.error is not None:
         raise refusal(422, result.error.name, result.error.value, result.error.traceback or None)
     if result.status == "ok":
-        raise ProtocolError("the browser answered in an unknown way")
+        raise ProtocolError("the browser's response has an unexpected format")
     code = "page_timeout" if result.status == "timeout" else "browser_crashed"
     raise refusal(422, code, result.reason or f"the action ended: {result.status}", None)

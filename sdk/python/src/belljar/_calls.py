@@ -1,71 +1,36 @@
-"""Every call of the server, described once for both clients: what to send, what comes back, and
-whether asking twice does any harm."""
+"""Every request to the server, described once for both clients: method, path, body, how to parse the response, and
+whether it may be sent twice."""
 
 from __future__ import annotations
 
 import json
+import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Literal, TypedDict, TypeVar
+from typing import Any, Generic, TypeVar
 from urllib.parse import quote
 
 from pydantic import BaseModel, ValidationError
 
 from belljar import models
-from belljar._target import ANSWER_TIMEOUT
+from belljar._options import ExecOptions, Language, RunOptions, SessionOptions, Size, checked, given
+from belljar._target import RESPONSE_TIMEOUT
 from belljar.errors import InvalidRequest, ProtocolError
 
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
 
-Language = Literal["python", "bash", "javascript", "typescript", "r"]
-Storage = Literal["TMPFS", "BIND"]
-Access = Literal["NONE", "LOCAL_RO", "API"]
-#: Where code may go: `{"allow": [...], "inject": [...]}`, or one of the words.
-Network = Literal["none", "open"] | Mapping[str, Any]
-#: By name: `rw`, or `ro` to read only.
-AskedVolumes = Mapping[str, Literal["rw", "ro"]]
-#: Whether executions leave points to go back to, or how many: `{"max": 20, "max_bytes": "256M"}`.
-Checkpoints = bool | Mapping[str, Any]
-#: Bytes, or text such as "512M".
-Size = int | str
-
-# How long a result is waited for in silence, before it is followed as a stream, which is never
-# silent while the server lives.
+# Seconds to wait for the response with a result. After that the execution is followed as a stream, on which the
+# server sends something at least every 15 seconds.
 RESULT_TIMEOUT = 30.0
-# What the server allows code unless told.
+# The server's default time limit of an execution.
 DEFAULT_EXEC_TIMEOUT = 60.0
-# How much longer than its code a run may take: waiting for a sandbox, and keeping artifacts.
+# How many seconds longer than its code a run may take: to wait for a sandbox, and to store artifacts.
 RUN_SLACK = 60.0
 
-# How long the server may take to hear that we are leaving.
-LEAVING_TIMEOUT = 5.0
-
-
-class AskedLimits(TypedDict, total=False):
-    """What a sandbox may use. Sizes are bytes, or text such as `"512M"`."""
-
-    memory: Size
-    cpus: float
-    pids: int
-    tmpfs: Size
-
-
-def asked_limits(
-    memory: Size | None, cpus: float | None, pids: int | None, tmpfs: Size | None = None
-) -> AskedLimits | None:
-    """Those that were chosen; None if none was."""
-    limits: AskedLimits = {}
-    if memory is not None:
-        limits["memory"] = memory
-    if cpus is not None:
-        limits["cpus"] = cpus
-    if pids is not None:
-        limits["pids"] = pids
-    if tmpfs is not None:
-        limits["tmpfs"] = tmpfs
-    return limits or None
+# Seconds for a request that is sent while the caller is being cancelled.
+CLEANUP_TIMEOUT = 5.0
 
 
 @dataclass(frozen=True)
@@ -75,12 +40,12 @@ class Call(Generic[T]):
     parse: Callable[[bytes], T]
     params: Mapping[str, str] | None = None
     body: Mapping[str, Any] | None = None
-    #: Whether it can be sent again when nobody knows if it arrived.
+    #: Whether it may be sent again when it is unknown whether the server got it.
     is_safe: bool = False
-    #: Statuses besides 2xx that are answers, not refusals.
+    #: Statuses besides 2xx that are not errors.
     expected: tuple[int, ...] = ()
-    #: How long the server may be silent.
-    timeout: float = ANSWER_TIMEOUT
+    #: Seconds that the server may take to respond.
+    timeout: float = RESPONSE_TIMEOUT
 
     def content(self) -> bytes | None:
         if self.body is None:
@@ -88,13 +53,13 @@ class Call(Generic[T]):
         return json.dumps(self.body, separators=(",", ":")).encode()
 
 
-def hurried(call: Call[T]) -> Call[T]:
-    """The same, for those who are leaving and have no time to wait."""
-    return replace(call, timeout=LEAVING_TIMEOUT)
+def for_cleanup(call: Call[T]) -> Call[T]:
+    """The same call with a short timeout, for callers that are being cancelled."""
+    return replace(call, timeout=CLEANUP_TIMEOUT)
 
 
 def new_exec_id() -> str:
-    """Chosen by the client: asked for twice with the same id, code is executed once."""
+    """The client chooses the id, so that a request that is sent twice is executed once."""
     return f"exec_{secrets.token_hex(8)}"
 
 
@@ -103,32 +68,30 @@ def _model(kind: type[M]) -> Callable[[bytes], M]:
         try:
             return kind.model_validate_json(body)
         except ValidationError as error:
-            raise _strange(kind.__name__, error) from error
+            raise _unexpected(kind.__name__, error) from error
 
     return parse
 
 
-def _field(name: str, understand: Callable[[Any], T]) -> Callable[[bytes], T]:
+def _field(name: str, convert: Callable[[Any], T]) -> Callable[[bytes], T]:
     def parse(body: bytes) -> T:
         try:
-            return understand(json.loads(body)[name])
+            return convert(json.loads(body)[name])
         except (ValueError, KeyError, TypeError) as error:
-            raise _strange(name, error) from error
+            raise _unexpected(name, error) from error
 
     return parse
 
 
-def _strange(what: str, error: Exception) -> ProtocolError:
-    return ProtocolError(f"the server told {what} in an unknown way: {error}", hint="is its version the same as ours?")
+def _unexpected(what: str, error: Exception) -> ProtocolError:
+    return ProtocolError(
+        f"the server sent {what} in an unexpected format: {error}",
+        hint="check that the server and this package have the same version",
+    )
 
 
 def _nothing(_: bytes) -> None:
     return None
-
-
-def _given(**fields: Any) -> dict[str, Any]:
-    """Only what was asked for: everything else is the server's to choose."""
-    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _params(**fields: Any) -> dict[str, str]:
@@ -140,9 +103,9 @@ def _at(session: str, *rest: str) -> str:
 
 
 def _part(text: str) -> str:
-    """A name as a part of a path, and nothing else: `..` would lead to another call."""
+    """A name as one segment of a path. `..` is escaped, as it would address another resource."""
     if not text:
-        raise InvalidRequest("an id or a part of a name is empty")
+        raise InvalidRequest("an id, or a segment of a name, is empty")
     return text.replace(".", "%2E") if text in (".", "..") else quote(text, safe="")
 
 
@@ -159,13 +122,13 @@ _datasets = _model(models.DatasetList)
 _volume = _model(models.Volume)
 
 
-_forked = _field("sessions", lambda told: [models.SessionInfo.model_validate(one) for one in told])
-_checkpoints = _field("checkpoints", lambda told: [models.Checkpoint.model_validate(one) for one in told])
+_forked = _field("sessions", lambda items: [models.SessionInfo.model_validate(item) for item in items])
+_checkpoints = _field("checkpoints", lambda items: [models.Checkpoint.model_validate(item) for item in items])
 
 
 @dataclass(frozen=True)
 class Page(Generic[T]):
-    """A part of a list. `next` is what to ask for the part after it with."""
+    """One page of a list. `next` is the cursor of the following page, None on the last one."""
 
     items: list[T]
     next: str | None = None
@@ -174,19 +137,19 @@ class Page(Generic[T]):
 def _page(name: str, kind: type[M], follow: Callable[[dict[str, Any], M], str | None]) -> Callable[[bytes], Page[M]]:
     def parse(body: bytes) -> Page[M]:
         try:
-            told = json.loads(body)
-            items = [kind.model_validate(item) for item in told[name]]
+            content = json.loads(body)
+            items = [kind.model_validate(item) for item in content[name]]
         except (ValueError, KeyError, TypeError) as error:
-            raise _strange(name, error) from error
-        return Page(items, follow(told, items[-1]) if items else None)
+            raise _unexpected(name, error) from error
+        return Page(items, follow(content, items[-1]) if items else None)
 
     return parse
 
 
-_sessions_page = _page("sessions", models.SessionInfo, lambda told, _: told.get("next"))
-_execs_page = _page("execs", models.ExecInfo, lambda told, last: str(last.number) if told.get("more") else None)
-_log_page = _page("entries", models.LogEntry, lambda told, last: str(last.number) if told.get("more") else None)
-_artifacts_page = _page("artifacts", models.Artifact, lambda told, last: last.id if told.get("more") else None)
+_sessions_page = _page("sessions", models.SessionInfo, lambda page, _: page.get("next"))
+_execs_page = _page("execs", models.ExecInfo, lambda page, last: str(last.number) if page.get("more") else None)
+_log_page = _page("entries", models.LogEntry, lambda page, last: str(last.number) if page.get("more") else None)
+_artifacts_page = _page("artifacts", models.Artifact, lambda page, last: last.id if page.get("more") else None)
 _usage = _field("usage", lambda days: [models.Usage.model_validate(day) for day in days])
 _volumes = _field("volumes", lambda volumes: [models.Volume.model_validate(volume) for volume in volumes])
 _interrupted = _field("interrupted", int)
@@ -206,7 +169,7 @@ def usage(since: str | None) -> Call[list[models.Usage]]:
 
 
 def create_volume(name: str, size: Size | None) -> Call[models.Volume]:
-    return Call("POST", "/v1/volumes", _volume, body=_given(name=name, size=size))
+    return Call("POST", "/v1/volumes", _volume, body=given(name=name, size=size))
 
 
 def volumes() -> Call[list[models.Volume]]:
@@ -224,74 +187,22 @@ def remove_volume(name: str) -> Call[None]:
 # Runs.
 
 
-def run(
-    code: str,
-    *,
-    language: Language,
-    timeout: float | None,
-    env: Mapping[str, str] | None,
-    limits: AskedLimits | None,
-    datasets: Access | None,
-    image: str | None,
-    network: Network | None,
-    volumes: AskedVolumes | None,
-    max_output: Size | None,
-) -> Call[models.Result]:
-    body = _given(
-        code=code,
-        language=language,
-        timeout=timeout,
-        env=env,
-        limits=limits,
-        datasets=datasets,
-        image=image,
-        network=network,
-        volumes=volumes,
-        max_output=max_output,
-    )
-    # A sandbox whose caller went away is ended, and without a network and volumes to write to none can
-    # do anything outside itself: a run that was lost can be run again.
-    patience = (timeout or DEFAULT_EXEC_TIMEOUT) + RUN_SLACK
-    is_safe = network in (None, "none") and "rw" not in (volumes or {}).values()
-    return Call("POST", "/v1/run", _result, body=body, is_safe=is_safe, timeout=patience)
+def run(code: str, options: RunOptions) -> Call[models.Result]:
+    body = {"code": code, "language": "python", **checked(options, RunOptions)}
+    # A run whose connection is lost ends on the server. Without a network and writable volumes it cannot have changed
+    # anything outside its sandbox, so it is safe to send it again.
+    is_safe = body.get("network") in (None, "none") and "rw" not in (options.get("volumes") or {}).values()
+    timeout = (options.get("timeout") or DEFAULT_EXEC_TIMEOUT) + RUN_SLACK
+    return Call("POST", "/v1/run", _result, body=body, is_safe=is_safe, timeout=timeout)
 
 
 # Sessions.
 
 
-def create(
-    *,
-    key: str | None,
-    storage: Storage | None,
-    datasets: Access | None,
-    limits: AskedLimits | None,
-    ttl: int | None,
-    idle_timeout: int | None,
-    env: Mapping[str, str] | None,
-    metadata: Mapping[str, Any] | None,
-    image: str | None,
-    network: Network | None,
-    volumes: AskedVolumes | None,
-    checkpoints: Checkpoints | None,
-    workspace: str | None = None,
-    idle_hibernate_sec: int | None = None,
-) -> Call[models.SessionInfo]:
-    body = _given(
-        key=key,
-        storage=storage,
-        datasets=datasets,
-        limits=limits,
-        ttl=ttl,
-        idle_timeout=idle_timeout,
-        env=env,
-        metadata=metadata,
-        image=image,
-        network=network,
-        volumes=volumes,
-        workspace=workspace,
-        idle_hibernate_sec=idle_hibernate_sec,
-        checkpoints=checkpoints,
-    )
+def create(key: str | None, options: SessionOptions) -> Call[models.SessionInfo]:
+    body = {**given(key=key), **checked(options, SessionOptions)}
+    if "workspace" in body:
+        body["workspace"] = os.path.abspath(body["workspace"])
     return Call("POST", "/v1/sessions", _session, body=body, is_safe=key is not None)
 
 
@@ -325,7 +236,7 @@ def hibernate(session: str, force: bool) -> Call[models.SessionInfo]:
 
 
 def fork(session: str, *, count: int, force: bool, exec_id: str | None) -> Call[list[models.SessionInfo]]:
-    body = _given(count=count, force=force, **{"from": exec_id})
+    body = given(count=count, force=force, **{"from": exec_id})
     return Call("POST", _at(session, "fork"), _forked, body=body)
 
 
@@ -350,40 +261,37 @@ def log(session: str, *, limit: int, after: int | None) -> Call[Page[models.LogE
 
 def execute(
     session: str,
+    options: ExecOptions,
     *,
-    exec_id: str,
     code: str | None = None,
     command: str | Sequence[str] | None = None,
     language: Language | None = None,
-    timeout: float | None = None,
-    env: Mapping[str, str] | None = None,
     cwd: str | None = None,
     background: bool = False,
     stdin: bool = False,
-    max_output: Size | None = None,
 ) -> Call[models.Result]:
-    body = _given(
-        exec_id=exec_id,
-        code=code,
-        command=command if command is None or isinstance(command, str) else list(command),
-        language=language,
-        timeout=timeout,
-        env=env,
-        cwd=cwd,
-        background=background or None,
-        stdin=stdin or None,
-        max_output=max_output,
-    )
+    body = {
+        "exec_id": new_exec_id(),
+        **checked(options, ExecOptions),
+        **given(
+            code=code,
+            command=command if command is None or isinstance(command, str) else list(command),
+            language=language,
+            cwd=cwd,
+            background=background or None,
+            stdin=stdin or None,
+        ),
+    }
     return Call("POST", _at(session, "exec"), _result, body=body, is_safe=True, timeout=RESULT_TIMEOUT)
 
 
 def in_background(call: Call[models.Result]) -> Call[models.ExecInfo | None]:
-    """The same, answered as soon as it was accepted."""
+    """The same call, answered as soon as the server has accepted it."""
     return Call(call.method, call.path, _begun, body=call.body, is_safe=True)
 
 
 def _begun(body: bytes) -> models.ExecInfo | None:
-    """None where it was asked for twice and is over by now: the server then tells the result alone."""
+    """None if the same execution was requested before and has ended: the server then returns only its result."""
     try:
         return _exec(body)
     except ProtocolError:
@@ -405,7 +313,7 @@ def events(session: str, exec_id: str, offset: int) -> Call[None]:
 
 
 def interrupt(session: str, exec_id: str | None) -> Call[int]:
-    # Everything there is may be something else the second time; one execution is not.
+    # Interrupting everything is not safe to repeat: by then other executions may run.
     path = _at(session, "interrupt") if exec_id is None else _at(session, "execs", exec_id, "interrupt")
     return Call("POST", path, _interrupted, is_safe=exec_id is not None)
 
@@ -449,14 +357,14 @@ def upload(session: str, name: str, sha256: str | None) -> Call[models.Dataset]:
 
 
 def stage(session: str, dataset: str, *, refresh: bool, wait: bool) -> Call[models.Dataset]:
-    body = _given(dataset=dataset, refresh=refresh or None, wait=None if wait else False)
+    body = given(dataset=dataset, refresh=refresh or None, wait=None if wait else False)
     return Call("POST", _at(session, "datasets"), _dataset, body=body, is_safe=True, timeout=STAGE_TIMEOUT)
 
 
 def export(session: str, names: Sequence[str] | None) -> Call[models.Exports]:
-    body = _given(datasets=None if names is None else list(names))
+    body = given(datasets=None if names is None else list(names))
     return Call("POST", _at(session, "datasets", "export"), _exports, body=body, timeout=STAGE_TIMEOUT)
 
 
-# Sources may take their time: as long as the longest `timeout_s` that is likely.
+# A source may be slow: this is longer than the `timeout_s` of any sensible source.
 STAGE_TIMEOUT = 3600.0

@@ -1,4 +1,4 @@
-"""Calls about the files of a session, described once for both clients."""
+"""Requests about the files of a session, described once for both clients."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Literal
 
 from belljar._calls import Call, _at, _model, _nothing
 from belljar.errors import InvalidRequest
-from belljar.models import _Told
+from belljar.models import ServerModel
 
-# What a session's paths are relative to.
+# The directory that relative paths of a session begin in.
 HOME = "/session"
 
 ArchiveFormat = Literal["tar", "tar.gz", "zip"]
@@ -17,11 +17,10 @@ ArchiveFormat = Literal["tar", "tar.gz", "zip"]
 _ENDINGS: dict[str, ArchiveFormat] = {".tar": "tar", ".tar.gz": "tar.gz", ".tgz": "tar.gz", ".zip": "zip"}
 
 
-class FileInfo(_Told):
+class FileInfo(ServerModel):
     """A file or a directory in a session: `kind` is `file`, `directory`, `link` or `other`.
 
-    `path` is as it was asked for; in a listing, relative to what was listed. `mode` is what `chmod`
-    takes.
+    `path` is the requested path; in a listing, relative to the listed directory. `mode` has the format of `chmod`.
     """
 
     path: str
@@ -39,25 +38,25 @@ class FileInfo(_Told):
         return self.kind == "directory"
 
 
-class FileList(_Told):
-    """What is in a directory; `more` counts, at least, what is not listed."""
+class FileList(ServerModel):
+    """The entries of a directory; at least `more` entries are not listed."""
 
     files: list[FileInfo]
     more: int = 0
 
 
-class FileChange(_Told):
-    """Something that happened in a directory: `kind` is `created`, `modified` or `removed`, and `path` is relative to
-    what is watched. `lost` says that more has happened than could be told: look for yourself."""
+class FileChange(ServerModel):
+    """A change in a directory: `kind` is `created`, `modified` or `removed`, and `path` is relative to the watched
+    directory. The kind `lost` means that changes were missed: list the directory again."""
 
     kind: str
     path: str
     directory: bool = False
 
 
-class Unpacked(_Told):
-    """What came of unpacking an archive: files, directories and links (`entries`), bytes of the files, and how many
-    pipes, sockets and devices were left out (`skipped`)."""
+class Unpacked(ServerModel):
+    """The result of unpacking an archive: the number of files, directories and links (`entries`), the bytes of the
+    files, and how many pipes, sockets and devices were left out (`skipped`)."""
 
     path: str
     entries: int
@@ -91,7 +90,7 @@ def write(session: str, path: str, mode: int | None) -> Call[FileInfo]:
 
 
 def append(session: str, path: str, mode: int | None) -> Call[FileInfo]:
-    # Not safe: what may have arrived would be there twice.
+    # Not safe to repeat: bytes that have arrived would be appended twice.
     return Call("PUT", _file(session, path), _info, params={"append": "1", **_mode(mode)})
 
 
@@ -125,21 +124,21 @@ def copy(session: str, path: str, to: str) -> Call[FileInfo]:
 
 
 def format_of(name: str | None, given: ArchiveFormat | None) -> ArchiveFormat:
-    """The format of an archive: as said, or as its name ends."""
+    """The format of an archive: the given one, or the one that its file name ends with."""
     if given is not None:
         return given
     for ending, form in _ENDINGS.items():
         if name is not None and name.lower().endswith(ending):
             return form
-    raise InvalidRequest("say which `format` the archive has: tar, tar.gz or zip")
+    raise InvalidRequest("the file name does not show the archive's format; give `format`: tar, tar.gz or zip")
 
 
 def _mode(mode: int | None) -> dict[str, str]:
     if mode is not None and not 0 <= mode <= 0o777:
-        raise InvalidRequest(f"a mode is between 0 and 0o777, not {mode:#o}")
+        raise InvalidRequest(f"`mode` is {mode:#o}: expected 0 to 0o777")
     return {} if mode is None else {"mode": f"{mode:o}"}
 
 
 def _file(session: str, path: str) -> str:
-    # One part of the URL, whatever is in it: nobody on the way then tidies up `..` or `//`.
+    # One segment of the URL, so that no proxy normalizes `..` or `//` in it.
     return _at(session, "files", path or HOME)

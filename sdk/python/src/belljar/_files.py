@@ -1,4 +1,4 @@
-"""Files on our side of a transfer."""
+"""Local files of uploads and downloads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import IO, Any, Protocol
 from belljar.errors import IntegrityError, InvalidRequest
 from belljar.models import Artifact
 
-#: Told of bytes that have been transferred, and of how many there are, if that is known.
+#: Called with the number of transferred bytes, and the total if it is known.
 Progress = Callable[[int, "int | None"], None]
 StrPath = str | os.PathLike[str]
 Source = StrPath | bytes | bytearray | memoryview | IO[bytes]
@@ -29,7 +29,7 @@ class _Hash(Protocol):
 
 @dataclass
 class Upload:
-    """Something to send, which can be read again from its beginning if `is_repeatable`."""
+    """Content to upload. If `is_repeatable`, it can be read again from its beginning."""
 
     file: IO[bytes]
     begin: int
@@ -45,7 +45,7 @@ class Upload:
             self.file.seek(self.begin)
 
     def read(self) -> bytes:
-        # What is added meanwhile is not part of what was announced.
+        # A file that grows meanwhile is read only up to its announced size.
         left = CHUNK if self.size is None else self.begin + self.size - self.file.tell()
         return self.file.read(min(CHUNK, max(left, 0)))
 
@@ -62,7 +62,7 @@ class Upload:
 
 @contextmanager
 def source(given: Source) -> Iterator[Upload]:
-    """Opens what is to be sent."""
+    """Opens the content to upload."""
     if isinstance(given, (bytes, bytearray, memoryview)):
         import io
 
@@ -92,7 +92,7 @@ def _of_file(file: IO[bytes]) -> Upload:
 
 @contextmanager
 def target(given: StrPath | IO[bytes]) -> Iterator[IO[bytes]]:
-    """Where something without a known end goes: a binary file, or a path, where it appears when it is whole."""
+    """Opens the file to write to: the given one, or one at a path, where it appears when it is complete."""
     if not isinstance(given, (str, os.PathLike)):
         yield given
         return
@@ -107,9 +107,9 @@ def target(given: StrPath | IO[bytes]) -> Iterator[IO[bytes]]:
 
 
 class Arriving:
-    """A download on its way to a path: beside it until it is whole and right, then there at once.
+    """A download to a path. It is written to a file beside the path, which is renamed when it is complete and correct.
 
-    What is left of one that was broken off is used by the next for the same content.
+    The next download of the same content continues an incomplete file.
     """
 
     def __init__(self, artifact: Artifact, to: StrPath) -> None:
@@ -124,7 +124,7 @@ class Arriving:
         self.size = 0
 
     def open(self, resume: bool) -> None:
-        """Opens the file, and takes what is there already."""
+        """Opens the file, and reads what an earlier download left."""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | (0 if resume else os.O_TRUNC)
         self._file = os.fdopen(os.open(self._part, flags, 0o666), "r+b")
         while chunk := self._file.read(CHUNK):
@@ -134,13 +134,13 @@ class Arriving:
             self._restart()
 
     def write(self, chunk: bytes) -> None:
-        assert self._file is not None  # as `open` came first
+        assert self._file is not None  # `open` sets it
         self._file.write(chunk)
         self._hash.update(chunk)
         self.size += len(chunk)
 
     def finish(self) -> Path:
-        assert self._file is not None  # as `open` came first
+        assert self._file is not None  # `open` sets it
         self._file.close()
         if self._artifact.sha256 not in (None, self._hash.hexdigest()):
             self._part.unlink(missing_ok=True)
@@ -153,39 +153,39 @@ class Arriving:
             self._file.close()
 
     def _restart(self) -> None:
-        assert self._file is not None  # as `open` came first
+        assert self._file is not None  # `open` sets it
         self._file.seek(0)
         self._file.truncate()
         self._hash, self.size = hashlib.sha256(), 0
 
 
 def check(artifact: Artifact, content: bytes) -> bytes:
-    """The content, if it is what was kept once."""
+    """The content; raises if it does not match its hash."""
     if artifact.sha256 not in (None, hashlib.sha256(content).hexdigest()):
         raise damaged(artifact)
     return content
 
 
 def damaged(artifact: Artifact) -> IntegrityError:
-    return IntegrityError(f"what arrived of artifact {artifact.id} (`{artifact.name}`) does not match its hash")
+    return IntegrityError(f"the content of artifact {artifact.id} (`{artifact.name}`) does not match its hash")
 
 
 def _plain_name(artifact: Artifact) -> str:
-    """A name for a file of ours. Code in a sandbox chose it, so it names nothing but a file here."""
+    """A safe name for a local file: code in a sandbox chose the artifact's name."""
     name = PurePosixPath(artifact.name.replace("\0", "_")).name
     return name if name not in ("", ".", "..") else (artifact.id or "artifact")
 
 
 def link_path(url: str) -> str:
-    """A link as a path on the server that we talk to, which may have other names elsewhere."""
+    """The path of a link, for the address of the server that we use: its public address may differ."""
     at = url.find("/artifacts/")
     return url[at:] if at >= 0 else url
 
 
 def content_range(headers: Any) -> int | None:
-    """Where the content begins that a server sends of what was asked for."""
-    told = headers.get("content-range", "")
-    if not told.startswith("bytes "):
+    """The first byte that a partial response begins with."""
+    value = headers.get("content-range", "")
+    if not value.startswith("bytes "):
         return None
-    begin = told[len("bytes ") :].partition("-")[0]
+    begin = value[len("bytes ") :].partition("-")[0]
     return int(begin) if begin.isdigit() else None

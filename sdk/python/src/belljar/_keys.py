@@ -1,18 +1,17 @@
-"""Keys of sessions that are made of two parts."""
+"""Session keys that consist of a scope and a name."""
 
 from __future__ import annotations
 
-_BETWEEN = "::"
+_SEPARATOR = "::"
 
 
 def joined(scope: str, name: str) -> str:
-    """One key for a scope and a name in it, which no other two have.
+    """A key that is unique for this scope and this name.
 
-    Names may come from anybody, such as the ids of conversations, and must not lead out of their
-    scope: so the scope has no colon of its own, and ends at the first two. Without a scope the name is
-    the key, unless it looks as if it had one.
+    Names, such as ids of conversations, are not trusted and must not reach another scope. So colons in the scope are
+    escaped, and the first `::` ends the scope. Without a scope the key is the name, unless the name contains `::`.
     """
-    if not scope and _BETWEEN not in name:
+    if not scope and _SEPARATOR not in name:
         return name
     escaped = scope.replace("%", "%25").replace(":", "%3A")
-    return f"{escaped}{_BETWEEN}{name}"
+    return f"{escaped}{_SEPARATOR}{name}"

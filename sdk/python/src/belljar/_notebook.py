@@ -1,7 +1,7 @@
-"""Results as Jupyter shows them.
+"""Shows results in Jupyter.
 
-HTML that a sandbox made is shown in a frame without scripts and without an origin: the page around
-it is the user's own notebook, and whoever runs there can do all that the user can.
+HTML from a sandbox is shown in a frame without scripts and without an origin: in the notebook's own page, scripts could
+do everything that the user can.
 """
 
 from __future__ import annotations
@@ -12,33 +12,33 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from belljar.models import Bundle, Result
 
-# A frame cannot tell its height without scripts, so it is guessed from what is in it.
+# A frame without scripts cannot report its height, so it is estimated from the number of rows.
 _ROW_HEIGHT = 27
 _LEAST_HEIGHT = 60
 _MOST_HEIGHT = 480
 
 
 def show_result(result: Result) -> dict[str, Any]:
-    return show_bundles(result.stdout, result.results, _trouble(result), result.stderr)
+    return show_bundles(result.stdout, result.results, _error(result), result.stderr)
 
 
-def show_bundles(stdout: str, bundles: list[Bundle], trouble: str | None, stderr: str = "") -> dict[str, Any]:
-    texts = [stdout, stderr, *(f"{bundle.text or ''}\n" for bundle in bundles), trouble or ""]
+def show_bundles(stdout: str, bundles: list[Bundle], error: str | None, stderr: str = "") -> dict[str, Any]:
+    texts = [stdout, stderr, *(f"{bundle.text or ''}\n" for bundle in bundles), error or ""]
     shown: dict[str, Any] = {"text/plain": "".join(texts).rstrip("\n")}
     only_text = not any(bundle.html or bundle.is_image for bundle in bundles)
     if only_text:
         return shown
-    pictures = [bundle.data["image/png"] for bundle in bundles if "image/png" in bundle.data]
-    if pictures:
-        shown["image/png"] = pictures[-1]
-    is_one_picture = len(bundles) == 1 and pictures and not bundles[0].html
-    if not (is_one_picture and not stdout and not stderr and not trouble):
-        parts = [_pre(stdout), _pre(stderr, "color:#a33"), *map(_bundle, bundles), _pre(trouble or "", "color:#a33")]
+    images = [bundle.data["image/png"] for bundle in bundles if "image/png" in bundle.data]
+    if images:
+        shown["image/png"] = images[-1]
+    is_one_image = len(bundles) == 1 and images and not bundles[0].html
+    if not (is_one_image and not stdout and not stderr and not error):
+        parts = [_pre(stdout), _pre(stderr, "color:#a33"), *map(_bundle, bundles), _pre(error or "", "color:#a33")]
         shown["text/html"] = "".join(parts)
     return shown
 
 
-def _trouble(result: Result) -> str | None:
+def _error(result: Result) -> str | None:
     if result.error is not None:
         return result.error.traceback
     return None if result.ok else result._in_a_sentence()

@@ -1,7 +1,7 @@
-"""Artifacts of runs on the local server, copied to where the program is.
+"""Copies artifacts of runs on the local server to the program's own directory.
 
-The server keeps them below its own directory. A copy and no link: the server's file is shared with all artifacts of
-the same content, and whoever edits the copy must not change those.
+They are copied, not linked: the server shares one file among all artifacts with the same content, and editing the copy
+must not change those.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from belljar.models import Artifact, Result
 
 
 def copied(result: Result, outputs: Path) -> Result:
-    """The result with its artifacts in `outputs/<run_id>/`. What cannot be copied stays where the server has it."""
+    """The result with its artifacts in `outputs/<run_id>/`. One that cannot be copied keeps the server's path."""
     moved = {}
     for artifact in result.artifacts:
         target = _target(artifact, outputs / result.exec_id)
@@ -30,12 +30,12 @@ def copied(result: Result, outputs: Path) -> Result:
 
 
 def _target(artifact: Artifact, directory: Path) -> Path | None:
-    """Where it goes; None if it is there already, or nowhere to be found."""
+    """The path of the copy; None if there is nothing to copy."""
     if artifact.host_path is None:
         return None
     parts = Path(artifact.host_path).parts
     if directory.name in parts:
-        # As the server shows it, whose names lead nowhere else.
+        # The path below the run's directory, with the names that the server has made safe.
         below = parts[len(parts) - parts[::-1].index(directory.name) :]
     else:
         below = (os.path.basename(artifact.name),)

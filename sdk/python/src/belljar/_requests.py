@@ -1,8 +1,7 @@
-"""Calls as HTTP requests.
+"""Builds HTTP requests from calls.
 
-Many executions take less than a millisecond, so what every request has in common is made once, and
-where no proxy can be involved requests go straight to the transport: `httpx.Client` would look for
-redirects, cookies and credentials that there never are.
+Many executions take less than a millisecond. So headers and URLs are cached, and without a proxy requests go directly
+to the transport: `httpx.Client` would spend time on redirects, cookies and credentials, which do not occur here.
 """
 
 from __future__ import annotations
@@ -57,9 +56,9 @@ class Requests:
             headers.update(more)
             if length is not None:
                 headers["content-length"] = str(length)
-        silence = _retry.SILENCE if accept == EVENTS else call.timeout
-        patience = {"connect": CONNECT_TIMEOUT, "read": silence, "write": silence, "pool": silence}
-        return httpx.Request(call.method, url, headers=headers, content=body, extensions={"timeout": patience})
+        timeout = _retry.STREAM_TIMEOUT if accept == EVENTS else call.timeout
+        timeouts = {"connect": CONNECT_TIMEOUT, "read": timeout, "write": timeout, "pool": timeout}
+        return httpx.Request(call.method, url, headers=headers, content=body, extensions={"timeout": timeouts})
 
     def _parse_url(self, path: str) -> httpx.URL:
         return httpx.URL(self._target.base + path)
@@ -82,7 +81,7 @@ class Requests:
 def transport_options(target: Target, socket: str | None) -> dict[str, Any]:
     options: dict[str, Any] = {"limits": LIMITS, "uds": socket}
     if not target.base.startswith("https:"):
-        # Nothing here is encrypted, and reading certificates takes longer than a whole request.
-        # A context that believes nobody keeps this true.
+        # Nothing is encrypted here, and loading certificates takes longer than a whole request. A context without
+        # certificates is fast, and would refuse every TLS server.
         options["verify"] = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     return options

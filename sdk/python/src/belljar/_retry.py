@@ -1,11 +1,9 @@
-"""What went wrong with a request, and whether and when to try again.
+"""Decides whether and when a failed request is sent again. Nothing here waits.
 
-Rules, without any waiting of their own:
-
-- A refusal with 429 or 503 was not acted upon: any call may be repeated, when the server says.
-- Where the connection could not be made, nothing was sent: any call may be repeated.
-- Where it was lost later, only calls may be repeated that do no harm twice.
-- A server that this client has never heard of is hardly being restarted: it gets a moment only.
+- After 429 or 503 the server has done nothing: every call may be repeated, after the time that the server names.
+- If the connection could not be made, nothing was sent: every call may be repeated.
+- If the connection was lost later, only calls that are safe to repeat are repeated.
+- A server that has never responded is probably not being restarted: it is retried for one second only.
 """
 
 from __future__ import annotations
@@ -27,47 +25,47 @@ from belljar.errors import (
     refusal,
 )
 
-# How long a server that has gone is waited for: long enough for one to be restarted, or replaced.
+# Seconds to retry a server that cannot be reached: long enough for it to be restarted or replaced.
 PATIENCE = 60.0
-# How long one is waited for that has never been seen.
+# Seconds to retry a server that has never responded.
 FIRST_PATIENCE = 1.0
 _FIRST_PAUSE = 0.05
 _LONGEST_PAUSE = 2.0
-# The server says something every 15 seconds in a stream, if only that it is there.
-SILENCE = 45.0
+# The server sends something on a stream at least every 15 seconds.
+STREAM_TIMEOUT = 45.0
 
 
 class NotSent(ServerUnavailable):
-    """Nobody was there to take the request."""
+    """The request was not sent, because there was no connection."""
 
 
 class Untrusted(ServerUnavailable):
-    """Somebody was there, and could not show who it is."""
+    """The server's certificate is not valid."""
 
 
 class Attempts:
-    """The attempts at one call, or at one stretch of a stream."""
+    """The attempts to send one call, or to continue one stream."""
 
-    def __init__(self, patience: float, *, is_safe: bool, heard_before: bool) -> None:
+    def __init__(self, patience: float, *, is_safe: bool, has_responded: bool) -> None:
         self._patience = patience
         self._is_safe = is_safe
-        self._heard_before = heard_before
-        # Since when it fails: patience is for outages, however long the call itself took until then.
-        self._began: float | None = None
+        self._has_responded = has_responded
+        # The time of the first failure: the limit counts from there, not from the beginning of the call.
+        self._failing_since: float | None = None
         self._count = 0
 
     def pause(self, error: BelljarError) -> float:
-        """How long to wait before trying again; raises the error if that is no use."""
+        """Seconds to wait before the next attempt; raises the error if there is to be none."""
         if not self._may_repeat(error):
             raise error
-        if self._began is None:
-            self._began = time.monotonic()
-        never_there = isinstance(error, NotSent) and not self._heard_before
-        patience = min(self._patience, FIRST_PATIENCE) if never_there else self._patience
-        left = self._began + patience - time.monotonic()
+        if self._failing_since is None:
+            self._failing_since = time.monotonic()
+        is_unknown_server = isinstance(error, NotSent) and not self._has_responded
+        patience = min(self._patience, FIRST_PATIENCE) if is_unknown_server else self._patience
+        left = self._failing_since + patience - time.monotonic()
         pause: float = min(_FIRST_PAUSE * 2.0**self._count, _LONGEST_PAUSE) * random.uniform(0.75, 1.25)
         if error.retry_after is not None:
-            # Not all at the same moment, if many were told the same.
+            # Clients that got the same time must not all come back at the same moment.
             pause = error.retry_after * random.uniform(1.0, 1.1)
         if pause > left:
             raise error
@@ -82,17 +80,17 @@ class Attempts:
         return self._is_safe and isinstance(error, (ServerUnavailable, Timeout))
 
 
-def understood(response: httpx.Response, body: bytes) -> BelljarError:
-    """What the server says against a request."""
+def refusal_of(response: httpx.Response, body: bytes) -> BelljarError:
+    """The error that a response with an error status stands for."""
     status = response.status_code
     try:
-        told = json.loads(body)["error"]
-        code, message, hint = told["code"], told["message"], told.get("hint")
+        error = json.loads(body)["error"]
+        code, message, hint = error["code"], error["message"], error.get("hint")
     except (ValueError, KeyError, TypeError, AttributeError):
         if status in (502, 503, 504):
-            return ServerUnavailable(f"a proxy cannot reach the server, and answers {status}", status=status)
+            return ServerUnavailable(f"a proxy cannot reach the server: it responded with {status}", status=status)
         where = response.request.url.copy_with(query=None)
-        return ProtocolError(f"what answers at {where} with {status} is not a belljar server", status=status)
+        return ProtocolError(f"the response {status} of {where} does not come from a Belljar server", status=status)
     return refusal(status, code, message, hint, _seconds(response.headers.get("retry-after")))
 
 
@@ -103,19 +101,19 @@ def _seconds(header: str | None) -> float | None:
         return None
 
 
-def failed(error: httpx.HTTPError | httpx.InvalidURL, where: str) -> BelljarError:
-    """What happened to a request that was not answered."""
+def failure_of(error: httpx.HTTPError | httpx.InvalidURL, where: str) -> BelljarError:
+    """The error for a request without a response."""
     cause = str(error) or type(error).__name__
     if isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout)):
         if "CERTIFICATE" in cause.upper() or "SSL" in cause.upper():
-            hint = "SSL_CERT_FILE names certificates to believe in"
-            return Untrusted(f"{where} cannot show that it is who it says: {cause}", hint=hint)
-        hint = "start a server with `belljar serve`, or say where it is with BELLJAR_URL"
+            hint = "set SSL_CERT_FILE to a file with the certificates to trust"
+            return Untrusted(f"the certificate of {where} is not valid: {cause}", hint=hint)
+        hint = "start a server with `belljar serve`, or set BELLJAR_URL to its address"
         return NotSent(f"nothing listens at {where} ({cause})", hint=hint)
     if isinstance(error, httpx.PoolTimeout):
-        return NotSent("too many requests are under way on this client")
+        return NotSent("this client has too many open requests")
     if isinstance(error, httpx.TimeoutException):
-        return Timeout(f"{where} did not answer in time")
+        return Timeout(f"{where} did not respond in time")
     if isinstance(error, (httpx.LocalProtocolError, httpx.UnsupportedProtocol, httpx.InvalidURL)):
         return InvalidRequest(f"the request cannot be sent: {cause}")
     return ServerUnavailable(f"the connection to {where} was lost: {cause}")

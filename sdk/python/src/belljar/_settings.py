@@ -1,7 +1,7 @@
-"""Settings, as the `belljar` program reads them: the environment, then the `.env` of the current directory.
+"""Reads settings as the `belljar` program does: from the environment, then from `.env` in the current directory.
 
-The most important place that has a variable decides. An empty value there is the same as none: the default holds.
-How a `.env` file is read is told by tests/env-files.json, with which the program is tested too.
+The environment wins over the file. An empty value means the default. tests/env-files.json specifies how a `.env` file
+is parsed; the program is tested with it too.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _NAME = _NAME_BEGINS | frozenset("0123456789.-")
 # In double quotes.
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", '"': '"', "\\": "\\", "$": "$"}
 
-# Files that were read, by their paths, with what tells whether they have changed since.
+# Parsed files by path, with what shows whether a file has changed since.
 _read: dict[str, tuple[tuple[int, int, int], dict[str, str]]] = {}
 
 
 def read(path: str | os.PathLike[str] | None = None) -> dict[str, str]:
-    """All variables of the environment and of the file at `path`, else of `.env` if there is one; none is empty."""
+    """All non-empty variables of the environment and of the file at `path`; by default `.env`, if it exists."""
     if path is not None:
         file, named = of_file(path), os.fspath(path)
     else:
@@ -46,7 +46,7 @@ def of_file(path: str | os.PathLike[str]) -> dict[str, str]:
             return known[1]
         values = parse(Path(path).read_text("utf-8"))
     except UnicodeDecodeError as error:
-        raise InvalidRequest(f"failed to read `{path}`: it is not text in UTF-8") from error
+        raise InvalidRequest(f"failed to read `{path}`: it is not UTF-8 text") from error
     except InvalidRequest as error:
         raise InvalidRequest(f"failed to read `{path}`: {error.message}") from error
     _read[os.path.abspath(path)] = (state, values)
@@ -54,14 +54,14 @@ def of_file(path: str | os.PathLike[str]) -> dict[str, str]:
 
 
 def absolute(path: str) -> str:
-    """A path as the server gets it, whose current directory is another; `~` is the home directory."""
+    """An absolute path, as the server has another current directory; `~` is the home directory."""
     return os.path.abspath(os.path.expanduser(path))
 
 
 def _of_directory() -> dict[str, str]:
     try:
         return of_file(".env")
-    # A directory of this name is a virtual environment.
+    # A directory with this name is a virtual environment.
     except (FileNotFoundError, IsADirectoryError):
         return {}
     except OSError as error:
@@ -69,7 +69,7 @@ def _of_directory() -> dict[str, str]:
 
 
 def _refuse_unknown(names: Mapping[str, str], place: str) -> None:
-    """A setting that nobody reads is a typing error, and would be believed to work."""
+    """Raises an error for an unknown setting: it is probably misspelled, and would have no effect."""
     unknown = sorted(name for name in names if name.startswith(_PREFIX) and not _is_known(name))
     if unknown:
         import difflib
@@ -79,7 +79,7 @@ def _refuse_unknown(names: Mapping[str, str], place: str) -> None:
 
 
 def _is_known(name: str) -> bool:
-    # Kubernetes adds those to every pod beside a service called `belljar`.
+    # Kubernetes sets these in every pod if there is a service called `belljar`.
     is_kubernetes = name == "BELLJAR_PORT" or name.startswith(("BELLJAR_PORT_", "BELLJAR_SERVICE_"))
     return name in DEFAULTS or name in INTERNAL or is_kubernetes
 

@@ -1,4 +1,4 @@
-"""Where the server is, and what to show it."""
+"""The address of the server, and the API key for it."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from urllib.parse import unquote, urlsplit
 from belljar import _settings
 from belljar.errors import InvalidRequest
 
-# How long it may take until somebody answers the door.
+# Seconds to connect.
 CONNECT_TIMEOUT = 10.0
-# How long a server may take to answer; making a session on a busy machine takes a while.
-ANSWER_TIMEOUT = 120.0
-# Streams and long requests hold a connection each; more of them wait.
+# Seconds for a response: creating a session on a busy machine is slow.
+RESPONSE_TIMEOUT = 120.0
+# Each stream and each long request holds a connection; more of them wait.
 MAX_CONNECTIONS = 1024
-# Less than the 30 seconds after which the server hangs up.
+# Less than the 30 seconds after which the server closes an idle connection.
 IDLE_CONNECTION = 20.0
 
 
 @dataclass(frozen=True)
 class Target:
-    """A server by its address, or the local one where there is no address."""
+    """A server with its address, or the local server if `url` is None."""
 
     url: str | None
     api_key: str | None = field(default=None, repr=False)
 
     @staticmethod
     def find(url: str | None, api_key: str | None) -> Target:
-        """From arguments, then the environment, then `.env`. `local` stands for the local server."""
+        """Reads the arguments, then the environment, then `.env`. The address `local` selects the local server."""
         settings = _settings.read()
         named = url or settings.get("BELLJAR_URL") or settings.get("SANDBOX_API_URL")
         key = api_key or settings.get("BELLJAR_API_KEY")
         if key is not None and (not key.isascii() or not key.isprintable()):
-            raise InvalidRequest("the API key is not one", hint="`belljar key create` shows what they look like")
+            raise InvalidRequest("the API key has characters that no key has", hint="`belljar key create` makes a key")
         if named is None or named == "local":
             return Target(None, key)
         if socket_of(named) is None:
@@ -41,16 +41,16 @@ class Target:
 
     @property
     def base(self) -> str:
-        """What every URL begins with."""
+        """The beginning of every URL."""
         return "http://localhost" if self.url is None or socket_of(self.url) else self.url
 
     def socket(self, local: str | None) -> str | None:
-        """The UNIX socket to use, if one is; `local` is the local server's."""
+        """The UNIX socket to connect to, if any; `local` is the socket of the local server."""
         return local if self.url is None else socket_of(self.url)
 
     @property
     def may_need_proxy(self) -> bool:
-        """No proxy stands between us and ourselves; between us and the world one may."""
+        """Whether a proxy may be needed: only for servers on other machines."""
         return self.url is not None and socket_of(self.url) is None and not _is_loopback(self.url)
 
 
@@ -69,8 +69,8 @@ def _check(url: str) -> None:
     if parts.scheme not in ("http", "https") or not parts.hostname:
         shown = url if "@" not in url else "...@" + url.rpartition("@")[2]
         raise InvalidRequest(
-            f"`{shown}` is no address of a server",
-            hint="expected one such as http://127.0.0.1:8000 or unix:/path/of/a/socket",
+            f"`{shown}` is not the address of a server",
+            hint="expected an address such as http://127.0.0.1:8000 or unix:/path/of/a/socket",
         )
 
 

@@ -1,4 +1,4 @@
-"""Settings of an agent's sandboxes, from the environment and a `.env` file."""
+"""Settings of an agent's sandboxes, read from the environment and a `.env` file."""
 
 from __future__ import annotations
 
@@ -9,51 +9,51 @@ from pathlib import Path
 from typing import cast
 
 from belljar import _settings
-from belljar._calls import Access, Storage
+from belljar._options import Access, Storage
 from belljar.errors import InvalidRequest
 
 __all__ = ["Config"]
 
 _STORAGES = ("TMPFS", "BIND")
 _ACCESSES = ("NONE", "LOCAL_RO", "API")
-# Other names for the same.
+# Other names for the same value.
 _ALIASES = {"API_TMPFS": "API"}
 
 
-class _Unchosen(int):
-    """A number that nobody chose: the server may make less of it."""
+class _Default(int):
+    """A default that no setting overrides: the server may use less."""
 
 
 @dataclass(frozen=True)
 class Config:
-    """How an agent's sandboxes are to be.
+    """Settings of an agent's sandboxes.
 
     >>> config = Config.from_env()
     >>> manager = SessionManager.from_config(config)
 
-    Two knobs make six modes, and `mode` names the one that is chosen: files of a session in memory
-    (`TMPFS`) or on disk (`BIND`), and datasets none at all (`NONE`), a directory of this machine shown
-    at `/data` (`LOCAL_RO`) or brought in on demand (`API`).
+    `session_storage` and `dataset_access` make six modes, and `mode` is the name of the selected one. Files of a
+    session are in memory (`TMPFS`) or on disk (`BIND`). Datasets are off (`NONE`), a directory of this machine that is
+    mounted read-only at `/data` (`LOCAL_RO`), or uploaded and fetched on demand (`API`).
     """
 
     session_storage: Storage = "TMPFS"
     dataset_access: Access = "API"
-    #: Where sessions with storage `BIND` keep their files, and all sessions show their artifacts.
+    #: The directory for the files of sessions with storage `BIND`, and for the artifacts of all sessions.
     sessions_root: Path = Path("sessions")
-    #: Where the content of artifacts is kept, and what is known of them.
+    #: The directory for the content of artifacts, and the database that lists them.
     blobstore_dir: Path = Path("blobstore")
     artifacts_db: Path = Path("artifacts.db")
-    #: The directory that `LOCAL_RO` shows. The other modes need none.
+    #: The directory that `LOCAL_RO` mounts.
     datasets_host_ro: Path | None = None
-    #: The root of sandboxes; `sandbox:latest` is the server's own, unless there is an image of this name.
+    #: The image of sandboxes. `sandbox:latest` is the server's own, unless an image with this name exists.
     sandbox_image: str = "sandbox:latest"
-    #: Megabytes of files in memory. A size that is chosen raises the sandbox's memory as needed; otherwise three
-    #: quarters of that are the most.
-    tmpfs_size_mb: int = _Unchosen(1024)
+    #: Megabytes for files in memory. If set, the sandbox's memory is raised as needed; the default is limited to three
+    #: quarters of that memory.
+    tmpfs_size_mb: int = _Default(1024)
     idle_hibernate_sec: int = 900
-    #: The server; `local` is the one that is started when it is needed.
+    #: The server's address; `local` is the local server, which is started when it is needed.
     url: str = "local"
-    #: The key to show to the server. The local one needs none.
+    #: The API key. The local server needs none.
     api_key: str | None = field(default=None, repr=False)
 
     @property
@@ -63,14 +63,14 @@ class Config:
 
     @property
     def chosen_tmpfs_size_mb(self) -> int | None:
-        """`tmpfs_size_mb`, if somebody chose it."""
-        return None if isinstance(self.tmpfs_size_mb, _Unchosen) else self.tmpfs_size_mb
+        """`tmpfs_size_mb` if it was set, None if it is the default."""
+        return None if isinstance(self.tmpfs_size_mb, _Default) else self.tmpfs_size_mb
 
     @staticmethod
     def from_env(path: str | os.PathLike[str] | None = None) -> Config:
-        """Reads the environment, then the file at `path`, else the `.env` of the current directory, if there is one.
+        """Reads the environment, then the file at `path`; by default `.env` in the current directory, if it exists.
 
-        What the environment says wins, also where it says nothing: an empty value is the default.
+        A variable of the environment wins over the file, even if it is empty: an empty value means the default.
         """
         return Config._from(_settings.read(path))
 
@@ -79,7 +79,7 @@ class Config:
         access = cast(Access, one_of("DATASET_ACCESS", given.get("DATASET_ACCESS") or Config.dataset_access, _ACCESSES))
         storage = given.get("SESSION_STORAGE") or Config.session_storage
         if access == "LOCAL_RO" and not given.get("DATASETS_HOST_RO"):
-            raise InvalidRequest("DATASET_ACCESS=LOCAL_RO needs a directory", hint="set DATASETS_HOST_RO")
+            raise InvalidRequest("DATASET_ACCESS=LOCAL_RO needs a directory", hint="set DATASETS_HOST_RO to it")
         return Config(
             session_storage=cast(Storage, one_of("SESSION_STORAGE", storage, _STORAGES)),
             dataset_access=access,
@@ -96,12 +96,12 @@ class Config:
 
 
 def one_of(name: str, value: str, choices: tuple[str, ...]) -> str:
-    """The choice that `value` stands for, however it is written."""
-    # An enum's own text has its name first.
+    """The choice that `value` names, in any case, or as an enum member."""
+    # The text of an enum member begins with the name of the enum.
     plain = str(getattr(value, "value", value)).strip().upper()
     plain = _ALIASES.get(plain, plain)
     if plain not in choices:
-        raise InvalidRequest(f"{name} is `{value}`", hint=f"it can be {', '.join(choices)}")
+        raise InvalidRequest(f"{name} is `{value}`", hint=f"expected {', '.join(choices)}")
     return plain
 
 
@@ -122,6 +122,6 @@ def _number(given: Mapping[str, str], name: str, default: int) -> int:
     if not value:
         return default
     if not value.isdecimal():
-        raise InvalidRequest(f"{name} is `{value}`", hint="it is a whole number")
+        raise InvalidRequest(f"{name} is `{value}`", hint="expected a whole number")
     return int(value)
 

@@ -1,17 +1,16 @@
-"""What can go wrong, each with what to do about it.
+"""The errors that this package raises.
 
 ```text
-BelljarError ── Refused ──────────── NotFound, SessionEnded, Conflict, Unauthorized, Forbidden,
-  │             the server said no   InvalidRequest ── TooLarge, TooMany, NoSpace, SourceFailed, ServerError,
-  │                                  BrowserError
+BelljarError ── Refused ──────────────── NotFound, SessionEnded, Conflict, Unauthorized, Forbidden,
+  │             the server refused it    InvalidRequest ── TooLarge, TooMany, NoSpace, SourceFailed, ServerError,
+  │                                      BrowserError
   ├── ServerUnavailable ── LocalServerError
   ├── Timeout
   ├── ProtocolError, IntegrityError
-  └── ExecutionError   the code failed, and the caller asked to be told so
+  └── ExecutionError   the code failed, and the caller called `raise_for_error`
 ```
 
-Code that fails is not an error of Belljar's: its `Result` says what happened. Only
-`Result.raise_for_error()` makes an exception of it.
+Code that fails raises no exception: its `Result` says what happened. Only `Result.raise_for_error()` raises one.
 """
 
 from __future__ import annotations
@@ -46,10 +45,10 @@ __all__ = [
 
 
 class BelljarError(Exception):
-    """The base of everything this package raises.
+    """The base of all errors of this package.
 
-    `code` is stable and for programs, `message` is for people, `hint` says what to do, `status` is
-    the HTTP status where there was one.
+    `code` is stable, for programs; `message` is for people; `hint` says what to do; `status` is the HTTP status, if
+    there was a response; `retry_after` is in how many seconds the server wants the request again.
     """
 
     code: str = "error"
@@ -75,7 +74,7 @@ class BelljarError(Exception):
         return f"{self.message}; {self.hint}" if self.hint else self.message
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Keyword arguments are lost on the way to another process otherwise.
+        # Exceptions are pickled without keyword arguments by default.
         return _restore, (type(self), self.message, dict(self.__dict__))
 
 
@@ -86,7 +85,7 @@ def _restore(kind: type[BelljarError], message: str, state: dict[str, Any]) -> B
 
 
 class Refused(BelljarError):
-    """The server understood, and said no."""
+    """The server understood the request and refused it."""
 
     code = "refused"
 
@@ -98,61 +97,61 @@ class NotFound(Refused):
 
 
 class SessionEnded(Refused):
-    """The session is over: stopped, expired or dead. Nothing in it was replaced behind your back."""
+    """The session has ended: it was stopped, expired or failed. It was not replaced by another one."""
 
     code = "session_ended"
 
 
 class Conflict(Refused):
-    """It does not go together with what is there: a busy kernel, a different session with this key."""
+    """The request conflicts with the current state: a busy kernel, or a session with this key and other options."""
 
     code = "conflict"
 
 
 class Unauthorized(Refused):
-    """No API key, or not one that the server knows."""
+    """The API key is missing, or the server does not know it."""
 
     code = "unauthorized"
 
 
 class Forbidden(Refused):
-    """A link that has expired, or a host or origin that the server does not serve."""
+    """The link has expired, or the server does not accept this host or origin."""
 
     code = "forbidden"
 
 
 class InvalidRequest(Refused):
-    """What was asked for makes no sense; asking again will not help."""
+    """The request is not valid. Repeating it does not help."""
 
     code = "invalid"
 
 
 class TooLarge(InvalidRequest):
-    """More bytes than the server takes."""
+    """The request has more bytes than the server accepts."""
 
     code = "too_large"
 
 
 class TooMany(Refused):
-    """No room, a full queue or a rate limit; `retry_after` says in how many seconds to come back."""
+    """No capacity, a full queue or a rate limit; `retry_after` is in how many seconds to try again."""
 
     code = "too_many"
 
 
 class NoSpace(Refused):
-    """No room for files, in the sandbox or on the server."""
+    """No space for files, in the sandbox or on the server."""
 
     code = "no_space"
 
 
 class SourceFailed(Refused):
-    """A dataset's source did not give it to the server."""
+    """The server could not fetch a dataset from its source."""
 
     code = "source_failed"
 
 
 class BrowserError(Refused):
-    """A session's browser could not do what it was asked; `code` says why: `navigation_failed`, `page_timeout`,
+    """An action of a session's browser failed; `code` is the reason: `navigation_failed`, `page_timeout`,
     `no_such_element`, `stale_ref`, `element_not_usable`, `script_failed`, `download_failed`, `no_such_tab`,
     `page_crashed`, `browser_crashed`, `browser_out_of_memory`, `no_browser`, `no_browser_use`, `task_failed`, ..."""
 
@@ -160,43 +159,43 @@ class BrowserError(Refused):
 
 
 class ServerError(Refused):
-    """The server failed at something it should be able to do; its log says more."""
+    """The server failed; its log has the details."""
 
     code = "internal"
 
 
 class ServerUnavailable(BelljarError):
-    """Nobody there, or the connection was lost, for longer than the client's patience."""
+    """The server could not be reached, or the connection was lost, for longer than the client's `patience`."""
 
     code = "unavailable"
 
 
 class LocalServerError(ServerUnavailable):
-    """The local server could not be started; the message has its own words."""
+    """The local server could not be started; the message quotes its log."""
 
     code = "local_server"
 
 
 class Timeout(BelljarError):
-    """The server did not answer in time. Code that runs too long is no such error: see `Result.status`."""
+    """The server did not respond in time. Code that runs too long raises no error: see `Result.status`."""
 
     code = "timeout"
 
 
 class ProtocolError(BelljarError):
-    """What answers is not a Belljar server, or one from another age."""
+    """The response does not come from a Belljar server, or from one of an incompatible version."""
 
     code = "protocol"
 
 
 class IntegrityError(BelljarError):
-    """What arrived is not what was sent."""
+    """The content that arrived does not match its hash."""
 
     code = "integrity"
 
 
 class ExecutionError(BelljarError):
-    """The code failed; `result` says everything about it."""
+    """The code failed; `result` has the details."""
 
     code = "execution"
 
@@ -224,7 +223,7 @@ _BY_STATUS: dict[int, type[BelljarError]] = {
     507: NoSpace,
 }
 
-# Where the status alone is not enough, or where there is none: the end of a stream.
+# For codes whose status is ambiguous, and for errors inside a stream, which have no status.
 _BY_CODE: dict[str, type[BelljarError]] = {
     "session_ended": SessionEnded,
     "session_ending": SessionEnded,
@@ -265,6 +264,6 @@ _BY_CODE: dict[str, type[BelljarError]] = {
 def refusal(
     status: int | None, code: str, message: str, hint: str | None, retry_after: float | None = None
 ) -> BelljarError:
-    """The error that the server's answer stands for."""
+    """The error for a status and code of the server."""
     kind = _BY_CODE.get(code) or _BY_STATUS.get(status or 0) or (ServerError if (status or 0) >= 500 else Refused)
     return kind(message, code=code, hint=hint, status=status, retry_after=retry_after)

@@ -1,4 +1,4 @@
-"""An execution as it happens: the events of a stream.
+"""The events of a stream: an execution while it happens.
 
 >>> for event in session.stream("print('hi'); 6 * 7"):
 ...     match event:
@@ -33,27 +33,27 @@ __all__ = [
 
 @dataclass(frozen=True)
 class _Event:
-    #: Where to go on after this event: `session.join(exec_id, offset=position)`.
+    #: Where to resume after this event: `session.join(exec_id, offset=position)`.
     position: int = field(default=0, kw_only=True)
 
 
 @dataclass(frozen=True)
 class Stdout(_Event):
-    """Something was printed."""
+    """Text that the code wrote to standard output."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Stderr(_Event):
-    """Something was written to standard error."""
+    """Text that the code wrote to standard error."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Display(_Event):
-    """Something was shown on the way."""
+    """A value that the code displayed."""
 
     bundle: Bundle
 
@@ -82,7 +82,7 @@ class InputRequest(_Event):
 
 @dataclass(frozen=True)
 class ArtifactsEvent(_Event):
-    """The files that the code left behind."""
+    """The artifacts of the execution."""
 
     artifacts: list[Artifact]
     artifact_map: dict[str, str]
@@ -91,7 +91,7 @@ class ArtifactsEvent(_Event):
 
 @dataclass(frozen=True)
 class Done(_Event):
-    """The end. `result` has all that came before it too, as far as this stream has seen it."""
+    """The last event. `result` includes all earlier events that this stream has received."""
 
     result: Result
 
@@ -102,25 +102,25 @@ Event = Stdout | Stderr | Display | ResultEvent | ErrorEvent | InputRequest | Ar
 
 @dataclass(frozen=True)
 class Accepted:
-    """The server has heard of the execution, and calls it this. Not shown to users."""
+    """The server has accepted the execution, with this id. Internal."""
 
     exec_id: str
 
 
 class Transcript:
-    """Makes events of what the server sends, and a result of all events."""
+    """Converts server-sent events to events of this package, and collects them for the result."""
 
     def __init__(self, offset: int = 0) -> None:
         self.position = offset
-        #: Whether it has seen everything from the beginning.
+        #: Whether it begins with the first event of the execution.
         self.is_whole = offset == 0
         self._stdout: list[str] = []
         self._stderr: list[str] = []
         self._results: list[Bundle] = []
         self._artifacts: ArtifactsEvent | None = None
 
-    def hear(self, name: str, position: int | None, data: bytes) -> Event | Accepted | None:
-        """The event behind a server-sent one; None for those of later servers."""
+    def add(self, name: str, position: int | None, data: bytes) -> Event | Accepted | None:
+        """The event; None if this version does not know its name."""
         try:
             value = json.loads(data)
         except ValueError as error:
@@ -128,11 +128,11 @@ class Transcript:
         if position is not None:
             self.position = position
         try:
-            return self._understand(name, value)
+            return self._convert(name, value)
         except (KeyError, TypeError, ValueError) as error:
-            raise ProtocolError(f"the server sent an event `{name}` of an unknown shape") from error
+            raise ProtocolError(f"the server sent an event `{name}` in an unexpected format") from error
 
-    def _understand(self, name: str, value: Any) -> Event | Accepted | None:
+    def _convert(self, name: str, value: Any) -> Event | Accepted | None:
         at = self.position
         if name == "stdout":
             self._stdout.append(value["text"])
@@ -165,18 +165,18 @@ class Transcript:
         return None
 
     def _result(self, done: dict[str, Any]) -> Result:
-        told = {"stdout": "".join(self._stdout), "stderr": "".join(self._stderr)}
-        left: dict[str, Any] = {}
+        output = {"stdout": "".join(self._stdout), "stderr": "".join(self._stderr)}
+        artifacts: dict[str, Any] = {}
         if self._artifacts is not None:
-            left = {
+            artifacts = {
                 "artifacts": self._artifacts.artifacts,
                 "artifact_map": self._artifacts.artifact_map,
                 "artifacts_refused": self._artifacts.refused,
             }
-        return Result.model_validate({**done, **told, **left, "results": self._results})
+        return Result.model_validate({**done, **output, **artifacts, "results": self._results})
 
 
 def failure(value: dict[str, Any]) -> BelljarError:
-    """What a stream says that could not even begin."""
-    told = value["error"]
-    return refusal(value.get("status"), told["code"], told["message"], told.get("hint"), value.get("retry_after"))
+    """The error of an execution that could not start."""
+    error = value["error"]
+    return refusal(value.get("status"), error["code"], error["message"], error.get("hint"), value.get("retry_after"))

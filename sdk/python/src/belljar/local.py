@@ -1,32 +1,30 @@
-"""The local server: one per user, shared by all of the user's programs.
+"""The local server: one per user, shared by all programs of the user.
 
 ```text
-   ensure() ── somebody answers on the socket? ── yes ──▶ its path
+   ensure() ── does a server respond on the socket? ── yes ──▶ path of the socket
                  │ no
                  ▼ one program at a time (lock)
-               answers by now? ── yes ──▶ its path
+               does one respond now? ── yes ──▶ path of the socket
                  │ no
                  ▼
-               `belljar serve --unix SOCKET`, detached ──▶ ready? ──▶ its path
-                                                        └▶ ended, or not in time: its own words
+               `belljar serve --unix SOCKET`, detached ──▶ ready ──▶ path of the socket
+                                                        └▶ ended, or not ready in time: error with its log
 ```
 
-Everything of it is in directories that only the user can enter, and nothing is said to a socket
-before that is certain: anybody can make a directory in `/tmp`, and listen there under our name. Then
-the process behind the socket must be this user's as well, by the kernel's word. The socket, the lock
-and the log are below `$XDG_RUNTIME_DIR/belljar-local` or the data directory, which is
-`~/.local/share/belljar/local` (or `$XDG_DATA_HOME/belljar/local`) and holds what must last. The
-`belljar` command finds it in the same way (`crates/belljar/src/settings/local.rs`).
+Its files are in directories that only the user can enter. This is checked before anything is sent to a socket, because
+anyone can create a directory in `/tmp` and listen there. The process behind the socket must belong to the user as well,
+according to the kernel. The socket and the lock are in `$XDG_RUNTIME_DIR/belljar-local`, or in the data directory. That
+holds everything else: `~/.local/share/belljar/local` (or `$XDG_DATA_HOME/belljar/local`). The `belljar` command finds
+the server in the same way (`crates/belljar/src/settings/local.rs`).
 
-Its settings are those of the program that started it: `BELLJAR_MEMORY` and so on, from the environment
-and the `.env` of the current directory. Of its environment nothing else is passed on, least of all
-keys, unless tools need one (`pass_model_key`). A program with other settings than the server that runs
-already asks for them with every session (`adjusted`); those that only a server can have are named in a
-warning.
+The server has the settings of the program that started it: `BELLJAR_MEMORY` and so on, from the environment and from
+`.env` in the current directory. It gets no other variables, above all no API keys, unless tools need one
+(`pass_model_key`). If the settings of another program differ, that program requests them with every session
+(`adjusted`), and a warning names those that only a server can have.
 
-What one server can have only once, such as the directory of datasets, may be wanted differently by
-different programs: `Place({"DATASETS_HOST_RO": ...})` is the place of one more server, shared by all
-who want the same. `Place.wanted()` is the one that the settings ask for.
+Some settings, such as the directory of datasets, exist once per server, and programs may need different values:
+`LocalServer({"DATASETS_HOST_RO": ...})` is another server, shared by all programs with the same values.
+`LocalServer.from_settings()` is the one that the current settings select.
 
     python -m belljar.local status
     python -m belljar.local stop
@@ -60,53 +58,54 @@ from belljar import _settings
 from belljar._variables import DEFAULTS, INTERNAL, SECRET
 from belljar.errors import BelljarError, InvalidRequest, LocalServerError
 
-__all__ = ["Place", "ensure", "is_running", "is_set_up", "log_path", "stop"]
+__all__ = ["LocalServer", "ensure", "is_running", "is_set_up", "log_path", "stop"]
 
-# How long a server may take to be ready: it takes over what an earlier one left.
+# Seconds until a server must be ready: it first recovers the sessions of the previous one.
 _START_PATIENCE = 60.0
 _START_PACE = 0.02
-# Another program may be starting it.
+# Seconds to wait for the lock: another program may be starting the server.
 _LOCK_PATIENCE = _START_PATIENCE + 10.0
 _LOCK_PACE = 0.02
-# The server lets requests in progress finish for 10 seconds.
+# Seconds to wait for a server that stops: it gives open requests 10 seconds to finish.
 _STOP_PATIENCE = 20.0
 _PROBE_TIMEOUT = 5.0
-# Seconds without sessions and requests after which the server ends by itself, where it knows how.
+# Seconds without sessions and requests after which the server ends by itself.
 _IDLE_EXIT = 900
-# Those with settings of their own hold directories that another, set a little differently, may want next.
-_IDLE_EXIT_OF_ITS_OWN = 60
-# How much of the server's words an error quotes, and how much log is kept from earlier servers.
+# The same for servers with settings of their own: another server may need their directories.
+_IDLE_EXIT_OWN = 60
+# How many lines of the log an error quotes, and how many bytes of log are kept.
 _QUOTED_LINES = 12
 _MAX_LOG = 4 << 20
-# The longest path of a socket, its final NUL included; the server first binds a name some 16 longer.
+# The longest path of a socket, with its final NUL; the server first binds a name that is 16 bytes longer.
 _MAX_SOCKET_PATH = 108 - 20
 
-# What a server needs to find its way on this machine.
+# Variables of the environment that a server needs.
 _PASSED_ON = (
     "PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "SSL_CERT_FILE", "SSL_CERT_DIR",
     "XDG_RUNTIME_DIR", "XDG_DATA_HOME", "DBUS_SESSION_BUS_ADDRESS",
 )  # fmt: skip
-# What a server has only once, and programs may want differently: each set of these has a server of its own.
+# Settings that exist once per server and that programs may need with different values: each combination of values has
+# its own server.
 OWN = ("ARTIFACTS_DB", "BLOBSTORE_DIR", "DATASETS_HOST_RO", "IDLE_HIBERNATE_SEC", "SESSIONS_ROOT")
 # Two servers cannot share these.
 _EXCLUSIVE = ("ARTIFACTS_DB", "BLOBSTORE_DIR")
-# Relative ones are meant from here, not from where the server runs.
+# Settings that are paths. Relative ones are relative to this program's directory, not the server's.
 _PATHS = (
     "ARTIFACTS_DB", "BLOBSTORE_DIR", "DATASETS_HOST_RO", "SESSIONS_ROOT", "BELLJAR_DATASET_CACHE",
     "BELLJAR_EXPORTS_DIR", "BELLJAR_FROZEN_DIR", "BELLJAR_HOME", "BELLJAR_OUTPUTS_DIR", "BELLJAR_RUN_DIR",
     "BELLJAR_SOCKET_DIR", "BELLJAR_STATE_DIR", "BELLJAR_VOLUMES_DIR",
 )  # fmt: skip
-# JSON, or the path of a file with it; `${NAME}` in it is a variable that the server needs too.
+# Settings that are JSON, or the path of a JSON file. `${NAME}` in it is a variable that the server needs too.
 _WITH_VARIABLES = ("BELLJAR_DATASET_SOURCES", "BELLJAR_NETWORK_SECRETS")
-# Ours and not the server's, or about another server than this one.
+# Settings of clients, and settings for servers with an address.
 _NOT_PASSED_ON = {
     "BELLJAR_BINARY", "BELLJAR_URL", "BELLJAR_API_KEY", "BELLJAR_LISTEN", "BELLJAR_UNIX", "BELLJAR_TLS_CERT",
     "BELLJAR_TLS_KEY",
 }  # fmt: skip
-# The key of a model, which most programs have for purposes of their own: only tools that need it have it passed on.
+# A model's API key, which most programs have for their own purposes: it is passed on only if tools need it.
 MODEL_KEY = ("OPENAI_API_KEY", "OPENAI_BASE_URL")
 _passes_model_key = False
-# Other names for the image that every server has.
+# Other names for the server's default image.
 DEFAULT_IMAGES = {
     "sandbox", "sandbox:latest", "py-sandbox:latest", "python-agent-sandbox:latest", "python-chart-sandbox:latest",
     "local/sandbox-py311-rdkit:latest",
@@ -114,21 +113,21 @@ DEFAULT_IMAGES = {
 
 _BARE = (
     "belljar: sandboxes have the plain Python of this machine, without numpy, pandas and matplotlib; "
-    "`sandbox-setup` installs those for them, once (about a minute and 600 MB)"
+    "`sandbox-setup` installs these packages for sandboxes, once (about a minute and 600 MB)"
 )
 
 
-# Sockets of the places that this program knows: what is said there is for our own server only.
+# Sockets of local servers that this program knows: it sends requests there only to the user's own server.
 _own_sockets: set[str] = set()
 
 
-class Place:
-    """Where the local server of this user is, or the one with these `settings`."""
+class LocalServer:
+    """The paths of the user's local server, or of the one with these `settings`. It may not be running."""
 
     def __init__(self, settings: Mapping[str, str] | None = None) -> None:
         self.settings = dict(settings or {})
-        told = "".join(f"{name}={value}\n" for name, value in sorted(self.settings.items()))
-        suffix = f"-{_digest(os.fsencode(told))}" if told else ""
+        text = "".join(f"{name}={value}\n" for name, value in sorted(self.settings.items()))
+        suffix = f"-{_digest(os.fsencode(text))}" if text else ""
         data_home = os.environ.get("XDG_DATA_HOME") or os.path.join(os.path.expanduser("~"), ".local", "share")
         self.data = Path(data_home, "belljar", f"local{suffix}")
         runtime = os.environ.get("XDG_RUNTIME_DIR")
@@ -142,77 +141,76 @@ class Place:
         _own_sockets.add(str(self.socket))
 
     @staticmethod
-    def wanted(given: Mapping[str, str | None] | None = None) -> Place:
-        """That of the server which the environment and `.env` ask for; what is `given` wins."""
-        asked = {**_settings.read(), **(given or {})}
+    def from_settings(overrides: Mapping[str, str | None] | None = None) -> LocalServer:
+        """The server that the environment and `.env` select."""
+        asked = {**_settings.read(), **(overrides or {})}
         settings = {name: value for name in OWN if (value := asked.get(name))}
-        return Place(
+        return LocalServer(
             {name: _settings.absolute(value) if name in _PATHS else value for name, value in settings.items()}
         )
 
-    def make(self) -> None:
+    def make_directories(self) -> None:
         for directory in (self.data, self.runtime):
             _make_private(directory)
 
 
-def ensure(place: Place | None = None) -> str:
-    """The path of the local server's socket; starts the server if nobody has."""
-    place = place or Place.wanted()
-    if _is_ready(place.socket):
-        return str(place.socket)
-    place.make()
-    with _locked(place.lock):
-        if not _is_ready(place.socket):
-            _start(place)
-    return str(place.socket)
+def ensure(server: LocalServer | None = None) -> str:
+    """The path of the local server's socket. Starts the server if it does not run."""
+    server = server or LocalServer.from_settings()
+    if _is_ready(server.socket):
+        return str(server.socket)
+    server.make_directories()
+    with _locked(server.lock):
+        if not _is_ready(server.socket):
+            _start(server)
+    return str(server.socket)
 
 
 def pass_model_key() -> None:
-    """Gives a server that this program starts the key of the model that does browser tasks, to add it on the way."""
+    """Makes servers that this program starts get the API key of the model for browser tasks, for their proxy."""
     global _passes_model_key
     _passes_model_key = True
 
 
 def is_running() -> bool:
-    """Whether the local server answers. Raises if its directory is not the user's own."""
-    return _is_ready(Place.wanted().socket)
+    """Whether the local server responds. Raises if its directory does not belong to the user."""
+    return _is_ready(LocalServer.from_settings().socket)
 
 
 def is_set_up() -> bool:
-    """Whether sandboxes have numpy, pandas and the rest, which `belljar setup` installs for them.
+    """Whether `belljar setup` has installed numpy, pandas and other packages for sandboxes.
 
-    Without it they run the plain Python of this machine.
+    Without them, sandboxes have the plain Python of this machine.
     """
     return manifest_path().is_file()
 
 
 def manifest_path() -> Path:
-    """What `belljar setup` writes last, when all the rest is there."""
+    """The file that `belljar setup` writes last, when everything is installed."""
     return _home() / "python" / "belljar.json"
 
 
 def log_path() -> Path:
-    """Where the local server writes what it has to say."""
-    return Place.wanted().log
+    """The log file of the local server."""
+    return LocalServer.from_settings().log
 
 
-def stop(place: Place | None = None) -> bool:
-    """Stops the local server, if it runs; true if it did.
+def stop(server: LocalServer | None = None) -> bool:
+    """Stops the local server; false if it did not run.
 
-    Sessions survive that, as they survive everything: the next server finds them. Stop those first
-    that are not needed any more.
+    Its sessions go on, and the next server takes them over. Stop sessions that are not needed any more first.
     """
-    place = place or Place.wanted()
-    if not _is_own(place.runtime):
+    server = server or LocalServer.from_settings()
+    if not _is_own(server.runtime):
         return False
-    with _locked(place.lock):
-        pid = _pid_of(place.socket)
+    with _locked(server.lock):
+        pid = _pid_of(server.socket)
         if pid is None:
             return False
         return _end(pid)
 
 
-# How a setting is asked for with a session or a run: the field, and its value made from the variable's.
+# Settings that a session or run can request: the field of the request, and how to convert the value.
 _PER_SESSION: dict[str, tuple[str, Callable[[str], Any]]] = {
     "BELLJAR_MEMORY": ("limits.memory", str),
     "BELLJAR_CPUS": ("limits.cpus", float),
@@ -226,33 +224,33 @@ _PER_SESSION: dict[str, tuple[str, Callable[[str], Any]]] = {
     "SANDBOX_IMAGE_NAME": ("image", str),
     "BELLJAR_NETWORK": ("network", lambda value: value if value in ("none", "open") else {"allow": value.split()}),
 }
-# Those that a run has too, which is over before the others could matter.
-_OF_RUNS = ("limits", "datasets", "image", "network")
+# Fields that a run has too.
+_RUN_FIELDS = ("limits", "datasets", "image", "network")
 
-# What was told of which server, so that it is told once.
-_told: set[tuple[int, str]] = set()
+# Warnings that were logged, by process of the server or 0, and setting or session.
+_warned: set[tuple[int, str]] = set()
 
 
-def adjusted(place: Place, body: Mapping[str, Any], is_run: bool) -> Mapping[str, Any]:
-    """What to ask of the local server for a session or a run: with the settings of this program that it does not have.
+def adjusted(server: LocalServer, body: Mapping[str, Any], is_run: bool) -> Mapping[str, Any]:
+    """The request for a session or a run, with those settings of this program that differ from the local server's.
 
-    Those that cannot be asked for are named in a warning.
+    A warning names settings that cannot be requested.
     """
     explicit = _settings.read()
     wanted = {name for name in explicit if name in DEFAULTS and name not in {*_NOT_PASSED_ON, *MODEL_KEY, *OWN}}
     if not wanted:
         return body
-    theirs = _environment_of(place)
+    theirs = _environment_of(server)
     if theirs is None:
         return body
     pid, theirs_settings = theirs
-    ours = _environment(place)
+    ours = _environment(server)
     differing = {name: ours[name] for name in sorted(wanted) if name in ours and _differs(name, ours, theirs_settings)}
     asked = dict(body)
     for name in list(differing):
         if _can_ask(name, differing[name], theirs_settings):
             _ask(asked, name, differing.pop(name), is_run)
-    _tell(pid, differing, theirs_settings)
+    _warn_about_settings(pid, differing, theirs_settings)
     return asked
 
 
@@ -264,70 +262,70 @@ def _differs(name: str, ours: Mapping[str, str], theirs: Mapping[str, str]) -> b
 
 def _can_ask(name: str, value: str, theirs: Mapping[str, str]) -> bool:
     if name == "BELLJAR_NETWORK":
-        # Unless it says more, a server allows no more than its own default.
+        # Without BELLJAR_MAX_NETWORK a server allows only its own default.
         return value == "none" or bool(theirs.get("BELLJAR_MAX_NETWORK"))
-    # No session can ask for none.
+    # A session cannot request to have no idle timeout.
     return name in _PER_SESSION and not (name == "BELLJAR_IDLE_TIMEOUT" and value == "0")
 
 
 def _ask(body: dict[str, Any], name: str, value: str, is_run: bool) -> None:
-    field, made = _PER_SESSION[name]
+    field, convert = _PER_SESSION[name]
     field, _, part = field.partition(".")
-    if is_run and field not in _OF_RUNS:
+    if is_run and field not in _RUN_FIELDS:
         return
     if is_run and field == "datasets" and value.upper() != "LOCAL_RO":
-        # A run is over before anything could be staged into it.
+        # A run has no time to stage datasets.
         return
     try:
-        wish = made(value)
+        converted = convert(value)
     except ValueError:
-        raise InvalidRequest(f"{name}={value}: it is a number") from None
+        raise InvalidRequest(f"{name}={value}: expected a number") from None
     if not part:
-        body.setdefault(field, wish)
+        body.setdefault(field, converted)
     elif part not in body.get(field, {}):
-        body[field] = {**body.get(field, {}), part: wish}
+        body[field] = {**body.get(field, {}), part: converted}
 
 
-def _tell(pid: int, differing: Mapping[str, str], theirs: Mapping[str, str]) -> None:
-    """Says which settings have no effect, and what to do; once for every server."""
-    new = [name for name in differing if (pid, name) not in _told]
+def _warn_about_settings(pid: int, differing: Mapping[str, str], theirs: Mapping[str, str]) -> None:
+    """Logs which settings have no effect, and what to do; once for every server."""
+    new = [name for name in differing if (pid, name) not in _warned]
     if not new:
         return
     import logging
 
-    _told.update((pid, name) for name in new)
-    said = ", ".join(_comparison(name, differing[name], theirs) for name in new)
+    _warned.update((pid, name) for name in new)
+    differences = ", ".join(_comparison(name, differing[name], theirs) for name in new)
     logging.getLogger("belljar").warning(
-        f"belljar: the local server was started with other settings: {said}. To use yours, stop it with "
-        "`python -m belljar.local stop`; the next program starts it again, and its sessions stay"
+        f"belljar: the local server was started with other settings: {differences}. To use yours, stop it with "
+        "`python -m belljar.local stop`; the next program starts it again, and its sessions are kept"
     )
 
 
-def tell_of_session(session_id: str, conflict: str) -> None:
-    """Says that a session which lives already has other settings than ours, once."""
-    if (0, session_id) not in _told:
+def warn_about_session(session_id: str, conflict: str) -> None:
+    """Logs that a live session has other settings than ours, once."""
+    if (0, session_id) not in _warned:
         import logging
 
-        _told.add((0, session_id))
+        _warned.add((0, session_id))
         logging.getLogger("belljar").warning(f"belljar: {conflict}; it goes on as it is until it is stopped")
 
 
 def _comparison(name: str, value: str, theirs: Mapping[str, str]) -> str:
     if name in SECRET:
         return f"another {name}"
-    its = theirs.get(name) or DEFAULTS[name]
-    return f"{name} is {its if its else 'not set'} there and {value} here"
+    there = theirs.get(name) or DEFAULTS[name]
+    return f"{name} is {there if there else 'not set'} there and {value} here"
 
 
-def _environment_of(place: Place) -> tuple[int, dict[str, str]] | None:
-    """The process of the local server, which is started if it does not run, and the settings that it was started with.
+def _environment_of(server: LocalServer) -> tuple[int, dict[str, str]] | None:
+    """The process of the local server, and the settings that it was started with. Starts the server if it does not run.
 
-    None if that cannot be found out.
+    None if that cannot be determined.
     """
-    pid = _pid_of(place.socket)
+    pid = _pid_of(server.socket)
     if pid is None:
-        ensure(place)
-        pid = _pid_of(place.socket)
+        ensure(server)
+        pid = _pid_of(server.socket)
     if pid is None:
         return None
     settings = _settings_of(pid)
@@ -343,19 +341,19 @@ def _settings_of(pid: int) -> dict[str, str] | None:
     return {name: value for name, _, value in pairs}
 
 
-def _make_room(place: Place, environment: Mapping[str, str]) -> None:
-    """Stops other local servers of this user that hold what this one needs for itself alone, if they have no sessions.
+def _make_room(server: LocalServer, environment: Mapping[str, str]) -> None:
+    """Stops other local servers of this user that hold directories which this one needs, if they have no sessions.
 
-    Such as that of the same project, before its settings were changed. Those with sessions stay, and the new server
-    says what it misses.
+    For example the server of the same project before its settings were changed. A server with sessions is left alone,
+    and then the new server fails with an error that names the directory.
     """
     wanted = {(name, environment.get(name)) for name in _EXCLUSIVE if environment.get(name)}
-    nearby = [*place.runtime.parent.glob("belljar-local*"), *place.data.parent.glob("local*/run")]
+    nearby = [*server.runtime.parent.glob("belljar-local*"), *server.data.parent.glob("local*/run")]
     for directory in nearby:
         try:
-            pid = _pid_of(directory / "server.sock") if directory != place.runtime else None
+            pid = _pid_of(directory / "server.sock") if directory != server.runtime else None
         except LocalServerError:
-            # Not ours.
+            # It belongs to another user.
             continue
         settings = (_settings_of(pid) if pid is not None else None) or {}
         if pid is not None and wanted & set(settings.items()) and _has_no_sessions(directory / "server.sock"):
@@ -384,35 +382,35 @@ def _make_private(directory: Path) -> None:
             directory.chmod(0o700)
     except OSError as error:
         raise LocalServerError(
-            f"failed to make the directory `{directory}` for the local server: {error.strerror}",
-            hint="set XDG_DATA_HOME to a place that can be written to, or BELLJAR_URL to a server that runs already",
+            f"failed to create the directory `{directory}` for the local server: {error.strerror}",
+            hint="set XDG_DATA_HOME to a writable directory, or BELLJAR_URL to the address of a running server",
         ) from error
 
 
 def may_talk_to(path: str) -> bool:
-    """Whether a server of this user's can be at this socket; raises if it would be somebody else's.
+    """Whether this socket may be a server of this user; raises if its directory belongs to another user.
 
-    Sockets that are not those of local servers were named by the user, who knows whose they are.
+    Only sockets of local servers are checked: any other socket was chosen by the user.
     """
     return path not in _own_sockets or _is_own(Path(path).parent)
 
 
 def _is_own(directory: Path) -> bool:
-    """Whether it is there; raises unless it is a directory in which only this user can make sockets."""
+    """Whether the directory exists; raises if other users could create sockets in it."""
     try:
         found = os.lstat(directory)
     except (FileNotFoundError, NotADirectoryError):
         return False
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
         raise LocalServerError(
-            f"`{directory}` is not a directory of yours, or others can write to it: who answers there is not known",
+            f"`{directory}` is not a directory of yours, or others can write to it: its server cannot be trusted",
             hint="remove it, or set XDG_RUNTIME_DIR",
         )
     return True
 
 
 def _peer(client: socket.socket) -> tuple[int, int]:
-    """The process at the other end and its user, by the kernel's word."""
+    """The process at the other end of a socket and its user, according to the kernel."""
     credentials = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     pid, uid, _ = struct.unpack("3i", credentials)
     return pid, uid
@@ -420,7 +418,7 @@ def _peer(client: socket.socket) -> tuple[int, int]:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """One program at a time. The lock ends with the file descriptor, so with us if we are killed."""
+    """One program at a time. The kernel releases the lock when the process ends."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         deadline = time.monotonic() + _LOCK_PATIENCE
@@ -430,7 +428,7 @@ def _locked(path: Path) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise LocalServerError(f"another program has held `{path}` for too long") from None
+                    raise LocalServerError(f"another program holds the lock `{path}` for too long") from None
                 time.sleep(_LOCK_PACE)
         yield
     finally:
@@ -438,7 +436,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 class _Connection(http.client.HTTPConnection):
-    """HTTP over a UNIX socket, without what takes long to import."""
+    """HTTP over a UNIX socket, without importing httpx, which is slow."""
 
     def __init__(self, path: Path) -> None:
         super().__init__("localhost", timeout=_PROBE_TIMEOUT)
@@ -449,7 +447,7 @@ class _Connection(http.client.HTTPConnection):
         self.sock.settimeout(self.timeout)
         self.sock.connect(str(self._path))
         if _peer(self.sock)[1] != os.getuid():
-            raise PermissionError(f"`{self._path}` is another user's")
+            raise PermissionError(f"`{self._path}` belongs to another user")
 
 
 def _is_ready(path: Path) -> bool:
@@ -466,7 +464,7 @@ def _is_ready(path: Path) -> bool:
 
 
 def _pid_of(path: Path) -> int | None:
-    """The process behind a socket, by the kernel's word: files that say so may be out of date."""
+    """The process behind a socket, according to the kernel: a file with its id might be out of date."""
     if not _is_own(path.parent):
         return None
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
@@ -501,7 +499,7 @@ def find_binary() -> str:
     named = os.environ.get("BELLJAR_BINARY")
     if named:
         if not os.access(named, os.X_OK):
-            raise LocalServerError(f"BELLJAR_BINARY names `{named}`, which is no program")
+            raise LocalServerError(f"BELLJAR_BINARY is `{named}`, which is not an executable file")
         return os.path.abspath(named)
     schemes = [sysconfig.get_path("scripts")]
     if "posix_user" in sysconfig.get_scheme_names():
@@ -512,14 +510,14 @@ def find_binary() -> str:
     found = shutil.which("belljar")
     if found is None:
         raise LocalServerError(
-            "the program `belljar` is not here, so no local server can be started",
-            hint="install the whole package, name it with BELLJAR_BINARY, or set BELLJAR_URL to a server that runs",
+            "the program `belljar` was not found, so the local server cannot be started",
+            hint="install the wheel, set BELLJAR_BINARY to the program, or BELLJAR_URL to the address of a server",
         )
     return found
 
 
 def _home() -> Path:
-    """Where the server looks for the Python of sandboxes; see BELLJAR_HOME in docs/settings.md."""
+    """The directory with the Python of sandboxes; see BELLJAR_HOME in docs/settings.md."""
     named = _settings.read().get("BELLJAR_HOME")
     if named:
         return Path(_settings.absolute(named))
@@ -528,61 +526,61 @@ def _home() -> Path:
     return Path(os.environ.get("XDG_DATA_HOME") or os.path.join(os.path.expanduser("~"), ".local", "share"), "belljar")
 
 
-def _say_if_bare() -> None:
-    """A warning, which whoever has not said otherwise sees on stderr; once per server, not per program."""
+def _warn_if_bare() -> None:
+    """Logs that sandboxes have no packages; once per server, not per program."""
     if not is_set_up():
         import logging
 
         logging.getLogger("belljar").warning(_BARE)
 
 
-def _start(place: Place) -> None:
+def _start(server: LocalServer) -> None:
     binary = find_binary()
-    _say_if_bare()
-    arguments = [binary, "serve", "--unix", str(place.socket)]
-    environment = _environment(place)
-    if place.settings:
-        _make_room(place, environment)
+    _warn_if_bare()
+    arguments = [binary, "serve", "--unix", str(server.socket)]
+    environment = _environment(server)
+    if server.settings:
+        _make_room(server, environment)
     if _knows_idle_exit(binary, environment):
-        arguments += ["--idle-exit", str(_IDLE_EXIT_OF_ITS_OWN if place.settings else _IDLE_EXIT)]
-    with _open_log(place.log) as log:
+        arguments += ["--idle-exit", str(_IDLE_EXIT_OWN if server.settings else _IDLE_EXIT)]
+    with _open_log(server.log) as log:
         begin = log.seek(0, os.SEEK_END)
         try:
-            server = subprocess.Popen(
+            process = subprocess.Popen(
                 arguments,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                cwd=place.data,
+                cwd=server.data,
                 env=environment,
-                # Ctrl-C in the program that happened to be the first is not for the server.
+                # Ctrl-C in this program must not stop the server.
                 start_new_session=True,
             )
         except OSError as error:
             raise LocalServerError(f"failed to start `{binary}`: {error.strerror}") from error
-        _await(server, place, begin)
-    # Should it end before us, somebody has to notice, or it stays as a zombie.
-    threading.Thread(target=server.wait, name="belljar-local-server", daemon=True).start()
+        _wait_until_ready(process, server, begin)
+    # If the server ends before this program, it must be waited for, or it stays as a zombie.
+    threading.Thread(target=process.wait, name="belljar-local-server", daemon=True).start()
 
 
-def _await(server: subprocess.Popen[bytes], place: Place, begin: int) -> None:
+def _wait_until_ready(process: subprocess.Popen[bytes], server: LocalServer, begin: int) -> None:
     deadline = time.monotonic() + _START_PATIENCE
-    while not _is_ready(place.socket):
-        status = server.poll()
+    while not _is_ready(server.socket):
+        status = process.poll()
         if status is not None:
-            # Somebody outside our lock may have been faster.
-            if _is_ready(place.socket):
+            # A server that was started without the lock may have been faster.
+            if _is_ready(server.socket):
                 return
             raise LocalServerError(
-                f"the local server ended with status {status}. It said:\n{_words(place.log, begin)}",
-                hint=f"its log is `{place.log}`",
+                f"the local server ended with status {status}. Its log:\n{_log_tail(server.log, begin)}",
+                hint=f"its log is `{server.log}`",
             )
         if time.monotonic() > deadline:
-            server.terminate()
-            server.wait(_STOP_PATIENCE)
+            process.terminate()
+            process.wait(_STOP_PATIENCE)
             raise LocalServerError(
-                f"the local server was not ready after {_START_PATIENCE:.0f} s. It said:\n{_words(place.log, begin)}",
-                hint=f"its log is `{place.log}`",
+                f"the local server was not ready in {_START_PATIENCE:.0f} s. Its log:\n{_log_tail(server.log, begin)}",
+                hint=f"its log is `{server.log}`",
             )
         time.sleep(_START_PACE)
 
@@ -594,7 +592,7 @@ def _open_log(path: Path) -> IO[bytes]:
     return os.fdopen(descriptor, "ab")
 
 
-def _words(log: Path, begin: int) -> str:
+def _log_tail(log: Path, begin: int) -> str:
     with open(log, "rb") as file:
         file.seek(begin)
         lines = file.read().decode("utf-8", "replace").strip().splitlines()
@@ -611,35 +609,35 @@ def _knows_idle_exit(binary: str, environment: dict[str, str]) -> bool:
     return b"--idle-exit" in helped.stdout
 
 
-def _environment(place: Place) -> dict[str, str]:
+def _environment(server: LocalServer) -> dict[str, str]:
     own = {
-        # Apart from a server that this user may run otherwise: two cannot share any of these.
-        "BELLJAR_STATE_DIR": place.data / "state",
-        "SESSIONS_ROOT": place.data / "sessions",
-        "BLOBSTORE_DIR": place.data / "blobstore",
-        "BELLJAR_VOLUMES_DIR": place.data / "volumes",
-        "BELLJAR_DATASET_CACHE": place.data / "datasets",
-        "BELLJAR_OUTPUTS_DIR": place.data / "outputs",
-        "BELLJAR_EXPORTS_DIR": place.data / "exports",
-        "BELLJAR_RUN_DIR": place.runtime / "sandboxes",
-        "BELLJAR_CGROUP_PARENT": f"belljar-{_digest(os.fsencode(place.runtime))}",
+        # Separate from any other server that this user runs: two servers cannot share these directories.
+        "BELLJAR_STATE_DIR": server.data / "state",
+        "SESSIONS_ROOT": server.data / "sessions",
+        "BLOBSTORE_DIR": server.data / "blobstore",
+        "BELLJAR_VOLUMES_DIR": server.data / "volumes",
+        "BELLJAR_DATASET_CACHE": server.data / "datasets",
+        "BELLJAR_OUTPUTS_DIR": server.data / "outputs",
+        "BELLJAR_EXPORTS_DIR": server.data / "exports",
+        "BELLJAR_RUN_DIR": server.runtime / "sandboxes",
+        "BELLJAR_CGROUP_PARENT": f"belljar-{_digest(os.fsencode(server.runtime))}",
     }
     environment = {name: str(value) for name, value in own.items()}
     given = _settings.read()
     for name, value in given.items():
         is_setting = name in DEFAULTS or name in INTERNAL
-        if place.settings and (name in own or name == "ARTIFACTS_DB"):
-            # Meant for the one server that everybody shares; a list of artifacts has one server, as their files have.
+        if server.settings and (name in own or name == "ARTIFACTS_DB"):
+            # These settings are for the shared server. A database of artifacts has one server, as their files have.
             continue
         if name in MODEL_KEY and not _passes_model_key:
             continue
         if is_setting and name not in _NOT_PASSED_ON:
             environment[name] = value
-    # Where it finds its way is not for a file to say.
+    # These come from the environment only, not from a file.
     environment.update({name: os.environ[name] for name in _PASSED_ON if os.environ.get(name)})
-    environment.update(place.settings)
-    if "SESSIONS_ROOT" in place.settings:
-        # Somebody chose where the files of sessions go, to find them there.
+    environment.update(server.settings)
+    if "SESSIONS_ROOT" in server.settings:
+        # The user chose this directory to find the files of sessions there.
         environment.setdefault("BELLJAR_SESSION_FILES", "directory")
     for name in _PATHS:
         if name in environment:
@@ -654,21 +652,21 @@ def _environment(place: Place) -> dict[str, str]:
 
 
 def _allow_what_the_user_may(environment: dict[str, str]) -> None:
-    """Nobody but the user can ask this server for anything: images, the user's own directories, public hosts.
+    """Lets sessions request images, directories and public hosts: only the user can send requests to this server.
 
-    None of it is given to a session that does not ask for it. What the settings say has the last word.
+    A session gets them only if it requests them. Settings that are set override this.
     """
     environment.setdefault("BELLJAR_IMAGES", "*")
     environment.setdefault("BELLJAR_WORKSPACES", "/")
     network = environment.get("BELLJAR_NETWORK", "none").strip()
     if not network.startswith(("{", '"')):
-        # Private addresses can be asked for if they stand there as such.
+        # Private addresses can be requested if BELLJAR_NETWORK names them.
         hosts = " ".join(word for word in network.replace(",", " ").split() if word not in ("none", "open"))
         environment.setdefault("BELLJAR_MAX_NETWORK", f"open {hosts}".strip())
 
 
 def _variables_in(value: str) -> list[str]:
-    """Variables that headers are made of: `${SALES_TOKEN}`."""
+    """The names of variables in the text, such as `${SALES_TOKEN}`."""
     if value.startswith("@"):
         try:
             value = Path(value[1:]).read_text()
@@ -678,19 +676,19 @@ def _variables_in(value: str) -> list[str]:
 
 
 def _main(arguments: list[str]) -> int:
-    """`python -m belljar.local`, for people."""
+    """`python -m belljar.local`."""
     if arguments not in (["status"], ["stop"]):
         print("usage: python -m belljar.local status|stop", file=sys.stderr)
         return 2
     try:
-        place = Place.wanted()
+        server = LocalServer.from_settings()
         if arguments == ["stop"]:
-            stopped = stop(place)
-            print("It is stopped. Its sessions stay." if stopped else "It does not run.")
+            stopped = stop(server)
+            print("Stopped. Its sessions are kept." if stopped else "It does not run.")
             return 0
-        pid = _pid_of(place.socket)
+        pid = _pid_of(server.socket)
         print(f"process {pid}" if pid is not None else "It does not run.")
-        print(f"address unix:{place.socket}\nfiles   {place.data}\nlog     {place.log}")
+        print(f"address unix:{server.socket}\nfiles   {server.data}\nlog     {server.log}")
         return 0
     except BelljarError as error:
         print(f"belljar.local: {error}", file=sys.stderr)

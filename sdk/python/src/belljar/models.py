@@ -1,6 +1,6 @@
-"""What the server tells, typed.
+"""Typed models of the server's responses.
 
-Every model keeps what it does not know (`extra="allow"`), so that a newer server can say more.
+Every model keeps fields that it does not know (`extra="allow"`), so that a newer server can send more.
 """
 
 from __future__ import annotations
@@ -41,17 +41,19 @@ __all__ = [
 ]
 
 
-class _Told(BaseModel):
-    # Built when first used: nobody uses all of them, and building takes longer than an execution.
+class ServerModel(BaseModel):
+    """The base of all models."""
+
+    # Validators are built when they are first used: building all takes longer than an execution.
     model_config = ConfigDict(extra="allow", frozen=True, protected_namespaces=(), defer_build=True)
 
 
-class Bundle(_Told):
-    """One value in every form it can be shown in, by MIME type; binary forms are base64."""
+class Bundle(ServerModel):
+    """One value in all its formats, by MIME type. Binary formats are base64."""
 
     data: dict[str, Any] = Field(default_factory=dict)
     metadata: dict[str, Any] = Field(default_factory=dict)
-    #: `display` for what was shown on the way, `result` for the value of the last expression.
+    #: `display` for a value that the code displayed, `result` for the value of the last expression.
     kind: str | None = None
 
     @property
@@ -71,7 +73,7 @@ class Bundle(_Told):
         return any(mime.startswith("image/") for mime in self.data)
 
     def binary(self, mime: str) -> bytes | None:
-        """The bytes of a form that is not text, such as `image/jpeg`."""
+        """The bytes of a binary format such as `image/jpeg`."""
         encoded = self.data.get(mime)
         return base64.b64decode(encoded) if isinstance(encoded, str) else None
 
@@ -85,8 +87,8 @@ class Bundle(_Told):
         return show_bundles("", [self], None)
 
 
-class Dropped(_Told):
-    """Output that was produced but not kept, because there was too much."""
+class Dropped(ServerModel):
+    """How much output was dropped because it exceeded the limits."""
 
     stdout_bytes: int = 0
     stderr_bytes: int = 0
@@ -96,7 +98,7 @@ class Dropped(_Told):
         return bool(self.stdout_bytes or self.stderr_bytes or self.results)
 
 
-class ErrorInfo(_Told):
+class ErrorInfo(ServerModel):
     """The exception that ended the code."""
 
     name: str
@@ -104,18 +106,18 @@ class ErrorInfo(_Told):
     traceback: str
 
 
-class Refusal(_Told):
-    """A file that was not taken, and why."""
+class Refusal(ServerModel):
+    """A file that was not stored as an artifact, and the reason."""
 
     path: str
     reason: str
 
 
-class Artifact(_Told):
-    """A file that code left behind.
+class Artifact(ServerModel):
+    """A file that code saved for its user.
 
-    `host_path` is where it lies on the server's machine, `url` a link that is good for a while
-    (only a path, where the server has no address). `client.artifacts` downloads it.
+    `host_path` is its path on the server's machine. `url` is a link that expires (only a path, if the server has no
+    address). `client.artifacts` downloads the file.
     """
 
     name: str
@@ -131,18 +133,18 @@ class Artifact(_Told):
     exec_id: str | None = None
 
 
-class Result(_Told):
-    """What came of an execution.
+class Result(ServerModel):
+    """The result of an execution.
 
     >>> result = belljar.run("print('hi'); 6 * 7")
     >>> result.text, result.stdout, result.ok
     ('42', 'hi\\n', True)
 
-    `status` is `ok`, `error`, `timeout`, `interrupted`, `crashed` or `oom`. `kernel_state` is
-    `lost` where variables are gone; `reason` says why, where the status does not. `artifact_map`
-    leads from paths in the sandbox to paths on the server's machine. `checkpoint` tells whether the
-    session can go back to the end of it, where that was asked for, and `no_checkpoint` why it cannot. `warnings`, of
-    `run`, names the limits that the server's machine does not enforce; a session has them in `info.warnings`.
+    `status` is `ok`, `error`, `timeout`, `interrupted`, `crashed` or `oom`; `reason` has details. `kernel_state` is
+    `lost` if the variables are lost. `artifact_map` maps paths in the sandbox to paths on the server's machine. In a
+    session with checkpoints, `checkpoint` says whether there is one after this execution, and `no_checkpoint` why not.
+    For `run`, `warnings` names the limits that the server's machine does not enforce; for a session these are in
+    `info.warnings`.
     """
 
     exec_id: str
@@ -167,14 +169,14 @@ class Result(_Told):
 
     @property
     def ok(self) -> bool:
-        """Whether it ran to its end and left with exit code 0."""
+        """Whether the code ran to its end, with exit code 0."""
         return self.status == "ok" and self.exit_code == 0
 
     @property
     def text(self) -> str:
-        """The value of the last expression as text; what was printed, if there was none.
+        """The value of the last expression as text; without such a value, stdout.
 
-        Pictures count only if there is nothing else: nobody wants to read `<Figure size 640x480>`.
+        The text of an image, such as `<Figure size 640x480>`, is returned only if there is nothing else.
         """
         for bundle in reversed(self.results):
             if bundle.text is not None and not bundle.is_image:
@@ -185,16 +187,16 @@ class Result(_Told):
 
     @property
     def value(self) -> Bundle | None:
-        """The value of the last expression, in every form it has; None if there was none."""
+        """The value of the last expression in all its formats; None if there was none."""
         return next((bundle for bundle in reversed(self.results) if bundle.kind == "result"), None)
 
     @property
     def images(self) -> list[bytes]:
-        """The PNG pictures that were shown, in order."""
+        """The PNG images that the code displayed, in order."""
         return [png for bundle in self.results if (png := bundle.png) is not None]
 
     def raise_for_error(self) -> Result:
-        """Returns itself if `ok`, and raises `ExecutionError` otherwise."""
+        """Returns the result itself if it is `ok`; raises `ExecutionError` otherwise."""
         if not self.ok:
             raise ExecutionError(self._in_a_sentence(), self)
         return self
@@ -203,15 +205,15 @@ class Result(_Told):
         if self.error is not None:
             return f"{self.error.name}: {self.error.value}"
         words = {
-            "ok": f"the code left with exit code {self.exit_code}",
+            "ok": f"the code ended with exit code {self.exit_code}",
             "error": f"the command ended with exit code {self.exit_code}",
             "timeout": "the code took too long",
             "interrupted": "the code was interrupted",
             "crashed": "the process died",
             "oom": "the code ran out of memory",
         }
-        said = words.get(self.status, self.status)
-        return f"{said}: {self.reason}" if self.reason else said
+        sentence = words.get(self.status, self.status)
+        return f"{sentence}: {self.reason}" if self.reason else sentence
 
     def __str__(self) -> str:
         return self.text
@@ -222,8 +224,8 @@ class Result(_Told):
         return show_result(self)
 
 
-class ExecInfo(_Told):
-    """An execution: `queued`, `running` or `finished`, then with a `result`."""
+class ExecInfo(ServerModel):
+    """An execution: `queued`, `running` or `finished`. A finished one has a `result`."""
 
     exec_id: str
     number: int
@@ -236,8 +238,8 @@ class ExecInfo(_Told):
     result: Result | None = None
 
 
-class LogEntry(_Told):
-    """Something that was executed, with its code and what came of it."""
+class LogEntry(ServerModel):
+    """An execution in the session's log, with its code and its result."""
 
     exec_id: str
     number: int
@@ -258,8 +260,8 @@ class LogEntry(_Told):
     artifacts: list[Artifact] = Field(default_factory=list)
 
 
-class Limits(_Told):
-    """What a sandbox may use: bytes of `memory` and `tmpfs`, `cpus`, and processes."""
+class Limits(ServerModel):
+    """Resource limits of a sandbox: bytes of `memory` and `tmpfs`, `cpus`, and processes (`pids`)."""
 
     memory: int
     cpus: float
@@ -267,15 +269,15 @@ class Limits(_Told):
     tmpfs: int
 
 
-class Replaced(_Told):
-    """The session that had this key before and is gone, with everything in it."""
+class Replaced(ServerModel):
+    """The ended session that had this key before. Its contents are lost."""
 
     id: str
     because: str
 
 
-class SessionInfo(_Told):
-    """A session as the server knows it."""
+class SessionInfo(ServerModel):
+    """The state of a session."""
 
     id: str
     state: str
@@ -301,14 +303,14 @@ class SessionInfo(_Told):
     directory: str | None = None
     kept_until: datetime | None = None
     metadata: dict[str, Any] = Field(default_factory=dict)
-    #: By name: `rw` or `ro`.
+    #: Volumes by name: `rw` or `ro`.
     volumes: dict[str, str] = Field(default_factory=dict)
-    #: The directory of the server's machine that is at `/workspace`.
+    #: The directory of the server's machine that is mounted at `/workspace`.
     workspace: str | None = None
     idle_hibernate_sec: int | None = None
     enforced: dict[str, bool] | None = None
     warnings: list[str] = Field(default_factory=list)
-    #: What could not be kept, as `hibernate(force=True)` and `fork(force=True)` tell.
+    #: What `hibernate(force=True)` or `fork(force=True)` could not keep.
     lost: list[str] = Field(default_factory=list)
     how: str | None = None
     replaced: Replaced | None = None
@@ -318,15 +320,15 @@ class SessionInfo(_Told):
         return self.state not in ("stopping", "stopped", "failed")
 
 
-class Checkpoint(_Told):
-    """What a session can go back to: what it was after an execution. `bytes` is what it added to those before."""
+class Checkpoint(ServerModel):
+    """The state of a session after an execution, for `restore` and `fork`. `bytes` is what it adds to earlier ones."""
 
     exec_id: str
     created: datetime
     bytes: int = 0
 
 
-class Variable(_Told):
+class Variable(ServerModel):
     """A variable of a kernel."""
 
     name: str
@@ -338,16 +340,16 @@ class Variable(_Told):
     on_disk: bool = False
 
 
-class Import(_Told):
-    """A module that a kernel has under a name."""
+class Import(ServerModel):
+    """A module that a kernel has imported under a name."""
 
     name: str
     module: str
     version: str | None = None
 
 
-class KernelVariables(_Told):
-    """What a kernel remembers."""
+class KernelVariables(ServerModel):
+    """The variables and imports of a kernel."""
 
     variables: list[Variable] = Field(default_factory=list)
     imports: list[Import] = Field(default_factory=list)
@@ -364,8 +366,8 @@ class KernelVariables(_Told):
         return any(variable.name == name for variable in self.variables)
 
 
-class Dataset(_Told):
-    """A dataset of a session: `PENDING`, `LOADED` or `FAILED` (then with a `reason`)."""
+class Dataset(ServerModel):
+    """A dataset of a session: `PENDING`, `LOADED`, or `FAILED` with a `reason`."""
 
     name: str
     path: str
@@ -381,8 +383,8 @@ class Dataset(_Told):
     cached: bool | None = None
 
 
-class DatasetList(_Told):
-    """The datasets of a session; `more` counts those that are not listed."""
+class DatasetList(ServerModel):
+    """The datasets of a session; `more` is how many are not listed."""
 
     access: str
     datasets: list[Dataset] = Field(default_factory=list)
@@ -391,37 +393,37 @@ class DatasetList(_Told):
 
 
 class Export(Artifact):
-    """A dataset that was brought out of a session: the artifact that it became."""
+    """A dataset that was exported from a session, as an artifact."""
 
     dataset: str
 
 
-class Exports(_Told):
-    """What was exported, and what was not."""
+class Exports(ServerModel):
+    """Which datasets were exported, and which were not."""
 
     exports: list[Export] = Field(default_factory=list)
     refused: list[Refusal] = Field(default_factory=list)
 
 
-class Link(_Told):
-    """A link to an artifact, for whoever has it, until it expires."""
+class Link(ServerModel):
+    """A link to an artifact, which works without an API key until it expires."""
 
     url: str
     expires: datetime
 
 
-class VolumeUser(_Told):
-    """A session, or a run, that has a volume."""
+class VolumeUser(ServerModel):
+    """A session or run that uses a volume."""
 
     id: str
     mode: str
 
 
-class Volume(_Told):
-    """Files that outlive sessions, at `/volumes/NAME` of those that have it.
+class Volume(ServerModel):
+    """Files that outlive sessions, mounted at `/volumes/NAME`.
 
-    `enforced` says whether more than `size` bytes are refused. `used` (bytes) and `files` are told by
-    `client.volumes.get`; they are more than that where `partial`.
+    `enforced` says whether the limit of `size` bytes is enforced. Only `client.volumes.get` returns `used` (bytes) and
+    `files`; if `partial`, they are lower bounds.
     """
 
     name: str
@@ -435,8 +437,8 @@ class Volume(_Told):
     partial: bool = False
 
 
-class Usage(_Told):
-    """What a tenant has used on one day."""
+class Usage(ServerModel):
+    """What a tenant used on one day."""
 
     tenant: str
     day: str
@@ -449,17 +451,17 @@ class Usage(_Told):
     bytes_out: int = 0
 
 
-class Health(_Told):
-    """Whether the server is well, and what it enforces. Where keys are needed, only `status` is told without one."""
+class Health(ServerModel):
+    """Whether the server works, and which limits it enforces. Without a required API key there is only `status`."""
 
     status: str
     version: str = ""
     backend: str = ""
     zygote: str = ""
-    #: Of all tenants, told to operators.
+    #: Sessions of all tenants. This and the fields below are sent to operators only.
     sessions: int | None = None
     enforced: dict[str, bool] | None = None
-    #: This and what follows is told as `sessions` is: its process, its memory in bytes, and where it keeps things.
+    #: The server's process, its memory in bytes, and its directories.
     pid: int | None = None
     started: datetime | None = None
     memory_used: int | None = None

@@ -5,8 +5,8 @@
 >>> from belljar.shell_policy import BelljarExecutionPolicy
 >>> agent = create_agent(model, middleware=[ShellToolMiddleware(execution_policy=BelljarExecutionPolicy())])
 
-The middleware wants a process with pipes. It gets `belljar shell --stdio`, which passes on what comes and goes; the
-shell itself runs in a session, and ends when that process does, however it does.
+The middleware needs a process with pipes. It gets `belljar shell --stdio`, which connects the pipes to a shell in a
+session. The shell ends when that process ends, for whatever reason.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from pathlib import Path
 from types import TracebackType
 
 try:
-    # Where it is to be had from, though it is not among that module's own names.
+    # This module is the only one that has it, though it does not export it.
     from langchain.agents.middleware.shell_tool import BaseExecutionPolicy  # type: ignore[attr-defined]
 except ModuleNotFoundError as error:
     raise ImportError("belljar.shell_policy needs langchain: pip install 'langchain>=1'") from error
 
 from belljar import local
-from belljar._calls import AskedLimits
+from belljar._options import LimitOptions
 from belljar._sync.client import Client
 from belljar._sync.session import Session
 from belljar.errors import BelljarError
 
 __all__ = ["BelljarExecutionPolicy"]
 
-# Where the environment of the shell stands in that of the process here.
+# The variable of the local process that holds the environment of the shell, as JSON.
 _VARIABLES = "SHELL_VARIABLES"
 
-# Seconds a session that nobody stopped lives on after its last use.
+# Seconds that a session lives after its last use.
 _TTL = 3600
 
 
@@ -47,20 +47,20 @@ _TTL = 3600
 class BelljarExecutionPolicy(BaseExecutionPolicy):
     """Runs the shell in a Belljar session.
 
-    With `session`, the session with this key, which stays. Without it, one for every workspace of
-    the middleware, so for every run of the agent; its files are still there when the shell is
-    started again after a command that took too long, and it ends with `close()`, when its
-    workspace is gone and another shell starts, or an hour after its last use.
+    `session` is the key of a session, which is kept. Without it, every workspace of the middleware, that is every run
+    of the agent, has its own session. When the shell is restarted after a command that took too long, the files are
+    still there. The session ends with `close()`, when another shell starts after the workspace was removed, or an hour
+    after its last use.
 
-    The workspace on this machine is not to be seen inside: the shell begins in `/session`.
+    The workspace on this machine is not visible inside: the shell starts in `/session`.
     """
 
-    # The middleware waits for so long for a shell that is busy to leave by itself, which it does not.
+    # Seconds that the middleware waits for a busy shell to exit, which it never does.
     termination_timeout: float = 2.0
     session: str | None = None
     url: str | None = None
     api_key: str | None = field(default=None, repr=False)
-    limits: AskedLimits | None = None
+    limits: LimitOptions | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -69,18 +69,18 @@ class BelljarExecutionPolicy(BaseExecutionPolicy):
         self._lock = threading.Lock()
 
     def spawn(self, *, workspace: Path, env: Mapping[str, str], command: Sequence[str]) -> subprocess.Popen[str]:
-        """Starts the shell, and returns the process that stands for it."""
+        """Starts the shell, and returns the local process that is connected to it."""
         session = self._session(Path(workspace))
-        # What else is set for this program is not for that one, which may not know all of it.
+        # Other settings of this program are not for `belljar`, which may not know them.
         ours = {name: value for name, value in os.environ.items() if not name.startswith("BELLJAR_")}
         ours.update({"BELLJAR_URL": self._client.url, _VARIABLES: json.dumps(dict(env))})
         if self._client._target.api_key is not None:
             ours["BELLJAR_API_KEY"] = self._client._target.api_key
-        # One word alone would be taken for a text for a shell.
+        # A single word would be taken as text for a shell.
         words = [shlex.quote(command[0])] if len(command) == 1 else list(command)
         return subprocess.Popen(
             [local.find_binary(), "shell", "--stdio", "--env-json", _VARIABLES, session.id, "--", *words],
-            # Not where the agent is: a .env there is not for this.
+            # Not the current directory, whose .env is not for this process.
             cwd="/",
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -90,12 +90,12 @@ class BelljarExecutionPolicy(BaseExecutionPolicy):
             errors="replace",
             bufsize=1,
             env=ours,
-            # The middleware kills the whole group, which must not be the agent's.
+            # The middleware kills the process group, which must not be the agent's.
             start_new_session=True,
         )
 
     def close(self) -> None:
-        """Stops the sessions that were made for shells."""
+        """Stops the sessions that were created for shells."""
         with self._lock:
             own, self._own = self._own, {}
         for session in own.values():
@@ -124,7 +124,7 @@ class BelljarExecutionPolicy(BaseExecutionPolicy):
         return made
 
     def _stop_abandoned(self) -> None:
-        """The middleware removes a workspace of its own with the run that it was for, and tells nobody."""
+        """Stops sessions whose workspace the middleware has removed at the end of a run."""
         with self._lock:
             gone = [path for path in self._own if not path.exists()]
             abandoned = [self._own.pop(path) for path in gone]

@@ -1,9 +1,9 @@
-"""A toolkit for agents that work with a shell, scripts, files and a browser. Needs `pip install belljar[langgraph]`.
+"""A toolkit for agents that use a shell, Python, files and a browser. Needs `pip install belljar[langgraph]`.
 
 >>> from belljar.toolkit import BelljarToolkit
 >>> agent = create_agent("openai:gpt-5", tools=BelljarToolkit().get_tools())
 
-All tools of a thread work in the same session: what `write_file` writes, `execute_shell` finds.
+All tools of a thread work in the same session: `execute_shell` finds what `write_file` has written.
 """
 
 from __future__ import annotations
@@ -11,60 +11,57 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from belljar.langgraph import SandboxFailure, SessionKeyFn  # first: it says what to install
+from belljar.langgraph import SandboxFailure, SessionKeyFn  # first: its error says what to install
 
 # isort: split
 from langchain_core.tools import BaseTool, BaseToolkit
 from langgraph.prebuilt import ToolRuntime
 from pydantic import ConfigDict, Field, PrivateAttr
 
-from belljar._aio.session import AsyncSession
-from belljar._file_calls import FileInfo, FileList
-from belljar._sync.session import Session
-from belljar.langgraph._model_access import Access, access
-from belljar.langgraph._pictures import IMAGE_TYPES, MAX_IMAGE_BYTES, ashown_images, shown_images, with_pictures
-from belljar.langgraph._render import MAX_CHARS, answer, clip, note, size_of
-from belljar.langgraph._tool import NO_RUNTIME, Answer, Sessions, live, make_tool, origin
+from belljar.langgraph._aio import actions as aio
+from belljar.langgraph._browser_access import BrowserAccess, browser_access
+from belljar.langgraph._make_tool import Work, make_tool, work_in_session
+from belljar.langgraph._render import MAX_CHARS
+from belljar.langgraph._sync import actions as sync
+from belljar.langgraph._tool import NO_RUNTIME, Sessions, live
 from belljar.langgraph.browser import BrowserModel, make_browser_tool, make_screenshot_tool
-from belljar.manager import Opened, SessionManager
+from belljar.manager import SessionManager
 
 __all__ = ["BelljarToolkit", "BrowserModel", "SandboxFailure"]
 
-# How much of a file is looked at, and how many entries of a directory are shown.
-_MAX_READ = 4 << 20
+# How many lines of a file `read_file` returns by default.
 _MAX_LINES = 2000
-_MAX_ENTRIES = 500
 
 _SHELL = """\
-Runs a bash command in the sandbox of this conversation and returns what it prints, its errors and its exit code. It \
-starts in /session, where all files are; a `cd` or a variable lasts only for the one command, so chain what belongs \
-together with `&&`. A command may take {timeout:g} seconds; there is no network and no terminal, so use flags instead \
-of prompts. Files saved in /session/artifacts are given to the user, and the answer lists them with links."""
+Runs a bash command in the sandbox of this conversation and returns its output, its errors and its exit code. It \
+starts in /session, where all files are. A `cd` or a variable lasts for one command only: combine commands with `&&`. \
+A command may take {timeout:g} seconds. There is no network and no terminal: use flags instead of prompts. Files saved \
+in /session/artifacts are given to the user, and the answer lists them with links."""
 
 _PYTHON = """\
 Runs Python in the sandbox of this conversation. Variables and imports of earlier scripts are still there. Print what \
 you want to see; the value of the last expression is shown too. Files are in /session, the working directory. To give \
-the user a file or a picture, save it in /session/artifacts: the answer lists it with a link that you can pass on. \
+the user a file or an image, save it in /session/artifacts: the answer lists it with a link that you can pass on. \
 numpy, pandas, matplotlib and scikit-learn are there; there is no network. A script may take {timeout:g} seconds."""
 
 _LIST = """\
-Lists a directory of the sandbox: name, kind and size of everything in it. Paths are relative to /session, or \
+Lists a directory of the sandbox, with the kind and size of each entry. Paths are relative to /session, or \
 absolute."""
 
 _READ = """\
-Reads a text file of the sandbox. Long files come in parts: ask for more with `start_line`. Paths are relative to \
-/session, or absolute."""
+Reads a text file of the sandbox. A long file is returned in parts: `start_line` selects the part. Paths are relative \
+to /session, or absolute."""
 
 _WRITE = """\
-Writes a text file in the sandbox: all of its content, over whatever file is there. Directories above it are made. \
+Writes a text file in the sandbox, and replaces a file that exists. Missing parent directories are created. \
 Paths are relative to /session, or absolute."""
 
 _DELETE = """\
-Deletes a file of the sandbox, or a directory with everything in it when `recursive` is true. It cannot be undone. \
+Deletes a file of the sandbox, or a directory with everything in it when `recursive` is true. This cannot be undone. \
 Paths are relative to /session, or absolute."""
 
 _MKDIR = """\
-Makes a directory in the sandbox, and those above it. One that is there already is no error. Paths are relative to \
+Creates a directory in the sandbox, with missing parents. An existing directory is no error. Paths are relative to \
 /session, or absolute."""
 
 PathArg = Annotated[str, Field(description="A path such as 'src/main.py' (in /session) or '/tmp/x'.")]
@@ -78,12 +75,12 @@ class BelljarToolkit(BaseToolkit):
     >>> [tool.name for tool in toolkit.get_tools()]
 
     `session_key_fn`, `images` and `max_output_chars` are those of `make_code_sandbox_tool`. `browser_model` does the
-    tasks of `browser_tool`, if it is not the server's own; `browser=False` leaves both browser tools out.
+    tasks of `browser_tool`, instead of the server's default model; `browser=False` leaves both browser tools out.
 
-    With nothing but `OPENAI_API_KEY` set, tasks are done by OpenAI's `gpt-5-mini`: sessions may reach its host, and the
-    server adds the key. `network` is where code and pages may go besides: `"open"` for every public host, or hosts such
-    as `["example.org"]`; `BELLJAR_NETWORK`, else nowhere, unless told. It is the `session_manager`'s own, if that has
-    one.
+    If only `OPENAI_API_KEY` is set, OpenAI's `gpt-5-mini` does the tasks: sessions may reach its host, and the server
+    adds the key. `network` is what code and pages may reach in addition: `"open"` for every public host, or hosts such
+    as `["example.org"]`; by default `BELLJAR_NETWORK`, else nothing. If the `session_manager` has a network policy of
+    its own, that is used instead.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -99,14 +96,14 @@ class BelljarToolkit(BaseToolkit):
     network: Any = None
 
     _sessions: Sessions = PrivateAttr()
-    _access: Access = PrivateAttr()
+    _access: BrowserAccess = PrivateAttr()
 
     def model_post_init(self, context: Any, /) -> None:
         key_fn: SessionKeyFn | None = self.session_key_fn
         wants_model = self.browser and self.browser_model == BrowserModel()
-        self._access = access(self.session_manager, self.network, wants_model=wants_model)
+        self._access = browser_access(self.session_manager, self.network, wants_model=wants_model)
         self._sessions = Sessions(self.session_manager, key_fn)
-        self._sessions.gave_up = self._access.gave_up
+        self._sessions.reduce_options = self._access.without_model_after
 
     def get_tools(self) -> list[BaseTool]:
         return [
@@ -136,54 +133,39 @@ class BelljarToolkit(BaseToolkit):
         def execute_shell(
             command: Annotated[str, Field(description="The bash command, such as 'ls -la && wc -l *.csv'.")],
             runtime: ToolRuntime = NO_RUNTIME,
-        ) -> Answer:
-            def run(opened: Opened[Session]) -> Answer:
-                result = opened.session.run_command(command, timeout=self.timeout_s, on_output=live(runtime))
-                return answer(opened.result(result), [], self.max_output_chars)
+        ) -> Work:
+            return work_in_session(
+                self._sessions,
+                runtime,
+                sync.run_command,
+                aio.run_command,
+                command,
+                timeout=self.timeout_s,
+                on_output=live(runtime),
+                max_chars=self.max_output_chars,
+            )
 
-            return self._sessions.call(runtime, run)
-
-        async def aexecute_shell(
-            command: Annotated[str, Field(description="The bash command, such as 'ls -la && wc -l *.csv'.")],
-            runtime: ToolRuntime = NO_RUNTIME,
-        ) -> Answer:
-            async def run(opened: Opened[AsyncSession]) -> Answer:
-                result = await opened.session.run_command(command, timeout=self.timeout_s, on_output=live(runtime))
-                return answer(opened.result(result), [], self.max_output_chars)
-
-            return await self._sessions.acall(runtime, run)
-
-        description = _SHELL.format(timeout=self.timeout_s)
-        return make_tool(execute_shell, aexecute_shell, name="execute_shell", description=description)
+        return make_tool(execute_shell, name="execute_shell", description=_SHELL.format(timeout=self.timeout_s))
 
     def _execute_python_script(self) -> BaseTool:
         def execute_python_script(
             code: Annotated[str, Field(description="The Python code to run. It may have many lines.")],
             runtime: ToolRuntime = NO_RUNTIME,
-        ) -> Answer:
-            def run(opened: Opened[Session]) -> Answer:
-                told = opened.session.run_code(code, timeout=self.timeout_s, on_output=live(runtime))
-                result = opened.result(told)
-                pictures = shown_images(self.session_manager.client, result) if self.images else []
-                return answer(result, pictures, self.max_output_chars)
-
-            return self._sessions.call(runtime, run)
-
-        async def aexecute_python_script(
-            code: Annotated[str, Field(description="The Python code to run. It may have many lines.")],
-            runtime: ToolRuntime = NO_RUNTIME,
-        ) -> Answer:
-            async def run(opened: Opened[AsyncSession]) -> Answer:
-                told = await opened.session.run_code(code, timeout=self.timeout_s, on_output=live(runtime))
-                result = opened.result(told)
-                pictures = await ashown_images(self.session_manager.async_client, result) if self.images else []
-                return answer(result, pictures, self.max_output_chars)
-
-            return await self._sessions.acall(runtime, run)
+        ) -> Work:
+            return work_in_session(
+                self._sessions,
+                runtime,
+                sync.run_code,
+                aio.run_code,
+                code,
+                timeout=self.timeout_s,
+                on_output=live(runtime),
+                images=self.images,
+                max_chars=self.max_output_chars,
+            )
 
         description = _PYTHON.format(timeout=self.timeout_s)
-        name = "execute_python_script"
-        return make_tool(execute_python_script, aexecute_python_script, name=name, description=description)
+        return make_tool(execute_python_script, name="execute_python_script", description=description)
 
     # Files.
 
@@ -192,23 +174,12 @@ class BelljarToolkit(BaseToolkit):
             path: Annotated[str, Field(description="The directory; /session itself, if left out.")] = ".",
             recursive: Annotated[bool, Field(description="Whether to list everything below it too.")] = False,
             runtime: ToolRuntime = NO_RUNTIME,
-        ) -> Answer:
-            def show(opened: Opened[Session]) -> Answer:
-                return _listed(opened, path, opened.session.files.list(path, recursive=recursive))
+        ) -> Work:
+            return work_in_session(
+                self._sessions, runtime, sync.list_files, aio.list_files, path, recursive=recursive
+            )
 
-            return self._sessions.call(runtime, show)
-
-        async def alist_files(
-            path: Annotated[str, Field(description="The directory; /session itself, if left out.")] = ".",
-            recursive: Annotated[bool, Field(description="Whether to list everything below it too.")] = False,
-            runtime: ToolRuntime = NO_RUNTIME,
-        ) -> Answer:
-            async def show(opened: Opened[AsyncSession]) -> Answer:
-                return _listed(opened, path, await opened.session.files.list(path, recursive=recursive))
-
-            return await self._sessions.acall(runtime, show)
-
-        return make_tool(list_files, alist_files, name="list_files", description=_LIST)
+        return make_tool(list_files, name="list_files", description=_LIST)
 
     def _read_file(self) -> BaseTool:
         def read_file(
@@ -216,154 +187,45 @@ class BelljarToolkit(BaseToolkit):
             start_line: Annotated[int, Field(description="The first line to return, counted from 1.", ge=1)] = 1,
             max_lines: Annotated[int, Field(description="How many lines to return at most.", ge=1)] = _MAX_LINES,
             runtime: ToolRuntime = NO_RUNTIME,
-        ) -> Answer:
-            def read(opened: Opened[Session]) -> Answer:
-                info = opened.session.files.stat(path)
-                content = opened.session.files.read(path, end=_MAX_READ)
-                return self._content(opened, info, content, start_line, max_lines)
+        ) -> Work:
+            return work_in_session(
+                self._sessions,
+                runtime,
+                sync.read_file,
+                aio.read_file,
+                path,
+                start_line=start_line,
+                max_lines=max_lines,
+                images=self.images,
+                max_chars=self.max_output_chars,
+            )
 
-            return self._sessions.call(runtime, read)
-
-        async def aread_file(
-            path: PathArg,
-            start_line: Annotated[int, Field(description="The first line to return, counted from 1.", ge=1)] = 1,
-            max_lines: Annotated[int, Field(description="How many lines to return at most.", ge=1)] = _MAX_LINES,
-            runtime: ToolRuntime = NO_RUNTIME,
-        ) -> Answer:
-            async def read(opened: Opened[AsyncSession]) -> Answer:
-                info = await opened.session.files.stat(path)
-                content = await opened.session.files.read(path, end=_MAX_READ)
-                return self._content(opened, info, content, start_line, max_lines)
-
-            return await self._sessions.acall(runtime, read)
-
-        return make_tool(read_file, aread_file, name="read_file", description=_READ)
+        return make_tool(read_file, name="read_file", description=_READ)
 
     def _write_file(self) -> BaseTool:
         def write_file(
             path: PathArg,
-            content: Annotated[str, Field(description="All that the file is to contain.")],
+            content: Annotated[str, Field(description="The whole content of the file.")],
             runtime: ToolRuntime = NO_RUNTIME,
-        ) -> Answer:
-            def write(opened: Opened[Session]) -> Answer:
-                return _done(opened, "Wrote", path, opened.session.files.write(path, content.encode()))
+        ) -> Work:
+            return work_in_session(self._sessions, runtime, sync.write_file, aio.write_file, path, content)
 
-            return self._sessions.call(runtime, write)
-
-        async def awrite_file(
-            path: PathArg,
-            content: Annotated[str, Field(description="All that the file is to contain.")],
-            runtime: ToolRuntime = NO_RUNTIME,
-        ) -> Answer:
-            async def write(opened: Opened[AsyncSession]) -> Answer:
-                return _done(opened, "Wrote", path, await opened.session.files.write(path, content.encode()))
-
-            return await self._sessions.acall(runtime, write)
-
-        return make_tool(write_file, awrite_file, name="write_file", description=_WRITE)
+        return make_tool(write_file, name="write_file", description=_WRITE)
 
     def _delete_file(self) -> BaseTool:
         def delete_file(
             path: PathArg,
             recursive: Annotated[bool, Field(description="Whether to delete a directory that is not empty.")] = False,
             runtime: ToolRuntime = NO_RUNTIME,
-        ) -> Answer:
-            def delete(opened: Opened[Session]) -> Answer:
-                opened.session.files.delete(path, recursive=recursive)
-                return _done(opened, "Deleted", path, None)
+        ) -> Work:
+            return work_in_session(
+                self._sessions, runtime, sync.delete_file, aio.delete_file, path, recursive=recursive
+            )
 
-            return self._sessions.call(runtime, delete)
-
-        async def adelete_file(
-            path: PathArg,
-            recursive: Annotated[bool, Field(description="Whether to delete a directory that is not empty.")] = False,
-            runtime: ToolRuntime = NO_RUNTIME,
-        ) -> Answer:
-            async def delete(opened: Opened[AsyncSession]) -> Answer:
-                await opened.session.files.delete(path, recursive=recursive)
-                return _done(opened, "Deleted", path, None)
-
-            return await self._sessions.acall(runtime, delete)
-
-        return make_tool(delete_file, adelete_file, name="delete_file", description=_DELETE)
+        return make_tool(delete_file, name="delete_file", description=_DELETE)
 
     def _make_directory(self) -> BaseTool:
-        def make_directory(path: PathArg, runtime: ToolRuntime = NO_RUNTIME) -> Answer:
-            def make(opened: Opened[Session]) -> Answer:
-                return _done(opened, "Made the directory", path, opened.session.files.mkdir(path))
+        def make_directory(path: PathArg, runtime: ToolRuntime = NO_RUNTIME) -> Work:
+            return work_in_session(self._sessions, runtime, sync.make_directory, aio.make_directory, path)
 
-            return self._sessions.call(runtime, make)
-
-        async def amake_directory(path: PathArg, runtime: ToolRuntime = NO_RUNTIME) -> Answer:
-            async def make(opened: Opened[AsyncSession]) -> Answer:
-                return _done(opened, "Made the directory", path, await opened.session.files.mkdir(path))
-
-            return await self._sessions.acall(runtime, make)
-
-        return make_tool(make_directory, amake_directory, name="make_directory", description=_MKDIR)
-
-    def _content(
-        self, opened: Opened[Any], info: FileInfo, content: bytes, start_line: int, max_lines: int
-    ) -> Answer:
-        artifact = {"status": "ok", "file": info.model_dump(mode="json"), **origin(opened)}
-        said = [note(opened.notice)] if opened.notice else []
-        if _is_binary(content):
-            mime = _picture_type(content)
-            if self.images and mime is not None and info.size <= MAX_IMAGE_BYTES:
-                text = "\n".join([*said, f"{info.path} is a picture of {size_of(info.size)}."])
-                return with_pictures(text, [(mime, content)]), artifact
-            kind = f"{mime or 'binary'}, {size_of(info.size)}"
-            said.append(f"{info.path} is not a text file ({kind}); use code to read it.")
-            return "\n".join(said), artifact
-        lines = content.decode("utf-8", "replace").splitlines()
-        part = lines[start_line - 1 : start_line - 1 + max_lines]
-        said.append(clip("\n".join(part), self.max_output_chars) if part else "(There is nothing in this part.)")
-        last = start_line - 1 + len(part)
-        if last < len(lines) or start_line > 1:
-            said.append(f"[lines {start_line} to {last} of {len(lines)}]")
-        if info.size > len(content):
-            shown, whole = size_of(len(content)), size_of(info.size)
-            said.append(f"[only the first {shown} of {whole} can be read like this; use execute_shell for the rest]")
-        return "\n".join(said), artifact
-
-
-def _listed(opened: Opened[Any], path: str, listing: FileList) -> Answer:
-    lines = [_entry(file) for file in listing.files[:_MAX_ENTRIES]]
-    more = listing.more + max(0, len(listing.files) - _MAX_ENTRIES)
-    if more:
-        lines.append(f"... and at least {more} more")
-    said = [note(opened.notice)] if opened.notice else []
-    text = "\n".join([*said, *(lines or [f"{path} is empty."])])
-    return text, {"status": "ok", **listing.model_dump(mode="json"), **origin(opened)}
-
-
-def _entry(file: FileInfo) -> str:
-    if file.is_directory:
-        return f"{file.path}/"
-    return f"{file.path} ({size_of(file.size)})" if file.is_file else f"{file.path} ({file.kind})"
-
-
-def _done(opened: Opened[Any], what: str, path: str, info: FileInfo | None) -> Answer:
-    size = f" ({size_of(info.size)})" if info is not None and info.is_file else ""
-    told = {"status": "ok", "file": None if info is None else info.model_dump(mode="json"), **origin(opened)}
-    said = [note(opened.notice)] if opened.notice else []
-    return "\n".join([*said, f"{what} {path}{size}."]), told
-
-
-def _is_binary(content: bytes) -> bool:
-    if b"\0" in content[:8192]:
-        return True
-    try:
-        content[:8192].decode()
-    except UnicodeDecodeError as error:
-        # A character that the cut went through is none of the file's faults.
-        return error.start < len(content[:8192]) - 4
-    return False
-
-
-def _picture_type(content: bytes) -> str | None:
-    begins = {b"\x89PNG": "image/png", b"\xff\xd8\xff": "image/jpeg", b"GIF8": "image/gif"}
-    found = next((mime for magic, mime in begins.items() if content.startswith(magic)), None)
-    if found is None and content[:4] == b"RIFF" and content[8:12] == b"WEBP":
-        found = "image/webp"
-    return found if found in IMAGE_TYPES else None
+        return make_tool(make_directory, name="make_directory", description=_MKDIR)

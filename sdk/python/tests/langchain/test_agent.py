@@ -254,11 +254,11 @@ def test_long_output_is_cut_for_the_model_only(manager: SessionManager) -> None:
     assert "[... 4004 of 5004 characters were cut here ...]" in answer.text
     assert len(answer.artifact["stdout"]) == 5004
     flood = invoke(make_code_sandbox_tool(manager), code="print('a' * (3 << 20))")
-    assert "bytes more were printed and not kept" in flood.text
+    assert "more bytes of output were not kept" in flood.text
     assert len(flood.text) < 21_000
 
 
-def test_many_pictures(manager: SessionManager) -> None:
+def test_many_images(manager: SessionManager) -> None:
     draw = (
         "import base64\n"
         "for i in range(6):\n"
@@ -267,7 +267,7 @@ def test_many_pictures(manager: SessionManager) -> None:
     dot = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
     seen = invoke(make_code_sandbox_tool(manager, images=True), code=draw % dot)
     assert [block["type"] for block in seen.content_blocks] == ["text"] + ["image"] * 4
-    assert "2 of 6 pictures are not shown" in seen.text
+    assert "2 of 6 images are not shown" in seen.text
     assert isinstance(invoke(make_code_sandbox_tool(manager), code=draw % dot).content, str), "only if asked for"
 
 

@@ -36,7 +36,7 @@ def test_a_key_is_enough(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
             invoke(tools["execute_python_script"], code=SHOP)
             done = invoke(tools["browser_tool"], task="What is at http://localhost:8000/?")
             where = model.url.removeprefix("http://").removesuffix("/v1")
-            assert f"Browser tasks are done by gpt-5-mini at {where}. The key is added on the way" in done.text
+            assert f"Browser tasks are done by gpt-5-mini at {where}. The server's proxy adds the key" in done.text
             assert "It is a fruit shop." in done.text
             assert {head["authorization"] for head in model.heads} == {"Bearer sk-only-outside"}
             assert {asked["model"] for asked in model.asked} == {"gpt-5-mini"}

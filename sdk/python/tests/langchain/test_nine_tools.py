@@ -103,7 +103,7 @@ def use(place: Server) -> Iterator[Use]:
 
 def test_nine_tools(use: Use) -> None:
     """Each as it is described: one workspace for all of them."""
-    assert use("make_directory", path="reports").text == "Made the directory reports."
+    assert use("make_directory", path="reports").text == "Created the directory reports."
     assert use("write_file", path="reports/a.txt", content="hello\n").text == "Wrote reports/a.txt (6 bytes)."
     assert use("read_file", path="reports/a.txt").text == "hello"
     assert use("list_files", path="reports").text == "a.txt (6 bytes)"

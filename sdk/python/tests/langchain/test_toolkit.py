@@ -42,7 +42,7 @@ def test_a_shell(use: Use) -> None:
 
 
 def test_directories(use: Use) -> None:
-    assert use("make_directory", path="a/b").text == "Made the directory a/b."
+    assert use("make_directory", path="a/b").text == "Created the directory a/b."
     assert use("list_files", path="a").text == "b/"
     use("write_file", path="a/b/c.txt", content="c" * 2048)
     assert use("list_files", path="a", recursive=True).text == "b/\nb/c.txt (2.0 KiB)"
@@ -65,7 +65,7 @@ def test_reading_in_parts(use: Use) -> None:
     huge = use("read_file", path="huge.txt").text
     assert len(huge) < 22_000
     assert "characters were cut" in huge
-    assert "[only the first 4.0 MiB of 6.0 MiB can be read like this" in huge
+    assert "[only the first 4.0 MiB of 6.0 MiB can be read with this tool" in huge
 
 
 def test_what_is_not_text(use: Use, manager: SessionManager) -> None:

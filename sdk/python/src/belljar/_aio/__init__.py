@@ -1,4 +1,4 @@
-"""The asynchronous half, written by hand. `scripts/generate_sync.py` makes `_sync` of it.
+"""The asynchronous client. `scripts/generate_sync.py` generates the synchronous one, `_sync`, from it.
 
-Only `_io` is written twice: what waiting, files and pools are differs, and nothing else does.
+Only `_io` is written by hand for both: it holds all that differs.
 """

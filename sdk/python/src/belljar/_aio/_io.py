@@ -1,4 +1,4 @@
-"""What differs between the two halves, for this one: asyncio, or trio, through anyio."""
+"""What differs between the two clients, here for asyncio and trio: waiting, threads, connections."""
 
 from __future__ import annotations
 
@@ -21,24 +21,48 @@ from belljar.errors import BelljarError
 
 T = TypeVar("T")
 
-# How long whoever is cancelled may take to tell the server so.
-_LAST_WORDS = 2.0
+# Seconds for a last request to the server when the caller is cancelled.
+_CLEANUP_TIMEOUT = 2.0
+# How many coroutines `all_of` runs at the same time.
+_AT_ONCE = 8
 
-#: Called for every piece of output; may be a coroutine function.
+#: Called with every piece of output; may be a coroutine function.
 Callback = Callable[[T], "Awaitable[None] | None"]
 
 sleep = anyio.sleep
 
 
-async def tell(callback: Callback[T], value: T) -> None:
-    answer = callback(value)
-    if inspect.isawaitable(answer):
-        await answer
+async def call(callback: Callback[T], value: T) -> None:
+    returned = callback(value)
+    if inspect.isawaitable(returned):
+        await returned
 
 
-async def work(function: Callable[..., T], *args: Any) -> T:
-    """Runs what would hold up everybody else: reading files, hashing, starting the local server."""
+async def in_thread(function: Callable[..., T], *args: Any) -> T:
+    """Runs a function that would block the event loop: reading files, hashing, starting the local server."""
     return await anyio.to_thread.run_sync(function, *args)
+
+
+async def all_of(calls: list[Coroutine[Any, Any, T]]) -> list[T]:
+    """The results of several coroutines, in their order, with a bounded number running at the same time. All run to
+    their end; then the first error is raised, if there is one."""
+    slots = anyio.Semaphore(_AT_ONCE)
+    results: dict[int, T] = {}
+    errors: list[Exception] = []
+
+    async def run(number: int, coroutine: Coroutine[Any, Any, T]) -> None:
+        async with slots:
+            try:
+                results[number] = await coroutine
+            except Exception as error:
+                errors.append(error)
+
+    async with anyio.create_task_group() as group:
+        for number, coroutine in enumerate(calls):
+            group.start_soon(run, number, coroutine)
+    if errors:
+        raise errors[0]
+    return [results[number] for number in range(len(calls))]
 
 
 def is_cancellation(error: BaseException) -> bool:
@@ -46,30 +70,31 @@ def is_cancellation(error: BaseException) -> bool:
 
 
 @asynccontextmanager
-async def last_words() -> AsyncIterator[None]:
-    """A moment in which something can still be said, though we are being cancelled."""
-    with anyio.move_on_after(_LAST_WORDS, shield=True):
+async def cleanup() -> AsyncIterator[None]:
+    """For a last request to the server while the caller is being cancelled. Failures are ignored."""
+    with anyio.move_on_after(_CLEANUP_TIMEOUT, shield=True):
         with suppress(BelljarError):
             yield
 
 
-class Line:
-    """Connections to a server: straight, or as the environment wants it, through a proxy."""
+class Connections:
+    """Connections to a server: direct ones with these options of the transport, or through the proxy that the
+    environment names."""
 
-    def __init__(self, *, straight: dict[str, Any] | None) -> None:
-        self._socket: str | None = straight.get("uds") if straight is not None else None
-        self._transport = httpx.AsyncHTTPTransport(**straight) if straight is not None else None
-        self._client = httpx.AsyncClient(limits=LIMITS) if straight is None else None
+    def __init__(self, *, direct: dict[str, Any] | None) -> None:
+        self._socket: str | None = direct.get("uds") if direct is not None else None
+        self._transport = httpx.AsyncHTTPTransport(**direct) if direct is not None else None
+        self._client = httpx.AsyncClient(limits=LIMITS) if direct is None else None
 
     async def send(self, request: httpx.Request) -> httpx.Response:
-        """The answer, with its body still to be read."""
+        """The response; its body is not read yet."""
         if self._transport is not None:
             if self._socket is not None and not local.may_talk_to(self._socket):
-                raise httpx.ConnectError(f"there is no `{self._socket}`", request=request)
+                raise httpx.ConnectError(f"`{self._socket}` does not exist", request=request)
             response = await self._transport.handle_async_request(request)
             response.request = request
             return response
-        assert self._client is not None  # as it is one or the other
+        assert self._client is not None  # exactly one of the two is set
         return await self._client.send(request, stream=True)
 
     async def aclose(self) -> None:
@@ -80,19 +105,19 @@ class Line:
 
 
 class Pool:
-    """Connections, apart for every event loop: they are of no use in another. Nor after a fork."""
+    """Connections for each event loop. They cannot be used in another loop, nor in a forked process."""
 
-    def __init__(self, make: Callable[[], Awaitable[Line]]) -> None:
+    def __init__(self, make: Callable[[], Awaitable[Connections]]) -> None:
         self._make = make
-        self._by_loop: WeakKeyDictionary[Any, tuple[int, Line]] = WeakKeyDictionary()
+        self._by_loop: WeakKeyDictionary[Any, tuple[int, Connections]] = WeakKeyDictionary()
 
-    async def get(self) -> Line:
+    async def get(self) -> Connections:
         loop = _loop()
         found = self._by_loop.get(loop)
         if found is not None and found[0] == os.getpid():
             return found[1]
         made = await self._make()
-        # Somebody else may have made one while we waited.
+        # Another task may have made some meanwhile.
         found = self._by_loop.get(loop)
         if found is not None and found[0] == os.getpid():
             await made.aclose()
@@ -108,7 +133,7 @@ class Pool:
 
 
 class _OtherLoop:
-    """Stands for the loop where it is not asyncio's."""
+    """Key for an event loop that is not asyncio's, such as trio's."""
 
 
 _OTHER_LOOP = _OtherLoop()
@@ -131,7 +156,7 @@ E = TypeVar("E", bound=_Entered)
 
 
 class Opening(Generic[E]):
-    """Something that is being made: `await` it, or enter it with `async with`."""
+    """An object that is being created: `await` it, or enter it with `async with`."""
 
     def __init__(self, making: Coroutine[Any, Any, E]) -> None:
         self._making = making

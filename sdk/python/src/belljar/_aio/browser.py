@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import Unpack
+
 from belljar import _browser_calls
 from belljar._aio import _io
 from belljar._aio.artifacts import AsyncArtifacts
 from belljar._aio.stream import AsyncStream
-from belljar._browser_calls import BrowserState, Download, Screenshot, TaskResult, Until
+from belljar._browser_calls import BrowserState, Download, Screenshot, TaskResult
+from belljar._options import ElementOptions, TabOptions, WaitOptions, checked
 from belljar.errors import ProtocolError
 from belljar.events import Output
 
@@ -17,15 +20,15 @@ if TYPE_CHECKING:
 
 
 class AsyncBrowser:
-    """The browser of a session (`session.browser`): Chromium, inside. It starts with the first action and is stopped
-    when nobody uses it; what it shows is kept from action to action.
+    """The browser of a session (`session.browser`): Chromium in the sandbox. The first action starts it; it is stopped
+    when it is idle, and then its pages are restored by the next action.
 
     >>> await session.browser.goto("http://localhost:8000")
     >>> await session.browser.click(text="Prices")
     >>> print(await session.browser.snapshot())
 
-    Elements are named by `ref` of the last snapshot, by CSS `selector`, or by the `text` that they say. What cannot be
-    done raises `BrowserError`, whose `code` says why.
+    An element is selected by its `ref` in the last snapshot, by a CSS `selector`, or by its `text`. An action that
+    fails raises `BrowserError`; its `code` is the reason.
     """
 
     def __init__(self, client: AsyncClient, session_id: str) -> None:
@@ -36,111 +39,61 @@ class AsyncBrowser:
         return await self._client._do(_browser_calls.act(self._session_id, action, fields))
 
     async def status(self) -> BrowserState:
-        """Whether it runs, and what its tabs show. Starts nothing."""
+        """Whether the browser runs, and what its tabs show. Does not start it."""
         return await self._client._do(_browser_calls.status(self._session_id))
 
-    async def goto(
-        self,
-        url: str,
-        *,
-        until: Until | None = None,
-        wait_for: str | None = None,
-        wait_ms: int | None = None,
-        new_tab: bool | None = None,
-        tab: int | None = None,
-        timeout: float | None = None,
-    ) -> BrowserState:
-        """Opens a page, and waits until it has come far enough: `until`, an element for the selector `wait_for`, and
-        `wait_ms` after that. `localhost` is the sandbox itself; a path is a file of the session."""
-        return await self._act(
-            "goto", url=url, until=until, wait_for=wait_for, wait_ms=wait_ms, new_tab=new_tab, tab=tab, timeout=timeout
-        )
+    async def goto(self, url: str, *, new_tab: bool | None = None, **options: Unpack[WaitOptions]) -> BrowserState:
+        """Opens a page and waits until it has loaded as far as `until` says and an element matches the selector
+        `wait_for`, and then `wait_ms` more. `localhost` is the sandbox itself; a path is a file of the session."""
+        return await self._act("goto", url=url, new_tab=new_tab, **checked(options, WaitOptions))
 
     async def click(
-        self,
-        *,
-        ref: str | None = None,
-        selector: str | None = None,
-        text: str | None = None,
-        button: str | None = None,
-        count: int | None = None,
-        tab: int | None = None,
-        timeout: float | None = None,
+        self, *, button: str | None = None, count: int | None = None, **options: Unpack[ElementOptions]
     ) -> BrowserState:
-        """Clicks an element, and waits for the page that it leads to."""
-        where = {"ref": ref, "selector": selector, "text": text}
-        return await self._act("click", **where, button=button, count=count, tab=tab, timeout=timeout)
+        """Clicks an element, and waits for the page that the click opens, if any."""
+        return await self._act("click", button=button, count=count, **checked(options, ElementOptions))
 
     async def type(
-        self,
-        value: str,
-        *,
-        ref: str | None = None,
-        selector: str | None = None,
-        text: str | None = None,
-        clear: bool | None = None,
-        submit: bool | None = None,
-        tab: int | None = None,
-        timeout: float | None = None,
+        self, value: str, *, clear: bool | None = None, submit: bool | None = None, **options: Unpack[ElementOptions]
     ) -> BrowserState:
-        """Types into an element, over what is there unless `clear` is false, or chooses an option of a list. Without an
-        element: into whatever has the focus. `submit` presses Enter afterwards."""
-        where = {"ref": ref, "selector": selector, "text": text}
-        return await self._act("type", value=value, **where, clear=clear, submit=submit, tab=tab, timeout=timeout)
+        """Types into an element, or chooses an option of a list. The old content is replaced, unless `clear` is false.
+        Without an element, types into the one that has the focus. `submit` presses Enter afterwards."""
+        return await self._act("type", value=value, clear=clear, submit=submit, **checked(options, ElementOptions))
 
-    async def press(self, key: str, *, tab: int | None = None, timeout: float | None = None) -> BrowserState:
+    async def press(self, key: str, **options: Unpack[TabOptions]) -> BrowserState:
         """Presses a key, or several at once: `Enter`, `a`, `Control+Shift+K`."""
-        return await self._act("press", key=key, tab=tab, timeout=timeout)
+        return await self._act("press", key=key, **checked(options, TabOptions))
 
     async def scroll(
         self,
         *,
-        ref: str | None = None,
-        selector: str | None = None,
-        text: str | None = None,
         to: str | None = None,
         x: float | None = None,
         y: float | None = None,
-        tab: int | None = None,
+        **options: Unpack[ElementOptions],
     ) -> BrowserState:
-        """Scrolls to an element, `to` the `top` or `bottom`, by pixels, or by a screen."""
-        where = {"ref": ref, "selector": selector, "text": text}
-        return await self._act("scroll", **where, to=to, x=x, y=y, tab=tab)
+        """Scrolls to an element, `to` the `top` or `bottom`, by `x` and `y` pixels, or by one screen."""
+        return await self._act("scroll", to=to, x=x, y=y, **checked(options, ElementOptions))
 
-    async def upload(
-        self,
-        *files: str,
-        ref: str | None = None,
-        selector: str | None = None,
-        text: str | None = None,
-        tab: int | None = None,
-    ) -> BrowserState:
-        """Chooses files of the session for an element that takes files."""
-        return await self._act("upload", files=[*files], ref=ref, selector=selector, text=text, tab=tab)
+    async def upload(self, *files: str, **options: Unpack[ElementOptions]) -> BrowserState:
+        """Chooses files of the session in a file input."""
+        return await self._act("upload", files=[*files], **checked(options, ElementOptions))
 
-    async def back(self, *, tab: int | None = None, timeout: float | None = None) -> BrowserState:
-        """Goes back."""
-        return await self._act("back", tab=tab, timeout=timeout)
+    async def back(self, **options: Unpack[TabOptions]) -> BrowserState:
+        """Goes back in the tab's history."""
+        return await self._act("back", **checked(options, TabOptions))
 
-    async def forward(self, *, tab: int | None = None, timeout: float | None = None) -> BrowserState:
-        """Goes forward again."""
-        return await self._act("forward", tab=tab, timeout=timeout)
+    async def forward(self, **options: Unpack[TabOptions]) -> BrowserState:
+        """Goes forward in the tab's history."""
+        return await self._act("forward", **checked(options, TabOptions))
 
-    async def reload(self, *, tab: int | None = None, timeout: float | None = None) -> BrowserState:
+    async def reload(self, **options: Unpack[TabOptions]) -> BrowserState:
         """Loads the page again."""
-        return await self._act("reload", tab=tab, timeout=timeout)
+        return await self._act("reload", **checked(options, TabOptions))
 
-    async def wait(
-        self,
-        *,
-        until: Until | None = None,
-        wait_for: str | None = None,
-        wait_ms: int | None = None,
-        tab: int | None = None,
-        timeout: float | None = None,
-    ) -> BrowserState:
-        """Waits for something, as `goto` does."""
-        return await self._act("wait", until=until, wait_for=wait_for, wait_ms=wait_ms, tab=tab, timeout=timeout)
+    async def wait(self, **options: Unpack[WaitOptions]) -> BrowserState:
+        """Waits as `goto` does."""
+        return await self._act("wait", **checked(options, WaitOptions))
 
     async def text(
         self,
@@ -149,26 +102,23 @@ class AsyncBrowser:
         selector: str | None = None,
         html: bool = False,
         max_chars: int | None = None,
-        tab: int | None = None,
-        timeout: float | None = None,
+        **options: Unpack[TabOptions],
     ) -> str:
-        """What the page, or an element of it, says; with `html`, its source as it is now."""
-        format = "html" if html else None
-        state = await self._act(
-            "text", ref=ref, selector=selector, format=format, max_chars=max_chars, tab=tab, timeout=timeout
-        )
+        """The text of the page, or of an element; with `html`, its current HTML."""
+        asked = checked(options, TabOptions)
+        form = "html" if html else None
+        state = await self._act("text", ref=ref, selector=selector, format=form, max_chars=max_chars, **asked)
         return str(state.result.get("text", ""))
 
-    async def snapshot(
-        self, *, max_chars: int | None = None, tab: int | None = None, timeout: float | None = None
-    ) -> str:
-        """The page as its accessibility tree, with a `ref` for everything that can be used."""
-        state = await self._act("snapshot", max_chars=max_chars, tab=tab, timeout=timeout)
+    async def snapshot(self, *, max_chars: int | None = None, **options: Unpack[TabOptions]) -> str:
+        """The page as its accessibility tree, with a `ref` for every element that can be used."""
+        state = await self._act("snapshot", max_chars=max_chars, **checked(options, TabOptions))
         return str(state.result.get("snapshot", ""))
 
-    async def evaluate(self, expression: str, *, tab: int | None = None, timeout: float | None = None) -> Any:
-        """The value of a JavaScript expression in the page. Promises are waited for."""
-        return (await self._act("evaluate", expression=expression, tab=tab, timeout=timeout)).result.get("value")
+    async def evaluate(self, expression: str, **options: Unpack[TabOptions]) -> Any:
+        """The value of a JavaScript expression in the page. Promises are awaited."""
+        state = await self._act("evaluate", expression=expression, **checked(options, TabOptions))
+        return state.result.get("value")
 
     async def screenshot(
         self,
@@ -182,18 +132,14 @@ class AsyncBrowser:
         scale: float | None = None,
         selector: str | None = None,
         ref: str | None = None,
-        until: Until | None = None,
-        wait_for: str | None = None,
-        wait_ms: int | None = None,
         name: str | None = None,
-        tab: int | None = None,
-        timeout: float | None = None,
+        **options: Unpack[WaitOptions],
     ) -> Screenshot:
-        """A picture of the page that is there, or of a URL, an HTML file of the session, or HTML itself, which the
-        current tab does not go to. It becomes an artifact as well.
+        """An image of the current page; or of a URL, an HTML file of the session, or HTML text, without navigating the
+        current tab. The image is stored as an artifact as well.
 
-        >>> picture = await session.browser.screenshot(html="<h1>hello</h1>")
-        >>> open("hello.png", "wb").write(picture.png)
+        >>> shot = await session.browser.screenshot(html="<h1>hello</h1>")
+        >>> open("hello.png", "wb").write(shot.png)
         """
         state = await self._act(
             "screenshot",
@@ -206,37 +152,23 @@ class AsyncBrowser:
             scale=scale,
             selector=selector,
             ref=ref,
-            until=until,
-            wait_for=wait_for,
-            wait_ms=wait_ms,
             name=name,
-            tab=tab,
-            timeout=timeout,
+            **checked(options, WaitOptions),
         )
         path = state.result.get("path")
         for artifact in state.artifacts:
             if artifact.path == path:
                 png = await AsyncArtifacts(self._client, self._session_id).read(artifact)
-                told = {key: state.result.get(key, 0) for key in ("width", "height", "cut_off")}
-                return Screenshot(png=png, artifact=artifact, **told)
-        raise ProtocolError("the server took a picture and did not say where it is")
+                size = {key: state.result.get(key, 0) for key in ("width", "height", "cut_off")}
+                return Screenshot(png=png, artifact=artifact, **size)
+        raise ProtocolError("the server took a screenshot, but its response names no artifact for it")
 
     async def download(
-        self,
-        url: str | None = None,
-        *,
-        ref: str | None = None,
-        selector: str | None = None,
-        text: str | None = None,
-        name: str | None = None,
-        tab: int | None = None,
-        timeout: float | None = None,
+        self, url: str | None = None, *, name: str | None = None, **options: Unpack[ElementOptions]
     ) -> Download:
-        """Downloads a file to `/session/downloads`: by its URL, with the browser's cookies and relative to the page, or
-        by what is to be clicked."""
-        state = await self._act(
-            "download", url=url, ref=ref, selector=selector, text=text, name=name, tab=tab, timeout=timeout
-        )
+        """Downloads a file to `/session/downloads`: from a URL, relative to the page and with the browser's cookies, or
+        by clicking an element."""
+        state = await self._act("download", url=url, name=name, **checked(options, ElementOptions))
         return Download.model_validate(state.result)
 
     async def task(
@@ -251,15 +183,15 @@ class AsyncBrowser:
         timeout: float | None = None,
         on_step: _io.Callback[Output] | None = None,
     ) -> TaskResult:
-        """Has a task done that is said in natural language, by browser-use and a model that speaks OpenAI's protocol.
+        """Does a task that is described in natural language, with browser-use and a model with OpenAI's protocol.
 
         >>> done = await session.browser.task("What do pears cost at http://localhost:8000?", model="gpt-5-mini",
         ...                                   base_url="https://api.openai.com/v1", on_step=print)
         >>> done.answer
 
-        The session's network policy must allow the model's host, and can add the key on its way (`network.inject`), so
-        that it never enters the sandbox; otherwise `key_from` names the variable of the session (`env`) that has it.
-        `on_step` hears the log of its steps as it is written.
+        The session's network policy must allow the model's host. It can also add the API key to the requests
+        (`network.inject`), so that the key never enters the sandbox. Otherwise `key_from` names the variable of the
+        session (`env`) that holds the key. `on_step` is called with the log of the steps while the task runs.
         """
         fields = {
             "task": task,
@@ -271,13 +203,13 @@ class AsyncBrowser:
             "timeout": timeout,
         }
         call = _browser_calls.act(self._session_id, "task", fields)
-        ask = _browser_calls.as_execution(call)
+        request = _browser_calls.as_execution(call)
         exec_id = str((call.body or {})["exec_id"])
-        async with AsyncStream(self._client, ask=ask, session_id=self._session_id, exec_id=exec_id) as stream:
+        async with AsyncStream(self._client, request=request, session_id=self._session_id, exec_id=exec_id) as stream:
             result = await stream.result(on_step)
         state = _browser_calls.state_of(result)
         return TaskResult.model_validate({**state.result, "log": result.stdout, "state": state})
 
     async def close(self, tab: int | None = None) -> BrowserState:
-        """Closes a tab, or the browser: it forgets everything, and the next action starts another."""
+        """Closes a tab; without a number, the browser, which then forgets everything."""
         return await self._act("close", tab=tab)

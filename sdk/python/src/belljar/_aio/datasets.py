@@ -1,4 +1,4 @@
-"""What code in a session works on."""
+"""Datasets: files that code in a session works on."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from belljar.models import Dataset, DatasetList, Exports
 if TYPE_CHECKING:
     from belljar._aio.client import AsyncClient
 
-# Below this it is cheaper to send something than to ask whether that is needed.
+# Below this size it is faster to send content than to ask whether the server has it already.
 _WORTH_ASKING = 256 << 10
 
 
 class AsyncDatasets:
-    """The datasets of a session that was made with `datasets="API"` or `"LOCAL_RO"`.
+    """The datasets of a session that was created with `datasets="API"` or `"LOCAL_RO"`.
 
     >>> async with client.session(datasets="API") as session:
     ...     dataset = await session.datasets.upload("sales.parquet")
@@ -32,27 +32,27 @@ class AsyncDatasets:
         self._session_id = session_id
 
     async def list(self) -> DatasetList:
-        """What there is, with formats, columns and sizes where they are known."""
+        """Lists the datasets, with formats, columns and sizes where these are known."""
         return await self._client._do(_calls.datasets(self._session_id))
 
     async def upload(self, source: Source, name: str | None = None, *, progress: Progress | None = None) -> Dataset:
-        """Brings a path, bytes or a binary file into `/session/data`, where it appears when all of it has come.
+        """Uploads a path, bytes or a binary file to `/session/data`, where it appears when it is complete.
 
-        `name` is what to call it there, folders allowed; a path's own name unless told. Content that
-        the server has already, from an earlier session, is not sent again.
+        `name` is its name there, and may contain folders; the default is the file name of the path. Content that the
+        server already has, from an earlier session, is not sent again.
         """
         with _files.source(source) as upload:
             called = name or upload.name
             if not called:
-                raise InvalidRequest("a dataset that comes from no file needs a `name`")
-            sha256 = await _io.work(upload.sha256)
+                raise InvalidRequest("a dataset that is not read from a file needs a `name`")
+            sha256 = await _io.in_thread(upload.sha256)
             if sha256 is not None and (upload.size or 0) >= _WORTH_ASKING:
                 known = await self._known(called, sha256)
                 if known is not None:
                     return known
             dataset = await self._send(_calls.upload(self._session_id, called, None), upload, progress)
             if dataset.sha256 is not None and sha256 not in (None, dataset.sha256):
-                raise IntegrityError(f"what arrived of `{called}` is not what was sent")
+                raise IntegrityError(f"the uploaded content of `{called}` does not match its hash")
             return dataset
 
     async def _known(self, name: str, sha256: str) -> Dataset | None:
@@ -72,23 +72,23 @@ class AsyncDatasets:
             except BelljarError as error:
                 if not upload.is_repeatable:
                     raise
-                await self._client._endure(attempts, error)
+                await self._client._wait_before_retry(attempts, error)
 
     async def stage(self, dataset: str, *, refresh: bool = False, wait: bool = True) -> Dataset:
-        """Has the server fetch a dataset from one of its sources (`BELLJAR_DATASET_SOURCES`).
+        """Makes the server fetch a dataset from one of its sources (`BELLJAR_DATASET_SOURCES`).
 
-        With `wait=False` this returns at once, and `list` tells what became of it.
+        With `wait=False` this returns at once, and `list` returns the dataset's status.
         """
         return await self._client._do(_calls.stage(self._session_id, dataset, refresh=refresh, wait=wait))
 
     async def export(self, names: Sequence[str] | None = None) -> Exports:
-        """Copies files of `/session/data` (all, unless named) to the server's exports, and makes artifacts of them."""
+        """Copies files from `/session/data` (all, or those named) to the server's exports, as artifacts."""
         return await self._client._do(_calls.export(self._session_id, names))
 
 
 async def _body(upload: Upload, progress: Progress | None) -> AsyncIterator[bytes]:
     sent = 0
-    while chunk := await _io.work(upload.read):
+    while chunk := await _io.in_thread(upload.read):
         yield chunk
         sent += len(chunk)
         if progress is not None:

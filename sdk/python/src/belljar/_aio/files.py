@@ -40,20 +40,20 @@ class AsyncFiles:
     async def list(
         self, path: str = "", *, recursive: bool = False, glob: str | None = None, hidden: bool = True
     ) -> FileList:
-        """What is in a directory, or below it. Paths are relative to it.
+        """Lists a directory; with `recursive`, also everything below it. Paths are relative to the directory.
 
-        With `glob`, what matches: `*.py`, `**/*.py`, `[a-c]?`. Without `hidden`, not what begins with a dot.
+        `glob` selects by pattern: `*.py`, `**/*.py`, `[a-c]?`. `hidden=False` leaves out names that begin with a dot.
         """
         return await self._client._do(
             _file_calls.listing(self._session_id, path, recursive=recursive, glob=glob, hidden=hidden)
         )
 
     async def stat(self, path: str) -> FileInfo:
-        """What is known of a file or a directory."""
+        """Kind, size, mode and time of a file or directory."""
         return await self._client._do(_file_calls.stat(self._session_id, path))
 
     async def read(self, path: str, *, start: int = 0, end: int | None = None) -> bytes:
-        """The content of a file, or its bytes from `start` to before `end`, as far as there are any."""
+        """The content of a file, or its bytes from `start` to before `end`, as far as they exist."""
         more = _range(start, end)
         if end == start:
             return b""
@@ -63,7 +63,7 @@ class AsyncFiles:
             try:
                 return await self._read(call, more)
             except BelljarError as error:
-                await self._client._endure(attempts, error)
+                await self._client._wait_before_retry(attempts, error)
 
     async def _read(self, call: Call[bytes], more: Headers) -> bytes:
         response = await self._client._send(self._client._requests.of(call, accept="*/*", more=more))
@@ -71,12 +71,12 @@ class AsyncFiles:
         if response.status_code == 416:
             return b""
         if not response.is_success:
-            raise _retry.understood(response, body)
+            raise _retry.refusal_of(response, body)
         return body
 
     async def chunks(self, path: str, *, start: int = 0, end: int | None = None) -> AsyncIterator[bytes]:
-        """The content of a file, or its bytes from `start` to before `end`, piece by piece: for what is too large to
-        hold. What is lost on the way is not asked for again: the file may have changed."""
+        """The same as `read`, in pieces, for files that do not fit into memory. A lost connection raises an error and
+        is not resumed, because the file may have changed."""
         more = _range(start, end)
         if end != start:
             async for chunk in self._stream(_file_calls.read(self._session_id, path), path, more):
@@ -88,31 +88,32 @@ class AsyncFiles:
             body = await self._client._read(response)
             if response.status_code == 416:
                 return
-            raise _retry.understood(response, body)
+            raise _retry.refusal_of(response, body)
         try:
             async for chunk in response.aiter_raw(_files.CHUNK):
                 yield chunk
         except (httpx.HTTPError, httpx.StreamError) as error:
-            raise ServerUnavailable(f"the connection was lost in the middle of `{path}`: {error}") from error
+            raise ServerUnavailable(f"the connection was lost while reading `{path}`: {error}") from error
         finally:
             await response.aclose()
 
     async def write(
         self, path: str, source: Source, *, mode: int | None = None, progress: Progress | None = None
     ) -> FileInfo:
-        """Writes bytes, a binary file or the file at a local path, over whatever file is there.
+        """Writes bytes, a binary file or the file at a local path, and replaces a file that exists.
 
-        It appears when all of it has come, with permissions `mode` (`0o755`) if that is given. Directories above it
-        are made.
+        The file appears when it is complete, with the permissions `mode` (such as `0o755`) if given. Missing parent
+        directories are created.
         """
         return await self._send(_file_calls.write(self._session_id, path, mode), source, progress)
 
     async def append(
         self, path: str, source: Source, *, mode: int | None = None, progress: Progress | None = None
     ) -> FileInfo:
-        """Writes behind what is in a file; one that is not there is made, with its directories.
+        """Appends to a file. A missing file is created, with its parent directories.
 
-        What has come is there at once. If the connection is lost, it is not sent again: some of it may have arrived.
+        Bytes are visible as soon as they arrive. After a lost connection nothing is sent again, because a part may have
+        arrived.
         """
         return await self._send(_file_calls.append(self._session_id, path, mode), source, progress)
 
@@ -127,26 +128,26 @@ class AsyncFiles:
                 except BelljarError as error:
                     if not is_repeatable:
                         raise
-                    await self._client._endure(attempts, error)
+                    await self._client._wait_before_retry(attempts, error)
 
     async def mkdir(self, path: str) -> FileInfo:
-        """Makes a directory, and those above it. One that is there already is no error."""
+        """Creates a directory and its missing parents. An existing directory is no error."""
         return await self._client._do(_file_calls.mkdir(self._session_id, path))
 
     async def delete(self, path: str, *, recursive: bool = False) -> None:
-        """Removes a file or an empty directory; with `recursive`, a directory with all that is in it."""
+        """Removes a file or an empty directory; with `recursive`, a directory and everything in it."""
         await self._client._do(_file_calls.delete(self._session_id, path, recursive=recursive))
 
     async def move(self, path: str, to: str) -> FileInfo:
-        """Gives a file or a directory another path. A file that is there is replaced."""
+        """Moves a file or a directory. A file at the new path is replaced."""
         return await self._client._do(_file_calls.move(self._session_id, path, to))
 
     async def copy(self, path: str, to: str) -> FileInfo:
-        """Copies a file, or a directory with all that is in it. A file that is there is replaced."""
+        """Copies a file, or a directory with everything in it. A file at the new path is replaced."""
         return await self._client._do(_file_calls.copy(self._session_id, path, to))
 
     def watch(self, path: str = "", *, recursive: bool = False) -> AsyncWatch:
-        """What changes in a directory, as it happens, until the directory is gone; with `recursive`, also below it.
+        """Watches a directory for changes until it is removed; with `recursive`, also everything below it.
 
         >>> async with session.files.watch("results") as changes:
         ...     async for change in changes:
@@ -155,20 +156,20 @@ class AsyncFiles:
         return AsyncWatch(self._client, _file_calls.watch(self._session_id, path, recursive=recursive))
 
     async def pack(self, path: str = "", *, format: ArchiveFormat = "tar") -> AsyncIterator[bytes]:
-        """A directory as an archive (`tar`, `tar.gz` or `zip`), piece by piece, as it is packed in the sandbox."""
+        """A directory as an archive (`tar`, `tar.gz` or `zip`), in pieces, while the sandbox packs it."""
         async for chunk in self._stream(_file_calls.pack(self._session_id, path, format), path):
             yield chunk
 
     async def download_archive(self, path: str, to: StrPath | IO[bytes], *, format: ArchiveFormat | None = None) -> int:
-        """A directory as an archive, at a local path, where it appears when it is whole, or in a binary file.
+        """Saves a directory as an archive, at a local path, where it appears when it is complete, or in a binary file.
 
-        Returns its size. The format is as the path ends, if it is not given.
+        Returns the archive's size. By default the ending of the path decides the format.
         """
         name = os.fspath(to) if isinstance(to, (str, os.PathLike)) else None
         size = 0
         with _files.target(to) as file:
             async for chunk in self.pack(path, format=_file_calls.format_of(name, format)):
-                await _io.work(file.write, chunk)
+                await _io.in_thread(file.write, chunk)
                 size += len(chunk)
         return size
 
@@ -180,9 +181,9 @@ class AsyncFiles:
         format: ArchiveFormat | None = None,
         progress: Progress | None = None,
     ) -> Unpacked:
-        """Unpacks an archive into a directory, which is made. Files with the same names are replaced.
+        """Unpacks an archive into a directory, which is created. Files with the same names are replaced.
 
-        The format is as the local path ends, if it is not given. Names in it that lead elsewhere are refused.
+        By default the ending of the local path decides the format. Names that point outside the directory are refused.
         """
         name = os.fspath(source) if isinstance(source, (str, os.PathLike)) else None
         form = _file_calls.format_of(name, format)
@@ -191,7 +192,7 @@ class AsyncFiles:
 
 def _range(start: int, end: int | None) -> Headers:
     if start < 0 or (end is not None and end < start):
-        raise InvalidRequest(f"there are no bytes from {start} to before {end}")
+        raise InvalidRequest(f"`start` is {start} and `end` is {end}: expected 0 <= start <= end")
     if start == 0 and end is None:
         return ()
     return (("range", f"bytes={start}-{'' if end is None else end - 1}"),)
@@ -199,7 +200,7 @@ def _range(start: int, end: int | None) -> Headers:
 
 async def _body(upload: Upload, progress: Progress | None) -> AsyncIterator[bytes]:
     sent = 0
-    while chunk := await _io.work(upload.read):
+    while chunk := await _io.in_thread(upload.read):
         yield chunk
         sent += len(chunk)
         if progress is not None:

@@ -1,10 +1,12 @@
-"""A session: a sandbox that remembers."""
+"""A session: a sandbox that keeps its state between calls."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, overload
+
+from typing_extensions import Unpack
 
 from belljar import _calls
 from belljar._aio import _io
@@ -13,7 +15,8 @@ from belljar._aio.browser import AsyncBrowser
 from belljar._aio.datasets import AsyncDatasets
 from belljar._aio.files import AsyncFiles
 from belljar._aio.stream import AsyncStream
-from belljar._calls import Call, Language, Size
+from belljar._calls import Call
+from belljar._options import ExecOptions, Language
 from belljar.errors import InvalidRequest, NotFound, Timeout
 from belljar.events import Output
 from belljar.models import Checkpoint, ExecInfo, KernelVariables, LogEntry, Result, SessionInfo
@@ -21,19 +24,20 @@ from belljar.models import Checkpoint, ExecInfo, KernelVariables, LogEntry, Resu
 if TYPE_CHECKING:
     from belljar._aio.client import AsyncClient
 
-# The largest page of a list that the server gives.
+# The largest page of a list that the server returns.
 _PAGE = 1000
 
 
 class AsyncSession:
-    """A sandbox of its own, with kernels that remember. Made by `client.session()`.
+    """A sandbox with kernels that keep their state. `client.session()` creates it.
 
     >>> async with client.session() as session:
     ...     await session.run_code("import pandas as pd; df = pd.DataFrame({'x': [1, 2]})")
     ...     print((await session.run_code("df.x.sum()")).text)
     ...     print((await session.run_command("ls /session")).stdout)
 
-    A session is safe to share. Code for the same kernel waits its turn; commands run beside it.
+    A session can be shared by threads and tasks. A kernel executes one piece of code after another; commands run in
+    parallel.
     """
 
     def __init__(self, client: AsyncClient, info: SessionInfo, *, stop_on_exit: bool = False) -> None:
@@ -51,7 +55,7 @@ class AsyncSession:
 
     @property
     def info(self) -> SessionInfo:
-        """What the server said of it last; `refresh()` asks again."""
+        """The session as the server last described it; `refresh()` asks again."""
         return self._info
 
     def __repr__(self) -> str:
@@ -69,9 +73,9 @@ class AsyncSession:
         if error is None:
             await self.stop()
             return
-        # What went wrong inside matters more than whether we could clean up after it.
-        async with _io.last_words():
-            await self._client._do(_calls.hurried(_calls.stop(self.id)), patience=0)
+        # The caller gets the error from inside the block, not one from cleaning up.
+        async with _io.cleanup():
+            await self._client._do(_calls.for_cleanup(_calls.stop(self.id)), patience=0)
 
     # Execution.
 
@@ -81,12 +85,9 @@ class AsyncSession:
         code: str,
         *,
         language: Language = ...,
-        timeout: float | None = ...,
-        env: Mapping[str, str] | None = ...,
         background: Literal[False] = ...,
         on_output: _io.Callback[Output] | None = ...,
-        max_output: Size | None = ...,
-        exec_id: str | None = ...,
+        **options: Unpack[ExecOptions],
     ) -> Result: ...
 
     @overload
@@ -95,11 +96,8 @@ class AsyncSession:
         code: str,
         *,
         language: Language = ...,
-        timeout: float | None = ...,
-        env: Mapping[str, str] | None = ...,
         background: Literal[True],
-        max_output: Size | None = ...,
-        exec_id: str | None = ...,
+        **options: Unpack[ExecOptions],
     ) -> ExecInfo: ...
 
     async def run_code(
@@ -107,35 +105,22 @@ class AsyncSession:
         code: str,
         *,
         language: Language = "python",
-        timeout: float | None = None,
-        env: Mapping[str, str] | None = None,
         background: bool = False,
         on_output: _io.Callback[Output] | None = None,
-        max_output: Size | None = None,
-        exec_id: str | None = None,
+        **options: Unpack[ExecOptions],
     ) -> Result | ExecInfo:
-        """Runs code in the session's kernel, which remembers variables from call to call.
+        """Runs code in the session's kernel, which keeps variables from call to call.
 
         >>> result = await session.run_code("print('hi'); 6 * 7")
         >>> result.text, result.stdout
         ('42', 'hi\\n')
 
-        `timeout` is how many seconds it may run (60 unless told); too long is a `status`, not an
-        exception, and so is code that fails. `on_output` is called with every `Stdout` and `Stderr`
-        as it comes. `max_output` bounds how much of each is kept (1 MiB unless told). With
-        `background=True` it runs in a process of its own and this returns at once; see `join`.
-        Whoever is cancelled while waiting interrupts the code.
+        Code that fails, or that runs longer than `timeout` seconds, raises no exception: see `Result.status`.
+        `on_output` is called with each `Stdout` and `Stderr` while the code runs. With `background=True` the code runs
+        in a process of its own and this method returns at once; see `join`. If the caller is cancelled while it waits,
+        the code is interrupted. The other options are those of `ExecOptions`.
         """
-        call = _calls.execute(
-            self.id,
-            exec_id=exec_id or _calls.new_exec_id(),
-            code=code,
-            language=language,
-            timeout=timeout,
-            env=env,
-            background=background,
-            max_output=max_output,
-        )
+        call = _calls.execute(self.id, options, code=code, language=language, background=background)
         return await self._execute(call, background, on_output)
 
     @overload
@@ -144,12 +129,9 @@ class AsyncSession:
         command: str | Sequence[str],
         *,
         cwd: str | None = ...,
-        timeout: float | None = ...,
-        env: Mapping[str, str] | None = ...,
         background: Literal[False] = ...,
         on_output: _io.Callback[Output] | None = ...,
-        max_output: Size | None = ...,
-        exec_id: str | None = ...,
+        **options: Unpack[ExecOptions],
     ) -> Result: ...
 
     @overload
@@ -158,11 +140,8 @@ class AsyncSession:
         command: str | Sequence[str],
         *,
         cwd: str | None = ...,
-        timeout: float | None = ...,
-        env: Mapping[str, str] | None = ...,
         background: Literal[True],
-        max_output: Size | None = ...,
-        exec_id: str | None = ...,
+        **options: Unpack[ExecOptions],
     ) -> ExecInfo: ...
 
     async def run_command(
@@ -170,30 +149,18 @@ class AsyncSession:
         command: str | Sequence[str],
         *,
         cwd: str | None = None,
-        timeout: float | None = None,
-        env: Mapping[str, str] | None = None,
         background: bool = False,
         on_output: _io.Callback[Output] | None = None,
-        max_output: Size | None = None,
-        exec_id: str | None = None,
+        **options: Unpack[ExecOptions],
     ) -> Result | ExecInfo:
         """Runs one command in a process of its own: text for a shell, or a list of arguments.
 
         >>> (await session.run_command(["wc", "-l", "data.csv"], cwd="/session")).stdout
 
-        For a shell that remembers its directory and variables, use
-        `run_code(..., language="bash")`. Everything else is as with `run_code`.
+        For a shell that keeps its directory and variables, use `run_code(..., language="bash")`. Everything else is as
+        with `run_code`.
         """
-        call = _calls.execute(
-            self.id,
-            exec_id=exec_id or _calls.new_exec_id(),
-            command=command,
-            cwd=cwd,
-            timeout=timeout,
-            env=env,
-            background=background,
-            max_output=max_output,
-        )
+        call = _calls.execute(self.id, options, command=command, cwd=cwd, background=background)
         return await self._execute(call, background, on_output)
 
     async def _execute(
@@ -208,14 +175,14 @@ class AsyncSession:
                 try:
                     return await self._client._do(call, unless=(Timeout,))
                 except Timeout:
-                    # It takes its time, or waits for its turn: the same execution, as a stream.
+                    # It runs long, or waits for the kernel: follow the same execution as a stream.
                     pass
             async with self._follow(call) as stream:
                 return await stream.result(on_output)
         except BaseException as error:
             if _io.is_cancellation(error):
-                async with _io.last_words():
-                    await self._client._do(_calls.hurried(_calls.interrupt(self.id, exec_id)), patience=0)
+                async with _io.cleanup():
+                    await self._client._do(_calls.for_cleanup(_calls.interrupt(self.id, exec_id)), patience=0)
             raise
 
     def stream(
@@ -225,43 +192,29 @@ class AsyncSession:
         command: str | Sequence[str] | None = None,
         language: Language | None = None,
         cwd: str | None = None,
-        timeout: float | None = None,
-        env: Mapping[str, str] | None = None,
         stdin: bool = False,
-        max_output: Size | None = None,
-        exec_id: str | None = None,
+        **options: Unpack[ExecOptions],
     ) -> AsyncStream:
-        """Runs code, or a `command`, and tells what happens as it happens.
+        """Runs code, or a `command`, and returns its events while they happen.
 
         >>> async with session.stream("name = input('Who? ')", stdin=True) as stream:
         ...     async for event in stream:
         ...         if isinstance(event, InputRequest):
         ...             await stream.send("Ada\\n")
 
-        It begins with the first event that is asked for, or with `stream.accepted()`. Lost connections
-        and restarted servers are waited for, and the stream goes on where it was.
+        The execution begins when the first event is requested, or with `stream.accepted()`. If the connection is lost
+        or the server restarts, the stream reconnects and continues where it was.
         """
-        call = _calls.execute(
-            self.id,
-            exec_id=exec_id or _calls.new_exec_id(),
-            code=code,
-            command=command,
-            language=language,
-            cwd=cwd,
-            timeout=timeout,
-            env=env,
-            stdin=stdin,
-            max_output=max_output,
-        )
         if (code is None) == (command is None):
             raise InvalidRequest("give either `code` or `command`")
+        call = _calls.execute(self.id, options, code=code, command=command, language=language, cwd=cwd, stdin=stdin)
         return self._follow(call)
 
     def _follow(self, call: Call[Result]) -> AsyncStream:
-        return AsyncStream(self._client, ask=call, session_id=self.id, exec_id=_exec_id(call))
+        return AsyncStream(self._client, request=call, session_id=self.id, exec_id=_exec_id(call))
 
     def join(self, exec_id: str, offset: int = 0) -> AsyncStream:
-        """Follows an execution that was started before, from any position on.
+        """Follows an execution that was started before, from any position.
 
         >>> started = await session.run_code("...", background=True)
         >>> result = await session.join(started.exec_id).result()
@@ -269,7 +222,7 @@ class AsyncSession:
         return AsyncStream(self._client, session_id=self.id, exec_id=exec_id, offset=offset)
 
     async def execs(self, limit: int | None = 100) -> list[ExecInfo]:
-        """Executions, the newest first; all of them with `limit=None`."""
+        """Lists executions, the newest first; `limit=None` lists all of them."""
         found: list[ExecInfo] = []
         before = None
         while limit is None or len(found) < limit:
@@ -282,18 +235,18 @@ class AsyncSession:
         return found
 
     async def get_exec(self, exec_id: str) -> ExecInfo:
-        """One execution, ended or not."""
+        """One execution, running or ended."""
         return await self._client._do(_calls.get_exec(self.id, exec_id))
 
     async def interrupt(self, exec_id: str | None = None) -> int:
-        """Interrupts an execution as Ctrl-C would, or all of them; returns how many there were."""
+        """Interrupts one execution, or all, as Ctrl-C would; returns how many were interrupted."""
         return await self._client._do(_calls.interrupt(self.id, exec_id))
 
     async def stdin(self, exec_id: str, data: str = "", *, close: bool = False) -> None:
-        """Feeds an execution that was started with `stdin=True`; lines end with a newline."""
+        """Sends input to an execution that was started with `stdin=True`. A line ends with a newline."""
         await self._client._do(_calls.stdin(self.id, exec_id, data, close))
 
-    # What is in it.
+    # Contents.
 
     async def state(self, language: Language = "python") -> KernelVariables:
         """The variables of a kernel: name, type, size, shape, preview.
@@ -304,81 +257,81 @@ class AsyncSession:
         return await self._client._do(_calls.state(self.id, language))
 
     async def log(self, limit: int = 100, after: int | None = None) -> list[LogEntry]:
-        """What was executed, with code and output, the oldest first: the last `limit` entries, or
-        those `after` the execution with this number."""
+        """The log of executions, with code and output, the oldest first: the last `limit` entries, or those `after` the
+        execution with this number."""
         return (await self._client._do(_calls.log(self.id, limit=limit, after=after))).items
 
     @property
     def artifacts(self) -> AsyncArtifacts:
-        """The files that this session has left in `/session/artifacts`."""
+        """The artifacts of this session: files that code saved in `/session/artifacts`."""
         return AsyncArtifacts(self._client, self.id)
 
     @property
     def datasets(self) -> AsyncDatasets:
-        """What code in this session works on."""
+        """The datasets of this session."""
         return AsyncDatasets(self._client, self.id)
 
     @property
     def files(self) -> AsyncFiles:
-        """The files in it, as a program inside sees them."""
+        """The files in the sandbox, as a program inside sees them."""
         return AsyncFiles(self._client, self.id)
 
     @property
     def browser(self) -> AsyncBrowser:
-        """Its browser: Chromium, inside, started when it is first used."""
+        """The session's browser: Chromium in the sandbox, started when it is first used."""
         return AsyncBrowser(self._client, self.id)
 
-    # Its life.
+    # Life cycle.
 
     async def refresh(self) -> SessionInfo:
-        """Asks the server how the session is."""
+        """Asks the server for the current state of the session."""
         return self._keep(await self._client._do(_calls.show(self.id)))
 
     async def extend(self, ttl: int) -> SessionInfo:
-        """Lets it live for at least `ttl` seconds from now."""
+        """Makes the session live for at least `ttl` seconds from now."""
         return self._keep(await self._client._do(_calls.extend(self.id, ttl)))
 
     async def stop(self) -> SessionInfo:
-        """Ends it, and what runs in it. Ending it twice is no error."""
+        """Ends the session and everything that runs in it. Stopping it twice is no error."""
         return self._keep(await self._client._do(_calls.stop(self.id)))
 
     async def remove(self) -> None:
-        """Forgets it with its files, snapshots, executions and log, also if it has ended. One that is alive is
-        stopped first. Its artifacts stay. Nothing of it can be had back: a second time raises `NotFound`."""
+        """Removes the session with its files, snapshots, executions and log, alive or ended. A live session is stopped
+        first. Its artifacts are kept. This cannot be undone; a second call raises `NotFound`."""
         await self._client._do(_calls.remove(self.id))
 
     async def start(self) -> SessionInfo:
-        """Starts it again on the files it left, if it has storage `BIND`. Its variables are gone."""
+        """Starts an ended session with storage `BIND` again: with its files, without its variables."""
         return self._keep(await self._client._do(_calls.start(self.id)))
 
     async def hibernate(self, *, force: bool = False) -> SessionInfo:
-        """Makes files of it: it uses neither memory nor processor, and wakes with its variables and files
-        when it is used again. Anything that uses it does; looking at results, logs and artifacts does not.
+        """Writes the session to disk, so that it uses neither memory nor processor. The next call that uses the session
+        wakes it, with its variables and files. Reading results, logs and artifacts does not wake it.
 
-        What cannot be kept (threads, connections, processes, kernels other than Python's) is refused as
-        `Conflict`, and with `force` lost: `lost` of what is returned lists it, and the next execution that meets it
-        says so. Variables that can be kept never are.
+        Threads, connections, processes and kernels other than Python cannot be saved. If there are any, this raises
+        `Conflict`; with `force` they are lost, and `lost` of the returned value lists them. The next execution that
+        uses something lost reports it. Variables that can be saved are never lost.
         """
         return self._keep(await self._client._do(_calls.hibernate(self.id, force)))
 
     async def fork(self, count: int = 1, *, exec_id: str | None = None, force: bool = False) -> list[AsyncSession]:
-        """Sessions that are what this one is, with the same variables and files, and from now on their own:
-        all that were asked for, or none.
+        """Creates `count` independent copies of this session, with its variables and files. Either all are created or
+        none.
 
         >>> first, second = await session.fork(2)
 
-        With `exec_id` they are what it was after that execution, see `checkpoints`. With `force` they come without what
-        cannot be copied; `info.lost` of each lists it. They are nobody's but yours to stop.
+        With `exec_id` the copies have the state after that execution; see `checkpoints`. With `force`, what cannot be
+        copied is left out, and `info.lost` of each copy lists it. Stop the copies yourself when you are done.
         """
         forked = await self._client._do(_calls.fork(self.id, count=count, force=force, exec_id=exec_id))
         return [type(self)(self._client, info) for info in forked]
 
     async def checkpoints(self) -> list[Checkpoint]:
-        """What it can go back to, the oldest first, if it was made with `checkpoints=True`."""
+        """The checkpoints of a session that was created with `checkpoints=True`, the oldest first."""
         return await self._client._do(_calls.checkpoints(self.id))
 
     async def restore(self, exec_id: str) -> SessionInfo:
-        """Goes back to what it was after an execution: variables and files. Later checkpoints stay.
+        """Sets variables and files back to what they were after an execution. Later checkpoints are kept.
 
         >>> first = await session.run_code("x = 1")
         >>> await session.run_code("x = 2")
@@ -389,7 +342,7 @@ class AsyncSession:
         return self._keep(await self._client._do(_calls.restore(self.id, exec_id)))
 
     async def is_alive(self) -> bool:
-        """Whether the server knows it and it is alive."""
+        """Whether the server knows the session and it is alive."""
         try:
             return (await self.refresh()).is_alive
         except NotFound:

@@ -1,16 +1,15 @@
-"""An execution followed to its end, over as many connections and servers as it takes.
+"""Follows one execution to its end, across lost connections and server restarts.
 
 ```text
-           POST .../exec                      GET .../execs/{exec}/events?offset=
-  ask ───────────────────▶ hearing ──▶ lost ─────────────────────────────▶ hearing ──▶ ... ──▶ done
-   ▲                          │
-   └──── lost, not heard ─────┘
+             POST .../exec                          GET .../execs/{exec}/events?offset=
+  request ───────────────────▶ events ──▶ lost ─────────────────────────────────▶ events ──▶ ... ──▶ done
+     ▲                           │
+     └── lost before any event ──┘
 ```
 
-The execution's id is chosen by the client, so asking again for one that a server may or may not
-have heard of executes it once. Every event says where to go on after it, so nothing is told twice
-and nothing is left out. A run has no id and nothing to go on with: it is asked for again only while
-nothing was heard of it.
+The client chooses the execution's id, so a request that is sent twice is executed once. Every event carries the offset
+after it, so no event is delivered twice and none is missed. A run has no id and cannot be resumed: it is requested
+again only while none of its events has arrived.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ from belljar import _calls, _retry
 from belljar._aio import _io
 from belljar._calls import Call
 from belljar._requests import EVENTS
-from belljar._sse import Decoder, Heard
+from belljar._sse import Decoder, ServerEvent
 from belljar.errors import BelljarError, ProtocolError, ServerUnavailable
 from belljar.events import Accepted, Done, Event, Output, Stderr, Stdout, Transcript
 from belljar.models import Result
@@ -35,47 +35,45 @@ from belljar.models import Result
 if TYPE_CHECKING:
     from belljar._aio.client import AsyncClient
 
-# A connection that has lasted this long was a good one, even if nothing was said on it: losing it is
-# not one more failure in a row.
-_LASTING = 5.0
+# Seconds after which a connection counts as successful, even without events: when it is lost, retries start anew.
+_STABLE_AFTER = 5.0
 
 
 class AsyncStream:
-    """What an execution says, as it happens.
+    """The events of an execution, while they happen.
 
     >>> async with session.stream("for i in range(3): print(i)") as stream:
     ...     async for event in stream:
     ...         print(event)
 
-    Leaving a stream early leaves the execution alone: it goes on, and `session.join` finds it
-    again. The last event is `Done`.
+    Closing a stream early does not end the execution: `session.join` follows it again. The last event is `Done`.
     """
 
     def __init__(
         self,
         client: AsyncClient,
         *,
-        ask: Call[Any] | None = None,
+        request: Call[Any] | None = None,
         session_id: str | None = None,
         exec_id: str | None = None,
         offset: int = 0,
     ) -> None:
         self._client = client
-        # What to execute, until the server is known to have heard of it.
-        self._ask = ask
+        # The call that starts the execution; None once the server has accepted it.
+        self._request = request
         self._session_id = session_id
         self._exec_id = exec_id
         self._transcript = Transcript(offset)
         self._response: httpx.Response | None = None
         self._chunks: AsyncIterator[bytes] | None = None
         self._decoder = Decoder()
-        self._pending: deque[Heard] = deque()
-        # Attempts since something was told last.
+        self._pending: deque[ServerEvent] = deque()
+        # Attempts since the last event.
         self._attempts: _retry.Attempts | None = None
-        self._has_told = False
-        # Whether a server is known to have the execution.
-        self._is_accepted = ask is None
-        # What was told while waiting for that.
+        self._has_events = False
+        # Whether the server has accepted the execution.
+        self._is_accepted = request is None
+        # An event that arrived while `accepted` waited.
         self._early: Event | None = None
         self._opened_at = 0.0
         self._result: Result | None = None
@@ -83,52 +81,52 @@ class AsyncStream:
 
     @property
     def exec_id(self) -> str | None:
-        """The execution's id; that of a run is known with its first event."""
+        """The execution's id. The id of a run is known after its first event."""
         return self._exec_id
 
     @property
     def position(self) -> int:
-        """Where to go on later: `session.join(stream.exec_id, offset=stream.position)`."""
+        """Where to resume: `session.join(stream.exec_id, offset=stream.position)`."""
         return self._transcript.position
 
     async def accepted(self) -> str:
-        """Has it executed, and waits until the server has taken it; returns the execution's id.
+        """Starts the execution, waits until the server has accepted it, and returns its id.
 
-        From then on it goes on by itself, and can be fed, interrupted and joined. Without this it
-        begins with the first event that is asked for. What the server refuses is raised here.
+        From then on it runs without this stream, and can be joined, interrupted and sent input. Without this call the
+        execution starts when the first event is requested. If the server refuses it, this raises the error.
         """
         while not self._is_accepted and not self._is_closed:
-            self._early = await self._hear()
+            self._early = await self._receive()
         if self._exec_id is None or not self._is_accepted:
             raise ServerUnavailable("the stream was closed before the execution was accepted")
         return self._exec_id
 
     async def result(self, on_output: _io.Callback[Output] | None = None) -> Result:
-        """Follows the execution to its end, and returns what came of it."""
+        """Follows the execution to its end and returns its result."""
         async for event in self:
             if on_output is not None and isinstance(event, (Stdout, Stderr)):
-                await _io.tell(on_output, event)
+                await _io.call(on_output, event)
         if self._result is None:
             raise ServerUnavailable("the stream was closed before the execution ended")
         if self._transcript.is_whole or self._session_id is None or self._exec_id is None:
             return self._result
-        # Joined in the middle: only the server knows how it began.
+        # This stream began in the middle of the execution: only the server has the whole result.
         info = await self._client._do(_calls.get_exec(self._session_id, self._exec_id))
         return info.result or self._result
 
     async def interrupt(self) -> bool:
-        """Interrupts the execution, as Ctrl-C would; false if it was over already."""
+        """Interrupts the execution, as Ctrl-C would; false if it had already ended."""
         session, exec_id = self._of_session()
         return await self._client._do(_calls.interrupt(session, exec_id)) > 0
 
     async def send(self, data: str, *, close: bool = False) -> None:
-        """Feeds an execution that was started with `stdin=True`; lines end with a newline."""
+        """Sends input to an execution that was started with `stdin=True`. A line ends with a newline."""
         session, exec_id = self._of_session()
         await self._client._do(_calls.stdin(session, exec_id, data, close))
 
     def _of_session(self) -> tuple[str, str]:
         if self._session_id is None or self._exec_id is None:
-            raise ProtocolError("a run without a session can only be followed; closing its stream ends it")
+            raise ProtocolError("a run can only be followed, as it has no session; closing its stream ends it")
         return self._session_id, self._exec_id
 
     def __aiter__(self) -> AsyncStream:
@@ -137,49 +135,48 @@ class AsyncStream:
     async def __anext__(self) -> Event:
         event, self._early = self._early, None
         while event is None and self._result is None and not self._is_closed:
-            event = await self._hear()
+            event = await self._receive()
         if event is None:
             raise StopAsyncIteration
         return event
 
-    async def _hear(self) -> Event | None:
-        """The next event; None after what is not for users, and after an attempt that failed."""
+    async def _receive(self) -> Event | None:
+        """The next event; None after an internal event, and after an attempt that failed."""
         try:
-            heard = await self._next()
-            event = self._transcript.hear(*heard)
+            event = self._transcript.add(*await self._next())
         except BelljarError as error:
-            await self._hang_up()
-            await self._endure(error)
+            await self._disconnect()
+            await self._wait_before_retry(error)
             return None
         self._is_accepted = True
         if self._session_id is not None:
-            self._ask = None
+            self._request = None
         if isinstance(event, Accepted):
             self._exec_id = event.exec_id
             return None
         if event is not None:
-            self._attempts, self._has_told = None, True
+            self._attempts, self._has_events = None, True
             if isinstance(event, Done):
                 self._result = event.result
                 await self._finish()
         return event
 
-    async def _next(self) -> Heard:
+    async def _next(self) -> ServerEvent:
         if self._chunks is None:
             await self._open()
-        assert self._chunks is not None  # as it was just opened
+        assert self._chunks is not None  # `_open` sets it
         while not self._pending:
             try:
                 chunk = await self._chunks.__anext__()
             except StopAsyncIteration:
-                raise ServerUnavailable(f"the connection to {self._client.url} ended too early") from None
+                raise ServerUnavailable(f"the connection to {self._client.url} ended before the execution") from None
             except (httpx.HTTPError, httpx.StreamError) as error:
                 raise _lost(error, self._client.url) from error
             self._pending.extend(self._decoder.feed(chunk))
         return self._pending.popleft()
 
     async def _open(self) -> None:
-        call = self._ask
+        call = self._request
         if call is None:
             session, exec_id = self._of_session()
             call = _calls.events(session, exec_id, self.position)
@@ -187,44 +184,42 @@ class AsyncStream:
         if not response.is_success or EVENTS not in response.headers.get("content-type", ""):
             body = await self._client._read(response)
             if response.is_success:
-                raise ProtocolError(f"what answers at {self._client.url} does not stream events")
-            raise _retry.understood(response, body)
+                raise ProtocolError(f"the server at {self._client.url} did not respond with a stream of events")
+            raise _retry.refusal_of(response, body)
         self._response = response
         self._chunks = response.aiter_raw()
         self._decoder = Decoder()
         self._opened_at = time.monotonic()
 
-    async def _endure(self, error: BelljarError) -> None:
+    async def _wait_before_retry(self, error: BelljarError) -> None:
         is_run = self._session_id is None
-        if is_run and self._has_told:
-            # It ended with the connection, and somebody has seen what it said.
+        if is_run and self._has_events:
+            # The run ended with its connection, and the caller has already seen some of its events.
             raise error
-        has_lasted = time.monotonic() - self._opened_at > _LASTING and self._opened_at > 0
-        if self._attempts is None or has_lasted:
+        was_stable = time.monotonic() - self._opened_at > _STABLE_AFTER and self._opened_at > 0
+        if self._attempts is None or was_stable:
             self._attempts = self._client._attempts(is_safe=True)
         self._opened_at = 0.0
-        await self._client._endure(self._attempts, error)
+        await self._client._wait_before_retry(self._attempts, error)
 
     async def _finish(self) -> None:
-        """Reads to the end of the answer, so that the connection can be used again."""
-        try:
+        """Reads the response to its end, so that the connection can be reused."""
+        with suppress(httpx.HTTPError, httpx.StreamError):
             if self._chunks is not None:
                 async for _ in self._chunks:
                     pass
-        except (httpx.HTTPError, httpx.StreamError):
-            pass
-        await self._hang_up()
+        await self._disconnect()
 
-    async def _hang_up(self) -> None:
+    async def _disconnect(self) -> None:
         response, self._response, self._chunks = self._response, None, None
         self._pending.clear()
         if response is not None:
             await response.aclose()
 
     async def aclose(self) -> None:
-        """Stops listening. The execution goes on, unless it is a run of its own."""
+        """Closes the stream. The execution goes on, unless it is a run, which ends."""
         self._is_closed = True
-        await self._hang_up()
+        await self._disconnect()
 
     async def __aenter__(self) -> AsyncStream:
         return self
@@ -237,5 +232,5 @@ class AsyncStream:
 
 def _lost(error: httpx.HTTPError | httpx.StreamError, where: str) -> BelljarError:
     if isinstance(error, httpx.HTTPError):
-        return _retry.failed(error, where)
+        return _retry.failure_of(error, where)
     return ServerUnavailable(f"the connection to {where} was lost")

@@ -1,4 +1,4 @@
-"""What differs between the two halves, for this one: it just waits."""
+"""What differs between the two clients, here for threads: waiting, connections."""
 
 from __future__ import annotations
 
@@ -17,18 +17,22 @@ from belljar.errors import BelljarError
 
 T = TypeVar("T")
 
-#: Called for every piece of output.
+#: Called with every piece of output.
 Callback = Callable[[T], None]
 
 sleep = time.sleep
 
 
-def tell(callback: Callback[T], value: T) -> None:
+def call(callback: Callback[T], value: T) -> None:
     callback(value)
 
 
-def work(function: Callable[..., T], *args: Any) -> T:
+def in_thread(function: Callable[..., T], *args: Any) -> T:
     return function(*args)
+
+
+def all_of(results: list[T]) -> list[T]:
+    return results
 
 
 def is_cancellation(error: BaseException) -> bool:
@@ -36,29 +40,30 @@ def is_cancellation(error: BaseException) -> bool:
 
 
 @contextmanager
-def last_words() -> Iterator[None]:
-    """A moment in which something can still be said, though we were interrupted."""
+def cleanup() -> Iterator[None]:
+    """For a last request to the server after an error. Failures are ignored."""
     with suppress(BelljarError):
         yield
 
 
-class Line:
-    """Connections to a server: straight, or as the environment wants it, through a proxy."""
+class Connections:
+    """Connections to a server: direct ones with these options of the transport, or through the proxy that the
+    environment names."""
 
-    def __init__(self, *, straight: dict[str, Any] | None) -> None:
-        self._socket: str | None = straight.get("uds") if straight is not None else None
-        self._transport = httpx.HTTPTransport(**straight) if straight is not None else None
-        self._client = httpx.Client(limits=LIMITS) if straight is None else None
+    def __init__(self, *, direct: dict[str, Any] | None) -> None:
+        self._socket: str | None = direct.get("uds") if direct is not None else None
+        self._transport = httpx.HTTPTransport(**direct) if direct is not None else None
+        self._client = httpx.Client(limits=LIMITS) if direct is None else None
 
     def send(self, request: httpx.Request) -> httpx.Response:
-        """The answer, with its body still to be read."""
+        """The response; its body is not read yet."""
         if self._transport is not None:
             if self._socket is not None and not local.may_talk_to(self._socket):
-                raise httpx.ConnectError(f"there is no `{self._socket}`", request=request)
+                raise httpx.ConnectError(f"`{self._socket}` does not exist", request=request)
             response = self._transport.handle_request(request)
             response.request = request
             return response
-        assert self._client is not None  # as it is one or the other
+        assert self._client is not None  # exactly one of the two is set
         return self._client.send(request, stream=True)
 
     def close(self) -> None:
@@ -69,21 +74,21 @@ class Line:
 
 
 class Pool:
-    """Connections, shared by all threads. After a fork they are the parent's, and we make our own."""
+    """Connections that all threads share. A forked process makes its own."""
 
-    def __init__(self, make: Callable[[], Line]) -> None:
+    def __init__(self, make: Callable[[], Connections]) -> None:
         self._make = make
-        self._found: tuple[int, Line] | None = None
+        self._found: tuple[int, Connections] | None = None
         self._lock = threading.Lock()
         self._lock_pid = os.getpid()
 
     def _own_lock(self) -> threading.Lock:
         if self._lock_pid != os.getpid():
-            # A thread of the parent may have held it, and is not here to let go.
+            # A thread of the parent may have held the lock; that thread does not exist here.
             self._lock, self._lock_pid = threading.Lock(), os.getpid()
         return self._lock
 
-    def get(self) -> Line:
+    def get(self) -> Connections:
         found = self._found
         if found is not None and found[0] == os.getpid():
             return found[1]
@@ -102,7 +107,7 @@ class Pool:
 
 E = TypeVar("E")
 
-#: What is opened is there at once.
+#: The object itself: there is nothing to wait for.
 Opening = Annotated[E, "open"]
 
 

@@ -1,5 +1,5 @@
-# Made of ../_aio/artifacts.py by scripts/generate_sync.py; change that one.
-"""Files that code left behind."""
+# Generated from ../_aio/artifacts.py by scripts/generate_sync.py; change that file.
+"""Artifacts: files that code saved for its user."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from belljar.models import Artifact, Link
 if TYPE_CHECKING:
     from belljar._sync.client import Client
 
-# The largest page of a list that the server gives.
+# The largest page of a list that the server returns.
 _PAGE = 1000
 
 
 class Artifacts:
-    """The artifacts of a session (`session.artifacts`), or of all (`client.artifacts`).
+    """The artifacts of one session (`session.artifacts`), or of all (`client.artifacts`).
 
     >>> result = session.run_code("df.to_csv('/session/artifacts/out.csv')")
     >>> session.artifacts.download(result.artifacts[0], "out.csv")
@@ -38,7 +38,7 @@ class Artifacts:
         self._session_id = session_id
 
     def list(self, *, exec_id: str | None = None, limit: int | None = 100) -> builtins.list[Artifact]:
-        """The newest first; all of them with `limit=None`."""
+        """Lists artifacts, the newest first; `limit=None` lists all of them."""
         found: list[Artifact] = []
         before = None
         while limit is None or len(found) < limit:
@@ -52,37 +52,37 @@ class Artifacts:
         return found
 
     def get(self, artifact_id: str) -> Artifact:
-        """What is known of one artifact, with a fresh link."""
+        """One artifact, with a new link."""
         return self._client._do(_calls.artifact(artifact_id))
 
     def find(self, name: str) -> Artifact:
-        """The newest artifact of this name."""
+        """The newest artifact with this name."""
         for artifact in self.list(limit=None):
             if artifact.name == name:
                 return artifact
         raise NotFound(f"there is no artifact called `{name}`", code="artifact_not_found")
 
     def url(self, artifact: Artifact | str) -> Link:
-        """A fresh link, for whoever has it, until it expires."""
+        """A new link, which works without an API key until it expires."""
         return self._client._do(_calls.artifact_link(_id(artifact)))
 
     def delete(self, artifact: Artifact | str) -> None:
-        """Forgets an artifact."""
+        """Deletes an artifact."""
         self._client._do(_calls.delete_artifact(_id(artifact)))
 
     def read(
         self, artifact: Artifact | str, *, start: int = 0, end: int | None = None, progress: Progress | None = None
     ) -> bytes:
-        """The content, or its bytes from `start` to before `end`. A whole one is checked against its hash."""
+        """The content, or its bytes from `start` to before `end`. Complete content is checked against its hash."""
         known = self._known(artifact)
         content = bytearray()
         for chunk in self._chunks(known, start, end, progress):
             content += chunk
         is_whole = start == 0 and len(content) == known.size
-        return _io.work(_files.check, known, bytes(content)) if is_whole else bytes(content)
+        return _io.in_thread(_files.check, known, bytes(content)) if is_whole else bytes(content)
 
     def open(self, artifact: Artifact | str, *, progress: Progress | None = None) -> io.BytesIO:
-        """The content as a file, for all that reads files.
+        """The content as a file object.
 
         >>> pd.read_parquet(session.artifacts.open(artifact))
         """
@@ -91,25 +91,25 @@ class Artifacts:
     def download(
         self, artifact: Artifact | str, to: StrPath, *, resume: bool = True, progress: Progress | None = None
     ) -> Path:
-        """Saves the content as the file `to`, or below its own name in the directory `to`.
+        """Saves the content as the file `to`, or under its own name in the directory `to`.
 
-        The file appears when all of it has come and matches its hash. A download that was broken off
-        is gone on with the next time, unless `resume` is false.
+        The file appears when it is complete and matches its hash. The next call continues an incomplete download,
+        unless `resume` is false.
         """
         known = self._known(artifact)
         arriving = _files.Arriving(known, to)
         try:
-            _io.work(arriving.open, resume)
+            _io.in_thread(arriving.open, resume)
             for chunk in self._chunks(known, arriving.size, None, progress):
-                _io.work(arriving.write, chunk)
-            return _io.work(arriving.finish)
+                _io.in_thread(arriving.write, chunk)
+            return _io.in_thread(arriving.finish)
         finally:
             arriving.close()
 
     def chunks(
         self, artifact: Artifact | str, *, start: int = 0, end: int | None = None
     ) -> Iterator[bytes]:
-        """The content piece by piece, for what is too large to hold. It is not checked."""
+        """The content in pieces, for content that does not fit into memory. It is not checked against its hash."""
         for chunk in self._chunks(self._known(artifact), start, end, None):
             yield chunk
 
@@ -122,10 +122,10 @@ class Artifacts:
     def _chunks(
         self, artifact: Artifact, start: int, end: int | None, progress: Progress | None
     ) -> Iterator[bytes]:
-        """The content, going on where it was whenever the connection is lost."""
+        """The content; a lost connection is resumed where it was."""
         stop = artifact.size if end is None else min(end, artifact.size)
         if start < 0 or (end is not None and end < start):
-            raise InvalidRequest(f"there are no bytes from {start} to before {end}")
+            raise InvalidRequest(f"`start` is {start} and `end` is {end}: expected 0 <= start <= end")
         position = start
         attempts = self._client._attempts(is_safe=True)
         while position < stop:
@@ -145,10 +145,10 @@ class Artifacts:
                 if position < stop:
                     raise ServerUnavailable(f"the connection ended after {position} of {stop} bytes")
             except BelljarError as error:
-                self._client._endure(attempts, error)
+                self._client._wait_before_retry(attempts, error)
 
     def _content(self, artifact: Artifact, start: int, stop: int) -> httpx.Response:
-        # A fresh link each time: an old one may have expired.
+        # A new link each time, as an old one may have expired.
         link = self._client._do(_calls.artifact_link(_id(artifact)))
         call: Call[None] = Call("GET", _files.link_path(link.url), lambda _: None, is_safe=True)
         is_part = start > 0 or stop < artifact.size
@@ -158,13 +158,13 @@ class Artifacts:
             return response
         body = self._client._read(response)
         if response.is_success:
-            raise ProtocolError("the server does not send the part of the artifact that was asked for")
-        raise _retry.understood(response, body)
+            raise ProtocolError("the server did not send the requested range of the artifact")
+        raise _retry.refusal_of(response, body)
 
 
 def _id(artifact: Artifact | str) -> str:
     if isinstance(artifact, str):
         return artifact
     if artifact.id is None:
-        raise InvalidRequest(f"the artifact `{artifact.name}` was not kept by a server; it is at {artifact.host_path}")
+        raise InvalidRequest(f"the server did not store the artifact `{artifact.name}`; it is at {artifact.host_path}")
     return artifact.id

@@ -1,4 +1,4 @@
-# Made of ../_aio/files.py by scripts/generate_sync.py; change that one.
+# Generated from ../_aio/files.py by scripts/generate_sync.py; change that file.
 """The files in a session."""
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ class Files:
     def list(
         self, path: str = "", *, recursive: bool = False, glob: str | None = None, hidden: bool = True
     ) -> FileList:
-        """What is in a directory, or below it. Paths are relative to it.
+        """Lists a directory; with `recursive`, also everything below it. Paths are relative to the directory.
 
-        With `glob`, what matches: `*.py`, `**/*.py`, `[a-c]?`. Without `hidden`, not what begins with a dot.
+        `glob` selects by pattern: `*.py`, `**/*.py`, `[a-c]?`. `hidden=False` leaves out names that begin with a dot.
         """
         return self._client._do(
             _file_calls.listing(self._session_id, path, recursive=recursive, glob=glob, hidden=hidden)
         )
 
     def stat(self, path: str) -> FileInfo:
-        """What is known of a file or a directory."""
+        """Kind, size, mode and time of a file or directory."""
         return self._client._do(_file_calls.stat(self._session_id, path))
 
     def read(self, path: str, *, start: int = 0, end: int | None = None) -> bytes:
-        """The content of a file, or its bytes from `start` to before `end`, as far as there are any."""
+        """The content of a file, or its bytes from `start` to before `end`, as far as they exist."""
         more = _range(start, end)
         if end == start:
             return b""
@@ -64,7 +64,7 @@ class Files:
             try:
                 return self._read(call, more)
             except BelljarError as error:
-                self._client._endure(attempts, error)
+                self._client._wait_before_retry(attempts, error)
 
     def _read(self, call: Call[bytes], more: Headers) -> bytes:
         response = self._client._send(self._client._requests.of(call, accept="*/*", more=more))
@@ -72,12 +72,12 @@ class Files:
         if response.status_code == 416:
             return b""
         if not response.is_success:
-            raise _retry.understood(response, body)
+            raise _retry.refusal_of(response, body)
         return body
 
     def chunks(self, path: str, *, start: int = 0, end: int | None = None) -> Iterator[bytes]:
-        """The content of a file, or its bytes from `start` to before `end`, piece by piece: for what is too large to
-        hold. What is lost on the way is not asked for again: the file may have changed."""
+        """The same as `read`, in pieces, for files that do not fit into memory. A lost connection raises an error and
+        is not resumed, because the file may have changed."""
         more = _range(start, end)
         if end != start:
             for chunk in self._stream(_file_calls.read(self._session_id, path), path, more):
@@ -89,31 +89,32 @@ class Files:
             body = self._client._read(response)
             if response.status_code == 416:
                 return
-            raise _retry.understood(response, body)
+            raise _retry.refusal_of(response, body)
         try:
             for chunk in response.iter_raw(_files.CHUNK):
                 yield chunk
         except (httpx.HTTPError, httpx.StreamError) as error:
-            raise ServerUnavailable(f"the connection was lost in the middle of `{path}`: {error}") from error
+            raise ServerUnavailable(f"the connection was lost while reading `{path}`: {error}") from error
         finally:
             response.close()
 
     def write(
         self, path: str, source: Source, *, mode: int | None = None, progress: Progress | None = None
     ) -> FileInfo:
-        """Writes bytes, a binary file or the file at a local path, over whatever file is there.
+        """Writes bytes, a binary file or the file at a local path, and replaces a file that exists.
 
-        It appears when all of it has come, with permissions `mode` (`0o755`) if that is given. Directories above it
-        are made.
+        The file appears when it is complete, with the permissions `mode` (such as `0o755`) if given. Missing parent
+        directories are created.
         """
         return self._send(_file_calls.write(self._session_id, path, mode), source, progress)
 
     def append(
         self, path: str, source: Source, *, mode: int | None = None, progress: Progress | None = None
     ) -> FileInfo:
-        """Writes behind what is in a file; one that is not there is made, with its directories.
+        """Appends to a file. A missing file is created, with its parent directories.
 
-        What has come is there at once. If the connection is lost, it is not sent again: some of it may have arrived.
+        Bytes are visible as soon as they arrive. After a lost connection nothing is sent again, because a part may have
+        arrived.
         """
         return self._send(_file_calls.append(self._session_id, path, mode), source, progress)
 
@@ -128,26 +129,26 @@ class Files:
                 except BelljarError as error:
                     if not is_repeatable:
                         raise
-                    self._client._endure(attempts, error)
+                    self._client._wait_before_retry(attempts, error)
 
     def mkdir(self, path: str) -> FileInfo:
-        """Makes a directory, and those above it. One that is there already is no error."""
+        """Creates a directory and its missing parents. An existing directory is no error."""
         return self._client._do(_file_calls.mkdir(self._session_id, path))
 
     def delete(self, path: str, *, recursive: bool = False) -> None:
-        """Removes a file or an empty directory; with `recursive`, a directory with all that is in it."""
+        """Removes a file or an empty directory; with `recursive`, a directory and everything in it."""
         self._client._do(_file_calls.delete(self._session_id, path, recursive=recursive))
 
     def move(self, path: str, to: str) -> FileInfo:
-        """Gives a file or a directory another path. A file that is there is replaced."""
+        """Moves a file or a directory. A file at the new path is replaced."""
         return self._client._do(_file_calls.move(self._session_id, path, to))
 
     def copy(self, path: str, to: str) -> FileInfo:
-        """Copies a file, or a directory with all that is in it. A file that is there is replaced."""
+        """Copies a file, or a directory with everything in it. A file at the new path is replaced."""
         return self._client._do(_file_calls.copy(self._session_id, path, to))
 
     def watch(self, path: str = "", *, recursive: bool = False) -> Watch:
-        """What changes in a directory, as it happens, until the directory is gone; with `recursive`, also below it.
+        """Watches a directory for changes until it is removed; with `recursive`, also everything below it.
 
         >>> with session.files.watch("results") as changes:
         ...     for change in changes:
@@ -156,20 +157,20 @@ class Files:
         return Watch(self._client, _file_calls.watch(self._session_id, path, recursive=recursive))
 
     def pack(self, path: str = "", *, format: ArchiveFormat = "tar") -> Iterator[bytes]:
-        """A directory as an archive (`tar`, `tar.gz` or `zip`), piece by piece, as it is packed in the sandbox."""
+        """A directory as an archive (`tar`, `tar.gz` or `zip`), in pieces, while the sandbox packs it."""
         for chunk in self._stream(_file_calls.pack(self._session_id, path, format), path):
             yield chunk
 
     def download_archive(self, path: str, to: StrPath | IO[bytes], *, format: ArchiveFormat | None = None) -> int:
-        """A directory as an archive, at a local path, where it appears when it is whole, or in a binary file.
+        """Saves a directory as an archive, at a local path, where it appears when it is complete, or in a binary file.
 
-        Returns its size. The format is as the path ends, if it is not given.
+        Returns the archive's size. By default the ending of the path decides the format.
         """
         name = os.fspath(to) if isinstance(to, (str, os.PathLike)) else None
         size = 0
         with _files.target(to) as file:
             for chunk in self.pack(path, format=_file_calls.format_of(name, format)):
-                _io.work(file.write, chunk)
+                _io.in_thread(file.write, chunk)
                 size += len(chunk)
         return size
 
@@ -181,9 +182,9 @@ class Files:
         format: ArchiveFormat | None = None,
         progress: Progress | None = None,
     ) -> Unpacked:
-        """Unpacks an archive into a directory, which is made. Files with the same names are replaced.
+        """Unpacks an archive into a directory, which is created. Files with the same names are replaced.
 
-        The format is as the local path ends, if it is not given. Names in it that lead elsewhere are refused.
+        By default the ending of the local path decides the format. Names that point outside the directory are refused.
         """
         name = os.fspath(source) if isinstance(source, (str, os.PathLike)) else None
         form = _file_calls.format_of(name, format)
@@ -192,7 +193,7 @@ class Files:
 
 def _range(start: int, end: int | None) -> Headers:
     if start < 0 or (end is not None and end < start):
-        raise InvalidRequest(f"there are no bytes from {start} to before {end}")
+        raise InvalidRequest(f"`start` is {start} and `end` is {end}: expected 0 <= start <= end")
     if start == 0 and end is None:
         return ()
     return (("range", f"bytes={start}-{'' if end is None else end - 1}"),)
@@ -200,7 +201,7 @@ def _range(start: int, end: int | None) -> Headers:
 
 def _body(upload: Upload, progress: Progress | None) -> Iterator[bytes]:
     sent = 0
-    while chunk := _io.work(upload.read):
+    while chunk := _io.in_thread(upload.read):
         yield chunk
         sent += len(chunk)
         if progress is not None:

@@ -1,5 +1,5 @@
-# Made of ../_aio/volumes.py by scripts/generate_sync.py; change that one.
-"""Files that outlive sessions."""
+# Generated from ../_aio/volumes.py by scripts/generate_sync.py; change that file.
+"""Volumes: files that outlive sessions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import builtins
 from typing import TYPE_CHECKING
 
 from belljar import _calls
-from belljar._calls import Size
+from belljar._options import Size
 from belljar.models import Volume
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Volumes:
-    """The volumes of this tenant (`client.volumes`): named, bounded, shared by sessions.
+    """The volumes of this tenant (`client.volumes`): named directories of limited size that sessions can share.
 
     >>> client.volumes.create("models", size="2G")
     >>> with client.session(volumes={"models": "rw"}) as session:
@@ -26,18 +26,18 @@ class Volumes:
         self._client = client
 
     def create(self, name: str, *, size: Size | None = None) -> Volume:
-        """A new, empty volume with room for `size` bytes (or text such as `"512M"`); as much as the server likes
-        unless told. A name that is taken is a `Conflict`."""
+        """Creates an empty volume of at most `size` bytes (or text such as `"512M"`; the server's default if left out).
+        Raises `Conflict` if the name is taken."""
         return self._client._do(_calls.create_volume(name, size))
 
     def list(self) -> builtins.list[Volume]:
-        """All of them, by name; how full one is, `get` tells."""
+        """All volumes, sorted by name. Only `get` returns how much of a volume is used."""
         return self._client._do(_calls.volumes())
 
     def get(self, name: str) -> Volume:
-        """One of them: how full it is, and who uses it."""
+        """One volume, with how much of it is used and by which sessions."""
         return self._client._do(_calls.volume(name))
 
     def remove(self, name: str) -> None:
-        """Removes a volume with everything in it. One that a session uses is a `Conflict`, and stays."""
+        """Removes a volume with everything in it. Raises `Conflict` while a session uses it."""
         self._client._do(_calls.remove_volume(name))

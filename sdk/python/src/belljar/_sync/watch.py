@@ -1,5 +1,5 @@
-# Made of ../_aio/watch.py by scripts/generate_sync.py; change that one.
-"""What changes in a directory of a session."""
+# Generated from ../_aio/watch.py by scripts/generate_sync.py; change that file.
+"""Watches a directory of a session for changes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from belljar import _file_calls, _retry
 from belljar._calls import Call
 from belljar._file_calls import FileChange
 from belljar._requests import EVENTS
-from belljar._sse import Decoder, Heard
+from belljar._sse import Decoder, ServerEvent
 from belljar.errors import ProtocolError, ServerUnavailable
 
 if TYPE_CHECKING:
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 
 
 class Watch:
-    """Changes in a directory (`session.files.watch`), from when it is entered, or first asked, until the directory is
-    gone.
+    """The changes in a directory (`session.files.watch`), from the moment that the watch is entered, or first iterated,
+    until the directory is removed.
 
-    If the connection is lost, so may be changes: that is an error, and for you to look and to watch again.
+    A lost connection raises an error, because changes may have been missed: list the directory, and watch it again.
     """
 
-    def __init__(self, client: Client, ask: Call[Any]) -> None:
+    def __init__(self, client: Client, request: Call[Any]) -> None:
         self._client = client
-        self._ask = ask
+        self._request = request
         self._response: httpx.Response | None = None
         self._chunks: Iterator[bytes] | None = None
         self._decoder = Decoder()
-        self._pending: deque[Heard] = deque()
+        self._pending: deque[ServerEvent] = deque()
         self._is_over = False
 
     def __iter__(self) -> Watch:
@@ -42,23 +42,23 @@ class Watch:
 
     def __next__(self) -> FileChange:
         while not self._is_over:
-            heard = self._next()
-            if heard.name == "change":
-                return _file_calls.change(heard.data)
-            if heard.name == "gone":
+            event = self._next()
+            if event.name == "change":
+                return _file_calls.change(event.data)
+            if event.name == "gone":
                 self.close()
         raise StopIteration
 
-    def _next(self) -> Heard:
+    def _next(self) -> ServerEvent:
         if self._chunks is None:
             self._open()
-        assert self._chunks is not None  # as it was just opened
+        assert self._chunks is not None  # `_open` sets it
         while not self._pending:
             try:
                 chunk = self._chunks.__next__()
             except StopIteration:
                 self.close()
-                raise ServerUnavailable(f"{self._client.url} has stopped watching") from None
+                raise ServerUnavailable(f"the server at {self._client.url} stopped watching") from None
             except (httpx.HTTPError, httpx.StreamError) as error:
                 self.close()
                 raise ServerUnavailable(f"the connection to {self._client.url} was lost: {error}") from error
@@ -66,12 +66,12 @@ class Watch:
         return self._pending.popleft()
 
     def _open(self) -> None:
-        response = self._client._send(self._client._requests.of(self._ask, accept=EVENTS))
+        response = self._client._send(self._client._requests.of(self._request, accept=EVENTS))
         if not response.is_success or EVENTS not in response.headers.get("content-type", ""):
             body = self._client._read(response)
             if response.is_success:
-                raise ProtocolError(f"what answers at {self._client.url} does not stream events")
-            raise _retry.understood(response, body)
+                raise ProtocolError(f"the server at {self._client.url} did not respond with a stream of events")
+            raise _retry.refusal_of(response, body)
         self._response, self._chunks = response, response.iter_raw()
 
     def close(self) -> None:
@@ -82,9 +82,9 @@ class Watch:
             response.close()
 
     def __enter__(self) -> Watch:
-        heard = self._next()
-        if heard.name != "watching":
-            self._pending.appendleft(heard)
+        event = self._next()
+        if event.name != "watching":
+            self._pending.appendleft(event)
         return self
 
     def __exit__(

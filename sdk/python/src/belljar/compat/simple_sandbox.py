@@ -1,9 +1,9 @@
-"""Bash commands in a sandbox of their own, that remember each other.
+"""Bash commands in a sandbox that keeps its state between commands.
 
 >>> with SandboxClient(server_url="http://127.0.0.1:8000") as sandbox:
 ...     print(sandbox.execute("ls -la")["output"])
 
-Speaks `POST /create_session`, `/execute` and `/cleanup`, which any Belljar server answers.
+Uses `POST /create_session`, `/execute` and `/cleanup`, which every Belljar server has.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ T = TypeVar("T")
 
 
 class Executed(TypedDict):
-    """What a command printed on both streams, in the order it came, and how it ended."""
+    """The output of a command on both streams, in its order, and its exit code."""
 
     output: str
     exit_code: int
 
 
 class SandboxClient:
-    """A sandbox for bash commands; directory, variables and files stay from one to the next.
+    """A sandbox for bash commands, which keeps directory, variables and files from command to command.
 
-    The server is `server_url`, else the one that `BELLJAR_URL` names, else the local one. Leaving
-    the `with` block removes the sandbox; without one, call `create_session()` and `cleanup()`.
+    The server is `server_url`, else the one at `BELLJAR_URL`, else the local one. The end of the `with` block removes
+    the sandbox; without such a block, call `create_session()` and `cleanup()`.
     """
 
     def __init__(self, server_url: str | None = None, *, api_key: str | None = None) -> None:
@@ -42,21 +42,21 @@ class SandboxClient:
         self.session_id: str | None = None
 
     def create_session(self) -> str:
-        """Makes the sandbox, if there is none yet, and returns its id."""
+        """Creates the sandbox if there is none yet, and returns its id."""
         if self.session_id is None:
-            self.session_id = self._post("/create_session", {}, lambda told: str(told["session_id"]))
+            self.session_id = self._post("/create_session", {}, lambda response: str(response["session_id"]))
         return self.session_id
 
     def execute(self, command: str, timeout: float | None = None) -> Executed:
-        """Runs a command, which may take `timeout` seconds (60 unless told)."""
+        """Runs a command, which may take `timeout` seconds (60 by default)."""
         if self.session_id is None:
             raise InvalidRequest("there is no sandbox yet", hint="use `with SandboxClient() as sandbox:`")
         body: dict[str, object] = {"session_id": self.session_id, "command": command}
         if timeout is not None:
             body["timeout"] = timeout
-        # Commands of one sandbox wait for each other, so this is a guess; nobody waits for ever.
-        patience = (timeout or DEFAULT_EXEC_TIMEOUT) + RUN_SLACK
-        return self._post("/execute", body, _executed, patience)
+        # Commands of one sandbox run one after another, so this is an estimate.
+        response_timeout = (timeout or DEFAULT_EXEC_TIMEOUT) + RUN_SLACK
+        return self._post("/execute", body, _executed, response_timeout)
 
     def cleanup(self) -> None:
         """Removes the sandbox with everything in it."""
@@ -81,21 +81,21 @@ class SandboxClient:
         if error is None:
             self.close()
             return
-        # What went wrong inside matters more than whether we could clean up after it.
-        with _io.last_words():
+        # The caller gets the error from inside the block, not one from cleaning up.
+        with _io.cleanup():
             self.close()
 
     def _post(
-        self, path: str, body: dict[str, object], understand: Callable[[dict[str, object]], T], patience: float = 60.0
+        self, path: str, body: dict[str, object], convert: Callable[[dict[str, object]], T], timeout: float = 60.0
     ) -> T:
-        def parse(told: bytes) -> T:
+        def parse(response: bytes) -> T:
             try:
-                return understand(json.loads(told))
+                return convert(json.loads(response))
             except (ValueError, KeyError, TypeError) as error:
-                raise ProtocolError(f"the server answered {path} in an unknown way") from error
+                raise ProtocolError(f"the response to {path} has an unexpected format") from error
 
-        return self._client._do(Call("POST", path, parse, body=body, timeout=patience))
+        return self._client._do(Call("POST", path, parse, body=body, timeout=timeout))
 
 
-def _executed(told: dict[str, object]) -> Executed:
-    return {"output": str(told["output"]), "exit_code": int(str(told["exit_code"]))}
+def _executed(response: dict[str, object]) -> Executed:
+    return {"output": str(response["output"]), "exit_code": int(str(response["exit_code"]))}

@@ -1,1 +1,1 @@
-"""Commands that come with the package: `langgraph-sandbox` and `sandbox-setup`."""
+"""The commands `langgraph-sandbox` and `sandbox-setup`."""

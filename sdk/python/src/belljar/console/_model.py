@@ -1,4 +1,4 @@
-"""The model of the demo: a real one where a key is set, else one that follows a script."""
+"""The model of the demo: a real one if an API key is set, else one that follows a script."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from langchain_core.outputs import ChatGeneration, ChatResult
 
 from belljar.errors import InvalidRequest
 
-# Which key means which model; AGENT_MODEL chooses another.
+# The default model for each API key; AGENT_MODEL overrides it.
 _DEFAULTS = {"OPENAI_API_KEY": "openai:gpt-5-mini", "ANTHROPIC_API_KEY": "anthropic:claude-sonnet-4-5"}
 
-#: What the scripted model does when it is told `demo`: three calls, with variables kept.
+#: What the scripted model does for `demo`: three calls that share variables.
 DEMO = (
     "primes = [n for n in range(2, 10_000) if all(n % d for d in range(2, int(n**0.5) + 1))]\n"
     "print(len(primes), 'primes, the last is', primes[-1])",
@@ -36,27 +36,27 @@ DEMO = (
 
 class Chosen(NamedTuple):
     model: BaseChatModel
-    #: For the banner.
+    #: For the first lines of output.
     name: str
     is_scripted: bool
 
 
 def choose() -> Chosen:
-    """The model that the environment asks for; InvalidRequest where it cannot be had."""
+    """The model that the environment selects; raises InvalidRequest if it cannot be used."""
     named = os.environ.get("AGENT_MODEL")
     named = named or next((name for key, name in _DEFAULTS.items() if os.environ.get(key)), None)
     if named:
         try:
             return Chosen(init_chat_model(named), named, is_scripted=False)
         except Exception as error:
-            # A package that is missing, a provider nobody knows, a key in the wrong place: theirs to say.
+            # LangChain explains it: a missing package, an unknown provider, a missing key.
             why = str(error).partition("\n")[0]
             raise InvalidRequest(f"the model `{named}` cannot be used: {why}", hint="see AGENT_MODEL") from error
     return Chosen(ScriptedModel(), f"scripted: none of {', '.join([*_DEFAULTS, 'AGENT_MODEL'])} is set", True)
 
 
 class ScriptedModel(BaseChatModel):
-    """Calls `code_sandbox` with what it is told, if that is Python, and shows a few steps when told `demo`."""
+    """Calls `code_sandbox` with the user's text if that is Python; for `demo`, shows three steps."""
 
     @property
     def _llm_type(self) -> str:
@@ -81,11 +81,11 @@ def _reply(messages: Sequence[BaseMessage]) -> AIMessage:
     answers = [message for message in messages[asked + 1 :] if isinstance(message, ToolMessage)]
     steps = DEMO if wanted == "demo" else (wanted,)
     if not _is_python(steps[0]):
-        return AIMessage("I only follow a script: type Python and I run it, or `demo` for three steps with a picture.")
+        return AIMessage("I only follow a script: type Python and I run it, or `demo` for three steps with an image.")
     if len(answers) < len(steps):
         call = {"name": "code_sandbox", "args": {"code": steps[len(answers)]}, "id": f"call-{secrets.token_hex(4)}"}
         return AIMessage("", tool_calls=[{**call, "type": "tool_call"}])
-    return AIMessage("Done: see above what the sandbox answered.")
+    return AIMessage("Done: the answers of the sandbox are above.")
 
 
 def _is_python(text: str) -> bool:

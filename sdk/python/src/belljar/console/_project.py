@@ -1,16 +1,16 @@
-"""What `sandbox-setup` puts into a project: an image for those who want containers, settings, and an example."""
+"""The files that `sandbox-setup` writes into a project: a container image, settings, and an example."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 _TEMPLATES = Path(__file__).parent.parent / "project"
-#: In the order in which they are told of.
+#: In the order in which they are listed.
 FILES = ("Dockerfile", "compose.yaml", "example.env", "docker.env", "sandbox/requirements.txt", "example.py")
 
 
 def lay_out(directory: Path) -> tuple[list[str], list[str]]:
-    """Writes what is missing, and returns what was written and what was there; that stays as it is."""
+    """Writes the missing files; returns which were written, and which existed and were left as they are."""
     written, kept = [], []
     for name in FILES:
         target = directory / name

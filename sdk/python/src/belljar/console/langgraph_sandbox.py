@@ -1,14 +1,14 @@
-"""`langgraph-sandbox`: an agent with a sandbox, to talk to.
+"""`langgraph-sandbox`: a chat with an agent that has a sandbox.
 
 ```text
-  line ──▶ /command ──▶ answered here
+  line ──▶ /command ──▶ handled here
    │
    └─────▶ agent ──▶ model ◀──▶ tools ──▶ session
-             Ctrl-C interrupts what runs in the session; once more, and the turn is given up
+             Ctrl-C interrupts the code in the session; a second Ctrl-C ends the turn
 ```
 
-Settings are those of `Config`: the environment and the `.env` of the current directory, which may
-hold the model's key too. Whatever goes wrong is one sentence, and the conversation goes on.
+Settings are those of `Config`: the environment and `.env` in the current directory, which may hold the model's API key
+too. An error is printed as one sentence, and the conversation goes on.
 """
 
 from __future__ import annotations
@@ -36,25 +36,25 @@ if TYPE_CHECKING:
 
 _PROMPT = "\nYou: "
 _HELP = """\
-Type what you want to know, or one of these:
-  /artifacts   files that the agent has left, and where they are
-  /datasets    data that it can work on
-  /state       the variables of its Python
-  /reset       a new sandbox and a new conversation
-  /help        this
-  /exit        the end; so do `exit`, `quit` and Ctrl-D"""
-# What people type to leave, here and in Python.
+Type a question, or one of these:
+  /artifacts   list the files that the agent has saved
+  /datasets    list the datasets
+  /state       list the variables of the sandbox's Python
+  /reset       start a new sandbox and a new conversation
+  /help        show this
+  /exit        end; the same as `exit`, `quit` and Ctrl-D"""
+# Also the ways to leave Python.
 _LEAVING = ("/exit", "/quit", "exit", "quit", "exit()", "quit()")
 _SYSTEM = "You answer questions by computing in a sandbox. Give the user links to the files and pictures that you make."
 _MISSING = "langgraph-sandbox needs LangChain: pip install 'belljar[langgraph]'"
-# As shells say it: ended by Ctrl-C.
+# The exit code of shells for Ctrl-C.
 _INTERRUPTED = 130
 
 
 def main() -> int:
     asked = _arguments()
     try:
-        # Before the conversation is there, Ctrl-C is the end of it.
+        # Ctrl-C before the conversation begins ends the program.
         return _Conversation(_config(asked.env)).run()
     except (BelljarError, ImportError, OSError, UnicodeDecodeError) as error:
         print(f"langgraph-sandbox: {error}", file=sys.stderr)
@@ -66,7 +66,8 @@ def main() -> int:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="langgraph-sandbox", description="An agent with a sandbox, to talk to. Without a model's key, a script."
+        prog="langgraph-sandbox",
+        description="Chat with an agent that has a sandbox. Without an API key for a model, it follows a script.",
     )
     parser.add_argument("--env", type=Path, metavar="FILE", help="settings and keys [default: .env, if there is one]")
     parser.add_argument("--version", action="version", version=f"belljar {__version__}")
@@ -74,7 +75,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _config(file: Path | None) -> Config:
-    """The settings; keys of models are put where their packages look for them."""
+    """The settings. API keys are put into the environment, where the packages of models look for them."""
     config = Config.from_env(file)
     named = file or Path(".env")
     if named.is_file():
@@ -106,7 +107,7 @@ class _Conversation:
         )
 
     def run(self) -> int:
-        # Made now, so that what is wrong with the server is known before the first question.
+        # Now, so that a problem with the server shows before the first question.
         self._manager.start(self._key)
         try:
             self._introduce()
@@ -118,18 +119,18 @@ class _Conversation:
         return 0
 
     def _introduce(self) -> None:
-        print(f"Belljar {__version__}: an agent with a sandbox of its own ({self._config.mode})")
+        print(f"Belljar {__version__}: an agent with its own sandbox ({self._config.mode})")
         print(f"  model    {self._chosen.name}")
         print(f"  sandbox  {self._manager.client.url}, session {self._key}")
         print(f"  tools    {', '.join(tool.name for tool in self._tools)}")
         if not local.is_set_up() and self._config.url == Config.url:
-            print("  packages none: `sandbox-setup` gives sandboxes numpy, pandas, matplotlib and more")
+            print("  packages none: `sandbox-setup` installs numpy, pandas, matplotlib and more for sandboxes")
         if self._chosen.is_scripted:
-            print("Type Python and it runs, or `demo` for three steps with a picture.", end=" ")
+            print("Type Python to run it, or `demo` for three steps with an image.", end=" ")
         print("/help shows more, `exit` or Ctrl-D ends.", flush=True)
 
     def _answer(self, line: str) -> bool:
-        """False when that was the end of it."""
+        """False if the conversation ends."""
         if line in _LEAVING:
             return False
         try:
@@ -139,9 +140,9 @@ class _Conversation:
                 with self._interruptible():
                     self._turn(line)
         except KeyboardInterrupt:
-            print("\n(given up)")
+            print("\n(cancelled)")
         except Exception as error:
-            # Of models, whose packages raise what they like; a demo that ends there would be no use.
+            # Packages of models raise all kinds of errors; the conversation goes on.
             print(f"\nIt did not work: {type(error).__name__}: {error}")
         sys.stdout.flush()
         return True
@@ -151,7 +152,7 @@ class _Conversation:
         if line == "/reset":
             self._manager.stop(self._key)
             self._begin()
-            print("A new sandbox, and a new conversation.")
+            print("This is a new sandbox and a new conversation.")
         elif line in commands:
             commands[line]()
         else:
@@ -170,7 +171,7 @@ class _Conversation:
         for dataset in found.datasets:
             print(f"  {dataset.path} ({dataset.size} bytes)")
         if not found.datasets:
-            print(f"None. DATASET_ACCESS is {self._config.dataset_access}; it can be NONE, LOCAL_RO or API.")
+            print(f"None. DATASET_ACCESS is {self._config.dataset_access}; other values are NONE, LOCAL_RO and API.")
 
     def _state(self) -> None:
         variables = self._manager.start(self._key).state().variables
@@ -203,16 +204,16 @@ class _Conversation:
 
     @contextmanager
     def _interruptible(self) -> Iterator[None]:
-        """Ctrl-C is for what runs in the session, and the model is told; once more, and it is for us."""
+        """Ctrl-C interrupts the code in the session, which the model sees; a second Ctrl-C ends the turn."""
         is_second = threading.Event()
 
         def interrupted(_signal: int, _frame: FrameType | None) -> None:
             if is_second.is_set():
                 raise KeyboardInterrupt
             is_second.set()
-            # Elsewhere, as whatever this interrupts may hold what a call needs.
+            # In a thread: the interrupted code may hold locks that the call needs.
             threading.Thread(target=self._interrupt, daemon=True).start()
-            print("\n(interrupting the sandbox; Ctrl-C once more gives up)", flush=True)
+            print("\n(interrupting the sandbox; a second Ctrl-C cancels the turn)", flush=True)
 
         before = signal.signal(signal.SIGINT, interrupted)
         try:
@@ -229,7 +230,7 @@ class _Conversation:
             directory = self._manager.start(self._key).info.directory
             self._manager.stop(self._key)
             if directory is not None:
-                print(f"What is left of it is in {directory}")
+                print(f"Its files are in {directory}")
         self._manager.close()
 
 
@@ -246,11 +247,11 @@ def _tools(manager: SessionManager) -> list[BaseTool]:
 
 
 def _lines() -> Iterator[str]:
-    """What is typed, or comes through a pipe, to its end."""
+    """Lines of standard input."""
     is_typed = sys.stdin.isatty()
     if is_typed:
         with suppress(ImportError):
-            import readline  # noqa: F401  makes arrows and history work
+            import readline  # noqa: F401  for arrow keys and history
     while True:
         try:
             line = input(_PROMPT).strip()

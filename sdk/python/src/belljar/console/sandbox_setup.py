@@ -1,9 +1,8 @@
-"""`sandbox-setup`: gives sandboxes their Python packages, lays out a project, and says what there is now.
+"""`sandbox-setup`: installs Python packages for sandboxes, and writes the files of a new project.
 
-It is `belljar setup`, whose options it takes, and two things more. The current directory gets files to
-begin with (`_project.py`), unless `--no-files` is given; what is there stays as it is. And a local server
-that was started before sees the packages only after it was started again, so it is stopped. The next
-program that needs it starts it, and sessions survive that.
+It runs `belljar setup`, with the same options, and does two more things. It writes files into the current directory
+(`_project.py`), unless `--no-files` is given; existing files are left as they are. And it stops the local server, which
+sees new packages only after a restart: the next program starts it again, and sessions are kept.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _CONTAINERS = """
 Sandboxes need no image. To have them as containers instead:
   docker build -t sandbox:latest -f Dockerfile .
   cp docker.env .env"""
-# As shells say it: ended by Ctrl-C.
+# The exit code of shells for Ctrl-C.
 _INTERRUPTED = 130
 
 
@@ -42,7 +41,7 @@ def _setup(arguments: list[str]) -> int:
     wants_files = _NO_FILES not in arguments
     arguments = [argument for argument in arguments if argument != _NO_FILES]
     before = _manifest()
-    # Its progress is for whoever sits here, and so are its questions and its errors.
+    # Its progress, its questions and its errors go to the terminal.
     status = subprocess.run([local.find_binary(), "setup", *arguments]).returncode
     if status == 0 and {"-h", "--help"} & set(arguments):
         print(f"\nOf sandbox-setup:\n      {_NO_FILES}  Write no files but .env into the current directory")
@@ -54,7 +53,7 @@ def _setup(arguments: list[str]) -> int:
     if now is not None:
         print(f"\nSandboxes have Python {now.version} with {', '.join(now.packages)}.")
     if now != before and local.stop():
-        print("The local server was stopped, for the next one to see them. Its sessions stay.")
+        print("The local server was stopped; the next one has these packages. Its sessions are kept.")
     if wants_files:
         _lay_out()
     print("\nAn agent to talk to:\n  langgraph-sandbox")
@@ -75,7 +74,7 @@ def _lay_out() -> None:
 
 
 class _Manifest(NamedTuple):
-    """What `belljar setup` wrote down of the last setup that was finished."""
+    """The record of the last setup that `belljar setup` completed."""
 
     version: str
     packages: list[str]

@@ -1,11 +1,11 @@
-"""A backend for deepagents: shell and files of an agent in a sandbox of its own.
+"""A backend for deepagents: the shell and the files of an agent in a sandbox.
 
 >>> from deepagents import create_deep_agent
 >>> from belljar.deepagents import BelljarSandbox
 >>> agent = create_deep_agent(model=..., backend=BelljarSandbox(per_thread=True))
 
-Needs `pip install 'belljar[deepagents]'`; works with deepagents 0.6.12 and later. The provider
-`belljar` of `deepagents-code` is found by its entry point.
+Needs `pip install 'belljar[deepagents]'`; works with deepagents 0.6.12 and later. `deepagents-code` finds the provider
+`belljar` by its entry point.
 """
 
 from __future__ import annotations

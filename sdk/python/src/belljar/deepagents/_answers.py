@@ -1,4 +1,4 @@
-"""What the server says, in the words of deepagents."""
+"""Converts results and errors to the types of deepagents."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from deepagents.backends.protocol import ExecuteResponse
 from belljar.errors import BelljarError
 from belljar.models import Result, SessionInfo
 
-# Shells and `timeout(1)` say so too.
+# The exit code of `timeout(1)`.
 TIMED_OUT = 124
-# How much of an output that is too long is shown of its end, where errors are.
+# Which share of the preview of long output is its end, where errors are.
 _TAIL_SHARE = 0.5
 
 _FILE_ERRORS = {
@@ -20,15 +20,15 @@ _FILE_ERRORS = {
     "not_a_file": "invalid_path",
     "invalid": "invalid_path",
 }
-# Not about a sandbox that is broken: an agent can make room, or write less.
-_TOLD_AS_THEY_ARE = ("no_room_inside", "too_large")
+# Errors that an agent can react to, by removing files or writing less.
+_RETURNED_AS_TEXT = ("no_room_inside", "too_large")
 
 
 def file_error(error: BelljarError) -> str:
-    """What deepagents calls it; raises what an agent can do nothing about."""
+    """The name that deepagents has for this error. Raises errors that an agent cannot react to."""
     if error.code in _FILE_ERRORS:
         return _FILE_ERRORS[error.code]
-    if error.code in _TOLD_AS_THEY_ARE:
+    if error.code in _RETURNED_AS_TEXT:
         return str(error)
     raise error
 
@@ -38,37 +38,37 @@ def is_absolute(path: str) -> bool:
 
 
 def answer(result: Result, output: str, *, limit: float, is_cut: bool) -> ExecuteResponse:
-    """The end of a command, with whatever it ended of in the output."""
+    """The response for a command. If the command did not end normally, the output says why."""
     exit_code: int = result.exit_code
-    said = None
+    ending = None
     if result.status == "timeout":
-        exit_code, said = TIMED_OUT, f"Command timed out after {limit:g} seconds"
+        exit_code, ending = TIMED_OUT, f"Command timed out after {limit:g} seconds"
     elif result.status == "oom":
-        said = "Command ran out of memory"
+        ending = "Command ran out of memory"
     elif result.status == "interrupted":
-        said = "Command was interrupted"
+        ending = "Command was interrupted"
     elif result.reason or result.status == "crashed":
-        said = result.reason or "Command died"
+        ending = result.reason or "Command crashed"
     if result.dropped:
         lost = result.dropped.stdout_bytes + result.dropped.stderr_bytes
         output = _with_line(output, f"[{lost} more bytes of output were not kept]")
-    if said is not None:
-        output = _with_line(output, said)
+    if ending is not None:
+        output = _with_line(output, ending)
     return ExecuteResponse(output=output, exit_code=exit_code, truncated=is_cut or bool(result.dropped))
 
 
 def preview(output: str, size: int, where: str) -> str:
-    """The beginning and the end of an output that is too long, and where the rest is."""
+    """The beginning and the end of long output, and where the rest is."""
     raw = output.encode()
     tail = int(size * _TAIL_SHARE)
     head = size - tail
     left_out = len(raw) - head - tail
-    told = f"\n\n... [{left_out} of {len(raw)} bytes left out; {where}] ...\n\n"
-    return raw[:head].decode(errors="ignore") + told + raw[-tail:].decode(errors="ignore")
+    note = f"\n\n... [{left_out} of {len(raw)} bytes left out; {where}] ...\n\n"
+    return raw[:head].decode(errors="ignore") + note + raw[-tail:].decode(errors="ignore")
 
 
 def replacement(info: SessionInfo) -> str | None:
-    """What an agent must know of a sandbox that is not the one it had; None if it is."""
+    """The notice for an agent whose sandbox was replaced; None if it was not."""
     if info.replaced is not None:
         return (
             f"[The sandbox of this conversation is a new one: the one before it ended ({info.replaced.because}). "
@@ -76,8 +76,8 @@ def replacement(info: SessionInfo) -> str | None:
         )
     if info.how == "restarted":
         return (
-            "[The sandbox of this conversation was started again: its files are there, "
-            "what ran in it and what was outside of /session is gone.]"
+            "[The sandbox of this conversation was started again: the files in /session are there, "
+            "its processes and all other files are gone.]"
         )
     return None
 

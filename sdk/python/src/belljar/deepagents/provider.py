@@ -1,4 +1,4 @@
-"""`dcode --sandbox belljar`: sandboxes for Deep Agents Code, found by the entry point `belljar`."""
+"""Sandboxes for Deep Agents Code (`dcode --sandbox belljar`), which finds this by the entry point `belljar`."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 else:
     try:
         from deepagents_code.integrations.sandbox_provider import SandboxProvider as _Base
-    except ImportError:  # it can be used without
+    except ImportError:  # optional
         _Base = object
 
-# Sandboxes of people who work all day end when these have gone home: seconds after their last use.
+# Seconds that a sandbox lives after its last use: one working day.
 _TTL = 8 * 3600
 
 
 class BelljarProvider(_Base):
-    """Makes sandboxes, finds them again by id or key, and ends them.
+    """Creates sandboxes, finds them by id or key, and stops them.
 
-    The server is the one that `BELLJAR_URL` names, or the local one; parameters from the
-    configuration of Deep Agents Code are those of `BelljarSandbox`.
+    The server is the one at `BELLJAR_URL`, or the local one. Parameters in the configuration of Deep Agents Code are
+    those of `BelljarSandbox`.
     """
 
     @property
@@ -37,7 +37,7 @@ class BelljarProvider(_Base):
         return SandboxProviderMetadata(name="belljar", working_dir="/session", backend_module="belljar.deepagents")
 
     def get_or_create(self, *, sandbox_id: str | None = None, **kwargs: Any) -> BelljarSandbox:
-        """A new sandbox, or the one with this id or key; one that has ended is not replaced."""
+        """A new sandbox, or the one with this id or key. One that has ended is not replaced."""
         for_backend = {name: kwargs.pop(name) for name in _FOR_BACKEND if name in kwargs}
         with Client(kwargs.pop("url", None), api_key=kwargs.pop("api_key", None)) as client:
             if sandbox_id is None:
@@ -48,7 +48,7 @@ class BelljarProvider(_Base):
             return BelljarSandbox(found, **for_backend)
 
     def delete(self, *, sandbox_id: str, **kwargs: Any) -> None:
-        """Ends a sandbox with everything in it."""
+        """Stops a sandbox and everything in it."""
         with Client(kwargs.get("url"), api_key=kwargs.get("api_key")) as client:
             found = _find(client, sandbox_id)
             if found is not None:
@@ -65,7 +65,7 @@ class BelljarProvider(_Base):
         await to_thread.run_sync(lambda: self.delete(sandbox_id=sandbox_id, **kwargs))
 
 
-# Of the parameters, those that are about a backend and not about a session.
+# Parameters of the backend; all others are options of the session.
 _FOR_BACKEND = ("timeout", "max_inline", "stream_output")
 
 

@@ -1,6 +1,6 @@
-"""Runs the examples that come with the package, or copies them to be changed.
+"""Runs the examples of the package, or copies them as templates.
 
-    python -m belljar.examples                   what there is
+    python -m belljar.examples                   lists them
     python -m belljar.examples simple_sandbox    runs one
     python -m belljar.examples --copy DIRECTORY  copies all of them
 """
@@ -15,19 +15,19 @@ import sys
 from pathlib import Path
 
 _HERE = Path(__file__).parent
-# What the others have in common.
+# A module that the examples share.
 _SHARED = "agents"
 
 
 def examples() -> dict[str, Path]:
-    """Those that can be run, by name."""
+    """The examples by name."""
     found = {path.stem: path for path in sorted(_HERE.glob("*.py"))}
     return {name: path for name, path in found.items() if name != _SHARED and not name.startswith("_")}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m belljar.examples", description="Runs the examples of Belljar, or copies them to be changed."
+        prog="python -m belljar.examples", description="Runs the examples of Belljar, or copies them as templates."
     )
     parser.add_argument("name", nargs="?", choices=examples(), metavar="NAME", help="the example to run")
     parser.add_argument("--copy", type=Path, metavar="DIRECTORY", help="copy all of them there")
@@ -36,9 +36,9 @@ def main() -> int:
         return _copy(asked.copy)
     if asked.name is None:
         return _list()
-    # In a checkout these are links to the files themselves, which have their data beside them.
+    # In a checkout these are links to the real files, which have their data beside them.
     path = examples()[asked.name].resolve()
-    # They are programs, and find what they share beside them.
+    # They import the shared module from their own directory.
     sys.path.insert(0, str(path.parent))
     sys.argv = [str(path)]
     try:
@@ -54,14 +54,14 @@ def main() -> int:
 
 def _list() -> int:
     for name, path in examples().items():
-        told = ast.get_docstring(ast.parse(path.read_text())) or ""
-        print(f"{name:<18}{told.splitlines()[0] if told else ''}")
+        description = ast.get_docstring(ast.parse(path.read_text())) or ""
+        print(f"{name:<18}{description.splitlines()[0] if description else ''}")
     print("\npython -m belljar.examples NAME runs one; --copy DIRECTORY copies all of them.")
     return 0
 
 
 def _copy(directory: Path) -> int:
-    """Whatever is there already is left as it is."""
+    """Copies the examples. Existing files are left as they are."""
     sources = [*examples().values(), _HERE / f"{_SHARED}.py", *sorted((_HERE / "data").iterdir())]
     for source in sources:
         target = directory / source.relative_to(_HERE)

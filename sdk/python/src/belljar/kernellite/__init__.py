@@ -1,4 +1,4 @@
-"""A Python that remembers, for every project directory: `load` and `save` tables, compute, come back.
+"""A Python session for each project directory, with `load` and `save` for tables.
 
 >>> from belljar.kernellite import start_container, exec_code, shutdown
 >>> start_container("/home/me/projects/sales", "sales")
@@ -6,22 +6,20 @@
 {'status': '[OK] exec', 'stdout': '(120, 7)\\n', 'stderr': ''}
 >>> shutdown("/home/me/projects/sales")
 
-A project's session is found again by the project's path, from any program on this machine. The
-directory itself is at `/workspace`, and code starts there: what it writes is in the project, and belongs
-to whom the project belongs to.
+The project's path identifies its session, for every program on this machine. The directory is mounted at `/workspace`,
+where code starts: files that code writes are in the project, and belong to the project's owner.
 
-Where that cannot be, the project's files are copied instead: a server on another machine, or one that does not
-allow the directory (`BELLJAR_WORKSPACES`), or a project with files that look secret by their names (`.env`,
-keys, credentials), unless `start_container(..., secrets=[".env"])` says that code may have them. Copies are at
-`/workspace` too; files below `data` come again when they change here, and what code makes or changes below
-`/workspace/data` is written back after every call. A file that both sides changed is the project's; one
-that only one side removed stays on the other. Secret files are neither copied nor written back.
+The project's files are copied instead if the server is on another machine, does not allow the directory
+(`BELLJAR_WORKSPACES`), or if the project has files that look secret by their names (`.env`, keys, credentials). Use
+`start_container(..., secrets=[".env"])` to let code have such files. Copies are at `/workspace` too. Files in `data`
+are copied again when they change here, and files that code creates or changes in `/workspace/data` are written back
+after every call. If both sides have changed a file, the project's version wins. A file that one side removes is kept
+on the other side. Secret files are neither copied nor written back.
 
-`socket_dir` is where this package keeps its notes on copies, `.sandbox` in the project unless
-told. The server is the one that `BELLJAR_URL` names, or the local one. `IDLE_HIBERNATE_SEC` is the default of
-`idle_hibernate_sec`; `DEBUG=1` logs every call on standard error, and is set for code as well, as
-`WORKSPACE_DIR` is. `pandastool` takes what it is not given from `PANDAS_SANDBOX_PROJECT_DIR`,
-`PANDAS_SANDBOX_SOCKET_DIR` and `PANDAS_SANDBOX_SLUG`.
+`socket_dir` is the directory for this package's records of copies; `.sandbox` in the project by default. The server is
+the one at `BELLJAR_URL`, or the local one. `IDLE_HIBERNATE_SEC` is the default of `idle_hibernate_sec`. `DEBUG=1` logs
+every call on standard error; code in the session gets `DEBUG` and `WORKSPACE_DIR` too. The defaults of `pandastool` are
+`PANDAS_SANDBOX_PROJECT_DIR`, `PANDAS_SANDBOX_SOCKET_DIR` and `PANDAS_SANDBOX_SLUG`.
 """
 
 from __future__ import annotations
@@ -35,9 +33,9 @@ import warnings
 from collections.abc import Collection, Mapping
 from typing import Any, TypedDict
 
-from belljar._calls import AskedLimits, Size, asked_limits
 from belljar._files import StrPath
-from belljar._run import _clients, _kept
+from belljar._options import LimitOptions, SessionOptions, Size, limit_options
+from belljar._run import default_client
 from belljar._sync.client import Client
 from belljar._sync.session import Session
 from belljar.errors import BelljarError, InvalidRequest, NotFound, Refused
@@ -47,14 +45,14 @@ from belljar.models import Result
 
 __all__ = ["Executed", "Started", "exec_code", "pandastool", "ping", "shutdown", "start_container", "stop_container"]
 
-# Seconds without use after which large values go to disk.
+# Seconds without use after which large values are moved to disk.
 _IDLE = 900
-# Where the project is inside. Other places are a container's to choose, and there is none.
+# The path of the project inside; it cannot be changed.
 _WORKSPACE = "/workspace"
 
 _log = logging.getLogger("belljar.kernellite")
 
-# Such sandboxes are there until somebody stops them: a month after their last use is as good.
+# These sessions live until they are stopped, or for a month after their last use.
 _TTL = 30 * 24 * 3600
 
 _STATUS = {
@@ -65,12 +63,12 @@ _STATUS = {
     "crashed": "[CRASHED] exec",
     "oom": "[OOM] exec",
 }
-# The code was not even tried, or nobody knows what became of it.
+# The code was not run, or its result is unknown.
 _NO_SANDBOX = "[ERROR] sandbox"
 
 
 class Executed(TypedDict):
-    """What came of code: `status` is `[OK] exec`, or `[ERROR] exec`, `[TIMEOUT] exec`, `[OOM] exec`, ..."""
+    """The result of code: `status` is `[OK] exec`, or `[ERROR] exec`, `[TIMEOUT] exec`, `[OOM] exec`, ..."""
 
     status: str
     stdout: str
@@ -78,9 +76,10 @@ class Executed(TypedDict):
 
 
 class Started(TypedDict):
-    """A project's session, and whether the directory itself is in it.
+    """A project's session, and whether the project's directory is mounted in it.
 
-    If it is not, `why_copied` says why, `copied` how many files were copied, and `left_out` which were not and why.
+    If it is not, `why_copied` is the reason, `copied` the number of files that were copied, and `left_out` lists the
+    files that were not, with reasons.
     """
 
     session_id: str
@@ -107,21 +106,22 @@ def start_container(
 ) -> Started:
     """Starts a project's session, or finds it, with the project's directory at `/workspace`.
 
-    `slug` is a name to stop it by. After `idle_hibernate_sec` seconds without use (`IDLE_HIBERNATE_SEC`, else
-    900; 0 is never) large tables and arrays go to disk, and are back before code runs again. `memory` (such as
-    `"4g"`), `cpus` and `pids` are the session's limits, `env` is for its code.
+    `slug` is a name for `stop_container`. After `idle_hibernate_sec` seconds without use (`IDLE_HIBERNATE_SEC`, else
+    900; 0 means never) large tables and arrays are moved to disk, and loaded again before code runs. `memory`
+    (such as `"4g"`), `cpus` and `pids` are the session's limits; `env` are variables for its code.
 
-    The project is shown itself, and code can change all of it, unless files in it look secret (`.env`, `*.pem`,
-    `*.key`, `id_rsa`, `.netrc`, `credentials.json`, all below `.ssh` or `.aws`, and the like): then its files are
-    copied and those are left out, which a warning says. `secrets` are the paths that code may have. `mount=True` shows
-    the directory whatever is in it, or raises where the server does not allow it; `mount=False` always copies.
+    The project's directory is mounted, and code can change everything in it, unless it has files that look secret
+    (`.env`, `*.pem`, `*.key`, `id_rsa`, `.netrc`, `credentials.json`, everything in `.ssh` or `.aws`, and the like).
+    Then its files are copied without the secret ones, and a warning names these. `secrets` are paths that code may
+    have. `mount=True` always mounts the directory, and raises an error if the server does not allow it; `mount=False`
+    always copies.
 
-    Of copies, files that are too many or too large are left out, which the answer says, and a warning. Links, version
-    control (`.git`), environments (`.venv`, `node_modules`) and caches are never copied.
+    Files that are too large, or too many, are not copied: `left_out` of the returned value and a warning name them.
+    Links, version control (`.git`), environments (`.venv`, `node_modules`) and caches are never copied.
     """
-    limits = asked_limits(memory, cpus, pids)
+    limits = limit_options(memory, cpus, pids)
     project = Project(proj, socket_dir)
-    started, notes = _start(_client(), project, slug, idle_hibernate_sec, secrets, limits, env, image, mount)
+    started, notes = _start(default_client(), project, slug, idle_hibernate_sec, secrets, limits, env, image, mount)
     for note in notes:
         warnings.warn(note, stacklevel=2)
     return started
@@ -130,29 +130,31 @@ def start_container(
 def ping(proj: StrPath, socket_dir: StrPath | None = None) -> bool:
     """Whether the project has a session that is alive."""
     try:
-        return _find(_client(), Project(proj, socket_dir)) is not None
+        return _find(default_client(), Project(proj, socket_dir)) is not None
     except BelljarError:
         return False
 
 
 def exec_code(proj: StrPath, code: str, socket_dir: StrPath | None = None, timeout: float | None = None) -> Executed:
-    """Runs code in the project's session, which remembers; it may take `timeout` seconds (60 unless told).
+    """Runs code in the project's session, which keeps variables. It may take `timeout` seconds (60 by default).
 
-    Code that fails is no exception: its traceback is in `stderr`. The value of a last expression is
-    printed, as in a notebook.
+    Code that fails raises no exception: its traceback is in `stderr`. The value of the last expression is in `stdout`,
+    as in a notebook.
     """
-    client, project = _client(), Project(proj, socket_dir)
+    client, project = default_client(), Project(proj, socket_dir)
     session = _find(client, project)
     if session is None:
         raise NotFound(
-            f"nothing runs for the project `{project.root}`", code="session_not_found", hint="start_container() first"
+            f"the project `{project.root}` has no session",
+            code="session_not_found",
+            hint="call start_container() first",
         )
     return _execute(client, session, project, code, timeout, [])
 
 
 def shutdown(proj: StrPath, socket_dir: StrPath | None = None) -> bool:
-    """Ends the project's session, having written back its data; false if there was none."""
-    client, project = _client(), Project(proj, socket_dir)
+    """Writes back the data of the project's session and ends it; false if there was none."""
+    client, project = default_client(), Project(proj, socket_dir)
     session = _find(client, project)
     if session is None:
         return False
@@ -166,9 +168,9 @@ def shutdown(proj: StrPath, socket_dir: StrPath | None = None) -> bool:
 
 
 def stop_container(slug: str) -> bool:
-    """Ends every session that was started with this slug, as it is; false if there was none."""
+    """Ends all sessions that were started with this slug, without writing back data; false if there was none."""
     stopped = False
-    for session in _client().sessions(limit=None):
+    for session in default_client().sessions(limit=None):
         noted = session.info.metadata.get("kernellite")
         if session.info.is_alive and isinstance(noted, dict) and noted.get("slug") == slug:
             session.stop()
@@ -181,21 +183,20 @@ def pandastool(
 ) -> str:
     """Runs Python code for data analysis in the project's sandbox, and returns JSON: status, stdout, stderr.
 
-    Variables stay from call to call. `load(name)` reads the table `data/{name}.parquet` of the
-    project, `save(df, name)` writes it. pandas, numpy, scikit-learn and pyarrow are there; there is
-    no network. Print what you want to see.
+    Variables are kept from call to call. `load(name)` reads the table `data/{name}.parquet` of the project, `save(df,
+    name)` writes it. pandas, numpy, scikit-learn and pyarrow are installed. There is no network. Print what you want to
+    see.
 
-    `project_dir` and `socket_dir` are those of the environment, if left out: `PANDAS_SANDBOX_PROJECT_DIR` and
-    `PANDAS_SANDBOX_SOCKET_DIR`. A session is started if none runs, with the slug `PANDAS_SANDBOX_SLUG`.
-    `db` and `config` are there for agents that pass them, and not used. Whatever goes wrong is in the answer:
-    nothing is raised.
+    `project_dir` and `socket_dir` default to `PANDAS_SANDBOX_PROJECT_DIR` and `PANDAS_SANDBOX_SOCKET_DIR` of the
+    environment. If there is no session, one is started with the slug `PANDAS_SANDBOX_SLUG`. `db` and `config` are
+    accepted for agents that pass them, and ignored. Errors are in the returned text; none is raised.
     """
     try:
         project_dir = project_dir or os.environ.get("PANDAS_SANDBOX_PROJECT_DIR")
         if not project_dir:
             raise InvalidRequest("no project", hint="give project_dir, or set PANDAS_SANDBOX_PROJECT_DIR")
         socket_dir = socket_dir or os.environ.get("PANDAS_SANDBOX_SOCKET_DIR") or None
-        client, project = _client(), Project(project_dir, socket_dir)
+        client, project = default_client(), Project(project_dir, socket_dir)
         session, notes = _find(client, project), list[str]()
         if session is None:
             slug = os.environ.get("PANDAS_SANDBOX_SLUG") or project.root.name
@@ -205,10 +206,6 @@ def pandastool(
     except (BelljarError, OSError) as error:
         done = Executed(status=_NO_SANDBOX, stdout="", stderr=str(error))
     return json.dumps(done, ensure_ascii=False)
-
-
-def _client() -> Client:
-    return _kept(_clients, Client)
 
 
 def _find(client: Client, project: Project) -> Session | None:
@@ -221,16 +218,16 @@ def _start(
     slug: str,
     idle_hibernate_sec: int | None = None,
     secrets: Collection[str] = (),
-    limits: AskedLimits | None = None,
+    limits: LimitOptions | None = None,
     env: Mapping[str, str] | None = None,
     image: str | None = None,
     mount: bool | None = None,
 ) -> tuple[Started, list[str]]:
     if not slug:
-        raise InvalidRequest("a project needs a slug to be stopped by")
+        raise InvalidRequest("`slug` is empty; it is the name for stop_container()")
     idle = _idle(idle_hibernate_sec)
     noted = {"slug": slug, "project": str(project.root), "idle_hibernate_sec": idle}
-    asked: dict[str, Any] = {
+    asked: SessionOptions = {
         "ttl": _TTL,
         "metadata": {"kernellite": noted},
         "idle_hibernate_sec": idle,
@@ -244,13 +241,13 @@ def _start(
     notes = []
     if session.info.workspace is not None:
         if session.info.replaced is not None:
-            notes.append(f"the sandbox of before has ended ({session.info.replaced.because}): its variables are gone")
+            notes.append(f"the previous sandbox has ended ({session.info.replaced.because}): its variables are lost")
         shown = Started(session_id=session.id, how=how, mounted=True, why_copied=None, copied=0, left_out=[])
         return shown, notes
     with Copies(client, session.id, project) as copies:
         if how != "found" and (copies.had_another or session.info.replaced is not None):
             because = f" ({session.info.replaced.because})" if session.info.replaced is not None else ""
-            notes.append(f"the sandbox of before has ended{because}: its variables are gone")
+            notes.append(f"the previous sandbox has ended{because}: its variables are lost")
         copies.allow(secrets)
         copied, left_out = copies.bring_in()
     notes += [f"not copied into the sandbox: {what}" for what in left_out]
@@ -261,29 +258,30 @@ def _start(
 
 
 def _open(
-    client: Client, project: Project, asked: dict[str, Any], secrets: set[str], mount: bool | None
+    client: Client, project: Project, asked: SessionOptions, secrets: set[str], mount: bool | None
 ) -> tuple[Session, str | None]:
-    """The project's session, and why its files are copied into it, if they are."""
+    """The project's session, and why its files are copied, if they are."""
     found = _find(client, project)
     if found is not None:
-        # It stays what it was made as, also where the environment of this program is another.
+        # A live session keeps its variables, even if the environment of this program has changed.
         asked = {**asked, "env": None}
         is_mounted = found.info.workspace is not None
         if mount is not None and mount != is_mounted:
             raise InvalidRequest(
-                f"the session of `{project.root}` was started {'with' if is_mounted else 'without'} its directory",
-                hint="shutdown() it first",
+                f"the directory of the session of `{project.root}` is {'mounted' if is_mounted else 'copied'}",
+                hint="call shutdown() first",
             )
-        workspace = found.info.workspace if is_mounted else None
-        return client.session(project.key, workspace=workspace, **asked), None if is_mounted else "it was before"
+        asked["workspace"] = found.info.workspace
+        return client.session(project.key, **asked), None if is_mounted else "the session was started that way"
     if mount is False:
-        return client.session(project.key, **asked), "it was asked for"
+        return client.session(project.key, **asked), "the caller chose it"
     hidden = [] if mount else [file.path for file in project.files() if is_secret(file.path)]
     if not set(hidden) <= secrets:
         secret = next(path for path in hidden if path not in secrets)
         return client.session(project.key, **asked), f"`{secret}` looks secret"
+    mounted: SessionOptions = {**asked, "workspace": project.root}
     try:
-        return client.session(project.key, workspace=project.root, **asked), None
+        return client.session(project.key, **mounted), None
     except Refused as error:
         if mount or error.code != "workspace_not_allowed":
             raise
@@ -295,12 +293,12 @@ def _idle(given: int | None) -> int:
         return given
     value = os.environ.get("IDLE_HIBERNATE_SEC") or str(_IDLE)
     if not value.isdecimal():
-        raise InvalidRequest(f"IDLE_HIBERNATE_SEC is `{value}`", hint="it is a number of seconds")
+        raise InvalidRequest(f"IDLE_HIBERNATE_SEC is `{value}`", hint="expected a number of seconds")
     return int(value)
 
 
 def _environment(given: Mapping[str, str] | None) -> dict[str, str]:
-    """What code finds in its environment, as in the container that this was."""
+    """The environment of code, as in the containers of KernelLite."""
     asked = (given or {}).get("WORKSPACE_DIR") or os.environ.get("WORKSPACE_DIR") or _WORKSPACE
     if os.path.normpath(asked) != _WORKSPACE:
         raise InvalidRequest(f"WORKSPACE_DIR is `{asked}`", hint=f"the project is always at {_WORKSPACE}")
@@ -343,18 +341,19 @@ def _stdout(result: Result) -> str:
 
 
 def _stderr(result: Result, notes: list[str]) -> str:
-    said = [_lines(result.stderr)]
+    parts = [_lines(result.stderr)]
     if result.error is not None:
-        said.append(_lines(result.error.traceback))
+        parts.append(_lines(result.error.traceback))
     elif not result.ok and result.status != "timeout":
-        said.append(_lines(result._in_a_sentence()))
+        parts.append(_lines(result._in_a_sentence()))
     if result.status == "timeout":
-        said.append("[sandbox] the code took too long and was stopped\n")
+        parts.append("[sandbox] the code took too long and was stopped\n")
     if result.kernel_state == "lost":
-        said.append("[sandbox] the variables of before are gone\n")
+        parts.append("[sandbox] all variables are lost\n")
     if result.dropped:
-        said.append(f"[sandbox] {result.dropped.stdout_bytes + result.dropped.stderr_bytes} bytes were not kept\n")
-    return "".join([*said, *(f"[sandbox] {note}\n" for note in notes)])
+        dropped = result.dropped.stdout_bytes + result.dropped.stderr_bytes
+        parts.append(f"[sandbox] {dropped} bytes of output were not kept\n")
+    return "".join([*parts, *(f"[sandbox] {note}\n" for note in notes)])
 
 
 def _lines(text: str) -> str:

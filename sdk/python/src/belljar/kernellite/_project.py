@@ -1,4 +1,4 @@
-"""A project directory on this machine: what is in it, and writing into its `data` and nowhere else."""
+"""A project directory on this machine: lists its files, and writes to its directory `data` only."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from belljar.errors import InvalidRequest
 
 DATA = "data"
 
-# Nobody computes with these, and they are larger than all the rest.
+# Large directories that code does not need.
 _NOT_COPIED = {".git", ".hg", ".svn", ".sandbox", ".venv", "venv", "node_modules", "__pycache__"}
 
-# What is usually secret, by its name. Code in the sandbox is not trusted with it.
+# Names of files that are usually secret. Code in the sandbox does not get them.
 _SECRET_DIRECTORIES = {".ssh", ".gnupg", ".aws", ".azure", ".kube", ".docker", ".secrets", "secrets"}
 _SECRET_FILES = (
     ".env", ".env.*", "*.env", ".envrc", ".netrc", "_netrc", ".npmrc", ".yarnrc.yml", ".pypirc", ".pgpass", ".my.cnf",
@@ -30,7 +30,7 @@ _SECRET_FILES = (
     "id_dsa*", "id_ecdsa*", "id_ed25519*", "credentials", "credentials.*", "secrets.*", "client_secret*.json",
     "service-account*.json", "service_account*.json",
 )  # fmt: skip
-# Templates, which say what a secret file would hold.
+# Templates and public keys, which are not secret.
 _NOT_SECRET = ("*.example", "*.sample", "*.template", "*.dist", "*.pub")
 
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -46,21 +46,21 @@ class HostFile:
 
 
 class Project:
-    def __init__(self, root: StrPath, notes: StrPath | None) -> None:
+    def __init__(self, root: StrPath, records: StrPath | None) -> None:
         self.root = Path(root).resolve()
         if not self.root.is_dir():
             raise InvalidRequest(f"`{root}` is not a directory")
-        #: Where we note what was copied. Not in `data`, so code never gets to write it.
-        self.notes = Path(notes) if notes is not None else self.root / ".sandbox"
+        #: The directory for records of what was copied. It is not in `data`, so that code cannot write it.
+        self.records = Path(records) if records is not None else self.root / ".sandbox"
 
     @property
     def key(self) -> str:
-        """Finds the project's session. Other machines may have other projects at the same path."""
+        """The key of the project's session. It includes the host name: other machines may have the same path."""
         name = f"{socket.gethostname()}\0{self.root}"
         return f"kernellite:{hashlib.sha256(os.fsencode(name)).hexdigest()[:32]}"
 
     def files(self, below: str = "") -> Iterator[HostFile]:
-        """What is there, `data` first. Links are not followed, but `data` may be one."""
+        """The files of the project, `data` first. Links are not followed, except `data` itself."""
         begin = self.root / below
         if not begin.is_dir():
             return
@@ -73,9 +73,9 @@ class Project:
                 continue
             for entry in found:
                 if entry.is_file(follow_symlinks=False):
-                    told = entry.stat(follow_symlinks=False)
+                    info = entry.stat(follow_symlinks=False)
                     path = os.path.relpath(entry.path, self.root)
-                    yield HostFile(path, told.st_size, told.st_mtime_ns)
+                    yield HostFile(path, info.st_size, info.st_mtime_ns)
                 elif entry.name not in _NOT_COPIED and entry.is_dir(follow_symlinks=False):
                     pending.append(Path(entry.path))
             if directory == self.root and (self.root / DATA).is_dir():
@@ -83,18 +83,17 @@ class Project:
 
     @contextmanager
     def reading(self, file: HostFile) -> Iterator[IO[bytes]]:
-        """Opens a file that was listed; one that has become a link or a pipe since is an error."""
+        """Opens a listed file. Raises if it has become a link or a pipe since."""
         descriptor = os.open(self.root / file.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as opened:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise OSError(f"`{file.path}` is not a regular file any more")
+                raise OSError(f"`{file.path}` is no longer a regular file")
             yield opened
 
     def write(self, parts: list[str], chunks: Iterable[bytes]) -> HostFile:
-        """Writes `data/...`, which appears when all of it has come.
+        """Writes a file in `data`, which appears when it is complete.
 
-        Every directory is opened from the one above it, and none that is a link: whatever the parts
-        are, this does not leave `data`.
+        Each directory is opened relative to its parent, and never through a link: so no path can leave `data`.
         """
         if not parts or not all(map(is_name, parts)):
             raise InvalidRequest(f"`{'/'.join(parts)}` is not the name of a file below `{DATA}`")
@@ -104,10 +103,10 @@ class Project:
                 inner = _enter(directory, part)
                 os.close(directory)
                 directory = inner
-            told = _write_in(directory, parts[-1], chunks)
+            info = _write_in(directory, parts[-1], chunks)
         finally:
             os.close(directory)
-        return HostFile("/".join([DATA, *parts]), told.st_size, told.st_mtime_ns)
+        return HostFile("/".join([DATA, *parts]), info.st_size, info.st_mtime_ns)
 
     def _open_data(self) -> int:
         (self.root / DATA).mkdir(exist_ok=True)
@@ -115,7 +114,7 @@ class Project:
 
 
 def is_secret(path: str) -> bool:
-    """Whether a file is usually secret, by its path below the project."""
+    """Whether a file is usually secret, by its path in the project."""
     *directories, name = path.lower().split("/")
     if any(directory in _SECRET_DIRECTORIES for directory in directories):
         return True
@@ -125,7 +124,7 @@ def is_secret(path: str) -> bool:
 
 
 def is_name(part: str) -> bool:
-    """Whether it can be the name of one file, and of nothing else."""
+    """Whether this is a valid name of a file, not a path."""
     return part not in ("", ".", "..") and "/" not in part and "\0" not in part
 
 
@@ -145,9 +144,9 @@ def _write_in(directory: int, name: str, chunks: Iterable[bytes]) -> os.stat_res
                 file.write(chunk)
             file.flush()
             os.fsync(descriptor)
-            told = os.fstat(descriptor)
+            info = os.fstat(descriptor)
         os.replace(fresh, name, src_dir_fd=directory, dst_dir_fd=directory)
     except BaseException:
         os.unlink(fresh, dir_fd=directory)
         raise
-    return told
+    return info

@@ -1,12 +1,12 @@
-"""Tools with which an agent works in a sandbox of its own. Needs `pip install belljar[langgraph]`.
+"""Tools for agents that work in a sandbox. Needs `pip install belljar[langgraph]`.
 
 >>> from langchain.agents import create_agent
 >>> from belljar.langgraph import SessionManager, make_code_sandbox_tool
 >>> agent = create_agent("openai:gpt-5", tools=[make_code_sandbox_tool(SessionManager())])
 
-Each thread of the graph has its own session, found again by its `thread_id` for as long as it lives.
-Tools are synchronous and asynchronous, return text for the model and an artifact for programs, and
-stream output while it comes. Code that fails is an answer; a sandbox that fails is a `SandboxFailure`.
+Each thread of the graph has its own session, which is found by its `thread_id` as long as it lives. Tools work with and
+without `await`, return text for the model and an artifact for programs, and stream output while code runs. If code
+fails, the tool answers with the traceback; if the sandbox fails, it raises `SandboxFailure`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ except ImportError as error:
     raise ImportError(f"{error.msg}: tools for agents need `pip install 'belljar[langgraph]'`") from error
 
 from belljar.config import Config
+from belljar.langgraph._fetch import FetchFn
 from belljar.langgraph._tool import SandboxFailure, SessionKeyFn
 from belljar.langgraph.code import make_code_sandbox_tool
 from belljar.langgraph.datasets import (
-    FetchFn,
     make_export_datasets_tool,
     make_list_datasets_tool,
     make_select_dataset_tool,

@@ -1,4 +1,4 @@
-"""What a model gets to read: bounded text that says what happened, what was cut and what is lost."""
+"""Results as text for a model: of limited length, with what happened, what was cut and what is lost."""
 
 from __future__ import annotations
 
@@ -6,47 +6,47 @@ from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
-from belljar.langgraph._pictures import Content, Picture, with_pictures
-from belljar.manager import ExecResult
+from belljar._manager import ExecResult
+from belljar.langgraph._images import Content, Image, with_images
 from belljar.models import Artifact, Bundle, Refusal
 
-# How many characters of output a model gets unless told: some 5000 tokens.
+# The default limit for output, in characters: about 5000 tokens.
 MAX_CHARS = 20_000
 _MAX_LISTED = 50
 
 
-def answer(result: ExecResult, pictures: Sequence[Picture], max_chars: int) -> tuple[Content, dict[str, Any]]:
-    """A result as a tool gives it: content for the model, and all of it for programs."""
-    return with_pictures(text_of(result, max_chars), pictures), result.model_dump(mode="json")
+def answer(result: ExecResult, images: Sequence[Image], max_chars: int) -> tuple[Content, dict[str, Any]]:
+    """What a tool returns for a result: content for the model, and the whole result for programs."""
+    return with_images(text_of(result, max_chars), images), result.model_dump(mode="json")
 
 
 def text_of(result: ExecResult, max_chars: int = MAX_CHARS) -> str:
-    """A result in words. Output has `max_chars`, everything else a quarter of that each."""
+    """A result as text. Stdout has at most `max_chars` characters, every other section a quarter of that."""
     less = max(200, max_chars // 4)
     parts = [note(result.notice), section("", clip(result.stdout, max_chars) + _dropped(result.dropped.stdout_bytes))]
     parts.append(section("stderr", clip(result.stderr, less) + _dropped(result.dropped.stderr_bytes)))
-    not_kept = f"\n[... {result.dropped.results} more were not kept ...]" if result.dropped.results else ""
+    not_kept = f"\n[... {result.dropped.results} more values were not kept ...]" if result.dropped.results else ""
     parts.append(section("result", clip("\n".join(_values(result.results)), less) + not_kept))
     if result.status != "timeout" and result.error is not None:
         parts.append(section("error", clip(result.error.traceback, less)))
     parts += [_outcome(result), list_artifacts(result.artifacts, result.artifacts_refused)]
-    return "\n".join(part for part in parts if part) or "(It ran, and printed nothing.)"
+    return "\n".join(part for part in parts if part) or "(The code ran and printed nothing.)"
 
 
 def _outcome(result: ExecResult) -> str:
-    """How it ended, where that was not as it should."""
-    said = ""
+    """How the execution ended, if it did not end normally."""
+    text = ""
     if result.status == "timeout":
-        said = f"It took too long and was stopped after {result.duration_ms / 1000:.1f} s."
+        text = f"It took too long and was stopped after {result.duration_ms / 1000:.1f} s."
     elif result.error is None and not result.ok:
-        said = f"{_capitalized(result._in_a_sentence())}."
+        text = f"{_capitalized(result._in_a_sentence())}."
     if result.kernel_state == "lost":
-        said += " All variables and imports are gone; the files in /session are still there."
-    return section("status", said.strip())
+        text += " All variables and imports are gone; the files in /session are still there."
+    return section("status", text.strip())
 
 
 def _values(results: Sequence[Bundle]) -> list[str]:
-    return [bundle.text or "(a picture)" for bundle in results if bundle.text is not None or bundle.is_image]
+    return [bundle.text or "(an image)" for bundle in results if bundle.text is not None or bundle.is_image]
 
 
 def note(notice: str | None) -> str:
@@ -60,7 +60,7 @@ def section(name: str, text: str) -> str:
 
 
 def clip(text: str, limit: int) -> str:
-    """The beginning and the end of a text, and how much is missing between them."""
+    """The beginning and the end of a text, with a note about how much was cut between them."""
     if len(text) <= limit:
         return text
     head, tail = limit * 2 // 3, limit - limit * 2 // 3
@@ -69,7 +69,7 @@ def clip(text: str, limit: int) -> str:
 
 
 def _dropped(count: int) -> str:
-    return f"\n[... {count} bytes more were printed and not kept; write large output to a file ...]" if count else ""
+    return f"\n[... {count} more bytes of output were not kept; write large output to a file ...]" if count else ""
 
 
 def list_artifacts(artifacts: Sequence[Artifact], refused: Sequence[Refusal] = ()) -> str:
@@ -86,7 +86,7 @@ def line_of(artifact: Artifact) -> str:
 
 
 def link_of(artifact: Artifact) -> str:
-    """A link that works: the server's, or the file itself where the server has no address."""
+    """A link that works: the server's, or to the file itself if the server has no address."""
     if artifact.url is not None and "://" in artifact.url:
         return artifact.url
     if artifact.host_path is not None:

@@ -1,4 +1,4 @@
-"""`code_sandbox`: Python in a sealed computer of the conversation's own."""
+"""The tool `code_sandbox`: Python in the sandbox of a conversation."""
 
 from __future__ import annotations
 
@@ -8,37 +8,37 @@ from langchain_core.tools import BaseTool
 from langgraph.prebuilt import ToolRuntime
 from pydantic import Field
 
-from belljar._aio.session import AsyncSession
-from belljar._sync.session import Session
-from belljar.langgraph._pictures import ashown_images, shown_images
-from belljar.langgraph._render import MAX_CHARS, answer
-from belljar.langgraph._tool import NO_RUNTIME, Answer, SessionKeyFn, Sessions, infrastructure, live, make_tool
-from belljar.manager import ExecResult, Opened, SessionManager
+from belljar.langgraph._aio import actions as aio
+from belljar.langgraph._make_tool import Work, make_tool, work, work_in_session
+from belljar.langgraph._render import MAX_CHARS
+from belljar.langgraph._sync import actions as sync
+from belljar.langgraph._tool import NO_RUNTIME, SessionKeyFn, Sessions, live
+from belljar.manager import SessionManager
 
 __all__ = ["make_code_sandbox_tool"]
 
-# Seconds that code may run unless told.
+# Seconds that code may run by default.
 DEFAULT_TIMEOUT = 60.0
 
 _SESSION = """\
-Runs Python in a sandbox that belongs to this conversation and remembers: variables, imports and files of earlier \
-calls are still there, so build on them and do not repeat earlier work.
+Runs Python in the sandbox of this conversation. Variables, imports and files of earlier calls are still there: build \
+on them and do not repeat earlier work.
 
 - Print what you want to see; the value of the last expression is shown too. Output is cut when it gets long: print \
 summaries (`df.head()`, `df.describe()`), not whole tables.
-- To give the user a file or a picture, save it in /session/artifacts (`plt.savefig('/session/artifacts/plot.png')`). \
-It is taken from there when the call ends, and the answer lists it with a link that you can pass on.
+- To give the user a file or an image, save it in /session/artifacts (`plt.savefig('/session/artifacts/plot.png')`). \
+It is copied from there when the call ends, and the answer lists it with a link that you can pass on.
 - Keep other files in /session, the working directory.{data}
 - numpy, pandas, pyarrow, matplotlib, scikit-learn and scipy are there. There is no network, and nothing can be \
 installed.
 - A call may take {timeout:g} seconds. When it fails, you get the traceback: correct the code and call again."""
 
 _EPHEMERAL = """\
-Runs Python in a fresh sandbox, which is gone afterwards: nothing is remembered from call to call, so each call must \
-be complete, with all its imports and data.
+Runs Python in a new sandbox, which is removed afterwards. Nothing is kept from call to call, so each call must be \
+complete, with all its imports and data.
 
 - Print what you want to see; the value of the last expression is shown too. Output is cut when it gets long.
-- To give the user a file or a picture, save it in /work/artifacts (`plt.savefig('/work/artifacts/plot.png')`). The \
+- To give the user a file or an image, save it in /work/artifacts (`plt.savefig('/work/artifacts/plot.png')`). The \
 answer lists it with a link that you can pass on.{data}
 - numpy, pandas, pyarrow, matplotlib, scikit-learn and scipy are there. There is no network, and nothing can be \
 installed.
@@ -61,19 +61,19 @@ def make_code_sandbox_tool(
     name: str = "code_sandbox",
     description: str | None = None,
 ) -> BaseTool:
-    """A tool with which a model runs Python.
+    """Makes a tool with which a model runs Python.
 
     >>> tool = make_code_sandbox_tool(SessionManager(), timeout_s=30)
     >>> agent = create_agent(model, tools=[tool])
 
-    Every session key has a sandbox of its own: `session_key_fn()`, or `session_key_fn(runtime)`, else
-    the `thread_id` of the run. With `ephemeral`, every call has one of its own instead.
+    Every session key has its own sandbox. The key is `session_key_fn()`, or `session_key_fn(runtime)`, else the
+    `thread_id` of the run. With `ephemeral`, every call has a new sandbox instead.
 
-    The tool's artifact is an `ExecResult` as a dictionary, `artifact_map` and links included. With
-    `images`, pictures are shown to the model: those that the code displays, else those it saves.
-    Output is streamed while it comes (`stream_mode=["tools", "custom"]`; LangGraph holds back `tools`
-    alone), and cut at `max_output_chars` for the model. Code that fails is an answer; a sandbox that
-    fails raises `SandboxFailure`.
+    The tool's artifact is an `ExecResult` as a dictionary, with `artifact_map` and links. With `images`, the model sees
+    the images that the code displays, else those that it saves. Output is streamed while the code runs
+    (`stream_mode=["tools", "custom"]`; with `tools` alone LangGraph delays it), and the model gets at most
+    `max_output_chars` of it. For code that fails, the tool answers with the traceback; if the sandbox fails, it raises
+    `SandboxFailure`.
     """
     manager = session_manager or SessionManager()
     sessions = Sessions(manager, session_key_fn)
@@ -83,41 +83,35 @@ def make_code_sandbox_tool(
     def run_code(
         code: Annotated[str, Field(description="The Python code to run. It may have many lines.")],
         runtime: ToolRuntime = NO_RUNTIME,
-    ) -> Answer:
-        def report(result: ExecResult) -> Answer:
-            pictures = shown_images(manager.client, result) if images else []
-            return answer(result, pictures, max_output_chars)
+    ) -> Work:
+        output = live(runtime)
+        if ephemeral:
+            return work(
+                sync.run_once,
+                aio.run_once,
+                manager,
+                code,
+                timeout=timeout_s,
+                on_output=output,
+                images=images,
+                max_chars=max_output_chars,
+            )
+        return work_in_session(
+            sessions,
+            runtime,
+            sync.run_code,
+            aio.run_code,
+            code,
+            timeout=timeout_s,
+            on_output=output,
+            images=images,
+            max_chars=max_output_chars,
+        )
 
-        def execute(opened: Opened[Session]) -> Answer:
-            result = opened.session.run_code(code, timeout=timeout_s, on_output=live(runtime))
-            return report(opened.result(result))
-
-        if not ephemeral:
-            return sessions.call(runtime, execute)
-        with infrastructure():
-            return report(manager.run(code, timeout_s, on_output=live(runtime)))
-
-    async def arun_code(
-        code: Annotated[str, Field(description="The Python code to run. It may have many lines.")],
-        runtime: ToolRuntime = NO_RUNTIME,
-    ) -> Answer:
-        async def report(result: ExecResult) -> Answer:
-            pictures = await ashown_images(manager.async_client, result) if images else []
-            return answer(result, pictures, max_output_chars)
-
-        async def execute(opened: Opened[AsyncSession]) -> Answer:
-            result = await opened.session.run_code(code, timeout=timeout_s, on_output=live(runtime))
-            return await report(opened.result(result))
-
-        if not ephemeral:
-            return await sessions.acall(runtime, execute)
-        with infrastructure():
-            return await report(await manager.arun(code, timeout_s, on_output=live(runtime)))
-
-    told = description or (_EPHEMERAL if ephemeral else _SESSION).format(
+    text = description or (_EPHEMERAL if ephemeral else _SESSION).format(
         timeout=timeout_s, data=_data(manager.dataset_access, ephemeral)
     )
-    return make_tool(run_code, arun_code, name=name, description=told)
+    return make_tool(run_code, name=name, description=text)
 
 
 def _data(access: str | None, ephemeral: bool) -> str:

@@ -1,0 +1,1 @@
+"""What the tools do in a session."""
