@@ -142,7 +142,7 @@ async fn input_is_fed_while_it_runs() {
     assert_eq!(closed["status"], "error", "{closed:#}");
     assert_eq!(session.shell("cat").await["stdout"], "");
     let over = feed("wc", json!({"data": "x"})).await.error(422, "invalid");
-    assert_eq!(over, "execution `wc` is over");
+    assert_eq!(over, "execution `wc` has ended");
     let held = session.hold("held").await;
     let deaf = feed("held", json!({"data": "x"})).await.error(422, "invalid");
     assert!(deaf.contains("takes no input"), "{deaf}");

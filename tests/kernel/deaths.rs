@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use belljar_engine::exec::result::collect;
+use belljar_engine::exec::collect;
 use belljar_proto::exec::{KernelState, Language, Status};
 use belljar_proto::guest::RefusalCode;
 use belljar_runtime::{Limits, RuntimeError};

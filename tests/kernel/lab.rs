@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use belljar::{home, settings::Settings};
-use belljar_engine::exec::result::{self, ExecResult};
+use belljar_engine::exec::result::ExecResult;
 use belljar_proto::exec::{
     DEFAULT_GRACE_MS, DEFAULT_OUTPUT_LIMIT, DEFAULT_TIMEOUT_MS, Event, ExecSpec, InputRequest,
     Language, What,
@@ -232,8 +232,13 @@ pub(crate) struct Cell {
 
 impl Cell {
     pub(crate) async fn finish(mut self) -> ExecResult {
-        let (result, lost) =
-            result::collect(self.id, &mut self.following, DEFAULT_OUTPUT_LIMIT, |_| {}).await;
+        let (result, lost) = belljar_engine::exec::collect(
+            self.id,
+            &mut self.following,
+            DEFAULT_OUTPUT_LIMIT,
+            |_| {},
+        )
+        .await;
         assert!(!lost, "the sandbox was lost: {result:#?}");
         result
     }

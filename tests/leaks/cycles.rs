@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use belljar::{home, settings::Settings};
-use belljar_engine::exec::result::{self, ExecResult};
+use belljar_engine::exec::result::ExecResult;
 use belljar_proto::exec::{DEFAULT_OUTPUT_LIMIT, ExecSpec, Language, Status, What};
 use belljar_runtime::link::Following;
 use belljar_runtime::native::zygote::ZygoteState;
@@ -188,7 +188,8 @@ async fn start(sandbox: &Sandbox, code: &str) -> Following {
 
 async fn run(sandbox: &Sandbox, code: &str) -> ExecResult {
     let mut following = sandbox.exec(cell(), code.as_bytes()).await.expect("the kernel is free");
-    let (result, lost) = result::collect("exec".into(), &mut following, 1 << 20, |_| {}).await;
+    let (result, lost) =
+        belljar_engine::exec::collect("exec".into(), &mut following, 1 << 20, |_| {}).await;
     assert!(!lost, "{result:#?}");
     result
 }

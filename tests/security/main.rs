@@ -13,8 +13,9 @@ use std::sync::Arc;
 
 use belljar::{home, settings::Settings};
 use belljar_engine::EngineError;
-use belljar_engine::run::{Code, Run};
-use belljar_proto::exec::Status;
+use belljar_engine::exec::Code;
+use belljar_engine::run::Run;
+use belljar_proto::exec::{Language, Status};
 use belljar_runtime::native::zygote::ZygoteState;
 use belljar_runtime::native::{NativeConfig, NativeRuntime, Prepared};
 use belljar_runtime::{Limits, Runtime, SandboxSpec};
@@ -131,7 +132,7 @@ async fn run_forked(
     runtime: &Arc<NativeRuntime>,
     directory: &Path,
 ) -> Result<Outcome, Failed> {
-    let code = Code::Python { code: std::fs::read(&attack.path)?, echo: false };
+    let code = Code::cell(Language::Python, std::fs::read(&attack.path)?, false);
     let mut run = run_of(attack, host, code)?;
     run.outputs = directory.join(format!("{:?}", std::time::Instant::now()).replace('/', "_"));
     let outcome = outcome_of(run, runtime).await;

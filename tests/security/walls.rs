@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use belljar::{home, settings::Settings};
-use belljar_engine::run::Code;
+use belljar_engine::exec::Code;
 use belljar_proto::exec::{Event, ExecSpec, What};
 use belljar_runtime::native::image::Image;
 use belljar_runtime::native::walls::{BACKED, Backed, Gap, Weakening, walls};
@@ -133,7 +133,7 @@ impl WallSite {
         let is_python = attack.path.extension().is_some_and(|end| end == "py");
         let code = if is_python { format!("exec python3 -c {}", quoted(&text)) } else { text };
         let directory = tempfile::tempdir()?;
-        let mut run = crate::run_of(attack, &self.host, Code::Bash { code, args: Vec::new() })?;
+        let mut run = crate::run_of(attack, &self.host, Code::shell(code, Vec::new()))?;
         run.spec.data = Some(DataMount { host_path: self.data.path().to_owned() });
         run.timeout_ms = run.timeout_ms.min(15_000);
         run.outputs = directory.path().join("outputs");

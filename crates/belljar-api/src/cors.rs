@@ -1,40 +1,43 @@
-//! What lets pages of the allowed origins read our answers (CORS, as the Fetch standard has it).
+//! CORS headers (Fetch standard): pages of allowed origins may read our answers.
 //!
-//! Only origins that the operator named, never a wildcard, and no credentials: a browser adds nothing
-//! by itself, so a page shows a key that it was given, or comes to a server without keys.
+//! Only origins that the operator named, never a wildcard, and no credentials: a browser adds no key
+//! by itself, so a page sends a key that it was given, or calls a server without keys.
 
 use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
-use crate::guard::GuardConfig;
-
-/// Methods that any call has.
+/// The methods of all calls.
 const METHODS: &str = "GET, HEAD, POST, PUT, PATCH, DELETE";
 
-/// Headers that callers send, besides those that are always allowed.
+/// Headers that clients send, besides those that are always allowed.
 const HEADERS: &str = "authorization, content-type, if-none-match, if-range, last-event-id, range, \
                        x-api-key";
 
-/// Headers of answers that pages may read, besides those that they always may.
+/// Headers of answers that pages may read, besides those that are always readable.
 const EXPOSED: &str = "accept-ranges, content-disposition, content-range, etag, retry-after";
 
-/// Seconds for which a browser need not ask again.
+/// Seconds for which a browser may keep the answer to a preflight request.
 const MAX_AGE: &str = "600";
 
-/// The origin of a page that may call us, as the browser named it.
-pub(crate) fn allowed_page(headers: &HeaderMap, config: &GuardConfig) -> Option<HeaderValue> {
+/// The origin of the request, if pages of that origin may call this server.
+pub(crate) fn allowed_page(headers: &HeaderMap, origins: &[String]) -> Option<HeaderValue> {
     let origin = headers.get(header::ORIGIN)?;
-    origin.to_str().is_ok_and(|origin| config.knows_origin(origin)).then(|| origin.clone())
+    origin.to_str().is_ok_and(|origin| is_known(origins, origin)).then(|| origin.clone())
 }
 
-/// Whether a browser asks what a page may do, before it does it.
+/// Whether the operator allows this origin.
+pub(crate) fn is_known(origins: &[String], origin: &str) -> bool {
+    origins.iter().any(|known| known.eq_ignore_ascii_case(origin))
+}
+
+/// Whether it is a preflight request.
 pub(crate) fn is_preflight(request: &Request) -> bool {
     request.method() == Method::OPTIONS
         && request.headers().contains_key(header::ACCESS_CONTROL_REQUEST_METHOD)
 }
 
-/// The answer to that.
+/// The answer to a preflight request.
 pub(crate) fn preflight() -> Response {
     let allowed = [
         (header::ACCESS_CONTROL_ALLOW_METHODS, METHODS),
@@ -44,8 +47,8 @@ pub(crate) fn preflight() -> Response {
     (StatusCode::NO_CONTENT, allowed).into_response()
 }
 
-/// Lets the page read the answer, and caches know that another page may get another one.
-pub(crate) fn tell(page: Option<&HeaderValue>, headers: &mut HeaderMap) {
+/// Lets the page read the answer. `Vary` is for caches: another origin may get another answer.
+pub(crate) fn add_headers(page: Option<&HeaderValue>, headers: &mut HeaderMap) {
     headers.append(header::VARY, HeaderValue::from_static("origin"));
     if let Some(page) = page {
         headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, page.clone());

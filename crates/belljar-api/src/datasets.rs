@@ -18,7 +18,7 @@ use utoipa::{IntoParams, ToSchema};
 
 use crate::App;
 use crate::error::{ApiError, ErrorBody};
-use crate::input::{Body, Path, Pieces, Query, Stall};
+use crate::input::{JsonBody, Path, Pieces, Query, Stall};
 
 /// How much of a body that nobody wants is read, and how long: most clients listen when they have
 /// sent all of it, and lose the answer if the connection is closed before.
@@ -193,7 +193,7 @@ pub(crate) async fn stage(
     State(app): State<Arc<App>>,
     Extension(who): Extension<Principal>,
     Path(id): Path<String>,
-    Body(body): Body<StageBody>,
+    JsonBody(body): JsonBody<StageBody>,
 ) -> Result<(StatusCode, Json<DatasetInfo>), ApiError> {
     parse_name(&body.dataset)?;
     // It goes on when the caller has gone: others may want it.
@@ -239,7 +239,7 @@ pub(crate) async fn export(
     State(app): State<Arc<App>>,
     Extension(who): Extension<Principal>,
     Path(id): Path<String>,
-    Body(body): Body<ExportBody>,
+    JsonBody(body): JsonBody<ExportBody>,
 ) -> Result<Json<ExportsBody>, ApiError> {
     let names = body.datasets.map(|names| names.iter().map(|name| parse_name(name)).collect());
     let mut exports = app.engine.export(&who, &id, names.transpose()?).await?;

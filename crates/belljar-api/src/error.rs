@@ -14,6 +14,7 @@ use belljar_proto::guest::RefusalCode;
 use belljar_runtime::RuntimeError;
 use belljar_runtime::docker::EngineError as ContainerError;
 use serde::Serialize;
+use serde_json::{Value, json};
 use utoipa::ToSchema;
 
 /// Seconds after which it makes sense to ask again for room.
@@ -84,6 +85,17 @@ impl ApiError {
     #[must_use]
     pub fn too_many(message: impl Into<String>, seconds: u32) -> ApiError {
         ApiError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limited", message).retry_after(seconds)
+    }
+}
+
+impl ApiError {
+    /// The error as the data of an event, in a stream that has begun with status 200.
+    pub(crate) fn event_data(&self) -> Value {
+        json!({
+            "status": self.status.as_u16(),
+            "retry_after": self.retry_after_s,
+            "error": {"code": self.code, "message": self.message, "hint": self.hint},
+        })
     }
 }
 
@@ -458,6 +470,7 @@ pub(crate) fn out_of_space(message: String) -> ApiError {
         .hint("make room on the server's disk")
 }
 
+/// A failure of the server itself.
 pub(crate) fn internal(message: String) -> ApiError {
     tracing::error!("{message}");
     ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)

@@ -23,7 +23,7 @@ use utoipa::{IntoParams, ToSchema};
 use crate::App;
 use crate::artifacts::{Span, memory, stream};
 use crate::error::{ApiError, ErrorBody};
-use crate::input::{Body, Path, Pieces, Query, Stall};
+use crate::input::{JsonBody, Path, Pieces, Query, Stall};
 use crate::stream::KEEP_ALIVE;
 use crate::tenants::{Share, keeping};
 
@@ -135,9 +135,9 @@ pub(crate) async fn read(
         if method == Method::HEAD {
             return Ok(StatusCode::OK.into_response());
         }
-        let held = share.reserve(ARCHIVE_MEMORY).await?;
+        let permit = share.reserve(ARCHIVE_MEMORY).await?;
         let archive = app.engine.download_archive(&who, &id, &path, format).await?;
-        return Ok(keeping(send_archive(archive, format).await?, held));
+        return Ok(keeping(send_archive(archive, format).await?, permit));
     }
     let opened = app.engine.open_file(&who, &id, &path).await?;
     let is_head = method == Method::HEAD;
@@ -147,12 +147,12 @@ pub(crate) async fn read(
         Ok(span) => span,
         Err(nothing_there) => return Ok(nothing_there),
     };
-    let held = share.reserve(memory(span.from, span.to)).await?;
+    let permit = share.reserve(memory(span.from, span.to)).await?;
     let body = match is_head {
         true => RawBody::empty(),
         false => stream(opened.file, span.from, span.to),
     };
-    let mut response = keeping(span.respond(body), held);
+    let mut response = keeping(span.respond(body), permit);
     let headers = response.headers_mut();
     let binary = HeaderValue::from_static("application/octet-stream");
     headers.insert(header::CONTENT_TYPE, binary);
@@ -359,7 +359,7 @@ pub(crate) async fn rename(
     State(app): State<Arc<App>>,
     Extension(who): Extension<Principal>,
     Path((id, path)): Path<(String, String)>,
-    Body(body): Body<MoveBody>,
+    JsonBody(body): JsonBody<MoveBody>,
 ) -> Result<Json<FileBody>, ApiError> {
     match body.copy {
         true => {

@@ -7,6 +7,7 @@
 
 use std::borrow::Cow;
 use std::net::IpAddr;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -15,12 +16,13 @@ use axum::http::{HeaderMap, Uri, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use belljar_engine::Principal;
+use futures_util::FutureExt as _;
 
 use crate::App;
 use crate::cors;
-use crate::error::ApiError;
+use crate::error::{ApiError, internal};
 use crate::input::{BodyLimit, Stall, malformed};
-use crate::terminals;
+use crate::tickets;
 
 /// What a server accepts besides what is always right.
 #[derive(Debug, Clone, Default)]
@@ -47,67 +49,77 @@ const SIGNED: &str = "/artifacts/";
 /// Paths that tell of all tenants.
 const OPERATORS: [&str; 1] = ["/metrics"];
 
-pub(crate) async fn guard(
-    State(app): State<Arc<App>>,
-    mut request: Request,
-    next: Next,
-) -> Response {
+pub(crate) async fn guard(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     app.note_request();
-    let page = cors::allowed_page(request.headers(), &app.guard);
-    let is_preflight = page.is_some() && cors::is_preflight(&request);
-    let admitted = match is_preflight {
-        // The browser asks in the name of a page, and shows no key yet.
-        true => check_names(&app, request.uri(), request.headers())
-            .map(|()| Principal::default())
-            .map_err(Refused::from),
-        false => admit(&app, request.uri(), request.headers()).await,
-    };
-    let mut response = match admitted {
-        Ok(_) if is_preflight => cors::preflight(),
-        Ok(principal) => {
-            let share = app.tenants.of(&principal.tenant);
-            request.extensions_mut().insert(principal);
-            request.extensions_mut().insert(BodyLimit(app.max_body));
-            request.extensions_mut().insert(Stall(app.stall()));
-            request.extensions_mut().insert(share.clone());
-            // Whoever shows no key takes nothing of a tenant's share here; whose artifact it is that
-            // they ask for is not known yet.
-            let path = request.uri().path();
-            if OPEN.contains(&path) || path.starts_with(SIGNED) {
-                next.run(request).await
-            } else {
-                match share.enter() {
-                    Ok(entered) => share.charge(next.run(request).await, entered).await,
-                    Err(error) => error.into_response(),
-                }
-            }
-        }
-        Err(Refused { error, who }) => {
-            let path = shown(request.uri().path());
-            let detail = format!("{} {path}: {}", request.method(), error.message);
-            app.engine.audit().refuse(who.as_ref(), error.code, &detail);
-            error.into_response()
-        }
+    let page = cors::allowed_page(request.headers(), &app.guard.origins);
+    let mut response = match page.is_some() && cors::is_preflight(&request) {
+        // A preflight request has no key.
+        true => match check_names(&app, request.uri(), request.headers()) {
+            Ok(()) => cors::preflight(),
+            Err(error) => refuse(&app, &request, Rejection::from(error)),
+        },
+        false => match admit(&app, request.uri(), request.headers()).await {
+            Ok(principal) => serve(&app, principal, request, next).await,
+            Err(rejection) => refuse(&app, &request, rejection),
+        },
     };
     if !app.guard.origins.is_empty() {
-        cors::tell(page.as_ref(), response.headers_mut());
+        cors::add_headers(page.as_ref(), response.headers_mut());
     }
     response
 }
 
-/// Why somebody may not come in, and who that is, if that much is known.
-struct Refused {
+async fn serve(app: &App, principal: Principal, mut request: Request, next: Next) -> Response {
+    let share = app.tenants.of(&principal.tenant);
+    let extensions = request.extensions_mut();
+    extensions.insert(principal);
+    extensions.insert(BodyLimit(app.max_body));
+    extensions.insert(Stall(app.stall()));
+    extensions.insert(share.clone());
+    // Requests without a key take nothing of a tenant's share here: whose artifact they are for is
+    // not known yet.
+    let path = request.uri().path();
+    if OPEN.contains(&path) || path.starts_with(SIGNED) {
+        return handle(request, next).await;
+    }
+    match share.enter() {
+        Ok(entered) => share.charge(handle(request, next).await, entered).await,
+        Err(error) => error.into_response(),
+    }
+}
+
+/// Runs the handler. A panic is answered like every other internal error.
+async fn handle(request: Request, next: Next) -> Response {
+    let path = quoted(request.uri().path()).into_owned();
+    let handled = AssertUnwindSafe(next.run(request)).catch_unwind().await;
+    handled.unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<&str>().copied();
+        let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+        tracing::error!("panic while answering {path}: {}", text.unwrap_or("no message"));
+        internal("the server failed to handle this request".into()).into_response()
+    })
+}
+
+fn refuse(app: &App, request: &Request, Rejection { error, who }: Rejection) -> Response {
+    let path = quoted(request.uri().path());
+    let detail = format!("{} {path}: {}", request.method(), error.message);
+    app.engine.audit().refuse(who.as_ref(), error.code, &detail);
+    error.into_response()
+}
+
+/// Why a request is refused, and its principal if that is known.
+struct Rejection {
     error: ApiError,
     who: Option<Principal>,
 }
 
-impl From<ApiError> for Refused {
-    fn from(error: ApiError) -> Refused {
-        Refused { error, who: None }
+impl From<ApiError> for Rejection {
+    fn from(error: ApiError) -> Rejection {
+        Rejection { error, who: None }
     }
 }
 
-async fn admit(app: &App, uri: &Uri, headers: &HeaderMap) -> Result<Principal, Refused> {
+async fn admit(app: &App, uri: &Uri, headers: &HeaderMap) -> Result<Principal, Rejection> {
     check_names(app, uri, headers)?;
     if !app.wants_keys() {
         return Ok(Principal::default());
@@ -117,11 +129,11 @@ async fn admit(app: &App, uri: &Uri, headers: &HeaderMap) -> Result<Principal, R
         return Ok(Principal::default());
     }
     let is_open = OPEN.contains(&path);
-    let Some(secret) = shown_key(headers) else {
+    let Some(secret) = key_of(headers) else {
         if is_open {
             return Ok(Principal::default());
         }
-        if let Some((ticket, session)) = terminals::shown_ticket(headers, path) {
+        if let Some((ticket, session)) = tickets::ticket_of(headers, path) {
             return Ok(redeem(app, ticket, session).await?);
         }
         return Err(ApiError::unauthorized("this server wants an API key").into());
@@ -149,11 +161,11 @@ async fn admit(app: &App, uri: &Uri, headers: &HeaderMap) -> Result<Principal, R
     {
         let message = format!("more than {per_minute} requests per minute");
         let error = ApiError::too_many(message, seconds);
-        return Err(Refused { error, who: Some(principal) });
+        return Err(Rejection { error, who: Some(principal) });
     }
     match check_role(&principal, path) {
         Ok(()) => Ok(principal),
-        Err(error) => Err(Refused { error, who: Some(principal) }),
+        Err(error) => Err(Rejection { error, who: Some(principal) }),
     }
 }
 
@@ -203,7 +215,7 @@ fn host_of<'a>(uri: &'a Uri, headers: &'a HeaderMap) -> Result<&'a str, ApiError
 }
 
 /// As much of what a caller sent as is worth repeating.
-fn shown(text: &str) -> Cow<'_, str> {
+fn quoted(text: &str) -> Cow<'_, str> {
     match text.char_indices().nth(MAX_SHOWN) {
         Some((end, _)) => Cow::Owned(format!("{}…", &text[..end])),
         None => Cow::Borrowed(text),
@@ -225,7 +237,7 @@ async fn redeem(app: &App, ticket: &str, session: &str) -> Result<Principal, Api
     Ok(who)
 }
 
-fn shown_key(headers: &HeaderMap) -> Option<&str> {
+fn key_of(headers: &HeaderMap) -> Option<&str> {
     let bearer = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
     let bearer = bearer.and_then(|value| {
         let (scheme, key) = value.split_once(' ')?;
@@ -242,7 +254,7 @@ fn check_host(host: &str, config: &GuardConfig) -> Result<(), ApiError> {
     {
         return Ok(());
     }
-    let message = format!("this server is not called `{}`", shown(host));
+    let message = format!("this server is not called `{}`", quoted(host));
     Err(ApiError::forbidden("wrong_host", message).hint(
         "call it by 127.0.0.1 or localhost, add the name to BELLJAR_ALLOWED_HOSTS, or create an \
          API key",
@@ -253,20 +265,14 @@ fn check_origin(headers: &HeaderMap, host: &str, config: &GuardConfig) -> Result
     let Some(origin) = headers.get(header::ORIGIN) else { return Ok(()) };
     let origin = origin.to_str().unwrap_or_default();
     let own = origin.split_once("://").is_some_and(|(_, authority)| authority == host);
-    let known = config.knows_origin(origin);
+    let known = cors::is_known(&config.origins, origin);
     // Its own pages, as long as the name in both is really ours.
     if known || (own && (is_loopback(host) || config.keys_required || config.local_socket)) {
         return Ok(());
     }
-    let message = format!("web pages of `{}` may not call this server", shown(origin));
+    let message = format!("web pages of `{}` may not call this server", quoted(origin));
     Err(ApiError::forbidden("wrong_origin", message)
         .hint("add the origin to BELLJAR_ALLOWED_ORIGINS"))
-}
-
-impl GuardConfig {
-    pub(crate) fn knows_origin(&self, origin: &str) -> bool {
-        self.origins.iter().any(|known| known.eq_ignore_ascii_case(origin))
-    }
 }
 
 /// The name in a Host header, without the port.
@@ -342,9 +348,9 @@ mod tests {
 
     #[test]
     fn keys_are_found_in_both_places() {
-        assert_eq!(shown_key(&headers(&[("authorization", "Bearer a")])), Some("a"));
-        assert_eq!(shown_key(&headers(&[("authorization", "bearer  a ")])), Some("a"));
-        assert_eq!(shown_key(&headers(&[("x-api-key", "b")])), Some("b"));
-        assert_eq!(shown_key(&headers(&[("authorization", "Basic a")])), None);
+        assert_eq!(key_of(&headers(&[("authorization", "Bearer a")])), Some("a"));
+        assert_eq!(key_of(&headers(&[("authorization", "bearer  a ")])), Some("a"));
+        assert_eq!(key_of(&headers(&[("x-api-key", "b")])), Some("b"));
+        assert_eq!(key_of(&headers(&[("authorization", "Basic a")])), None);
     }
 }

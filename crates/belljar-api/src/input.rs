@@ -14,7 +14,7 @@ use serde_json::Value;
 use tokio::time::Instant;
 
 use crate::error::ApiError;
-use crate::tenants::{Held, SMALL, Share};
+use crate::tenants::{SMALL, Share, SharePermit};
 
 /// How long a body in JSON may take to arrive.
 const BODY_TIMEOUT: Duration = Duration::from_secs(300);
@@ -41,9 +41,9 @@ pub(crate) struct Stall(pub(crate) Duration);
 
 /// A JSON body. An empty one is an empty object, where that is enough.
 #[derive(Debug)]
-pub(crate) struct Body<T>(pub T);
+pub(crate) struct JsonBody<T>(pub T);
 
-impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
+impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for JsonBody<T> {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, _: &S) -> Result<Self, ApiError> {
@@ -53,14 +53,14 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
         let share = request.extensions().get::<Share>().cloned();
         let pieces = Pieces::new(request.into_body(), stall.unwrap_or(Stall(BODY_TIMEOUT)));
         let reading = read(pieces, limit, share.as_ref());
-        // Memory for the body is held until it is parsed.
-        let (bytes, _held) =
+        // The memory for the body is reserved until it is parsed.
+        let (bytes, _permit) =
             tokio::time::timeout(BODY_TIMEOUT, reading).await.unwrap_or_else(|_| {
                 let message = format!("the body took longer than {} s", BODY_TIMEOUT.as_secs());
                 Err(too_slow(message))
             })?;
         if bytes.is_empty() {
-            return parse(b"{}").map(Body);
+            return parse(b"{}").map(JsonBody);
         }
         let essence = declared.as_ref().and_then(|value| value.to_str().ok()).unwrap_or_default();
         let is_json = essence.split(';').next().is_some_and(|kind| {
@@ -71,7 +71,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
         if !is_json {
             return Err(not_json(essence));
         }
-        parse(&bytes).map(Body)
+        parse(&bytes).map(JsonBody)
     }
 }
 
@@ -178,11 +178,11 @@ async fn read(
     mut pieces: Pieces,
     limit: usize,
     share: Option<&Share>,
-) -> Result<(Vec<u8>, Held), ApiError> {
+) -> Result<(Vec<u8>, SharePermit), ApiError> {
     let mut bytes = Vec::new();
     let mut length = 0;
     let mut reserved = SMALL;
-    let mut held = Held::default();
+    let mut permit = SharePermit::default();
     loop {
         // Of what is too large we take what comes, and do not wait for it.
         let patience = if length <= limit { Duration::MAX } else { DISCARD_PAUSE };
@@ -196,7 +196,7 @@ async fn read(
             {
                 let declared = pieces.body.size_hint().upper().unwrap_or(0);
                 let more = STEP.max(declared).min(limit as u64);
-                held = held.and(share.reserve(more).await?);
+                permit = permit.and(share.reserve(more).await?);
                 reserved += more;
             }
             bytes.extend_from_slice(&data);
@@ -207,7 +207,7 @@ async fn read(
         }
     }
     if length <= limit {
-        return Ok((bytes, held));
+        return Ok((bytes, permit));
     }
     Err(too_large(limit))
 }

@@ -9,15 +9,16 @@ use belljar_engine::text::Parts;
 use futures_util::stream;
 use serde::Serialize;
 
-use crate::tenants::{Held, SMALL, keeping};
+use crate::error::internal;
+use crate::tenants::{SMALL, SharePermit, keeping};
 
-/// The value as JSON; `held` is kept until all of it is sent.
-pub(crate) fn json(status: StatusCode, value: &impl Serialize, held: Held) -> Response {
+/// The value as JSON; `permit` is kept until all of it is sent.
+pub(crate) fn json(status: StatusCode, value: &impl Serialize, permit: SharePermit) -> Response {
     let parts = match Parts::of(value) {
         Ok(parts) => parts,
         Err(error) => {
-            tracing::error!("failed to write an answer: {error}");
-            return StatusCode::INTERNAL_SERVER_ERROR.into_response();
+            return internal(format!("failed to write the answer as JSON: {error}"))
+                .into_response();
         }
     };
     let body = match parts.held() as u64 <= SMALL {
@@ -31,5 +32,5 @@ pub(crate) fn json(status: StatusCode, value: &impl Serialize, held: Held) -> Re
     };
     let kind = HeaderValue::from_static("application/json");
     let response = (status, [(header::CONTENT_TYPE, kind)], body).into_response();
-    keeping(response, held)
+    keeping(response, permit)
 }

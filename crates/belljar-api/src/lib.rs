@@ -19,6 +19,7 @@ mod document;
 pub mod error;
 mod exec_socket;
 mod execs;
+mod fields;
 mod files;
 mod guard;
 mod health;
@@ -30,9 +31,11 @@ mod rate;
 mod runs;
 mod sessions;
 mod snapshots;
+mod socket;
 mod stream;
 mod tenants;
 mod terminals;
+mod tickets;
 mod usage;
 mod volumes;
 
@@ -256,7 +259,7 @@ fn described() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(execs::interrupt_all))
         .routes(routes!(execs::stdin))
         .routes(routes!(terminals::open))
-        .routes(routes!(terminals::ticket))
+        .routes(routes!(tickets::ticket))
         .routes(routes!(terminals::list))
         .routes(routes!(terminals::close))
         .merge(browsing())

@@ -8,12 +8,11 @@ use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::sse::{Event as SseEvent, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
-use belljar_engine::exec::transcript::Transcript;
-use belljar_engine::run::Code;
+use belljar_engine::exec::{ExecParams, Source, language_named};
 use belljar_engine::spec::{Datasets, SessionAsk};
 use belljar_engine::volumes::VolumeMode;
-use belljar_engine::{Principal, RunAsk};
-use belljar_proto::exec::{DEFAULT_TIMEOUT_MS, Event, Language};
+use belljar_engine::{CheckedRun, Principal, RunAsk};
+use belljar_proto::exec::Event;
 use futures_util::stream;
 use serde::Deserialize;
 use serde_json::json;
@@ -21,14 +20,14 @@ use tokio::sync::oneshot;
 use utoipa::ToSchema;
 
 use crate::App;
-use crate::error::{ApiError, ErrorBody};
-use crate::execs::{DEFAULT_OUTPUT, checked_output, parse_timeout, wants_stream};
-use crate::input::Body;
+use crate::error::{ApiError, ErrorBody, internal};
+use crate::execs::wants_stream;
+use crate::fields::{Size, parse_network, parse_volumes};
+use crate::input::JsonBody;
 use crate::large;
-use crate::sessions::{AskedLimits, Size, check_env, parse_language, parse_network};
+use crate::sessions::AskedLimits;
 use crate::stream::{done, render};
 use crate::tenants::Share;
-use crate::volumes::parse_volumes;
 
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -58,35 +57,22 @@ pub(crate) struct RunBody {
 }
 
 impl RunBody {
-    fn into_ask(self) -> Result<RunAsk, ApiError> {
-        if let Some(env) = &self.env {
-            check_env(env)?;
-        }
-        let code = match parse_language(self.language.as_deref())? {
-            Language::Python => Code::Python { code: self.code.into_bytes(), echo: true },
-            Language::Bash if self.code.contains('\0') => {
-                return Err(ApiError::invalid("code: a shell cannot read NUL bytes"));
-            }
-            Language::Bash => Code::Bash { code: self.code, args: Vec::new() },
-            language => Code::Cell { language, code: self.code.into_bytes(), echo: true },
+    fn into_run(self) -> Result<CheckedRun, ApiError> {
+        let language = language_named(self.language.as_deref())?;
+        let session = SessionAsk {
+            image: self.image,
+            datasets: self.datasets,
+            env: self.env,
+            network: self.network.map(parse_network).transpose()?,
+            volumes: parse_volumes(self.volumes)?,
+            ..self.limits.into_ask()?
         };
-        let network = self.network.map(parse_network).transpose()?;
-        let volumes = parse_volumes(self.volumes)?;
-        let limits = self.limits.checked()?;
-        Ok(RunAsk {
-            id: belljar_engine::new_id("run"),
-            session: SessionAsk {
-                image: self.image,
-                datasets: self.datasets,
-                env: self.env,
-                network,
-                volumes,
-                ..limits
-            },
-            code,
-            timeout_ms: self.timeout.map_or(Ok(DEFAULT_TIMEOUT_MS), parse_timeout)?,
-            output_limit: self.max_output.map_or(Ok(DEFAULT_OUTPUT), checked_output)?,
-        })
+        let exec = ExecParams {
+            timeout_s: self.timeout,
+            output_limit: self.max_output.map(|size| size.0),
+            ..ExecParams::new(Source::Code { language, text: self.code })
+        };
+        Ok(RunAsk { id: belljar_engine::new_id("run"), session, exec }.check()?)
     }
 }
 
@@ -101,40 +87,39 @@ pub(crate) async fn run(
     Extension(who): Extension<Principal>,
     Extension(share): Extension<Share>,
     headers: HeaderMap,
-    Body(body): Body<RunBody>,
+    JsonBody(body): JsonBody<RunBody>,
 ) -> Result<Response, ApiError> {
-    let ask = body.into_ask()?;
+    let run = body.into_run()?;
     if wants_stream(&headers) {
-        return Ok(streamed(app, who, ask));
+        return Ok(streamed(app, who, run));
     }
-    let transcript = Transcript::new(ask.output_limit);
-    let mut result = app.engine.run(&who, ask, &transcript).await?;
+    let transcript = run.transcript();
+    let mut result = app.engine.run(&who, run).await?;
     result.warnings = app.limit_warnings();
-    // What it said is in the result now.
     let bytes = transcript.held_bytes();
+    // The result has a copy of everything in it.
     drop(transcript);
-    let held = share.reserve(bytes).await?;
-    Ok(large::json(StatusCode::OK, &app.linked(result), held))
+    let permit = share.reserve(bytes).await?;
+    Ok(large::json(StatusCode::OK, &app.linked(result), permit))
 }
 
-fn streamed(app: Arc<App>, who: Principal, ask: RunAsk) -> Response {
-    let id = ask.id.clone();
-    let transcript = Arc::new(Transcript::new(ask.output_limit));
-    let mut reader = transcript.read_from(0);
+fn streamed(app: Arc<App>, who: Principal, run: CheckedRun) -> Response {
+    let id = run.id().to_owned();
+    let mut reader = run.transcript().read_from(0);
     let (sender, result) = oneshot::channel();
-    // Ends with the stream: whoever went away wants no result.
+    // Ends with the stream: a client that went away wants no result.
     let linked = app.linker();
-    let running = Aborted(tokio::spawn(async move {
-        let mut outcome = app.engine.run(&who, ask, &transcript).await;
+    let running = AbortOnDrop(tokio::spawn(async move {
+        let mut outcome = app.engine.run(&who, run).await;
         if let Ok(result) = &mut outcome {
             result.warnings = app.limit_warnings();
         }
         let _ = sender.send(outcome.map_err(ApiError::from));
     }));
-    let events = async_events(move |tell| async move {
+    let events = async_events(move |events| async move {
         let _running = running;
         let first = json!({"exec_id": id}).to_string();
-        tell.send(SseEvent::default().event("exec").data(first)).await;
+        events.send(SseEvent::default().event("exec").data(first)).await;
         let mut result = result;
         let finished = loop {
             tokio::select! {
@@ -143,7 +128,7 @@ fn streamed(app: Arc<App>, who: Principal, ask: RunAsk) -> Response {
                     // The last event waits for the artifacts.
                     Some(piece) if matches!(piece.event, Event::Done(_)) => break (&mut result).await,
                     Some(piece) => {
-                        tell.send(render(&linked, &piece, || unreachable!("not the last"))).await;
+                        events.send(render(&linked, &piece, || unreachable!("not the last"))).await;
                     }
                     None => break (&mut result).await,
                 },
@@ -153,47 +138,41 @@ fn streamed(app: Arc<App>, who: Principal, ask: RunAsk) -> Response {
         let last = match finished {
             Ok(Ok(result)) => SseEvent::default().event("done").data(done(result).to_string()),
             Ok(Err(error)) => failure(&error),
-            Err(_) => failure(&ApiError::invalid("the run was lost")),
+            Err(_) => failure(&internal("the run was lost".into())),
         };
-        tell.send(last).await;
+        events.send(last).await;
     });
     Sse::new(events).keep_alive(KeepAlive::new()).into_response()
 }
 
 fn failure(error: &ApiError) -> SseEvent {
-    let data = json!({
-        "status": error.status.as_u16(),
-        "retry_after": error.retry_after_s,
-        "error": {"code": error.code, "message": error.message, "hint": error.hint},
-    });
-    SseEvent::default().event("failed").data(data.to_string())
+    SseEvent::default().event("failed").data(error.event_data().to_string())
 }
 
 /// A task that ends with its handle.
-struct Aborted(tokio::task::JoinHandle<()>);
+struct AbortOnDrop(tokio::task::JoinHandle<()>);
 
-impl Drop for Aborted {
+impl Drop for AbortOnDrop {
     fn drop(&mut self) {
         self.0.abort();
     }
 }
 
-/// Where a producer of events puts them.
-struct Tell(tokio::sync::mpsc::Sender<SseEvent>);
+struct EventSender(tokio::sync::mpsc::Sender<SseEvent>);
 
-impl Tell {
+impl EventSender {
     async fn send(&self, event: SseEvent) {
-        // A reader that went away drops the whole producer.
+        // When the client goes away, the producer is dropped.
         let _ = self.0.send(event).await;
     }
 }
 
-/// A stream of what `produce` tells, which runs only while somebody reads.
+/// The events that `produce` sends. It runs only while the client reads.
 fn async_events<F: Future<Output = ()> + Send + 'static>(
-    produce: impl FnOnce(Tell) -> F,
+    produce: impl FnOnce(EventSender) -> F,
 ) -> impl stream::Stream<Item = Result<SseEvent, std::convert::Infallible>> + Send {
     let (sender, receiver) = tokio::sync::mpsc::channel(1);
-    let producing = Aborted(tokio::spawn(produce(Tell(sender))));
+    let producing = AbortOnDrop(tokio::spawn(produce(EventSender(sender))));
     stream::unfold((receiver, producing), |(mut receiver, producing)| async move {
         let event = receiver.recv().await?;
         Some((Ok(event), (receiver, producing)))

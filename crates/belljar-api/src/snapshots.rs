@@ -6,60 +6,14 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::{Extension, Json};
-use belljar_engine::spec::Checkpoints;
 use belljar_engine::{Checkpoint, Principal, clock};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::App;
 use crate::error::{ApiError, ErrorBody};
-use crate::input::{Body, Path};
-use crate::sessions::{SessionBody, Size};
-
-/// Checkpoints that a session may ask for; each is a few files.
-const MAX_CHECKPOINTS: u64 = 1000;
-
-/// How a session is to be asked for checkpoints: `true`, `"on"`, or bounds.
-#[derive(Debug, Clone, Deserialize, ToSchema)]
-#[serde(untagged, expecting = "expected true or false, or {\"max\": ..., \"max_bytes\": ...}")]
-pub(crate) enum AskedCheckpoints {
-    Whether(bool),
-    Word(String),
-    Bounds(CheckpointBounds),
-}
-
-#[derive(Debug, Clone, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct CheckpointBounds {
-    /// How many are kept; the oldest go first (20 unless told).
-    #[schema(minimum = 1, maximum = 1000)]
-    pub max: Option<u64>,
-    /// How much of them: bytes, or text such as `256M` (which it is unless told).
-    pub max_bytes: Option<Size>,
-}
-
-impl AskedCheckpoints {
-    pub(crate) fn checked(self) -> Result<Option<Checkpoints>, ApiError> {
-        let bounds = match self {
-            AskedCheckpoints::Whether(true) => return Ok(Some(Checkpoints::default())),
-            AskedCheckpoints::Whether(false) => return Ok(None),
-            AskedCheckpoints::Word(word) => match word.as_str() {
-                "on" => return Ok(Some(Checkpoints::default())),
-                "off" => return Ok(None),
-                _ => return Err(ApiError::invalid("checkpoints: expected on, off or bounds")),
-            },
-            AskedCheckpoints::Bounds(bounds) => bounds,
-        };
-        let own = Checkpoints::default();
-        let max = bounds.max.unwrap_or(own.max);
-        if !(1..=MAX_CHECKPOINTS).contains(&max) {
-            let message = format!("checkpoints.max: expected 1 to {MAX_CHECKPOINTS}");
-            return Err(ApiError::invalid(message));
-        }
-        let max_bytes = bounds.max_bytes.map_or(own.max_bytes, |size| size.0);
-        Ok(Some(Checkpoints { max, max_bytes }))
-    }
-}
+use crate::input::{JsonBody, Path};
+use crate::sessions::SessionBody;
 
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -81,7 +35,7 @@ pub(crate) async fn hibernate(
     State(app): State<Arc<App>>,
     Extension(who): Extension<Principal>,
     Path(id): Path<String>,
-    Body(body): Body<HibernateSession>,
+    JsonBody(body): JsonBody<HibernateSession>,
 ) -> Result<Json<SessionBody>, ApiError> {
     Ok(Json(app.session_body(app.engine.hibernate(&who, &id, body.force).await?)))
 }
@@ -123,7 +77,7 @@ pub(crate) async fn fork(
     State(app): State<Arc<App>>,
     Extension(who): Extension<Principal>,
     Path(id): Path<String>,
-    Body(body): Body<ForkSession>,
+    JsonBody(body): JsonBody<ForkSession>,
 ) -> Result<(StatusCode, Json<ForkedBody>), ApiError> {
     let ForkSession { count, force, from } = body;
     let forked = app.engine.fork(&who, &id, count, force, from).await?;
@@ -179,7 +133,7 @@ pub(crate) async fn restore(
     State(app): State<Arc<App>>,
     Extension(who): Extension<Principal>,
     Path(id): Path<String>,
-    Body(body): Body<RestoreSession>,
+    JsonBody(body): JsonBody<RestoreSession>,
 ) -> Result<Json<SessionBody>, ApiError> {
     Ok(Json(app.session_body(app.engine.restore(&who, &id, &body.exec_id).await?)))
 }

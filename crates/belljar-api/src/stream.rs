@@ -17,23 +17,23 @@ use belljar_proto::exec::Event;
 use futures_util::stream::{self, Stream};
 use serde_json::{Value, json};
 
-use crate::tenants::{Held, keeping};
+use crate::tenants::{SharePermit, keeping};
 
 /// Proxies close what is silent for longer than a minute.
 pub(crate) const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
-/// The events of an execution from `offset` on; `held` is kept until all are sent.
+/// The events of an execution from `offset` on; `permit` is kept until all are sent.
 pub(crate) fn events(
     linked: Linked,
     exec_id: String,
     transcript: Arc<Transcript>,
     offset: u64,
-    held: Held,
+    permit: SharePermit,
 ) -> Response {
     let reader = transcript.read_from(offset);
     let first = (offset == 0)
         .then(|| SseEvent::default().event("exec").data(json!({"exec_id": exec_id}).to_string()));
-    keeping(respond(Events { linked, exec_id, transcript, reader, first }), held)
+    keeping(respond(Events { linked, exec_id, transcript, reader, first }), permit)
 }
 
 /// Adds links to artifacts that are about to be told.
@@ -128,7 +128,7 @@ mod tests {
     async fn a_silent_execution_keeps_its_connection_alive() {
         let transcript = Arc::new(Transcript::new(100));
         let mut body =
-            events(Arc::new(|_| {}), "e".into(), transcript, 0, Held::default()).into_body();
+            events(Arc::new(|_| {}), "e".into(), transcript, 0, SharePermit::default()).into_body();
         let mut next = async || {
             let frame = body.frame().await.unwrap().unwrap().into_data().unwrap();
             String::from_utf8(frame.to_vec()).unwrap()

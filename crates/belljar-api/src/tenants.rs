@@ -76,53 +76,53 @@ pub(crate) struct Share {
 
 /// Part of a share; given back when dropped.
 #[derive(Debug, Default)]
-pub(crate) struct Held(Vec<OwnedSemaphorePermit>);
+pub(crate) struct SharePermit(Vec<OwnedSemaphorePermit>);
 
 impl Share {
     /// Begins a request.
-    pub(crate) fn enter(&self) -> Result<Held, ApiError> {
+    pub(crate) fn enter(&self) -> Result<SharePermit, ApiError> {
         let permit = Arc::clone(&self.requests).try_acquire_owned();
-        permit.map(|permit| Held(vec![permit])).map_err(|_| {
+        permit.map(|permit| SharePermit(vec![permit])).map_err(|_| {
             ApiError::too_many(format!("{REQUESTS} requests of yours are in progress already"), 5)
         })
     }
 
     /// Memory for a body, as soon as there is some. A body larger than the whole share takes all of it.
-    pub(crate) async fn reserve(&self, bytes: u64) -> Result<Held, ApiError> {
+    pub(crate) async fn reserve(&self, bytes: u64) -> Result<SharePermit, ApiError> {
         if bytes <= SMALL {
-            return Ok(Held::default());
+            return Ok(SharePermit::default());
         }
         let memory = Arc::clone(&self.memory).acquire_many_owned(pages(bytes.min(MEMORY)));
         // The semaphore is never closed.
         let permit = timeout(PATIENCE, memory).await.ok().and_then(Result::ok);
-        permit.map(|permit| Held(vec![permit])).ok_or_else(too_much_unread)
+        permit.map(|permit| SharePermit(vec![permit])).ok_or_else(too_much_unread)
     }
 
     /// The answer, with memory for it if it is all there already. It keeps `entered` until it is sent.
-    pub(crate) async fn charge(&self, response: Response, entered: Held) -> Response {
+    pub(crate) async fn charge(&self, response: Response, entered: SharePermit) -> Response {
         // Who streams has reserved what they need, and does not know how long it will be.
         let size = response.body().size_hint().exact().unwrap_or(0);
         match self.reserve(size).await {
-            Ok(held) => keeping(response, entered.and(held)),
+            Ok(permit) => keeping(response, entered.and(permit)),
             Err(error) => error.into_response(),
         }
     }
 
     /// The same for an answer that is to be read from the database, and the right to do so.
-    pub(crate) async fn load(&self, bytes: u64) -> Result<(Held, Held), ApiError> {
-        let held = self.reserve(bytes).await?;
+    pub(crate) async fn load(&self, bytes: u64) -> Result<(SharePermit, SharePermit), ApiError> {
+        let permit = self.reserve(bytes).await?;
         if bytes <= SMALL {
-            return Ok((held, Held::default()));
+            return Ok((permit, SharePermit::default()));
         }
         // The semaphore is never closed.
         let loading = Arc::clone(&self.loads).acquire_owned().await.ok();
-        Ok((held, Held(loading.into_iter().collect())))
+        Ok((permit, SharePermit(loading.into_iter().collect())))
     }
 }
 
-impl Held {
+impl SharePermit {
     /// This and what `other` holds.
-    pub(crate) fn and(mut self, other: Held) -> Held {
+    pub(crate) fn and(mut self, other: SharePermit) -> SharePermit {
         self.0.extend(other.0);
         self
     }
@@ -181,12 +181,12 @@ mod tests {
     async fn one_tenant_cannot_take_the_memory_of_another() {
         let tenants = Tenants::default();
         let greedy = tenants.of("a");
-        let held = greedy.reserve(10 * MEMORY).await.unwrap();
+        let permit = greedy.reserve(10 * MEMORY).await.unwrap();
         let refused = greedy.reserve(SMALL + 1).await.unwrap_err();
         assert_eq!((refused.status.as_u16(), refused.code), (429, "too_much_unread"));
         greedy.reserve(SMALL).await.unwrap();
         tenants.of("b").reserve(MEMORY).await.unwrap();
-        drop(held);
+        drop(permit);
         tenants.of("a").reserve(MEMORY).await.unwrap();
     }
 
@@ -195,8 +195,8 @@ mod tests {
         use http_body_util::BodyExt as _;
         let tenants = Tenants::default();
         let share = tenants.of("a");
-        let held = share.enter().unwrap();
-        let answer = keeping(Response::new(Body::from("hello")), held);
+        let permit = share.enter().unwrap();
+        let answer = keeping(Response::new(Body::from("hello")), permit);
         assert_eq!(answer.body().size_hint().exact(), Some(5));
         assert_eq!(share.requests.available_permits(), REQUESTS - 1);
         let body = answer.into_body().collect().await.unwrap().to_bytes();

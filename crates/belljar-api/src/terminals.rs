@@ -6,55 +6,31 @@
 //!          ──{"type": "close"}──────▶
 //! ```
 //!
-//! A connection that is lost leaves the terminal where it is: whoever comes back with its id, and
-//! the position up to which he has read, gets the rest. Both directions are independent: a key
-//! overtakes output that the client has not read yet.
-//!
-//! A page in a browser cannot show a key here: it shows a ticket, which its own server asked for, among
-//! the subprotocols that it offers. There it stands in no address, and so in no log of addresses.
+//! A lost connection does not end the terminal: a client that comes back with the terminal's id, and
+//! the position up to which it has read, gets the rest.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use axum::extract::State;
 use axum::extract::ws::rejection::WebSocketUpgradeRejection;
-use axum::extract::ws::{CloseFrame, Message, Utf8Bytes, WebSocket, WebSocketUpgrade, close_code};
-use axum::http::{HeaderMap, StatusCode, header};
-use axum::response::{IntoResponse, Response};
+use axum::extract::ws::{Message, WebSocketUpgrade, close_code};
+use axum::http::StatusCode;
+use axum::response::Response;
 use axum::{Extension, Json};
-use belljar_engine::tickets::TICKET_LIFE;
-use belljar_engine::{Attached, Principal, Shown, TerminalAsk, TerminalControl};
+use belljar_engine::{Attached, EngineError, Principal, Shown, TerminalAsk, TerminalControl};
 use belljar_proto::terminal::{MAX_TERMINAL_INPUT, TerminalEnd, TerminalInfo, TerminalSize};
-use futures_util::stream::{SplitSink, SplitStream};
-use futures_util::{SinkExt, StreamExt};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use tokio::sync::mpsc;
-use tokio::time::timeout;
 use utoipa::{IntoParams, ToSchema};
 
 use crate::App;
 use crate::error::{ApiError, ErrorBody};
-use crate::execs::{check_argv, path_inside};
-use crate::input::{Path, Query};
+use crate::input::{Path, Query, in_plain_words};
+use crate::socket::{Incoming, Next, Outgoing, Received, Socket, not_a_websocket, text};
+use crate::tickets::SUBPROTOCOL;
 
-/// A message that is longer than this is refused: what a person types, or pastes.
+/// The largest message: what a person types, or pastes.
 const MAX_MESSAGE: usize = MAX_TERMINAL_INPUT;
-
-/// Rows and columns: more make no terminal, and programs allocate by them.
-const MAX_SIDE: u16 = 1_000;
-
-/// How long a client may take nothing before it is given up; the terminal stays.
-pub(crate) const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
-
-/// How often a silent client is asked whether it is there; proxies close what is silent longer.
-pub(crate) const PING: Duration = Duration::from_secs(20);
-
-/// A client that says nothing for this long, not even that it is there, is not.
-pub(crate) const SILENCE: Duration = Duration::from_secs(60);
-
-/// Things to be told that are not output: errors, and answers to pings.
-pub(crate) const REMARKS: usize = 16;
 
 #[derive(Debug, Default, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
@@ -77,41 +53,21 @@ pub(crate) struct OpenTerminal {
 }
 
 impl OpenTerminal {
-    fn size(&self) -> Result<Option<TerminalSize>, ApiError> {
+    fn size(&self) -> Option<TerminalSize> {
         let default = TerminalSize::default();
-        let size = TerminalSize {
+        (self.rows.is_some() || self.cols.is_some()).then(|| TerminalSize {
             rows: self.rows.unwrap_or(default.rows),
             cols: self.cols.unwrap_or(default.cols),
-        };
-        check_size(size)?;
-        Ok((self.rows.is_some() || self.cols.is_some()).then_some(size))
+        })
     }
 
-    fn ask(&self) -> Result<TerminalAsk, ApiError> {
-        let argv = match &self.command {
-            None => None,
-            Some(command) => {
-                let argv = vec!["/bin/bash".into(), "-c".into(), command.clone()];
-                check_argv(&argv)?;
-                Some(argv)
-            }
-        };
-        let term = self.term.clone().unwrap_or_else(|| "xterm-256color".into());
-        let known = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.+".contains(&byte);
-        if term.is_empty() || term.len() > 64 || !term.bytes().all(known) {
-            return Err(ApiError::invalid("term: expected the name of a kind of terminal"));
+    fn ask(&self) -> TerminalAsk {
+        TerminalAsk {
+            command: self.command.clone(),
+            cwd: self.cwd.clone(),
+            term: self.term.clone(),
+            size: self.size().unwrap_or_default(),
         }
-        let cwd = self.cwd.as_deref().map(|cwd| path_inside(Some(cwd))).transpose()?;
-        let size = self.size()?.unwrap_or_default();
-        Ok(TerminalAsk { argv, cwd, term, size })
-    }
-}
-
-fn check_size(size: TerminalSize) -> Result<(), ApiError> {
-    let sides = 1..=MAX_SIDE;
-    match sides.contains(&size.rows) && sides.contains(&size.cols) {
-        true => Ok(()),
-        false => Err(ApiError::invalid(format!("rows and cols must be between 1 and {MAX_SIDE}"))),
     }
 }
 
@@ -138,208 +94,61 @@ pub(crate) async fn open(
     let upgrade = upgrade.map_err(|rejection| {
         not_a_websocket(&format!("a terminal needs a WebSocket: {}", rejection.body_text()))
     })?;
-    let size = query.size()?;
-    let (attached, is_new) = match &query.terminal {
-        Some(_) if query.command.is_some() || query.cwd.is_some() || query.term.is_some() => {
-            return Err(ApiError::invalid(
-                "terminal: one that there is has its command, cwd and term already",
-            ));
-        }
-        Some(terminal) => {
-            let attached = app.engine.attach_terminal(&who, &id, terminal, query.offset).await?;
-            if let Some(size) = size.filter(|_| attached.info.ended.is_none()) {
-                // Its program may have ended meanwhile, which is told in a moment.
-                let _ = attached.control().resize(size).await;
-            }
-            (attached, false)
-        }
-        None if query.offset.is_some() => {
-            return Err(ApiError::invalid("offset: a new terminal begins at its beginning"));
-        }
-        None => (app.engine.open_terminal(&who, &id, query.ask()?).await?, true),
-    };
+    let (attached, is_new) = attach(&app, &who, &id, &query).await?;
     let control = attached.control();
     Ok(upgrade
-        // Browsers want one of what they offer, and must not hear their ticket again.
+        // A browser wants one of the subprotocols that it offers; the ticket must not be sent back.
         .protocols([SUBPROTOCOL])
         .max_message_size(MAX_MESSAGE)
         .max_frame_size(MAX_MESSAGE)
         .on_failed_upgrade(move |_| {
-            // Nobody knows of it.
+            // The client does not know the terminal, so it is of no use.
             if is_new {
                 tokio::spawn(async move { control.close().await });
             }
         })
-        .on_upgrade(move |socket| converse(app, attached, query.offset, socket)))
+        .on_upgrade(move |socket| serve(Socket::new(app, socket), attached, query.offset)))
 }
 
-pub(crate) fn not_a_websocket(message: &str) -> ApiError {
-    ApiError::new(StatusCode::UPGRADE_REQUIRED, "not_a_websocket", message)
-}
-
-/// What a client may offer as a subprotocol, and with a ticket must.
-pub(crate) const SUBPROTOCOL: &str = "belljar.terminal";
-
-/// How the subprotocol begins that is a ticket.
-const TICKET_PREFIX: &str = "belljar.ticket.";
-
-/// The ticket that is shown where a WebSocket is asked for, and the session.
-pub(crate) fn shown_ticket<'a>(
-    headers: &'a HeaderMap,
-    path: &'a str,
-) -> Option<(&'a str, &'a str)> {
-    let path = path.strip_prefix("/v1/sessions/")?;
-    let session = path.strip_suffix("/terminal").or_else(|| path.strip_suffix("/exec"))?;
-    headers.get(header::UPGRADE)?;
-    let offered = headers.get_all(header::SEC_WEBSOCKET_PROTOCOL).into_iter();
-    let mut names =
-        offered.filter_map(|value| value.to_str().ok()).flat_map(|text| text.split(','));
-    let ticket = names.find_map(|name| name.trim().strip_prefix(TICKET_PREFIX))?;
-    Some((ticket, session))
-}
-
-#[derive(Debug, Serialize, ToSchema)]
-pub(crate) struct TicketBody {
-    pub ticket: String,
-    /// What a browser offers as subprotocols: `new WebSocket(url, protocols)`.
-    pub protocols: [String; 2],
-    /// Seconds until it is too old.
-    pub expires_in: u64,
-}
-
-/// A ticket with which somebody else, such as a page in a browser, may open a WebSocket of the session
-/// (`terminal` or `exec`): once, within a minute, and without a key.
-#[utoipa::path(post, path = "/v1/sessions/{id}/terminal/ticket", tag = "terminals",
-    params(("id" = String, Path)),
-    responses((status = 200, body = TicketBody), (status = 404, body = ErrorBody),
-        (status = 410, body = ErrorBody), (status = 429, body = ErrorBody)))]
-pub(crate) async fn ticket(
-    State(app): State<Arc<App>>,
-    Extension(who): Extension<Principal>,
-    Path(id): Path<String>,
-) -> Result<Response, ApiError> {
-    // Only for a session that lives, and is theirs.
-    app.engine.terminals(&who, &id).await?;
-    let expires_in = TICKET_LIFE.as_secs();
-    let ticket = app.tickets.issue(&who, &id, Instant::now()).ok_or_else(|| {
-        let seconds = u32::try_from(expires_in).unwrap_or(u32::MAX);
-        ApiError::too_many("there are too many tickets that nobody has used", seconds)
-    })?;
-    let protocols = [SUBPROTOCOL.to_owned(), format!("{TICKET_PREFIX}{ticket}")];
-    let body = Json(TicketBody { ticket, protocols, expires_in });
-    Ok(([(header::CACHE_CONTROL, "no-store")], body).into_response())
-}
-
-/// Serves one client until it leaves, the program ends, or the server does.
-async fn converse(app: Arc<App>, attached: Attached, from: Option<u64>, socket: WebSocket) {
-    let control = attached.control();
-    let (sink, stream) = socket.split();
-    let (remarks, to_say) = mpsc::channel(REMARKS);
-    let mut showing = tokio::spawn(show(app, attached, from, sink, to_say));
-    tokio::select! {
-        () = hear(control, stream, remarks) => {}
-        _ = &mut showing => return,
+/// Attaches to a terminal, and returns whether it is new.
+async fn attach(
+    app: &App,
+    who: &Principal,
+    id: &str,
+    query: &OpenTerminal,
+) -> Result<(Attached, bool), ApiError> {
+    let Some(terminal) = &query.terminal else {
+        if query.offset.is_some() {
+            return Err(ApiError::invalid("offset: only with `terminal`; a new one has no output"));
+        }
+        return Ok((app.engine.open_terminal(who, id, query.ask()).await?, true));
+    };
+    if query.command.is_some() || query.cwd.is_some() || query.term.is_some() {
+        return Err(ApiError::invalid(
+            "terminal: an existing terminal has its command, cwd and term already",
+        ));
     }
-    showing.abort();
-}
-
-/// What the client says. Returns when it has left.
-async fn hear(
-    control: TerminalControl,
-    mut stream: SplitStream<WebSocket>,
-    remarks: mpsc::Sender<Value>,
-) {
-    loop {
-        let message = match timeout(SILENCE, stream.next()).await {
-            Ok(Some(Ok(message))) => message,
-            // It says nothing any more, has left, or talks nonsense.
-            Ok(Some(Err(_)) | None) | Err(_) => return,
-        };
-        let obeyed = match message {
-            Message::Binary(bytes) => control.type_in(&bytes).await.map_err(ApiError::from),
-            Message::Text(text) => obey(&control, &text).await,
-            Message::Ping(_) | Message::Pong(_) => Ok(()),
-            Message::Close(_) => return,
-        };
-        if let Err(error) = obeyed
-            && remarks.send(remark(&error)).await.is_err()
-        {
-            return;
+    let attached = app.engine.attach_terminal(who, id, terminal, query.offset).await?;
+    if let Some(size) = query.size().filter(|_| attached.info.ended.is_none()) {
+        match attached.control().resize(size).await {
+            Err(error @ EngineError::Invalid(_)) => return Err(error.into()),
+            // The program may have ended meanwhile; the client sees that in a moment.
+            Ok(()) | Err(_) => {}
         }
     }
+    Ok((attached, false))
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
-enum Order {
-    Resize { rows: u16, cols: u16 },
-    Close,
-}
-
-async fn obey(control: &TerminalControl, text: &str) -> Result<(), ApiError> {
-    let order = serde_json::from_str(text).map_err(|error| {
-        ApiError::invalid(format!(
-            "expected {{\"type\": \"resize\", \"rows\", \"cols\"}} or {{\"type\": \"close\"}}: \
-             {error}"
-        ))
-    })?;
-    match order {
-        Order::Resize { rows, cols } => {
-            let size = TerminalSize { rows, cols };
-            check_size(size)?;
-            Ok(control.resize(size).await?)
-        }
-        Order::Close => Ok(control.close().await?),
+/// Serves one client until it leaves, the program ends, or the server stops.
+async fn serve(mut socket: Socket, attached: Attached, from: Option<u64>) {
+    let keys = Keys(attached.control());
+    if socket.send(text(&first_message(&attached.info, from))).await {
+        socket.serve(Screen(attached), keys).await;
     }
 }
 
-fn remark(error: &ApiError) -> Value {
-    json!({"type": "error", "code": error.code, "message": error.message})
-}
-
-/// Shows the client what is printed, and says the rest.
-async fn show(
-    app: Arc<App>,
-    mut attached: Attached,
-    from: Option<u64>,
-    mut sink: SplitSink<WebSocket, Message>,
-    mut remarks: mpsc::Receiver<Value>,
-) {
-    if !send(&mut sink, text(&greeting(&attached.info, from))).await {
-        return;
-    }
-    let mut ping = tokio::time::interval(PING);
-    ping.reset();
-    loop {
-        let message = tokio::select! {
-            biased;
-            () = app.drained() => {
-                return bye(&mut sink, close_code::RESTART, "the server is stopping").await;
-            }
-            Some(remark) = remarks.recv() => text(&remark),
-            shown = attached.next() => match shown {
-                Ok(Some(Shown::Output(bytes))) => Message::Binary(bytes.into()),
-                Ok(Some(Shown::Skipped(bytes))) => text(&json!({"type": "skipped", "bytes": bytes})),
-                Ok(Some(Shown::Ended(end))) => {
-                    let _ = send(&mut sink, text(&ending(end))).await;
-                    return bye(&mut sink, close_code::NORMAL, "the program has ended").await;
-                }
-                Ok(None) => return farewell(&attached, &mut sink).await,
-                Err(error) => {
-                    let _ = send(&mut sink, text(&remark(&error.into()))).await;
-                    return bye(&mut sink, close_code::ERROR, "the terminal is lost").await;
-                }
-            },
-            _ = ping.tick() => Message::Ping(Vec::new().into()),
-        };
-        if !send(&mut sink, message).await {
-            return;
-        }
-    }
-}
-
-/// Where the output begins that is sent next.
-fn greeting(info: &TerminalInfo, from: Option<u64>) -> Value {
+/// The first message: the terminal, and the position of the output that follows.
+fn first_message(info: &TerminalInfo, from: Option<u64>) -> Value {
     let TerminalInfo { terminal, size, oldest, newest, .. } = info;
     json!({
         "type": "attached",
@@ -350,33 +159,86 @@ fn greeting(info: &TerminalInfo, from: Option<u64>) -> Value {
     })
 }
 
-fn ending(end: TerminalEnd) -> Value {
+/// The output of a terminal.
+struct Screen(Attached);
+
+impl Outgoing for Screen {
+    async fn next(&mut self) -> Next {
+        match self.0.next().await {
+            Ok(Some(Shown::Output(bytes))) => Next::Message(Message::Binary(bytes.into())),
+            Ok(Some(Shown::Skipped(bytes))) => {
+                Next::Message(text(&json!({"type": "skipped", "bytes": bytes})))
+            }
+            Ok(Some(Shown::Ended(end))) => Next::Close {
+                last: Some(text(&exit_message(end))),
+                code: close_code::NORMAL,
+                reason: "the program has ended",
+            },
+            Ok(None) => session_ended(&self.0).await,
+            Err(error) => Next::Close {
+                last: Some(text(&error_message(&error.into()))),
+                code: close_code::ERROR,
+                reason: "the terminal is lost",
+            },
+        }
+    }
+}
+
+fn exit_message(end: TerminalEnd) -> Value {
     json!({"type": "exit", "exit_code": end.exit_code, "signal": end.signal})
 }
 
+fn error_message(error: &ApiError) -> Value {
+    json!({"type": "error", "code": error.code, "message": error.message})
+}
+
 /// The sandbox is gone.
-async fn farewell(attached: &Attached, sink: &mut SplitSink<WebSocket, Message>) {
+async fn session_ended(attached: &Attached) -> Next {
     let because = attached.control().ended_because().await;
     let message = because.map_or("the session has ended".into(), |because| {
         format!("the session has ended: {because}")
     });
-    let lost = json!({"type": "error", "code": "session_ended", "message": message});
-    let _ = send(sink, text(&lost)).await;
-    bye(sink, close_code::AWAY, "the session has ended").await;
+    let ended = json!({"type": "error", "code": "session_ended", "message": message});
+    Next::Close {
+        last: Some(text(&ended)),
+        code: close_code::AWAY,
+        reason: "the session has ended",
+    }
 }
 
-pub(crate) fn text(value: &Value) -> Message {
-    Message::Text(value.to_string().into())
+/// What the client types, and its commands.
+struct Keys(TerminalControl);
+
+#[derive(Debug, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
+enum TerminalCommand {
+    Resize { rows: u16, cols: u16 },
+    Close,
 }
 
-/// False when the client has gone, or takes nothing.
-pub(crate) async fn send(sink: &mut SplitSink<WebSocket, Message>, message: Message) -> bool {
-    matches!(timeout(WRITE_TIMEOUT, sink.send(message)).await, Ok(Ok(())))
-}
+impl Incoming for Keys {
+    async fn receive(&mut self, message: Received) -> Result<(), ApiError> {
+        let command = match message {
+            Received::Bytes(bytes) => return Ok(self.0.type_in(&bytes).await?),
+            Received::Text(text) => serde_json::from_str(&text).map_err(|error| {
+                ApiError::invalid(format!(
+                    "expected {{\"type\": \"resize\", \"rows\", \"cols\"}} or {{\"type\": \
+                     \"close\"}}: {}",
+                    in_plain_words(&error)
+                ))
+            })?,
+        };
+        match command {
+            TerminalCommand::Resize { rows, cols } => {
+                Ok(self.0.resize(TerminalSize { rows, cols }).await?)
+            }
+            TerminalCommand::Close => Ok(self.0.close().await?),
+        }
+    }
 
-pub(crate) async fn bye(sink: &mut SplitSink<WebSocket, Message>, code: u16, reason: &'static str) {
-    let frame = CloseFrame { code, reason: Utf8Bytes::from_static(reason) };
-    let _ = send(sink, Message::Close(Some(frame))).await;
+    fn error(&self, error: &ApiError) -> Value {
+        error_message(error)
+    }
 }
 
 #[derive(Debug, Serialize, ToSchema)]

@@ -1,14 +1,11 @@
 //! `/v1/volumes`: files that outlive sessions, and are shown to any number of them.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::{Extension, Json};
-use belljar_engine::volumes::{
-    AskedVolumes, MAX_PER_SESSION, VolumeInfo, VolumeMode, VolumeName, VolumeUser,
-};
+use belljar_engine::volumes::{VolumeInfo, VolumeMode, VolumeUser};
 use belljar_engine::{Principal, clock};
 use belljar_runtime::VolumeKind;
 use serde::{Deserialize, Serialize};
@@ -16,8 +13,8 @@ use utoipa::ToSchema;
 
 use crate::App;
 use crate::error::{ApiError, ErrorBody};
-use crate::input::{Body, Path};
-use crate::sessions::Size;
+use crate::fields::{Size, parse_volume_name};
+use crate::input::{JsonBody, Path};
 
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -82,22 +79,6 @@ impl VolumeBody {
     }
 }
 
-/// What a session or a run is to see below `/volumes`.
-pub(crate) fn parse_volumes(
-    written: Option<BTreeMap<String, VolumeMode>>,
-) -> Result<Option<AskedVolumes>, ApiError> {
-    let Some(written) = written else { return Ok(None) };
-    if written.len() > MAX_PER_SESSION {
-        return Err(ApiError::invalid(format!("volumes: at most {MAX_PER_SESSION}")));
-    }
-    let named = |(name, mode): (String, VolumeMode)| Ok((parse_name(&name, "volumes")?, mode));
-    written.into_iter().map(named).collect::<Result<_, _>>().map(Some)
-}
-
-fn parse_name(text: &str, field: &str) -> Result<VolumeName, ApiError> {
-    text.parse().map_err(|why| ApiError::invalid(format!("{field}: {why}")))
-}
-
 /// Make a volume.
 #[utoipa::path(post, path = "/v1/volumes", tag = "volumes", request_body = CreateVolume,
     responses(
@@ -108,9 +89,9 @@ fn parse_name(text: &str, field: &str) -> Result<VolumeName, ApiError> {
 pub(crate) async fn create(
     State(app): State<Arc<App>>,
     Extension(who): Extension<Principal>,
-    Body(body): Body<CreateVolume>,
+    JsonBody(body): JsonBody<CreateVolume>,
 ) -> Result<(StatusCode, Json<VolumeBody>), ApiError> {
-    let name = parse_name(&body.name, "name")?;
+    let name = parse_volume_name(&body.name, "name")?;
     let made = app.engine.create_volume(&who, name, body.size.map(|size| size.0)).await?;
     Ok((StatusCode::CREATED, Json(VolumeBody::of(made))))
 }
@@ -134,7 +115,7 @@ pub(crate) async fn show(
     Extension(who): Extension<Principal>,
     Path(name): Path<String>,
 ) -> Result<Json<VolumeBody>, ApiError> {
-    let found = app.engine.volume(&who, parse_name(&name, "name")?).await?;
+    let found = app.engine.volume(&who, parse_volume_name(&name, "name")?).await?;
     Ok(Json(VolumeBody::of(found)))
 }
 
@@ -148,6 +129,6 @@ pub(crate) async fn remove(
     Extension(who): Extension<Principal>,
     Path(name): Path<String>,
 ) -> Result<StatusCode, ApiError> {
-    app.engine.remove_volume(&who, parse_name(&name, "name")?).await?;
+    app.engine.remove_volume(&who, parse_volume_name(&name, "name")?).await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -1,7 +1,7 @@
 //! The code that the benchmarks run, and how a sandbox runs it.
 
 use anyhow::{Result, ensure};
-use belljar_engine::exec::result;
+use belljar_engine::exec;
 use belljar_proto::exec::{ExecSpec, Language, Status, What};
 use belljar_runtime::Sandbox;
 
@@ -35,7 +35,7 @@ pub(crate) async fn execute(sandbox: &Sandbox, code: &str) -> Result<()> {
     };
     let exec_id = spec.exec_id.clone();
     let mut following = sandbox.exec(spec, code.as_bytes()).await?;
-    let (result, _) = result::collect(exec_id, &mut following, OUTPUT_LIMIT, |_| {}).await;
+    let (result, _) = exec::collect(exec_id, &mut following, OUTPUT_LIMIT, |_| {}).await;
     ensure!(result.status == Status::Ok, "the code failed: {:?} {:?}", result.reason, result.error);
     Ok(())
 }

@@ -154,8 +154,12 @@ pub enum EngineError {
     Different { session: String, differences: Vec<&'static str> },
     #[error("its key belongs to session `{session}` now")]
     KeyTaken { session: String },
+    /// The request makes no sense; the message names the field.
     #[error("{0}")]
     Invalid(String),
+    /// A failure of the server itself.
+    #[error("{0}")]
+    Internal(String),
     #[error("the server is stopping")]
     Stopping,
 }

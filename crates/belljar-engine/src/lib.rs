@@ -9,6 +9,7 @@ pub mod admission;
 pub mod artifacts;
 pub mod audit;
 mod blocking_writer;
+mod checks;
 pub mod clock;
 pub mod datasets;
 mod engine;
@@ -35,9 +36,9 @@ pub mod workspaces;
 pub use belljar_network::Dns;
 pub use belljar_store as store;
 pub use engine::{
-    ArchiveDownload, ArchiveUpload, Attached, Beyond, Checkpoint, Created, DEFAULT_TENANT, Engine,
-    EngineConfig, ExecInfo, FileUpload, How, MAX_FORKS, Principal, RunAsk, SessionInfo, Shown,
-    SpillPolicy, TerminalAsk, TerminalControl, Upload, Watching,
+    Accepted, ArchiveDownload, ArchiveUpload, Attached, Beyond, CheckedRun, Checkpoint, Created,
+    DEFAULT_TENANT, Engine, EngineConfig, ExecInfo, FileUpload, How, MAX_FORKS, Principal, RunAsk,
+    SessionInfo, Shown, SpillPolicy, TerminalAsk, TerminalControl, Upload, Watching,
 };
 pub use error::{EngineError, in_full};
 pub use record::DiskConfig;

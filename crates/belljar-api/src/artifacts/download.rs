@@ -67,12 +67,12 @@ pub(crate) async fn download(
     }
     let row = store.find(&id).await?.ok_or_else(gone)?;
     let share = app.tenants.of(&row.tenant);
-    let held = share.enter()?.and(share.reserve(row.size.min(VERIFIED_UP_TO)).await?);
+    let permit = share.enter()?.and(share.reserve(row.size.min(VERIFIED_UP_TO)).await?);
     let file = store.content(&row).map_err(|error| damaged(&row, &error.to_string()))?;
     let mut response = answer(&row, file, &headers, is_head).await?;
     let as_attachment = query.download.as_deref().is_some_and(|value| value != "0");
     describe(&row, as_attachment, response.headers_mut());
-    Ok(keeping(response, held))
+    Ok(keeping(response, permit))
 }
 
 pub(crate) fn link_invalid() -> ApiError {

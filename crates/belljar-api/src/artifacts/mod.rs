@@ -22,8 +22,8 @@ pub(crate) use range::Span;
 
 use crate::App;
 use crate::error::{ApiError, ErrorBody};
-use crate::input::{Body, Path, Query};
-use crate::sessions::page_size;
+use crate::fields::page_size;
+use crate::input::{JsonBody, Path, Query};
 
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct ArtifactBody {
@@ -181,7 +181,7 @@ pub(crate) async fn url(
     State(app): State<Arc<App>>,
     Extension(who): Extension<Principal>,
     Path(id): Path<String>,
-    Body(body): Body<UrlBody>,
+    JsonBody(body): JsonBody<UrlBody>,
 ) -> Result<Json<Url>, ApiError> {
     let method = match body.method.as_deref() {
         None | Some("GET") => Method::Get,

@@ -14,7 +14,7 @@ use utoipa::ToSchema;
 use super::{BrowserAnswer, perform};
 use crate::App;
 use crate::error::{ApiError, ErrorBody};
-use crate::input::{Body, Path};
+use crate::input::{JsonBody, Path};
 
 /// Declares actions: what they are for, their name, their path, and the fields of their body; all
 /// have a tab, a timeout and an id.
@@ -63,7 +63,7 @@ macro_rules! actions {
             Extension(who): Extension<Principal>,
             Path(id): Path<String>,
             headers: HeaderMap,
-            Body(body): Body<$body>,
+            JsonBody(body): JsonBody<$body>,
         ) -> Result<Response, ApiError> {
             perform(&app, &who, &id, &headers, $name, fields(&body)).await
         }

@@ -13,10 +13,9 @@ use axum::Extension;
 use axum::extract::State;
 use axum::http::{HeaderMap, header};
 use axum::response::Response;
-use belljar_engine::exec::ExecRequest;
-use belljar_engine::session::ExecAsk;
-use belljar_engine::{EngineError, Principal};
-use belljar_proto::exec::{Language, What};
+use belljar_engine::Principal;
+use belljar_engine::exec::{ExecParams, Source};
+use belljar_proto::exec::Language;
 use serde_json::{Map, Value};
 
 pub(crate) use actions::*;
@@ -24,10 +23,8 @@ pub(crate) use answer::{BrowserAnswer, samples};
 
 use crate::App;
 use crate::error::{ApiError, ErrorBody};
-use crate::execs::{self, check_exec_id, parse_timeout, wants_stream};
+use crate::execs::{Followed, wants_stream};
 use crate::input::Path;
-use crate::stream;
-use crate::tenants::Held;
 
 /// What the operator says about browsers.
 #[derive(Debug, Clone)]
@@ -72,7 +69,7 @@ pub(crate) async fn status(
     perform(&app, &who, &id, &headers, "status", Map::new()).await
 }
 
-/// Does one action and answers.
+/// Performs one action and answers.
 async fn perform(
     app: &Arc<App>,
     who: &Principal,
@@ -81,37 +78,16 @@ async fn perform(
     action: &'static str,
     fields: Map<String, Value>,
 ) -> Result<Response, ApiError> {
-    let ask = order(app, action, fields)?;
-    let (request, code, asked_id) = (ask.request.clone(), Arc::clone(&ask.code), ask.id.clone());
-    match app.engine.exec(who, id, ask).await {
-        Ok(exec) if wants_stream(headers) => {
-            let transcript = Arc::clone(&exec.transcript);
-            let (id, held) = (exec.id.clone(), Held::default());
-            return Ok(stream::events(app.linker(), id, transcript, 0, held));
-        }
-        Ok(exec) => {
-            let result = exec.result().await;
-            return answer::of(app, result, wants_picture(action, headers)).await;
-        }
-        // Asked for before, and over: the answer is the same.
-        Err(EngineError::DuplicateExec(exec_id)) if asked_id.is_some() => {
-            if !app.engine.is_same_exec(who, id, &exec_id, &request, &code).await? {
-                return Err(EngineError::ExecDiffers(exec_id).into());
-            }
-        }
-        Err(error @ EngineError::NoInterpreter { .. }) => {
-            return Err(answer::missing(error.to_string()));
-        }
-        Err(error) => return Err(error.into()),
-    }
-    let exec_id = asked_id.unwrap_or_default();
+    let share = app.tenants.of(&who.tenant);
+    let started = Followed::start(app, who, &share, id, params(app, action, fields)).await;
+    let followed = started.map_err(|error| match error.code {
+        "no_interpreter" => answer::missing(error.message),
+        _ => error,
+    })?;
     if wants_stream(headers) {
-        let share = app.tenants.of(&who.tenant);
-        let (transcript, held) = execs::transcript(app, who, &share, id, &exec_id).await?;
-        return Ok(stream::events(app.linker(), exec_id, transcript, 0, held));
+        return Ok(followed.events(app, 0));
     }
-    let info = app.engine.exec_info(who, id, &exec_id).await?;
-    let result = info.result.ok_or_else(|| ApiError::from(EngineError::NoExec(exec_id)))?;
+    let result = followed.result().await;
     answer::of(app, result, wants_picture(action, headers)).await
 }
 
@@ -120,10 +96,9 @@ fn wants_picture(action: &str, headers: &HeaderMap) -> bool {
     action == "screenshot" && accept.is_some_and(|accept| accept.contains("image/png"))
 }
 
-/// What the session's browser is told.
-fn order(app: &App, action: &str, mut fields: Map<String, Value>) -> Result<ExecAsk, ApiError> {
+/// The execution that performs an action.
+fn params(app: &App, action: &str, mut fields: Map<String, Value>) -> ExecParams {
     let id = fields.remove("exec_id").and_then(|id| id.as_str().map(str::to_owned));
-    id.as_deref().map_or(Ok(()), check_exec_id)?;
     let default = if action == "task" { DEFAULT_TASK_TIMEOUT_S } else { DEFAULT_TIMEOUT_S };
     let config = app.browser();
     if action == "task" {
@@ -136,11 +111,13 @@ fn order(app: &App, action: &str, mut fields: Map<String, Value>) -> Result<Exec
         }
     }
     let timeout = fields.get("timeout").and_then(Value::as_f64).unwrap_or(default);
-    let what = What::Cell { language: Language::Browser, echo: true };
-    let mut request = ExecRequest::new(what);
-    request.timeout_ms = parse_timeout(timeout)?.saturating_add(SLACK_MS);
-    request.env = [(IDLE_VARIABLE.to_owned(), config.idle_s.to_string())].into();
     fields.insert("action".into(), action.into());
-    let code = serde_json::to_vec(&fields).expect("JSON can be written");
-    Ok(ExecAsk { id, request, code: code.into() })
+    let text = Value::Object(fields).to_string();
+    ExecParams {
+        id,
+        timeout_s: Some(timeout),
+        extra_ms: SLACK_MS,
+        env: [(IDLE_VARIABLE.to_owned(), config.idle_s.to_string())].into(),
+        ..ExecParams::new(Source::Code { language: Language::Browser, text })
+    }
 }

@@ -6,18 +6,19 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
 use axum::{Extension, Json};
-use belljar_engine::exec::{Exec, ExecRequest};
-use belljar_engine::session::ExecAsk;
+use belljar_engine::Principal;
+use belljar_engine::exec::transcript::Transcript;
+use belljar_engine::exec::{ExecParams, Source};
 use belljar_engine::spec::SessionAsk;
 use belljar_engine::text::Text;
-use belljar_engine::{EngineError, Principal};
 use belljar_proto::exec::{Event, Language};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::App;
 use crate::error::{ApiError, ErrorBody};
-use crate::input::Body;
+use crate::execs::Followed;
+use crate::input::JsonBody;
 use crate::large;
 use crate::tenants::Share;
 
@@ -63,32 +64,29 @@ pub(crate) async fn execute(
     State(app): State<Arc<App>>,
     Extension(who): Extension<Principal>,
     Extension(share): Extension<Share>,
-    Body(body): Body<Execute>,
+    JsonBody(body): JsonBody<Execute>,
 ) -> Result<Response, ApiError> {
-    if body.command.contains('\0') {
-        return Err(ApiError::invalid("command: a shell cannot read NUL bytes"));
-    }
-    let mut request = ExecRequest::cell(Language::Bash);
-    // One pipe for both streams: what comes from two has no order.
-    request.merge_output = true;
-    if let Some(seconds) = body.timeout {
-        request.timeout_ms = crate::execs::parse_timeout(seconds)?;
-    }
-    let ask = ExecAsk { id: None, request, code: body.command.into_bytes().into() };
-    let exec = app.engine.exec(&who, &body.session_id, ask).await?;
-    let outcome = exec.transcript.ended().await;
-    let held = share.reserve(exec.transcript.output_bytes()).await?;
-    let mut output = printed(&exec);
+    let source = Source::Code { language: Language::Bash, text: body.command };
+    let params = ExecParams {
+        timeout_s: body.timeout,
+        // One pipe for both streams: output from two pipes has no order.
+        merge_output: true,
+        ..ExecParams::new(source)
+    };
+    let followed = Followed::start(&app, &who, &share, &body.session_id, params).await?;
+    let outcome = followed.transcript.ended().await;
+    let permit = share.reserve(followed.transcript.output_bytes()).await?;
+    let mut output = printed(&followed.transcript);
     if let Some(reason) = &outcome.reason {
         output.push_str(&format!("{reason}\n"));
     }
     let executed = Executed { exit_code: outcome.exit_code, output: output.into() };
-    Ok(large::json(StatusCode::OK, &executed, held))
+    Ok(large::json(StatusCode::OK, &executed, permit))
 }
 
-fn printed(exec: &Exec) -> String {
+fn printed(transcript: &Transcript) -> String {
     let mut bytes = Vec::new();
-    exec.transcript.for_each(|event, body| {
+    transcript.for_each(|event, body| {
         if matches!(event, Event::Stdout | Event::Stderr) {
             bytes.extend_from_slice(body);
         }
@@ -112,8 +110,8 @@ pub(crate) struct CleanedUp {
 pub(crate) async fn cleanup(
     State(app): State<Arc<App>>,
     Extension(who): Extension<Principal>,
-    Body(body): Body<Cleanup>,
+    JsonBody(body): JsonBody<Cleanup>,
 ) -> Result<Json<CleanedUp>, ApiError> {
-    app.engine.stop(&who, &body.session_id).await.map_err(|error: EngineError| error)?;
+    app.engine.stop(&who, &body.session_id).await?;
     Ok(Json(CleanedUp { status: "cleaned up" }))
 }

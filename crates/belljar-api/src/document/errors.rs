@@ -17,8 +17,8 @@ use belljar_runtime::docker::EngineError as ContainerError;
 
 use crate::error::{ApiError, database_locked, internal, out_of_space};
 use crate::input::{cut_off, malformed, not_json, too_large, too_slow};
+use crate::socket::not_a_websocket;
 use crate::tenants::too_much_unread;
-use crate::terminals::not_a_websocket;
 use crate::{artifacts, browser, datasets};
 
 /// What decides about the errors of an operation.
@@ -26,11 +26,11 @@ pub(super) struct Operation<'a> {
     pub(super) id: &'a str,
     pub(super) path: &'a str,
     pub(super) has_query: bool,
-    pub(super) body: Body,
+    pub(super) body: BodyKind,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Body {
+pub(super) enum BodyKind {
     None,
     Json,
     /// Bytes, read as they come.
@@ -88,15 +88,15 @@ impl Operation<'_> {
             errors.push(ApiError::invalid(""));
         }
         match self.body {
-            Body::None => {}
-            Body::Json => errors.extend([
+            BodyKind::None => {}
+            BodyKind::Json => errors.extend([
                 cut_off(),
                 too_slow(String::new()),
                 too_large(0),
                 not_json(""),
                 ApiError::invalid(""),
             ]),
-            Body::Raw => errors.extend([cut_off(), too_slow(String::new())]),
+            BodyKind::Raw => errors.extend([cut_off(), too_slow(String::new())]),
         }
         errors
     }

@@ -13,7 +13,7 @@ use axum::http::StatusCode;
 use serde_json::{Map, Value, json};
 use tracing::subscriber::{NoSubscriber, with_default};
 
-use self::errors::{Body, Operation};
+use self::errors::{BodyKind, Operation};
 use crate::error::ApiError;
 
 /// Methods that can be an operation of a path.
@@ -72,19 +72,19 @@ fn name_of(operation: &Value, method: &str) -> String {
 }
 
 /// What kind of body it takes. One without required fields may be left out.
-fn body_of(components: &Value, operation: &mut Value) -> Body {
-    let Some(body) = operation.get_mut("requestBody") else { return Body::None };
+fn body_of(components: &Value, operation: &mut Value) -> BodyKind {
+    let Some(body) = operation.get_mut("requestBody") else { return BodyKind::None };
     let Some(schema) = body["content"].get("application/json").map(|content| &content["schema"])
     else {
         // An empty file is a file.
         body["required"] = json!(false);
-        return Body::Raw;
+        return BodyKind::Raw;
     };
     let name = schema["$ref"].as_str().and_then(|path| path.rsplit('/').next());
     let schema = name.map_or(schema, |name| &components["schemas"][name]);
     let is_needed = ["required", "anyOf", "oneOf"].iter().any(|word| !schema[word].is_null());
     body["required"] = json!(is_needed);
-    Body::Json
+    BodyKind::Json
 }
 
 /// All errors with the same status are one answer of the document, which lists their codes.
@@ -163,7 +163,7 @@ fn add_keys(document: &mut Value) {
 }
 
 /// An operation whose answer names something, and where; other operations take it as a parameter.
-struct Source {
+struct LinkSource {
     operation: &'static str,
     statuses: &'static [&'static str],
     /// Parameters of paths, and where their values are.
@@ -172,50 +172,50 @@ struct Source {
     below: &'static str,
 }
 
-const SOURCES: [Source; 8] = [
-    Source {
+const SOURCES: [LinkSource; 8] = [
+    LinkSource {
         operation: "sessions_create",
         statuses: &["200", "201"],
         gives: &[("id", "$response.body#/id")],
         below: "/v1/sessions/{id}",
     },
-    Source {
+    LinkSource {
         operation: "sessions_fork",
         statuses: &["201"],
         gives: &[("id", "$response.body#/sessions/0/id")],
         below: "/v1/sessions/{id}",
     },
-    Source {
+    LinkSource {
         operation: "execs_exec",
         statuses: &["200", "202"],
         gives: &[("id", "$request.path.id"), ("exec", "$response.body#/exec_id")],
         below: "/v1/sessions/{id}/execs/{exec}",
     },
-    Source {
+    LinkSource {
         operation: "terminals_list",
         statuses: &["200"],
         gives: &[("id", "$request.path.id"), ("terminal", "$response.body#/terminals/0/terminal")],
         below: "/v1/sessions/{id}/terminals/{terminal}",
     },
-    Source {
+    LinkSource {
         operation: "files_write",
         statuses: &["200"],
         gives: &[("id", "$request.path.id"), ("path", "$request.path.path")],
         below: "/v1/sessions/{id}/files/{path}",
     },
-    Source {
+    LinkSource {
         operation: "artifacts_list",
         statuses: &["200"],
         gives: &[("id", "$response.body#/artifacts/0/id")],
         below: "/v1/artifacts/{id}",
     },
-    Source {
+    LinkSource {
         operation: "artifacts_list_of_session",
         statuses: &["200"],
         gives: &[("id", "$response.body#/artifacts/0/id")],
         below: "/v1/artifacts/{id}",
     },
-    Source {
+    LinkSource {
         operation: "volumes_create",
         statuses: &["201"],
         gives: &[("name", "$response.body#/name")],
@@ -250,7 +250,7 @@ fn add_links(document: &mut Value) {
     });
 }
 
-impl Source {
+impl LinkSource {
     fn links(&self, targets: &[(String, String)]) -> Value {
         let parameters: Map<String, Value> =
             self.gives.iter().map(|(name, place)| ((*name).to_owned(), json!(place))).collect();

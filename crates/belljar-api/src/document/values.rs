@@ -1,10 +1,9 @@
 //! What values must be like, where the Rust type that they are read into says less; and examples.
 
+use belljar_engine::exec::USER_NAME;
 use belljar_engine::session::rules::Phase;
 use belljar_runtime::{USER_ID, languages};
 use serde_json::{Map, Value, json};
-
-use crate::execs::USER_NAME;
 
 /// Names of variables: the kernel takes any but these.
 const VARIABLE_NAME: &str = "^[^=\\u0000]+$";

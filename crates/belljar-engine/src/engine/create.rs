@@ -9,6 +9,7 @@ use super::state::durability;
 use super::{Engine, Principal, SessionInfo};
 use crate::admission::Reservation;
 use crate::audit::Entry;
+use crate::checks::check_session;
 use crate::clock;
 use crate::error::{EngineError, in_full};
 use crate::lock;
@@ -177,6 +178,7 @@ impl Engine {
 
     /// Refuses what this server cannot give, whatever else is going on.
     pub(super) fn check(&self, ask: &SessionAsk) -> Result<(), EngineError> {
+        check_session(ask)?;
         let config = &self.shared.config;
         if let Some(image) = &ask.image
             && *image != config.defaults.image

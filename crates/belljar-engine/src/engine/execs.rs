@@ -1,4 +1,4 @@
-//! Executions in sessions: asked for, looked at, fed, interrupted.
+//! Executions in sessions: accepting, reading, feeding and interrupting them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,9 +12,27 @@ use crate::audit::Entry;
 use crate::error::{EngineError, in_full};
 use crate::exec::log::LogEntry;
 use crate::exec::transcript::Transcript;
-use crate::exec::{Exec, ExecRequest, Stage};
-use crate::session::ExecAsk;
+use crate::exec::{Exec, ExecAsk, ExecParams, Stage};
 use crate::store::{ExecFilter, ExecRow, Page};
+
+/// The answer to a request to execute.
+#[derive(Debug)]
+pub enum Accepted {
+    /// It waits or runs: it is new, or the same request came before and has not ended.
+    Live(Arc<Exec>),
+    /// The same request came before and has ended; [`Engine::transcript`] has what it printed.
+    Replayed { exec_id: String },
+}
+
+impl Accepted {
+    #[must_use]
+    pub fn exec_id(&self) -> &str {
+        match self {
+            Accepted::Live(exec) => &exec.id,
+            Accepted::Replayed { exec_id } => exec_id,
+        }
+    }
+}
 
 /// Which executions a page has.
 #[derive(Debug, Clone, Copy)]
@@ -39,30 +57,29 @@ impl Beyond {
 }
 
 impl Engine {
-    /// Executes something in a session; it has been written down when this returns.
+    /// Executes something in a session. A new execution is stored when this returns; one with an id that
+    /// was used before is compared with that, and not executed again.
     pub async fn exec(
         &self,
         who: &Principal,
         id: &str,
-        ask: ExecAsk,
-    ) -> Result<Arc<Exec>, EngineError> {
+        params: ExecParams,
+    ) -> Result<Accepted, EngineError> {
+        let ask = params.into_ask()?;
         let code = Arc::clone(&ask.code);
-        let accepted = match self.live_session(who, id).await {
-            Ok(session) => match session.awake_for_work(who.quota()).await {
-                Ok(()) => session.exec(ask).await,
-                Err(error) => Err(error),
-            },
-            Err(error) => Err(error),
+        let accepted = self.accept(who, id, ask).await;
+        let outcome = match &accepted {
+            Ok(Accepted::Live(_)) => "accepted".to_owned(),
+            Ok(Accepted::Replayed { .. }) => "replayed".to_owned(),
+            Err(error) => in_full(error),
         };
-        let outcome = accepted.as_ref().map_or_else(|error| in_full(error), |_| "accepted".into());
-        let exec = accepted.as_ref().ok().map(|exec| exec.id.as_str());
         self.audit.note(
             who,
             &Entry {
                 action: "exec",
                 outcome: &outcome,
                 session: Some(id),
-                exec,
+                exec: accepted.as_ref().ok().map(Accepted::exec_id),
                 code: Some(&code),
                 detail: None,
             },
@@ -70,18 +87,38 @@ impl Engine {
         accepted
     }
 
-    /// Whether an execution that was asked for before is what is asked for now.
-    pub async fn is_same_exec(
+    async fn accept(
         &self,
         who: &Principal,
         id: &str,
-        exec_id: &str,
-        request: &ExecRequest,
-        code: &[u8],
-    ) -> Result<bool, EngineError> {
-        self.row(who, id).await?;
-        let row = self.shared.store.exec(id, exec_id, |row| (row.request, row.code)).await?;
-        Ok(row.is_none_or(|(asked, with)| asked == *request && with == code))
+        ask: ExecAsk,
+    ) -> Result<Accepted, EngineError> {
+        let session = self.live_session(who, id).await?;
+        session.awake_for_work(who.quota()).await?;
+        match session.exec(ask.clone()).await {
+            Ok(exec) => Ok(Accepted::Live(exec)),
+            Err(EngineError::DuplicateExec(exec_id)) => self.replay(id, exec_id, &ask).await,
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Answers a request whose id the store knows.
+    async fn replay(
+        &self,
+        id: &str,
+        exec_id: String,
+        ask: &ExecAsk,
+    ) -> Result<Accepted, EngineError> {
+        let request = |row: ExecRow| (row.request, row.code, row.transcript.is_some());
+        let stored = self.shared.store.exec(id, &exec_id, request).await?;
+        match stored {
+            Some((request, code, _)) if request != ask.request || *code != *ask.code => {
+                Err(EngineError::ExecDiffers(exec_id))
+            }
+            Some((.., true)) => Ok(Accepted::Replayed { exec_id }),
+            // Its end could not be stored.
+            _ => Err(EngineError::DuplicateExec(exec_id)),
+        }
     }
 
     /// An execution, ended or not.
@@ -99,7 +136,7 @@ impl Engine {
         info.ok_or_else(|| EngineError::NoExec(exec_id.to_owned()))
     }
 
-    /// How many bytes an execution has said, or would take in memory if it were read.
+    /// Bytes of an execution's output: in memory, or to be read from the store.
     pub async fn exec_bytes(
         &self,
         who: &Principal,
@@ -112,7 +149,7 @@ impl Engine {
         }
     }
 
-    /// How many bytes are read for what an execution has said; none if it is in memory anyway.
+    /// Bytes that [`Engine::transcript`] reads from the store; 0 if the transcript is in memory.
     pub async fn stored_bytes(
         &self,
         who: &Principal,
@@ -126,8 +163,7 @@ impl Engine {
         Ok(self.shared.store.exec_bytes(id, exec_id).await?)
     }
 
-    /// The same of the page that [`Engine::execs`] with `before`, or [`Engine::log`] with `after`,
-    /// would answer.
+    /// Bytes of the page that [`Engine::execs`] returns for `before`, or [`Engine::log`] for `after`.
     pub async fn page_bytes(
         &self,
         who: &Principal,
@@ -160,7 +196,7 @@ impl Engine {
         Ok(self.shared.store.execs(id, filter, info).await?)
     }
 
-    /// What an execution has said so far.
+    /// The transcript of an execution, ended or not.
     pub async fn transcript(
         &self,
         who: &Principal,
@@ -185,7 +221,7 @@ impl Engine {
         let session = self.live_session(who, id).await?;
         let interrupted = session.interrupt(exec_id.clone()).await;
         match (interrupted, exec_id) {
-            // Not alive; if it was once, there is nothing left to interrupt.
+            // It has ended, or never existed.
             (Err(EngineError::NoExec(_)), Some(exec_id)) => {
                 self.exec_info(who, id, &exec_id).await.map(|_| 0)
             }
@@ -205,7 +241,7 @@ impl Engine {
         let exec = self.live_exec(who, id, exec_id).await;
         let Some(exec) = exec.filter(|exec| exec.stage() != Stage::Finished) else {
             self.exec_info(who, id, exec_id).await?;
-            return Err(EngineError::Invalid(format!("execution `{exec_id}` is over")));
+            return Err(EngineError::Invalid(format!("execution `{exec_id}` has ended")));
         };
         if !exec.request.stdin {
             return Err(EngineError::Invalid(format!(
@@ -213,7 +249,7 @@ impl Engine {
             )));
         }
         let mut stage = exec.stage.subscribe();
-        // Input for one that waits in the queue waits with it.
+        // Input for an execution in the queue waits until that starts.
         let _ = stage.wait_for(|stage| !matches!(stage, Stage::Queued { .. })).await;
         session.stdin(exec_id, bytes, close).await
     }
@@ -227,7 +263,7 @@ impl Engine {
         self.live_session(who, id).await?.state(language, who.quota()).await
     }
 
-    /// What was executed in a session, the oldest first.
+    /// The log of a session, the oldest entry first.
     pub async fn log(
         &self,
         who: &Principal,
@@ -236,7 +272,7 @@ impl Engine {
         limit: u32,
     ) -> Result<Page<LogEntry>, EngineError> {
         self.row(who, id).await?;
-        // Those on their way to the database first: they may arrive there while we read it.
+        // Executions that are not stored yet come first: they may be stored while we read.
         let live = self.session(who, id).map(|session| session.live_execs()).unwrap_or_default();
         let ended = live.iter().filter(|exec| exec.transcript.outcome().is_some());
         let newest = after.is_none();
@@ -256,12 +292,12 @@ impl Engine {
         })
     }
 
-    /// An execution that is not yet safe in the database. A session that is being taken over knows
-    /// its own only when it has been found, and whoever asks for one then waits for that.
+    /// An execution whose end is not stored yet. Waits for a session that is being recovered: until
+    /// its sandbox is found, it does not know its executions.
     async fn live_exec(&self, who: &Principal, id: &str, exec_id: &str) -> Option<Arc<Exec>> {
         let session = self.session(who, id).ok()?;
         session.settled().await;
-        // One that the database knew already is not it.
+        // An execution that the store refuses is not one.
         session.live_exec(exec_id)?.once_accepted().await.ok()
     }
 }

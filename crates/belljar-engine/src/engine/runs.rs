@@ -1,60 +1,89 @@
-//! Ephemeral runs: a sandbox for one call.
+//! Runs for API clients: one call, one sandbox, removed afterwards.
 
 use std::sync::Arc;
 
 use belljar_proto::exec::{Outcome, Status};
 use belljar_runtime::{Sandbox, SandboxSpec, VolumeMount};
-use tokio::sync::watch;
 
 use super::{Engine, EngineState, Principal};
-use crate::artifacts::{self, Memory, Origin};
+use crate::artifacts::{Artifacts, Memory, Origin, Place};
 use crate::audit::Entry;
+use crate::checks::check_session;
+use crate::clock;
 use crate::error::{EngineError, in_full};
+use crate::exec::perform::{Aftermath, Controls, Start};
 use crate::exec::result::ExecResult;
 use crate::exec::transcript::Transcript;
+use crate::exec::{Exec, ExecAsk, ExecParams};
 use crate::network::attach;
 use crate::pool::Pool;
-use crate::run::{Code, Run};
+use crate::run::execute_in;
 use crate::spec::{SessionAsk, SessionSpec, Storage};
 
 /// What to run once.
 #[derive(Debug, Clone)]
 pub struct RunAsk {
     pub id: String,
-    /// What kind of sandbox; a key and a life have no meaning here.
+    /// The kind of sandbox; `key` and the times to live are not used.
     pub session: SessionAsk,
-    pub code: Code,
-    pub timeout_ms: u64,
-    pub output_limit: u64,
+    pub exec: ExecParams,
+}
+
+/// A run that can be started.
+#[derive(Debug)]
+pub struct CheckedRun {
+    session: SessionAsk,
+    exec: Exec,
+    /// For the audit log.
+    source: Vec<u8>,
+}
+
+impl RunAsk {
+    /// Refuses what no server could run.
+    pub fn check(self) -> Result<CheckedRun, EngineError> {
+        check_session(&self.session)?;
+        let source = self.exec.source.text();
+        let ExecAsk { request, code, .. } = self.exec.into_ask_of_run()?;
+        let exec = Exec::new(self.id, 0, request, code, clock::now_ms());
+        Ok(CheckedRun { session: self.session, exec, source })
+    }
+}
+
+impl CheckedRun {
+    #[must_use]
+    pub fn id(&self) -> &str {
+        &self.exec.id
+    }
+
+    #[must_use]
+    pub fn transcript(&self) -> Arc<Transcript> {
+        Arc::clone(&self.exec.transcript)
+    }
 }
 
 impl Engine {
-    /// One run in a sandbox of its own, which is gone afterwards; dropped half-way, it ends.
-    pub async fn run(
-        &self,
-        who: &Principal,
-        ask: RunAsk,
-        transcript: &Transcript,
-    ) -> Result<ExecResult, EngineError> {
+    /// Runs in a sandbox of its own, which is removed afterwards. Dropping the future ends the run.
+    pub async fn run(&self, who: &Principal, run: CheckedRun) -> Result<ExecResult, EngineError> {
+        let CheckedRun { session, exec, source } = run;
         let mut noted = Noted {
             engine: self,
             who,
-            id: ask.id.clone(),
-            code: ask.code.bytes().to_vec(),
+            id: exec.id.clone(),
+            code: source,
             status: Some(Status::Interrupted),
             bytes_out: 0,
-            said: "its caller went away".into(),
+            outcome: "the client went away".into(),
         };
-        let outcome = self.run_unnoted(who, ask, transcript).await;
+        let outcome = self.run_unnoted(who, session, &exec).await;
         match &outcome {
             Ok(result) => {
                 noted.status = Some(result.status);
                 noted.bytes_out = (result.stdout.len() + result.stderr.len()) as u64;
-                noted.said = "done".into();
+                noted.outcome = "done".into();
             }
             Err(error) => {
                 noted.status = None;
-                noted.said = in_full(error);
+                noted.outcome = in_full(error);
             }
         }
         outcome
@@ -63,51 +92,42 @@ impl Engine {
     async fn run_unnoted(
         &self,
         who: &Principal,
-        ask: RunAsk,
-        transcript: &Transcript,
+        ask: SessionAsk,
+        exec: &Exec,
     ) -> Result<ExecResult, EngineError> {
-        self.check(&ask.session)?;
-        let mut spec = ask.session.with_defaults(&self.shared.config.defaults);
+        self.check(&ask)?;
+        let mut spec = ask.with_defaults(&self.shared.config.defaults);
         spec.storage = Storage::Tmpfs;
         let _reservation = self.shared.reserve(who, &spec)?;
         let (volumes, _hold) =
-            self.shared.volumes_for_run(&who.tenant, &spec.volumes, &ask.id).await?;
+            self.shared.volumes_for_run(&who.tenant, &spec.volumes, &exec.id).await?;
         let sandbox = self.sandbox_for_run(who, &spec, volumes).await?;
         let sandbox = Metered { shared: &self.shared, tenant: &who.tenant, sandbox: Some(sandbox) };
-        let traffic = self.shared.traffic(&who.tenant, None, Some(&ask.id));
+        let traffic = self.shared.traffic(&who.tenant, None, Some(&exec.id));
         let network = &self.shared.config.network;
         let _attached = attach(network, &spec.network, &traffic, sandbox.get().link()).await?;
-        let sandbox_spec = self.shared.sandbox_spec(&spec, "")?;
-        let mut run = Run::new(ask.id, ask.code, sandbox_spec);
-        run.timeout_ms = ask.timeout_ms;
-        run.output_limit = ask.output_limit;
-        // Nobody can interrupt a run but by going away.
-        let (_nobody, interrupt) = watch::channel(false);
-        let id = run.id.clone();
-        let take = async |sandbox: &Sandbox, outcome: &Outcome| {
-            let origin = Origin {
-                tenant: &who.tenant,
-                session: &id,
-                exec: &id,
-                place: artifacts::Place::Run,
-            };
-            let mut memory = Memory::default();
-            self.shared.artifact_store.ingest(sandbox, origin, outcome.artifacts, &mut memory).await
+        let start = Start::New { env: self.shared.sandbox_spec(&spec, "")?.env, script: None };
+        let aftermath = InRun {
+            shared: &self.shared,
+            tenant: &who.tenant,
+            run: &exec.id,
+            sandbox: sandbox.get(),
         };
-        let outcome =
-            run.execute_in(sandbox.get(), transcript, interrupt, None, |_| {}, take).await;
+        // A client interrupts a run by closing the connection, which drops this future.
+        let controls = Controls::default();
+        let outcome = execute_in(sandbox.get(), exec, start, controls, |_| {}, &aftermath).await;
         sandbox.destroy().await;
         outcome
     }
 
-    /// A warm sandbox for one run, or a cold one where the pool's are not what is asked for.
+    /// A warm sandbox, or a new one if those of the pool are of another kind.
     async fn sandbox_for_run(
         &self,
         who: &Principal,
         spec: &SessionSpec,
         volumes: Vec<VolumeMount>,
     ) -> Result<Sandbox, EngineError> {
-        // One whose files would stay on disk does not fit: a run's are in memory.
+        // The files of a run are in memory: a sandbox of the pool with files on disk does not fit.
         let pool = self.shared.pool.get().filter(|_| self.shared.fits_pool(spec));
         match pool.and_then(Pool::take_ready) {
             Some(warm) => Ok(warm.sandbox),
@@ -128,16 +148,33 @@ impl Engine {
     }
 }
 
-/// Writes a run down however it ends, also if its caller went away and its future was dropped.
+/// Artifacts of a run go to the artifact store.
+struct InRun<'a> {
+    shared: &'a EngineState,
+    tenant: &'a str,
+    run: &'a str,
+    sandbox: &'a Sandbox,
+}
+
+impl Aftermath for InRun<'_> {
+    async fn take_artifacts(&self, outcome: &mut Outcome) -> Artifacts {
+        let InRun { shared, tenant, run, sandbox } = *self;
+        let origin = Origin { tenant, session: run, exec: run, place: Place::Run };
+        let mut memory = Memory::default();
+        shared.artifact_store.ingest(sandbox, origin, outcome.artifacts, &mut memory).await
+    }
+}
+
+/// Records a run when it is dropped: also a run whose client went away, and whose future was dropped.
 struct Noted<'a> {
     engine: &'a Engine,
     who: &'a Principal,
     id: String,
     code: Vec<u8>,
-    /// None if it never began.
+    /// `None` if it never began.
     status: Option<Status>,
     bytes_out: u64,
-    said: String,
+    outcome: String,
 }
 
 impl Drop for Noted<'_> {
@@ -153,7 +190,7 @@ impl Drop for Noted<'_> {
         }
         let entry = Entry {
             action: "run",
-            outcome: &self.said,
+            outcome: &self.outcome,
             exec: Some(&self.id),
             code: Some(&self.code),
             ..Entry::default()
@@ -162,7 +199,7 @@ impl Drop for Noted<'_> {
     }
 }
 
-/// The sandbox of a run, whose processor time is charged however it ends.
+/// The sandbox of a run. Its processor time is charged when it is destroyed or dropped.
 struct Metered<'a> {
     shared: &'a EngineState,
     tenant: &'a str,

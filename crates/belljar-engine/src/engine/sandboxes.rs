@@ -88,7 +88,7 @@ impl EngineState {
         let config = self.config.workspaces.clone();
         // It may be on a disk that is slow to answer.
         let found = tokio::task::spawn_blocking(move || config.find(&asked)).await;
-        found.map_err(|panic| EngineError::Invalid(panic.to_string()))?.map(Some)
+        found.map_err(|panic| EngineError::Internal(panic.to_string()))?.map(Some)
     }
 
     /// Refuses files on disk whose size nothing limits, where the operator wants that, and

@@ -7,11 +7,13 @@ use std::time::Duration;
 use belljar_proto::terminal::{
     TerminalEnd, TerminalEvent, TerminalInfo, TerminalSize, TerminalSpec,
 };
-use belljar_runtime::{TerminalOutput, paths};
+use belljar_runtime::TerminalOutput;
 
 use super::{Engine, Principal};
 use crate::audit::Entry;
+use crate::checks::{check_argv, path_inside};
 use crate::error::{EngineError, in_full};
+use crate::exec::shell_argv;
 use crate::session::{InUse, Session};
 
 /// How often a session is told that somebody is still at one of its terminals.
@@ -23,16 +25,53 @@ const END_PATIENCE: Duration = Duration::from_secs(5);
 /// The prompt of a shell that was not told another: the directory.
 const PROMPT: &str = "\\w \\$ ";
 
-/// A terminal that is wanted.
+/// Rows and columns; programs allocate memory by them.
+const MAX_SIDE: u16 = 1_000;
+
+/// `TERM` of a client that does not name one.
+const DEFAULT_TERM: &str = "xterm-256color";
+
+/// A terminal to open.
 #[derive(Debug, Clone, Default)]
 pub struct TerminalAsk {
-    /// What runs in it: a shell, if nothing is said.
-    pub argv: Option<Vec<String>>,
-    /// Where; the session's directory, if nothing is said.
+    /// A command line for a shell; a shell itself without one.
+    pub command: Option<String>,
+    /// The working directory; `/session` without one.
     pub cwd: Option<String>,
     /// The kind of terminal, as `TERM` names it.
-    pub term: String,
+    pub term: Option<String>,
     pub size: TerminalSize,
+}
+
+impl TerminalAsk {
+    /// The terminal without its environment, and `TERM`.
+    fn check(self) -> Result<(TerminalSpec, String), EngineError> {
+        let argv = match self.command {
+            Some(command) => shell_argv(command),
+            None => vec!["/bin/bash".into()],
+        };
+        check_argv(&argv)?;
+        check_size(self.size)?;
+        let term = self.term.unwrap_or_else(|| DEFAULT_TERM.into());
+        let known = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.+".contains(&byte);
+        if term.is_empty() || term.len() > 64 || !term.bytes().all(known) {
+            let message = "term: expected the name of a kind of terminal";
+            return Err(EngineError::Invalid(message.into()));
+        }
+        let cwd = path_inside(self.cwd.as_deref())?;
+        let terminal = crate::new_id("term");
+        Ok((TerminalSpec { terminal, argv, env: Vec::new(), cwd, size: self.size }, term))
+    }
+}
+
+fn check_size(size: TerminalSize) -> Result<(), EngineError> {
+    let sides = 1..=MAX_SIDE;
+    match sides.contains(&size.rows) && sides.contains(&size.cols) {
+        true => Ok(()),
+        false => {
+            Err(EngineError::Invalid(format!("rows and cols must be between 1 and {MAX_SIDE}")))
+        }
+    }
 }
 
 /// Somebody at a terminal. The session is in use while he is.
@@ -94,6 +133,7 @@ impl TerminalControl {
     }
 
     pub async fn resize(&self, size: TerminalSize) -> Result<(), EngineError> {
+        check_size(size)?;
         let sandbox = self.session.sandbox()?;
         sandbox.resize_terminal(&self.terminal, size).await.map_err(EngineError::Terminal)
     }
@@ -119,8 +159,10 @@ impl Engine {
         id: &str,
         ask: TerminalAsk,
     ) -> Result<Attached, EngineError> {
-        let shown = ask.argv.as_ref().map(|argv| argv.join(" "));
-        let opened = self.open_terminal_unnoted(who, id, ask).await;
+        let is_command = ask.command.is_some();
+        let (spec, term) = ask.check()?;
+        let code = is_command.then(|| spec.argv.join(" "));
+        let opened = self.open_terminal_unnoted(who, id, spec, term, is_command).await;
         let outcome = opened.as_ref().map_or_else(|error| in_full(error), |_| "opened".into());
         self.audit.note(
             who,
@@ -129,7 +171,7 @@ impl Engine {
                 outcome: &outcome,
                 session: Some(id),
                 exec: opened.as_ref().ok().map(|attached| attached.info.terminal.as_str()),
-                code: shown.as_ref().map(String::as_bytes),
+                code: code.as_ref().map(String::as_bytes),
                 detail: None,
             },
         );
@@ -140,7 +182,9 @@ impl Engine {
         &self,
         who: &Principal,
         id: &str,
-        ask: TerminalAsk,
+        mut spec: TerminalSpec,
+        term: String,
+        is_command: bool,
     ) -> Result<Attached, EngineError> {
         let session = self.settled_session(who, id).await?;
         let in_use = session.in_use()?;
@@ -150,17 +194,11 @@ impl Engine {
         let mut env = sandbox.environment();
         env.retain(|(name, _)| name != "TERM" && !own.contains_key(name));
         env.extend(own.into_iter().filter(|(name, _)| name != "TERM"));
-        env.push(("TERM".into(), ask.term));
-        if ask.argv.is_none() && !env.iter().any(|(name, _)| name == "PS1") {
+        env.push(("TERM".into(), term));
+        if !is_command && !env.iter().any(|(name, _)| name == "PS1") {
             env.push(("PS1".into(), PROMPT.into()));
         }
-        let spec = TerminalSpec {
-            terminal: crate::new_id("term"),
-            argv: ask.argv.unwrap_or_else(|| vec!["/bin/bash".into()]),
-            env,
-            cwd: ask.cwd.unwrap_or_else(|| paths::SESSION.into()),
-            size: ask.size,
-        };
+        spec.env = env;
         let info = sandbox.open_terminal(spec).await.map_err(EngineError::Terminal)?;
         drop(sandbox);
         attach(session, in_use, &info.terminal, None).await

@@ -1,4 +1,4 @@
-//! Standard input of a run, as it comes.
+//! Passes standard input to an execution while it runs.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -7,12 +7,12 @@ use belljar_proto::guest::RefusalCode;
 use belljar_runtime::{RuntimeError, Sandbox};
 use tokio::sync::mpsc;
 
-/// How long to wait before a full buffer in the guest is tried again: first, and at most.
+/// How long to wait when the guest's buffer is full: the first pause, and the longest.
 const FULL_PAUSE: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(20));
 
-/// Hands on every piece until the input ends or the code takes no more. Never returns: the end of the code ends
-/// the run, not the end of its input.
-pub(crate) async fn feed(
+/// Passes on every piece until the input ends or the code takes no more. Never returns: an execution ends when its
+/// code does, not when its input does.
+pub(super) async fn feed(
     sandbox: &Sandbox,
     exec_id: &str,
     input: Option<mpsc::Receiver<Vec<u8>>>,
@@ -23,12 +23,12 @@ pub(crate) async fn feed(
             return std::future::pending().await;
         }
     }
-    // If that fails the code is over, which we hear of elsewhere.
+    // This fails if the code has ended; the caller follows the execution and sees that.
     let _ = give(sandbox, exec_id, &[], true).await;
     std::future::pending().await
 }
 
-/// Gives one piece, as soon as the guest has room for it.
+/// Sends one piece, as soon as the guest has room for it.
 async fn give(
     sandbox: &Sandbox,
     exec_id: &str,

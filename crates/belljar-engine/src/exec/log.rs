@@ -9,7 +9,7 @@ use crate::artifacts::Artifacts;
 use crate::clock;
 use crate::text::Text;
 
-/// An execution, as the log tells it.
+/// An entry of `session.log`.
 #[derive(Debug, Serialize)]
 pub struct LogEntry {
     pub exec_id: String,
@@ -17,14 +17,14 @@ pub struct LogEntry {
     pub time: String,
     pub language: &'static str,
     pub code: String,
-    /// The command line, where it was one.
+    /// The command line of a command.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub command: Option<Vec<String>>,
     #[serde(flatten)]
     pub result: LoggedResult,
 }
 
-/// A result without what is already in the entry.
+/// A result without the fields that the entry has already.
 #[derive(Debug, Serialize)]
 pub struct LoggedResult {
     pub status: Status,

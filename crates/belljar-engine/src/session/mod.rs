@@ -46,7 +46,7 @@ use crate::artifacts::Memory;
 use crate::clock;
 use crate::engine::{EngineState, durability};
 use crate::error::{EngineError, in_full};
-use crate::exec::{Exec, ExecRequest};
+use crate::exec::{Exec, ExecAsk};
 use crate::lock;
 use crate::network::Traffic;
 use crate::record::Record;
@@ -116,15 +116,6 @@ pub struct Session {
     unwritten: Mutex<Option<StoreError>>,
     /// How many are at its terminals, or watch its files: it does not expire while somebody is.
     attached: AtomicUsize,
-}
-
-/// What to execute.
-#[derive(Debug, Clone)]
-pub struct ExecAsk {
-    /// The caller's own name for it, so that asking twice executes once.
-    pub id: Option<String>,
-    pub request: ExecRequest,
-    pub code: Arc<[u8]>,
 }
 
 /// Somebody follows something in a session, for as long as this lives.

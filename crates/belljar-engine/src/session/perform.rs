@@ -1,11 +1,10 @@
-//! One execution from its acceptance to its end.
+//! Executions of a session: stored, performed in their turn, and stored again with their end.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use belljar_proto::exec::{DEFAULT_GRACE_MS, KernelState, Outcome, Status, What};
-use belljar_proto::guest::{Call, RefusalCode};
-use belljar_runtime::link::Following;
+use belljar_proto::exec::Outcome;
+use belljar_proto::guest::Call;
 use belljar_runtime::{RuntimeError, Sandbox};
 use tokio::sync::oneshot;
 
@@ -17,43 +16,41 @@ use crate::clock;
 use crate::engine::EngineState;
 use crate::error::in_full;
 use crate::exec::log::LogEntry;
-use crate::exec::result::{ExecResult, UNANSWERED, follow};
-use crate::exec::{Exec, ExecRequest, GUEST_SLACK, Stage, ended_by_us, start_in};
+use crate::exec::outcome::not_started;
+use crate::exec::perform::{self, Aftermath, Controls, Start};
+use crate::exec::result::ExecResult;
+use crate::exec::{Exec, Stage};
 use crate::store::{ExecRow, FinishedExec};
 
-/// What a shell says of a command that is there and cannot be executed, and of one that is not.
-const EXIT_NOT_STARTED: i32 = 126;
-const EXIT_NOT_FOUND: i32 = 127;
-
-/// How often, and how long apart, an end is tried to be written down again that could not be.
+/// Retry budget for storing a result.
 const WRITE_AGAIN: u32 = 600;
 const WRITE_PAUSE: Duration = Duration::from_millis(500);
 
-/// How an execution is begun.
+/// How an execution of a session begins.
 #[derive(Debug)]
 pub(super) enum Begin {
-    /// It is new: to be written down, and whoever asked is told.
+    /// It is new: it is stored first, and then the caller gets it.
     New(oneshot::Sender<Result<Arc<Exec>, EngineError>>),
-    /// An earlier server wrote it down and did not get to begin it.
+    /// An earlier server stored it and did not start it.
     Again,
-    /// It runs, or ran, in the guest.
+    /// The guest has it: it runs, or has ended.
     Join,
 }
 
-/// How far an execution got.
+/// How far an execution of a session got.
 #[derive(Debug)]
 pub(super) enum Performed {
-    /// It was never accepted; whoever asked knows why.
+    /// It was not accepted; the caller got the error.
     Never,
     /// It has an end.
     Ended,
     /// The sandbox was lost, or does not answer.
     SandboxLost,
-    /// Somebody took it back before it began.
+    /// It was interrupted before it began.
     Cancelled,
 }
 
-/// Writes an execution down, waits for its turn and follows it to its end.
+/// Stores an execution, waits for its turn and performs it.
 pub(super) async fn perform(
     shared: Arc<EngineState>,
     session: Arc<Session>,
@@ -62,12 +59,12 @@ pub(super) async fn perform(
     begin: Begin,
     turn: oneshot::Receiver<()>,
 ) -> (Arc<Exec>, Performed) {
-    let join = matches!(begin, Begin::Join);
+    let joined = matches!(begin, Begin::Join);
     if let Begin::New(answer) = begin {
         let accepted = accept(&shared, &session, &exec).await;
         let failed = accepted.is_err();
         exec.accepted.send_replace(Some(!failed));
-        // Whoever asked may have gone: what was accepted is executed all the same.
+        // The caller may have gone away: an accepted execution is performed all the same.
         let _ = answer.send(accepted.map(|()| Arc::clone(&exec)));
         if failed {
             return (exec, Performed::Never);
@@ -78,17 +75,21 @@ pub(super) async fn perform(
         return (exec, Performed::Cancelled);
     }
     exec.stage.send_replace(Stage::Running);
-    let following = if join {
-        let (entry, offset) = exec.transcript.place();
-        sandbox.link().join(&exec.id, entry, offset).await.map_err(EngineError::Exec)
-    } else {
-        start(&session, &sandbox, &exec).await
-    };
-    let performed = match following {
-        Ok(following) => {
-            follow_to_the_end(&shared, &session, &sandbox, &exec, following, join).await
+    let start = match joined {
+        true => Start::Join,
+        false => {
+            let env = session.spec.environment().into_iter().collect();
+            Start::New { env, script: None }
         }
-        Err(
+    };
+    let aftermath =
+        InSession { shared: &shared, session: &session, sandbox: &sandbox, exec: &exec, joined };
+    let controls = Controls::default();
+    let performed = perform::perform(&sandbox, &exec, start, controls, |_| {}, &aftermath).await;
+    let performed = match performed {
+        Ok(perform::Performed::Finished) => Performed::Ended,
+        Ok(perform::Performed::SandboxLost | perform::Performed::Unanswered)
+        | Err(
             EngineError::Exec(RuntimeError::Gone | RuntimeError::TimedOut(_))
             | EngineError::StartKernel(RuntimeError::Gone),
         ) => Performed::SandboxLost,
@@ -98,30 +99,6 @@ pub(super) async fn perform(
         }
     };
     (exec, performed)
-}
-
-/// The end of what never began. A command leaves the kernel as it was.
-fn not_started(request: &ExecRequest, error: &EngineError) -> Outcome {
-    let reason = format!("it could not be started: {}", in_full(error));
-    let invalid = matches!(error,
-        EngineError::Exec(RuntimeError::Refused(refusal))
-        | EngineError::StartKernel(RuntimeError::Refused(refusal))
-            if refusal.code == RefusalCode::Invalid);
-    match request.lane() {
-        None => Outcome {
-            exit_code: EXIT_NOT_STARTED,
-            kernel_state: KernelState::Kept,
-            ..ended_by_us(Status::Error, &reason)
-        },
-        // There was no kernel to lose.
-        Some(_) if matches!(error, EngineError::NoInterpreter { .. }) => Outcome {
-            exit_code: EXIT_NOT_FOUND,
-            kernel_state: KernelState::Kept,
-            ..ended_by_us(Status::Error, &reason)
-        },
-        Some(_) if invalid => ended_by_us(Status::Error, &reason),
-        Some(_) => ended_by_us(Status::Crashed, &reason),
-    }
 }
 
 async fn accept(shared: &EngineState, session: &Session, exec: &Exec) -> Result<(), EngineError> {
@@ -143,93 +120,61 @@ async fn accept(shared: &EngineState, session: &Session, exec: &Exec) -> Result<
     }
 }
 
-async fn start(
-    session: &Session,
-    sandbox: &Sandbox,
-    exec: &Exec,
-) -> Result<Following, EngineError> {
-    let own = session.spec.environment().into_iter();
-    let env: Vec<(String, String)> = match &exec.request.what {
-        // The kernel has the rest of the environment already.
-        What::Cell { .. } => own.collect(),
-        What::Command { .. } => sandbox.environment().into_iter().chain(own).collect(),
-    };
-    start_in(sandbox, exec.request.spec(&exec.id, &env), &exec.code).await
+/// What a session does with an execution that has ended: it keeps the artifacts, and takes a
+/// checkpoint if it has checkpoints.
+struct InSession<'a> {
+    shared: &'a EngineState,
+    session: &'a Session,
+    sandbox: &'a Sandbox,
+    exec: &'a Exec,
+    /// An earlier server started it, and may have taken its artifacts.
+    joined: bool,
 }
 
-async fn follow_to_the_end(
-    shared: &EngineState,
-    session: &Session,
-    sandbox: &Sandbox,
-    exec: &Exec,
-    mut following: Following,
-    joined: bool,
-) -> Performed {
-    // The guest keeps the time. Should it not be able to any more, we do.
-    let limit = Duration::from_millis(exec.request.timeout_ms)
-        .saturating_add(Duration::from_millis(DEFAULT_GRACE_MS) + GUEST_SLACK);
-    let followed = follow(&exec.transcript, &mut following, |_| {});
-    match tokio::time::timeout(limit, followed).await {
-        Ok(Some(mut outcome)) => {
-            // Before anything is tidied up: what it came to is what the code left behind.
-            outcome.memory_bytes = sandbox.memory_used();
-            (outcome.checkpoint, outcome.no_checkpoint) = (None, None);
-            let artifacts = take_artifacts(shared, session, sandbox, exec, &outcome, joined).await;
-            exec.transcript.tell_artifacts(&artifacts);
-            if let Some(taken) = checkpoint(shared, session, sandbox, exec, joined).await {
-                outcome.checkpoint = Some(taken.is_ok());
-                outcome.no_checkpoint = taken.err();
-            }
-            if !exec.request.background {
-                session.view.send_modify(|view| view.at = Some(exec.id.clone()));
-            }
-            exec.finish(outcome);
-            Performed::Ended
+impl Aftermath for InSession<'_> {
+    async fn take_artifacts(&self, outcome: &mut Outcome) -> Artifacts {
+        let InSession { shared, session, sandbox, exec, joined } = *self;
+        // Measured before anything is cleaned up: it is what the code left.
+        outcome.memory_bytes = sandbox.memory_used();
+        let fingerprint = outcome.artifacts;
+        if fingerprint.is_none() && sandbox.tells_artifacts() {
+            return Artifacts::default();
         }
-        Ok(None) => Performed::SandboxLost,
-        Err(_) => {
-            exec.end(Status::Timeout, UNANSWERED);
-            Performed::SandboxLost
+        // Other executions of this session may have ended at the same time.
+        let mut memory = session.artifacts.lock().await;
+        if !joined && !shared.artifact_store.is_news(&memory, fingerprint) {
+            return Artifacts::default();
+        }
+        let origin = artifacts::Origin {
+            tenant: &session.tenant,
+            session: &session.id,
+            exec: &exec.id,
+            place: match session.record.is_some() || shared.artifact_store.shows_all() {
+                true => Place::Session,
+                false => Place::Nowhere,
+            },
+        };
+        let store = &shared.artifact_store;
+        match joined {
+            true => store.ingest_again(sandbox, origin, fingerprint, &mut memory).await,
+            false => store.ingest(sandbox, origin, fingerprint, &mut memory).await,
         }
     }
+
+    async fn complete(&self, outcome: &mut Outcome) {
+        let InSession { shared, session, sandbox, exec, joined } = *self;
+        if let Some(taken) = checkpoint(shared, session, sandbox, exec, joined).await {
+            outcome.checkpoint = Some(taken.is_ok());
+            outcome.no_checkpoint = taken.err();
+        }
+        if !exec.request.background {
+            session.view.send_modify(|view| view.at = Some(exec.id.clone()));
+        }
+    }
 }
 
-/// Brings what the code left behind to the artifact_store, before its end is told: whoever hears of that
-/// finds everything there.
-async fn take_artifacts(
-    shared: &EngineState,
-    session: &Session,
-    sandbox: &Sandbox,
-    exec: &Exec,
-    outcome: &Outcome,
-    joined: bool,
-) -> Artifacts {
-    let fingerprint = outcome.artifacts;
-    if fingerprint.is_none() && sandbox.tells_artifacts() {
-        return Artifacts::default();
-    }
-    // Others of this session may have ended at the same time.
-    let mut memory = session.artifacts.lock().await;
-    if !joined && !shared.artifact_store.is_news(&memory, fingerprint) {
-        return Artifacts::default();
-    }
-    let origin = artifacts::Origin {
-        tenant: &session.tenant,
-        session: &session.id,
-        exec: &exec.id,
-        place: match session.record.is_some() || shared.artifact_store.shows_all() {
-            true => Place::Session,
-            false => Place::Nowhere,
-        },
-    };
-    if joined {
-        return shared.artifact_store.ingest_again(sandbox, origin, fingerprint, &mut memory).await;
-    }
-    shared.artifact_store.ingest(sandbox, origin, fingerprint, &mut memory).await
-}
-
-/// Brings an execution that has ended into safety: the log, the database, the books. Only then may
-/// the guest forget it.
+/// Stores an execution that has ended: in the log, in the database and in the usage counters. After
+/// that the guest may forget it.
 pub(super) async fn settle(
     shared: Arc<EngineState>,
     session: Arc<Session>,
@@ -276,7 +221,7 @@ pub(super) async fn settle(
         if written.is_ok() || *shared.leaving.borrow() || session.stop.borrow().is_some() {
             break;
         }
-        // The disk is full, perhaps. Until there is room, it is known to us and to the guest.
+        // The disk may be full. Until there is room, the result is in memory and in the guest.
         *lock(&session.unwritten) = written.err();
         tokio::time::sleep(WRITE_PAUSE).await;
         written = shared.store.finish_exec(finished()).await;
@@ -292,16 +237,16 @@ pub(super) async fn settle(
             tracing::error!(
                 session.id = session.id,
                 exec.id = exec.id,
-                "failed to write down how an execution ended: {}",
+                "failed to store the end of an execution: {}",
                 in_full(&error)
             );
-            session.warn(format!("the end of {} could not be written down", exec.id));
+            session.warn(format!("the end of {} could not be stored", exec.id));
         }
     }
     lock(&session.live).remove(&exec.id);
 }
 
-/// Lets the guest forget what is safe with us: a few at a time, unless they are large.
+/// Lets the guest forget stored executions: several at a time, unless one is large.
 async fn forget(session: &Session, sandbox: &Sandbox, exec_id: &str, bytes: usize) {
     const AT_ONCE: usize = 16;
     const LARGE: usize = 64 * 1024;
@@ -313,7 +258,7 @@ async fn forget(session: &Session, sandbox: &Sandbox, exec_id: &str, bytes: usiz
         }
         std::mem::take(&mut *forgettable)
     };
-    // If it cannot be told it forgets by itself, in time.
+    // A guest that cannot be reached forgets by itself after a while.
     let _ = sandbox.link().call(Call::Forget { exec_ids }, &[]).await;
 }
 
@@ -331,14 +276,14 @@ async fn log(session: &Arc<Session>, exec: &Arc<Exec>, again: bool) {
 }
 
 impl Session {
-    /// The same, unless it is there already.
+    /// Adds a warning to the session, unless it has it already.
     pub(crate) fn warn_once(&self, warning: &str) {
         if !self.view.borrow().warnings.iter().any(|known| known == warning) {
             self.warn(warning.to_owned());
         }
     }
 
-    /// Notes something that went wrong, for whoever looks at the session.
+    /// Adds a warning to what clients see of the session.
     pub(super) fn warn(&self, warning: String) {
         const MOST: usize = 20;
         self.view.send_modify(|view| {

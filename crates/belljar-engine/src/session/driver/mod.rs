@@ -252,10 +252,12 @@ impl Driver {
             Origin::Adopted(handle) => self.shared.adopt(&self.session, *handle).await,
             Origin::Lost => {
                 self.shared.metrics.adopted("cleaned");
-                Err(EngineError::Invalid("the server ended while it was being made".into()))
+                Err(EngineError::Internal(
+                    "the server ended while the session was being made".into(),
+                ))
             }
             Origin::Asleep(_) | Origin::ForkSource => {
-                Err(EngineError::Invalid("one that sleeps is not made but woken".into()))
+                Err(EngineError::Internal("a hibernated session cannot be made, only woken".into()))
             }
         }
     }

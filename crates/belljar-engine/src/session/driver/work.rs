@@ -13,10 +13,10 @@ use super::Driver;
 use super::lane::Lane;
 use crate::clock;
 use crate::error::EngineError;
-use crate::exec::{Exec, Stage, no_interpreter};
+use crate::exec::{Exec, ExecAsk, Stage, no_interpreter};
 use crate::lock;
+use crate::session::MAX_QUEUED;
 use crate::session::perform::{Begin, Performed, perform, settle};
-use crate::session::{ExecAsk, MAX_QUEUED};
 
 /// In a session with files the variables are written down when it has been quiet for this long.
 const SNAPSHOT_DELAY: Duration = Duration::from_millis(500);

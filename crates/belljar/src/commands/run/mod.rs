@@ -12,8 +12,9 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use belljar_engine::artifacts::Artifacts;
+use belljar_engine::exec::Code;
 use belljar_engine::exec::result::ExecResult;
-use belljar_engine::run::{BroughtFile, Code, Leftovers, Run};
+use belljar_engine::run::{BroughtFile, Leftovers, Run};
 use belljar_proto::exec::{Event, KernelState, Language, Script, Status};
 use belljar_runtime::{DataMount, Limits, Runtime, SandboxSpec, paths};
 use belljar_sys::process;
@@ -103,7 +104,7 @@ fn plan(args: RunArgs, settings: &Settings) -> Result<Plan> {
     let name = script_name(file.as_deref());
     let mut run = Run::new(
         new_id(),
-        Code::Python { code: Vec::new(), echo: true },
+        Code::cell(Language::Python, Vec::new(), true),
         spec_of(&args, settings)?,
     );
     let mut input = InputOf::Nobody;
@@ -131,7 +132,7 @@ fn plan(args: RunArgs, settings: &Settings) -> Result<Plan> {
             if args.code.is_some() || file.is_some() {
                 input = InputOf::Asking;
             }
-            run.code = Code::Python { code, echo: !is_script };
+            run.code = Code::cell(Language::Python, code, !is_script);
         }
         Language::Bash => {
             let code = String::from_utf8(code)
@@ -143,13 +144,13 @@ fn plan(args: RunArgs, settings: &Settings) -> Result<Plan> {
             if args.code.is_some() || file.is_some() {
                 input = InputOf::FromTheStart;
             }
-            run.code = Code::Bash { code, args: args_of_it };
+            run.code = Code::shell(code, args_of_it);
         }
         language => {
             if !args.args.is_empty() {
                 bail!("arguments after -- are for Python and bash, and this is {language}");
             }
-            run.code = Code::Cell { language, code, echo: !is_script };
+            run.code = Code::cell(language, code, !is_script);
         }
     }
     run.stdin = input != InputOf::Nobody;

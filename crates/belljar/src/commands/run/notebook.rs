@@ -5,8 +5,8 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
+use belljar_engine::exec::Code;
 use belljar_engine::exec::result::ExecResult;
-use belljar_engine::run::Code;
 use belljar_proto::exec::{Dropped, ErrorReport, Event, KernelState, Language, MimeBundle, Status};
 use belljar_runtime::languages;
 use serde_json::{Map, Value, json};
@@ -53,15 +53,11 @@ impl Notebook {
     }
 
     pub(super) fn code(&self) -> Vec<Code> {
-        let code = |at: &usize| source(&self.document["cells"][*at]).into_bytes();
-        let echo = true;
-        self.to_run
-            .iter()
-            .map(|at| match self.language {
-                Language::Python => Code::Python { code: code(at), echo },
-                language => Code::Cell { language, code: code(at), echo },
-            })
-            .collect()
+        let code = |at: &usize| {
+            let source = source(&self.document["cells"][*at]);
+            Code::cell(self.language, source.into_bytes(), true)
+        };
+        self.to_run.iter().map(code).collect()
     }
 
     pub(super) fn watch(&mut self, number: usize, event: &Event, body: &[u8]) {
@@ -297,7 +293,7 @@ mod tests {
         ]}));
         let notebook = notebook.unwrap();
         assert_eq!((notebook.len(), notebook.index(0)), (1, 1));
-        assert_eq!(notebook.code(), [Code::Python { code: b"a = 1\na".to_vec(), echo: true }]);
+        assert_eq!(notebook.code(), [Code::cell(Language::Python, *b"a = 1\na", true)]);
     }
 
     #[test]

@@ -1,0 +1,163 @@
+//! Performs one execution in a sandbox. Runs and sessions both execute through [`perform`]; they
+//! differ in what they pass to it.
+//!
+//! ```text
+//!   start, or join ─▶ follow ─────────────▶ take artifacts ─▶ complete the outcome ─▶ transcript ends
+//!                      │ input, interrupt,
+//!                      │ time limit
+//!                      └─ sandbox lost, or silent
+//! ```
+
+use std::time::Duration;
+
+use belljar_proto::exec::{DEFAULT_GRACE_MS, ExecSpec, Outcome, Script, Status, What};
+use belljar_runtime::Sandbox;
+use belljar_runtime::link::{ExecEvent, Following};
+use tokio::sync::{mpsc, watch};
+
+use super::Exec;
+use super::follow::follow;
+use super::input;
+use super::outcome::{UNANSWERED, ended_by_us};
+use super::start::start;
+use crate::EngineError;
+use crate::artifacts::Artifacts;
+
+/// How much later than its own limits a healthy guest reports the end of an execution, at most.
+const GUEST_SLACK: Duration = Duration::from_secs(10);
+
+/// How an execution begins.
+pub(crate) enum Start {
+    /// The guest does not have it yet. `env` is the environment of the session or run.
+    New { env: Vec<(String, String)>, script: Option<Script> },
+    /// An earlier server started it: it runs in the guest, or has ended there.
+    Join,
+}
+
+/// What a caller can do to an execution while it runs.
+#[derive(Default)]
+pub(crate) struct Controls {
+    /// A change to true interrupts the code.
+    pub(crate) interrupt: Option<watch::Receiver<bool>>,
+    /// Standard input; its end is the end of the input.
+    pub(crate) input: Option<mpsc::Receiver<Vec<u8>>>,
+}
+
+/// What is done with an execution that has ended, before readers of its transcript see the end.
+pub(crate) trait Aftermath {
+    /// Stores the files that the code left.
+    fn take_artifacts(&self, outcome: &mut Outcome) -> impl Future<Output = Artifacts> + Send;
+
+    /// Adds to the outcome what only the server knows.
+    fn complete(&self, _: &mut Outcome) -> impl Future<Output = ()> + Send {
+        std::future::ready(())
+    }
+}
+
+/// How an execution that was started came to its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Performed {
+    Finished,
+    /// The sandbox ended first. The transcript has no end yet: the caller finds out why.
+    SandboxLost,
+    /// The guest did not report the end in time. The transcript says so; the sandbox is of no more
+    /// use.
+    Unanswered,
+}
+
+/// Performs an execution from its start, or from where its transcript ends, to its end.
+pub(crate) async fn perform(
+    sandbox: &Sandbox,
+    exec: &Exec,
+    begin: Start,
+    controls: Controls,
+    watch: impl FnMut(&ExecEvent),
+    aftermath: &impl Aftermath,
+) -> Result<Performed, EngineError> {
+    let mut following = match begin {
+        Start::New { env, script } => start_new(sandbox, exec, env, script).await?,
+        Start::Join => {
+            let (entry, offset) = exec.transcript.place();
+            let joined = sandbox.link().join(&exec.id, entry, offset).await;
+            joined.map_err(EngineError::Exec)?
+        }
+    };
+    let mut outcome =
+        match follow_within_limits(sandbox, exec, &mut following, controls, watch).await {
+            Followed::Ended(outcome) => outcome,
+            Followed::SandboxLost => return Ok(Performed::SandboxLost),
+            Followed::Unanswered => {
+                exec.finish(ended_by_us(Status::Timeout, UNANSWERED));
+                return Ok(Performed::Unanswered);
+            }
+        };
+    // Only the server decides about checkpoints; the guest is not trusted with them.
+    (outcome.checkpoint, outcome.no_checkpoint) = (None, None);
+    let artifacts = aftermath.take_artifacts(&mut outcome).await;
+    exec.transcript.tell_artifacts(&artifacts);
+    aftermath.complete(&mut outcome).await;
+    exec.finish(outcome);
+    Ok(Performed::Finished)
+}
+
+async fn start_new(
+    sandbox: &Sandbox,
+    exec: &Exec,
+    env: Vec<(String, String)>,
+    script: Option<Script>,
+) -> Result<Following, EngineError> {
+    let env: Vec<(String, String)> = match &exec.request.what {
+        // The kernel has the sandbox's own environment already.
+        What::Cell { .. } => env,
+        What::Command { .. } => sandbox.environment().into_iter().chain(env).collect(),
+    };
+    let spec = ExecSpec { script, ..exec.request.spec(&exec.id, &env) };
+    start(sandbox, spec, &exec.code).await
+}
+
+enum Followed {
+    Ended(Outcome),
+    SandboxLost,
+    Unanswered,
+}
+
+async fn follow_within_limits(
+    sandbox: &Sandbox,
+    exec: &Exec,
+    following: &mut Following,
+    Controls { interrupt, input }: Controls,
+    watch: impl FnMut(&ExecEvent),
+) -> Followed {
+    // The guest enforces the time limit. This one is for a guest that no longer can.
+    let grace = Duration::from_millis(DEFAULT_GRACE_MS) + GUEST_SLACK;
+    let limit = Duration::from_millis(exec.request.timeout_ms).saturating_add(grace);
+    let followed = follow(&exec.transcript, following, watch);
+    tokio::pin!(followed);
+    let ended = tokio::select! {
+        ended = tokio::time::timeout(limit, &mut followed) => ended,
+        never = input::feed(sandbox, &exec.id, input) => match never {},
+        () = interrupted(interrupt) => {
+            let interrupting = async {
+                // If the guest cannot be reached any more, the end is near anyway.
+                let _ = sandbox.interrupt(&exec.id).await;
+                followed.await
+            };
+            tokio::time::timeout(grace, interrupting).await
+        }
+    };
+    match ended {
+        Ok(Some(outcome)) => Followed::Ended(outcome),
+        Ok(None) => Followed::SandboxLost,
+        Err(_) => Followed::Unanswered,
+    }
+}
+
+/// Waits for an interrupt; for ever, if there is no sender.
+async fn interrupted(interrupt: Option<watch::Receiver<bool>>) {
+    if let Some(mut interrupt) = interrupt
+        && interrupt.wait_for(|wanted| *wanted).await.is_ok()
+    {
+        return;
+    }
+    std::future::pending::<()>().await;
+}
