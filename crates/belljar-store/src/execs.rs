@@ -83,7 +83,7 @@ pub trait ExecRecords {
     async fn unfinished_execs(&self, session: &str) -> Result<Vec<ExecRow>, StoreError>;
 }
 
-impl dyn Store {
+impl dyn Store + '_ {
     /// An execution, converted by `view` on the thread that read it.
     pub async fn exec<T: Send + 'static>(
         &self,
