@@ -11,8 +11,8 @@ use belljar_engine::network::NetworkError;
 use belljar_engine::session::rules::Refusal;
 use belljar_engine::{EngineError, in_full};
 use belljar_proto::guest::RefusalCode;
+use belljar_runtime::ContainerEngineError as ContainerError;
 use belljar_runtime::RuntimeError;
-use belljar_runtime::docker::EngineError as ContainerError;
 use serde::Serialize;
 use utoipa::ToSchema;
 
