@@ -12,7 +12,7 @@ use axum::response::sse::{Event as SseEvent, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use belljar_engine::{ArchiveDownload, Principal, Watching, clock, in_full};
-use belljar_proto::guest::{ChangeKind, Entry, EntryKind};
+use belljar_proto::guest::{ChangeKind, EntryKind, FileEntry};
 use belljar_proto::job::{ArchiveFormat, JobReport};
 use belljar_runtime::Wanted;
 use futures_util::StreamExt as _;
@@ -43,8 +43,8 @@ pub(crate) struct FileBody {
     pub modified: String,
 }
 
-impl From<Entry> for FileBody {
-    fn from(entry: Entry) -> FileBody {
+impl From<FileEntry> for FileBody {
+    fn from(entry: FileEntry) -> FileBody {
         FileBody {
             path: String::from_utf8_lossy(&entry.path).into_owned(),
             kind: match entry.kind {

@@ -10,7 +10,7 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use belljar_engine::{Principal, clock};
-use belljar_runtime::native::zygote::ZygoteState;
+use belljar_runtime::ZygoteState;
 use serde::Serialize;
 use tokio::sync::Mutex;
 use tokio::time::timeout;

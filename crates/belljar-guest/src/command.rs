@@ -17,7 +17,6 @@ use tokio::time::{sleep, timeout};
 
 use crate::Guest;
 use crate::execs::{Ending, Exec};
-use crate::input;
 use crate::output::Output;
 use crate::reaper::End;
 
@@ -36,7 +35,7 @@ pub(crate) const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 /// How often we look whether killed processes are dead.
 const KILL_PACE: Duration = Duration::from_millis(1);
 
-/// Starts the command; the rest happens in the background and ends up in `exec`.
+/// Starts the command. A task supervises it and puts its output and its end into `exec`.
 pub(crate) fn start(
     guest: &Rc<Guest>,
     spec: &ExecSpec,
@@ -65,7 +64,7 @@ pub(crate) fn start(
 
     exec.input.begin_with(stdin);
     let feed = pipe::Sender::from_owned_fd(stdin_write.into())?;
-    tokio::task::spawn_local(input::pump(Rc::clone(exec), feed));
+    tokio::task::spawn_local(Rc::clone(exec).pump_input(feed));
     tokio::task::spawn_local(Rc::clone(&output).pump());
     let supervised = Supervised { pid, keeper, keeper_end, mark, leash, output, oom_before };
     let (guest, exec) = (Rc::clone(guest), Rc::clone(exec));
@@ -119,7 +118,7 @@ impl Supervised {
                 let _ = timeout(KILL_TIMEOUT, self.keeper_end.ended()).await;
             }
         }
-        // Whoever still holds the pipe open may write on; the command itself has said its last.
+        // Processes that the command left behind may write on; the command itself has ended.
         self.output.drain();
         let out_of_memory = guest.oom_kills() > self.oom_before;
         ending(how.unwrap_or(Ended::Signaled(SIGKILL)), stopped_by, out_of_memory)
@@ -132,7 +131,7 @@ pub(crate) async fn await_end(leash: &mut UnixStream, pid: u32, guest: &Guest) -
     if leash.read_exact(&mut message).await.is_ok() {
         return process::read_ended(message);
     }
-    // Somebody killed the keeper, which made its command a child of ours.
+    // The keeper was killed, so its command became a child of ours.
     match guest.reaper.adopt(pid) {
         Some(end) => end.ended().await,
         None => Ended::Signaled(SIGKILL),
@@ -151,7 +150,7 @@ fn ending(ended: Ended, stopped_by: Option<Status>, out_of_memory: bool) -> Endi
     Ending { status, exit_code, reason: None, kernel_state, execution_count: 0 }
 }
 
-/// Processes that were sent SIGKILL, and when each of them began: numbers are used again.
+/// Processes that were sent SIGKILL, with their start times: pids are used again.
 #[derive(Debug, Default)]
 pub(crate) struct Killed(HashMap<u32, u64>);
 
@@ -163,8 +162,8 @@ impl Killed {
         let _ = process::signal(pid, SIGKILL);
     }
 
-    /// Waits until all of them are dead. A signal only asks for that: on a busy machine a process goes on for a
-    /// moment, and a client that was told that its command ended must not find it still running.
+    /// Waits until all of them are dead. On a busy machine a process runs on for a moment after SIGKILL, and a
+    /// client that has the result of its command must not find the command still running.
     pub(crate) async fn are_dead(self) {
         let is_alive = |(&pid, &began): (&u32, &u64)| {
             procfs::start_time(pid).is_ok_and(|now| now == began) && !procfs::is_zombie(pid)
@@ -198,7 +197,7 @@ pub(crate) async fn kill_kept(root: u32, mark: Option<&str>) {
 pub(crate) fn kill_tree(root: u32, spare: &[u32], orphans: bool) -> Killed {
     const INIT: u32 = 1;
     let mut killed = Killed::default();
-    // Stopped first, the root cannot start anything new while its children are looked up.
+    // While it is stopped, the root cannot start anything new.
     let _ = process::signal(root, SIGSTOP);
     for _ in 0..KILL_SWEEPS {
         let parents = procfs::parents();

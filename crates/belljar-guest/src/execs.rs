@@ -1,8 +1,8 @@
-//! What executions produced, kept until the host has it.
+//! Executions and their spools: the events of each, kept until the host has fetched them.
 //!
 //! The spool of an execution is a list of entries. Consecutive output of one stream grows the last
-//! entry instead of adding one, so a reader's place is a pair: entry number and offset within it.
-//! Readers pull at their own pace; a slow or lost reader holds up nobody and costs no more memory
+//! entry instead of adding one, so a reader's position is a pair: entry number and offset within it.
+//! Readers pull at their own pace; a slow or lost reader delays no one else and costs no more memory
 //! than the bounds below allow.
 
 use std::cell::{Cell, RefCell};
@@ -12,11 +12,13 @@ use std::time::Instant;
 
 use belljar_proto::exec::{ARTIFACTS, Dropped, Event, ExecSpec, KernelState, Outcome, Status};
 use belljar_proto::guest::KnownExec;
+use tokio::io::AsyncWriteExt;
+use tokio::net::unix::pipe;
 use tokio::sync::{Notify, watch};
 
 use crate::input::Input;
 
-/// Finished executions that are remembered if the host never says `Forget`.
+/// Finished executions that are kept if the host never sends `Forget`.
 const MAX_FINISHED: usize = 64;
 
 /// Displays and results of one execution, together.
@@ -90,7 +92,7 @@ impl Exec {
         self.dropped.set(dropped);
     }
 
-    /// Appends to the last entry or begins a new one; returns how many bytes found a place.
+    /// Appends to the last entry or begins a new one; returns how many bytes were kept.
     fn keep(&self, event: Event, bytes: &[u8]) -> usize {
         if bytes.is_empty() {
             return 0;
@@ -153,7 +155,24 @@ impl Exec {
         self.grown.notify_waiters();
     }
 
-    /// Resolves when it has ended.
+    /// Writes the input to a pipe until the pipe, the input or the execution ends.
+    pub(crate) async fn pump_input(self: Rc<Self>, mut pipe: pipe::Sender) {
+        let write = async {
+            while let Some(piece) = self.input.piece().await {
+                if pipe.write_all(&piece).await.is_err() {
+                    // The reader closed its end: more input would never be read.
+                    self.input.shut();
+                    return;
+                }
+            }
+        };
+        tokio::select! {
+            () = write => {}
+            () = self.over() => {}
+        }
+    }
+
+    /// Resolves when the execution has ended.
     pub(crate) async fn over(&self) {
         loop {
             let grown = self.grown.notified();
@@ -169,39 +188,42 @@ impl Exec {
         self.done.get() && entry >= self.entries.borrow().len() as u64
     }
 
-    /// Moves `place` on to the next thing a reader has not seen, waiting for it if need be.
-    /// `None` after the end.
-    pub(crate) async fn next(&self, place: &mut Place) -> Option<(Place, Event, Vec<u8>)> {
+    /// Waits for what comes after `position`, returns it and moves `position` past it. `None` after the
+    /// end.
+    pub(crate) async fn next(
+        &self,
+        position: &mut SpoolPosition,
+    ) -> Option<(SpoolPosition, Event, Vec<u8>)> {
         loop {
             let grown = self.grown.notified();
-            if let Some(found) = self.look(place) {
+            if let Some(found) = self.look(position) {
                 return Some(found);
             }
-            if self.is_over_before(place.entry) {
+            if self.is_over_before(position.entry) {
                 return None;
             }
             grown.await;
         }
     }
 
-    fn look(&self, place: &mut Place) -> Option<(Place, Event, Vec<u8>)> {
+    fn look(&self, position: &mut SpoolPosition) -> Option<(SpoolPosition, Event, Vec<u8>)> {
         let entries = self.entries.borrow();
         loop {
-            let index = usize::try_from(place.entry).ok()?;
+            let index = usize::try_from(position.entry).ok()?;
             let (event, body) = entries.get(index)?;
-            let offset = usize::try_from(place.offset).ok()?;
+            let offset = usize::try_from(position.offset).ok()?;
             let grows = matches!(event, Event::Stdout | Event::Stderr);
             if grows && offset >= body.len() {
                 // Read up to its present end: go on only if a later entry exists.
                 entries.get(index + 1)?;
-                *place = Place { entry: place.entry + 1, offset: 0 };
+                *position = SpoolPosition { entry: position.entry + 1, offset: 0 };
                 continue;
             }
-            let from = *place;
-            *place = if grows {
-                Place { offset: body.len() as u64, ..from }
+            let from = *position;
+            *position = if grows {
+                SpoolPosition { offset: body.len() as u64, ..from }
             } else {
-                Place { entry: from.entry + 1, offset: 0 }
+                SpoolPosition { entry: from.entry + 1, offset: 0 }
             };
             return Some((from, event.clone(), body[offset.min(body.len())..].to_vec()));
         }
@@ -210,7 +232,7 @@ impl Exec {
 
 /// Where a reader is: entries before `entry` and `offset` bytes of it were seen.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct SpoolPosition {
     pub(crate) entry: u64,
     pub(crate) offset: u64,
 }
@@ -259,7 +281,7 @@ impl Execs {
         self.by_id.borrow().get(id).cloned()
     }
 
-    /// A running execution is not forgotten, whoever asks.
+    /// Forgets an execution that has ended. One that runs stays.
     pub(crate) fn forget(&self, id: &str) {
         let mut by_id = self.by_id.borrow_mut();
         if by_id.get(id).is_some_and(|exec| exec.done.get()) {
@@ -268,13 +290,13 @@ impl Execs {
         }
     }
 
-    /// Takes back an execution that never began.
+    /// Removes an execution that failed to start.
     pub(crate) fn discard(&self, id: &str) {
         self.by_id.borrow_mut().remove(id);
         self.order.borrow_mut().retain(|known| known != id);
     }
 
-    /// What a host that comes back should know of.
+    /// For a host that connects again.
     pub(crate) fn known(&self) -> Vec<KnownExec> {
         let by_id = self.by_id.borrow();
         let known = |id: &String| {
@@ -290,9 +312,9 @@ mod tests {
     use super::*;
     use belljar_proto::exec::What;
 
-    fn all(exec: &Exec) -> Vec<(Place, Event, Vec<u8>)> {
-        let mut place = Place::default();
-        std::iter::from_fn(|| exec.look(&mut place)).collect()
+    fn all(exec: &Exec) -> Vec<(SpoolPosition, Event, Vec<u8>)> {
+        let mut position = SpoolPosition::default();
+        std::iter::from_fn(|| exec.look(&mut position)).collect()
     }
 
     fn spec(id: &str) -> ExecSpec {
@@ -313,17 +335,17 @@ mod tests {
     fn output_of_one_stream_grows_one_entry() {
         let exec = Exec::new("x".into(), 1000, false);
         exec.output(Stream::Stdout, b"ab");
-        let mut place = Place::default();
-        assert_eq!(exec.look(&mut place).unwrap().2, b"ab");
-        assert!(exec.look(&mut place).is_none());
+        let mut position = SpoolPosition::default();
+        assert_eq!(exec.look(&mut position).unwrap().2, b"ab");
+        assert!(exec.look(&mut position).is_none());
         exec.output(Stream::Stdout, b"cd");
-        let (from, event, bytes) = exec.look(&mut place).unwrap();
+        let (from, event, bytes) = exec.look(&mut position).unwrap();
         assert_eq!(
             (from, event, &bytes[..]),
-            (Place { entry: 0, offset: 2 }, Event::Stdout, &b"cd"[..])
+            (SpoolPosition { entry: 0, offset: 2 }, Event::Stdout, &b"cd"[..])
         );
         exec.output(Stream::Stderr, b"e");
-        assert_eq!(exec.look(&mut place).unwrap().0, Place { entry: 1, offset: 0 });
+        assert_eq!(exec.look(&mut position).unwrap().0, SpoolPosition { entry: 1, offset: 0 });
         assert_eq!(all(&exec).len(), 2);
     }
 
@@ -346,7 +368,7 @@ mod tests {
             exec.output(Stream::Stderr, b"e");
         }
         assert_eq!(exec.entries.borrow().len(), MAX_ENTRIES);
-        // The last entry is of stderr and goes on growing; stdout finds no place any more.
+        // The last entry is of stderr and goes on growing; there is no room for stdout.
         let lost = MAX_ENTRIES as u64 / 2;
         assert_eq!(exec.dropped.get(), Dropped { stdout_bytes: lost, stderr_bytes: 0, results: 0 });
     }

@@ -1,4 +1,4 @@
-//! Files kept open for a host that cannot be given their descriptors.
+//! Files that are open for a host whose connection cannot carry their descriptors.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -7,13 +7,15 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 
-use belljar_proto::guest::{Answer, HeldFile, MAX_HELD, MAX_HELD_BYTES, Refusal, RefusalCode};
+use belljar_proto::guest::{
+    Answer, MAX_TABLE_FILE_BYTES, MAX_TABLE_FILES, Refusal, RefusalCode, TableFile,
+};
 use belljar_sys::tree::Identity;
 
-use crate::connection::{Reply, refuse};
 use crate::files;
+use crate::reply::{Reply, refuse};
 
-/// What is held for one connection; it ends with it.
+/// The files of one connection. They are closed with it.
 #[derive(Debug, Default)]
 pub(crate) struct FileTable {
     files: RefCell<HashMap<u64, File>>,
@@ -21,27 +23,28 @@ pub(crate) struct FileTable {
 }
 
 impl FileTable {
-    pub(crate) fn hold(&self, fds: Vec<OwnedFd>) -> Result<Vec<HeldFile>, Refusal> {
+    /// Adds files, and returns the numbers by which the host refers to them.
+    pub(crate) fn add(&self, fds: Vec<OwnedFd>) -> Result<Vec<TableFile>, Refusal> {
         let mut files = self.files.borrow_mut();
-        if files.len() + fds.len() > MAX_HELD {
-            let message = format!("{MAX_HELD} files are open for the host already");
+        if files.len() + fds.len() > MAX_TABLE_FILES {
+            let message = format!("{MAX_TABLE_FILES} files are open for the host already");
             return Err(refuse(RefusalCode::Busy, message));
         }
-        let mut held = Vec::with_capacity(fds.len());
+        let mut added = Vec::with_capacity(fds.len());
         for fd in fds {
             let Identity { size, inode, changed_ns, modified_ns } =
                 Identity::of_file(&fd).map_err(|error| files::refusal("look at", b"", &error))?;
             let number = self.next.get();
             self.next.set(number + 1);
             files.insert(number, fd.into());
-            held.push(HeldFile { held: number, size, inode, changed_ns, modified_ns });
+            added.push(TableFile { number, size, inode, changed_ns, modified_ns });
         }
-        Ok(held)
+        Ok(added)
     }
 
-    pub(crate) fn read(&self, held: u64, offset: u64, length: u64) -> Result<Reply, Refusal> {
-        let mut body = vec![0; usize::try_from(length.min(MAX_HELD_BYTES)).unwrap_or(0)];
-        let (filled, modified_ns) = self.with(held, |file| {
+    pub(crate) fn read(&self, number: u64, offset: u64, length: u64) -> Result<Reply, Refusal> {
+        let mut body = vec![0; usize::try_from(length.min(MAX_TABLE_FILE_BYTES)).unwrap_or(0)];
+        let (filled, modified_ns) = self.with(number, |file| {
             let mut filled = 0;
             while filled < body.len() {
                 match file.read_at(&mut body[filled..], offset + filled as u64) {
@@ -54,24 +57,24 @@ impl FileTable {
             Ok((filled, Identity::of_file(file)?.modified_ns))
         })?;
         body.truncate(filled);
-        Ok(Reply { answer: Answer::Read { modified_ns }, body, fds: Vec::new() })
+        Ok(Reply::with_body(Answer::Read { modified_ns }, body))
     }
 
-    pub(crate) fn write(&self, held: u64, offset: u64, bytes: &[u8]) -> Result<Reply, Refusal> {
-        self.with(held, |file| file.write_all_at(bytes, offset))?;
+    pub(crate) fn write(&self, number: u64, offset: u64, bytes: &[u8]) -> Result<Reply, Refusal> {
+        self.with(number, |file| file.write_all_at(bytes, offset))?;
         Ok(Answer::Done.into())
     }
 
-    pub(crate) fn release(&self, held: &[u64]) -> Reply {
+    pub(crate) fn close(&self, numbers: &[u64]) -> Reply {
         let mut files = self.files.borrow_mut();
-        held.iter().for_each(|number| drop(files.remove(number)));
+        numbers.iter().for_each(|number| drop(files.remove(number)));
         Answer::Done.into()
     }
 
-    fn with<T>(&self, held: u64, ask: impl FnOnce(&File) -> io::Result<T>) -> Result<T, Refusal> {
+    fn with<T>(&self, number: u64, ask: impl FnOnce(&File) -> io::Result<T>) -> Result<T, Refusal> {
         let files = self.files.borrow();
-        let gone = || refuse(RefusalCode::Invalid, format!("file {held} is not held"));
-        ask(files.get(&held).ok_or_else(gone)?)
-            .map_err(|error| files::refusal("use", b"a file that is held", &error))
+        let gone = || refuse(RefusalCode::Invalid, format!("file {number} is not open"));
+        ask(files.get(&number).ok_or_else(gone)?)
+            .map_err(|error| files::refusal("use", b"an open file", &error))
     }
 }

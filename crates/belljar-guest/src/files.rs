@@ -1,22 +1,22 @@
-//! Files that the host lists, reads, removes and writes through us.
+//! Lists, opens, creates and removes files for the host.
 //!
-//! What the host takes for itself happens below a directory that it names, and follows no link: see
-//! [`tree`]. What the sandbox's user asks for is done as a program inside would do it: see
-//! [`visit`]. Code in the sandbox may change the files meanwhile as it likes.
+//! Requests of the host itself (artifacts, datasets) name a directory and follow no links: [`tree`].
+//! Requests of the sandbox's user act as a program inside would: [`user_files`]. Code in the sandbox
+//! may change the files at any time.
 
 use std::io;
 
 use belljar_proto::exec::ARTIFACTS;
 use belljar_proto::guest::{
-    Answer, Entry, EntryKind, Listing, MAX_REMOVED, Opening, Refusal, RefusalCode, Skipped, Tree,
-    TreeFile, TreeLimits,
+    Answer, EntryKind, FileEntry, Listing, MAX_REMOVED, Opening, Refusal, RefusalCode, Skipped,
+    Tree, TreeFile, TreeLimits,
 };
-use belljar_sys::channel;
 use belljar_sys::glob::Glob;
 use belljar_sys::tree::{self, Identity, Root};
-use belljar_sys::user_files::{self, Kind, Seen, Wanted};
+use belljar_sys::user_files::{self, FileKind, Seen, Wanted};
+use belljar_sys::{channel, descriptor};
 
-use crate::connection::{Reply, failed, refuse};
+use crate::reply::{Reply, failed, refuse};
 
 /// Bytes of a path in a message: no real one is longer.
 const MAX_SHOWN: usize = 4096;
@@ -29,11 +29,10 @@ pub(crate) fn list_tree(root: &str, limits: TreeLimits) -> Result<Reply, Refusal
     let skipped =
         listing.skipped.into_iter().map(|(path, reason)| Skipped { path, reason }).collect();
     let tree = Tree { files, skipped, skipped_more: listing.skipped_more };
-    let body = serde_json::to_vec(&tree).map_err(|e| failed(e.to_string()))?;
-    Ok(Reply { answer: Answer::Tree, body, fds: Vec::new() })
+    Reply::with_json(Answer::Tree, &tree)
 }
 
-/// For a host that does not know [`open_files`], nor its refusals.
+/// For hosts older than [`open_files`] and its refusals.
 pub(crate) fn open_file(root: &str, path: &[u8]) -> Result<Reply, Refusal> {
     let file = Root::open(root).and_then(|root| root.open_file(path)).map_err(|error| {
         let code = match error.kind() {
@@ -42,8 +41,8 @@ pub(crate) fn open_file(root: &str, path: &[u8]) -> Result<Reply, Refusal> {
         };
         refuse(code, format!("failed to open `{}`: {error}", shown(path)))
     })?;
-    let size = channel::check_plain_file(&file).map_err(|e| failed(e.to_string()))?.size;
-    Ok(Reply { answer: Answer::File { size }, body: Vec::new(), fds: vec![file] })
+    let size = descriptor::check_plain_file(&file).map_err(|e| failed(e.to_string()))?.size;
+    Ok(Reply::with_fd(Answer::File { size }, file))
 }
 
 pub(crate) fn open_files(root: &str, body: &[u8]) -> Result<Reply, Refusal> {
@@ -52,7 +51,7 @@ pub(crate) fn open_files(root: &str, body: &[u8]) -> Result<Reply, Refusal> {
     let mut fds = Vec::new();
     let mut open = |path: &[u8]| {
         let file = root.open_file(path)?;
-        let size = channel::check_plain_file(&file)?.size;
+        let size = descriptor::check_plain_file(&file)?.size;
         let being_written = tree::is_being_written(&file);
         fds.push(file);
         Ok(Opening::Opened { size, being_written })
@@ -74,7 +73,7 @@ pub(crate) fn remove_files(root: &str, body: &[u8]) -> Result<Reply, Refusal> {
     let remove = |file: &&TreeFile| {
         let TreeFile { ref path, size, inode, changed_ns, modified_ns } = **file;
         let as_seen = Identity { size, inode, changed_ns, modified_ns };
-        // What is gone, changed or not ours to remove stays, and is not counted.
+        // A file that is gone, has changed or may not be removed is not counted.
         root.remove_file(path, as_seen).unwrap_or(false)
     };
     let removed = files.iter().filter(remove).count() as u64;
@@ -84,13 +83,13 @@ pub(crate) fn remove_files(root: &str, body: &[u8]) -> Result<Reply, Refusal> {
 pub(crate) fn create_file(root: &str, path: &[u8], mode: Option<u32>) -> Result<Reply, Refusal> {
     let created = open_root(root)?.create_file(path, mode.unwrap_or(0o644) & 0o777);
     let (file, temporary) = created.map_err(|error| refusal("create", path, &error))?;
-    Ok(Reply { answer: Answer::Created { temporary }, body: Vec::new(), fds: vec![file] })
+    Ok(Reply::with_fd(Answer::Created { temporary }, file))
 }
 
 pub(crate) fn append_file(path: &[u8], mode: u32) -> Result<Reply, Refusal> {
     let file = user_files::append(path, mode & 0o777)
         .map_err(|error| refusal("append to", path, &error))?;
-    Ok(Reply { answer: Answer::Appending, body: Vec::new(), fds: vec![file] })
+    Ok(Reply::with_fd(Answer::Appending, file))
 }
 
 pub(crate) fn commit_file(root: &str, path: Vec<u8>, temporary: &str) -> Result<Reply, Refusal> {
@@ -129,14 +128,13 @@ pub(crate) fn list_directory(
     let (seen, more) =
         user_files::list(path, &wanted).map_err(|error| refusal("list", path, &error))?;
     let listing = Listing { entries: seen.into_iter().map(entry).collect(), more };
-    let body = serde_json::to_vec(&listing).map_err(|e| failed(e.to_string()))?;
-    Ok(Reply { answer: Answer::Listing, body, fds: Vec::new() })
+    Reply::with_json(Answer::Listing, &listing)
 }
 
 pub(crate) fn open_path(path: &[u8]) -> Result<Reply, Refusal> {
     let file = user_files::open(path).map_err(|error| refusal("open", path, &error))?;
-    let size = channel::check_plain_file(&file).map_err(|e| failed(e.to_string()))?.size;
-    Ok(Reply { answer: Answer::File { size }, body: Vec::new(), fds: vec![file] })
+    let size = descriptor::check_plain_file(&file).map_err(|e| failed(e.to_string()))?.size;
+    Ok(Reply::with_fd(Answer::File { size }, file))
 }
 
 pub(crate) fn make_directory(path: &[u8]) -> Result<Reply, Refusal> {
@@ -154,15 +152,15 @@ pub(crate) fn move_path(path: &[u8], to: &[u8]) -> Result<Reply, Refusal> {
     Ok(Answer::Done.into())
 }
 
-fn entry(seen: Seen) -> Entry {
+fn entry(seen: Seen) -> FileEntry {
     let Seen { path, kind, size, mode, modified_ns } = seen;
     let kind = match kind {
-        Kind::File => EntryKind::File,
-        Kind::Directory => EntryKind::Directory,
-        Kind::Link => EntryKind::Link,
-        Kind::Other => EntryKind::Other,
+        FileKind::File => EntryKind::File,
+        FileKind::Directory => EntryKind::Directory,
+        FileKind::Link => EntryKind::Link,
+        FileKind::Other => EntryKind::Other,
     };
-    Entry { path, kind, size, mode, modified_ns }
+    FileEntry { path, kind, size, mode, modified_ns }
 }
 
 fn open_root(root: &str) -> Result<Root, Refusal> {
@@ -194,12 +192,12 @@ pub(crate) fn refusal(what: &str, path: &[u8], error: &io::Error) -> Refusal {
         Error::AlreadyExists => RefusalCode::Exists,
         Error::IsADirectory => RefusalCode::IsADirectory,
         Error::StorageFull | Error::QuotaExceeded => RefusalCode::NoSpace,
-        // What is mounted is busy for as long as the sandbox is there.
+        // A mount point is busy for as long as the sandbox exists.
         Error::PermissionDenied | Error::ReadOnlyFilesystem | Error::ResourceBusy => {
             RefusalCode::NotPermitted
         }
         Error::InvalidInput | Error::InvalidFilename => RefusalCode::Invalid,
-        // Somebody holds a lease on it.
+        // Another process holds a lease on it.
         Error::WouldBlock => RefusalCode::Busy,
         _ if user_files::is_about_the_path(error) => RefusalCode::NotAFile,
         _ => RefusalCode::Failed,
@@ -207,8 +205,8 @@ pub(crate) fn refusal(what: &str, path: &[u8], error: &io::Error) -> Refusal {
     refuse(code, format!("failed to {what} `{}`: {error}", shown(path)))
 }
 
-/// As much of a path as is worth repeating. One that fits into a question may be too long for the
-/// answer, where bytes take more room.
+/// A path for a message, shortened: a path that fits into a request can be too long for the reply, in
+/// which bytes that are not UTF-8 take more space.
 fn shown(path: &[u8]) -> std::borrow::Cow<'_, str> {
     String::from_utf8_lossy(&path[..path.len().min(MAX_SHOWN)])
 }

@@ -1,9 +1,9 @@
-//! How long the guest goes on while nobody is connected.
+//! How long the guest goes on while no host is connected.
 //!
 //! ```text
-//!  start ──nobody comes──▶ exit        connected ──the last one leaves──▶ alone ──time is up──▶ exit
-//!    └────somebody does────▶ connected     ▲                                │
-//!                                          └──────somebody comes back───────┘
+//!  start ──no connection──▶ exit       connected ──the last disconnects──▶ alone ──timeout──▶ exit
+//!    └────connection────▶ connected        ▲                                │
+//!                                          └────────── connection ──────────┘
 //! ```
 
 use std::cell::Cell;
@@ -14,18 +14,23 @@ use belljar_sys::process;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
-/// A host that has not connected by then died before it could, and nobody else knows of us. From
-/// then on it is the end of the last connection that counts.
+/// The host needs one connection, and a second while a new server replaces an old one. In a container
+/// code inside can reach the socket, and must not exhaust the guest.
+pub(crate) const MAX_CONNECTIONS: usize = 64;
+
+/// A host that has not connected by then has died, and no other host knows of this guest. After the first
+/// connection, only the end of the last one counts.
 const FIRST_CONTACT: Duration = Duration::from_secs(10);
 
-/// A guest that was frozen for long finds its time up when it wakes, with its host at the door.
-const AT_THE_DOOR: Duration = Duration::from_secs(1);
+/// A guest that was paused for long finds its time over when it continues. Its host may connect at this
+/// moment, so it gets a little more time.
+const RECONNECT_GRACE: Duration = Duration::from_secs(1);
 
-/// Who is connected, and what to do when nobody is.
+/// Counts the connections of hosts.
 #[derive(Debug)]
 pub(crate) struct HostPresence {
     connections: watch::Sender<usize>,
-    /// Changed by a connected host only, so a wait that has begun need not hear of it.
+    /// Only a connected host changes it, so a wait without a connection need not notice changes.
     alone_for_s: Cell<u64>,
 }
 
@@ -48,18 +53,18 @@ impl HostPresence {
         Present(Rc::clone(self))
     }
 
-    /// Resolves when we have been alone for too long.
+    /// Resolves when there was no connection for too long.
     async fn deserted(&self) {
         let mut connections = self.connections.subscribe();
         let mut patience = FIRST_CONTACT.max(self.patience());
         loop {
-            // Neither wait can fail: we hold the sender ourselves.
+            // Neither wait can fail: `self` owns the sender.
             let come = connections.wait_for(|count| *count > 0);
             if timeout(patience, come).await.is_err() {
                 if patience.is_zero() {
                     return;
                 }
-                sleep(AT_THE_DOOR).await;
+                sleep(RECONNECT_GRACE).await;
                 if self.connections() == 0 {
                     return;
                 }
@@ -74,13 +79,13 @@ impl HostPresence {
     }
 }
 
-/// Ends the guest, and with it the sandbox, when it has been alone for too long.
-pub(crate) async fn exit_when_deserted(company: Rc<HostPresence>) {
-    company.deserted().await;
+/// Ends the guest, and with it the sandbox, when no host was connected for too long.
+pub(crate) async fn exit_when_deserted(presence: Rc<HostPresence>) {
+    presence.deserted().await;
     process::exit_now(0);
 }
 
-/// Somebody is connected.
+/// One connection, counted until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Present(Rc<HostPresence>);
 
@@ -102,9 +107,9 @@ mod tests {
         runtime.block_on(test);
     }
 
-    async fn seconds_until_deserted(company: &HostPresence) -> u64 {
+    async fn seconds_until_deserted(presence: &HostPresence) -> u64 {
         let start = Instant::now();
-        company.deserted().await;
+        presence.deserted().await;
         start.elapsed().as_secs()
     }
 
@@ -119,33 +124,33 @@ mod tests {
     #[test]
     fn the_end_of_the_last_connection_is_the_end() {
         in_no_time(async {
-            let company = Rc::new(HostPresence::new(0));
-            let (first, second) = (company.join(), company.join());
+            let presence = Rc::new(HostPresence::new(0));
+            let (first, second) = (presence.join(), presence.join());
             let leave = async {
                 sleep(Duration::from_secs(20)).await;
                 drop(first);
                 sleep(Duration::from_secs(20)).await;
                 drop(second);
             };
-            assert_eq!(tokio::join!(seconds_until_deserted(&company), leave).0, 40);
+            assert_eq!(tokio::join!(seconds_until_deserted(&presence), leave).0, 40);
         });
     }
 
     #[test]
-    fn who_comes_back_in_time_finds_us() {
+    fn a_host_that_connects_again_in_time_finds_the_guest() {
         in_no_time(async {
-            let company = Rc::new(HostPresence::new(0));
+            let presence = Rc::new(HostPresence::new(0));
             let visits = async {
-                let host = company.join();
+                let host = presence.join();
                 sleep(Duration::from_secs(5)).await;
-                company.may_be_alone_for(60);
+                presence.may_be_alone_for(60);
                 drop(host);
                 sleep(Duration::from_secs(50)).await;
-                let _successor = company.join();
+                let _successor = presence.join();
                 sleep(Duration::from_secs(500)).await;
             };
-            // 5 s in company, 50 s alone, 500 s in company, 60 s alone and a moment at the door.
-            assert_eq!(tokio::join!(seconds_until_deserted(&company), visits).0, 616);
+            // 5 s connected, 50 s alone, 500 s connected, 60 s alone and 1 s of grace.
+            assert_eq!(tokio::join!(seconds_until_deserted(&presence), visits).0, 616);
         });
     }
 }

@@ -1,4 +1,4 @@
-//! Standard input of an execution: what was sent and not taken yet.
+//! The standard input of an execution that was sent and not read yet.
 //!
 //! ```text
 //!  Call::Stdin ──feed──▶ queue ──chunk──▶ pipe of a command or a shell
@@ -7,19 +7,14 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
-use std::rc::Rc;
 
-use tokio::io::AsyncWriteExt;
-use tokio::net::unix::pipe;
 use tokio::sync::Notify;
 
-use crate::execs::Exec;
-
-/// Bytes that may wait for a process which does not read them. What an execution starts with may
-/// be more.
+/// Bytes that may wait for a process which does not read them. The input that an execution starts with
+/// may be larger.
 pub(crate) const MAX_WAITING: usize = 1024 * 1024;
 
-/// The most that is handed on at once, also of a line that is longer.
+/// The most that is delivered at once, even of a longer line.
 const MAX_PIECE: usize = 64 * 1024;
 
 #[derive(Debug)]
@@ -33,17 +28,17 @@ pub(crate) struct Input {
 enum State {
     /// More may come.
     Open,
-    /// Nothing comes after what is queued: it was never wanted.
+    /// Nothing comes after what is queued: the execution was started without more input.
     Fixed,
-    /// Nothing comes after what is queued: whoever fed it said so.
+    /// Nothing comes after what is queued: the client closed the input.
     Closed,
-    /// Nobody reads any more.
+    /// The execution has ended, or closed its input.
     Over,
 }
 
 /// Why input was not accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum NotFed {
+pub(crate) enum InputError {
     NotWanted,
     Closed,
     Over,
@@ -59,25 +54,25 @@ impl Input {
         Input { queue: RefCell::default(), state: Cell::new(state), changed: Notify::new() }
     }
 
-    /// What the execution starts with.
+    /// Sets the input that the execution starts with.
     pub(crate) fn begin_with(&self, bytes: Vec<u8>) {
         *self.queue.borrow_mut() = bytes.into();
         self.changed.notify_waiters();
     }
 
-    pub(crate) fn feed(&self, bytes: &[u8], close: bool) -> Result<(), NotFed> {
+    pub(crate) fn feed(&self, bytes: &[u8], close: bool) -> Result<(), InputError> {
         match self.state.get() {
             State::Open => {}
-            State::Fixed => return Err(NotFed::NotWanted),
-            State::Closed => return Err(NotFed::Closed),
-            State::Over => return Err(NotFed::Over),
+            State::Fixed => return Err(InputError::NotWanted),
+            State::Closed => return Err(InputError::Closed),
+            State::Over => return Err(InputError::Over),
         }
         let mut queue = self.queue.borrow_mut();
         if bytes.len() > MAX_WAITING {
-            return Err(NotFed::TooLarge);
+            return Err(InputError::TooLarge);
         }
         if queue.len() + bytes.len() > MAX_WAITING && !bytes.is_empty() {
-            return Err(NotFed::Full);
+            return Err(InputError::Full);
         }
         queue.extend(bytes);
         if close {
@@ -87,14 +82,14 @@ impl Input {
         Ok(())
     }
 
-    /// Nobody will read any more: what waits is dropped, what comes is refused.
+    /// The reader is gone: drops what waits and refuses what comes.
     pub(crate) fn shut(&self) {
         self.state.set(State::Over);
         *self.queue.borrow_mut() = VecDeque::new();
         self.changed.notify_waiters();
     }
 
-    /// The next piece as it came; `None` at the end.
+    /// The next piece, with no regard to lines; `None` at the end.
     pub(crate) async fn piece(&self) -> Option<Vec<u8>> {
         self.take(|queue, _| Some(queue.len().min(MAX_PIECE))).await
     }
@@ -136,23 +131,6 @@ impl Input {
     }
 }
 
-/// Writes the input of an execution to a pipe until either of them ends.
-pub(crate) async fn pump(exec: Rc<Exec>, mut pipe: pipe::Sender) {
-    let write = async {
-        while let Some(piece) = exec.input.piece().await {
-            if pipe.write_all(&piece).await.is_err() {
-                // It closed its end; whatever else is sent would never be read.
-                exec.input.shut();
-                return;
-            }
-        }
-    };
-    tokio::select! {
-        () = write => {}
-        () = exec.over() => {}
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -177,15 +155,15 @@ mod tests {
         assert_eq!(now(input.line()), Some(Some(b"two\n".to_vec())));
         assert_eq!(now(input.line()), Some(Some(b"three".to_vec())));
         assert_eq!(now(input.line()), Some(None));
-        assert_eq!(input.feed(b"four", false), Err(NotFed::Closed));
+        assert_eq!(input.feed(b"four", false), Err(InputError::Closed));
     }
 
     #[test]
     fn what_nobody_reads_is_bounded() {
         let input = Input::new(true);
-        assert_eq!(input.feed(&vec![b'x'; MAX_WAITING + 1], false), Err(NotFed::TooLarge));
+        assert_eq!(input.feed(&vec![b'x'; MAX_WAITING + 1], false), Err(InputError::TooLarge));
         input.feed(&vec![b'x'; MAX_WAITING], false).unwrap();
-        assert_eq!(input.feed(b"x", false), Err(NotFed::Full));
+        assert_eq!(input.feed(b"x", false), Err(InputError::Full));
         assert_eq!(input.feed(b"", true), Ok(()), "it can always be closed");
         assert_eq!(now(input.line()).flatten().map(|line| line.len()), Some(MAX_PIECE));
     }
@@ -194,7 +172,7 @@ mod tests {
     fn what_an_execution_starts_with_has_an_end_unless_more_was_announced() {
         let input = Input::new(false);
         input.begin_with(b"all".to_vec());
-        assert_eq!(input.feed(b"more", false), Err(NotFed::NotWanted));
+        assert_eq!(input.feed(b"more", false), Err(InputError::NotWanted));
         assert_eq!(now(input.piece()), Some(Some(b"all".to_vec())));
         assert_eq!(now(input.piece()), Some(None));
         let open = Input::new(true);
@@ -203,6 +181,6 @@ mod tests {
         assert_eq!(now(open.piece()), None);
         open.shut();
         assert_eq!(now(open.piece()), Some(None));
-        assert_eq!(open.feed(b"late", false), Err(NotFed::Over));
+        assert_eq!(open.feed(b"late", false), Err(InputError::Over));
     }
 }

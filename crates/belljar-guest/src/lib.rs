@@ -1,22 +1,20 @@
 //! The guest: our process inside the sandbox, its PID 1.
 //!
-//! It starts processes and supervises kernels, keeps their output within bounds until the host has
-//! fetched it, opens and writes files on the host's behalf and reaps orphans. It has no more rights
-//! than the code it supervises: same user, same seccomp filter, same Landlock rules, no
-//! capabilities.
+//! It starts processes, supervises kernels, keeps a bounded amount of their output until the host has
+//! fetched it, opens and writes files for the host, and reaps orphans. It has no more rights than the
+//! code it supervises: same user, same seccomp filter, same Landlock rules, no capabilities.
 //!
 //! ```text
 //!  host ──UNIX socket──▶ connection ──▶ execs (spool) ◀── kernel ◀──private socket──▶ python, bash
 //!                            ▲            │   ▲              └── stdout, stderr pipes ──┘
 //!                            └── events ──┼───┘        command ──▶ keeper ──▶ process
 //!                                         └── input ──▶ kernel, process
-//!         connection ◀──────────── relay ◀── loopback ── whoever wants to leave, if they may
+//!         connection ◀──────────── relay ◀── loopback ── connections to the network, if allowed
 //!                        terminal (scroll-back) ──▶ keeper ──▶ process on a pseudo-terminal
 //! ```
 //!
-//! The guest outlives the server for as long as it was told: connections come and go, executions go
-//! on. One thread, one
-//! event loop; nothing here is shared with anybody, so state is `Rc` and `Cell`.
+//! Connections end and begin again while executions go on; [`host_presence`] limits how long the guest
+//! lives without one. There is one thread with one event loop, so state is `Rc` and `Cell`.
 
 #![forbid(unsafe_code)]
 
@@ -27,13 +25,16 @@ mod execs;
 mod file_table;
 mod files;
 mod host_presence;
+mod host_writer;
 mod input;
 mod jobs;
 mod kernel;
+mod outbox;
 mod output;
 mod quiescence;
 mod reaper;
 mod relay;
+mod reply;
 mod terminal;
 mod transport;
 mod watching;
@@ -60,22 +61,22 @@ pub use transport::Transport;
 use watching::Watches;
 use zygote::Zygote;
 
-/// What the guest is born with.
+/// What the guest is started with.
 #[derive(Debug)]
 pub struct Start {
     pub transport: Transport,
-    /// Whoever connects must know it. Where it is not told, the first to come decides: no code runs
-    /// before that.
+    /// The secret that a host must present. `None`: the first host that connects chooses it, before
+    /// any user code runs.
     pub nonce: Option<String>,
-    /// Where the kernel counts processes it killed for memory.
+    /// The cgroup file in which Linux counts processes killed for memory.
     pub oom_events: Option<File>,
-    /// For how many seconds to go on while nobody is connected; 0: end with the last connection.
+    /// For how many seconds to go on without a connected host; 0: end with the last connection.
     pub alone_for_s: u64,
 }
 
 /// Serves the host until it says `Shutdown`.
 pub fn run(start: Start) -> io::Result<()> {
-    // The language's own handlers for faults would let code inside reach us with a signal.
+    // Rust's own handlers for faults would let code inside the sandbox disturb us with a signal.
     belljar_sys::process::forget_signal_handlers();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let local = tokio::task::LocalSet::new();
@@ -94,14 +95,14 @@ async fn serve(start: Start) -> io::Result<()> {
         jobs: Jobs::default(),
         watches: Watches::default(),
         lost_kernel: RefCell::default(),
-        company: Rc::new(HostPresence::new(start.alone_for_s)),
+        presence: Rc::new(HostPresence::new(start.alone_for_s)),
         relay: Rc::default(),
     });
-    tokio::task::spawn_local(host_presence::exit_when_deserted(Rc::clone(&guest.company)));
+    tokio::task::spawn_local(host_presence::exit_when_deserted(Rc::clone(&guest.presence)));
     transport::serve(guest, start.transport).await
 }
 
-/// Everything the guest knows.
+/// The state of the guest.
 #[derive(Debug)]
 struct Guest {
     nonce: OnceCell<String>,
@@ -109,30 +110,30 @@ struct Guest {
     execs: Execs,
     reaper: Reaper,
     kernels: RefCell<HashMap<Language, Rc<Kernel>>>,
-    /// Where kernels are forked from inside.
+    /// The process inside the sandbox that forks kernels, if one was started.
     zygote: tokio::sync::Mutex<Option<Zygote>>,
     terminals: Terminals,
     jobs: Jobs,
     watches: Watches,
-    /// How a kernel died that nobody was told about yet.
+    /// How a kernel died, until the next execution in its language has reported it.
     lost_kernel: RefCell<HashMap<Language, String>>,
-    company: Rc<HostPresence>,
-    /// Connections that the host answers.
+    presence: Rc<HostPresence>,
+    /// Streams that the host serves over its connection.
     relay: Rc<Relay>,
 }
 
 impl Guest {
-    /// Whether this is our host: it knows the nonce, or is the first to tell us one.
+    /// Whether this is our host: it knows the nonce, or is the first to choose one.
     fn recognises(&self, nonce: &str) -> bool {
         self.nonce.get_or_init(|| nonce.to_owned()) == nonce
     }
 
-    /// What to be recognised by; empty before the first conversation.
+    /// The nonce; empty before the first connection.
     fn nonce(&self) -> String {
         self.nonce.get().cloned().unwrap_or_default()
     }
 
-    /// How many processes of this sandbox the kernel has killed for memory so far.
+    /// How many processes of this sandbox Linux has killed for memory so far.
     fn oom_kills(&self) -> u64 {
         let Some(file) = &self.oom_events else {
             return 0;

@@ -1,4 +1,4 @@
-//! The pipes behind a process's standard output and error.
+//! Reads the pipes of a process's standard output and error.
 
 use std::cell::RefCell;
 use std::io;
@@ -14,24 +14,24 @@ use crate::execs::{Exec, Stream};
 /// size and shown at the start of the next one, which also counts what was dropped.
 const MAX_IDLE_OUTPUT: usize = 64 * 1024;
 
-/// A pipe holds 64 KiB, or up to 1 MiB if the code enlarges it, so one drain after a message never
-/// needs more; a bound keeps an endless writer from holding the event loop.
+/// A pipe holds 64 KiB, or up to 1 MiB if code enlarges it, so one drain never needs more. The bound keeps
+/// an endless writer from blocking the event loop.
 const MAX_DRAIN: usize = 1024 * 1024;
 
-/// Both pipes of one process or kernel, and where their contents go at the moment.
+/// Both pipes of one process or kernel, and the execution that their content belongs to.
 #[derive(Debug)]
 pub(crate) struct Output {
     stdout: pipe::Receiver,
     stderr: pipe::Receiver,
-    sink: RefCell<Sink>,
+    sink: RefCell<OutputSink>,
 }
 
 #[derive(Debug, Default)]
-struct Sink {
+struct OutputSink {
     exec: Option<Rc<Exec>>,
     idle: Vec<(Stream, Vec<u8>)>,
     idle_bytes: usize,
-    /// What was too much to keep, of stdout and of stderr.
+    /// Bytes of stdout and stderr beyond the bound.
     idle_dropped: [u64; 2],
 }
 
@@ -54,7 +54,7 @@ impl Output {
         Ok((output, WriteEnds { stdout: out_write.into(), stderr: err_write.into() }))
     }
 
-    /// From now on output belongs to this execution, starting with what came unasked.
+    /// From now on output belongs to this execution, beginning with what came while none ran.
     pub(crate) fn attach(&self, exec: &Rc<Exec>) {
         let mut sink = self.sink.borrow_mut();
         for (stream, bytes) in sink.idle.drain(..) {
@@ -71,7 +71,7 @@ impl Output {
         self.sink.borrow_mut().exec = None;
     }
 
-    /// Forgets what came unasked until now.
+    /// Drops what came while no execution ran.
     pub(crate) fn forget_idle(&self) {
         self.drain();
         let mut sink = self.sink.borrow_mut();
@@ -80,8 +80,8 @@ impl Output {
         sink.idle_dropped = [0, 0];
     }
 
-    /// Reads both pipes until nobody can write to them any more. Never stops reading: a full pipe
-    /// would stop the process that writes.
+    /// Reads both pipes until all writers have closed them. Never stops reading: a full pipe would block
+    /// the process that writes.
     pub(crate) async fn pump(self: Rc<Self>) {
         let mut open = [true, true];
         while open[0] || open[1] {
@@ -96,17 +96,17 @@ impl Output {
         }
     }
 
-    /// Takes what is in the pipes right now: all that was written before the message we just got.
+    /// Reads what is in the pipes now: everything written before the message that has just arrived.
     pub(crate) fn drain(&self) {
         for (stream, pipe) in [(Stream::Stdout, &self.stdout), (Stream::Stderr, &self.stderr)] {
-            // The runtime may not have heard yet that the pipe is readable; the kernel knows.
+            // tokio may not know yet that the pipe is readable, so ask Linux.
             self.read(stream, |buffer| channel::read_now(pipe, buffer));
         }
     }
 
     /// Reads without waiting, up to a bound; false at the end of the pipe.
     fn read(&self, stream: Stream, mut read: impl FnMut(&mut [u8]) -> io::Result<usize>) -> bool {
-        // On the stack and shared by nobody: an idle guest holds no buffers.
+        // On the stack, so that an idle guest holds no buffers.
         let mut buffer = [0; 16 * 1024];
         let mut total = 0;
         while total < MAX_DRAIN {
@@ -124,7 +124,7 @@ impl Output {
     }
 }
 
-impl Sink {
+impl OutputSink {
     fn accept(&mut self, stream: Stream, bytes: &[u8]) {
         match &self.exec {
             Some(exec) => exec.output(stream, bytes),

@@ -1,4 +1,4 @@
-//! PID 1 must collect every child that ends, its own and the orphans of everybody else.
+//! Reaps every child that ends, including orphans, as PID 1 must.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -10,13 +10,13 @@ use belljar_sys::procfs;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
-/// Tells those who ask how a process ended.
+/// Reaps processes and publishes how those that are watched ended.
 #[derive(Debug, Clone)]
 pub(crate) struct Reaper {
     waiting: Rc<RefCell<HashMap<u32, watch::Sender<Option<Ended>>>>>,
 }
 
-/// Resolves when a process has ended; can be asked any number of times.
+/// The end of a process, which any number of tasks can wait for.
 #[derive(Debug, Clone)]
 pub(crate) struct End(watch::Receiver<Option<Ended>>);
 
@@ -34,7 +34,7 @@ impl Reaper {
         Ok(reaper)
     }
 
-    /// Collects all that have ended, also those whose signal the event loop has yet to hand on.
+    /// Reaps all that have ended, also those whose signal the event loop has not delivered yet.
     pub(crate) fn collect(&self) {
         while let Some((pid, ended)) = process::reap_any() {
             if let Some(sender) = self.waiting.borrow_mut().remove(&pid) {
@@ -43,21 +43,21 @@ impl Reaper {
         }
     }
 
-    /// Must be called before control returns to the event loop after the process was started, or
-    /// its end may have been collected already.
+    /// Must be called before control returns to the event loop after the process was started; otherwise its
+    /// end may have been reaped already.
     pub(crate) fn watch(&self, pid: u32) -> End {
         let (sender, receiver) = watch::channel(None);
         self.waiting.borrow_mut().insert(pid, sender);
         End(receiver)
     }
 
-    /// Watches a process that became our child without our doing; `None` if it was collected.
+    /// Watches an orphan that became our child; `None` if it was reaped.
     pub(crate) fn adopt(&self, pid: u32) -> Option<End> {
-        // Nothing is collected while we look: that happens on the same thread.
+        // Nothing is reaped in between: that happens on the same thread.
         procfs::start_time(pid).is_ok().then(|| self.watch(pid))
     }
 
-    /// Processes that somebody waits for: not orphans, whatever their parent is.
+    /// Processes that a task waits for. They do not count as orphans.
     pub(crate) fn watched(&self) -> Vec<u32> {
         self.waiting.borrow().keys().copied().collect()
     }

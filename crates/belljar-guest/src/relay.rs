@@ -1,10 +1,10 @@
-//! The way out: connections to a port of the sandbox's own loopback are handed to the host, which
-//! decides about them. See [`belljar_proto::relay`] for the conversation.
+//! Relays connections to a port of the sandbox's loopback to the host, which decides about them. The
+//! messages are described in [`belljar_proto::relay`].
 //!
-//! Nothing listens until the host asks for it. While no host is connected nobody is answered:
-//! connections wait until one comes back, and those it had answered before have ended.
+//! The guest listens only after the host asks for it. While no host is connected, new connections
+//! wait for the next one; those that an earlier host had accepted have ended.
 //!
-//! Pipes and sockets that a connection of the host cannot carry go the same way ([`Relay::give`]).
+//! Pipes and sockets whose descriptors a connection cannot carry are relayed too ([`Relay::give`]).
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -27,31 +27,32 @@ use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::{sleep, timeout};
 
-use crate::connection::{Outgoing, ToHost, failed, refuse};
+use crate::host_writer::{Outgoing, ToHost};
+use crate::reply::{failed, refuse};
 
-/// After a failure to accept, which is a lack of descriptors, the next attempt waits this long.
+/// The pause after a failure to accept, which is a lack of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// How long what a client still sends is taken from it after its connection was ended: closed
-/// with bytes in it, a connection takes the last answer with it.
+/// How long the guest reads from a client after its connection has ended. If a socket with unread bytes
+/// is closed, the client loses the end of the answer.
 const LINGER: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub(crate) struct Relay {
-    /// Whoever answers.
+    /// The host that serves new connections.
     host: watch::Sender<Option<ToHost>>,
     listening: Cell<bool>,
     next: Cell<u64>,
     streams: RefCell<HashMap<u64, Stream>>,
     slots: Arc<Semaphore>,
-    /// How many were given to the host for a reply.
+    /// How many streams are relayed in place of descriptors.
     given: Cell<usize>,
 }
 
-/// What the host can do to a connection.
+/// The host's side of a connection.
 #[derive(Debug)]
 struct Stream {
-    /// Holds no more than a window: the host keeps to what it was given.
+    /// Holds no more than a window: the host sends only as much as it has credit for.
     incoming: mpsc::UnboundedSender<Vec<u8>>,
     credit: Rc<Semaphore>,
     outbox: ToHost,
@@ -71,13 +72,13 @@ impl Default for Relay {
 }
 
 impl Relay {
-    /// From now on this connection of the host answers.
+    /// From now on this host serves new connections.
     pub(crate) fn attach(
         self: &Rc<Self>,
         outbox: &ToHost,
         certificates: &[u8],
     ) -> Result<(), Refusal> {
-        place(Path::new(CERTIFICATES), certificates).map_err(|error| match error.kind() {
+        write_file(Path::new(CERTIFICATES), certificates).map_err(|error| match error.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => refuse(
                 RefusalCode::NoSpace,
                 format!("there is no room for certificates at {CERTIFICATES}"),
@@ -98,7 +99,7 @@ impl Relay {
         Ok(())
     }
 
-    /// This connection of the host has ended, and what it carried with it.
+    /// A connection of the host has ended, and with it the streams that it relayed.
     pub(crate) fn leave(&self, outbox: &ToHost) {
         self.host.send_if_modified(|host| {
             let ours = host.as_ref().is_some_and(|host| host.same_channel(outbox));
@@ -110,13 +111,13 @@ impl Relay {
         self.streams.borrow_mut().retain(|_, stream| !stream.outbox.same_channel(outbox));
     }
 
-    /// What the host has to say about a connection.
-    pub(crate) fn hear(&self, id: u64, part: Part, body: &[u8]) {
+    /// Handles a message of the host about one stream.
+    pub(crate) fn receive(&self, id: u64, part: Part, body: &[u8]) {
         let mut streams = self.streams.borrow_mut();
         let Some(stream) = streams.get(&id) else { return };
         match part {
             Part::Data if body.is_empty() => {}
-            // One that does not listen any more is about to be removed.
+            // A stream that has stopped receiving is about to be removed.
             Part::Data => drop(stream.incoming.send(body.to_vec())),
             // No data: the end.
             Part::End => drop(stream.incoming.send(Vec::new())),
@@ -145,7 +146,7 @@ impl Relay {
                 }
             };
             let _ = connection.set_nodelay(true);
-            // It may have gone while we waited.
+            // The host may have disconnected while we waited.
             let Ok(outbox) = host.wait_for(Option::is_some).await.map(|host| host.clone()) else {
                 return;
             };
@@ -155,8 +156,8 @@ impl Relay {
                     let _slot = slot;
                     let (mut reader, mut writer) = connection.into_split();
                     let stream = relay.begin(&outbox);
-                    let told = stream.told.send(Part::Open, &[]).await;
-                    if told.is_err() || stream.carry(&mut reader, &mut writer).await.is_err() {
+                    let opened = stream.to_host.send(Part::Open, &[]).await;
+                    if opened.is_err() || stream.carry(&mut reader, &mut writer).await.is_err() {
                         let _ = writer.shutdown().await;
                         let _ = timeout(LINGER, drain(&mut reader)).await;
                     }
@@ -165,7 +166,7 @@ impl Relay {
         }
     }
 
-    /// Carries a pipe or a socket for the host: the number by which both know it.
+    /// Relays a pipe or a socket to the host, and returns the number of the stream.
     pub(crate) fn give(
         self: &Rc<Self>,
         outbox: &ToHost,
@@ -173,12 +174,12 @@ impl Relay {
         mut writer: impl AsyncWrite + Unpin + 'static,
     ) -> Result<u64, Refusal> {
         if self.given.get() >= MAX_CARRIED {
-            let message = format!("{MAX_CARRIED} streams are carried for the host already");
+            let message = format!("{MAX_CARRIED} streams are relayed to the host already");
             return Err(refuse(RefusalCode::Busy, message));
         }
         self.given.set(self.given.get() + 1);
         let stream = self.begin(outbox);
-        let (id, relay) = (stream.told.id, Rc::clone(self));
+        let (id, relay) = (stream.to_host.id, Rc::clone(self));
         tokio::task::spawn_local(async move {
             let _ = stream.carry(&mut reader, &mut writer).await;
             relay.given.set(relay.given.get() - 1);
@@ -186,116 +187,116 @@ impl Relay {
         Ok(id)
     }
 
-    /// A new connection, which the host can be heard on from now on.
-    fn begin(self: &Rc<Self>, outbox: &ToHost) -> Carried {
+    /// Registers a new stream, so that messages of the host reach it.
+    fn begin(self: &Rc<Self>, outbox: &ToHost) -> RelayedStream {
         let id = self.next.replace(self.next.get() + 1);
         let (sender, incoming) = mpsc::unbounded_channel();
         let credit = Rc::new(Semaphore::new(WINDOW));
         let stream =
             Stream { incoming: sender, credit: Rc::clone(&credit), outbox: outbox.clone() };
         self.streams.borrow_mut().insert(id, stream);
-        Carried {
+        RelayedStream {
             relay: Rc::clone(self),
-            told: Told { id, outbox: outbox.clone() },
+            to_host: StreamSender { id, outbox: outbox.clone() },
             credit,
             incoming,
         }
     }
 }
 
-/// One connection, from our side.
-struct Carried {
+/// The guest's side of a connection.
+struct RelayedStream {
     relay: Rc<Relay>,
-    told: Told,
+    to_host: StreamSender,
     credit: Rc<Semaphore>,
     incoming: mpsc::UnboundedReceiver<Vec<u8>>,
 }
 
-impl Carried {
-    /// Moves bytes both ways until both have ended, or the host has had enough.
+impl RelayedStream {
+    /// Moves bytes both ways until both directions have ended, or the host resets the stream.
     async fn carry(
         self,
         reader: &mut (impl AsyncRead + Unpin),
         writer: &mut (impl AsyncWrite + Unpin),
-    ) -> Result<(), Over> {
-        let Carried { relay, told, credit, incoming } = self;
+    ) -> Result<(), StreamEnded> {
+        let RelayedStream { relay, to_host, credit, incoming } = self;
         let carried = async {
-            let mut speaking = pin!(outgoing(&told, reader, &credit));
-            let mut hearing = pin!(incoming_of(&told, writer, incoming));
+            let mut sending = pin!(send_all(&to_host, reader, &credit));
+            let mut receiving = pin!(receive_all(&to_host, writer, incoming));
             tokio::select! {
-                spoken = &mut speaking => {
-                    spoken?;
-                    hearing.await.map(drop)
+                sent = &mut sending => {
+                    sent?;
+                    receiving.await.map(drop)
                 }
-                heard = &mut hearing => {
-                    // After the end of what the host says comes nothing but its leaving.
-                    let mut incoming = heard?;
+                received = &mut receiving => {
+                    // After the host's end of data, only a reset can come.
+                    let mut incoming = received?;
                     tokio::select! {
-                        spoken = speaking => spoken,
-                        _ = incoming.recv() => Err(Over),
+                        sent = sending => sent,
+                        _ = incoming.recv() => Err(StreamEnded),
                     }
                 }
             }
         };
         let carried = carried.await;
-        relay.streams.borrow_mut().remove(&told.id);
+        relay.streams.borrow_mut().remove(&to_host.id);
         if carried.is_err() {
-            // The host may have said so first, and may be gone.
-            let _ = told.send(Part::Reset, &[]).await;
+            // The host may have reset it first, or have disconnected.
+            let _ = to_host.send(Part::Reset, &[]).await;
         }
         carried
     }
 }
 
-/// The connection is of no further use, for whatever reason.
-struct Over;
+/// The stream failed or was reset.
+struct StreamEnded;
 
-/// Where the parts of a connection go.
-struct Told {
+/// Sends messages about one stream to the host.
+struct StreamSender {
     id: u64,
     outbox: ToHost,
 }
 
-impl Told {
-    async fn send(&self, part: Part, body: &[u8]) -> Result<(), Over> {
+impl StreamSender {
+    async fn send(&self, part: Part, body: &[u8]) -> Result<(), StreamEnded> {
         let bytes = frame::encode(&FromGuest::Relayed { stream: self.id, part }, body);
-        self.outbox.send(Outgoing { bytes, fds: Vec::new() }).await.map_err(|_| Over)
+        self.outbox.send(Outgoing { bytes, fds: Vec::new() }).await.map_err(|_| StreamEnded)
     }
 }
 
-async fn outgoing(
-    told: &Told,
+async fn send_all(
+    to_host: &StreamSender,
     reader: &mut (impl AsyncRead + Unpin),
     credit: &Semaphore,
-) -> Result<(), Over> {
+) -> Result<(), StreamEnded> {
     let mut buffer = vec![0; MAX_DATA];
     loop {
-        let read = reader.read(&mut buffer).await.map_err(|_| Over)?;
+        let read = reader.read(&mut buffer).await.map_err(|_| StreamEnded)?;
         if read == 0 {
-            return told.send(Part::End, &[]).await;
+            return to_host.send(Part::End, &[]).await;
         }
-        // Never closed, and never asked for more than a window holds.
-        let bytes = u32::try_from(read).map_err(|_| Over)?;
-        credit.acquire_many(bytes).await.map_err(|_| Over)?.forget();
-        told.send(Part::Data, &buffer[..read]).await?;
+        // The semaphore is never closed, and one read is never more than a window.
+        let bytes = u32::try_from(read).map_err(|_| StreamEnded)?;
+        credit.acquire_many(bytes).await.map_err(|_| StreamEnded)?.forget();
+        to_host.send(Part::Data, &buffer[..read]).await?;
     }
 }
 
-async fn incoming_of(
-    told: &Told,
+async fn receive_all(
+    to_host: &StreamSender,
     writer: &mut (impl AsyncWrite + Unpin),
     mut incoming: mpsc::UnboundedReceiver<Vec<u8>>,
-) -> Result<mpsc::UnboundedReceiver<Vec<u8>>, Over> {
+) -> Result<mpsc::UnboundedReceiver<Vec<u8>>, StreamEnded> {
     let mut owed = Owed::default();
     loop {
-        // Without a sender the host has gone, or has had enough.
-        let bytes = incoming.recv().await.ok_or(Over)?;
+        // Without a sender the host has disconnected, or reset the stream.
+        let bytes = incoming.recv().await.ok_or(StreamEnded)?;
         if bytes.is_empty() {
-            return writer.shutdown().await.map(|()| incoming).map_err(|_| Over);
+            return writer.shutdown().await.map(|()| incoming).map_err(|_| StreamEnded);
         }
-        writer.write_all(&bytes).await.map_err(|_| Over)?;
+        writer.write_all(&bytes).await.map_err(|_| StreamEnded)?;
         if let Some(bytes) = owed.taken(bytes.len()) {
-            told.send(Part::Credit { bytes }, &[]).await?;
+            to_host.send(Part::Credit { bytes }, &[]).await?;
         }
     }
 }
@@ -305,9 +306,9 @@ async fn drain(reader: &mut (impl AsyncRead + Unpin)) {
     while reader.read(&mut buffer).await.is_ok_and(|read| read > 0) {}
 }
 
-/// Puts a file in its place, whatever code inside has put there meanwhile: a link is replaced and
-/// not followed, and nothing is opened that could make us wait.
-fn place(path: &Path, contents: &[u8]) -> io::Result<()> {
+/// Writes a file by renaming a new one. Whatever code inside has put at `path` is replaced: a link is not
+/// followed, and a pipe, which could block us, is not opened.
+fn write_file(path: &Path, contents: &[u8]) -> io::Result<()> {
     if let Some(parent) = path.parent() {
         fs::create_dir_all(parent)?;
     }

@@ -1,7 +1,7 @@
-//! Watching directories on behalf of somebody who is connected.
+//! Watches directories for a connected host.
 //!
-//! The kernel remembers a bounded number of changes for us; we read them only as fast as they are
-//! taken, and say so when some were lost.
+//! Linux queues a bounded number of changes. The guest reads them only as fast as the host takes them,
+//! and reports when some were lost.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -9,13 +9,14 @@ use std::io;
 use std::rc::Rc;
 
 use belljar_proto::guest::{Answer, ChangeKind, FileChange, FromGuest, Refusal, RefusalCode};
-use belljar_sys::user_files::{self, Kind, Wanted};
-use belljar_sys::watch::{Change, ChangeKind as Told, Watched, Watcher};
+use belljar_sys::user_files::{self, FileKind, Wanted};
+use belljar_sys::watch::{Change, ChangeKind as Observed, WatchId, Watcher};
 use tokio::io::unix::AsyncFd;
 
 use crate::Guest;
-use crate::connection::{Outbox, Reply, failed, refuse, send_frame};
 use crate::files::refusal;
+use crate::outbox::Outbox;
+use crate::reply::{Reply, failed, refuse};
 
 /// Watches at the same time.
 const MAX_WATCHES: usize = 16;
@@ -23,7 +24,7 @@ const MAX_WATCHES: usize = 16;
 /// Directories of one watch.
 const MAX_DIRECTORIES: usize = 1_024;
 
-/// What is looked at below a directory that appears with things in it.
+/// Limits for listing a new directory that already has content.
 const MAX_FOUND: u64 = 10_000;
 const MAX_DEPTH: u32 = 64;
 
@@ -31,7 +32,7 @@ const MAX_DEPTH: u32 = 64;
 #[derive(Debug, Default)]
 pub(crate) struct Watches(Rc<Cell<usize>>);
 
-/// One of them, counted for as long as it lives.
+/// Counts one watch until it is dropped.
 struct Counted(Rc<Cell<usize>>);
 
 impl Drop for Counted {
@@ -44,12 +45,12 @@ struct Watch {
     watcher: AsyncFd<Watcher>,
     root: Vec<u8>,
     recursive: bool,
-    /// By the kernel's numbers, paths below the root.
-    directories: HashMap<Watched, Vec<u8>>,
+    /// Paths below the root by the numbers that Linux gave their watches.
+    directories: HashMap<WatchId, Vec<u8>>,
     _counted: Counted,
 }
 
-/// Begins to watch a directory; what happens there is told until the connection ends.
+/// Begins to watch a directory. Changes are sent until the connection ends.
 pub(crate) fn start(
     guest: &Guest,
     path: &[u8],
@@ -64,7 +65,7 @@ pub(crate) fn start(
     count.set(count.get() + 1);
     let counted = Counted(Rc::clone(count));
     let cannot = |error: io::Error| failed(format!("failed to watch: {error}"));
-    // Links on the way are followed, as by a program.
+    // The dot makes Linux follow a link at the end of the path, as programs do.
     let root = [path, b"/."].concat();
     let watcher = Watcher::new().and_then(Watcher::watched).map_err(cannot)?;
     let mut watch =
@@ -79,7 +80,7 @@ pub(crate) fn start(
     }
     tokio::task::spawn_local(async move {
         tokio::select! {
-            () = watch.tell(&outbox) => {}
+            () = watch.report(&outbox) => {}
             () = outbox.closed() => {}
         }
     });
@@ -98,7 +99,7 @@ impl Watch {
         Ok(())
     }
 
-    /// What is there already, below a directory of ours.
+    /// Files that already exist below a watched directory.
     fn below(&self, path: &[u8]) -> io::Result<Vec<FileChange>> {
         let wanted = Wanted {
             recursive: true,
@@ -115,14 +116,14 @@ impl Watch {
         let change = ChangeKind::Created;
         let found = found.into_iter().map(|seen| FileChange {
             change,
-            directory: seen.kind == Kind::Directory,
+            directory: seen.kind == FileKind::Directory,
             path: joined(seen.path),
         });
         Ok(found.collect())
     }
 
-    /// Tells what happens, until there is nothing to watch or nobody to tell.
-    async fn tell(&mut self, outbox: &Outbox) {
+    /// Sends changes until the root is gone or the connection ends.
+    async fn report(&mut self, outbox: &Outbox) {
         loop {
             let changes = {
                 let Ok(mut ready) = self.watcher.readable().await else { return };
@@ -137,13 +138,13 @@ impl Watch {
             };
             let mut last = None;
             for change in changes {
-                for told in self.understand(change) {
-                    if last.as_ref() == Some(&told) {
+                for seen in self.changes_of(change) {
+                    if last.as_ref() == Some(&seen) {
                         continue;
                     }
-                    let is_over = told.change == ChangeKind::Gone;
-                    last = Some(told.clone());
-                    if !send_frame(outbox, &FromGuest::Changed(told), &[]).await || is_over {
+                    let is_over = seen.change == ChangeKind::Gone;
+                    last = Some(seen.clone());
+                    if !outbox.send(&FromGuest::Changed(seen), &[]).await || is_over {
                         return;
                     }
                 }
@@ -151,22 +152,23 @@ impl Watch {
         }
     }
 
-    fn understand(&mut self, change: Change) -> Vec<FileChange> {
+    /// Translates a change, and adds watches for new directories.
+    fn changes_of(&mut self, change: Change) -> Vec<FileChange> {
         let Change { watched, kind, is_directory, name } = change;
         let lost = || FileChange { change: ChangeKind::Lost, path: Vec::new(), directory: false };
-        if kind == Told::Lost {
+        if kind == Observed::Lost {
             return vec![lost()];
         }
         let Some(parent) = self.directories.get(&watched).cloned() else { return Vec::new() };
         let kind = match kind {
-            Told::Created => ChangeKind::Created,
-            Told::Modified if name.is_empty() => return Vec::new(),
-            Told::Modified => ChangeKind::Modified,
-            Told::Removed => ChangeKind::Removed,
-            Told::Lost => ChangeKind::Lost,
-            Told::Unwatched => {
+            Observed::Created => ChangeKind::Created,
+            Observed::Modified if name.is_empty() => return Vec::new(),
+            Observed::Modified => ChangeKind::Modified,
+            Observed::Removed => ChangeKind::Removed,
+            Observed::Lost => ChangeKind::Lost,
+            Observed::Unwatched => {
                 self.directories.remove(&watched);
-                // That it was removed, its parent tells.
+                // The parent's watch reports that it was removed.
                 let gone = FileChange { change: ChangeKind::Gone, path: parent, directory: true };
                 return if gone.path.is_empty() { vec![gone] } else { Vec::new() };
             }
@@ -175,21 +177,21 @@ impl Watch {
             true => name,
             false => [&parent[..], b"/", &name].concat(),
         };
-        let mut told =
+        let mut changes =
             vec![FileChange { change: kind, path: path.clone(), directory: is_directory }];
         if self.recursive && is_directory && kind == ChangeKind::Created {
-            // Watched first and looked at then, so that nothing falls between; what happens in
-            // between is told twice.
+            // The watch comes before the listing, so that no file is missed. A file that appears between
+            // the two is reported twice.
             if self.add(path.clone()).is_err() {
-                told.push(lost());
+                changes.push(lost());
             }
             for found in self.below(&path).unwrap_or_default() {
                 if found.directory && self.add(found.path.clone()).is_err() {
-                    told.push(lost());
+                    changes.push(lost());
                 }
-                told.push(found);
+                changes.push(found);
             }
         }
-        told
+        changes
     }
 }

@@ -1,9 +1,9 @@
-//! A zygote inside the sandbox: where none outside can reach in, a second kernel, and the first of
-//! a sandbox that was made in advance, still start in milliseconds.
+//! A zygote inside the sandbox, for backends where the host's zygote cannot reach in: it makes kernels
+//! start in milliseconds.
 //!
-//! It is a process like any other here, and may be killed or stopped by code of the same user. It
-//! is only ever asked with a time limit; one that does not answer is killed, and kernels are
-//! executed instead. What it forks is under our filter and our Landlock rules by descent.
+//! It is an ordinary process: code of the same user may kill or stop it. So every request has a time
+//! limit; a zygote that does not answer is killed, and kernels are started the slow way. What it forks
+//! inherits the seccomp filter and the Landlock rules.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -11,7 +11,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use belljar_proto::exec::Language;
-use belljar_proto::guest::{Refusal, RefusalCode, ZygoteOrder};
+use belljar_proto::guest::{Refusal, ZygoteOrder};
 use belljar_proto::zygote::{FromZygote, KERNEL_ENDS, ToZygote, environment};
 use belljar_sys::{channel, privileges, process};
 use tokio::io::unix::AsyncFd;
@@ -19,11 +19,11 @@ use tokio::time::timeout;
 
 use crate::Guest;
 use crate::command::SIGKILL;
-use crate::connection::{failed, not_started, refuse};
-use crate::kernel::Kernel;
+use crate::kernel::{Kernel, not_started};
 use crate::reaper::End;
+use crate::reply::failed;
 
-/// Importing a large preload list from a cold disk takes a while; the host waits a little longer.
+/// Importing a large preload list from a cold disk takes a while; the host's own limit is a little longer.
 const WARM_TIMEOUT: Duration = Duration::from_secs(50);
 
 /// A fork takes milliseconds; a zygote that needs this long is stuck.
@@ -37,7 +37,7 @@ pub(crate) struct Zygote {
     forks: u64,
 }
 
-/// Forks a kernel, which replaces any other of its language. One order at a time: the zygote
+/// Forks a kernel, which replaces any other of its language. One fork at a time: the zygote
 /// answers each before it reads the next.
 pub(crate) async fn fork(
     guest: &Rc<Guest>,
@@ -46,15 +46,15 @@ pub(crate) async fn fork(
     env: &[(String, String)],
     cwd: &str,
 ) -> Result<(), Refusal> {
-    let mut place = guest.zygote.lock().await;
-    if place.as_ref().is_none_or(|zygote| zygote.end.now().is_some()) {
-        *place = Some(Zygote::start(guest, order).await?);
+    let mut running = guest.zygote.lock().await;
+    if running.as_ref().is_none_or(|zygote| zygote.end.now().is_some()) {
+        *running = Some(Zygote::start(guest, order).await?);
     }
-    let Some(zygote) = place.as_mut() else { return Err(gone()) };
+    let Some(zygote) = running.as_mut() else { return Err(failed("the zygote is gone")) };
     let forked = zygote.fork(guest, language, env, cwd).await;
     if forked.is_err() {
-        // Killed with it; the next one is asked with a fresh start.
-        *place = None;
+        // Dropping the zygote kills it; the next fork starts a fresh one.
+        *running = None;
     }
     forked
 }
@@ -70,7 +70,9 @@ impl Zygote {
             Ok(Ok(FromZygote::Ready(_))) => Ok(zygote),
             Ok(Ok(other)) => Err(failed(format!("the zygote answered {other:?}"))),
             Ok(Err(error)) => Err(failed(format!("the zygote died while it warmed up: {error}"))),
-            Err(_) => Err(failed(format!("not warm within {} s", WARM_TIMEOUT.as_secs()))),
+            Err(_) => {
+                Err(failed(format!("the zygote was not ready within {} s", WARM_TIMEOUT.as_secs())))
+            }
         }
     }
 
@@ -121,7 +123,7 @@ impl Zygote {
             }
             Ok(Ok(other)) => Err(failed(format!("the zygote answered {other:?}"))),
             Ok(Err(error)) => Err(failed(format!("lost the zygote: {error}"))),
-            Err(_) => Err(failed("the zygote does not answer".into())),
+            Err(_) => Err(failed("the zygote does not answer")),
         }
     }
 
@@ -141,8 +143,4 @@ impl Drop for Zygote {
             let _ = process::signal(self.pid, SIGKILL);
         }
     }
-}
-
-fn gone() -> Refusal {
-    refuse(RefusalCode::Failed, "the zygote is gone".into())
 }

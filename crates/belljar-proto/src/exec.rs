@@ -1,4 +1,4 @@
-//! An execution: what was asked for, what happened on the way, how it ended.
+//! An execution: its specification, its events and its outcome.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,19 +7,19 @@ pub use crate::language::Language;
 /// How much of a stream is kept and delivered, unless the caller asks otherwise.
 pub const DEFAULT_OUTPUT_LIMIT: u64 = 1024 * 1024;
 
-/// What code leaves below this directory is an artifact.
+/// Files that code leaves below this directory are artifacts.
 pub const ARTIFACTS: &str = "/session/artifacts";
 
-/// How the reason of an execution ends that went on after the system took some of its processes.
+/// The end of the reason of an execution some of whose processes were killed for memory.
 pub const KILLED_FOR_MEMORY: &str = "killed for memory";
 
 /// How long code may run, unless the caller asks otherwise.
 pub const DEFAULT_TIMEOUT_MS: u64 = 60_000;
 
-/// How long an interrupted kernel gets to come back before it is killed.
+/// How long an interrupted kernel may go on before it is killed.
 pub const DEFAULT_GRACE_MS: u64 = 2_000;
 
-/// One execution as the guest is asked to do it. Code travels in the body of the frame.
+/// The request for one execution. Code is in the body of the frame.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExecSpec {
     pub exec_id: String,
@@ -32,11 +32,11 @@ pub struct ExecSpec {
     pub grace_ms: u64,
     /// Bytes of stdout and of stderr that are kept, each; the rest is dropped and counted.
     pub output_limit: u64,
-    /// Standard input stays open and can be fed with [`crate::guest::Call::Stdin`]. Otherwise it
-    /// ends where the body of a command does, and for a cell at once.
+    /// Standard input stays open for [`crate::guest::Call::Stdin`]. Otherwise a command gets the body as its
+    /// input, and a cell none.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stdin: bool,
-    /// The cell is a program of its own, not one of many cells of a session.
+    /// The cell is a whole program, not one of many cells of a session.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub script: Option<Script>,
     /// Of a cell in bash: stderr goes into the pipe of stdout, so that both keep the order in which
@@ -45,8 +45,8 @@ pub struct ExecSpec {
     pub merge_output: bool,
 }
 
-/// A cell that runs as a script does: with arguments, standard input as one stream of bytes, and handlers
-/// that run at its end. Only the Python kernel knows scripts.
+/// A cell that runs like a script: with arguments, standard input as one stream of bytes, and exit handlers.
+/// Only the Python kernel supports scripts.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Script {
     /// The file in the sandbox that has the code; none for code without a file.
@@ -77,7 +77,7 @@ pub enum Event {
     Stdout,
     /// Bytes written to standard error.
     Stderr,
-    /// Something shown on the way: a JSON [`MimeBundle`].
+    /// A value that the code displayed: a JSON [`MimeBundle`].
     Display,
     /// The value of the last expression: a JSON [`MimeBundle`].
     Result,
@@ -85,8 +85,7 @@ pub enum Event {
     Error,
     /// The code waits for a line of input: a JSON [`InputRequest`].
     Input,
-    /// The files that the code left behind, as the host keeps them: JSON of the host's own, which
-    /// no guest sends.
+    /// The artifacts that the code left, as the host stored them: JSON made by the host, which no guest sends.
     Artifacts,
     /// The end; nothing follows.
     Done(Outcome),
@@ -97,23 +96,21 @@ pub enum Event {
 pub struct Outcome {
     pub status: Status,
     pub exit_code: i32,
-    /// For a crash, what is known of its cause, in words.
+    /// For a crash, what is known about its cause.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     pub kernel_state: KernelState,
     pub execution_count: u64,
     pub duration_us: u64,
     pub dropped: Dropped,
-    /// A fingerprint of everything below [`ARTIFACTS`] that is no directory, and absent if there is
-    /// nothing: while it stays the same there is nothing new to fetch. Guests before
-    /// [`crate::PROTOCOL_WITH_FILES`] never tell it.
+    /// A fingerprint of all files below [`ARTIFACTS`]; absent if there are none. If it is unchanged there is
+    /// nothing new to fetch. Guests before [`crate::PROTOCOL_WITH_FILES`] never send it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub artifacts: Option<u64>,
-    /// Bytes of memory charged to the sandbox at that moment: the host's own, which no guest tells.
+    /// Bytes of memory charged to the sandbox at that moment. Set by the host; no guest sends it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
-    /// Whether the session can go back to this moment, where that was wanted; and if not, why. Also
-    /// the host's own.
+    /// Whether a checkpoint of this moment exists, if one was requested; and if not, why. Set by the host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<bool>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -123,7 +120,7 @@ pub struct Outcome {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Status {
-    /// It ran to its end, or left with `sys.exit`; the exit code tells which.
+    /// It ran to its end, or called `sys.exit`; see the exit code.
     Ok,
     /// An exception reached the top, or a command ended with a non-zero status.
     Error,
@@ -131,11 +128,11 @@ pub enum Status {
     Interrupted,
     /// The process died: a signal, `os._exit`, a fault.
     Crashed,
-    /// The kernel of the operating system killed it for want of memory.
+    /// Linux killed it because the memory limit was reached.
     Oom,
 }
 
-/// What became of the variables the code left behind.
+/// Whether the variables of earlier executions still exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum KernelState {
@@ -163,7 +160,7 @@ pub struct MimeBundle {
     pub data: serde_json::Map<String, serde_json::Value>,
     #[serde(default, skip_serializing_if = "serde_json::Map::is_empty")]
     pub metadata: serde_json::Map<String, serde_json::Value>,
-    /// What it was, where bundles of both kinds stand in one list. Kernels have other ways to say so.
+    /// Which it was, in lists that have bundles of both kinds. Kernels do not set it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kind: Option<BundleKind>,
 }
@@ -171,7 +168,7 @@ pub struct MimeBundle {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum BundleKind {
-    /// Shown on the way.
+    /// Displayed by the code.
     Display,
     /// The value of the last expression.
     Result,
@@ -185,7 +182,7 @@ impl MimeBundle {
     }
 }
 
-/// What the code asks for; the answer is a [`crate::guest::Call::Stdin`].
+/// A request of the code for input; the answer is a [`crate::guest::Call::Stdin`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InputRequest {
     pub prompt: String,

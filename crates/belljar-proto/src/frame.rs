@@ -1,4 +1,4 @@
-//! Frames: a small JSON head that says what this is, and a raw body that is carried untouched.
+//! Frames: a small JSON head, which describes the message, and a raw body.
 //!
 //! ```text
 //! u32 LE head length | u32 LE body length | head (JSON) | body (bytes)
@@ -9,8 +9,7 @@
 
 use serde::{Serialize, de::DeserializeOwned};
 
-/// Heads are names, numbers and short texts; one that is larger comes from a confused or hostile
-/// peer.
+/// Heads are names, numbers and short texts; a larger one comes from a broken or hostile peer.
 pub const MAX_HEAD: usize = 1024 * 1024;
 
 /// The largest body either side accepts: one piece of code, one result, one chunk of a file.
@@ -18,7 +17,7 @@ pub const MAX_BODY: usize = 64 * 1024 * 1024;
 
 const PREFIX: usize = 8;
 
-/// One message as it travels: a head still in JSON and its body.
+/// One message on the wire: a head, still in JSON, and its body.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Frame {
     pub head: Vec<u8>,
@@ -46,14 +45,14 @@ impl Frame {
 ///
 /// # Panics
 ///
-/// If `head` cannot be expressed as JSON or the frame exceeds its bounds; both are errors of the
-/// program that sends it, never of its input: callers bound what they put into a frame.
+/// If `head` cannot be expressed as JSON, or the frame exceeds its bounds. Both are errors of the calling
+/// program: callers bound what they put into a frame.
 #[must_use]
 pub fn encode<T: Serialize>(head: &T, body: &[u8]) -> Vec<u8> {
     try_encode(head, body).expect("callers bound what they put into a frame")
 }
 
-/// The same for what somebody else has put together, and may be larger than a frame.
+/// Like [`encode`], for input that may be too large for a frame.
 pub fn try_encode<T: Serialize>(head: &T, body: &[u8]) -> Result<Vec<u8>, FrameError> {
     let mut bytes = vec![0; PREFIX];
     serde_json::to_writer(&mut bytes, head).expect("wire types serialize to JSON");
@@ -74,11 +73,11 @@ fn length(len: usize) -> [u8; 4] {
     u32::try_from(len).expect("the bounds of a frame fit in 32 bits").to_le_bytes()
 }
 
-/// Collects bytes as they arrive and hands out whole frames.
+/// Collects bytes as they arrive and returns whole frames.
 #[derive(Debug, Default)]
 pub struct Decoder {
     buffer: Vec<u8>,
-    /// Bytes before this index were handed out already.
+    /// Bytes before this index were returned already.
     taken: usize,
 }
 
@@ -98,7 +97,7 @@ impl Decoder {
 
     /// The next whole frame, `None` until enough bytes have arrived.
     ///
-    /// After an error the stream is out of step and must be closed.
+    /// After an error the position of the next frame is unknown, and the stream must be closed.
     pub fn next_frame(&mut self) -> Result<Option<Frame>, FrameError> {
         let waiting = &self.buffer[self.taken..];
         let Some((prefix, rest)) = waiting.split_first_chunk::<PREFIX>() else {

@@ -1,12 +1,12 @@
 //! Between the host and the guest, PID 1 of a sandbox.
 //!
-//! The host connects to a UNIX socket that it bound itself; it may connect several times and come
-//! back after a crash. Every request has an id and gets exactly one reply with that id, but for
-//! [`Call::Relayed`], which gets none. The events of an execution follow its `Started` reply on the connection that asked, numbered from zero; a
-//! lost connection loses none of them, `Join` asks for the rest.
+//! The host connects to a UNIX socket that it bound itself. It may connect several times, also after a
+//! crash. Every request has an id and gets exactly one reply with that id, except [`Call::Relayed`], which
+//! gets none. The events of an execution follow its `Started` reply on the same connection, numbered from
+//! zero. They are not lost with the connection: `Join` requests the rest.
 //!
-//! The guest is not trusted: user code might have taken it over. The host bounds every frame,
-//! checks every file descriptor and believes no path.
+//! The guest is not trusted: user code might have taken it over. The host bounds every frame, checks
+//! every file descriptor and trusts no path.
 
 use serde::{Deserialize, Serialize};
 
@@ -42,27 +42,27 @@ pub enum Call {
         cwd: String,
     },
     /// Start a kernel that begins with the memory of a preloaded interpreter: the guest executes `argv`, the loader,
-    /// and the host sends that memory over the line that this is answered with ([`Answer::Line`]). Only for guests of
+    /// and the host sends that memory over the socket of the answer ([`Answer::SnapshotSocket`]). Only for guests of
     /// [`crate::PROTOCOL_WITH_LOADING`] and later.
     LoadKernel {
         language: Language,
         argv: Vec<String>,
     },
-    /// Fork a kernel from an interpreter inside this sandbox, which is started and warmed first if
-    /// it is not there. Only where no zygote outside can reach in.
+    /// Fork a kernel from a zygote inside this sandbox, which is started first if there is none. Only where
+    /// the host's zygote cannot be used.
     ForkKernel {
         language: Language,
         zygote: ZygoteOrder,
         env: Vec<(String, String)>,
         cwd: String,
     },
-    /// Wait until the kernel that was prepared or spawned has said hello.
+    /// Wait until the kernel is ready.
     AwaitKernel {
         language: Language,
     },
-    /// Run something; the body is the code or the standard input.
+    /// Begin an execution; the body is the code or the standard input.
     Exec(ExecSpec),
-    /// Send the events of an execution again, from byte `offset` of number `from` on, and those
+    /// Send the events of an execution, from byte `offset` of event number `from` on, including those
     /// still to come.
     Join {
         exec_id: String,
@@ -75,15 +75,15 @@ pub enum Call {
         exec_id: String,
         close: bool,
     },
-    /// Stop an execution. One that is over already stays as it is.
+    /// Stop an execution. Has no effect on one that has ended.
     Interrupt {
         exec_id: String,
     },
-    /// The result is safe with the host: the guest may forget this execution.
+    /// The host has stored the results: the guest may forget these executions.
     Forget {
         exec_ids: Vec<String>,
     },
-    /// List what lies below a directory, without following links.
+    /// List the files below a directory, without following links.
     ListTree {
         root: String,
         limits: TreeLimits,
@@ -106,18 +106,18 @@ pub enum Call {
     RemoveFiles {
         root: String,
     },
-    /// Begin to write a file below `root`, with its directories. Answered with
-    /// [`Answer::Created`]: it is written beside its final place, under another name.
+    /// Begin to write a file below `root`, and make its directories. Answered with [`Answer::Created`]: the
+    /// file is written under a temporary name in the same directory.
     CreateFile {
         root: String,
         #[serde(with = "path_bytes")]
         path: Vec<u8>,
-        /// Permissions; those of ordinary files, if nothing is said. Guests before
-        /// [`crate::PROTOCOL_WITH_TERMINALS`] do not hear it.
+        /// Permissions; those of ordinary files by default. Guests before
+        /// [`crate::PROTOCOL_WITH_TERMINALS`] ignore it.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         mode: Option<u32>,
     },
-    /// Put a file that was created in its place, also over another file. Answered with
+    /// Rename a created file to its final name, also over another file. Answered with
     /// [`Answer::Committed`].
     CommitFile {
         root: String,
@@ -132,27 +132,27 @@ pub enum Call {
         path: Vec<u8>,
         temporary: String,
     },
-    /// What stands at a path, links not followed; answered with [`Answer::Entry`].
+    /// Describe what is at a path, without following links; answered with [`Answer::Entry`].
     Look {
         #[serde(with = "path_bytes")]
         path: Vec<u8>,
     },
-    /// What a directory holds; answered with [`Answer::Listing`].
+    /// List a directory; answered with [`Answer::Listing`].
     ListDirectory {
         #[serde(with = "path_bytes")]
         path: Vec<u8>,
         recursive: bool,
         limits: TreeLimits,
-        /// Only what matches this pattern, which may lie deeper. Guests before
-        /// [`crate::PROTOCOL_WITH_TERMINALS`] do not hear it, nor the next.
+        /// Only entries that match this pattern, which may be deeper. Guests before
+        /// [`crate::PROTOCOL_WITH_TERMINALS`] ignore this and the next field.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         glob: Option<String>,
-        /// Leave out what begins with a dot.
+        /// Leave out names that begin with a dot.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         without_hidden: bool,
     },
-    /// Open a plain file so that what is written comes after what is there, and make it if there is
-    /// none; answered with [`Answer::Appending`].
+    /// Open a plain file for appending, and create it if there is none; answered with
+    /// [`Answer::Appending`].
     AppendFile {
         #[serde(with = "path_bytes")]
         path: Vec<u8>,
@@ -173,9 +173,9 @@ pub enum Call {
         path: Vec<u8>,
         format: ArchiveFormat,
     },
-    /// Unpack an archive into a directory, which is made: one that is written to the pipe of
-    /// [`Answer::Stream`], or, where the format must be read from its end, a file in that directory
-    /// that [`Call::CreateFile`] made, answered with [`Answer::Started`].
+    /// Unpack an archive into a directory, which is created. The host writes the archive to the pipe of
+    /// [`Answer::Stream`]. A format that must be read from its end comes as a file in that directory that
+    /// [`Call::CreateFile`] made; then the answer is [`Answer::Started`].
     Unpack {
         job: String,
         #[serde(with = "path_bytes")]
@@ -184,90 +184,98 @@ pub enum Call {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         archive: Option<String>,
     },
-    /// What goes on besides what the host asked for; answered with [`Answer::Resting`]. This and the
-    /// next three only for guests of [`crate::PROTOCOL_WITH_REST`] and later.
-    Rest,
-    /// Pack all files in those of [`crate::quiescence::PLACES`] that are named; answered with
+    /// Which kernels, terminals, jobs and processes are alive; answered with [`Answer::Quiescence`]. This
+    /// and the next three only for guests of [`crate::PROTOCOL_WITH_QUIESCENCE`] and later.
+    #[serde(rename = "rest")]
+    Quiescence,
+    /// Pack all files of the named [`crate::quiescence::KEPT_DIRECTORIES`]; answered with
     /// [`Answer::Stream`].
     KeepFiles {
         job: String,
-        places: Vec<String>,
+        #[serde(rename = "places")]
+        directories: Vec<String>,
     },
     /// Unpack what [`Call::KeepFiles`] packed; answered with [`Answer::Stream`].
     BringFiles {
         job: String,
     },
-    /// A kernel of this language could not be brought along: say so in the result of the next cell.
+    /// A kernel of this language was not restored: report it in the result of the next cell.
     LoseKernel {
         language: Language,
         reason: String,
     },
-    /// What came of a job, which is then forgotten; [`Answer::Working`] if it takes longer than a
+    /// The result of a job, which is then forgotten; [`Answer::Working`] if the job takes longer than a
     /// call should.
     FinishJob {
         job: String,
     },
-    /// Open a plain file as any program inside would; answered with its descriptor.
+    /// Open a plain file with the rights of a program inside; answered with its descriptor.
     OpenPath {
         #[serde(with = "path_bytes")]
         path: Vec<u8>,
     },
-    /// Make a directory, and those above it.
+    /// Create a directory and its parents.
     MakeDirectory {
         #[serde(with = "path_bytes")]
         path: Vec<u8>,
     },
-    /// Remove a file, or a directory: an empty one, or with everything in it.
+    /// Remove a file, an empty directory or, if `recursive`, a directory with its content.
     RemovePath {
         #[serde(with = "path_bytes")]
         path: Vec<u8>,
         recursive: bool,
     },
-    /// Give something another name, over a file that has it.
+    /// Rename a file or a directory. A file at the new path is replaced.
     MovePath {
         #[serde(with = "path_bytes")]
         path: Vec<u8>,
         #[serde(with = "path_bytes")]
         to: Vec<u8>,
     },
-    /// Read from a file that a reply left with the guest ([`HeldFile`]): at most `length` bytes, in
-    /// the body of [`Answer::Read`].
-    ReadHeld {
-        held: u64,
+    /// Read from a file that the guest keeps open ([`TableFile`]): at most `length` bytes, in the body
+    /// of [`Answer::Read`].
+    #[serde(rename = "read_held")]
+    ReadTableFile {
+        #[serde(rename = "held")]
+        file: u64,
         offset: u64,
         length: u64,
     },
     /// Write the body to such a file.
-    WriteHeld {
-        held: u64,
+    #[serde(rename = "write_held")]
+    WriteTableFile {
+        #[serde(rename = "held")]
+        file: u64,
         offset: u64,
     },
-    /// Such files are not needed any more.
-    DropHeld {
-        held: Vec<u64>,
+    /// Close such files.
+    #[serde(rename = "drop_held")]
+    CloseTableFiles {
+        #[serde(rename = "held")]
+        files: Vec<u64>,
     },
-    /// A connection more, welcome from the start, for what the guest tells by itself; answered with
+    /// Open another connection, which needs no `Hello`, for events of watches and terminals; answered with
     /// [`Answer::Connection`].
     Connect,
-    /// Tell, on this connection, what changes in a directory; answered with [`Answer::Started`].
+    /// Send the changes in a directory on this connection; answered with [`Answer::Started`].
     WatchFiles {
         #[serde(with = "path_bytes")]
         path: Vec<u8>,
         recursive: bool,
     },
-    /// Start a program on a terminal of its own; answered with [`Answer::Terminal`].
+    /// Start a program on a new terminal; answered with [`Answer::Terminal`].
     OpenTerminal(TerminalSpec),
     /// Every terminal; answered with [`Answer::Terminals`].
     ListTerminals,
-    /// Send what a terminal prints on this connection, from position `from` on, or all that is
-    /// kept; answered with [`Answer::Terminal`].
+    /// Send the output of a terminal on this connection, from position `from` on, or all that is kept;
+    /// answered with [`Answer::Terminal`].
     AttachTerminal {
         terminal: String,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         from: Option<u64>,
     },
-    /// Type the body. Answered when all of it is typed: a program that does not read holds up
-    /// whoever types, who must not send more before.
+    /// Write the body to a terminal. Answered when the program has read all of it; the host must not send
+    /// more before that.
     TerminalInput {
         terminal: String,
     },
@@ -275,42 +283,43 @@ pub enum Call {
         terminal: String,
         size: TerminalSize,
     },
-    /// End everything that was started at a terminal, and forget it.
+    /// End every process that was started at a terminal, and forget the terminal.
     CloseTerminal {
         terminal: String,
     },
-    /// What the variables of a language's kernel are; answered with [`Answer::State`].
+    /// List the variables of a language's kernel; answered with [`Answer::State`].
     KernelState {
         language: Language,
     },
-    /// Have the kernel of a language move large values to disk, if it is idle; answered with
+    /// Ask the kernel of a language, if it is idle, to move large values to disk; answered with
     /// [`Answer::Spilled`]. Only for guests of [`crate::PROTOCOL_WITH_SPILL`] and later.
     Spill {
         language: Language,
         #[serde(flatten)]
         ask: SpillAsk,
     },
-    /// A line to the kernel of a language, if it is idle: packets, with descriptors beside them. Answered with
-    /// [`Answer::Line`]. Only for guests of [`crate::PROTOCOL_WITH_PICTURES`] and later.
-    KernelLine {
+    /// Connect the host with the kernel of a language, if it is idle, to save or restore snapshots
+    /// ([`crate::snapshot`]). Answered with [`Answer::SnapshotSocket`]. Only for guests of
+    /// [`crate::PROTOCOL_WITH_SNAPSHOTS`] and later.
+    #[serde(rename = "kernel_line")]
+    SnapshotSocket {
         language: Language,
     },
-    /// From now on, go on for this long while nobody is connected; 0: end with the last
-    /// connection.
+    /// From now on, live for this long without a connected host; 0: end with the last connection.
     OutliveHost {
         alone_for_s: u64,
     },
-    /// From now on, hand connections to [`crate::relay::PORT`] inside the sandbox to this
-    /// connection, and no longer to another. The body is a bundle of certificates in PEM, which is
-    /// put at [`crate::relay::CERTIFICATES`].
+    /// From now on, relay connections to [`crate::relay::PORT`] inside the sandbox over this connection
+    /// only. The body is a bundle of certificates in PEM, which the guest writes to
+    /// [`crate::relay::CERTIFICATES`].
     Relay,
-    /// Something of a relayed connection; the one call that is not answered.
+    /// A message about a relayed stream. The only call without a reply.
     Relayed {
         stream: u64,
         #[serde(flatten)]
         part: Part,
     },
-    /// Try to exceed a limit, from inside, on purpose.
+    /// Try to exceed a limit from inside.
     Probe {
         probe: Probe,
     },
@@ -318,7 +327,7 @@ pub enum Call {
     Shutdown,
 }
 
-/// What the guest tells the host.
+/// Messages of the guest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "message", rename_all = "snake_case")]
 pub enum FromGuest {
@@ -326,13 +335,13 @@ pub enum FromGuest {
         id: u64,
         #[serde(flatten)]
         outcome: ReplyOutcome,
-        /// Instead of descriptors, on a connection that can carry none.
-        #[serde(default, skip_serializing_if = "Vec::is_empty")]
-        held: Vec<HeldFile>,
-        /// Instead of the descriptor of a pipe or a socket, on such a connection: what goes through
-        /// it is carried as parts of this stream, both ways, until it ends.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        carried: Option<u64>,
+        /// Replaces the descriptors of files, on a connection that cannot carry descriptors.
+        #[serde(default, rename = "held", skip_serializing_if = "Vec::is_empty")]
+        files: Vec<TableFile>,
+        /// Replaces the descriptor of a pipe or a socket, on such a connection: its bytes are relayed both
+        /// ways as this stream, until it ends.
+        #[serde(default, rename = "carried", skip_serializing_if = "Option::is_none")]
+        relayed: Option<u64>,
     },
     /// Event number `seq` of an execution; the payload is the body. Output grows while it is
     /// read: the same number may come again with a higher `offset` and the bytes from there on.
@@ -343,15 +352,15 @@ pub enum FromGuest {
         #[serde(flatten)]
         event: Event,
     },
-    /// Something of a connection that is relayed since [`Call::Relay`], or carried for a reply.
+    /// A message about a stream that is relayed, because of [`Call::Relay`] or for a reply.
     Relayed {
         stream: u64,
         #[serde(flatten)]
         part: Part,
     },
-    /// Sent to whoever watches.
+    /// Sent on connections that watch files.
     Changed(FileChange),
-    /// Sent to whoever is attached.
+    /// Sent on connections that follow a terminal.
     Terminal {
         terminal: String,
         #[serde(flatten)]
@@ -388,10 +397,12 @@ pub enum Answer {
     State,
     /// The body is a JSON [`SpillReport`].
     Spilled,
-    /// A socket follows; what is said over it is between the host and the kernel ([`crate::snapshot`]).
-    Line,
+    /// A socket follows, which connects the host with the kernel ([`crate::snapshot`]).
+    #[serde(rename = "line")]
+    SnapshotSocket,
     /// The body is a JSON [`crate::quiescence::QuiescenceReport`].
-    Resting,
+    #[serde(rename = "resting")]
+    Quiescence,
     /// One descriptor follows.
     File {
         size: u64,
@@ -403,20 +414,20 @@ pub enum Answer {
     },
     Removed {
         removed: u64,
-        /// What lies in the artifact directory now, as in [`crate::exec::Outcome`].
+        /// The fingerprint of the artifact directory now, as in [`crate::exec::Outcome`].
         #[serde(default, skip_serializing_if = "Option::is_none")]
         artifacts: Option<u64>,
     },
-    /// One descriptor follows, for writing; the name stands in the directory of the final one.
+    /// One descriptor follows, for writing; the temporary name is in the directory of the final one.
     Created {
         temporary: String,
     },
     Committed(TreeFile),
-    Entry(Entry),
+    Entry(FileEntry),
     /// The body is a JSON [`Listing`].
     Listing,
-    /// The body is what was read; less than was asked for only at the end. Also when the file was
-    /// written to last, as seen after that.
+    /// The body is what was read: less than requested only at the end of the file. The time of the last write
+    /// is taken after the read.
     Read {
         modified_ns: i64,
     },
@@ -434,10 +445,11 @@ pub enum Answer {
     Probed(ProbeReport),
 }
 
-/// A file that the guest keeps open for the host, until the connection ends.
+/// A file that the guest keeps open for the host, until it is closed or the connection ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct HeldFile {
-    pub held: u64,
+pub struct TableFile {
+    #[serde(rename = "held")]
+    pub number: u64,
     pub size: u64,
     pub inode: u64,
     pub changed_ns: i64,
@@ -452,19 +464,19 @@ pub struct ZygoteOrder {
     pub preload: Vec<String>,
 }
 
-/// Files held for one connection.
-pub const MAX_HELD: usize = 256;
+/// Files that a guest keeps open for one connection.
+pub const MAX_TABLE_FILES: usize = 256;
 
-/// Bytes that one [`Call::ReadHeld`] or [`Call::WriteHeld`] carries.
-pub const MAX_HELD_BYTES: u64 = 4 << 20;
+/// Bytes that one [`Call::ReadTableFile`] or [`Call::WriteTableFile`] carries.
+pub const MAX_TABLE_FILE_BYTES: u64 = 4 << 20;
 
-/// What came of one file that was to be opened.
+/// The result of opening one file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Opening {
     Opened {
         size: u64,
-        /// Somebody has it open for writing, or mapped. False also where that cannot be known.
+        /// A process has it open for writing, or mapped. Also false where that cannot be known.
         being_written: bool,
     },
     Refused(Refusal),
@@ -476,7 +488,7 @@ pub struct KnownExec {
     pub running: bool,
 }
 
-/// The variables of a kernel, as the kernel itself tells: bounded in number and length.
+/// The variables of a kernel, as the kernel reports them: bounded in number and length.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KernelVariables {
     pub variables: Vec<Variable>,
@@ -518,7 +530,7 @@ pub struct Import {
     pub version: Option<String>,
 }
 
-/// What is large enough to be moved to disk.
+/// From which sizes on values are moved to disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SpillAsk {
     /// Bytes of a table or a column, and of an array.
@@ -526,7 +538,7 @@ pub struct SpillAsk {
     pub array_bytes: u64,
 }
 
-/// What came of it, as the kernel tells: bounded in number and length.
+/// The result of a spill, as the kernel reports it: bounded in number and length.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SpillReport {
     pub spilled: Vec<SpilledValue>,
@@ -536,7 +548,7 @@ pub struct SpillReport {
     /// Bytes of values that are on disk now.
     #[serde(default)]
     pub bytes: u64,
-    /// Somebody wanted something of the kernel, so everything stayed.
+    /// The kernel got another request meanwhile, so nothing was moved.
     #[serde(default)]
     pub disturbed: bool,
     /// There was no room for some of it.
@@ -561,7 +573,7 @@ pub struct StayedValue {
     pub reason: String,
 }
 
-/// Why the guest did not do what it was asked.
+/// Why the guest refused or failed a request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("{message}")]
 pub struct Refusal {
@@ -576,7 +588,7 @@ pub enum RefusalCode {
     NotWelcome,
     /// There is no live kernel for this language: start one and ask again.
     NoKernel,
-    /// The program that a kernel is made of is not there.
+    /// The interpreter of the kernel does not exist.
     NoInterpreter,
     /// The kernel runs something else.
     Busy,
@@ -585,7 +597,7 @@ pub enum RefusalCode {
     UnknownJob,
     /// It needs a descriptor, which this connection cannot carry.
     NoDescriptors,
-    /// There are as many as there may be.
+    /// The limit on their number is reached.
     TooMany,
     /// The exec id was used already.
     DuplicateExec,
@@ -601,7 +613,7 @@ pub enum RefusalCode {
     Exists,
     /// The file system has no room, or no room for this user.
     NoSpace,
-    /// It may not be read or written, or nothing there may be.
+    /// Permissions or a read-only file system forbid it.
     NotPermitted,
     Invalid,
     Failed,
@@ -629,8 +641,8 @@ pub struct TreeFile {
     #[serde(with = "path_bytes")]
     pub path: Vec<u8>,
     pub size: u64,
-    /// With the size these tell one state of a file from another. Times are those of the last
-    /// change of anything and of the contents, in nanoseconds. Old guests do not tell: 0.
+    /// With the size, these distinguish one state of a file from another. The times are those of the last
+    /// change of the inode and of the content, in nanoseconds. Old guests send 0.
     #[serde(default)]
     pub inode: u64,
     #[serde(default)]
@@ -648,8 +660,8 @@ pub struct Skipped {
 
 /// Something in the file system of a sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Entry {
-    /// As it was asked for, or relative to the directory that was listed.
+pub struct FileEntry {
+    /// As in the request, or relative to the directory that was listed.
     #[serde(with = "path_bytes")]
     pub path: Vec<u8>,
     pub kind: EntryKind,
@@ -668,7 +680,7 @@ pub enum EntryKind {
     Other,
 }
 
-/// Something happened to a file or a directory that is watched.
+/// A change of a file or a directory that is watched.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileChange {
     pub change: ChangeKind,
@@ -681,13 +693,13 @@ pub struct FileChange {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ChangeKind {
-    /// It is there now: made, or moved there.
+    /// It was created, or moved here.
     Created,
-    /// Whoever wrote to it has closed it, or its permissions are others.
+    /// A writer has closed it, or its permissions changed.
     Modified,
-    /// It is not there any more: removed, or moved elsewhere.
+    /// It was removed, or moved elsewhere.
     Removed,
-    /// More has happened than could be told: look for yourself.
+    /// There were more changes than could be reported: list the directory again.
     Lost,
     /// The directory itself is gone; nothing follows.
     Gone,
@@ -696,8 +708,8 @@ pub enum ChangeKind {
 /// What a directory holds, by name.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Listing {
-    pub entries: Vec<Entry>,
-    /// How many more there are at least; what lies below them is not counted.
+    pub entries: Vec<FileEntry>,
+    /// How many more there are at least. Files below unlisted directories are not counted.
     pub more: u64,
 }
 
@@ -709,9 +721,9 @@ pub enum Probe {
     Memory { bytes: u64 },
     /// Start this many processes.
     Processes { count: u32 },
-    /// Burn processor time on two threads of execution for this long.
+    /// Use processor time with two processes for this long.
     Cpu { wall_ms: u64 },
-    /// Look for a network interface that is up, other than loopback, and try to leave.
+    /// Look for a network interface that is up, other than loopback, and try to reach the internet.
     Network,
 }
 

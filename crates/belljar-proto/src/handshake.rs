@@ -1,31 +1,31 @@
-//! How a guest in a container and its host recognise each other, before the first message.
+//! How a guest in a container and its host recognise each other before the first message.
 //!
-//! Over a socket the guest knocks: the nonce of its first conversation, or zeros before that. Over
-//! standard input and output, which outlive every host, each conversation begins with a marker.
+//! Over a socket the guest first sends the nonce of its first connection, or zeros before that. Over standard
+//! input and output, which stay open when a host dies, each conversation begins with a marker.
 
-/// As long as a nonce is.
-pub const KNOCK_SIZE: usize = 32;
+/// The length of a nonce.
+pub const GUEST_HELLO_SIZE: usize = 32;
 
-/// What a guest says first on a connection that it made.
+/// The first bytes that a guest sends on a connection that it made.
 #[must_use]
-pub fn knock(nonce: &str) -> [u8; KNOCK_SIZE] {
-    let mut knock = [0; KNOCK_SIZE];
-    for (to, from) in knock.iter_mut().zip(nonce.bytes()) {
+pub fn guest_hello(nonce: &str) -> [u8; GUEST_HELLO_SIZE] {
+    let mut hello = [0; GUEST_HELLO_SIZE];
+    for (to, from) in hello.iter_mut().zip(nonce.bytes()) {
         *to = from;
     }
-    knock
+    hello
 }
 
 pub const MARKER_SIZE: usize = 32;
 
-/// Where a conversation begins in a stream of bytes; nobody else can guess it.
+/// Marks the beginning of a conversation in a stream of bytes. Code in the sandbox cannot guess it.
 pub type Marker = [u8; MARKER_SIZE];
 
 /// The marker of a sandbox with this nonce.
 #[must_use]
 pub fn marker(nonce: &str) -> Marker {
-    let mut marker = knock(nonce);
-    // Told apart from what is said in the conversation itself, where the nonce occurs as text.
+    let mut marker = guest_hello(nonce);
+    // Different from the nonce itself, which occurs as text within a conversation.
     marker.iter_mut().for_each(|byte| *byte ^= 0x80);
     marker
 }
@@ -53,7 +53,7 @@ impl Scanner {
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// What is known so far; a marker that may have begun is waited for.
+    /// The next piece. Bytes that may be the beginning of a marker wait for more.
     pub fn next_piece(&mut self) -> Option<Piece> {
         if self.buffer.starts_with(&self.marker) {
             self.buffer.drain(..MARKER_SIZE);

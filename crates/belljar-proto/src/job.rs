@@ -1,9 +1,9 @@
-//! Work with files that takes a while: the guest has it done by a copy of itself, so that neither
-//! time nor memory are the guest's own.
+//! Copies and archives. The guest makes them in a fork of itself, so that they use neither its time nor its
+//! memory.
 
 use serde::{Deserialize, Serialize};
 
-/// Jobs of one sandbox, those included that have ended and were not asked about.
+/// Jobs of one sandbox, including those that have ended and whose result was not fetched.
 pub const MAX_JOBS: usize = 16;
 
 /// How deep a tree is copied, packed or unpacked.
@@ -20,7 +20,7 @@ pub enum ArchiveFormat {
     Zip,
 }
 
-/// What came of a job.
+/// The result of a job.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobReport {
     /// Files, directories and links that were made or packed.

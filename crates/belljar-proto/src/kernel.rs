@@ -1,13 +1,13 @@
-//! Between the guest and a kernel: a conversation over a private socket, so that nothing user code
-//! prints can be taken for a message.
+//! Messages between the guest and a kernel. They use a private socket, so that output of user code cannot
+//! be taken for a message.
 //!
-//! User code shares the process with the kernel and can, if it tries, write to that socket. All it
-//! gains is to lie about its own results, so the guest treats every message as untrusted.
+//! User code shares the process with the kernel and can write to that socket if it tries. It can only
+//! forge its own results; the guest treats every message as untrusted.
 
 use serde::{Deserialize, Serialize};
 
-/// The generation of the guest/kernel protocol. A guest brings its own kernels, so it has never
-/// had to grow.
+/// The generation of the guest/kernel protocol. Guest and kernels come from the same build, so it has
+/// never changed.
 pub const PROTOCOL: u32 = 1;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -17,10 +17,10 @@ pub enum ToKernel {
     Exec {
         exec_id: String,
         echo: bool,
-        /// We answer displays that ask for it with [`ToKernel::Seen`].
+        /// The guest answers displays that ask for it with [`ToKernel::Seen`].
         #[serde(default)]
         acknowledges: bool,
-        /// Somebody answers when the code asks for input.
+        /// Requests for input will be answered.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         stdin: bool,
         /// Which of its languages the code is in, for a kernel that has several and if it is not
@@ -37,24 +37,24 @@ pub enum ToKernel {
     Input {
         exec_id: String,
     },
-    /// Stop waiting for what this execution waits for, if it only waits. Said to kernels that can be
-    /// hit by a signal at a bad moment, and a while before the signal.
+    /// Interrupt this execution if it only waits. Sent, some time before the signal, to kernels that a signal
+    /// could end at a bad moment.
     Interrupt {
         exec_id: String,
     },
-    /// What are your variables? Only asked while no cell runs.
+    /// List the variables. Only while no cell runs.
     State,
-    /// Move large values to disk, unless somebody wants something else meanwhile. Only asked while no
-    /// cell runs.
+    /// Move large values to disk, until another request arrives. Only while no cell runs.
     Spill(crate::guest::SpillAsk),
-    /// Take a line to the host: say when you are ready for a byte with a descriptor. Only asked while no cell
-    /// runs.
-    Line,
-    /// Are you listening? Answered at once if no cell runs.
+    /// Prepare to receive a socket to the host ([`crate::snapshot`]): reply with
+    /// [`FromKernel::SnapshotSocket`]; then one byte with the descriptor follows. Only while no cell runs.
+    #[serde(rename = "line")]
+    SnapshotSocket,
+    /// Answered with a pong; at once if no cell runs.
     Ping {
         token: u64,
     },
-    /// The display was put in its place among the output; what is printed from now on comes after.
+    /// The display has its position in the output; what is printed from now on comes after it.
     Seen,
     Shutdown,
 }
@@ -74,8 +74,8 @@ pub enum FromKernel {
     /// Body: a [`crate::exec::MimeBundle`].
     Display {
         kind: DisplayKind,
-        /// The kernel goes on when it hears [`ToKernel::Seen`]: what it prints next travels another
-        /// way and could overtake this.
+        /// The kernel waits for [`ToKernel::Seen`]: what it prints next travels through a pipe and could
+        /// overtake the display.
         #[serde(default)]
         wait: bool,
     },
@@ -83,7 +83,7 @@ pub enum FromKernel {
     Error,
     /// The code waits for a line of input; body: a [`crate::exec::InputRequest`].
     Input {
-        /// Any bytes will do, not only a whole line. The host hears only of the first such request.
+        /// Any bytes are enough, not only a whole line. The host gets only the first such request.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         stream: bool,
     },
@@ -91,16 +91,17 @@ pub enum FromKernel {
     State,
     /// Body: a [`crate::guest::SpillReport`].
     Spilled,
-    /// Ready for a descriptor; nothing else may be sent before it.
-    Line,
+    /// Ready for the descriptor; nothing else may be sent before it.
+    #[serde(rename = "line")]
+    SnapshotSocket,
     Pong {
         token: u64,
     },
-    /// Nobody has asked for anything for long, and nothing would be lost: the kernel wants to go. It
-    /// goes on if a cell is on its way to it already.
+    /// The kernel was idle for long, would lose nothing, and wants to end. It stays if a cell has been sent
+    /// to it already.
     Leave,
-    /// The code was read as a whole and begins to run. Said by shells, which can only be
-    /// interrupted from then on.
+    /// The code was read completely and begins to run. Sent by shells, which can only be interrupted from
+    /// then on.
     Begun {
         exec_id: String,
     },
@@ -125,6 +126,6 @@ pub enum CellStatus {
     Ok,
     Error,
     Interrupted,
-    /// The code left with `sys.exit`; the kernel lives on.
+    /// The code called `sys.exit`; the kernel goes on.
     Exit,
 }

@@ -1,5 +1,5 @@
-//! The name of a language. Which there are is not for the wire to know: a guest runs kernels of
-//! languages that were added long after it was built.
+//! The name of a language. The protocol does not list languages: a guest runs kernels of languages that were
+//! added after it was built.
 
 use std::fmt;
 
@@ -20,7 +20,7 @@ pub struct Language {
 impl Language {
     pub const Python: Language = Language::known("python");
     pub const Bash: Language = Language::known("bash");
-    /// No language: the browser of a session, which is told actions.
+    /// Not a language: the browser of a session, whose cells are actions.
     pub const Browser: Language = Language::known("browser");
 
     /// A name: lower-case letters, digits and `_`, with at most one dot in between.
@@ -50,7 +50,7 @@ impl Language {
     #[must_use]
     pub fn as_str(&self) -> &str {
         let length = self.name.iter().position(|byte| *byte == 0).unwrap_or(MAX);
-        str::from_utf8(&self.name[..length]).expect("it was made of text, and of ASCII")
+        str::from_utf8(&self.name[..length]).expect("names are ASCII")
     }
 
     /// The kernel it runs in, which may be that of other languages too.
@@ -88,7 +88,7 @@ impl Serialize for Language {
 impl<'de> Deserialize<'de> for Language {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Language, D::Error> {
         let name = String::deserialize(deserializer)?;
-        Language::new(&name).ok_or_else(|| D::Error::custom("it is no name of a language"))
+        Language::new(&name).ok_or_else(|| D::Error::custom("not the name of a language"))
     }
 }
 

@@ -1,30 +1,29 @@
-//! What a sandbox is doing while nothing is asked of it, and which of its files are kept when it
-//! goes to sleep or branches.
+//! What runs in a sandbox without a request of the host, and which directories a snapshot keeps.
 
 use serde::{Deserialize, Serialize};
 
 use crate::exec::Language;
 
-/// Where the files of a sandbox lie that are its own, with their names in an archive of them.
-pub const PLACES: [(&str, &str); 3] =
+/// The directories with a sandbox's own files, each with its name in the archive of a snapshot.
+pub const KEPT_DIRECTORIES: [(&str, &str); 3] =
     [("session", "/session"), ("tmp", "/tmp"), ("shm", "/dev/shm")];
 
 /// Processes that a [`QuiescenceReport`] names.
 pub const MAX_NAMED: usize = 20;
 
-/// What goes on in a sandbox.
+/// What is alive in a sandbox.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QuiescenceReport {
     /// Kernels that are alive.
     pub kernels: Vec<Language>,
-    /// What goes on besides: processes that code has left behind, terminals, copies. For people;
-    /// at most [`MAX_NAMED`].
+    /// What else is alive: processes that code left behind, terminals, jobs. Text for people; at most
+    /// [`MAX_NAMED`].
     pub busy: Vec<String>,
-    /// Kernels that died and whose owner has not been told yet, with what became of each: whoever puts the sandbox aside
-    /// has to tell it afterwards.
+    /// Kernels whose death no result has reported yet, each with the reason. A host that hibernates the session must
+    /// report them after it wakes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub gone: Vec<(Language, String)>,
-    /// One number for all files in [`PLACES`]; none if there are none.
+    /// A fingerprint of all files in [`KEPT_DIRECTORIES`]; none if there are no files.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub files: Option<u64>,
 }

@@ -1,50 +1,49 @@
-//! Connections that code in a sandbox makes and the host answers, over the one connection that
-//! host and guest have anyway. So it works where a sandbox has no network at all, and where no
-//! descriptor can be handed over.
+//! Relays connections of code in a sandbox to the host, over the connection between guest and host. So it
+//! works where a sandbox has no network, and where descriptors cannot be passed.
 //!
 //! ```text
 //!   code ── TCP, loopback of the sandbox ──▶ guest ══ Open, Data, End, Reset ══▶ host: its proxy
 //!                                              ◀═════ Data, End, Reset, Credit ═══
 //! ```
 //!
-//! Each direction of a connection begins with a [`WINDOW`] of bytes that may be on their way. Who
-//! has taken bytes out gives that many back as credit. So neither side ever holds more than a
-//! window for one connection, and one that nobody reads holds up no other, and no events either.
+//! Each direction of a stream begins with a [`WINDOW`] of bytes that may be in flight. A receiver that has
+//! consumed bytes returns as many as credit. So neither side buffers more than a window for one stream, and
+//! a stream that is not read delays neither other streams nor events.
 //!
-//! The same parts carry the pipes and sockets of replies, where a connection to a guest cannot carry
-//! their descriptors. Those are open from the start, and are not counted with the others.
+//! The pipes and sockets of replies are relayed the same way, where a connection to a guest cannot carry
+//! their descriptors. They are open from the start, and have a limit of their own.
 //!
-//! A connection is over when both sides have said `End`, or one of them `Reset`. What arrives for
-//! one that is over is dropped: the two may have crossed on their way.
+//! A stream is over when both sides have sent `End`, or one of them `Reset`. Messages for a stream that is
+//! over are dropped: they may have been sent before the other side's `Reset` arrived.
 
 use serde::{Deserialize, Serialize};
 
 /// Where the guest listens, on loopback. It is bound before any code runs.
 pub const PORT: u16 = 3128;
 
-/// Where the guest puts the certificates that programs inside may believe.
+/// Where the guest writes the certificates that programs inside may trust.
 pub const CERTIFICATES: &str = "/tmp/.belljar/certificates.pem";
 
-/// Bytes of one direction of one connection that were sent and not yet taken out.
+/// Bytes of one direction of one stream that were sent and not consumed yet.
 pub const WINDOW: usize = 256 * 1024;
 
-/// The most that one `Data` carries: events of executions travel between them.
+/// The most that one `Data` carries, so that events of executions can be sent in between.
 pub const MAX_DATA: usize = 32 * 1024;
 
-/// Connections of one sandbox at a time. The guest accepts no more; those that come later wait.
+/// Relayed connections of one sandbox at a time. The guest accepts no more; later ones wait.
 pub const MAX_STREAMS: usize = 64;
 
-/// Pipes and sockets of replies that are carried at a time: more than a guest gives away of them.
+/// Pipes and sockets of replies that are relayed at a time: more than a guest can have open.
 pub const MAX_CARRIED: usize = 128;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "part", rename_all = "snake_case")]
 pub enum Part {
-    /// A new connection, with a number that no other had. Only guests say so.
+    /// A new stream, with a number that was never used. Only guests send it.
     Open,
-    /// The body is what was sent.
+    /// The body is data.
     Data,
-    /// That many bytes were taken out, and as many more may be sent.
+    /// So many bytes were consumed, and as many more may be sent.
     Credit { bytes: u64 },
     /// Nothing follows in this direction.
     End,
@@ -52,13 +51,12 @@ pub enum Part {
     Reset,
 }
 
-/// What the receiver of one direction owes: credit is given back in larger pieces, not with every
-/// byte.
+/// The credit that the receiver of one direction owes. It is returned in large pieces, not with every byte.
 #[derive(Debug, Default)]
 pub struct Owed(usize);
 
 impl Owed {
-    /// Counts bytes that were taken out, and says how many to give back now.
+    /// Counts consumed bytes, and returns how much credit to send now.
     pub fn taken(&mut self, bytes: usize) -> Option<u64> {
         self.0 += bytes;
         (self.0 >= WINDOW / 4).then(|| std::mem::take(&mut self.0) as u64)

@@ -1,19 +1,18 @@
-//! Terminals: a program on a pseudo-terminal that the guest keeps, and whoever watches it.
+//! Terminals: programs on pseudo-terminals that the guest owns.
 //!
-//! A terminal belongs to the guest: it goes on while nobody is attached, and while there is no
-//! server. Its output has positions, counted in bytes from its beginning, of which the guest keeps
-//! the last [`SCROLL_BACK`]; who comes back asks for the rest from where he was.
+//! A terminal goes on while no client is attached, and while there is no server. Positions in its output
+//! are counted in bytes from the beginning. The guest keeps the last [`SCROLL_BACK`] bytes; a client that
+//! connects again asks for output from its last position on.
 //!
-//! An attached connection is held up by nothing but itself. The program waits for readers who are
-//! slow, as it would at a real terminal, but not for one who has stopped reading: he is told what
-//! he missed ([`TerminalEvent::Skipped`]).
+//! The program waits for slow readers, as at a real terminal, but not for one that has stopped reading:
+//! that reader gets the number of bytes it missed ([`TerminalEvent::Skipped`]).
 
 use serde::{Deserialize, Serialize};
 
 /// Bytes of output that are kept of each terminal.
 pub const SCROLL_BACK: usize = 256 * 1024;
 
-/// Terminals of one sandbox, those included whose program has ended and whose end is remembered.
+/// Terminals of one sandbox, including those whose program has ended and that are still kept.
 pub const MAX_TERMINALS: usize = 16;
 
 /// The most that one [`crate::guest::Call::TerminalInput`] may carry.
@@ -43,7 +42,7 @@ impl Default for TerminalSize {
     }
 }
 
-/// A terminal, as it is now.
+/// The state of a terminal.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TerminalInfo {
     pub terminal: String,
@@ -51,7 +50,7 @@ pub struct TerminalInfo {
     pub size: TerminalSize,
     /// How many connections follow it.
     pub attached: u32,
-    /// The positions between which output can still be asked for.
+    /// The positions between which output is available.
     pub oldest: u64,
     pub newest: u64,
     /// How its program ended, if it has.

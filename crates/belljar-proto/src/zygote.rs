@@ -1,6 +1,6 @@
-//! Between the guest of a container and the zygote inside, which forks kernels.
+//! Messages between the guest of a container and the zygote inside, which forks kernels.
 //!
-//! One JSON object in each packet, with descriptors beside it; every order gets one answer.
+//! Each packet is one JSON object, with descriptors; every request gets one answer.
 
 use std::collections::BTreeMap;
 
@@ -38,7 +38,7 @@ pub enum FromZygote {
     },
 }
 
-/// What a warm interpreter says of itself.
+/// What a preloaded interpreter reports about itself.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Warm {
     pub python: String,
@@ -54,11 +54,11 @@ pub struct Warm {
     pub rss_kib: u64,
 }
 
-/// An environment, as it stands in [`ToZygote::Fork`].
+/// An environment, as [`ToZygote::Fork`] has it.
 #[must_use]
 pub fn environment(env: &[(String, String)]) -> serde_json::Map<String, serde_json::Value> {
     env.iter().map(|(key, value)| (key.clone(), value.clone().into())).collect()
 }
 
-/// The names of a kernel's ends, in the order in which a guest hands them out.
+/// The names of a kernel's descriptors, in the order in which a guest sends them.
 pub const KERNEL_ENDS: [&str; 4] = ["control", "stdin", "stdout", "stderr"];

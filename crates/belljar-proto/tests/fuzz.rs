@@ -10,7 +10,7 @@ use belljar_proto::guest::{
 use belljar_proto::handshake::{self, Scanner};
 use belljar_proto::kernel::{FromKernel, ToKernel};
 use belljar_proto::quiescence::QuiescenceReport;
-use belljar_proto::snapshot::{LineReport, ToLine};
+use belljar_proto::snapshot::{SnapshotCall, SnapshotReply};
 use belljar_proto::terminal::TerminalInfo;
 use belljar_proto::zygote::FromZygote;
 use serde::de::DeserializeOwned;
@@ -136,8 +136,8 @@ fn bodies_of_answers() {
 
 #[test]
 fn messages_of_kernels_and_zygotes() {
-    withstands_json::<LineReport>("a kernel's word on its picture", &[LINE, "{}"]);
-    withstands_json::<ToLine>("an order for a picture", &[TO_LINE]);
+    withstands_json::<SnapshotReply>("a kernel's word on its picture", &[LINE, "{}"]);
+    withstands_json::<SnapshotCall>("an order for a picture", &[TO_LINE]);
     withstands_json::<FromZygote>("a zygote's message", &[ZYGOTE]);
     withstands_json::<FromKernel>("a kernel's message", &[OF_KERNEL]);
     let order = r#"{"op":"exec","exec_id":"e1","echo":true,"stdin":true,"variant":"typescript","env":{"K":"V"}}"#;

@@ -7,7 +7,7 @@ use belljar_proto::exec::{
     Dropped, Event, ExecSpec, InputRequest, KernelState, Language, Outcome, Script, Status, What,
 };
 use belljar_proto::guest::{
-    Answer, Call, ChangeKind, Entry, EntryKind, FileChange, FromGuest, Import, KernelVariables,
+    Answer, Call, ChangeKind, EntryKind, FileChange, FileEntry, FromGuest, Import, KernelVariables,
     KnownExec, Opening, Probe, ProbeReport, Refusal, RefusalCode, ReplyOutcome, Request, Skipped,
     SpillAsk, SpillReport, SpilledValue, StayedValue, Tree, TreeFile, TreeLimits, Variable,
 };
@@ -15,7 +15,7 @@ use belljar_proto::job::{ArchiveFormat, JobReport};
 use belljar_proto::kernel::{CellStatus, DisplayKind, FromKernel, ToKernel};
 use belljar_proto::quiescence::QuiescenceReport;
 use belljar_proto::relay::Part;
-use belljar_proto::snapshot::{LineReport, ToLine};
+use belljar_proto::snapshot::{SnapshotCall, SnapshotReply};
 use belljar_proto::terminal::{
     TerminalEnd, TerminalEvent, TerminalInfo, TerminalSize, TerminalSpec,
 };
@@ -112,8 +112,8 @@ fn from_host_to_guest() {
             glob: None,
             without_hidden: false,
         },
-        Call::Rest,
-        Call::KeepFiles { job: "j".into(), places: vec!["session".into(), "tmp".into()] },
+        Call::Quiescence,
+        Call::KeepFiles { job: "j".into(), directories: vec!["session".into(), "tmp".into()] },
         Call::BringFiles { job: "j".into() },
         Call::LoseKernel { language, reason: "was left behind".into() },
         Call::OpenPath { path: b"/tmp/x".to_vec() },
@@ -121,7 +121,7 @@ fn from_host_to_guest() {
         Call::RemovePath { path: b"/tmp/d".to_vec(), recursive: true },
         Call::MovePath { path: b"/tmp/x".to_vec(), to: b"/tmp/y".to_vec() },
         Call::KernelState { language },
-        Call::KernelLine { language },
+        Call::SnapshotSocket { language },
         Call::Spill { language, ask: SpillAsk { frame_bytes: 1, array_bytes: 2 } },
         Call::OutliveHost { alone_for_s: 3600 },
         Call::Relay,
@@ -192,15 +192,15 @@ fn from_guest_to_host() {
         Answer::Tree,
         Answer::State,
         Answer::Spilled,
-        Answer::Line,
-        Answer::Resting,
+        Answer::SnapshotSocket,
+        Answer::Quiescence,
         Answer::File { size: 5 },
         Answer::Files { descriptors: 2 },
         Answer::Removed { removed: 1, artifacts: Some(7) },
         Answer::Removed { removed: 1, artifacts: None },
         Answer::Created { temporary: ".0.part".into() },
         Answer::Committed(file()),
-        Answer::Entry(Entry {
+        Answer::Entry(FileEntry {
             path: b"x".to_vec(),
             kind: EntryKind::File,
             size: 5,
@@ -274,10 +274,10 @@ fn from_guest_to_host() {
         .chain(codes.map(|code| ReplyOutcome::Err(Refusal { code, message: "why".into() })));
     let mut messages: Vec<FromGuest> = (1..)
         .zip(replies)
-        .map(|(id, outcome)| FromGuest::Reply { id, outcome, held: vec![], carried: None })
+        .map(|(id, outcome)| FromGuest::Reply { id, outcome, files: vec![], relayed: None })
         .collect();
     let outcome = ReplyOutcome::Ok(Answer::Stream);
-    messages.push(FromGuest::Reply { id: 99, outcome, held: vec![], carried: Some(7) });
+    messages.push(FromGuest::Reply { id: 99, outcome, files: vec![], relayed: Some(7) });
     messages.extend((0..).zip(events).map(|(seq, event)| FromGuest::Event {
         exec_id: "e1".into(),
         seq,
@@ -376,13 +376,19 @@ fn the_body_of_a_spill() {
 #[test]
 fn over_a_line_to_a_kernel() {
     insta::assert_snapshot!(lines(&[
-        ToLine::Freeze { layer: 7, share: true, before: true, layers: vec![5, 6], force: false },
-        ToLine::Kept,
-        ToLine::Thaw { layers: vec![5, 6, 7] },
-        ToLine::Preload { layer: 7, modules: vec!["json".into()] },
-        ToLine::Begin { env: serde_json::Map::new(), cwd: "/session".into() },
+        SnapshotCall::Freeze {
+            layer: 7,
+            share: true,
+            before: true,
+            layers: vec![5, 6],
+            force: false
+        },
+        SnapshotCall::Kept,
+        SnapshotCall::Thaw { layers: vec![5, 6, 7] },
+        SnapshotCall::Preload { layer: 7, modules: vec!["json".into()] },
+        SnapshotCall::Begin { env: serde_json::Map::new(), cwd: "/session".into() },
     ]));
-    let report = LineReport {
+    let report = SnapshotReply {
         refused: vec!["a socket is open".into()],
         entirely: true,
         lost: vec!["thread `x` is alive".into()],
@@ -396,8 +402,8 @@ fn over_a_line_to_a_kernel() {
         }),
     };
     insta::assert_snapshot!(lines(&[report]));
-    let least = serde_json::from_str::<LineReport>("{}");
-    assert_eq!(least.expect("a report"), LineReport::default());
+    let least = serde_json::from_str::<SnapshotReply>("{}");
+    assert_eq!(least.expect("a report"), SnapshotReply::default());
 }
 
 #[test]
@@ -458,7 +464,7 @@ fn between_guest_and_kernel() {
         ToKernel::Input { exec_id: "e1".into() },
         ToKernel::State,
         ToKernel::Spill(SpillAsk { frame_bytes: 1, array_bytes: 2 }),
-        ToKernel::Line,
+        ToKernel::SnapshotSocket,
         ToKernel::Ping { token: 7 },
         ToKernel::Interrupt { exec_id: "e1".into() },
         ToKernel::Seen,
@@ -496,7 +502,7 @@ fn between_guest_and_kernel() {
         FromKernel::Input { stream: true },
         FromKernel::State,
         FromKernel::Spilled,
-        FromKernel::Line,
+        FromKernel::SnapshotSocket,
         FromKernel::Pong { token: 7 },
         FromKernel::Leave,
         FromKernel::Begun { exec_id: "e1".into() },

@@ -81,7 +81,45 @@ pub enum RuntimeError {
     #[error("failed to put it on disk")]
     Keep(#[source] io::Error),
     #[error(transparent)]
-    Engine(#[from] crate::docker::EngineError),
+    Engine(#[from] ContainerEngineError),
+}
+
+/// Why a container engine failed, and what to do about it.
+#[derive(Debug, thiserror::Error)]
+pub enum ContainerEngineError {
+    #[error("no container engine answers at `{address}`; {advice}")]
+    Unreachable { address: String, advice: &'static str },
+    #[error(
+        "the container engine at `{address}` takes connections but has not answered for {seconds} s; \
+         its log may say why (`journalctl -u docker`), and a restart may help"
+    )]
+    Hangs { address: String, seconds: u64 },
+    #[error(
+        "the container engine has no image `{0}`; build one with `belljar image build`, pull it \
+         with `docker pull`, or name another with SANDBOX_IMAGE"
+    )]
+    NoImage(String),
+    #[error(
+        "the container engine knows no runtime `{0}`; register it in its daemon.json, or leave \
+         BELLJAR_DOCKER_RUNTIME empty"
+    )]
+    NoRuntime(String),
+    #[error(
+        "the container engine has no GPU to give; install the vendor's container toolkit, or \
+         leave BELLJAR_GPUS empty"
+    )]
+    NoGpu,
+    #[error("the disk of the container engine is full; `docker system df` shows what is on it")]
+    NoSpace,
+    #[error("the container engine failed to {doing}: {message}")]
+    Refused { doing: &'static str, message: String },
+    #[error("the container of the sandbox ended while it was started")]
+    Ended,
+    #[error(
+        "process {peer} connected to the socket of the sandbox, but the first process of its container is {pid} \
+         according to the container engine; an engine in its own PID namespace cannot be used"
+    )]
+    Strangers { peer: i32, pid: u32 },
 }
 
 impl RuntimeError {
@@ -94,4 +132,9 @@ impl RuntimeError {
             _ => false,
         }
     }
+}
+
+/// The error of a file that the guest named.
+pub(crate) fn failed_to_open(path: &[u8], cause: io::Error) -> RuntimeError {
+    RuntimeError::Open { path: String::from_utf8_lossy(path).into_owned().into(), cause }
 }

@@ -6,17 +6,18 @@
 use belljar_proto::PROTOCOL_WITH_FILES;
 use belljar_proto::frame::FrameError;
 use belljar_proto::guest::{
-    Answer, Call, Entry, FileChange, FromGuest, HeldFile, Listing, MAX_REMOVED, Opening, Tree,
+    Answer, Call, FileChange, FileEntry, FromGuest, Listing, MAX_REMOVED, Opening, TableFile, Tree,
     TreeFile, TreeLimits,
 };
-use belljar_sys::channel;
 use belljar_sys::tree::Identity;
 use belljar_sys::untrusted::{Untrusted, UntrustedFile};
+use belljar_sys::{channel, descriptor};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::error::failed_to_open;
 use crate::link::{Link, Reply};
-use crate::remote_file::{self, Outside, Source, sources};
+use crate::remote_file::{self, FileSource, Staged, sources};
 use crate::stream::GuestStream;
 use crate::{RuntimeError, Sandbox};
 
@@ -78,14 +79,14 @@ pub struct Temporary {
     /// In the directory of the final name. Only the guest needs to understand it.
     pub(crate) name: String,
     /// What it shall hold, where it cannot be written to directly.
-    outside: Option<Outside>,
+    staged: Option<Staged>,
 }
 
 impl Temporary {
     /// Brings what was written to the guest, if that is not the same.
     pub(crate) async fn send(&self, link: &Link) -> Result<(), RuntimeError> {
-        match &self.outside {
-            Some(outside) => outside.send(link, &self.path).await,
+        match &self.staged {
+            Some(staged) => staged.send(link, &self.path).await,
             None => Ok(()),
         }
     }
@@ -97,7 +98,7 @@ impl Temporary {
 pub struct Behind {
     path: Vec<u8>,
     /// What is to come behind it, where it cannot be written to directly.
-    outside: Option<Outside>,
+    staged: Option<Staged>,
 }
 
 impl Sandbox {
@@ -135,7 +136,7 @@ impl Sandbox {
         if openings.len() != files.len() {
             return Err(RuntimeError::UnexpectedAnswer);
         }
-        let mut sources = sources(reply.fds, reply.held);
+        let mut sources = sources(reply.fds, reply.files);
         let mut all = Vec::with_capacity(files.len());
         for (opening, file) in openings.into_iter().zip(files) {
             all.push(match opening {
@@ -162,7 +163,7 @@ impl Sandbox {
             let call = Call::OpenFile { root: root.to_owned(), path: file.path.clone() };
             all.push(match self.link().call(call, &[]).await {
                 Ok(reply) => {
-                    let source = sources(reply.fds, reply.held).next();
+                    let source = sources(reply.fds, reply.files).next();
                     self.opened(source, &file.path, false, u64::MAX).await
                 }
                 Err(RuntimeError::Refused(refusal)) => Err(refusal.into()),
@@ -222,12 +223,12 @@ impl Sandbox {
         let call = Call::CreateFile { root: root.clone(), path: path.clone(), mode };
         let reply = self.link().call(call, &[]).await?;
         let (Answer::Created { temporary: name }, Some(source)) =
-            (reply.answer, sources(reply.fds, reply.held).next())
+            (reply.answer, sources(reply.fds, reply.files).next())
         else {
             return Err(RuntimeError::UnexpectedAnswer);
         };
-        let (file, outside) = to_write(self.link(), source, &path)?;
-        Ok((file, Temporary { root, path, name, outside }))
+        let (file, staged) = to_write(self.link(), source, &path)?;
+        Ok((file, Temporary { root, path, name, staged }))
     }
 
     /// Puts the file in its place, also over another one; tells what is there then, as the guest
@@ -245,16 +246,16 @@ impl Sandbox {
 
     /// Removes the file again.
     pub async fn discard_file(&self, temporary: Temporary) -> Result<(), RuntimeError> {
-        let Temporary { root, path, name, outside } = temporary;
-        if let Some(Outside { held, .. }) = outside {
-            self.link().call(Call::DropHeld { held: vec![held] }, &[]).await?;
+        let Temporary { root, path, name, staged } = temporary;
+        if let Some(Staged { number, .. }) = staged {
+            self.link().call(Call::CloseTableFiles { files: vec![number] }, &[]).await?;
         }
         let call = Call::DiscardFile { root, path, temporary: name };
         self.link().call(call, &[]).await.map(|_| ())
     }
 
     /// What stands at a path; a link is a link.
-    pub async fn look(&self, path: &[u8]) -> Result<Entry, RuntimeError> {
+    pub async fn look(&self, path: &[u8]) -> Result<FileEntry, RuntimeError> {
         self.must_know_files()?;
         match self.link().call(Call::Look { path: path.to_vec() }, &[]).await?.answer {
             Answer::Entry(entry) => Ok(entry),
@@ -282,7 +283,7 @@ impl Sandbox {
     pub async fn open_path(&self, path: &[u8]) -> Result<OpenedFile, RuntimeError> {
         self.must_know_files()?;
         let reply = self.link().call(Call::OpenPath { path: path.to_vec() }, &[]).await?;
-        self.opened(sources(reply.fds, reply.held).next(), path, false, u64::MAX).await
+        self.opened(sources(reply.fds, reply.files).next(), path, false, u64::MAX).await
     }
 
     /// Opens a plain file, which is made if there is none, for writing behind what is there.
@@ -294,17 +295,18 @@ impl Sandbox {
         self.must_know_jobs()?;
         let path = path.to_vec();
         let reply = self.link().call(Call::AppendFile { path: path.clone(), mode }, &[]).await?;
-        let source = sources(reply.fds, reply.held).next().ok_or(RuntimeError::UnexpectedAnswer)?;
-        let (file, outside) = to_write(self.link(), source, &path)?;
-        Ok((file, Behind { path, outside }))
+        let source =
+            sources(reply.fds, reply.files).next().ok_or(RuntimeError::UnexpectedAnswer)?;
+        let (file, staged) = to_write(self.link(), source, &path)?;
+        Ok((file, Behind { path, staged }))
     }
 
     /// Everything was written to it.
     pub async fn close_file(&self, behind: Behind) -> Result<(), RuntimeError> {
-        let Behind { path, outside } = behind;
-        match outside {
+        let Behind { path, staged } = behind;
+        match staged {
             // It was opened for appending: wherever it is told to write, it does so at its end.
-            Some(outside) => outside.send(self.link(), &path).await,
+            Some(staged) => staged.send(self.link(), &path).await,
             None => Ok(()),
         }
     }
@@ -349,19 +351,19 @@ impl Sandbox {
     /// What the guest sent for a file, if it is one.
     async fn opened(
         &self,
-        source: Option<Source>,
+        source: Option<FileSource>,
         path: &[u8],
         being_written: bool,
         most: u64,
     ) -> Result<OpenedFile, RuntimeError> {
         let (file, identity, has_content) = match source.ok_or(RuntimeError::UnexpectedAnswer)? {
-            Source::Here(fd) => {
-                let identity = channel::check_plain_file(&fd);
+            FileSource::Local(fd) => {
+                let identity = descriptor::check_plain_file(&fd);
                 (fd.into_file(), identity.map_err(|cause| failed_to_open(path, cause))?, true)
             }
-            Source::There(held) => {
-                let HeldFile { size, inode, changed_ns, modified_ns, .. } = held;
-                let file = remote_file::fetch(self.link(), held, path, most).await?;
+            FileSource::Remote(remote) => {
+                let TableFile { size, inode, changed_ns, modified_ns, .. } = remote;
+                let file = remote_file::fetch(self.link(), remote, path, most).await?;
                 let file = Untrusted::new(file, self.link().closer());
                 (file, Identity { size, inode, changed_ns, modified_ns }, size <= most)
             }
@@ -386,25 +388,21 @@ impl Sandbox {
 /// What is written to, for a file that the guest opened for writing.
 fn to_write(
     link: &Link,
-    source: Source,
+    source: FileSource,
     path: &[u8],
-) -> Result<(UntrustedFile, Option<Outside>), RuntimeError> {
+) -> Result<(UntrustedFile, Option<Staged>), RuntimeError> {
     let failed = |cause| failed_to_open(path, cause);
     match source {
-        Source::Here(fd) => {
-            channel::check_written_file(&fd).map_err(failed)?;
+        FileSource::Local(fd) => {
+            descriptor::check_written_file(&fd).map_err(failed)?;
             Ok((fd.into_file(), None))
         }
-        Source::There(HeldFile { held, .. }) => {
-            let outside = Outside::new(held).map_err(failed)?;
-            let file = outside.file.try_clone().map_err(failed)?;
-            Ok((Untrusted::new(file, link.closer()), Some(outside)))
+        FileSource::Remote(TableFile { number, .. }) => {
+            let staged = Staged::new(number).map_err(failed)?;
+            let file = staged.file.try_clone().map_err(failed)?;
+            Ok((Untrusted::new(file, link.closer()), Some(staged)))
         }
     }
-}
-
-pub(crate) fn failed_to_open(path: &[u8], cause: std::io::Error) -> RuntimeError {
-    RuntimeError::Open { path: String::from_utf8_lossy(path).into_owned().into(), cause }
 }
 
 fn understood<T: DeserializeOwned>(body: &[u8]) -> Result<T, RuntimeError> {

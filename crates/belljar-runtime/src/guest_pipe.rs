@@ -1,6 +1,5 @@
-//! Bytes to or from a guest, through what it handed over for that: a pipe or a socket, which a thread
-//! for this sandbox reads and writes, or a stream that is carried over the link, where descriptors
-//! cannot be handed over.
+//! A stream of bytes to or from a guest: a pipe or a socket that the guest sent, which the sandbox's own thread reads and
+//! writes, or a stream that is relayed over the link, where descriptors cannot be sent.
 
 use std::future::Future;
 use std::io;
@@ -16,8 +15,8 @@ use crate::link::{Link, Reply};
 use crate::relay::RelayStream;
 use crate::stream_thread::{carry_socket, read_pipe, write_pipe};
 
-/// Reading where it is for writing only gives nothing until the other side ends. Dropped, it ends;
-/// what was written arrives all the same.
+/// Reading one that is for writing only returns nothing until the other side ends. Dropping it ends it; what was
+/// written is still delivered.
 #[derive(Debug)]
 pub struct GuestPipe(RelayStream);
 
@@ -39,12 +38,12 @@ impl GuestPipe {
         reply: Reply,
         carry: impl FnOnce(UntrustedFd, DuplexStream, oneshot::Receiver<()>) -> C,
     ) -> Result<GuestPipe, RuntimeError> {
-        match (reply.carried, reply.fds.into_iter().next()) {
+        match (reply.relayed, reply.fds.into_iter().next()) {
             (Some(stream), _) => Ok(GuestPipe(stream)),
             (None, Some(fd)) => {
                 let thread = link.stream_thread().map_err(RuntimeError::Connect)?;
-                let (stream, carried, dropped) = RelayStream::pair();
-                thread.spawn(carry(fd, carried, dropped));
+                let (stream, other_end, dropped) = RelayStream::pair();
+                thread.spawn(carry(fd, other_end, dropped));
                 Ok(GuestPipe(stream))
             }
             (None, None) => Err(RuntimeError::UnexpectedAnswer),

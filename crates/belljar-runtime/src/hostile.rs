@@ -117,8 +117,8 @@ impl Watchdog {
 }
 
 fn answer(request: &Request, answer: Answer) -> Vec<u8> {
-    let (outcome, held, carried) = (ReplyOutcome::Ok(answer), Vec::new(), None);
-    frame::encode(&FromGuest::Reply { id: request.id, outcome, held, carried }, &[])
+    let (outcome, files, relayed) = (ReplyOutcome::Ok(answer), Vec::new(), None);
+    frame::encode(&FromGuest::Reply { id: request.id, outcome, files, relayed }, &[])
 }
 
 /// A guest that answers every call as it likes, for as long as it is listened to.
@@ -215,7 +215,7 @@ async fn descriptors_that_are_something_else() {
                     Call::CreateFile { .. } => Answer::Created { temporary: "t".into() },
                     Call::AppendFile { .. } => Answer::Appending,
                     Call::Pack { .. } | Call::Unpack { .. } => Answer::Stream,
-                    Call::LoadKernel { .. } => Answer::Line,
+                    Call::LoadKernel { .. } => Answer::SnapshotSocket,
                     _ => Answer::Connection,
                 };
                 send(host, &answer(request, right), &make());
@@ -388,7 +388,7 @@ async fn descriptors_on_the_line_of_a_kernel() {
             let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
             channel::send_with_fds(&ours, br#"{"refused": ["no"]}"#, &fds).unwrap();
             std::mem::forget(ours);
-            send(host, &answer(request, Answer::Line), &[theirs]);
+            send(host, &answer(request, Answer::SnapshotSocket), &[theirs]);
         });
         let there = there.await;
         let place = tempfile::tempdir().unwrap();

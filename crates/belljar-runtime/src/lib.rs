@@ -11,6 +11,7 @@ pub mod docker;
 mod error;
 mod files;
 mod guest_pipe;
+mod host_files;
 #[cfg(test)]
 mod hostile;
 mod jobs;
@@ -18,6 +19,7 @@ pub mod kernels;
 pub mod languages;
 pub mod link;
 pub mod native;
+mod orphans;
 mod private;
 mod quiescence;
 mod relay;
@@ -32,21 +34,23 @@ mod spec;
 mod stream;
 mod stream_thread;
 mod terminal;
+mod user;
 mod volume;
 
 pub use belljar_sys::untrusted::UntrustedFile;
-pub use error::RuntimeError;
+pub use error::{ContainerEngineError, RuntimeError};
 pub use files::{Behind, FileChanges, OpenedFile, Removed, Temporary, Wanted};
 pub use guest_pipe::GuestPipe;
 pub use jobs::Job;
 pub use relay::{Relay, RelayStream};
-pub use runtime::Runtime;
+pub use runtime::{Runtime, ZygoteState};
 pub use sandbox::{Handle, KernelStart, Sandbox};
 pub use snapshot::{
     Fixed, FreezeReport, FreezeRequest, Layer, MemorySnapshot, Meter, ThawReport, common_layer,
 };
-pub use spec::{DataMount, Limits, SandboxSpec, USER_ID, paths};
+pub use spec::{DataMount, Limits, SandboxSpec, paths};
 pub use terminal::TerminalOutput;
+pub use user::USER_ID;
 pub use volume::{
     MAX_SIZE as MAX_VOLUME_SIZE, MIN_SIZE as MIN_VOLUME_SIZE, VolumeKind, VolumeMount, VolumePlace,
     VolumeUsage,

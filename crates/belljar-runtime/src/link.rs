@@ -1,8 +1,8 @@
-//! The host's end of the conversation with a guest.
+//! The host's connection to a guest.
 //!
-//! One connection carries everything: requests are matched to replies by number, events go to
-//! whoever follows the execution. The guest is not trusted, so what it may make us hold is bounded;
-//! when it exceeds a bound or talks nonsense the link is closed and every waiter is told.
+//! One connection carries everything: replies are matched to requests by id, and events go to the follower of their
+//! execution. The guest is not trusted, so the memory it can use in the host is bounded. If it exceeds a bound or breaks
+//! the protocol, the link is closed and every waiting call fails.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -15,10 +15,11 @@ use std::time::Duration;
 use belljar_proto::exec::{Event, ExecSpec};
 use belljar_proto::frame::{self, Decoder, Frame};
 use belljar_proto::guest::{
-    Answer, Call, FromGuest, HeldFile, KnownExec, Refusal, RefusalCode, ReplyOutcome, Request,
+    Answer, Call, FromGuest, KnownExec, Refusal, RefusalCode, ReplyOutcome, Request, TableFile,
 };
 use belljar_proto::{PROTOCOL, PROTOCOL_WITH_RELAY};
-use belljar_sys::channel::{self, Kind};
+use belljar_sys::channel;
+use belljar_sys::descriptor::{self, DescriptorKind};
 use belljar_sys::untrusted::{Closer, Untrusted, UntrustedFd};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -29,54 +30,54 @@ use crate::RuntimeError;
 use crate::relay::{Relay, RelayStream, Streams};
 use crate::stream_thread::{StreamThread, StreamThreads};
 
-/// Events received and not yet taken by their reader, in bytes. The guest's own spool holds less
-/// than this for one execution, so only a guest gone mad gets here.
+/// Bytes of events that were received and not taken by their reader. The guest's spool of one execution is smaller, so
+/// only a guest that misbehaves gets here.
 const MAX_BACKLOG: usize = 256 * 1024 * 1024;
 
-/// Descriptors that arrived and belong to no reply yet.
+/// Descriptors that were received and belong to no reply yet.
 const MAX_STRAY_FDS: usize = channel::MAX_FDS;
 
-/// Descriptors that a sandbox has sent and that could not be closed yet. Closing takes microseconds
-/// unless somebody works at it, and then nothing more is taken from this sandbox.
+/// Descriptors of a sandbox that are not closed yet. Closing takes microseconds unless the sandbox makes it slow on
+/// purpose; then its link is closed.
 pub(crate) const MAX_UNCLOSED: usize = 1024;
 
-/// How long a guest may take to answer what it answers at once.
+/// How long a guest may take for a reply.
 const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Requests on their way to a guest that does not read them.
+/// Requests that wait for a guest which does not read them.
 const OUTBOX: usize = 64;
 
-/// What an event costs us besides its body.
+/// The memory of an event besides its body.
 const EVENT_OVERHEAD: usize = 256;
 
-/// What a guest answers.
+/// A guest's reply.
 #[derive(Debug)]
 pub struct Reply {
     pub answer: Answer,
     pub body: Vec<u8>,
     pub fds: Vec<UntrustedFd>,
-    /// Instead of descriptors, from a guest that can send none.
-    pub held: Vec<HeldFile>,
-    /// Instead of a pipe or a socket, from such a guest.
-    pub carried: Option<RelayStream>,
+    /// Replaces descriptors of files, from a guest that can send none.
+    pub files: Vec<TableFile>,
+    /// Replaces a pipe or a socket, from such a guest.
+    pub relayed: Option<RelayStream>,
 }
 
 #[derive(Debug)]
 pub struct Link {
-    /// Whole frames only: a caller that gives up half-way must not leave half a frame behind.
+    /// Whole frames only: a call that is cancelled must not leave half a frame behind.
     outbox: mpsc::Sender<Vec<u8>>,
-    shared: Arc<LinkState>,
+    state: Arc<LinkState>,
     next_id: AtomicU64,
     tasks: [tokio::task::JoinHandle<()>; 2],
     /// The generation of the protocol that the guest speaks.
     protocol: u32,
-    /// Executions the guest knew when we connected.
+    /// Executions that the guest knew when we connected.
     known: Vec<KnownExec>,
-    /// Where the guest listens, if it does, and the nonce it wants to hear.
+    /// Where the guest listens, if it does, and its nonce.
     address: Option<(PathBuf, String)>,
-    /// Closes what the guest sends.
+    /// Closes descriptors that the guest sends.
     closer: Closer,
-    /// Reads and writes it, where it is to be read or written.
+    /// Reads and writes pipes and sockets that the guest sends.
     streams: StreamThreads,
 }
 
@@ -94,19 +95,19 @@ struct Waiting {
     closed: bool,
 }
 
-/// Stops waiting for a reply when whoever asked does.
+/// Removes the entry of a call that is cancelled.
 struct Expecting<'a> {
-    shared: &'a LinkState,
+    state: &'a LinkState,
     id: u64,
 }
 
 impl Drop for Expecting<'_> {
     fn drop(&mut self) {
-        self.shared.lock().replies.remove(&self.id);
+        self.state.lock().replies.remove(&self.id);
     }
 }
 
-/// Something that happened in an execution, and where it stands in the spool.
+/// An event of an execution, with its position in the spool.
 #[derive(Debug)]
 pub struct ExecEvent {
     pub seq: u64,
@@ -135,21 +136,21 @@ impl Link {
         Ok(link)
     }
 
-    /// Talks to the guest at the other end of a stream, which does not block.
+    /// Connects over a stream, which must be nonblocking.
     pub(crate) async fn over(stream: UntrustedFd, nonce: &str) -> Result<Link, RuntimeError> {
         let closer = stream.closer().clone();
         let stream = channel::watched_untrusted(stream).map_err(RuntimeError::Connect)?;
         let stream = Arc::new(stream);
-        let shared = Arc::new(LinkState::default());
+        let state = Arc::new(LinkState::default());
         let (outbox, to_write) = mpsc::channel(OUTBOX);
         let tasks = [
-            tokio::spawn(listen(Arc::clone(&stream), Arc::clone(&shared), outbox.clone())),
+            tokio::spawn(listen(Arc::clone(&stream), Arc::clone(&state), outbox.clone())),
             tokio::spawn(write(Writer(stream), to_write)),
         ];
         let (next_id, streams) = (AtomicU64::new(1), StreamThreads::default());
         let (protocol, known, address) = (0, Vec::new(), None);
         let mut link =
-            Link { outbox, shared, next_id, tasks, protocol, known, address, closer, streams };
+            Link { outbox, state, next_id, tasks, protocol, known, address, closer, streams };
         let hello = Call::Hello { protocol: PROTOCOL, nonce: nonce.to_owned() };
         match link.call(hello, &[]).await?.answer {
             Answer::Welcome { protocol, execs, .. } => {
@@ -160,8 +161,7 @@ impl Link {
         }
     }
 
-    /// A second connection to the same guest, as a successor of ours would make it; where guests
-    /// connect to us there is none.
+    /// A second connection to the same guest, as a later server would make it. Fails where guests connect to the host.
     pub async fn again(&self) -> Result<Link, RuntimeError> {
         let (socket, nonce) = self.address.as_ref().ok_or(RuntimeError::Gone)?;
         Link::connect(socket, nonce).await
@@ -173,56 +173,56 @@ impl Link {
         self.protocol
     }
 
-    /// The executions the guest knew when this connection was made, oldest first: what a server
-    /// that comes back may join.
+    /// The executions that the guest knew when this connection was made, oldest first: a restarted server may join
+    /// them.
     #[must_use]
     pub fn known_execs(&self) -> &[KnownExec] {
         &self.known
     }
 
-    /// Whether the guest is still there, as far as we have heard.
+    /// Whether the connection to the guest is open.
     #[must_use]
     pub fn is_open(&self) -> bool {
-        !self.shared.lock().closed
+        !self.state.lock().closed
     }
 
-    /// Ends the connection; everybody who waits is told. What the guest does then it was told before.
+    /// Ends the connection; all waiting calls fail.
     pub fn close(&self) {
         self.tasks.iter().for_each(tokio::task::JoinHandle::abort);
-        self.shared.close();
+        self.state.close();
     }
 
-    /// Closes whatever comes from this sandbox.
+    /// Closes the descriptors of this sandbox.
     pub(crate) fn closer(&self) -> &Closer {
         &self.closer
     }
 
-    /// The thread that may read and write what comes from this sandbox.
+    /// The thread that reads and writes pipes and sockets of this sandbox.
     pub(crate) fn stream_thread(&self) -> io::Result<Arc<StreamThread>> {
         self.streams.get()
     }
 
-    /// One request and its answer.
+    /// Sends a request and waits for its reply.
     pub async fn call(&self, call: Call, body: &[u8]) -> Result<Reply, RuntimeError> {
         if self.closer.backlog() > MAX_UNCLOSED {
             self.close();
             return Err(RuntimeError::Gone);
         }
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
-        // Arguments, environment and code are somebody else's, and may be larger than a frame.
+        // Arguments, environment and code come from users, and may be too large for a frame.
         let bytes = frame::try_encode(&Request { id, call }, body).map_err(|error| Refusal {
             code: RefusalCode::Invalid,
-            message: format!("it is too large for a sandbox: {error}"),
+            message: format!("the request is too large for a sandbox: {error}"),
         })?;
         let (sender, receiver) = oneshot::channel();
         {
-            let mut waiting = self.shared.lock();
+            let mut waiting = self.state.lock();
             if waiting.closed {
                 return Err(RuntimeError::Gone);
             }
             waiting.replies.insert(id, sender);
         }
-        let _expecting = Expecting { shared: &self.shared, id };
+        let _expecting = Expecting { state: &self.state, id };
         let conversation = async {
             self.outbox.send(bytes).await.map_err(|_| RuntimeError::Gone)?;
             Ok(receiver.await.map_err(|_| RuntimeError::Gone)??)
@@ -249,14 +249,14 @@ impl Link {
         self.follow(exec_id.to_owned(), call, &[]).await
     }
 
-    /// Connections of code in the sandbox from now on, those of an earlier connection of ours or of
-    /// an earlier server excepted: they have ended. Programs inside find `certificates`, in PEM.
+    /// Receives connections of code in the sandbox from now on. Those of an earlier link or server have ended. Programs
+    /// inside find `certificates`, in PEM.
     pub async fn relay(&self, certificates: &[u8]) -> Result<Relay, RuntimeError> {
         if self.protocol < PROTOCOL_WITH_RELAY {
-            let message = "its guest is of an earlier version, which relays no connections";
+            let message = "the sandbox was started by an older version of Belljar, which has no network relay";
             return Err(Refusal { code: RefusalCode::Invalid, message: message.into() }.into());
         }
-        let relay = self.shared.streams.want(self.outbox.clone());
+        let relay = self.state.streams.want(self.outbox.clone());
         match self.call(Call::Relay, certificates).await?.answer {
             Answer::Done => Ok(relay),
             _ => Err(RuntimeError::UnexpectedAnswer),
@@ -269,17 +269,17 @@ impl Link {
         call: Call,
         body: &[u8],
     ) -> Result<Following, RuntimeError> {
-        // Registered first: events follow the reply at once.
+        // Registered before the call: events follow the reply at once.
         let (sender, events) = mpsc::unbounded_channel();
-        match self.shared.lock().events.entry(exec_id.clone()) {
+        match self.state.lock().events.entry(exec_id.clone()) {
             Entry::Vacant(place) => place.insert(sender),
-            // Events do not say for whom they are: a second follower would rob the first.
+            // Events are not addressed to a follower: a second one would take those of the first.
             Entry::Occupied(_) => {
                 let message = format!("execution {exec_id} is followed on this connection already");
                 return Err(Refusal { code: RefusalCode::DuplicateExec, message }.into());
             }
         };
-        let following = Following { exec_id, events, shared: Arc::clone(&self.shared) };
+        let following = Following { exec_id, events, state: Arc::clone(&self.state) };
         match self.call(call, body).await?.answer {
             Answer::Started => Ok(following),
             _ => Err(RuntimeError::UnexpectedAnswer),
@@ -290,7 +290,7 @@ impl Link {
 impl Drop for Link {
     fn drop(&mut self) {
         self.tasks.iter().for_each(tokio::task::JoinHandle::abort);
-        self.shared.streams.close();
+        self.state.streams.close();
     }
 }
 
@@ -299,31 +299,31 @@ impl Drop for Link {
 pub struct Following {
     exec_id: String,
     events: mpsc::UnboundedReceiver<ExecEvent>,
-    shared: Arc<LinkState>,
+    state: Arc<LinkState>,
 }
 
 impl Following {
     /// The next event; `None` when the link was lost before the end.
     pub async fn next(&mut self) -> Option<ExecEvent> {
         let event = self.events.recv().await?;
-        self.shared.backlog.fetch_sub(event.cost(), Ordering::Relaxed);
+        self.state.backlog.fetch_sub(event.cost(), Ordering::Relaxed);
         Some(event)
     }
 }
 
 impl Drop for Following {
     fn drop(&mut self) {
-        self.shared.lock().events.remove(&self.exec_id);
+        self.state.lock().events.remove(&self.exec_id);
         self.events.close();
         while let Ok(event) = self.events.try_recv() {
-            self.shared.backlog.fetch_sub(event.cost(), Ordering::Relaxed);
+            self.state.backlog.fetch_sub(event.cost(), Ordering::Relaxed);
         }
     }
 }
 
 impl LinkState {
     fn lock(&self) -> std::sync::MutexGuard<'_, Waiting> {
-        // Nobody panics while holding it: the critical sections only move values.
+        // No critical section can panic: they only move values.
         self.waiting.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
@@ -337,12 +337,12 @@ impl LinkState {
     }
 }
 
-/// A connection of ours as something that the other side can put descriptors into.
+/// A connection that the other side can send descriptors through.
 pub(crate) fn untrusted(stream: UnixStream, closer: &Closer) -> io::Result<UntrustedFd> {
     Ok(Untrusted::new(stream.into_std()?.into(), closer))
 }
 
-/// The guest hears when nobody writes any more.
+/// Ends the stream to the guest when it is dropped.
 struct Writer(Arc<AsyncFd<UntrustedFd>>);
 
 impl Drop for Writer {
@@ -366,17 +366,17 @@ async fn write(writer: Writer, mut outbox: mpsc::Receiver<Vec<u8>>) {
 
 async fn listen(
     stream: Arc<AsyncFd<UntrustedFd>>,
-    shared: Arc<LinkState>,
+    state: Arc<LinkState>,
     outbox: mpsc::Sender<Vec<u8>>,
 ) {
-    // Whatever the reason, the link is over; the waiters learn it by their channels closing.
-    let _ = hear(&stream, &shared, &outbox).await;
-    shared.close();
+    // The link is over, for any reason; waiting calls fail because their channels close.
+    let _ = receive(&stream, &state, &outbox).await;
+    state.close();
 }
 
-async fn hear(
+async fn receive(
     stream: &AsyncFd<UntrustedFd>,
-    shared: &LinkState,
+    state: &LinkState,
     outbox: &mpsc::Sender<Vec<u8>>,
 ) -> io::Result<()> {
     let closer = stream.get_ref().closer();
@@ -392,11 +392,11 @@ async fn hear(
         }
         decoder.push(&buffer[..read]);
         while let Some(frame) = decoder.next_frame().map_err(io::Error::other)? {
-            dispatch(shared, outbox, frame, &mut fds)?;
+            dispatch(state, outbox, frame, &mut fds)?;
         }
         if fds.len() > MAX_STRAY_FDS
             || closer.backlog() > MAX_UNCLOSED
-            || shared.backlog.load(Ordering::Relaxed) > MAX_BACKLOG
+            || state.backlog.load(Ordering::Relaxed) > MAX_BACKLOG
         {
             return Err(io::Error::other("the guest exceeded its bounds"));
         }
@@ -404,66 +404,69 @@ async fn hear(
 }
 
 fn dispatch(
-    shared: &LinkState,
+    state: &LinkState,
     outbox: &mpsc::Sender<Vec<u8>>,
     frame: Frame,
     fds: &mut Vec<UntrustedFd>,
 ) -> io::Result<()> {
     match frame.head().map_err(io::Error::other)? {
-        FromGuest::Reply { id, outcome: ReplyOutcome::Ok(answer), held, carried } => {
-            let wanted: &[Kind] = match &answer {
-                _ if !held.is_empty() || carried.is_some() => &[],
-                Answer::File { .. } | Answer::Created { .. } | Answer::Appending => {
-                    &PLAIN_FILES[..1]
-                }
-                Answer::Stream => &[Kind::Pipe],
-                Answer::Connection | Answer::Line => &[Kind::UnixSocket],
-                Answer::Files { descriptors } => PLAIN_FILES
-                    .get(..*descriptors)
-                    .ok_or_else(|| io::Error::other("the guest announced too many descriptors"))?,
-                _ => &[],
-            };
-            // Checked where they arrive: nobody else has to wonder what they are.
-            let right = fds.len() >= wanted.len()
-                && fds.iter().zip(wanted).all(|(fd, kind)| channel::is_of_kind(fd, *kind));
-            if !right {
-                return Err(io::Error::other("the guest sent other descriptors than it should"));
-            }
-            let fds = fds.drain(..wanted.len()).collect();
-            // Known before anything of it can come.
-            let carried = match carried {
+        FromGuest::Reply { id, outcome: ReplyOutcome::Ok(answer), files, relayed } => {
+            let has_fds = files.is_empty() && relayed.is_none();
+            let fds = if has_fds { take_fds(&answer, fds)? } else { Vec::new() };
+            // Registered before any of its data can arrive.
+            let relayed = match relayed {
                 Some(number) => Some(
-                    shared
+                    state
                         .streams
                         .take(number, outbox.clone())
-                        .ok_or_else(|| io::Error::other("the guest carries more than it should"))?,
+                        .ok_or_else(|| io::Error::other("the guest relays too many streams"))?,
                 ),
                 None => None,
             };
-            if let Some(waiter) = shared.lock().replies.remove(&id) {
-                // Whoever asked may have given up.
-                let _ = waiter.send(Ok(Reply { answer, body: frame.body, fds, held, carried }));
+            if let Some(waiter) = state.lock().replies.remove(&id) {
+                // The caller may have given up.
+                let _ = waiter.send(Ok(Reply { answer, body: frame.body, fds, files, relayed }));
             }
         }
         FromGuest::Reply { id, outcome: ReplyOutcome::Err(refusal), .. } => {
-            if let Some(waiter) = shared.lock().replies.remove(&id) {
+            if let Some(waiter) = state.lock().replies.remove(&id) {
                 let _ = waiter.send(Err(refusal));
             }
         }
-        // Nobody attaches to a terminal, or watches, here.
+        // This connection follows no terminal and watches no files.
         FromGuest::Terminal { .. } | FromGuest::Changed(_) => {}
         FromGuest::Event { exec_id, seq, offset, event } => {
-            if let Some(follower) = shared.lock().events.get(&exec_id) {
+            if let Some(follower) = state.lock().events.get(&exec_id) {
                 let event = ExecEvent { seq, offset, event, body: frame.body };
                 let cost = event.cost();
                 if follower.send(event).is_ok() {
-                    shared.backlog.fetch_add(cost, Ordering::Relaxed);
+                    state.backlog.fetch_add(cost, Ordering::Relaxed);
                 }
             }
         }
-        FromGuest::Relayed { stream, part } => shared.streams.hear(stream, &part, &frame.body),
+        FromGuest::Relayed { stream, part } => state.streams.receive(stream, &part, &frame.body),
     }
     Ok(())
 }
 
-const PLAIN_FILES: [Kind; channel::MAX_FDS] = [Kind::PlainFile; channel::MAX_FDS];
+/// Takes the descriptors of a reply. Their kinds are checked here, so that no user of a reply has to.
+fn take_fds(answer: &Answer, fds: &mut Vec<UntrustedFd>) -> io::Result<Vec<UntrustedFd>> {
+    let wanted: &[DescriptorKind] = match answer {
+        Answer::File { .. } | Answer::Created { .. } | Answer::Appending => &PLAIN_FILES[..1],
+        Answer::Stream => &[DescriptorKind::Pipe],
+        Answer::Connection | Answer::SnapshotSocket => &[DescriptorKind::UnixSocket],
+        Answer::Files { descriptors } => PLAIN_FILES
+            .get(..*descriptors)
+            .ok_or_else(|| io::Error::other("the guest announced too many descriptors"))?,
+        _ => &[],
+    };
+    let are_right = fds.len() >= wanted.len()
+        && fds.iter().zip(wanted).all(|(fd, kind)| descriptor::is_of_kind(fd, *kind));
+    if !are_right {
+        return Err(io::Error::other("the guest sent the wrong descriptors"));
+    }
+    Ok(fds.drain(..wanted.len()).collect())
+}
+
+const PLAIN_FILES: [DescriptorKind; channel::MAX_FDS] =
+    [DescriptorKind::PlainFile; channel::MAX_FDS];

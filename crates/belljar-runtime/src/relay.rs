@@ -1,8 +1,7 @@
-//! The host's end of connections that a guest relays; see [`belljar_proto::relay`] for the
-//! conversation. To whoever answers them they are streams of bytes like any other.
+//! The host's side of streams that a guest relays ([`belljar_proto::relay`]). Their users see ordinary streams of bytes.
 //!
-//! The guest is not trusted: it may open no more than its share, and what it sends beyond the
-//! window of a connection ends that connection.
+//! The guest is not trusted: the number of its streams is limited, and a guest that exceeds the window of a stream
+//! loses that stream.
 
 use std::collections::HashMap;
 use std::io;
@@ -17,13 +16,13 @@ use belljar_proto::relay::{MAX_CARRIED, MAX_DATA, MAX_STREAMS, Owed, Part, WINDO
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream, ReadBuf};
 use tokio::sync::{Notify, Semaphore, mpsc, oneshot};
 
-/// Bytes between us and whoever answers, in either direction.
+/// Bytes buffered for the user of a stream, in each direction.
 const PIPE: usize = 64 * 1024;
 
-/// How long the last words of whoever answered may wait for a client to take them.
-const LAST_WORDS: Duration = Duration::from_secs(30);
+/// How long data that was written before a stream was dropped may wait for the client to read it.
+const LAST_DATA: Duration = Duration::from_secs(30);
 
-/// Connections as they come.
+/// New connections of code in the sandbox.
 #[derive(Debug)]
 pub struct Relay {
     pub(crate) opened: mpsc::Receiver<RelayStream>,
@@ -36,8 +35,7 @@ impl Relay {
     }
 }
 
-/// A connection that code in a sandbox has made, or a pipe or socket of the guest's that is carried
-/// here. Dropped, it ends there too.
+/// A connection of code in a sandbox, or a relayed pipe or socket of the guest. Dropping it ends it.
 #[derive(Debug)]
 pub struct RelayStream {
     io: DuplexStream,
@@ -45,8 +43,7 @@ pub struct RelayStream {
 }
 
 impl RelayStream {
-    /// One with the end that whoever carries its bytes holds; the receiver resolves when the stream
-    /// is dropped.
+    /// A stream, with the other end for the task that moves its bytes. The receiver resolves when the stream is dropped.
     pub(crate) fn pair() -> (RelayStream, DuplexStream, oneshot::Receiver<()>) {
         let (io, carried) = tokio::io::duplex(PIPE);
         let (kept, dropped) = oneshot::channel();
@@ -85,37 +82,37 @@ impl AsyncWrite for RelayStream {
 /// All relayed connections of one link.
 #[derive(Debug, Default)]
 pub(crate) struct Streams {
-    inner: Mutex<Inner>,
+    open: Mutex<OpenStreams>,
 }
 
 #[derive(Debug, Default)]
-struct Inner {
-    /// Where new ones go, once somebody wants them.
+struct OpenStreams {
+    /// Where new connections go, once they are wanted.
     wanted: Option<(mpsc::Sender<RelayStream>, mpsc::Sender<Vec<u8>>)>,
     by_id: HashMap<u64, Arc<Ends>>,
 }
 
-/// What the guest can do to a connection.
+/// The guest's side of a stream.
 #[derive(Debug)]
 struct Ends {
     incoming: Mutex<Incoming>,
     changed: Notify,
     credit: Semaphore,
-    /// We asked for it: code inside did not make it.
-    asked: bool,
+    /// It belongs to a reply: code inside did not open it.
+    for_reply: bool,
 }
 
 #[derive(Debug, Default)]
 struct Incoming {
     bytes: Vec<u8>,
-    /// Sent by the guest and not given back as credit.
+    /// Bytes that the guest sent and that were not returned as credit.
     in_flight: usize,
     ended: bool,
     reset: bool,
 }
 
 impl Streams {
-    /// From now on connections are wanted, by one at a time.
+    /// From now on new connections go to the returned relay, and no longer to an earlier one.
     pub(crate) fn want(&self, outbox: mpsc::Sender<Vec<u8>>) -> Relay {
         let (sender, opened) = mpsc::channel(MAX_STREAMS);
         self.lock().wanted = Some((sender, outbox));
@@ -123,15 +120,15 @@ impl Streams {
     }
 
     pub(crate) fn close(&self) {
-        let mut inner = self.lock();
-        inner.wanted = None;
-        for (_, ends) in inner.by_id.drain() {
+        let mut streams = self.lock();
+        streams.wanted = None;
+        for (_, ends) in streams.by_id.drain() {
             ends.reset();
         }
     }
 
-    /// What the guest has to say about a connection.
-    pub(crate) fn hear(self: &Arc<Self>, id: u64, part: &Part, body: &[u8]) {
+    /// Handles a message of the guest about one stream.
+    pub(crate) fn receive(self: &Arc<Self>, id: u64, part: &Part, body: &[u8]) {
         if *part == Part::Open {
             return self.open(id);
         }
@@ -149,15 +146,15 @@ impl Streams {
     }
 
     fn open(self: &Arc<Self>, id: u64) {
-        let mut inner = self.lock();
-        let Some((opened, outbox)) = inner.wanted.clone() else { return };
-        let Some(stream) = self.begin(&mut inner, id, false, outbox) else { return };
-        drop(inner);
-        // It is as large as there are connections. If nobody takes it, it is reset at once.
+        let mut streams = self.lock();
+        let Some((opened, outbox)) = streams.wanted.clone() else { return };
+        let Some(stream) = self.begin(&mut streams, id, false, outbox) else { return };
+        drop(streams);
+        // The queue has room for all connections. If the relay was dropped, the stream is reset at once.
         let _ = opened.try_send(stream);
     }
 
-    /// What the guest carries for a reply, under a number of its choice.
+    /// A stream that the guest relays for a reply, with a number of its choice.
     pub(crate) fn take(
         self: &Arc<Self>,
         id: u64,
@@ -166,17 +163,17 @@ impl Streams {
         self.begin(&mut self.lock(), id, true, outbox)
     }
 
-    /// None from a guest that misbehaves: it opens no more than its share, and no number twice.
+    /// Registers a stream. `None` if the guest exceeds its limit or uses a number twice.
     fn begin(
         self: &Arc<Self>,
-        inner: &mut Inner,
+        streams: &mut OpenStreams,
         id: u64,
-        asked: bool,
+        for_reply: bool,
         outbox: mpsc::Sender<Vec<u8>>,
     ) -> Option<RelayStream> {
-        let most = if asked { MAX_CARRIED } else { MAX_STREAMS };
-        let alike = inner.by_id.values().filter(|ends| ends.asked == asked).count();
-        if alike >= most || inner.by_id.contains_key(&id) {
+        let most = if for_reply { MAX_CARRIED } else { MAX_STREAMS };
+        let alike = streams.by_id.values().filter(|ends| ends.for_reply == for_reply).count();
+        if alike >= most || streams.by_id.contains_key(&id) {
             return None;
         }
         let (stream, ours, dropped) = RelayStream::pair();
@@ -184,15 +181,15 @@ impl Streams {
             incoming: Mutex::default(),
             changed: Notify::new(),
             credit: Semaphore::new(WINDOW),
-            asked,
+            for_reply,
         });
-        inner.by_id.insert(id, Arc::clone(&ends));
+        streams.by_id.insert(id, Arc::clone(&ends));
         tokio::spawn(carry(Arc::clone(self), id, ours, dropped, ends, outbox));
         Some(stream)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, OpenStreams> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -218,30 +215,30 @@ impl Ends {
         self.changed.notify_one();
     }
 
-    /// What has come; nothing at the end.
-    async fn take(&self) -> Result<Vec<u8>, Over> {
+    /// Waits for data; empty at the end.
+    async fn take(&self) -> Result<Vec<u8>, StreamEnded> {
         loop {
             {
                 let mut incoming = self.incoming.lock().unwrap_or_else(PoisonError::into_inner);
                 if incoming.reset {
-                    return Err(Over);
+                    return Err(StreamEnded);
                 }
                 if !incoming.bytes.is_empty() || incoming.ended {
                     return Ok(std::mem::take(&mut incoming.bytes));
                 }
             }
-            // There is one who waits, so nothing is missed in between.
+            // Only one task waits, so no notification is missed in between.
             self.changed.notified().await;
         }
     }
 }
 
-/// The connection is of no further use, for whatever reason.
-struct Over;
+/// The stream failed or was reset.
+struct StreamEnded;
 
-impl From<io::Error> for Over {
-    fn from(_: io::Error) -> Over {
-        Over
+impl From<io::Error> for StreamEnded {
+    fn from(_: io::Error) -> StreamEnded {
+        StreamEnded
     }
 }
 
@@ -254,9 +251,9 @@ async fn carry(
     outbox: mpsc::Sender<Vec<u8>>,
 ) {
     let send = async |part: Part, body: &[u8]| {
-        // Not answered, so it needs no number.
+        // It gets no reply, so it needs no id.
         let request = Request { id: 0, call: Call::Relayed { stream: id, part } };
-        outbox.send(frame::encode(&request, body)).await.map_err(|_| Over)
+        outbox.send(frame::encode(&request, body)).await.map_err(|_| StreamEnded)
     };
     let (mut reader, mut writer) = tokio::io::split(ours);
     let outgoing = async {
@@ -266,8 +263,8 @@ async fn carry(
             if read == 0 {
                 return send(Part::End, &[]).await;
             }
-            let bytes = u32::try_from(read).map_err(|_| Over)?;
-            ends.credit.acquire_many(bytes).await.map_err(|_| Over)?.forget();
+            let bytes = u32::try_from(read).map_err(|_| StreamEnded)?;
+            ends.credit.acquire_many(bytes).await.map_err(|_| StreamEnded)?.forget();
             send(Part::Data, &buffer[..read]).await?;
         }
     };
@@ -288,7 +285,7 @@ async fn carry(
             }
         }
     };
-    // Whoever answered has left: what they said is still delivered, and nothing more is heard.
+    // After the stream was dropped, data that was written is still delivered, and nothing more is received.
     let left = Notify::new();
     let incoming = async {
         tokio::select! {
@@ -301,11 +298,11 @@ async fn carry(
     };
     let too_late = async {
         left.notified().await;
-        tokio::time::sleep(LAST_WORDS).await;
+        tokio::time::sleep(LAST_DATA).await;
     };
     let carried = tokio::select! {
         carried = async { tokio::try_join!(outgoing, incoming) } => carried,
-        () = too_late => Err(Over),
+        () = too_late => Err(StreamEnded),
     };
     streams.lock().by_id.remove(&id);
     if !matches!(carried, Ok(((), false))) {

@@ -41,31 +41,31 @@ async fn happen(bytes: &[u8]) {
     let streams = Arc::new(Streams::default());
     let (outbox, mut sent) = mpsc::channel(16);
     let mut relay = streams.want(outbox.clone());
-    let mut held = Vec::new();
+    let mut open = Vec::new();
     for event in bytes.chunks_exact(3) {
         let (id, size) = (u64::from(event[1] % IDS), usize::from(event[2]) * 256);
         match event[0] % 10 {
-            0 | 1 => streams.hear(id, &Part::Open, &[]),
-            2 | 3 => streams.hear(id, &Part::Data, &vec![1; size]),
+            0 | 1 => streams.receive(id, &Part::Open, &[]),
+            2 | 3 => streams.receive(id, &Part::Data, &vec![1; size]),
             4 => {
                 let bytes = if size > WINDOW / 8 { u64::MAX } else { size as u64 };
-                streams.hear(id, &Part::Credit { bytes }, &[]);
+                streams.receive(id, &Part::Credit { bytes }, &[]);
             }
-            5 => streams.hear(id, &Part::End, &[]),
-            6 => streams.hear(id, &Part::Reset, &[]),
-            7 => held.extend(streams.take(id, outbox.clone())),
-            8 => drop(held.pop()),
+            5 => streams.receive(id, &Part::End, &[]),
+            6 => streams.receive(id, &Part::Reset, &[]),
+            7 => open.extend(streams.take(id, outbox.clone())),
+            8 => drop(open.pop()),
             _ => tokio::task::yield_now().await,
         }
         // The link takes what is for the guest, and whoever answers takes connections, sometimes.
         while sent.try_recv().is_ok() {}
         if size % 512 == 0 {
-            held.extend(relay.opened.try_recv());
+            open.extend(relay.opened.try_recv());
             tokio::task::yield_now().await;
         }
         // Whoever answers gives up the oldest: what they keep is theirs to bound.
-        while held.len() > usize::from(IDS) {
-            drop(held.remove(0));
+        while open.len() > usize::from(IDS) {
+            drop(open.remove(0));
         }
     }
     streams.close();

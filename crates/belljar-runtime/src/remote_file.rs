@@ -1,44 +1,46 @@
-//! Files of a guest that cannot give us their descriptors: their content is brought here, or from
-//! here, in pieces.
+//! Files of a guest that cannot send descriptors: their content is read from the guest, or written to it, in pieces.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-use belljar_proto::guest::{Answer, Call, HeldFile, MAX_HELD_BYTES};
+use belljar_proto::guest::{Answer, Call, MAX_TABLE_FILE_BYTES, TableFile};
 use belljar_sys::tree;
 use belljar_sys::untrusted::UntrustedFd;
 
 use crate::RuntimeError;
-use crate::files::failed_to_open;
+use crate::error::failed_to_open;
 use crate::link::Link;
 
-/// A file, as the guest hands it over.
+/// A file that the guest has opened.
 #[derive(Debug)]
-pub(crate) enum Source {
-    Here(UntrustedFd),
-    There(HeldFile),
+pub(crate) enum FileSource {
+    Local(UntrustedFd),
+    Remote(TableFile),
 }
 
-/// Of one reply: it has the ones or the others.
-pub(crate) fn sources(fds: Vec<UntrustedFd>, held: Vec<HeldFile>) -> impl Iterator<Item = Source> {
-    fds.into_iter().map(Source::Here).chain(held.into_iter().map(Source::There))
+/// The files of one reply, which has either descriptors or numbers.
+pub(crate) fn sources(
+    fds: Vec<UntrustedFd>,
+    files: Vec<TableFile>,
+) -> impl Iterator<Item = FileSource> {
+    fds.into_iter().map(FileSource::Local).chain(files.into_iter().map(FileSource::Remote))
 }
 
-/// The most that is copied of one file: code can make a file of any size out of nothing.
+/// The most that is copied of one file: a sparse file can have any size.
 const MAX_FETCHED: u64 = 4 << 30;
 
-/// A copy of what is in a file now, no longer than it was when it was opened; nobody else sees it.
-/// It bears the time at which the file was last written to, so that a change meanwhile is seen.
+/// A private copy of a file's content, at most as long as the file was when it was opened. The copy gets the time of the
+/// last write to the file, so that a change in between can be noticed.
 ///
-/// Of a file that is larger than `most` nobody wants the content: the copy is as long, and empty.
+/// The content of a file larger than `most` is not fetched: the copy has its length, and no data.
 pub(crate) async fn fetch(
     link: &Link,
-    file: HeldFile,
+    file: TableFile,
     path: &[u8],
     most: u64,
 ) -> Result<File, RuntimeError> {
-    let HeldFile { held, size, mut modified_ns, .. } = file;
+    let TableFile { number, size, mut modified_ns, .. } = file;
     let failed = |cause| failed_to_open(path, cause);
     let copy = tempfile::tempfile().map_err(failed)?;
     let mut offset = 0;
@@ -46,13 +48,15 @@ pub(crate) async fn fetch(
         copy.set_len(size).map_err(failed)?;
         offset = size;
     } else if size > MAX_FETCHED {
-        link.call(Call::DropHeld { held: vec![held] }, &[]).await?;
-        let why = format!("more than {MAX_FETCHED} bytes cannot be had of a sandbox of this kind");
+        link.call(Call::CloseTableFiles { files: vec![number] }, &[]).await?;
+        let why = format!(
+            "files of more than {MAX_FETCHED} bytes cannot be read from a sandbox of this backend"
+        );
         return Err(failed(io::Error::new(io::ErrorKind::FileTooLarge, why)));
     }
     while offset < size {
-        let length = (size - offset).min(MAX_HELD_BYTES);
-        let reply = link.call(Call::ReadHeld { held, offset, length }, &[]).await?;
+        let length = (size - offset).min(MAX_TABLE_FILE_BYTES);
+        let reply = link.call(Call::ReadTableFile { file: number, offset, length }, &[]).await?;
         let got = reply.body.len() as u64;
         match reply.answer {
             Answer::Read { modified_ns: now } if got <= length => modified_ns = now,
@@ -65,37 +69,37 @@ pub(crate) async fn fetch(
         }
     }
     tree::set_modified(&copy, modified_ns).map_err(failed)?;
-    link.call(Call::DropHeld { held: vec![held] }, &[]).await?;
+    link.call(Call::CloseTableFiles { files: vec![number] }, &[]).await?;
     Ok(copy)
 }
 
-/// What is to be written to a file of the guest, collected here first.
+/// What is to be written to a file of the guest, collected in a temporary file first.
 #[derive(Debug)]
-pub(crate) struct Outside {
-    pub(crate) held: u64,
+pub(crate) struct Staged {
+    pub(crate) number: u64,
     pub(crate) file: File,
 }
 
-impl Outside {
-    pub(crate) fn new(held: u64) -> io::Result<Outside> {
-        Ok(Outside { held, file: tempfile::tempfile()? })
+impl Staged {
+    pub(crate) fn new(number: u64) -> io::Result<Staged> {
+        Ok(Staged { number, file: tempfile::tempfile()? })
     }
 
-    /// Brings it to the guest.
+    /// Sends it to the guest.
     pub(crate) async fn send(&self, link: &Link, path: &[u8]) -> Result<(), RuntimeError> {
-        let mut piece = vec![0; usize::try_from(MAX_HELD_BYTES).unwrap_or(1 << 20)];
+        let mut piece = vec![0; usize::try_from(MAX_TABLE_FILE_BYTES).unwrap_or(1 << 20)];
         let mut offset = 0;
         loop {
             let read = self.file.read_at(&mut piece, offset);
             match read.map_err(|cause| failed_to_open(path, cause))? {
                 0 => break,
                 read => {
-                    let call = Call::WriteHeld { held: self.held, offset };
+                    let call = Call::WriteTableFile { file: self.number, offset };
                     link.call(call, &piece[..read]).await?;
                     offset += read as u64;
                 }
             }
         }
-        link.call(Call::DropHeld { held: vec![self.held] }, &[]).await.map(|_| ())
+        link.call(Call::CloseTableFiles { files: vec![self.number] }, &[]).await.map(|_| ())
     }
 }

@@ -21,10 +21,10 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use belljar_proto::PROTOCOL_WITH_PICTURES;
+use belljar_proto::PROTOCOL_WITH_SNAPSHOTS;
 use belljar_proto::exec::Language;
 use belljar_proto::guest::{Answer, Call};
-use belljar_proto::snapshot::{LineReport, ToLine};
+use belljar_proto::snapshot::{SnapshotCall, SnapshotReply};
 use belljar_sys::untrusted::UntrustedFd;
 use belljar_sys::{channel, process, sealed};
 use tokio::io::Interest;
@@ -186,7 +186,7 @@ impl Sandbox {
             (None, None) => {}
         }
         let lent = self.lend(given).await?;
-        let order = ToLine::Freeze {
+        let order = SnapshotCall::Freeze {
             layer: how.layer,
             share,
             before: before.is_some() || common.is_some(),
@@ -212,7 +212,7 @@ impl Sandbox {
             }
         }
         let written = written?;
-        let (LineReport { refused, entirely, lost, layers: used, .. }, bytes) = written;
+        let (SnapshotReply { refused, entirely, lost, layers: used, .. }, bytes) = written;
         let used = if refused.is_empty() { among(used, &layers)? } else { Vec::new() };
         Ok(FreezeReport {
             refused: words(refused),
@@ -240,7 +240,8 @@ impl Sandbox {
         }
         let lent = self.lend(given).await?;
         let files: Vec<BorrowedFd<'_>> = lent.iter().map(Lent::as_fd).collect();
-        let order = ToLine::Thaw { layers: picture.layers.iter().map(|layer| layer.id).collect() };
+        let order =
+            SnapshotCall::Thaw { layers: picture.layers.iter().map(|layer| layer.id).collect() };
         line.send(&order, &files).await?;
         let report = line.receive(THAW_TIMEOUT).await?;
         if report.thawed {
@@ -269,16 +270,16 @@ impl Sandbox {
 
     pub(crate) async fn line(&self) -> Result<Line, RuntimeError> {
         self.must_support_snapshots()?;
-        let call = Call::KernelLine { language: Language::Python };
+        let call = Call::SnapshotSocket { language: Language::Python };
         let reply = self.link().call(call, &[]).await?;
         match (reply.answer, reply.fds.into_iter().next()) {
-            (Answer::Line, Some(line)) => Line::new(self.link(), line).await,
+            (Answer::SnapshotSocket, Some(line)) => Line::new(self.link(), line).await,
             _ => Err(RuntimeError::UnexpectedAnswer),
         }
     }
 
     fn must_support_snapshots(&self) -> Result<(), RuntimeError> {
-        match self.link().protocol() >= PROTOCOL_WITH_PICTURES {
+        match self.link().protocol() >= PROTOCOL_WITH_SNAPSHOTS {
             true => Ok(()),
             false => Err(RuntimeError::OldGuest),
         }
@@ -303,7 +304,7 @@ impl Line {
 
     pub(crate) async fn send(
         &self,
-        order: &ToLine,
+        order: &SnapshotCall,
         files: &[BorrowedFd<'_>],
     ) -> Result<(), RuntimeError> {
         let bytes = serde_json::to_vec(order).expect("wire types serialize to JSON");
@@ -337,7 +338,7 @@ impl Line {
         {}
     }
 
-    pub(crate) async fn receive(&self, limit: Duration) -> Result<LineReport, RuntimeError> {
+    pub(crate) async fn receive(&self, limit: Duration) -> Result<SnapshotReply, RuntimeError> {
         let socket = Arc::clone(&self.socket);
         let receiving = async move {
             let mut bytes = vec![0; channel::MAX_PACKET];
@@ -377,7 +378,7 @@ async fn written(
     mut pump: Pump,
     share: bool,
     told: &mut bool,
-) -> Result<(LineReport, u64), RuntimeError> {
+) -> Result<(SnapshotReply, u64), RuntimeError> {
     let mut receiving = pin!(line.receive(FREEZE_TIMEOUT));
     let early = tokio::select! {
         biased;
@@ -386,7 +387,7 @@ async fn written(
             // One that refuses stops before the end too, and then says why.
             if whole? && share {
                 *told = true;
-                line.send(&ToLine::Kept, &[]).await?;
+                line.send(&SnapshotCall::Kept, &[]).await?;
             }
             None
         }

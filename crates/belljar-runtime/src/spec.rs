@@ -6,9 +6,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::volume::{VolumeMount, VolumePlace};
 
-/// Everything inside runs as this user and group.
-pub const USER_ID: u32 = 1000;
-
 /// Places inside every sandbox.
 pub mod paths {
     /// Working directory and home, writable.

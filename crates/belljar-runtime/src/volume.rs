@@ -38,7 +38,7 @@ use belljar_sys::mount::Backing;
 use belljar_sys::{file, mount, privileges, process, tree};
 use serde::{Deserialize, Serialize};
 
-use crate::spec::USER_ID;
+use crate::user::USER_ID;
 use crate::{RuntimeError, lock};
 
 /// Below this a file system is mostly its own books, and has no journal.

@@ -9,14 +9,13 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FileType, OFlags, Stat};
+use rustix::fs::{FileType, OFlags};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
 };
 use tokio::io::unix::AsyncFd;
 
-use crate::tree::Identity;
 use crate::untrusted::{Closer, Untrusted, UntrustedFd};
 
 /// The largest packet: a plan with its generated files. The kernel's default send buffer takes
@@ -268,91 +267,10 @@ impl Drop for Fifo {
     }
 }
 
-/// What a descriptor from somebody untrusted is expected to be.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
-    PlainFile,
-    UnixSocket,
-    Pipe,
-}
-
-/// Whether it is. Looking at a descriptor never waits; closing it may, whatever its kind.
-pub fn is_of_kind(fd: impl AsFd, kind: Kind) -> bool {
-    let Ok(stat) = rustix::fs::fstat(fd.as_fd()) else { return false };
-    match (kind, FileType::from_raw_mode(stat.st_mode)) {
-        (Kind::UnixSocket, FileType::Socket) => rustix::net::sockopt::socket_domain(fd.as_fd())
-            .is_ok_and(|domain| domain == AddressFamily::UNIX),
-        (Kind::PlainFile, FileType::RegularFile) | (Kind::Pipe, FileType::Fifo) => true,
-        _ => false,
-    }
-}
-
-/// Tells a regular, read-only descriptor from anything else someone untrusted might hand us.
-///
-/// Returns what it is. Reading a regular file up to its size never blocks: there is no FUSE inside
-/// a sandbox, and files of `/proc` report a size of zero.
-pub fn check_plain_file(fd: impl AsFd) -> io::Result<Identity> {
-    let (stat, flags) = check_regular(fd.as_fd())?;
-    if flags.intersects(OFlags::RWMODE) {
-        return refuse("not opened for reading only");
-    }
-    Ok(Identity::of(&stat))
-}
-
-/// The same for a file that is to be written: open for that only, and with a name. Memory that
-/// only looks like a file has none, and would hold what we write beyond all limits.
-pub fn check_written_file(fd: impl AsFd) -> io::Result<()> {
-    let (stat, flags) = check_regular(fd.as_fd())?;
-    if flags.intersection(OFlags::RWMODE) != OFlags::WRONLY {
-        return refuse("not opened for writing only");
-    }
-    if stat.st_nlink == 0 {
-        return refuse("has no name");
-    }
-    Ok(())
-}
-
-fn check_regular(fd: BorrowedFd<'_>) -> io::Result<(Stat, OFlags)> {
-    let stat = rustix::fs::fstat(fd)?;
-    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-        return refuse("not a regular file");
-    }
-    let flags = rustix::fs::fcntl_getfl(fd)?;
-    if flags.contains(OFlags::PATH) {
-        return refuse("not opened at all");
-    }
-    Ok((stat, flags))
-}
-
-fn refuse<T>(why: &'static str) -> io::Result<T> {
-    Err(io::Error::new(io::ErrorKind::InvalidData, why))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::fs::File;
     use std::io::{Read, Write};
-
-    #[test]
-    fn a_file_is_taken_for_what_it_was_opened_for() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("file");
-        let writer = File::create(&path).unwrap();
-        let (reader, both) = (
-            File::open(&path).unwrap(),
-            File::options().read(true).write(true).open(&path).unwrap(),
-        );
-        let nothing = rustix::fs::open(&path, OFlags::PATH, rustix::fs::Mode::empty()).unwrap();
-        let memory = rustix::fs::memfd_create("file", rustix::fs::MemfdFlags::empty()).unwrap();
-        assert!(check_plain_file(&reader).is_ok() && check_written_file(&writer).is_ok());
-        assert!(check_plain_file(&writer).is_err() && check_written_file(&reader).is_err());
-        assert!(check_plain_file(&both).is_err() && check_written_file(&both).is_err());
-        assert!(check_plain_file(&nothing).is_err() && check_written_file(&nothing).is_err());
-        assert!(check_written_file(&memory).is_err());
-        std::fs::remove_file(&path).unwrap();
-        assert!(check_written_file(&writer).is_err());
-    }
 
     #[test]
     fn a_named_pipe_can_be_opened_by_name_until_its_name_is_gone() {

@@ -1,26 +1,29 @@
-//! The kernel lives in this room: `unsafe`, `libc` and the parsing of `/proc` and `/sys` are found
-//! here and nowhere else in the project. Every other crate forbids unsafe code.
+//! The interface to Linux: `unsafe`, `libc` and the parsing of `/proc` and `/sys`. No other crate has them, except
+//! `belljar-snapshot`; all others forbid unsafe code.
 //!
-//! * [`plan`] describes a sandbox as data, [`apply`] carries it out in one loop;
-//! * [`process`] starts, finds and ends processes; [`channel`] passes messages with descriptors,
-//!   [`untrusted`] closes those that sandboxes sent;
-//! * [`cgroup`] holds limits on v2, v1 and hybrid hosts, [`ids`] the blocks of user ids;
-//! * [`seccomp`], [`landlock`] and [`privileges`] are the walls a process builds around itself;
-//! * [`pty`] makes terminals, [`tty`] borrows the one a person sits at;
-//! * [`route`] tells which addresses are this machine's own, and which its neighbours';
+//! * [`plan`] describes a sandbox as data, [`apply`] carries it out in one loop, [`isolated`] runs a program in it;
+//! * [`process`] starts, finds and ends processes; [`channel`] passes messages with descriptors;
+//! * [`descriptor`] checks descriptors that sandboxes sent, [`untrusted`] closes them;
+//! * [`cgroup`] sets limits on v2, v1 and hybrid hosts, [`ids`] reserves blocks of user ids;
+//! * [`seccomp`], [`landlock`] and [`privileges`] take rights from the calling process;
+//! * [`pty`] makes pseudo-terminals, [`tty`] controls the user's terminal;
+//! * [`route`] finds out which addresses belong to this machine and its local networks;
 //! * [`loop_device`] makes block devices of files, for volumes;
-//! * [`rootfs`] unpacks root file systems that others made;
-//! * [`tree`] reads directories that hostile code wrote, [`probe`] attacks limits on purpose;
-//! * [`glob`] matches names, [`watch`] tells of changes;
-//! * [`visit`] does with files what their owner asks, [`file`] gets written ones onto the disk.
+//! * [`rootfs`] unpacks root file systems of images;
+//! * [`tree`] reads directories that hostile code wrote, [`probe`] tries to exceed limits;
+//! * [`glob`] matches names, [`watch`] reports changes of files;
+//! * [`user_files`] handles files with the rights of the sandbox's user, [`file`] writes files durably.
 
 pub mod apply;
 mod arch;
 pub mod cgroup;
 pub mod channel;
+pub mod descriptor;
 pub mod file;
 pub mod glob;
+mod identity;
 pub mod ids;
+pub mod isolated;
 pub mod landlock;
 pub mod loop_device;
 pub mod mount;

@@ -1,13 +1,15 @@
-//! Starting, finding and ending processes.
+//! Starts, finds and ends processes.
+
+mod keeper;
 
 use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
-use std::os::unix::net::UnixStream;
 
 use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, WaitStatus};
 
 use crate::plan::Namespace;
+pub use keeper::{ENDED_SIZE, Kept, is_marked, read_ended, spawn_kept};
 
 /// Which side of a clone we are on.
 #[derive(Debug)]
@@ -84,51 +86,6 @@ fn flag_of(namespace: Namespace) -> libc::c_int {
 pub fn die_with_parent() -> io::Result<()> {
     let signal = Some(Signal::KILL);
     Ok(rustix::process::set_parent_process_death_signal(signal)?)
-}
-
-/// Carries out a plan in a child, which then becomes a program with our standard streams; waits for
-/// its end and tells how it ended, as a shell would. The caller is single-threaded.
-pub fn run_isolated(
-    plan: &crate::plan::Plan,
-    argv: &[String],
-    env: &[(String, String)],
-) -> io::Result<i32> {
-    let null = std::fs::File::open("/dev/null")?;
-    match clone_process(&plan.namespaces)? {
-        Forked::Child => {
-            let failed = |what: &str, error: &io::Error| -> ! {
-                let _ = rustix::io::write(
-                    rustix::stdio::stderr(),
-                    format!("{what}: {error}\n").as_bytes(),
-                );
-                exit_now(125)
-            };
-            if let Err(error) = die_with_parent() {
-                failed("failed to follow our parent", &error);
-            }
-            if let Err(error) = crate::apply::apply(&plan.steps, &[]) {
-                failed(&error.to_string(), &error.cause);
-            }
-            let fds = [null.as_fd(), rustix::stdio::stdout(), rustix::stdio::stderr()];
-            let error = execute(argv, env, &fds);
-            failed(
-                &format!("failed to execute {}", argv.first().map_or("", String::as_str)),
-                &error,
-            );
-        }
-        Forked::Parent(started) => loop {
-            let pid = i32::try_from(started.pid).ok().and_then(Pid::from_raw);
-            match rustix::process::waitpid(pid, WaitOptions::empty()) {
-                Ok(Some((_, status))) => {
-                    if let Some(ended) = ended_by(status) {
-                        return Ok(ended.exit_code());
-                    }
-                }
-                Ok(None) | Err(rustix::io::Errno::INTR) => {}
-                Err(errno) => return Err(errno.into()),
-            }
-        },
-    }
 }
 
 /// Moves this process into new user and mount namespaces. It must be single-threaded.
@@ -278,8 +235,8 @@ pub fn spawn(command: &Command<'_>) -> io::Result<u32> {
     let failed = move_up(failed)?;
     match fork_process()? {
         Forked::Child => {
-            let error = in_child(command);
-            tell_errno(&failed, &error);
+            let error = become_program(command);
+            report_errno(&failed, &error);
             exit_now(127);
         }
         Forked::Parent(pid) => {
@@ -333,158 +290,7 @@ pub fn work(
     }
 }
 
-/// A command, and the process above it that keeps its family together.
-///
-/// What a command starts and leaves behind (a daemon that detached itself, a child whose parent
-/// ended) would become ours, and nobody could tell any more who started it. The keeper adopts it
-/// instead, so that everything the command ever started is below the keeper while that lives.
-#[derive(Debug)]
-pub struct Kept {
-    pub pid: u32,
-    pub keeper: u32,
-    /// Carries how the command ended ([`read_ended`]). The keeper goes away when this is closed,
-    /// and then all that is left becomes ours after all.
-    pub leash: UnixStream,
-    /// Where the kernel lets no keeper adopt orphans: what stands in the environment of all that the
-    /// command starts, unless a program removes it.
-    pub mark: Option<String>,
-}
-
-/// How long a message on the leash is.
-pub const ENDED_SIZE: usize = 8;
-
-/// What the keeper said about the end of its command.
-#[must_use]
-pub fn read_ended(message: [u8; ENDED_SIZE]) -> Ended {
-    let [k0, k1, k2, k3, v0, v1, v2, v3] = message;
-    let value = i32::from_ne_bytes([v0, v1, v2, v3]);
-    match i32::from_ne_bytes([k0, k1, k2, k3]) {
-        0 => Ended::Exited(value),
-        _ => Ended::Signaled(value),
-    }
-}
-
-fn write_ended(ended: Ended) -> [u8; ENDED_SIZE] {
-    let (kind, value) = match ended {
-        Ended::Exited(code) => (0i32, code),
-        Ended::Signaled(signal) => (1, signal),
-    };
-    let mut message = [0; ENDED_SIZE];
-    message[..4].copy_from_slice(&kind.to_ne_bytes());
-    message[4..].copy_from_slice(&value.to_ne_bytes());
-    message
-}
-
-/// Starts a program as [`spawn`] does, below a keeper.
-pub fn spawn_kept(command: &Command<'_>) -> io::Result<Kept> {
-    let mut env = Vec::new();
-    let mark = (!adopts_orphans()).then(random_name);
-    let command = match &mark {
-        Some(mark) => {
-            env.extend_from_slice(command.env);
-            env.push((KEEPER_VARIABLE.to_owned(), mark.clone()));
-            &Command { env: &env, ..*command }
-        }
-        None => command,
-    };
-    let (report, failed) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
-    let failed = move_up(failed)?;
-    let (leash, other_end) = UnixStream::pair()?;
-    match fork_process()? {
-        Forked::Child => keep(command, failed, other_end.into()),
-        Forked::Parent(keeper) => {
-            drop((failed, other_end));
-            match heard_of_start(&report) {
-                Ok(pid) => Ok(Kept { pid, keeper, leash, mark }),
-                Err(error) => {
-                    let _ = signal(keeper, libc::SIGKILL);
-                    Err(error)
-                }
-            }
-        }
-    }
-}
-
-/// Says under which keeper a process began, where that cannot be known otherwise.
-const KEEPER_VARIABLE: &str = "BELLJAR_KEEPER";
-
-/// Whether the kernel knows that a process may adopt the orphans below it; gVisor came to know it
-/// late.
-fn adopts_orphans() -> bool {
-    let mut answer: libc::c_int = 0;
-    // SAFETY: the kernel writes one integer to where we have room for it.
-    unsafe { libc::prctl(libc::PR_GET_CHILD_SUBREAPER, &raw mut answer, 0, 0, 0) == 0 }
-}
-
-/// Whether a process, or one above it, was begun with this mark.
-#[must_use]
-pub fn is_marked(pid: u32, mark: &str) -> bool {
-    crate::procfs::has_variable(pid, KEEPER_VARIABLE, mark)
-}
-
-/// The command says its number before it becomes the program, and an errno if it does not.
-fn heard_of_start(report: impl AsFd) -> io::Result<u32> {
-    let mut said = Vec::new();
-    let mut buffer = [0; 8];
-    loop {
-        if !readable_within(&report, EXEC_TIMEOUT)? {
-            return Err(io::ErrorKind::TimedOut.into());
-        }
-        match rustix::io::read(&report, &mut buffer)? {
-            0 => break,
-            n => said.extend_from_slice(&buffer[..n]),
-        }
-    }
-    match said[..] {
-        [p0, p1, p2, p3] => Ok(u32::from_ne_bytes([p0, p1, p2, p3])),
-        [.., e0, e1, e2, e3] => {
-            Err(io::Error::from_raw_os_error(i32::from_ne_bytes([e0, e1, e2, e3])))
-        }
-        _ => Err(io::Error::other("the process ended before it could start the program")),
-    }
-}
-
-/// The life of a keeper. It is a copy of its parent and uses nothing of it but these descriptors.
-fn keep(command: &Command<'_>, failed: OwnedFd, leash: OwnedFd) -> ! {
-    forget_signal_handlers();
-    // SAFETY: integers only. Without it the command still runs, and its orphans become ours.
-    unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) };
-    let pid = match fork_process() {
-        Ok(Forked::Child) => {
-            let own = std::process::id();
-            let _ = rustix::io::write(&failed, &own.to_ne_bytes());
-            let error = in_child(command);
-            tell_errno(&failed, &error);
-            exit_now(127);
-        }
-        Ok(Forked::Parent(pid)) => pid,
-        Err(error) => {
-            let _ = rustix::io::write(&failed, &0u32.to_ne_bytes());
-            tell_errno(&failed, &error);
-            exit_now(127);
-        }
-    };
-    // SAFETY: this copy of the process never returns, so no owner of a descriptor is used again;
-    // `failed` is among them, whose closing is what our parent waits for.
-    unsafe { close_all_but(&[leash.as_raw_fd()]) };
-    loop {
-        match rustix::process::wait(WaitOptions::empty()) {
-            Ok(Some((ended, status))) if ended.as_raw_pid().unsigned_abs() == pid => {
-                if let Some(ended) = ended_by(status) {
-                    let _ = rustix::io::write(&leash, &write_ended(ended));
-                    break;
-                }
-            }
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(_) => exit_now(1),
-        }
-    }
-    // Until our parent lets go: it may want to end first what is still below us.
-    let _ = rustix::io::retry_on_intr(|| rustix::io::read(&leash, &mut [0u8; 1]));
-    exit_now(0);
-}
-
-fn tell_errno(failed: &OwnedFd, error: &io::Error) {
+fn report_errno(failed: &OwnedFd, error: &io::Error) {
     let errno = error.raw_os_error().unwrap_or(libc::EINVAL);
     let _ = rustix::io::write(failed, &errno.to_ne_bytes());
 }
@@ -503,7 +309,7 @@ pub fn move_up(fd: OwnedFd) -> io::Result<OwnedFd> {
     Ok(rustix::io::fcntl_dupfd_cloexec(&fd, ABOVE)?)
 }
 
-fn in_child(command: &Command<'_>) -> io::Error {
+fn become_program(command: &Command<'_>) -> io::Error {
     // SAFETY: no arguments; a fresh child is never a group leader, so this succeeds.
     unsafe { libc::setsid() };
     if command.on_terminal
@@ -554,7 +360,7 @@ pub fn reap_any() -> Option<(u32, Ended)> {
     }
 }
 
-fn ended_by(status: WaitStatus) -> Option<Ended> {
+pub(crate) fn ended_by(status: WaitStatus) -> Option<Ended> {
     let exited = status.exit_status().map(Ended::Exited);
     exited.or_else(|| status.terminating_signal().map(Ended::Signaled))
 }
@@ -649,16 +455,4 @@ pub fn random_bytes<const N: usize>() -> [u8; N] {
     rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
         .expect("the kernel has random bytes once it has booted");
     bytes
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn how_a_command_ended_survives_the_leash() {
-        for ended in [Ended::Exited(0), Ended::Exited(255), Ended::Signaled(9)] {
-            assert_eq!(read_ended(write_ended(ended)), ended);
-        }
-    }
 }

@@ -150,7 +150,7 @@ impl Rootfs {
     pub fn open_file(&self, path: &Path) -> io::Result<File> {
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         let file = self.resolve(path, flags)?;
-        crate::channel::check_plain_file(&file)?;
+        crate::descriptor::check_plain_file(&file)?;
         Ok(file.into())
     }
 

@@ -13,8 +13,9 @@ use std::path::Path;
 
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat, StatxAttributes, StatxFlags};
 
+use crate::descriptor;
 use crate::glob::Glob;
-use crate::tree::Identity;
+use crate::identity::Identity;
 
 /// `/proc`, as statfs tells it.
 const PROC_SUPER_MAGIC: i64 = 0x9fa0;
@@ -23,14 +24,14 @@ const PROC_SUPER_MAGIC: i64 = 0x9fa0;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Seen {
     pub path: Vec<u8>,
-    pub kind: Kind,
+    pub kind: FileKind,
     pub size: u64,
     pub mode: u32,
     pub modified_ns: i64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum FileKind {
     File,
     Directory,
     Link,
@@ -131,7 +132,7 @@ pub fn append(path: &[u8], mode: u32) -> io::Result<OwnedFd> {
     let file = options.open(as_path(path)).map_err(no_file)?;
     refuse_proc(&file)?;
     let file: OwnedFd = file.into();
-    crate::channel::check_written_file(&file)?;
+    descriptor::check_written_file(&file)?;
     Ok(file)
 }
 
@@ -145,7 +146,7 @@ pub fn open(path: &[u8]) -> io::Result<OwnedFd> {
     }
     refuse_proc(&file)?;
     let file: OwnedFd = file.into();
-    crate::channel::check_plain_file(&file)?;
+    descriptor::check_plain_file(&file)?;
     Ok(file)
 }
 
@@ -249,10 +250,10 @@ fn refuse_proc(file: impl AsFd) -> io::Result<()> {
 
 fn seen(path: Vec<u8>, stat: &Stat) -> Seen {
     let kind = match FileType::from_raw_mode(stat.st_mode) {
-        FileType::RegularFile => Kind::File,
-        FileType::Directory => Kind::Directory,
-        FileType::Symlink => Kind::Link,
-        _ => Kind::Other,
+        FileType::RegularFile => FileKind::File,
+        FileType::Directory => FileKind::Directory,
+        FileType::Symlink => FileKind::Link,
+        _ => FileKind::Other,
     };
     let identity = Identity::of(stat);
     let mode = stat.st_mode & 0o7777;
@@ -290,7 +291,7 @@ mod tests {
         assert_eq!(names(true, 10, 9), ("a a/b a/b/c a/b/deep link top".into(), 0));
         assert_eq!(names(true, 10, 1), ("a a/b link top".into(), 0));
         assert_eq!(names(false, 2, 9), ("a link".into(), 1));
-        assert_eq!(look(&[path, b"/link"].concat()).unwrap().kind, Kind::Link);
+        assert_eq!(look(&[path, b"/link"].concat()).unwrap().kind, FileKind::Link);
         let all = Wanted { recursive: true, max: 1, max_depth: 1, glob: None, hidden: true };
         assert!(list(b"/nowhere/at/all", &all).is_err());
     }

@@ -1,4 +1,4 @@
-//! Changes of files, as the kernel tells them.
+//! Watches directories for changes (inotify).
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -8,20 +8,20 @@ use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
 use rustix::io::Errno;
 use tokio::io::unix::AsyncFd;
 
-/// Room for what is read at once; one event with the longest name takes 272 bytes.
+/// Bytes read at once; one event with the longest name takes 272.
 const BUFFER: usize = 16 * 1024;
 
-/// Watches directories. The descriptor is readable when something has happened.
+/// Watches directories. The descriptor is readable when there are changes.
 #[derive(Debug)]
 pub struct Watcher(OwnedFd);
 
-/// Which directory: a number that the kernel chose.
-pub type Watched = i32;
+/// The number that Linux gave to a watched directory.
+pub type WatchId = i32;
 
-/// Something happened to a name in a directory, or to the directory itself.
+/// A change of a name in a directory, or of the directory itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Change {
-    pub watched: Watched,
+    pub watched: WatchId,
     pub kind: ChangeKind,
     pub is_directory: bool,
     /// Empty if it is about the directory itself.
@@ -31,12 +31,12 @@ pub struct Change {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ChangeKind {
     Created,
-    /// Whoever wrote to it has closed it, or its permissions are others.
+    /// A writer has closed it, or its permissions changed.
     Modified,
     Removed,
-    /// The directory is watched no longer.
+    /// The directory is not watched any more.
     Unwatched,
-    /// There was more than the kernel remembers.
+    /// There were more changes than Linux queues.
     Lost,
 }
 
@@ -45,15 +45,15 @@ impl Watcher {
         Ok(Watcher(inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?))
     }
 
-    /// Lets the async runtime know when there is something to read.
+    /// Registers the watcher with the async runtime.
     pub fn watched(self) -> io::Result<AsyncFd<Watcher>> {
         // SAFETY: the runtime needs `as_raw_fd` to name the same open descriptor for as long as it
-        // is registered; a watcher owns its descriptor, and nobody can take it out.
+        // is registered; a watcher owns its descriptor, and nothing takes it out.
         Ok(unsafe { AsyncFd::register(self) }?)
     }
 
-    /// Watches a directory; what it is, is told by its own number. Links are not followed.
-    pub fn watch(&self, path: &[u8]) -> io::Result<Watched> {
+    /// Watches a directory, and returns the number that its changes bear. Links are not followed.
+    pub fn watch(&self, path: &[u8]) -> io::Result<WatchId> {
         let flags = WatchFlags::CREATE
             | WatchFlags::CLOSE_WRITE
             | WatchFlags::ATTRIB

@@ -12,8 +12,8 @@ use belljar_engine::network::NetworkError;
 use belljar_engine::session::rules::Refusal;
 use belljar_proto::exec::Language;
 use belljar_proto::guest::{Refusal as GuestRefusal, RefusalCode};
+use belljar_runtime::ContainerEngineError as ContainerError;
 use belljar_runtime::RuntimeError;
-use belljar_runtime::docker::EngineError as ContainerError;
 
 use crate::error::{ApiError, database_locked, internal, out_of_space};
 use crate::input::{cut_off, malformed, not_json, too_large, too_slow};

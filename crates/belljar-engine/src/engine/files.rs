@@ -4,7 +4,7 @@
 use std::io::{self, Write};
 use std::sync::Arc;
 
-use belljar_proto::guest::{Entry, FileChange, Listing, RefusalCode, TreeLimits};
+use belljar_proto::guest::{FileChange, FileEntry, Listing, RefusalCode, TreeLimits};
 use belljar_proto::job::JobReport;
 use belljar_runtime::{
     Behind, FileChanges, OpenedFile, RuntimeError, Sandbox, Temporary, UntrustedFile, Wanted, paths,
@@ -144,7 +144,7 @@ impl Engine {
         who: &Principal,
         id: &str,
         path: &str,
-    ) -> Result<Entry, EngineError> {
+    ) -> Result<FileEntry, EngineError> {
         let sandbox = self.used_sandbox(who, id).await?;
         sandbox.look(&inside(path)?).await.map_err(EngineError::Files)
     }

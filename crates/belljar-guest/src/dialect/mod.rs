@@ -1,5 +1,5 @@
-//! How each kind of kernel is spoken to: messages to bytes, bytes to messages. All else about
-//! kernels is the same and in [`crate::kernel`].
+//! Encodes and decodes the messages of each kind of kernel. Everything else about kernels is in
+//! [`crate::kernel`].
 
 mod shell;
 
@@ -9,18 +9,18 @@ use belljar_proto::kernel::{FromKernel, ToKernel};
 
 use shell::Shell;
 
-/// One conversation with one kernel, and what there is to remember of it.
+/// The encoding of one kernel's messages, with the state of its connection.
 #[derive(Debug)]
 pub(crate) enum Dialect {
-    /// A program of ours, which speaks the protocol itself.
+    /// A program of ours, which speaks the protocol.
     Frames(Decoder),
-    /// A plain shell, which is told what to do in its own language.
+    /// A plain shell, for which messages become shell commands.
     Shell(Shell),
 }
 
-/// A cell as it is said to a kernel.
+/// A cell to be sent to a kernel.
 #[derive(Debug)]
-pub(crate) struct Order<'a> {
+pub(crate) struct CellRequest<'a> {
     pub(crate) spec: &'a ExecSpec,
     pub(crate) echo: bool,
     /// Which of the kernel's languages it is, if not the first.
@@ -34,7 +34,6 @@ impl Dialect {
     pub(crate) fn of(language: Language) -> Dialect {
         match language {
             Language::Bash => Dialect::Shell(Shell::default()),
-            // Whatever it is, and whoever wrote it.
             _ => Dialect::Frames(Decoder::default()),
         }
     }
@@ -43,40 +42,40 @@ impl Dialect {
         matches!(self, Dialect::Shell(_))
     }
 
-    /// What a fresh kernel needs to hear before it can say hello.
-    pub(crate) fn first_words(&self) -> &'static [u8] {
+    /// What a fresh kernel must read before it can say hello.
+    pub(crate) fn setup(&self) -> &'static [u8] {
         match self {
             Dialect::Frames(_) => b"",
             Dialect::Shell(_) => shell::SETUP.as_bytes(),
         }
     }
 
-    /// Says "run this", or why it cannot be said.
-    pub(crate) fn cell(&mut self, order: &Order<'_>) -> Result<Vec<u8>, String> {
-        let spec = order.spec;
+    /// Encodes a cell.
+    pub(crate) fn cell(&mut self, request: &CellRequest<'_>) -> Result<Vec<u8>, String> {
+        let spec = request.spec;
         match self {
             Dialect::Frames(_) => {
                 let env = spec.env.iter().map(|(k, v)| (k.clone(), v.clone().into())).collect();
                 let message = ToKernel::Exec {
                     exec_id: spec.exec_id.clone(),
-                    echo: order.echo,
+                    echo: request.echo,
                     acknowledges: true,
                     stdin: spec.stdin,
-                    variant: order.variant.map(str::to_owned),
+                    variant: request.variant.map(str::to_owned),
                     env,
                     script: spec.script.clone(),
                 };
-                Ok(frame::encode(&message, order.code))
+                Ok(frame::encode(&message, request.code))
             }
-            Dialect::Shell(shell) => shell.cell(order),
+            Dialect::Shell(shell) => shell.cell(request),
         }
     }
 
-    /// Says anything else. What a shell has no use for becomes nothing.
-    pub(crate) fn say(&mut self, message: &ToKernel, body: &[u8]) -> Vec<u8> {
+    /// Encodes any other message. Those that a shell does not need become nothing.
+    pub(crate) fn encode(&mut self, message: &ToKernel, body: &[u8]) -> Vec<u8> {
         match self {
             Dialect::Frames(_) => frame::encode(message, body),
-            Dialect::Shell(shell) => shell.say(message),
+            Dialect::Shell(shell) => shell.encode(message),
         }
     }
 
@@ -87,7 +86,7 @@ impl Dialect {
         }
     }
 
-    /// The next whole message and its body. After an error the kernel cannot be understood any more.
+    /// The next whole message and its body. After an error nothing more can be decoded.
     pub(crate) fn next(&mut self) -> Result<Option<(FromKernel, Vec<u8>)>, String> {
         match self {
             Dialect::Frames(decoder) => {

@@ -1,7 +1,7 @@
 //! A plain `bash` as a kernel.
 //!
-//! The shell is interactive and reads its commands from the control socket, which is its standard
-//! input; it answers on the same socket with records that end in NUL:
+//! The shell is interactive and reads commands from the control socket, which is its standard input. It
+//! answers on the same socket with records that end in NUL:
 //!
 //! ```text
 //!  guest: setup.bash                       shell: N<names of its variables>  H<version>
@@ -10,69 +10,69 @@
 //!  guest: state.bash                       shell: V<chars> <elements> <declaration>...  F<names>  S<cwd>
 //! ```
 //!
-//! Why like this:
+//! The reasons:
 //!
-//! * *Interactive*, because then an interrupt ends the command that runs, even an endless loop, and
-//!   the shell goes on with its next line. A shell that is not interactive would end.
-//! * *Sourced*, because while a shell sources something it does not talk as to a person: no `exit`,
-//!   no `[1] 123`, no complaints about a terminal that is not there. From a here-document, whose
-//!   lines need no quoting and are read in time that grows with their number.
+//! * *Interactive*: an interrupt ends the command that runs, even an endless loop, and the shell goes
+//!   on with its next line. A shell that is not interactive would end.
+//! * *Sourced*: while a shell sources code it prints no messages for people: no `exit`, no `[1] 123`,
+//!   no warning that there is no terminal. The code is in a here-document, whose lines need no quoting and
+//!   are read in linear time.
 //! * *Checked first*, if the code might leave a `$(` open: an interactive bash 5.2 that sources such
-//!   code writes where it must not, and dies sooner or later. Then `eval` runs it, which is noisier
-//!   and reports the error as well.
-//! * *Descriptors 0, 1 and 2 are those of the one command* that sources: whatever the code does to
-//!   them (`exec >/dev/null`) is undone by the shell itself. At top level they are the control
-//!   socket and twice `/dev/null`, so nothing the shell says there is seen.
-//! * *B comes after the code was read.* An interrupt while the shell reads would make it take the
-//!   rest of the code for commands of ours.
+//!   code corrupts its memory, and may die later. `eval` then runs it, which prints more and reports the
+//!   error too.
+//! * *Descriptors 0, 1 and 2 belong to the one command* that sources: the shell itself undoes what the
+//!   code does to them (`exec >/dev/null`). At top level they are the control socket and twice
+//!   `/dev/null`, so that messages of the shell itself are not shown.
+//! * *B comes after the code was read.* After an interrupt while the shell reads, it would take the rest
+//!   of the code for commands of the guest.
 //!
-//! `\builtin` keeps aliases and functions of the user out of it.
+//! `\builtin` bypasses aliases and functions of the user.
 
 use std::collections::HashSet;
 
 use belljar_proto::guest::{KernelVariables, Variable};
 use belljar_proto::kernel::{CellStatus, FromKernel, ToKernel};
 
-use super::Order;
+use super::CellRequest;
 
-/// Said to a fresh shell.
+/// Sent to a fresh shell.
 pub(super) const SETUP: &str = include_str!("../../../../kernels/bash/setup.bash");
 
-/// Said to a shell that shall tell its variables.
+/// Asks a shell for its variables.
 const STATE: &str = include_str!("../../../../kernels/bash/state.bash");
 
-/// As much of a record is kept; the rest is skipped. Names and declarations can be of any length.
+/// The most that is kept of a record; the rest is skipped. Names and declarations can have any length.
 const MAX_RECORD: usize = 64 * 1024;
 
-/// As many variables are told.
+/// The most variables that are listed.
 const MAX_VARIABLES: usize = 500;
 
-/// As many characters of a variable are shown.
+/// The most characters of a value that are shown.
 const MAX_PREVIEW: usize = 200;
 
-/// What the shell reports of a command that an interrupt ended.
+/// The status of a command that an interrupt ended.
 const INTERRUPTED: i32 = 130;
 
 #[derive(Debug, Default)]
 pub(crate) struct Shell {
     buffer: Vec<u8>,
-    /// The record that arrives is too long, and what is still to come of it is skipped.
+    /// The present record is too long, and the rest of it is skipped.
     skipping: bool,
-    /// How many cells were said.
+    /// How many cells were sent.
     count: u64,
     /// `$?` of the last one, and whether it left `set -x` on.
     status: i32,
     traces: bool,
     /// Variables that a fresh shell has.
     own: HashSet<Vec<u8>>,
-    /// What was told of the variables so far.
-    snapshot: KernelVariables,
+    /// The variables received so far.
+    variables: KernelVariables,
 }
 
 impl Shell {
-    pub(super) fn cell(&mut self, order: &Order<'_>) -> Result<Vec<u8>, String> {
-        let spec = order.spec;
-        if order.code.contains(&0) {
+    pub(super) fn cell(&mut self, request: &CellRequest<'_>) -> Result<Vec<u8>, String> {
+        let spec = request.spec;
+        if request.code.contains(&0) {
             return Err("the code contains a NUL byte, which no shell can read".into());
         }
         if spec.exec_id.contains('\0') {
@@ -88,7 +88,7 @@ impl Shell {
             exports.extend_from_slice(&quoted(value.as_bytes()));
             exports.extend_from_slice(b"; ");
         }
-        let (open, stdin) = match order.stdin {
+        let (open, stdin) = match request.stdin {
             Some(path) => {
                 ([&b"\\exec 58<"[..], &quoted(path.as_bytes()), b"; "].concat(), &b"<&58 58<&-"[..])
             }
@@ -102,12 +102,13 @@ impl Shell {
             false => b" >&56 2>&57 56>&- 57>&-",
         };
         let redirected = [stdin, output].concat();
-        let cell = Cell { code: order.code, before: self.take_up(order.code), begin, redirected };
+        let cell =
+            Cell { code: request.code, before: self.resume(request.code), begin, redirected };
         Ok([
-            // Handlers of signals and tracing are the code's, and not for what we say in between.
+            // Signal handlers and tracing belong to the code, and must not affect the guest's commands.
             &b"\\builtin trap - INT DEBUG; \\builtin set +mvx; "[..],
             &open,
-            &if may_be_left_open(order.code) { cell.checked() } else { cell.sourced() },
+            &if may_be_left_open(request.code) { cell.checked() } else { cell.sourced() },
             format!("\\builtin printf 'D%d %d %s %s\\0' {count} \"$?\" \"$-\" ").as_bytes(),
             &exec_id,
             b" >&0; \\exec 58<&-\n",
@@ -115,24 +116,24 @@ impl Shell {
         .concat())
     }
 
-    /// What stands before the code, on its first line: it goes on where the last cell ended.
-    fn take_up(&mut self, code: &[u8]) -> String {
+    /// What precedes the code on its first line: restores `$?` and tracing of the last cell.
+    fn resume(&mut self, code: &[u8]) -> String {
         let trace = if self.traces { "\\builtin set -x; " } else { "" };
         let status = match self.status {
-            // Nothing done is nothing failed.
+            // Code that does nothing has status 0.
             _ if is_empty(code) => String::new(),
             0 => String::new(),
             code => format!("{{ __belljar_status {code} && :; }} 2>/dev/null; "),
         };
-        // Unless we hear otherwise.
+        // Until the cell reports its status.
         self.status = INTERRUPTED;
         format!("{trace}{status}")
     }
 
-    pub(super) fn say(&mut self, message: &ToKernel) -> Vec<u8> {
+    pub(super) fn encode(&mut self, message: &ToKernel) -> Vec<u8> {
         match message {
             ToKernel::State => {
-                self.snapshot = KernelVariables::default();
+                self.variables = KernelVariables::default();
                 STATE.into()
             }
             // The first newline ends what an interrupt may have left of an earlier line.
@@ -144,7 +145,7 @@ impl Shell {
             | ToKernel::Input { .. }
             | ToKernel::Interrupt { .. }
             | ToKernel::Spill(_)
-            | ToKernel::Line
+            | ToKernel::SnapshotSocket
             | ToKernel::Seen => Vec::new(),
         }
     }
@@ -168,7 +169,7 @@ impl Shell {
         loop {
             let end = self.buffer.iter().position(|byte| *byte == 0)?;
             let record: Vec<u8> = self.buffer.drain(..=end).take(end).collect();
-            // What makes no sense was not said by us; the code may say what it likes.
+            // Records that cannot be parsed were written by the code, and are ignored.
             let message = record.split_first().and_then(|(kind, rest)| self.record(*kind, rest));
             if message.is_some() {
                 return message;
@@ -232,23 +233,23 @@ impl Shell {
             _ => ("string", characters),
         };
         if is_name(name) && !self.own.contains(name.as_bytes()) && !is_made_by_shells(name) {
-            self.tell(name, type_name, Some(size), value.trim_end_matches('\n'));
+            self.add_variable(name, type_name, Some(size), value.trim_end_matches('\n'));
         }
         Some(())
     }
 
     fn function(&mut self, name: &str) {
         if !name.starts_with("__belljar") {
-            self.tell(name, "function", None, &format!("{name} ()"));
+            self.add_variable(name, "function", None, &format!("{name} ()"));
         }
     }
 
-    fn tell(&mut self, name: &str, type_name: &str, size: Option<u64>, value: &str) {
-        if self.snapshot.variables.len() >= MAX_VARIABLES {
-            self.snapshot.truncated += 1;
+    fn add_variable(&mut self, name: &str, type_name: &str, size: Option<u64>, value: &str) {
+        if self.variables.variables.len() >= MAX_VARIABLES {
+            self.variables.truncated += 1;
             return;
         }
-        self.snapshot.variables.push(Variable {
+        self.variables.variables.push(Variable {
             name: name.to_owned(),
             type_name: type_name.to_owned(),
             size,
@@ -260,11 +261,11 @@ impl Shell {
     }
 
     fn state(&mut self, cwd: &str) -> Vec<u8> {
-        let mut snapshot = std::mem::take(&mut self.snapshot);
-        snapshot.cwd = cwd.to_owned();
-        snapshot.variables.sort_by(|a, b| a.name.cmp(&b.name));
-        // It is plain data; should it not serialize, nothing is the honest answer.
-        serde_json::to_vec(&snapshot).unwrap_or_default()
+        let mut state = std::mem::take(&mut self.variables);
+        state.cwd = cwd.to_owned();
+        state.variables.sort_by(|a, b| a.name.cmp(&b.name));
+        // Plain data always serializes.
+        serde_json::to_vec(&state).unwrap_or_default()
     }
 }
 
@@ -273,12 +274,12 @@ fn may_be_left_open(code: &[u8]) -> bool {
     code.windows(2).any(|two| matches!(two, b"$(" | b"<(" | b">("))
 }
 
-/// Whether there is nothing in it that a shell would do.
+/// Whether the code has only comments and empty lines.
 fn is_empty(code: &[u8]) -> bool {
     code.split(|byte| *byte == b'\n').all(|line| matches!(line.trim_ascii(), [] | [b'#', ..]))
 }
 
-/// The parts of what is said to run some code.
+/// The parts of the commands that run a cell.
 struct Cell<'a> {
     code: &'a [u8],
     /// Comes first, on the same line, so that lines keep their numbers.
@@ -293,7 +294,7 @@ impl Cell<'_> {
         [
             &self.begin[..],
             b"\\builtin . /dev/fd/59 ",
-            // The document comes last: should there be no room for it, that is said to the user.
+            // The document comes last: if there is no room for it, the error goes to the user.
             &self.redirected,
             b" 59<<",
             &document(&text),
@@ -301,16 +302,16 @@ impl Cell<'_> {
         .concat()
     }
 
-    /// In one way or another, depending on what another shell thinks of the syntax.
+    /// Sourced or evaluated, depending on whether another shell accepts the syntax.
     fn checked(&self) -> Vec<u8> {
-        // The variable is gone before the code could see it.
+        // The variable is removed before the code could see it.
         let text = format!("\\builtin unset -v __belljar_code; {}$__belljar_code", self.before);
         [
             &b"if BASH_ENV= \"$BASH\" -n /dev/fd/59 </dev/null 59<<"[..],
             &document(self.code),
             b"then ",
             &self.sourced(),
-            // It fails at the end of the document, having read all of it.
+            // `read` fails at the end of the document, after it has read all of it.
             b"else ! IFS= \\builtin read -r -d '' __belljar_code <<",
             &document(self.code),
             &self.begin,
@@ -324,16 +325,16 @@ impl Cell<'_> {
     }
 }
 
-/// The end mark of a here-document, and the document.
+/// A here-document with an end mark that the text does not contain.
 fn document(text: &[u8]) -> Vec<u8> {
     let ends = |mark: &String| text.windows(mark.len()).any(|part| part == mark.as_bytes());
     let mut marks = (0u64..).map(|n| format!("__belljar_end_{n}"));
-    // There is one: a text has fewer parts than there are numbers.
+    // There always is one: a text has fewer parts than there are numbers.
     let mark = marks.find(|mark| !ends(mark)).unwrap_or_default();
     [b"'", mark.as_bytes(), b"'\n", text, b"\n", mark.as_bytes(), b"\n"].concat()
 }
 
-/// As one word of the shell's language, whatever it contains but NUL.
+/// Quotes bytes without NUL as one word of the shell.
 fn quoted(bytes: &[u8]) -> Vec<u8> {
     let mut word = Vec::with_capacity(bytes.len() + 2);
     word.push(b'\'');
@@ -352,7 +353,7 @@ fn is_name(name: &str) -> bool {
     name.starts_with(letter) && name.chars().all(|c| letter(c) || c.is_ascii_digit())
 }
 
-/// Variables that appear by themselves in a shell that works.
+/// Variables that the shell sets by itself while it runs.
 fn is_made_by_shells(name: &str) -> bool {
     const MADE: [&str; 7] = ["_", "COLUMNS", "FUNCNAME", "LINES", "OLDPWD", "OPTARG", "PIPESTATUS"];
     name.starts_with("BASH") || MADE.contains(&name)
@@ -391,8 +392,8 @@ mod tests {
     }
 
     fn said(shell: &mut Shell, spec: &ExecSpec, code: &[u8]) -> Result<String, String> {
-        let order = Order { spec, echo: false, variant: None, stdin: None, code };
-        shell.cell(&order).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+        let request = CellRequest { spec, echo: false, variant: None, stdin: None, code };
+        shell.cell(&request).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
     }
 
     fn heard(shell: &mut Shell, bytes: &[u8]) -> Vec<FromKernel> {
@@ -478,7 +479,7 @@ mod tests {
     fn variables_are_told_without_those_of_the_shell() {
         let mut shell = Shell::default();
         heard(&mut shell, b"NPATH\nHOME\n\0");
-        shell.say(&ToKernel::State);
+        shell.encode(&ToKernel::State);
         shell.push(
             b"V9 1 declare -x PATH=\"/usr/bin\"\n\0V1 2 declare -a pair=([0]=\"a\" [1]=\"b\")\n\0\
               V3 1 declare -- BASH_REMATCH=\"x\"\n\0V5 1 declare -x word=$'two\\nlines'\n\0\

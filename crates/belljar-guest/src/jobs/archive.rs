@@ -1,4 +1,4 @@
-//! Archives as sources and targets. Names in them that lead elsewhere are refused.
+//! Packs and unpacks archives. Names that lead out of the directory are refused.
 
 use std::cell::Cell;
 use std::fs::File;
@@ -17,19 +17,19 @@ use zip::{CompressionMethod, ZipArchive, ZipWriter};
 
 use super::tree::{self, Tree};
 use super::{Item, Moving, Outcome, Target};
-use crate::connection::refuse;
+use crate::reply::refuse;
 
-/// What is written to the pipe at once.
+/// The size of buffers for the pipe.
 pub(super) const PIECE: usize = 256 * 1024;
 
-/// What a link in an archive may lead to: no path is longer.
+/// The longest target of a link: no path is longer.
 const MAX_TARGET: u64 = 4096;
 
-/// Bytes between two entries of an archive: heads, long names and attributes, which are held in
-/// memory. Whoever unpacks what a sandbox packed may be outside of it.
-const MAX_HEADS: u64 = 1 << 20;
+/// Bytes between the contents of two entries: headers, long names and attributes, which are kept in memory. Archives
+/// that a sandbox packed may be unpacked outside of it.
+const MAX_HEADER_BYTES: u64 = 1 << 20;
 
-/// How much larger than what is stored of it a file with holes may be, from which size on. Holes are
+/// How much larger than its stored data a file with holes may be, and from which size on that matters. Holes are
 /// written as zeros.
 const MAX_RATIO: u64 = 200;
 const RATIO_MATTERS: u64 = 64 << 20;
@@ -47,8 +47,7 @@ pub(super) fn pack(root: &Root, to: OwnedFd, format: ArchiveFormat) -> Outcome {
     };
     let mut moving = Moving { target: &mut *target, report: JobReport::default() };
     if let Err(refusal) = tree::walk(root, &mut moving) {
-        // Its end is not written: half an archive must not look like a whole one, and one that failed
-        // early has sent nothing at all.
+        // The end is not written, so that half an archive does not look complete.
         std::mem::forget(target);
         return Err(refusal);
     }
@@ -76,7 +75,7 @@ impl<W: Write + Finish> Tar<W> {
     }
 }
 
-/// Writers that have something to say at their end.
+/// Writers that must be completed.
 pub(super) trait Finish {
     fn end(self) -> io::Result<()>;
 }
@@ -133,7 +132,7 @@ impl Target for Zip {
     fn put(&mut self, path: &[u8], mode: u32, _: i64, item: Item<'_>) -> io::Result<()> {
         let Some(writer) = &mut self.0 else { return Ok(()) };
         let name = std::str::from_utf8(path).map_err(|_| {
-            let why = "its name is not text, which a zip archive cannot have; use tar";
+            let why = "the name is not UTF-8, which zip archives do not support; use tar";
             io::Error::new(io::ErrorKind::InvalidInput, why)
         })?;
         let options = SimpleFileOptions::default()
@@ -161,33 +160,33 @@ impl Target for Zip {
 
 pub(super) fn unpack_tar(from: impl Read, moving: &mut Moving<'_>) -> Result<(), Refusal> {
     let left = Cell::new(None);
-    let mut archive = tar::Archive::new(Heads { inner: from, left: &left });
+    let mut archive = tar::Archive::new(HeaderLimit { inner: from, left: &left });
     let mut entries = archive.entries().map_err(|error| broken(&error))?;
     loop {
-        left.set(Some(MAX_HEADS));
+        left.set(Some(MAX_HEADER_BYTES));
         let Some(entry) = entries.next() else { break };
         let mut entry = entry.map_err(|error| broken(&error))?;
         left.set(None);
         unpack_entry(&mut entry, moving)?;
-        // What nobody wanted to read, so that only heads follow.
+        // Skip content that was not read, so that only headers follow.
         io::copy(&mut entry, &mut io::sink()).map_err(|error| broken(&error))?;
     }
     Ok(())
 }
 
-/// An archive, of which so many bytes can be read until something else is said.
-struct Heads<'a, R> {
+/// Limits how many bytes of an archive are read, while a limit is set.
+struct HeaderLimit<'a, R> {
     inner: R,
     left: &'a Cell<Option<u64>>,
 }
 
-impl<R: Read> Read for Heads<'_, R> {
+impl<R: Read> Read for HeaderLimit<'_, R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let Some(left) = self.left.get() else { return self.inner.read(buffer) };
         let most = usize::try_from(left).unwrap_or(usize::MAX).min(buffer.len());
         if most == 0 && !buffer.is_empty() {
             return Err(io::Error::other(format!(
-                "the head of an entry exceeds {MAX_HEADS} bytes"
+                "the header of an entry exceeds {MAX_HEADER_BYTES} bytes"
             )));
         }
         let read = self.inner.read(&mut buffer[..most])?;
@@ -214,7 +213,7 @@ fn unpack_entry<R: Read>(
             let size = entry.size();
             let is_hole = size > RATIO_MATTERS && size / MAX_RATIO > stored;
             if kind == EntryType::GNUSparse && is_hole {
-                return Err(broken(&"a file in it has almost nothing but holes"));
+                return Err(broken(&"a file in it consists almost entirely of holes"));
             }
             let content = &mut Whole { entry, left: size };
             moving.put(&path, mode, modified, Item::File { size, content })
@@ -234,7 +233,7 @@ fn unpack_entry<R: Read>(
     }
 }
 
-/// The content of an entry, which must be all there.
+/// The content of an entry; an error if the archive ends before it is complete.
 struct Whole<'a, R: Read> {
     entry: &'a mut R,
     left: u64,
@@ -242,7 +241,7 @@ struct Whole<'a, R: Read> {
 
 impl<R: Read> Read for Whole<'_, R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        // What is wrong with the archive is not wrong with what is written.
+        // Distinguish errors of the archive from errors of the target.
         let unreadable = |error: io::Error| io::Error::new(io::ErrorKind::InvalidInput, error);
         let read = self.entry.read(buffer).map_err(unreadable)?;
         self.left = self.left.saturating_sub(read as u64);
@@ -257,7 +256,7 @@ impl<R: Read> Read for Whole<'_, R> {
 
 fn unpack_zip(from: BufReader<File>, moving: &mut Moving<'_>) -> Result<(), Refusal> {
     let mut archive = ZipArchive::new(from).map_err(|error| broken(&error))?;
-    // Before anything is made: here all names are known.
+    // A zip archive has all names in one place: check them before anything is written.
     for name in archive.file_names() {
         plain(name.map_err(|error| broken(&error))?.as_bytes())?;
     }
@@ -308,7 +307,10 @@ fn leads_out(name: &[u8]) -> Refusal {
 }
 
 fn broken(error: &dyn std::fmt::Display) -> Refusal {
-    refuse(RefusalCode::Invalid, format!("this is not such an archive, or not all of it: {error}"))
+    refuse(
+        RefusalCode::Invalid,
+        format!("the archive is damaged, incomplete or of another format: {error}"),
+    )
 }
 
 fn as_path(bytes: &[u8]) -> &std::path::Path {

@@ -1,19 +1,19 @@
-//! Work with files that takes a while: copies and archives.
+//! Jobs: copies and archives of files, made by worker processes.
 //!
 //! ```text
-//!   connection ──▶ Jobs ──fork──▶ worker: [`tree`], [`archive`] ──▶ or ──▶ pipe that the host holds
+//!   connection ──▶ Jobs ──fork──▶ worker: [`tree`], [`archive`] ──▶ files, or a pipe to the host
 //!                    ▲               │
 //!                    └── report ◀────┘
 //! ```
 //!
-//! A worker is a copy of the guest with nothing but its pipe. It may be slow, run out of memory or be
-//! killed by somebody inside: then its job has failed, and nothing else. Whoever lets go of the
-//! pipe ends it.
+//! A worker is a fork of the guest that keeps only its own descriptors. It may be slow, run out of
+//! memory or be killed by code inside: then only its job has failed. A job ends when the other end of
+//! its pipe is closed.
 //!
 //! Every job moves items from a source (a tree, an archive) to a [`Target`] (a tree, an archive).
 
 mod archive;
-mod kept;
+mod kept_directories;
 mod tree;
 
 use std::cell::RefCell;
@@ -24,7 +24,7 @@ use std::time::Duration;
 
 use belljar_proto::guest::{Answer, Refusal, RefusalCode};
 use belljar_proto::job::{ArchiveFormat, JobReport, MAX_JOB_ENTRIES, MAX_JOBS};
-use belljar_proto::quiescence::PLACES;
+use belljar_proto::quiescence::KEPT_DIRECTORIES;
 use belljar_sys::process;
 use belljar_sys::tree::Root;
 use belljar_sys::user_files;
@@ -33,22 +33,22 @@ use tokio::net::unix::pipe;
 use tokio::sync::watch;
 
 use crate::Guest;
-use crate::connection::{Reply, failed, refuse};
 use crate::files::refusal;
+use crate::reply::{Reply, failed, refuse};
 
-/// How long a call for the end of a job waits for it.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// How long one request waits for the end of a job.
+const FINISH_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A report is a short piece of JSON.
 const MAX_REPORT: u64 = 64 * 1024;
 
 type Outcome = Result<JobReport, Refusal>;
 
-/// All jobs that were not asked about yet, the oldest first.
+/// Jobs that run, or whose result was not fetched yet, the oldest first.
 #[derive(Debug, Default)]
 pub(crate) struct Jobs(RefCell<Vec<(String, watch::Receiver<Option<Outcome>>)>>);
 
-/// Something on its way into a tree or an archive.
+/// Something to be written to a tree or an archive.
 enum Item<'a> {
     Directory,
     File { size: u64, content: &'a mut dyn Read },
@@ -56,16 +56,16 @@ enum Item<'a> {
     HardLink { existing: Vec<u8> },
 }
 
-/// Where the items go.
+/// A tree or an archive that is written.
 trait Target {
-    /// `path` has plain names only.
+    /// Writes one item. `path` has no `.`, `..` or empty parts.
     fn put(&mut self, path: &[u8], mode: u32, modified: i64, item: Item<'_>) -> io::Result<()>;
 
-    /// Nothing follows.
+    /// Completes it after the last item.
     fn finish(&mut self) -> io::Result<()>;
 }
 
-/// Counts what is moved, and says what could not be.
+/// Writes items to a target, counts them and checks their number.
 struct Moving<'a> {
     target: &'a mut dyn Target,
     report: JobReport,
@@ -98,8 +98,8 @@ impl Moving<'_> {
 }
 
 impl Jobs {
-    /// How many are being done.
-    pub(crate) fn going_on(&self) -> usize {
+    /// How many are running.
+    pub(crate) fn running(&self) -> usize {
         self.0.borrow().iter().filter(|(_, outcome)| outcome.borrow().is_none()).count()
     }
 }
@@ -111,13 +111,13 @@ pub(crate) fn copy(
     path: Vec<u8>,
     to: Vec<u8>,
 ) -> Result<Reply, Refusal> {
-    // Said at once, in the words of whoever asked.
+    // Fail early, with the path as the caller gave it.
     user_files::look(&path).map_err(|error| refusal("find", &path, &error))?;
     start(guest, job, Vec::new(), move |_| tree::copy(&path, &to))?;
     Ok(Answer::Started.into())
 }
 
-/// Packs a directory into what is read from the descriptor that is answered.
+/// Packs a directory. The reply has the pipe from which the archive is read.
 pub(crate) fn pack(
     guest: &Rc<Guest>,
     job: String,
@@ -126,16 +126,15 @@ pub(crate) fn pack(
 ) -> Result<Reply, Refusal> {
     let root = Root::open_followed(&path).map_err(|error| refusal("pack", &path, &error))?;
     let (reader, writer) = io::pipe().map_err(|error| failed(error.to_string()))?;
-    // The root is a descriptor too, and must be kept.
     let keep = vec![writer.into(), root.into()];
     start(guest, job, keep, move |fds| {
         let [to, root] = two(fds)?;
         archive::pack(&Root::from(root), to, format)
     })?;
-    Ok(Reply { answer: Answer::Stream, body: Vec::new(), fds: vec![reader.into()] })
+    Ok(Reply::with_fd(Answer::Stream, reader))
 }
 
-/// Unpacks what is written to the descriptor that is answered, or a file.
+/// Unpacks a file, or what is written to the pipe in the reply.
 pub(crate) fn unpack(
     guest: &Rc<Guest>,
     job: String,
@@ -159,56 +158,60 @@ pub(crate) fn unpack(
         let [from, root] = two(fds)?;
         archive::unpack(from, &Root::from(root), format)
     })?;
-    Ok(Reply { answer: Answer::Stream, body: Vec::new(), fds: vec![writer.into()] })
+    Ok(Reply::with_fd(Answer::Stream, writer))
 }
 
-/// Packs a directory, as a worker does; also for whoever sends one into a sandbox.
+/// Packs a directory, as a worker does. Also used outside of sandboxes, to send a directory into one.
 pub fn pack_directory(path: &[u8], to: OwnedFd, format: ArchiveFormat) -> Outcome {
     let root = Root::open_followed(path).map_err(|error| refusal("pack", path, &error))?;
     archive::pack(&root, to, format)
 }
 
-/// Unpacks into a directory that is there, as a worker does; also for whoever gets an archive out of
-/// a sandbox. Nothing in it leads out of the directory, whatever it says.
+/// Unpacks into an existing directory, as a worker does. Also used outside of sandboxes, for archives
+/// that come from one: no name in an archive can lead out of the directory.
 pub fn unpack_into(from: OwnedFd, path: &[u8], format: ArchiveFormat) -> Outcome {
     let root = Root::open_followed(path).map_err(|error| refusal("open", path, &error))?;
     archive::unpack(from, &root, format)
 }
 
-/// Packs all files in these places into what is read from the descriptor that is answered.
-pub(crate) fn keep(guest: &Rc<Guest>, job: String, places: &[String]) -> Result<Reply, Refusal> {
-    let roots = kept::open(places)?;
+/// Packs all files of these directories. The reply has the pipe from which the archive is read.
+pub(crate) fn keep(
+    guest: &Rc<Guest>,
+    job: String,
+    directories: &[String],
+) -> Result<Reply, Refusal> {
+    let roots = kept_directories::open(directories)?;
     let (reader, writer) = io::pipe().map_err(|error| failed(error.to_string()))?;
     let (names, roots): (Vec<_>, Vec<_>) = roots.into_iter().unzip();
     let keep = roots.into_iter().map(OwnedFd::from).chain([writer.into()]).collect();
     start(guest, job, keep, move |mut fds| {
-        let to = fds.pop().ok_or_else(|| failed("a worker lost its descriptors".into()))?;
+        let to = fds.pop().ok_or_else(|| failed("a worker lost its descriptors"))?;
         let roots = names.into_iter().zip(fds.into_iter().map(Root::from)).collect();
-        kept::pack(roots, to)
+        kept_directories::pack(roots, to)
     })?;
-    Ok(Reply { answer: Answer::Stream, body: Vec::new(), fds: vec![reader.into()] })
+    Ok(Reply::with_fd(Answer::Stream, reader))
 }
 
-/// Unpacks what was packed so, from what is written to the descriptor that is answered.
+/// Unpacks what [`keep`] packed. The reply has the pipe to which the archive is written.
 pub(crate) fn bring(guest: &Rc<Guest>, job: String) -> Result<Reply, Refusal> {
-    let all: Vec<String> = PLACES.iter().map(|(name, _)| (*name).to_owned()).collect();
-    let roots = kept::open(&all)?;
+    let all: Vec<String> = KEPT_DIRECTORIES.iter().map(|(name, _)| (*name).to_owned()).collect();
+    let roots = kept_directories::open(&all)?;
     let (reader, writer) = io::pipe().map_err(|error| failed(error.to_string()))?;
     let (names, roots): (Vec<_>, Vec<_>) = roots.into_iter().unzip();
     let keep = roots.into_iter().map(OwnedFd::from).chain([reader.into()]).collect();
     start(guest, job, keep, move |mut fds| {
-        let from = fds.pop().ok_or_else(|| failed("a worker lost its descriptors".into()))?;
+        let from = fds.pop().ok_or_else(|| failed("a worker lost its descriptors"))?;
         let roots = names.into_iter().zip(fds.into_iter().map(Root::from)).collect();
-        kept::unpack(from, roots)
+        kept_directories::unpack(from, roots)
     })?;
-    Ok(Reply { answer: Answer::Stream, body: Vec::new(), fds: vec![writer.into()] })
+    Ok(Reply::with_fd(Answer::Stream, writer))
 }
 
 fn two(fds: Vec<OwnedFd>) -> Result<[OwnedFd; 2], Refusal> {
-    fds.try_into().map_err(|_| failed("a worker lost its descriptors".into()))
+    fds.try_into().map_err(|_| failed("a worker lost its descriptors"))
 }
 
-/// Has a job done by a copy of ourselves.
+/// Runs a job in a fork of the guest.
 fn start(
     guest: &Rc<Guest>,
     job: String,
@@ -216,20 +219,19 @@ fn start(
     task: impl FnOnce(Vec<OwnedFd>) -> Outcome,
 ) -> Result<(), Refusal> {
     make_room(&guest.jobs, &job)?;
-    let report = |fds| serde_json::to_vec(&task(fds)).unwrap_or_default();
+    let work = |fds| serde_json::to_vec(&task(fds)).unwrap_or_default();
     let cannot = |error: io::Error| failed(format!("failed to start a worker: {error}"));
-    let (pid, told) = process::work(keep, report).map_err(cannot)?;
+    let (pid, report) = process::work(keep, work).map_err(cannot)?;
     let end = guest.reaper.watch(pid);
-    let told = pipe::Receiver::from_owned_fd(told).map_err(cannot)?;
+    let report = pipe::Receiver::from_owned_fd(report).map_err(cannot)?;
     let (sender, outcome) = watch::channel(None);
     guest.jobs.0.borrow_mut().push((job, outcome));
     tokio::task::spawn_local(async move {
-        let mut said = Vec::new();
-        let _ = told.take(MAX_REPORT).read_to_end(&mut said).await;
+        let mut json = Vec::new();
+        let _ = report.take(MAX_REPORT).read_to_end(&mut json).await;
         let how = end.ended().await;
-        let outcome: Outcome = serde_json::from_slice(&said).unwrap_or_else(|_| {
-            let message =
-                format!("the worker ended with status {} and said nothing", how.exit_code());
+        let outcome: Outcome = serde_json::from_slice(&json).unwrap_or_else(|_| {
+            let message = format!("the worker ended with status {} and no result", how.exit_code());
             Err(failed(message))
         });
         sender.send_replace(Some(outcome));
@@ -237,7 +239,7 @@ fn start(
     Ok(())
 }
 
-/// A place for one more: the oldest that has ended is forgotten for it.
+/// Makes room for one more: the oldest job that has ended is forgotten.
 fn make_room(jobs: &Jobs, job: &str) -> Result<(), Refusal> {
     let mut all = jobs.0.borrow_mut();
     if all.iter().any(|(known, _)| known == job) {
@@ -253,18 +255,19 @@ fn make_room(jobs: &Jobs, job: &str) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// What came of a job, once it has ended.
-pub(crate) async fn finish(guest: &Guest, job: &str) -> Result<Reply, Refusal> {
-    let found = guest.jobs.0.borrow().iter().find(|(known, _)| known == job).cloned();
+/// The result of a job, once it has ended.
+pub(crate) async fn finish(guest: Rc<Guest>, job: String) -> Result<Reply, Refusal> {
+    let found = guest.jobs.0.borrow().iter().find(|(known, _)| *known == job).cloned();
     let Some((_, mut outcome)) = found else {
         return Err(refuse(RefusalCode::UnknownJob, format!("there is no job `{job}`")));
     };
-    let ended = match tokio::time::timeout(PATIENCE, outcome.wait_for(Option::is_some)).await {
+    let ended = match tokio::time::timeout(FINISH_TIMEOUT, outcome.wait_for(Option::is_some)).await
+    {
         Err(_) => return Ok(Answer::Working.into()),
         Ok(Ok(ended)) => ended.clone(),
         Ok(Err(_)) => None,
     };
-    guest.jobs.0.borrow_mut().retain(|(known, _)| known != job);
-    let report = ended.unwrap_or_else(|| Err(failed("the job was lost".into())))?;
+    guest.jobs.0.borrow_mut().retain(|(known, _)| *known != job);
+    let report = ended.unwrap_or_else(|| Err(failed("the job was lost")))?;
     Ok(Answer::Finished(report).into())
 }

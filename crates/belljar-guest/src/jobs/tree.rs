@@ -1,4 +1,4 @@
-//! Trees as sources and targets.
+//! Reads and writes directory trees for jobs.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -6,16 +6,16 @@ use std::io::{self, Read, Write};
 use belljar_proto::guest::{Refusal, RefusalCode};
 use belljar_proto::job::{JobReport, MAX_JOB_DEPTH};
 use belljar_sys::tree::{Met, MetKind, Root, set_modified};
-use belljar_sys::user_files::{self, Kind};
+use belljar_sys::user_files::{self, FileKind, Seen};
 
 use super::{Item, Moving, Outcome, Target};
-use crate::connection::refuse;
 use crate::files::refusal;
+use crate::reply::refuse;
 
-/// What is copied at once.
+/// The size of the buffer for copies.
 const PIECE: usize = 256 * 1024;
 
-/// Moves everything below `root`.
+/// Writes everything below `root` to the target.
 pub(super) fn walk(root: &Root, moving: &mut Moving<'_>) -> Result<(), Refusal> {
     let mut refused = None;
     let walked = root.walk_all(MAX_JOB_DEPTH, |met| {
@@ -56,7 +56,7 @@ fn moved(root: &Root, met: &Met, moving: &mut Moving<'_>) -> Result<(), Refusal>
     moving.put(path, *mode, *modified, item)
 }
 
-/// What is gone since it was met is as if it had not been met.
+/// A file that was removed since it was listed is left out.
 fn vanished(path: &[u8], error: &io::Error) -> Result<(), Refusal> {
     match error.kind() {
         io::ErrorKind::NotFound => Ok(()),
@@ -64,7 +64,7 @@ fn vanished(path: &[u8], error: &io::Error) -> Result<(), Refusal> {
     }
 }
 
-/// As much of a file as was announced: what it grew is left out, what it shrank is zeros.
+/// Reads exactly as many bytes of a file as were announced: growth is left out, and missing bytes are zeros.
 struct Exactly<'a> {
     file: &'a File,
     left: u64,
@@ -88,7 +88,7 @@ impl Read for Exactly<'_> {
     }
 }
 
-/// A tree that items are put into.
+/// A tree that items are written to.
 #[derive(Debug)]
 pub(super) struct Tree<'a> {
     root: &'a Root,
@@ -117,7 +117,7 @@ impl Target for Tree<'_> {
                         Err(error) => return Err(error),
                     }
                 }
-                // Not every time can be kept, and none is worth a failure.
+                // Not every file system stores every time; that is no failure.
                 let _ = set_modified(&file, modified.saturating_mul(1_000_000_000));
                 Ok(())
             }
@@ -129,72 +129,80 @@ impl Target for Tree<'_> {
     }
 }
 
-/// Copies what stands at `from` to `to`: a file over a file, a link as a link, a directory with
-/// everything in it into a directory, which is made.
+/// Copies `from` to `to`: a file over a file, a link as a link, a directory with its content into a directory, which is
+/// created.
 pub(super) fn copy(from: &[u8], to: &[u8]) -> Outcome {
     let seen = user_files::look(from).map_err(|error| refusal("find", from, &error))?;
-    let (directory, name) = split(to)?;
-    let parent = Root::open_followed(directory);
-    let parent = parent.map_err(|error| refusal("open", directory, &error))?;
-    let cannot = |error: io::Error| refusal("copy", from, &error);
     match seen.kind {
-        Kind::Other => {
-            Err(refuse(RefusalCode::NotAFile, "only files and directories are copied".into()))
+        FileKind::Other => {
+            let message = "only files, links and directories can be copied";
+            Err(refuse(RefusalCode::NotAFile, message))
         }
-        Kind::Directory => {
-            let source = Root::open_followed(from).map_err(cannot)?;
-            refuse_itself(from, directory)?;
-            parent.make_directory(name, seen.mode).map_err(|error| refusal("make", to, &error))?;
-            let into = Root::open_followed(to).map_err(|error| refusal("open", to, &error))?;
-            let mut target = Tree::new(&into);
-            let mut moving = Moving { target: &mut target, report: JobReport::default() };
-            walk(&source, &mut moving)?;
-            moving.finish()
-        }
-        Kind::File | Kind::Link => {
-            let (above, own) = split(from)?;
-            let source = Root::open_followed(above).map_err(cannot)?;
-            let modified = seen.modified_ns / 1_000_000_000;
-            // Beside its place first: half a copy is never seen there.
-            let beside = format!(".{}.part", belljar_sys::process::random_name());
-            let mut target = Tree::new(&parent);
-            let mut moving = Moving { target: &mut target, report: JobReport::default() };
-            let put = if seen.kind == Kind::Link {
-                let target = source.read_link(own).map_err(cannot)?;
-                moving.put(beside.as_bytes(), 0o777, modified, Item::Link { target })
-            } else {
-                let file = File::from(source.read_file(own).map_err(cannot)?);
-                let mut content = Exactly { file: &file, left: seen.size };
-                let item = Item::File { size: seen.size, content: &mut content };
-                moving.put(beside.as_bytes(), seen.mode & 0o777, modified, item)
-            };
-            let report = moving.report;
-            let placed = put.and_then(|()| {
-                let placed = parent.rename(beside.as_bytes(), name);
-                placed.map_err(|error| refusal("write", to, &error))
-            });
-            if placed.is_err() {
-                let _ = parent.discard_file(beside.as_bytes(), &beside);
-            }
-            placed.map(|()| report)
-        }
+        FileKind::Directory => copy_directory(from, to, seen.mode),
+        FileKind::File | FileKind::Link => copy_file(from, to, &seen),
     }
 }
 
-/// A directory that is copied into itself would never end.
+fn copy_directory(from: &[u8], to: &[u8], mode: u32) -> Outcome {
+    let (directory, name) = split(to)?;
+    let parent = open(directory)?;
+    let source = Root::open_followed(from).map_err(|error| refusal("copy", from, &error))?;
+    refuse_itself(from, directory)?;
+    parent.make_directory(name, mode).map_err(|error| refusal("make", to, &error))?;
+    let into = open(to)?;
+    let mut target = Tree::new(&into);
+    let mut moving = Moving { target: &mut target, report: JobReport::default() };
+    walk(&source, &mut moving)?;
+    moving.finish()
+}
+
+/// Copies a file or a link. It is written under a temporary name first: half a copy is never seen at `to`.
+fn copy_file(from: &[u8], to: &[u8], seen: &Seen) -> Outcome {
+    let cannot = |error: io::Error| refusal("copy", from, &error);
+    let (directory, name) = split(to)?;
+    let parent = open(directory)?;
+    let (above, own) = split(from)?;
+    let source = Root::open_followed(above).map_err(cannot)?;
+    let modified = seen.modified_ns / 1_000_000_000;
+    let temporary = format!(".{}.part", belljar_sys::process::random_name());
+    let mut target = Tree::new(&parent);
+    let mut moving = Moving { target: &mut target, report: JobReport::default() };
+    let put = if seen.kind == FileKind::Link {
+        let target = source.read_link(own).map_err(cannot)?;
+        moving.put(temporary.as_bytes(), 0o777, modified, Item::Link { target })
+    } else {
+        let file = File::from(source.read_file(own).map_err(cannot)?);
+        let mut content = Exactly { file: &file, left: seen.size };
+        let item = Item::File { size: seen.size, content: &mut content };
+        moving.put(temporary.as_bytes(), seen.mode & 0o777, modified, item)
+    };
+    let report = moving.report;
+    let renamed = put.and_then(|()| {
+        let renamed = parent.rename(temporary.as_bytes(), name);
+        renamed.map_err(|error| refusal("write", to, &error))
+    });
+    if renamed.is_err() {
+        let _ = parent.discard_file(temporary.as_bytes(), &temporary);
+    }
+    renamed.map(|()| report)
+}
+
+fn open(path: &[u8]) -> Result<Root, Refusal> {
+    Root::open_followed(path).map_err(|error| refusal("open", path, &error))
+}
+
+/// Refuses to copy a directory into itself, which would never end.
 fn refuse_itself(from: &[u8], directory: &[u8]) -> Result<(), Refusal> {
     let real = |path: &[u8]| user_files::real(path).map_err(|error| refusal("find", path, &error));
     match real(directory)?.starts_with(real(from)?) {
-        true => {
-            Err(refuse(RefusalCode::Invalid, "a directory cannot be copied into itself".into()))
-        }
+        true => Err(refuse(RefusalCode::Invalid, "a directory cannot be copied into itself")),
         false => Ok(()),
     }
 }
 
 /// The directory of a path, and the name in it.
 fn split(path: &[u8]) -> Result<(&[u8], &[u8]), Refusal> {
-    let no_name = || refuse(RefusalCode::Invalid, "this is not a path to copy".into());
+    let no_name = || refuse(RefusalCode::Invalid, "not a path that can be copied");
     let path = path.strip_suffix(b"/").unwrap_or(path);
     let at = path.iter().rposition(|byte| *byte == b'/').ok_or_else(no_name)?;
     let (directory, name) = (&path[..at], &path[at + 1..]);

@@ -1,4 +1,4 @@
-//! One cell, from the moment it is said to the kernel to its end.
+//! One cell, from its message to the kernel until its end.
 
 use std::cell::Cell;
 use std::os::fd::OwnedFd;
@@ -19,26 +19,25 @@ use tokio::time::sleep;
 use super::{CellDone, INTERRUPT_PACE, Kernel, Running};
 use crate::Guest;
 use crate::command::SIGINT;
-use crate::dialect::Order;
+use crate::dialect::CellRequest;
 use crate::execs::{Ending, Exec};
-use crate::input;
 use crate::reaper::End;
 
 /// A cell that is ready to be run.
 #[derive(Debug)]
-pub(crate) struct Job {
+pub(crate) struct PreparedCell {
     spec: ExecSpec,
-    /// What is said to the kernel.
+    /// The message to the kernel.
     bytes: Vec<u8>,
     /// The standard input of a cell in a shell: the way to it, and our end of it.
     stdin: Option<(Fifo, OwnedFd)>,
 }
 
-/// How the supervision of a cell ended: what stopped it, if something did, and either how the
-/// kernel says the cell ended or how the kernel itself did.
+/// How the supervision of a cell ended: why the guest stopped the cell, if it did, and how the cell ended
+/// (`Ok`) or the kernel died (`Err`).
 type Verdict = (Option<Status>, Result<CellDone, String>);
 
-/// What was so before the cell began.
+/// The state before the cell began.
 struct Before {
     oom_kills: u64,
     lost_kernel: Option<String>,
@@ -50,36 +49,46 @@ struct Progress {
     done: watch::Receiver<Option<CellDone>>,
 }
 
-/// How long a kernel that hears interrupts has to act on one, before it gets the signal.
-const ASKED_FIRST: Duration = Duration::from_millis(100);
+/// How long a kernel has to act on an interrupt message before it gets the signal.
+const MESSAGE_FIRST: Duration = Duration::from_millis(100);
 
-/// What is known of a cell that was interrupted and did not come to say so.
+/// The end of a cell that was interrupted before it could report its end.
 const INTERRUPTED: CellDone =
     CellDone { status: CellStatus::Interrupted, exit_code: 130, execution_count: 0 };
 
 impl Kernel {
-    /// Puts a cell into the kernel's language.
-    pub(crate) fn job(&self, spec: ExecSpec, echo: bool, code: &[u8]) -> Result<Job, Refusal> {
+    /// Encodes a cell for the kernel.
+    pub(crate) fn prepare_cell(
+        &self,
+        spec: ExecSpec,
+        echo: bool,
+        code: &[u8],
+    ) -> Result<PreparedCell, Refusal> {
         let stdin = if spec.stdin && self.is_shell() { Some(fifo()?) } else { None };
         let path = stdin.as_ref().and_then(|(fifo, _)| fifo.path().to_str());
         let variant = match &spec.what {
             What::Cell { language, .. } => language.variant(),
             What::Command { .. } => None,
         };
-        let order = Order { spec: &spec, echo, variant, stdin: path, code };
-        let bytes = self.dialect.borrow_mut().cell(&order);
+        let request = CellRequest { spec: &spec, echo, variant, stdin: path, code };
+        let bytes = self.dialect.borrow_mut().cell(&request);
         let bytes = bytes.map_err(|message| Refusal { code: RefusalCode::Invalid, message })?;
-        Ok(Job { spec, bytes, stdin })
+        Ok(PreparedCell { spec, bytes, stdin })
     }
 
-    /// Runs one cell to its end, whatever that is, and records it. The kernel must be occupied.
-    pub(crate) async fn run_cell(self: Rc<Self>, guest: Rc<Guest>, job: Job, exec: Rc<Exec>) {
+    /// Runs one cell to its end and records it. The kernel must be occupied.
+    pub(crate) async fn run_cell(
+        self: Rc<Self>,
+        guest: Rc<Guest>,
+        cell: PreparedCell,
+        exec: Rc<Exec>,
+    ) {
         let before = Before {
             oom_kills: guest.oom_kills(),
             lost_kernel: guest.lost_kernel.borrow_mut().remove(&self.language),
         };
         let progress = self.begin(&exec);
-        match self.supervise(&guest, job, &exec, progress).await {
+        match self.supervise(&guest, cell, &exec, progress).await {
             (stopped_by, Ok(done)) => self.finish_cell(&guest, &exec, &done, stopped_by, before),
             (stopped_by, Err(reason)) => {
                 self.finish_dead(&guest, &exec, stopped_by, before.oom_kills, reason);
@@ -88,7 +97,7 @@ impl Kernel {
     }
 
     fn begin(&self, exec: &Rc<Exec>) -> Progress {
-        // Only a shell says when it begins.
+        // Only a shell reports that it begins.
         let (begun_sender, begun) = watch::channel(!self.is_shell());
         let (done_sender, done) = watch::channel(None);
         *self.current.borrow_mut() = Some(Running {
@@ -105,15 +114,15 @@ impl Kernel {
     async fn supervise(
         &self,
         guest: &Guest,
-        job: Job,
+        cell: PreparedCell,
         exec: &Rc<Exec>,
         progress: Progress,
     ) -> Verdict {
-        let limit = Duration::from_millis(job.spec.timeout_ms);
-        let grace = Duration::from_millis(job.spec.grace_ms);
+        let limit = Duration::from_millis(cell.spec.timeout_ms);
+        let grace = Duration::from_millis(cell.spec.grace_ms);
         let mut interrupt = exec.interrupt.subscribe();
         let begun = progress.begun.clone();
-        let mut done = pin!(self.to_its_end(job, exec, progress));
+        let mut done = pin!(self.to_its_end(cell, exec, progress));
         let stopped_by = tokio::select! {
             biased;
             done = &mut done => return (None, Ok(done)),
@@ -130,17 +139,22 @@ impl Kernel {
         (Some(stopped_by), how)
     }
 
-    /// Says the cell and waits until the kernel says that it is done, for ever if need be.
-    async fn to_its_end(&self, job: Job, exec: &Rc<Exec>, mut progress: Progress) -> CellDone {
+    /// Sends the cell and waits, without a limit, until the kernel reports that it is done.
+    async fn to_its_end(
+        &self,
+        cell: PreparedCell,
+        exec: &Rc<Exec>,
+        mut progress: Progress,
+    ) -> CellDone {
         let _turn = self.turn.lock().await;
-        // A kernel that does not read its socket is as good as one that computes for ever.
-        self.send(&job.bytes).await;
-        if let Some((fifo, writer)) = job.stdin {
-            // Before it begins it has opened its input. The name is of no use from then on.
+        // If the kernel does not read its socket, this waits until the time limit, as for endless code.
+        self.send(&cell.bytes).await;
+        if let Some((fifo, writer)) = cell.stdin {
+            // The shell opens its input before it begins. Then the name is not needed any more.
             let _ = progress.begun.wait_for(|begun| *begun).await;
             drop(fifo);
             if let Ok(pipe) = pipe::Sender::from_owned_fd(writer) {
-                tokio::task::spawn_local(input::pump(Rc::clone(exec), pipe));
+                tokio::task::spawn_local(Rc::clone(exec).pump_input(pipe));
             }
         }
         let done = progress.done.wait_for(Option::is_some).await;
@@ -152,9 +166,9 @@ impl Kernel {
 
     /// Asks the code to stop, until the cell is over.
     ///
-    /// A shell is over when it answers a ping that was said after the last SIGINT: the line that
-    /// would have said "done" may have been a victim of the signal, and the signal itself must have
-    /// been dealt with before the next cell is said.
+    /// The cell of a shell is over when the shell answers a ping that was sent after the last SIGINT: the
+    /// signal may have aborted the command that reports "done", and the shell must have handled the
+    /// signal before the next cell is sent.
     async fn interrupt(
         &self,
         mut done: Pin<&mut impl Future<Output = CellDone>>,
@@ -166,22 +180,22 @@ impl Kernel {
             _ = begun.wait_for(|begun| *begun) => {}
         }
         let running = self.current.borrow().as_ref().map(|running| running.exec.id.clone());
-        if let Some(exec_id) = running.filter(|_| self.hears_interrupts()) {
+        if let Some(exec_id) = running.filter(|_| self.takes_interrupt_messages()) {
             let asking = async {
                 self.say(&ToKernel::Interrupt { exec_id }, &[]).await;
-                sleep(ASKED_FIRST).await;
+                sleep(MESSAGE_FIRST).await;
             };
             tokio::select! {
                 biased;
                 done = &mut done => {
-                    // What it had started in its group would have had the signal.
-                    self.signal_company(SIGINT);
+                    // The signal would have reached the processes that it started in its group.
+                    self.signal_others_in_group(SIGINT);
                     return done;
                 }
                 () = asking => {}
             }
         }
-        let mut said = None;
+        let mut reported = None;
         loop {
             self.interrupt_once().await;
             let token = if self.is_shell() { self.ping() } else { None };
@@ -189,10 +203,10 @@ impl Kernel {
             loop {
                 tokio::select! {
                     biased;
-                    () = self.answered(token) => return said.unwrap_or(INTERRUPTED),
-                    done = &mut done, if said.is_none() => match token {
+                    () = self.answered(token) => return reported.unwrap_or(INTERRUPTED),
+                    done = &mut done, if reported.is_none() => match token {
                         None => return done,
-                        Some(_) => said = Some(done),
+                        Some(_) => reported = Some(done),
                     },
                     () = &mut pause => break,
                 }
@@ -212,7 +226,7 @@ impl Kernel {
         *self.current.borrow_mut() = None;
         self.release();
         let status = match (stopped_by, done.status) {
-            // The code came back because we asked it to, with whatever face.
+            // The guest stopped it, so the kernel's own status does not matter.
             (Some(status), _) => status,
             (None, CellStatus::Ok | CellStatus::Exit) => Status::Ok,
             (None, CellStatus::Error) => Status::Error,
@@ -249,14 +263,14 @@ impl Kernel {
     ) {
         self.output.drain();
         self.output.detach();
-        // Told here, so it need not be told again.
+        // This result reports it, so the next cell need not.
         guest.lost_kernel.borrow_mut().remove(&self.language);
         let out_of_memory = guest.oom_kills() > oom_before;
         let ended = self.end.borrow().as_ref().and_then(End::now);
         let (status, exit_code) = match (stopped_by, ended) {
             (Some(Status::Timeout), _) => (Status::Timeout, 124),
             (Some(status), _) => (status, 130),
-            // To leave is what `exit` and `set -e` are for.
+            // `exit` and `set -e` end a shell on purpose.
             (None, Some(Ended::Exited(0))) if self.is_shell() => (Status::Ok, 0),
             (None, Some(Ended::Exited(code))) if self.is_shell() => (Status::Error, code),
             (None, _) if out_of_memory => (Status::Oom, 137),
@@ -279,7 +293,7 @@ impl Kernel {
     }
 }
 
-/// A pipe with a name that a shell can open and nobody could expect.
+/// A named pipe that a shell can open, with a name that cannot be guessed.
 fn fifo() -> Result<(Fifo, OwnedFd), Refusal> {
     let path = PathBuf::from(format!("/tmp/.belljar-stdin-{}", process::random_name()));
     Fifo::make(path).map_err(|error| Refusal {

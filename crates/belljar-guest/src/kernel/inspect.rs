@@ -1,4 +1,4 @@
-//! What the variables of a kernel are, as it tells itself.
+//! Asks a kernel for its variables.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -10,11 +10,11 @@ use tokio::time::{sleep, timeout};
 
 use super::{INTERRUPT_PACE, Kernel};
 
-/// How long a kernel may take to tell its variables; it has bounds of its own, which are lower.
+/// How long a kernel may take to list its variables; its own limits are lower.
 const STATE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How often a kernel is interrupted that does not come back from telling its variables. After
-/// that it is left alone; the next cell has a time limit, and kills it.
+/// How often a kernel that does not finish the list is interrupted. After that the guest waits; the time
+/// limit of the next cell kills the kernel.
 const STATE_INTERRUPTS: usize = 10;
 
 impl Kernel {
@@ -24,12 +24,12 @@ impl Kernel {
         let (sender, receiver) = oneshot::channel();
         tokio::task::spawn_local(self.inspect(sender));
         receiver.await.unwrap_or_else(|_| {
-            let message = "the kernel died while it told its variables".into();
+            let message = "the kernel died while it listed its variables".into();
             Err(Refusal { code: RefusalCode::NoKernel, message })
         })
     }
 
-    /// Has the kernel tell its variables, and if it takes too long, stops it.
+    /// Asks the kernel, and interrupts it if it takes too long.
     async fn inspect(self: Rc<Self>, asker: oneshot::Sender<Result<Vec<u8>, Refusal>>) {
         let refuse = |code, message: &str| Err(Refusal { code, message: message.into() });
         let Ok(_turn) = timeout(STATE_TIMEOUT, self.turn.lock()).await else {
@@ -38,31 +38,31 @@ impl Kernel {
         };
         let (sender, receiver) = oneshot::channel();
         *self.wants_state.borrow_mut() = Some(sender);
-        let told = async {
+        let answer = async {
             self.say(&ToKernel::State, &[]).await;
             receiver.await.unwrap_or_default()
         };
         tokio::select! {
             biased;
-            body = told => {
-                let nothing = refuse(RefusalCode::Failed, "the kernel could not tell its variables");
+            body = answer => {
+                let nothing = refuse(RefusalCode::Failed, "the kernel could not list its variables");
                 let _ = asker.send(if body.is_empty() { nothing } else { Ok(body) });
             }
             _ = self.died() => {}
             () = sleep(STATE_TIMEOUT) => {
-                let message = "the kernel took too long to tell its variables";
+                let message = "the kernel took too long to list its variables";
                 let _ = asker.send(refuse(RefusalCode::Failed, message));
                 *self.wants_state.borrow_mut() = None;
                 tokio::select! {
-                    () = self.call_back() => {}
+                    () = self.interrupt_until_ready() => {}
                     _ = self.died() => {}
                 }
             }
         }
     }
 
-    /// Interrupts whatever the kernel does until it listens again.
-    async fn call_back(&self) {
+    /// Interrupts the kernel until it answers again.
+    async fn interrupt_until_ready(&self) {
         let mut token = None;
         for _ in 0..STATE_INTERRUPTS {
             self.interrupt_once().await;

@@ -1,4 +1,4 @@
-//! What a kernel says, and what becomes of it when it falls silent. Nothing of it is believed.
+//! Reads a kernel's messages, and detects its death. Messages are not trusted: user code can forge them.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -15,37 +15,37 @@ use crate::Guest;
 use crate::command::{KILL_TIMEOUT, SIGKILL};
 use crate::execs::Exec;
 
-/// What a kernel wrote before it died is there already when we hear of its death.
-const LAST_WORDS: Duration = Duration::from_millis(50);
+/// What a kernel wrote before its death is in the socket already when the death is noticed.
+const LAST_MESSAGES: Duration = Duration::from_millis(50);
 
-/// What to do after a message of the kernel's.
-enum Next {
-    GoOn,
+/// What to do after a message of the kernel.
+enum AfterMessage {
+    Continue,
     Acknowledge,
     AnswerInput(Rc<Exec>, Portion),
-    GiveUp(String),
-    LetGo,
+    Fail(String),
+    Leave,
 }
 
 /// How much input a kernel wants at once.
 enum Portion {
     Line,
-    /// Whatever is there.
+    /// All that is available.
     Piece,
 }
 
-/// How a kernel's connection came to its end.
-enum Parting {
-    /// Nothing more came.
-    Silence,
-    /// It gave a reason, or broke the protocol.
-    Because(String),
-    /// It asked to go, and may.
+/// Why the guest stopped reading from a kernel.
+enum Disconnect {
+    /// The connection was closed.
+    Closed,
+    /// The kernel reported an error, or broke the protocol.
+    Failed(String),
+    /// It asked to end, and may.
     Leave,
 }
 
 impl Kernel {
-    /// Reads the kernel's messages until its death, which it also establishes.
+    /// Reads the kernel's messages until its death, and then records it.
     pub(super) fn listen(
         self: &Rc<Self>,
         guest: Rc<Guest>,
@@ -53,39 +53,39 @@ impl Kernel {
     ) -> impl Future<Output = ()> + use<> {
         let kernel = Rc::clone(self);
         async move {
-            // Usually its end closes the connection; but a child that it forked behind our back may
-            // hold it open, and then only the process itself tells.
+            // Usually the kernel's end closes the connection. A child of the kernel may hold it open; then
+            // only the end of the process shows it.
             let why = tokio::select! {
                 biased;
-                why = kernel.hear(&guest, &mut from_kernel) => Some(why),
+                why = kernel.read_messages(&guest, &mut from_kernel) => Some(why),
                 () = kernel.process_ended() => None,
             };
-            let parting = match why {
-                Some(parting) => parting,
+            let disconnect = match why {
+                Some(disconnect) => disconnect,
                 None => {
-                    let last_words = kernel.hear(&guest, &mut from_kernel);
-                    timeout(LAST_WORDS, last_words).await.unwrap_or(Parting::Silence)
+                    let last_messages = kernel.read_messages(&guest, &mut from_kernel);
+                    timeout(LAST_MESSAGES, last_messages).await.unwrap_or(Disconnect::Closed)
                 }
             };
-            if matches!(parting, Parting::Silence) && kernel.is_shell() && kernel.is_busy() {
-                // `exec` makes another program of the shell, which has no use for our connection
-                // and all the time that the cell has.
+            if matches!(disconnect, Disconnect::Closed) && kernel.is_shell() && kernel.is_busy() {
+                // `exec` replaces the shell by another program, which does not use the connection and may
+                // run as long as the cell.
                 kernel.process_ended().await;
             }
-            // Whatever is left of a kernel that stopped talking is of no use to anybody.
+            // A kernel without a connection is of no use.
             if let Some(pid) = kernel.pid.get() {
                 let _ = process::signal(pid, SIGKILL);
             }
             let end = kernel.end.borrow().clone();
-            let has_left = matches!(parting, Parting::Leave);
-            let reason = match (parting, end) {
-                (Parting::Because(why), _) => why,
-                (Parting::Leave, _) => "left because nobody needed it".into(),
-                (Parting::Silence, Some(end)) => match timeout(KILL_TIMEOUT, end.ended()).await {
+            let has_left = matches!(disconnect, Disconnect::Leave);
+            let reason = match (disconnect, end) {
+                (Disconnect::Failed(why), _) => why,
+                (Disconnect::Leave, _) => "ended because it was not needed".into(),
+                (Disconnect::Closed, Some(end)) => match timeout(KILL_TIMEOUT, end.ended()).await {
                     Ok(ended) => describe(ended),
                     Err(_) => "was killed but does not go away".into(),
                 },
-                (Parting::Silence, None) => "closed its connection before it was ready".into(),
+                (Disconnect::Closed, None) => "closed its connection before it was ready".into(),
             };
             kernel.output.drain();
             let unnoticed = matches!(*kernel.phase.borrow(), Phase::Idle { .. });
@@ -94,7 +94,7 @@ impl Kernel {
             }
             kernel.phase.send_replace(Phase::Dead { reason });
             *kernel.current.borrow_mut() = None;
-            // A successor may have taken the place already.
+            // Another kernel may have replaced it already.
             let mut kernels = guest.kernels.borrow_mut();
             if kernels.get(&kernel.language).is_some_and(|current| Rc::ptr_eq(current, &kernel)) {
                 kernels.remove(&kernel.language);
@@ -103,34 +103,40 @@ impl Kernel {
     }
 
     /// Acts on messages until the connection ends, or should.
-    async fn hear(self: &Rc<Self>, guest: &Guest, from_kernel: &mut OwnedReadHalf) -> Parting {
+    async fn read_messages(
+        self: &Rc<Self>,
+        guest: &Guest,
+        from_kernel: &mut OwnedReadHalf,
+    ) -> Disconnect {
         let mut buffer = vec![0; 8 * 1024];
         loop {
             loop {
                 let next = self.dialect.borrow_mut().next();
                 let (message, body) = match next {
-                    Ok(Some(heard)) => heard,
+                    Ok(Some(message)) => message,
                     Ok(None) => break,
-                    Err(error) => return Parting::Because(format!("sent nonsense ({error})")),
+                    Err(error) => {
+                        return Disconnect::Failed(format!("broke the protocol: {error}"));
+                    }
                 };
-                match self.obey(guest, message, body) {
-                    Next::GoOn => {}
-                    Next::Acknowledge => self.say(&ToKernel::Seen, &[]).await,
-                    Next::AnswerInput(exec, portion) => {
+                match self.handle(guest, message, body) {
+                    AfterMessage::Continue => {}
+                    AfterMessage::Acknowledge => self.say(&ToKernel::Seen, &[]).await,
+                    AfterMessage::AnswerInput(exec, portion) => {
                         tokio::task::spawn_local(Rc::clone(self).answer_input(exec, portion));
                     }
-                    Next::GiveUp(why) => return Parting::Because(why),
-                    Next::LetGo => return Parting::Leave,
+                    AfterMessage::Fail(why) => return Disconnect::Failed(why),
+                    AfterMessage::Leave => return Disconnect::Leave,
                 }
             }
             match from_kernel.read(&mut buffer).await {
-                Ok(0) | Err(_) => return Parting::Silence,
+                Ok(0) | Err(_) => return Disconnect::Closed,
                 Ok(n) => self.dialect.borrow_mut().push(&buffer[..n]),
             }
         }
     }
 
-    fn obey(&self, guest: &Guest, message: FromKernel, body: Vec<u8>) -> Next {
+    fn handle(&self, guest: &Guest, message: FromKernel, body: Vec<u8>) -> AfterMessage {
         let current = self.current.borrow();
         match message {
             FromKernel::Hello { language_version, pid, .. } => {
@@ -138,7 +144,7 @@ impl Kernel {
             }
             FromKernel::Fatal => {
                 let text = String::from_utf8_lossy(&body);
-                return Next::GiveUp(format!("could not start: {text}"));
+                return AfterMessage::Fail(format!("could not start: {text}"));
             }
             FromKernel::Display { kind, wait } => {
                 if let Some(Running { exec, .. }) = &*current {
@@ -150,7 +156,7 @@ impl Kernel {
                     exec.publish(event, body);
                 }
                 if wait {
-                    return Next::Acknowledge;
+                    return AfterMessage::Acknowledge;
                 }
             }
             FromKernel::Error => {
@@ -162,13 +168,13 @@ impl Kernel {
             FromKernel::Input { stream } => {
                 if let Some(Running { exec, asked, streams, .. }) = &*current {
                     self.output.drain();
-                    // A stream may be read in any number of pieces; the host is asked once to send it.
+                    // A stream is read in many pieces; the host is asked only once to send it.
                     if !(stream && streams.replace(true)) {
                         exec.publish(Event::Input, body);
                     }
                     if !asked.replace(true) {
                         let portion = if stream { Portion::Piece } else { Portion::Line };
-                        return Next::AnswerInput(Rc::clone(exec), portion);
+                        return AfterMessage::AnswerInput(Rc::clone(exec), portion);
                     }
                 }
             }
@@ -182,19 +188,19 @@ impl Kernel {
                     let _ = asker.send(body);
                 }
             }
-            FromKernel::Line => {
-                if let Some(asker) = self.wants_line.borrow_mut().take() {
+            FromKernel::SnapshotSocket => {
+                if let Some(asker) = self.wants_snapshot_socket.borrow_mut().take() {
                     let _ = asker.send(());
                 }
             }
-            // Code can say it too; but not before we ask, and then it only deceives its own cell.
+            // User code can forge it, but only for a ping that was sent, and then it harms only its own cell.
             FromKernel::Pong { token } if token <= self.pings.get() => {
                 self.pongs.send_replace(token);
             }
             FromKernel::Pong { .. } => {}
-            // One that is busy was asked for something while it said so, and stays.
+            // A busy kernel got a request at the same time, and stays.
             FromKernel::Leave if matches!(*self.phase.borrow(), Phase::Idle { .. }) => {
-                return Next::LetGo;
+                return AfterMessage::Leave;
             }
             FromKernel::Leave => {}
             FromKernel::Begun { exec_id } => {
@@ -209,35 +215,35 @@ impl Kernel {
                     && exec.id == exec_id
                 {
                     self.output.drain();
-                    // A shell that could not even begin says only this.
+                    // A shell that could not begin sends only this.
                     begun.send_replace(true);
                     done.send_replace(Some(CellDone { status, exit_code, execution_count }));
                 }
             }
         }
-        Next::GoOn
+        AfterMessage::Continue
     }
 
-    fn welcome(&self, guest: &Guest, language_version: String, pid: u32) -> Next {
-        // Said again by user code, it would only point our signals at the wrong process.
+    fn welcome(&self, guest: &Guest, language_version: String, pid: u32) -> AfterMessage {
+        // A second hello, sent by user code, must not redirect our signals to another process.
         if self.pid.get().is_none() {
             self.pid.set(Some(pid));
             *self.end.borrow_mut() = Some(guest.reaper.watch(pid));
         }
         if matches!(*self.phase.borrow(), Phase::Dead { .. }) {
-            return Next::GiveUp("was replaced".into());
+            return AfterMessage::Fail("was replaced".into());
         }
         if *self.phase.borrow() == Phase::Starting {
             if self.is_shell() {
-                // It complains that there is no terminal, which is as it should be.
+                // It printed a warning that there is no terminal.
                 self.output.forget_idle();
             }
             self.phase.send_replace(Phase::Idle { language_version });
         }
-        Next::GoOn
+        AfterMessage::Continue
     }
 
-    /// Hands on the next portion of input, or that there is none, if the cell still runs by then.
+    /// Sends the next portion of input, or the end of input, if the cell still runs by then.
     async fn answer_input(self: Rc<Self>, exec: Rc<Exec>, portion: Portion) {
         let next = async {
             match portion {

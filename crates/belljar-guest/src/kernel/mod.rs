@@ -9,18 +9,18 @@
 //!                  └────cell────▶┴──dies──┘
 //! ```
 //!
-//! Which language it speaks is the business of its [`Dialect`].
+//! [`Dialect`] translates messages for each language.
 //!
-//! A cell ends in one of four ways: the kernel says done; the kernel dies; the time is up or the
-//! host interrupts, which is first said politely (SIGINT to the process group, repeatedly, because
-//! `system()` swallows some) and after a grace period with SIGKILL to the kernel and everything it
-//! started. Nothing the code does can make us wait for it: no pipe is read to its end, no lock of
-//! the kernel's is needed, and a stopped process dies of SIGKILL as any other.
+//! A cell ends in one of four ways: the kernel says done; the kernel dies; the time is up; or the host
+//! interrupts. In the last two cases the process group gets SIGINT, repeatedly, because `system()`
+//! ignores some; after a grace period the kernel and everything it started get SIGKILL. User code
+//! cannot block the guest: no pipe is read to its end, no lock of the kernel is needed, and SIGKILL
+//! ends a stopped process too.
 
 mod cell;
 mod inspect;
-mod line;
 mod messages;
+mod snapshot_socket;
 mod spill;
 
 use std::cell::{Cell, RefCell};
@@ -45,13 +45,14 @@ use crate::dialect::Dialect;
 use crate::execs::Exec;
 use crate::output::Output;
 use crate::reaper::End;
+use crate::reply::{failed, refuse};
 
 /// SIGINT is repeated at this pace until the cell ends or the grace period is over.
 const INTERRUPT_PACE: Duration = Duration::from_millis(200);
 
-/// From fork to exec takes a millisecond; these are a hundred.
-const YOUTH_CHECKS: usize = 50;
-const YOUTH_PACE: Duration = Duration::from_millis(2);
+/// From fork to exec takes a millisecond; these checks take a hundred.
+const FORK_CHECKS: usize = 50;
+const FORK_CHECK_PACE: Duration = Duration::from_millis(2);
 
 /// A kernel that has not said hello by then never will.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
@@ -63,31 +64,31 @@ pub(crate) struct Kernel {
     output: Rc<Output>,
     dialect: RefCell<Dialect>,
     to_kernel: Mutex<OwnedWriteHalf>,
-    /// FileTable while the kernel does something for us: it does one thing at a time.
+    /// Locked while the kernel works on a request: it does one thing at a time.
     turn: Mutex<()>,
     pid: Cell<Option<u32>>,
     end: RefCell<Option<End>>,
     current: RefCell<Option<Running>>,
-    /// Who waits to be told the variables.
+    /// The request that waits for the variables.
     wants_state: RefCell<Option<oneshot::Sender<Vec<u8>>>>,
-    /// Who waits to be told what was moved to disk.
+    /// The request that waits until values were moved to disk.
     wants_spilled: RefCell<Option<oneshot::Sender<Vec<u8>>>>,
-    /// Who waits until the kernel takes a line.
-    wants_line: RefCell<Option<oneshot::Sender<()>>>,
+    /// The request that waits until the kernel is ready to receive the socket.
+    wants_snapshot_socket: RefCell<Option<oneshot::Sender<()>>>,
     /// The number of the last ping, and of the last that was answered.
     pings: Cell<u64>,
     pongs: watch::Sender<u64>,
 }
 
-/// The cell that runs, and the way to tell its supervisor how far it is.
+/// The cell that runs, and the channels to its supervisor.
 #[derive(Debug)]
 struct Running {
     exec: Rc<Exec>,
     begun: watch::Sender<bool>,
     done: watch::Sender<Option<CellDone>>,
-    /// It waits for a line of input, which is being waited for.
+    /// The kernel waits for input, and a task already waits to deliver it.
     asked: Cell<bool>,
-    /// It reads its input as a stream, and the host knows.
+    /// The kernel reads its input as a stream, and the host was notified.
     streams: Cell<bool>,
 }
 
@@ -106,7 +107,7 @@ struct CellDone {
     execution_count: u64,
 }
 
-/// The half of a kernel's connections that its process gets.
+/// The ends of a kernel's connections that its process gets.
 #[derive(Debug)]
 pub(crate) struct KernelEnds {
     pub(crate) control: OwnedFd,
@@ -116,7 +117,7 @@ pub(crate) struct KernelEnds {
 }
 
 impl Kernel {
-    /// Makes our half of a kernel, which replaces any other of its language.
+    /// Makes the guest's half of a kernel. It replaces any other kernel of its language.
     pub(crate) fn prepare(guest: &Rc<Guest>, language: Language) -> io::Result<KernelEnds> {
         let (ours, theirs) = UnixStream::pair()?;
         let (output, write_ends) = Output::new()?;
@@ -134,7 +135,7 @@ impl Kernel {
             current: RefCell::default(),
             wants_state: RefCell::default(),
             wants_spilled: RefCell::default(),
-            wants_line: RefCell::default(),
+            wants_snapshot_socket: RefCell::default(),
             pings: Cell::new(0),
             pongs: watch::Sender::new(0),
         });
@@ -152,9 +153,9 @@ impl Kernel {
         })
     }
 
-    /// Another takes its place. One that is still on its way here dies when it says hello.
+    /// Another kernel replaces this one. A kernel that is still starting ends when it says hello.
     fn retire(&self, guest: &Guest) {
-        // It may have died on its own a moment ago, and then that is what its owner should read.
+        // If it died on its own a moment ago, that is the reason to report.
         guest.reaper.collect();
         let ended = self.end.borrow().as_ref().and_then(End::now);
         let reason = ended.map_or_else(|| "was replaced".into(), messages::describe);
@@ -165,8 +166,8 @@ impl Kernel {
         self.kill_everything(guest);
     }
 
-    /// Starts the interpreter ourselves, the slow way. The control socket becomes descriptor 3,
-    /// or the standard input of a shell.
+    /// Starts a fresh interpreter, which is the slow way. The control socket becomes descriptor 3, or the
+    /// standard input of a shell.
     pub(crate) fn spawn(
         guest: &Rc<Guest>,
         language: Language,
@@ -177,14 +178,14 @@ impl Kernel {
         let program = process::find_program(argv, env)?;
         let kernel = Kernel::execute(guest, language, &program, env, cwd, None)?;
         tokio::task::spawn_local(async move {
-            let first_words = kernel.dialect.borrow().first_words();
-            kernel.send(first_words).await;
+            let setup = kernel.dialect.borrow().setup();
+            kernel.send(setup).await;
         });
         Ok(())
     }
 
-    /// Starts the loader of a kernel, and returns the host's end of the line over which it gets the memory that
-    /// it begins with. The line becomes descriptor 4.
+    /// Starts the loader of a kernel, and returns the host's end of the socket over which the loader gets the
+    /// snapshot that it becomes. The loader's end is descriptor 4.
     pub(crate) fn load(
         guest: &Rc<Guest>,
         language: Language,
@@ -201,7 +202,7 @@ impl Kernel {
         argv: &[String],
         env: &[(String, String)],
         cwd: &str,
-        line: Option<BorrowedFd<'_>>,
+        snapshot_socket: Option<BorrowedFd<'_>>,
     ) -> io::Result<Rc<Kernel>> {
         let ends = Kernel::prepare(guest, language)?;
         let kernel = guest.kernels.borrow().get(&language).cloned();
@@ -215,7 +216,7 @@ impl Kernel {
         } else {
             vec![ends.stdin.as_fd(), output[0], output[1], control.as_fd()]
         };
-        fds.extend(line);
+        fds.extend(snapshot_socket);
         let command = process::Command { argv, env, cwd, fds: &fds, on_terminal: false };
         let pid = process::spawn(&command)?;
         *kernel.end.borrow_mut() = Some(guest.reaper.watch(pid));
@@ -223,7 +224,7 @@ impl Kernel {
         Ok(kernel)
     }
 
-    /// Its process, once that is known.
+    /// The process of the kernel, once it is known.
     pub(crate) fn pid(&self) -> Option<u32> {
         self.pid.get()
     }
@@ -232,7 +233,7 @@ impl Kernel {
         self.dialect.borrow().is_shell()
     }
 
-    /// Waits until the kernel is ready; the version of its language, or why there is none.
+    /// Waits until the kernel is ready, and returns the version of its language.
     pub(crate) async fn ready(&self) -> Result<String, String> {
         let mut phase = self.phase.subscribe();
         let settled = phase.wait_for(|phase| *phase != Phase::Starting);
@@ -252,7 +253,7 @@ impl Kernel {
         matches!(*self.phase.borrow(), Phase::Busy { .. })
     }
 
-    /// From idle to busy, or why not.
+    /// Changes the phase from idle to busy.
     pub(crate) fn occupy(&self) -> Result<(), Refusal> {
         self.available()?;
         self.phase.send_modify(|phase| {
@@ -271,7 +272,7 @@ impl Kernel {
                 (RefusalCode::NoKernel, "there is no live kernel")
             }
         };
-        Err(Refusal { code, message: message.into() })
+        Err(refuse(code, message))
     }
 
     /// The kernel is free for the next cell.
@@ -290,10 +291,10 @@ impl Kernel {
         died.unwrap_or_else(|_| "was killed but does not go away".into())
     }
 
-    /// Asks whether the kernel listens, if that can be said without waiting; the number of the ping.
+    /// Sends a ping if that is possible without waiting, and returns its number.
     fn ping(&self) -> Option<u64> {
         let token = self.pings.get() + 1;
-        let bytes = self.dialect.borrow_mut().say(&ToKernel::Ping { token }, &[]);
+        let bytes = self.dialect.borrow_mut().encode(&ToKernel::Ping { token }, &[]);
         let sent = self.to_kernel.try_lock().ok()?.try_write(&bytes).ok()?;
         self.pings.set(token);
         (sent == bytes.len()).then_some(token)
@@ -306,17 +307,17 @@ impl Kernel {
         let _ = pongs.wait_for(|last| *last >= token).await;
     }
 
-    /// Says something to the kernel. If it cannot be told it is dying, which we hear of elsewhere.
+    /// Writes to the kernel. An error means that it is dying, which its reader notices.
     async fn send(&self, bytes: &[u8]) {
         let _ = self.to_kernel.lock().await.write_all(bytes).await;
     }
 
     async fn say(&self, message: &ToKernel, body: &[u8]) {
-        let bytes = self.dialect.borrow_mut().say(message, body);
+        let bytes = self.dialect.borrow_mut().encode(message, body);
         self.send(&bytes).await;
     }
 
-    /// Resolves when the process itself has ended, however many hold on to what it left.
+    /// Resolves when the process has ended, even if its children hold the connection open.
     async fn process_ended(&self) {
         let mut phase = self.phase.subscribe();
         loop {
@@ -325,7 +326,7 @@ impl Kernel {
                 end.ended().await;
                 return;
             }
-            // Its number becomes known with its hello.
+            // A forked kernel sends its pid with its hello.
             if phase.changed().await.is_err() {
                 std::future::pending::<()>().await;
             }
@@ -346,37 +347,38 @@ impl Kernel {
 
     /// Sends SIGINT to what the kernel runs.
     ///
-    /// A shell is special: its handler of SIGINT goes back to the prompt, and a child that it has
-    /// just forked still has that handler for a moment. Interrupted then, the child would go back
-    /// to the prompt too, and be a second shell that reads what we say to the first. So the shell
-    /// must not fork meanwhile, and its children get a moment to grow up.
+    /// A shell needs care: its SIGINT handler returns to the prompt, and a child that it has just forked
+    /// has that handler until it calls exec. Interrupted before that, the child would return to the
+    /// prompt too, and become a second shell that reads the messages for the first. So the shell is
+    /// stopped, and its children get a moment to call exec.
     async fn interrupt_once(&self) {
         let Some(shell) = self.pid.get().filter(|_| self.is_shell()) else {
             return self.signal_group(SIGINT);
         };
-        let is_young = |pid: &u32| {
+        let is_before_exec = |pid: &u32| {
             *pid != shell && procfs::catches(*pid, SIGINT) && procfs::same_command(*pid, shell)
         };
         let _ = process::signal(shell, SIGSTOP);
-        for _ in 0..YOUTH_CHECKS {
-            // A subshell with a trap looks young for ever.
-            if procfs::is_stopped(shell) && !procfs::group_members(shell).iter().any(is_young) {
+        for _ in 0..FORK_CHECKS {
+            // A subshell with a trap looks like such a child for ever.
+            if procfs::is_stopped(shell) && !procfs::group_members(shell).iter().any(is_before_exec)
+            {
                 break;
             }
-            sleep(YOUTH_PACE).await;
+            sleep(FORK_CHECK_PACE).await;
         }
         self.signal_group(SIGINT);
         let _ = process::signal(shell, SIGCONT);
     }
 
-    /// Node swaps its handlers for SIGINT around what it can interrupt, and between two of them the
-    /// signal would end it: while it only waits it is asked, and hears it.
-    fn hears_interrupts(&self) -> bool {
+    /// Node replaces its SIGINT handlers around code that it can interrupt, and between two of them the
+    /// signal would end it. While Node waits, it can be asked with a message instead.
+    fn takes_interrupt_messages(&self) -> bool {
         self.language.to_string() == "javascript"
     }
 
-    /// Signals all of the kernel's group but itself.
-    fn signal_company(&self, signal: i32) {
+    /// Signals all processes of the kernel's group except the kernel.
+    fn signal_others_in_group(&self, signal: i32) {
         let Some(kernel) = self.pid.get() else { return };
         for pid in procfs::group_members(kernel).into_iter().filter(|pid| *pid != kernel) {
             let _ = process::signal(pid, signal);
@@ -385,19 +387,29 @@ impl Kernel {
 
     fn signal_group(&self, signal: i32) {
         if let Some(pid) = self.pid.get() {
-            // The kernel leads a group of its own; should it have left it, reach it directly.
+            // The kernel leads its own group. If it left the group, signal it directly.
             if process::signal_group(pid, signal).is_err() {
                 let _ = process::signal(pid, signal);
             }
         }
     }
 
-    /// Kills the kernel, its descendants, and orphans that nobody supervises: a daemon that
-    /// detached itself is still part of what the cell started.
+    /// Kills the kernel, its descendants, and orphans that are not supervised: a daemon that detached
+    /// itself still belongs to the cell that started it.
     pub(crate) fn kill_everything(&self, guest: &Guest) -> Killed {
         let Some(pid) = self.pid.get() else { return Killed::default() };
         let mut watched = guest.reaper.watched();
         watched.retain(|&other| other != pid);
         kill_tree(pid, &watched, true)
     }
+}
+
+/// Why a kernel's program did not start. A program that does not exist has a refusal of its own.
+pub(crate) fn not_started(argv: &[String], error: &io::Error) -> Refusal {
+    let program = argv.first().map_or("", String::as_str);
+    if error.kind() == io::ErrorKind::NotFound {
+        let message = format!("there is no `{program}` in this image");
+        return refuse(RefusalCode::NoInterpreter, message);
+    }
+    failed(format!("failed to start {}: {error}", argv.join(" ")))
 }

@@ -1,7 +1,7 @@
-//! Large values of an idle kernel, moved to disk by the kernel itself.
+//! Asks an idle kernel to move large values to disk.
 //!
-//! Nothing is held up by it: a cell or a question that arrives meanwhile is said to the kernel, which
-//! gives up what it was doing.
+//! It delays nothing: a cell or a request that arrives meanwhile is sent to the kernel, which then stops
+//! moving values.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -13,12 +13,12 @@ use tokio::time::sleep;
 
 use super::Kernel;
 
-/// How long we wait for what came of it. The kernel goes on after that, and is asked again some day.
-/// Less than a host waits for an answer.
-const SPILL_PATIENCE: Duration = Duration::from_secs(50);
+/// How long the guest waits for the result: less than the host does. The kernel goes on after that, and is
+/// asked again later.
+const SPILL_TIMEOUT: Duration = Duration::from_secs(50);
 
 impl Kernel {
-    /// What the kernel moved to disk, as JSON; only while it is idle.
+    /// Returns what the kernel moved to disk, as JSON. The kernel must be idle.
     pub(crate) async fn spill(self: Rc<Self>, ask: SpillAsk) -> Result<Vec<u8>, Refusal> {
         let refuse = |code, message: &str| Err(Refusal { code, message: message.into() });
         self.available()?;
@@ -30,15 +30,15 @@ impl Kernel {
             return refuse(RefusalCode::Busy, "the kernel is moving values already");
         }
         *self.wants_spilled.borrow_mut() = Some(sender);
-        let told = async {
+        let answer = async {
             self.say(&ToKernel::Spill(ask), &[]).await;
             receiver.await
         };
         tokio::select! {
             biased;
-            body = told => body.or_else(|_| refuse(RefusalCode::Failed, "another asked the same")),
+            body = answer => body.or_else(|_| refuse(RefusalCode::Failed, "another request replaced this one")),
             _ = self.died() => refuse(RefusalCode::NoKernel, "the kernel died while it moved values"),
-            () = sleep(SPILL_PATIENCE) => refuse(RefusalCode::Busy, "the kernel is still moving values"),
+            () = sleep(SPILL_TIMEOUT) => refuse(RefusalCode::Busy, "the kernel is still moving values"),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Terminals: programs on pseudo-terminals, which go on while nobody watches.
+//! Terminals: programs on pseudo-terminals. They go on without readers.
 //!
 //! ```text
 //!   connection ──type──▶ master ◀──▶ slave: keeper ──▶ program
@@ -6,9 +6,9 @@
 //!       └── follow ◀── scroll (the last 256 KiB) ◀── pump
 //! ```
 //!
-//! One task, [`Pump`], owns the program from its start to its end. It reads what is printed only
-//! while the readers keep up, so a program waits for who is slow, as at a real terminal; a reader
-//! who takes nothing for [`STALL`] is waited for no longer, until he has caught up.
+//! One task, [`Pump`], owns the program from its start to its end. It reads output only while the
+//! readers keep up, so a program waits for a slow reader, as at a real terminal. The program stops
+//! waiting for a reader that takes nothing for [`STALL`], until that reader has caught up.
 
 mod scroll;
 
@@ -33,32 +33,33 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::Guest;
 use crate::command::{self, KILL_TIMEOUT, SIGCONT};
-use crate::connection::{Outbox, Reply, failed, refuse, send_frame};
+use crate::outbox::Outbox;
 use crate::reaper::End;
+use crate::reply::{Reply, failed, refuse};
 use scroll::Scroll;
 
 const SIGHUP: i32 = 1;
 
-/// A reader further behind than this is waited for. What is left of the scroll-back has room for
-/// what may still be read until then.
+/// The program waits for a reader that is further behind than this. The rest of the scroll-back has room
+/// for output that is read before the program stops.
 const MAX_BEHIND: u64 = SCROLL_BACK as u64 / 2;
 
-/// How long a reader may take nothing before he is waited for no longer.
+/// How long the program waits for a reader that takes nothing.
 const STALL: Duration = Duration::from_secs(5);
 
 /// The most that is read, or sent, at once.
 const PIECE: usize = 16 * 1024;
 
-/// What a program printed before its end and nobody read yet; a pseudo-terminal holds less.
-const MAX_LAST_WORDS: usize = 128 * 1024;
+/// The most that is read after the end of the program; a pseudo-terminal holds less.
+const MAX_LAST_OUTPUT: usize = 128 * 1024;
 
 /// How long a program may take to read what was typed.
 const TYPING_PATIENCE: Duration = Duration::from_secs(30);
 
-/// A shell that is hung up writes its history; what takes longer is killed.
+/// On SIGHUP a shell writes its history. A program that takes longer is killed.
 const HANGUP_GRACE: Duration = Duration::from_millis(300);
 
-/// One terminal, alive or remembered.
+/// One terminal. It is kept for a while after its program has ended.
 #[derive(Debug)]
 pub(crate) struct Terminal {
     id: String,
@@ -68,23 +69,24 @@ pub(crate) struct Terminal {
     /// Something was printed, or the program has ended.
     grown: Notify,
     readers: RefCell<Vec<Weak<Reader>>>,
-    /// Stands in for who opened it, until he follows it: a program that prints much must not be far ahead by then.
+    /// Counts as a reader until the first client follows the terminal, so that a program which prints much does not
+    /// run far ahead of it.
     expected: RefCell<Option<Rc<Reader>>>,
-    /// A reader has moved on, or left.
+    /// A reader has taken output, or left.
     read: Notify,
-    /// Gone with the program.
+    /// `None` after the program has ended.
     master: RefCell<Option<Rc<AsyncFd<OwnedFd>>>>,
     ended: watch::Sender<Option<TerminalEnd>>,
-    /// Set when somebody wants it closed.
+    /// Set by a request to close it.
     closing: watch::Sender<bool>,
 }
 
-/// Somebody who follows a terminal.
+/// A client that follows a terminal.
 #[derive(Debug)]
 struct Reader {
-    /// What comes next for him.
-    place: Cell<u64>,
-    /// When he last took something, or there was first something to take again.
+    /// The position of the next byte it gets.
+    position: Cell<u64>,
+    /// When it last took output, or output became available again.
     moved: Cell<Instant>,
 }
 
@@ -96,8 +98,7 @@ impl Terminals {
     pub(crate) fn list(&self) -> Result<Reply, Refusal> {
         let all: Vec<TerminalInfo> =
             self.0.borrow().iter().map(|terminal| terminal.info()).collect();
-        let body = serde_json::to_vec(&all).map_err(|error| failed(error.to_string()))?;
-        Ok(Reply { answer: Answer::Terminals, body, fds: Vec::new() })
+        Reply::with_json(Answer::Terminals, &all)
     }
 
     /// How many have a program that runs.
@@ -112,7 +113,7 @@ impl Terminals {
         })
     }
 
-    /// A place for one more: the oldest whose program has ended is forgotten for it.
+    /// Makes room for one more: the oldest whose program has ended is forgotten.
     fn make_room(&self, id: &str) -> Result<(), Refusal> {
         let mut all = self.0.borrow_mut();
         if all.iter().any(|terminal| terminal.id == id) {
@@ -163,7 +164,7 @@ fn start(guest: &Rc<Guest>, spec: &TerminalSpec) -> io::Result<Rc<Terminal>> {
     kept.leash.set_nonblocking(true)?;
     let leash = UnixStream::from_std(kept.leash)?;
     let master = Rc::new(channel::watched(master)?);
-    let expected = Rc::new(Reader { place: Cell::new(0), moved: Cell::new(Instant::now()) });
+    let expected = Rc::new(Reader { position: Cell::new(0), moved: Cell::new(Instant::now()) });
     let terminal = Rc::new(Terminal {
         id: id.clone(),
         argv: argv.clone(),
@@ -191,11 +192,11 @@ fn start(guest: &Rc<Guest>, spec: &TerminalSpec) -> io::Result<Rc<Terminal>> {
     Ok(terminal)
 }
 
-/// What owns the program.
+/// The task that owns the program.
 struct Pump {
     terminal: Rc<Terminal>,
     master: Rc<AsyncFd<OwnedFd>>,
-    /// FileTable so that the terminal stays whole while no program has it open.
+    /// Keeps the terminal usable while no program has it open.
     _slave: OwnedFd,
     pid: u32,
     /// Above the program and all it starts, see [`process::Kept`].
@@ -220,7 +221,7 @@ impl Pump {
                 let _ = process::signal_group(self.pid, SIGHUP);
                 let _ = process::signal_group(self.pid, SIGCONT);
                 let how = timeout(HANGUP_GRACE, &mut ended).await.ok();
-                // Also if the program came to its end: what it left behind goes with it.
+                // Also if the program has ended: processes that it left behind are killed too.
                 if self.keeper_end.now().is_none() {
                     command::kill_kept(self.keeper, self.mark.as_deref()).await;
                 } else if how.is_none() {
@@ -232,7 +233,7 @@ impl Pump {
                 how.unwrap_or(Ended::Signaled(command::SIGKILL))
             }
         };
-        self.last_words();
+        self.read_last_output();
         self.terminal.master.borrow_mut().take();
         let signal = match how {
             Ended::Signaled(signal) => Some(signal),
@@ -243,7 +244,7 @@ impl Pump {
         self.terminal.grown.notify_waiters();
     }
 
-    /// Takes what is printed, as fast as it is read. Returns if the terminal itself fails.
+    /// Reads output as fast as the readers take it. Returns if the terminal itself fails.
     async fn print(&self) {
         let mut buffer = vec![0; PIECE];
         loop {
@@ -259,11 +260,11 @@ impl Pump {
         }
     }
 
-    /// What was printed before the end.
-    fn last_words(&self) {
+    /// Reads what the program printed before its end.
+    fn read_last_output(&self) {
         let mut buffer = vec![0; PIECE];
         let mut total = 0;
-        while total < MAX_LAST_WORDS {
+        while total < MAX_LAST_OUTPUT {
             match channel::read_now(self.master.get_ref(), &mut buffer) {
                 Ok(n) if n > 0 => {
                     total += n;
@@ -302,8 +303,8 @@ impl Terminal {
     fn printed(&self, bytes: &[u8]) {
         let newest = self.scroll.borrow().newest();
         for reader in self.live_readers() {
-            if reader.place.get() == newest {
-                // He has seen all there was: his time begins now.
+            if reader.position.get() == newest {
+                // It has read everything until now: its time limit begins.
                 reader.moved.set(Instant::now());
             }
         }
@@ -311,7 +312,7 @@ impl Terminal {
         self.grown.notify_waiters();
     }
 
-    /// Resolves when every reader who still reads is close behind.
+    /// Resolves when no reader that still reads is far behind.
     async fn readers_keep_up(&self) {
         loop {
             let read = self.read.notified();
@@ -320,7 +321,7 @@ impl Terminal {
             let waits_until = self
                 .live_readers()
                 .iter()
-                .filter(|reader| newest.saturating_sub(reader.place.get()) > MAX_BEHIND)
+                .filter(|reader| newest.saturating_sub(reader.position.get()) > MAX_BEHIND)
                 .map(|reader| reader.moved.get() + STALL)
                 .filter(|patience| *patience > now)
                 .max();
@@ -347,7 +348,7 @@ impl Terminal {
         })
     }
 
-    /// Types, as fast as it is read.
+    /// Writes input as fast as the program reads it.
     pub(crate) async fn type_in(&self, bytes: &[u8]) -> Result<Reply, Refusal> {
         if bytes.len() > MAX_TERMINAL_INPUT {
             let message = format!("a terminal takes at most {MAX_TERMINAL_INPUT} bytes at a time");
@@ -358,7 +359,7 @@ impl Terminal {
         let mut left = bytes;
         let written = tokio::select! {
             biased;
-            // What nobody will read is typed all the same, as at a real terminal.
+            // Input after the end of the program is accepted, as at a real terminal.
             _ = ended.wait_for(Option::is_some) => Ok(()),
             written = timeout(TYPING_PATIENCE, write_all(&master, &mut left)) => {
                 written.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
@@ -369,11 +370,13 @@ impl Terminal {
             Err(error) if error.kind() == io::ErrorKind::TimedOut => {
                 let (id, left) = (&self.id, left.len());
                 let message = format!(
-                    "the program at terminal `{id}` does not read: {left} bytes were not typed"
+                    "the program at terminal `{id}` does not read: {left} bytes were not written"
                 );
                 Err(refuse(RefusalCode::Busy, message))
             }
-            Err(error) => Err(failed(format!("failed to type at terminal `{}`: {error}", self.id))),
+            Err(error) => {
+                Err(failed(format!("failed to write to terminal `{}`: {error}", self.id)))
+            }
         }
     }
 
@@ -388,7 +391,7 @@ impl Terminal {
     }
 }
 
-/// Writes `bytes`, which are afterwards those that were not written.
+/// Writes `bytes`, and leaves in it what was not written.
 async fn write_all(master: &AsyncFd<OwnedFd>, bytes: &mut &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
         let mut ready = master.writable().await?;
@@ -402,20 +405,21 @@ async fn write_all(master: &AsyncFd<OwnedFd>, bytes: &mut &[u8]) -> io::Result<(
     Ok(())
 }
 
-/// Sends what a terminal prints, until its end or the connection's. Begins at once: what is told
-/// in the answer is what comes first.
+/// Sends the output of a terminal, until its end or the connection's. Must be called at once after the
+/// reply, which names the first position.
 pub(crate) fn follow(terminal: Rc<Terminal>, from: Option<u64>, outbox: Outbox) {
-    let place = {
+    let position = {
         let scroll = terminal.scroll.borrow();
         from.map_or_else(|| scroll.beginning(), |from| from.min(scroll.newest()))
     };
-    let reader = Rc::new(Reader { place: Cell::new(place), moved: Cell::new(Instant::now()) });
+    let reader =
+        Rc::new(Reader { position: Cell::new(position), moved: Cell::new(Instant::now()) });
     terminal.readers.borrow_mut().push(Rc::downgrade(&reader));
     terminal.expected.borrow_mut().take();
     tokio::task::spawn_local(async move {
         tokio::select! {
-            () = tell(&terminal, &reader, &outbox) => {}
-            // Nobody hears us any more, also if there is nothing to say.
+            () = send_output(&terminal, &reader, &outbox) => {}
+            // Also while there is nothing to send.
             () = outbox.closed() => {}
         }
         drop(reader);
@@ -423,7 +427,7 @@ pub(crate) fn follow(terminal: Rc<Terminal>, from: Option<u64>, outbox: Outbox) 
     });
 }
 
-async fn tell(terminal: &Terminal, reader: &Reader, outbox: &Outbox) {
+async fn send_output(terminal: &Terminal, reader: &Reader, outbox: &Outbox) {
     loop {
         let grown = terminal.grown.notified();
         let Some((event, body)) = terminal.next_for(reader) else {
@@ -431,7 +435,7 @@ async fn tell(terminal: &Terminal, reader: &Reader, outbox: &Outbox) {
             continue;
         };
         let message = FromGuest::Terminal { terminal: terminal.id.clone(), event };
-        if !send_frame(outbox, &message, &body).await {
+        if !outbox.send(&message, &body).await {
             return;
         }
         reader.moved.set(Instant::now());
@@ -443,18 +447,18 @@ async fn tell(terminal: &Terminal, reader: &Reader, outbox: &Outbox) {
 }
 
 impl Terminal {
-    /// What a reader has not seen, who is then past it.
+    /// The next event for a reader, whose position moves past it.
     fn next_for(&self, reader: &Reader) -> Option<(TerminalEvent, Vec<u8>)> {
         let scroll = self.scroll.borrow();
-        let at = reader.place.get();
+        let at = reader.position.get();
         if at < scroll.oldest() {
             let next = scroll.beginning();
-            reader.place.set(next);
+            reader.position.set(next);
             return Some((TerminalEvent::Skipped { bytes: next - at }, Vec::new()));
         }
         if at < scroll.newest() {
             let body = scroll.read(at, PIECE);
-            reader.place.set(at + body.len() as u64);
+            reader.position.set(at + body.len() as u64);
             return Some((TerminalEvent::Output { at }, body));
         }
         self.ended.borrow().map(|end| (TerminalEvent::Ended(end), Vec::new()))

@@ -1,8 +1,8 @@
-//! What a terminal printed last.
+//! The scroll-back of a terminal: its last output, by position.
 
 use std::collections::VecDeque;
 
-/// When the beginning is lost, this much more is given up for a beginning at a new line.
+/// When the beginning is lost, up to this much more is skipped to begin at a new line.
 const MAX_HALF_LINE: usize = 4 * 1024;
 
 /// The last `limit` bytes of a stream, each with its position from the beginning.
@@ -34,7 +34,7 @@ impl Scroll {
         self.oldest + self.bytes.len() as u64
     }
 
-    /// Where whoever wants to see everything begins: at a new line, if what was before is lost.
+    /// Where a reader without a position begins: at a new line, if earlier output is lost.
     pub(crate) fn beginning(&self) -> u64 {
         if self.oldest == 0 {
             return 0;
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_late_begins_with_a_whole_line() {
+    fn a_late_reader_begins_with_a_whole_line() {
         let mut scroll = Scroll::new(10);
         scroll.push(b"one\ntwo");
         assert_eq!(scroll.beginning(), 0);

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use belljar_sys::plan::{Access, Namespace, Plan, Source, Step};
-use belljar_sys::process;
+use belljar_sys::{isolated, process};
 use serde::{Deserialize, Serialize};
 
 use super::host::Host;
@@ -41,7 +41,7 @@ pub struct StepOrder {
 pub fn perform_step() -> io::Result<i32> {
     process::die_with_parent()?;
     let order: StepOrder = serde_json::from_reader(io::stdin().lock()).map_err(io::Error::other)?;
-    process::run_isolated(&order.plan, &order.argv, &order.env)
+    isolated::run(&order.plan, &order.argv, &order.env)
 }
 
 /// The directories of a build. Names are short, since the kernel takes only so much about an

@@ -8,6 +8,8 @@ use bollard::errors::Error;
 use bollard::{API_DEFAULT_VERSION, Docker};
 use tokio::time::timeout;
 
+use crate::error::ContainerEngineError;
+
 /// Where engines listen if nobody says otherwise.
 const DEFAULT_SOCKET: &str = "/var/run/docker.sock";
 
@@ -20,47 +22,8 @@ const GREETING: Duration = Duration::from_secs(5);
 /// After this long without an answer we ask whether the engine is there at all.
 const DOUBT: Duration = Duration::from_secs(3);
 
-/// What the engine did not do for us, and what to do about it.
-#[derive(Debug, thiserror::Error)]
-pub enum EngineError {
-    #[error("no container engine answers at `{address}`; {advice}")]
-    Unreachable { address: String, advice: &'static str },
-    #[error(
-        "the container engine at `{address}` takes connections but has not answered for {seconds} s; \
-         its log may say why (`journalctl -u docker`), and a restart may help"
-    )]
-    Hangs { address: String, seconds: u64 },
-    #[error(
-        "the container engine has no image `{0}`; build one with `belljar image build`, pull it \
-         with `docker pull`, or name another with SANDBOX_IMAGE"
-    )]
-    NoImage(String),
-    #[error(
-        "the container engine knows no runtime `{0}`; register it in its daemon.json, or leave \
-         BELLJAR_DOCKER_RUNTIME empty"
-    )]
-    NoRuntime(String),
-    #[error(
-        "the container engine has no GPU to give; install the vendor's container toolkit, or \
-         leave BELLJAR_GPUS empty"
-    )]
-    NoGpu,
-    #[error("the disk of the container engine is full; `docker system df` tells what is on it")]
-    NoSpace,
-    #[error("the container engine failed to {doing}: {message}")]
-    Refused { doing: &'static str, message: String },
-    #[error("the container of the sandbox ended while it was started")]
-    Ended,
-    #[error(
-        "process {peer} came to the socket of the sandbox, and not the first process of its \
-         container, which is {pid} as the container engine says; an engine in a PID namespace of its \
-         own cannot be used"
-    )]
-    Strangers { peer: i32, pid: u32 },
-}
-
 /// The engine at `address`, or where engines usually are; nothing is asked of it yet.
-pub(super) fn connect(address: Option<&str>) -> Result<(Docker, String), EngineError> {
+pub(super) fn connect(address: Option<&str>) -> Result<(Docker, String), ContainerEngineError> {
     let address = address.map_or_else(|| format!("unix://{DEFAULT_SOCKET}"), str::to_owned);
     let docker = match address.strip_prefix("unix://") {
         // The crate looks whether the socket is there, which would hide why it cannot be used.
@@ -74,10 +37,13 @@ pub(super) fn connect(address: Option<&str>) -> Result<(Docker, String), EngineE
 }
 
 /// Asks the engine whether it is there, and gives up soon.
-pub(super) async fn greet(docker: &Docker, address: &str) -> Result<(), EngineError> {
+pub(super) async fn greet(docker: &Docker, address: &str) -> Result<(), ContainerEngineError> {
     match timeout(GREETING, docker.ping()).await {
         Ok(answer) => answer.map(drop).map_err(|error| explain(address, "answer", error)),
-        Err(_) => Err(EngineError::Hangs { address: address.into(), seconds: GREETING.as_secs() }),
+        Err(_) => Err(ContainerEngineError::Hangs {
+            address: address.into(),
+            seconds: GREETING.as_secs(),
+        }),
     }
 }
 
@@ -87,7 +53,7 @@ pub(super) async fn answer<T>(
     docker: &Docker,
     address: &str,
     answer: impl Future<Output = T>,
-) -> Result<T, EngineError> {
+) -> Result<T, ContainerEngineError> {
     let mut answer = std::pin::pin!(answer);
     loop {
         match timeout(DOUBT, &mut answer).await {
@@ -98,32 +64,32 @@ pub(super) async fn answer<T>(
 }
 
 /// Says what `doing` came to.
-pub(super) fn explain(address: &str, doing: &'static str, error: Error) -> EngineError {
+pub(super) fn explain(address: &str, doing: &'static str, error: Error) -> ContainerEngineError {
     match error {
         Error::DockerResponseServerError { message, .. } => refused(doing, message),
         Error::DockerStreamError { error } => refused(doing, error),
         error if is_about_connecting(&error) => unreachable(address.to_owned(), &error),
-        error => EngineError::Refused { doing, message: error.to_string() },
+        error => ContainerEngineError::Refused { doing, message: error.to_string() },
     }
 }
 
-fn refused(doing: &'static str, message: String) -> EngineError {
+fn refused(doing: &'static str, message: String) -> ContainerEngineError {
     let says = |words: &str| message.to_ascii_lowercase().contains(words);
     if says("no such image") || says("image not known") {
         let name = message.rsplit(": ").next().unwrap_or(&message).trim();
-        return EngineError::NoImage(name.to_owned());
+        return ContainerEngineError::NoImage(name.to_owned());
     }
     if says("unknown or invalid runtime") || says("unknown runtime") || says("invalid runtime") {
         let name = message.rsplit(": ").next().unwrap_or(&message).trim();
-        return EngineError::NoRuntime(name.to_owned());
+        return ContainerEngineError::NoRuntime(name.to_owned());
     }
     if says("could not select device driver") || says("no known gpu") {
-        return EngineError::NoGpu;
+        return ContainerEngineError::NoGpu;
     }
     if says("no space left on device") {
-        return EngineError::NoSpace;
+        return ContainerEngineError::NoSpace;
     }
-    EngineError::Refused { doing, message }
+    ContainerEngineError::Refused { doing, message }
 }
 
 /// Whether something is simply not there any more.
@@ -142,7 +108,7 @@ fn is_about_connecting(error: &Error) -> bool {
     )
 }
 
-fn unreachable(address: String, error: &Error) -> EngineError {
+fn unreachable(address: String, error: &Error) -> ContainerEngineError {
     let advice = match io_kind(error) {
         Some(io::ErrorKind::PermissionDenied) => {
             "you may not use it: run as root, or join the group of its socket \
@@ -153,7 +119,7 @@ fn unreachable(address: String, error: &Error) -> EngineError {
         }
         _ => "is it running? DOCKER_HOST says where it is looked for",
     };
-    EngineError::Unreachable { address, advice }
+    ContainerEngineError::Unreachable { address, advice }
 }
 
 fn io_kind(error: &Error) -> Option<io::ErrorKind> {

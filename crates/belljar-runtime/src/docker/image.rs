@@ -15,8 +15,10 @@ use bollard::query_parameters::{
 };
 use futures_util::{StreamExt, TryStreamExt};
 
-use super::engine::{self, EngineError};
-use crate::spec::{USER_ID, paths};
+use super::engine;
+use crate::error::ContainerEngineError;
+use crate::spec::paths;
+use crate::user::USER_ID;
 
 /// On images that have everything already: our own, and those that were prepared.
 pub(super) const READY: &str = "belljar.image";
@@ -43,7 +45,7 @@ pub(super) async fn ready(
     docker: &Docker,
     address: &str,
     name: &str,
-) -> Result<ReadyImage, EngineError> {
+) -> Result<ReadyImage, ContainerEngineError> {
     let image = inspect(docker, address, name).await?;
     if image.is_ready {
         return Ok(image.ready);
@@ -67,10 +69,10 @@ struct Seen {
     is_ready: bool,
 }
 
-async fn inspect(docker: &Docker, address: &str, name: &str) -> Result<Seen, EngineError> {
+async fn inspect(docker: &Docker, address: &str, name: &str) -> Result<Seen, ContainerEngineError> {
     let seen = docker.inspect_image(name).await.map_err(|error| match error {
         bollard::errors::Error::DockerResponseServerError { status_code: 404, .. } => {
-            EngineError::NoImage(name.to_owned())
+            ContainerEngineError::NoImage(name.to_owned())
         }
         error => engine::explain(address, "look at the image", error),
     })?;

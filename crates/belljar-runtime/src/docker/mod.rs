@@ -40,19 +40,20 @@ use bollard::query_parameters::{
     ListContainersOptionsBuilder, RemoveContainerOptionsBuilder, StartContainerOptions,
 };
 
-use crate::RuntimeError;
 use crate::data;
+use crate::error::{ContainerEngineError, RuntimeError};
+use crate::host_files;
 use crate::kernels::{self, Role};
 use crate::link::Link;
 use crate::lock;
-use crate::native::zygote::ZygoteState;
+use crate::orphans;
 use crate::private;
-use crate::runtime::{Runtime, give_to, is_orphaned, open_place, open_volumes};
+use crate::runtime::{Runtime, ZygoteState};
 use crate::sandbox::{BackendHandle, Handle, Parts, Sandbox};
-use crate::spec::{DataMount, SandboxSpec, USER_ID};
+use crate::spec::{DataMount, SandboxSpec};
+use crate::user::USER_ID;
 use crate::volume::VolumeKind;
 use deaths::Deaths;
-pub use engine::EngineError;
 use handle::ContainerHandle;
 use image::ReadyImage;
 pub use recipe::Gpus;
@@ -134,7 +135,7 @@ impl DockerRuntime {
         if let (Some(wanted), Some(known)) = (&config.runtime, &info.runtimes)
             && !known.contains_key(wanted)
         {
-            return Err(EngineError::NoRuntime(wanted.clone()).into());
+            return Err(ContainerEngineError::NoRuntime(wanted.clone()).into());
         }
         let version = info.server_version.unwrap_or_default();
         let engine = format!("engine {version} at {address}");
@@ -158,7 +159,7 @@ impl DockerRuntime {
             address,
             engine,
         });
-        runtime.remove_all(None, is_orphaned).await;
+        runtime.remove_all(None, orphans::is_orphaned).await;
         Ok(runtime)
     }
 
@@ -214,18 +215,18 @@ impl DockerRuntime {
         let session = match &spec.session_files {
             Some(place) if place.kind == VolumeKind::Directory => {
                 if privileges::is_root() {
-                    give_to(place.plain_files(), user).await?;
+                    host_files::give_to(place.plain_files(), user).await?;
                 }
-                Some(open_place(place).await?)
+                Some(host_files::open_session(place).await?)
             }
             Some(place) => {
                 place.check_openable()?;
-                Some(open_place(place).await?)
+                Some(host_files::open_session(place).await?)
             }
             None => None,
         };
         // Mounted until the container has them.
-        let opened = open_volumes(spec).await?;
+        let opened = host_files::open_volumes(spec).await?;
         let volumes: Vec<PathBuf> = opened.iter().map(|volume| volume.files.clone()).collect();
         let (door, reception) = match self.meeting {
             Meeting::Socket => Some(Transport::open(self.door_of(&name))?).unzip(),
@@ -326,7 +327,7 @@ impl DockerRuntime {
             let stream = match (attached, reception) {
                 (Some(stream), _) => stream,
                 (None, Some(reception)) => {
-                    reception.guest(None, pid.ok_or(EngineError::Ended)?).await?
+                    reception.guest(None, pid.ok_or(ContainerEngineError::Ended)?).await?
                 }
                 (None, None) => return Err(RuntimeError::Gone),
             };
@@ -334,7 +335,7 @@ impl DockerRuntime {
         };
         tokio::select! {
             link = meeting => link,
-            () = body.ended() => Err(EngineError::Ended.into()),
+            () = body.ended() => Err(ContainerEngineError::Ended.into()),
         }
     }
 

@@ -8,7 +8,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use belljar_proto::handshake::{self, KNOCK_SIZE, Piece, Scanner};
+use belljar_proto::handshake::{self, GUEST_HELLO_SIZE, Piece, Scanner};
 use belljar_sys::channel;
 use belljar_sys::untrusted::{Closer, Untrusted, UntrustedFd};
 use bollard::Docker;
@@ -20,9 +20,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::time::timeout;
 
-use super::engine::EngineError;
 use super::recipe::SOCKET;
-use crate::RuntimeError;
+use crate::error::{ContainerEngineError, RuntimeError};
 use crate::link::{self, MAX_UNCLOSED};
 
 /// From the start of a container to its guest at our door; engines under load take a while.
@@ -87,7 +86,7 @@ impl Reception {
         nonce: Option<&str>,
         pid: u32,
     ) -> Result<UntrustedFd, RuntimeError> {
-        let expected = handshake::knock(nonce.unwrap_or_default());
+        let expected = handshake::guest_hello(nonce.unwrap_or_default());
         let mut stranger = None;
         let waiting = async {
             loop {
@@ -112,7 +111,7 @@ impl Reception {
         };
         let met = timeout(ARRIVAL, waiting).await;
         met.unwrap_or_else(|_| match stranger {
-            Some(peer) => Err(EngineError::Strangers { peer, pid }.into()),
+            Some(peer) => Err(ContainerEngineError::Strangers { peer, pid }.into()),
             None => Err(RuntimeError::TimedOut(ARRIVAL.as_secs())),
         })
     }
@@ -132,10 +131,10 @@ fn is_guest(peer: i32, pid: u32) -> bool {
 }
 
 /// What somebody says who came to the door. Who brings descriptors is not the guest.
-async fn heard(stream: &AsyncFd<UntrustedFd>) -> io::Result<[u8; KNOCK_SIZE]> {
+async fn heard(stream: &AsyncFd<UntrustedFd>) -> io::Result<[u8; GUEST_HELLO_SIZE]> {
     let closer = stream.get_ref().closer();
-    let (mut knock, mut fds, mut at) = ([0; KNOCK_SIZE], Vec::new(), 0);
-    while at < KNOCK_SIZE {
+    let (mut knock, mut fds, mut at) = ([0; GUEST_HELLO_SIZE], Vec::new(), 0);
+    while at < GUEST_HELLO_SIZE {
         let receive = |stream: &UntrustedFd| {
             channel::recv_untrusted(stream, &mut knock[at..], &mut fds, closer)
         };
@@ -244,9 +243,9 @@ mod tests {
                 stranger
             };
             // One who knows what to say, one who does not, and then the guest.
-            let strangers = [come(&handshake::knock("nonce")), come(&[1; KNOCK_SIZE])];
+            let strangers = [come(&handshake::guest_hello("nonce")), come(&[1; GUEST_HELLO_SIZE])];
             let mut guest = StdStream::connect(&socket).unwrap();
-            io::Write::write_all(&mut guest, &handshake::knock("nonce")).unwrap();
+            io::Write::write_all(&mut guest, &handshake::guest_hello("nonce")).unwrap();
             let met = reception.guest(Some("nonce"), std::process::id()).await.unwrap();
             io::Write::write_all(&mut guest, b"it is me").unwrap();
             let mut heard = [0; 8];

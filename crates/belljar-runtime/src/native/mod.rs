@@ -35,12 +35,15 @@ use belljar_sys::plan::{Access, FdIndex, Source, Step};
 use belljar_sys::{channel, ids, mount, privileges, process, procfs};
 
 use crate::data;
+use crate::host_files;
 use crate::kernels::Role;
 use crate::lock;
+use crate::orphans;
 use crate::private;
-use crate::runtime::{Runtime, give_to, is_orphaned, open_place, open_volumes};
+use crate::runtime::{Runtime, ZygoteState};
 use crate::sandbox::{Handle, Parts, Sandbox};
-use crate::spec::{DataMount, SandboxSpec, USER_ID};
+use crate::spec::{DataMount, SandboxSpec};
+use crate::user::USER_ID;
 use crate::volume::{OpenVolume, VolumeKind, VolumeMount};
 use crate::{RuntimeError, link::Link};
 use async_trait::async_trait;
@@ -49,7 +52,6 @@ use image::Image;
 use spawner::{AsyncSpawner, SandboxOrder, Spawner};
 use staged::{Staged, StagedImages};
 use walls::Weakening;
-use zygote::ZygoteState;
 
 /// Where the runtime keeps things that do not survive a reboot.
 #[derive(Debug, Clone)]
@@ -157,7 +159,7 @@ impl Prepared {
             config,
             weakening,
         };
-        runtime.remove_all(is_orphaned);
+        runtime.remove_all(orphans::is_orphaned);
         Ok(Arc::new(runtime))
     }
 }
@@ -351,10 +353,10 @@ impl NativeRuntime {
         };
         if place.kind == VolumeKind::Directory {
             let id = ids::host_id(block, USER_ID);
-            give_to(place.plain_files(), (id, id)).await?;
+            host_files::give_to(place.plain_files(), (id, id)).await?;
             return Ok(Some(open_tree(&place.plain_files())?));
         }
-        let opened = open_place(place).await?;
+        let opened = host_files::open_session(place).await?;
         let tree = open_tree(&opened.files)?;
         let (translator, _lives) = spawner.idle(plan::translator(block)).await?;
         let namespace = procfs::user_namespace(translator.pid).map_err(RuntimeError::Ids)?;
@@ -380,12 +382,12 @@ impl NativeRuntime {
                 volume.place.check_openable()?;
                 // Root that may not mount is the one user of all sandboxes, and not the one on disk.
                 if privileges::is_root() {
-                    give_to(volume.place.plain_files(), privileges::own_ids()).await?;
+                    host_files::give_to(volume.place.plain_files(), privileges::own_ids()).await?;
                 }
             }
             return Ok(Vec::new());
         };
-        let opened = open_volumes(spec).await?;
+        let opened = host_files::open_volumes(spec).await?;
         let (translator, _lives) = spawner.idle(plan::translator(block)).await?;
         let namespace = procfs::user_namespace(translator.pid).map_err(RuntimeError::Ids)?;
         let show = |(volume, open): (&VolumeMount, &OpenVolume)| {

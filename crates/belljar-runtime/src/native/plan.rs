@@ -6,7 +6,8 @@ use belljar_sys::ids;
 use belljar_sys::plan::{Access, FdIndex, IdMap, Namespace, Plan, Source, Step};
 
 use super::spawner::STAGE;
-use crate::spec::{SandboxSpec, USER_ID, paths};
+use crate::spec::{SandboxSpec, paths};
+use crate::user::USER_ID;
 use crate::volume::VolumeMount;
 
 const HOSTNAME: &str = "belljar";

@@ -20,10 +20,11 @@ use belljar_sys::plan::Step;
 
 use super::image::{self, Image, Python};
 use super::spawner::{AsyncSpawner, STAGE};
-use super::zygote::{Keeper, Zygote, ZygoteState};
+use super::zygote::{Keeper, Zygote};
 use super::{NativeRuntime, lock, open_sources};
 use crate::RuntimeError;
 use crate::kernels::{self, Role};
+use crate::runtime::ZygoteState;
 use crate::spec::paths;
 
 /// For how long an image that no sandbox is made from keeps its zygote, which is memory.

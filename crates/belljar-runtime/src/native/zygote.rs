@@ -24,9 +24,8 @@ use std::time::Duration;
 use belljar_proto::PROTOCOL_WITH_LOADING;
 use belljar_proto::exec::Language;
 use belljar_proto::guest::{Answer, Call};
-use belljar_proto::snapshot::{LineReport, ToLine, loader_packet};
-pub use belljar_proto::zygote::Warm;
-use belljar_proto::zygote::environment;
+use belljar_proto::snapshot::{SnapshotCall, SnapshotReply, loader_packet};
+use belljar_proto::zygote::{Warm, environment};
 use belljar_sys::sealed;
 use tokio::sync::{OnceCell, watch};
 
@@ -35,6 +34,7 @@ use super::staged::Staged;
 use crate::RuntimeError;
 use crate::kernels::{self, Role};
 use crate::link::Link;
+use crate::runtime::ZygoteState;
 use crate::sandbox::Sandbox;
 use crate::snapshot::{self, COMMON_BYTES, Common, Fixed, Line, Pump, Sink};
 use crate::spec::{Limits, SandboxSpec};
@@ -59,14 +59,6 @@ const RESTART_PAUSES: [Duration; 4] = [
     Duration::from_secs(5),
     Duration::from_secs(30),
 ];
-
-#[derive(Debug, Clone)]
-pub enum ZygoteState {
-    Warming,
-    Warm(Warm),
-    /// It cannot be had; the reason, for people.
-    Failed(String),
-}
 
 /// Memory for kernels to begin with.
 #[derive(Debug)]
@@ -124,13 +116,13 @@ impl Zygote {
             reply => reply?,
         };
         let line = match (reply.answer, reply.fds.into_iter().next()) {
-            (Answer::Line, Some(line)) => Line::new(link, line).await?,
+            (Answer::SnapshotSocket, Some(line)) => Line::new(link, line).await?,
             _ => return Err(RuntimeError::UnexpectedAnswer),
         };
         let open = |file| sealed::open_again(file).map_err(RuntimeError::Keep);
         let (index, pages) = (open(&self.memory.index)?, open(&self.memory.pages)?);
         let files = [index.as_fd(), pages.as_fd()];
-        let begin = ToLine::Begin { env: environment(env), cwd: cwd.into() };
+        let begin = SnapshotCall::Begin { env: environment(env), cwd: cwd.into() };
         let started = async {
             line.send_bytes(loader_packet(&[self.memory.id]), &files).await?;
             line.send(&begin, &[]).await?;
@@ -168,7 +160,7 @@ async fn ask(
     sandbox.link().call(spawn, &[]).await?;
     sandbox.link().call(Call::AwaitKernel { language: Language::Python }, &[]).await?;
     let line = sandbox.line().await?;
-    let preload = ToLine::Preload { layer, modules: image.preload().to_vec() };
+    let preload = SnapshotCall::Preload { layer, modules: image.preload().to_vec() };
     let again = |file: &File| file.try_clone().map_err(RuntimeError::Keep);
     let meter = Arc::new(Fixed::new(COMMON_BYTES));
     let sink = Sink::new(again(pages)?, again(index)?, meter, true);
@@ -177,7 +169,7 @@ async fn ask(
     // Ours must not be the one that keeps the pipe open.
     drop(theirs);
     let (report, whole) = tokio::join!(line.receive(WARM_TIMEOUT), pump.run());
-    let LineReport { refused, warm, .. } = report?;
+    let SnapshotReply { refused, warm, .. } = report?;
     match warm {
         Some(warm) if refused.is_empty() && whole? => Ok(warm),
         _ => Err(RuntimeError::Kernel(snapshot::words(refused).join("; "))),

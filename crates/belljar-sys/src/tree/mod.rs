@@ -24,6 +24,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
+pub use crate::identity::{Identity, set_modified};
 pub use clear::clear;
 pub use fingerprint::{fingerprint, fingerprint_of_all};
 pub use measure::{Measured, measure};
@@ -38,46 +39,6 @@ const MAX_EXAMINED: usize = 200_000;
 
 /// Bytes of all paths in one listing, so that it fits into one message.
 const MAX_PATH_BYTES: usize = 8 * 1024 * 1024;
-
-/// What tells one state of a file from another. Times are in nanoseconds since the epoch, wrapped
-/// around where somebody set an absurd one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Identity {
-    pub size: u64,
-    pub inode: u64,
-    /// When anything about it changed last; code cannot choose this one.
-    pub changed_ns: i64,
-    /// When its contents changed last, or what somebody set.
-    pub modified_ns: i64,
-}
-
-impl Identity {
-    /// What an open file is.
-    pub fn of_file(file: impl AsFd) -> io::Result<Identity> {
-        Ok(Identity::of(&rustix::fs::fstat(file)?))
-    }
-
-    pub(crate) fn of(stat: &Stat) -> Identity {
-        let ns = |seconds: i64, ns| {
-            seconds.wrapping_mul(1_000_000_000).wrapping_add(i64::try_from(ns).unwrap_or(0))
-        };
-        Identity {
-            size: u64::try_from(stat.st_size).unwrap_or(0),
-            inode: stat.st_ino,
-            changed_ns: ns(stat.st_ctime, stat.st_ctime_nsec),
-            modified_ns: ns(stat.st_mtime, stat.st_mtime_nsec),
-        }
-    }
-}
-
-/// Makes a file look as if it had been written to last at this time, as [`Identity`] tells it.
-pub fn set_modified(file: impl AsFd, modified_ns: i64) -> io::Result<()> {
-    const SECOND: i64 = 1_000_000_000;
-    let (tv_sec, tv_nsec) = (modified_ns.div_euclid(SECOND), modified_ns.rem_euclid(SECOND));
-    let time = rustix::fs::Timespec { tv_sec, tv_nsec };
-    let times = rustix::fs::Timestamps { last_access: time, last_modification: time };
-    Ok(rustix::fs::futimens(file, &times)?)
-}
 
 /// A directory that paths are looked up below, and nowhere else.
 #[derive(Debug)]

@@ -17,7 +17,7 @@ impl Root {
         // and a file on which somebody holds a lease for that one.
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         let file = open_beneath(&self.0, path, flags)?;
-        crate::channel::check_plain_file(&file)?;
+        crate::descriptor::check_plain_file(&file)?;
         Ok(file)
     }
 }

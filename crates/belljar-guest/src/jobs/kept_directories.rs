@@ -1,4 +1,4 @@
-//! Everything in the places that are a sandbox's own, as one archive, and back.
+//! Packs the directories that a snapshot keeps ([`KEPT_DIRECTORIES`]) into one archive, and unpacks them.
 
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter};
@@ -6,24 +6,25 @@ use std::os::fd::OwnedFd;
 
 use belljar_proto::guest::{Refusal, RefusalCode};
 use belljar_proto::job::JobReport;
-use belljar_proto::quiescence::PLACES;
+use belljar_proto::quiescence::KEPT_DIRECTORIES;
 use belljar_sys::tree::Root;
 
 use super::archive::{PIECE, Tar, unpack_tar};
 use super::tree::{self, Tree};
 use super::{Item, Moving, Outcome, Target};
-use crate::connection::refuse;
 use crate::files::refusal;
+use crate::reply::refuse;
 
-type Place = (&'static str, Root);
+type KeptDirectory = (&'static str, Root);
 
-/// Opens the places with these names.
-pub(super) fn open(names: &[String]) -> Result<Vec<Place>, Refusal> {
-    let find = |name: &String| PLACES.iter().find(|(known, _)| known == name);
+/// Opens the directories with these names.
+pub(super) fn open(names: &[String]) -> Result<Vec<KeptDirectory>, Refusal> {
+    let find = |name: &String| KEPT_DIRECTORIES.iter().find(|(known, _)| known == name);
     names
         .iter()
         .map(|name| {
-            let unknown = || refuse(RefusalCode::Invalid, format!("there is no place `{name}`"));
+            let unknown =
+                || refuse(RefusalCode::Invalid, format!("there is no directory named `{name}`"));
             let (name, path) = *find(name).ok_or_else(unknown)?;
             let root = Root::open_followed(path.as_bytes());
             root.map(|root| (name, root)).map_err(|error| refusal("open", path.as_bytes(), &error))
@@ -31,11 +32,11 @@ pub(super) fn open(names: &[String]) -> Result<Vec<Place>, Refusal> {
         .collect()
 }
 
-pub(super) fn pack(places: Vec<Place>, to: OwnedFd) -> Outcome {
+pub(super) fn pack(directories: Vec<KeptDirectory>, to: OwnedFd) -> Outcome {
     let to = BufWriter::with_capacity(PIECE, File::from(to));
     let mut tar = Tar::new(to);
     let mut report = JobReport::default();
-    for (name, root) in &places {
+    for (name, root) in &directories {
         let mut target = Below { name, tar: &mut tar };
         let mut moving = Moving { target: &mut target, report };
         if let Err(refusal) = tree::walk(root, &mut moving) {
@@ -48,16 +49,16 @@ pub(super) fn pack(places: Vec<Place>, to: OwnedFd) -> Outcome {
     Moving { target: &mut tar, report }.finish()
 }
 
-pub(super) fn unpack(from: OwnedFd, places: Vec<Place>) -> Outcome {
+pub(super) fn unpack(from: OwnedFd, directories: Vec<KeptDirectory>) -> Outcome {
     let from = BufReader::with_capacity(PIECE, File::from(from));
-    let trees = places.iter().map(|(name, root)| (*name, Tree::new(root))).collect();
+    let trees = directories.iter().map(|(name, root)| (*name, Tree::new(root))).collect();
     let mut target = Several { trees };
     let mut moving = Moving { target: &mut target, report: JobReport::default() };
     unpack_tar(from, &mut moving)?;
     moving.finish()
 }
 
-/// An archive in which everything stands below one name.
+/// An archive in which every path begins with one name.
 struct Below<'a> {
     name: &'a str,
     tar: &'a mut dyn Target,
@@ -82,11 +83,14 @@ struct Several<'a> {
 impl Target for Several<'_> {
     fn put(&mut self, path: &[u8], mode: u32, modified: i64, item: Item<'_>) -> io::Result<()> {
         let at = path.iter().position(|byte| *byte == b'/');
-        // The places themselves are there.
+        // The directories themselves exist already.
         let Some((name, rest)) = at.map(|at| (&path[..at], &path[at + 1..])) else { return Ok(()) };
         let tree = self.trees.iter_mut().find(|(known, _)| known.as_bytes() == name);
         let (_, tree) = tree.ok_or_else(|| {
-            io::Error::new(io::ErrorKind::InvalidInput, "it belongs to no place of a sandbox")
+            io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "it is outside of the directories of a sandbox",
+            )
         })?;
         tree.put(rest, mode, modified, item)
     }
