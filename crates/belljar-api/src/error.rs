@@ -166,11 +166,11 @@ impl From<EngineError> for ApiError {
                      \"checkpoints\": true to have some",
                 )
             }
-            EngineError::TenantPicturesFull { .. } => {
+            EngineError::TenantSnapshotsFull { .. } => {
                 ApiError::new(StatusCode::INSUFFICIENT_STORAGE, "snapshots_full", message)
                     .hint("stop sleeping sessions, or keep fewer checkpoints")
             }
-            EngineError::PicturesFull => {
+            EngineError::SnapshotsFull => {
                 tracing::error!("BELLJAR_FROZEN_SIZE is used up: {message}");
                 ApiError::new(StatusCode::INSUFFICIENT_STORAGE, "out_of_space", message)
                     .hint("stop sleeping sessions, or keep fewer checkpoints")

@@ -22,8 +22,8 @@ use serde::Serialize;
 use sha2::{Digest, Sha256};
 
 use self::refusals::{Refusals, Refused, WINDOW};
-use crate::Principal;
 use crate::clock;
+use crate::principal::Principal;
 
 /// Lines that wait to be written. Beyond that they are counted and said to be missing.
 const QUEUE: usize = 8192;

@@ -11,7 +11,7 @@ use belljar_runtime::RuntimeError;
 use crate::admission::Full;
 use crate::artifacts::Digest;
 use crate::datasets::source::SourceError;
-use crate::session::rules::Refusal;
+use crate::rules::Refusal;
 use crate::store::StoreError;
 use crate::volumes::VolumeName;
 
@@ -69,7 +69,7 @@ pub enum EngineError {
     Stdin(#[source] RuntimeError),
     #[error("failed to look at the kernel's variables")]
     State(#[source] RuntimeError),
-    #[error("session `{session}` cannot be put aside as it is: {}", reasons.join("; "))]
+    #[error("session `{session}` cannot be hibernated, forked or restored now: {}", reasons.join("; "))]
     NotAtRest { session: String, reasons: Vec<String> },
     /// The Python kernel cannot be written to files at all: `force` would lose its variables.
     #[error("the variables of session `{session}` cannot be kept: {}", reasons.join("; "))]
@@ -86,9 +86,9 @@ pub enum EngineError {
         "no room for what is in the session: this tenant's limit of {limit} bytes for sleeping sessions, forks and \
          checkpoints is reached ({used} in use)"
     )]
-    TenantPicturesFull { used: u64, limit: u64 },
+    TenantSnapshotsFull { used: u64, limit: u64 },
     #[error("this server has no room for more sleeping sessions, forks and checkpoints")]
-    PicturesFull,
+    SnapshotsFull,
     #[error("failed to open the sandbox's way out")]
     Relay(#[source] RuntimeError),
     #[error(transparent)]
@@ -169,7 +169,7 @@ fn state(refusal: Refusal) -> &'static str {
         Refusal::Ending => "is being stopped",
         Refusal::Ended => "has ended",
         Refusal::Alive => "is alive already",
-        Refusal::Resting => "is being put aside",
+        Refusal::Resting => "is being hibernated or restored",
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::{Arc, RwLock};
 use sha2::{Digest, Sha256};
 
 use crate::clock;
-use crate::engine::Principal;
+use crate::principal::Principal;
 use crate::store::{KeyLimits, KeyRow, Store, StoreError};
 
 /// How every key begins, so that people and secret scanners recognise one.

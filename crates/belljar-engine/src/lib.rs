@@ -1,7 +1,5 @@
-//! What sandboxes are used for: [`session`]s that remember and survive the server, ephemeral
-//! [`run`]s, a [`pool`] of warm ones, and what must not be lost of all that, in the [`store`].
-//! Serves no HTTP but to sandboxes, whose way out is the [`network`] proxy, and knows nothing of
-//! Linux; it asks others by HTTP to fetch [`datasets`].
+//! What sandboxes are used for: [`session`]s that keep their state and survive the server, ephemeral [`run`]s, and a [`pool`] of warm
+//! sandboxes. Records are in the [`store`]. This crate serves no HTTP API and makes no system calls of its own.
 
 #![forbid(unsafe_code)]
 
@@ -11,6 +9,7 @@ pub mod audit;
 mod blocking_writer;
 mod checks;
 pub mod clock;
+mod config;
 pub mod datasets;
 mod engine;
 mod error;
@@ -19,13 +18,16 @@ pub mod keys;
 mod metrics;
 pub mod network;
 pub mod pool;
+mod principal;
 mod record;
+pub mod rules;
 pub mod run;
 pub mod session;
 pub mod shares;
 pub mod size;
 mod snapshots;
 pub mod spec;
+mod state;
 pub mod text;
 pub mod tickets;
 mod uploads;
@@ -35,21 +37,23 @@ pub mod workspaces;
 
 pub use belljar_network::Dns;
 pub use belljar_store as store;
+pub use config::{EngineConfig, SpillPolicy};
 pub use engine::{
     Accepted, ArchiveDownload, ArchiveUpload, Attached, Beyond, CheckedRun, Checkpoint, Created,
-    DEFAULT_TENANT, Engine, EngineConfig, ExecInfo, FileUpload, How, MAX_FORKS, Principal, RunAsk,
-    SessionInfo, Shown, SpillPolicy, TerminalAsk, TerminalControl, Upload, Watching,
+    Engine, ExecInfo, FileUpload, How, MAX_FORKS, RunAsk, SessionInfo, Shown, TerminalAsk,
+    TerminalControl, Upload, Watching,
 };
 pub use error::{EngineError, in_full};
+pub use principal::{DEFAULT_TENANT, Principal};
 pub use record::DiskConfig;
 pub use snapshots::SnapshotConfig;
 
-/// Locks what can be used again after a panic: nothing here panics half-way through a change.
+/// Locks a mutex, also after a panic: nothing here panics half-way through a change.
 pub(crate) fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// An id that nobody has had, and nobody guesses: `prefix_` and 128 random bits.
+/// A new id that cannot be guessed: `prefix_` and 128 random bits.
 #[must_use]
 pub fn new_id(prefix: &str) -> String {
     format!("{prefix}_{}", belljar_sys::process::random_name())

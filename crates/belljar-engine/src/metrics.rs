@@ -11,7 +11,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
 use crate::admission::{Load, Quota};
-use crate::session::rules::Phase;
+use crate::rules::Phase;
 use crate::store::status_name;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]

@@ -1,7 +1,7 @@
 //! Sandboxes made before they are asked for, each with a warm kernel inside.
 //!
-//! A task of its own keeps the pool at its target. Whoever takes one from an empty pool makes a
-//! cold one instead of waiting, and it is counted.
+//! A task of its own keeps the pool at its target. If the pool is empty, the caller creates a cold sandbox instead of waiting; that
+//! is counted.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,15 +22,13 @@ const RETRY_PAUSE: Duration = Duration::from_millis(500);
 /// next to nothing; users' own sandboxes are made without it.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
-/// Whoever took a sandbox is about to use it; making the next one at the same moment would take
-/// the processor from them.
+/// A client that took a sandbox is about to use it; creating the next one at the same moment would take processor time from it.
 const REFILL_DELAY: Duration = Duration::from_millis(20);
 
-/// Decides what the next sandbox is like, and whose it will be: a session on disk has its directory
-/// from the beginning, so its id is chosen with it.
+/// Returns the specification of the next sandbox and the id of its session: a session on disk has its directory from the beginning.
 pub type Next = Box<dyn Fn() -> Result<(String, SandboxSpec), EngineError> + Send + Sync>;
 
-/// A sandbox with a kernel, and the id its user is to have.
+/// A sandbox with a kernel, and the id of the session that takes it.
 #[derive(Debug)]
 pub struct Warm {
     pub id: String,
@@ -40,7 +38,7 @@ pub struct Warm {
 #[derive(Debug)]
 pub struct Pool {
     shared: Arc<PoolState>,
-    /// Until the pool is drained.
+    /// The task that fills the pool, until the pool is drained.
     filler: Mutex<Option<tokio::task::JoinHandle<()>>>,
 }
 
@@ -49,7 +47,7 @@ struct PoolState {
     next: Next,
     target: usize,
     ready: Mutex<Vec<Warm>>,
-    taken: Notify,
+    asked: Notify,
     filled: Notify,
     hits: AtomicU64,
     misses: AtomicU64,
@@ -70,7 +68,7 @@ impl Pool {
             next,
             target,
             ready: Mutex::default(),
-            taken: Notify::new(),
+            asked: Notify::new(),
             filled: Notify::new(),
             hits: AtomicU64::new(0),
             misses: AtomicU64::new(0),
@@ -88,15 +86,15 @@ impl Pool {
         Ok(Warm { id, sandbox: warm_sandbox(&self.shared.runtime, &spec).await? })
     }
 
-    /// One that waits, if one does; it is counted either way.
+    /// A warm sandbox, if there is one; hits and misses are counted.
     pub fn take_ready(&self) -> Option<Warm> {
         let ready = {
             let mut ready = self.shared.lock();
-            // One that died while it waited is of no use to anybody.
+            // A sandbox may have died while it waited.
             ready.retain(|warm| warm.sandbox.link().is_open());
             ready.pop()
         };
-        self.shared.taken.notify_one();
+        self.shared.asked.notify_one();
         let counter = if ready.is_some() { &self.shared.hits } else { &self.shared.misses };
         counter.fetch_add(1, Ordering::Relaxed);
         ready
@@ -125,12 +123,12 @@ impl Pool {
         (self.shared.hits.load(Ordering::Relaxed), self.shared.misses.load(Ordering::Relaxed))
     }
 
-    /// Ends every sandbox still in the pool; those ids will not be used.
+    /// Ends every sandbox that is left in the pool. Returns their ids, which are not used.
     pub async fn drain(&self) -> Vec<String> {
         let filler = crate::lock(&self.filler).take();
         if let Some(filler) = filler {
             filler.abort();
-            // It ends only when what it was making is removed.
+            // It ends when the sandbox that it was creating is removed.
             let _ = filler.await;
         }
         let rest: Vec<Warm> = std::mem::take(&mut *self.shared.lock());
@@ -165,7 +163,7 @@ pub async fn warm_sandbox(
     let sandbox = Arc::clone(runtime).create(spec).await.map_err(EngineError::Create)?;
     match sandbox.start_kernel(Language::Python).await {
         Ok(_) => Ok(sandbox),
-        // Shells and commands work; whoever asks for Python is told.
+        // Shells and commands work; a request for Python gets an error.
         Err(error) if error.is_no_interpreter() => Ok(sandbox),
         Err(error) => {
             sandbox.destroy().await;
@@ -174,7 +172,7 @@ pub async fn warm_sandbox(
     }
 }
 
-/// Decides on a thread of its own: a directory, or a file system, may have to be made for it.
+/// On a thread where blocking is allowed: a directory, or a file system, may have to be made.
 async fn next(shared: &Arc<PoolState>) -> Result<(String, SandboxSpec), EngineError> {
     let shared = Arc::clone(shared);
     let decided = tokio::task::spawn_blocking(move || (shared.next)()).await;
@@ -184,7 +182,7 @@ async fn next(shared: &Arc<PoolState>) -> Result<(String, SandboxSpec), EngineEr
 async fn fill(shared: Arc<PoolState>) {
     // A kernel started before the zygote is warm would be slow to start and large for ever.
     shared.runtime.warmed_up().await;
-    let mut trouble = Trouble::default();
+    let mut failures = PoolFailures::default();
     loop {
         while shared.lock().len() < shared.target {
             let made = match next(&shared).await {
@@ -198,51 +196,51 @@ async fn fill(shared: Arc<PoolState>) {
                 Ok(warm) => {
                     shared.lock().push(warm);
                     shared.filled.notify_waiters();
-                    trouble.is_over();
+                    failures.reset();
                 }
                 Err(error) => {
-                    let pause = trouble.after(&in_full(&error));
+                    let pause = failures.after(&in_full(&error));
                     tokio::time::sleep(RETRY_PAUSE).await;
-                    // Somebody who took one, or wanted to, may have changed what was wrong.
+                    // If a sandbox is asked for meanwhile, the cause may be gone: try at once.
                     let rest = tokio::time::sleep(pause.saturating_sub(RETRY_PAUSE));
                     tokio::select! {
                         () = rest => {}
-                        () = shared.taken.notified() => {}
+                        () = shared.asked.notified() => {}
                     }
                 }
             }
         }
-        shared.taken.notified().await;
+        shared.asked.notified().await;
         tokio::time::sleep(REFILL_DELAY).await;
     }
 }
 
-/// Failures in a row. Each cause is logged once, not at every attempt.
+/// Consecutive failures to fill the pool. Each cause is logged once, not at every attempt.
 #[derive(Debug, Default)]
-struct Trouble {
-    failures: u32,
-    said: Option<String>,
+struct PoolFailures {
+    count: u32,
+    logged: Option<String>,
 }
 
-impl Trouble {
-    /// Notes a failure, and says how long to wait before the next attempt.
+impl PoolFailures {
+    /// Counts a failure and returns how long to wait before the next attempt.
     fn after(&mut self, why: &str) -> Duration {
-        // Without ids, which are others at every attempt.
+        // Without ids, which differ at every attempt.
         let cause: String = why.chars().filter(|c| !c.is_ascii_hexdigit()).collect();
-        if self.said.as_ref() != Some(&cause) {
+        if self.logged.as_ref() != Some(&cause) {
             tracing::warn!("failed to fill the pool, trying again from time to time: {why}");
-            self.said = Some(cause);
+            self.logged = Some(cause);
         }
-        let pause = RETRY_PAUSE.saturating_mul(2_u32.saturating_pow(self.failures));
-        self.failures = self.failures.saturating_add(1);
+        let pause = RETRY_PAUSE.saturating_mul(2_u32.saturating_pow(self.count));
+        self.count = self.count.saturating_add(1);
         pause.min(LONGEST_PAUSE)
     }
 
-    fn is_over(&mut self) {
-        if self.said.take().is_some() {
+    fn reset(&mut self) {
+        if self.logged.take().is_some() {
             tracing::info!("the pool is being filled again");
         }
-        self.failures = 0;
+        self.count = 0;
     }
 }
 
@@ -252,12 +250,12 @@ mod tests {
 
     #[test]
     fn attempts_become_rarer_until_one_succeeds() {
-        let mut trouble = Trouble::default();
-        let pauses: Vec<u64> = (0..9).map(|_| trouble.after("no image").as_secs()).collect();
+        let mut failures = PoolFailures::default();
+        let pauses: Vec<u64> = (0..9).map(|_| failures.after("no image").as_secs()).collect();
         assert_eq!(pauses, [0, 1, 2, 4, 8, 16, 32, 60, 60]);
-        trouble.failures = u32::MAX;
-        assert_eq!(trouble.after("no image"), LONGEST_PAUSE);
-        trouble.is_over();
-        assert_eq!(trouble.after("no image"), RETRY_PAUSE);
+        failures.count = u32::MAX;
+        assert_eq!(failures.after("no image"), LONGEST_PAUSE);
+        failures.reset();
+        assert_eq!(failures.after("no image"), RETRY_PAUSE);
     }
 }

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use belljar_sys::process;
 use sha2::{Digest, Sha256};
 
-use crate::engine::Principal;
 use crate::lock;
+use crate::principal::Principal;
 
 /// From being asked for by one program to being shown by another.
 pub const TICKET_LIFE: Duration = Duration::from_secs(60);

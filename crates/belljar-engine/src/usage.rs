@@ -1,13 +1,12 @@
 //! Adds up what tenants use, and writes it down now and then.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use belljar_runtime::Sandbox;
 
 use crate::clock;
-use crate::engine::EngineState;
 use crate::store::{Store, StoreError, UsageDelta};
 
 /// How often consumption is looked at and written down.
@@ -78,26 +77,5 @@ impl Usage {
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Books> {
         crate::lock(&self.books)
-    }
-}
-
-/// Looks at all live sessions at a steady pace, for as long as the engine lives.
-pub(crate) async fn keep_books(shared: Arc<EngineState>) {
-    loop {
-        tokio::time::sleep(PACE).await;
-        let sessions = shared.live();
-        let reader = Arc::clone(&shared);
-        // Files of the control groups: quick, but many.
-        let read = tokio::task::spawn_blocking(move || {
-            for session in sessions {
-                if let Ok(sandbox) = session.sandbox() {
-                    reader.usage.read(&session.id, &session.tenant, &sandbox);
-                }
-            }
-        });
-        let _ = read.await;
-        if let Err(error) = shared.usage.flush(&*shared.store).await {
-            tracing::error!("failed to write down usage: {}", crate::error::in_full(&error));
-        }
     }
 }

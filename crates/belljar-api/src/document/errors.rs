@@ -275,8 +275,8 @@ fn of_snapshots() -> Vec<ApiError> {
         EngineError::NotAtRest { session: String::new(), reasons: Vec::new() }.into(),
         EngineError::NotKept { session: String::new(), reasons: Vec::new() }.into(),
         EngineError::Freeze(RuntimeError::Gone).into(),
-        EngineError::TenantPicturesFull { used: 0, limit: 0 }.into(),
-        EngineError::PicturesFull.into(),
+        EngineError::TenantSnapshotsFull { used: 0, limit: 0 }.into(),
+        EngineError::SnapshotsFull.into(),
         ApiError::invalid(""),
     ]
 }

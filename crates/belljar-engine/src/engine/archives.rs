@@ -1,11 +1,10 @@
-//! Directories of a session as archives, packed and unpacked inside. The host passes on bytes.
+//! Directories of a session as archives, packed and unpacked by the guest. The host only forwards bytes.
 
 use std::io::Write;
-use std::sync::Arc;
 use std::time::Duration;
 
 use belljar_proto::job::{ArchiveFormat, JobReport};
-use belljar_runtime::{GuestPipe, Job, RuntimeError, Sandbox, Temporary, UntrustedFile};
+use belljar_runtime::{GuestPipe, Job, RuntimeError, Temporary, UntrustedFile};
 use bytes::{Bytes, BytesMut};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
@@ -14,25 +13,26 @@ use super::files::{broken_off, inside, not_written};
 use super::{Engine, Principal};
 use crate::blocking_writer::BlockingWriter;
 use crate::error::EngineError;
+use crate::session::SandboxLease;
 use crate::uploads::UploadPermit;
 
-/// What is taken from a pipe at once.
+/// Bytes that are read from a pipe at once.
 const PIECE: usize = 256 * 1024;
 
-/// How long a worker may neither give nor take anything.
+/// How long the guest may neither read nor write.
 const SILENCE: Duration = Duration::from_secs(60);
 
-/// An archive on its way out. Dropped before its end, its packing ends.
+/// A download of an archive. If it is dropped before its end, the guest stops packing.
 #[derive(Debug)]
 pub struct ArchiveDownload {
-    sandbox: Arc<Sandbox>,
+    sandbox: SandboxLease,
     job: Option<Job>,
     pipe: GuestPipe,
     buffer: BytesMut,
 }
 
 impl ArchiveDownload {
-    /// The next bytes; `None` after the last, if all is well.
+    /// The next bytes; `None` after the last, if there was no error.
     pub async fn next(&mut self) -> Result<Option<Bytes>, EngineError> {
         self.buffer.reserve(PIECE);
         let read = timeout(SILENCE, self.pipe.read_buf(&mut self.buffer)).await;
@@ -48,10 +48,10 @@ impl ArchiveDownload {
     }
 }
 
-/// An archive on its way in.
+/// An upload of an archive.
 #[derive(Debug)]
 pub struct ArchiveUpload {
-    sandbox: Arc<Sandbox>,
+    sandbox: SandboxLease,
     directory: Vec<u8>,
     format: ArchiveFormat,
     way: Option<Way>,
@@ -62,9 +62,9 @@ pub struct ArchiveUpload {
 enum Way {
     /// Unpacked as it comes.
     Pipe(Job, GuestPipe),
-    /// Kept in the directory first: its format is read from the end.
+    /// Stored in the directory first: this format is read from the end.
     File(Temporary, BlockingWriter<UntrustedFile>),
-    /// All of it is there; what still comes is only what fills up its last block.
+    /// The archive has ended; further bytes only fill up its last block.
     Unpacked(JobReport),
 }
 
@@ -83,13 +83,13 @@ impl ArchiveUpload {
         if taken {
             return Ok(());
         }
-        // Whoever unpacks has had enough: the end of the archive, or something that is wrong.
+        // The guest reads no more: the archive has ended, or there is an error.
         let way = self.way.take().ok_or_else(broken_off)?;
         self.way = Some(Way::Unpacked(self.settle(way).await?));
         Ok(())
     }
 
-    /// All of it has come.
+    /// The upload is complete.
     pub async fn finish(mut self) -> Result<JobReport, EngineError> {
         let way = self.way.take().ok_or_else(broken_off)?;
         self.settle(way).await
@@ -98,7 +98,7 @@ impl ArchiveUpload {
     async fn settle(&self, way: Way) -> Result<JobReport, EngineError> {
         match way {
             Way::Pipe(job, mut pipe) => {
-                // Where this fails, whoever unpacks knows why.
+                // If this fails, the guest reports why.
                 let _ = timeout(SILENCE, pipe.shutdown()).await;
                 drop(pipe);
                 self.sandbox.finish(job).await.map_err(EngineError::Files)
@@ -112,7 +112,7 @@ impl ArchiveUpload {
                     }
                     Err(error) => Err(error),
                 };
-                // If even this fails, what is left is hidden.
+                // If this fails too, a hidden file is left.
                 let _ = self.sandbox.discard_file(temporary).await;
                 unpacked
             }
@@ -128,7 +128,7 @@ impl ArchiveUpload {
 impl Drop for ArchiveUpload {
     fn drop(&mut self) {
         if let Some(Way::File(temporary, incoming)) = self.way.take() {
-            let sandbox = Arc::clone(&self.sandbox);
+            let sandbox = self.sandbox.clone();
             tokio::spawn(async move {
                 let _ = incoming.finish().await;
                 let _ = sandbox.discard_file(temporary).await;

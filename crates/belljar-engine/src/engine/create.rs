@@ -5,27 +5,27 @@ use std::time::Instant;
 
 use belljar_runtime::{Limits, RuntimeError};
 
-use super::state::durability;
+use super::registry::Entered;
 use super::{Engine, Principal, SessionInfo};
 use crate::admission::Reservation;
 use crate::audit::Entry;
 use crate::checks::check_session;
 use crate::clock;
 use crate::error::{EngineError, in_full};
-use crate::lock;
 use crate::pool::Pool;
-use crate::session::rules::{self, Phase, Request};
+use crate::rules::{self, Phase, Request};
 use crate::session::{Origin, Session};
 use crate::spec::{Datasets, SessionAsk, SessionSpec, Storage};
+use crate::state::durability;
 use crate::store::SessionRow;
 
-/// How a request for a session was met.
+/// How a request for a session was served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum How {
     Created,
-    /// One with this key was there.
+    /// A session with this key exists.
     Found,
-    /// One with this key had ended and goes on with its files.
+    /// A session with this key had ended and goes on with its files.
     Restarted,
 }
 
@@ -34,8 +34,7 @@ pub enum How {
 pub struct Created {
     pub session: SessionInfo,
     pub how: How,
-    /// The session that had this key before and is gone, and why: nobody should find their
-    /// variables missing without a word.
+    /// The session that had this key before and is gone, and why: the caller must learn that its variables are gone.
     pub replaced: Option<(String, String)>,
 }
 
@@ -74,11 +73,11 @@ impl Engine {
             return Ok(Created { session, how: How::Created, replaced: None });
         };
         let full_key = (who.tenant.clone(), key);
-        let guard = self.shared.lock_key(&full_key);
+        let guard = self.registry.lock_key(&full_key);
         let _guard = guard.lock().await;
-        if let Some(session) = self.shared.find_by_key(&full_key) {
+        if let Some(session) = self.registry.find_by_key(&full_key) {
             match self.found(&session, &ask).await {
-                // It is on its way out, or was when we looked.
+                // It is about to end.
                 Err(EngineError::NotNow { .. }) => drop(session.ended().await),
                 found => return found,
             }
@@ -88,8 +87,7 @@ impl Engine {
             && row.spec.storage == Storage::Bind
             && ask.storage != Some(Storage::Tmpfs)
         {
-            // All but where its files are can be another with the next sandbox: what was asked for
-            // now counts, and for the rest what was asked for before.
+            // Everything but the storage can change with the next sandbox: the new request counts, and for the rest the earlier one.
             let spec = ask.with_defaults(&row.spec);
             if spec.checkpoints.is_some() {
                 return Err(no_checkpoints_on_disk());
@@ -133,8 +131,8 @@ impl Engine {
                 row.id = warm.id;
                 row.handle = Some(warm.sandbox.handle().clone());
                 let alone_for_s = self.shared.config.alone_for_s;
-                let told = warm.sandbox.outlive_host(alone_for_s).await;
-                told.map_err(EngineError::Create)?;
+                let kept = warm.sandbox.outlive_host(alone_for_s).await;
+                kept.map_err(EngineError::Create)?;
                 (Origin::Pool(Box::new(warm.sandbox)), "pool")
             }
             None => (Origin::Cold, "cold"),
@@ -146,7 +144,7 @@ impl Engine {
         Ok(session)
     }
 
-    /// Writes a session down, hands it to its driver and waits until it is ready.
+    /// Stores a session, starts its driver and waits until it is ready.
     pub(super) async fn settle_in(
         &self,
         mut row: SessionRow,
@@ -156,19 +154,19 @@ impl Engine {
         if row.handle.is_some() {
             row.phase = Phase::Ready;
         }
-        let shared = Arc::clone(&self.shared);
-        // A task of its own: whoever asked may go away at any moment, and what is written down must
-        // have an owner.
+        let (state, registry) = (Arc::clone(&self.shared), Arc::clone(&self.registry));
+        // A task of its own: the caller may go away at any moment, and a stored session must have a driver.
         let entering = tokio::spawn(async move {
-            shared.store.put_session(row.clone(), durability(&row.spec)).await?;
-            shared.enter(row, reservation, origin)
+            state.store.put_session(row.clone(), durability(&row.spec)).await?;
+            registry.enter(row, reservation, origin)
         });
-        let session = entering.await.map_err(|_| EngineError::Stopping)??;
+        let entered = entering.await.map_err(|_| EngineError::Stopping)??;
+        let Entered { session, mut failure } = entered;
         let view = session.settled().await;
         match view.phase {
             Phase::Failed | Phase::Stopped | Phase::Stopping => {
-                let failure = lock(&session.failure).take();
-                Err(failure.unwrap_or_else(|| {
+                // Sent before the end was published.
+                Err(failure.try_recv().unwrap_or_else(|_| {
                     EngineError::not_now(&session.id, rules::Refusal::Ended, view.ended_because)
                 }))
             }
@@ -176,7 +174,7 @@ impl Engine {
         }
     }
 
-    /// Refuses what this server cannot give, whatever else is going on.
+    /// Refuses what this server can never provide.
     pub(super) fn check(&self, ask: &SessionAsk) -> Result<(), EngineError> {
         check_session(ask)?;
         let config = &self.shared.config;
@@ -238,7 +236,7 @@ fn refuse_differences(ask: &SessionAsk, id: &str, spec: &SessionSpec) -> Result<
     Err(EngineError::Different { session: id.to_owned(), differences })
 }
 
-/// A session that begins now, with nothing done in it yet.
+/// The row of a session that begins now.
 pub(super) fn new_row(tenant: String, spec: SessionSpec, phase: Phase) -> SessionRow {
     let now = clock::now_ms();
     SessionRow {
@@ -257,7 +255,7 @@ pub(super) fn new_row(tenant: String, spec: SessionSpec, phase: Phase) -> Sessio
     }
 }
 
-/// When a session ends that is given this long from now.
+/// When a session with this time to live expires.
 pub(super) fn expiry(now_ms: i64, ttl_s: u64) -> i64 {
     now_ms.saturating_add(clock::seconds_to_ms(ttl_s))
 }

@@ -31,9 +31,6 @@ const DESCRIBED: usize = 100;
 /// What a source said without an ETag is believed for this long.
 const FRESH_MS: i64 = 5 * 60 * 1000;
 
-/// Sources that are asked at the same time.
-pub(super) const FETCHES: usize = 8;
-
 const BROKEN_OFF: &str = "the upload broke off";
 
 /// A dataset on its way into a session. Dropped before it is finished, it has failed, and nothing

@@ -1,8 +1,7 @@
-//! Files of a session, for whoever uses it: what a program inside may do, and nothing else. The
-//! guest does it; the host holds descriptors of plain files and never a path.
+//! Files of a session, for its clients: they can do what a program inside can do, and nothing else. The guest does it; the host has
+//! descriptors of plain files and never opens a path.
 
 use std::io::{self, Write};
-use std::sync::Arc;
 
 use belljar_proto::guest::{FileChange, FileEntry, Listing, RefusalCode, TreeLimits};
 use belljar_proto::job::JobReport;
@@ -14,13 +13,13 @@ use bytes::Bytes;
 use super::{Engine, Principal};
 use crate::blocking_writer::BlockingWriter;
 use crate::error::EngineError;
-use crate::session::InUse;
+use crate::session::{InUse, SandboxLease};
 use crate::uploads::UploadPermit;
 
-/// What one listing may have.
+/// Limits of one listing.
 const LISTED: TreeLimits = TreeLimits { files: 10_000, depth: 32 };
 
-/// Somebody who watches a directory.
+/// Changes below a directory, for a client that watches it.
 #[derive(Debug)]
 pub struct Watching {
     changes: FileChanges,
@@ -34,10 +33,10 @@ impl Watching {
     }
 }
 
-/// A file on its way into a session. Dropped before it is finished, nothing of it is visible.
+/// An upload of a file. If it is dropped before it is finished, nothing of it is visible.
 #[derive(Debug)]
 pub struct FileUpload {
-    sandbox: Arc<Sandbox>,
+    sandbox: SandboxLease,
     writing: Option<Writing>,
     _place: UploadPermit,
 }
@@ -48,12 +47,12 @@ struct Writing {
     incoming: BlockingWriter<UntrustedFile>,
 }
 
-/// Where it is written.
+/// Where an upload is written.
 #[derive(Debug)]
 enum Place {
-    /// Beside its place, until all of it has come.
+    /// To a temporary file, which is renamed when the upload is complete.
     Beside(Temporary),
-    /// Behind what is there.
+    /// To the end of the file.
     Behind(Behind),
 }
 
@@ -67,14 +66,14 @@ impl FileUpload {
         if sent {
             return Ok(());
         }
-        // The thread that writes has given up, and knows why.
+        // The writing thread has ended, with an error.
         match self.writing.take() {
             Some(writing) => Err(self.settle(writing).await.err().unwrap_or_else(broken_off)),
             None => Err(broken_off()),
         }
     }
 
-    /// All of it has come: puts it in its place.
+    /// The upload is complete: makes the file visible.
     pub async fn finish(mut self) -> Result<(), EngineError> {
         let writing = self.writing.take().ok_or_else(broken_off)?;
         self.settle(writing).await
@@ -92,7 +91,7 @@ impl FileUpload {
         let temporary = match place {
             Place::Beside(temporary) => temporary,
             Place::Behind(behind) => {
-                // What has come is there, also if something went wrong then.
+                // What was written stays, also after an error.
                 let closed = self.sandbox.close_file(behind).await.map_err(EngineError::Files);
                 return written.and(closed);
             }
@@ -105,7 +104,7 @@ impl FileUpload {
             Err(error) => Err(error),
         };
         if committed.is_err() {
-            // If even this fails, what is left is hidden.
+            // If this fails too, a hidden file is left.
             let _ = self.sandbox.discard_file(temporary).await;
         }
         committed
@@ -115,7 +114,7 @@ impl FileUpload {
 impl Drop for FileUpload {
     fn drop(&mut self) {
         let Some(writing) = self.writing.take() else { return };
-        let sandbox = Arc::clone(&self.sandbox);
+        let sandbox = self.sandbox.clone();
         tokio::spawn(async move {
             let _ = writing.incoming.finish().await;
             let _ = match writing.place {
@@ -138,7 +137,7 @@ pub(super) fn broken_off() -> EngineError {
 }
 
 impl Engine {
-    /// What stands at a path of a session; a link is a link.
+    /// The file, directory or link at a path of a session. Links are not followed.
     pub async fn file_info(
         &self,
         who: &Principal,
@@ -194,8 +193,8 @@ impl Engine {
         })
     }
 
-    /// Begins to write behind what is in a file, which is made if there is none, with its
-    /// directories. What comes is there at once, also of an upload that breaks off.
+    /// Begins to append to a file; it is created if it does not exist, with its directories. Bytes are visible at once, also those of an
+    /// upload that breaks off.
     pub async fn append_file(
         &self,
         who: &Principal,
@@ -218,7 +217,7 @@ impl Engine {
         })
     }
 
-    /// Watches a directory; the session is in use while somebody does.
+    /// Watches a directory; the session is in use meanwhile.
     pub async fn watch_files(
         &self,
         who: &Principal,
@@ -278,12 +277,12 @@ impl Engine {
         sandbox.move_path(&inside(path)?, &inside(to)?).await.map_err(EngineError::Files)
     }
 
-    /// The sandbox of a live session, which is being used by this.
+    /// A lease of the sandbox of a live session; it counts as use.
     pub(super) async fn used_sandbox(
         &self,
         who: &Principal,
         id: &str,
-    ) -> Result<Arc<Sandbox>, EngineError> {
+    ) -> Result<SandboxLease, EngineError> {
         let session = self.live_session(who, id).await?;
         let sandbox = session.awake(who.quota()).await?;
         session.used()?;
@@ -291,7 +290,7 @@ impl Engine {
     }
 }
 
-/// The full path inside of what may be relative to the session's directory.
+/// The absolute path inside; a relative one is below the session's directory.
 pub(super) fn inside(path: &str) -> Result<Vec<u8>, EngineError> {
     if path.contains('\0') {
         return Err(EngineError::Invalid("a path has no NUL bytes".into()));

@@ -1,4 +1,4 @@
-//! Sessions that are forgotten with everything they left: on request, or when they are old.
+//! Removes sessions with everything they left: on request, or when they are old.
 //!
 //! ```text
 //!   ended ─▶ directory marked ─▶ row deleted ─▶ directory removed
@@ -8,21 +8,18 @@
 //! Artifacts are not removed: they have names, links and a retention of their own.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use super::{Engine, EngineState, Principal, SessionInfo};
+use super::registry::Registry;
+use super::{Engine, Principal, SessionInfo};
 use crate::audit::Entry;
 use crate::clock;
 use crate::error::{EngineError, in_full};
 use crate::record::Record;
+use crate::state::EngineState;
 use crate::store::SessionRow;
 
-/// How often a removed session is looked for among the live ones, until its driver has left it.
-const LOOK: Duration = Duration::from_millis(2);
-
 impl Engine {
-    /// Forgets a session with its files, snapshots, executions and log. One that is alive is stopped
-    /// first.
+    /// Removes a session with its files, snapshots, executions and log. A live session is stopped first.
     pub async fn purge(&self, who: &Principal, id: &str) -> Result<SessionInfo, EngineError> {
         let purged = self.purge_unnoted(who, id).await;
         let outcome = purged.as_ref().map_or_else(|error| in_full(error), |_| "removed".into());
@@ -36,20 +33,18 @@ impl Engine {
     async fn purge_unnoted(&self, who: &Principal, id: &str) -> Result<SessionInfo, EngineError> {
         let key = self.row(who, id).await?.key;
         let full_key = (who.tenant.clone(), key.unwrap_or_else(|| format!("\0{id}")));
-        let guard = self.shared.lock_key(&full_key);
+        let guard = self.registry.lock_key(&full_key);
         let guard = guard.lock_owned().await;
         if let Ok(session) = self.session(who, id) {
             session.stop("it was removed");
             session.ended().await;
-            while self.session(who, id).is_ok() {
-                tokio::time::sleep(LOOK).await;
-            }
+            self.registry.removed(id).await;
         }
-        // Another may have removed it meanwhile.
+        // Another request may have removed it meanwhile.
         let row = self.row(who, id).await?;
         let info = self.info_of_row(row.clone());
         let shared = Arc::clone(&self.shared);
-        // A task of its own: the caller may go away, and a half-removed session helps nobody.
+        // A task of its own: the caller may go away, and the session must not stay half removed.
         let removing = tokio::spawn(async move {
             let _guard = guard;
             shared.forget_with_files(&row).await
@@ -59,12 +54,12 @@ impl Engine {
     }
 }
 
-impl EngineState {
+impl Registry {
     /// Removes sessions on disk that ended longer ago than they are to be kept.
     pub(super) async fn remove_expired(&self) {
-        let Some(retention_s) = self.config.disk.retention_s else { return };
+        let Some(retention_s) = self.state.config.disk.retention_s else { return };
         let before_ms = clock::now_ms().saturating_sub(clock::seconds_to_ms(retention_s));
-        let expired = match self.store.sessions_to_remove(before_ms).await {
+        let expired = match self.state.store.sessions_to_remove(before_ms).await {
             Ok(expired) => expired,
             Err(error) => {
                 tracing::warn!("failed to look for old sessions: {}", in_full(&error));
@@ -87,7 +82,7 @@ impl EngineState {
                 detail: Some("BELLJAR_SESSION_RETENTION"),
                 ..Entry::default()
             };
-            self.note(&who, &entry);
+            self.state.note(&who, &entry);
         }
     }
 
@@ -99,18 +94,19 @@ impl EngineState {
         let name = row.key.clone().unwrap_or_else(|| format!("\0{}", row.id));
         let guard = self.lock_key(&(row.tenant.clone(), name));
         let _guard = guard.lock().await;
-        // Somebody may use it again by now.
+        // It may be in use again by now.
         let is_expired = |row: &SessionRow| row.ended_ms.is_some_and(|ended| ended < before_ms);
-        match self.store.session(&row.id).await?.filter(is_expired) {
+        match self.state.store.session(&row.id).await?.filter(is_expired) {
             Some(row) if self.find(&row.id).is_none() => {
-                self.forget_with_files(&row).await.map(|()| true)
+                self.state.forget_with_files(&row).await.map(|()| true)
             }
             _ => Ok(false),
         }
     }
+}
 
-    /// Forgets a session that has ended, and removes what is on disk of it. To be called with the
-    /// lock of its key.
+impl EngineState {
+    /// Removes the row and the files of a session that has ended. To be called with the lock of its key.
     async fn forget_with_files(&self, row: &SessionRow) -> Result<(), EngineError> {
         let record = Record::of(&self.config.sessions_root, &row.id);
         let path = record.directory().to_owned();
@@ -123,11 +119,11 @@ impl EngineState {
             Ok(true) => {}
             Ok(false) => return Err(EngineError::NoSession(row.id.clone())),
             Err(error) => {
-                record.unmark_removed();
+                let _ = blocking(move || Ok(record.unmark_removed())).await;
                 return Err(error.into());
             }
         }
-        self.snapshot_store.remove(&row.id);
+        self.snapshot_store.remove(&row.id).await;
         let session = row.id.clone();
         blocking(move || record.remove()).await.map_err(|cause| EngineError::RemoveFiles {
             session,

@@ -7,8 +7,8 @@ use super::{Engine, Principal, SessionInfo};
 use crate::audit::Entry;
 use crate::clock;
 use crate::error::{EngineError, in_full};
+use crate::rules::{self, Phase, Request};
 use crate::session::Origin;
-use crate::session::rules::{self, Phase, Request};
 use crate::spec::{SessionAsk, Storage};
 use crate::store::SessionRow;
 
@@ -65,7 +65,7 @@ impl Engine {
         // No key has a NUL in it, so this is the lock of the session itself.
         let name = key.clone().unwrap_or_else(|| format!("\0{id}"));
         let full_key = (who.tenant.clone(), name);
-        let guard = self.shared.lock_key(&full_key);
+        let guard = self.registry.lock_key(&full_key);
         let _guard = guard.lock().await;
         if let Ok(session) = self.session(who, id) {
             // It may be on its way out; then its files are free in a moment.
@@ -75,7 +75,7 @@ impl Engine {
             rules::allows(session.phase(), Request::Start)
                 .map_err(|refusal| EngineError::not_now(id, refusal, None))?;
         }
-        if let Some(other) = key.and_then(|_| self.shared.find_by_key(&full_key))
+        if let Some(other) = key.and_then(|_| self.registry.find_by_key(&full_key))
             && !other.phase().is_over()
         {
             return Err(EngineError::KeyTaken { session: other.id.clone() });

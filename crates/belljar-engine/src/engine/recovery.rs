@@ -1,25 +1,25 @@
-//! Taking over what an earlier server left.
+//! Takes over what an earlier server left.
 
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use belljar_runtime::{Handle, Sandbox};
 use tokio::sync::Semaphore;
 
+use super::registry::Registry;
 use super::{Engine, EngineState};
 use crate::clock;
-use crate::error::{EngineError, in_full};
+use crate::error::in_full;
 use crate::record::Record;
-use crate::session::rules::Phase;
-use crate::session::{Origin, Session, drive};
+use crate::rules::Phase;
+use crate::session::{DriverStart, Origin, Session};
 use crate::spec::SessionSpec;
 use crate::store::SessionRow;
 
 /// Sandboxes of an earlier server taken over at the same time.
 const ADOPTING_AT_ONCE: usize = 64;
 
-/// A session found after a restart lives at least this long, whatever the clock says: the time of
-/// day may have jumped, and its owner may just be coming back.
+/// A session found after a restart lives at least this long, even if the clock says that it has expired: the time of day may have
+/// jumped, and its client may be about to come back.
 const GRACE_AFTER_RESTART_MS: i64 = 60_000;
 
 const SERVER_ENDED: &str = "the server ended while it was being staged";
@@ -44,9 +44,44 @@ impl Engine {
     }
 }
 
+impl Registry {
+    /// Registers the sessions of an earlier server and starts their drivers, which look for the sandboxes.
+    pub(super) fn take_over(self: &Arc<Self>, left: Vec<SessionRow>) -> Vec<Arc<Session>> {
+        let permits = Arc::new(Semaphore::new(ADOPTING_AT_ONCE));
+        left.into_iter().map(|row| self.adopt(row, &permits)).collect()
+    }
+
+    fn adopt(self: &Arc<Self>, mut row: SessionRow, permits: &Arc<Semaphore>) -> Arc<Session> {
+        let config = &self.state.config;
+        row.expires_ms = sane_expiry(row.expires_ms, clock::now_ms(), &row.spec, config.max_ttl_s);
+        let was_stopping = row.phase == Phase::Stopping;
+        let was_asleep = row.phase.is_asleep();
+        row.phase = Phase::Creating;
+        // A hibernated session takes no room.
+        let reservation =
+            (!was_asleep).then(|| self.state.admission.admit(&row.tenant, &row.spec.limits));
+        let origin = match row.handle.take().map(Box::new) {
+            left if was_asleep => Origin::Hibernated(left),
+            Some(handle) => Origin::Adopted(handle),
+            // Half-made: there is no handle, so there is nothing to find.
+            None => Origin::Lost,
+        };
+        let (session, owner) = self.register(row);
+        if was_stopping {
+            session.stop("it was being stopped when the server ended");
+        }
+        let permits = Arc::clone(permits);
+        self.drive(Arc::clone(&session), owner, async move {
+            // The semaphore is never closed.
+            let permit = permits.acquire_owned().await.ok();
+            DriverStart { reservation, origin, permit }
+        });
+        session
+    }
+}
+
 impl EngineState {
-    /// What an earlier server was about to stage never comes. To be called before anybody can ask
-    /// for more.
+    /// Datasets that an earlier server was about to stage have failed. To be called before new ones can be asked for.
     pub(super) async fn give_up_pending_datasets(&self) {
         if let Err(error) =
             self.store.fail_pending_datasets(SERVER_ENDED, crate::clock::now_ms()).await
@@ -55,79 +90,37 @@ impl EngineState {
         }
     }
 
-    /// Makes the sessions of an earlier server known, and begins to look for their sandboxes.
-    pub(super) fn take_over(self: &Arc<Self>, left: Vec<SessionRow>) -> Vec<Arc<Session>> {
-        let patience = Arc::new(Semaphore::new(ADOPTING_AT_ONCE));
-        let now = clock::now_ms();
-        let mut adopted = Vec::new();
-        for mut row in left {
-            row.expires_ms = sane_expiry(row.expires_ms, now, &row.spec, self.config.max_ttl_s);
-            let was_stopping = row.phase == Phase::Stopping;
-            let was_asleep = row.phase.is_asleep();
-            row.phase = Phase::Creating;
-            // What sleeps takes no room.
-            let reservation =
-                (!was_asleep).then(|| self.admission.admit(&row.tenant, &row.spec.limits));
-            let origin = match row.handle.take().map(Box::new) {
-                left if was_asleep => Origin::Asleep(left),
-                Some(handle) => Origin::Adopted(handle),
-                // Half-made: there is no handle, so there is nothing to find.
-                None => Origin::Lost,
-            };
-            let (session, inbox) = self.register(row);
-            if was_stopping {
-                session.stop("it was being stopped when the server ended");
-            }
-            let (shared, driven) = (Arc::clone(self), Arc::clone(&session));
-            let patience = Arc::clone(&patience);
-            let driving = async move {
-                // Never closed.
-                let permit = patience.acquire_owned().await.ok();
-                drive(shared, driven, inbox, reservation, origin, permit).await;
-            };
-            tokio::spawn(Arc::clone(self).watch_over(Arc::clone(&session), driving));
-            adopted.push(session);
-        }
-        adopted
-    }
-
-    /// Finds the sandbox of a session again, or makes sure that nothing of it is left.
-    pub(crate) async fn adopt(
-        &self,
-        session: &Session,
-        handle: Handle,
-    ) -> Result<Sandbox, EngineError> {
-        let spec = self.sandbox_spec(&session.spec, &session.id)?;
-        match Arc::clone(&self.runtime).adopt(handle.clone(), spec).await {
-            Ok(sandbox) => {
-                self.usage.open(&session.id, &sandbox);
-                self.metrics.adopted("adopted");
-                Ok(sandbox)
-            }
-            Err(error) => {
-                self.metrics.adopted("lost");
-                Arc::clone(&self.runtime).discard(&handle).await;
-                Err(EngineError::Adopt(error))
-            }
+    /// What an earlier server left. To be called before the pool of this server makes directories.
+    pub(super) async fn find_left(&self, rows: &[SessionRow]) -> Left {
+        // The sandbox of a hibernated session does not belong to it: the session is its snapshot.
+        let awake = rows.iter().filter(|row| !row.phase.is_asleep());
+        let sandboxes = awake.filter_map(|row| Some(row.handle.as_ref()?.name.clone())).collect();
+        Left {
+            sandboxes,
+            directories: self.unclaimed_directories().await,
+            found_ms: clock::now_ms(),
         }
     }
 
-    /// Directories that an earlier server of this owner made for sandboxes of its pool. To be looked
-    /// for before our own pool makes such.
-    pub(super) fn unclaimed_directories(&self) -> Vec<String> {
-        let owner = self.store.owner();
-        let Ok(entries) = std::fs::read_dir(&self.config.sessions_root) else { return Vec::new() };
-        let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
-        names
-            .filter(|name| Record::of(&self.config.sessions_root, name).is_unclaimed_by(owner))
-            .collect()
+    /// Directories that an earlier server with the same database made for sandboxes of its pool.
+    async fn unclaimed_directories(&self) -> Vec<String> {
+        let owner = self.store.owner().to_owned();
+        let root = self.config.sessions_root.clone();
+        let finding = tokio::task::spawn_blocking(move || {
+            let Ok(entries) = std::fs::read_dir(&root) else { return Vec::new() };
+            let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+            names.filter(|name| Record::of(&root, name).is_unclaimed_by(&owner)).collect()
+        });
+        finding.await.unwrap_or_default()
     }
 
-    /// Takes away what an earlier server had mounted for moments in the directories of sessions when
-    /// it was killed. To be called before anything is mounted again.
+    /// Unmounts what a server that was killed had mounted for a moment in the directories of sessions. To be called before anything is
+    /// mounted again.
     pub(super) async fn tidy_session_mounts(&self) {
-        for name in mounted_below(&self.config.sessions_root) {
-            // Others may keep theirs in the same place.
+        let root = self.config.sessions_root.clone();
+        let mounted = tokio::task::spawn_blocking(move || mounted_below(&root)).await;
+        for name in mounted.unwrap_or_default() {
+            // Another server may use the same directory.
             if let Ok(Some(_)) = self.store.session(&name).await {
                 let record = Record::of(&self.config.sessions_root, &name);
                 let tidy = move || record.place().inspect(belljar_runtime::VolumePlace::tidy);
@@ -136,7 +129,7 @@ impl EngineState {
         }
     }
 
-    /// Removes those of them that are no session's, whatever the disk says.
+    /// Removes those of them that belong to no session.
     async fn remove_unclaimed(&self, directories: Vec<String>) {
         for name in directories {
             if let Ok(None) = self.store.session(&name).await {
@@ -163,14 +156,13 @@ fn mounted_below(root: &std::path::Path) -> HashSet<String> {
 pub(super) struct Left {
     /// Sandboxes that belong to sessions; others are reaped.
     pub(super) sandboxes: HashSet<String>,
-    /// Directories that may belong to nobody.
+    /// Directories that may belong to no session.
     pub(super) directories: Vec<String>,
-    /// When that was found out: what is younger is ours.
+    /// When this was found: what is younger belongs to this server.
     pub(super) found_ms: i64,
 }
 
-/// When a session found after a restart is to expire: as it was written down, unless the time of
-/// day has jumped since.
+/// When a session found after a restart expires: as stored, unless the time of day has jumped since.
 fn sane_expiry(written_ms: i64, now: i64, spec: &SessionSpec, max_ttl_s: u64) -> i64 {
     let least = GRACE_AFTER_RESTART_MS.min(clock::seconds_to_ms(spec.ttl_s));
     let most = clock::seconds_to_ms(max_ttl_s.max(spec.ttl_s)).max(least);

@@ -132,7 +132,7 @@ impl Engine {
         match pool.and_then(Pool::take_ready) {
             Some(warm) => Ok(warm.sandbox),
             None => {
-                let _permit = self.shared.may_make(&who.tenant).await;
+                let _permit = self.shared.creation_permit(&who.tenant).await;
                 let sandbox_spec = SandboxSpec {
                     session_files: None,
                     alone_for_s: 0,

@@ -1,15 +1,16 @@
-//! Sessions as files: put to sleep, made into several, taken back to what they were.
+//! Hibernate, fork, checkpoints and restore.
 
 use std::sync::Arc;
 
 use tokio::task::JoinSet;
 
 use super::create::new_row;
-use super::{Engine, EngineState, Principal, SessionInfo};
+use super::registry::Registry;
+use super::{Engine, Principal, SessionInfo};
 use crate::admission::Reservation;
 use crate::audit::Entry;
 use crate::error::{EngineError, in_full};
-use crate::session::rules::Phase;
+use crate::rules::Phase;
 use crate::session::{Origin, Session};
 use crate::snapshots::ForkSource;
 use crate::spec::{SessionSpec, Storage};
@@ -18,17 +19,17 @@ use crate::store::Durability;
 /// Sessions that one fork may make.
 pub const MAX_FORKS: usize = 100;
 
-/// A point that a session can go back to.
+/// A point that a session can be restored to.
 #[derive(Debug, Clone)]
 pub struct Checkpoint {
     pub exec_id: String,
     pub made_ms: i64,
-    /// What it added to what was there before it.
+    /// Bytes that it added to those of earlier snapshots.
     pub bytes: u64,
 }
 
 impl Engine {
-    /// Makes files of a session; it wakes when somebody needs it.
+    /// Writes a session to files and ends its sandbox; the next call that needs it wakes it.
     pub async fn hibernate(
         &self,
         who: &Principal,
@@ -46,8 +47,7 @@ impl Engine {
         slept
     }
 
-    /// Makes sessions that are what this one is, or was after an execution: all that were asked
-    /// for, or none.
+    /// Creates sessions with the state that this one has now, or had after an execution: all of them, or none.
     pub async fn fork(
         &self,
         who: &Principal,
@@ -77,49 +77,34 @@ impl Engine {
         let reserve = |_| self.shared.reserve(who, &session.spec);
         let reservations = (0..count).map(reserve).collect::<Result<Vec<_>, _>>()?;
         if session.spec.storage == Storage::Bind && from.is_none() {
-            // What it is while it sleeps has no files: they are on disk, and only a guest reads them.
+            // The snapshot of a hibernated session on disk has no files: they are on disk, and only a guest reads them.
             session.awake(who.quota()).await?;
         }
-        let branch = Arc::new(session.branch(force, from).await?);
-        let mut making = JoinSet::new();
+        let source = Arc::new(session.fork(force, from).await?);
+        let mut creating = JoinSet::new();
         for reservation in reservations {
-            let (shared, branch) = (Arc::clone(&self.shared), Arc::clone(&branch));
+            let (registry, source) = (Arc::clone(&self.registry), Arc::clone(&source));
             let (tenant, spec) = (who.tenant.clone(), session.spec.clone());
-            making.spawn(async move { shared.begin(tenant, spec, reservation, &branch).await });
+            creating.spawn(async move { registry.fork(tenant, spec, reservation, &source).await });
         }
-        let mut children = Vec::new();
-        let mut failure = None;
-        while let Some(made) = making.join_next().await {
-            match made {
-                Ok(Ok(child)) => children.push(child),
-                Ok(Err(error)) => failure = Some(error),
-                Err(_) => failure = Some(EngineError::Stopping),
-            }
-        }
-        if let Some(error) = failure {
-            for child in children {
-                child.stop("another of the same fork could not be made");
-                child.ended().await;
-            }
-            return Err(error);
-        }
+        let children = all_or_none(creating).await?;
         self.shared.usage.add(&who.tenant, |delta| delta.sessions += count as u64);
         for _ in 0..count {
             self.shared.metrics.created("forked");
         }
-        let lost = branch.manifest.left_out();
+        let lost = source.manifest.left_out();
         let info = |child: &Arc<Session>| SessionInfo { lost: lost.clone(), ..self.info(child) };
         Ok(children.iter().map(info).collect())
     }
 
-    /// What a session can go back to, the oldest first.
+    /// The checkpoints of a session, the oldest first.
     pub async fn checkpoints(
         &self,
         who: &Principal,
         id: &str,
     ) -> Result<Vec<Checkpoint>, EngineError> {
         let row = self.row(who, id).await?;
-        let snapshots = self.shared.snapshot_store.of_session(&row.id).list();
+        let snapshots = self.shared.snapshot_store.of_session(&row.id).list().await;
         let checkpoints = snapshots.into_iter().filter_map(|snapshot| {
             let (made_ms, bytes) = (snapshot.made_ms, snapshot.bytes);
             Some(Checkpoint { exec_id: snapshot.exec?, made_ms, bytes })
@@ -127,7 +112,7 @@ impl Engine {
         Ok(checkpoints.collect())
     }
 
-    /// Takes a session back to what it was after an execution.
+    /// Restores a session to its state after an execution.
     pub async fn restore(
         &self,
         who: &Principal,
@@ -156,32 +141,52 @@ impl Engine {
     }
 }
 
-impl EngineState {
-    /// A session that begins as the snapshot of another, and is awake.
-    async fn begin(
+/// Waits for all sessions of a fork. If one could not be created, the others are ended.
+async fn all_or_none(
+    mut creating: JoinSet<Result<Arc<Session>, EngineError>>,
+) -> Result<Vec<Arc<Session>>, EngineError> {
+    let mut children = Vec::new();
+    let mut failure = None;
+    while let Some(created) = creating.join_next().await {
+        match created {
+            Ok(Ok(child)) => children.push(child),
+            Ok(Err(error)) => failure = Some(error),
+            Err(_) => failure = Some(EngineError::Stopping),
+        }
+    }
+    let Some(error) = failure else { return Ok(children) };
+    for child in children {
+        child.stop("another of the same fork could not be made");
+        child.ended().await;
+    }
+    Err(error)
+}
+
+impl Registry {
+    /// Creates a session from the snapshot of another, and wakes it.
+    async fn fork(
         self: &Arc<Self>,
         tenant: String,
         spec: SessionSpec,
         reservation: Reservation,
-        branch: &ForkSource,
+        source: &ForkSource,
     ) -> Result<Arc<Session>, EngineError> {
         let row = new_row(tenant, spec, Phase::Hibernated);
-        let snapshots = self.snapshot_store.of_session(&row.id);
-        branch.snapshots.share(&branch.manifest, &snapshots).map_err(EngineError::KeepSnapshot)?;
-        self.snapshot_store.count(&row.id, &row.tenant);
-        let id = row.id.clone();
-        let entered = match self.store.put_session(row.clone(), Durability::Process).await {
-            Ok(()) => self.enter(row, reservation, Origin::ForkSource),
+        let (id, store) = (row.id.clone(), &self.state.snapshot_store);
+        source.share(&store.of_session(&id)).await.map_err(EngineError::KeepSnapshot)?;
+        store.count(&id, &row.tenant).await;
+        let entered = match self.state.store.put_session(row.clone(), Durability::Process).await {
+            Ok(()) => self.enter(row, reservation, Origin::Fork),
             Err(error) => Err(error.into()),
         };
         let session = match entered {
-            Ok(session) => session,
+            Ok(entered) => entered.session,
             Err(error) => {
-                self.snapshot_store.remove(&id);
+                store.remove(&id).await;
                 return Err(error);
             }
         };
-        // It has its room already.
+        // Its room is reserved already.
         match session.awake(Default::default()).await {
             Ok(_) => Ok(session),
             Err(error) => {

@@ -1,57 +1,76 @@
-//! What is done now and then, for as long as the engine lives: what is old is forgotten.
+//! What is done now and then, as long as the engine is open: usage is counted, and what is old is removed.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use belljar_runtime::VolumeKind;
 
-use super::state::EngineState;
+use super::registry::Registry;
 use crate::clock;
 use crate::error::in_full;
-use crate::record::Record;
+use crate::session::{Session, too_large_on_disk};
+use crate::usage;
 
 const PACE: Duration = Duration::from_secs(3600);
 
-/// Ended sessions are remembered this long; those with files on disk until they are removed.
+/// Rows of ended sessions are kept this long; those with files on disk until they are removed.
 const REMEMBERED_MS: i64 = 7 * 86_400_000;
 
-pub(super) async fn keep_up(shared: Arc<EngineState>) {
+pub(super) async fn remove_old(registry: Arc<Registry>) {
+    let state = &registry.state;
     loop {
         let before = clock::now_ms() - REMEMBERED_MS;
-        if let Err(error) = shared.store.prune_sessions(before).await {
-            tracing::warn!("failed to forget old sessions: {}", in_full(&error));
+        if let Err(error) = state.store.prune_sessions(before).await {
+            tracing::warn!("failed to remove old sessions: {}", in_full(&error));
         }
-        shared.remove_expired().await;
-        shared.look_at_sizes().await;
-        if let Err(error) = shared.artifact_store.tidy().await {
+        registry.remove_expired().await;
+        registry.check_sizes().await;
+        if let Err(error) = state.artifact_store.tidy().await {
             tracing::warn!("failed to tidy up artifacts: {}", in_full(&error));
         }
-        let retention = shared.config.disk.retention_s.map_or(PACE, Duration::from_secs);
+        let retention = state.config.disk.retention_s.map_or(PACE, Duration::from_secs);
         tokio::time::sleep(PACE.min(retention.max(Duration::from_secs(1)))).await;
     }
 }
 
-impl EngineState {
-    /// All that can be done about sizes that are not enforced: a session that holds too much is
-    /// said to.
-    async fn look_at_sizes(&self) {
-        let limit = self.config.disk.size;
-        for session in self.live() {
-            let Some(place) = session.record.as_ref().and_then(Record::place) else { continue };
-            if place.kind != VolumeKind::Directory {
-                continue;
+/// Reads the meters of all live sessions at a steady pace, and stores what they used.
+pub(super) async fn count_usage(registry: Arc<Registry>) {
+    loop {
+        tokio::time::sleep(usage::PACE).await;
+        let reader = Arc::clone(&registry);
+        // Reading the files of control groups is quick, but there are many.
+        let reading = tokio::task::spawn_blocking(move || {
+            for session in reader.live() {
+                if let Ok(sandbox) = session.sandbox() {
+                    reader.state.usage.read(&session.id, &session.tenant, &sandbox);
+                }
             }
-            let measured = tokio::task::spawn_blocking(move || place.usage()).await;
-            if let Ok(Ok(usage)) = measured
-                && (usage.bytes > limit || usage.partial)
-            {
-                session.warn_once(&too_large(limit));
+        });
+        let _ = reading.await;
+        if let Err(error) = registry.state.usage.flush(&*registry.state.store).await {
+            tracing::error!("failed to store usage: {}", in_full(&error));
+        }
+    }
+}
+
+impl Registry {
+    /// Where the size of files is not enforced, a session that has too many gets a warning.
+    async fn check_sizes(&self) {
+        let limit = self.state.config.disk.size;
+        for session in self.live() {
+            if is_too_large(&session, limit).await {
+                session.warn(too_large_on_disk(limit));
             }
         }
     }
 }
 
-/// What is said of a session whose files take more than they should.
-pub(super) fn too_large(limit: u64) -> String {
-    format!("its files on disk take more than {limit} bytes (BELLJAR_SESSION_SIZE)")
+async fn is_too_large(session: &Session, limit: u64) -> bool {
+    let Some(record) = session.record.clone() else { return false };
+    let measuring = tokio::task::spawn_blocking(move || {
+        let place = record.place().filter(|place| place.kind == VolumeKind::Directory)?;
+        place.usage().ok()
+    });
+    let measured = measuring.await.ok().flatten();
+    measured.is_some_and(|usage| usage.bytes > limit || usage.partial)
 }

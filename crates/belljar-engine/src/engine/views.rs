@@ -1,5 +1,4 @@
-//! What is told about sessions and executions: of live ones by their owners, of others by the
-//! database.
+//! Descriptions of sessions and executions: from the handle of a live session, otherwise from the database.
 
 use std::path::PathBuf;
 
@@ -13,7 +12,7 @@ use crate::exec::result::ExecResult;
 use crate::exec::transcript::Transcript;
 use crate::exec::{Exec, Stage};
 use crate::record::Record;
-use crate::session::rules::Phase;
+use crate::rules::Phase;
 use crate::session::{Session, View};
 use crate::spec::{SessionSpec, Storage};
 use crate::store::{ExecRow, SessionFilter, SessionRow};
@@ -30,9 +29,9 @@ pub struct SessionInfo {
     pub memory_used: Option<u64>,
     /// Where its files are on the host.
     pub directory: Option<PathBuf>,
-    /// When it is removed with them, if it has ended and nobody uses it again.
+    /// When it is removed with its files, if it has ended and is not started again.
     pub kept_until_ms: Option<i64>,
-    /// What was not kept of it, in the answer to the call that put it to sleep or branched off it.
+    /// What could not be kept, in the answer to hibernate and fork.
     pub lost: Vec<String>,
 }
 
@@ -65,7 +64,7 @@ impl Engine {
         who: &Principal,
         filter: SessionFilter,
     ) -> Result<Vec<SessionInfo>, EngineError> {
-        // The database knows `ready`; that one of them is busy only we know.
+        // The database only has `ready`; whether a session is busy, its driver publishes.
         let wanted = filter.phase;
         let stored = match wanted {
             Some(Phase::Busy) => Some(Phase::Ready),
@@ -75,13 +74,13 @@ impl Engine {
         let limit = filter.limit as usize;
         let mut filter = SessionFilter { tenant, phase: stored, ..filter };
         let mut found = Vec::new();
-        // A page of the database may have fewer of them than were asked for.
+        // A page of the database may have fewer sessions in this phase than were asked for.
         loop {
             let rows = self.shared.store.sessions(filter.clone()).await?;
             let is_last = rows.len() < limit;
             filter.before = rows.last().map(|row| row.id.clone());
             let infos = rows.into_iter().map(|row| {
-                let live = self.shared.find(&row.id);
+                let live = self.registry.find(&row.id);
                 live.map_or_else(|| self.info_of_row(row), |session| self.info(&session))
             });
             found.extend(infos.filter(|info| wanted.is_none_or(|phase| info.view.phase == phase)));

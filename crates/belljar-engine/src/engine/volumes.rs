@@ -1,4 +1,4 @@
-//! Volumes: made, told of, removed; and what of them a session or a run gets.
+//! Volumes: created, listed, removed, and mounted in sessions and runs.
 
 use std::sync::Arc;
 
@@ -23,14 +23,14 @@ impl Engine {
     ) -> Result<VolumeInfo, EngineError> {
         let size = size.unwrap_or(self.shared.volumes.config.size);
         let (shared, tenant, of) = (Arc::clone(&self.shared), who.tenant.clone(), name.clone());
-        // A task of its own: whoever asked may go away, and what is begun must come to an end.
+        // A task of its own: the caller may go away, and the volume must not stay half made.
         let making = tokio::spawn(async move { shared.make_volume(tenant, of, size).await });
         let made = making.await.unwrap_or(Err(EngineError::Stopping));
         self.note_volume(who, "volume_create", &name, made.as_ref().map(|_| "created"));
         made
     }
 
-    /// All of this tenant, by name.
+    /// The volumes of this tenant, by name.
     pub async fn volumes(&self, who: &Principal) -> Result<Vec<VolumeInfo>, EngineError> {
         let shared = &self.shared;
         let rows = shared.store.volumes(&who.tenant).await?;
@@ -38,7 +38,7 @@ impl Engine {
         Ok(rows.into_iter().map(|row| info(row, &users, None)).collect())
     }
 
-    /// One of them, with what is in it.
+    /// A volume, with how much it holds.
     pub async fn volume(
         &self,
         who: &Principal,
@@ -52,7 +52,7 @@ impl Engine {
         Ok(info(row, &users, Some(usage)))
     }
 
-    /// Removes one that nobody uses, with everything in it.
+    /// Removes a volume that is not in use, with everything in it.
     pub async fn remove_volume(
         &self,
         who: &Principal,
@@ -150,7 +150,7 @@ impl EngineState {
         }
     }
 
-    /// Removes what is on disk, and then the row. What fails is tried again at the next start.
+    /// Removes the files, and then the row. If that fails, it is tried again at the next start.
     async fn finish_removal(&self, row: VolumeRow) -> Result<(), EngineError> {
         let place = self.volumes.place(&row);
         let path = place.directory.clone();
@@ -162,7 +162,7 @@ impl EngineState {
         Ok(self.store.forget_volume(&row.id).await?)
     }
 
-    /// Ends what an earlier server had begun, and takes away what it left mounted.
+    /// Finishes what an earlier server had begun, and unmounts what it left mounted.
     pub(super) async fn recover_volumes(self: &Arc<Self>) {
         let VolumesLeft { ready, unfinished } = match self.store.volumes_left().await {
             Ok(left) => left,
@@ -175,7 +175,7 @@ impl EngineState {
             let place = self.volumes.place(&row);
             let _ = tokio::task::spawn_blocking(move || place.tidy()).await;
         }
-        // Nobody sees them any more, and there may be much in them.
+        // In the background: no client sees them any more, and there may be many files in them.
         let shared = Arc::clone(self);
         tokio::spawn(async move {
             for row in unfinished {
@@ -201,7 +201,7 @@ impl EngineState {
         Ok(self.store.volume_users(&who.tenant).await?)
     }
 
-    /// Refuses volumes that are not there before anything is made.
+    /// Refuses volumes that do not exist, before anything is created.
     pub(super) async fn check_volumes(
         &self,
         tenant: &str,
@@ -215,7 +215,7 @@ impl EngineState {
     }
 
     /// What a session, whose row is written, is to see below `/volumes`.
-    pub(super) async fn volumes_for_session(
+    pub(crate) async fn volumes_for_session(
         &self,
         tenant: &str,
         asked: &AskedVolumes,

@@ -19,7 +19,6 @@ mod start;
 pub mod transcript;
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 use belljar_proto::exec::{Outcome, Status};
 use serde::Serialize;
@@ -60,8 +59,6 @@ pub struct Exec {
     pub(crate) stage: watch::Sender<Stage>,
     /// Whether the store took it, once that is known.
     pub(crate) accepted: watch::Sender<Option<bool>>,
-    /// The code has ended, although the transcript has no end yet.
-    pub(crate) at_rest: AtomicBool,
 }
 
 impl Exec {
@@ -75,8 +72,7 @@ impl Exec {
         let transcript = Arc::new(Transcript::new(request.output_limit));
         let stage = watch::Sender::new(Stage::Queued { position: 0 });
         let accepted = watch::Sender::new(None);
-        let at_rest = AtomicBool::new(false);
-        Exec { id, number, request, code, accepted_ms, transcript, stage, accepted, at_rest }
+        Exec { id, number, request, code, accepted_ms, transcript, stage, accepted }
     }
 
     #[must_use]

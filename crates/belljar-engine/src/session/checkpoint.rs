@@ -1,95 +1,103 @@
-//! A point to go back to after every execution, where that is wanted.
+//! A checkpoint: a snapshot of the session after an execution, to which it can be restored.
 
+use std::io;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
-use belljar_runtime::Sandbox;
-
-use super::{Session, lock};
-use crate::engine::EngineState;
+use super::{SandboxLease, Session};
 use crate::error::{EngineError, in_full};
-use crate::exec::{Exec, Stage};
-use crate::snapshots::{Ask, Manifest, SessionSnapshots, capture};
+use crate::exec::Exec;
+use crate::snapshots::{CaptureRequest, Manifest, SnapshotFiles, capture};
 use crate::spec::Checkpoints;
+use crate::state::EngineState;
 
-/// Takes a snapshot of what an execution left, before its end is told: whoever hears of that can go
-/// back to it. `None` if nobody wants one, and otherwise, perhaps, why there is none. `joined` is set if an earlier server
-/// began the execution.
-pub(super) async fn checkpoint(
-    shared: &EngineState,
-    session: &Session,
-    sandbox: &Sandbox,
-    exec: &Exec,
-    joined: bool,
-) -> Option<Result<(), String>> {
-    let bounds = session.spec.checkpoints?;
-    // What goes on in the background ends at no particular point.
-    if exec.request.background {
-        return None;
-    }
-    if joined && shared.snapshot_store.of_session(&session.id).checkpoint(&exec.id).is_some() {
-        // An earlier server took it, before it was killed. By now the session may be something else.
-        return Some(Ok(()));
-    }
-    if joined && session.view().execs > exec.number {
-        return Some(Err("the server ended before one could be taken".into()));
-    }
-    let taken = take(shared, session, sandbox, exec, bounds).await;
-    Some(taken.map_err(|error| match error {
-        EngineError::NotAtRest { reasons, .. } => reasons.join("; "),
-        error => in_full(&error),
-    }))
+/// Whether there is a checkpoint, or why not; `None` if the session wants none.
+pub(super) type CheckpointOutcome = Option<Result<(), String>>;
+
+/// Takes a checkpoint before clients see the end of the execution: then they can restore it at once.
+pub(super) struct CheckpointTask {
+    pub(super) state: Arc<EngineState>,
+    pub(super) session: Arc<Session>,
+    pub(super) sandbox: SandboxLease,
+    pub(super) exec: Arc<Exec>,
+    pub(super) bounds: Checkpoints,
+    /// An earlier server started the execution.
+    pub(super) joined: bool,
+    /// No execution was accepted after this one.
+    pub(super) is_newest: bool,
+    /// Another execution that runs.
+    pub(super) running: Option<String>,
+    /// The last snapshot of the kernel.
+    pub(super) base: Option<u64>,
 }
 
-async fn take(
-    shared: &EngineState,
-    session: &Session,
-    sandbox: &Sandbox,
-    exec: &Exec,
-    bounds: Checkpoints,
-) -> Result<(), EngineError> {
-    exec.at_rest.store(true, Ordering::Relaxed);
-    let _turn = session.checkpointing.lock().await;
-    let others = session.live_execs();
-    let runs = |other: &&Arc<Exec>| {
-        other.stage() == Stage::Running && !other.at_rest.load(Ordering::Relaxed)
-    };
-    if let Some(other) = others.iter().find(runs) {
-        let reasons = vec![format!("execution `{}` runs", other.id)];
-        return Err(EngineError::NotAtRest { session: session.id.clone(), reasons });
+impl CheckpointTask {
+    /// Returns the last snapshot of the kernel, and whether there is a checkpoint, or why not.
+    pub(super) async fn run(self) -> (Option<u64>, Result<(), String>) {
+        let snapshots = self.state.snapshot_store.of_session(&self.session.id);
+        if self.joined && snapshots.checkpoint(&self.exec.id).await.is_some() {
+            // An earlier server took it before it was killed. By now the session may have changed.
+            return (self.base, Ok(()));
+        }
+        if self.joined && !self.is_newest {
+            return (self.base, Err("the server ended before one could be taken".into()));
+        }
+        match self.take().await {
+            Ok(taken) => (Some(taken), Ok(())),
+            Err((base, EngineError::NotAtRest { reasons, .. })) => (base, Err(reasons.join("; "))),
+            Err((base, error)) => (base, Err(in_full(&error))),
+        }
     }
-    let snapshots = shared.snapshot_store.of_session(&session.id);
-    let earlier = checkpoints(&snapshots);
-    let ask = Ask {
-        session: &session.id,
-        tenant: &session.tenant,
-        places: &["session", "tmp", "shm"],
-        room: bounds.max_bytes,
-        force: false,
-        sync: false,
-        exec: Some(&exec.id),
-        // What the others need together is more than there may be: they go, and this stays.
-        before: lock(&session.base).filter(|_| snapshots.bytes_of(&earlier) <= bounds.max_bytes),
-        same_files_as: earlier.last(),
-    };
-    let taken = capture(&shared.snapshot_store, sandbox, ask).await?;
-    *lock(&session.base) = Some(taken.id);
-    drop_oldest(&snapshots, bounds).map_err(EngineError::KeepSnapshot)?;
-    shared.snapshot_store.count(&session.id, &session.tenant);
-    Ok(())
+
+    async fn take(&self) -> Result<u64, (Option<u64>, EngineError)> {
+        let captured = self.capture().await.map_err(|error| (self.base, error))?;
+        let (bounds, snapshots) =
+            (self.bounds, self.state.snapshot_store.of_session(&self.session.id));
+        let trimmed = snapshots.run(move |files| drop_oldest(files, bounds)).await;
+        let trimmed = trimmed.map_err(EngineError::KeepSnapshot);
+        trimmed.map_err(|error| (Some(captured.id), error))?;
+        self.state.snapshot_store.count(&self.session.id, &self.session.tenant).await;
+        Ok(captured.id)
+    }
+
+    async fn capture(&self) -> Result<Manifest, EngineError> {
+        let session = &self.session;
+        if let Some(other) = &self.running {
+            let reasons = vec![format!("execution `{other}` runs")];
+            return Err(EngineError::NotAtRest { session: session.id.clone(), reasons });
+        }
+        let snapshots = self.state.snapshot_store.of_session(&session.id);
+        let measure = |files: &SnapshotFiles| {
+            let earlier = checkpoints(files);
+            Ok((files.bytes_of(&earlier), earlier))
+        };
+        let (bytes, earlier) = snapshots.run(measure).await.map_err(EngineError::KeepSnapshot)?;
+        let request = CaptureRequest {
+            session: &session.id,
+            tenant: &session.tenant,
+            places: &["session", "tmp", "shm"],
+            room: self.bounds.max_bytes,
+            force: false,
+            sync: false,
+            exec: Some(&self.exec.id),
+            // If the earlier checkpoints need more than they may, they are removed and this one must not refer to them.
+            before: self.base.filter(|_| bytes <= self.bounds.max_bytes),
+            same_files_as: earlier.last(),
+        };
+        capture(&self.state.snapshot_store, &self.sandbox, request).await
+    }
 }
 
-fn checkpoints(snapshots: &SessionSnapshots) -> Vec<Manifest> {
-    snapshots.list().into_iter().filter(|snapshot| snapshot.exec.is_some()).collect()
+fn checkpoints(files: &SnapshotFiles) -> Vec<Manifest> {
+    files.list().into_iter().filter(|snapshot| snapshot.exec.is_some()).collect()
 }
 
-/// Drops the oldest until the others are within bounds; the newest stays.
-fn drop_oldest(snapshots: &SessionSnapshots, bounds: Checkpoints) -> std::io::Result<()> {
-    let mut kept = checkpoints(snapshots);
+/// Removes the oldest checkpoints until the others are within bounds; the newest stays.
+fn drop_oldest(files: &SnapshotFiles, bounds: Checkpoints) -> io::Result<()> {
+    let mut kept = checkpoints(files);
     while kept.len() > 1
-        && (kept.len() as u64 > bounds.max || snapshots.bytes_of(&kept) > bounds.max_bytes)
+        && (kept.len() as u64 > bounds.max || files.bytes_of(&kept) > bounds.max_bytes)
     {
-        snapshots.forget(&[kept.remove(0).id])?;
+        files.forget(&[kept.remove(0).id])?;
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! A session: a sandbox that remembers, found again by its id or its caller's key.
+//! A session: a sandbox that keeps its state, found again by its id or its caller's key.
 //!
 //! ```text
 //!                    sandbox failed
@@ -11,51 +11,53 @@
 //!        ▼ └── Waking ◀── Hibernated ─┐             │
 //!     Hibernating ──────────▲         │             │
 //!          │                          │             │
-//!          └───── stop asked, or its time is up ────┤
+//!          └───── stop requested, or expired ───────┤
 //!                                                   ▼
 //!                              Stopped ◀─────── Stopping
 //!                                 │    sandbox gone
-//!                                 └── start asked: Creating, on the files it left
+//!                                 └── start requested: Creating, on the files it left
 //! ```
 //!
-//! One task, the [`driver`], owns the session's sandbox and changes its phase; everybody else sends
-//! it commands and reads what it publishes. Which phase follows which is decided by [`rules`].
+//! One task, the [`driver`], owns the state of a session: its sandbox, its queues and its phase. Callers hold a
+//! [`Session`]: they send commands to the driver, read what it publishes, and borrow the sandbox through a
+//! [`lease`]. Which phase follows which is decided by [`rules`](crate::rules).
 //!
-//! Cells of one language share a kernel and run one after another, in the order they were accepted;
-//! commands run beside them. An execution is written down before it is begun and again when it has
-//! ended, and the guest keeps what it said until then: a server killed at any moment loses nothing.
+//! Cells of one language share a kernel and run one after another, in the order they were accepted; commands run beside
+//! them. An execution is stored before it begins and again when it has ended, and the guest keeps its output until then:
+//! a server that is killed at any moment loses nothing.
 
 mod checkpoint;
 mod driver;
+mod lease;
 mod perform;
-pub mod rules;
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 
 use belljar_proto::exec::{Language, Status};
 use belljar_proto::guest::KernelVariables;
 use belljar_runtime::{RuntimeError, Sandbox};
 use tokio::sync::{mpsc, oneshot, watch};
 
-pub(crate) use driver::{Origin, drive};
+pub use crate::rules;
+pub(crate) use driver::{DriverStart, Origin, drive};
+use lease::LeaseGate;
+pub(crate) use lease::SandboxLease;
 
 use crate::admission::Quota;
-use crate::artifacts::Memory;
 use crate::clock;
-use crate::engine::{EngineState, durability};
 use crate::error::{EngineError, in_full};
 use crate::exec::{Exec, ExecAsk};
-use crate::lock;
 use crate::network::Traffic;
 use crate::record::Record;
 use crate::snapshots::ForkSource;
 use crate::spec::{SessionSpec, Storage};
-use crate::store::{SessionRow, StoreError};
+use crate::state::{EngineState, durability};
+use crate::store::SessionRow;
 use rules::{Phase, Request};
 
-/// Commands on their way to the driver.
+/// Commands that may wait for the driver.
 const COMMANDS: usize = 256;
 
 /// Cells that may wait in a session, and commands that may run in it.
@@ -64,7 +66,7 @@ pub const MAX_QUEUED: usize = 64;
 /// Connections that follow terminals or files of a session; a guest takes twice as many.
 const MAX_ATTACHED: usize = 32;
 
-/// What of a session changes.
+/// What changes in a session, as its driver publishes it.
 #[derive(Debug, Clone)]
 pub struct View {
     pub phase: Phase,
@@ -72,16 +74,19 @@ pub struct View {
     pub expires_ms: i64,
     pub ended_ms: Option<i64>,
     pub ended_because: Option<String>,
-    /// Executions that run, and that wait.
+    /// How many executions run, and how many wait.
     pub running: usize,
     pub queued: usize,
     pub execs: u64,
-    /// The execution after which it is what it is: the last to end in the foreground, or that which
-    /// it was taken back to.
+    /// The execution whose end state the session has now: the last one to end in the foreground, or the one that the
+    /// session was restored to.
     pub at: Option<String>,
-    /// What went wrong without ending anything, such as a full disk below the session's log.
+    /// Problems that ended nothing, such as a full disk below the session's log.
     pub warnings: Vec<String>,
 }
+
+/// Executions that are not yet safe in the database, by id.
+type LiveExecs = HashMap<String, Arc<Exec>>;
 
 /// The handle of a live session.
 #[derive(Debug)]
@@ -93,39 +98,37 @@ pub struct Session {
     pub created_ms: i64,
     pub record: Option<Record>,
     commands: mpsc::Sender<Command>,
-    /// Set to the reason once somebody wants it stopped; a channel of its own, because it must be
-    /// heard in every phase.
+    /// The reason, once a stop is requested. Any caller may set it. It is no command, because the driver must see it in
+    /// every phase.
     stop: watch::Sender<Option<String>>,
-    view: watch::Sender<View>,
-    sandbox: Mutex<Option<Arc<Sandbox>>>,
-    /// Why it could not be made, for whoever asked for it.
-    pub(crate) failure: Mutex<Option<EngineError>>,
-    /// Executions that are safe in the database and that the guest does not know to be so.
-    forgettable: Mutex<Vec<String>>,
-    /// What went out of it.
+    view: watch::Receiver<View>,
+    live: watch::Receiver<LiveExecs>,
+    /// Lends the sandbox; the driver opens and closes it.
+    sandbox: Arc<LeaseGate<Sandbox>>,
     pub(crate) traffic: Arc<Traffic>,
-    /// What is known of its artifacts directory; held while that is looked at.
-    artifacts: tokio::sync::Mutex<Memory>,
-    /// The last snapshot of its Python kernel, or that which it was made of.
-    base: Mutex<Option<u64>>,
-    /// Held while a checkpoint is taken: several executions may end at the same time.
-    checkpointing: tokio::sync::Mutex<()>,
-    /// Executions that are not yet safe in the database, by id.
-    live: Mutex<HashMap<String, Arc<Exec>>>,
-    /// Why the end of an execution could not be stored, while that is tried again.
-    unwritten: Mutex<Option<StoreError>>,
-    /// How many are at its terminals, or watch its files: it does not expire while somebody is.
+    /// How many connections follow its terminals or files: it does not expire meanwhile. An atomic, because each
+    /// connection counts itself, also when it is dropped. The driver only reads it.
     attached: AtomicUsize,
 }
 
-/// Somebody follows something in a session, for as long as this lives.
+/// What only the driver of a session has.
+#[derive(Debug)]
+pub(crate) struct SessionOwner {
+    session: Arc<Session>,
+    commands: mpsc::Receiver<Command>,
+    view: watch::Sender<View>,
+    live: watch::Sender<LiveExecs>,
+    failure: Option<oneshot::Sender<EngineError>>,
+}
+
+/// Marks a session as in use while a connection follows its terminals or files.
 #[derive(Debug)]
 pub(crate) struct InUse(Arc<Session>);
 
 impl Drop for InUse {
     fn drop(&mut self) {
         self.0.attached.fetch_sub(1, Ordering::Relaxed);
-        // Its time of being unused begins now.
+        // Its idle time begins now.
         let _ = self.0.used();
     }
 }
@@ -133,11 +136,12 @@ impl Drop for InUse {
 type Answer<T> = oneshot::Sender<Result<T, EngineError>>;
 
 #[derive(Debug)]
-pub(crate) enum Command {
+enum Command {
     Exec {
         ask: ExecAsk,
         answer: Answer<Arc<Exec>>,
     },
+    /// Answered with the number of executions that were interrupted.
     Interrupt {
         exec_id: Option<String>,
         answer: Answer<usize>,
@@ -146,35 +150,32 @@ pub(crate) enum Command {
         ttl_s: u64,
         answer: Answer<()>,
     },
-    /// It is used by something that is no execution.
+    /// The session is used by something other than an execution.
     Used,
-    /// Somebody needs its sandbox, within this quota.
+    /// Adds a warning to the view, unless it is there already.
+    Warn(String),
+    /// Answered with a lease of the sandbox. A hibernated session is woken, within this quota.
     Wake {
         quota: Quota,
-        answer: Answer<()>,
+        answer: Answer<SandboxLease>,
     },
-    /// Answered with what could not be kept.
+    /// Answered with a description of what could not be kept.
     Hibernate {
         force: bool,
         quota: Quota,
         answer: Answer<Vec<String>>,
     },
-    /// A snapshot for others to begin with: of now, or of what was after an execution.
-    ForkSource {
+    /// Answered with a snapshot from which other sessions begin: of the present state, or the checkpoint of an execution.
+    Fork {
         force: bool,
         from: Option<String>,
         answer: Answer<ForkSource>,
     },
-    /// Goes back to what was after an execution.
+    /// Restores the checkpoint of an execution.
     Restore {
         exec: String,
         answer: Answer<()>,
     },
-}
-
-/// What the driver holds of a session, besides the handle.
-pub(crate) struct Inbox {
-    pub(crate) commands: mpsc::Receiver<Command>,
 }
 
 impl Session {
@@ -183,11 +184,13 @@ impl Session {
         view: View,
         traffic: Arc<Traffic>,
         sessions_root: &std::path::Path,
-    ) -> (Arc<Session>, Inbox) {
+    ) -> (Arc<Session>, SessionOwner) {
         let SessionRow { id, tenant, key, spec, created_ms, .. } = row;
-        let (commands, inbox) = mpsc::channel(COMMANDS);
+        let (commands, received) = mpsc::channel(COMMANDS);
+        let (publish_view, view) = watch::channel(view);
+        let (publish_live, live) = watch::channel(LiveExecs::new());
         let record = (spec.storage == Storage::Bind).then(|| Record::of(sessions_root, &id));
-        let session = Session {
+        let session = Arc::new(Session {
             id,
             tenant,
             key,
@@ -196,19 +199,20 @@ impl Session {
             record,
             commands,
             stop: watch::Sender::new(None),
-            view: watch::Sender::new(view),
-            sandbox: Mutex::default(),
-            failure: Mutex::default(),
+            view,
+            live,
+            sandbox: LeaseGate::new(),
             traffic,
-            artifacts: tokio::sync::Mutex::default(),
-            base: Mutex::default(),
-            checkpointing: tokio::sync::Mutex::default(),
-            forgettable: Mutex::default(),
-            live: Mutex::default(),
-            unwritten: Mutex::default(),
             attached: AtomicUsize::new(0),
+        });
+        let owner = SessionOwner {
+            session: Arc::clone(&session),
+            commands: received,
+            view: publish_view,
+            live: publish_live,
+            failure: None,
         };
-        (Arc::new(session), Inbox { commands: inbox })
+        (session, owner)
     }
 
     #[must_use]
@@ -221,59 +225,58 @@ impl Session {
         self.view.borrow().phase
     }
 
-    /// Waits until it has been made, or could not be.
+    /// Waits until it has been created, or could not be.
     pub async fn settled(&self) -> View {
         self.wait_for(|view| match view.phase {
             Phase::Creating => false,
-            // Its end is published in two steps, and the second says why.
+            // Its end is published in two steps, and the second has the reason.
             phase if phase.is_over() => view.ended_ms.is_some(),
             _ => true,
         })
         .await
     }
 
-    /// Waits for its end, and until that is written down.
+    /// Waits until it has ended and its end is stored.
     pub async fn ended(&self) -> View {
         self.wait_for(|view| view.phase.is_over() && view.ended_ms.is_some()).await
     }
 
     async fn wait_for(&self, condition: impl FnMut(&View) -> bool) -> View {
-        let mut view = self.view.subscribe();
-        let seen = view.wait_for(condition).await;
-        // The sender is in `self`, so there is always something to wait for.
-        seen.map_or_else(|_| self.view(), |view| view.clone())
+        let mut view = self.view.clone();
+        let seen = view.wait_for(condition).await.map(|view| view.clone());
+        // An error means that this server leaves the session to the next one: nothing changes here any more.
+        seen.unwrap_or_else(|_| self.view())
     }
 
-    /// Accepts something to execute; it has been written down when this returns.
+    /// Accepts something to execute; it is stored when this returns.
     pub async fn exec(&self, ask: ExecAsk) -> Result<Arc<Exec>, EngineError> {
         self.allows(Request::Exec)?;
         self.ask(|answer| Command::Exec { ask, answer }).await
     }
 
-    /// Interrupts an execution, or everything that runs; says how many that were.
+    /// Interrupts one execution, or all that run. Returns how many were interrupted.
     pub async fn interrupt(&self, exec_id: Option<String>) -> Result<usize, EngineError> {
         self.allows(Request::Attend)?;
         self.ask(|answer| Command::Interrupt { exec_id, answer }).await
     }
 
-    /// Lets it live at least this long from now.
+    /// Extends its life to at least this long from now.
     pub async fn extend(&self, ttl_s: u64) -> Result<(), EngineError> {
         self.allows(Request::Extend)?;
         self.ask(|answer| Command::Extend { ttl_s, answer }).await
     }
 
-    /// Its sandbox; one that sleeps is woken for it.
-    pub(crate) async fn awake(&self, quota: Quota) -> Result<Arc<Sandbox>, EngineError> {
+    /// A lease of its sandbox; a hibernated session is woken.
+    pub(crate) async fn awake(&self, quota: Quota) -> Result<SandboxLease, EngineError> {
         self.settled().await;
-        if let Some(sandbox) = lock(&self.sandbox).clone() {
+        if let Some(sandbox) = self.sandbox.lease() {
             return Ok(sandbox);
         }
         self.allows(Request::Attend)?;
-        self.ask(|answer| Command::Wake { quota, answer }).await?;
-        self.sandbox()
+        self.ask(|answer| Command::Wake { quota, answer }).await
     }
 
-    /// Wakes one that sleeps. Of any other, the driver knows what to do.
+    /// Wakes a hibernated session. In any other phase the driver knows what to do.
     pub(crate) async fn awake_for_work(&self, quota: Quota) -> Result<(), EngineError> {
         match self.phase().is_away() {
             true => self.awake(quota).await.map(drop),
@@ -281,7 +284,7 @@ impl Session {
         }
     }
 
-    /// Makes files of it, until somebody needs it. Returns what could not be kept.
+    /// Writes the session to files and ends its sandbox. Returns a description of what could not be kept.
     pub(crate) async fn hibernate(
         &self,
         force: bool,
@@ -291,13 +294,13 @@ impl Session {
         self.ask(|answer| Command::Hibernate { force, quota, answer }).await
     }
 
-    pub(crate) async fn branch(
+    pub(crate) async fn fork(
         &self,
         force: bool,
         from: Option<String>,
     ) -> Result<ForkSource, EngineError> {
         self.allows(Request::Attend)?;
-        self.ask(|answer| Command::ForkSource { force, from, answer }).await
+        self.ask(|answer| Command::Fork { force, from, answer }).await
     }
 
     pub(crate) async fn restore(&self, exec: String) -> Result<(), EngineError> {
@@ -305,15 +308,15 @@ impl Session {
         self.ask(|answer| Command::Restore { exec, answer }).await
     }
 
-    /// Counts as use, from which its life is counted.
+    /// Tells the driver that the session is used, which extends its life.
     pub(crate) fn used(&self) -> Result<(), EngineError> {
         self.allows(Request::Extend)?;
-        // One that is too busy to hear of it is in use anyway.
+        // If the queue is full, the session is in use anyway.
         let _ = self.commands.try_send(Command::Used);
         Ok(())
     }
 
-    /// Somebody sits down at one of its terminals, or watches its files.
+    /// Marks the session as in use, for a connection to one of its terminals or to changes of its files.
     pub(crate) fn in_use(self: &Arc<Self>) -> Result<InUse, EngineError> {
         self.allows(Request::Extend)?;
         let before = self.attached.fetch_add(1, Ordering::Relaxed);
@@ -324,11 +327,11 @@ impl Session {
         Ok(in_use)
     }
 
-    pub(crate) fn is_attached(&self) -> bool {
+    fn is_attached(&self) -> bool {
         self.attached.load(Ordering::Relaxed) > 0
     }
 
-    /// Asks for its end; the first to ask gives the reason.
+    /// Requests its end; the first reason counts.
     pub fn stop(&self, because: &str) {
         self.stop.send_if_modified(|reason| {
             let first = reason.is_none();
@@ -339,7 +342,17 @@ impl Session {
         });
     }
 
-    /// Feeds an execution that takes input.
+    /// Adds a warning to its view, unless it is there already.
+    pub(crate) fn warn(&self, warning: String) {
+        if self.commands.try_send(Command::Warn(warning)).is_err() {
+            tracing::debug!(
+                session.id = self.id,
+                "a warning was dropped: the driver is busy or gone"
+            );
+        }
+    }
+
+    /// Sends standard input to an execution.
     pub async fn stdin(&self, exec_id: &str, bytes: &[u8], close: bool) -> Result<(), EngineError> {
         self.allows(Request::Attend)?;
         let sandbox = self.sandbox()?;
@@ -354,7 +367,7 @@ impl Session {
     ) -> Result<KernelVariables, EngineError> {
         self.allows(Request::Attend)?;
         match self.awake(quota).await?.kernel_state(language).await {
-            // It was never started, or is gone: there are no variables.
+            // It was never started, or it is gone: there are no variables.
             Err(RuntimeError::Refused(refusal))
                 if refusal.code == belljar_proto::guest::RefusalCode::NoKernel =>
             {
@@ -364,71 +377,36 @@ impl Session {
         }
     }
 
-    /// An execution that has not ended, or only just.
+    /// An execution that has not ended, or whose end is not yet stored.
     #[must_use]
     pub fn live_exec(&self, id: &str) -> Option<Arc<Exec>> {
-        lock(&self.live).get(id).cloned()
+        self.live.borrow().get(id).cloned()
     }
 
     #[must_use]
     pub fn live_execs(&self) -> Vec<Arc<Exec>> {
-        lock(&self.live).values().cloned().collect()
+        self.live.borrow().values().cloned().collect()
     }
 
-    /// Bytes that its sandbox holds.
+    /// Bytes of memory that its sandbox holds.
     #[must_use]
     pub fn memory_used(&self) -> Option<u64> {
-        self.sandbox().ok()?.memory_held()
+        self.sandbox.lease()?.memory_held()
     }
 
-    /// Ends a session whose driver is no more.
-    pub(crate) async fn mourn(&self, shared: &EngineState) {
-        let because = "an error in the server ended it";
-        let sandbox = lock(&self.sandbox).take();
-        if let Some(sandbox) = sandbox {
-            sandbox.kill();
-            // Whoever holds it last removes what is left of it, which may take a moment.
-            let _ = tokio::task::spawn_blocking(move || drop(sandbox)).await;
-        }
-        for exec in self.live_execs() {
-            exec.end(Status::Crashed, because);
-        }
-        let now = clock::now_ms();
-        self.write_end(shared, Phase::Failed, now, because).await;
-        self.publish_end(Phase::Failed, now, because);
-    }
-
-    async fn write_end(&self, shared: &EngineState, phase: Phase, now: i64, because: &str) {
-        let ended = Some((now, because.to_owned()));
-        let durability = durability(&self.spec);
-        if let Err(error) = shared.store.set_phase(&self.id, phase, ended, durability).await {
-            let id = &self.id;
-            tracing::error!(session.id = id, "failed to write down an end: {}", in_full(&error));
-        }
-    }
-
-    fn publish_end(&self, phase: Phase, now: i64, because: &str) {
-        self.view.send_modify(|view| {
-            view.phase = phase;
-            view.running = 0;
-            view.queued = 0;
-            view.ended_ms = Some(now);
-            view.ended_because = Some(because.to_owned());
-        });
+    /// A lease of the sandbox, if the session has one now.
+    pub(crate) fn sandbox(&self) -> Result<SandboxLease, EngineError> {
+        self.sandbox.lease().ok_or_else(|| {
+            let away = self.phase().is_away();
+            let refusal = if away { rules::Refusal::Resting } else { rules::Refusal::Ended };
+            EngineError::not_now(&self.id, refusal, None)
+        })
     }
 
     fn allows(&self, request: Request) -> Result<(), EngineError> {
         let view = self.view.borrow();
         rules::allows(view.phase, request)
             .map_err(|refusal| EngineError::not_now(&self.id, refusal, view.ended_because.clone()))
-    }
-
-    pub(crate) fn sandbox(&self) -> Result<Arc<Sandbox>, EngineError> {
-        lock(&self.sandbox).clone().ok_or_else(|| {
-            let away = self.phase().is_away();
-            let refusal = if away { rules::Refusal::Resting } else { rules::Refusal::Ended };
-            EngineError::not_now(&self.id, refusal, None)
-        })
     }
 
     async fn ask<T>(&self, command: impl FnOnce(Answer<T>) -> Command) -> Result<T, EngineError> {
@@ -440,4 +418,66 @@ impl Session {
         self.commands.send(command(sender)).await.map_err(|_| ended())?;
         receiver.await.map_err(|_| ended())?
     }
+
+    async fn store_end(&self, state: &EngineState, phase: Phase, now: i64, because: &str) {
+        let ended = Some((now, because.to_owned()));
+        let durability = durability(&self.spec);
+        if let Err(error) = state.store.set_phase(&self.id, phase, ended, durability).await {
+            let id = &self.id;
+            tracing::error!(session.id = id, "failed to store the end: {}", in_full(&error));
+        }
+    }
+}
+
+impl SessionOwner {
+    /// Receives the error if the session cannot be created.
+    pub(crate) fn on_failure(&mut self) -> oneshot::Receiver<EngineError> {
+        let (failure, receiver) = oneshot::channel();
+        self.failure = Some(failure);
+        receiver
+    }
+
+    /// What is needed to end the session if its driver panics.
+    pub(crate) fn after_panic(&self) -> AfterPanic {
+        AfterPanic { session: Arc::clone(&self.session), view: self.view.clone() }
+    }
+}
+
+/// Ends a session whose driver has panicked. Publishes nothing before that.
+pub(crate) struct AfterPanic {
+    session: Arc<Session>,
+    view: watch::Sender<View>,
+}
+
+impl AfterPanic {
+    pub(crate) async fn end(self, state: &EngineState) {
+        let because = "an error in the server ended it";
+        // A sandbox that the driver had taken out of the gate was killed when the panic dropped it.
+        if let Some(sandbox) = self.session.sandbox.take() {
+            sandbox.kill();
+            // The last reference removes what is left of it, which may block for a moment.
+            let _ = tokio::task::spawn_blocking(move || drop(sandbox)).await;
+        }
+        for exec in self.session.live_execs() {
+            exec.end(Status::Crashed, because);
+        }
+        let now = clock::now_ms();
+        self.session.store_end(state, Phase::Failed, now, because).await;
+        publish_end(&self.view, Phase::Failed, now, because);
+    }
+}
+
+fn publish_end(view: &watch::Sender<View>, phase: Phase, now: i64, because: &str) {
+    view.send_modify(|view| {
+        view.phase = phase;
+        view.running = 0;
+        view.queued = 0;
+        view.ended_ms = Some(now);
+        view.ended_because = Some(because.to_owned());
+    });
+}
+
+/// The warning for a session whose files take more than the limit, where that is not enforced.
+pub(crate) fn too_large_on_disk(limit: u64) -> String {
+    format!("its files on disk take more than {limit} bytes (BELLJAR_SESSION_SIZE)")
 }

@@ -1,4 +1,4 @@
-//! Takes a snapshot of a sandbox at rest, which goes on afterwards.
+//! Takes a snapshot of a sandbox in which nothing runs; it goes on afterwards.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -13,143 +13,181 @@ use bytes::BytesMut;
 use tokio::io::AsyncReadExt;
 use tokio::time::timeout;
 
-use super::session_snapshots::Draft;
-use super::{Manifest, SnapshotStore, Tally, too_large};
+use super::files::{self, Draft};
+use super::{Manifest, SnapshotFiles, SnapshotStore, Tally, too_large};
 use crate::blocking_writer::BlockingWriter;
 use crate::clock;
 use crate::error::{EngineError, in_full};
 
-/// What is taken from a pipe at once.
+/// Bytes that are read from the pipe at once.
 const PIECE: usize = 256 * 1024;
 
-/// What three files may take beyond their lengths: file systems take blocks ahead.
+/// What three files may take beyond their lengths: file systems allocate blocks ahead.
 const ROUNDING: u64 = 3 << 20;
 
-/// How long a worker may not give anything.
+/// How long the guest may not write to the pipe.
 const SILENCE: Duration = Duration::from_secs(60);
 
 /// How a snapshot is to be taken.
 #[derive(Debug)]
-pub(crate) struct Ask<'a> {
+pub(crate) struct CaptureRequest<'a> {
     pub(crate) session: &'a str,
     pub(crate) tenant: &'a str,
-    /// Those of the sandbox's places whose files are kept.
+    /// Those directories of the sandbox whose files are kept.
     pub(crate) places: &'a [&'a str],
     /// The most that it may add, in bytes.
     pub(crate) room: u64,
-    /// Leave out what cannot be kept, where it would otherwise be refused.
+    /// Leave out what cannot be kept, where the snapshot would otherwise be refused.
     pub(crate) force: bool,
     /// It must survive a power cut.
     pub(crate) sync: bool,
-    /// The execution that it comes after, as a checkpoint.
+    /// The execution whose checkpoint it is.
     pub(crate) exec: Option<&'a str>,
-    /// The last snapshot of its kernel, or that which it was made of: only what changed since is
-    /// written. Without one, all of it is.
+    /// The last snapshot of the kernel, or the one that it was restored from: only what changed since is written. Without one, all of
+    /// its memory is.
     pub(crate) before: Option<u64>,
-    /// A snapshot whose archive will do if the files are the same.
+    /// A snapshot whose archive is used again if the files are the same.
     pub(crate) same_files_as: Option<&'a Manifest>,
 }
 
-/// Takes it, or says what stands in the way.
+/// Takes a snapshot, or returns why there is none.
 pub(crate) async fn capture(
     store: &SnapshotStore,
     sandbox: &Sandbox,
-    ask: Ask<'_>,
+    request: CaptureRequest<'_>,
 ) -> Result<Manifest, EngineError> {
-    let (session, tenant) = (ask.session, ask.tenant);
-    let tally = match store.meter(tenant, ask.room) {
+    let (session, tenant) = (request.session, request.tenant);
+    let tally = match store.meter(tenant, request.room) {
         Ok(tally) => tally,
         Err(_) => {
-            // What was open when nobody needed it any more may not be by now.
-            let _ = store.of_session(session).sweep();
-            store.count(session, tenant);
-            store.meter(tenant, ask.room)?
+            // Files that were open when they were not needed any more may be closed by now.
+            let _ = store.of_session(session).run(SnapshotFiles::sweep).await;
+            store.count(session, tenant).await;
+            store.meter(tenant, request.room)?
         }
     };
-    let taken = take(store, sandbox, ask, &tally).await;
-    // Whatever became of it: what is there now is counted before the tally is given back.
-    store.count(session, tenant);
+    let taken = take(store, sandbox, &request, &tally).await;
+    // In any case, what exists now is counted before the tally is given back.
+    store.count(session, tenant).await;
     taken
 }
 
 async fn take(
     store: &SnapshotStore,
     sandbox: &Sandbox,
-    ask: Ask<'_>,
+    request: &CaptureRequest<'_>,
     tally: &Arc<Tally>,
 ) -> Result<Manifest, EngineError> {
-    let report = sandbox.quiescence().await.map_err(|error| unable(ask.session, error))?;
-    let mut gone = not_kept(&report, ask.force)
-        .map_err(|reasons| EngineError::NotAtRest { session: ask.session.to_owned(), reasons })?;
-    let snapshots = store.of_session(ask.session);
-    let before = ask.before.and_then(|id| snapshots.get(id));
-    let draft = snapshots.begin(store.next_id()).map_err(EngineError::KeepSnapshot)?;
+    let report = sandbox.quiescence().await.map_err(|error| unable(request.session, error))?;
+    let gone = not_kept(&report, request.force).map_err(|reasons| EngineError::NotAtRest {
+        session: request.session.to_owned(),
+        reasons,
+    })?;
+    let snapshots = store.of_session(request.session);
+    let draft = snapshots.begin(store.next_id()).await.map_err(EngineError::KeepSnapshot)?;
+    let filled = fill(store, sandbox, request, tally, &draft, &report).await;
+    let manifest = filled.and_then(|filled| filled.manifest(request, &report, gone, draft.id()));
+    let sync = request.sync;
+    let finishing = tokio::task::spawn_blocking(move || match manifest {
+        Ok(manifest) => draft.finish(manifest, sync).map_err(EngineError::KeepSnapshot),
+        Err(error) => {
+            draft.discard();
+            Err(error)
+        }
+    });
+    let panicked = |panic| Err(EngineError::KeepSnapshot(io::Error::other(panic)));
+    let manifest = finishing.await.unwrap_or_else(panicked)?;
+    // Blocks may be larger than what was written to them.
+    if manifest.bytes > request.room.saturating_add(ROUNDING) {
+        let id = manifest.id;
+        let _ = snapshots.run(move |files| files.forget(&[id])).await;
+        return Err(too_large(request.room));
+    }
+    Ok(manifest)
+}
 
-    let same = ask.same_files_as.filter(|last| last.fingerprint == report.files);
+/// What was written to a draft.
+struct Filled {
+    /// The kernel, if there was one and it could be kept.
+    frozen: Result<Option<Frozen>, EngineError>,
+    /// The number of the archive.
+    files: u64,
+}
+
+async fn fill(
+    store: &SnapshotStore,
+    sandbox: &Sandbox,
+    request: &CaptureRequest<'_>,
+    tally: &Arc<Tally>,
+    draft: &Draft,
+    report: &QuiescenceReport,
+) -> Result<Filled, EngineError> {
+    let same = request.same_files_as.filter(|last| last.fingerprint == report.files);
     let same = same.and_then(|last| last.files);
     let freezing = async {
         match report.kernels.contains(&Language::Python) {
-            true => freeze(store, sandbox, &draft, before.as_ref(), tally, &ask).await.map(Some),
+            true => freeze(store, sandbox, draft, tally, request).await.map(Some),
             false => Ok(None),
         }
     };
     let packing = async {
         match same {
             Some(files) => Ok(files),
-            None => pack(sandbox, &draft, ask.places, tally).await.map(|()| draft.id()),
+            None => pack(sandbox, draft, request.places, tally).await.map(|()| draft.id()),
         }
     };
     // Nothing runs that could change either meanwhile.
     let (frozen, packed) = tokio::join!(freezing, packing);
-    let files = Some(packed?);
-    for (language, reason) in &report.gone {
-        // A fresh kernel may be there instead, which has not told its owner yet.
-        if !gone.iter().any(|(known, _)| known == language) {
-            gone.push((*language, reason.clone()));
-        }
-    }
-    let mut lost = if ask.force { report.busy.clone() } else { Vec::new() };
-    let mut layers = None;
-    match frozen {
-        Ok(None) => {}
-        Ok(Some(frozen)) => {
-            layers = Some(frozen.layers);
-            lost.extend(frozen.lost);
-        }
-        // Not for want of room, and not because something was slow: then the variables could have been kept, and the
-        // session goes on with them.
-        Err(EngineError::NotKept { reasons, .. }) if ask.force => {
-            gone.push((Language::Python, format!("could not be kept: {}", reasons.join(", "))));
-        }
-        Err(EngineError::Freeze(error @ RuntimeError::MemorySnapshot(_))) if ask.force => {
-            gone.push((Language::Python, format!("could not be kept: {}", in_full(&error))));
-        }
-        Err(error) => return Err(error),
-    }
-    let manifest = Manifest {
-        id: draft.id(),
-        made_ms: clock::now_ms(),
-        exec: ask.exec.map(str::to_owned),
-        layers,
-        files,
-        fingerprint: report.files,
-        gone,
-        lost,
-        bytes: 0,
-    };
-    let sync = ask.sync;
-    let finishing = tokio::task::spawn_blocking(move || draft.finish(manifest, sync));
-    let finished = finishing.await.unwrap_or_else(|panic| Err(io::Error::other(panic)));
-    let manifest = finished.map_err(EngineError::KeepSnapshot)?;
-    // Blocks may be larger than what was written to them.
-    if manifest.bytes > ask.room.saturating_add(ROUNDING) {
-        let _ = snapshots.forget(&[manifest.id]);
-        return Err(too_large(ask.room));
-    }
-    Ok(manifest)
+    Ok(Filled { frozen, files: packed? })
 }
 
-/// What will be missing in the snapshot; or, unless that is all right, why there is none.
+impl Filled {
+    fn manifest(
+        self,
+        request: &CaptureRequest<'_>,
+        report: &QuiescenceReport,
+        mut gone: Vec<(Language, String)>,
+        id: u64,
+    ) -> Result<Manifest, EngineError> {
+        for (language, reason) in &report.gone {
+            // There may be a new kernel instead, which has not reported the loss yet.
+            if !gone.iter().any(|(known, _)| known == language) {
+                gone.push((*language, reason.clone()));
+            }
+        }
+        let mut lost = if request.force { report.busy.clone() } else { Vec::new() };
+        let mut layers = None;
+        match self.frozen {
+            Ok(None) => {}
+            Ok(Some(frozen)) => {
+                layers = Some(frozen.layers);
+                lost.extend(frozen.lost);
+            }
+            // With `force`, only a kernel that can never be written is given up. If there was no room, or something was slow, the
+            // session goes on with its variables.
+            Err(EngineError::NotKept { reasons, .. }) if request.force => {
+                gone.push((Language::Python, format!("could not be kept: {}", reasons.join(", "))));
+            }
+            Err(EngineError::Freeze(error @ RuntimeError::MemorySnapshot(_))) if request.force => {
+                gone.push((Language::Python, format!("could not be kept: {}", in_full(&error))));
+            }
+            Err(error) => return Err(error),
+        }
+        Ok(Manifest {
+            id,
+            made_ms: clock::now_ms(),
+            exec: request.exec.map(str::to_owned),
+            layers,
+            files: Some(self.files),
+            fingerprint: report.files,
+            gone,
+            lost,
+            bytes: 0,
+        })
+    }
+}
+
+/// The kernels that will be missing in the snapshot; or, without `force`, the reasons why there is none.
 fn not_kept(
     report: &QuiescenceReport,
     force: bool,
@@ -175,17 +213,21 @@ struct Frozen {
     lost: Vec<String>,
 }
 
-/// Writes the Python kernel down.
+/// Writes the Python kernel to the draft.
 async fn freeze(
     store: &SnapshotStore,
     sandbox: &Sandbox,
     draft: &Draft,
-    before: Option<&Manifest>,
     tally: &Arc<Tally>,
-    ask: &Ask<'_>,
+    request: &CaptureRequest<'_>,
 ) -> Result<Frozen, EngineError> {
-    let snapshots = store.of_session(ask.session);
-    let before = before.and_then(|last| snapshots.kernel(last).ok().flatten());
+    let snapshots = store.of_session(request.session);
+    let last = request.before;
+    let open_last = move |files: &SnapshotFiles| {
+        let last = last.and_then(|id| files.get(id));
+        Ok(last.and_then(|last| files.kernel(&last).ok().flatten()))
+    };
+    let before = snapshots.run(open_last).await.map_err(EngineError::KeepSnapshot)?;
     let (pages, index) = (draft.path("pages"), draft.path("index"));
     let commons = store.commons();
     let how = FreezeRequest {
@@ -195,34 +237,39 @@ async fn freeze(
         before: before.as_ref(),
         commons: &commons,
         meter: Arc::clone(tally) as Arc<dyn Meter>,
-        force: ask.force,
+        force: request.force,
     };
     let report = sandbox.freeze(&how).await.map_err(|error| match (error, tally.refusal()) {
         (RuntimeError::NoRoom, Some(refusal)) => refusal,
         (RuntimeError::Keep(cause), _) => EngineError::KeepSnapshot(cause),
-        (error, _) => unable(ask.session, error),
+        (error, _) => unable(request.session, error),
     })?;
     if !report.refused.is_empty() {
-        let (session, reasons) = (ask.session.to_owned(), report.refused);
-        return Err(match report.entirely || ask.force {
+        let (session, reasons) = (request.session.to_owned(), report.refused);
+        return Err(match report.entirely || request.force {
             true => EngineError::NotKept { session, reasons },
             false => EngineError::NotAtRest { session, reasons },
         });
     }
-    for id in &report.layers {
-        snapshots.require_layer(*id, &commons).map_err(EngineError::KeepSnapshot)?;
-    }
+    let layers = report.layers.clone();
+    let require = move |files: &SnapshotFiles| {
+        layers.iter().try_for_each(|id| files.require_layer(*id, &commons))
+    };
+    snapshots.run(require).await.map_err(EngineError::KeepSnapshot)?;
     Ok(Frozen { layers: report.layers, lost: report.lost })
 }
 
-/// Brings the files into the draft's archive.
+/// Writes the files to the draft's archive.
 async fn pack(
     sandbox: &Sandbox,
     draft: &Draft,
     places: &[&str],
     tally: &Tally,
 ) -> Result<(), EngineError> {
-    let file = draft.create("files").map_err(EngineError::KeepSnapshot)?;
+    let path = draft.path("files");
+    let creating = tokio::task::spawn_blocking(move || files::create(&path));
+    let created = creating.await.unwrap_or_else(|panic| Err(io::Error::other(panic)));
+    let file = created.map_err(EngineError::KeepSnapshot)?;
     let (job, pipe) = sandbox.keep_files(places).await.map_err(EngineError::Files)?;
     let written = receive(pipe, file, tally).await;
     let packed = sandbox.finish(job).await.map_err(EngineError::Files);
@@ -242,7 +289,7 @@ async fn receive(mut pipe: GuestPipe, file: File, tally: &Tally) -> Result<(), E
             break;
         }
         if !tally.take(read as u64) {
-            return Err(tally.refusal().unwrap_or(EngineError::PicturesFull));
+            return Err(tally.refusal().unwrap_or(EngineError::SnapshotsFull));
         }
         if !incoming.write(buffer.split().freeze()).await {
             break;
@@ -251,13 +298,13 @@ async fn receive(mut pipe: GuestPipe, file: File, tally: &Tally) -> Result<(), E
     incoming.finish().await.map(drop).map_err(EngineError::KeepSnapshot)
 }
 
-/// Why no snapshot of this sandbox can be taken, or not now.
+/// The error for a guest that refuses a snapshot.
 fn unable(session: &str, error: RuntimeError) -> EngineError {
     let not_now =
         |reason| EngineError::NotAtRest { session: session.to_owned(), reasons: vec![reason] };
     match &error {
         RuntimeError::Refused(refusal) => match refusal.code {
-            // No file passes in or out, ever.
+            // No file passes in or out of this sandbox, ever.
             RefusalCode::NoDescriptors => EngineError::Files(error),
             RefusalCode::Busy | RefusalCode::NoKernel | RefusalCode::Invalid => {
                 not_now(refusal.message.clone())

@@ -1,22 +1,22 @@
-//! Sessions as files: what one that sleeps, branches or can be taken back is made of again.
+//! Snapshots: sessions as files, from which sessions are restored, forked and woken.
 //!
 //! ```text
-//! FROZEN/<session id>/           the snapshots of one session
-//!     ID.json                    a snapshot: what belongs to it, written last
+//! SNAPSHOTS/<session id>/        the snapshots of one session
+//!     ID.json                    the manifest of a snapshot, written last
 //!     ID.index, ID.pages         its Python kernel: an index, and a layer of memory
-//!     ID.files                   an archive of its files, which nobody but a guest looks into
+//!     ID.files                   an archive of its files, which only a guest unpacks
 //! ```
 //!
-//! A snapshot is there when its `ID.json` is. Its layers may be those of earlier snapshots; a file that
-//! no snapshot speaks of is removed. Albums that share something have hard links to it, so each can be
-//! removed without a thought for the others. Kernels have layers open for reading: one that is open somewhere
-//! stays in its snapshots, and is counted ([`books`]), until it is not or the session ends.
+//! A snapshot exists if its `ID.json` does. Its layers may belong to earlier snapshots; a file that no manifest refers to is removed.
+//! Sessions that share a file have hard links to it, so that each can be removed on its own. Kernels have layers open for reading: one
+//! that is open somewhere stays in its directory, and is counted ([`disk_usage`]), until it is closed or the session ends.
 //!
-//! [`snapshots`] keeps them, [`capture`] takes one of a sandbox at rest, [`revive`] makes a fresh sandbox
-//! into what one shows.
+//! [`files`] reads and writes these directories and blocks; [`SessionSnapshots`] does the same for async code. [`capture`] takes a
+//! snapshot of a sandbox, [`revive`] restores one into a fresh sandbox.
 
 mod capture;
 mod disk_usage;
+mod files;
 mod revive;
 mod session_snapshots;
 
@@ -25,47 +25,50 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-pub(crate) use capture::{Ask, capture};
+pub(crate) use capture::{CaptureRequest, capture};
+pub(crate) use files::{Manifest, SnapshotFiles};
 pub(crate) use revive::revive;
-pub(crate) use session_snapshots::{ForkSource, Manifest, SessionSnapshots};
+pub(crate) use session_snapshots::{ForkSource, SessionSnapshots};
 
-use disk_usage::{Most, SnapshotUsage, Tally};
+use disk_usage::{SnapshotUsage, Tally, UsageLimits};
 
 use crate::clock;
 use crate::error::EngineError;
 
-/// The name of a directory that is no snapshots.
+/// The directory of layers that sessions share.
 const COMMONS: &str = "commons";
 
 /// Where snapshots are kept, and how much of them.
 #[derive(Debug, Clone)]
 pub struct SnapshotConfig {
     pub directory: PathBuf,
-    /// Bytes of all of them together; none: no limit.
+    /// The most bytes of all of them together; `None` is no limit.
     pub total_bytes: Option<u64>,
-    /// Bytes of those of a tenant; none: no limit.
+    /// The most bytes of those of a tenant; `None` is no limit.
     pub tenant_bytes: Option<u64>,
-    /// Sleeping sessions of a tenant whose key has no limit of its own; none: no limit.
+    /// Hibernated sessions of a tenant whose key has no limit of its own; `None` is no limit.
     pub tenant_sleeping: Option<u64>,
-    /// After how long without use a session is put to sleep; none: only if somebody asks.
+    /// How long a session must be idle to be hibernated; `None` means only on request.
     pub hibernate_after: Option<std::time::Duration>,
 }
 
-/// The snapshots of all sessions.
-#[derive(Debug)]
+/// The snapshots of all sessions. Copies share everything.
+#[derive(Debug, Clone)]
 pub(crate) struct SnapshotStore {
-    config: SnapshotConfig,
-    /// Numbers of snapshots grow, across restarts as well, and no two sessions have the same: a
-    /// branch goes on with the layers of another.
-    last: AtomicU64,
-    books: SnapshotUsage,
+    config: Arc<SnapshotConfig>,
+    /// The last id given. Ids grow, also across restarts, and are unique among all sessions: a fork uses the layers of another
+    /// session.
+    last: Arc<AtomicU64>,
+    usage: SnapshotUsage,
 }
 
 impl SnapshotStore {
+    /// Opens the directory. Blocks; to be called at the start.
     pub(crate) fn open(config: SnapshotConfig) -> io::Result<SnapshotStore> {
-        session_snapshots::make_directory(&config.directory)?;
-        let most = Most { total: config.total_bytes, tenant: config.tenant_bytes };
-        Ok(SnapshotStore { config, last: AtomicU64::new(0), books: SnapshotUsage::new(most) })
+        files::make_directory(&config.directory)?;
+        let limits = UsageLimits { total: config.total_bytes, tenant: config.tenant_bytes };
+        let usage = SnapshotUsage::new(limits);
+        Ok(SnapshotStore { config: Arc::new(config), last: Arc::default(), usage })
     }
 
     pub(crate) fn config(&self) -> &SnapshotConfig {
@@ -73,15 +76,19 @@ impl SnapshotStore {
     }
 
     pub(crate) fn of_session(&self, session: &str) -> SessionSnapshots {
-        SessionSnapshots::new(self.config.directory.join(session))
+        SessionSnapshots::new(self.files_of(session))
     }
 
-    /// Where layers are that snapshots of many sessions share; the snapshots of one session has a link to those it needs.
-    pub(super) fn commons(&self) -> PathBuf {
+    fn files_of(&self, session: &str) -> SnapshotFiles {
+        SnapshotFiles::new(self.config.directory.join(session))
+    }
+
+    /// Layers that snapshots of many sessions share; a session has links to those that it needs.
+    fn commons(&self) -> PathBuf {
         self.config.directory.join(COMMONS)
     }
 
-    /// A number that no snapshot has.
+    /// An id that no snapshot has.
     pub(crate) fn next_id(&self) -> u64 {
         let now = u64::try_from(clock::now_ms()).unwrap_or(0).saturating_mul(1000);
         let next = |last: u64| Some(now.max(last + 1));
@@ -91,51 +98,60 @@ impl SnapshotStore {
 
     /// Counts a snapshot while it is taken; refused if there is no room for any.
     fn meter(&self, tenant: &str, room: u64) -> Result<Arc<Tally>, EngineError> {
-        self.books.meter(tenant, room)
+        self.usage.meter(tenant, room)
     }
 
-    /// Counts what a session's snapshots holds now.
-    pub(crate) fn count(&self, session: &str, tenant: &str) {
-        self.books.set(session, tenant, self.of_session(session).files());
+    /// Counts what the snapshots of a session take now.
+    pub(crate) async fn count(&self, session: &str, tenant: &str) {
+        if let Ok(files) = self.of_session(session).run(|files| Ok(files.on_disk())).await {
+            self.usage.set(session, tenant, files);
+        }
     }
 
-    /// The session has ended, and nobody needs its snapshots.
-    pub(crate) fn remove(&self, session: &str) {
-        let snapshots = self.of_session(session);
-        if let Err(error) = snapshots.remove() {
+    /// Removes the snapshots of a session that has ended.
+    pub(crate) async fn remove(&self, session: &str) {
+        if let Err(error) = self.of_session(session).run(SnapshotFiles::remove).await {
             tracing::warn!(session.id = session, "failed to remove its snapshots: {error}");
         }
-        self.books.remove(session);
+        self.usage.remove(session);
     }
 
-    /// Removes what an earlier server left unfinished, and everything of sessions that are not
-    /// among these (id and tenant). To be called before anybody takes snapshots.
-    pub(crate) fn tidy(&self, sessions: &[(String, String)]) -> io::Result<()> {
+    /// Removes what an earlier server left unfinished, and the snapshots of all sessions but these (id and tenant). To be called before
+    /// any snapshot is taken.
+    pub(crate) async fn tidy(&self, sessions: Vec<(String, String)>) -> io::Result<()> {
+        let store = self.clone();
+        let tidying = tokio::task::spawn_blocking(move || store.tidy_blocking(&sessions));
+        tidying.await.unwrap_or_else(|panic| Err(io::Error::other(panic)))
+    }
+
+    fn tidy_blocking(&self, sessions: &[(String, String)]) -> io::Result<()> {
         for entry in std::fs::read_dir(&self.config.directory)? {
             let Ok(name) = entry?.file_name().into_string() else { continue };
+            let files = self.files_of(&name);
             if name == COMMONS {
-                // Albums have links to what they need; those that we need we make anew.
+                // Sessions have links to the layers that they need; new ones are made when they are needed.
                 std::fs::remove_dir_all(self.commons())?;
             } else if let Some((_, tenant)) = sessions.iter().find(|(id, _)| *id == name) {
-                if let Err(error) = self.of_session(&name).sweep() {
+                if let Err(error) = files.sweep() {
                     tracing::warn!(session.id = name, "failed to tidy up its snapshots: {error}");
                 }
-                self.count(&name, tenant);
-            } else {
-                self.remove(&name);
+                self.usage.set(&name, tenant, files.on_disk());
+            } else if let Err(error) = files.remove() {
+                tracing::warn!(session.id = name, "failed to remove its snapshots: {error}");
             }
         }
         Ok(())
     }
 
-    /// A snapshot of a session that is to become others: it stays for as long as this is held.
-    pub(crate) fn branch(
+    /// A copy of a snapshot from which other sessions begin. It exists as long as this is held.
+    pub(crate) async fn fork_source(
         &self,
         snapshots: &SessionSnapshots,
         manifest: &Manifest,
     ) -> io::Result<ForkSource> {
-        let name = format!("branch_{}", self.next_id());
-        ForkSource::of(self.of_session(&name), snapshots, manifest)
+        let own = self.files_of(&format!("fork_{}", self.next_id()));
+        let manifest = manifest.clone();
+        snapshots.run(move |files| ForkSource::new(own, files, manifest)).await
     }
 }
 

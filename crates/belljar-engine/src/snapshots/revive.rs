@@ -1,4 +1,4 @@
-//! Makes a fresh sandbox into what a snapshot shows.
+//! Restores a snapshot into a fresh sandbox.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -12,59 +12,56 @@ use tokio::time::timeout;
 use super::{Manifest, SessionSnapshots};
 use crate::error::{EngineError, in_full};
 
-/// What is given to a pipe at once.
+/// Bytes that are written to the pipe at once.
 const PIECE: usize = 256 * 1024;
 
-/// How long a worker may not take anything.
+/// How long the guest may not read from the pipe.
 const SILENCE: Duration = Duration::from_secs(60);
 
-/// Brings the files, then the kernel, which may have some of them open. A kernel that cannot be
-/// brought back is an error if `strictly`; otherwise the next cell says that it is gone, and why.
+/// Restores the files, then the kernel, which may have some of them open. If the kernel cannot be restored, that is an error if it is
+/// required; otherwise the next cell reports that it is gone, and why.
 pub(crate) async fn revive(
     sandbox: &Sandbox,
     snapshots: &SessionSnapshots,
     manifest: &Manifest,
-    strictly: bool,
+    kernel_required: bool,
 ) -> Result<(), EngineError> {
-    if let Some(archive) = snapshots.archive(manifest).map_err(EngineError::KeepSnapshot)? {
+    let archive = snapshots.archive(manifest).await.map_err(EngineError::KeepSnapshot)?;
+    if let Some(archive) = archive {
         let (job, pipe) = sandbox.bring_files().await.map_err(EngineError::Files)?;
         let sent = send(archive, pipe).await;
-        // Whoever unpacks knows better what is wrong.
+        // The error of the guest, which unpacks, is the better one.
         sandbox.finish(job).await.map_err(EngineError::Files)?;
         sent?;
     }
     let mut gone = manifest.gone.clone();
-    if let Some(reason) = thaw(sandbox, snapshots, manifest, strictly).await? {
+    if let Some(reason) = thaw(sandbox, snapshots, manifest, kernel_required).await? {
         gone.push((Language::Python, reason));
     }
     for (language, reason) in &gone {
-        let told = sandbox.lose_kernel(*language, reason).await;
-        told.map_err(EngineError::Thaw)?;
+        let noted = sandbox.lose_kernel(*language, reason).await;
+        noted.map_err(EngineError::Thaw)?;
     }
     Ok(())
 }
 
-/// Brings the kernel back; or says what became of it, with a fresh one in its place.
+/// Restores the kernel. If that fails and it is not required, starts a new one and returns the reason.
 async fn thaw(
     sandbox: &Sandbox,
     snapshots: &SessionSnapshots,
     manifest: &Manifest,
-    strictly: bool,
+    kernel_required: bool,
 ) -> Result<Option<String>, EngineError> {
-    let snapshot = match snapshots.kernel(manifest) {
+    let thawed = match snapshots.kernel(manifest).await {
         Ok(None) => return Ok(None),
-        Ok(Some(snapshot)) => Ok(snapshot),
+        Ok(Some(kernel)) => sandbox.thaw(&kernel).await.map_err(EngineError::Thaw),
         Err(error) => Err(EngineError::KeepSnapshot(error)),
     };
-    let thawed = match snapshot {
-        Ok(snapshot) => sandbox.thaw(&snapshot).await.map_err(EngineError::Thaw),
-        Err(error) => Err(error),
-    };
     match thawed {
-        // What it lacks it was told to do without when it was written down.
+        // What it lacks was left out when the snapshot was taken.
         Ok(_) => Ok(None),
         Err(error @ EngineError::Thaw(RuntimeError::Gone)) => Err(error),
-        Err(error) if strictly => Err(error),
+        Err(error) if kernel_required => Err(error),
         Err(error) => {
             let started = sandbox.start_kernel(Language::Python).await;
             started.map_err(EngineError::StartKernel)?;
@@ -73,19 +70,32 @@ async fn thaw(
     }
 }
 
-async fn send(mut archive: File, mut pipe: GuestPipe) -> Result<(), EngineError> {
-    let mut buffer = vec![0; PIECE];
+async fn send(archive: File, mut pipe: GuestPipe) -> Result<(), EngineError> {
+    let (mut archive, mut buffer) = (archive, vec![0; PIECE]);
     loop {
-        // From our own disk, and read ahead: not worth a thread.
-        let read = match archive.read(&mut buffer) {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            read => read.map_err(EngineError::KeepSnapshot)?,
-        };
+        let reading = tokio::task::spawn_blocking(move || {
+            let read = read(&mut archive, &mut buffer);
+            (archive, buffer, read)
+        });
+        let done =
+            reading.await.map_err(|panic| EngineError::KeepSnapshot(io::Error::other(panic)));
+        let read;
+        (archive, buffer, read) = done?;
+        let read = read.map_err(EngineError::KeepSnapshot)?;
         if read == 0 {
             return Ok(());
         }
         let silent = || EngineError::Files(RuntimeError::TimedOut(SILENCE.as_secs()));
         let sent = timeout(SILENCE, pipe.write_all(&buffer[..read])).await;
         sent.map_err(|_| silent())?.map_err(EngineError::WriteInside)?;
+    }
+}
+
+fn read(archive: &mut File, buffer: &mut [u8]) -> io::Result<usize> {
+    loop {
+        match archive.read(buffer) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            read => return read,
+        }
     }
 }

@@ -6,111 +6,125 @@ use std::time::Duration;
 use belljar_proto::exec::Status;
 use belljar_proto::guest::KernelVariables;
 use belljar_runtime::Sandbox;
+use tokio::time::timeout;
 
-use super::Driver;
-use super::metadata_files::{snapshot, write_state};
-use super::sleep::Aside;
+use super::chores::{store_variables, write_variables};
+use super::serve::ServeEnd;
+use super::{Driver, SandboxLease};
 use crate::clock;
-use crate::engine::durability;
 use crate::error::in_full;
 use crate::exec::Exec;
 use crate::exec::outcome::{end_of_lost, ran_out_of_memory};
-use crate::lock;
+use crate::rules::{self, Happening, Phase};
 use crate::session::perform::Performed;
-use crate::session::rules::{self, Happening, Phase};
+use crate::session::publish_end;
+use crate::state::durability;
 
-/// The last snapshot, on the way to the end, is not waited for any longer.
-const LAST_SNAPSHOT: Duration = Duration::from_secs(2);
+/// How long the variables may take to be written when a session is stopped.
+const LAST_VARIABLES: Duration = Duration::from_secs(2);
 
-/// Why a session is to end.
-pub(super) enum Why {
-    Stop(String),
-    SandboxLost,
-    /// The server ends; the sandbox stays for its successor.
-    Left,
-    /// It does not: something is to be done with it while it rests.
-    Aside(Aside),
-}
+/// How long leases may delay the end of a session. Its sandbox is killed by then, so calls that use it fail at once; what
+/// remains are clients that do not read their answer.
+const LEASE_PATIENCE: Duration = Duration::from_secs(1);
+
+/// How long chores may delay leaving the session to the next server.
+const CHORE_PATIENCE: Duration = Duration::from_secs(2);
 
 impl Driver {
-    pub(super) async fn end(&mut self, sandbox: Arc<Sandbox>, why: Why) {
-        let (phase, because) = match why {
-            Why::Left | Why::Aside(_) => return self.leave(sandbox).await,
-            Why::Stop(because) => {
-                self.happen(Happening::StopAsked);
-                self.republish();
-                let id = &self.session.id;
-                let durability = durability(&self.session.spec);
-                let written =
-                    self.shared.store.set_phase(id, Phase::Stopping, None, durability).await;
-                if let Err(error) = written {
-                    // It ends all the same: whoever asked wants its resources back.
-                    tracing::error!(session.id = id, "failed to write down: {}", in_full(&error));
-                }
-                if self.session.record.is_some() && !self.works() {
-                    let taking = snapshot(Arc::clone(&self.session), Arc::clone(&sandbox));
-                    let _ = tokio::time::timeout(LAST_SNAPSHOT, taking).await;
-                }
+    pub(super) async fn end(&mut self, sandbox: SandboxLease, end: ServeEnd) {
+        let (phase, because) = match end {
+            ServeEnd::ServerLeaving | ServeEnd::Quiescent(_) => return self.leave().await,
+            ServeEnd::Stop(because) => {
+                self.begin_stop(&sandbox).await;
                 (Phase::Stopped, because)
             }
-            Why::SandboxLost => {
+            ServeEnd::SandboxLost => {
                 let oom = ran_out_of_memory(&sandbox).await;
                 let because = if oom { "it ran out of memory" } else { "its sandbox ended" };
                 // Its variables are gone with it.
-                write_state(Arc::clone(&self.session), KernelVariables::default()).await;
+                store_variables(&self.session, KernelVariables::default()).await;
                 (Phase::Failed, because.to_owned())
             }
         };
         self.end_execs(&sandbox, phase, &because).await;
-        *lock(&self.session.sandbox) = None;
-        self.shared.usage.close(&self.session.id, &self.session.tenant, &sandbox);
-        match Arc::try_unwrap(sandbox) {
-            Ok(sandbox) => sandbox.destroy().await,
-            // Somebody is still asking it something; its end is theirs.
-            Err(shared) => {
-                shared.kill();
-                drop(shared);
-            }
-        }
+        self.state.usage.close(&self.session.id, &self.session.tenant, &sandbox);
+        self.destroy(sandbox).await;
         let happening = match phase {
             Phase::Stopped => Happening::SandboxGone,
             _ => Happening::SandboxLost,
         };
         self.over(happening, &because).await;
-        self.write_metadata();
+        self.write_last_metadata().await;
     }
 
-    /// Ends the executions of a session that will not come back.
-    pub(super) async fn finish_unfinished(&mut self, because: &str) {
-        let Ok(rows) = self.shared.store.unfinished_execs(&self.session.id).await else { return };
+    async fn begin_stop(&mut self, sandbox: &Sandbox) {
+        self.apply(Happening::StopAsked);
+        self.publish();
+        let (id, durability) = (&self.session.id, durability(&self.session.spec));
+        let stored = self.state.store.set_phase(id, Phase::Stopping, None, durability).await;
+        if let Err(error) = stored {
+            // It ends all the same: the caller wants its resources back.
+            tracing::error!(session.id = id, "failed to store the phase: {}", in_full(&error));
+        }
+        if self.session.record.is_some() && !self.works() {
+            let _ = timeout(LAST_VARIABLES, write_variables(&self.session, sandbox)).await;
+        }
+    }
+
+    /// Destroys the sandbox when its leases are returned. One that stays out does not delay the session's end: the sandbox is
+    /// dead, and what is left of it is removed later.
+    async fn destroy(&mut self, sandbox: SandboxLease) {
+        let gate = Arc::clone(&self.session.sandbox);
+        gate.close();
+        sandbox.kill();
+        drop(sandbox);
+        self.spillers.shutdown().await;
+        match timeout(LEASE_PATIENCE, gate.returned()).await {
+            Ok(Some(sandbox)) => sandbox.destroy().await,
+            Ok(None) => {}
+            Err(_) => {
+                let id = self.session.id.clone();
+                tracing::warn!(session.id = id, "a request still uses the sandbox of session {id}");
+                tokio::spawn(async move {
+                    if let Some(sandbox) = gate.returned().await {
+                        sandbox.destroy().await;
+                    }
+                });
+            }
+        }
+    }
+
+    /// Ends the stored executions of a session whose sandbox is gone for good.
+    pub(super) async fn end_unfinished_execs(&mut self, because: &str) {
+        let Ok(rows) = self.state.store.unfinished_execs(&self.session.id).await else { return };
         for row in rows {
-            self.inherited.push(row.id.clone());
+            self.inherited.insert(row.id.clone());
             let exec = Exec::new(row.id, row.number, row.request, row.code.into(), row.accepted_ms);
             exec.end(Status::Crashed, &format!("the sandbox was lost: {because}"));
             self.settle(None, Arc::new(exec));
         }
-        while self.settling.join_next().await.is_some() {}
+        self.all_settled().await;
     }
 
-    /// Writes down that the session has ended, gives its room back, and publishes it: in this order,
-    /// so that whoever hears of it can have a new one with the same key, in the same place.
+    /// Stores that the session has ended, gives its room back and publishes its end: in this order, so that a client that sees the
+    /// end can create a session with the same key, in the same room.
     pub(super) async fn over(&mut self, happening: Happening, because: &str) {
         let now = clock::now_ms();
         let id = &self.session.id;
-        let phase = rules::next(self.session.phase(), happening).unwrap_or_else(|| {
-            let phase = self.session.phase().name();
+        let phase = rules::next(self.phase(), happening).unwrap_or_else(|| {
+            let phase = self.phase().name();
             tracing::error!(session.id = id, "{happening:?} happened to a session that is {phase}");
             Phase::Failed
         });
-        self.session.write_end(&self.shared, phase, now, because).await;
+        self.session.store_end(&self.state, phase, now, because).await;
         tracing::info!(session.id = id, "session {id} {}: {because}", phase.name());
         (self.reservation, self.sleeping) = (None, None);
-        self.shared.snapshot_store.remove(id);
-        self.session.publish_end(phase, now, because);
+        self.state.snapshot_store.remove(id).await;
+        publish_end(&self.view, phase, now, because);
     }
 
-    /// Gives everything that runs or waits an end that says why.
-    async fn end_execs(&mut self, sandbox: &Arc<Sandbox>, phase: Phase, because: &str) {
+    /// Ends every execution that runs or waits, with a reason.
+    async fn end_execs(&mut self, sandbox: &Sandbox, phase: Phase, because: &str) {
         let (status, reason) = match phase {
             Phase::Stopped => (Status::Interrupted, format!("the session was ended: {because}")),
             _ => {
@@ -123,34 +137,30 @@ impl Driver {
             exec.end(status, &reason);
         }
         self.lanes.clear();
+        self.aftermath.close().await;
         while let Some(performed) = self.performing.join_next().await {
-            if let Ok((exec, performed)) = performed
-                && !matches!(performed, Performed::Never)
-            {
-                self.settle(None, exec);
+            if let Ok((exec, Performed::Never)) = performed {
+                self.live.send_modify(|live| drop(live.remove(&exec.id)));
             }
         }
-        // Those whose performer had returned already when the sandbox was found to be lost.
-        let settling_later = self.session.live_execs();
-        while self.settling.join_next().await.is_some() {}
-        for exec in settling_later {
-            if self.session.live_exec(&exec.id).is_some() {
-                self.settle(None, exec);
-            }
+        // Those whose end was being stored already; then all others.
+        self.all_settled().await;
+        for exec in self.session.live_execs() {
+            self.settle(None, exec);
         }
-        while self.settling.join_next().await.is_some() {}
+        self.all_settled().await;
     }
 
     /// The server ends and the session does not: what runs goes on in the sandbox.
-    async fn leave(&mut self, sandbox: Arc<Sandbox>) {
-        while self.settling.join_next().await.is_some() {}
-        self.performing.abort_all();
-        while self.performing.join_next().await.is_some() {}
-        *lock(&self.session.sandbox) = None;
-        self.shared.usage.close(&self.session.id, &self.session.tenant, &sandbox);
-        match Arc::try_unwrap(sandbox) {
-            Ok(sandbox) => sandbox.leave(),
-            Err(shared) => std::mem::forget(shared),
-        }
+    async fn leave(&mut self) {
+        self.all_settled().await;
+        let _ = timeout(CHORE_PATIENCE, async { while self.chores.join_next().await.is_some() {} })
+            .await;
+        self.performing.shutdown().await;
+        self.aftermath.running.shutdown().await;
+        let Some(sandbox) = self.session.sandbox.take() else { return };
+        self.state.usage.close(&self.session.id, &self.session.tenant, &sandbox);
+        // Requests may still have leases. It must not be cleaned up with the last of them: the next server takes it over.
+        std::mem::forget(sandbox);
     }
 }

@@ -1,4 +1,4 @@
-//! What becomes of a session that nobody uses for a while: its large values go to disk.
+//! What happens to a session that is idle for a while: its large values go to disk.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,31 +8,40 @@ use belljar_proto::guest::{RefusalCode, SpillAsk, SpillReport};
 use belljar_runtime::{RuntimeError, Sandbox};
 use tokio::time::Instant;
 
-use super::{Driver, later};
-use crate::engine::SpillPolicy;
+use super::{Driver, SandboxLease, later};
+use crate::config::SpillPolicy;
 use crate::exec::Stage;
-use crate::lock;
 use crate::session::Session;
 
-/// A kernel that could not now is asked again after this.
+/// A kernel that refused to move its values is asked again after this.
 const SPILL_PACE: Duration = Duration::from_secs(10);
 
-/// How far we are with the values of a session.
+/// The smallest value that goes to disk, where only the session says that any should.
+const SPILL_BYTES: u64 = 1 << 20;
+
+/// When the values of a session are moved next.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Spilling {
-    /// Since this use of the session everything that can go has gone.
+    /// The last use of the session after which everything that can be moved was moved.
     done_since: Option<Instant>,
     /// Not before this.
     again_at: Option<Instant>,
 }
 
-/// How large a value must be that goes to disk, where only the session says that any should.
-const SPILL_BYTES: u64 = 1 << 20;
+/// An attempt to move values.
+#[derive(Debug)]
+pub(super) struct Spilled {
+    /// The last use of the session before the attempt.
+    used: Instant,
+    /// Nothing is left to be moved until the session is used again.
+    done: bool,
+    warning: Option<String>,
+}
 
 impl Driver {
-    /// When values of this session go to disk: what it asked for, else what the server says.
+    /// When values of this session go to disk: what the session asked for, else what the server is set up for.
     fn spill_policy(&self) -> Option<SpillPolicy> {
-        let own = self.shared.config.spill;
+        let own = self.state.config.spill;
         match self.session.spec.spill_s {
             None => own,
             Some(0) => None,
@@ -45,7 +54,7 @@ impl Driver {
         }
     }
 
-    /// When to move the values of this session to disk, should nobody use it until then.
+    /// When to move the values of this session to disk, if it is not used until then.
     pub(super) fn spill_at(&self) -> Option<Instant> {
         let idle = self.spill_policy()?.after;
         if self.spilling.done_since == Some(self.used) {
@@ -56,44 +65,61 @@ impl Driver {
     }
 
     /// Whether nothing runs, not even in the background.
-    pub(super) fn rests(&self) -> bool {
-        lock(&self.session.live).values().all(|exec| exec.stage() == Stage::Finished)
+    pub(super) fn is_idle(&self) -> bool {
+        self.live.borrow().values().all(|exec| exec.stage() == Stage::Finished)
     }
 
-    /// Asks the kernel to move its large values, and looks again later whether it did.
-    pub(super) fn spill(&mut self, sandbox: &Arc<Sandbox>) {
+    /// Asks the kernel to move its large values.
+    pub(super) fn spill(&mut self, sandbox: &SandboxLease) {
         let Some(policy) = self.spill_policy() else { return };
         let used = self.used;
         self.spilling.again_at = Some(Instant::now() + SPILL_PACE);
-        let (session, sandbox) = (Arc::clone(&self.session), Arc::clone(sandbox));
-        self.spillers.spawn(async move { spill(&session, &sandbox, policy).await.then_some(used) });
+        let (session, sandbox) = (Arc::clone(&self.session), sandbox.clone());
+        self.spillers.spawn(async move {
+            let (done, warning) = spill(&session, &sandbox, policy).await;
+            Spilled { used, done, warning }
+        });
     }
 
-    /// An attempt is over; with the use of the session since which nothing is left to be moved.
-    pub(super) fn spilled(&mut self, done_since: Option<Instant>) {
-        if done_since.is_some() {
-            self.spilling = Spilling { done_since, again_at: None };
+    /// An attempt is over; `None` if it panicked.
+    pub(super) fn spilled(&mut self, spilled: Option<Spilled>) {
+        let Some(Spilled { used, done, warning }) = spilled else { return };
+        if done {
+            self.spilling = Spilling { done_since: Some(used), again_at: None };
+        }
+        if let Some(warning) = warning {
+            self.warn(warning);
         }
     }
 }
 
-/// True if there is nothing more to do until the session is used again.
-async fn spill(session: &Session, sandbox: &Sandbox, policy: SpillPolicy) -> bool {
+/// Whether nothing is left to do until the session is used again; and a warning, perhaps.
+async fn spill(
+    session: &Session,
+    sandbox: &Sandbox,
+    policy: SpillPolicy,
+) -> (bool, Option<String>) {
     let ask = SpillAsk { frame_bytes: policy.frame_bytes, array_bytes: policy.array_bytes };
     match sandbox.spill(Language::Python, ask).await {
-        Ok(Some(report)) => settled(session, &report),
-        // Its guest was made by an older version, and does not know how.
-        Ok(None) => true,
-        // There are no values, or nobody who could move them.
-        Err(RuntimeError::Refused(refusal)) if refusal.code == RefusalCode::NoKernel => true,
+        Ok(Some(report)) => {
+            // A kernel that was busy, or used meanwhile, is asked again.
+            let done = report.reason.is_empty() && !report.disturbed;
+            (done, log_report(session, &report))
+        }
+        // The guest is of an older version, which cannot do this.
+        Ok(None) => (true, None),
+        // There is no kernel, so there are no values.
+        Err(RuntimeError::Refused(refusal)) if refusal.code == RefusalCode::NoKernel => {
+            (true, None)
+        }
         Err(error) => {
             tracing::debug!(session.id = session.id, "failed to move values to disk: {error}");
-            false
+            (false, None)
         }
     }
 }
 
-fn settled(session: &Session, report: &SpillReport) -> bool {
+fn log_report(session: &Session, report: &SpillReport) -> Option<String> {
     let id = &session.id;
     if !report.spilled.is_empty() {
         let (values, bytes) = (report.spilled.len(), report.bytes);
@@ -108,11 +134,10 @@ fn settled(session: &Session, report: &SpillReport) -> bool {
         let (name, reason) = (&stayed.name, &stayed.reason);
         tracing::debug!(session.id = id, "`{name}` stays in memory: {reason}");
     }
-    if report.full {
-        let because = "there is no room for idle values below /session/data: they stay in memory";
-        tracing::warn!(session.id = id, "{because}");
-        session.warn_once(because);
+    if !report.full {
+        return None;
     }
-    // Busy, with threads of its own perhaps, or disturbed: it is asked again.
-    report.reason.is_empty() && !report.disturbed
+    let because = "there is no room for idle values below /session/data: they stay in memory";
+    tracing::warn!(session.id = id, "{because}");
+    Some(because.to_owned())
 }

@@ -1,27 +1,44 @@
-//! The one task that owns a session.
+//! The task that owns a session.
 //!
 //! ```text
-//!   make ───────────▶ serve ─────────────────▶ end ───────▶ over: written down, room given back,
-//!    │  (inherit)       │  commands, turns,     │ (ending)   published
-//!    │                  │  ends of executions   └──▶ leave: the server ends, the sandbox stays
+//!   create ─────────▶ serve ─────────────────▶ end ───────▶ over: stored, room given back, published
+//!    │  (inherit)       │  commands, turns,     │ (ending)
+//!    │                  │  ends of executions   └──▶ leave: the server ends, the sandbox goes on
 //!    │                  ▲ │
-//!    │                  │ └▶ sleep: nothing but files are left, until somebody needs it
-//!    │                  └────┘
-//!    └─ failed, or stopped before it was made ──────────▶ over
+//!    │                  │ └▶ quiescent: hibernate, fork, restore
+//!    │                  │      │ hibernated
+//!    │                  └──────┴▶ sleep: only files are left, until a call needs the session
+//!    └─ failed, or stopped before it was created ────────▶ over
 //! ```
 //!
-//! Only this module and those below it see the [`Driver`]: [`work`] accepts executions and
-//! settles them, [`lane`] is the queue before a kernel, [`inherit`] goes on with an earlier server's
-//! work, [`notes`] writes files for people, [`idle`] is about what nobody uses, [`sleep`] about sessions as files, [`ending`] is the way
-//! out. Executions themselves are performed by tasks of their own (`perform.rs`), which
-//! the driver starts, waits for, and has written down.
+//! The [`Driver`] is the only one that changes a session. Tasks that it starts get what they need as arguments and
+//! return what the driver has to know:
+//!
+//! | task | started in | returns |
+//! | --- | --- | --- |
+//! | performs an execution | [`work`] | how far it got |
+//! | stores artifacts, takes a checkpoint | [`aftermath`] | what was stored |
+//! | stores the end of an execution | [`settle`] | whether it is stored |
+//! | writes files and rows of no urgency | [`chores`] | a warning, perhaps |
+//! | moves values to disk | [`idle`] | whether anything is left to move |
+//!
+//! Tasks use the sandbox through a lease. For whatever needs the sandbox exclusively, the driver closes the gate and waits
+//! until all leases are returned ([`quiescent`]).
 
+mod aftermath;
+mod chores;
+mod create;
 mod ending;
+
 mod idle;
 mod inherit;
 mod lane;
-mod metadata_files;
+mod quiescent;
+mod serve;
+mod settle;
 mod sleep;
+mod snapshots;
+mod wake;
 mod work;
 
 use std::collections::{HashMap, HashSet};
@@ -29,368 +46,213 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use belljar_proto::exec::Language;
-use belljar_runtime::Sandbox;
+use belljar_runtime::{Handle, Sandbox};
+use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot, watch};
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
 
-use ending::Why;
-use idle::Spilling;
-use lane::Lane;
-use sleep::{Aside, Woken};
+pub(super) use aftermath::{AftermathSender, EndedExec};
 
 use super::perform::Performed;
 use super::rules::{self, Happening, Phase};
-use super::{Answer, Command, Inbox, Session, lock};
+use super::{Answer, Command, LiveExecs, SandboxLease, Session, SessionOwner, View};
 use crate::EngineError;
 use crate::admission::Reservation;
 use crate::clock;
-use crate::engine::EngineState;
-use crate::error::in_full;
 use crate::exec::{Exec, Stage};
-use crate::network;
+
+use crate::state::EngineState;
+use crate::store::StoreError;
+use aftermath::AftermathQueue;
+use idle::Spilling;
+use lane::Lane;
+use quiescent::QuiescentRequest;
+use serve::ServeEnd;
+use settle::Settled;
+use sleep::SleepEnd;
 
 /// Where a session's sandbox comes from.
 #[derive(Debug)]
 pub(crate) enum Origin {
-    /// It is there, warm, and written down.
+    /// A warm sandbox of the pool; its row is stored.
     Pool(Box<Sandbox>),
-    /// To be made.
+    /// It has to be created.
     Cold,
-    /// Left by an earlier server, with what it had begun.
-    Adopted(Box<belljar_runtime::Handle>),
-    /// Left by an earlier server that had not finished making it.
+    /// An earlier server left it, with what it had begun.
+    Adopted(Box<Handle>),
+    /// An earlier server ended before it was created.
     Lost,
-    /// It is its snapshot; with a sandbox that an earlier server did not come to remove, or to fill.
-    Asleep(Option<Box<belljar_runtime::Handle>>),
-    /// It begins as the snapshot of another, and is of no use without the kernel in it.
-    ForkSource,
+    /// The session is hibernated; with a sandbox that an earlier server did not come to remove, or to fill.
+    Hibernated(Option<Box<Handle>>),
+    /// It begins with the snapshot of another session, and fails if its kernel cannot be restored.
+    Fork,
+}
+
+/// How the driver of a session begins.
+pub(crate) struct DriverStart {
+    pub(crate) reservation: Option<Reservation>,
+    pub(crate) origin: Origin,
+    /// Limits how many sandboxes of an earlier server are taken over at the same time.
+    pub(crate) permit: Option<OwnedSemaphorePermit>,
 }
 
 struct Driver {
-    shared: Arc<EngineState>,
+    state: Arc<EngineState>,
     session: Arc<Session>,
-    /// Room in the server's limits, held for as long as anything of the session lives.
+    commands: mpsc::Receiver<Command>,
+    view: watch::Sender<View>,
+    live: watch::Sender<LiveExecs>,
+    /// Receives the error if the session cannot be created.
+    failure: Option<oneshot::Sender<EngineError>>,
+    /// Room within the server's limits while the session has a sandbox.
     reservation: Option<Reservation>,
-    /// The same among those that sleep, while it does.
+    /// The same among hibernated sessions, while it is one.
     sleeping: Option<Reservation>,
     lanes: HashMap<Language, Lane>,
-    /// Commands that run; they wait for nobody.
+    /// Commands that run; they do not wait for each other.
     beside: usize,
     performing: JoinSet<(Arc<Exec>, Performed)>,
-    settling: JoinSet<()>,
-    /// Attempts to move values to disk; each says since when there is nothing left to be moved.
-    spillers: JoinSet<Option<Instant>>,
+    aftermath: AftermathQueue,
+    settling: JoinSet<Settled>,
+    /// Why the end of an execution could not be stored, while that is retried.
+    not_stored: Option<StoreError>,
+    /// Executions that are safe in the database; the guest may drop them.
+    forgettable: Vec<String>,
+    /// Files and rows being written; each returns a warning, or nothing.
+    chores: JoinSet<Option<String>>,
+    spillers: JoinSet<idle::Spilled>,
     spilling: Spilling,
-    /// Executions an earlier server had accepted: their log entry may be there already.
-    inherited: Vec<String>,
-    /// Those of them that had ended when we came: they are over as soon as their output has been read.
+    /// The last snapshot of its Python kernel, or the one that it was restored from.
+    base: Option<u64>,
+    /// Executions that an earlier server had accepted: their log entry may exist already.
+    inherited: HashSet<String>,
+    /// Those of them that had ended in the guest before this server came: only their output has to be read.
     ended_before: HashSet<String>,
-    /// What waits for these, and until when at most. Nothing else is begun meanwhile.
-    postponed: Option<(Instant, Aside)>,
-    /// Answers those who want to leave, for as long as there is a sandbox.
-    attached: Option<belljar_network::Serving>,
+    /// A request that waits until that output is read, and until when. No command is handled meanwhile.
+    postponed: Option<(Instant, QuiescentRequest)>,
+    /// The sandbox's network access, while there is a sandbox.
+    network: Option<belljar_network::Serving>,
     next_number: u64,
     expires: Instant,
     used: Instant,
-    /// When to write the variables down.
-    snapshot_at: Option<Instant>,
-    /// When it was last written down how long it lives.
-    expiry_written: Option<Instant>,
-    /// It is not put to sleep before this.
-    sleep_again_at: Option<Instant>,
-    /// It wakes with its kernel, or not at all.
-    strictly: bool,
+    /// When to write the variables to `python_state.json`.
+    variables_at: Option<Instant>,
+    /// When the expiry was last stored.
+    expiry_stored: Option<Instant>,
+    /// It does not hibernate by itself before this.
+    hibernate_again_at: Option<Instant>,
+    /// Whether waking fails if the kernel cannot be restored.
+    kernel_required: bool,
 }
 
-/// How exactly the end of a session's life is written down: a successor may end it earlier by this.
+/// How exactly the expiry is stored: the next server may end a session earlier by this.
 const EXPIRY_PACE: Duration = Duration::from_secs(5);
 
-/// What is further ahead than this is as good as never.
+/// The longest time from now that an `Instant` is computed for; what is later counts as never.
 const NEVER: Duration = Duration::from_secs(100 * 365 * 86_400);
+
+/// Warnings that a session keeps.
+const MAX_WARNINGS: usize = 20;
 
 fn later(from: Instant, by: Duration) -> Instant {
     from + by.min(NEVER)
 }
 
 /// Owns a session from its beginning to its end.
-pub(crate) async fn drive(
-    shared: Arc<EngineState>,
-    session: Arc<Session>,
-    mut inbox: Inbox,
-    reservation: Option<Reservation>,
-    origin: Origin,
-    patience: Option<tokio::sync::OwnedSemaphorePermit>,
-) {
-    let view = session.view();
-    let remaining = u64::try_from(view.expires_ms - clock::now_ms()).unwrap_or(0);
-    let now = Instant::now();
-    let mut driver = Driver {
-        lanes: HashMap::new(),
-        beside: 0,
-        performing: JoinSet::new(),
-        settling: JoinSet::new(),
-        spillers: JoinSet::new(),
-        spilling: Spilling::default(),
-        inherited: Vec::new(),
-        ended_before: HashSet::new(),
-        postponed: None,
-        attached: None,
-        next_number: view.execs + 1,
-        expires: later(now, Duration::from_millis(remaining)),
-        used: now,
-        snapshot_at: None,
-        expiry_written: None,
-        sleep_again_at: None,
-        strictly: matches!(origin, Origin::ForkSource),
-        sleeping: None,
-        reservation,
-        shared,
-        session,
-    };
-    let adopted = matches!(origin, Origin::Adopted(_));
-    let fresh = matches!(origin, Origin::Cold) && view.execs == 0;
-    if view.execs > 0 {
-        driver.remember_where().await;
+pub(crate) async fn drive(state: Arc<EngineState>, owner: SessionOwner, start: DriverStart) {
+    let DriverStart { reservation, origin, permit } = start;
+    let mut driver = Driver::new(state, owner, reservation, &origin);
+    if driver.next_number > 1 {
+        driver.find_last_exec().await;
     }
-    let origin = match origin {
-        Origin::Asleep(left) => {
-            driver.lie_down(left.map(|handle| *handle)).await;
-            drop(patience);
-            return driver.live(None, &mut inbox).await;
+    let present = match origin {
+        Origin::Hibernated(left) => {
+            driver.begin_hibernated(left.map(|handle| *handle)).await;
+            None
         }
-        Origin::ForkSource => {
-            driver.lie_down(None).await;
-            return driver.live(None, &mut inbox).await;
+        Origin::Fork => {
+            driver.begin_hibernated(None).await;
+            None
         }
-        origin => origin,
+        origin => match driver.create(origin).await {
+            Some(sandbox) => Some(sandbox),
+            None => return,
+        },
     };
-    let mut stop = driver.session.stop.subscribe();
-    let mut leaving = driver.shared.leaving.subscribe();
-    let made = tokio::select! {
-        made = driver.make(origin) => Some(made),
-        // One that is adopted has a sandbox to be ended, so it is found first.
-        _ = stop.wait_for(Option::is_some), if !adopted => None,
-        // The next server finds it as this one did, or cleans up what is half-made.
-        _ = leaving.wait_for(|leaving| *leaving) => {
-            driver.shared.forget(&driver.session);
-            return;
-        }
-    };
-    drop(patience);
-    let made = match made {
-        Some(Ok(sandbox)) => Some(match driver.attach(&sandbox, adopted).await {
-            Ok(()) => Ok(sandbox),
-            Err(error) => {
-                sandbox.destroy().await;
-                Err(error)
-            }
-        }),
-        other => other,
-    };
-    match made {
-        Some(Ok(sandbox)) => {
-            let sandbox = Arc::new(sandbox);
-            *lock(&driver.session.sandbox) = Some(Arc::clone(&sandbox));
-            if adopted {
-                driver.inherit(&sandbox).await;
-            }
-            driver.happen(Happening::SandboxReady);
-            if !adopted {
-                // Its life begins now, not when it was asked for.
-                driver.touch(driver.session.spec.ttl_s);
-            }
-            driver.republish();
-            let (id, tenant) = (&driver.session.id, &driver.session.tenant);
-            let how = if adopted { "taken over" } else { "ready" };
-            tracing::info!(session.id = id, tenant, sandbox = sandbox.name(), "session {id} {how}");
-            return driver.live(Some(sandbox), &mut inbox).await;
-        }
-        // One that was to be stopped has what it wanted.
-        Some(Err(error)) if driver.session.stop.borrow().is_none() => {
-            let because = in_full(&error);
-            driver.finish_unfinished(&because).await;
-            if let Some(record) = driver.session.record.clone().filter(|_| fresh) {
-                let _ = tokio::task::spawn_blocking(move || record.remove_if_unused()).await;
-            }
-            // Whoever waits for it gets the error itself.
-            *lock(&driver.session.failure) = Some(error);
-            driver.over(Happening::SandboxFailed, &because).await;
-        }
-        Some(Err(_)) | None => {
-            let because = driver.stop_reason();
-            driver.happen(Happening::StopAsked);
-            driver.finish_unfinished(&because).await;
-            driver.over(Happening::SandboxGone, &because).await;
-        }
-    }
-    driver.shared.forget(&driver.session);
+    drop(permit);
+    driver.live(present).await;
 }
 
 impl Driver {
-    /// Awake or asleep, to its end.
-    async fn live(&mut self, sandbox: Option<Arc<Sandbox>>, inbox: &mut Inbox) {
+    fn new(
+        state: Arc<EngineState>,
+        owner: SessionOwner,
+        reservation: Option<Reservation>,
+        origin: &Origin,
+    ) -> Driver {
+        let SessionOwner { session, commands, view, live, failure } = owner;
+        let (expires_ms, execs) = {
+            let view = view.borrow();
+            (view.expires_ms, view.execs)
+        };
+        let remaining = u64::try_from(expires_ms - clock::now_ms()).unwrap_or(0);
+        let now = Instant::now();
+        Driver {
+            commands,
+            view,
+            live,
+            failure,
+            reservation,
+            sleeping: None,
+            lanes: HashMap::new(),
+            beside: 0,
+            performing: JoinSet::new(),
+            aftermath: AftermathQueue::new(),
+            settling: JoinSet::new(),
+            not_stored: None,
+            forgettable: Vec::new(),
+            chores: JoinSet::new(),
+            spillers: JoinSet::new(),
+            spilling: Spilling::default(),
+            base: None,
+            inherited: HashSet::new(),
+            ended_before: HashSet::new(),
+            postponed: None,
+            network: None,
+            next_number: execs + 1,
+            expires: later(now, Duration::from_millis(remaining)),
+            used: now,
+            variables_at: None,
+            expiry_stored: None,
+            hibernate_again_at: None,
+            kernel_required: matches!(origin, Origin::Fork),
+            state,
+            session,
+        }
+    }
+
+    /// Serves and sleeps until the session ends, or is left to the next server.
+    async fn live(&mut self, sandbox: Option<SandboxLease>) {
         let mut present = sandbox;
         loop {
             present = match present {
-                Some(sandbox) => match self.serve(&sandbox, inbox).await {
-                    Why::Aside(aside) => self.put_aside(sandbox, aside).await,
-                    why => break self.end(sandbox, why).await,
+                Some(sandbox) => match self.serve(&sandbox).await {
+                    ServeEnd::Quiescent(request) => self.run_quiescent(sandbox, request).await,
+                    end => break self.end(sandbox, end).await,
                 },
-                None => match self.sleep(inbox).await {
-                    Woken::Awake(sandbox) => Some(sandbox),
-                    Woken::End(why) => break self.end_asleep(why).await,
+                None => match self.sleep().await {
+                    SleepEnd::Awake(sandbox) => Some(sandbox),
+                    SleepEnd::Stop(because) => break self.end_hibernated(&because).await,
+                    // The next server finds its row and its snapshot.
+                    SleepEnd::ServerLeaving => break,
                 },
             };
         }
-        self.shared.forget(&self.session);
     }
 
-    async fn make(&self, origin: Origin) -> Result<Sandbox, EngineError> {
-        match origin {
-            Origin::Pool(sandbox) => Ok(*sandbox),
-            Origin::Cold => self.shared.make_sandbox(&self.session).await,
-            Origin::Adopted(handle) => self.shared.adopt(&self.session, *handle).await,
-            Origin::Lost => {
-                self.shared.metrics.adopted("cleaned");
-                Err(EngineError::Internal(
-                    "the server ended while the session was being made".into(),
-                ))
-            }
-            Origin::Asleep(_) | Origin::ForkSource => {
-                Err(EngineError::Internal("a hibernated session cannot be made, only woken".into()))
-            }
-        }
-    }
-
-    /// Opens its way out, if it has one. What an earlier server left is kept even if that fails.
-    async fn attach(&mut self, sandbox: &Sandbox, adopted: bool) -> Result<(), EngineError> {
-        let (network, policy) = (&self.shared.config.network, &self.session.spec.network);
-        match network::attach(network, policy, &self.session.traffic, sandbox.link()).await {
-            Ok(attached) => self.attached = attached,
-            Err(error) if adopted => {
-                let warning = format!("it has no network: {}", in_full(&error));
-                tracing::warn!(session.id = self.session.id, "{warning}");
-                self.session.view.send_modify(|view| view.warnings.push(warning));
-            }
-            Err(error) => return Err(error),
-        }
-        Ok(())
-    }
-
-    /// Serves until there is a reason to end.
-    async fn serve(&mut self, sandbox: &Arc<Sandbox>, inbox: &mut Inbox) -> Why {
-        let mut stop = self.session.stop.subscribe();
-        let mut leaving = self.shared.leaving.subscribe();
-        self.write_metadata();
-        loop {
-            let deadline = self.deadline();
-            let snapshot = self.snapshot_at;
-            let rests = self.rests();
-            let spill = self.spill_at().filter(|_| self.spillers.is_empty() && rests);
-            let asleep = self.sleep_at().filter(|_| rests && !self.session.is_attached());
-            if let Some(why) = self.postponed_aside() {
-                return why;
-            }
-            let patience = self.postponed.as_ref().map(|(until, _)| *until);
-            tokio::select! {
-                biased;
-                _ = stop.wait_for(Option::is_some) => return Why::Stop(self.stop_reason()),
-                _ = leaving.wait_for(|leaving| *leaving) => return Why::Left,
-                Some(performed) = self.performing.join_next() => match performed {
-                    Ok((exec, performed)) => {
-                        if self.performed(sandbox, exec, performed) {
-                            return Why::SandboxLost;
-                        }
-                    }
-                    // An error of ours. Nobody must wait for ever for what it was about.
-                    Err(panic) => {
-                        tracing::error!(session.id = self.session.id, "failed to perform: {panic}");
-                        return Why::SandboxLost;
-                    }
-                },
-                Some(_) = self.settling.join_next() => self.write_metadata(),
-                Some(done) = self.spillers.join_next() => self.spilled(done.ok().flatten()),
-                () = sleep_until(patience.unwrap_or(deadline)), if patience.is_some() => {}
-                Some(command) = inbox.commands.recv(), if patience.is_none() => {
-                    if let Some(why) = self.obey(sandbox, command) {
-                        return why;
-                    }
-                }
-                () = sandbox.ended() => return Why::SandboxLost,
-                () = sleep_until(deadline), if !self.works() && !self.session.is_attached() => {
-                    self.shared.metrics.expired.inc();
-                    let idle = self.expires > deadline;
-                    let because = if idle { "it was idle for too long" } else { "it expired" };
-                    return Why::Stop(because.into());
-                }
-                () = sleep_until(snapshot.unwrap_or(deadline)), if snapshot.is_some() => {
-                    self.snapshot_at = None;
-                    self.take_snapshot(sandbox);
-                }
-                () = sleep_until(spill.unwrap_or(deadline)), if spill.is_some() => {
-                    self.spill(sandbox);
-                }
-                () = sleep_until(asleep.unwrap_or(deadline)), if asleep.is_some() => {
-                    let aside = Aside::Hibernate { force: false, asked: None };
-                    if let Some(why) = self.aside(aside) {
-                        return why;
-                    }
-                }
-            }
-        }
-    }
-
-    /// Does what was asked; or says why it is not served any longer.
-    fn obey(&mut self, sandbox: &Arc<Sandbox>, command: Command) -> Option<Why> {
-        match command {
-            Command::Wake { answer, .. } => drop(answer.send(Ok(()))),
-            Command::Hibernate { force, quota, answer } => {
-                let aside = Aside::Hibernate { force, asked: Some((quota, answer)) };
-                return self.aside(aside);
-            }
-            Command::ForkSource { force, from, answer } => {
-                return self.aside(Aside::ForkSource { force, from, answer });
-            }
-            Command::Restore { exec, answer } => {
-                return self.aside(Aside::Restore { exec, answer });
-            }
-            Command::Exec { ask, answer } => self.accept(sandbox, ask, answer),
-            Command::Interrupt { exec_id, answer } => {
-                let _ = answer.send(self.interrupt(sandbox, exec_id.as_deref()));
-            }
-            Command::Used => {
-                self.touch(self.session.spec.ttl_s);
-                self.republish();
-                if self.expiry_is_due() {
-                    let (shared, session) = (Arc::clone(&self.shared), Arc::clone(&self.session));
-                    self.settling.spawn(async move {
-                        let view = session.view();
-                        let kept =
-                            shared.store.set_expiry(&session.id, view.used_ms, view.expires_ms);
-                        if let Err(error) = kept.await {
-                            tracing::warn!(session.id = session.id, "{}", in_full(&error));
-                        }
-                    });
-                }
-            }
-            Command::Extend { ttl_s, answer } => self.extend(ttl_s, answer),
-        }
-        None
-    }
-
-    fn extend(&mut self, ttl_s: u64, answer: Answer<()>) {
-        self.touch(ttl_s);
-        self.republish();
-        let (shared, session) = (Arc::clone(&self.shared), Arc::clone(&self.session));
-        tokio::spawn(async move {
-            let view = session.view();
-            let kept = shared.store.set_expiry(&session.id, view.used_ms, view.expires_ms).await;
-            let _ = answer.send(kept.map_err(EngineError::Store));
-        });
-    }
-
-    fn happen(&self, happening: Happening) {
-        self.session.view.send_modify(|view| match rules::next(view.phase, happening) {
+    /// Changes the phase as the rules say.
+    fn apply(&self, happening: Happening) {
+        self.view.send_modify(|view| match rules::next(view.phase, happening) {
             Some(phase) => view.phase = phase,
             None => tracing::error!(
                 session.id = self.session.id,
@@ -400,33 +262,40 @@ impl Driver {
         });
     }
 
+    fn phase(&self) -> Phase {
+        self.view.borrow().phase
+    }
+
+    fn is_at(&self, exec_id: &str) {
+        self.view.send_modify(|view| view.at = Some(exec_id.to_owned()));
+    }
+
+    /// Adds a warning to the view, unless it is there already.
+    fn warn(&self, warning: String) {
+        self.view.send_if_modified(|view| {
+            let is_new = view.warnings.len() < MAX_WARNINGS && !view.warnings.contains(&warning);
+            if is_new {
+                view.warnings.push(warning);
+            }
+            is_new
+        });
+    }
+
     fn stop_reason(&self) -> String {
         self.session.stop.borrow().clone().unwrap_or_else(|| "it was stopped".into())
     }
 
-    /// Something other than background work goes on.
+    /// Whether something other than background work goes on.
     fn works(&self) -> bool {
-        lock(&self.session.live)
-            .values()
-            .any(|exec| !exec.request.background && exec.stage() != Stage::Finished)
+        let live = self.live.borrow();
+        live.values().any(|exec| !exec.request.background && exec.stage() != Stage::Finished)
     }
 
-    /// It was used now, and lives at least this long from now on; never shorter than before.
+    /// The session was used now, and lives at least this long from now on; never shorter than before.
     fn touch(&mut self, ttl_s: u64) {
         let now = Instant::now();
         self.used = now;
-        // Too far ahead to be told from never is never shortened.
         self.expires = self.expires.max(later(now, Duration::from_secs(ttl_s)));
-    }
-
-    /// Whether how long it lives is worth a write, and if so, that it is written now.
-    fn expiry_is_due(&mut self) -> bool {
-        let now = Instant::now();
-        let due = self.expiry_written.is_none_or(|last| now - last >= EXPIRY_PACE);
-        if due {
-            self.expiry_written = Some(now);
-        }
-        due
     }
 
     fn deadline(&self) -> Instant {
@@ -436,32 +305,35 @@ impl Driver {
         }
     }
 
+    /// Why a session ends whose deadline has passed.
+    fn expired(&self) -> String {
+        self.state.metrics.expired.inc();
+        let idle = self.expires > self.deadline();
+        if idle { "it was idle for too long" } else { "it expired" }.into()
+    }
+
     fn expires_ms(&self) -> i64 {
         let left = self.expires.saturating_duration_since(Instant::now());
         clock::now_ms().saturating_add(i64::try_from(left.as_millis()).unwrap_or(i64::MAX))
     }
 
-    /// Publishes what the lanes look like.
-    fn republish(&self) {
+    /// Publishes the queues and the expiry, and whether the session is busy.
+    fn publish(&self) {
         let queued = self.lanes.values().map(Lane::waiting).sum();
         let busy = self.lanes.values().filter(|lane| lane.is_held()).count();
         let running = busy + self.beside;
-        let expires_ms = self.expires_ms();
-        let execs = self.next_number - 1;
-        let is_busy = self.session.phase() == Phase::Busy;
-        match (is_busy, running > 0) {
-            (false, true) if self.session.phase() == Phase::Ready => {
-                self.happen(Happening::WorkBegan);
-            }
-            (true, false) => self.happen(Happening::WorkEnded),
+        match (self.phase(), running > 0) {
+            (Phase::Ready, true) => self.apply(Happening::WorkBegan),
+            (Phase::Busy, false) => self.apply(Happening::WorkEnded),
             _ => {}
         }
-        self.session.view.send_modify(|view| {
+        let expires_ms = self.expires_ms();
+        self.view.send_modify(|view| {
             view.queued = queued;
             view.running = running;
             view.used_ms = clock::now_ms();
             view.expires_ms = expires_ms;
-            view.execs = execs;
+            view.execs = self.next_number - 1;
         });
     }
 }

@@ -1,52 +1,43 @@
-//! The executions of a session: accepted, put in their place, interrupted, and settled when they
-//! are over.
+//! The executions of a session: accepted, queued, interrupted, and settled when they have ended.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use belljar_proto::exec::Status;
-use belljar_runtime::Sandbox;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use super::Driver;
 use super::lane::Lane;
+use super::{Answer, Driver, SandboxLease};
 use crate::clock;
 use crate::error::EngineError;
 use crate::exec::{Exec, ExecAsk, Stage, no_interpreter};
-use crate::lock;
 use crate::session::MAX_QUEUED;
-use crate::session::perform::{Begin, Performed, perform, settle};
+use crate::session::perform::{Begin, Performed, perform};
 
-/// In a session with files the variables are written down when it has been quiet for this long.
-const SNAPSHOT_DELAY: Duration = Duration::from_millis(500);
+/// In a session on disk, the variables are written when nothing has run for this long.
+const VARIABLES_DELAY: Duration = Duration::from_millis(500);
 
 impl Driver {
     pub(super) fn accept(
         &mut self,
-        sandbox: &Arc<Sandbox>,
+        sandbox: &SandboxLease,
         ask: ExecAsk,
-        answer: oneshot::Sender<Result<Arc<Exec>, EngineError>>,
+        answer: Answer<Arc<Exec>>,
     ) {
         if let Some(known) = ask.id.as_ref().and_then(|id| self.session.live_exec(id)) {
             if known.request != ask.request || known.code != ask.code {
                 let _ = answer.send(Err(EngineError::ExecDiffers(known.id.clone())));
                 return;
             }
-            // It may be on its way to the database, which may know it already.
+            // The first request may be on its way to the database, which may know the id already.
             tokio::spawn(async move {
                 let _ = answer.send(known.once_accepted().await);
             });
             return;
         }
-        let lane = ask.request.lane();
-        if let Some(language) = lane.filter(|language| sandbox.lacks(*language)) {
-            let _ = answer.send(Err(no_interpreter(sandbox, language)));
-            return;
-        }
-        let waiting = lane.and_then(|lane| self.lanes.get(&lane)).map_or(0, Lane::waiting);
-        if waiting >= MAX_QUEUED || (lane.is_none() && self.beside >= MAX_QUEUED) {
-            let _ = answer.send(Err(EngineError::QueueFull(MAX_QUEUED)));
+        if let Err(refusal) = self.has_room_for(sandbox, &ask) {
+            let _ = answer.send(Err(refusal));
             return;
         }
         let id = ask.id.unwrap_or_else(|| crate::new_id("exec"));
@@ -56,9 +47,20 @@ impl Driver {
         self.begin(sandbox, exec, Begin::New(answer));
     }
 
-    /// Puts an execution in its place: beside the others, or in the queue of its kernel.
-    pub(super) fn begin(&mut self, sandbox: &Arc<Sandbox>, exec: Arc<Exec>, begin: Begin) {
-        lock(&self.session.live).insert(exec.id.clone(), Arc::clone(&exec));
+    fn has_room_for(&self, sandbox: &SandboxLease, ask: &ExecAsk) -> Result<(), EngineError> {
+        let lane = ask.request.lane();
+        if let Some(language) = lane.filter(|language| sandbox.lacks(*language)) {
+            return Err(no_interpreter(sandbox, language));
+        }
+        let waiting = lane.and_then(|lane| self.lanes.get(&lane)).map_or(0, Lane::waiting);
+        if waiting >= MAX_QUEUED || (lane.is_none() && self.beside >= MAX_QUEUED) {
+            return Err(EngineError::QueueFull(MAX_QUEUED));
+        }
+        Ok(())
+    }
+
+    /// Starts an execution beside the others, or puts it into the queue of its kernel.
+    pub(super) fn begin(&mut self, sandbox: &SandboxLease, exec: Arc<Exec>, begin: Begin) {
         let (go, turn) = oneshot::channel();
         match exec.request.lane() {
             None => {
@@ -70,28 +72,41 @@ impl Driver {
                 lane.enter(Arc::clone(&exec), go);
             }
         }
-        let (shared, session) = (Arc::clone(&self.shared), Arc::clone(&self.session));
-        self.performing.spawn(perform(shared, session, Arc::clone(sandbox), exec, begin, turn));
+        self.perform(sandbox, exec, begin, turn);
         self.touch(self.session.spec.ttl_s);
-        self.republish();
+        self.publish();
     }
 
-    /// An execution is over, one way or another; true if that is because the sandbox is.
+    pub(super) fn perform(
+        &mut self,
+        sandbox: &SandboxLease,
+        exec: Arc<Exec>,
+        begin: Begin,
+        turn: oneshot::Receiver<()>,
+    ) {
+        self.live.send_modify(|live| drop(live.insert(exec.id.clone(), Arc::clone(&exec))));
+        let (state, session) = (Arc::clone(&self.state), Arc::clone(&self.session));
+        let (sandbox, aftermath) = (sandbox.clone(), self.aftermath.sender());
+        self.performing.spawn(perform(state, session, sandbox, aftermath, exec, begin, turn));
+    }
+
+    /// The performer of an execution has returned. True if the sandbox is lost.
     pub(super) fn performed(
         &mut self,
-        sandbox: &Arc<Sandbox>,
+        sandbox: &SandboxLease,
         exec: Arc<Exec>,
         performed: Performed,
     ) -> bool {
+        self.aftermath.forget(&exec.id);
         self.leave_lane(&exec);
         if matches!(performed, Performed::SandboxLost) && exec.transcript.outcome().is_none() {
-            // Its end is written when the cause is known.
+            // Its end is stored when the cause is known.
             return true;
         }
         match performed {
             Performed::Never => {
-                lock(&self.session.live).remove(&exec.id);
-                // Nobody else has got a number since: it is the next one's.
+                self.live.send_modify(|live| drop(live.remove(&exec.id)));
+                // If no later execution has a number, the next one gets this.
                 if exec.number + 1 == self.next_number {
                     self.next_number = exec.number;
                 }
@@ -100,16 +115,16 @@ impl Driver {
         }
         self.touch(self.session.spec.ttl_s);
         if self.session.record.is_some() && !self.works() {
-            self.snapshot_at = Some(Instant::now() + SNAPSHOT_DELAY);
+            self.variables_at = Some(Instant::now() + VARIABLES_DELAY);
         }
-        self.republish();
+        self.publish();
         matches!(performed, Performed::SandboxLost)
     }
 
     /// Interrupts one execution, or all; those that wait are taken out of the queue.
     pub(super) fn interrupt(
         &mut self,
-        sandbox: &Arc<Sandbox>,
+        sandbox: &SandboxLease,
         exec_id: Option<&str>,
     ) -> Result<usize, EngineError> {
         let mut chosen = self.session.live_execs();
@@ -118,35 +133,33 @@ impl Driver {
         if let Some(id) = exec_id
             && chosen.is_empty()
         {
-            // Over already is as good as interrupted; never heard of is not, and the caller knows.
+            // An execution that has ended counts as interrupted. An unknown one does not: the caller looks for it in the
+            // database.
             return match self.session.live_exec(id) {
                 Some(_) => Ok(0),
                 None => Err(EngineError::NoExec(id.to_owned())),
             };
         }
         for exec in &chosen {
-            let lane = exec.request.lane().and_then(|lane| self.lanes.get_mut(&lane));
-            if let Some(turn) = lane.and_then(|lane| lane.take_back(&exec.id)) {
-                exec.end(Status::Interrupted, "it was interrupted before it began");
-                // Dropping its turn tells its performer.
-                drop(turn);
-                continue;
-            }
-            let (sandbox, id) = (Arc::clone(sandbox), exec.id.clone());
-            tokio::spawn(async move {
-                if let Err(error) = sandbox.interrupt(&id).await {
-                    tracing::debug!(exec.id = id, "failed to interrupt: {error}");
-                }
-            });
+            self.interrupt_one(sandbox, exec);
         }
         Ok(chosen.len())
     }
 
-    pub(super) fn settle(&mut self, sandbox: Option<&Arc<Sandbox>>, exec: Arc<Exec>) {
-        let again = self.inherited.contains(&exec.id);
-        let expires_ms = self.expiry_is_due().then(|| self.expires_ms());
-        let (shared, session) = (Arc::clone(&self.shared), Arc::clone(&self.session));
-        self.settling.spawn(settle(shared, session, sandbox.cloned(), exec, expires_ms, again));
+    fn interrupt_one(&mut self, sandbox: &SandboxLease, exec: &Exec) {
+        let lane = exec.request.lane().and_then(|lane| self.lanes.get_mut(&lane));
+        if let Some(turn) = lane.and_then(|lane| lane.take_back(&exec.id)) {
+            exec.end(Status::Interrupted, "it was interrupted before it began");
+            // Its performer returns when its turn is dropped.
+            drop(turn);
+            return;
+        }
+        let (sandbox, id) = (sandbox.clone(), exec.id.clone());
+        tokio::spawn(async move {
+            if let Err(error) = sandbox.interrupt(&id).await {
+                tracing::debug!(exec.id = id, "failed to interrupt: {error}");
+            }
+        });
     }
 
     fn leave_lane(&mut self, exec: &Exec) {

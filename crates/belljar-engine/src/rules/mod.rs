@@ -1,17 +1,17 @@
-//! What may happen to a session when: plain code without I/O, tested for every pair.
+//! Which requests a session accepts in which phase, and which phase follows which: plain code without I/O, tested for every pair.
 
 pub use crate::store::Phase;
 
-/// What somebody asks of a session.
+/// What clients ask of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Request {
     Exec,
-    /// Interrupt, feed, or look into what is there.
+    /// Use the sandbox: interrupt, send input, read files, hibernate.
     Attend,
-    /// Keep it longer.
+    /// Extend its life.
     Extend,
     Stop,
-    /// Begin again on the files of a session that has ended.
+    /// Start a session that has ended again, on its files.
     Start,
 }
 
@@ -23,15 +23,15 @@ pub enum Happening {
     /// The first of several executions began, or the last of them ended.
     WorkBegan,
     WorkEnded,
-    /// The sandbox ended although nobody asked for it.
+    /// The sandbox ended by itself.
     SandboxLost,
     StopAsked,
     SandboxGone,
     StartAsked,
-    /// It is put aside; and it is not, or was taken out again, all in one.
+    /// The driver took, or released, exclusive use of the sandbox.
     RestBegan,
     RestEnded,
-    /// Nothing but files is left of it.
+    /// The session is hibernated: only files are left of it.
     SandboxAsleep,
     WakeBegan,
 }
@@ -39,17 +39,17 @@ pub enum Happening {
 /// Why a request cannot be served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refusal {
-    /// It is on its way out; there will be no later.
+    /// It is being stopped.
     Ending,
     /// It has ended.
     Ended,
-    /// It is alive, and only one that has ended can be started.
+    /// It is alive; only a session that has ended can be started.
     Alive,
-    /// Its sandbox is taken away at this moment.
+    /// The driver has exclusive use of its sandbox at this moment.
     Resting,
 }
 
-/// Whether a request can be served in this phase, now or after waiting a little.
+/// Whether a request can be served in this phase, at once or after a short wait.
 pub fn allows(phase: Phase, request: Request) -> Result<(), Refusal> {
     use {Phase::*, Request::*};
     match (phase, request) {
@@ -58,7 +58,7 @@ pub fn allows(phase: Phase, request: Request) -> Result<(), Refusal> {
             Exec | Attend | Extend | Stop,
         ) => Ok(()),
         (Creating | Ready | Busy | Hibernating | Hibernated | Waking, Start) => Err(Refusal::Alive),
-        // Asked twice, it is still stopped once.
+        // A second stop changes nothing.
         (Stopping | Stopped | Failed, Stop) => Ok(()),
         (Stopping, Exec | Attend | Extend | Start) => Err(Refusal::Ending),
         (Stopped | Failed, Start) => Ok(()),
@@ -78,12 +78,12 @@ pub fn next(phase: Phase, happening: Happening) -> Option<Phase> {
         (Ready, RestBegan) => Some(Hibernating),
         (Hibernating, RestEnded) => Some(Ready),
         // One that could not be woken goes on sleeping; one that an earlier server put to sleep, or
-        // that begins as a branch of another, was never awake here.
+        // that begins as a fork of another, was never awake here.
         (Creating | Hibernating | Waking, SandboxAsleep) => Some(Hibernated),
         (Hibernated, WakeBegan) => Some(Waking),
         (Ready | Busy | Hibernating | Hibernated, SandboxLost) => Some(Failed),
         (Creating | Ready | Busy | Hibernating | Hibernated | Waking, StopAsked) => Some(Stopping),
-        // While it stops its work ends, as it may, and its sandbox may be faster than we.
+        // While it stops, its work may end, and its sandbox may end first.
         (Stopping, WorkEnded | SandboxLost | SandboxReady | SandboxFailed) => Some(Stopping),
         (Stopping, SandboxGone) => Some(Stopped),
         (Stopped | Failed, StartAsked) => Some(Creating),

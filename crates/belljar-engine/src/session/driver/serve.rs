@@ -1,0 +1,196 @@
+//! Serves a session that has a sandbox: one event after another.
+
+use std::sync::Arc;
+
+use belljar_runtime::Sandbox;
+use tokio::task::JoinError;
+use tokio::time::{Instant, sleep_until};
+
+use super::aftermath::{AftermathDone, AftermathRequest};
+use super::idle::Spilled;
+use super::quiescent::QuiescentRequest;
+use super::settle::Settled;
+use super::{Answer, Command, Driver, EXPIRY_PACE, Performed, SandboxLease};
+use crate::error::{EngineError, in_full};
+use crate::exec::Exec;
+
+/// Why a session is not served any longer.
+pub(super) enum ServeEnd {
+    Stop(String),
+    SandboxLost,
+    /// The server ends; the sandbox goes on for the next one.
+    ServerLeaving,
+    /// A request is handled while no execution runs. The session is served again afterwards, or it sleeps.
+    Quiescent(QuiescentRequest),
+}
+
+enum Event {
+    StopRequested,
+    ServerLeaving,
+    Performed(Result<(Arc<Exec>, Performed), JoinError>),
+    AftermathRequested(AftermathRequest),
+    AftermathDone(Result<AftermathDone, JoinError>),
+    Settled(Result<Settled, JoinError>),
+    ChoreDone(Option<String>),
+    Spilled(Option<Spilled>),
+    /// A postponed request has waited long enough.
+    PatienceOver,
+    Command(Command),
+    SandboxEnded,
+    Expired,
+    VariablesDue,
+    SpillDue,
+    HibernateDue,
+}
+
+impl Driver {
+    pub(super) async fn serve(&mut self, sandbox: &SandboxLease) -> ServeEnd {
+        self.write_metadata();
+        loop {
+            if let Some(end) = self.retry_postponed() {
+                return end;
+            }
+            let event = self.next_event(sandbox).await;
+            if let Some(end) = self.handle(sandbox, event) {
+                return end;
+            }
+        }
+    }
+
+    /// Waits for the next event. Those that end the session come first, then those that end work.
+    async fn next_event(&mut self, sandbox: &Sandbox) -> Event {
+        let deadline = self.deadline();
+        let is_attached = self.session.is_attached();
+        let may_expire = !self.works() && !is_attached;
+        let is_idle = self.is_idle();
+        let variables = self.variables_at;
+        let spill = self.spill_at().filter(|_| self.spillers.is_empty() && is_idle);
+        let hibernate = self.hibernate_at().filter(|_| is_idle && !is_attached);
+        let patience = self.postponed.as_ref().map(|(until, _)| *until);
+        let mut stop = self.session.stop.subscribe();
+        let mut leaving = self.state.leaving.subscribe();
+        tokio::select! {
+            biased;
+            _ = stop.wait_for(Option::is_some) => Event::StopRequested,
+            _ = leaving.wait_for(|leaving| *leaving) => Event::ServerLeaving,
+            Some(performed) = self.performing.join_next() => Event::Performed(performed),
+            Some(request) = self.aftermath.requests.recv() => Event::AftermathRequested(request),
+            Some(done) = self.aftermath.running.join_next() => Event::AftermathDone(done),
+            Some(settled) = self.settling.join_next() => Event::Settled(settled),
+            Some(done) = self.chores.join_next() => Event::ChoreDone(done.ok().flatten()),
+            Some(spilled) = self.spillers.join_next() => Event::Spilled(spilled.ok()),
+            () = until(patience) => Event::PatienceOver,
+            Some(command) = self.commands.recv(), if patience.is_none() => Event::Command(command),
+            () = sandbox.ended() => Event::SandboxEnded,
+            () = sleep_until(deadline), if may_expire => Event::Expired,
+            () = until(variables) => Event::VariablesDue,
+            () = until(spill) => Event::SpillDue,
+            () = until(hibernate) => Event::HibernateDue,
+        }
+    }
+
+    fn handle(&mut self, sandbox: &SandboxLease, event: Event) -> Option<ServeEnd> {
+        match event {
+            Event::StopRequested => return Some(ServeEnd::Stop(self.stop_reason())),
+            Event::ServerLeaving => return Some(ServeEnd::ServerLeaving),
+            Event::Performed(Ok((exec, performed))) => {
+                return self.performed(sandbox, exec, performed).then_some(ServeEnd::SandboxLost);
+            }
+            // A defect of ours. The execution must not wait for ever.
+            Event::Performed(Err(panic)) => {
+                tracing::error!(session.id = self.session.id, "failed to perform: {panic}");
+                return Some(ServeEnd::SandboxLost);
+            }
+            Event::AftermathRequested(request) => self.aftermath_requested(request),
+            Event::AftermathDone(done) => self.aftermath_done(done),
+            Event::Settled(settled) => {
+                self.settled(settled);
+                self.write_metadata();
+            }
+            Event::ChoreDone(warning) => self.chore_done(warning),
+            Event::Spilled(spilled) => self.spilled(spilled),
+            Event::PatienceOver => {}
+            Event::Command(command) => return self.handle_command(sandbox, command),
+            Event::SandboxEnded => return Some(ServeEnd::SandboxLost),
+            Event::Expired => return Some(ServeEnd::Stop(self.expired())),
+            Event::VariablesDue => self.write_variables(sandbox),
+            Event::SpillDue => self.spill(sandbox),
+            Event::HibernateDue => {
+                let request = QuiescentRequest::Hibernate { force: false, asked: None };
+                return self.when_quiescent(request);
+            }
+        }
+        None
+    }
+
+    fn handle_command(&mut self, sandbox: &SandboxLease, command: Command) -> Option<ServeEnd> {
+        match command {
+            Command::Wake { answer, .. } => drop(answer.send(Ok(sandbox.clone()))),
+            Command::Hibernate { force, quota, answer } => {
+                let asked = Some((quota, answer));
+                return self.when_quiescent(QuiescentRequest::Hibernate { force, asked });
+            }
+            Command::Fork { force, from, answer } => {
+                return self.when_quiescent(QuiescentRequest::Fork { force, from, answer });
+            }
+            Command::Restore { exec, answer } => {
+                return self.when_quiescent(QuiescentRequest::Restore { exec, answer });
+            }
+            Command::Exec { ask, answer } => self.accept(sandbox, ask, answer),
+            Command::Interrupt { exec_id, answer } => {
+                let _ = answer.send(self.interrupt(sandbox, exec_id.as_deref()));
+            }
+            Command::Used => {
+                self.touch(self.session.spec.ttl_s);
+                self.publish();
+                if self.expiry_is_due() {
+                    self.store_expiry();
+                }
+            }
+            Command::Warn(warning) => self.warn(warning),
+            Command::Extend { ttl_s, answer } => self.extend(ttl_s, answer),
+        }
+        None
+    }
+
+    pub(super) fn extend(&mut self, ttl_s: u64, answer: Answer<()>) {
+        self.touch(ttl_s);
+        self.publish();
+        let (state, view) = (Arc::clone(&self.state), self.session.view());
+        let id = self.session.id.clone();
+        tokio::spawn(async move {
+            let stored = state.store.set_expiry(&id, view.used_ms, view.expires_ms).await;
+            let _ = answer.send(stored.map_err(EngineError::Store));
+        });
+    }
+
+    /// Whether the expiry should be stored now; if so, it counts as stored.
+    pub(super) fn expiry_is_due(&mut self) -> bool {
+        let now = Instant::now();
+        let due = self.expiry_stored.is_none_or(|last| now - last >= EXPIRY_PACE);
+        if due {
+            self.expiry_stored = Some(now);
+        }
+        due
+    }
+
+    fn store_expiry(&mut self) {
+        let (state, view) = (Arc::clone(&self.state), self.session.view());
+        let id = self.session.id.clone();
+        self.chores.spawn(async move {
+            let stored = state.store.set_expiry(&id, view.used_ms, view.expires_ms).await;
+            if let Err(error) = stored {
+                tracing::warn!(session.id = id, "failed to store the expiry: {}", in_full(&error));
+            }
+            None
+        });
+    }
+}
+
+/// Waits until a time; without one, for ever.
+async fn until(time: Option<Instant>) {
+    match time {
+        Some(time) => sleep_until(time).await,
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,189 @@
+//! Snapshots of a session that has a sandbox: hibernate, fork, restore.
+//!
+//! ```text
+//!   exclusive use ──▶ snapshot ──▶ row: hibernated ──▶ sandbox destroyed ──▶ sleep
+//!     ▲                 │ refused, failed
+//!   serve ◀─────────────┘
+//! ```
+//!
+//! Killed before the row says `hibernated`, the session is its sandbox; killed after that, it is its snapshot, until the row says
+//! `ready` again (see [`wake`](super::wake)).
+
+use belljar_runtime::Sandbox;
+
+use super::{Driver, SandboxLease};
+use crate::admission::Quota;
+use crate::error::EngineError;
+use crate::rules::{Happening, Phase};
+use crate::snapshots::{CaptureRequest, ForkSource, Manifest, SessionSnapshots, revive};
+use crate::spec::Storage;
+use crate::store::Durability;
+
+impl Driver {
+    /// Writes the session to files and ends its sandbox. Returns a description of what could not be kept.
+    pub(super) async fn hibernate(
+        &mut self,
+        sandbox: SandboxLease,
+        force: bool,
+        quota: Option<Quota>,
+    ) -> Result<Vec<String>, (Option<SandboxLease>, EngineError)> {
+        let sleeping = match self.state.admission.reserve_sleep(&self.session.tenant, quota) {
+            Ok(sleeping) => sleeping,
+            Err(full) => return Err((Some(sandbox), full.into())),
+        };
+        let sandbox = self.exclusive(sandbox).await?;
+        let manifest = match self.store_hibernated(&sandbox, force).await {
+            Ok(manifest) => manifest,
+            Err(error) => return Err((Some(self.end_exclusive(sandbox)), error)),
+        };
+        // From here on the session is its snapshot.
+        self.apply(Happening::SandboxAsleep);
+        self.network = None;
+        self.forgettable.clear();
+        let (store, id) = (&self.state.store, self.session.id.clone());
+        self.state.usage.close(&id, &self.session.tenant, &sandbox);
+        sandbox.destroy().await;
+        self.reservation = None;
+        self.sleeping = Some(sleeping);
+        // If this is not stored, the next server looks for the sandbox and finds none.
+        let _ = store.set_sandbox(&id, Phase::Hibernated, None, Durability::Soon).await;
+        self.drop_earlier(&manifest).await;
+        self.write_metadata();
+        tracing::info!(session.id = id, bytes = manifest.bytes, "session {id} is hibernated");
+        Ok(manifest.left_out())
+    }
+
+    async fn store_hibernated(
+        &mut self,
+        sandbox: &Sandbox,
+        force: bool,
+    ) -> Result<Manifest, EngineError> {
+        let places: &[&str] = match self.session.spec.storage {
+            Storage::Tmpfs => &["session", "tmp", "shm"],
+            // The files of the session are on disk already.
+            Storage::Bind => &["tmp", "shm"],
+        };
+        let manifest = self.capture(sandbox, places, force, true).await?;
+        let (store, id) = (&self.state.store, &self.session.id);
+        store.set_phase(id, Phase::Hibernated, None, Durability::Power).await?;
+        Ok(manifest)
+    }
+
+    /// Takes a snapshot of the present state.
+    async fn capture(
+        &mut self,
+        sandbox: &Sandbox,
+        places: &[&str],
+        force: bool,
+        sync: bool,
+    ) -> Result<Manifest, EngineError> {
+        let limits = &self.session.spec.limits;
+        let request = CaptureRequest {
+            session: &self.session.id,
+            tenant: &self.session.tenant,
+            places,
+            // Memory, and as much again for files on disk.
+            room: limits.memory.saturating_add(limits.tmpfs).saturating_mul(2),
+            force,
+            sync,
+            exec: None,
+            before: self.base,
+            same_files_as: None,
+        };
+        let taken = crate::snapshots::capture(&self.state.snapshot_store, sandbox, request).await?;
+        self.base = Some(taken.id);
+        Ok(taken)
+    }
+
+    pub(super) fn snapshots(&self) -> SessionSnapshots {
+        self.state.snapshot_store.of_session(&self.session.id)
+    }
+
+    /// Removes earlier snapshots that are no checkpoints: only the newest is needed.
+    pub(super) async fn drop_earlier(&self, newest: &Manifest) {
+        let newest = newest.id;
+        let dropped = self.snapshots().run(move |files| files.forget_before(newest)).await;
+        if let Err(error) = dropped {
+            let id = &self.session.id;
+            tracing::warn!(session.id = id, "failed to remove an old snapshot: {error}");
+        }
+        self.state.snapshot_store.count(&self.session.id, &self.session.tenant).await;
+    }
+
+    /// A snapshot of the present state, for other sessions to begin with.
+    pub(super) async fn fork_now(
+        &mut self,
+        sandbox: &Sandbox,
+        force: bool,
+    ) -> Result<ForkSource, EngineError> {
+        let manifest = self.capture(sandbox, &["session", "tmp", "shm"], force, false).await?;
+        self.drop_earlier(&manifest).await;
+        self.fork_source(&manifest).await
+    }
+
+    pub(super) async fn fork_checkpoint(&self, exec: &str) -> Result<ForkSource, EngineError> {
+        let manifest = self.checkpoint(exec).await?;
+        self.fork_source(&manifest).await
+    }
+
+    pub(super) async fn fork_source(&self, manifest: &Manifest) -> Result<ForkSource, EngineError> {
+        let store = &self.state.snapshot_store;
+        store.fork_source(&self.snapshots(), manifest).await.map_err(EngineError::KeepSnapshot)
+    }
+
+    pub(super) async fn checkpoint(&self, exec: &str) -> Result<Manifest, EngineError> {
+        let found = self.snapshots().checkpoint(exec).await;
+        found.ok_or_else(|| EngineError::NoCheckpoint(exec.to_owned()))
+    }
+
+    /// Restores a checkpoint into a fresh sandbox, which replaces the present one.
+    pub(super) async fn restore(
+        &mut self,
+        sandbox: SandboxLease,
+        exec: &str,
+    ) -> (Option<SandboxLease>, Result<(), EngineError>) {
+        let manifest = match self.checkpoint(exec).await {
+            Ok(manifest) => manifest,
+            Err(error) => return (Some(sandbox), Err(error)),
+        };
+        let present = match self.exclusive(sandbox).await {
+            Ok(present) => present,
+            Err((sandbox, error)) => return (sandbox, Err(error)),
+        };
+        let fresh = match self.restored_sandbox(&manifest).await {
+            Ok(fresh) => fresh,
+            Err(error) => return (Some(self.end_exclusive(present)), Err(error)),
+        };
+        self.network = None;
+        self.base = Some(manifest.id);
+        self.forgettable.clear();
+        self.state.usage.close(&self.session.id, &self.session.tenant, &present);
+        present.destroy().await;
+        // The row has the fresh sandbox already: if it gets no network, it goes on and has a warning.
+        let _ = self.attach_network(&fresh, true).await;
+        self.is_at(exec);
+        self.touch(self.session.spec.ttl_s);
+        (Some(self.end_exclusive(fresh)), Ok(()))
+    }
+
+    /// A fresh sandbox with this snapshot in it; its row is stored.
+    async fn restored_sandbox(&self, manifest: &Manifest) -> Result<Sandbox, EngineError> {
+        let fresh = self.fresh_sandbox().await?;
+        let restored = match revive(&fresh, &self.snapshots(), manifest, true).await {
+            Ok(()) => {
+                let handle = Some(fresh.handle().clone());
+                let (store, id) = (&self.state.store, &self.session.id);
+                let stored = store.set_sandbox(id, Phase::Ready, handle, Durability::Process).await;
+                stored.map_err(EngineError::Store)
+            }
+            Err(error) => Err(error),
+        };
+        match restored {
+            Ok(()) => Ok(fresh),
+            Err(error) => {
+                fresh.destroy().await;
+                Err(error)
+            }
+        }
+    }
+}

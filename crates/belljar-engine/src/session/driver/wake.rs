@@ -1,0 +1,107 @@
+//! Wakes a hibernated session: a fresh sandbox gets the files and the kernel of its snapshot.
+//!
+//! ```text
+//!   sleep ── a command, if there is room ──▶ sandbox ──▶ row: waking ──▶ files, kernel ──▶ row: ready ──▶ serve
+//!     ▲                                                                  │ failed
+//!     └──────────────────────────────────────────────────────────────────┘
+//! ```
+
+use std::sync::Arc;
+
+use belljar_runtime::{Handle, Sandbox};
+use tokio::time::Instant;
+
+use super::{Driver, SandboxLease};
+use crate::admission::{Quota, Reservation};
+use crate::error::{EngineError, in_full};
+use crate::rules::{Happening, Phase};
+use crate::snapshots::{Manifest, revive};
+use crate::store::{Durability, ExecFilter, ExecRow};
+
+/// How many recent executions to search for the last one in the foreground.
+const RECENT: u32 = 20;
+
+impl Driver {
+    /// Restores the session from its snapshot. If that fails, it stays hibernated.
+    pub(super) async fn wake(&mut self, quota: Quota) -> Result<SandboxLease, EngineError> {
+        let begun = Instant::now();
+        let reservation = match self.reservation.take() {
+            Some(reservation) => reservation,
+            None => self.reserve(quota)?,
+        };
+        self.apply(Happening::WakeBegan);
+        match self.restore_hibernated().await {
+            Ok(sandbox) => {
+                self.reservation = Some(reservation);
+                self.sleeping = None;
+                let sandbox = self.session.sandbox.open(sandbox);
+                self.kernel_required = false;
+                self.hibernate_again_at = None;
+                self.touch(self.session.spec.ttl_s);
+                self.apply(Happening::SandboxReady);
+                self.publish();
+                let (id, ms) = (&self.session.id, begun.elapsed().as_millis());
+                tracing::info!(session.id = id, ms, "session {id} woke up");
+                Ok(sandbox)
+            }
+            Err(error) => {
+                let id = &self.session.id;
+                tracing::warn!(session.id = id, "failed to wake: {}", in_full(&error));
+                self.apply(Happening::SandboxAsleep);
+                Err(error)
+            }
+        }
+    }
+
+    fn reserve(&self, quota: Quota) -> Result<Reservation, EngineError> {
+        let (tenant, limits) = (&self.session.tenant, &self.session.spec.limits);
+        Ok(self.state.admission.reserve(tenant, quota, limits)?)
+    }
+
+    async fn restore_hibernated(&mut self) -> Result<Sandbox, EngineError> {
+        let manifest = self.hibernated().await?;
+        let sandbox = self.fresh_sandbox().await?;
+        let Err(error) = self.fill(&sandbox, &manifest).await else { return Ok(sandbox) };
+        self.network = None;
+        sandbox.destroy().await;
+        let (store, id) = (&self.state.store, &self.session.id);
+        let _ = store.set_sandbox(id, Phase::Hibernated, None, Durability::Soon).await;
+        Err(error)
+    }
+
+    /// Brings a snapshot into a fresh sandbox and makes it the session's.
+    async fn fill(&mut self, sandbox: &Sandbox, manifest: &Manifest) -> Result<(), EngineError> {
+        let handle = Some(sandbox.handle().clone());
+        let id = self.session.id.clone();
+        let store = self.state.store.clone();
+        store.set_sandbox(&id, Phase::Waking, handle.clone(), Durability::Process).await?;
+        revive(sandbox, &self.snapshots(), manifest, self.kernel_required).await?;
+        self.base = Some(manifest.id);
+        self.attach_network(sandbox, false).await?;
+        Ok(store.set_sandbox(&id, Phase::Ready, handle, Durability::Process).await?)
+    }
+
+    /// Begins with a session that an earlier server had hibernated, or was about to wake: a sandbox that it left is removed.
+    pub(super) async fn begin_hibernated(&mut self, left: Option<Handle>) {
+        if let Some(handle) = left {
+            Arc::clone(&self.state.runtime).discard(&handle).await;
+            let (store, id) = (&self.state.store, &self.session.id);
+            let _ = store.set_sandbox(id, Phase::Hibernated, None, Durability::Soon).await;
+        }
+        if self.reservation.is_none() {
+            self.sleeping = Some(self.state.admission.admit_sleep(&self.session.tenant));
+        }
+        self.apply(Happening::SandboxAsleep);
+    }
+
+    /// Finds the execution that the session was at under an earlier server.
+    pub(super) async fn find_last_exec(&self) {
+        let filter = ExecFilter { newest_first: true, beyond: None, finished: true, limit: RECENT };
+        let foreground = |row: ExecRow| (!row.request.background).then_some(row.id);
+        if let Ok(page) = self.state.store.execs(&self.session.id, filter, foreground).await
+            && let Some(exec) = page.items.into_iter().flatten().next()
+        {
+            self.is_at(&exec);
+        }
+    }
+}

@@ -1,0 +1,477 @@
+//! The files of one session's snapshots. Everything here blocks: async code goes through
+//! [`SessionSnapshots`](super::SessionSnapshots).
+
+use std::collections::HashSet;
+use std::fs::{self, DirBuilder, File};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use belljar_proto::exec::Language;
+use belljar_runtime::{Layer, MemorySnapshot, common_layer, languages};
+use belljar_sys::tree;
+use serde::{Deserialize, Serialize};
+
+use super::disk_usage::KeptFile;
+
+/// What belongs to a snapshot.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Manifest {
+    /// Later ones have higher numbers.
+    pub(crate) id: u64,
+    pub(crate) made_ms: i64,
+    /// The execution after which it was taken, if it is a checkpoint.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) exec: Option<String>,
+    /// Numbers of the layers of memory that the index of its Python kernel refers to; `None` if there was no kernel, or it could
+    /// not be kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) layers: Option<Vec<u64>>,
+    /// Number of the archive of its files.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) files: Option<u64>,
+    /// The guest's fingerprint of all files at that time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) fingerprint: Option<u64>,
+    /// Kernels that could not be kept, and what became of them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) gone: Vec<(Language, String)>,
+    /// What else was left out, because the caller forced the snapshot.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) lost: Vec<String>,
+    /// Bytes that this one added.
+    pub(crate) bytes: u64,
+}
+
+impl Manifest {
+    /// A description of each part of the session that is missing in it.
+    pub(crate) fn left_out(&self) -> Vec<String> {
+        let kernels = self.gone.iter().map(|(language, reason)| {
+            let name = languages::name(*language);
+            format!("the variables of the {name} kernel: it {reason}")
+        });
+        kernels.chain(self.lost.iter().cloned()).collect()
+    }
+
+    /// The files that it consists of, each by a number and a kind.
+    fn parts(&self) -> impl Iterator<Item = (u64, &'static str)> {
+        let layers = self.layers.iter().flatten().map(|id| (*id, "pages"));
+        let index = self.layers.as_ref().map(|_| (self.id, "index"));
+        layers.chain(index).chain(self.files.map(|id| (id, "files")))
+    }
+}
+
+/// The directory with the snapshots of one session; it need not exist.
+#[derive(Debug, Clone)]
+pub(crate) struct SnapshotFiles {
+    directory: PathBuf,
+}
+
+/// A snapshot that is being taken: to be finished, or discarded.
+#[derive(Debug)]
+pub(super) struct Draft {
+    files: SnapshotFiles,
+    id: u64,
+    finished: bool,
+}
+
+/// Only the server's user may read it: it has memory and files of users.
+pub(super) fn make_directory(path: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(path)
+}
+
+impl SnapshotFiles {
+    pub(super) fn new(directory: PathBuf) -> SnapshotFiles {
+        SnapshotFiles { directory }
+    }
+
+    /// All snapshots, the oldest first.
+    pub(crate) fn list(&self) -> Vec<Manifest> {
+        let Ok(entries) = fs::read_dir(&self.directory) else { return Vec::new() };
+        let mut snapshots: Vec<Manifest> = entries
+            .flatten()
+            .filter(|entry| entry.path().extension().is_some_and(|end| end == "json"))
+            .filter_map(|entry| serde_json::from_slice(&fs::read(entry.path()).ok()?).ok())
+            .collect();
+        snapshots.sort_by_key(|manifest| manifest.id);
+        snapshots
+    }
+
+    /// The last one that is no checkpoint.
+    pub(super) fn last(&self) -> Option<Manifest> {
+        self.list().into_iter().rfind(|manifest| manifest.exec.is_none())
+    }
+
+    pub(super) fn get(&self, id: u64) -> Option<Manifest> {
+        serde_json::from_slice(&fs::read(self.path(id, "json")).ok()?).ok()
+    }
+
+    /// The checkpoint of an execution.
+    pub(super) fn checkpoint(&self, exec: &str) -> Option<Manifest> {
+        let is_it = |manifest: &Manifest| manifest.exec.as_deref() == Some(exec);
+        self.list().into_iter().rfind(is_it)
+    }
+
+    pub(super) fn begin(&self, id: u64) -> io::Result<Draft> {
+        make_directory(&self.directory)?;
+        Ok(Draft { files: self.clone(), id, finished: false })
+    }
+
+    /// The Python kernel of a snapshot.
+    pub(super) fn kernel(&self, manifest: &Manifest) -> io::Result<Option<MemorySnapshot>> {
+        let Some(layers) = &manifest.layers else { return Ok(None) };
+        let open = |id: &u64| Ok(Layer { id: *id, pages: File::open(self.path(*id, "pages"))? });
+        let layers = layers.iter().map(open).collect::<io::Result<_>>()?;
+        Ok(Some(MemorySnapshot { index: File::open(self.path(manifest.id, "index"))?, layers }))
+    }
+
+    /// The archive of a snapshot.
+    pub(super) fn archive(&self, manifest: &Manifest) -> io::Result<Option<File>> {
+        manifest.files.map(|id| File::open(self.path(id, "files"))).transpose()
+    }
+
+    /// Makes sure that a layer exists which a kernel refers to. A layer that sessions share is linked into this directory.
+    pub(super) fn require_layer(&self, id: u64, commons: &Path) -> io::Result<()> {
+        let own = self.path(id, "pages");
+        match common_layer(commons, id) {
+            Some(common) if !own.exists() => fs::hard_link(common, own),
+            _ => fs::metadata(own).map(drop),
+        }
+    }
+
+    /// Removes snapshots, and what only they needed.
+    pub(crate) fn forget(&self, ids: &[u64]) -> io::Result<()> {
+        for id in ids {
+            remove_file(&self.path(*id, "json"))?;
+        }
+        self.sweep()
+    }
+
+    /// Removes snapshots older than this one that are no checkpoints.
+    pub(crate) fn forget_before(&self, newest: u64) -> io::Result<()> {
+        let snapshots = self.list().into_iter();
+        let earlier = snapshots.filter(|other| other.exec.is_none() && other.id < newest);
+        let earlier: Vec<u64> = earlier.map(|other| other.id).collect();
+        self.forget(&earlier)
+    }
+
+    /// Removes files that no snapshot refers to, except open ones: they would take room on the disk without being counted.
+    pub(super) fn sweep(&self) -> io::Result<()> {
+        let mut needed = HashSet::new();
+        for manifest in self.list() {
+            needed.insert(self.path(manifest.id, "json"));
+            needed.extend(manifest.parts().map(|(id, kind)| self.path(id, kind)));
+        }
+        let entries = match fs::read_dir(&self.directory) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            entries => entries?,
+        };
+        for entry in entries {
+            let path = entry?.path();
+            if !needed.contains(&path) {
+                remove_unless_open(&path)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Links a snapshot into another directory.
+    pub(super) fn share(&self, manifest: &Manifest, with: &SnapshotFiles) -> io::Result<()> {
+        make_directory(&with.directory)?;
+        for (id, kind) in manifest.parts() {
+            match fs::hard_link(self.path(id, kind), with.path(id, kind)) {
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+                _ => {}
+            }
+        }
+        // The other session begins with it, so there it is no checkpoint.
+        with.write(&Manifest { exec: None, ..manifest.clone() }, false)
+    }
+
+    /// A second snapshot with the same content, which is no checkpoint.
+    pub(crate) fn repeat(&self, manifest: &Manifest, id: u64) -> io::Result<Manifest> {
+        if manifest.layers.is_some() {
+            fs::hard_link(self.path(manifest.id, "index"), self.path(id, "index"))?;
+        }
+        let again = Manifest { id, exec: None, bytes: 0, ..manifest.clone() };
+        self.write(&again, true)?;
+        Ok(again)
+    }
+
+    /// Every file, with the room that it takes on the disk.
+    pub(super) fn on_disk(&self) -> Vec<KeptFile> {
+        let Ok(entries) = fs::read_dir(&self.directory) else { return Vec::new() };
+        let kept = |entry: fs::DirEntry| {
+            let metadata = entry.metadata().ok()?;
+            let name = entry.file_name();
+            let common =
+                name.to_str().and_then(|name| name.split_once('.')).is_some_and(|(id, _)| {
+                    id.parse().is_ok_and(|id| common_layer(&self.directory, id).is_some())
+                });
+            Some(KeptFile { inode: metadata.ino(), bytes: on_disk(&metadata), common })
+        };
+        entries.flatten().filter_map(kept).collect()
+    }
+
+    /// Bytes on the disk of what these snapshots need, without layers that sessions share.
+    pub(crate) fn bytes_of(&self, snapshots: &[Manifest]) -> u64 {
+        let parts = snapshots.iter().flat_map(Manifest::parts);
+        let own = parts.filter(|(id, _)| common_layer(&self.directory, *id).is_none());
+        let needed: HashSet<PathBuf> = own.map(|(id, kind)| self.path(id, kind)).collect();
+        needed.iter().filter_map(|path| Some(on_disk(&fs::metadata(path).ok()?))).sum()
+    }
+
+    /// Removes everything. The session's sandbox is gone, so a process that has a file open which no other session needs gets nothing
+    /// more from it, and the room on the disk is free at once.
+    pub(super) fn remove(&self) -> io::Result<()> {
+        let entries = match fs::read_dir(&self.directory) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            entries => entries?,
+        };
+        for entry in entries {
+            let path = entry?.path();
+            let file = File::options().write(true).open(&path);
+            // The links are counted after the removal: if two sessions remove theirs at the same time, one of them sees none left.
+            remove_file(&path)?;
+            if let Ok(file) = file
+                && file.metadata()?.nlink() == 0
+            {
+                file.set_len(0)?;
+            }
+        }
+        fs::remove_dir_all(&self.directory)
+    }
+
+    fn finish_draft(&self, manifest: &mut Manifest, sync: bool) -> io::Result<()> {
+        manifest.bytes = 0;
+        for kind in ["pages", "index", "files"] {
+            let Ok(file) = File::open(self.path(manifest.id, kind)) else { continue };
+            manifest.bytes += on_disk(&file.metadata()?);
+            if sync {
+                file.sync_all()?;
+            }
+        }
+        self.write(manifest, sync)
+    }
+
+    fn remove_draft(&self, id: u64) {
+        for kind in ["pages", "index", "files", "new"] {
+            let _ = remove_unless_open(&self.path(id, kind));
+        }
+    }
+
+    fn path(&self, id: u64, kind: &str) -> PathBuf {
+        self.directory.join(format!("{id}.{kind}"))
+    }
+
+    /// Writes the manifest, which makes the snapshot visible; with `sync` it survives a power cut.
+    fn write(&self, manifest: &Manifest, sync: bool) -> io::Result<()> {
+        let fresh = self.path(manifest.id, "new");
+        remove_file(&fresh)?;
+        let mut file = create(&fresh)?;
+        file.write_all(&serde_json::to_vec(manifest)?)?;
+        if sync {
+            file.sync_all()?;
+        }
+        fs::rename(fresh, self.path(manifest.id, "json"))?;
+        if sync {
+            File::open(&self.directory)?.sync_all()?;
+            if let Some(above) = self.directory.parent() {
+                File::open(above)?.sync_all()?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Draft {
+    pub(super) fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// The path of its file of a kind (`pages`, `index`, `files`).
+    pub(super) fn path(&self, kind: &str) -> PathBuf {
+        self.files.path(self.id, kind)
+    }
+
+    /// Removes what was written.
+    pub(super) fn discard(mut self) {
+        self.finished = true;
+        self.files.remove_draft(self.id);
+    }
+
+    /// All files are complete: makes the snapshot visible.
+    pub(super) fn finish(mut self, mut manifest: Manifest, sync: bool) -> io::Result<Manifest> {
+        self.finished = true;
+        let finished = self.files.finish_draft(&mut manifest, sync);
+        if finished.is_err() {
+            self.files.remove_draft(self.id);
+        }
+        finished.map(|()| manifest)
+    }
+}
+
+impl Drop for Draft {
+    /// An unfinished draft is normally discarded; this is for a task that is aborted half-way.
+    fn drop(&mut self) {
+        if self.finished {
+            return;
+        }
+        let (files, id) = (self.files.clone(), self.id);
+        match tokio::runtime::Handle::try_current() {
+            Ok(runtime) => drop(runtime.spawn_blocking(move || files.remove_draft(id))),
+            Err(_) => files.remove_draft(id),
+        }
+    }
+}
+
+/// Creates a file of a snapshot, which must not exist.
+pub(super) fn create(path: &Path) -> io::Result<File> {
+    File::options().read(true).write(true).create_new(true).mode(0o600).open(path)
+}
+
+/// What a file takes of the disk.
+fn on_disk(metadata: &fs::Metadata) -> u64 {
+    const BLOCK: u64 = 512;
+    metadata.blocks() * BLOCK
+}
+
+/// Removes a file, unless it is open elsewhere: in a kernel that uses a layer, or in code that holds one. As long as it exists it is
+/// counted.
+fn remove_unless_open(path: &Path) -> io::Result<()> {
+    match File::open(path) {
+        Ok(file) if tree::is_open_elsewhere(&file) => Ok(()),
+        _ => remove_file(path),
+    }
+}
+
+fn remove_file(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn manifest(id: u64, layers: &[u64]) -> Manifest {
+        Manifest {
+            id,
+            made_ms: 0,
+            exec: None,
+            layers: Some(layers.to_vec()),
+            files: Some(id),
+            fingerprint: None,
+            gone: Vec::new(),
+            lost: Vec::new(),
+            bytes: 0,
+        }
+    }
+
+    fn take(snapshots: &SnapshotFiles, id: u64, layers: &[u64]) -> Manifest {
+        let draft = snapshots.begin(id).unwrap();
+        for kind in ["pages", "index", "files"] {
+            create(&draft.path(kind)).unwrap().write_all(b"1234").unwrap();
+        }
+        draft.finish(manifest(id, layers), true).unwrap()
+    }
+
+    /// What a few bytes take.
+    const BLOCKS: u64 = 4096;
+
+    fn names(snapshots: &SnapshotFiles) -> Vec<String> {
+        let entries = fs::read_dir(&snapshots.directory).unwrap().flatten();
+        let mut names: Vec<String> =
+            entries.map(|entry| entry.file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn a_snapshot_exists_completely_or_not_at_all() {
+        let root = tempfile::tempdir().unwrap();
+        let snapshots = SnapshotFiles::new(root.path().join("ses_1"));
+        assert_eq!(snapshots.last(), None);
+        let draft = snapshots.begin(1).unwrap();
+        create(&draft.path("pages")).unwrap();
+        drop(draft);
+        assert!(names(&snapshots).is_empty(), "the unfinished snapshot is gone");
+        let first = take(&snapshots, 2, &[2]);
+        assert_eq!((snapshots.last(), first.bytes), (Some(first.clone()), 3 * BLOCKS));
+        // As a server leaves it that is killed half-way.
+        let draft = snapshots.begin(3).unwrap();
+        create(&draft.path("pages")).unwrap();
+        std::mem::forget(draft);
+        fs::write(snapshots.path(3, "new"), "{").unwrap();
+        snapshots.sweep().unwrap();
+        assert_eq!(names(&snapshots), ["2.files", "2.index", "2.json", "2.pages"]);
+        assert_eq!(snapshots.kernel(&first).unwrap().unwrap().layers.len(), 1);
+    }
+
+    #[test]
+    fn a_layer_stays_as_long_as_a_snapshot_needs_it() {
+        let root = tempfile::tempdir().unwrap();
+        let snapshots = SnapshotFiles::new(root.path().join("ses_1"));
+        take(&snapshots, 1, &[1]);
+        take(&snapshots, 2, &[1, 2]);
+        snapshots.forget(&[1]).unwrap();
+        assert_eq!(names(&snapshots), ["1.pages", "2.files", "2.index", "2.json", "2.pages"]);
+        take(&snapshots, 3, &[3]);
+        snapshots.forget(&[2]).unwrap();
+        assert_eq!(names(&snapshots), ["3.files", "3.index", "3.json", "3.pages"]);
+    }
+
+    #[test]
+    fn a_layer_that_is_open_is_kept_and_counted() {
+        let root = tempfile::tempdir().unwrap();
+        let snapshots = SnapshotFiles::new(root.path().join("ses_1"));
+        take(&snapshots, 1, &[1]);
+        take(&snapshots, 2, &[2]);
+        let held = File::open(snapshots.path(1, "pages")).unwrap();
+        snapshots.forget(&[1]).unwrap();
+        assert_eq!(names(&snapshots), ["1.pages", "2.files", "2.index", "2.json", "2.pages"]);
+        assert_eq!(snapshots.on_disk().iter().map(|file| file.bytes).sum::<u64>(), 5 * BLOCKS);
+        // As long as another session has it, it stays whole; then it is empty for those that have it open.
+        let other = SnapshotFiles::new(root.path().join("ses_2"));
+        make_directory(&other.directory).unwrap();
+        fs::hard_link(snapshots.path(1, "pages"), other.path(1, "pages")).unwrap();
+        snapshots.remove().unwrap();
+        assert_eq!(held.metadata().unwrap().len(), 4);
+        other.sweep().unwrap();
+        assert_eq!(names(&other), ["1.pages"]);
+        other.remove().unwrap();
+        assert_eq!((held.metadata().unwrap().len(), on_disk(&held.metadata().unwrap())), (0, 0));
+        assert!(!other.directory.exists() && !snapshots.directory.exists());
+    }
+
+    #[test]
+    fn a_draft_that_is_open_stays_until_it_is_closed() {
+        let root = tempfile::tempdir().unwrap();
+        let snapshots = SnapshotFiles::new(root.path().join("ses_1"));
+        let draft = snapshots.begin(1).unwrap();
+        create(&draft.path("pages")).unwrap().write_all(b"1234").unwrap();
+        create(&draft.path("index")).unwrap();
+        let held = File::open(draft.path("pages")).unwrap();
+        drop(draft);
+        assert_eq!(names(&snapshots), ["1.pages"]);
+        drop(held);
+        snapshots.sweep().unwrap();
+        assert!(names(&snapshots).is_empty());
+    }
+
+    #[test]
+    fn a_shared_snapshot_outlives_either_session() {
+        let root = tempfile::tempdir().unwrap();
+        let (one, other) =
+            (SnapshotFiles::new(root.path().join("a")), SnapshotFiles::new(root.path().join("b")));
+        let taken = take(&one, 1, &[1]);
+        one.share(&taken, &other).unwrap();
+        one.remove().unwrap();
+        assert_eq!(other.last(), Some(taken.clone()));
+        assert!(
+            other.kernel(&taken).unwrap().is_some() && other.archive(&taken).unwrap().is_some()
+        );
+    }
+}

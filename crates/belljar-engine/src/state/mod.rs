@@ -1,0 +1,205 @@
+//! What the engine, the drivers of sessions and the pool share. It holds no sessions: those are in the engine's registry.
+
+mod sandbox_specs;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use belljar_runtime::Runtime;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+
+pub(crate) use sandbox_specs::next_warm;
+
+use crate::admission::{Admission, Quota, Reservation};
+use crate::artifacts::ArtifactStore;
+use crate::audit::{Audit, Entry};
+use crate::config::EngineConfig;
+use crate::datasets::Cache;
+use crate::error::EngineError;
+use crate::metrics::{ByHow, Metrics, Name};
+use crate::network::{Listener, Traffic, Visit};
+use crate::pool::Pool;
+use crate::principal::Principal;
+use crate::shares::Shares;
+use crate::snapshots::{SnapshotConfig, SnapshotStore};
+use crate::spec::{SessionSpec, Storage};
+use crate::store::{Durability, Store};
+use crate::uploads::Uploads;
+use crate::usage::Usage;
+use crate::volumes::Volumes;
+
+/// Sandboxes of one tenant that may be created at the same time; more would only slow each other down.
+const CREATING_OF_TENANT: usize = 16;
+
+/// Sandboxes of all tenants that may be created at the same time: several times the limit of one tenant, so that a
+/// tenant with a slow image does not block the others.
+const CREATING_AT_ONCE: usize = 64;
+
+/// Datasets that are fetched from their sources at the same time.
+const FETCHING_AT_ONCE: usize = 8;
+
+#[derive(Debug)]
+pub(crate) struct EngineState {
+    pub(crate) config: EngineConfig,
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) runtime: Arc<dyn Runtime>,
+    pub(crate) artifact_store: ArtifactStore,
+    pub(crate) snapshot_store: SnapshotStore,
+    /// Warm sandboxes, if any are kept. Set once, because what fills the pool refers to this state.
+    pub(crate) pool: OnceLock<Pool>,
+    /// Content of datasets that was transferred once.
+    pub(crate) datasets: Cache,
+    /// A permit is held while a source is asked for a dataset.
+    pub(crate) fetching: Semaphore,
+    pub(crate) volumes: Volumes,
+    pub(crate) metrics: Metrics,
+    audit: Audit,
+    pub(crate) usage: Usage,
+    /// Becomes true when the server ends and its sessions go on under the next one.
+    pub(crate) leaving: watch::Sender<bool>,
+    pub(crate) admission: Admission,
+    /// Set when the server ends: from then on there are no new sessions and runs.
+    closed: AtomicBool,
+    creating: CreationLimits,
+    pub(crate) uploads: Uploads,
+}
+
+/// Limits how many sandboxes are created at the same time.
+#[derive(Debug)]
+struct CreationLimits {
+    tenants: Shares,
+    all: Arc<Semaphore>,
+}
+
+/// Held while the sandbox of a session or a run is being created.
+#[derive(Debug)]
+pub(crate) struct CreationPermit {
+    _tenant: Option<OwnedSemaphorePermit>,
+    _all: Option<OwnedSemaphorePermit>,
+}
+
+impl EngineState {
+    pub(crate) fn new(
+        config: EngineConfig,
+        store: Arc<dyn Store>,
+        runtime: Arc<dyn Runtime>,
+        audit: Audit,
+    ) -> Result<EngineState, EngineError> {
+        let metrics = Metrics::default();
+        let datasets = Cache::open(&config.dataset_cache, config.dataset_cache_bytes);
+        let unusable = |cause| EngineError::Directory { path: config.dataset_cache.clone(), cause };
+        let volumes = Volumes::new(config.volumes.clone(), store.owner());
+        let sleeping = Quota { sleeping: config.snapshots.tenant_sleeping, ..Quota::default() };
+        let artifacts = config.artifact_store.clone();
+        Ok(EngineState {
+            admission: Admission::new(config.total, sleeping),
+            snapshot_store: open_snapshots(&config, store.owner())?,
+            store,
+            runtime,
+            artifact_store: ArtifactStore::open(artifacts, metrics.artifacts.clone())?,
+            pool: OnceLock::new(),
+            datasets: datasets.map_err(unusable)?,
+            fetching: Semaphore::new(FETCHING_AT_ONCE),
+            volumes,
+            metrics,
+            audit,
+            usage: Usage::default(),
+            leaving: watch::Sender::new(false),
+            closed: AtomicBool::new(false),
+            creating: CreationLimits {
+                tenants: Shares::new(CREATING_OF_TENANT),
+                all: Arc::new(Semaphore::new(CREATING_AT_ONCE)),
+            },
+            uploads: Uploads::default(),
+            config,
+        })
+    }
+
+    /// Waits until another sandbox of this tenant may be created.
+    pub(crate) async fn creation_permit(&self, tenant: &str) -> CreationPermit {
+        // The tenant's own first: a tenant that waits for it holds none of those that all share. Neither semaphore is
+        // ever closed.
+        let own = self.creating.tenants.of(tenant).acquire_owned().await.ok();
+        let all = Arc::clone(&self.creating.all).acquire_owned().await.ok();
+        CreationPermit { _tenant: own, _all: all }
+    }
+
+    /// Reserves room for one more sandbox with these limits, if the server and the tenant have it.
+    pub(crate) fn reserve(
+        &self,
+        who: &Principal,
+        spec: &SessionSpec,
+    ) -> Result<Reservation, EngineError> {
+        self.must_be_open()?;
+        Ok(self.admission.reserve(&who.tenant, who.quota(), &spec.limits)?)
+    }
+
+    /// From now on there are no new sessions and runs.
+    pub(crate) fn shut(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+    }
+
+    pub(crate) fn must_be_open(&self) -> Result<(), EngineError> {
+        if self.closed.load(Ordering::SeqCst) { Err(EngineError::Stopping) } else { Ok(()) }
+    }
+
+    pub(crate) fn note(&self, who: &Principal, entry: &Entry<'_>) {
+        self.audit.note(who, entry);
+    }
+
+    /// Counts the network traffic of a session or a run, and notes it in the audit log.
+    pub(crate) fn traffic(
+        &self,
+        tenant: &str,
+        session: Option<&str>,
+        run: Option<&str>,
+    ) -> Arc<Traffic> {
+        let (audit, visits, bytes) =
+            (self.audit.clone(), self.metrics.visits.clone(), self.metrics.network_bytes.clone());
+        let who = Principal { tenant: tenant.to_owned(), ..Principal::default() };
+        let (session, run) = (session.map(str::to_owned), run.map(str::to_owned));
+        let note: Listener = Box::new(move |visit: &Visit, noted| {
+            visits.get_or_create(&ByHow { how: Name(visit.outcome.name()) }).inc();
+            bytes.inc_by(visit.sent + visit.received);
+            if !noted {
+                return;
+            }
+            let detail = format!("{} {}:{}", visit.method, visit.host, visit.port);
+            let outcome = match &visit.reason {
+                Some(reason) => format!("{}: {reason}", visit.outcome.name()),
+                None => format!(
+                    "{}: {} bytes sent, {} received",
+                    visit.outcome.name(),
+                    visit.sent,
+                    visit.received
+                ),
+            };
+            let entry = Entry {
+                action: "network",
+                outcome: &outcome,
+                session: session.as_deref(),
+                exec: run.as_deref(),
+                detail: Some(&detail),
+                ..Entry::default()
+            };
+            audit.note(&who, &entry);
+        });
+        self.config.network.traffic(Some(note))
+    }
+}
+
+fn open_snapshots(config: &EngineConfig, owner: &str) -> Result<SnapshotStore, EngineError> {
+    // Another server may use the same directory, and each removes the sessions that it does not know.
+    let directory = config.snapshots.directory.join(owner);
+    let own = SnapshotConfig { directory: directory.clone(), ..config.snapshots.clone() };
+    SnapshotStore::open(own).map_err(|cause| EngineError::Directory { path: directory, cause })
+}
+
+/// How durable the row of a session must be before a client may know of it.
+pub(crate) fn durability(spec: &SessionSpec) -> Durability {
+    // A power cut takes what is in memory with it; files on disk stay and must be found again.
+    match spec.storage {
+        Storage::Bind => Durability::Power,
+        Storage::Tmpfs => Durability::Process,
+    }
+}

@@ -1,0 +1,90 @@
+//! What the sandboxes of sessions, runs and the pool have to be like.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use belljar_runtime::{DataMount, SandboxSpec};
+
+use crate::error::EngineError;
+use crate::pool;
+use crate::record::Record;
+use crate::spec::{Datasets, SessionSpec, Storage};
+use crate::state::EngineState;
+
+impl EngineState {
+    /// The directory of the host that a session asks for, if it is allowed.
+    pub(crate) async fn find_workspace(
+        &self,
+        asked: Option<&Path>,
+    ) -> Result<Option<PathBuf>, EngineError> {
+        let Some(asked) = asked.map(Path::to_owned) else { return Ok(None) };
+        let config = self.config.workspaces.clone();
+        // It may be on a disk that is slow to answer.
+        let found = tokio::task::spawn_blocking(move || config.find(&asked)).await;
+        found.map_err(|panic| EngineError::Internal(panic.to_string()))?.map(Some)
+    }
+
+    /// The specification of the sandbox of such a session.
+    pub(crate) fn sandbox_spec(
+        &self,
+        spec: &SessionSpec,
+        id: &str,
+    ) -> Result<SandboxSpec, EngineError> {
+        let data = match spec.datasets {
+            Datasets::LocalRo => {
+                let host_path = self.config.datasets_dir.clone().ok_or_else(|| {
+                    EngineError::Invalid("this server has no datasets directory".into())
+                })?;
+                Some(DataMount { host_path })
+            }
+            Datasets::None | Datasets::Api => None,
+        };
+        let session_files = (spec.storage == Storage::Bind)
+            .then(|| Record::of(&self.config.sessions_root, id).place())
+            .flatten();
+        Ok(SandboxSpec {
+            limits: spec.limits,
+            env: spec.environment().into_iter().collect(),
+            data,
+            session_files,
+            // Volumes belong to a tenant, which is not known here.
+            volumes: Vec::new(),
+            workspace: spec.workspace.clone(),
+            alone_for_s: self.config.alone_for_s,
+            image: Some(spec.image.clone()),
+            labels: vec![("belljar.session".to_owned(), id.to_owned())],
+        })
+    }
+
+    /// Whether a warm sandbox of the pool can be used for such a session. The environment does not matter, because every execution
+    /// gets it; nor does the network, which is attached when the sandbox is taken.
+    pub(crate) fn fits_pool(&self, spec: &SessionSpec) -> bool {
+        let own = &self.config.defaults;
+        (spec.storage, spec.datasets, spec.limits) == (own.storage, own.datasets, own.limits)
+            && spec.image == own.image
+            // Mounts are made with the sandbox, and those of the pool have no tenant yet.
+            && spec.volumes.is_empty()
+            && spec.workspace.is_none()
+    }
+}
+
+/// Returns what the pool creates next.
+pub(crate) fn next_warm(state: &Arc<EngineState>) -> pool::Next {
+    // Not a strong reference: the pool is part of the state.
+    let state = Arc::downgrade(state);
+    Box::new(move || {
+        let state = state.upgrade().ok_or(EngineError::Stopping)?;
+        let id = crate::new_id("ses");
+        let defaults = &state.config.defaults;
+        if defaults.storage == Storage::Bind {
+            let record = Record::of(&state.config.sessions_root, &id);
+            let path = record.directory().to_owned();
+            record
+                .prepare_unclaimed(&state.config.disk, state.store.owner())
+                .map_err(|cause| EngineError::Directory { path, cause })?;
+        }
+        // It ends with this server, unless it is taken.
+        let spec = SandboxSpec { alone_for_s: 0, ..state.sandbox_spec(defaults, &id)? };
+        Ok((id, spec))
+    })
+}
