@@ -13,10 +13,10 @@ use belljar_proto::exec::{
     Language, What,
 };
 use belljar_proto::guest::RefusalCode;
+use belljar_proto::zygote::Warm;
 use belljar_runtime::link::{Following, Link};
-use belljar_runtime::native::zygote::{Warm, ZygoteState};
 use belljar_runtime::native::{NativeConfig, NativeRuntime, Prepared};
-use belljar_runtime::{KernelStart, Limits, RuntimeError, Sandbox, SandboxSpec};
+use belljar_runtime::{KernelStart, Limits, RuntimeError, Sandbox, SandboxSpec, ZygoteState};
 use belljar_sys::procfs;
 
 /// How long anything may take that takes a moment, on a machine that does much else.
