@@ -12,13 +12,15 @@
 //! * [`rootfs`] unpacks root file systems that others made;
 //! * [`tree`] reads directories that hostile code wrote, [`probe`] attacks limits on purpose;
 //! * [`glob`] matches names, [`watch`] tells of changes;
-//! * [`visit`] does with files what their owner asks, [`file`] gets written ones onto the disk.
+//! * [`visit`] does with files what their owner asks, [`file`] gets written ones onto the disk,
+//!   [`file_lock`] locks them.
 
 pub mod apply;
 mod arch;
 pub mod cgroup;
 pub mod channel;
 pub mod file;
+pub mod file_lock;
 pub mod glob;
 pub mod ids;
 pub mod landlock;
