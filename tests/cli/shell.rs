@@ -109,12 +109,15 @@ fn a_person_at_a_terminal() {
     person.sees("trapped\r\n");
     pty::resize(&person.terminal.master, 40, 120).expect("another size");
     person.sees("now 40 120");
-    // He leaves, and comes back to it.
+    // The user detaches, and attaches again.
     person.types([0x1d, b'd']);
-    person.sees("left; `");
-    let command = person.sees("` comes back to it");
-    let terminal =
-        command.split("--terminal ").nth(1).expect("an id").trim_end_matches("` comes back to it");
+    person.sees("detached; `");
+    let command = person.sees("` attaches to it again");
+    let terminal = command
+        .split("--terminal ")
+        .nth(1)
+        .expect("an id")
+        .trim_end_matches("` attaches to it again");
     assert!(command.starts_with(&format!("belljar shell {id} --terminal term_")), "{command}");
     assert_eq!(person.ends(), Some(0));
     let mut again = Person::calls(&served, &["demo", "--terminal", terminal]);
@@ -191,13 +194,13 @@ fn without_a_terminal_there_is_none() {
     let served = CliServer::on_socket();
     let refused = served.context().call(["shell", "demo"]);
     assert_eq!(refused.code, Some(125));
-    assert!(refused.stderr().contains("standard input is no terminal"), "{refused}");
+    assert!(refused.stderr().contains("standard input is not a terminal"), "{refused}");
     let terminal = pty::open(5, 5).expect("a terminal");
     assert_eq!(tty::size(&terminal.slave), Some((5, 5)));
     let mut command = served.context().belljar(["shell"]);
     command.stdin(terminal.slave.as_fd().try_clone_to_owned().expect("a descriptor"));
     let refused = served.context().finish(&mut command);
-    assert!(refused.stderr().contains("standard output is no terminal"), "{refused}");
+    assert!(refused.stderr().contains("standard output is not a terminal"), "{refused}");
     let list = served.ok(["list", "--json"]).json();
     assert_eq!(list["sessions"].as_array().map(Vec::len), Some(0), "nothing was made");
 }

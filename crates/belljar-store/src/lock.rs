@@ -1,16 +1,17 @@
 //! One server per state directory.
 
-use std::fs::{self, File};
-use std::io::{Read, Seek, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::fs;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
+
+use belljar_sys::file_lock::FileLock;
 
 use crate::StoreError;
 
-/// Held for as long as the server lives; the kernel releases it however that ends.
+/// Held for as long as the server lives.
 #[derive(Debug)]
 pub struct StateLock {
-    _file: File,
+    _lock: FileLock,
 }
 
 impl StateLock {
@@ -18,35 +19,16 @@ impl StateLock {
     pub fn take(directory: &Path) -> Result<StateLock, StoreError> {
         let failed = |cause| StoreError::StateDir { path: directory.into(), cause };
         fs::DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(failed)?;
-        let mut file = File::options()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .open(directory.join("lock"))
-            .map_err(failed)?;
-        match file.try_lock() {
-            Ok(()) => {}
-            Err(fs::TryLockError::WouldBlock) => {
-                let mut pid = String::new();
-                let _ = file.read_to_string(&mut pid);
-                let holder = match pid.trim() {
-                    "" => String::new(),
-                    pid => format!(" (process {pid})"),
-                };
-                return Err(StoreError::Locked { path: directory.into(), holder });
-            }
-            Err(fs::TryLockError::Error(cause)) => return Err(failed(cause)),
-        }
-        let write = || {
-            file.set_len(0)?;
-            file.rewind()?;
-            writeln!(file, "{}", std::process::id())
+        let path = directory.join("lock");
+        let Some(mut lock) = FileLock::try_open(&path).map_err(failed)? else {
+            let holder = match fs::read_to_string(&path).unwrap_or_default().trim() {
+                "" => String::new(),
+                pid => format!(" (process {pid})"),
+            };
+            return Err(StoreError::Locked { path: directory.into(), holder });
         };
-        let mut write = write;
-        write().map_err(failed)?;
-        Ok(StateLock { _file: file })
+        lock.write(format!("{}\n", std::process::id()).as_bytes()).map_err(failed)?;
+        Ok(StateLock { _lock: lock })
     }
 }
 

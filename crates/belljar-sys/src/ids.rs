@@ -19,7 +19,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
 
-use rustix::fs::FlockOperation;
+use crate::file_lock::FileLock;
 
 pub const FIRST_HOST_ID: u32 = 0x7000_0000;
 pub const BLOCK_SIZE: u32 = 4096;
@@ -50,13 +50,9 @@ impl IdBlocks {
     pub fn take(&mut self) -> io::Result<IdBlock> {
         for block in (1..BLOCKS).filter(|block| !self.taken.contains(block)) {
             let file = self.open(block)?;
-            match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => {
-                    self.taken.insert(block);
-                    return Ok(IdBlock { block, lock: file.into() });
-                }
-                Err(rustix::io::Errno::WOULDBLOCK) => {}
-                Err(errno) => return Err(errno.into()),
+            if let Some(lock) = FileLock::try_exclusive(file)? {
+                self.taken.insert(block);
+                return Ok(IdBlock { block, lock: lock.into() });
             }
         }
         Err(io::Error::other("all blocks of user ids are taken"))

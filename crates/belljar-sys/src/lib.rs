@@ -12,7 +12,8 @@
 //! * [`rootfs`] unpacks root file systems of images;
 //! * [`tree`] reads directories that hostile code wrote, [`probe`] tries to exceed limits;
 //! * [`glob`] matches names, [`watch`] reports changes of files;
-//! * [`user_files`] handles files with the rights of the sandbox's user, [`file`] writes files durably.
+//! * [`user_files`] handles files with the rights of the sandbox's user, [`file`] writes files durably,
+//!   [`file_lock`] locks them.
 
 pub mod apply;
 mod arch;
@@ -20,6 +21,7 @@ pub mod cgroup;
 pub mod channel;
 pub mod descriptor;
 pub mod file;
+pub mod file_lock;
 pub mod glob;
 mod identity;
 pub mod ids;

@@ -24,7 +24,7 @@ pub fn main() -> ExitCode {
         Err(error) => {
             // The whole chain, once, in one sentence.
             logging::fail(&commands::without_escapes(&format!("{error:#}")));
-            ExitCode::from(commands::EXIT_TROUBLE)
+            ExitCode::from(commands::EXIT_FAILED)
         }
     }
 }

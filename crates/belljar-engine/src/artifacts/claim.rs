@@ -7,25 +7,26 @@
 //! one list would each forget the artifacts of the other.
 
 use std::ffi::OsStr;
-use std::fs::{self, File, TryLockError};
-use std::io::{self, Read, Seek, Write};
+use std::fs;
+use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+
+use belljar_sys::file_lock::FileLock;
 
 /// In the store, for a person to read as well: the path of the list of artifacts.
 const OWNER: &str = "owner";
 
-/// Held for as long as the server lives; the kernel releases it however that ends.
+/// Held for as long as the server lives.
 #[derive(Debug)]
 pub(super) struct Claim {
-    _file: File,
+    _lock: FileLock,
 }
 
 /// The same for the list.
 #[derive(Debug)]
 pub(super) struct ListClaim {
-    _file: File,
+    _lock: FileLock,
 }
 
 impl ListClaim {
@@ -37,23 +38,13 @@ impl ListClaim {
         }
         let mut name = fs::canonicalize(database).unwrap_or_else(|_| database.into());
         name.as_mut_os_string().push(".lock");
-        let file = open(&name)?;
-        lock(&file, "another server uses it; set ARTIFACTS_DB to a file of its own")?;
-        Ok(ListClaim { _file: file })
+        let lock = lock(&name, "another server uses it; set ARTIFACTS_DB to a file of its own")?;
+        Ok(ListClaim { _lock: lock })
     }
 }
 
-fn open(path: &Path) -> io::Result<File> {
-    let mut options = File::options();
-    options.read(true).write(true).create(true).truncate(false).mode(0o600).open(path)
-}
-
-fn lock(file: &File, if_taken: &str) -> io::Result<()> {
-    match file.try_lock() {
-        Ok(()) => Ok(()),
-        Err(TryLockError::WouldBlock) => Err(io::Error::new(io::ErrorKind::ResourceBusy, if_taken)),
-        Err(TryLockError::Error(error)) => Err(error),
-    }
+fn lock(path: &Path, if_taken: &str) -> io::Result<FileLock> {
+    FileLock::try_open(path)?.ok_or_else(|| io::Error::new(io::ErrorKind::ResourceBusy, if_taken))
 }
 
 impl Claim {
@@ -61,13 +52,13 @@ impl Claim {
     /// list is gone goes to whoever asks first.
     pub(super) fn take(directory: &Path, database: &Path) -> io::Result<Claim> {
         let database = std::path::absolute(database)?;
-        let mut file = open(&directory.join(OWNER))?;
-        lock(&file, "another server uses it; set BLOBSTORE_DIR to a directory of its own")?;
+        let if_taken = "another server uses it; set BLOBSTORE_DIR to a directory of its own";
+        let mut lock = lock(&directory.join(OWNER), if_taken)?;
         let mut owner = Vec::new();
-        file.read_to_end(&mut owner)?;
+        lock.file().read_to_end(&mut owner)?;
         let owner = Path::new(OsStr::from_bytes(owner.trim_ascii_end()));
         if owner == database {
-            return Ok(Claim { _file: file });
+            return Ok(Claim { _lock: lock });
         }
         if !owner.as_os_str().is_empty() && owner.exists() {
             let message = format!(
@@ -77,12 +68,9 @@ impl Claim {
             );
             return Err(io::Error::other(message));
         }
-        file.set_len(0)?;
-        file.rewind()?;
-        file.write_all(database.as_os_str().as_bytes())?;
-        file.write_all(b"\n")?;
-        file.sync_all()?;
-        Ok(Claim { _file: file })
+        lock.write(&[database.as_os_str().as_bytes(), b"\n"].concat())?;
+        lock.file().sync_all()?;
+        Ok(Claim { _lock: lock })
     }
 }
 

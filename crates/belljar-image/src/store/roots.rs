@@ -1,10 +1,11 @@
 //! Unpacked root file systems, shared by all images that have the same layers.
 
-use std::fs::{self, File, TryLockError};
+use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use belljar_sys::file_lock::FileLock;
 use belljar_sys::rootfs::{self, Rootfs};
 
 use super::{Image, Layer, Store};
@@ -18,7 +19,7 @@ const UNPACKED: &str = "unpacked.json";
 /// A root file system that stays for as long as this, or what [`InUse::keep`] gives, is open.
 #[derive(Debug)]
 pub struct InUse {
-    lock: File,
+    lock: FileLock,
     path: PathBuf,
 }
 
@@ -33,11 +34,11 @@ impl InUse {
     pub fn keep(&self) -> io::Result<std::os::fd::OwnedFd> {
         let fresh = File::open(self.path.with_file_name(LOCK))?;
         // Ours keeps it from being replaced.
-        if fresh.metadata()?.ino() != self.lock.metadata()?.ino() {
+        if fresh.metadata()?.ino() != self.lock.file().metadata()?.ino() {
             return Err(io::Error::from(io::ErrorKind::NotFound));
         }
-        fresh.try_lock_shared()?;
-        Ok(fresh.into())
+        let lock = FileLock::try_shared(fresh)?;
+        lock.map(Into::into).ok_or_else(|| io::Error::from(io::ErrorKind::WouldBlock))
     }
 }
 
@@ -47,19 +48,16 @@ impl Store {
         let directory = self.roots_dir().join(image.root.hex());
         let missing = || ImageError::Missing(image.name.clone());
         let path = directory.join(LOCK);
-        let lock = match File::open(&path) {
+        let file = match File::open(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(missing()),
             opened => opened.map_err(ImageError::file(&path))?,
         };
-        match lock.try_lock_shared() {
-            Ok(()) => {}
-            // Somebody is just removing it.
-            Err(TryLockError::WouldBlock) => return Err(missing()),
-            Err(TryLockError::Error(cause)) => return Err(ImageError::File { path, cause }),
-        }
+        // Locked exclusively, it is being removed.
+        let lock = FileLock::try_shared(file).map_err(ImageError::file(&path))?;
+        let lock = lock.ok_or_else(missing)?;
         // It may have gone between opening and locking.
         let still_there = fs::metadata(&path).map(|now| now.ino()).ok();
-        if still_there != lock.metadata().map(|own| own.ino()).ok() {
+        if still_there != lock.file().metadata().map(|own| own.ino()).ok() {
             return Err(missing());
         }
         let path = directory.join(ROOTFS);
@@ -130,13 +128,14 @@ impl Store {
     /// Removes a root, unless a sandbox uses it; says whether it is gone.
     pub(super) fn remove_root(&self, root: &Digest, scratch: &Path) -> Result<bool, ImageError> {
         let place = self.roots_dir().join(root.hex());
-        // Held until it has moved: nobody can begin to use it.
-        let lock = File::open(place.join(LOCK)).ok();
-        if let Some(lock) = &lock
-            && lock.try_lock().is_err()
-        {
-            return Ok(false);
-        }
+        // Held until it has moved: no sandbox can begin to use it.
+        let _lock = match File::open(place.join(LOCK)) {
+            Ok(file) => match FileLock::try_exclusive(file) {
+                Ok(Some(lock)) => Some(lock),
+                _ => return Ok(false),
+            },
+            Err(_) => None,
+        };
         let aside = scratch.join(format!("gone-{}", root.hex()));
         match fs::rename(&place, &aside) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(true),
@@ -179,8 +178,8 @@ mod tests {
         File::create(place.join(LOCK)).unwrap();
         let is_removed = || store.remove_root(&root, &scratch).unwrap();
         let hold = || {
-            let lock = File::open(place.join(LOCK)).unwrap();
-            lock.lock_shared().unwrap();
+            let lock = FileLock::try_shared(File::open(place.join(LOCK)).unwrap());
+            let lock = lock.unwrap().expect("it is free");
             InUse { lock, path: place.join(ROOTFS) }
         };
         let held = hold();

@@ -1,12 +1,13 @@
 //! Changing what is kept: one at a time, each change whole or not at all.
 
 use std::collections::HashSet;
-use std::fs::{self, DirBuilder, File, TryLockError};
+use std::fs::{self, DirBuilder, File};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use belljar_sys::file_lock::FileLock;
 use belljar_sys::{process, rootfs};
 
 use super::{FORMAT, Image, Layer, Store};
@@ -25,7 +26,7 @@ pub struct Writer<'a> {
     store: &'a Store,
     /// Ours alone, and gone with us.
     scratch: PathBuf,
-    _lock: File,
+    _lock: FileLock,
 }
 
 impl<'a> Writer<'a> {
@@ -37,15 +38,8 @@ impl<'a> Writer<'a> {
         };
         private(directory)?;
         let path = directory.join("lock");
-        let lock = File::create(&path).map_err(ImageError::file(&path))?;
-        match lock.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => {
-                say("Another command is changing images; waiting for it.");
-                lock.lock().map_err(ImageError::file(&path))?;
-            }
-            Err(TryLockError::Error(cause)) => return Err(ImageError::File { path, cause }),
-        }
+        let say = || say("Another command is changing images; waiting for it.");
+        let lock = FileLock::open(&path, say).map_err(ImageError::file(&path))?;
         for name in ["blobs", "names", "roots", "partial"] {
             private(&directory.join(name))?;
         }

@@ -16,8 +16,8 @@ use clap::Args;
 use indicatif::HumanBytes;
 use serde::Serialize;
 
+use super::colours::{Colour, Paint};
 use super::output::plain;
-use super::paint::{Colour, Paint};
 use super::{limits, setup};
 use crate::backend::{self, Prepared};
 use crate::home;

@@ -2,8 +2,8 @@
 
 pub(crate) mod artifacts;
 mod bench;
-mod books;
 mod code;
+mod colours;
 pub(crate) mod completions;
 pub(crate) mod doctor;
 pub(crate) mod guest;
@@ -12,15 +12,15 @@ pub(crate) mod key;
 mod limits;
 mod outage;
 mod output;
-mod paint;
 mod progress;
-mod removing;
+mod remove;
 pub(crate) mod run;
 pub(crate) mod serve;
 pub(crate) mod session;
 pub(crate) mod setup;
 pub(crate) mod shell;
 mod spawner;
+mod state_db;
 pub(crate) mod status;
 pub(crate) mod uninstall;
 pub(crate) mod usage;
@@ -36,10 +36,10 @@ use crate::client::Client;
 use crate::logging;
 use crate::settings::Settings;
 
-/// The sandbox, not the code in it, failed; `docker run` uses the same number.
-pub(crate) const EXIT_TROUBLE: u8 = 125;
+/// The sandbox or the command failed, not the code; `docker run` uses the same number.
+pub(crate) const EXIT_FAILED: u8 = 125;
 
-/// The code succeeded, but files that it left could not be kept.
+/// The code succeeded, but some of its artifacts could not be kept.
 pub(crate) const EXIT_LOST: u8 = 123;
 
 pub(crate) use output::without_escapes;

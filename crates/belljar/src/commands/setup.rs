@@ -15,6 +15,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use belljar_runtime::native::image::INSIDE;
 use belljar_runtime::paths;
+use belljar_sys::file_lock::FileLock;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Deserialize;
@@ -359,18 +360,9 @@ fn write_env_file() -> Result<()> {
     }
 }
 
-/// Two setups at once would step on each other's packages.
-fn lock(home: &Path) -> Result<fs::File> {
+/// Only one setup at a time may install packages.
+fn lock(home: &Path) -> Result<FileLock> {
     let path = home.join("setup.lock");
-    let file =
-        fs::File::create(&path).with_context(|| format!("failed to open `{}`", path.display()))?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(fs::TryLockError::WouldBlock) => {
-            eprintln!("Another setup is at work; waiting for it.");
-            file.lock()?;
-            Ok(file)
-        }
-        Err(fs::TryLockError::Error(error)) => Err(error.into()),
-    }
+    FileLock::open(&path, || eprintln!("Another setup is running; waiting for it."))
+        .with_context(|| format!("failed to lock `{}`", path.display()))
 }

@@ -9,8 +9,8 @@ use clap::Args;
 use indicatif::HumanBytes;
 use serde_json::{Value, json};
 
+use super::colours::{Colour, Paint};
 use super::output::{self, plain, print_json};
-use super::paint::{Colour, Paint};
 use super::{as_client, session};
 use crate::cli::flags::ServerFlags;
 use crate::client::{Client, ClientError};

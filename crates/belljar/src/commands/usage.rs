@@ -9,7 +9,7 @@ use clap::Args;
 use indicatif::HumanBytes;
 use serde::Serialize;
 
-use super::books;
+use super::state_db;
 use crate::cli::values::parse_day;
 use crate::settings::Settings;
 use crate::table;
@@ -42,19 +42,19 @@ struct Report {
 pub(super) fn usage(args: UsageArgs, settings: &Settings) -> Result<ExitCode> {
     let thirty_days_ago = || clock::day(clock::now_ms() - DEFAULT_DAYS * 86_400_000);
     let since = args.since.unwrap_or_else(thirty_days_ago);
-    let rows = match books::open_existing(settings)? {
+    let rows = match state_db::open_existing(settings)? {
         Some(store) => {
-            books::block_on(async { Ok(store.usage(args.tenant, since.clone()).await?) })?
+            state_db::block_on(async { Ok(store.usage(args.tenant, since.clone()).await?) })?
         }
         None => Vec::new(),
     };
     if args.json {
         let report = Report { since, usage: rows };
-        books::print(&(serde_json::to_string_pretty(&report)? + "\n"))?;
+        state_db::print(&(serde_json::to_string_pretty(&report)? + "\n"))?;
     } else if rows.is_empty() {
         eprintln!("Nothing was used since {since}.");
     } else {
-        books::print(&render(&rows))?;
+        state_db::print(&render(&rows))?;
     }
     Ok(ExitCode::SUCCESS)
 }

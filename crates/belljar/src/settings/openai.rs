@@ -1,17 +1,17 @@
-//! Browser tasks with nothing set but `OPENAI_API_KEY`: which model does them, and what the proxy adds on the way to it.
+//! The model for browser tasks when only `OPENAI_API_KEY` is set, and the header that the proxy adds to its requests.
 //!
-//! Only for servers that are for local use: on one with API keys every tenant could ask for the operator's
-//! key to be used. `BELLJAR_NETWORK_SECRETS` is for those.
+//! Only for local servers: on a server with API keys, every tenant could use the operator's key. Such servers set
+//! `BELLJAR_NETWORK_SECRETS`.
 
 use belljar_engine::network::{Policy, Secrets};
 
 use super::parse;
 use super::values::Values;
 
-/// The name by which a session asks for the key.
+/// The name of the secret in the policies of sessions.
 const SECRET: &str = "OPENAI_API_KEY";
 
-/// Does tasks well enough, and is cheap.
+/// Good enough for these tasks, and cheap.
 pub const DEFAULT_MODEL: &str = "gpt-5-mini";
 
 const DEFAULT_URL: &str = "https://api.openai.com/v1";
@@ -20,13 +20,13 @@ const DEFAULT_URL: &str = "https://api.openai.com/v1";
 pub struct OpenAi {
     pub url: String,
     pub secrets: Secrets,
-    /// The host of the model, as the only one.
+    /// Allows the host of the model and no other.
     pub policy: Policy,
 }
 
 impl OpenAi {
-    /// Nothing where there is no key. Other programs read these variables as well, so what is wrong with them
-    /// is for those to mind who use them here.
+    /// `None` without a key. Other programs read these variables too, so an invalid value is an error only for commands
+    /// that use it.
     pub(super) fn read(values: &Values<'_>) -> Result<Option<OpenAi>, String> {
         let (key, url) =
             (values.text(SECRET), values.optional("OPENAI_BASE_URL", parse::public_url));
@@ -36,13 +36,13 @@ impl OpenAi {
         }
         let url = url.map_err(|why| why.to_string())?;
         let url = url.unwrap_or_else(|| DEFAULT_URL.to_owned());
-        let (scheme, rest) = url.split_once("://").unwrap_or(("https", &url));
-        let authority = rest.split('/').next().unwrap_or_default();
+        let origin = parse::web_url(&url).ok_or("OPENAI_BASE_URL is not a URL")?;
+        let authority = origin.authority();
         let policy = Policy::parse(authority).map_err(|why| format!("OPENAI_BASE_URL: {why}"))?;
         let value = format!("Bearer {key}");
-        let hosts = [format!("{scheme}://{authority}")];
+        let hosts = [format!("{}://{authority}", origin.scheme())];
         let secret = serde_json::json!({SECRET: {"value": value, "hosts": hosts}}).to_string();
-        // What is wrong with it is not repeated: it is the key.
+        // The cause is left out, because it may contain the key.
         let secrets = Secrets::parse(&secret, |_| None)
             .map_err(|_| format!("{SECRET} cannot be the value of a header"))?;
         Ok(Some(OpenAi { url, secrets, policy }))

@@ -1,4 +1,4 @@
-//! From text to values; `None` is not what was expected.
+//! Parsers of the values of settings; `None` means that the text is not valid.
 
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
@@ -6,11 +6,12 @@ use std::path::PathBuf;
 
 use belljar_engine::size;
 use belljar_engine::spec::{Datasets, Storage};
+use url::Url;
 
 use super::{ApiKey, LogFormat, ServerUrl};
 use crate::cli::values;
 
-/// Ten years: more is a mistake.
+/// Ten years. A larger value is a mistake.
 const MAX_SECONDS: u64 = 3650 * 86400;
 
 pub(super) fn number(range: RangeInclusive<u64>) -> impl Fn(&str) -> Option<u64> {
@@ -69,7 +70,7 @@ pub(super) fn datasets(text: &str) -> Option<Datasets> {
     }
 }
 
-/// Names are not looked up, as that may take its time; `localhost` needs no looking up.
+/// An IP address with a port. Host names are not resolved, because that can take long; `localhost` is known.
 pub(super) fn address(text: &str) -> Option<SocketAddr> {
     match text.to_ascii_lowercase().strip_prefix("localhost:") {
         Some(port) => Some(SocketAddr::from(([127, 0, 0, 1], port.parse().ok()?))),
@@ -89,20 +90,24 @@ pub(super) fn host(text: &str) -> Option<String> {
 
 /// `scheme://host[:port]`, as a browser writes it.
 pub(super) fn origin(text: &str) -> Option<String> {
-    let text = text.strip_suffix('/').unwrap_or(text).to_ascii_lowercase();
-    let rest = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://"))?;
-    let port = |port: &str| port.parse::<u16>().is_ok();
-    let is_valid = host(rest).is_some()
-        || rest.rsplit_once(':').is_some_and(|(name, number)| host(name).is_some() && port(number));
-    is_valid.then_some(text)
+    let url = web_url(text).filter(|url| url.path() == "/")?;
+    url.host_str().and_then(host)?;
+    Some(url.origin().ascii_serialization())
 }
 
-/// An address that clients know us by, without a slash at the end.
+/// The address at which clients reach the server, without a slash at its end.
 pub(super) fn public_url(text: &str) -> Option<String> {
-    let (scheme, rest) = text.trim_end_matches('/').split_once("://")?;
-    let fine = |c: char| c.is_ascii_graphic() && !"\"'<>?#\\".contains(c);
-    let valid = matches!(scheme, "http" | "https") && !rest.is_empty() && rest.chars().all(fine);
-    valid.then(|| format!("{scheme}://{rest}"))
+    web_url(text).map(|_| text.trim_end_matches('/').to_owned())
+}
+
+/// An `http` or `https` URL without a query, a fragment or a password. [`Url::parse`] repairs some mistakes; here the text
+/// must be right as it is.
+pub(super) fn web_url(text: &str) -> Option<Url> {
+    let (scheme, rest) = text.split_once("://")?;
+    let is_exact = matches!(scheme.to_ascii_lowercase().as_str(), "http" | "https")
+        && !rest.starts_with('/')
+        && rest.bytes().all(|b| b.is_ascii_graphic() && !b"\"'<>?#\\@".contains(&b));
+    Url::parse(text).ok().filter(|_| is_exact)
 }
 
 pub(super) fn log_filter(text: &str) -> Option<String> {
@@ -122,15 +127,10 @@ pub(super) fn url(text: &str) -> Option<ServerUrl> {
         let path = PathBuf::from(path);
         return path.is_absolute().then_some(ServerUrl::Unix(path));
     }
-    let address = text.trim_end_matches('/');
-    let rest = address.strip_prefix("https://").or_else(|| address.strip_prefix("http://"))?;
-    let is_valid = !rest.starts_with([':', '/'])
-        && !rest.is_empty()
-        && rest.bytes().all(|b| b.is_ascii_graphic() && !b"?#@\"<>".contains(&b));
-    is_valid.then(|| ServerUrl::Http(address.to_owned()))
+    public_url(text).map(ServerUrl::Http)
 }
 
-/// Anything that can stand in a header: not every key must be one of ours.
+/// Any text that a header can have: other software's keys are accepted as well.
 pub(super) fn api_key(text: &str) -> Option<ApiKey> {
     text.bytes().all(|b| b.is_ascii_graphic()).then(|| ApiKey(text.to_owned()))
 }
@@ -154,7 +154,10 @@ mod tests {
         for text in ["http://a", "https://a.b:8443", "http://[::1]:3000", "http://[::1]"] {
             assert_eq!(origin(text).as_deref(), Some(text));
         }
-        for text in ["*", "a.b", "ftp://a", "http://a/b", "http://", "http://a:b", "null"] {
+        assert_eq!(origin("HTTP://A:80/").as_deref(), Some("http://a"));
+        let wrong =
+            ["*", "a.b", "ftp://a", "http://a/b", "http://", "http://a:b", "null", "http:a"];
+        for text in wrong.into_iter().chain(["http:///a", "http://a?b", "http://u@a", "http://*"]) {
             assert_eq!(origin(text), None, "{text}");
         }
     }

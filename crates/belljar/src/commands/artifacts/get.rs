@@ -10,7 +10,7 @@ use clap::Args;
 use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::place::{Place, Sink};
+use super::download::{Download, Sink};
 use super::{Artifact, explain, find, path_of};
 use crate::client::{Client, ClientError, Content};
 use crate::commands::outage::Outage;
@@ -49,25 +49,25 @@ pub(super) async fn get(client: &Client, args: &ArtifactsGetArgs) -> Result<Exit
     if to_stdout {
         return print_content(client, &artifact).await;
     }
-    let place = Place::of(&artifact, args.output.as_deref(), args.force)?;
-    let mut sink = place.open(&artifact)?;
+    let download = Download::of(&artifact, args.output.as_deref(), args.force)?;
+    let mut sink = download.open(&artifact)?;
     let resumed_at = sink.written();
     // Without a word about it, what has come would lie there unnoticed.
     let mut ctrl_c = signal(SignalKind::interrupt()).context("failed to listen for signals")?;
     let fetched = tokio::select! {
         fetched = fetch(client, &artifact, &mut sink) => fetched,
         _ = ctrl_c.recv() => {
-            say_kept(&place, &sink);
+            say_kept(&download, &sink);
             return Ok(ExitCode::from(EXIT_INTERRUPTED));
         }
     };
     if let Err(error) = fetched {
-        say_kept(&place, &sink);
+        say_kept(&download, &sink);
         return Err(error);
     }
-    let part = sink.finish(&artifact).inspect_err(|_| place.discard())?;
-    place.finish(&part)?;
-    let file = place.file.display().to_string();
+    let part = sink.finish(&artifact).inspect_err(|_| download.discard())?;
+    download.finish(&part)?;
+    let file = download.file.display().to_string();
     if args.json {
         print_json(&json!({
             "id": artifact.id,
@@ -98,13 +98,13 @@ async fn print_content(client: &Client, artifact: &Artifact) -> Result<ExitCode>
 }
 
 /// What an interrupted download leaves, if it is worth going on with.
-fn say_kept<W: Write>(place: &Place, sink: &Sink<W>) {
+fn say_kept<W: Write>(download: &Download, sink: &Sink<W>) {
     if sink.written() == 0 {
-        place.discard();
+        download.discard();
     } else {
         output::say(&format!(
             "what has come is in `{}`; the same command goes on with it",
-            place.part.display()
+            download.part.display()
         ));
     }
 }

@@ -1,9 +1,9 @@
 //! `belljar artifacts`: what sessions have left, as a client of the server; and `verify`, which looks
 //! at the server's files itself. One file per verb.
 
+mod download;
 mod get;
 mod list;
-mod place;
 mod show;
 mod url;
 mod verify;
@@ -23,7 +23,7 @@ use self::url::ArtifactsUrlArgs;
 use self::verify::ArtifactsVerifyArgs;
 use super::as_client;
 use super::output::plain;
-use super::removing::remove_each;
+use super::remove::remove_each;
 use crate::cli::flags::ServerFlags;
 use crate::client::{Client, ClientError, escape};
 use crate::settings::Settings;
@@ -79,7 +79,11 @@ pub(super) fn artifacts(command: ArtifactsCommand, settings: &Settings) -> Resul
         Get(args) => as_client(settings, async |client| get::get(client, &args).await),
         Url(args) => as_client(settings, async |client| url::url(client, &args).await),
         Remove(args) => as_client(settings, async |client| {
-            remove_each(client, &args.ids, args.json, path_of, explain).await
+            let remove = async |id: &str| {
+                client.delete(&path_of(id)).await.map_err(explain)?;
+                Ok(id.to_owned())
+            };
+            remove_each(&args.ids, args.json, remove).await
         }),
         Verify(args) => verify::verify(&args, settings),
     }

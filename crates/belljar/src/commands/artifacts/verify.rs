@@ -9,9 +9,9 @@ use clap::Args;
 use indicatif::HumanBytes;
 use serde_json::{Value, json};
 
-use crate::commands::books;
 use crate::commands::output::{self, plain, print_json};
 use crate::commands::progress::Progress;
+use crate::commands::state_db;
 use crate::settings::Settings;
 use crate::table;
 
@@ -48,7 +48,7 @@ pub(super) fn verify(args: &ArtifactsVerifyArgs, settings: &Settings) -> Result<
         progress.set_message(format!("{} contents", so_far.intact));
         progress.set(so_far.bytes);
     });
-    let verified = books::block_on(async { Ok(verified.await?) })?;
+    let verified = state_db::block_on(async { Ok(verified.await?) })?;
     if args.json {
         print_json(&as_json(&verified))?;
     } else {

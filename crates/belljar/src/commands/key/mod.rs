@@ -16,7 +16,7 @@ use serde::Serialize;
 
 pub(crate) use args::{KeyCommand, KeyCreateArgs, KeyListArgs, KeyRevokeArgs};
 
-use super::books;
+use super::state_db;
 use crate::settings::Settings;
 use crate::table;
 
@@ -66,9 +66,9 @@ fn create(args: KeyCreateArgs, settings: &Settings) -> Result<()> {
         pids: args.max_pids,
         operator: args.operator,
     };
-    let store = books::open(settings)?;
-    let audit = books::audit(settings)?;
-    let (made, is_first) = books::block_on(async {
+    let store = state_db::open(settings)?;
+    let audit = state_db::audit(settings)?;
+    let (made, is_first) = state_db::block_on(async {
         let is_first = none_valid(&store.keys().await?);
         let made = keys::create(&*store, args.name, args.tenant, limits).await?;
         store.close().await;
@@ -109,14 +109,14 @@ fn create(args: KeyCreateArgs, settings: &Settings) -> Result<()> {
 }
 
 fn list(args: &KeyListArgs, settings: &Settings) -> Result<()> {
-    let rows = match books::open_existing(settings)? {
-        Some(store) => books::block_on(async { Ok(store.keys().await?) })?,
+    let rows = match state_db::open_existing(settings)? {
+        Some(store) => state_db::block_on(async { Ok(store.keys().await?) })?,
         None => Vec::new(),
     };
     let keys: Vec<Shown> = rows.into_iter().map(Shown::from).collect();
     if args.json {
         let text = serde_json::to_string_pretty(&List { keys })?;
-        return books::print(&(text + "\n"));
+        return state_db::print(&(text + "\n"));
     }
     if keys.is_empty() {
         eprintln!("There are no keys; `belljar key create --name NAME` makes one.");
@@ -135,7 +135,7 @@ fn list(args: &KeyListArgs, settings: &Settings) -> Result<()> {
         "revoked",
     ];
     let rows: Vec<Vec<String>> = keys.into_iter().map(cells).collect();
-    books::print(&table::render(&header, &rows))
+    state_db::print(&table::render(&header, &rows))
 }
 
 fn cells(key: Shown) -> Vec<String> {
@@ -163,12 +163,12 @@ fn revoke(args: &KeyRevokeArgs, settings: &Settings) -> Result<()> {
         // It may be a key that works, and must not be repeated in an error.
         bail!("give the id of a key, such as key_5a1f...; `belljar key list` shows them");
     }
-    let Some(store) = books::open_existing(settings)? else {
+    let Some(store) = state_db::open_existing(settings)? else {
         bail!("there is no key `{id}`: there are no keys at all");
     };
-    let audit = books::audit(settings)?;
+    let audit = state_db::audit(settings)?;
     let Revoked { row, revoked_now, is_last, forgotten } =
-        books::block_on(revoke_in(&*store, id, args.allow_keyless))?;
+        state_db::block_on(revoke_in(&*store, id, args.allow_keyless))?;
     if revoked_now {
         let detail = format!("{id} named {:?}, {}", row.name, by_whom());
         let entry = Entry {
@@ -184,12 +184,12 @@ fn revoke(args: &KeyRevokeArgs, settings: &Settings) -> Result<()> {
         note_keyless(&audit, forgotten);
     }
     if args.json {
-        books::print(&(serde_json::to_string_pretty(&Shown::from(row))? + "\n"))?;
+        state_db::print(&(serde_json::to_string_pretty(&Shown::from(row))? + "\n"))?;
     } else if revoked_now {
-        books::print(&format!("Revoked {id}.\n"))?;
+        state_db::print(&format!("Revoked {id}.\n"))?;
     } else {
         let when = row.revoked_ms.map(clock::rfc3339).unwrap_or_default();
-        books::print(&format!("{id} was revoked before, at {when}.\n"))?;
+        state_db::print(&format!("{id} was revoked before, at {when}.\n"))?;
     }
     if forgotten > 0 {
         eprintln!("{KEYLESS}");
@@ -208,11 +208,11 @@ const KEYLESS: &str = "No key is needed any more by a server on loopback or a UN
 
 /// Goes back to local use without keys, after all were revoked.
 fn allow_keyless(args: &KeyRevokeArgs, settings: &Settings) -> Result<()> {
-    let forgotten = match books::open_existing(settings)? {
+    let forgotten = match state_db::open_existing(settings)? {
         None => 0,
         Some(store) => {
-            let audit = books::audit(settings)?;
-            let forgotten = books::block_on(async {
+            let audit = state_db::audit(settings)?;
+            let forgotten = state_db::block_on(async {
                 refuse_others(&store.keys().await?, None)?;
                 let forgotten = store.forget_revoked_keys().await?;
                 store.close().await;
@@ -225,7 +225,7 @@ fn allow_keyless(args: &KeyRevokeArgs, settings: &Settings) -> Result<()> {
         }
     };
     if args.json {
-        books::print(&format!("{:#}\n", serde_json::json!({ "keys_removed": forgotten })))?;
+        state_db::print(&format!("{:#}\n", serde_json::json!({ "keys_removed": forgotten })))?;
     }
     match forgotten {
         0 => eprintln!("There are no keys; none is needed."),

@@ -1,10 +1,10 @@
 //! `belljar run`: one piece of code or one notebook, one sandbox, one result.
 
 mod args;
-mod beside;
+mod images;
 mod input;
+mod modules;
 mod notebook;
-mod pictures;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -31,8 +31,8 @@ use crate::backend::Prepared;
 use crate::home;
 use crate::settings::Settings;
 pub(crate) use args::RunArgs;
-use beside::Beside;
 use input::Input;
+use modules::ModuleFiles;
 use notebook::Notebook;
 
 /// Leftovers that are named.
@@ -194,15 +194,15 @@ fn script_name(file: Option<&Path>) -> String {
 
 /// The modules beside a script or notebook.
 fn modules(path: &Path, code: &[u8]) -> Result<Vec<BroughtFile>> {
-    let beside = Beside::find(path, code)?;
-    if beside.is_cut {
+    let found = ModuleFiles::find(path, code)?;
+    if found.is_cut {
         output::say(&format!(
             "only {} files beside `{}` were copied into the sandbox for imports; there are more, or larger ones",
-            beside.files.len(),
+            found.files.len(),
             path.display()
         ));
     }
-    Ok(beside.files)
+    Ok(found.files)
 }
 
 fn data_mount(path: &Path) -> Result<DataMount> {
@@ -258,7 +258,7 @@ async fn execute_code(
         output::print(&(serde_json::to_string_pretty(&told)? + "\n"))?;
     } else {
         report(&result);
-        lost |= save_pictures(&result, &directory);
+        lost |= save_images(&result, &directory);
         report_leftovers(&left);
         hint(&result, file.as_deref(), settings);
     }
@@ -308,7 +308,7 @@ async fn execute_notebook(
         Some(path) => notebook::replace(path, &text).map(|()| path.clone()),
         None => {
             let stem = file.file_stem().unwrap_or_default().to_string_lossy();
-            pictures::write_new(&directory, &stem, "ipynb", &text)
+            images::write_new(&directory, &stem, "ipynb", &text)
         }
     };
     let mut lost = !artifacts.artifacts_refused.is_empty();
@@ -396,8 +396,8 @@ fn report_leftovers(left: &Leftovers) {
 }
 
 /// Saves the figures that were shown and says where they are; whether one was lost.
-fn save_pictures(result: &ExecResult, directory: &Path) -> bool {
-    let saved = pictures::save(&result.results, directory);
+fn save_images(result: &ExecResult, directory: &Path) -> bool {
+    let saved = images::save(&result.results, directory);
     for path in &saved.files {
         output::say(&format!("figure -> {}", path.display()));
     }

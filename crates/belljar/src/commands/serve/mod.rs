@@ -405,7 +405,7 @@ fn stop_asked(idle_exit: Option<Duration>, app: &Arc<App>) -> Result<watch::Rece
         tokio::spawn(async move {
             while signals.recv().await.is_some() {
                 if sender.send_replace(true) {
-                    std::process::exit(super::EXIT_TROUBLE.into());
+                    std::process::exit(super::EXIT_FAILED.into());
                 }
             }
         });

@@ -13,7 +13,7 @@ use super::datasets::path_in;
 use super::{find_id, print_json};
 use crate::cli::flags::SessionArg;
 use crate::client::Client;
-use crate::commands::EXIT_TROUBLE;
+use crate::commands::EXIT_FAILED;
 use crate::commands::output::{self, plain};
 use crate::commands::progress::while_waiting;
 
@@ -66,7 +66,7 @@ pub(super) async fn export(client: &Client, args: &SessionExportArgs) -> Result<
     }
     output::report_refused("exported", &exports.refused);
     let well = exports.refused.is_empty();
-    Ok(if well { ExitCode::SUCCESS } else { ExitCode::from(EXIT_TROUBLE) })
+    Ok(if well { ExitCode::SUCCESS } else { ExitCode::from(EXIT_FAILED) })
 }
 
 /// Where it went on the server's machine, and how it can be had on any other.

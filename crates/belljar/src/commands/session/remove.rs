@@ -4,11 +4,10 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Args;
-use serde_json::json;
 
-use super::{find_id, print_json};
+use super::find_id;
 use crate::client::Client;
-use crate::commands::{EXIT_TROUBLE, output};
+use crate::commands::remove::remove_each;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -26,32 +25,11 @@ pub(crate) struct SessionRemoveArgs {
     pub(crate) json: bool,
 }
 
-/// Removes one after another; one that cannot be removed does not save the others.
 pub(super) async fn remove(client: &Client, args: &SessionRemoveArgs) -> Result<ExitCode> {
-    let mut removed = Vec::new();
-    let mut failed = false;
-    for name in &args.sessions {
-        match remove_one(client, name).await {
-            Ok(id) => {
-                if !args.json {
-                    output::print(&format!("{id} removed\n"))?;
-                }
-                removed.push(id);
-            }
-            Err(error) => {
-                output::say(&format!("{error:#}"));
-                failed = true;
-            }
-        }
-    }
-    if args.json {
-        print_json(&json!({ "removed": removed }))?;
-    }
-    Ok(if failed { ExitCode::from(EXIT_TROUBLE) } else { ExitCode::SUCCESS })
-}
-
-async fn remove_one(client: &Client, name: &str) -> Result<String> {
-    let id = find_id(client, name).await?;
-    client.delete(&format!("/v1/sessions/{id}?purge=true")).await?;
-    Ok(id)
+    let remove = async |name: &str| {
+        let id = find_id(client, name).await?;
+        client.delete(&format!("/v1/sessions/{id}?purge=true")).await?;
+        Ok(id)
+    };
+    remove_each(&args.sessions, args.json, remove).await
 }

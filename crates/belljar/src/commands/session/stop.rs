@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::{Session, find_id, live, print_json};
 use crate::client::Client;
-use crate::commands::{EXIT_TROUBLE, output};
+use crate::commands::{EXIT_FAILED, output};
 
 #[derive(Debug, Args)]
 pub(crate) struct SessionStopArgs {
@@ -48,7 +48,7 @@ pub(super) async fn stop(client: &Client, args: &SessionStopArgs) -> Result<Exit
     if args.json {
         print_json(&json!({ "sessions": stopped }))?;
     }
-    Ok(if failed { ExitCode::from(EXIT_TROUBLE) } else { ExitCode::SUCCESS })
+    Ok(if failed { ExitCode::from(EXIT_FAILED) } else { ExitCode::SUCCESS })
 }
 
 /// The ids of all sessions that live.

@@ -1,9 +1,8 @@
-//! `belljar shell`: a terminal in a session ([`seat`]), or a shell at the end of our own pipes
-//! ([`stdio`]).
+//! `belljar shell`: a terminal in a session ([`attach`]), or a shell on our standard input and output ([`stdio`]).
 
 mod args;
+mod attach;
 mod keys;
-mod seat;
 mod stdio;
 
 use std::process::ExitCode;
@@ -24,45 +23,45 @@ pub(super) fn shell(args: ShellArgs, settings: &Settings) -> Result<ExitCode> {
         return as_client(settings, async |client| stdio::guard(client, session, exec).await);
     }
     if !args.stdio {
-        // Before anything is made that nobody will use.
-        seat::check_terminal()?;
+        // Before a session is created in vain.
+        attach::check_terminal()?;
     }
     as_client(settings, async |client| {
-        let session = Chosen::by(client, &args).await?;
+        let session = ShellSession::by(client, &args).await?;
         if args.stdio {
             return stdio::stdio(client, &session, &args).await;
         }
-        seat::sit(client, &session, &args).await
+        attach::attach(client, &session, &args).await
     })
 }
 
-/// The session that a shell is wanted in.
+/// The session of the shell.
 #[derive(Debug)]
-struct Chosen {
+struct ShellSession {
     id: String,
-    /// It was made for this shell, and ends with it.
+    /// It was created for this shell and ends with it.
     is_own: bool,
 }
 
-impl Chosen {
-    async fn by(client: &Client, args: &ShellArgs) -> Result<Chosen> {
+impl ShellSession {
+    async fn by(client: &Client, args: &ShellArgs) -> Result<ShellSession> {
         let Some(name) = &args.session else {
             let made = client.post("/v1/sessions", &json!({})).await?;
-            return Ok(Chosen { id: id_of(&made)?, is_own: true });
+            return Ok(ShellSession { id: id_of(&made)?, is_own: true });
         };
         if !args.create {
-            return Ok(Chosen { id: find_id(client, name).await?, is_own: false });
+            return Ok(ShellSession { id: find_id(client, name).await?, is_own: false });
         }
-        // One with this id is taken as it is; one with this key is found, or made, by the server.
+        // A session with this id is used as it is; one with this key is found, or created, by the server.
         let known = find_known_id(client, name).await?.filter(|id| id == name);
         let id = match known {
             Some(id) => id,
             None => id_of(&client.post("/v1/sessions", &json!({"key": name})).await?)?,
         };
-        Ok(Chosen { id, is_own: false })
+        Ok(ShellSession { id, is_own: false })
     }
 
-    /// Ends a session that nobody else knows of.
+    /// Stops a session that was created for this shell.
     async fn end(&self, client: &Client) {
         if !self.is_own {
             return;
@@ -75,11 +74,11 @@ impl Chosen {
 }
 
 fn id_of(session: &Value) -> Result<String> {
-    let id = session["id"].as_str().context("the server made a session without an id")?;
+    let id = session["id"].as_str().context("the server created a session without an id")?;
     Ok(id.to_owned())
 }
 
-/// A command as one text for a shell: one that is text already, or words that are no more than that.
+/// A command as one text for a shell; several words are quoted.
 fn as_text(words: &[String]) -> Result<Option<String>> {
     match words {
         [] => Ok(None),

@@ -19,8 +19,8 @@ use reqwest::Method;
 use serde_json::{Map, Value, json};
 use tokio::sync::{mpsc, watch};
 
-use super::Chosen;
 use super::ShellArgs;
+use super::ShellSession;
 use crate::client::{Client, ClientError, ServerEvent, escape};
 use crate::commands::output;
 use crate::commands::session::follow::Follower;
@@ -41,7 +41,11 @@ const FULL_PAUSE: Duration = Duration::from_millis(20);
 /// Nobody reads what the shell says.
 const EXIT_PIPE: i32 = 128 + 13;
 
-pub(super) async fn stdio(client: &Client, session: &Chosen, args: &ShellArgs) -> Result<ExitCode> {
+pub(super) async fn stdio(
+    client: &Client,
+    session: &ShellSession,
+    args: &ShellArgs,
+) -> Result<ExitCode> {
     let exec = belljar_engine::new_id("exec");
     // Held until we end; its closing is what the guard waits for.
     let _leash = leave_a_guard(client, &session.id, &exec)?;

@@ -3,7 +3,7 @@
 //! Not a parser: what it takes for a comment or a text is right nearly always, and nothing is ever
 //! left out or added.
 
-use crate::commands::paint::{Colour, Paint};
+use crate::commands::colours::{Colour, Paint};
 
 const PYTHON: &[&str] = &[
     "False", "None", "True", "and", "as", "assert", "async", "await", "break", "case", "class",

@@ -16,8 +16,8 @@ use anyhow::Result;
 use clap::Args;
 use serde_json::json;
 
+use super::colours::Paint;
 use super::output::{print, print_json};
-use super::paint::Paint;
 use page::Page;
 use record::{Log, Record};
 

@@ -8,8 +8,8 @@ use serde_json::Value;
 
 use super::highlight::highlight;
 use super::record::Artifact;
+use crate::commands::colours::{Colour, Paint};
 use crate::commands::output::plain;
-use crate::commands::paint::{Colour, Paint};
 use crate::table;
 
 /// Lines of one stream or value; the log has all of them.

@@ -15,7 +15,7 @@ use self::create::VolumeCreateArgs;
 use self::list::VolumeListArgs;
 use self::show::VolumeShowArgs;
 use super::as_client;
-use super::removing::remove_each;
+use super::remove::remove_each;
 use crate::cli::flags::ServerFlags;
 use crate::client::{ClientError, escape};
 use crate::settings::Settings;
@@ -56,7 +56,11 @@ pub(super) fn volume(command: VolumeCommand, settings: &Settings) -> Result<Exit
         VolumeCommand::List(args) => list::list(client, &args).await,
         VolumeCommand::Show(args) => show::show(client, &args).await,
         VolumeCommand::Remove(args) => {
-            remove_each(client, &args.names, args.json, path_of, explain).await
+            let remove = async |name: &str| {
+                client.delete(&path_of(name)).await.map_err(explain)?;
+                Ok(name.to_owned())
+            };
+            remove_each(&args.names, args.json, remove).await
         }
     })
 }

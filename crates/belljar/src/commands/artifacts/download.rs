@@ -11,6 +11,7 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use belljar_sys::file_lock::FileLock;
 use sha2::{Digest as _, Sha256};
 
 use super::Artifact;
@@ -59,47 +60,48 @@ impl<W: Write> Sink<W> {
 
 /// A file that is not there yet, and the part of it that is.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct Download {
     pub(super) file: PathBuf,
     pub(super) part: PathBuf,
     force: bool,
 }
 
-impl Place {
+impl Download {
     /// Where `output`, or else its own name, says; refuses what is in the way.
-    pub(super) fn of(artifact: &Artifact, output: Option<&Path>, force: bool) -> Result<Place> {
+    pub(super) fn of(artifact: &Artifact, output: Option<&Path>, force: bool) -> Result<Download> {
         let file = match output {
             None => PathBuf::from(harmless(&artifact.name)),
             Some(directory) if directory.is_dir() => directory.join(harmless(&artifact.name)),
             Some(file) => file.to_owned(),
         };
-        let place =
-            Place { part: file.with_file_name(format!("{}.part", artifact.id)), file, force };
-        match fs::symlink_metadata(&place.file) {
+        let download =
+            Download { part: file.with_file_name(format!("{}.part", artifact.id)), file, force };
+        match fs::symlink_metadata(&download.file) {
             Ok(there) if !there.is_file() && !there.is_symlink() => {
                 bail!(
                     "`{}` is not a plain file; `-o - >FILE` writes to anything",
-                    place.file.display()
+                    download.file.display()
                 )
             }
-            Ok(_) if !force => Err(place.in_the_way()),
-            _ => Ok(place),
+            Ok(_) if !force => Err(download.in_the_way()),
+            _ => Ok(download),
         }
     }
 
     /// The part, with what an earlier download left in it. Nobody else writes to it.
     pub(super) fn open(&self, artifact: &Artifact) -> Result<Sink<File>> {
         let context = || format!("failed to write `{}`", self.part.display());
-        let mut part = File::options()
+        let part = File::options()
             .create(true)
             .truncate(false)
             .read(true)
             .write(true)
             .open(&self.part)
             .with_context(context)?;
-        if part.try_lock().is_err() {
+        let Some(lock) = FileLock::try_exclusive(part).with_context(context)? else {
             bail!("another download writes to `{}`; wait for it", self.part.display());
-        }
+        };
+        let mut part = lock.into_file();
         let mut sink = Sink::new(io::sink());
         if part.metadata().with_context(context)?.len() > artifact.size {
             part.set_len(0).with_context(context)?;

@@ -1,12 +1,11 @@
-//! A person at a terminal of a session.
+//! Attaches the user's terminal to a terminal of a session.
 //!
 //! ```text
 //!   keys ──▶ Keys ──▶ WebSocket ──▶ terminal in the session
-//!   screen ◀───────── WebSocket ◀──┘      (connected again, from where we were, if it is lost)
+//!   screen ◀───────── WebSocket ◀──┘      (reconnects and continues if the connection is lost)
 //! ```
 //!
-//! The person's own terminal is in raw mode meanwhile, and is given back whatever happens: its
-//! guard goes out of scope with every way out of here.
+//! The user's terminal is in raw mode meanwhile. A guard restores it on every way out.
 
 use std::io::{IsTerminal, Read, Write};
 use std::process::ExitCode;
@@ -19,28 +18,28 @@ use tokio::sync::mpsc;
 
 use super::ShellArgs;
 use super::keys::{Keys, Typed};
-use super::{Chosen, as_text};
+use super::{ShellSession, as_text};
 use crate::client::{Client, ClientError, Received, SocketReceiver, SocketSender, escape};
 use crate::commands::outage::Outage;
 use crate::commands::output;
 
-/// Pieces of what was typed, and of what is to be shown, on their way.
-const IN_FLIGHT: usize = 16;
+/// How many pieces of input, and of output, may wait in memory.
+const QUEUE: usize = 16;
 
-/// What is read of the keyboard at once. The server takes a little more in one message.
+/// How much input is read at once. The server accepts a little more in one message.
 const PIECE: usize = 16 * 1024;
 
-/// The code with which a server closes a WebSocket that can be opened again in a moment.
+/// The code with which a restarting server closes a WebSocket.
 const RESTART: u16 = 1012;
 
-/// How somebody left.
-enum Left {
-    /// The program has ended, with this status.
+/// Why the user's terminal was detached.
+enum Detached {
+    /// The program in the session ended, with this status.
     Ended(i32),
-    /// It goes on without him.
-    Detached,
-    /// We were asked to end.
-    Signalled(i32),
+    /// The user left; the program goes on.
+    ByUser,
+    /// A signal asked us to end.
+    BySignal(i32),
 }
 
 pub(super) fn check_terminal() -> Result<()> {
@@ -50,36 +49,40 @@ pub(super) fn check_terminal() -> Result<()> {
     ] {
         if !is_terminal {
             bail!(
-                "{which} is no terminal; `belljar shell --stdio` passes on what comes and goes, \
-                 and `belljar session exec` runs one command"
+                "{which} is not a terminal; `belljar shell --stdio` uses pipes instead, and \
+                 `belljar session exec` runs one command"
             );
         }
     }
     Ok(())
 }
 
-pub(super) async fn sit(client: &Client, session: &Chosen, args: &ShellArgs) -> Result<ExitCode> {
-    let mut seat = Seat::open(client, &session.id, args)?;
-    let left = seat.stay().await;
-    let terminal = seat.terminal.clone();
-    // The person's terminal first: what is said from here on is for a person.
-    drop(seat);
+pub(super) async fn attach(
+    client: &Client,
+    session: &ShellSession,
+    args: &ShellArgs,
+) -> Result<ExitCode> {
+    let mut attachment = Attachment::open(client, &session.id, args)?;
+    let outcome = attachment.run().await;
+    let terminal = attachment.terminal.clone();
+    // Restores the user's terminal, so that messages from here on are readable.
+    drop(attachment);
     let come_back = |terminal: &str| {
-        format!("`belljar shell {} --terminal {terminal}` comes back to it", session.id)
+        format!("`belljar shell {} --terminal {terminal}` attaches to it again", session.id)
     };
-    match (left, terminal) {
-        (Ok(Left::Ended(status)), _) => {
+    match (outcome, terminal) {
+        (Ok(Detached::Ended(status)), _) => {
             session.end(client).await;
             Ok(output::exit_code(status))
         }
-        (Ok(Left::Detached), terminal) => {
+        (Ok(Detached::ByUser), terminal) => {
             let terminal = terminal.unwrap_or_default();
-            output::say(&format!("left; {}", come_back(&terminal)));
+            output::say(&format!("detached; {}", come_back(&terminal)));
             Ok(ExitCode::SUCCESS)
         }
-        (Ok(Left::Signalled(number)), _) => Ok(output::exit_code(128 + number)),
+        (Ok(Detached::BySignal(number)), _) => Ok(output::exit_code(128 + number)),
         (Err(error), Some(terminal)) if error.is_outage() => {
-            output::say(&format!("it may go on without us; {}", come_back(&terminal)));
+            output::say(&format!("the terminal may still run; {}", come_back(&terminal)));
             Err(error.into())
         }
         (Err(error), None) => {
@@ -90,26 +93,27 @@ pub(super) async fn sit(client: &Client, session: &Chosen, args: &ShellArgs) -> 
     }
 }
 
-struct Seat<'a> {
+/// A terminal of a session, shown on the user's terminal.
+struct Attachment<'a> {
     client: &'a Client,
     session: &'a str,
     command: Option<String>,
-    /// Known once the server has opened it, or from the start.
+    /// Its id, known when the server has opened it, or from the start.
     terminal: Option<String>,
-    /// The position after what was shown; unknown until something was.
+    /// The offset in the terminal's output up to which it was shown.
     position: Option<u64>,
     keyboard: mpsc::Receiver<Vec<u8>>,
     keys: Keys,
     resized: Signal,
     ended: [(Signal, i32); 3],
     outage: Outage,
-    /// Gone while nothing is to be shown any more.
+    /// `None` after the end.
     screen: Option<Screen>,
-    /// After the screen, whose last words are still for a raw terminal.
+    /// Dropped after the screen, whose last output still needs the raw mode.
     _raw: RawMode,
 }
 
-/// Whoever writes to the person's terminal: it may be slow, and keys must go on.
+/// A thread that writes to the user's terminal, which may be slow: keys must not wait for it.
 struct Screen {
     pieces: mpsc::Sender<Vec<u8>>,
     writing: std::thread::JoinHandle<()>,
@@ -117,11 +121,11 @@ struct Screen {
 
 impl Screen {
     fn open() -> Screen {
-        let (pieces, mut to_show) = mpsc::channel::<Vec<u8>>(IN_FLIGHT);
+        let (pieces, mut to_show) = mpsc::channel::<Vec<u8>>(QUEUE);
         let writing = std::thread::spawn(move || {
             let mut stdout = std::io::stdout();
             while let Some(piece) = to_show.blocking_recv() {
-                // Who closed his terminal gets a signal, which is how we learn of it.
+                // If the terminal was closed, a signal ends us.
                 let _ = stdout.write_all(&piece).and_then(|()| stdout.flush());
             }
         });
@@ -129,7 +133,7 @@ impl Screen {
     }
 }
 
-impl Drop for Seat<'_> {
+impl Drop for Attachment<'_> {
     fn drop(&mut self) {
         if let Some(Screen { pieces, writing }) = self.screen.take() {
             drop(pieces);
@@ -138,8 +142,8 @@ impl Drop for Seat<'_> {
     }
 }
 
-impl<'a> Seat<'a> {
-    fn open(client: &'a Client, session: &'a str, args: &ShellArgs) -> Result<Seat<'a>> {
+impl<'a> Attachment<'a> {
+    fn open(client: &'a Client, session: &'a str, args: &ShellArgs) -> Result<Attachment<'a>> {
         let listen = |kind| signal(kind).context("failed to listen for signals");
         let ended = [
             (listen(SignalKind::hangup())?, 1),
@@ -149,8 +153,8 @@ impl<'a> Seat<'a> {
         let resized = listen(SignalKind::window_change())?;
         let command = as_text(&args.command)?;
         let raw = RawMode::enter(std::io::stdin()).context("failed to use this terminal")?;
-        let (typed, keyboard) = mpsc::channel(IN_FLIGHT);
-        // Not waited for: it ends with us.
+        let (typed, keyboard) = mpsc::channel(QUEUE);
+        // Not joined: it ends with the process.
         std::thread::spawn(move || {
             let mut stdin = std::io::stdin().lock();
             let mut buffer = vec![0; PIECE];
@@ -160,7 +164,7 @@ impl<'a> Seat<'a> {
                 }
             }
         });
-        Ok(Seat {
+        Ok(Attachment {
             client,
             session,
             command,
@@ -176,11 +180,11 @@ impl<'a> Seat<'a> {
         })
     }
 
-    /// Stays, over as many connections as it takes.
-    async fn stay(&mut self) -> Result<Left, ClientError> {
+    /// Stays attached, and reconnects as often as needed.
+    async fn run(&mut self) -> Result<Detached, ClientError> {
         loop {
-            let error = match self.connected().await {
-                Ok(left) => return Ok(left),
+            let error = match self.connect().await {
+                Ok(detached) => return Ok(detached),
                 Err(error) => error,
             };
             if self.terminal.is_none() {
@@ -190,22 +194,24 @@ impl<'a> Seat<'a> {
             tokio::select! {
                 endured = self.outage.endure(error, say) => endured?,
                 number = signalled([hangup, interrupt, terminate]) => {
-                    return Ok(Left::Signalled(number));
+                    return Ok(Detached::BySignal(number));
                 }
             }
         }
     }
 
-    /// One connection.
-    async fn connected(&mut self) -> Result<Left, ClientError> {
-        let (mut saying, mut hearing) = self.client.socket(&self.path()).await?.split();
-        let Seat { terminal, position, keyboard, keys, resized, ended, outage, screen, .. } = self;
-        let Some(Screen { pieces, .. }) = screen else { return Ok(Left::Detached) };
+    /// Attaches over one connection.
+    async fn connect(&mut self) -> Result<Detached, ClientError> {
+        let (mut sender, mut receiver) = self.client.socket(&self.path()).await?.split();
+        let Attachment {
+            terminal, position, keyboard, keys, resized, ended, outage, screen, ..
+        } = self;
+        let Some(Screen { pieces, .. }) = screen else { return Ok(Detached::ByUser) };
         let [hangup, interrupt, terminate] = ended;
         tokio::select! {
-            left = show(&mut hearing, pieces, terminal, position, outage) => left,
-            left = type_in(&mut saying, keyboard, keys, resized) => left,
-            number = signalled([hangup, interrupt, terminate]) => Ok(Left::Signalled(number)),
+            detached = show(&mut receiver, pieces, terminal, position, outage) => detached,
+            detached = type_in(&mut sender, keyboard, keys, resized) => detached,
+            number = signalled([hangup, interrupt, terminate]) => Ok(Detached::BySignal(number)),
         }
     }
 
@@ -234,55 +240,56 @@ impl<'a> Seat<'a> {
     }
 }
 
-/// As the server takes it.
+/// Whether the server accepts this value of TERM.
 fn is_name(term: &str) -> bool {
     let known = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.+".contains(&byte);
     !term.is_empty() && term.len() <= 64 && term.bytes().all(known)
 }
 
-/// Shows what comes. Nothing that was received is lost when somebody stops waiting.
+/// Shows the output of the terminal. Cancel-safe.
 async fn show(
-    hearing: &mut SocketReceiver,
+    receiver: &mut SocketReceiver,
     screen: &mpsc::Sender<Vec<u8>>,
     terminal: &mut Option<String>,
     position: &mut Option<u64>,
     outage: &mut Outage,
-) -> Result<Left, ClientError> {
+) -> Result<Detached, ClientError> {
     loop {
-        match hearing.next().await? {
+        match receiver.next().await? {
             Received::Bytes(bytes) => {
                 *position = position.map(|position| position + bytes.len() as u64);
-                // Whoever writes lives as long as we do.
+                // The writing thread lives as long as the attachment.
                 let _ = screen.send(bytes).await;
             }
-            Received::Json(said) => match said["type"].as_str() {
+            Received::Json(message) => match message["type"].as_str() {
                 Some("attached") => {
                     outage.is_over(say);
-                    *terminal = said["terminal"].as_str().map(str::to_owned);
-                    *position = said["offset"].as_u64();
+                    *terminal = message["terminal"].as_str().map(str::to_owned);
+                    *position = message["offset"].as_u64();
                 }
                 Some("skipped") => {
-                    let bytes = said["bytes"].as_u64().unwrap_or_default();
+                    let bytes = message["bytes"].as_u64().unwrap_or_default();
                     *position = position.map(|position| position + bytes);
-                    say(&format!("{bytes} bytes were printed too fast and are not shown"));
+                    say(&format!("{bytes} bytes of output came too fast and are not shown"));
                 }
                 Some("exit") => {
-                    let status = said["exit_code"].as_i64().and_then(|code| code.try_into().ok());
-                    return Ok(Left::Ended(status.unwrap_or(1)));
+                    let status =
+                        message["exit_code"].as_i64().and_then(|code| code.try_into().ok());
+                    return Ok(Detached::Ended(status.unwrap_or(1)));
                 }
-                Some("error") => told(&said)?,
-                // Of later servers.
+                Some("error") => check_error(&message)?,
+                // Messages of newer servers.
                 _ => {}
             },
             Received::Closed(Some(RESTART)) => return Err(ClientError::stopping()),
-            Received::Closed(_) => return Err(hearing.cut_off()),
+            Received::Closed(_) => return Err(receiver.cut_off()),
         }
     }
 }
 
-/// What the server has to say against something.
-fn told(said: &Value) -> Result<(), ClientError> {
-    let text = |name: &str| said[name].as_str().unwrap_or_default().to_owned();
+/// Fails if the session has ended; other errors are only shown.
+fn check_error(message: &Value) -> Result<(), ClientError> {
+    let text = |name: &str| message[name].as_str().unwrap_or_default().to_owned();
     if text("code") == "session_ended" {
         return Err(ClientError::Refused {
             status: reqwest::StatusCode::GONE,
@@ -295,36 +302,36 @@ fn told(said: &Value) -> Result<(), ClientError> {
     Ok(())
 }
 
-/// Passes on what is typed, and how large the terminal is.
+/// Sends keys, and the size of the terminal when it changes.
 async fn type_in(
-    saying: &mut SocketSender,
+    sender: &mut SocketSender,
     keyboard: &mut mpsc::Receiver<Vec<u8>>,
     keys: &mut Keys,
     resized: &mut Signal,
-) -> Result<Left, ClientError> {
+) -> Result<Detached, ClientError> {
     loop {
         tokio::select! {
             typed = keyboard.recv() => {
-                // The terminal is gone.
-                let Some(typed) = typed else { return Ok(Left::Detached) };
+                // The user's terminal is gone.
+                let Some(typed) = typed else { return Ok(Detached::ByUser) };
                 let Typed { inside, leave } = keys.read(&typed);
                 if !inside.is_empty() {
-                    saying.bytes(inside).await?;
+                    sender.bytes(inside).await?;
                 }
                 if leave {
-                    return Ok(Left::Detached);
+                    return Ok(Detached::ByUser);
                 }
             }
             _ = resized.recv() => {
                 if let Some((rows, cols)) = tty::size(std::io::stdout()) {
-                    saying.json(&json!({"type": "resize", "rows": rows, "cols": cols})).await?;
+                    sender.json(&json!({"type": "resize", "rows": rows, "cols": cols})).await?;
                 }
             }
         }
     }
 }
 
-/// The first of the signals that end us.
+/// Waits for the first of the signals; its number.
 async fn signalled(signals: [&mut (Signal, i32); 3]) -> i32 {
     let [(first, a), (second, b), (third, c)] = signals;
     tokio::select! {
@@ -334,7 +341,7 @@ async fn signalled(signals: [&mut (Signal, i32); 3]) -> i32 {
     }
 }
 
-/// Our own words, on a terminal that does not begin lines by itself.
+/// A message on a terminal in raw mode.
 fn say(text: &str) {
     let line = format!("\r\nbelljar: {text}\r\n");
     let _ = std::io::stderr().write_all(line.as_bytes());

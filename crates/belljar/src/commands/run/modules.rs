@@ -19,21 +19,21 @@ const MAX_DEPTH: usize = 16;
 const TAKEN: &[u8] = b"artifacts";
 
 #[derive(Debug, Default)]
-pub(super) struct Beside {
+pub(super) struct ModuleFiles {
     pub(super) files: Vec<BroughtFile>,
     bytes: u64,
     /// More lies there than is copied.
     pub(super) is_cut: bool,
 }
 
-impl Beside {
+impl ModuleFiles {
     /// Finds modules (`name.py`), packages (directories with `__init__.py`) and other directories that the code
     /// imports. Hidden files and what cannot be read are left out.
-    pub(super) fn find(script: &Path, code: &[u8]) -> Result<Beside> {
+    pub(super) fn find(script: &Path, code: &[u8]) -> Result<ModuleFiles> {
         let context = || format!("failed to look for modules beside `{}`", script.display());
         // Python does not look beside a link to a script but where the script itself is.
         let script = fs::canonicalize(script).with_context(context)?;
-        let mut beside = Beside::default();
+        let mut beside = ModuleFiles::default();
         let Some(directory) = script.parent() else { return Ok(beside) };
         let imported = imported(code);
         let (mut packages, mut modules) = (Vec::new(), Vec::new());
@@ -161,7 +161,7 @@ mod tests {
         }
         std::os::unix::fs::symlink(directory.path(), at("package/loop")).unwrap();
         std::os::unix::fs::symlink("nowhere", at("broken.py")).unwrap();
-        let beside = Beside::find(&at("script.py"), b"import imported.code").unwrap();
+        let beside = ModuleFiles::find(&at("script.py"), b"import imported.code").unwrap();
         let mut names: Vec<_> =
             beside.files.iter().map(|file| String::from_utf8_lossy(&file.path)).collect();
         names.sort();
@@ -186,7 +186,7 @@ mod tests {
         }
         let script = directory.path().join("script.py");
         fs::write(&script, "").unwrap();
-        let beside = Beside::find(&script, b"").unwrap();
+        let beside = ModuleFiles::find(&script, b"").unwrap();
         assert_eq!((beside.files.len(), beside.is_cut), (MAX_FILES, true));
     }
 }
