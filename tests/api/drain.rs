@@ -167,6 +167,7 @@ async fn a_server_that_nobody_needs_ends_by_itself_if_it_is_told_to() {
     let mut server = installation.serve().await;
     let session = server.session().await;
     session.python("import time; time.sleep(2.5)").await;
+    // Longer than a server without sessions would stay.
     tokio::time::sleep(std::time::Duration::from_millis(1500)).await;
     assert_eq!(session.python("1 + 1").await["status"], "ok", "a live session keeps it");
     server.delete(&session.path("")).await.json(200);

@@ -74,11 +74,13 @@ async fn a_session_at_work_is_not_idle() {
     let session = Session::of(&server, text(&made["id"]));
     session.python(FRAME).await;
     session.python("import threading; stop = threading.Event(); t = threading.Thread(target=stop.wait); t.start()").await;
+    // Long enough for values to go that may.
     tokio::time::sleep(Duration::from_secs(3)).await;
     assert_eq!(on_disk(&session).await, [""; 0], "a thread of its own is at work");
     session.python("stop.set(); t.join()").await;
     let ask = json!({"command": ["sleep", "4"], "background": true});
     session.exec(ask).await;
+    // The same, and less than the command takes.
     tokio::time::sleep(Duration::from_secs(2)).await;
     assert_eq!(on_disk(&session).await, [""; 0], "a command in the background is at work");
     eventually("they went", async || on_disk(&session).await.len() == 3).await;

@@ -285,6 +285,7 @@ async fn a_session_is_in_use_while_somebody_sits_there() {
     let server = Server::start().await;
     let session = server.session_with(json!({"ttl": 600, "idle_timeout": 1})).await;
     let mut terminal = TerminalClient::take(&server.client(), &session, "").await;
+    // Longer than it may be idle.
     tokio::time::sleep(Duration::from_millis(2_500)).await;
     assert_eq!(session.show().await["state"], "ready");
     terminal.press("echo st''ill\n").await;

@@ -357,6 +357,7 @@ fn a_download_to_a_file_survives_a_killed_server() {
     assert!(second.stderr().contains("another download writes to"), "{second}");
     served.kill();
     narrow.widen();
+    // Long enough to give up, if it were to.
     thread::sleep(Duration::from_millis(500));
     assert!(!running.is_over(), "it waits");
     served.start();
@@ -390,6 +391,7 @@ fn a_download_to_a_pipe_survives_a_killed_server() {
         stdout.read_to_end(&mut bytes).expect("the rest");
         bytes
     });
+    // Long enough for the client to look for the server in vain.
     thread::sleep(Duration::from_millis(500));
     served.start();
     let ended = child.wait_with_output().expect("belljar ends");

@@ -267,6 +267,7 @@ fn an_upload_survives_a_killed_server() {
     stream.read_exact(&mut vec![0; 1 << 20]).expect("a megabyte of it");
     drop((stream, half));
     fs::remove_file(&socket).expect("it was ours");
+    // Long enough for the client to look for the server in vain.
     thread::sleep(Duration::from_millis(300));
     served.start();
     assert_snapshot!(running.finish(), @r"

@@ -6,8 +6,9 @@ use std::path::Path;
 use insta::assert_snapshot;
 use serde_json::Value;
 
-use belljar_testkit::cli_server::{CliServer, free_address};
+use belljar_testkit::cli_server::CliServer;
 use belljar_testkit::command::{TestContext, tree};
+use belljar_testkit::port::free_address;
 use belljar_testkit::scratch_host::ScratchHost;
 use belljar_testkit::wait::eventually_blocking;
 

@@ -5,8 +5,9 @@ use std::net::TcpListener;
 
 use insta::assert_snapshot;
 
-use belljar_testkit::cli_server::{CliServer, EXPIRED, EXPIRED_KEY, STRANGER, free_address};
+use belljar_testkit::cli_server::{CliServer, EXPIRED, EXPIRED_KEY, STRANGER};
 use belljar_testkit::command::{Finished, TestContext};
+use belljar_testkit::port::free_address;
 use belljar_testkit::wait::eventually_blocking;
 
 fn list(url: &str) -> Finished {

@@ -358,7 +358,8 @@ fn survives_a_kill(mut served: CliServer) {
         stdout += &(running.line() + "\n");
     }
     served.kill();
-    std::thread::sleep(std::time::Duration::from_millis(1500));
+    // Long enough to give up, if it were to.
+    std::thread::sleep(std::time::Duration::from_millis(500));
     assert!(!running.is_over(), "it waits");
     served.start();
     let finished = running.finish();

@@ -10,6 +10,7 @@ use belljar_sys::{channel, process, tty};
 
 use belljar_testkit::cli_server::CliServer;
 use belljar_testkit::command::TestContext;
+use belljar_testkit::installation::command_line;
 use belljar_testkit::wait::{PATIENCE, eventually_blocking};
 
 const SIGTERM: i32 = 15;
@@ -87,6 +88,13 @@ fn is_raw(terminal: &Pty) -> bool {
     ["-icanon", "-echo", "-isig"].iter().all(|mode| said.contains(mode))
 }
 
+/// Whether a process with this command line runs, in whatever sandbox.
+fn is_running(command: &str) -> bool {
+    let entries = std::fs::read_dir("/proc").expect("it is there").flatten();
+    let mut pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.any(|pid| command_line(pid).trim_end() == command)
+}
+
 #[test]
 fn a_person_at_a_terminal() {
     let served = CliServer::on_socket();
@@ -97,12 +105,12 @@ fn a_person_at_a_terminal() {
     person.sees("/dev/pts/0\r\n12 70\r\nvt220\r\n");
     assert!(is_raw(&person.terminal), "keys are handed over one by one");
     // Ctrl-C, Ctrl-Z and Ctrl-\ go inside.
-    person.types("sleep 1000; echo af''ter\n");
-    std::thread::sleep(Duration::from_millis(300));
+    person.types("sleep 98761; echo af''ter\n");
+    eventually_blocking("the program runs", || is_running("sleep 98761"));
     person.types([3]);
     person.sees("^C");
-    person.types("sleep 1000\n");
-    std::thread::sleep(Duration::from_millis(300));
+    person.types("sleep 98762\n");
+    eventually_blocking("the program runs", || is_running("sleep 98762"));
     person.types([26]);
     person.sees("Stopped");
     person.types("kill %1; trap 'echo now $(stty size)' WINCH; echo tra''pped\n");

@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 
 use crate::fixture::{Small, digest};
-use belljar_testkit::cli_server::free_address;
+use belljar_testkit::port::free_address;
 use belljar_testkit::wait::eventually_blocking;
 
 /// `anna`, whose password is `secret`.

@@ -42,6 +42,7 @@ async fn left_alone(session: &Session) -> Duration {
 async fn ends_with_its_last_connection(session: Session) {
     let other = session.connect().await;
     session.sandbox.link().close();
+    // Long enough to end, if it were to end with the first.
     sleep(Duration::from_millis(200)).await;
     assert!(other.is_open(), "somebody is still connected");
     drop(other);
@@ -52,8 +53,10 @@ async fn goes_on_alone_for_a_while(session: Session) {
     session.sandbox.outlive_host(2).await.expect("it can be told");
     session.shell("echo kept > /tmp/kept").await;
     session.sandbox.link().close();
+    // Less than it goes on alone.
     sleep(Duration::from_secs(1)).await;
     let successor = session.sandbox.link().again().await.expect("it is there");
+    // More than it goes on alone.
     sleep(Duration::from_secs(3)).await;
     assert!(successor.is_open(), "and stays there while somebody is connected");
     assert_eq!(successor.known_execs().len(), 1);

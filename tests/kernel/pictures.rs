@@ -134,8 +134,8 @@ async fn a_kernel_goes_on_in_another_sandbox() {
                 "hi\n"
             );
             // It is interrupted as any other.
-            let looping = session.begin("while True: pass").await;
-            tokio::time::sleep(Duration::from_millis(200)).await;
+            let mut looping = session.begin("print('on', flush=True)\nwhile True: pass").await;
+            looping.has_printed("on\n").await;
             session.sandbox.interrupt(&looping.id).await.expect("it runs");
             assert_eq!(looping.finish().await.exit_code, 130);
         }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::worker::{Dice, Worker};
 use belljar_testkit::installation::Installation;
+use belljar_testkit::port::free_port;
 use belljar_testkit::wait::eventually;
 use tokio::task::JoinHandle;
 
@@ -75,10 +76,4 @@ async fn a_server_killed_fifty_times_loses_nothing() {
     }
     server.terminate().await;
     installation.has_no_traces().await;
-}
-
-/// A port that is free now; the server comes back to it again and again.
-fn free_port() -> u16 {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-    listener.local_addr().expect("an address").port()
 }

@@ -92,6 +92,8 @@ struct Life {
     id: String,
     state: State,
     checkpoints: Vec<(String, State)>,
+    /// Executions during which the server was killed: there may be a checkpoint that no result names.
+    unreported: Vec<(String, State)>,
 }
 
 struct World {
@@ -263,7 +265,12 @@ impl World {
         let answer = self.server().post("/v1/sessions", ask).await;
         if self.done(&answer, 201) {
             let id = text(&answer.json(201)["id"]).to_owned();
-            self.lives.push(Life { id, state: State::default(), checkpoints: Vec::new() });
+            self.lives.push(Life {
+                id,
+                state: State::default(),
+                checkpoints: Vec::new(),
+                unreported: Vec::new(),
+            });
         }
     }
 
@@ -338,7 +345,7 @@ impl World {
         if self.done(&answer, 201) {
             let id = text(&answer.json(201)["sessions"][0]["id"]).to_owned();
             let state = self.lives[at].state.clone();
-            self.lives.push(Life { id, state, checkpoints: Vec::new() });
+            self.lives.push(Life { id, state, checkpoints: Vec::new(), unreported: Vec::new() });
             self.look(self.lives.len() - 1).await;
         }
     }
@@ -347,7 +354,15 @@ impl World {
     async fn checkpoints(&mut self, at: usize) -> usize {
         let session = self.session(at);
         let listed = session.client.get(&session.path("/checkpoints")).await.text(200);
-        let known = &mut self.lives[at].checkpoints;
+        let life = &mut self.lives[at];
+        let known = &mut life.checkpoints;
+        let number = |exec: &str| exec[1..].parse::<u64>().expect("a number");
+        for found in
+            life.unreported.extract_if(.., |(exec, _)| listed.contains(&format!("\"{exec}\"")))
+        {
+            let at = known.partition_point(|(exec, _)| number(exec) < number(&found.0));
+            known.insert(at, found);
+        }
         let newest = known.last().cloned();
         known.retain(|(exec, _)| listed.contains(&format!("\"{exec}\"")));
         assert_eq!(known.last(), newest.as_ref(), "the newest is kept: {listed}");
@@ -473,9 +488,11 @@ impl World {
         let told = if std::mem::take(&mut state.unsaid) { "lost" } else { "kept" };
         assert_eq!(result["kernel_state"], told, "{result:#}");
         state.variables.insert(name, value);
-        // There may be none: the server was killed before it could be taken.
         if result["checkpoint"] == true {
             self.note_checkpoint(at, &result);
+        } else {
+            let life = &mut self.lives[at];
+            life.unreported.push((text(&result["exec_id"]).to_owned(), life.state.clone()));
         }
     }
 

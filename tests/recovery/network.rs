@@ -31,6 +31,7 @@ async fn old_connections_end_and_new_ones_wait_for_the_successor() {
     session.shell("touch /session/go").await;
     let installation = server.kill().await;
     pending.abandon();
+    // Long enough to arrive, if there were a way without the server.
     tokio::time::sleep(std::time::Duration::from_millis(300)).await;
     assert_eq!(site.heads().len(), 1, "{:?}", site.heads());
 

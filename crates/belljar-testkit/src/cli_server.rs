@@ -2,13 +2,13 @@
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
-use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
 use belljar_sys::process;
 
 use crate::command::{Finished, Running, TestContext};
+use crate::port::free_address;
 use crate::scratch_host::ScratchHost;
 use crate::wait::{PATIENCE, eventually_blocking};
 
@@ -219,9 +219,3 @@ pub const STRANGER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/cli
 pub const EXPIRED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/cli/tls/expired.pem");
 pub const EXPIRED_KEY: &str =
     concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/cli/tls/expired.key");
-
-/// An address that is free now, so that a server can come back to it.
-pub fn free_address() -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    listener.local_addr().expect("an address").to_string()
-}

@@ -10,6 +10,7 @@ pub mod client;
 pub mod command;
 pub mod installation;
 pub mod openapi;
+pub mod port;
 pub mod scratch_host;
 pub mod server;
 pub mod session;
