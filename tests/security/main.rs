@@ -16,7 +16,7 @@ use belljar_engine::EngineError;
 use belljar_engine::exec::Code;
 use belljar_engine::run::Run;
 use belljar_proto::exec::{Language, Status};
-use belljar_runtime::native::zygote::ZygoteState;
+use belljar_runtime::ZygoteState;
 use belljar_runtime::native::{NativeConfig, NativeRuntime, Prepared};
 use belljar_runtime::{Limits, Runtime, SandboxSpec};
 use belljar_testkit::attack::{Attack, Outcome};

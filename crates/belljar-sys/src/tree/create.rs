@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
 
-use super::{Identity, Root, directory_flags, open_beneath, unheard_of};
+use super::{Identity, Root, directory_flags, open_beneath, random_number};
 
 /// What the kernel takes, without the zero at the end.
 const MAX_PATH: usize = 4095;
@@ -31,7 +31,7 @@ impl Root {
             return Err(Errno::ISDIR.into());
         }
         // Not made of the name, which may be as long as a name can be.
-        let temporary = format!(".{:016x}.part", unheard_of());
+        let temporary = format!(".{:016x}.part", random_number());
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
         let mode = Mode::from_raw_mode(mode);
         let file = rustix::fs::openat(&directory, &temporary, flags | OFlags::CLOEXEC, mode)?;

@@ -1,4 +1,4 @@
-//! Opening files that are to be read elsewhere.
+//! Opens files for the host to read.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -7,14 +7,14 @@ use rustix::fs::OFlags;
 
 use super::{Root, open_beneath};
 
-/// Chooses the signal that tells of a lease; libc does not name it.
+/// Chooses the signal about a lease; libc does not name it.
 const F_SETSIG: libc::c_int = 10;
 
 impl Root {
     /// Opens a plain file for reading; never blocks, follows no link.
     pub fn open_file(&self, path: &[u8]) -> io::Result<OwnedFd> {
-        // Without O_NONBLOCK, opening a pipe that took the file's place would wait for a writer,
-        // and a file on which somebody holds a lease for that one.
+        // Without O_NONBLOCK, opening a pipe that replaced the file would wait for a writer, and a file with a lease for its
+        // holder.
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         let file = open_beneath(&self.0, path, flags)?;
         crate::descriptor::check_plain_file(&file)?;
@@ -22,27 +22,25 @@ impl Root {
     }
 }
 
-/// Whether somebody has this file, which we opened for reading, open for writing or mapped so.
-/// False also where the kernel does not tell: of other people's files, on odd file systems.
+/// Whether a process has this file, which we opened for reading, open or mapped for writing. Also false if Linux does not
+/// tell: for files of other users, and on some file systems.
 #[must_use]
 pub fn is_being_written(file: impl AsFd) -> bool {
-    // The kernel grants a lease for reading only while nobody writes.
+    // Linux grants a lease for reading only while there is no writer.
     is_lease_refused(file, libc::F_RDLCK)
 }
 
-/// Whether somebody else has this file open at all, mapped, or on its way through a socket. False also
-/// where the kernel does not tell.
+/// Whether another descriptor of this file is open, mapped, or queued in a socket. Also false if Linux does not tell.
 #[must_use]
 pub fn is_open_elsewhere(file: impl AsFd) -> bool {
-    // A lease for writing is granted only to the one who has the file open.
+    // A lease for writing is granted only if no other descriptor is open.
     is_lease_refused(file, libc::F_WRLCK)
 }
 
 fn is_lease_refused(file: impl AsFd, kind: libc::c_int) -> bool {
     let fd = file.as_fd().as_raw_fd();
-    // Whoever opens the file in the instant until we give the lease back makes the kernel send us a
-    // signal. SIGIO, which it would be, ends a process; this one is ignored by default, and a child
-    // inherits nothing.
+    // If a process opens the file before the lease is returned, Linux sends us a signal. The default, SIGIO, would end this
+    // process; SIGURG is ignored by default.
     // SAFETY: integers only, and an open descriptor.
     unsafe {
         if libc::fcntl(fd, F_SETSIG, libc::SIGURG) != 0 {
