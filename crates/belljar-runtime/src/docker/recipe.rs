@@ -291,7 +291,7 @@ mod tests {
             ..SandboxSpec::default()
         };
         in_order(|| {
-            insta::assert_json_snapshot!(recipe(&spec, TransportKind::Socket, None).body())
+            insta::assert_json_snapshot!(recipe(&spec, TransportKind::Socket, None).body());
         });
     }
 
