@@ -51,10 +51,10 @@ pub enum RuntimeError {
         #[source]
         cause: io::Error,
     },
-    /// Says why.
+    /// The reason.
     #[error("{0}")]
     Workspace(String),
-    /// Says why, and what to do.
+    /// The reason, and what to do.
     #[error("{0}")]
     DataClosed(String),
     #[error("failed to reach the guest")]

@@ -35,7 +35,7 @@ const HELD_UP: Duration = Duration::from_secs(10);
 /// How long to wait for something that never comes.
 const A_WHILE: Duration = Duration::from_millis(200);
 
-/// A socket with unsent data that takes [`LINGER`] to close. Nobody reads what it sends.
+/// A socket with unsent data that takes [`LINGER`] to close. Its data is never read.
 fn lingering() -> OwnedFd {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -188,7 +188,7 @@ async fn sandbox(act: impl Fn(&UnixStream, &Request) + Send + 'static) -> Sandbo
 }
 
 #[tokio::test]
-async fn descriptors_that_nobody_asked_for() {
+async fn unexpected_descriptors() {
     for (kind, make) in KINDS {
         let watchdog = Watchdog::start();
         let there = sandbox(move |host, request| {
@@ -260,7 +260,7 @@ async fn descriptors_on_the_connection_of_a_watch_or_a_terminal() {
         let watchdog = Watchdog::start();
         let there = sandbox(move |host, request| {
             let (ours, theirs) = UnixStream::pair().unwrap();
-            // In the queue before anybody reads, with an answer that is right.
+            // In the queue before the first read, with a correct answer.
             let zero = Request { id: 0, call: Call::Connect };
             send(&ours, &answer(&zero, Answer::Started), &make());
             send(&ours, b"y", &make());
@@ -280,7 +280,7 @@ async fn descriptors_on_the_connection_of_a_watch_or_a_terminal() {
     }
 }
 
-/// Keeps making a descriptor one that blocks, whatever anybody else wants it to be.
+/// Makes a descriptor blocking again and again.
 fn keep_blocking(fd: &OwnedFd) {
     let fd = UnixStream::from(fd.try_clone().unwrap());
     thread::spawn(move || {
@@ -314,7 +314,7 @@ async fn pipes_and_sockets_that_block() {
         };
         if let Call::Pack { .. } = request.call {
             let mut some = std::fs::File::from(kept.try_clone().unwrap());
-            // A byte now and then, so that somebody tries to read what is not there.
+            // A byte now and then, so that the host tries to read more.
             thread::spawn(move || {
                 while some.write_all(b"x").is_ok() {
                     thread::sleep(Duration::from_millis(7));
@@ -331,7 +331,7 @@ async fn pipes_and_sockets_that_block() {
         assert_eq!(timeout(HELD_UP, packed.read(&mut bytes[..1])).await.unwrap().unwrap(), 1);
     }
     let (_, mut unpacked) = there.unpack(b"/session", ArchiveFormat::Tar).await.unwrap();
-    // More than fits, and nobody takes it.
+    // More than fits into the pipe, which is never read.
     let full = timeout(A_WHILE, unpacked.write_all(&vec![0; 1 << 20])).await;
     assert!(full.is_err(), "{full:?}");
     assert!(timeout(A_WHILE, there.watch_files(b"/session", true)).await.is_err());

@@ -511,7 +511,7 @@ mod tests {
         assert_eq!(fs::read_dir(&place.directory).unwrap().count(), 1);
         place.remove().unwrap();
         place.remove().unwrap();
-        // Also while somebody else does the same.
+        // Also at the same time in several threads.
         std::thread::scope(|scope| {
             for _ in 0..3 {
                 scope.spawn(|| assert!(VolumePlace::try_limit(root.path()).unwrap()));

@@ -255,7 +255,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// Whatever an index says: what was understood of it can be relied upon.
+    /// For any bytes: an index that was parsed is consistent.
     fn is_sound(index: &Index<'_>) {
         let mut before = 0;
         for area in index.areas {

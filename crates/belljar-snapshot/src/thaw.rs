@@ -632,7 +632,7 @@ mod tests {
             // Large enough to be mapped, if it may.
             run(0x12_0000, MAP_BYTES, 7, 0x1000, 1),
             run(0x14_0000, MAP_BYTES, 7, 0x1_1000, 0),
-            // Written although nobody may write there afterwards.
+            // Written first, although the area is read-only afterwards.
             run(0x40_1000, 0x1000, 7, 0x2_1000, 0),
         ];
         insta::assert_snapshot!(shown(&areas, &runs, text).expect("a plan"));

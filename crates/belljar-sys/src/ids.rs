@@ -119,7 +119,7 @@ mod tests {
         let a = ours.take().unwrap();
         let b = theirs.take().unwrap();
         assert_ne!(a.block, b.block);
-        // A forgotten server: its sandbox died, nobody gave anything back.
+        // The sandbox of a dead server: the block was not given back.
         drop(a.lock);
         assert_eq!(theirs.take().unwrap().block, a.block);
     }

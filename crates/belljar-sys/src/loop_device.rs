@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_has_one_device_for_as_long_as_anybody_holds_it() {
+    fn a_file_has_one_device_as_long_as_it_is_open() {
         if !crate::privileges::is_root() || !LoopDevice::is_possible() {
             return;
         }
@@ -171,6 +171,6 @@ mod tests {
             std::thread::sleep(std::time::Duration::from_millis(20));
             LoopDevice::find(&again).unwrap().is_none()
         });
-        assert!(gone, "nobody holds it");
+        assert!(gone, "it is closed");
     }
 }

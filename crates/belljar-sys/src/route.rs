@@ -165,7 +165,7 @@ mod tests {
         // A network belongs to a thread, and so it goes with this one.
         let thread = std::thread::spawn(move || {
             crate::process::unshare_network().unwrap();
-            assert_eq!(near("9.9.9.9"), Nearness::Routed, "there is no way to anybody");
+            assert_eq!(near("9.9.9.9"), Nearness::Routed, "there is no route");
             assert_eq!(near("2620:fe::fe"), Nearness::Routed);
             ip("link set lo up");
             ip("addr add 9.9.9.9/32 dev lo");
@@ -177,13 +177,13 @@ mod tests {
             ip("-6 route add 2620:aa::/64 dev lo");
             assert_eq!(near("9.8.7.1"), Nearness::OnLink);
             assert_eq!(near("2620:aa::5"), Nearness::OnLink);
-            // A way to everybody that needs no router, as tunnels have it.
+            // A default route without a router, as tunnels have it.
             ip("route add 0.0.0.0/1 dev lo");
             ip("-6 route add 2000::/3 dev lo");
             assert_eq!(near("9.9.9.8"), Nearness::Routed);
             assert_eq!(near("2a00::1"), Nearness::Routed);
             assert_eq!(near("9.8.7.1"), Nearness::OnLink);
-            // A router, who is a neighbour; behind them is everybody else.
+            // A router on the local network, with a route behind it.
             ip("route add 1.1.1.0/24 via 9.8.7.1 dev lo onlink");
             assert_eq!(near("1.1.1.1"), Nearness::Routed);
             ip("addr del 9.9.9.9/32 dev lo");

@@ -280,7 +280,7 @@ mod tests {
         drop(socket);
         assert_eq!(received(&mut fds).unwrap_err().kind(), ErrorKind::InvalidData);
         assert_eq!(fds.len(), 1, "what came with it is known");
-        // As many as the kernel takes in one message, which is more than anybody needs.
+        // The most that Linux allows in one message.
         let (null, mut fds) = (File::open("/dev/null").unwrap(), Vec::new());
         channel::send_with_fds(&theirs, b"many", &[null.as_fd(); channel::MAX_RECEIVED]).unwrap();
         assert_eq!(received(&mut fds).unwrap(), 4);

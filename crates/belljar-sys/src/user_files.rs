@@ -220,8 +220,8 @@ fn open_directory(path: &Path, follow: bool) -> io::Result<OwnedFd> {
 /// Whether a path is a mount point, if Linux reports it.
 fn is_mounted(path: &Path) -> bool {
     let flags = AtFlags::SYMLINK_NOFOLLOW;
-    let told = rustix::fs::statx(CWD, path, flags, StatxFlags::empty());
-    told.is_ok_and(|told| told.stx_attributes.contains(StatxAttributes::MOUNT_ROOT))
+    let stat = rustix::fs::statx(CWD, path, flags, StatxFlags::empty());
+    stat.is_ok_and(|stat| stat.stx_attributes.contains(StatxAttributes::MOUNT_ROOT))
 }
 
 /// Sockets and devices without a driver cannot be opened.

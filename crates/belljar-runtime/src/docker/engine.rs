@@ -74,19 +74,22 @@ pub(super) fn explain(address: &str, doing: &'static str, error: Error) -> Conta
 }
 
 fn refused(doing: &'static str, message: String) -> ContainerEngineError {
-    let says = |words: &str| message.to_ascii_lowercase().contains(words);
-    if says("no such image") || says("image not known") {
+    let mentions = |words: &str| message.to_ascii_lowercase().contains(words);
+    if mentions("no such image") || mentions("image not known") {
         let name = message.rsplit(": ").next().unwrap_or(&message).trim();
         return ContainerEngineError::NoImage(name.to_owned());
     }
-    if says("unknown or invalid runtime") || says("unknown runtime") || says("invalid runtime") {
+    if mentions("unknown or invalid runtime")
+        || mentions("unknown runtime")
+        || mentions("invalid runtime")
+    {
         let name = message.rsplit(": ").next().unwrap_or(&message).trim();
         return ContainerEngineError::NoRuntime(name.to_owned());
     }
-    if says("could not select device driver") || says("no known gpu") {
+    if mentions("could not select device driver") || mentions("no known gpu") {
         return ContainerEngineError::NoGpu;
     }
-    if says("no space left on device") {
+    if mentions("no space left on device") {
         return ContainerEngineError::NoSpace;
     }
     ContainerEngineError::Refused { doing, message }

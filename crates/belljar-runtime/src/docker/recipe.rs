@@ -274,7 +274,7 @@ mod tests {
         }
     }
 
-    /// Maps are told in an order that does not change.
+    /// Sorts maps, so that snapshots do not change.
     fn in_order(assert: impl FnOnce()) {
         let mut settings = insta::Settings::clone_current();
         settings.set_sort_maps(true);

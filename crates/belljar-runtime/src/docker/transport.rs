@@ -163,7 +163,7 @@ fn unusable(socket: &Path, cause: io::Error) -> RuntimeError {
         _ if cause.kind() == io::ErrorKind::InvalidInput => {
             "its path is too long; a shorter one can be set with BELLJAR_SOCKET_DIR"
         }
-        _ => "BELLJAR_SOCKET_DIR says where sockets go",
+        _ => "choose another directory with BELLJAR_SOCKET_DIR",
     };
     let cause = io::Error::new(cause.kind(), format!("{cause} ({hint})"));
     RuntimeError::Prepare { path: socket.into(), cause }
@@ -245,10 +245,10 @@ mod tests {
             io::Write::write_all(&mut guest, &handshake::guest_hello("nonce")).unwrap();
             let met = listener.accept(Some("nonce"), std::process::id()).await.unwrap();
             io::Write::write_all(&mut guest, b"it is me").unwrap();
-            let mut heard = [0; 8];
-            rustix::net::recv(&met, &mut heard, rustix::net::RecvFlags::PEEK).unwrap();
-            assert_eq!(&heard, b"it is me", "{kind}");
-            assert!(!socket.exists(), "nobody else can come");
+            let mut received = [0; 8];
+            rustix::net::recv(&met, &mut received, rustix::net::RecvFlags::PEEK).unwrap();
+            assert_eq!(&received, b"it is me", "{kind}");
+            assert!(!socket.exists(), "no other process can connect");
             drop((met, transport, strangers));
             watchdog.content(kind).await;
         }

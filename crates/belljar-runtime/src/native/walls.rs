@@ -128,12 +128,12 @@ pub const BACKED: &[Backed] = &[
     Backed {
         wall: "drop all capabilities",
         by: Some("become uid 1000, gid 1000"),
-        why: "whoever stops being root loses them; needed without root, where no id changes",
+        why: "a process that stops being root loses them; needed without root, where no id changes",
     },
     Backed {
         wall: "become undumpable",
         by: None,
-        why: "whoever changes its id is undumpable, as all do on the way in; needed without root",
+        why: "a process that changes its ids becomes undumpable, and all do while they are built; needed without root",
     },
 ];
 
@@ -271,7 +271,7 @@ impl MountOption {
     }
 }
 
-/// What sandboxes lack; nothing, unless a test says otherwise.
+/// What sandboxes lack; nothing, except in tests.
 #[derive(Debug, Clone, Default)]
 pub struct Weakening {
     gaps: Vec<Gap>,

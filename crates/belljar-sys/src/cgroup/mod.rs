@@ -240,7 +240,7 @@ impl Cgroup {
         }
     }
 
-    /// Removes the directories and says whether that worked. They must be, or become, empty.
+    /// Removes the directories, and returns whether that worked. They must be, or become, empty.
     #[must_use]
     pub fn remove(mut self) -> bool {
         self.try_remove()
@@ -442,7 +442,7 @@ mod tests {
 
     /// Needs root; the tests of sandboxes need it too.
     #[test]
-    fn a_cgroup_that_is_there_is_nobodys_to_join() {
+    fn an_existing_cgroup_is_not_joined() {
         if !crate::privileges::is_root() {
             return;
         }

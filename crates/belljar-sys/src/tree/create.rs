@@ -182,7 +182,7 @@ mod tests {
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "nothing was made outside");
     }
 
-    /// Somebody swaps a directory on the way with a link that leads out.
+    /// A thread replaces a directory on the way by a link that leads out.
     #[test]
     fn a_directory_that_is_swapped_leads_nowhere_else() {
         let dir = tempfile::tempdir().unwrap();

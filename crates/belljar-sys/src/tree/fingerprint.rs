@@ -117,7 +117,7 @@ mod tests {
         fs::File::open(root.join("sub/b")).unwrap().set_modified(before).unwrap();
         must_be_new("other contents, and the time set back");
         symlink("nowhere", root.join("link")).unwrap();
-        must_be_new("a link, which is refused and said to be so");
+        must_be_new("a link, which is reported as skipped");
     }
 
     #[test]

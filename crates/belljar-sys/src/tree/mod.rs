@@ -379,7 +379,7 @@ mod tests {
             rustix::fs::mkdirat(&at, "deep", Mode::RWXU).unwrap();
             at = open(&at, "deep");
         }
-        // Whoever is not root can give only to himself.
+        // Without root, only the own id is possible.
         let (is_root, own) = (rustix::process::geteuid().is_root(), rustix::process::getuid());
         let (uid, gid) = if is_root { (4711, 4712) } else { (own.as_raw(), own.as_raw()) };
         if !is_root && rustix::process::getgid().as_raw() != gid {

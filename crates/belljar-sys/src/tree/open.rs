@@ -82,7 +82,7 @@ mod tests {
         assert!(root.open_file(b"plain").is_ok());
     }
 
-    /// Somebody swaps a file and a link to a secret as fast as he can.
+    /// A thread replaces a file by a link to a secret, and back, as fast as it can.
     #[test]
     fn a_name_that_is_swapped_leads_to_the_file_or_nowhere() {
         let dir = tempfile::tempdir().unwrap();
@@ -116,7 +116,7 @@ mod tests {
         fs::write(dir.path().join("file"), "12345").unwrap();
         let root = Root::open(dir.path().to_str().unwrap()).unwrap();
         let is_written = || is_being_written(root.open_file(b"file").unwrap());
-        assert!(!is_written(), "nobody writes");
+        assert!(!is_written(), "there is no writer");
         let reader = File::open(dir.path().join("file")).unwrap();
         assert!(!is_written(), "reading is not writing");
         let open = || fs::OpenOptions::new().read(true).write(true).open(dir.path().join("file"));
@@ -127,27 +127,27 @@ mod tests {
 
         let (nowhere, writer) = (std::ptr::null_mut(), open().unwrap());
         let (protection, fd) = (libc::PROT_READ | libc::PROT_WRITE, writer.as_raw_fd());
-        // SAFETY: a fresh mapping of a file that is long enough, which nobody uses as memory.
+        // SAFETY: a fresh mapping of a file that is long enough, which is not accessed as memory.
         let map = unsafe { libc::mmap(nowhere, 5, protection, libc::MAP_SHARED, fd, 0) };
         assert_ne!(map, libc::MAP_FAILED);
         drop((writer, reader));
         assert!(is_written(), "a mapping can be written without a descriptor");
-        // SAFETY: the mapping made above, which nobody uses.
+        // SAFETY: the mapping made above, which is not used.
         assert_eq!(unsafe { libc::munmap(map, 5) }, 0);
         assert!(!is_written());
     }
 
     #[test]
-    fn whoever_has_a_file_open_is_noticed() {
+    fn every_open_descriptor_of_a_file_is_noticed() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("file"), "12345").unwrap();
         fs::hard_link(dir.path().join("file"), dir.path().join("link")).unwrap();
         let root = Root::open(dir.path().to_str().unwrap()).unwrap();
         let is_open = || is_open_elsewhere(root.open_file(b"file").unwrap());
-        assert!(!is_open(), "nobody");
+        assert!(!is_open(), "no other descriptor");
         let reader = File::open(dir.path().join("link")).unwrap();
         assert!(is_open(), "by another name");
-        // SAFETY: a fresh mapping of a file that is long enough, which nobody uses as memory.
+        // SAFETY: a fresh mapping of a file that is long enough, which is not accessed as memory.
         let map = unsafe {
             let (protection, fd) = (libc::PROT_READ, reader.as_raw_fd());
             libc::mmap(std::ptr::null_mut(), 5, protection, libc::MAP_PRIVATE, fd, 0)
@@ -155,7 +155,7 @@ mod tests {
         assert_ne!(map, libc::MAP_FAILED);
         drop(reader);
         assert!(is_open(), "mapped");
-        // SAFETY: the mapping made above, which nobody uses.
+        // SAFETY: the mapping made above, which is not used.
         assert_eq!(unsafe { libc::munmap(map, 5) }, 0);
         assert!(!is_open());
         let (one, other) = crate::channel::packet_pair().unwrap();
@@ -169,7 +169,7 @@ mod tests {
 
     /// Would the signal for a broken lease reach us, this process would end.
     #[test]
-    fn a_writer_who_comes_at_the_wrong_moment_ends_nobody() {
+    fn a_writer_that_breaks_the_lease_does_not_end_this_process() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
         fs::write(&path, "").unwrap();
