@@ -1,4 +1,4 @@
-//! Embeds the kernels' scripts, and the shared object that they load: the binary is all there is to install.
+//! Embeds the kernels' scripts, and the shared object that they load, so that only the binary must be installed.
 
 use std::collections::hash_map::DefaultHasher;
 use std::fmt::Write as _;
@@ -26,7 +26,7 @@ fn main() -> io::Result<()> {
         embed(name, file)?;
     }
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("set by cargo"));
-    for built in freeze_programs(&out) {
+    for built in snapshot_programs(&out) {
         let name = built.file_name().and_then(|name| name.to_str()).expect("named by us");
         embed(format!("python/{name}"), &built)?;
     }
@@ -35,14 +35,14 @@ fn main() -> io::Result<()> {
     fs::write(out.join("kernels.rs"), code)
 }
 
-/// The crate's directory, asked when this runs: another tree may use what was compiled in this one.
+/// The crate's directory, read at run time: another tree may use the compiled script of this one.
 fn here() -> PathBuf {
     PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("set by cargo"))
 }
 
-/// `crates/belljar-freeze` as a shared object that Python loads, and as the program that kernels begin as. Neither needs
-/// a library, so any image will do. Cargo cannot build them for us: everything else here is static.
-fn freeze_programs(out: &Path) -> Vec<PathBuf> {
+/// Builds `crates/belljar-snapshot` as a shared object that Python loads, and as the loader of kernels. Neither needs a library,
+/// so they work in any image. Cargo cannot build them: everything else here is static.
+fn snapshot_programs(out: &Path) -> Vec<PathBuf> {
     let source = here().join("../belljar-snapshot/src");
     println!("cargo::rerun-if-changed={}", source.display());
     let target = env::var("TARGET").expect("set by cargo");
@@ -71,10 +71,10 @@ fn freeze_programs(out: &Path) -> Vec<PathBuf> {
     vec![build("belljar_freeze.so", &object), build(LOADER, &program)]
 }
 
-/// The name that `kernels.rs` knows it by.
+/// The same name is in `kernels.rs`.
 const LOADER: &str = "belljar_loader";
 
-/// What runs inside a sandbox: no tests, no caches.
+/// Collects the files that sandboxes need: no tests, no caches.
 fn collect(directory: &Path, files: &mut Vec<PathBuf>) -> io::Result<()> {
     for entry in fs::read_dir(directory)? {
         let path = entry?.path();

@@ -1,4 +1,4 @@
-//! How much memory a piece of code holds at most.
+//! Measures the peak memory of a piece of code.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -14,8 +14,7 @@ thread_local! {
 #[derive(Debug)]
 pub struct Counting;
 
-/// What the work came to, and how many bytes this thread held at most while it was done, on top of
-/// what it held before. What other threads do for it is not counted.
+/// Runs the work, and returns its result and the peak of bytes that this thread allocated for it. Other threads are not counted.
 pub fn peak_of<T>(work: impl FnOnce() -> T) -> (T, usize) {
     let before = HELD.get();
     let outer = PEAK.replace(before);
@@ -64,7 +63,7 @@ unsafe impl GlobalAlloc for Counting {
     }
 
     unsafe fn realloc(&self, memory: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
-        // Both are there for a moment, unless the system finds a shorter way.
+        // Both may exist for a moment.
         count(isize::try_from(new_size).unwrap_or(isize::MAX));
         count(-size(layout));
         // SAFETY: the caller keeps the promises of `realloc`.

@@ -1,5 +1,4 @@
-//! Throws bytes at parsers: they must neither panic nor allocate beyond a bound. For tests only; no
-//! program depends on this crate.
+//! Fuzzes parsers: they must neither panic nor allocate beyond a bound. For tests only; no program depends on this crate.
 //!
 //! ```text
 //!   seeds (valid inputs) ─▶ mutations, or plain noise ─▶ parser ─▶ panic? memory? ─▶ smallest input
@@ -22,7 +21,7 @@ use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestRng, TestRu
 pub use allocation::{Counting, peak_of};
 pub use mutation::repair_tar;
 
-/// Inputs that are tried unless told otherwise.
+/// The default number of inputs.
 const CASES: u32 = 400;
 
 /// How long to go on, in seconds; `make fuzz` sets it.
@@ -39,7 +38,7 @@ pub struct Parser {
 }
 
 impl Parser {
-    /// With valid inputs to begin from; without any, all inputs are noise.
+    /// Valid inputs to mutate; without any, all inputs are noise.
     #[must_use]
     pub fn new(name: &'static str, seeds: Vec<Vec<u8>>) -> Parser {
         Parser { name, seeds, cases: CASES, fixed: 0, per_byte: 0 }
@@ -51,7 +50,7 @@ impl Parser {
         Parser { cases, ..self }
     }
 
-    /// The most memory that it may hold at a time: so much, and so much for each byte of its input.
+    /// The most memory that it may use at a time: a constant, and an amount for each byte of input.
     #[must_use]
     pub fn allocates_at_most(self, fixed: usize, per_byte: usize) -> Parser {
         Parser { fixed, per_byte, ..self }
@@ -61,9 +60,9 @@ impl Parser {
     ///
     /// # Panics
     ///
-    /// If the parser panics, or holds too much memory; with the smallest input that was found to do so.
+    /// If the parser panics, or uses too much memory; with the smallest input found that does so.
     pub fn withstands(&self, parse: impl Fn(&[u8])) {
-        // Without the allocator that counts, the bound would hold always.
+        // Without the counting allocator, the bound would always hold.
         let ((), measured) = peak_of(|| drop(vec![1_u8; 4096]));
         assert!(measured >= 4096, "the test program needs `Counting` as its global allocator");
         for seed in &self.seeds {

@@ -1,4 +1,4 @@
-//! Inputs: valid ones that something happened to, and noise.
+//! Inputs for fuzzing: mutated valid ones, and noise.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::Index;
 
-/// Things that happen to one input at most.
+/// The most mutations of one input.
 const MAX_MUTATIONS: usize = 6;
 
 /// Bytes of plain noise at most.
@@ -15,7 +15,7 @@ const MAX_NOISE: usize = 2048;
 /// No input grows beyond this.
 const MAX_INPUT: usize = 1 << 20;
 
-/// Numbers that break what forgets a bound.
+/// Numbers at common bounds.
 const NUMBERS: [u64; 16] = [
     0,
     1,
@@ -44,7 +44,7 @@ impl fmt::Debug for Input {
     }
 }
 
-/// Something that happens to an input.
+/// A mutation of an input.
 #[derive(Debug, Clone)]
 enum Mutation {
     Flip {
@@ -142,8 +142,8 @@ fn mutation() -> impl Strategy<Value = Mutation> {
     ]
 }
 
-/// Makes the checksums right of all blocks that look like heads of entries, so that what happened to
-/// an archive is not noticed by these alone.
+/// Corrects the checksums of all blocks that look like headers of a tar archive, so that mutations are not rejected by checksums
+/// alone.
 pub fn repair_tar(archive: &mut [u8]) {
     const CHECKSUM: std::ops::Range<usize> = 148..156;
     for block in archive.chunks_exact_mut(512) {
@@ -158,7 +158,7 @@ pub fn repair_tar(archive: &mut [u8]) {
 
 impl Mutation {
     fn apply(&self, bytes: &mut Vec<u8>, seeds: &[Vec<u8>]) {
-        // The end is a place too.
+        // The end is a position too.
         let places = bytes.len() + 1;
         let place = |at: &Index| at.index(places);
         let range = |from: &Index, to: &Index| {

@@ -131,7 +131,7 @@ pub(crate) async fn await_end(leash: &mut UnixStream, pid: u32, guest: &Guest) -
     if leash.read_exact(&mut message).await.is_ok() {
         return process::read_ended(message);
     }
-    // The keeper was killed, so its command became a child of ours.
+    // The keeper was killed, so its command became a child of the guest.
     match guest.reaper.adopt(pid) {
         Some(end) => end.ended().await,
         None => Ended::Signaled(SIGKILL),

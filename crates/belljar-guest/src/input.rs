@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_reads_is_bounded() {
+    fn unread_input_is_bounded() {
         let input = Input::new(true);
         assert_eq!(input.feed(&vec![b'x'; MAX_WAITING + 1], false), Err(InputError::TooLarge));
         input.feed(&vec![b'x'; MAX_WAITING], false).unwrap();

@@ -74,7 +74,7 @@ pub struct Start {
     pub alone_for_s: u64,
 }
 
-/// Serves the host until it says `Shutdown`.
+/// Serves the host until `Shutdown`.
 pub fn run(start: Start) -> io::Result<()> {
     // Rust's own handlers for faults would let code inside the sandbox disturb us with a signal.
     belljar_sys::process::forget_signal_handlers();

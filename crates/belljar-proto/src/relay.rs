@@ -11,7 +11,7 @@
 //! a stream that is not read delays neither other streams nor events.
 //!
 //! The pipes and sockets of replies are relayed the same way, where a connection to a guest cannot carry
-//! their descriptors. They are open from the start, and have a limit of their own.
+//! their descriptors. They are open from the start, and have a separate limit.
 //!
 //! A stream is over when both sides have sent `End`, or one of them `Reset`. Messages for a stream that is
 //! over are dropped: they may have been sent before the other side's `Reset` arrived.

@@ -1,5 +1,5 @@
-//! Whatever a guest, a kernel or a zygote says: no bytes of theirs make the host panic, or hold more
-//! memory than a stated multiple of what was sent.
+//! Fuzzes the parsers of messages: no bytes of a guest, a kernel or a zygote may make the host panic, or use more memory than a
+//! fixed multiple of what was sent.
 
 use belljar_fuzz::{Counting, Parser};
 use belljar_proto::exec::Event;
@@ -18,7 +18,7 @@ use serde::de::DeserializeOwned;
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// What may be held for each byte of JSON. Two bytes (`0,`) can become a value of 32 in a list that
+/// Memory allowed for each byte of JSON. Two bytes (`0,`) can become a value of 32 in a list that
 /// doubles as it grows, and some messages are put together from such lists.
 const PER_BYTE_OF_JSON: usize = 96;
 
@@ -42,7 +42,7 @@ const ZYGOTE: &str = r#"
 {"op":"error","error":"why"}
 "#;
 
-/// Cuts what comes into pieces, the first byte says how.
+/// Cuts the input into pieces, whose size the first byte determines.
 fn decoded(bytes: &[u8], mut see: impl FnMut(Frame)) {
     let (cut, bytes) = bytes.split_first().map_or((1, bytes), |(cut, rest)| (*cut, rest));
     let mut decoder = Decoder::default();
@@ -79,7 +79,7 @@ fn frames_of_a_guest() {
     });
 }
 
-/// The guest is ours, but in a container anybody can knock at its door.
+/// The handshake: in a container, any code can connect to the socket of the guest.
 #[test]
 fn frames_of_a_host() {
     let parser = Parser::new("frames of a host", frames(&[TO_GUEST])).cases(1500);
@@ -136,8 +136,8 @@ fn bodies_of_answers() {
 
 #[test]
 fn messages_of_kernels_and_zygotes() {
-    withstands_json::<SnapshotReply>("a kernel's word on its picture", &[LINE, "{}"]);
-    withstands_json::<SnapshotCall>("an order for a picture", &[TO_LINE]);
+    withstands_json::<SnapshotReply>("a kernel's answer about its snapshot", &[LINE, "{}"]);
+    withstands_json::<SnapshotCall>("a request for a snapshot", &[TO_LINE]);
     withstands_json::<FromZygote>("a zygote's message", &[ZYGOTE]);
     withstands_json::<FromKernel>("a kernel's message", &[OF_KERNEL]);
     let order = r#"{"op":"exec","exec_id":"e1","echo":true,"stdin":true,"variant":"typescript","env":{"K":"V"}}"#;

@@ -1,8 +1,7 @@
-//! Whether code in a sandbox can read a directory of the host that it is to see at `/data`.
+//! Checks that code in a sandbox can read the host directory for `/data`.
 //!
-//! Sandboxes have user ids of their own. What only its owner may read on the host (`/root`, a private
-//! home, what `mkdtemp` made) is shown to them through a mount that translates ids. Where there is no
-//! such mount, they are refused with what to do about it.
+//! Sandboxes have their own user ids. A directory that only its owner may read (`/root`, a private home directory, one that
+//! `mkdtemp` made) needs an idmapped mount. Where that is not possible, it is refused, and the error says what to do.
 
 use std::fs::{self, Metadata};
 use std::io::{self, ErrorKind};
@@ -13,7 +12,7 @@ use belljar_sys::privileges;
 
 use crate::RuntimeError;
 
-/// To list a directory and to open what is in it.
+/// The rights to list a directory and to open its files.
 const READ_AND_ENTER: u32 = 0o5;
 
 /// A directory that others than its owner cannot read.
@@ -23,22 +22,22 @@ pub(crate) struct Closed {
     mode: u32,
 }
 
-/// Whose directory this is, if others than that user cannot read it.
+/// The owner of a directory that other users cannot read; `None` if they can.
 pub(crate) fn closed_to_others(path: &Path) -> Result<Option<Closed>, RuntimeError> {
     let found = look_at(path)?;
     let is_open = found.mode() & READ_AND_ENTER == READ_AND_ENTER;
     Ok((!is_open).then(|| closed(&found)))
 }
 
-/// Refuses a directory that we cannot read, where sandboxes have no other id than ours.
+/// Refuses a directory that the server cannot read, if sandboxes have the server's id.
 pub(crate) fn check_readable_by_us(path: &Path) -> Result<(), RuntimeError> {
     if privileges::is_root() {
-        // Sandboxes are user 0 as well, and have none of its rights.
+        // Sandboxes have user id 0 too, but none of its rights.
         return check_readable(path, privileges::own_ids());
     }
     match fs::read_dir(path) {
         Err(error) if error.kind() == ErrorKind::PermissionDenied => {
-            let why = "the server is another user without root; run it as that user, or as root";
+            let why = "the server runs as another user; run it as that user, or as root";
             Err(closed(&look_at(path)?).refusal(path, why))
         }
         _ => Ok(()),
@@ -56,12 +55,12 @@ pub(crate) fn check_readable(path: &Path, (uid, gid): (u32, u32)) -> Result<(), 
     if found.mode() & wanted == wanted {
         return Ok(());
     }
-    let why = format!("here they are user {uid} of the host, and ids cannot be translated");
+    let why = format!("sandboxes are user {uid} of the host here, and ids cannot be translated");
     Err(closed(&found).refusal(path, &why))
 }
 
 impl Closed {
-    /// What to say when the kernel made no mount that translates.
+    /// The error if an idmapped mount is not possible.
     pub(crate) fn not_translated(&self, path: &Path, cause: &io::Error) -> RuntimeError {
         let why = match cause.kind() {
             ErrorKind::InvalidInput | ErrorKind::PermissionDenied | ErrorKind::Unsupported => {

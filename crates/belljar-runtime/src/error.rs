@@ -1,4 +1,4 @@
-//! What can go wrong with a sandbox. Each says what was tried; the cause is its source.
+//! Errors of sandboxes. Each says what was tried; the cause is its source.
 
 use std::io;
 use std::path::PathBuf;
@@ -40,8 +40,8 @@ pub enum RuntimeError {
         cause: io::Error,
     },
     #[error(
-        "`{path}` cannot hold our sockets: {why}; BELLJAR_RUN_DIR and BELLJAR_SOCKET_DIR say where \
-         they go"
+        "`{path}` cannot be used for sockets: {why}; choose another directory with BELLJAR_RUN_DIR or \
+         BELLJAR_SOCKET_DIR"
     )]
     NotPrivate { path: PathBuf, why: &'static str },
     #[error("failed to {doing} the volume in `{path}`")]
@@ -51,34 +51,34 @@ pub enum RuntimeError {
         #[source]
         cause: io::Error,
     },
-    /// Says why.
+    /// The reason.
     #[error("{0}")]
     Workspace(String),
-    /// Says why, and what to do.
+    /// The reason, and what to do.
     #[error("{0}")]
     DataClosed(String),
     #[error("failed to reach the guest")]
     Connect(#[source] io::Error),
     #[error("the sandbox is gone")]
     Gone,
-    #[error("the guest sent something that makes no sense")]
+    #[error("the guest sent an invalid message")]
     Nonsense(#[source] FrameError),
-    #[error("the guest answered with something that was not asked for")]
+    #[error("the guest sent an unexpected answer")]
     UnexpectedAnswer,
     #[error(transparent)]
     Refused(#[from] Refusal),
     #[error("the sandbox was started by an older version of Belljar, which cannot do this")]
     OldGuest,
-    #[error("no answer within {0} s")]
+    #[error("the sandbox did not answer within {0} s")]
     TimedOut(u64),
     #[error("failed to start a kernel: {0}")]
     Kernel(String),
-    /// A kernel that could not be written down, or brought back: its own words, or what it did.
+    /// A kernel could not be saved or restored: the kernel's own reason, or what happened.
     #[error("{0}")]
     MemorySnapshot(String),
-    #[error("there is no room for all of it")]
+    #[error("there is no room for the whole snapshot")]
     NoRoom,
-    #[error("failed to put it on disk")]
+    #[error("failed to write the snapshot to disk")]
     Keep(#[source] io::Error),
     #[error(transparent)]
     Engine(#[from] ContainerEngineError),
@@ -123,7 +123,7 @@ pub enum ContainerEngineError {
 }
 
 impl RuntimeError {
-    /// Whether the image lacks what would have been started.
+    /// Whether the image lacks the interpreter.
     #[must_use]
     pub fn is_no_interpreter(&self) -> bool {
         match self {

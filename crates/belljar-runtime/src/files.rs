@@ -1,7 +1,7 @@
-//! The files of a sandbox, as the host gets at them: the guest opens, and we check.
+//! The host's access to files of a sandbox: the guest opens them, and the host checks the descriptors.
 //!
-//! Code in the sandbox may change any of them at any time, and the guest is not believed: what a
-//! descriptor is, is what the kernel tells of it.
+//! Code in the sandbox may change any file at any time, and the guest is not trusted: the host asks Linux what a descriptor
+//! is.
 
 use belljar_proto::PROTOCOL_WITH_FILES;
 use belljar_proto::frame::FrameError;
@@ -21,7 +21,7 @@ use crate::remote_file::{self, FileSource, Staged, sources};
 use crate::stream::GuestStream;
 use crate::{RuntimeError, Sandbox};
 
-/// A plain file of a sandbox, open for reading. Nothing beyond `size` must be read: it may grow.
+/// A plain file of a sandbox, open for reading. Read no more than `size`: the file may grow.
 #[derive(Debug)]
 pub struct OpenedFile {
     pub file: UntrustedFile,
@@ -29,19 +29,18 @@ pub struct OpenedFile {
     pub inode: u64,
     pub changed_ns: i64,
     pub modified_ns: i64,
-    /// As the guest tells: somebody had it open for writing when it was opened for us, so it may
-    /// not be whole. False where that could not be known.
+    /// The guest reports that a process had it open for writing, so it may be incomplete. False if that is not known.
     pub being_written: bool,
-    /// False of one that was too large to be brought here: `file` is as long, and empty.
+    /// False if it was too large to be fetched: `file` has its length, and no data.
     pub has_content: bool,
 }
 
-/// What changes in a directory, for as long as this lives.
+/// The changes in a directory, as long as this value exists.
 #[derive(Debug)]
 pub struct FileChanges(GuestStream);
 
 impl FileChanges {
-    /// The next change; `None` when the sandbox is gone. Nothing is lost when a caller stops waiting.
+    /// The next change; `None` when the sandbox is gone. May be cancelled without losing a change.
     pub async fn next(&mut self) -> Result<Option<FileChange>, RuntimeError> {
         match self.0.next().await? {
             Some((FromGuest::Changed(change), _)) => Ok(Some(change)),
@@ -51,39 +50,39 @@ impl FileChanges {
     }
 }
 
-/// What of a directory is to be listed.
+/// What to list of a directory.
 #[derive(Debug, Clone, Default)]
 pub struct Wanted {
-    /// Also what lies below its directories.
+    /// Also the content of subdirectories.
     pub recursive: bool,
-    /// Only what matches this pattern, which may lie deeper.
+    /// Only entries that match this pattern, which may be deeper.
     pub glob: Option<String>,
-    /// Not what begins with a dot.
+    /// Leave out names that begin with a dot.
     pub without_hidden: bool,
 }
 
-/// What came of removing files.
+/// The result of removing files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Removed {
     pub removed: u64,
-    /// What lies in the artifact directory since, as in [`belljar_proto::exec::Outcome`].
+    /// The fingerprint of the artifact directory afterwards, as in [`belljar_proto::exec::Outcome`].
     pub artifacts: Option<u64>,
 }
 
-/// A file that is being written beside its place: to be committed or discarded.
+/// A file that is written under a temporary name: to be committed or discarded.
 #[derive(Debug)]
 #[must_use = "it stays in the sandbox under its temporary name until it is committed or discarded"]
 pub struct Temporary {
     root: String,
     path: Vec<u8>,
-    /// In the directory of the final name. Only the guest needs to understand it.
+    /// The temporary name, in the directory of the final one.
     pub(crate) name: String,
-    /// What it shall hold, where it cannot be written to directly.
+    /// Its content, if the file cannot be written directly.
     staged: Option<Staged>,
 }
 
 impl Temporary {
-    /// Brings what was written to the guest, if that is not the same.
+    /// Sends the content to the guest, if the file was not written directly.
     pub(crate) async fn send(&self, link: &Link) -> Result<(), RuntimeError> {
         match &self.staged {
             Some(staged) => staged.send(link, &self.path).await,
@@ -92,12 +91,12 @@ impl Temporary {
     }
 }
 
-/// A file that is written behind what is in it: to be closed when all was written.
+/// A file that is open for appending: to be closed after the last write.
 #[derive(Debug)]
 #[must_use = "what was written may not be in the sandbox before it is closed"]
 pub struct Behind {
     path: Vec<u8>,
-    /// What is to come behind it, where it cannot be written to directly.
+    /// What to append, if the file cannot be written directly.
     staged: Option<Staged>,
 }
 
@@ -105,23 +104,23 @@ impl Sandbox {
     /// How many files can be opened in one call.
     pub const MAX_OPENED: usize = channel::MAX_FDS;
 
-    /// Whether an [`belljar_proto::exec::Outcome`] without a fingerprint means that there are no
-    /// artifacts. An older guest never tells one: list them, to know.
+    /// Whether an [`belljar_proto::exec::Outcome`] without a fingerprint means that there are no artifacts. An older guest never
+    /// sends one; then the directory must be listed.
     #[must_use]
     pub fn tells_artifacts(&self) -> bool {
         self.link().protocol() >= PROTOCOL_WITH_FILES
     }
 
-    /// The plain files below a directory of the sandbox, as the guest tells.
+    /// The plain files below a directory of the sandbox, as the guest reports them.
     pub async fn list_tree(&self, root: &str, limits: TreeLimits) -> Result<Tree, RuntimeError> {
         let call = Call::ListTree { root: root.to_owned(), limits };
         let reply = self.link().call(call, &[]).await?;
-        understood(&reply.body)
+        parse(&reply.body)
     }
 
-    /// Opens files that were listed, at most [`Sandbox::MAX_OPENED`]: one result for each, in
-    /// their order. Each was checked to be a plain file and read-only; it may be another one than
-    /// was listed. Of those larger than `most` the content is not wanted, and perhaps not there.
+    /// Opens files that were listed, at most [`Sandbox::MAX_OPENED`], with one result for each. Each was checked to be a plain
+    /// file and read-only, but may have been replaced since it was listed. The content of files larger than `most` may be
+    /// missing.
     pub async fn open_files(
         &self,
         root: &str,
@@ -132,7 +131,7 @@ impl Sandbox {
             return self.open_one_by_one(root, files).await;
         }
         let reply = self.call_about(Call::OpenFiles { root: root.to_owned() }, files).await?;
-        let openings: Vec<Opening> = understood(&reply.body)?;
+        let openings: Vec<Opening> = parse(&reply.body)?;
         if openings.len() != files.len() {
             return Err(RuntimeError::UnexpectedAnswer);
         }
@@ -152,7 +151,7 @@ impl Sandbox {
         }
     }
 
-    /// The same, of a guest that opens one file at a time.
+    /// Like `open_files`, with a guest that opens one file at a time.
     async fn open_one_by_one(
         &self,
         root: &str,
@@ -173,7 +172,7 @@ impl Sandbox {
         Ok(all)
     }
 
-    /// Removes those of the files that are still as they were listed. Directories stay.
+    /// Removes the files that did not change since they were listed. Directories stay.
     pub async fn remove_files(
         &self,
         root: &str,
@@ -181,7 +180,7 @@ impl Sandbox {
     ) -> Result<Removed, RuntimeError> {
         self.must_know_files()?;
         let mut all = Removed { removed: 0, artifacts: None };
-        // Also with nothing to remove: the answer tells what is there.
+        // Also with nothing to remove: the answer has the fingerprint.
         let (first, rest) = files.split_at(files.len().min(MAX_REMOVED));
         for batch in std::iter::once(first).chain(rest.chunks(MAX_REMOVED)) {
             let call = Call::RemoveFiles { root: root.to_owned() };
@@ -195,11 +194,10 @@ impl Sandbox {
         Ok(all)
     }
 
-    /// Begins a file below `root`, making its directories. What is written to it is not seen at
-    /// `path` before [`Sandbox::commit_file`].
+    /// Begins a file below `root`, and makes its directories. It appears at `path` with [`Sandbox::commit_file`].
     ///
-    /// In a sandbox whose files are memory, the kernel charges what is written to whoever writes:
-    /// to this process and not to the sandbox. Its limit on files holds all the same.
+    /// If the sandbox's files are in memory, Linux charges what is written to this process and not to the sandbox. The sandbox's
+    /// limit on files holds all the same.
     pub async fn create_file(
         &self,
         root: &str,
@@ -208,7 +206,7 @@ impl Sandbox {
         self.create_file_with(root, path, None).await
     }
 
-    /// The same, with these permissions.
+    /// Like `create_file`, with these permissions.
     pub async fn create_file_with(
         &self,
         root: &str,
@@ -231,8 +229,8 @@ impl Sandbox {
         Ok((file, Temporary { root, path, name, staged }))
     }
 
-    /// Puts the file in its place, also over another one; tells what is there then, as the guest
-    /// sees it. Where it is refused, the temporary file is still there.
+    /// Renames the file to its final name, also over another one, and returns what is there as the guest sees it. If that is
+    /// refused, the temporary file still exists.
     pub async fn commit_file(&self, temporary: &Temporary) -> Result<TreeFile, RuntimeError> {
         let Temporary { root, path, name, .. } = temporary;
         temporary.send(self.link()).await?;
@@ -244,7 +242,7 @@ impl Sandbox {
         }
     }
 
-    /// Removes the file again.
+    /// Removes the temporary file.
     pub async fn discard_file(&self, temporary: Temporary) -> Result<(), RuntimeError> {
         let Temporary { root, path, name, staged } = temporary;
         if let Some(Staged { number, .. }) = staged {
@@ -254,7 +252,7 @@ impl Sandbox {
         self.link().call(call, &[]).await.map(|_| ())
     }
 
-    /// What stands at a path; a link is a link.
+    /// Describes what is at a path, without following a link at its end.
     pub async fn look(&self, path: &[u8]) -> Result<FileEntry, RuntimeError> {
         self.must_know_files()?;
         match self.link().call(Call::Look { path: path.to_vec() }, &[]).await?.answer {
@@ -276,17 +274,17 @@ impl Sandbox {
         }
         let path = path.to_vec();
         let call = Call::ListDirectory { path, recursive, limits, glob, without_hidden };
-        understood(&self.link().call(call, &[]).await?.body)
+        parse(&self.link().call(call, &[]).await?.body)
     }
 
-    /// A file opened as any program inside would open it, links followed; checked like all others.
+    /// Opens a file with the rights of a program inside, following links. The descriptor is checked.
     pub async fn open_path(&self, path: &[u8]) -> Result<OpenedFile, RuntimeError> {
         self.must_know_files()?;
         let reply = self.link().call(Call::OpenPath { path: path.to_vec() }, &[]).await?;
         self.opened(sources(reply.fds, reply.files).next(), path, false, u64::MAX).await
     }
 
-    /// Opens a plain file, which is made if there is none, for writing behind what is there.
+    /// Opens a plain file for appending, and creates it if there is none.
     pub async fn append_file(
         &self,
         path: &[u8],
@@ -301,11 +299,11 @@ impl Sandbox {
         Ok((file, Behind { path, staged }))
     }
 
-    /// Everything was written to it.
+    /// Completes a file that was opened for appending.
     pub async fn close_file(&self, behind: Behind) -> Result<(), RuntimeError> {
         let Behind { path, staged } = behind;
         match staged {
-            // It was opened for appending: wherever it is told to write, it does so at its end.
+            // The guest opened it for appending: every write goes to its end.
             Some(staged) => staged.send(self.link(), &path).await,
             None => Ok(()),
         }
@@ -325,7 +323,7 @@ impl Sandbox {
         }
     }
 
-    /// Makes a directory and those above it.
+    /// Creates a directory and its parents.
     pub async fn make_directory(&self, path: &[u8]) -> Result<(), RuntimeError> {
         self.do_with_file(Call::MakeDirectory { path: path.to_vec() }).await
     }
@@ -343,12 +341,12 @@ impl Sandbox {
         self.link().call(call, &[]).await.map(|_| ())
     }
 
-    /// An older guest hangs up when it hears what it does not know.
+    /// Refuses calls that an older guest does not know: it would close the connection.
     fn must_know_files(&self) -> Result<(), RuntimeError> {
         if self.tells_artifacts() { Ok(()) } else { Err(RuntimeError::OldGuest) }
     }
 
-    /// What the guest sent for a file, if it is one.
+    /// Checks a file that the guest has opened.
     async fn opened(
         &self,
         source: Option<FileSource>,
@@ -385,7 +383,7 @@ impl Sandbox {
     }
 }
 
-/// What is written to, for a file that the guest opened for writing.
+/// The file to write to, for a file that the guest opened for writing.
 fn to_write(
     link: &Link,
     source: FileSource,

@@ -1,5 +1,5 @@
-//! Guests that were taken over send descriptors over every channel there is. Whatever they send, the
-//! event loop goes on: these tests have one thread, on which a watchdog ticks beside everything else.
+//! Tests with hostile guests that send descriptors over every channel. The event loop must go on: these tests have one
+//! thread, on which a watchdog ticks.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -29,13 +29,13 @@ use crate::{Fixed, FreezeRequest, Handle, RuntimeError, Sandbox, SandboxSpec};
 /// How long a descriptor takes to close.
 const LINGER: Duration = Duration::from_secs(30);
 
-/// What a busy machine may take. Whoever waits for a descriptor waits for [`LINGER`].
+/// What a busy machine may take. A thread that waits for a descriptor waits for [`LINGER`].
 const HELD_UP: Duration = Duration::from_secs(10);
 
-/// How long we wait for what never comes.
+/// How long to wait for something that never comes.
 const A_WHILE: Duration = Duration::from_millis(200);
 
-/// A socket with unsent data that takes [`LINGER`] to close. Nobody reads what it sends.
+/// A socket with unsent data that takes [`LINGER`] to close. Its data is never read.
 fn lingering() -> OwnedFd {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -57,14 +57,14 @@ fn queue(inside: Vec<OwnedFd>) -> OwnedFd {
 pub(crate) fn send(to: &UnixStream, bytes: &[u8], fds: &[OwnedFd]) {
     let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
     let sent = channel::send_with_fds(to, bytes, &fds);
-    // The host may have had enough.
+    // The host may have closed the connection.
     assert!(sent.is_err() || sent.unwrap() == bytes.len());
 }
 
 /// Descriptors of a kind, made anew.
-pub(crate) type Kind = (&'static str, fn() -> Vec<OwnedFd>);
+pub(crate) type HostileFds = (&'static str, fn() -> Vec<OwnedFd>);
 
-pub(crate) const KINDS: [Kind; 7] = [
+pub(crate) const KINDS: [HostileFds; 7] = [
     ("a socket", || vec![lingering()]),
     ("a socket in a queue", || vec![queue(vec![lingering()])]),
     ("a socket in a queue in a queue", || vec![queue(vec![queue(vec![lingering()])])]),
@@ -106,13 +106,13 @@ impl Watchdog {
         Watchdog { task, longest }
     }
 
-    /// Nobody was held up.
+    /// Checks that the event loop was never blocked.
     pub(crate) async fn content(self, what: &str) {
         // What was left to be done is done.
         sleep(Duration::from_millis(20)).await;
         self.task.abort();
         let longest = *self.longest.lock().unwrap();
-        assert!(longest < HELD_UP, "{what}: everybody waited for {longest:?}");
+        assert!(longest < HELD_UP, "{what}: the event loop was blocked for {longest:?}");
     }
 }
 
@@ -121,7 +121,7 @@ fn answer(request: &Request, answer: Answer) -> Vec<u8> {
     frame::encode(&FromGuest::Reply { id: request.id, outcome, files, relayed }, &[])
 }
 
-/// A guest that answers every call as it likes, for as long as it is listened to.
+/// A guest that answers every call with `act`, until the host disconnects.
 fn guest(act: impl Fn(&UnixStream, &Request) + Send + 'static) -> UnixStream {
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     thread::spawn(move || {
@@ -144,12 +144,12 @@ fn guest(act: impl Fn(&UnixStream, &Request) + Send + 'static) -> UnixStream {
     ours
 }
 
-/// Nothing but its guest matters.
+/// A backend that does nothing: only the guest matters.
 #[derive(Debug)]
-struct Nobody;
+struct NoBackend;
 
 #[async_trait]
-impl BackendHandle for Nobody {
+impl BackendHandle for NoBackend {
     async fn fork_python(
         &self,
         _: &Link,
@@ -183,12 +183,12 @@ async fn sandbox(act: impl Fn(&UnixStream, &Request) + Send + 'static) -> Sandbo
         block: None,
         container: None,
     };
-    let (spec, body) = (SandboxSpec::default(), Box::new(Nobody));
-    Sandbox::assemble(Parts { handle, spec, env: Vec::new(), python: Vec::new(), link, body })
+    let (spec, backend) = (SandboxSpec::default(), Box::new(NoBackend));
+    Sandbox::assemble(Parts { handle, spec, env: Vec::new(), python: Vec::new(), link, backend })
 }
 
 #[tokio::test]
-async fn descriptors_that_nobody_asked_for() {
+async fn unexpected_descriptors() {
     for (kind, make) in KINDS {
         let watchdog = Watchdog::start();
         let there = sandbox(move |host, request| {
@@ -260,7 +260,7 @@ async fn descriptors_on_the_connection_of_a_watch_or_a_terminal() {
         let watchdog = Watchdog::start();
         let there = sandbox(move |host, request| {
             let (ours, theirs) = UnixStream::pair().unwrap();
-            // In the queue before anybody reads, with an answer that is right.
+            // In the queue before the first read, with a correct answer.
             let zero = Request { id: 0, call: Call::Connect };
             send(&ours, &answer(&zero, Answer::Started), &make());
             send(&ours, b"y", &make());
@@ -280,7 +280,7 @@ async fn descriptors_on_the_connection_of_a_watch_or_a_terminal() {
     }
 }
 
-/// Keeps making a descriptor one that blocks, whatever anybody else wants it to be.
+/// Makes a descriptor blocking again and again.
 fn keep_blocking(fd: &OwnedFd) {
     let fd = UnixStream::from(fd.try_clone().unwrap());
     thread::spawn(move || {
@@ -314,7 +314,7 @@ async fn pipes_and_sockets_that_block() {
         };
         if let Call::Pack { .. } = request.call {
             let mut some = std::fs::File::from(kept.try_clone().unwrap());
-            // A byte now and then, so that somebody tries to read what is not there.
+            // A byte now and then, so that the host tries to read more.
             thread::spawn(move || {
                 while some.write_all(b"x").is_ok() {
                     thread::sleep(Duration::from_millis(7));
@@ -331,7 +331,7 @@ async fn pipes_and_sockets_that_block() {
         assert_eq!(timeout(HELD_UP, packed.read(&mut bytes[..1])).await.unwrap().unwrap(), 1);
     }
     let (_, mut unpacked) = there.unpack(b"/session", ArchiveFormat::Tar).await.unwrap();
-    // More than fits, and nobody takes it.
+    // More than fits into the pipe, which is never read.
     let full = timeout(A_WHILE, unpacked.write_all(&vec![0; 1 << 20])).await;
     assert!(full.is_err(), "{full:?}");
     assert!(timeout(A_WHILE, there.watch_files(b"/session", true)).await.is_err());

@@ -1,5 +1,5 @@
-//! Copies and archives, which a worker of the guest makes. Archives come and go through pipes that
-//! the guest made; the host never sees what is in them.
+//! Copies and archives, which a worker of the guest makes. Archives travel through pipes of the guest; the host never parses
+//! them.
 
 use belljar_proto::PROTOCOL_WITH_TERMINALS;
 use belljar_proto::guest::{Answer, Call};
@@ -10,9 +10,9 @@ use crate::guest_pipe::GuestPipe;
 use crate::link::Reply;
 use crate::{RuntimeError, Sandbox, Temporary};
 
-/// Work that goes on in a sandbox.
+/// A job that runs in a sandbox.
 #[derive(Debug)]
-#[must_use = "what came of it is known when it is finished"]
+#[must_use = "the result is known only after `finish`"]
 pub struct Job(pub(crate) String);
 
 impl Sandbox {
@@ -61,7 +61,7 @@ impl Sandbox {
         Ok(Job(job))
     }
 
-    /// What came of it; waits for its end.
+    /// Waits for the end of a job, and returns its result.
     pub async fn finish(&self, job: Job) -> Result<JobReport, RuntimeError> {
         loop {
             let call = Call::FinishJob { job: job.0.clone() };
@@ -78,7 +78,7 @@ impl Sandbox {
         self.link().call(call, &[]).await
     }
 
-    /// An older guest hangs up when it hears what it does not know.
+    /// Refuses calls that an older guest does not know: it would close the connection.
     pub(crate) fn must_know_jobs(&self) -> Result<(), RuntimeError> {
         match self.link().protocol() >= PROTOCOL_WITH_TERMINALS {
             true => Ok(()),

@@ -1,5 +1,4 @@
-//! The scripts that run inside sandboxes, carried in the binary and written out once; and how they
-//! are started.
+//! The kernels' scripts: embedded in the binary, written to disk once, and their command lines and environment.
 
 use std::fs;
 use std::io;
@@ -18,10 +17,10 @@ pub(crate) fn manifests() -> impl Iterator<Item = &'static str> {
     manifests.filter_map(|(_, contents)| std::str::from_utf8(contents).ok())
 }
 
-/// The directory with this build's scripts below `state_dir`, written first if it is not there.
+/// The directory with this build's scripts below `state_dir`, which is written if it does not exist.
 ///
-/// Its name is the version of its contents, so servers of different builds do not disturb each
-/// other, and it appears whole or not at all. `prepare` may add to it (compiled files) before.
+/// Its name is a hash of its content, so that servers of different builds do not disturb each other. It appears completely or
+/// not at all. `prepare` may add files (compiled ones) before that.
 pub fn materialize(state_dir: &Path, prepare: impl FnOnce(&Path)) -> io::Result<PathBuf> {
     let directory = state_dir.join("kernels").join(embedded::VERSION);
     if directory.is_dir() {
@@ -45,7 +44,7 @@ pub fn materialize(state_dir: &Path, prepare: impl FnOnce(&Path)) -> io::Result<
         Ok(()) => Ok(directory),
         Err(error) => {
             let _ = fs::remove_dir_all(&fresh);
-            // Somebody else was quicker with the same contents.
+            // Another server wrote the same content first.
             if directory.is_dir() { Ok(directory) } else { Err(error) }
         }
     }
@@ -54,18 +53,18 @@ pub fn materialize(state_dir: &Path, prepare: impl FnOnce(&Path)) -> io::Result<
 /// The program that a kernel begins as, beside the scripts.
 const LOADER: &str = "belljar_loader";
 
-/// Its path inside a sandbox.
+/// The loader's path inside a sandbox.
 pub(crate) fn loader() -> String {
     format!("{}/python/{LOADER}", paths::KERNELS)
 }
 
-/// What a Python of ours is started as.
+/// What a Python interpreter is started as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Role {
     Kernel,
-    /// Its memory is what kernels begin with.
+    /// Becomes a zygote: kernels begin with its memory.
     Preloaded,
-    /// In a container: it forks kernels.
+    /// Forks kernels inside a container.
     Zygote,
 }
 
@@ -88,8 +87,7 @@ pub(crate) fn python_argv(
     argv
 }
 
-/// The environment of everything in a sandbox: `tools` comes first on its path, and `own` has the
-/// last word.
+/// The environment of everything in a sandbox. `tools` comes early on its `PATH`, and `own` overrides the rest.
 pub(crate) fn environment<'a>(
     tools: Option<&str>,
     own: impl IntoIterator<Item = &'a (String, String)>,
@@ -108,7 +106,7 @@ pub(crate) fn environment<'a>(
         ("TMPDIR", "/tmp"),
         ("USER", "belljar"),
         ("XDG_CACHE_HOME", "/tmp/.cache"),
-        // One thread per library: a zygote has one, and a sandbox has one processor unless told otherwise.
+        // One thread per library: a zygote has one, and a sandbox has one processor by default.
         ("ARROW_DEFAULT_MEMORY_POOL", "system"),
         ("OMP_NUM_THREADS", "1"),
         ("OPENBLAS_NUM_THREADS", "1"),
@@ -123,7 +121,7 @@ pub(crate) fn environment<'a>(
     env
 }
 
-/// Adds what the image's own environment says about everything that is not set yet.
+/// Adds variables of the image that are not set yet.
 pub(crate) fn complete(env: &mut Vec<(String, String)>, image: &[(String, String)]) {
     for (key, value) in image {
         match env.iter_mut().find(|(known, _)| known == key) {
@@ -138,7 +136,7 @@ pub(crate) fn complete(env: &mut Vec<(String, String)>, image: &[(String, String
 
 const PYTHONPATH: &str = "PYTHONPATH";
 
-/// The directory that tells every Python where packages of the session are (`sitecustomize.py`).
+/// The directory with `sitecustomize.py`, which adds the session's packages to every Python's path.
 fn site() -> String {
     format!("{}/python/site", paths::KERNELS)
 }

@@ -1,5 +1,5 @@
-//! Which languages there are: one folder of `kernels/` each, with a manifest that says how its
-//! kernel is started and what people call it. See `docs/languages.md` for how one is added.
+//! The languages: each has a folder in `kernels/`, with a manifest that has its names and the command line of its kernel.
+//! `docs/languages.md` describes how to add one.
 
 use std::sync::OnceLock;
 
@@ -14,27 +14,25 @@ use crate::spec::paths;
 #[serde(deny_unknown_fields)]
 struct Manifest {
     kernel: String,
-    /// How it is executed. It speaks frames over descriptor 3, unless it is a shell. `{kernels}`
-    /// is the directory of all folders, `{python}` the image's interpreter; a program without a
-    /// slash is looked for on the `PATH`.
+    /// Its command line. It speaks frames over descriptor 3, unless it is a shell. `{kernels}` is the directory of all folders,
+    /// `{python}` the image's interpreter; a program without a slash is looked up on the `PATH`.
     argv: Vec<String>,
-    /// What to do where its program is missing.
+    /// What to do if its program is missing.
     missing: String,
-    /// It is not a language to write in: what it is told is made by the server, and nobody can ask
-    /// for it by name.
+    /// Not a language for users: the server makes its cells, and it cannot be requested by name.
     #[serde(default)]
     service: bool,
-    /// What it understands; it is told of all but the first.
+    /// Its languages. Cells in all but the first bear the name of their language.
     languages: Vec<Described>,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Described {
-    /// The first is the one that is told.
+    /// The first is the one that is shown.
     names: Vec<String>,
     extensions: Vec<String>,
-    /// Runs code in a process of its own; the code follows as the last argument.
+    /// Runs code in a new process; the code follows as the last argument.
     script: Vec<String>,
 }
 
@@ -44,43 +42,43 @@ struct Known {
     described: &'static Described,
 }
 
-/// The language that somebody calls so.
+/// The language with this name.
 #[must_use]
 pub fn find(name: &str) -> Option<Language> {
-    let known = written().find(|known| known.described.names.iter().any(|own| own == name));
+    let known = for_users().find(|known| known.described.names.iter().any(|own| own == name));
     known.map(|known| known.language)
 }
 
-/// That of a file with this extension.
+/// The language of files with this extension.
 #[must_use]
 pub fn of_extension(extension: &str) -> Option<Language> {
     let has = |known: &&Known| known.described.extensions.iter().any(|own| own == extension);
     all().iter().find(has).map(|known| known.language)
 }
 
-/// What a language is called; `other` if an earlier or later server knew it.
+/// The name of a language; `other` if only another version of the server knows it.
 #[must_use]
 pub fn name(language: Language) -> &'static str {
     look_up(language).map_or("other", |known| known.described.names[0].as_str())
 }
 
-/// What languages are called, for those who asked for another.
+/// All names in one text, for error messages.
 #[must_use]
 pub fn names() -> String {
-    let names: Vec<&str> = written().map(|known| known.described.names[0].as_str()).collect();
+    let names: Vec<&str> = for_users().map(|known| known.described.names[0].as_str()).collect();
     match names.split_last() {
         Some((last, others)) if !others.is_empty() => format!("{} or {last}", others.join(", ")),
         _ => names.concat(),
     }
 }
 
-/// Every name by which one can ask for a language.
+/// Every name of a language, including aliases.
 #[must_use]
 pub fn all_names() -> Vec<&'static str> {
-    written().flat_map(|known| known.described.names.iter().map(String::as_str)).collect()
+    for_users().flat_map(|known| known.described.names.iter().map(String::as_str)).collect()
 }
 
-/// Runs code of this language by itself, in a process of its own.
+/// The command line that runs code of this language in a new process.
 #[must_use]
 pub fn script(language: Language, code: &str) -> Option<Vec<String>> {
     let script = &look_up(language)?.described.script;
@@ -94,7 +92,7 @@ pub(crate) fn argv(language: Language, python: &str) -> Option<Vec<String>> {
     Some(argv.iter().map(|word| filled(word, python)).collect())
 }
 
-/// What to do where a language's program is missing.
+/// What to do if a language's program is missing.
 pub fn missing(language: Language) -> Option<&'static str> {
     look_up(language).map(|known| known.manifest.missing.as_str())
 }
@@ -103,8 +101,8 @@ fn filled(word: &str, python: &str) -> String {
     word.replace("{kernels}", paths::KERNELS).replace("{python}", python)
 }
 
-/// Those that people write in.
-fn written() -> impl Iterator<Item = &'static Known> {
+/// Languages for users, without services.
+fn for_users() -> impl Iterator<Item = &'static Known> {
     all().iter().filter(|known| !known.manifest.service)
 }
 
@@ -112,7 +110,7 @@ fn look_up(language: Language) -> Option<&'static Known> {
     all().iter().find(|known| known.language == language)
 }
 
-/// Python first: it is what people mean who do not say.
+/// Python first: it is the default.
 fn all() -> &'static [Known] {
     static ALL: OnceLock<Vec<Known>> = OnceLock::new();
     ALL.get_or_init(|| {
@@ -123,15 +121,15 @@ fn all() -> &'static [Known] {
 }
 
 fn known(manifest: &str) -> Vec<Known> {
-    // They are part of this program; a test reads every one.
-    let manifest: Manifest = serde_json::from_str(manifest).expect("a manifest is as it should be");
+    // They are embedded; a test parses every one.
+    let manifest: Manifest = serde_json::from_str(manifest).expect("embedded manifests are valid");
     let manifest: &'static Manifest = Box::leak(Box::new(manifest));
     let known = |(index, described): (usize, &'static Described)| {
         let name = match index {
             0 => manifest.kernel.clone(),
             _ => format!("{}.{}", manifest.kernel, described.names[0]),
         };
-        let language = Language::new(&name).expect("a manifest has names that are names");
+        let language = Language::new(&name).expect("embedded manifests have valid names");
         Known { language, manifest, described }
     };
     manifest.languages.iter().enumerate().map(known).collect()

@@ -1,8 +1,7 @@
 //! Makes sandboxes and talks to their guests.
 //!
-//! A [`Runtime`] makes them: [`native`] from namespaces on this machine, [`docker`] by a container
-//! engine. A [`Sandbox`] is what one gets from either, [`link`] the conversation with the guest
-//! inside.
+//! A [`Runtime`] makes sandboxes: [`native`] from namespaces on this machine, [`docker`] by a container engine. The trait knows
+//! neither; the caller chooses. Both make a [`Sandbox`]; [`link`] is the connection to the guest inside.
 
 #![forbid(unsafe_code)]
 
@@ -56,7 +55,7 @@ pub use volume::{
     VolumeUsage,
 };
 
-/// Locks what nobody panics while holding: critical sections only move values.
+/// Locks a mutex whose critical sections cannot panic: they only move values.
 fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }

@@ -1,7 +1,7 @@
-//! Directories that nobody but us can enter: sockets in them lead into sandboxes.
+//! Private directories for sockets, which lead into sandboxes: only the server's user can enter them.
 //!
-//! Some have names that anybody can know and make first, such as `/tmp/belljar-1000`. What is there
-//! already is used only if it is ours.
+//! Some have names that another user can guess and create first, such as `/tmp/belljar-1000`. An existing directory is used
+//! only if it belongs to the server's user.
 
 use std::fs;
 use std::io;
@@ -15,12 +15,12 @@ use crate::RuntimeError;
 const OF_OTHERS: u32 = 0o077;
 const WRITABLE_BY_ALL: u32 = 0o002;
 
-/// Makes a directory of our own. One that is there already must be ours, and is closed to others.
+/// Makes a private directory. An existing one must belong to this user, and is made private.
 pub(crate) fn make(path: &Path) -> Result<(), RuntimeError> {
     let mode = create(path)?;
     if mode & WRITABLE_BY_ALL != 0 {
-        // Others may have put something into it; and `/tmp` must stay what it is.
-        return Err(refused(path, "everybody can write to it"));
+        // Others may have put files into it, and the mode of `/tmp` must not change.
+        return Err(refused(path, "all users can write to it"));
     }
     if mode & OF_OTHERS != 0 {
         let closed = fs::set_permissions(path, fs::Permissions::from_mode(0o700));
@@ -29,7 +29,7 @@ pub(crate) fn make(path: &Path) -> Result<(), RuntimeError> {
     Ok(())
 }
 
-/// The same for a directory that the operator chose, whose permissions are not ours to change.
+/// Like [`make`], for a directory that the operator chose, whose permissions must not be changed.
 pub(crate) fn require(path: &Path) -> Result<(), RuntimeError> {
     if create(path)? & OF_OTHERS != 0 {
         return Err(refused(path, "other users can enter it; make it private with `chmod 700`"));
@@ -37,7 +37,7 @@ pub(crate) fn require(path: &Path) -> Result<(), RuntimeError> {
     Ok(())
 }
 
-/// Makes the directory unless it is there, and returns its permissions if it is ours.
+/// Makes the directory if it does not exist, and returns its permissions if it belongs to this user.
 fn create(path: &Path) -> Result<u32, RuntimeError> {
     let prepare = |cause: io::Error| RuntimeError::Prepare { path: path.into(), cause };
     fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(prepare)?;
@@ -92,7 +92,7 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let shared = place.path().join("tmp");
         with_mode(&shared, 0o1777);
-        assert!(make(&shared).unwrap_err().to_string().contains("everybody can write"));
+        assert!(make(&shared).unwrap_err().to_string().contains("all users can write"));
         assert_eq!(mode(&shared), 0o1777);
     }
 

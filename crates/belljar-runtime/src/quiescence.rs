@@ -7,7 +7,7 @@ use belljar_proto::guest::Call;
 use belljar_proto::quiescence::QuiescenceReport;
 use belljar_sys::process;
 
-use crate::snapshot::words;
+use crate::snapshot::bounded;
 use crate::{GuestPipe, Job, RuntimeError, Sandbox};
 
 impl Sandbox {
@@ -19,8 +19,8 @@ impl Sandbox {
         let report: QuiescenceReport =
             parsed.map_err(|error| RuntimeError::Nonsense(FrameError::Head(error)))?;
         let (languages, reasons): (Vec<_>, Vec<_>) = report.gone.into_iter().unzip();
-        let gone = languages.into_iter().zip(words(reasons)).collect();
-        Ok(QuiescenceReport { busy: words(report.busy), gone, ..report })
+        let gone = languages.into_iter().zip(bounded(reasons)).collect();
+        Ok(QuiescenceReport { busy: bounded(report.busy), gone, ..report })
     }
 
     /// Begins to pack all files of these directories (`session`, `tmp`, `shm`).

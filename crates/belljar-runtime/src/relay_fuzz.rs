@@ -1,5 +1,4 @@
-//! Whatever a guest says about connections, in whatever order: nobody panics, and no connection holds
-//! more than its windows.
+//! Fuzzes relayed streams: no sequence of messages may cause a panic, or make a stream use more memory than its windows.
 
 use std::sync::Arc;
 
@@ -9,13 +8,13 @@ use tokio::sync::mpsc;
 
 use crate::relay::Streams;
 
-/// Numbers that connections have here.
+/// Numbers of streams in this test.
 const IDS: u8 = 4;
 
-/// What one connection may hold: a window that a list has grown to, a pipe in either direction, a buffer.
+/// Memory of one stream: a window in a growing list, a pipe in each direction, a buffer.
 const PER_CONNECTION: usize = 2 * WINDOW + 2 * (64 << 10) + MAX_DATA + (32 << 10);
 
-/// Three bytes are one thing that happens: what, to which connection, how much of it.
+/// Three bytes are one event: its kind, its stream, its size.
 const BEGIN: [u8; 3] = [0, 1, 0];
 const SEND: [u8; 3] = [2, 1, 255];
 const CREDIT: [u8; 3] = [4, 1, 9];
@@ -57,13 +56,13 @@ async fn happen(bytes: &[u8]) {
             8 => drop(open.pop()),
             _ => tokio::task::yield_now().await,
         }
-        // The link takes what is for the guest, and whoever answers takes connections, sometimes.
+        // Sometimes the link sends its queue, and the proxy takes new streams.
         while sent.try_recv().is_ok() {}
         if size % 512 == 0 {
             open.extend(relay.opened.try_recv());
             tokio::task::yield_now().await;
         }
-        // Whoever answers gives up the oldest: what they keep is theirs to bound.
+        // The proxy drops the oldest streams, so that their number is bounded.
         while open.len() > usize::from(IDS) {
             drop(open.remove(0));
         }

@@ -1,4 +1,4 @@
-//! A live sandbox, as its owner holds it.
+//! A running sandbox.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -20,43 +20,41 @@ use crate::link::{Following, Link};
 use crate::snapshot::Common;
 use crate::spec::SandboxSpec;
 
-/// The kernel ends a killed sandbox at once; an overloaded machine gets this long.
+/// Linux ends a killed sandbox at once; an overloaded machine gets this long.
 const DESTROY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// After this it is not waited for in silence.
+/// After this long without an end, the guest is asked to end too.
 const SOON: Duration = Duration::from_secs(2);
 
-/// How a kernel came to be.
+/// How a kernel was started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KernelStart {
     /// Forked from a warm zygote.
     Forked,
-    /// By executing the interpreter.
+    /// By executing its interpreter.
     Executed,
 }
 
-/// What one must know of a sandbox to find it again: written down before it is used.
+/// What is needed to find a sandbox again after a restart. Stored before the sandbox is used.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Handle {
     pub name: String,
-    /// PID 1 of the sandbox, as the host counts, and when it started: numbers are reused.
+    /// The host's pid of the sandbox's PID 1, and its start time: pids are reused.
     pub pid: u32,
     pub started: u64,
-    /// Shows the guest that we are its host.
+    /// Proves to the guest that we are its host.
     pub nonce: String,
     /// Its block of user ids.
     pub block: Option<u32>,
-    /// Its container, where it has one.
+    /// The id of its container, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub container: Option<String>,
 }
 
-/// What a sandbox is made of, seen from outside: where one backend differs from another. It is
-/// killed when dropped, and then nothing of it is left.
+/// The part of a sandbox that differs between backends. Dropping it kills the sandbox and removes everything of it.
 #[async_trait]
 pub(crate) trait BackendHandle: fmt::Debug + Send + Sync {
-    /// Forks a Python kernel from a warm interpreter, and waits until it is ready; `None` where
-    /// nothing is warm.
+    /// Starts a Python kernel from a warm zygote, and waits until it is ready; `None` without a warm zygote.
     async fn fork_python(
         &self,
         link: &Link,
@@ -64,18 +62,18 @@ pub(crate) trait BackendHandle: fmt::Debug + Send + Sync {
         cwd: &str,
     ) -> Option<Result<(), RuntimeError>>;
 
-    /// What its Python kernels have in common with those of other sandboxes, kept below `commons`; none, where
-    /// they have nothing.
+    /// The memory that its Python kernels share with those of other sandboxes, stored below `commons`; none if they share
+    /// none.
     async fn common(&self, commons: &Path) -> Option<Arc<Common>> {
         let _ = commons;
         None
     }
 
-    /// Whether code inside could open a file of ours for writing that it was given for reading: through
-    /// `/proc/self/fd`, being the same user as we are, and with nothing to forbid it.
+    /// Whether code inside could reopen for writing a file that it got for reading: through `/proc/self/fd`, as the same user
+    /// as the server, and without Landlock.
     fn may_reopen(&self) -> bool;
 
-    /// What it has used so far, where the machine tells.
+    /// Its counters, if they are available.
     fn meters(&self) -> Option<&Meters>;
 
     /// How many of its processes were killed for memory.
@@ -83,29 +81,29 @@ pub(crate) trait BackendHandle: fmt::Debug + Send + Sync {
         self.meters().map_or(0, Meters::oom_kills)
     }
 
-    /// Resolves when the sandbox has ended, for whatever reason.
+    /// Resolves when the sandbox has ended.
     async fn ended(&self);
 
-    /// Begins its end, without waiting for it.
+    /// Kills it, without waiting for its end.
     fn kill(&self);
 
-    /// Removes what its owner has to have removed by others, after its end.
+    /// Removes what another program keeps of it, after its end.
     async fn remove(&self) {}
 }
 
-/// Killed when dropped; [`Sandbox::destroy`] also waits until everything is gone.
+/// Killed when dropped. [`Sandbox::destroy`] also waits until everything is gone.
 #[derive(Debug)]
 pub struct Sandbox {
     handle: Handle,
     spec: SandboxSpec,
     /// The environment of everything inside.
     env: Vec<(String, String)>,
-    /// How a Python kernel is executed.
+    /// The command line of a Python kernel; empty if the image has no Python.
     python: Vec<String>,
     link: Link,
-    /// Languages that the image turned out not to have.
+    /// Languages whose interpreter the image was found to lack.
     lacking: Mutex<HashSet<Language>>,
-    body: Box<dyn BackendHandle>,
+    backend: Box<dyn BackendHandle>,
 }
 
 pub(crate) struct Parts {
@@ -114,13 +112,13 @@ pub(crate) struct Parts {
     pub(crate) env: Vec<(String, String)>,
     pub(crate) python: Vec<String>,
     pub(crate) link: Link,
-    pub(crate) body: Box<dyn BackendHandle>,
+    pub(crate) backend: Box<dyn BackendHandle>,
 }
 
 impl Sandbox {
     pub(crate) fn assemble(parts: Parts) -> Sandbox {
-        let Parts { handle, spec, env, python, link, body } = parts;
-        Sandbox { handle, spec, env, python, link, lacking: Mutex::default(), body }
+        let Parts { handle, spec, env, python, link, backend } = parts;
+        Sandbox { handle, spec, env, python, link, lacking: Mutex::default(), backend }
     }
 
     #[must_use]
@@ -128,7 +126,7 @@ impl Sandbox {
         &self.handle.name
     }
 
-    /// PID 1 of the sandbox, as the host counts.
+    /// The host's pid of the sandbox's PID 1.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.handle.pid
@@ -149,7 +147,7 @@ impl Sandbox {
         &self.spec
     }
 
-    /// The environment of everything inside, the session's own variables included.
+    /// The environment of everything inside, including the session's variables.
     #[must_use]
     pub fn environment(&self) -> Vec<(String, String)> {
         self.env.clone()
@@ -158,35 +156,35 @@ impl Sandbox {
     /// Bytes of memory charged to this sandbox.
     #[must_use]
     pub fn memory_used(&self) -> Option<u64> {
-        self.body.meters()?.memory_used()
+        self.backend.meters()?.memory_used()
     }
 
-    /// The same without copies of files on disk, which go whenever somebody needs the room.
+    /// Like `memory_used`, without the page cache, which Linux frees when memory is needed.
     #[must_use]
     pub fn memory_held(&self) -> Option<u64> {
-        self.body.meters()?.memory_held()
+        self.backend.meters()?.memory_held()
     }
 
     /// Microseconds of processor time used so far.
     #[must_use]
     pub fn cpu_used_us(&self) -> Option<u64> {
-        self.body.meters()?.cpu_used_us()
+        self.backend.meters()?.cpu_used_us()
     }
 
     /// How many processes of this sandbox were killed for memory.
     #[must_use]
     pub fn oom_kills(&self) -> u64 {
-        self.body.oom_kills()
+        self.backend.oom_kills()
     }
 
-    /// How often the processor limit held its processes back; none where that cannot be known.
+    /// How often the processor limit throttled its processes; none if that is not known.
     #[must_use]
     pub fn throttled(&self) -> Option<u64> {
-        self.body.meters().map(Meters::throttled)
+        self.backend.meters().map(Meters::throttled)
     }
 
-    /// A fresh kernel, replacing any other of its language. Python is forked if a zygote is warm,
-    /// and everything else is executed.
+    /// Starts a fresh kernel, which replaces any other of its language. Python starts from a warm zygote if there is one;
+    /// other interpreters are executed.
     pub async fn start_kernel(&self, language: Language) -> Result<KernelStart, RuntimeError> {
         let language = language.kernel();
         let started = self.start_some_kernel(language).await;
@@ -198,7 +196,7 @@ impl Sandbox {
         started
     }
 
-    /// Whether a kernel of this language was tried to be started, and the image has none.
+    /// Whether starting a kernel of this language failed because the image lacks its interpreter.
     #[must_use]
     pub fn lacks(&self, language: Language) -> bool {
         self.lacking().contains(&language.kernel())
@@ -210,12 +208,15 @@ impl Sandbox {
 
     async fn start_some_kernel(&self, language: Language) -> Result<KernelStart, RuntimeError> {
         if language == Language::Python {
-            // An image need not have an interpreter.
+            // An image need not have Python.
             if self.python.is_empty() {
                 let image = self.spec.image.clone().unwrap_or_else(|| "of this sandbox".into());
                 return Err(RuntimeError::NoPython(image));
             }
-            match self.body.fork_python(&self.link, &self.env, self.spec.working_directory()).await
+            match self
+                .backend
+                .fork_python(&self.link, &self.env, self.spec.working_directory())
+                .await
             {
                 Some(Ok(())) => return Ok(KernelStart::Forked),
                 Some(Err(error)) if error.is_no_interpreter() => return Err(error),
@@ -249,7 +250,7 @@ impl Sandbox {
         self.link.call(Call::AwaitKernel { language }, &[]).await.map(|_| ())
     }
 
-    /// How the kernel of a language is executed.
+    /// The command line of a language's kernel.
     fn interpreter(&self, language: Language) -> Result<Vec<String>, RuntimeError> {
         if language == Language::Python {
             return Ok(self.python.clone());
@@ -261,13 +262,15 @@ impl Sandbox {
         })
     }
 
-    /// Refuses what an earlier guest does not even understand: it would end the conversation.
+    /// Refuses languages that an earlier guest does not know: it would close the connection.
     fn understands(&self, language: Language) -> Result<(), RuntimeError> {
         let old = [Language::Python, Language::Bash].contains(&language);
         if old || self.link.protocol() >= PROTOCOL_WITH_LANGUAGES {
             return Ok(());
         }
-        let message = format!("this sandbox is of an earlier version, which has no {language}");
+        let message = format!(
+            "the sandbox was started by an older version of Belljar, which has no {language}"
+        );
         Err(Refusal { code: RefusalCode::Invalid, message }.into())
     }
 
@@ -295,15 +298,15 @@ impl Sandbox {
         self.link.call(call, bytes).await.map(|_| ())
     }
 
-    /// The variables of a kernel, as it tells them itself.
+    /// The variables of a kernel, as it reports them.
     pub async fn kernel_state(&self, language: Language) -> Result<KernelVariables, RuntimeError> {
         self.understands(language)?;
         let reply = self.link.call(Call::KernelState { language }, &[]).await?;
-        let understood = serde_json::from_slice(&reply.body);
-        understood.map_err(|error| RuntimeError::Nonsense(FrameError::Head(error)))
+        let parsed = serde_json::from_slice(&reply.body);
+        parsed.map_err(|error| RuntimeError::Nonsense(FrameError::Head(error)))
     }
 
-    /// Has an idle kernel move its large values to disk; `None` if the guest is too old for that.
+    /// Asks an idle kernel to move its large values to disk; `None` if the guest is too old for that.
     pub async fn spill(
         &self,
         language: Language,
@@ -313,54 +316,54 @@ impl Sandbox {
             return Ok(None);
         }
         let reply = self.link.call(Call::Spill { language, ask }, &[]).await?;
-        let understood = serde_json::from_slice(&reply.body).map(Some);
-        understood.map_err(|error| RuntimeError::Nonsense(FrameError::Head(error)))
+        let parsed = serde_json::from_slice(&reply.body).map(Some);
+        parsed.map_err(|error| RuntimeError::Nonsense(FrameError::Head(error)))
     }
 
-    /// What its Python kernels have in common with those of other sandboxes.
+    /// The memory that its Python kernels share with those of other sandboxes.
     pub(crate) async fn common(&self, commons: &Path) -> Option<Arc<Common>> {
-        self.body.common(commons).await
+        self.backend.common(commons).await
     }
 
     pub(crate) fn may_reopen(&self) -> bool {
-        self.body.may_reopen()
+        self.backend.may_reopen()
     }
 
-    /// How long the sandbox goes on from now on while nobody is connected to it.
+    /// Sets how long the sandbox lives without a connected server.
     pub async fn outlive_host(&self, alone_for_s: u64) -> Result<(), RuntimeError> {
         self.link.call(Call::OutliveHost { alone_for_s }, &[]).await.map(|_| ())
     }
 
-    /// Resolves when the sandbox has ended, for whatever reason.
+    /// Resolves when the sandbox has ended.
     pub async fn ended(&self) {
-        self.body.ended().await;
+        self.backend.ended().await;
     }
 
-    /// Begins its end, without waiting for it.
+    /// Kills it, without waiting for its end.
     pub fn kill(&self) {
-        self.body.kill();
+        self.backend.kill();
     }
 
-    /// Leaves the sandbox to a successor of this process, which is about to end.
+    /// Leaves the sandbox to a later server; this process is about to end.
     pub fn leave(self) {
-        // What we hold of it must not be cleaned up; the kernel closes our descriptors.
+        // The clean-up must not run; Linux closes our descriptors.
         std::mem::forget(self);
     }
 
-    /// Ends the sandbox and removes every trace of it.
+    /// Ends the sandbox and removes everything of it.
     pub async fn destroy(self) {
-        self.body.kill();
-        if tokio::time::timeout(SOON, self.body.ended()).await.is_err() {
-            // Where others are to end it and do not, its guest does.
+        self.backend.kill();
+        if tokio::time::timeout(SOON, self.backend.ended()).await.is_err() {
+            // If the container engine does not end it, its guest can.
             let ending = async {
                 if !matches!(self.link.call(Call::Shutdown, &[]).await, Err(RuntimeError::Gone)) {
-                    self.body.ended().await;
+                    self.backend.ended().await;
                 }
             };
             let _ = tokio::time::timeout(DESTROY_TIMEOUT, ending).await;
         }
-        self.body.remove().await;
-        // Removing may have to wait a moment for the kernel; not on an async thread.
+        self.backend.remove().await;
+        // Removing may have to wait a moment for Linux, so not on an async thread.
         let _ = tokio::task::spawn_blocking(move || drop(self)).await;
     }
 }

@@ -1,7 +1,7 @@
-//! Tries to exceed every limit from inside throw-away sandboxes and reports which ones hold.
+//! Tries to exceed every limit from inside temporary sandboxes, and reports which limits hold.
 //!
-//! Flags were seen to be accepted and ignored: a runtime registered without cgroups ran 600 MiB
-//! under a limit of 512. So nothing is believed that was not tried.
+//! Container runtimes may accept limits and ignore them: one that was registered without cgroups used 600 MiB under a limit of
+//! 512. So every limit is tested.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::{Runtime, RuntimeError, Sandbox};
 pub struct Verdict {
     pub limit: Limit,
     pub enforced: bool,
-    /// What was seen.
+    /// What was observed.
     pub detail: String,
 }
 
@@ -42,31 +42,29 @@ impl Limit {
     }
 }
 
-/// Small (but for the processes: a sandbox with a kernel of its own needs some itself), so that the
-/// test is quick, cannot hurt the machine where the limits are void, and reaches
-/// its share of the processors even where others want them too.
+/// Small limits, so that the test is quick, cannot harm the machine if they do not hold, and reaches its share of the processors
+/// even on a busy machine. The number of processes is larger, because a sandbox with its own Linux kernel needs some itself.
 const TEST_LIMITS: Limits = Limits { memory: 48 << 20, millicpus: 100, pids: 96, tmpfs: 8 << 20 };
 
-/// Beyond the limit by enough to leave no doubt.
+/// Clearly beyond the limits.
 const MEMORY_TRIED: u64 = 96 << 20;
 const PROCESSES_TRIED: u32 = 240;
 const CPU_WALL_MS: u64 = 300;
 
-/// How long a sandbox that was killed may take to be missed.
+/// How long it may take until the end of a killed sandbox is noticed.
 const DEATH_NOTICE: Duration = Duration::from_secs(10);
 
-/// How often the processor limit is tried on a machine too busy for it to be reached.
+/// How often the processor limit is tried on a machine that is too busy to reach it.
 const CPU_ATTEMPTS: u32 = 10;
 
-/// Where no counter says that a sandbox was held back, the same work without a limit must get this many times as much
-/// processor time.
+/// Without a counter for throttling, the same work without a limit must get this many times as much processor time.
 const UNLIMITED_GETS: u32 = 3;
 
-/// How often in a row, because on a busy machine it may happen once by chance.
+/// How often in a row: on a busy machine it may happen once by chance.
 const UNLIMITED_IN_A_ROW: u32 = 3;
 
-/// The share of a processor beyond which the limit is void: two burning processes under a limit of
-/// 0.1 get 0.1 if it holds, between 1 and 2 if not.
+/// The share of a processor beyond which the limit does not hold: two busy processes under a limit of 0.1 get 0.1 if it holds,
+/// and between 1 and 2 if it does not.
 const CPU_SHARE_ALLOWED: f64 = 0.6;
 
 pub async fn run(runtime: &Arc<dyn Runtime>) -> Result<Vec<Verdict>, RuntimeError> {
@@ -81,12 +79,12 @@ pub async fn run(runtime: &Arc<dyn Runtime>) -> Result<Vec<Verdict>, RuntimeErro
     ] {
         match attempt(&sandbox, probe).await {
             Ok(verdict) => verdicts.push(verdict),
-            // Where a sandbox has a kernel of its own, that is what dies.
+            // In a sandbox with its own Linux kernel, that kernel dies.
             Err(RuntimeError::Gone)
                 if matches!(probe, Probe::Memory { .. } | Probe::Processes { .. })
                     && has_ended(&sandbox).await =>
             {
-                let (limit, died) = (limit_of(probe), "the whole sandbox ended when it was tried");
+                let (limit, died) = (limit_of(probe), "the whole sandbox ended during the test");
                 verdicts.push(Verdict { limit, enforced: true, detail: died.to_owned() });
                 sandbox.destroy().await;
                 sandbox = Arc::clone(runtime).create(&spec).await?;
@@ -105,8 +103,8 @@ async fn attempt(sandbox: &Sandbox, probe: Probe) -> Result<Verdict, RuntimeErro
     }
 }
 
-/// Little processor time proves nothing on a busy machine: a limit that is enforced holds the sandbox back. So it is
-/// tried until that is seen, or the limit is exceeded, or the machine is just too busy.
+/// On a busy machine, little processor time proves nothing: an enforced limit throttles the sandbox. So the test is repeated until
+/// throttling is seen, or the limit is exceeded, or the attempts are used up.
 async fn attempt_cpu(
     sandbox: &Sandbox,
     probe: Probe,
@@ -137,13 +135,13 @@ async fn attempt_cpu(
         }
         if attempts == CPU_ATTEMPTS {
             verdict.enforced = false;
-            verdict.detail += ", and nothing held them back";
+            verdict.detail += ", and they were not throttled";
             return Ok(verdict);
         }
     }
 }
 
-/// Whether the sandbox got much less processor time than the same work outside of it did.
+/// Whether the sandbox got much less processor time than the same work outside of it.
 fn got_less(report: &ProbeReport, unlimited: Duration) -> bool {
     match report {
         ProbeReport::Cpu { used_ms, .. } => {
@@ -210,7 +208,7 @@ fn judge(report: &ProbeReport) -> Verdict {
             Limit::Network,
             interfaces.is_empty() && !reached_out,
             if interfaces.is_empty() {
-                "only loopback is there".to_owned()
+                "there is only loopback".to_owned()
             } else {
                 format!("interfaces are visible: {}", interfaces.join(", "))
             },

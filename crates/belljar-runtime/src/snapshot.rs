@@ -1,14 +1,12 @@
-//! Kernels as files: a Python kernel written down while it lives, and another one made of what was
-//! written.
+//! Memory snapshots: saves the memory of a running Python kernel as files, and restores kernels from them.
 //!
-//! What a kernel is made of is an index and layers of pages. A layer has only what changed since an
-//! earlier index, which a new one goes on referring to: so a second picture of the same kernel is
-//! small, and any number of kernels can be made of one. What all kernels have in common, because
-//! they began with the memory of one process, is a layer that many pictures share.
+//! A snapshot has an index and layers of pages. A layer has only what changed since an earlier snapshot, whose layers the
+//! new index still refers to. So a second snapshot of the same kernel is small, and any number of kernels can be restored
+//! from one. Kernels that began with the same zygote share a common layer.
 //!
-//! The kernel does it to itself, inside its sandbox (`crates/belljar-freeze`): it writes into a pipe, and
-//! we put what comes into files ([`stream`]). It gets files for reading only, and where it could open
-//! those again for writing ([`crate::sandbox::BackendHandle::may_reopen`]), copies in memory that nobody can change.
+//! The kernel saves itself, inside its sandbox (`crates/belljar-snapshot`): it writes into a pipe, and the host writes what
+//! comes to files ([`stream`]). The kernel gets files for reading only. Where it could reopen them for writing
+//! ([`crate::sandbox::BackendHandle::may_reopen`]), it gets sealed copies in memory.
 
 mod stream;
 
@@ -37,24 +35,24 @@ use crate::link::Link;
 use crate::stream_thread::StreamThread;
 use crate::{RuntimeError, Sandbox};
 
-/// A gigabyte onto a slow disk.
+/// Long enough for a gigabyte on a slow disk.
 const FREEZE_TIMEOUT: Duration = Duration::from_secs(120);
 const THAW_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A kernel hangs up at once when it has answered, or when nobody reads what it writes.
-const HANG_UP_TIMEOUT: Duration = Duration::from_secs(2);
+/// A kernel closes the socket as soon as it has answered, or when the pipe is closed.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What kernels of one image may have in common, in bytes: a Python with everything imported.
+/// The most bytes of memory that a zygote may have: a Python with everything imported.
 pub(crate) const COMMON_BYTES: u64 = 2 << 30;
 
-/// A picture that speaks of more than this is not gone on from: a packet carries 64 files.
+/// A snapshot with more layers is not used as the base of a new one: a packet carries 64 files.
 const MAX_LAYERS: usize = 48;
 
-/// Words and reasons of a kernel, which is the user's.
-const MAX_WORDS: usize = 32;
-const MAX_WORD_CHARS: usize = 300;
+/// Limits for texts of a kernel, which user code controls.
+const MAX_TEXTS: usize = 32;
+const MAX_TEXT_CHARS: usize = 300;
 
-/// Pages of memory in a file, by a number that whoever keeps it has chosen.
+/// A file of memory pages, with a number that its owner has chosen.
 #[derive(Debug)]
 pub struct Layer {
     pub id: u64,
@@ -62,7 +60,7 @@ pub struct Layer {
     pub pages: File,
 }
 
-/// A kernel that was written down: its index, and all layers that it speaks of.
+/// The memory of a kernel: its index, and all layers that the index refers to.
 #[derive(Debug)]
 pub struct MemorySnapshot {
     /// Open for reading only.
@@ -70,55 +68,55 @@ pub struct MemorySnapshot {
     pub layers: Vec<Layer>,
 }
 
-/// How a kernel is to be written down.
+/// How to save a kernel.
 #[derive(Debug)]
 pub struct FreezeRequest<'a> {
     /// The number of the new layer, which no other layer of this owner has; less than 2^62.
     pub layer: u64,
-    /// Where its pages go, and the index. Neither may exist.
+    /// The files for its pages and the index. Neither may exist.
     pub pages: &'a Path,
     pub index: &'a Path,
-    /// An earlier picture of this kernel, or the one that it was made of.
+    /// An earlier snapshot of this kernel, or the one that it was restored from.
     pub before: Option<&'a MemorySnapshot>,
-    /// Where layers are kept that pictures of several sandboxes share, by [`common_layer`].
+    /// The directory of layers that snapshots of several sandboxes share, see [`common_layer`].
     pub commons: &'a Path,
-    /// Says how much may be written.
+    /// Limits how much may be written.
     pub meter: Arc<dyn Meter>,
-    /// What cannot be kept (threads, connections) is left out, and reported as lost.
+    /// Leave out what cannot be saved (threads, connections), and report it as lost.
     pub force: bool,
 }
 
-/// What came of it.
+/// The result of saving a kernel.
 #[derive(Debug, Clone, Default)]
 pub struct FreezeReport {
-    /// Why it was not done: what could not be kept. Empty if it was.
+    /// Why it was refused: what could not be saved. Empty on success.
     pub refused: Vec<String>,
-    /// With `force` the kernel could not have been kept either.
+    /// The kernel could not have been saved with `force` either.
     pub entirely: bool,
     /// What was left out.
     pub lost: Vec<String>,
     /// Bytes of pages in the new layer.
     pub bytes: u64,
-    /// The layers that the index speaks of: some of those that the kernel was given, and the new one.
+    /// The layers that the index refers to: some of those that the kernel was given, and the new one.
     pub layers: Vec<u64>,
 }
 
-/// What a kernel that was made of a picture lacks.
+/// What a restored kernel lacks.
 #[derive(Debug, Clone, Default)]
 pub struct ThawReport {
     pub lost: Vec<String>,
 }
 
-/// Whether a layer is one that many share, and where it is kept.
+/// The path of a layer that many snapshots share; `None` for other layers.
 #[must_use]
 pub fn common_layer(commons: &Path, id: u64) -> Option<PathBuf> {
     (id & COMMON != 0).then(|| commons.join(format!("{id:016x}.pages")))
 }
 
-/// Set in the numbers of layers that many share; the shared object knows it too.
+/// Set in the numbers of layers that many snapshots share; `belljar-snapshot` has the same constant (`format.rs`).
 const COMMON: u64 = 1 << 62;
 
-/// What all kernels of a zygote begin with: files in memory that are sealed.
+/// The memory that all kernels of a zygote begin with, in sealed memory files.
 #[derive(Debug)]
 pub(crate) struct Common {
     pub(crate) id: u64,
@@ -131,7 +129,7 @@ impl Common {
         COMMON | (u64::from_ne_bytes(process::random_bytes()) >> 3)
     }
 
-    /// Copies the pages to disk, where they are for as long as somebody keeps pictures that speak of them.
+    /// Copies the pages to disk, for snapshots that refer to them.
     pub(crate) fn keep(&self, commons: &Path) -> io::Result<()> {
         std::fs::create_dir_all(commons)?;
         let Some(path) = common_layer(commons, self.id) else { return Ok(()) };
@@ -154,126 +152,143 @@ fn read_only(path: &Path) -> Result<File, RuntimeError> {
 }
 
 impl Sandbox {
-    /// Writes the Python kernel down, which goes on afterwards. What is left of the files after an error, or if it
-    /// was refused, is the caller's to remove.
-    pub async fn freeze(&self, how: &FreezeRequest<'_>) -> Result<FreezeReport, RuntimeError> {
-        let line = self.line().await?;
+    /// Saves the memory of the Python kernel, which goes on afterwards. After an error, or if it was refused, the caller
+    /// removes the files.
+    pub async fn freeze(&self, request: &FreezeRequest<'_>) -> Result<FreezeReport, RuntimeError> {
+        let socket = self.snapshot_socket().await?;
         let share = !self.may_reopen();
-        let before = how.before.filter(|picture| picture.layers.len() < MAX_LAYERS);
-        let common = self.common(how.commons).await;
-        let open = |path: &Path| create(path).map_err(RuntimeError::Keep);
-        let (pages, index) = (open(how.pages)?, open(how.index)?);
-        let sink = Sink::new(pages, index, Arc::clone(&how.meter), false);
-        let (pump, theirs) = Pump::new(sink).map_err(RuntimeError::Keep)?;
-        let mut given = Vec::new();
-        let mut layers = Vec::new();
-        let new_pages = if share { Some(read_only(how.pages)?) } else { None };
-        given.extend(new_pages.as_ref().map(Given::Plain));
-        match (before, &common) {
-            (Some(picture), common) => {
-                given.push(Given::Plain(&picture.index));
-                given.extend(picture.layers.iter().map(|layer| match common {
-                    // The kernel has it mapped from memory, and knows it again by that file only.
-                    Some(common) if common.id == layer.id => Given::Sealed(&common.pages),
-                    _ => Given::Plain(&layer.pages),
-                }));
-                layers.extend(picture.layers.iter().map(|layer| layer.id));
-            }
-            (None, Some(common)) => {
-                given.extend([Given::Sealed(&common.index), Given::Sealed(&common.pages)]);
-                layers.push(common.id);
-            }
-            (None, None) => {}
-        }
-        let lent = self.lend(given).await?;
-        let order = SnapshotCall::Freeze {
-            layer: how.layer,
-            share,
-            before: before.is_some() || common.is_some(),
-            layers: layers.clone(),
-            force: how.force,
-        };
-        let files: Vec<BorrowedFd<'_>> =
-            [theirs.as_fd()].into_iter().chain(lent.iter().map(Lent::as_fd)).collect();
-        line.send(&order, &files).await?;
-        // Ours must not be the one that keeps the pipe open.
-        drop(files);
-        drop((lent, theirs));
-        layers.push(how.layer);
-        let mut told = false;
-        let written = within(FREEZE_TIMEOUT, written(&line, pump, share, &mut told)).await;
-        // By then the process has ended that a kernel with threads forks for this, which would otherwise be taken for one
-        // that code has left behind.
-        line.until_hung_up().await;
-        if !told && written.as_ref().map_or(true, |(report, _)| !report.refused.is_empty()) {
-            // It may still have them open, and until it has heard that they are whole it has no use for them.
-            for path in [how.pages, how.index] {
+        let common = self.common(request.commons).await;
+        let create = |path: &Path| create(path).map_err(RuntimeError::Keep);
+        let (pages, index) = (create(request.pages)?, create(request.index)?);
+        let sink = Sink::new(pages, index, Arc::clone(&request.meter), false);
+        let (pump, writer) = Pump::new(sink).map_err(RuntimeError::Keep)?;
+        let mut layers =
+            self.ask_to_freeze(&socket, request, common.as_deref(), share, writer).await?;
+        layers.push(request.layer);
+        let mut confirmed = false;
+        let written = within(FREEZE_TIMEOUT, written(&socket, pump, share, &mut confirmed)).await;
+        // A kernel with threads forks a process for this. Wait for its end, so that it is not taken for one that code
+        // has left behind.
+        socket.until_closed().await;
+        if !confirmed && written.as_ref().map_or(true, |(reply, _)| !reply.refused.is_empty()) {
+            // The kernel may still have the files open; without the confirmation it does not use them.
+            for path in [request.pages, request.index] {
                 let _ = File::options().write(true).open(path).and_then(|file| file.set_len(0));
             }
         }
-        let written = written?;
-        let (SnapshotReply { refused, entirely, lost, layers: used, .. }, bytes) = written;
+        let (SnapshotReply { refused, entirely, lost, layers: used, .. }, bytes) = written?;
         let used = if refused.is_empty() { among(used, &layers)? } else { Vec::new() };
         Ok(FreezeReport {
-            refused: words(refused),
+            refused: bounded(refused),
             entirely,
-            lost: words(lost),
+            lost: bounded(lost),
             bytes,
             layers: used,
         })
     }
 
-    /// Gives this sandbox, which has no kernel or a fresh one, the kernel of a picture.
-    pub async fn thaw(&self, picture: &MemorySnapshot) -> Result<ThawReport, RuntimeError> {
-        self.must_support_snapshots()?;
-        let line = match self.line().await {
-            Ok(line) => line,
-            Err(_) => {
-                self.start_kernel(Language::Python).await?;
-                self.line().await?
+    /// Asks the kernel to write its snapshot to `writer`, and returns the layers that it may refer to.
+    async fn ask_to_freeze(
+        &self,
+        socket: &SnapshotSocket,
+        request: &FreezeRequest<'_>,
+        common: Option<&Common>,
+        share: bool,
+        writer: OwnedFd,
+    ) -> Result<Vec<u64>, RuntimeError> {
+        let before = request.before.filter(|earlier| earlier.layers.len() < MAX_LAYERS);
+        let mut files = Vec::new();
+        let mut layers = Vec::new();
+        let new_pages = if share { Some(read_only(request.pages)?) } else { None };
+        files.extend(new_pages.as_ref().map(KernelFile::Plain));
+        match (before, common) {
+            (Some(earlier), common) => {
+                files.push(KernelFile::Plain(&earlier.index));
+                files.extend(earlier.layers.iter().map(|layer| match common {
+                    // The kernel has this layer mapped from the memory file, and recognises only that file.
+                    Some(common) if common.id == layer.id => KernelFile::Sealed(&common.pages),
+                    _ => KernelFile::Plain(&layer.pages),
+                }));
+                layers.extend(earlier.layers.iter().map(|layer| layer.id));
             }
+            (None, Some(common)) => {
+                files
+                    .extend([KernelFile::Sealed(&common.index), KernelFile::Sealed(&common.pages)]);
+                layers.push(common.id);
+            }
+            (None, None) => {}
+        }
+        let files = self.protect(files).await?;
+        let call = SnapshotCall::Freeze {
+            layer: request.layer,
+            share,
+            before: before.is_some() || common.is_some(),
+            layers: layers.clone(),
+            force: request.force,
         };
-        let mut given = vec![Given::Plain(&picture.index)];
-        given.extend(picture.layers.iter().map(|layer| Given::Plain(&layer.pages)));
-        if given.len() > channel::MAX_FDS {
-            return Err(RuntimeError::MemorySnapshot("it consists of too many layers".into()));
-        }
-        let lent = self.lend(given).await?;
-        let files: Vec<BorrowedFd<'_>> = lent.iter().map(Lent::as_fd).collect();
-        let order =
-            SnapshotCall::Thaw { layers: picture.layers.iter().map(|layer| layer.id).collect() };
-        line.send(&order, &files).await?;
-        let report = line.receive(THAW_TIMEOUT).await?;
-        if report.thawed {
-            return Ok(ThawReport { lost: words(report.lost) });
-        }
-        Err(RuntimeError::MemorySnapshot(words(report.refused).join("; ")))
+        let fds: Vec<BorrowedFd<'_>> =
+            [writer.as_fd()].into_iter().chain(files.iter().map(ProtectedFile::as_fd)).collect();
+        // Our copy of the writing end is closed on return, so that the pipe ends with the kernel.
+        socket.send(&call, &fds).await?;
+        Ok(layers)
     }
 
-    /// Files as a kernel may have them: nobody can write to them through what it gets.
-    async fn lend<'a>(&self, files: Vec<Given<'a>>) -> Result<Vec<Lent<'a>>, RuntimeError> {
-        let mut lent = Vec::with_capacity(files.len());
+    /// Restores the kernel of a snapshot in this sandbox, which has no kernel or a fresh one.
+    pub async fn thaw(&self, snapshot: &MemorySnapshot) -> Result<ThawReport, RuntimeError> {
+        self.must_support_snapshots()?;
+        let socket = match self.snapshot_socket().await {
+            Ok(socket) => socket,
+            Err(_) => {
+                self.start_kernel(Language::Python).await?;
+                self.snapshot_socket().await?
+            }
+        };
+        let mut files = vec![KernelFile::Plain(&snapshot.index)];
+        files.extend(snapshot.layers.iter().map(|layer| KernelFile::Plain(&layer.pages)));
+        if files.len() > channel::MAX_FDS {
+            return Err(RuntimeError::MemorySnapshot("the snapshot has too many layers".into()));
+        }
+        let files = self.protect(files).await?;
+        let fds: Vec<BorrowedFd<'_>> = files.iter().map(ProtectedFile::as_fd).collect();
+        let layers = snapshot.layers.iter().map(|layer| layer.id).collect();
+        socket.send(&SnapshotCall::Thaw { layers }, &fds).await?;
+        let report = socket.receive(THAW_TIMEOUT).await?;
+        if report.thawed {
+            return Ok(ThawReport { lost: bounded(report.lost) });
+        }
+        Err(RuntimeError::MemorySnapshot(bounded(report.refused).join("; ")))
+    }
+
+    /// Prepares files for a kernel, which must not be able to write to them.
+    async fn protect<'a>(
+        &self,
+        files: Vec<KernelFile<'a>>,
+    ) -> Result<Vec<ProtectedFile<'a>>, RuntimeError> {
+        let mut protected = Vec::with_capacity(files.len());
         for file in files {
-            lent.push(match file {
-                Given::Plain(file) if self.may_reopen() => {
+            protected.push(match file {
+                KernelFile::Plain(file) if self.may_reopen() => {
                     let file = file.try_clone().map_err(RuntimeError::Keep)?;
                     let copy =
                         tokio::task::spawn_blocking(move || sealed::sealed_copy(&file)).await;
                     let copy = copy.unwrap_or_else(|panic| Err(io::Error::other(panic)));
-                    Lent::Copy(copy.map_err(RuntimeError::Keep)?)
+                    ProtectedFile::Copy(copy.map_err(RuntimeError::Keep)?)
                 }
-                Given::Plain(file) | Given::Sealed(file) => Lent::Itself(file),
+                KernelFile::Plain(file) | KernelFile::Sealed(file) => ProtectedFile::Original(file),
             });
         }
-        Ok(lent)
+        Ok(protected)
     }
 
-    pub(crate) async fn line(&self) -> Result<Line, RuntimeError> {
+    /// Connects the host with the Python kernel.
+    pub(crate) async fn snapshot_socket(&self) -> Result<SnapshotSocket, RuntimeError> {
         self.must_support_snapshots()?;
         let call = Call::SnapshotSocket { language: Language::Python };
         let reply = self.link().call(call, &[]).await?;
         match (reply.answer, reply.fds.into_iter().next()) {
-            (Answer::SnapshotSocket, Some(line)) => Line::new(self.link(), line).await,
+            (Answer::SnapshotSocket, Some(socket)) => {
+                SnapshotSocket::new(self.link(), socket).await
+            }
             _ => Err(RuntimeError::UnexpectedAnswer),
         }
     }
@@ -286,28 +301,31 @@ impl Sandbox {
     }
 }
 
-/// The host's end of a line to a kernel. The guest made it, so only the sandbox's thread touches it.
+/// The host's end of a socket to a kernel. The guest made it, so only the sandbox's own thread uses it.
 #[derive(Debug)]
-pub(crate) struct Line {
+pub(crate) struct SnapshotSocket {
     thread: Arc<StreamThread>,
-    /// Watched once, by the thread: something may be awaited while something else is sent.
+    /// Registered once, by the thread: a send and a receive may happen at the same time.
     socket: Arc<AsyncFd<UntrustedFd>>,
 }
 
-impl Line {
-    pub(crate) async fn new(link: &Link, socket: UntrustedFd) -> Result<Line, RuntimeError> {
+impl SnapshotSocket {
+    pub(crate) async fn new(
+        link: &Link,
+        socket: UntrustedFd,
+    ) -> Result<SnapshotSocket, RuntimeError> {
         let thread = link.stream_thread().map_err(RuntimeError::Connect)?;
         let watching = async move { channel::watched_untrusted(socket) };
         let socket = thread.run(watching).await.map_err(RuntimeError::Connect)?;
-        Ok(Line { thread, socket: Arc::new(socket) })
+        Ok(SnapshotSocket { thread, socket: Arc::new(socket) })
     }
 
     pub(crate) async fn send(
         &self,
-        order: &SnapshotCall,
+        call: &SnapshotCall,
         files: &[BorrowedFd<'_>],
     ) -> Result<(), RuntimeError> {
-        let bytes = serde_json::to_vec(order).expect("wire types serialize to JSON");
+        let bytes = serde_json::to_vec(call).expect("wire types serialize to JSON");
         self.send_bytes(bytes, files).await
     }
 
@@ -323,16 +341,16 @@ impl Line {
             let files: Vec<BorrowedFd<'_>> = copies.iter().map(AsFd::as_fd).collect();
             let send = |socket: &UntrustedFd| channel::send_packet_now(socket, &bytes, &files);
             let sent = socket.async_io(Interest::WRITABLE, send).await;
-            // Nobody shall hold them open for writing because of us.
+            // Our copies must not keep the files open.
             drop(copies);
             sent
         };
         self.thread.run(sending).await.map_err(RuntimeError::Connect)
     }
 
-    /// Waits until the kernel has let go of it, or should have.
-    async fn until_hung_up(&self) {
-        let until = Instant::now() + HANG_UP_TIMEOUT;
+    /// Waits until the kernel has closed its end, for a limited time.
+    async fn until_closed(&self) {
+        let until = Instant::now() + CLOSE_TIMEOUT;
         while let Some(left) = until.checked_duration_since(Instant::now())
             && self.receive(left).await.is_ok()
         {}
@@ -352,13 +370,15 @@ impl Line {
             .map_err(|_| RuntimeError::TimedOut(limit.as_secs()))?
             .map_err(RuntimeError::Connect)?;
         if with_descriptors {
-            return Err(RuntimeError::MemorySnapshot("it answered with descriptors".into()));
+            return Err(RuntimeError::MemorySnapshot(
+                "the kernel answered with descriptors".into(),
+            ));
         }
         if bytes.is_empty() {
-            return Err(RuntimeError::MemorySnapshot("it died of it".into()));
+            return Err(RuntimeError::MemorySnapshot("the kernel died".into()));
         }
         serde_json::from_slice(&bytes).map_err(|error| {
-            RuntimeError::MemorySnapshot(format!("it answered with nonsense: {error}"))
+            RuntimeError::MemorySnapshot(format!("the kernel sent an invalid answer: {error}"))
         })
     }
 }
@@ -371,23 +391,23 @@ async fn within<T>(
     tokio::time::timeout(limit, work).await.unwrap_or_else(timed_out)
 }
 
-/// What a kernel that writes itself down says of it, when everything is in the files; and how many
-/// bytes of pages that are. If it refuses, whatever came of it. `told` when it may use them.
+/// Receives the snapshot until all of it is in the files, and returns the kernel's answer and the bytes of pages. If the
+/// kernel refuses, the files may have any part. Sets `confirmed` when it tells the kernel that the files are complete.
 async fn written(
-    line: &Line,
+    socket: &SnapshotSocket,
     mut pump: Pump,
     share: bool,
-    told: &mut bool,
+    confirmed: &mut bool,
 ) -> Result<(SnapshotReply, u64), RuntimeError> {
-    let mut receiving = pin!(line.receive(FREEZE_TIMEOUT));
+    let mut receiving = pin!(socket.receive(FREEZE_TIMEOUT));
     let early = tokio::select! {
         biased;
         report = &mut receiving => Some(report?),
         whole = pump.run() => {
-            // One that refuses stops before the end too, and then says why.
+            // A kernel that refuses stops before the end too, and then answers.
             if whole? && share {
-                *told = true;
-                line.send(&SnapshotCall::Kept, &[]).await?;
+                *confirmed = true;
+                socket.send(&SnapshotCall::Kept, &[]).await?;
             }
             None
         }
@@ -396,20 +416,22 @@ async fn written(
         Some(report) => report,
         None => receiving.await?,
     };
-    // It may have said that it is done before we had read the last of it.
+    // The answer may arrive before the last bytes of the pipe are read.
     if report.refused.is_empty() && !pump.run().await? {
-        return Err(RuntimeError::MemorySnapshot("it stopped before the end".into()));
+        return Err(RuntimeError::MemorySnapshot(
+            "the kernel stopped before the end of its snapshot".into(),
+        ));
     }
     Ok((report, pump.written()))
 }
 
-/// The layers that a kernel says it needs: each once, and only what it was given.
+/// The layers that a kernel refers to: each once, and only those it was given.
 fn among(used: Vec<u64>, given: &[u64]) -> Result<Vec<u64>, RuntimeError> {
     let mut layers = Vec::new();
     for id in used {
         if !given.contains(&id) {
             return Err(RuntimeError::MemorySnapshot(
-                "it speaks of layers that it was not given".into(),
+                "the kernel refers to layers that it was not given".into(),
             ));
         }
         if !layers.contains(&id) {
@@ -419,33 +441,33 @@ fn among(used: Vec<u64>, given: &[u64]) -> Result<Vec<u64>, RuntimeError> {
     Ok(layers)
 }
 
-/// A file that a kernel is to have.
+/// A file for a kernel.
 #[derive(Clone, Copy)]
-enum Given<'a> {
+enum KernelFile<'a> {
     Plain(&'a File),
-    /// Nobody can change it, whoever opens it again.
+    /// Cannot be changed, even if it is reopened.
     Sealed(&'a File),
 }
 
-/// A file that is sent to a kernel.
-enum Lent<'a> {
-    Itself(&'a File),
+/// A file that a kernel cannot write to.
+enum ProtectedFile<'a> {
+    Original(&'a File),
     Copy(File),
 }
 
-impl Lent<'_> {
+impl ProtectedFile<'_> {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
-            Lent::Itself(file) => file.as_fd(),
-            Lent::Copy(copy) => copy.as_fd(),
+            ProtectedFile::Original(file) => file.as_fd(),
+            ProtectedFile::Copy(copy) => copy.as_fd(),
         }
     }
 }
 
-/// What a kernel says, within bounds.
-pub(crate) fn words(words: Vec<String>) -> Vec<String> {
-    let short = |word: String| word.chars().take(MAX_WORD_CHARS).collect();
-    words.into_iter().take(MAX_WORDS).map(short).collect()
+/// Texts of a kernel, limited in number and length.
+pub(crate) fn bounded(texts: Vec<String>) -> Vec<String> {
+    let short = |text: String| text.chars().take(MAX_TEXT_CHARS).collect();
+    texts.into_iter().take(MAX_TEXTS).map(short).collect()
 }
 
 #[cfg(test)]

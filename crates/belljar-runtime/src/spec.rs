@@ -1,4 +1,4 @@
-//! What one can ask of a sandbox.
+//! The specification of a sandbox.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::volume::{VolumeMount, VolumePlace};
 
-/// Places inside every sandbox.
+/// Paths inside every sandbox.
 pub mod paths {
     /// Working directory and home, writable.
     pub const SESSION: &str = "/session";
@@ -19,7 +19,7 @@ pub mod paths {
     pub const DATA: &str = "/data";
     /// A directory of the host that code may change, where there is one; else another name of `/session`.
     pub const WORKSPACE: &str = "/workspace";
-    /// Where that is mounted: `/workspace` leads here, and a link cannot be mounted on.
+    /// Where it is mounted: `/workspace` is a link to this path, because a link cannot be a mount point.
     pub const WORKSPACE_MOUNT: &str = "/run/workspace";
     /// Volumes, each below its name.
     pub const VOLUMES: &str = "/volumes";
@@ -35,27 +35,27 @@ pub mod paths {
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SandboxSpec {
-    /// What it is made from; none: what the runtime makes them from by default.
+    /// Its image; none: the default of the backend.
     pub image: Option<String>,
     pub limits: Limits,
     /// Added to the environment of everything inside.
     pub env: Vec<(String, String)>,
-    /// A directory of the host to show at `/data`.
+    /// A directory of the host to mount at `/data`, read-only.
     pub data: Option<DataMount>,
-    /// What is `/session`, where that is to outlive the sandbox. Nobody else may write there; its
-    /// contents are given to the sandbox's user.
+    /// The files of `/session`, if they outlive the sandbox. No other process may write there; the sandbox's user becomes the
+    /// owner of the files.
     pub session_files: Option<VolumePlace>,
-    /// What to show below `/volumes`, with names that are plain.
+    /// Volumes to mount below `/volumes`. Their names are plain.
     #[serde(default)]
     pub volumes: Vec<VolumeMount>,
-    /// A directory of the host to be `/workspace`, writable: what code makes there belongs to whom the
-    /// directory belongs to. Without links in its path.
+    /// A directory of the host to mount at `/workspace`, writable. New files belong to the owner of the directory. Its path has
+    /// no links.
     #[serde(default)]
     pub workspace: Option<PathBuf>,
-    /// For how many seconds the sandbox goes on without anybody connected to it. An ephemeral run
-    /// does not at all (0): it must end with the process that asked for it, however that ends.
+    /// For how many seconds the sandbox lives without a connected server. 0 for ephemeral runs, which must end with the process
+    /// that started them.
     pub alone_for_s: u64,
-    /// By which people find it, where what it is made of can carry labels.
+    /// Labels for people, if the backend supports labels.
     pub labels: Vec<(String, String)>,
 }
 
@@ -77,7 +77,7 @@ pub struct Limits {
 }
 
 impl SandboxSpec {
-    /// Where everything inside starts.
+    /// The working directory of everything inside.
     #[must_use]
     pub fn working_directory(&self) -> &'static str {
         if self.workspace.is_some() { paths::WORKSPACE } else { paths::SESSION }
@@ -91,37 +91,37 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Below this not even an interpreter starts.
+    /// With less, not even an interpreter starts.
     pub const MIN_MEMORY: u64 = 16 << 20;
 
-    /// Processors as thousandths, if that many can be asked for.
+    /// Thousandths of a processor; `None` if the number is not allowed.
     #[must_use]
     pub fn millicpus_of(cpus: f64) -> Option<u32> {
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked")]
         (0.01..=1024.0).contains(&cpus).then(|| (cpus * 1000.0).round() as u32)
     }
 
-    /// What the tmpfs may really hold. Its files are memory: a tmpfs as large as the memory limit
-    /// would get code killed where it should see "no space left on device".
+    /// The size of the tmpfs. Its files are memory: with a tmpfs as large as the memory limit, code would be killed instead of
+    /// seeing "no space left on device".
     #[must_use]
     pub fn effective_tmpfs(&self) -> u64 {
         self.tmpfs.min(self.memory / 4 * 3)
     }
 
-    /// The least memory of a sandbox whose tmpfs really holds this much, in whole MiB.
+    /// The least memory for a tmpfs of this size, in whole MiB.
     #[must_use]
     pub fn memory_for_tmpfs(tmpfs: u64) -> u64 {
         tmpfs.div_ceil(3).saturating_mul(4).checked_next_multiple_of(1 << 20).unwrap_or(u64::MAX)
     }
 
-    /// Why a tmpfs of this size cannot be had with this memory; nothing, if it can.
+    /// Why a tmpfs of this size is not possible with this memory; `None` if it is.
     #[must_use]
     pub fn why_no_tmpfs(tmpfs: u64, memory: u64) -> Option<String> {
         let needed = Limits::memory_for_tmpfs(tmpfs);
         (memory < needed).then(|| {
             format!(
-                "{} MiB of files in RAM need {} MiB of memory, of which they may take three \
-                 quarters; {} MiB were given",
+                "{} MiB of files in RAM need {} MiB of memory, because files may use at most three \
+                 quarters of it; the limit is {} MiB",
                 tmpfs.div_ceil(1 << 20),
                 needed >> 20,
                 memory >> 20

@@ -1,6 +1,6 @@
-//! A connection of its own to a guest, for what it tells by itself: read only as fast as somebody
-//! wants it, so that who does not read holds up nothing but this connection. The guest makes it and
-//! hands us one end, which works whoever of us listens, or carries it, where it can hand over nothing.
+//! A separate connection to a guest for events (terminals, watches). It is read only as fast as the caller takes them, so that
+//! a slow caller delays only this connection. The guest makes it and sends one end, or relays it where it cannot send
+//! descriptors.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::RuntimeError;
 use crate::guest_pipe::GuestPipe;
 use crate::link::Link;
 
-/// How long a guest may take to begin.
+/// How long a guest may take for the first answer.
 const BEGIN_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
@@ -23,7 +23,7 @@ pub(crate) struct GuestStream {
 }
 
 impl GuestStream {
-    /// Makes one call on a new connection; what follows the answer is read with `next`.
+    /// Makes one call on a new connection. `next` reads what follows the answer.
     pub(crate) async fn open(
         link: &Link,
         call: Call,
@@ -44,8 +44,7 @@ impl GuestStream {
         Ok((stream.answer().await?, stream))
     }
 
-    /// What is told next, with its body; `None` when the sandbox is gone. Nothing is lost when a
-    /// caller stops waiting.
+    /// The next message with its body; `None` when the sandbox is gone. May be cancelled without losing a message.
     pub(crate) async fn next(&mut self) -> Result<Option<(FromGuest, Vec<u8>)>, RuntimeError> {
         let Some(frame) = self.frame().await? else { return Ok(None) };
         Ok(Some((frame.head().map_err(RuntimeError::Nonsense)?, frame.body)))

@@ -1,9 +1,8 @@
 //! A thread for the streams of one sandbox.
 //!
-//! A pipe or a socket that the guest has made and sent to us is not ours alone. The sandbox can make
-//! it block, can hold the lock that reading it takes, and can put descriptors into its queue, which
-//! the kernel closes in the thread that reads. So no worker of the server touches one: this thread
-//! does, and passes the bytes on. Whatever a sandbox does to its thread, others do not wait for it.
+//! A sandbox shares the pipes and sockets that its guest sends. It can make them blocking, hold the lock that reading needs,
+//! and put descriptors into their queues, which Linux closes in the thread that reads. So no worker thread of the server uses
+//! them: this thread does, and passes the bytes on. A sandbox can block only its own thread.
 
 use std::future::Future;
 use std::io;
@@ -19,13 +18,13 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::lock;
 
-/// What is moved at once: as much as a pipe holds.
+/// The most that is moved at once: as much as a pipe holds.
 const PIECE: usize = 64 * 1024;
 
-/// The same of what a guest tells by itself, which is little.
+/// The same for events of a guest, which are small.
 const SOCKET_PIECE: usize = 16 * 1024;
 
-/// How long a sandbox may take for the last bytes of whoever wrote to it and has left.
+/// How long a sandbox may take to read the last bytes after the writer was dropped.
 const LAST_BYTES: Duration = Duration::from_secs(60);
 
 /// The loops below are shallow.
@@ -33,7 +32,7 @@ const STACK: usize = 256 * 1024;
 
 type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// The thread of a sandbox, which is there while it has something to do.
+/// The thread of a sandbox, which exists while it has work.
 #[derive(Debug, Default)]
 pub(crate) struct StreamThreads(Mutex<Weak<StreamThread>>);
 
@@ -51,7 +50,7 @@ impl StreamThreads {
 
 #[derive(Debug)]
 pub(crate) struct StreamThread {
-    /// The thread ends when this does. All work holds the thread, and so what was begun is finished.
+    /// The thread ends when this is dropped. All work keeps the thread alive until it is finished.
     work: mpsc::UnboundedSender<Work>,
 }
 
@@ -60,7 +59,7 @@ impl StreamThread {
         let (sender, mut work) = mpsc::unbounded_channel::<Work>();
         let thread = std::thread::Builder::new().name("streams".into()).stack_size(STACK);
         thread.spawn(move || {
-            // Where this fails, all work is dropped, and whoever waits for it sees an end.
+            // If this fails, all work is dropped, and its callers get an error.
             let Ok(runtime) = Builder::new_current_thread().enable_all().build() else { return };
             runtime.block_on(async {
                 while let Some(work) = work.recv().await {
@@ -71,7 +70,7 @@ impl StreamThread {
         Ok(StreamThread { work: sender })
     }
 
-    /// Has it do something.
+    /// Runs a future on the thread.
     pub(crate) fn spawn(self: &Arc<Self>, work: impl Future<Output = ()> + Send + 'static) {
         let thread = Arc::clone(self);
         let _ = self.work.send(Box::pin(async move {
@@ -80,7 +79,7 @@ impl StreamThread {
         }));
     }
 
-    /// Has it do something and waits for the result; who stops waiting stops the work.
+    /// Runs a future on the thread and waits for the result. Cancelling the wait cancels the work.
     pub(crate) async fn run<T: Send + 'static>(
         self: &Arc<Self>,
         work: impl Future<Output = io::Result<T>> + Send + 'static,
@@ -97,16 +96,16 @@ impl StreamThread {
     }
 }
 
-/// From a pipe of the sandbox's, until its end or until nobody wants more.
+/// Reads a pipe of the sandbox, until its end or until the reader is dropped.
 pub(crate) async fn read_pipe(pipe: UntrustedFd, to: DuplexStream, dropped: oneshot::Receiver<()>) {
     tokio::select! {
-        // Whoever reads sees where it ends; why it did is known to the job that wrote it.
+        // The reader sees the end; the job that wrote it knows the reason.
         _ = try_read_pipe(pipe, to) => {}
         _ = dropped => {}
     }
 }
 
-/// To a pipe of the sandbox's. What was written arrives, also if whoever wrote it has left.
+/// Writes to a pipe of the sandbox. What was written is delivered even if the writer is dropped.
 pub(crate) async fn write_pipe(
     pipe: UntrustedFd,
     from: DuplexStream,
@@ -117,13 +116,13 @@ pub(crate) async fn write_pipe(
         tokio::time::sleep(LAST_BYTES).await;
     };
     tokio::select! {
-        // Whoever writes sees that nobody takes it.
+        // The writer gets an error.
         _ = try_write_pipe(pipe, from) => {}
         () = too_late => {}
     }
 }
 
-/// Both ways over a socket, until the guest closes it or nobody wants it any more.
+/// Moves bytes both ways over a socket, until the guest closes it or the stream is dropped.
 pub(crate) async fn carry_socket(
     socket: UntrustedFd,
     io: DuplexStream,
@@ -137,7 +136,7 @@ pub(crate) async fn carry_socket(
 
 async fn try_read_pipe(pipe: UntrustedFd, mut to: DuplexStream) -> io::Result<()> {
     let pipe = channel::watched_untrusted(pipe)?;
-    // Only moving bytes from pipe to pipe can be told not to wait, whatever the pipe's own flags.
+    // Only splice from pipe to pipe can avoid waiting, whatever flags the pipe has.
     let (end, beginning) = channel::own_pipe()?;
     let mut buffer = vec![0; PIECE];
     loop {
@@ -201,7 +200,7 @@ async fn try_carry_socket(socket: UntrustedFd, io: DuplexStream) -> io::Result<(
                 let send = |socket: &UntrustedFd| channel::send_now(socket, rest);
                 match socket.async_io(Interest::WRITABLE, send).await {
                     Ok(sent) => rest = &rest[sent..],
-                    // What the guest said before it closed the socket is still read.
+                    // Bytes that the guest sent before it closed the socket are still read.
                     Err(_) => std::future::pending::<()>().await,
                 }
             }

@@ -1,9 +1,8 @@
-//! Terminals of a sandbox: the guest keeps them, we ask for them.
+//! Terminals of a sandbox, which the guest owns.
 //!
-//! What a terminal prints comes over a connection of its own, read only as fast as somebody wants
-//! it: who does not read holds up this connection, and what the guest then does about it is
-//! written in `belljar_proto::terminal`. Everything else goes the ordinary way, so that a key that
-//! is pressed overtakes the output that nobody reads.
+//! The output of a terminal has a separate connection, which is read only as fast as the caller takes it. A slow caller delays
+//! only this connection; `belljar_proto::terminal` describes what the guest does then. Input uses the ordinary link, so that it
+//! is not queued behind output.
 
 use belljar_proto::frame::FrameError;
 use belljar_proto::guest::{Answer, Call, FromGuest};
@@ -14,13 +13,12 @@ use belljar_proto::terminal::{
 use crate::stream::GuestStream;
 use crate::{RuntimeError, Sandbox};
 
-/// What a terminal prints, from where it was attached.
+/// The output of a terminal, from the position where it was attached.
 #[derive(Debug)]
 pub struct TerminalOutput(GuestStream);
 
 impl TerminalOutput {
-    /// What happens next, with what was printed; `None` when the sandbox is gone. Nothing is lost
-    /// when a caller stops waiting.
+    /// The next event, with its output; `None` when the sandbox is gone. May be cancelled without losing an event.
     pub async fn next(&mut self) -> Result<Option<(TerminalEvent, Vec<u8>)>, RuntimeError> {
         match self.0.next().await? {
             Some((FromGuest::Terminal { event, .. }, body)) => Ok(Some((event, body))),
@@ -31,7 +29,7 @@ impl TerminalOutput {
 }
 
 impl Sandbox {
-    /// Starts a program on a terminal of its own.
+    /// Starts a program on a new terminal.
     pub async fn open_terminal(&self, spec: TerminalSpec) -> Result<TerminalInfo, RuntimeError> {
         self.must_know_jobs()?;
         match self.link().call(Call::OpenTerminal(spec), &[]).await?.answer {
@@ -40,14 +38,14 @@ impl Sandbox {
         }
     }
 
-    /// All that there are, the oldest first. An older guest has none.
+    /// All terminals, the oldest first. An older guest has none.
     pub async fn terminals(&self) -> Result<Vec<TerminalInfo>, RuntimeError> {
         if self.must_know_jobs().is_err() {
             return Ok(Vec::new());
         }
         let reply = self.link().call(Call::ListTerminals, &[]).await?;
-        let understood = serde_json::from_slice(&reply.body);
-        understood.map_err(|error| RuntimeError::Nonsense(FrameError::Head(error)))
+        let parsed = serde_json::from_slice(&reply.body);
+        parsed.map_err(|error| RuntimeError::Nonsense(FrameError::Head(error)))
     }
 
     /// Follows a terminal from a position on, or from the oldest output that is kept.
@@ -64,7 +62,7 @@ impl Sandbox {
         }
     }
 
-    /// Types, and returns when all of it is typed.
+    /// Writes input, and returns when the program has read all of it.
     pub async fn type_at_terminal(&self, terminal: &str, bytes: &[u8]) -> Result<(), RuntimeError> {
         self.must_know_jobs()?;
         for piece in bytes.chunks(MAX_TERMINAL_INPUT) {
@@ -84,7 +82,7 @@ impl Sandbox {
         self.link().call(call, &[]).await.map(|_| ())
     }
 
-    /// Ends everything that was started at a terminal, and forgets it.
+    /// Ends every process that was started at a terminal, and forgets the terminal.
     pub async fn close_terminal(&self, terminal: &str) -> Result<(), RuntimeError> {
         self.must_know_jobs()?;
         let call = Call::CloseTerminal { terminal: terminal.to_owned() };

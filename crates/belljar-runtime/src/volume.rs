@@ -1,29 +1,26 @@
-//! Volumes on disk: files that outlive sandboxes and are shown to several of them.
+//! Volumes on disk: files that outlive sandboxes, and that several sandboxes can mount.
 //!
 //! ```text
 //! <directory>/
-//!     image.ext4        a file system of the volume's own, with `files/` in it   (kind `image`)
+//!     image.ext4        a separate file system, with `files/` in it              (kind `image`)
 //!     files/            or a plain directory                                     (kind `directory`)
 //!     mounted.<random>  where an image is mounted while a sandbox is being made
 //! ```
 //!
-//! The files of a session with storage BIND are kept in the same two ways, in its own directory. Its
-//! image is called `files.ext4` and is sparse: it takes from the disk what is in it, so that a
-//! session that holds little costs little. See [`VolumePlace::of_session`].
+//! The files of a session with storage BIND are kept in the same two ways, in the session's directory. Its image is
+//! `files.ext4` and is sparse: it uses as much of the disk as its files need. See [`VolumePlace::of_session`].
 //!
-//! An image holds what its size says and not a byte more: the kernel refuses with "no space left".
-//! All its bytes are taken from the disk when it is made, so what was promised is there. Only we
-//! format it and only the kernel writes to it, never code in a sandbox: what the kernel parses is
-//! what the kernel wrote. It takes root, loop devices and `mke2fs`.
+//! An image enforces its size: Linux refuses more with "no space left". All its bytes are allocated when it is made, so that
+//! they are available later. Code in a sandbox never writes to the image itself, so Linux parses only what Linux wrote. Images
+//! need root, loop devices and `mke2fs`.
 //!
-//! A directory has no such wall: what is in it is counted when somebody asks or begins to use it.
+//! A directory enforces nothing: its size is only measured, on request and when a session begins to use it.
 //!
-//! An image is mounted for moments only, until the sandbox has its own copy of the mount. From then
-//! on the sandboxes hold the file system; with the last of them it and its device are gone, whatever
-//! became of the server.
+//! The server mounts an image only until the sandbox has its own copy of the mount. Linux unmounts the file system, and
+//! removes its device, with the last sandbox, even if the server is gone.
 //!
-//! On disk everything belongs to one id, [`USER_ID`] or, without root, ourselves; sandboxes with
-//! blocks of ids of their own see it through a mount that translates.
+//! On disk all files belong to one id: [`USER_ID`] or, without root, the server's user. Sandboxes with their own blocks of ids
+//! get an idmapped mount.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -41,56 +38,55 @@ use serde::{Deserialize, Serialize};
 use crate::user::USER_ID;
 use crate::{RuntimeError, lock};
 
-/// Below this a file system is mostly its own books, and has no journal.
+/// A smaller file system would be mostly metadata, and have no journal.
 pub const MIN_SIZE: u64 = 4 << 20;
 
-/// No file system of ours is larger; more is a mistake.
+/// A larger size is a mistake.
 pub const MAX_SIZE: u64 = 1 << 44;
 
-/// Entries of a directory that are counted; one with more is said to be larger than was seen.
+/// Entries of a directory that are counted; beyond that, the usage is marked as partial.
 const MAX_COUNTED: u64 = 1_000_000;
 
-/// What formatting may take.
-const FORMAT_PATIENCE: Duration = Duration::from_secs(60);
+/// How long formatting may take.
+const FORMAT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How much of what `mke2fs` complains about is told.
-const MAX_COMPLAINT: u64 = 1000;
+/// How much of the error output of `mke2fs` is reported.
+const MAX_ERROR_OUTPUT: u64 = 1000;
 
-/// Where it is looked for: not every PATH of a service has the directories of root.
+/// Where it is looked for: the PATH of a service may lack the directories of root.
 const MKE2FS: [&str; 4] =
     ["/usr/sbin/mke2fs", "/sbin/mke2fs", "/usr/bin/mke2fs", "/usr/local/sbin/mke2fs"];
 
-/// Said by name, so that no configuration of the host's decides what our file systems are like.
-/// Without room for growing: sizes are fixed.
+/// An explicit list, so that the host's configuration has no influence. Without resize_inode: sizes are fixed.
 const FEATURES: &str = "none,has_journal,extent,huge_file,flex_bg,metadata_csum,64bit,dir_nlink,\
                         extra_isize,dir_index,filetype,ext_attr,sparse_super,large_file";
 
 const JOURNAL_MIB: u64 = 4;
 
-/// Those that ext4 reserves, and the directory `files`.
+/// The inodes that ext4 reserves, and the directory `files`.
 const OWN_INODES: u64 = 11;
 
-/// Held while a device is looked for or made: a file must never have two.
+/// Locked while a device is looked up or made: a file must never have two.
 static OPENING: Mutex<()> = Mutex::new(());
 
-const MOUNTING_TAKES_ROOT: &str = "mounting file systems takes root";
+const MOUNTING_NEEDS_ROOT: &str = "mounting file systems requires root";
 
 /// How the files of a volume are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum VolumeKind {
-    /// In a file system of its own: its size is enforced.
+    /// In a separate file system: its size is enforced.
     Image,
-    /// In a directory: its size is not.
+    /// In a directory: its size is not enforced.
     Directory,
 }
 
 impl VolumeKind {
-    /// Why volumes cannot be images here; nothing, if they can.
+    /// Why volumes cannot be images here; `None` if they can.
     #[must_use]
     pub fn why_no_images() -> Option<&'static str> {
         if !may_mount() {
-            return Some(MOUNTING_TAKES_ROOT);
+            return Some(MOUNTING_NEEDS_ROOT);
         }
         if !LoopDevice::is_possible() {
             return Some("there are no loop devices (/dev/loop-control)");
@@ -101,8 +97,7 @@ impl VolumeKind {
         None
     }
 
-    /// The kind of something new, and why its size is not enforced. `asks` is the reason where the operator asked for
-    /// directories.
+    /// The kind of a new volume, and why its size is not enforced. `asks` is the reason if the operator chose directories.
     #[must_use]
     pub fn of_new(
         asked: Option<VolumeKind>,
@@ -111,14 +106,14 @@ impl VolumeKind {
         match (asked, VolumeKind::why_no_images()) {
             (Some(VolumeKind::Image) | None, None) => (VolumeKind::Image, None),
             (Some(VolumeKind::Directory), _) => (VolumeKind::Directory, Some(asks)),
-            // The operator insists: making the first one fails, and says why.
+            // The operator requires images: making one fails with the reason.
             (Some(VolumeKind::Image), Some(why)) => (VolumeKind::Image, Some(why)),
             (None, why) => (VolumeKind::Directory, why),
         }
     }
 }
 
-/// A volume that a sandbox is to see at `/volumes/NAME`.
+/// A volume to mount at `/volumes/NAME`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VolumeMount {
     pub name: String,
@@ -129,12 +124,12 @@ pub struct VolumeMount {
 /// Where a volume is on this machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VolumePlace {
-    /// Nobody but us may look into it.
+    /// Only the server's user can read it.
     pub directory: PathBuf,
     pub kind: VolumeKind,
 }
 
-/// What a volume holds.
+/// The usage of a volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VolumeUsage {
     pub bytes: u64,
@@ -144,7 +139,7 @@ pub struct VolumeUsage {
 }
 
 impl VolumePlace {
-    /// Makes an empty volume for `size` bytes; it is there whole, or not at all. Blocks.
+    /// Makes an empty volume for `size` bytes, completely or not at all. Blocks.
     pub fn make(&self, size: u64) -> Result<(), RuntimeError> {
         let fresh = self.half_made();
         let made = fresh.make_in_place(size).and_then(|()| {
@@ -157,7 +152,7 @@ impl VolumePlace {
         })
     }
 
-    /// Where the files of a session are, if there are any yet.
+    /// The files of a session, if they exist.
     #[must_use]
     pub fn of_session(directory: &Path) -> Option<VolumePlace> {
         let place = |kind| VolumePlace { directory: directory.to_owned(), kind };
@@ -168,10 +163,9 @@ impl VolumePlace {
         Some(place(VolumeKind::Directory)).filter(|place| place.plain_files().is_dir())
     }
 
-    /// Makes an empty place for the files of a session, in a directory that is there; it is there
-    /// whole, or not at all. Blocks.
+    /// Makes empty files for a session in an existing directory, completely or not at all. Blocks.
     pub fn make_for_session(&self, size: u64) -> io::Result<()> {
-        // What a server left that was killed meanwhile.
+        // A server that was killed may have left it.
         let fresh = self.directory.join("files.new");
         match fs::symlink_metadata(&fresh) {
             Ok(left) if left.is_dir() => fs::remove_dir_all(&fresh)?,
@@ -192,14 +186,13 @@ impl VolumePlace {
         made
     }
 
-    /// Removes everything, half-made or whole; what is not there is no error. Nobody may be using
-    /// it. Blocks.
+    /// Removes everything, complete or not. A missing volume is no error. It must not be in use. Blocks.
     pub fn remove(&self) -> io::Result<()> {
         self.half_made().remove_in_place()?;
         self.remove_in_place()
     }
 
-    /// Where it is until it is whole.
+    /// Its temporary directory until it is complete.
     fn half_made(&self) -> VolumePlace {
         let mut name = self.directory.file_name().unwrap_or_default().to_owned();
         name.push(".new");
@@ -210,7 +203,7 @@ impl VolumePlace {
         if !self.directory.exists() {
             return Ok(());
         }
-        // What is mounted would be emptied, and not removed.
+        // Removing would otherwise delete the content of mounts.
         self.mount_points().iter().try_for_each(|path| mount::take_away(path))?;
         if self.plain_files().is_dir() {
             tree::clear(&self.plain_files())?;
@@ -218,7 +211,7 @@ impl VolumePlace {
         fs::remove_dir_all(&self.directory)
     }
 
-    /// Takes away what an earlier server had mounted when it ended. Blocks.
+    /// Unmounts what an earlier server had mounted when it ended. Blocks.
     pub fn tidy(&self) {
         for path in self.mount_points() {
             if mount::take_away(&path).is_ok() {
@@ -235,7 +228,7 @@ impl VolumePlace {
         entries.filter_map(|entry| Some(entry.ok()?.path())).filter(is_one).collect()
     }
 
-    /// What is in it. Blocks, for longer the more there is in one that is a directory.
+    /// Measures it. Blocks; a directory takes longer the more files it has.
     pub fn usage(&self) -> Result<VolumeUsage, RuntimeError> {
         let measured = || match self.kind {
             VolumeKind::Image => {
@@ -253,8 +246,7 @@ impl VolumePlace {
         measured().map_err(|cause| self.failed("look at", cause))
     }
 
-    /// Whether an image made below `root` refuses more than its size: tried, not believed. Nothing
-    /// of it stays. Blocks.
+    /// Tests whether an image below `root` refuses more than its size, and removes it again. Blocks.
     pub fn try_limit(root: &Path) -> Result<bool, RuntimeError> {
         let directory = root.join(format!("trial.{}", process::random_name()));
         let trial = VolumePlace { directory, kind: VolumeKind::Image };
@@ -262,7 +254,7 @@ impl VolumePlace {
         let tried = trial.open().and_then(|open| {
             let large = File::create(open.files.join("large"));
             let mut large = large.map_err(|cause| trial.failed("write to", cause))?;
-            // A little more fits than was promised, and not twice as much.
+            // A little more than the size fits, but not twice as much.
             let block = vec![7; 1 << 20];
             let full = (0..2 * (MIN_SIZE >> 20)).find_map(|_| large.write_all(&block).err());
             Ok(full.is_some_and(|error| error.kind() == io::ErrorKind::StorageFull))
@@ -271,13 +263,13 @@ impl VolumePlace {
         tried.and_then(|tried| removed.map(|()| tried))
     }
 
-    /// The directory to show; it is there for as long as the answer lives. Blocks.
+    /// Opens the directory to mount. It stays mounted while the result lives. Blocks.
     pub(crate) fn open(&self) -> Result<OpenVolume, RuntimeError> {
         match self.kind {
             VolumeKind::Image => {
                 let mounted = self.mounted().map_err(|cause| self.failed("mount", cause))?;
                 let files = mounted.0.join(FILES);
-                // That of a session is only formatted when it is made.
+                // The image of a session is only formatted when it is made.
                 if !files.exists() {
                     let _ = fs::remove_dir(mounted.0.join("lost+found"));
                     make_files(&files)
@@ -294,7 +286,7 @@ impl VolumePlace {
     pub(crate) fn check_openable(&self) -> Result<(), RuntimeError> {
         match self.kind {
             VolumeKind::Image if !may_mount() => {
-                let cause = io::Error::new(io::ErrorKind::PermissionDenied, MOUNTING_TAKES_ROOT);
+                let cause = io::Error::new(io::ErrorKind::PermissionDenied, MOUNTING_NEEDS_ROOT);
                 Err(self.failed("mount", cause))
             }
             _ => Ok(()),
@@ -309,7 +301,7 @@ impl VolumePlace {
         self.directory.join("image.ext4")
     }
 
-    /// Where that of a session is.
+    /// The image of a session.
     fn sparse_image(&self) -> PathBuf {
         self.directory.join("files.ext4")
     }
@@ -320,7 +312,7 @@ impl VolumePlace {
             VolumeKind::Image => {
                 format(&self.image(), size, Backing::SetAside)?;
                 let mounted = self.mounted()?;
-                // Of no use to anybody, and a file that nobody wrote.
+                // Users do not need it.
                 let _ = fs::remove_dir(mounted.0.join("lost+found"));
                 make_files(&mounted.0.join(FILES))
             }
@@ -329,7 +321,7 @@ impl VolumePlace {
         File::open(&self.directory)?.sync_all()
     }
 
-    /// Mounts the image where only we can see it.
+    /// Mounts the image where only the server's user can see it.
     fn mounted(&self) -> io::Result<Mounted> {
         let options = |path: PathBuf| File::options().read(true).write(true).open(path);
         let (image, backing) = match options(self.sparse_image()) {
@@ -339,7 +331,7 @@ impl VolumePlace {
         let _one_at_a_time = lock(&OPENING);
         let device = LoopDevice::of(&image)?;
         let target = self.directory.join(format!("{MOUNTED}{}", process::random_name()));
-        // Should it ever be looked at without the mount, nobody can write there by mistake.
+        // Without permissions, so that nothing can be written there by mistake while it is not mounted.
         fs::DirBuilder::new().mode(0o000).create(&target)?;
         let mounted = Mounted(target);
         mount::block_device(device.path(), &mounted.0, backing)?;
@@ -355,14 +347,14 @@ impl VolumePlace {
 const FILES: &str = "files";
 const MOUNTED: &str = "mounted.";
 
-/// A volume that can be shown to a sandbox right now.
+/// A volume that can be mounted into a sandbox.
 #[derive(Debug)]
 pub(crate) struct OpenVolume {
     pub(crate) files: PathBuf,
     _mounted: Option<Mounted>,
 }
 
-/// Taken away when dropped; copies of the mount stay.
+/// Unmounted when dropped; copies of the mount stay.
 #[derive(Debug)]
 struct Mounted(PathBuf);
 
@@ -376,7 +368,7 @@ impl Drop for Mounted {
     }
 }
 
-/// Makes a file with an empty file system in it that has room for `size` bytes.
+/// Makes a file with an empty file system that has room for `size` bytes.
 fn format(image: &Path, size: u64, backing: Backing) -> io::Result<()> {
     let program = mke2fs().ok_or_else(|| io::Error::other("mke2fs is not installed"))?;
     let file = File::options().write(true).create_new(true).mode(0o600).open(image)?;
@@ -384,12 +376,21 @@ fn format(image: &Path, size: u64, backing: Backing) -> io::Result<()> {
         Backing::SetAside => file::set_aside(&file, image_size(size))?,
         Backing::Sparse => file.set_len(image_size(size))?,
     }
+    run_mke2fs(program, image)?;
+    match backing {
+        Backing::SetAside => file.sync_all(),
+        // Mounting writes to it, and syncs everything before.
+        Backing::Sparse => Ok(()),
+    }
+}
+
+/// Runs `mke2fs` on an image, with a time limit.
+fn run_mke2fs(program: &Path, image: &Path) -> io::Result<()> {
     let journal = format!("size={JOURNAL_MIB}");
     let mut formatting = Command::new(program)
         .args(["-q", "-F", "-t", "ext4", "-b", "4096", "-I", "256", "-i", "8192", "-m", "0"])
         .args(["-J", &journal, "-O", FEATURES])
-        // Discarding would give the disk back what was just set aside. The journal of a new file
-        // needs no zeroes: it has no other bytes yet.
+        // Discarding would free the bytes that were just allocated. The journal of a new file need not be zeroed.
         .args(["-E", "nodiscard,lazy_itable_init=1,lazy_journal_init=1"])
         .arg(image)
         .env_clear()
@@ -402,34 +403,29 @@ fn format(image: &Path, size: u64, backing: Backing) -> io::Result<()> {
         if let Some(status) = formatting.try_wait()? {
             break status;
         }
-        if begun.elapsed() > FORMAT_PATIENCE {
+        if begun.elapsed() > FORMAT_TIMEOUT {
             let _ = formatting.kill();
             let _ = formatting.wait();
-            return Err(io::Error::other("mke2fs did not end in time"));
+            return Err(io::Error::other("mke2fs did not finish in time"));
         }
         std::thread::sleep(Duration::from_millis(2));
     };
     if !status.success() {
-        let mut said = String::new();
+        let mut errors = String::new();
         if let Some(stderr) = formatting.stderr.take() {
-            let _ = stderr.take(MAX_COMPLAINT).read_to_string(&mut said);
+            let _ = stderr.take(MAX_ERROR_OUTPUT).read_to_string(&mut errors);
         }
-        let kind = match said.contains("No space left") {
+        let kind = match errors.contains("No space left") {
             true => io::ErrorKind::StorageFull,
             false => io::ErrorKind::Other,
         };
-        return Err(io::Error::new(kind, format!("mke2fs: {}", said.trim())));
+        return Err(io::Error::new(kind, format!("mke2fs: {}", errors.trim())));
     }
-    match backing {
-        Backing::SetAside => file.sync_all(),
-        // Mounting it writes to it, and waits until that and everything before is on the disk.
-        Backing::Sparse => Ok(()),
-    }
+    Ok(())
 }
 
-/// How large a file must be for a file system in it to have room for `size` bytes: inodes (256 bytes
-/// for each 8 KiB), what ext4 keeps back for itself (2 %, 16 MiB at most), the journal, and the
-/// books of each group of blocks.
+/// The size of an image with room for `size` bytes: plus inodes (256 bytes for each 8 KiB), the reserve of ext4 (2 %, at most
+/// 16 MiB), the journal, and the metadata of each block group.
 fn image_size(size: u64) -> u64 {
     let kept_back = (size / 48).min(17 << 20);
     let whole = size + size / 31 + kept_back + (JOURNAL_MIB << 20) + (1 << 20);
@@ -444,7 +440,7 @@ fn make_files(path: &Path) -> io::Result<()> {
     File::open(path)?.sync_all()
 }
 
-/// What code in a session finds in its directory.
+/// The directories that every session has.
 fn make_session_directories(files: &Path) -> io::Result<()> {
     for name in ["artifacts", "data"] {
         let path = files.join(name);
@@ -515,7 +511,7 @@ mod tests {
         assert_eq!(fs::read_dir(&place.directory).unwrap().count(), 1);
         place.remove().unwrap();
         place.remove().unwrap();
-        // Also while somebody else does the same.
+        // Also at the same time in several threads.
         std::thread::scope(|scope| {
             for _ in 0..3 {
                 scope.spawn(|| assert!(VolumePlace::try_limit(root.path()).unwrap()));

@@ -1,11 +1,11 @@
-//! The one block of memory that we take: whatever we need lies in it, and it is left out of pictures.
+//! The one block of memory that this code allocates. Snapshots do not include it.
 
 use core::mem::{align_of, size_of};
 use core::slice;
 
 use crate::raw::{self, ENOMEM, PAGE, Result};
 
-/// Handed out from the front; nothing is given back before the block goes.
+/// Allocated from the front; nothing is freed before the whole block.
 #[derive(Debug)]
 pub(crate) struct Block {
     pub(crate) start: u64,
@@ -14,12 +14,12 @@ pub(crate) struct Block {
 }
 
 impl Block {
-    /// Anywhere, or exactly there.
+    /// Maps a block anywhere, or exactly at `at`.
     pub(crate) fn take(at: Option<u64>, len: u64) -> Result<Block> {
         let fixed = if at.is_some() { raw::MAP_FIXED } else { 0 };
         let prot = raw::PROT_READ | raw::PROT_WRITE;
         let flags = raw::MAP_PRIVATE | raw::MAP_ANONYMOUS | raw::MAP_NORESERVE | fixed;
-        // SAFETY: a fixed place is one in which nothing is mapped: whoever names it has looked.
+        // SAFETY: at a fixed address nothing is mapped: the caller has checked it.
         let start = unsafe { raw::mmap(at.unwrap_or(0), len, prot, flags, raw::NO_FILE, 0) }?;
         Ok(Block { start, len, used: 0 })
     }
@@ -32,7 +32,7 @@ impl Block {
         self.len - self.used
     }
 
-    /// Bytes of the block, from the beginning of a page.
+    /// Allocates whole pages.
     pub(crate) fn pages(&mut self, len: u64) -> Result<u64> {
         let start = self.used.next_multiple_of(PAGE);
         let end = start + len.next_multiple_of(PAGE);
@@ -43,7 +43,7 @@ impl Block {
         Ok(self.start + start)
     }
 
-    /// Room for this many; zeroes at first.
+    /// Allocates a zeroed slice.
     pub(crate) fn slice<T: Plain>(&mut self, count: usize) -> Result<&'static mut [T]> {
         let align = align_of::<T>() as u64;
         let start = self.used.next_multiple_of(align);
@@ -52,12 +52,12 @@ impl Block {
             return Err(ENOMEM);
         }
         self.used = end;
-        // SAFETY: the range is ours alone, aligned, zeroed by the system, and any bytes are a `T`. The block is
-        // unmapped when nobody uses anything of it any more.
+        // SAFETY: only we use the range; it is aligned and zeroed, and any bytes are a `T`. The block is unmapped after its
+        // last use.
         Ok(unsafe { slice::from_raw_parts_mut((self.start + start) as *mut T, count) })
     }
 
-    /// A list that grows into all that is left but `but` bytes.
+    /// Allocates a list for this many bytes of items.
     pub(crate) fn list<T: Plain>(&mut self, bytes: u64) -> Result<List<T>> {
         let count = bytes as usize / size_of::<T>();
         Ok(List { items: self.slice(count)?, len: 0 })
@@ -70,7 +70,7 @@ impl Block {
         }
         let at = self.pages(len)?;
         let flags = raw::MAP_PRIVATE | raw::MAP_FIXED;
-        // SAFETY: the range is part of the block, and nobody else's.
+        // SAFETY: the range is part of the block, and not used otherwise.
         unsafe { raw::mmap(at, len, raw::PROT_READ, flags, fd, 0) }?;
         // SAFETY: as long as the file is; our host writes layers once, and never shortens them.
         Ok(unsafe { slice::from_raw_parts(at as *const u8, len as usize) })
@@ -84,10 +84,10 @@ impl Block {
     }
 }
 
-/// Plain words: any bytes are one, and zeroes too.
+/// Types for which any bytes are a valid value.
 ///
 /// # Safety
-/// That is so.
+/// Any bytes, also zeroes, must be a valid value of the type.
 pub(crate) unsafe trait Plain: Copy + 'static {}
 
 // SAFETY: bytes and words are.

@@ -1,12 +1,11 @@
-//! What is in an index.
+//! The format of an index.
 //!
 //! ```text
 //! Header | signals: 64 Actions | layers: ids | areas | runs | text: paths, each ending with a zero
 //! ```
 //!
-//! An area is a range of addresses and what is there by itself: zeroes, or a file. Runs are the
-//! pages that differ from that, in the order of their addresses. A version of ours reads what
-//! earlier ones wrote.
+//! An area is a range of addresses with its original content: zeroes, or a file. Runs are the pages that differ from it, in the
+//! order of their addresses. Newer versions read the indexes of older ones.
 
 use core::mem::size_of;
 
@@ -24,7 +23,8 @@ pub struct LayerFile {
     pub fd: u64,
 }
 
-/// Numbers with this bit are of layers that many kernels have in common: what they forked from.
+/// Set in the numbers of layers that many kernels share: the memory of their zygote. `belljar-runtime` has the same constant
+/// (`snapshot.rs`).
 pub(crate) const COMMON: u64 = 1 << 62;
 
 #[repr(C)]
@@ -38,31 +38,31 @@ pub(crate) struct Header {
     pub(crate) areas: u64,
     pub(crate) runs: u64,
     pub(crate) text: u64,
-    /// Where to go on: the stack, and the code behind the call.
+    /// Where to continue: the stack, and the code after the call.
     pub(crate) stack_pointer: u64,
     pub(crate) resume: u64,
     pub(crate) thread_pointer: u64,
     pub(crate) tid_address: u64,
     pub(crate) robust_list: [u64; 2],
-    /// Address and length; no length where there is none.
+    /// Address and length; length 0 if there is none.
     pub(crate) rseq: [u64; 2],
     pub(crate) alternate_stack: [u64; 3],
     pub(crate) signal_mask: u64,
-    /// What `PR_SET_MM_MAP` takes: code, data, heap, stack, arguments, environment.
+    /// The arguments of `PR_SET_MM_MAP`: code, data, heap, stack, arguments, environment.
     pub(crate) layout: [u64; 11],
-    /// A sum over the code that the system provides, whose addresses libraries remember.
+    /// A checksum of the code that Linux provides (vDSO), whose addresses libraries remember.
     pub(crate) provided: u64,
 }
 
-/// Zeroes by themselves.
+/// Zeroes at first.
 pub(crate) const ANONYMOUS: u64 = 0;
-/// A file, of which we see changes that others do not.
+/// A file that is mapped privately.
 pub(crate) const FILE: u64 = 1;
-/// A file that is shared.
+/// A file that is mapped shared.
 pub(crate) const SHARED_FILE: u64 = 2;
-/// As anonymous, and grows downwards.
+/// Like anonymous, and grows downwards.
 pub(crate) const STACK: u64 = 3;
-/// What the system provides: moved to where it was.
+/// Provided by Linux (vDSO): moved to its former address.
 pub(crate) const PROVIDED: u64 = 4;
 
 #[repr(C)]
@@ -73,9 +73,9 @@ pub(crate) struct Area {
     pub(crate) kind: u64,
     pub(crate) prot: u64,
     pub(crate) offset: u64,
-    /// Its path in the text: where, and how long with its zero.
+    /// Its path in the text: position, and length with the zero.
     pub(crate) path: [u64; 2],
-    /// What the file was like.
+    /// The size and time of the file.
     pub(crate) size: u64,
     pub(crate) modified: [u64; 2],
 }
@@ -87,8 +87,8 @@ pub(crate) struct Run {
     pub(crate) len: u64,
     pub(crate) layer: u64,
     pub(crate) offset: u64,
-    /// Not 0 if it may be mapped from its layer. After `MADV_DONTNEED` a mapped page has what is in the layer,
-    /// and not zeroes: there are allocators that count on zeroes.
+    /// Not 0 if it may be mapped from its layer. After `MADV_DONTNEED` a mapped page has the content of the layer and not zeroes,
+    /// which some allocators rely on.
     pub(crate) mappable: u64,
 }
 
@@ -97,8 +97,8 @@ impl Run {
         self.start + self.len
     }
 
-    /// Whether a layer can have it.
-    fn has_place(&self) -> bool {
+    /// Whether its offset is possible in a layer.
+    fn has_valid_offset(&self) -> bool {
         self.offset.is_multiple_of(PAGE) && self.offset.checked_add(self.len).is_some()
     }
 }
@@ -114,7 +114,7 @@ unsafe impl Plain for Run {}
 // SAFETY: words only.
 unsafe impl Plain for Action {}
 
-/// An index as it lies in memory.
+/// A parsed index.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Index<'a> {
     pub(crate) header: &'a Header,
@@ -137,7 +137,7 @@ impl<'a> Index<'a> {
         let text = cut::<u8>(&mut bytes, header.text)?;
         let good = in_order(areas.iter().map(|area| (area.start, Some(area.end))))
             && in_order(runs.iter().map(|run| (run.start, run.start.checked_add(run.len))))
-            && runs.iter().all(|run| run.has_place());
+            && runs.iter().all(|run| run.has_valid_offset());
         if good { Ok(Index { header, signals, areas, runs, text }) } else { Err(EINVAL) }
     }
 
@@ -176,7 +176,7 @@ pub(crate) fn bytes_of<T: Plain>(items: &[T]) -> &[u8] {
     unsafe { core::slice::from_raw_parts(items.as_ptr().cast(), size_of_val(items)) }
 }
 
-/// A sum that differs if anything does, by accident.
+/// A checksum, not secure against intent.
 pub(crate) fn sum(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |sum, &byte| {
         (sum ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
@@ -255,7 +255,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// Whatever an index says: what was understood of it can be relied upon.
+    /// For any bytes: an index that was parsed is consistent.
     fn is_sound(index: &Index<'_>) {
         let mut before = 0;
         for area in index.areas {

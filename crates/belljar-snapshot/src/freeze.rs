@@ -1,4 +1,4 @@
-//! From a process to a picture.
+//! Saves a process as a snapshot.
 
 use core::arch::naked_asm;
 use core::slice;
@@ -12,74 +12,71 @@ use crate::maps::{self, Mapping};
 use crate::raw::{self, Action, ENOTSUP, EPIPE, EPROTO, PAGE, Range, Result, SIGNALS, Stat};
 use crate::{REQUEST_VERSION, stream};
 
-/// What is asked, and what came of it.
+/// The request to save this process, and the result.
 ///
-/// `belljar_kernel/frozen.py` has the same structure. Size and version say whether both sides mean the
-/// same one: with any other, nothing is read or written.
+/// `belljar_kernel/frozen.py` has the same structure. If size or version differ, nothing is read or written.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Freeze {
     size: u64,
     version: u64,
-    /// Where everything goes that is written: a pipe, see [`crate::stream`]. We are never given a file to write to.
+    /// The pipe that the snapshot is written to, see [`crate::stream`]. There is never a file to write to.
     stream: u64,
-    /// With [`SHARE`]: the file that the other end of the stream puts pages into, for reading, and the socket on which
-    /// it says that all of them are there. Otherwise not used.
+    /// Only with [`SHARE`]: the file that the host writes the pages to, open for reading, and the socket on which the host
+    /// confirms that all of them are written.
     pages: u64,
-    line: u64,
+    socket: u64,
     /// The number of the new layer.
     layer: u64,
-    /// An earlier index, or -1, and the layers that it speaks of.
+    /// An earlier index, or -1, and the layers that it refers to.
     before: i64,
     layers: *const LayerFile,
     layers_len: u64,
     flags: u64,
-    /// The layer of the last picture of this process, or 0. If the earlier one is another, whatever is there must be
-    /// compared with it.
+    /// The layer of the last snapshot of this process, or 0. If the earlier index is another one, all pages must be compared
+    /// with it.
     last: u64,
-    /// How libraries registered for restartable sequences: where from the thread's variables, how long.
+    /// The registration for restartable sequences: offset from the thread pointer, and length.
     rseq_offset: i64,
     rseq_len: u64,
-    /// Files below this path are taken as they are now: another version may bring others.
+    /// The content of files below this path is saved: another version of Belljar may have others.
     own: *const u8,
     own_len: u64,
     /// How many bytes of pages were written.
     written: u64,
-    /// The layers that the index speaks of.
+    /// The layers that the index refers to.
     used: [u64; MAX_LAYERS],
     used_len: u64,
-    /// What could not be kept, where the answer says that something could not.
+    /// What could not be saved, if the result is such an error.
     problem: [u8; 256],
 }
 
-/// As many layers as an index may speak of.
+/// The most layers that an index may refer to.
 const MAX_LAYERS: usize = 64;
 
-/// Large pieces that were written are mapped from the layer, in this process too: the memory is then shared
-/// with all that are made of the picture, and need not be looked at the next time.
+/// Map large pieces that were written from the layer, in this process too: their memory is then shared with all kernels that are
+/// restored from the snapshot, and need not be compared the next time.
 const SHARE: u64 = 2;
-/// The layer is laid out as the memory is, so that all of it can be mapped.
+/// The layer has the layout of the memory, so that all of it can be mapped.
 const LAID_OUT: u64 = 4;
 
-/// Pieces shorter than this are not worth a mapping of their own.
+/// Shorter pieces are not worth a separate mapping.
 const SHARE_BYTES: u64 = 1 << 20;
 
-/// For the lists of areas and runs and for the paths: address spaces are bounded by 65,530 mappings, and
-/// a run is at least a page.
+/// Space for the lists of areas and runs and for paths: a process has at most 65,530 mappings, and a run is at least a page.
 const AREAS_BYTES: u64 = 8 << 20;
 const RUNS_BYTES: u64 = 64 << 20;
 const TEXT_BYTES: u64 = 4 << 20;
 const OTHER_BYTES: u64 = 16 << 20;
 
-/// Ranges of one write; the system takes 1024.
+/// Ranges of one write; Linux allows 1024.
 const RANGES: u64 = 512;
 const PAGEMAP_WORDS: usize = 4096;
 
-/// Writes this process down. Answers 0, a negative error, or 1: then this is the process that
-/// was made of the picture.
+/// Saves this process. Returns 0, a negative errno, or 1: then this is a process that was restored from the snapshot.
 ///
 /// # Safety
-/// No other thread may be running, and the request must be whole.
+/// No other thread may be running, and the request must be complete.
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn belljar_freeze(request: *mut Freeze) -> i64 {
@@ -97,7 +94,7 @@ pub unsafe extern "C" fn belljar_freeze(request: *mut Freeze) -> i64 {
         "lea rdx, [rip + 2f]",
         "call {freeze}",
         "jmp 3f",
-        // From here a thawed process goes on; what it was thawed with is still mapped.
+        // A restored process continues here; the block that restored it is still mapped.
         "2:",
         "mov eax, {munmap}",
         "syscall",
@@ -132,16 +129,16 @@ extern "C" fn freeze(request: *mut Freeze, stack_pointer: u64, resume: u64) -> i
     }
 }
 
-/// The library remembers the number of its thread, which is another now.
+/// Updates the thread id that libc remembers.
 extern "C" fn thawed() {
     if let Ok(address @ 1..) = raw::tid_address() {
-        // SAFETY: the library has told the system this place for that purpose.
+        // SAFETY: libc has registered this address for that purpose.
         unsafe { (address as *mut u32).write_volatile(raw::thread_id()) };
     }
 }
 
 fn write(request: &mut Freeze, stack_pointer: u64, resume: u64) -> Result<()> {
-    // SAFETY: the caller's promise; and nothing has no place.
+    // SAFETY: the caller's promise; an empty list may have no address.
     let given = match request.layers_len {
         0 => &[],
         // SAFETY: the same.
@@ -160,7 +157,7 @@ fn write(request: &mut Freeze, stack_pointer: u64, resume: u64) -> Result<()> {
     let mut block = Block::take(None, len)?;
     let outcome = Writer::new(&mut block, request, given, before_len)
         .and_then(|mut writer| writer.write(request, stack_pointer, resume));
-    // SAFETY: the writer is gone, and nothing of the block is kept.
+    // SAFETY: the writer is gone, and nothing refers to the block.
     unsafe { block.give_back() };
     outcome
 }
@@ -177,23 +174,23 @@ impl Clone for Layer {
     }
 }
 impl Copy for Layer {}
-// SAFETY: zeroes are a layer without bytes only if nobody reads them; slots are written before use.
+// SAFETY: slots are written before they are read, so zeroes are never used as a layer.
 unsafe impl Plain for Option<Layer> {}
 
 struct Writer {
     block: Range,
     stream: u64,
     pages: u64,
-    line: u64,
+    socket: u64,
     layer: u64,
     flags: u64,
-    /// The earlier picture is of this process.
+    /// The earlier snapshot is of this process.
     known: bool,
     pagemap: u64,
     entries: &'static mut [u64],
     layers: List<Option<Layer>>,
     before: &'static [Run],
-    /// The first run of the earlier picture that may still matter.
+    /// The first run of the earlier snapshot that may still matter.
     next: usize,
     table: &'static [u8],
     areas: List<Area>,
@@ -201,31 +198,31 @@ struct Writer {
     text: List<u8>,
     /// The layers that runs refer to.
     used: List<u64>,
-    /// What waits to be written. The first is always the head of their record.
+    /// Ranges that wait to be written. The first is always the head of their record.
     ranges: List<Range>,
     head: &'static mut [u64],
-    /// Where the ranges that wait go, where they end, and where the next page goes.
+    /// The begin and the end of the waiting ranges in the layer, and the position of the next page.
     ranges_at: u64,
     ranges_end: u64,
     cursor: u64,
     written: u64,
     provided: u64,
-    /// The next run begins an area: it is not joined with the one before.
+    /// The next run begins an area, and is not joined with the one before.
     apart: bool,
-    /// The file that was looked at last; a library is mapped in several pieces, one after the other.
+    /// The file that was examined last: a library is mapped in several pieces, one after the other.
     looked_at: Option<([u64; 2], Stat)>,
-    /// Up to here lies a piece that malloc has mapped.
+    /// The end of a piece that malloc has mapped.
     malloc_until: u64,
 }
 
-/// What the pages of a mapping are by themselves.
+/// The content of a mapping's pages before anything is written to them.
 #[derive(Clone, Copy)]
 enum Nature {
     Zeroes,
     File,
     /// A layer, from this offset on.
     Layer(Layer, u64),
-    /// Something that will not be there again: everything is taken.
+    /// Something that will not exist again: all pages are saved.
     Passing,
 }
 
@@ -256,7 +253,7 @@ impl Writer {
             block: Range { start: block.start, len: block.len },
             stream: request.stream,
             pages: request.pages,
-            line: request.line,
+            socket: request.socket,
             layer: request.layer,
             flags: request.flags,
             known,
@@ -299,7 +296,7 @@ impl Writer {
             self.await_reader()?;
             self.share()?;
         }
-        // Not before: the request may lie in memory that has just become what was written of it.
+        // Not before: the request may be in memory that `share` has just remapped.
         let used = self.used.as_slice();
         request.used[..used.len()].copy_from_slice(used);
         request.used_len = used.len() as u64;
@@ -310,7 +307,7 @@ impl Writer {
     /// Waits until the other end of the stream has put everything into its file.
     fn await_reader(&self) -> Result<()> {
         let mut word = [0; 8];
-        match raw::read(self.line, &mut word)? {
+        match raw::read(self.socket, &mut word)? {
             0 => Err(EPIPE),
             _ => Ok(()),
         }
@@ -387,7 +384,7 @@ impl Writer {
             }
         }
         let Some((path, stat)) = self.look_at(mapping)? else {
-            // A layer that nobody keeps any more, or one that has no name here: what it has is taken from memory.
+            // A layer that was removed, or has no name here: its content is saved from memory.
             return if mapping.shared { Err(ENOTSUP) } else { Ok(Nature::Passing) };
         };
         area.path = path;
@@ -415,7 +412,7 @@ impl Writer {
         Ok(self.looked_at)
     }
 
-    /// Puts a name into the text; where it is, and how long with its zero.
+    /// Adds a name to the text; returns its position, and its length with the zero.
     fn name(&mut self, name: &[u8]) -> Result<[u64; 2]> {
         let start = self.text.as_slice().len() as u64;
         for &byte in name {
@@ -426,7 +423,7 @@ impl Writer {
     }
 
     fn write_pages(&mut self, mapping: &Mapping<'_>, nature: Nature) -> Result<()> {
-        // Code is never written to, and what is neither readable nor there need not be made readable.
+        // Code of a file is never written to, so it need not be saved.
         if matches!(nature, Nature::File) && mapping.prot & raw::PROT_EXEC != 0 {
             return Ok(());
         }
@@ -448,7 +445,7 @@ impl Writer {
                 if !page.is_own() && !passing {
                     if let Nature::Layer(layer, offset) = nature {
                         let offset = offset + address - mapping.start;
-                        // What is beyond its end cannot have been used.
+                        // Pages beyond its end cannot have been used.
                         if offset + PAGE <= layer.bytes.len() as u64 {
                             let layer = layer.id;
                             self.refer(Run {
@@ -531,8 +528,8 @@ impl Writer {
         self.refer(run)
     }
 
-    /// Whether a page is part of what malloc of the GNU library has mapped for somebody: it expects nothing of what
-    /// it gave back. Such a piece begins with nothing, its size, and a mark. Asked in the order of addresses.
+    /// Whether a page belongs to a piece that glibc's malloc has mapped, which does not rely on zeroes after `MADV_DONTNEED`. Such
+    /// a piece begins with a zero word, and its size with a flag. Called in the order of addresses.
     fn is_of_malloc(&mut self, address: u64) -> bool {
         const MAPPED: u64 = 2;
         const SMALLEST: u64 = 128 << 10;
@@ -566,7 +563,7 @@ impl Writer {
         Range { start: self.head.as_ptr() as u64, len: size_of_val(self.head) as u64 }
     }
 
-    /// What the earlier picture has there: one page of it. Asked in the order of addresses.
+    /// The page of the earlier snapshot at this address. Called in the order of addresses.
     fn earlier(&mut self, address: u64) -> Option<Run> {
         while self.before.get(self.next)?.end() <= address {
             self.next += 1;
@@ -599,7 +596,7 @@ impl Writer {
         if got == bytes { Ok(()) } else { Err(raw::EINVAL) }
     }
 
-    /// Lets large pieces that are in the new layer now be that layer.
+    /// Maps large pieces that are in the new layer from that layer.
     fn share(&mut self) -> Result<()> {
         for run in self.runs.as_slice() {
             let areas = self.areas.as_slice();
@@ -610,8 +607,8 @@ impl Writer {
                 continue;
             }
             let flags = raw::MAP_PRIVATE | raw::MAP_FIXED;
-            // SAFETY: the layer has just been written from these very pages, by the only thread there is, and its
-            // writer says that it has all of them.
+            // SAFETY: the layer has just been written from these pages, by the only thread, and the host has confirmed that it
+            // is complete.
             unsafe { raw::mmap(run.start, run.len, area.prot, flags, self.pages, run.offset) }?;
         }
         Ok(())
@@ -666,18 +663,18 @@ impl Writer {
 }
 
 impl Layer {
-    /// The table has major and minor numbers, and the inode.
+    /// Compares device and inode.
     fn is_mapped_by(&self, mapping: &Mapping<'_>) -> bool {
         self.stat.inode == mapping.inode && self.stat.device == mapping.device
     }
 }
 
-/// A word of the page map.
+/// An entry of `/proc/self/pagemap`.
 #[derive(Clone, Copy)]
 struct Page(u64);
 
 impl Page {
-    /// Of this process, and not of a file: present and not of a file, or swapped out.
+    /// Whether it is memory of this process and not of a file: present and not of a file, or swapped out.
     fn is_own(self) -> bool {
         const PRESENT: u64 = 1 << 63;
         const SWAPPED: u64 = 1 << 62;
@@ -685,7 +682,7 @@ impl Page {
         self.0 & SWAPPED != 0 || self.0 & (PRESENT | OF_FILE) == PRESENT
     }
 
-    /// Not shared with a process that we were forked from.
+    /// Whether it is mapped by this process only.
     fn is_ours_alone(self) -> bool {
         const EXCLUSIVE: u64 = 1 << 56;
         self.0 & EXCLUSIVE != 0
@@ -694,7 +691,7 @@ impl Page {
 
 /// The memory of this process itself.
 fn memory(start: u64, len: u64) -> &'static [u8] {
-    // SAFETY: it is mapped and readable, as the table and the page map say, and nobody else runs.
+    // SAFETY: the table and the pagemap show that it is mapped and readable, and no other thread runs.
     unsafe { slice::from_raw_parts(start as *const u8, len as usize) }
 }
 
@@ -708,7 +705,7 @@ fn protect(mapping: &Mapping<'_>, prot: u64) -> Result<()> {
     unsafe { raw::syscall(raw::MPROTECT, call) }.map(|_| ())
 }
 
-/// What `PR_SET_MM_MAP` wants to know, from `/proc/self/stat`.
+/// The arguments of `PR_SET_MM_MAP`, from `/proc/self/stat`.
 fn layout() -> Result<[u64; 11]> {
     let file = raw::open(b"/proc/self/stat\0")?;
     let mut text = [0u8; 2048];

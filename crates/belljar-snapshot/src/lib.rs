@@ -1,4 +1,4 @@
-//! Writes a process down while it lives, and makes another process into what was written.
+//! Saves the memory of a running process as a snapshot, and turns another process into it.
 //!
 //! ```text
 //!   kernel A: belljar_freeze ──▶ index + layer of pages ──▶ belljar_thaw: kernel B
@@ -6,15 +6,13 @@
 //!       ▼                                                        ▼ belljar_freeze returns 1, in B
 //! ```
 //!
-//! It is loaded into an interpreter as a shared object and runs on the interpreter's own stack, in the
-//! middle of its memory. So it must not touch what it writes: it allocates nothing but a block of its
-//! own ([`block`]), calls no library (but `memcpy` and the like), and lets the system do the rest.
+//! An interpreter loads it as a shared object. It runs on the interpreter's stack, in the memory that it saves, and must not
+//! change it: it allocates only one block ([`block`]), and calls no library except `memcpy` and the like.
 //!
-//! A picture is an index ([`picture`]) and layers: files of pages, which later pictures go on referring to.
-//! Everything happens within the rights of the process itself, so whoever can forge a picture gains
-//! nothing: a process may map its own memory as it likes.
+//! A snapshot is an index ([`format`](mod@format)) and layers: files of pages, which later snapshots may refer to. Everything happens
+//! with the rights of the process itself, so a forged snapshot gains nothing: a process may map its own memory as it likes.
 //!
-//! Threads are not kept, and neither are descriptors: who calls this brings them back, or refuses.
+//! Threads and descriptors are not saved: the caller restores them, or refuses.
 
 #![cfg_attr(not(test), no_std)]
 #![cfg_attr(feature = "loader", no_main)]
@@ -35,10 +33,10 @@ pub use format::LayerFile;
 pub use freeze::{Freeze, belljar_freeze};
 pub use thaw::{Thaw, belljar_thaw};
 
-/// Of the structures [`Freeze`] and [`Thaw`], which Python mirrors: counted up with every change of either.
+/// The version of the structures [`Freeze`] and [`Thaw`], which Python mirrors: increased with every change of either.
 pub const REQUEST_VERSION: u64 = 2;
 
-/// Nothing here panics on purpose, and nobody could be told.
+/// Nothing here panics on purpose, and a panic cannot be reported.
 #[cfg(any(feature = "shared-object", feature = "loader"))]
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
@@ -48,7 +46,7 @@ fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
 #[cfg(any(feature = "shared-object", feature = "loader"))]
 const EXIT_PANIC: i32 = 72;
 
-/// The core library was compiled to unwind, and names what it would unwind with. We abort.
+/// The core library was compiled to unwind, and refers to this symbol. We abort.
 #[cfg(any(feature = "shared-object", feature = "loader"))]
 #[unsafe(no_mangle)]
 extern "C" fn rust_eh_personality() {}

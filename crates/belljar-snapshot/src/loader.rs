@@ -1,12 +1,11 @@
-//! The program that a kernel begins as when the host brings the memory of a preloaded interpreter.
+//! The loader: the program that a kernel starts as, before it becomes a preloaded interpreter.
 //!
 //! ```text
-//!   guest ── executes ──▶ loader ◀── line: numbers of the layers, and the files ── host
+//!   guest ── executes ──▶ loader ◀── socket: numbers of the layers, and the files ── host
 //!                            └── becomes the preloaded interpreter, in its own sandbox
 //! ```
 //!
-//! It is small and static, so it starts in a fraction of the time that an interpreter takes, and it has the
-//! rights of the sandbox it is in, as everything that is executed there.
+//! It is small and static, so it starts much faster than an interpreter. It has the rights of its sandbox.
 
 use core::arch::{asm, naked_asm};
 
@@ -14,21 +13,21 @@ use crate::format::LayerFile;
 use crate::raw::{self, EINVAL, Result};
 use crate::thaw::{Thaw, belljar_thaw};
 
-/// Where the guest has put what we need.
+/// The descriptors that the guest passes.
 const CONTROL: u64 = 3;
-const LINE: u64 = 4;
+const SNAPSHOT_SOCKET: u64 = 4;
 
-/// Where the kernel that we become looks for them; see `belljar_kernel/frozen.py`.
+/// The numbers at which the restored kernel expects them; see `belljar_kernel/frozen.py`.
 const CONTROL_AT: u64 = 950;
-const LINE_AT: u64 = 951;
+const SNAPSHOT_SOCKET_AT: u64 = 951;
 
-/// As many files as one packet carries.
+/// The most files that one packet carries.
 const MAX_FILES: usize = 64;
 
 const EXIT_REFUSED: i32 = 70;
 
 /// # Safety
-/// Called by the system, once.
+/// Only Linux may call it, once.
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn _start() -> ! {
@@ -42,7 +41,7 @@ extern "C" fn main() -> ! {
     raw::exit_group(EXIT_REFUSED)
 }
 
-/// Returns only if it was not possible: the number of the error.
+/// Returns only on failure, with the errno.
 fn become_kernel(problem: &mut [u8; 256]) -> i64 {
     let mut ids = [0u64; MAX_FILES];
     let mut fds = [0u64; MAX_FILES];
@@ -56,7 +55,7 @@ fn become_kernel(problem: &mut [u8; 256]) -> i64 {
     });
     let moved = received.and_then(|named| {
         raw::duplicate(CONTROL, CONTROL_AT)?;
-        raw::duplicate(LINE, LINE_AT)?;
+        raw::duplicate(SNAPSHOT_SOCKET, SNAPSHOT_SOCKET_AT)?;
         Ok(named)
     });
     let named = match moved {
@@ -64,13 +63,13 @@ fn become_kernel(problem: &mut [u8; 256]) -> i64 {
         Err(error) => return error,
     };
     let mut request = Thaw::new(fds[0], &layers[..named]);
-    // SAFETY: this process has one thread, and the request is whole.
+    // SAFETY: this process has one thread, and the request is complete.
     let outcome = unsafe { belljar_thaw(&raw mut request) };
     *problem = *request.problem();
     -outcome
 }
 
-/// One packet: how many words it has, and how many files came with it.
+/// Receives one packet: how many words it has, and how many files came with it.
 fn receive(ids: &mut [u64; MAX_FILES], fds: &mut [u64; MAX_FILES]) -> Result<(usize, usize)> {
     const WORD: usize = 8;
     /// Length, and level and type in one word; then the descriptors, four bytes each.
@@ -86,7 +85,7 @@ fn receive(ids: &mut [u64; MAX_FILES], fds: &mut [u64; MAX_FILES]) -> Result<(us
         size_of_val(&control) as u64,
         0,
     ];
-    let got = raw::receive_message(LINE, &mut message)?;
+    let got = raw::receive_message(SNAPSHOT_SOCKET, &mut message)?;
     let bytes = control[0] as usize;
     if got == 0 || !got.is_multiple_of(WORD) || bytes < HEADER_WORDS * WORD {
         return Err(EINVAL);
@@ -99,7 +98,7 @@ fn receive(ids: &mut [u64; MAX_FILES], fds: &mut [u64; MAX_FILES]) -> Result<(us
     Ok((got / WORD, files))
 }
 
-/// Says why, in the form in which kernels answer: the number of the error, and the file it is about. One packet.
+/// Sends the reason as a kernel's answer, in one packet: the errno, and the file that it is about.
 fn refuse(error: i64, problem: &[u8; 256]) {
     const BEGIN: &[u8] = b"{\"refused\": [\"";
     const END: &[u8] = b"\"]}";
@@ -111,7 +110,7 @@ fn refuse(error: i64, problem: &[u8; 256]) {
             len += 1;
         }
     };
-    // Paths are whatever they are; JSON is not.
+    // Replaces bytes of a path that JSON strings do not allow.
     let plain = |byte: u8| match byte {
         b' ' | b'!' | b'#'..=b'[' | b']'..=b'~' => byte,
         _ => b'?',
@@ -121,10 +120,10 @@ fn refuse(error: i64, problem: &[u8; 256]) {
     BEGIN.iter().chain(b"error ").chain(&digits).chain(b" ").for_each(|&byte| add(byte));
     path.iter().for_each(|&byte| add(plain(byte)));
     END.iter().for_each(|&byte| add(byte));
-    let _ = raw::write_all(LINE, &text[..len]);
+    let _ = raw::write_all(SNAPSHOT_SOCKET, &text[..len]);
 }
 
-/// What the compiler calls for copies; there is no library to bring it.
+/// The compiler calls it for copies; there is no library that has it.
 ///
 /// # Safety
 /// As in C.

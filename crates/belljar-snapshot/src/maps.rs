@@ -1,9 +1,9 @@
-//! What a process has mapped, as `/proc/self/maps` tells.
+//! Parses the mappings of a process (`/proc/self/maps`).
 
 use crate::block::Block;
 use crate::raw::{self, ENOMEM, Result};
 
-/// Text of the table: a line per mapping, a hundred bytes each. Systems allow 65,530 mappings.
+/// The largest table: a line per mapping, a hundred bytes each. Linux allows 65,530 mappings.
 const MAX_TABLE: usize = 8 << 20;
 
 #[derive(Debug, Clone, Copy)]
@@ -13,7 +13,7 @@ pub(crate) struct Mapping<'a> {
     pub(crate) prot: u64,
     pub(crate) shared: bool,
     pub(crate) offset: u64,
-    /// 0 for what is no file.
+    /// 0 if it is no file.
     pub(crate) inode: u64,
     /// As `fstat` has it.
     pub(crate) device: u64,
@@ -22,7 +22,7 @@ pub(crate) struct Mapping<'a> {
 }
 
 impl Mapping<'_> {
-    /// What the system provides to every process, each at a place of its own.
+    /// Whether Linux provides it to every process (vDSO, vvar), at an address of its choice.
     pub(crate) fn is_provided(&self) -> bool {
         self.name.starts_with(b"[v")
     }

@@ -1,4 +1,4 @@
-//! System calls, without a library.
+//! System calls without a library.
 
 use core::arch::asm;
 
@@ -49,7 +49,7 @@ pub(crate) const EPROTO: i64 = 71;
 pub(crate) const ENOTSUP: i64 = 95;
 pub(crate) const ESTALE: i64 = 116;
 
-/// A negative number of an error, as the system answers.
+/// The error is an errno.
 pub(crate) type Result<T> = core::result::Result<T, i64>;
 
 /// # Safety
@@ -75,7 +75,7 @@ pub(crate) unsafe fn syscall(number: u64, arguments: [u64; 6]) -> Result<u64> {
     if (-4095..0).contains(&answer) { Err(-answer) } else { Ok(answer.cast_unsigned()) }
 }
 
-/// What `fstat` tells of a file, as far as it is asked for.
+/// The fields of `fstat` that are needed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Stat {
     pub(crate) device: u64,
@@ -117,7 +117,7 @@ pub(crate) fn pread(fd: u64, buffer: &mut [u8], at: u64) -> Result<usize> {
     unsafe { syscall(PREAD, [fd, to, room, at, 0, 0]) }.map(|got| got as usize)
 }
 
-/// Calls once more if a signal came between: pipes and sockets are waited for.
+/// Repeats a call that a signal interrupted.
 fn again(mut call: impl FnMut() -> Result<u64>) -> Result<u64> {
     loop {
         match call() {
@@ -189,7 +189,7 @@ pub(crate) unsafe fn mmap(
 }
 
 /// # Safety
-/// Nobody may use the range any more.
+/// The range must not be used any more.
 pub(crate) unsafe fn munmap(start: u64, len: u64) {
     // SAFETY: the caller's.
     let _ = unsafe { syscall(MUNMAP, [start, len, 0, 0, 0, 0]) };
@@ -259,7 +259,7 @@ pub(crate) fn thread_pointer() -> Result<u64> {
     Ok(base)
 }
 
-/// Where the system clears the thread's number at its end.
+/// The address at which Linux clears the thread id when the thread ends.
 pub(crate) fn tid_address() -> Result<u64> {
     const PR_GET_TID_ADDRESS: u64 = 40;
     let mut address = 0u64;
@@ -279,7 +279,7 @@ pub(crate) fn receive_message(socket: u64, message: &mut [u64; 7]) -> Result<usi
     unsafe { syscall(RECVMSG, call) }.map(|got| got as usize)
 }
 
-/// Gives a descriptor another number.
+/// Duplicates a descriptor to another number.
 #[cfg(feature = "loader")]
 pub(crate) fn duplicate(fd: u64, number: u64) -> Result<()> {
     const DUP3: u64 = 292;

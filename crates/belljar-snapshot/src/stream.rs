@@ -1,12 +1,13 @@
-//! How a picture leaves the process that it is of: records in a pipe, whose other end puts them into files.
+//! The stream of a snapshot: records in a pipe, which the host writes to files.
 //!
 //! ```text
 //! head: kind, offset, length (a word each) | as many bytes
 //! PAGES ... PAGES | INDEX | END
 //! ```
 //!
-//! Lengths and offsets of pages are whole pages; each record begins where the one before ended, or later if
-//! the layer is laid out as the memory is. `belljar-runtime` (`frozen/stream.rs`) reads them.
+//! Lengths and offsets of pages are whole pages. Each record begins where the one before ended, or later if
+//! the layer has the layout of the memory. `belljar-runtime` (`snapshot/stream.rs`) reads them, and has a test
+//! that compares these constants with its own.
 
 pub(crate) const HEAD_WORDS: usize = 3;
 

@@ -1,8 +1,8 @@
-//! From a picture to the process that it was of.
+//! Turns this process into the one of a snapshot.
 //!
-//! All memory of this process goes, the code that does it too. So everything is thought out first: a
-//! list of system calls, in a block at a place that neither this process nor the other uses. A few
-//! instructions beside it go through the list and jump to where the other process was.
+//! All memory of this process is replaced, including this code. So a plan is made first: a list of system calls, in a block at an
+//! address that neither process uses. A few instructions in the block carry out the list and jump to where the other process
+//! was.
 
 use core::arch::naked_asm;
 use core::slice;
@@ -15,7 +15,7 @@ use crate::format::{
 use crate::maps::{self, Mapping};
 use crate::raw::{self, EINVAL, ENOMEM, EPROTO, ESTALE, PAGE, Result};
 
-/// What is asked, and what stood in the way. Python mirrors it, see [`crate::Freeze`].
+/// The request to restore a snapshot, and the problem if it fails. Python mirrors it, see [`crate::Freeze`].
 #[repr(C)]
 #[derive(Debug)]
 pub struct Thaw {
@@ -24,7 +24,7 @@ pub struct Thaw {
     index: u64,
     layers: *const LayerFile,
     layers_len: u64,
-    /// How this process registered for restartable sequences.
+    /// The registration of this process for restartable sequences.
     rseq_offset: i64,
     rseq_len: u64,
     /// A file that has changed or cannot be read.
@@ -46,32 +46,32 @@ impl Thaw {
     }
 }
 
-/// Shorter pieces of a layer are copied: a mapping costs more.
+/// Shorter pieces of a layer are copied, because a mapping costs more.
 const MAP_BYTES: u64 = 64 << 10;
-/// How many pieces from elsewhere a mapping may be interrupted by.
+/// How many pieces of other layers a mapping may span.
 const INTERRUPTIONS: usize = 4096;
 
 /// Steps, and what they refer to; twice the largest list of runs, at most.
 const STEPS_BYTES: u64 = 192 << 20;
 const OTHER_BYTES: u64 = 48 << 20;
-/// The loop needs none, but a signal handler would; all signals are blocked.
+/// The loop needs no stack, but a signal handler would; all signals are blocked.
 const STACK_BYTES: u64 = 16 << 10;
-/// What the system provides is moved here first: its old place and its new one may overlap.
+/// The vDSO is moved here first: its old and its new address may overlap.
 const ASIDE_BYTES: u64 = 1 << 20;
 
-/// Where to look for room: far from where systems put anything, and low enough for every processor.
+/// Where to look for free addresses: far from the usual mappings, and low enough for every processor.
 const FIRST_PLACE: u64 = 1 << 36;
 const LAST_PLACE: u64 = 1 << 46;
 
 const RSEQ_SIGNATURE: u64 = 0x5305_3053;
 
-/// A step that failed when nothing was left to go back to: what the process ends with.
+/// The exit status if a step fails after this process was partly replaced.
 const EXIT_LOST: u64 = 71;
 
-/// Makes this process into the one of a picture. Answers only if nothing has been changed.
+/// Turns this process into the one of a snapshot. Returns only if nothing was changed.
 ///
 /// # Safety
-/// No other thread may be running, and the request must be whole.
+/// No other thread may be running, and the request must be complete.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn belljar_thaw(request: *mut Thaw) -> i64 {
     // SAFETY: the caller's promise.
@@ -87,23 +87,23 @@ pub unsafe extern "C" fn belljar_thaw(request: *mut Thaw) -> i64 {
 
 enum Never {}
 
-/// A system call, and what must come of it.
+/// A system call, and its expected result.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 struct Step {
     number: u64,
     arguments: [u64; 6],
-    /// [`GOOD`], or the very answer that must be given.
+    /// [`GOOD`], or the exact result that is required.
     answer: u64,
 }
 
-/// Any answer but an error.
+/// Any result except an error.
 const GOOD: u64 = 0;
 
 // SAFETY: words only.
 unsafe impl Plain for Step {}
 
-/// Goes through the steps, and then where it is told. Position-independent: it is copied.
+/// Carries out the steps, and then jumps to the other process. Position-independent, because it is copied.
 #[unsafe(naked)]
 unsafe extern "C" fn go(
     steps: *const Step,
@@ -156,7 +156,7 @@ unsafe extern "C" fn go(
     )
 }
 
-/// Its length, generously: what is copied beyond it is never reached.
+/// An upper bound of its length. What is copied beyond its end is never executed.
 const GO_BYTES: usize = 256;
 
 struct Plan {
@@ -183,7 +183,7 @@ impl Plan {
 }
 
 fn plan(request: &mut Thaw) -> Result<Never> {
-    // SAFETY: the caller's promise; and nothing has no place.
+    // SAFETY: the caller's promise; an empty list may have no address.
     let layers = match request.layers_len {
         0 => &[],
         // SAFETY: the same.
@@ -224,7 +224,7 @@ fn plan(request: &mut Thaw) -> Result<Never> {
     let (steps, count) =
         (plan.steps.as_slice().as_ptr() as u64, plan.steps.as_slice().len() as u64);
     let (stack_pointer, resume) = (index.header.stack_pointer, index.header.resume);
-    // SAFETY: the block is where nothing else will be; the code in it does not return.
+    // SAFETY: nothing else will be mapped at the block; the code in it does not return.
     unsafe {
         core::arch::asm!(
             "mov rsp, {stack}",
@@ -242,7 +242,7 @@ fn plan(request: &mut Thaw) -> Result<Never> {
     }
 }
 
-/// Room for the block, where neither process has anything.
+/// An address for the block that neither process uses.
 fn find_place(table: &[u8], index: &Index<'_>, len: u64) -> Result<u64> {
     let is_free = |start: u64| {
         let apart = |from: u64, to: u64| to <= start || start + len <= from;
@@ -259,7 +259,7 @@ fn find_place(table: &[u8], index: &Index<'_>, len: u64) -> Result<u64> {
     Err(ENOMEM)
 }
 
-/// Everything goes but the block, and what the system provides.
+/// Unmaps everything except the block and the vDSO.
 fn clear(plan: &mut Plan, table: &[u8], block: &Block) -> Result<()> {
     for mapping in maps::mappings(table).filter(|mapping| !mapping.is_provided()) {
         let kept = mapping.start >= block.start && mapping.end <= block.end();
@@ -270,7 +270,7 @@ fn clear(plan: &mut Plan, table: &[u8], block: &Block) -> Result<()> {
     Ok(())
 }
 
-/// Moves what the system provides to where it was: libraries remember its addresses.
+/// Moves the vDSO to its former address, which libraries remember.
 fn provided(plan: &mut Plan, table: &[u8], index: &Index<'_>, mut aside: u64) -> Result<()> {
     const MAYMOVE_FIXED: u64 = 3;
     let moved = |plan: &mut Plan, from: u64, len: u64, to: u64| {
@@ -283,7 +283,7 @@ fn provided(plan: &mut Plan, table: &[u8], index: &Index<'_>, mut aside: u64) ->
         let name = index.path(area)?;
         let Some(found) = ours(&name[..name.len() - 1]) else { return Err(ESTALE) };
         if found.end - found.start != area.end - area.start || changed(&found, index) {
-            // Another system, which provides something else.
+            // Another Linux, with another vDSO.
             return Err(ESTALE);
         }
         moved(plan, found.start, found.end - found.start, aside)?;
@@ -302,12 +302,12 @@ fn changed(found: &Mapping<'_>, index: &Index<'_>) -> bool {
         return false;
     }
     let len = (found.end - found.start) as usize;
-    // SAFETY: the system maps it readable into every process.
+    // SAFETY: Linux maps it readable into every process.
     let code = unsafe { slice::from_raw_parts(found.start as *const u8, len) };
     sum(code) != index.header.provided
 }
 
-/// What an area is by itself, and over that what the picture has of it.
+/// Maps the original content of an area, and the saved pages over it.
 fn fill(
     plan: &mut Plan,
     index: &Index<'_>,
@@ -381,8 +381,7 @@ fn continues(run: &Run, other: &Run) -> bool {
         && run.offset.wrapping_sub(run.start) == other.offset.wrapping_sub(other.start)
 }
 
-/// How many runs one mapping of the first one's layer can serve or lie under: up to the last that
-/// continues it, without any hole between.
+/// How many runs one mapping of the first run's layer covers: up to the last that continues it, without a hole in between.
 fn reach(runs: &[Run]) -> usize {
     let mut count = 1;
     let mut end = runs[0].end();
@@ -408,12 +407,12 @@ fn open(plan: &mut Plan, path: &[u8], area: &Area) -> Result<u64> {
     plan.opened.push(fd)?;
     plan.last_path = area.path;
     let stat = raw::fstat(fd)?;
-    // Shared files may change as they like; that is what they are for.
+    // Shared files may have changed.
     let same = stat.size == area.size && stat.modified == area.modified;
     if same || area.kind == SHARED_FILE { Ok(fd) } else { Err(ESTALE) }
 }
 
-/// What the system keeps of a process besides memory.
+/// Restores what Linux keeps of a process besides memory.
 fn attributes(plan: &mut Plan, index: &Index<'_>, structures: &mut [u64]) -> Result<()> {
     const ARCH_SET_FS: u64 = 0x1002;
     const PR_SET_MM: u64 = 35;
@@ -465,16 +464,16 @@ fn attributes(plan: &mut Plan, index: &Index<'_>, structures: &mut [u64]) -> Res
     plan.call(raw::RT_SIGPROCMASK, [SIG_SETMASK, mask, 0, raw::SIGNAL_SET_BYTES, 0, 0])
 }
 
-/// Copies the loop into the block, and lets it be run.
+/// Copies the loop into the block, and makes it executable.
 fn install(code: u64) -> Result<()> {
-    // SAFETY: the page is ours; what is behind the function is still code of ours, or its padding.
+    // SAFETY: the page is ours; after the function comes more code of ours, or padding.
     unsafe { core::ptr::copy_nonoverlapping(go as *const u8, code as *mut u8, GO_BYTES) };
     let prot = raw::PROT_READ | raw::PROT_EXEC;
     // SAFETY: a page of the block, which is not written any more.
     unsafe { raw::syscall(raw::MPROTECT, [code, PAGE, prot, 0, 0, 0]) }.map(|_| ())
 }
 
-/// The system writes to the registered place whenever it likes: it must not be gone.
+/// Linux may write to the registered address at any time, so it must be unregistered before the memory is unmapped.
 fn forget_rseq(request: &Thaw) -> Result<()> {
     const UNREGISTER: u64 = 1;
     raw::block_signals()?;
@@ -633,7 +632,7 @@ mod tests {
             // Large enough to be mapped, if it may.
             run(0x12_0000, MAP_BYTES, 7, 0x1000, 1),
             run(0x14_0000, MAP_BYTES, 7, 0x1_1000, 0),
-            // Written although nobody may write there afterwards.
+            // Written first, although the area is read-only afterwards.
             run(0x40_1000, 0x1000, 7, 0x2_1000, 0),
         ];
         insta::assert_snapshot!(shown(&areas, &runs, text).expect("a plan"));

@@ -1,4 +1,4 @@
-//! Carries out a [`Plan`]: one loop, one match, in a child that has nothing to lose.
+//! Carries out a [`Plan`](crate::plan::Plan), in one loop with one match.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -64,7 +64,7 @@ fn apply_one(step: &Step, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
                 ("lowerdir", lower),
                 ("upperdir", upper),
                 ("workdir", work),
-                // What is written must be a plain layer, without notes of the overlay's own.
+                // What is written must be a plain layer, without extended attributes of overlayfs.
                 ("redirect_dir", "off"),
                 ("index", "off"),
                 ("metacopy", "off"),
@@ -146,7 +146,7 @@ fn make_dir(path: &Path, mode: u32, owner: Option<u32>) -> io::Result<()> {
         let (uid, gid) = (rustix::fs::Uid::from_raw(id), rustix::fs::Gid::from_raw(id));
         rustix::fs::chown(path, Some(uid), Some(gid))?;
     }
-    // mkdir obeys the umask, which is not ours to rely on.
+    // The umask may have removed bits.
     Ok(rustix::fs::chmod(path, Mode::from_raw_mode(mode))?)
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Packets ([`send_packet`], [`recv_packet`]) serve the spawner and the zygote: one JSON object, a
 //! few descriptors, bounded in size. On a stream ([`send_with_fds`], [`recv_with_fds`]) descriptors
-//! are attached to the first byte of a frame and taken from a queue when the frame is understood.
+//! are attached to the first byte of a frame and taken from a queue when the frame is parsed.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -25,8 +25,8 @@ pub const MAX_PACKET: usize = 128 * 1024;
 /// Descriptors beside one message: a sandbox needs a listener, cgroups and a few mounts.
 pub const MAX_FDS: usize = 64;
 
-/// As many as the kernel lets anybody put beside one message (`SCM_MAX_FD`). There is always room for
-/// all of them: those without room are closed by the kernel, in the thread that receives.
+/// The most that Linux allows in one message (`SCM_MAX_FD`). There is always room for all of them: Linux would close those
+/// without room in the thread that receives.
 pub const MAX_RECEIVED: usize = 253;
 
 /// Two connected ends that keep packets apart.
@@ -38,7 +38,7 @@ pub fn packet_pair() -> io::Result<(OwnedFd, OwnedFd)> {
 /// A pipe (read end, write end) that holds about this many bytes, or what the system allows.
 pub fn pipe(bytes: usize) -> io::Result<(OwnedFd, OwnedFd)> {
     let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
-    // Users have a limit on all their pipes together; a small one is slower, and as good.
+    // A user has a limit for all pipes together; a smaller pipe is only slower.
     let _ = rustix::pipe::fcntl_setpipe_size(&writer, bytes);
     Ok((reader, writer))
 }
@@ -48,7 +48,7 @@ pub fn send_packet(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> i
     send_with_fds(socket, bytes, fds).map(|_| ())
 }
 
-/// The same, and never waits: the socket came from somebody who may have made it one that does.
+/// Like [`send_packet`], but never waits: a socket that came from a sandbox may be a blocking one.
 pub fn send_packet_now(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     must_fit(bytes, fds)?;
     send(socket.as_fd(), bytes, fds, SendFlags::NOSIGNAL | SendFlags::DONTWAIT).map(|_| ())
@@ -94,7 +94,7 @@ pub fn recv_packet(socket: impl AsFd) -> io::Result<Option<(Vec<u8>, Vec<OwnedFd
     Ok((got > 0).then_some((bytes, fds)))
 }
 
-/// Waits until a packet has come, and leaves it where it is.
+/// Waits until a packet has arrived, and leaves it in the socket.
 pub fn await_packet(socket: impl AsFd) -> io::Result<()> {
     let mut byte = [0u8];
     rustix::net::recv(socket, &mut byte, RecvFlags::PEEK)?;
@@ -110,8 +110,8 @@ pub fn recv_with_fds(
     receive(socket.as_fd(), bytes, RecvFlags::empty(), |fd| fds.push(fd))
 }
 
-/// The same from a sandbox, over a socket that we made: never waits, and also after an error what
-/// came is in `fds`.
+/// Like [`recv_with_fds`], from a sandbox over a socket that we made. Never waits; received descriptors are in `fds` also after
+/// an error.
 pub fn recv_untrusted(
     socket: impl AsFd,
     bytes: &mut [u8],
@@ -147,9 +147,8 @@ fn receive(
     Ok(received.bytes)
 }
 
-/// Reads what is there from a socket that came from a sandbox, and never waits for it. Descriptors
-/// that came with it are closed here and now, which may take long: only for a thread that waits for
-/// this sandbox alone. True if there were any.
+/// Reads from a socket that came from a sandbox; never waits for data. Closes descriptors that came with it, which may take
+/// long: only for a thread of this sandbox alone. True if there were any.
 pub fn recv_alone(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, bool)> {
     let received = rustix::net::recvmsg(
         socket,
@@ -163,14 +162,13 @@ pub fn recv_alone(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, boo
     }
 }
 
-/// Moves what is there right now from one pipe to another. Never waits, even if the pipes came from
-/// somebody who made them ones that do.
+/// Moves what is available from one pipe to another. Never waits, even if the pipes are blocking ones.
 pub fn move_now(from: impl AsFd, to: impl AsFd, most: usize) -> io::Result<usize> {
     use rustix::pipe::{SpliceFlags, splice};
     Ok(splice(from, None, to, None, most, SpliceFlags::NONBLOCK)?)
 }
 
-/// Tells the other side of a connection that nothing more will come.
+/// Shuts down the writing side of a connection.
 pub fn end_writing(socket: impl AsFd) -> io::Result<()> {
     Ok(rustix::net::shutdown(socket, rustix::net::Shutdown::Write)?)
 }
@@ -186,26 +184,26 @@ pub fn write_now(fd: impl AsFd, bytes: &[u8]) -> io::Result<usize> {
     Ok(rustix::io::write(fd, bytes)?)
 }
 
-/// Reads what is there right now from a descriptor that does not block. Unlike the async runtime,
-/// which remembers what it last heard of a descriptor, this asks the kernel.
+/// Reads what is available from a nonblocking descriptor. The async runtime may not know yet that it is readable; this asks
+/// Linux.
 pub fn read_now(fd: impl AsFd, buffer: &mut [u8]) -> io::Result<usize> {
     Ok(rustix::io::read(fd, buffer)?)
 }
 
-/// Lets the async runtime watch a descriptor: a socket of packets, a pidfd.
+/// Registers a descriptor with the async runtime: a packet socket, a pidfd.
 pub fn watched(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     // SAFETY: the runtime needs `as_raw_fd` to name the same open descriptor for as long as it is
-    // registered; an owned descriptor does, and nobody can take it out without unregistering it.
+    // registered; an owned descriptor does, and nothing takes it out without unregistering it.
     Ok(unsafe { AsyncFd::register(fd) }?)
 }
 
-/// The same for one that a sandbox has sent, or that holds what it sent: a socket, a pipe.
+/// Like [`watched`], for a descriptor that a sandbox has sent, or whose queue has such descriptors.
 pub fn watched_untrusted(fd: UntrustedFd) -> io::Result<AsyncFd<UntrustedFd>> {
     // SAFETY: as above; it owns its descriptor until it is dropped.
     Ok(unsafe { AsyncFd::register(fd) }?)
 }
 
-/// The same for an end of [`packet_pair`] that is to be waited for.
+/// Like [`watched`], for an end of [`packet_pair`], which becomes nonblocking.
 pub fn nonblocking(socket: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     let socket = std::os::unix::net::UnixStream::from(socket);
     socket.set_nonblocking(true)?;
@@ -228,10 +226,9 @@ pub async fn recv_packet_async(
     socket.async_io(tokio::io::Interest::READABLE, |s| recv_packet(s)).await
 }
 
-/// A pipe that another process opens by its name; for a process that cannot be given one.
+/// A named pipe, for a process that cannot inherit a pipe.
 ///
-/// Its name goes away with this. We hold a reading end meanwhile, so that the other side can open
-/// and the writer can write whoever comes first.
+/// Dropping it removes the name. Until then it keeps a reading end open, so that both sides can be opened in any order.
 #[derive(Debug)]
 pub struct Fifo {
     path: PathBuf,
@@ -239,7 +236,7 @@ pub struct Fifo {
 }
 
 impl Fifo {
-    /// Makes it, and returns the writing end with it. The path must be new.
+    /// Makes one, and returns it with the writing end. The path must be new.
     pub fn make(path: PathBuf) -> io::Result<(Fifo, OwnedFd)> {
         use rustix::fs::{CWD, Mode, mknodat, open};
         mknodat(CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)?;

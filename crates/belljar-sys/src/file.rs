@@ -1,4 +1,4 @@
-//! Getting written files onto the disk, early and many at once; and names exchanged in one step.
+//! Writes files durably, and exchanges the names of two files in one step.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};

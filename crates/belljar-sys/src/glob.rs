@@ -6,7 +6,7 @@ use std::io;
 /// Patterns are short; a longer one is a mistake.
 const MAX_PATTERN: usize = 4096;
 
-/// A pattern, understood.
+/// A parsed pattern.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Glob(Vec<Segment>);
 
@@ -44,7 +44,7 @@ impl Glob {
 
     #[must_use]
     pub fn matches(&self, path: &[u8]) -> bool {
-        // What is no text matches as text does that stands for it.
+        // Names that are not UTF-8 match like their replacement text.
         let names: Vec<Vec<char>> = path
             .split(|byte| *byte == b'/')
             .map(|name| String::from_utf8_lossy(name).chars().collect())
@@ -74,7 +74,7 @@ fn segment(text: &str) -> io::Result<Segment> {
     Ok(Segment::Name(pieces))
 }
 
-/// What stands after `[`.
+/// Parses what follows `[`.
 fn set(chars: &mut std::str::Chars<'_>) -> io::Result<Piece> {
     let mut rest = chars.clone();
     let negated = matches!(rest.clone().next(), Some('!' | '^'));
@@ -84,7 +84,7 @@ fn set(chars: &mut std::str::Chars<'_>) -> io::Result<Piece> {
     let mut ranges = Vec::new();
     loop {
         let from = match rest.next() {
-            // The first one stands for itself.
+            // A `]` in the first position is an ordinary character.
             Some(']') if !ranges.is_empty() => break,
             Some('\\') => rest.next(),
             from => from,
@@ -105,7 +105,7 @@ fn set(chars: &mut std::str::Chars<'_>) -> io::Result<Piece> {
 }
 
 fn matches_all(segments: &[Segment], names: &[Vec<char>]) -> bool {
-    // Row by row, which takes time that grows with the product of both lengths and no more.
+    // Row by row: the time is proportional to the product of both lengths.
     let mut reached = vec![false; names.len() + 1];
     reached[0] = true;
     for segment in segments {

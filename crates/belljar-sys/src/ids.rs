@@ -1,16 +1,14 @@
-//! Blocks of host user ids, one per sandbox, so that no two sandboxes ever share a uid: shared uids
-//! share quotas (inotify, keys, pending signals) and could signal and trace each other if a
-//! namespace failed.
+//! Blocks of host user ids, one per sandbox, so that no two sandboxes share a uid. Processes with the same uid share quotas
+//! (inotify, keys, pending signals), and could signal and trace each other if a namespace failed.
 //!
 //! ```text
 //! host uid   0x7000_0000 + block * 4096 + uid inside
 //! ```
 //!
 //! The range 0x7000_0000..0x7FFE_0000 is unused by distributions and by systemd. Block 0 belongs to
-//! the spawner and the zygotes. A block is taken by locking a file; the lock is handed to the
-//! sandbox's PID 1 and is released by the kernel when that dies, whatever became of the server. So
-//! blocks are recycled for ever, are never leaked, and servers that share a run directory, which all
-//! do unless told otherwise, never collide.
+//! the spawner and the zygotes. A block is taken by locking a file. The sandbox's PID 1 gets the lock, and
+//! Linux releases it when that process ends, even if the server is gone. So blocks are never leaked, and
+//! servers that share a run directory, which is the default, never collide.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -26,18 +24,18 @@ pub const BLOCK_SIZE: u32 = 4096;
 /// Up to, and not including, the range that systemd keeps for foreign ids.
 pub const BLOCKS: u32 = (0x7FFE_0000 - FIRST_HOST_ID) / BLOCK_SIZE;
 
-/// A block of ids and the lock that keeps it ours.
+/// A block of ids and its lock.
 #[derive(Debug)]
 pub struct IdBlock {
     pub block: u32,
     pub lock: OwnedFd,
 }
 
-/// Hands out blocks, the lowest free one first.
+/// Reserves blocks, the lowest free one first.
 #[derive(Debug)]
 pub struct IdBlocks {
     directory: PathBuf,
-    /// Blocks we gave away ourselves and know to be taken still; it saves trying their locks.
+    /// Blocks that this process has reserved; it saves trying their locks.
     taken: BTreeSet<u32>,
 }
 
@@ -58,7 +56,7 @@ impl IdBlocks {
         Err(io::Error::other("all blocks of user ids are taken"))
     }
 
-    /// Opened for reading only: the sandbox that keeps it holds the lock and can do nothing else.
+    /// Opened for reading only: the sandbox can hold the lock and do nothing else with the file.
     fn open(&self, block: u32) -> io::Result<File> {
         let path = self.directory.join(block.to_string());
         match File::open(&path) {
@@ -117,7 +115,7 @@ mod tests {
         let a = ours.take().unwrap();
         let b = theirs.take().unwrap();
         assert_ne!(a.block, b.block);
-        // A forgotten server: its sandbox died, nobody gave anything back.
+        // The sandbox of a dead server: the block was not given back.
         drop(a.lock);
         assert_eq!(theirs.take().unwrap().block, a.block);
     }

@@ -1,7 +1,6 @@
-//! Landlock: writing is possible only below the paths that are meant for it, even if a mount were
-//! writable by mistake.
+//! Landlock: allows writing only below given paths, even if a mount were writable by mistake.
 //!
-//! The guest puts itself under the rules while its sandbox is built, and everything that it starts inherits them.
+//! The guest applies the rules to itself while its sandbox is built; everything that it starts inherits them.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -12,10 +11,10 @@ use landlock::{
     RulesetCreatedAttr,
 };
 
-/// The newest generation whose meaning we know; an older kernel enforces what it can of it.
+/// The newest version that we know; an older kernel enforces what it supports of it.
 const KNOWN: ABI = ABI::V5;
 
-/// Rights that are not about changing files: allowed everywhere, the mounts decide.
+/// Rights that do not change files: allowed everywhere by Landlock, and limited by mounts.
 fn harmless() -> landlock::BitFlags<AccessFs> {
     AccessFs::from_read(KNOWN) | AccessFs::IoctlDev
 }
@@ -38,7 +37,7 @@ pub fn ruleset(writable: &[PathBuf]) -> io::Result<Option<OwnedFd>> {
     Ok(rules.into())
 }
 
-/// Puts this process and all it will start under the rules. Needs no_new_privs.
+/// Applies the rules to this process and everything it will start. Needs no_new_privs.
 pub fn restrict_self(ruleset: impl AsFd) -> io::Result<()> {
     // SAFETY: takes an open descriptor and a number.
     let result =
@@ -46,7 +45,7 @@ pub fn restrict_self(ruleset: impl AsFd) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// The generation of Landlock the running kernel speaks, if any.
+/// The Landlock version of the running kernel, if it has Landlock.
 #[must_use]
 pub fn generation() -> Option<u32> {
     const VERSION: libc::c_long = 1;

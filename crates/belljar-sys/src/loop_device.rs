@@ -1,8 +1,7 @@
-//! Files as block devices: what holds the file system of a volume.
+//! Loop devices: files as block devices, for the file systems of volumes.
 //!
-//! A device is found by the file behind it, and never made twice for the same file: two file
-//! systems on the same bytes would destroy each other. It goes by itself when the last mount of it
-//! does, whoever holds that: nobody has to remember to take it apart.
+//! A device is found by its file, and never made twice for the same file: two file systems on the same bytes would destroy each
+//! other. Linux removes it with its last mount.
 
 use std::fs::{self, File};
 use std::io;
@@ -11,17 +10,16 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Stat, fstat, major, minor};
 
-/// How often a free device is asked for again when somebody else was quicker.
+/// How often to ask again for a free device, if another process was faster.
 const ATTEMPTS: usize = 16;
 
 const CONTROL: &str = "/dev/loop-control";
 const LOOP_GET_STATUS64: libc::c_ulong = 0x4C05;
 const LOOP_CONFIGURE: libc::c_ulong = 0x4C0A;
 const LOOP_CTL_GET_FREE: libc::c_ulong = 0x4C82;
-/// The device goes when nobody uses it any more.
+/// Linux removes the device when it is not used any more.
 const LO_FLAGS_AUTOCLEAR: u32 = 4;
-/// Around the page cache of the file below, so that nothing is kept in memory twice; the kernel
-/// does without where that is not possible.
+/// Bypasses the page cache of the file below, so that nothing is cached twice. Linux ignores it where that is not possible.
 const LO_FLAGS_DIRECT_IO: u32 = 16;
 
 /// `struct loop_info64` of the kernel.
@@ -52,22 +50,21 @@ struct Config {
     reserved: [u64; 8],
 }
 
-/// A device that shows a file, held for as long as this lives; what mounts it holds it as well.
+/// A device for a file. It exists as long as this value, or a mount of it.
 #[derive(Debug)]
 pub struct LoopDevice {
     path: PathBuf,
-    _held: File,
+    _open: File,
 }
 
 impl LoopDevice {
-    /// Whether there is anything to make devices with.
+    /// Whether this machine has loop devices.
     #[must_use]
     pub fn is_possible() -> bool {
         Path::new(CONTROL).exists()
     }
 
-    /// The device that shows `image`: the one it has, or a new one. No two callers may ask for the
-    /// same file at the same time.
+    /// The device of `image`: an existing one, or a new one. Two callers must not ask for the same file at the same time.
     pub fn of(image: &File) -> io::Result<LoopDevice> {
         match LoopDevice::find(image)? {
             Some(device) => Ok(device),
@@ -88,11 +85,11 @@ impl LoopDevice {
                 continue;
             }
             let path = Path::new("/dev").join(name);
-            // One that is going away, or has no node here, is none of ours.
+            // A device that is being removed, or has no node here, is not ours.
             let Ok(device) = File::options().read(true).write(true).open(&path) else { continue };
-            // Held open, it cannot become another's between the look and its use.
+            // While it is open it cannot be reused for another file.
             if status(&device).is_some_and(|info| shows(&info, &wanted)) {
-                return Ok(Some(LoopDevice { path, _held: device }));
+                return Ok(Some(LoopDevice { path, _open: device }));
             }
         }
         Ok(None)
@@ -105,7 +102,7 @@ impl LoopDevice {
             let path = PathBuf::from(format!("/dev/loop{number}"));
             let device = File::options().read(true).write(true).open(&path)?;
             match configure(&device, image) {
-                Ok(()) => return Ok(LoopDevice { path, _held: device }),
+                Ok(()) => return Ok(LoopDevice { path, _open: device }),
                 Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {}
                 Err(error) => return Err(error),
             }
@@ -123,7 +120,7 @@ fn configure(device: &File, image: &File) -> io::Result<()> {
     ioctl(device.as_raw_fd(), LOOP_CONFIGURE, &raw const config as usize).map(|_| ())
 }
 
-/// What the device shows; nothing, if it is free.
+/// The file of the device; `None` if it is free.
 fn status(device: &File) -> Option<Info> {
     // SAFETY: all-zero is a valid `loop_info64`.
     let mut info: Info = unsafe { std::mem::zeroed() };
@@ -133,7 +130,7 @@ fn status(device: &File) -> Option<Info> {
 
 fn shows(info: &Info, file: &Stat) -> bool {
     let (major, minor) = (u64::from(major(file.st_dev)), u64::from(minor(file.st_dev)));
-    // As the kernel writes a device's number to programs.
+    // The encoding of device numbers for user space.
     let device = (minor & 0xff) | (major << 8) | ((minor & !0xff) << 12);
     (info.inode, info.device) == (file.st_ino, device)
 }
@@ -156,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_has_one_device_for_as_long_as_anybody_holds_it() {
+    fn a_file_has_one_device_as_long_as_it_is_open() {
         if !crate::privileges::is_root() || !LoopDevice::is_possible() {
             return;
         }
@@ -174,6 +171,6 @@ mod tests {
             std::thread::sleep(std::time::Duration::from_millis(20));
             LoopDevice::find(&again).unwrap().is_none()
         });
-        assert!(gone, "nobody holds it");
+        assert!(gone, "it is closed");
     }
 }

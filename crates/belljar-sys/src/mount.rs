@@ -1,5 +1,5 @@
-//! Mounts, by way of descriptors: a tree is cloned, made harmless while nobody can see it, and only
-//! then attached. There is no moment at which it is visible and writable.
+//! Mounts by descriptors: a tree is cloned, restricted while it is detached, and only then attached. So it is never visible
+//! and writable.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -12,8 +12,7 @@ use rustix::mount::{
 
 use crate::plan::Access;
 
-/// A detached copy of the mounts at `path`, to be attached elsewhere, by someone who could not
-/// reach `path` themselves if need be.
+/// A detached copy of the mounts at `path`. It can be attached elsewhere, also by a process that cannot reach `path`.
 pub fn clone_tree(path: &Path) -> io::Result<OwnedFd> {
     let flags = OpenTreeFlags::OPEN_TREE_CLONE
         | OpenTreeFlags::OPEN_TREE_CLOEXEC
@@ -21,7 +20,7 @@ pub fn clone_tree(path: &Path) -> io::Result<OwnedFd> {
     Ok(rustix::mount::open_tree(CWD, path, flags)?)
 }
 
-/// The same for a directory at this very path, none of whose parts is a link; and whose it is.
+/// Like [`clone_tree`], for a directory whose path has no links; also returns its owner.
 pub fn clone_directory(path: &Path) -> io::Result<(OwnedFd, (u32, u32))> {
     let (flags, resolve) =
         (OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, ResolveFlags::NO_SYMLINKS);
@@ -33,7 +32,7 @@ pub fn clone_directory(path: &Path) -> io::Result<(OwnedFd, (u32, u32))> {
     Ok((rustix::mount::open_tree(&found, "", flags)?, (owner.st_uid, owner.st_gid)))
 }
 
-/// Shows a detached tree at `target`.
+/// Attaches a detached tree at `target`.
 pub(crate) fn attach(tree: impl AsFd, target: &Path) -> io::Result<()> {
     Ok(rustix::mount::move_mount(tree, "", CWD, target, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?)
 }
@@ -56,19 +55,18 @@ pub(crate) fn restrict(tree: impl AsFd, access: Access) -> io::Result<()> {
     set_attributes(tree.as_fd(), attributes, None)
 }
 
-/// Lets files below a detached tree belong, on disk, to the ids that they have inside this user
-/// namespace: whoever sees the tree from there owns what somebody else with the same id made. The
-/// tree is restricted in the same step.
+/// Makes a detached tree an idmapped mount: on disk, files have the ids that they have inside this user namespace. Also
+/// restricts the tree to `access`.
 pub fn map_ids(tree: impl AsFd, access: Access, namespace: impl AsFd) -> io::Result<()> {
     restrict(&tree, access)?;
     set_attributes(tree.as_fd(), libc::MOUNT_ATTR_IDMAP, Some(namespace.as_fd()))
 }
 
-/// Whether the bytes of a file system were taken from the disk when it was made.
+/// Whether the bytes of a file system were allocated when it was made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Backing {
     SetAside,
-    /// They are taken when they are written, and given back when files are removed.
+    /// They are allocated when they are written, and freed when files are removed.
     Sparse,
 }
 
@@ -78,24 +76,23 @@ pub fn block_device(device: &Path, target: &Path, backing: Backing) -> io::Resul
     let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV;
     let mut options = vec![("source", device)];
     if backing == Backing::Sparse {
-        // The kernel would otherwise write all tables of inodes in the background. When the disk
-        // below has no room for the journal, the file system takes no more writes.
+        // Otherwise Linux would write all inode tables in the background. If the disk below has no room for the journal, the
+        // file system becomes read-only.
         options.extend([("noinit_itable", ""), ("discard", ""), ("errors", "remount-ro")]);
     }
     filesystem("ext4", &options, attributes, target)
 }
 
-/// Takes away what is mounted at exactly this path, if anything is; whoever copied it keeps their
-/// copy.
+/// Unmounts what is mounted at exactly this path, if anything is. Copies of the mount stay.
 pub fn take_away(target: &Path) -> io::Result<()> {
     match rustix::mount::unmount(target, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
-        // Nothing is, or there is no such path.
+        // Nothing is mounted, or there is no such path.
         Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOENT) => Ok(()),
         outcome => Ok(outcome?),
     }
 }
 
-/// Where something is mounted in our mount namespace.
+/// The mount points of our mount namespace.
 #[must_use]
 pub fn points() -> Vec<PathBuf> {
     use std::os::unix::ffi::OsStringExt as _;
@@ -130,7 +127,7 @@ fn unescaped(field: &[u8]) -> Vec<u8> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Room {
     pub used: u64,
-    /// For whoever is not root.
+    /// For users other than root.
     pub free: u64,
     pub files: u64,
 }
@@ -145,7 +142,7 @@ pub fn room(path: &Path) -> io::Result<Room> {
     })
 }
 
-/// Makes what is mounted at `target`, and below it, unwritable.
+/// Makes the mounts at `target`, and below it, read-only.
 pub(crate) fn make_read_only(target: &Path) -> io::Result<()> {
     let fd = rustix::fs::openat(
         CWD,
@@ -199,7 +196,7 @@ pub(crate) fn filesystem(
     attach(mount, target)
 }
 
-/// Takes a mount, and what is mounted on it, out of sight.
+/// Detaches a mount, with everything mounted on it.
 pub(crate) fn detach(target: &Path) -> io::Result<()> {
     Ok(rustix::mount::unmount(target, UnmountFlags::DETACH)?)
 }
@@ -220,7 +217,7 @@ pub(crate) fn pivot_root(root: &Path) -> io::Result<()> {
     Ok(rustix::process::chdir("/")?)
 }
 
-/// Does this path exist, as far as we may see?
+/// The type of the file at a path; `None` if it does not exist or cannot be seen.
 pub(crate) fn kind_of(path: &Path) -> Option<rustix::fs::FileType> {
     rustix::fs::statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW)
         .ok()

@@ -1,8 +1,7 @@
 //! A sandbox as data: which namespaces, and which steps, in which order.
 //!
-//! Nothing here touches the system. The server builds a [`Plan`], tests show it as text, the
-//! spawner's child carries it out ([`crate::apply`]). A step that fails is named in the error, so
-//! the plan is also the vocabulary in which trouble is reported.
+//! Nothing here touches the system. The server builds a [`Plan`], tests show it as text, and the spawner's child carries it out
+//! ([`crate::apply`]). Errors name the step that failed.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -116,7 +115,7 @@ pub enum Step {
     Seal {
         path: PathBuf,
     },
-    /// Take a mount away, with everything on it; whoever copied it keeps their copy.
+    /// Unmount, with everything mounted on it. Copies of the mount stay.
     Detach {
         target: PathBuf,
     },
@@ -140,7 +139,7 @@ pub enum Step {
     /// Root keeps what installing packages takes, and no power over the machine.
     LimitCapabilities,
     NoNewPrivileges,
-    /// A second wall behind the read-only mounts: only below these paths may anything be written.
+    /// A second protection behind read-only mounts: writing is possible only below these paths.
     Landlock {
         writable: Vec<PathBuf>,
     },
@@ -155,7 +154,7 @@ pub enum Step {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Source {
     Path(PathBuf),
-    /// A detached mount that somebody with more rights opened for us.
+    /// A detached mount that a process with more rights has opened.
     Tree(FdIndex),
 }
 
@@ -165,14 +164,14 @@ pub struct Access {
     pub write: bool,
     pub exec: bool,
     pub devices: bool,
-    /// Set-user-id bits count. In no sandbox do they: tests show that somebody would notice.
+    /// Set-user-id bits have effect. They have in no sandbox; only tests of the protections set this.
     pub set_user_id: bool,
 }
 
 impl Access {
     /// Programs and libraries.
     pub const READ_EXEC: Access = Access { exec: true, ..Access::READ };
-    /// Data that nobody should run by accident of a path.
+    /// Data, which cannot be executed.
     pub const READ: Access =
         Access { write: false, exec: false, devices: false, set_user_id: false };
     pub const WRITE: Access = Access { write: true, exec: true, ..Access::READ };

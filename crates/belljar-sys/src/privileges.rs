@@ -1,11 +1,11 @@
-//! Giving up power, for good.
+//! Drops privileges for good.
 
 use std::io;
 
 use rustix::process::{DumpableBehavior, Resource, Rlimit};
 use rustix::thread::{CapabilitySet, CapabilitySets, Gid, Uid};
 
-/// Becomes this user and group in every sense and leaves all supplementary groups.
+/// Changes all user and group ids, and leaves all supplementary groups.
 pub fn set_ids(uid: u32, gid: u32) -> io::Result<()> {
     // A single-id map made without privilege forbids setgroups; the groups are then unmapped
     // inside, and all they could open is outside our root.
@@ -18,8 +18,8 @@ pub fn set_ids(uid: u32, gid: u32) -> io::Result<()> {
     Ok(rustix::thread::set_thread_res_uid(uid, uid, uid)?)
 }
 
-/// Makes sure no capability can ever be gained again, not even by executing a program that has
-/// some. Needs the capability to do so, and so comes before [`drop_capabilities`].
+/// Makes it impossible to gain a capability again, even by executing a program that has some. Needs a capability itself, and
+/// so comes before [`drop_capabilities`].
 pub fn drop_bounding_set() -> io::Result<()> {
     for bit in 0..64 {
         // SAFETY: takes integers only.
@@ -35,7 +35,7 @@ pub fn drop_bounding_set() -> io::Result<()> {
     Ok(())
 }
 
-/// What a root needs that installs packages below a root of its own.
+/// The capabilities that root needs to install packages in its own root file system.
 const OF_INSTALLERS: [libc::c_int; 10] = [
     CAP_CHOWN,
     CAP_DAC_OVERRIDE,
@@ -60,7 +60,7 @@ const CAP_SETPCAP: libc::c_int = 8;
 const CAP_SYS_CHROOT: libc::c_int = 18;
 const CAP_SETFCAP: libc::c_int = 31;
 
-/// Whatever root executes from here on has the rights of an installer and no others.
+/// Programs that root executes from here on have only these capabilities.
 pub fn limit_root() -> io::Result<()> {
     for bit in (0..64).filter(|bit| !OF_INSTALLERS.contains(bit)) {
         // SAFETY: takes integers only.
@@ -91,8 +91,8 @@ pub fn set_no_new_privileges() -> io::Result<()> {
     Ok(rustix::thread::set_no_new_privs(true)?)
 }
 
-/// From here on nobody without privilege over our user namespace can read our memory, environment
-/// or descriptors through `/proc`, or trace us.
+/// From here on only a process with privileges over our user namespace can read our memory, environment or descriptors through
+/// `/proc`, or trace us.
 pub fn become_undumpable() -> io::Result<()> {
     Ok(rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)?)
 }
@@ -114,7 +114,7 @@ pub fn limit_open_files(count: u64) -> io::Result<()> {
 pub fn raise_open_files() {
     let limit = rustix::process::getrlimit(Resource::Nofile);
     let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
-    // Failing to raise is no reason not to run.
+    // If it cannot be raised, the server runs with the soft limit.
     let _ = rustix::process::setrlimit(Resource::Nofile, raised);
 }
 

@@ -1,7 +1,7 @@
-//! Attacks on our own limits, run by a child of the guest inside a throw-away sandbox.
+//! Tries to exceed limits, in a child of the guest inside a temporary sandbox.
 //!
-//! A limit that was configured but is not enforced is worse than none, because it is trusted. So at
-//! start each runtime lets these loose and looks at what happens.
+//! A limit that is configured but not enforced is worse than none, because users rely on it. So the self-test runs these
+//! probes and checks the result.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -22,7 +22,7 @@ pub fn memory(bytes: u64) -> io::Result<bool> {
     Ok(ended == Ended::Signaled(libc::SIGKILL))
 }
 
-/// Starts up to `count` processes that do nothing, and says how many there were.
+/// Starts up to `count` processes that do nothing, and returns how many started.
 pub fn processes(count: u32) -> io::Result<u32> {
     let mut children = Vec::new();
     for _ in 0..count {
@@ -42,7 +42,7 @@ pub fn processes(count: u32) -> io::Result<u32> {
     Ok(started)
 }
 
-/// Burns processor time in two children for `wall`, and says how much they got.
+/// Uses processor time in two children for `wall`, and returns how much they got.
 pub fn cpu(wall: Duration) -> io::Result<(Duration, Duration)> {
     let before = children_time();
     let start = Instant::now();
@@ -59,8 +59,8 @@ pub fn cpu(wall: Duration) -> io::Result<(Duration, Duration)> {
     Ok((children_time().saturating_sub(before), start.elapsed()))
 }
 
-/// Burns processor time in two threads of this process for `wall`, and says how much they got: what an unlimited
-/// program gets on this machine, however busy it is.
+/// Uses processor time in two threads of this process for `wall`, and returns how much they got: what a program without a
+/// limit gets on this machine at the moment.
 #[must_use]
 pub fn unlimited_cpu(wall: Duration) -> Duration {
     let start = Instant::now();

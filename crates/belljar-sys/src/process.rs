@@ -82,7 +82,7 @@ fn flag_of(namespace: Namespace) -> libc::c_int {
     }
 }
 
-/// We are killed when whoever started us ends.
+/// This process is killed when its parent ends.
 pub fn die_with_parent() -> io::Result<()> {
     let signal = Some(Signal::KILL);
     Ok(rustix::process::set_parent_process_death_signal(signal)?)
@@ -93,18 +93,18 @@ pub fn unshare_user_and_mounts() -> io::Result<()> {
     unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWNS)
 }
 
-/// This thread, and what it starts, gets a network of its own with nobody in it.
+/// Moves this thread, and what it starts, into a new, empty network namespace.
 pub fn unshare_network() -> io::Result<()> {
     unshare(libc::CLONE_NEWNET)
 }
 
 pub(crate) fn unshare(flags: libc::c_int) -> io::Result<()> {
-    // SAFETY: takes an integer. Descriptors stay shared with nobody: the process has one thread.
+    // SAFETY: takes an integer. No other thread shares our descriptors: the process has one thread.
     let result = unsafe { libc::unshare(flags) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Ends this process at once, running nothing on the way.
+/// Ends this process at once, without exit handlers.
 pub fn exit_now(status: i32) -> ! {
     // SAFETY: never returns and touches no memory of ours.
     unsafe { libc::_exit(status) }
@@ -114,8 +114,7 @@ pub fn exit_now(status: i32) -> ! {
 ///
 /// # Safety
 ///
-/// Whoever owns a descriptor that is closed here must never use it again: call this only in a
-/// child that goes on with nothing but `keep`.
+/// Owners of closed descriptors must never use them again: call this only in a child that continues with nothing but `keep`.
 unsafe fn close_all_but(keep: &[RawFd]) {
     let mut keep: Vec<_> = keep.iter().copied().filter(|&fd| fd > 2).collect();
     keep.sort_unstable();
@@ -129,8 +128,8 @@ unsafe fn close_all_but(keep: &[RawFd]) {
     }
 }
 
-/// Forgets everything inherited but the given descriptors, and gives standard input, output and
-/// error to `/dev/null`. For a child that goes on as another program.
+/// Closes all inherited descriptors except the given ones, and connects standard input, output and error with `/dev/null`. For
+/// a child that continues as another program.
 pub fn detach_from_parent(keep: Vec<OwnedFd>) -> io::Result<Vec<OwnedFd>> {
     let null = rustix::fs::open(
         "/dev/null",
@@ -185,7 +184,7 @@ fn try_execute(
             return Err(io::Error::last_os_error());
         }
     }
-    // Marked and not closed: should the exec fail, there is somebody to tell.
+    // Marked and not closed: if the exec fails, the error must still be reported.
     // SAFETY: integers only; what is marked stays open until this process is another program.
     unsafe {
         libc::syscall(libc::SYS_close_range, above - 3, RawFd::MAX, libc::CLOSE_RANGE_CLOEXEC)
@@ -199,7 +198,7 @@ fn try_execute(
     Err(io::Error::last_os_error())
 }
 
-/// What a new process of the guest gets.
+/// A program for a new process of the guest.
 #[derive(Debug)]
 pub struct Command<'a> {
     pub argv: &'a [String],
@@ -207,12 +206,11 @@ pub struct Command<'a> {
     pub cwd: &'a str,
     /// Become 0, 1, 2, 3, ... of the new process.
     pub fds: &'a [BorrowedFd<'a>],
-    /// The first of them is a terminal, which becomes the one it belongs to.
+    /// The first of them is a terminal, which becomes the controlling terminal.
     pub on_terminal: bool,
 }
 
-/// The command with its program's full name: one without a slash is looked for on the `PATH` of
-/// the environment it is to have.
+/// The command with the full path of its program: a name without a slash is looked up on the `PATH` of its environment.
 pub fn find_program(argv: &[String], env: &[(String, String)]) -> io::Result<Vec<String>> {
     let Some(name) = argv.first().filter(|name| !name.contains('/')) else {
         return Ok(argv.to_vec());
@@ -228,8 +226,7 @@ pub fn find_program(argv: &[String], env: &[(String, String)]) -> io::Result<Vec
     Ok(std::iter::once(program).chain(argv[1..].iter().cloned()).collect())
 }
 
-/// Starts a program in a session of its own and returns its pid. The caller is single-threaded and
-/// reaps all children itself.
+/// Starts a program in a new session and returns its pid. The caller is single-threaded and reaps all children itself.
 pub fn spawn(command: &Command<'_>) -> io::Result<u32> {
     let (report, failed) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
     let failed = move_up(failed)?;
@@ -243,7 +240,7 @@ pub fn spawn(command: &Command<'_>) -> io::Result<u32> {
             drop(failed);
             let mut errno = [0; 4];
             if !readable_within(&report, EXEC_TIMEOUT)? {
-                // Somebody inside stopped it half-way; we do not wait for them.
+                // Code inside may have stopped it; do not wait for it.
                 let _ = signal(pid, libc::SIGKILL);
                 return Err(io::ErrorKind::TimedOut.into());
             }
@@ -256,32 +253,29 @@ pub fn spawn(command: &Command<'_>) -> io::Result<u32> {
     }
 }
 
-/// Does something in a copy of this process, which has nothing but the standard three descriptors
-/// and `keep`, and returns its pid and where it tells what came of it: everything until its end. The
-/// caller is single-threaded and reaps all children itself.
+/// Runs a task in a fork of this process, which keeps only the standard three descriptors and `keep`. Returns its pid and a pipe
+/// with the bytes that the task returns. The caller is single-threaded and reaps all children itself.
 ///
-/// The work may take as long as it takes, and as much memory as there is, without holding up or
-/// endangering the caller.
+/// The task may take any time and memory without affecting the caller.
 pub fn work(
     keep: Vec<OwnedFd>,
     task: impl FnOnce(Vec<OwnedFd>) -> Vec<u8>,
 ) -> io::Result<(u32, OwnedFd)> {
-    let (told, tells) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+    let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
     match fork_process()? {
-        Forked::Parent(pid) => Ok((pid, told)),
+        Forked::Parent(pid) => Ok((pid, reader)),
         Forked::Child => {
             forget_signal_handlers();
             let mut kept: Vec<RawFd> = keep.iter().map(AsRawFd::as_raw_fd).collect();
-            kept.push(tells.as_raw_fd());
-            // SAFETY: this copy of the process goes on with nothing but these, and never returns to
-            // whoever owns the others.
+            kept.push(writer.as_raw_fd());
+            // SAFETY: this fork continues with nothing but these, and never returns to the owners of the others.
             unsafe { close_all_but(&kept) };
-            // A panic must not unwind into what is the caller's, whose copy we are.
+            // A panic must not unwind into the caller's code.
             let task = std::panic::AssertUnwindSafe(move || task(keep));
             let Ok(report) = std::panic::catch_unwind(task) else { exit_now(101) };
             let mut rest = &report[..];
             while let Ok(written @ 1..) =
-                rustix::io::retry_on_intr(|| rustix::io::write(&tells, rest))
+                rustix::io::retry_on_intr(|| rustix::io::write(&writer, rest))
             {
                 rest = &rest[written..];
             }
@@ -303,7 +297,7 @@ fn readable_within(fd: impl AsFd, limit: rustix::event::Timespec) -> io::Result<
     Ok(rustix::io::retry_on_intr(|| rustix::event::poll(&mut fds, Some(&limit)))? > 0)
 }
 
-/// The same, under a number that no program expects anything at.
+/// Moves a descriptor to a high number, where no program expects one.
 pub fn move_up(fd: OwnedFd) -> io::Result<OwnedFd> {
     const ABOVE: RawFd = 100;
     Ok(rustix::io::fcntl_dupfd_cloexec(&fd, ABOVE)?)
@@ -349,7 +343,7 @@ impl Ended {
     }
 }
 
-/// Collects one child that has ended, any of them; `None` when there is none at the moment.
+/// Reaps any child that has ended; `None` if there is none now.
 pub fn reap_any() -> Option<(u32, Ended)> {
     loop {
         let (pid, status): (Pid, WaitStatus) =
@@ -365,8 +359,7 @@ pub(crate) fn ended_by(status: WaitStatus) -> Option<Ended> {
     exited.or_else(|| status.terminating_signal().map(Ended::Signaled))
 }
 
-/// Signals a process by its number. Only for children that were not reaped yet, whose number
-/// cannot have passed to somebody else.
+/// Signals a process by its pid. Only for children that were not reaped yet, whose pid cannot have been reused.
 pub fn signal(pid: u32, signal: i32) -> io::Result<()> {
     kill_raw(i32::try_from(pid).map_err(io::Error::other)?, signal)
 }
@@ -382,7 +375,7 @@ fn kill_raw(target: i32, signal: i32) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Kills exactly the process behind the descriptor, whatever became of its number.
+/// Kills the process of a pidfd, even if its pid was reused.
 pub fn kill_by_pidfd(pidfd: impl AsFd) -> io::Result<()> {
     match rustix::process::pidfd_send_signal(pidfd, Signal::KILL) {
         Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),
@@ -396,8 +389,8 @@ pub fn pidfd_open(pid: u32) -> io::Result<OwnedFd> {
     Ok(rustix::process::pidfd_open(pid, PidfdFlags::empty())?)
 }
 
-/// Children that end are collected by the kernel at once; their pidfds still tell of it. Programs
-/// executed later start with the ordinary behaviour.
+/// Lets Linux reap children at once; their pidfds still report the end. Programs that are executed later have the default
+/// behaviour.
 pub fn reap_automatically() -> io::Result<()> {
     // SAFETY: all-zero is a valid `sigaction`: the default action and no flags.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
@@ -408,11 +401,11 @@ pub fn reap_automatically() -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Takes back every signal handler, our runtime's own included. To PID 1 of a namespace the kernel
-/// then delivers no signal from inside at all.
+/// Removes every signal handler, including those of the Rust runtime. Linux then delivers no signal from inside its namespace
+/// to PID 1.
 pub fn forget_signal_handlers() {
     for signal in 1..=64 {
-        // A broken pipe stays an error of the write that met it.
+        // A broken pipe stays an error of the write.
         if signal != libc::SIGPIPE {
             // SAFETY: integers only. It fails for SIGKILL, SIGSTOP and libc's own, which is right.
             unsafe { libc::signal(signal, libc::SIG_DFL) };
@@ -420,20 +413,19 @@ pub fn forget_signal_handlers() {
     }
 }
 
-/// Lets a process, and all it will start, die before others when the machine runs out of memory.
-/// Set from outside by someone with privilege, it cannot be lowered again from inside.
+/// Makes Linux kill this process, and all it will start, before others when the machine runs out of memory. A process without
+/// privileges cannot undo it.
 pub fn prefer_as_oom_victim(pid: u32) -> io::Result<()> {
     std::fs::write(format!("/proc/{pid}/oom_score_adj"), "500")
 }
 
-/// Leaves the terminal and the process group of whoever started us: a Ctrl-C there is not meant
-/// for us.
+/// Leaves the terminal and the process group of our parent: a Ctrl-C there must not reach this process.
 pub fn leave_terminal() {
     // It fails only for the leader of a group, which has nothing to leave.
     let _ = rustix::process::setsid();
 }
 
-/// Takes standard input, which our parent replaced by something else, and leaves `/dev/null`.
+/// Takes the descriptor that the parent passed as standard input, and puts `/dev/null` in its place.
 pub fn take_stdin() -> io::Result<OwnedFd> {
     let taken = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3)?;
     let null = std::fs::File::open("/dev/null")?;
@@ -441,13 +433,13 @@ pub fn take_stdin() -> io::Result<OwnedFd> {
     Ok(taken)
 }
 
-/// A name nobody can guess: 128 random bits in hexadecimal.
+/// A name that cannot be guessed: 128 random bits in hexadecimal.
 #[must_use]
 pub fn random_name() -> String {
     random_bytes::<16>().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Bytes nobody can guess, good for a key. At most 256, which the kernel gives all at once.
+/// Random bytes, good for a key. At most 256, which Linux returns in one call.
 #[must_use]
 pub fn random_bytes<const N: usize>() -> [u8; N] {
     const { assert!(N <= 256) };

@@ -1,4 +1,4 @@
-//! What `/proc` tells, parsed once and here.
+//! Parses `/proc`.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,8 +18,7 @@ pub fn own_threads() -> io::Result<usize> {
     }
 }
 
-/// The moment a process started, in clock ticks since boot: together with its number this names a
-/// process for ever.
+/// The start time of a process in clock ticks since boot. Together with the pid it identifies a process.
 pub fn start_time(pid: u32) -> io::Result<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
     nth_after_name(&stat, 19).ok_or_else(|| io::Error::other("unexpected form of /proc/PID/stat"))
@@ -63,8 +62,7 @@ pub fn descendants(parents: &BTreeMap<u32, u32>, root: u32) -> Vec<u32> {
     let mut next = 0;
     while let Some(&parent) = found.get(next) {
         next += 1;
-        // A name in /proc is read while the world moves: a cycle is impossible in the kernel but
-        // not in our snapshot.
+        // /proc is not read in one step: there are no cycles in Linux, but our copy may have one.
         let children: Vec<u32> = parents
             .iter()
             .filter(|(pid, of)| **of == parent && !found.contains(pid))
@@ -107,7 +105,7 @@ pub fn same_command(one: u32, other: u32) -> bool {
     command(one).is_some_and(|ours| command(other) == Some(ours))
 }
 
-/// Did this process begin with a variable of this value?
+/// Whether this process was started with a variable of this value.
 #[must_use]
 pub(crate) fn has_variable(pid: u32, name: &str, value: &str) -> bool {
     let Ok(environment) = fs::read(format!("/proc/{pid}/environ")) else { return false };
@@ -115,8 +113,7 @@ pub(crate) fn has_variable(pid: u32, name: &str, value: &str) -> bool {
     environment.split(|byte| *byte == 0).any(|variable| variable == wanted)
 }
 
-/// How a process was started, in one line of at most `most` characters; its name where it has no
-/// arguments to tell.
+/// The command line of a process, in at most `most` characters; its name if it has no arguments.
 #[must_use]
 pub fn command_line(pid: u32, most: usize) -> Option<String> {
     let arguments = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
@@ -127,13 +124,13 @@ pub fn command_line(pid: u32, most: usize) -> Option<String> {
     Some(line.trim().chars().take(most).collect())
 }
 
-/// Has this process ended, with only its parent yet to hear of it?
+/// Whether this process has ended and was not reaped yet.
 #[must_use]
 pub fn is_zombie(pid: u32) -> bool {
     state(pid) == Some('Z')
 }
 
-/// Has this process been stopped, until somebody lets it continue?
+/// Whether this process is stopped (SIGSTOP).
 #[must_use]
 pub fn is_stopped(pid: u32) -> bool {
     state(pid) == Some('T')
@@ -158,12 +155,12 @@ pub fn status_field(pid: u32, field: &str) -> Option<u64> {
     line.split_whitespace().next()?.parse().ok()
 }
 
-/// Lets `VmHWM` in [`status_field`], the most memory that a process ever had, begin anew.
+/// Resets `VmHWM` of [`status_field`], the peak memory of a process.
 pub fn forget_peak(pid: u32) -> io::Result<()> {
     fs::write(format!("/proc/{pid}/clear_refs"), "5")
 }
 
-/// Memory that only this process uses, in KiB: what would be free without it.
+/// Memory that only this process uses, in KiB: what its end would free.
 #[must_use]
 pub fn private_kib(pid: u32) -> Option<u64> {
     let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
@@ -175,7 +172,7 @@ pub fn private_kib(pid: u32) -> Option<u64> {
     Some(sum)
 }
 
-/// Whether something below a directory of this name is mounted in any mount namespace that we can look into.
+/// Whether something below a directory of this name is mounted in any mount namespace that we can read.
 #[must_use]
 pub fn is_mounted_anywhere(name: &str) -> bool {
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();

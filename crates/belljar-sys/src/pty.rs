@@ -1,4 +1,4 @@
-//! Pseudo-terminals: made inside a sandbox, on the devpts that only it has.
+//! Makes pseudo-terminals, inside a sandbox, on its own devpts.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -8,16 +8,16 @@ use rustix::io::Errno;
 use rustix::pty::OpenptFlags;
 use rustix::termios::{InputModes, OptionalActions, Winsize};
 
-/// Both ends of one.
+/// Both ends of a pseudo-terminal.
 #[derive(Debug)]
 pub struct Pty {
-    /// Where what is printed comes out, and what is typed goes in. Does not block.
+    /// Output is read from it, and input is written to it. Nonblocking.
     pub master: OwnedFd,
-    /// What a program has as its standard input, output and error.
+    /// The standard input, output and error of the program.
     pub slave: OwnedFd,
 }
 
-/// A new one, of this size.
+/// Makes one of this size.
 pub fn open(rows: u16, cols: u16) -> io::Result<Pty> {
     let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
     let master = rustix::pty::openpt(flags)?;
@@ -25,7 +25,7 @@ pub fn open(rows: u16, cols: u16) -> io::Result<Pty> {
     let slave = other_end(&master, flags)?;
     resize(&master, rows, cols)?;
     let mut modes = rustix::termios::tcgetattr(&slave)?;
-    // What is erased with one key is one character, and not one byte of it.
+    // The erase key deletes a whole UTF-8 character.
     modes.input_modes |= InputModes::IUTF8;
     rustix::termios::tcsetattr(&slave, OptionalActions::Now, &modes)?;
     rustix::fs::fcntl_setfl(&master, rustix::fs::fcntl_getfl(&master)? | OFlags::NONBLOCK)?;
@@ -33,7 +33,7 @@ pub fn open(rows: u16, cols: u16) -> io::Result<Pty> {
 }
 
 fn other_end(master: &OwnedFd, flags: OpenptFlags) -> io::Result<OwnedFd> {
-    // Without a path: whoever could swap names below /dev/pts gains nothing.
+    // Without a path, so that replaced names below /dev/pts do not matter.
     match rustix::pty::ioctl_tiocgptpeer(master, flags) {
         // gVisor knows only the path.
         Err(Errno::NOTTY | Errno::INVAL) => {
@@ -45,7 +45,7 @@ fn other_end(master: &OwnedFd, flags: OpenptFlags) -> io::Result<OwnedFd> {
     }
 }
 
-/// Tells the programs at a terminal that it has another size.
+/// Changes the size of a terminal, and notifies its programs.
 pub fn resize(terminal: impl AsFd, rows: u16, cols: u16) -> io::Result<()> {
     let size = Winsize { ws_row: rows, ws_col: cols, ws_xpixel: 0, ws_ypixel: 0 };
     Ok(rustix::termios::tcsetwinsize(terminal, size)?)

@@ -1,8 +1,7 @@
-//! A root file system that is being unpacked, or was: a directory whose contents somebody else
-//! chose, names, links and all.
+//! Unpacks root file systems of images, whose names and links are not trusted.
 //!
-//! A path is looked up as a process would whose root this directory is: a link on the way, absolute
-//! or not, leads to somewhere below it and never out. The last name of a path is never followed.
+//! Paths are resolved as if the directory were the root: a link on the way, absolute or relative, never leads out of it. The
+//! last name of a path is never followed.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -17,14 +16,14 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-/// How deep a tree may be that is removed name by name.
+/// The deepest tree that can be removed.
 const MAX_DEPTH: usize = 4096;
 
-/// A directory that is to be, or is, the root of something.
+/// The directory of a root file system.
 #[derive(Debug)]
 pub struct Rootfs(OwnedFd);
 
-/// What stands at a path of a root file system.
+/// What is at a path of a root file system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Standing {
     Directory,
@@ -38,8 +37,7 @@ impl Rootfs {
         Ok(Rootfs(rustix::fs::openat(CWD, path, directory_flags(), Mode::empty())?))
     }
 
-    /// A directory with these permissions. One that is there is kept, with what is in it; anything
-    /// else that is there goes.
+    /// Makes a directory with these permissions. An existing one is kept with its content; anything else is replaced.
     pub fn make_directory(&self, path: &Path, mode: u32) -> io::Result<()> {
         let Some((parent, name)) = self.parent(path)? else {
             return Ok(rustix::fs::fchmod(&self.0, Mode::from_raw_mode(mode))?);
@@ -56,45 +54,47 @@ impl Rootfs {
         Ok(rustix::fs::fchmod(&made, Mode::from_raw_mode(mode))?)
     }
 
-    /// A fresh file, open for writing; whatever was there goes.
+    /// Makes a file, open for writing, and replaces what was there.
     pub fn make_file(&self, path: &Path, mode: u32) -> io::Result<File> {
         let (parent, name) = self.place(path)?;
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
         let file = rustix::fs::openat(&parent, name, flags | OFlags::CLOEXEC, Mode::RUSR)?;
-        // Opening obeys the umask, which is not ours to rely on.
+        // The umask may have removed bits.
         rustix::fs::fchmod(&file, Mode::from_raw_mode(mode))?;
         Ok(file.into())
     }
 
-    /// A symbolic link; whatever was there goes. Where it leads is looked at by whoever follows it.
+    /// Makes a symbolic link, and replaces what was there. Its target is checked when it is followed.
     pub fn make_link(&self, path: &Path, to: &Path) -> io::Result<()> {
         let (parent, name) = self.place(path)?;
         Ok(rustix::fs::symlinkat(to, &parent, name)?)
     }
 
-    /// Another name for a plain file or a link that is there already; whatever was at `path` goes.
+    /// Makes a hard link to an existing plain file or link, and replaces what was at `path`.
     pub fn make_hard_link(&self, path: &Path, existing: &Path) -> io::Result<()> {
         let missing = || io::Error::from(io::ErrorKind::NotFound);
         let (from, from_name) = self.parent(existing)?.ok_or_else(missing)?;
         match kind(&from, from_name)? {
             Some(FileType::RegularFile | FileType::Symlink) => {}
-            Some(_) => return Err(io::Error::other("only plain files have several names")),
+            Some(_) => {
+                return Err(io::Error::other("only plain files and links can have hard links"));
+            }
             None => return Err(missing()),
         }
-        // Linked beside first: the name may be one of the file itself.
+        // Linked under a temporary name first: `path` may be a name of the same file.
         let (parent, name) = self.parent(path)?.ok_or_else(missing)?;
         let beside = crate::process::random_name();
         rustix::fs::linkat(&from, from_name, &parent, &beside, AtFlags::empty())?;
         let placed = remove_at(&parent, name, 0)
             .and_then(|()| Ok(rustix::fs::renameat(&parent, &beside, &parent, name)?));
-        // Two names of one file are renamed to each other by doing nothing.
+        // Renaming one name of a file to another does nothing.
         match rustix::fs::unlinkat(&parent, &beside, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => placed,
             Err(errno) => placed.and(Err(errno.into())),
         }
     }
 
-    /// Removes what stands at a path, with everything below it.
+    /// Removes what is at a path, with everything below it.
     pub fn remove(&self, path: &Path) -> io::Result<()> {
         match self.parent_if_any(path) {
             Ok(Some((parent, name))) => remove_at(&parent, name, 0),
@@ -104,7 +104,7 @@ impl Rootfs {
         }
     }
 
-    /// What a directory holds, sorted; nothing where there is none.
+    /// The sorted names in a directory; empty if there is none.
     pub fn names(&self, path: &Path) -> io::Result<Vec<Vec<u8>>> {
         let directory = match self.directory(path) {
             Err(error) if is_absence(&error) => return Ok(Vec::new()),
@@ -122,7 +122,7 @@ impl Rootfs {
         Ok(names)
     }
 
-    /// What stands at a path; a link at its end is a link.
+    /// Describes what is at a path, without following a link at its end.
     pub fn standing(&self, path: &Path) -> io::Result<Option<Standing>> {
         let Some((parent, name)) = (match self.parent_if_any(path) {
             Err(error) if is_absence(&error) => return Ok(None),
@@ -137,7 +137,7 @@ impl Rootfs {
         }
     }
 
-    /// What a path leads to in the end, links followed inside this root.
+    /// Describes what is at a path, following links inside this root.
     pub fn leads_to(&self, path: &Path) -> io::Result<Option<Standing>> {
         match self.resolve(path, OFlags::PATH | OFlags::CLOEXEC) {
             Ok(found) => Ok(Some(standing(rustix::fs::fstat(&found)?.st_mode))),
@@ -146,7 +146,7 @@ impl Rootfs {
         }
     }
 
-    /// A plain file to be read, links followed inside this root; never blocks.
+    /// Opens a plain file for reading, following links inside this root; never blocks.
     pub fn open_file(&self, path: &Path) -> io::Result<File> {
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         let file = self.resolve(path, flags)?;
@@ -154,7 +154,7 @@ impl Rootfs {
         Ok(file.into())
     }
 
-    /// Sets when something was changed last, which some programs compare with a note of theirs.
+    /// Sets the time of the last change, which some programs compare with a stored one.
     pub fn set_modified(&self, path: &Path, seconds: u64) -> io::Result<()> {
         let Some((parent, name)) = self.parent_if_any(path)? else { return Ok(()) };
         let times = timestamps(seconds);
@@ -173,7 +173,7 @@ impl Rootfs {
         self.resolve(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC)
     }
 
-    /// Makes room for something new at a path.
+    /// Removes what is at a path, for something new.
     fn place<'a>(&self, path: &'a Path) -> io::Result<(OwnedFd, &'a OsStr)> {
         let invalid = || io::Error::from(io::ErrorKind::InvalidInput);
         let (parent, name) = self.parent(path)?.ok_or_else(invalid)?;
@@ -181,7 +181,7 @@ impl Rootfs {
         Ok((parent, name))
     }
 
-    /// The directory of a path, made if it is missing, and the last name; none for the root itself.
+    /// The directory of a path, which is made if missing, and the last name; none for the root itself.
     fn parent<'a>(&self, path: &'a Path) -> io::Result<Option<(OwnedFd, &'a OsStr)>> {
         let Some(name) = last_name(path)? else { return Ok(None) };
         let parent = path.parent().unwrap_or(Path::new(""));
@@ -213,12 +213,12 @@ impl Rootfs {
     }
 }
 
-/// Sets when an open file was changed last.
+/// Sets the time of the last change of an open file.
 pub fn set_modified(file: impl AsFd, seconds: u64) -> io::Result<()> {
     Ok(rustix::fs::futimens(file, &timestamps(seconds))?)
 }
 
-/// Removes a directory of the host with everything in it; one that is not there is fine.
+/// Removes a directory of the host with its content. A missing one is no error.
 pub fn remove_all(path: &Path) -> io::Result<()> {
     let parent = path.parent().unwrap_or(Path::new("/"));
     let Some(name) = path.file_name() else { return Ok(()) };
@@ -234,7 +234,7 @@ pub fn sync_directory(path: &Path) -> io::Result<()> {
     File::open(path)?.sync_all()
 }
 
-/// Nothing is there, or only a link in a circle.
+/// Whether the error means that nothing is there, or only links in a circle.
 fn is_absence(error: &io::Error) -> bool {
     let kind = error.kind();
     matches!(kind, io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
@@ -242,7 +242,7 @@ fn is_absence(error: &io::Error) -> bool {
 }
 
 fn timestamps(seconds: u64) -> Timestamps {
-    // A time beyond what the system knows is as good as now.
+    // A time that the system cannot store is replaced by now.
     let of = |seconds: u64| Timespec { tv_sec: i64::try_from(seconds).unwrap_or(0), tv_nsec: 0 };
     let representable = UNIX_EPOCH.checked_add(Duration::from_secs(seconds));
     let seconds = match representable {
@@ -264,7 +264,7 @@ fn standing(mode: u32) -> Standing {
     }
 }
 
-/// Paths consist of plain names, as [`Path::components`] tells them.
+/// Splits a path, which must consist of plain names ([`Path::components`]).
 fn last_name(path: &Path) -> io::Result<Option<&OsStr>> {
     use std::path::Component;
     let plain = path.components().all(|part| matches!(part, Component::Normal(_)));

@@ -1,7 +1,7 @@
-//! How near an address is, as the kernel routes packets to it: the same answer as that of `ip route get`.
+//! Finds out how near an address is, by Linux's route to it: the same answer as `ip route get`.
 //!
-//! The kernel is asked each time (rtnetlink(7), one question over a socket), so there is no list to keep
-//! up to date: an address or a network that was added a moment ago counts.
+//! Each lookup asks Linux (rtnetlink(7)), so there is no list to update: an address or a network that has just been added
+//! counts.
 
 use std::io;
 use std::net::IpAddr;
@@ -13,7 +13,7 @@ use rustix::net::{
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Nearness {
-    /// This machine itself: one of its addresses, or what it takes for one.
+    /// This machine: one of its addresses, or one that is routed to it.
     Own,
     /// A neighbour: packets reach it without a router.
     OnLink,
@@ -21,8 +21,8 @@ pub enum Nearness {
     Routed,
 }
 
-/// Routes that cover this much are the way to everybody, even if they name no router: tunnels have
-/// none (`default dev ppp0`, `0.0.0.0/1 dev tun0`). Bits of a prefix, IPv4 and IPv6.
+/// Routes with such a short prefix are default routes, even without a router: tunnels have none (`default dev ppp0`,
+/// `0.0.0.0/1 dev tun0`). Bits of a prefix, IPv4 and IPv6.
 const MIN_PREFIX: (u8, u8) = (8, 16);
 
 // From linux/socket.h, linux/netlink.h and linux/rtnetlink.h.
@@ -48,7 +48,7 @@ const ATTRIBUTE_HEAD: usize = 4;
 /// An answer is one route.
 const MAX_ANSWER: usize = 8 * 1024;
 
-/// Asks how packets to this address would leave. An error means that the kernel could not be asked.
+/// Looks up how packets to this address would leave. An error means that Linux could not be asked.
 pub fn nearness(address: IpAddr) -> io::Result<Nearness> {
     let Some(route) = ask(address, 0)? else { return Ok(Nearness::Routed) };
     match route.kind {
@@ -57,7 +57,7 @@ pub fn nearness(address: IpAddr) -> io::Result<Nearness> {
         RTN_UNICAST if !route.has_gateway => {}
         _ => return Ok(Nearness::Routed),
     }
-    // The answer above is about the address alone. This one is the entry that was found for it.
+    // The first answer is about the address alone. This one is the table entry for it.
     let Some(entry) = ask(address, RTM_F_FIB_MATCH)? else { return Ok(Nearness::Routed) };
     let least = if address.is_ipv4() { MIN_PREFIX.0 } else { MIN_PREFIX.1 };
     Ok(if entry.prefix < least { Nearness::Routed } else { Nearness::OnLink })
@@ -70,7 +70,7 @@ struct Route {
     has_gateway: bool,
 }
 
-/// `None` if there is no way to the address.
+/// `None` if there is no route to the address.
 fn ask(address: IpAddr, flags: u32) -> io::Result<Option<Route>> {
     // Protocol 0 of netlink is NETLINK_ROUTE.
     let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
@@ -81,7 +81,7 @@ fn ask(address: IpAddr, flags: u32) -> io::Result<Option<Route>> {
     match read(&answer[..length.min(MAX_ANSWER)]) {
         Some(Ok(route)) => Ok(Some(route)),
         Some(Err(Errno::NETUNREACH | Errno::HOSTUNREACH | Errno::ACCESS)) => Ok(None),
-        // Where IPv6 is turned off, nobody answers for it.
+        // Without IPv6 there is no answer for its addresses.
         Some(Err(Errno::OPNOTSUPP | Errno::AFNOSUPPORT)) if address.is_ipv6() => Ok(None),
         Some(Err(errno)) => Err(errno.into()),
         None => Err(io::Error::new(io::ErrorKind::InvalidData, "not an answer of rtnetlink")),
@@ -165,7 +165,7 @@ mod tests {
         // A network belongs to a thread, and so it goes with this one.
         let thread = std::thread::spawn(move || {
             crate::process::unshare_network().unwrap();
-            assert_eq!(near("9.9.9.9"), Nearness::Routed, "there is no way to anybody");
+            assert_eq!(near("9.9.9.9"), Nearness::Routed, "there is no route");
             assert_eq!(near("2620:fe::fe"), Nearness::Routed);
             ip("link set lo up");
             ip("addr add 9.9.9.9/32 dev lo");
@@ -177,13 +177,13 @@ mod tests {
             ip("-6 route add 2620:aa::/64 dev lo");
             assert_eq!(near("9.8.7.1"), Nearness::OnLink);
             assert_eq!(near("2620:aa::5"), Nearness::OnLink);
-            // A way to everybody that needs no router, as tunnels have it.
+            // A default route without a router, as tunnels have it.
             ip("route add 0.0.0.0/1 dev lo");
             ip("-6 route add 2000::/3 dev lo");
             assert_eq!(near("9.9.9.8"), Nearness::Routed);
             assert_eq!(near("2a00::1"), Nearness::Routed);
             assert_eq!(near("9.8.7.1"), Nearness::OnLink);
-            // A router, who is a neighbour; behind them is everybody else.
+            // A router on the local network, with a route behind it.
             ip("route add 1.1.1.0/24 via 9.8.7.1 dev lo onlink");
             assert_eq!(near("1.1.1.1"), Nearness::Routed);
             ip("addr del 9.9.9.9/32 dev lo");

@@ -1,4 +1,4 @@
-//! Files in memory that nobody can change any more, once they are sealed.
+//! Memory files (memfd) that cannot be changed after they are sealed.
 
 use std::fs::File;
 use std::io;
@@ -8,27 +8,27 @@ use std::os::unix::fs::FileExt;
 use rustix::fs::{MemfdFlags, SealFlags, SeekFrom};
 use rustix::io::Errno;
 
-/// An empty file in memory, whose pages are charged to whoever writes them.
+/// An empty memory file. Its pages are charged to the process that writes them.
 pub fn create(name: &str) -> io::Result<File> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     Ok(rustix::fs::memfd_create(name, flags)?.into())
 }
 
-/// From now on its contents and its size stay as they are, whoever holds it. Fails while somebody has it mapped for writing.
+/// From now on no process can change its content or size. Fails while a process has it mapped for writing.
 pub fn seal(file: impl AsFd) -> io::Result<()> {
     let seals = SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL;
     Ok(rustix::fs::fcntl_add_seals(file, seals)?)
 }
 
-/// The same file, opened anew for reading only: it shares neither position nor flags with the first.
+/// Opens the same file again for reading only, with its own position and flags.
 pub fn open_again(file: impl AsFd) -> io::Result<File> {
     File::open(format!("/proc/self/fd/{}", file.as_fd().as_raw_fd()))
 }
 
-/// A copy of a file in memory that nobody can ever change, not even by opening it again.
+/// A copy of a file in a sealed memory file.
 pub fn sealed_copy(file: &File) -> io::Result<File> {
     let sealed = create("copy")?;
-    // GuestPipe an opening of its own: who reads the original elsewhere keeps the place in it.
+    // Through a second descriptor, so that the position of the original does not move.
     copy(&open_again(file)?, &sealed)?;
     seal(&sealed)?;
     Ok(sealed)
@@ -36,7 +36,7 @@ pub fn sealed_copy(file: &File) -> io::Result<File> {
 
 const COPY_BYTES: usize = 1 << 20;
 
-/// Copies what it has into an empty file, and leaves holes where it has nothing.
+/// Copies a file into an empty one, and keeps its holes.
 pub fn copy(from: &File, to: &File) -> io::Result<()> {
     let len = from.metadata()?.len();
     to.set_len(len)?;
@@ -44,7 +44,7 @@ pub fn copy(from: &File, to: &File) -> io::Result<()> {
     let mut at = 0;
     while at < len {
         let start = match rustix::fs::seek(from, SeekFrom::Data(at)) {
-            // Nothing but a hole is left.
+            // Only a hole is left.
             Err(Errno::NXIO) => break,
             start => start?,
         };

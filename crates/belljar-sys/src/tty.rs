@@ -1,11 +1,11 @@
-//! The terminal that a person sits at, for the time that somebody else uses it.
+//! Controls the user's terminal while a remote program uses it.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::termios::{LocalModes, OptionalActions, Termios};
 
-/// A terminal that hands over every key as it is pressed, until this is dropped.
+/// A terminal in raw mode, until this is dropped.
 #[derive(Debug)]
 pub struct RawMode {
     terminal: OwnedFd,
@@ -25,7 +25,7 @@ impl RawMode {
 
 impl Drop for RawMode {
     fn drop(&mut self) {
-        // What was typed and not read was meant for the other side: a shell must not get it.
+        // Unread input was meant for the remote program: the local shell must not get it.
         let _ = rustix::termios::tcsetattr(&self.terminal, OptionalActions::Flush, &self.before);
     }
 }
@@ -54,8 +54,7 @@ impl Drop for HiddenTyping {
     }
 }
 
-/// Whether a process may read from this without being stopped: it is no terminal, or a terminal that this
-/// process is in the foreground of.
+/// Whether this process may read from it without being stopped: it is no terminal, or this process is in its foreground.
 #[must_use]
 pub fn may_read(input: impl AsFd) -> bool {
     match rustix::termios::tcgetpgrp(input) {

@@ -1,10 +1,9 @@
 //! Descriptors that came from a sandbox, and the thread that closes them.
 //!
-//! Closing can take long, and it is the sender who decides how long: a TCP socket lingers until its
-//! data is sent, the last descriptor of a deleted file in memory frees every page of it, and a UNIX
-//! socket closes the descriptors in its queue. The kernel does all that in the thread that closes.
-//! So no such descriptor is ever closed by a thread that others wait for: dropping an [`Untrusted`]
-//! passes it to the [`Closer`] of its sandbox.
+//! The sender can make closing slow: a TCP socket lingers until its data is sent, the last descriptor of a deleted memory file
+//! frees all its pages, and a UNIX socket closes the descriptors in its queue. Linux does all that in the thread that closes.
+//! So no thread that others wait for closes such a descriptor: dropping an [`Untrusted`] passes it to the [`Closer`] of its
+//! sandbox.
 
 use std::borrow::Borrow;
 use std::collections::VecDeque;
@@ -37,11 +36,11 @@ struct CloserState {
 
 #[derive(Debug, Default)]
 struct Queue {
-    /// With somebody to tell, perhaps.
+    /// With a channel to report the end to, if one is wanted.
     waiting: VecDeque<(OwnedFd, Option<oneshot::Sender<()>>)>,
-    /// One was taken from the queue and is being closed.
+    /// A descriptor was taken from the queue and is being closed.
     closing: bool,
-    /// There is a thread.
+    /// The thread runs.
     running: bool,
 }
 
@@ -54,7 +53,7 @@ impl Closer {
         queue.waiting.len() + usize::from(queue.closing)
     }
 
-    /// Closes it, soon and elsewhere. Never waits.
+    /// Queues a descriptor for the thread. Never waits.
     fn close(&self, fd: OwnedFd, done: Option<oneshot::Sender<()>>) {
         let mut queue = self.lock();
         queue.waiting.push_back((fd, done));
@@ -64,7 +63,7 @@ impl Closer {
         }
         let closer = self.clone();
         let thread = std::thread::Builder::new().name("closer".into()).stack_size(STACK);
-        // Where no thread can be had, the descriptor waits for the next attempt.
+        // If no thread can be started, the descriptor waits for the next attempt.
         queue.running = thread.spawn(move || closer.run()).is_ok();
     }
 
@@ -75,7 +74,7 @@ impl Closer {
                 queue.closing = true;
                 drop(queue);
                 drop(fd);
-                // Whoever wanted to know may have left.
+                // The receiver may be gone.
                 let _ = done.map(|done| done.send(()));
                 queue = self.lock();
                 queue.closing = false;
@@ -92,20 +91,20 @@ impl Closer {
     }
 
     fn lock(&self) -> MutexGuard<'_, Queue> {
-        // Nobody panics while holding it: the critical sections only move values.
+        // No critical section can panic: they only move values.
         self.0.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Something that a sandbox sent, or a socket of ours with what a sandbox sent in its queue. Dropped,
-/// it is closed by the [`Closer`] of that sandbox.
+/// A descriptor that a sandbox sent, or one of our sockets with descriptors of a sandbox in its queue. Dropping it lets the
+/// [`Closer`] of that sandbox close it.
 #[derive(Debug)]
 pub struct Untrusted<T: Into<OwnedFd>> {
     inner: ManuallyDrop<T>,
     closer: Closer,
 }
 
-/// Of a kind that was not looked at, or is not a file.
+/// A descriptor of unchecked kind, or not of a file.
 pub type UntrustedFd = Untrusted<OwnedFd>;
 
 /// Known to be a plain file.
@@ -116,14 +115,13 @@ impl<T: Into<OwnedFd>> Untrusted<T> {
         Untrusted { inner: ManuallyDrop::new(inner), closer: closer.clone() }
     }
 
-    /// Who will close it.
+    /// The closer of its sandbox.
     #[must_use]
     pub fn closer(&self) -> &Closer {
         &self.closer
     }
 
-    /// Closes it, and resolves when it is closed: a program that somebody holds open for writing, for
-    /// example, cannot be executed.
+    /// Closes it, and resolves when it is closed. A program that is open for writing cannot be executed, for example.
     pub async fn close(self) {
         let (inner, closer) = self.into_parts();
         let (done, closed) = oneshot::channel();
@@ -139,7 +137,7 @@ impl<T: Into<OwnedFd>> Untrusted<T> {
 }
 
 impl UntrustedFd {
-    /// The same as a file; that it is one was checked.
+    /// Converts it to a file. The caller has checked that it is one.
     #[must_use]
     pub fn into_file(self) -> UntrustedFile {
         let (fd, closer) = self.into_parts();
@@ -228,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn what_takes_long_to_close_holds_up_nobody_else() {
+    fn a_descriptor_that_is_slow_to_close_delays_no_other_sandbox() {
         let (slow, other) = (Closer::default(), Closer::default());
         let (socket, silent) = lingering();
         let (mut reader, writer) = io::pipe().unwrap();
@@ -282,7 +280,7 @@ mod tests {
         drop(socket);
         assert_eq!(received(&mut fds).unwrap_err().kind(), ErrorKind::InvalidData);
         assert_eq!(fds.len(), 1, "what came with it is known");
-        // As many as the kernel takes in one message, which is more than anybody needs.
+        // The most that Linux allows in one message.
         let (null, mut fds) = (File::open("/dev/null").unwrap(), Vec::new());
         channel::send_with_fds(&theirs, b"many", &[null.as_fd(); channel::MAX_RECEIVED]).unwrap();
         assert_eq!(received(&mut fds).unwrap(), 4);

@@ -1,7 +1,7 @@
-//! Files of a sandbox as its own programs see them, for whoever uses it: links are followed where a
-//! program would follow them, and lead nowhere that a program could not go.
+//! Handles files of a sandbox for its user, with the rights of a program inside: links are followed as a program would
+//! follow them.
 //!
-//! Runs inside the sandbox. Only `/proc` is not what it seems: ours shows ourselves.
+//! Runs inside the sandbox, in the guest. Files of `/proc` are refused: they would be about the guest.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -17,10 +17,10 @@ use crate::descriptor;
 use crate::glob::Glob;
 use crate::identity::Identity;
 
-/// `/proc`, as statfs tells it.
+/// The type of `/proc` in statfs.
 const PROC_SUPER_MAGIC: i64 = 0x9fa0;
 
-/// What stands at a path.
+/// What is at a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Seen {
     pub path: Vec<u8>,
@@ -38,19 +38,19 @@ pub enum FileKind {
     Other,
 }
 
-/// What stands at a path; a link is a link.
+/// Describes what is at a path, without following a link at its end.
 pub fn look(path: &[u8]) -> io::Result<Seen> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let found = rustix::fs::open(as_path(path), flags, Mode::empty())?;
     match refuse_proc(&found) {
-        // gVisor does not tell of what was not really opened.
+        // gVisor has no statfs for descriptors with O_PATH.
         Err(error) if error.raw_os_error() == Some(libc::EBADF) => {}
         refused => refused?,
     }
     Ok(seen(path.to_vec(), &rustix::fs::fstat(&found)?))
 }
 
-/// What is wanted of a directory.
+/// What to list of a directory.
 #[derive(Debug, Clone, Copy)]
 pub struct Wanted<'a> {
     pub recursive: bool,
@@ -58,15 +58,15 @@ pub struct Wanted<'a> {
     pub max_depth: u32,
     /// Only what matches, by its path below the directory.
     pub glob: Option<&'a Glob>,
-    /// Also what begins with a dot, and what lies below that.
+    /// Also names that begin with a dot, and what is below them.
     pub hidden: bool,
 }
 
-/// Entries that are looked at for one listing: somebody may have made very many.
+/// Entries that are examined for one listing: code may have made very many.
 const MAX_EXAMINED: u64 = 200_000;
 
-/// What a directory holds, sorted by name, at most `max` of it; and how many more there are at
-/// least. Links are not followed further down.
+/// Lists a directory by name, at most `max` entries, and returns how many more there are at least. Links below it are not
+/// followed.
 pub fn list(path: &[u8], wanted: &Wanted<'_>) -> io::Result<(Vec<Seen>, u64)> {
     let Wanted { recursive, max, max_depth, glob, hidden } = *wanted;
     let recursive = recursive || glob.is_some_and(Glob::goes_deeper);
@@ -77,7 +77,7 @@ pub fn list(path: &[u8], wanted: &Wanted<'_>) -> io::Result<(Vec<Seen>, u64)> {
     while let Some((directory, depth)) = waiting.pop() {
         let full = as_path(path).join(as_path(&directory));
         let entries = match open_directory(&full, depth == 0) {
-            // One that vanished or is closed to us is listed as what it is, without what is in it.
+            // A directory that was removed or cannot be read is listed without its content.
             Err(_) if depth > 0 => continue,
             entries => entries?,
         };
@@ -123,8 +123,7 @@ pub fn list(path: &[u8], wanted: &Wanted<'_>) -> io::Result<(Vec<Seen>, u64)> {
     Ok((found, more))
 }
 
-/// Opens a plain file so that all that is written comes after what is there; makes it, with this
-/// mode, if there is none. Never blocks.
+/// Opens a plain file for appending, and creates it with this mode if there is none. Never blocks.
 pub fn append(path: &[u8], mode: u32) -> io::Result<OwnedFd> {
     let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
     let mut options = fs::File::options();
@@ -150,17 +149,16 @@ pub fn open(path: &[u8]) -> io::Result<OwnedFd> {
     Ok(file)
 }
 
-/// Makes a directory and those above it; one that is there is fine.
+/// Creates a directory and its parents. An existing one is no error.
 pub fn make_directory(path: &[u8]) -> io::Result<()> {
     fs::create_dir_all(as_path(path))
 }
 
-/// Removes what stands at a path; a link goes, and not what it leads to. What something is mounted
-/// on cannot go, and then nothing in it does.
+/// Removes what is at a path: of a link, only the link. A mount point is refused before anything in it is removed.
 pub fn remove(path: &[u8], recursive: bool) -> io::Result<()> {
     let path = as_path(path);
     if is_mounted(path) {
-        let why = "it is mounted there, and cannot be removed";
+        let why = "it is a mount point, which cannot be removed";
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
     }
     match fs::symlink_metadata(path)?.is_dir() {
@@ -170,8 +168,8 @@ pub fn remove(path: &[u8], recursive: bool) -> io::Result<()> {
     }
 }
 
-/// Gives something another path. Between file systems, such as `/session` and `/tmp`, a file is
-/// copied beside its new place first, and what is no plain file stays where it is.
+/// Renames a file or a directory. Between file systems, such as `/session` and `/tmp`, a plain file is copied under a
+/// temporary name first, and anything else is refused.
 pub fn rename(from: &[u8], to: &[u8]) -> io::Result<()> {
     let (from, to) = (as_path(from), as_path(to));
     match fs::rename(from, to) {
@@ -191,7 +189,7 @@ pub fn rename(from: &[u8], to: &[u8]) -> io::Result<()> {
     }
 }
 
-/// Copies a plain file with its permissions to where nothing is.
+/// Copies a plain file with its permissions to a path that must not exist.
 fn copy_file(from: &Path, to: &Path) -> io::Result<()> {
     let mut source = fs::File::from(open(from.as_os_str().as_bytes())?);
     let mut target = fs::File::options().write(true).create_new(true).mode(0o600).open(to)?;
@@ -199,8 +197,7 @@ fn copy_file(from: &Path, to: &Path) -> io::Result<()> {
     target.set_permissions(source.metadata()?.permissions())
 }
 
-/// Whether what stands at a path is to blame for an error, and not us: links that lead to each
-/// other, or something that has nothing to be read.
+/// Whether an error is about what is at the path: links in a circle, or a device that cannot be opened.
 #[must_use]
 pub fn is_about_the_path(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ELOOP | libc::ENXIO | libc::ENODEV))
@@ -211,7 +208,7 @@ pub fn real(path: &[u8]) -> io::Result<std::path::PathBuf> {
     fs::canonicalize(as_path(path))
 }
 
-/// A directory to be listed. Looked at after it was opened, so that nobody can swap it.
+/// Opens a directory to list. It is checked after it was opened, so that it cannot be replaced in between.
 fn open_directory(path: &Path, follow: bool) -> io::Result<OwnedFd> {
     let mut flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     flags.set(OFlags::NOFOLLOW, !follow);
@@ -220,14 +217,14 @@ fn open_directory(path: &Path, follow: bool) -> io::Result<OwnedFd> {
     Ok(directory)
 }
 
-/// Whether something is mounted at a path, as far as the kernel tells.
+/// Whether a path is a mount point, if Linux reports it.
 fn is_mounted(path: &Path) -> bool {
     let flags = AtFlags::SYMLINK_NOFOLLOW;
-    let told = rustix::fs::statx(CWD, path, flags, StatxFlags::empty());
-    told.is_ok_and(|told| told.stx_attributes.contains(StatxAttributes::MOUNT_ROOT))
+    let stat = rustix::fs::statx(CWD, path, flags, StatxFlags::empty());
+    stat.is_ok_and(|stat| stat.stx_attributes.contains(StatxAttributes::MOUNT_ROOT))
 }
 
-/// Sockets, terminals that are nobody's and devices with nothing behind them cannot be opened.
+/// Sockets and devices without a driver cannot be opened.
 fn no_file(error: io::Error) -> io::Error {
     match error.raw_os_error() {
         Some(libc::ENXIO | libc::ENODEV) => {
@@ -237,12 +234,12 @@ fn no_file(error: io::Error) -> io::Error {
     }
 }
 
-/// What is in `/proc` is about us, who open it, and not about the sandbox.
+/// Files of `/proc` are about the process that opens them, and not about the sandbox.
 fn refuse_proc(file: impl AsFd) -> io::Result<()> {
     match rustix::fs::fstatfs(file)?.f_type {
         PROC_SUPER_MAGIC => Err(io::Error::new(
             io::ErrorKind::PermissionDenied,
-            "files of /proc are read by code inside, not from here",
+            "files of /proc can only be read by code inside the sandbox",
         )),
         _ => Ok(()),
     }

@@ -73,7 +73,7 @@ impl Watcher {
         })
     }
 
-    /// What has happened and was not told yet.
+    /// The changes since the last read.
     pub fn read(&self) -> io::Result<Vec<Change>> {
         let mut buffer = [MaybeUninit::uninit(); BUFFER];
         let mut reader = Reader::new(&self.0, &mut buffer);
@@ -146,7 +146,7 @@ mod tests {
         fs::write(dir.path().join("file"), "x").unwrap();
         fs::rename(dir.path().join("file"), dir.path().join("moved")).unwrap();
         fs::create_dir(dir.path().join("sub")).unwrap();
-        let told: Vec<_> = watcher
+        let reported: Vec<_> = watcher
             .read()
             .unwrap()
             .into_iter()
@@ -163,7 +163,7 @@ mod tests {
             (Created, "moved", false),
             (Created, "sub", true),
         ];
-        assert_eq!(told, expected.map(|(kind, name, is)| (kind, name.to_owned(), is)));
+        assert_eq!(reported, expected.map(|(kind, name, is)| (kind, name.to_owned(), is)));
         drop(dir);
         assert!(watcher.read().unwrap().iter().any(|change| change.kind == ChangeKind::Unwatched));
         assert!(watcher.watch(b"/etc/passwd").is_err());

@@ -1,11 +1,11 @@
-//! Notes that file systems keep beside a file.
+//! Extended attributes of files.
 
 use std::io;
 use std::path::Path;
 
 use rustix::io::Errno;
 
-/// The value of an attribute of what stands at a path, links not followed; values are short.
+/// The value of an attribute, without following links. Values are short.
 pub fn get(path: &Path, name: &str) -> io::Result<Option<Vec<u8>>> {
     let mut value = vec![0; 256];
     match rustix::fs::lgetxattr(path, name, &mut value[..]) {

@@ -12,7 +12,7 @@ use shell::Shell;
 /// The encoding of one kernel's messages, with the state of its connection.
 #[derive(Debug)]
 pub(crate) enum Dialect {
-    /// A program of ours, which speaks the protocol.
+    /// One of our programs, which speaks the protocol.
     Frames(Decoder),
     /// A plain shell, for which messages become shell commands.
     Shell(Shell),

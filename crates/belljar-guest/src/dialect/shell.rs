@@ -391,12 +391,12 @@ mod tests {
         }
     }
 
-    fn said(shell: &mut Shell, spec: &ExecSpec, code: &[u8]) -> Result<String, String> {
+    fn encoded(shell: &mut Shell, spec: &ExecSpec, code: &[u8]) -> Result<String, String> {
         let request = CellRequest { spec, echo: false, variant: None, stdin: None, code };
         shell.cell(&request).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    fn heard(shell: &mut Shell, bytes: &[u8]) -> Vec<FromKernel> {
+    fn received(shell: &mut Shell, bytes: &[u8]) -> Vec<FromKernel> {
         shell.push(bytes);
         std::iter::from_fn(|| shell.next()).map(|(message, _)| message).collect()
     }
@@ -404,7 +404,7 @@ mod tests {
     #[test]
     fn code_is_a_document_between_two_lines() {
         let code = b"echo 'hi'\n__belljar_end_0";
-        let text = said(&mut Shell::default(), &spec(&[("K", "it's")]), code).unwrap();
+        let text = encoded(&mut Shell::default(), &spec(&[("K", "it's")]), code).unwrap();
         let lines: Vec<_> = text.lines().collect();
         let [first, one, two, mark, last] = lines[..] else { panic!("{text}") };
         assert!(first.contains(r"; \builtin printf 'B%s\0' 'it'\''s 1' >&0; "), "{text}");
@@ -419,7 +419,7 @@ mod tests {
     #[test]
     fn only_code_that_might_be_left_open_is_checked() {
         for (code, checked) in [("echo $(date)", true), ("cat <(date)", true), ("(date)", false)] {
-            let text = said(&mut Shell::default(), &spec(&[]), code.as_bytes()).unwrap();
+            let text = encoded(&mut Shell::default(), &spec(&[]), code.as_bytes()).unwrap();
             assert_eq!(text.contains("if BASH_ENV= \"$BASH\" -n "), checked, "{text}");
         }
     }
@@ -427,21 +427,21 @@ mod tests {
     #[test]
     fn what_a_shell_cannot_take_is_refused() {
         let mut shell = Shell::default();
-        assert!(said(&mut shell, &spec(&[]), b"echo \0").unwrap_err().contains("NUL"));
-        assert!(said(&mut shell, &spec(&[("A-B", "1")]), b":").unwrap_err().contains("`A-B`"));
-        assert!(said(&mut shell, &spec(&[]), b"\xff\xfe").is_ok(), "any other byte passes");
+        assert!(encoded(&mut shell, &spec(&[]), b"echo \0").unwrap_err().contains("NUL"));
+        assert!(encoded(&mut shell, &spec(&[("A-B", "1")]), b":").unwrap_err().contains("`A-B`"));
+        assert!(encoded(&mut shell, &spec(&[]), b"\xff\xfe").is_ok(), "any other byte passes");
         assert_eq!(shell.count, 1, "what was refused does not count");
     }
 
     #[test]
     fn the_status_of_a_cell_is_there_for_the_next() {
         let mut shell = Shell::default();
-        assert!(!said(&mut shell, &spec(&[]), b":").unwrap().contains("__belljar_status"));
-        heard(&mut shell, b"D1 3 hix e\0");
-        let next = said(&mut shell, &spec(&[]), b":").unwrap();
+        assert!(!encoded(&mut shell, &spec(&[]), b":").unwrap().contains("__belljar_status"));
+        received(&mut shell, b"D1 3 hix e\0");
+        let next = encoded(&mut shell, &spec(&[]), b":").unwrap();
         assert!(next.contains(r"; \builtin set -x; { __belljar_status 3 && :; } "), "{next}");
-        assert!(said(&mut shell, &spec(&[]), b":").unwrap().contains("__belljar_status 130 "));
-        let comment = said(&mut shell, &spec(&[]), b"\n # nothing\n").unwrap();
+        assert!(encoded(&mut shell, &spec(&[]), b":").unwrap().contains("__belljar_status 130 "));
+        let comment = encoded(&mut shell, &spec(&[]), b"\n # nothing\n").unwrap();
         assert!(!comment.contains("__belljar_status"), "{comment}");
     }
 
@@ -449,7 +449,7 @@ mod tests {
     fn records_are_understood_and_nonsense_is_skipped() {
         let mut shell = Shell::default();
         let messages =
-            heard(&mut shell, b"H5.2.15(1)-release\0Be 1\0D7 2 hiBs e 1\0??\0\0D\0P9\0P");
+            received(&mut shell, b"H5.2.15(1)-release\0Be 1\0D7 2 hiBs e 1\0??\0\0D\0P9\0P");
         let done = FromKernel::Done {
             exec_id: "e 1".into(),
             status: CellStatus::Error,
@@ -461,24 +461,24 @@ mod tests {
         );
         assert_eq!(messages[1], FromKernel::Begun { exec_id: "e 1".into() });
         assert_eq!(messages[2..], [done, FromKernel::Pong { token: 9 }]);
-        assert_eq!(heard(&mut shell, b"10\0"), [FromKernel::Pong { token: 10 }]);
+        assert_eq!(received(&mut shell, b"10\0"), [FromKernel::Pong { token: 10 }]);
     }
 
     #[test]
     fn a_record_of_any_length_costs_a_bounded_amount() {
         let mut shell = Shell::default();
-        heard(&mut shell, b"P1\0V");
+        received(&mut shell, b"P1\0V");
         for _ in 0..100 {
-            assert_eq!(heard(&mut shell, &[b'x'; 10_000]), []);
+            assert_eq!(received(&mut shell, &[b'x'; 10_000]), []);
             assert!(shell.buffer.len() <= MAX_RECORD);
         }
-        assert_eq!(heard(&mut shell, b"x\0P2\0"), [FromKernel::Pong { token: 2 }]);
+        assert_eq!(received(&mut shell, b"x\0P2\0"), [FromKernel::Pong { token: 2 }]);
     }
 
     #[test]
-    fn variables_are_told_without_those_of_the_shell() {
+    fn variables_are_listed_without_those_of_the_shell() {
         let mut shell = Shell::default();
-        heard(&mut shell, b"NPATH\nHOME\n\0");
+        received(&mut shell, b"NPATH\nHOME\n\0");
         shell.encode(&ToKernel::State);
         shell.push(
             b"V9 1 declare -x PATH=\"/usr/bin\"\n\0V1 2 declare -a pair=([0]=\"a\" [1]=\"b\")\n\0\
@@ -488,13 +488,13 @@ mod tests {
         let (message, body) = shell.next().unwrap();
         assert_eq!(message, FromKernel::State);
         let snapshot: KernelVariables = serde_json::from_slice(&body).unwrap();
-        let told: Vec<_> = snapshot
+        let listed: Vec<_> = snapshot
             .variables
             .iter()
             .map(|v| (v.name.as_str(), v.type_name.as_str(), v.size, v.preview.as_str()))
             .collect();
         assert_eq!(
-            told,
+            listed,
             [
                 ("greet", "function", None, "greet ()"),
                 ("nothing", "associative array", Some(0), "()"),

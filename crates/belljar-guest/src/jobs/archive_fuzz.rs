@@ -1,5 +1,4 @@
-//! Whatever is said to be an archive: it is unpacked inside of sandboxes, and by `belljar session cp`
-//! outside of them.
+//! Fuzzes the unpacking of archives, which happens inside of sandboxes, and outside of them in `belljar session cp`.
 
 use std::io::{Seek as _, Write as _};
 use std::path::Path;
@@ -20,14 +19,14 @@ fn file_of(bytes: &[u8]) -> OwnedFd {
 }
 
 /// A directory to unpack into, with something beside it that must stay as it is.
-struct Place(tempfile::TempDir);
+struct UnpackDirectory(tempfile::TempDir);
 
-impl Place {
-    fn new() -> Place {
+impl UnpackDirectory {
+    fn new() -> UnpackDirectory {
         let directory = tempfile::tempdir().unwrap();
         std::fs::create_dir(directory.path().join("root")).unwrap();
         std::fs::write(directory.path().join("secret"), "untouched").unwrap();
-        Place(directory)
+        UnpackDirectory(directory)
     }
 
     fn root(&self) -> std::path::PathBuf {
@@ -65,9 +64,9 @@ fn packed(format: ArchiveFormat) -> Vec<u8> {
 
 fn withstands(name: &'static str, format: ArchiveFormat, seeds: Vec<Vec<u8>>) {
     for seed in &seeds {
-        Place::new().unpack(seed, format).expect("a seed is an archive");
+        UnpackDirectory::new().unpack(seed, format).expect("a seed is an archive");
     }
-    let place = Place::new();
+    let place = UnpackDirectory::new();
     let parser = Parser::new(name, seeds).cases(250);
     parser.allocates_at_most(FIXED, PER_BYTE).withstands(|bytes| {
         let mut repaired = bytes.to_vec();
@@ -137,8 +136,7 @@ fn fuzz_zip() {
     withstands("zip", ArchiveFormat::Zip, vec![packed(ArchiveFormat::Zip)]);
 }
 
-/// Names and attributes are held in memory: what sends them could be a sandbox, and who reads them a person's
-/// own machine.
+/// Names and attributes are kept in memory. A sandbox may send them, and a user's own machine may unpack them.
 #[test]
 fn heads_of_entries_have_a_size() {
     for kind in [EntryType::GNULongName, EntryType::GNULongLink, EntryType::XHeader] {
@@ -149,7 +147,7 @@ fn heads_of_entries_have_a_size() {
         let mut archive = header.as_bytes().to_vec();
         archive.resize(archive.len() + (64 << 20), b'x');
         archive.extend(packed(ArchiveFormat::Tar));
-        let place = Place::new();
+        let place = UnpackDirectory::new();
         let (refused, peak) = peak_of(|| place.unpack(&archive, ArchiveFormat::Tar));
         let refusal = refused.unwrap_err();
         assert!(refusal.message.contains("head of an entry"), "{}", refusal.message);
@@ -160,7 +158,7 @@ fn heads_of_entries_have_a_size() {
 /// A file of a gigabyte in two blocks.
 #[test]
 fn holes_do_not_fill_the_disk() {
-    let place = Place::new();
+    let place = UnpackDirectory::new();
     place.unpack(&with_holes(32 << 20), ArchiveFormat::Tar).unwrap();
     assert_eq!(std::fs::metadata(place.root().join("holes")).unwrap().len(), 32 << 20);
     let refusal = place.unpack(&with_holes(1 << 30), ArchiveFormat::Tar).unwrap_err();

@@ -54,7 +54,7 @@ const INTERRUPT_PACE: Duration = Duration::from_millis(200);
 const FORK_CHECKS: usize = 50;
 const FORK_CHECK_PACE: Duration = Duration::from_millis(2);
 
-/// A kernel that has not said hello by then never will.
+/// A kernel that has not sent its hello by then is given up.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 #[derive(Debug)]
@@ -404,7 +404,7 @@ impl Kernel {
     }
 }
 
-/// Why a kernel's program did not start. A program that does not exist has a refusal of its own.
+/// Why a kernel's program did not start. A missing program has a separate code.
 pub(crate) fn not_started(argv: &[String], error: &io::Error) -> Refusal {
     let program = argv.first().map_or("", String::as_str);
     if error.kind() == io::ErrorKind::NotFound {

@@ -136,7 +136,7 @@ impl Terminals {
     }
 }
 
-/// Starts a program on a terminal of its own.
+/// Starts a program on a new terminal.
 pub(crate) fn open(guest: &Rc<Guest>, spec: &TerminalSpec) -> Result<Reply, Refusal> {
     guest.terminals.make_room(&spec.terminal)?;
     let terminal = start(guest, spec).map_err(|error| {

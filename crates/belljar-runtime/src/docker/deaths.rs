@@ -1,4 +1,4 @@
-//! Notices the end of containers, whoever ended them: one conversation with the engine for all.
+//! Notices the end of containers, with one stream of engine events for all.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
@@ -15,10 +15,10 @@ use super::engine;
 use super::recipe::labels;
 use crate::lock;
 
-/// Between attempts to listen to an engine that is away.
+/// Between attempts to connect to an engine that is not reachable.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// How often it is asked, besides, whether all still run.
+/// How often the list of running containers is also checked.
 const LOOK_PACE: Duration = Duration::from_secs(3);
 
 /// How a container ended.
@@ -27,30 +27,30 @@ pub(super) struct Death {
     pub(super) out_of_memory: bool,
 }
 
-type Watched = Mutex<HashMap<String, watch::Sender<Option<Death>>>>;
+type Watches = Mutex<HashMap<String, watch::Sender<Option<Death>>>>;
 
-/// Who waits for which container.
+/// The containers whose end is waited for.
 #[derive(Debug)]
 pub(super) struct Deaths {
-    watched: Arc<Watched>,
+    watched: Arc<Watches>,
     task: tokio::task::JoinHandle<()>,
 }
 
 impl Deaths {
     pub(super) fn listen(docker: Docker, owner: &str) -> Deaths {
-        let watched: Arc<Watched> = Arc::default();
+        let watched: Arc<Watches> = Arc::default();
         let task = tokio::spawn(listen(docker, owner.to_owned(), Arc::clone(&watched)));
         Deaths { watched, task }
     }
 
-    /// Becomes something when the container has ended. To be called before it is started.
+    /// Gets a value when the container has ended. To be called before it is started.
     pub(super) fn watch(&self, container: &str) -> watch::Receiver<Option<Death>> {
         let (sender, receiver) = watch::channel(None);
         lock(&self.watched).insert(container.to_owned(), sender);
         receiver
     }
 
-    /// Nobody waits for it any more.
+    /// Stops watching a container.
     pub(super) fn forget(&self, container: &str) {
         lock(&self.watched).remove(container);
     }
@@ -62,7 +62,7 @@ impl Drop for Deaths {
     }
 }
 
-async fn listen(docker: Docker, owner: String, watched: Arc<Watched>) {
+async fn listen(docker: Docker, owner: String, watched: Arc<Watches>) {
     loop {
         let filters = HashMap::from([
             ("type", vec!["container".to_owned()]),
@@ -78,7 +78,7 @@ async fn listen(docker: Docker, owner: String, watched: Arc<Watched>) {
                         look_at(&docker, &watched, &container).await;
                     }
                 }
-                // What ended before we listened, or while the engine was away.
+                // Finds containers that ended before we listened, or while the engine was not reachable.
                 Err(_) => look(&docker, &owner, &watched).await,
                 Ok(Some(Err(_)) | None) => break,
             }
@@ -87,8 +87,8 @@ async fn listen(docker: Docker, owner: String, watched: Arc<Watched>) {
     }
 }
 
-/// Looks at everything that is waited for and does not run.
-async fn look(docker: &Docker, owner: &str, watched: &Watched) {
+/// Checks all watched containers that do not run.
+async fn look(docker: &Docker, owner: &str, watched: &Watches) {
     let filters = HashMap::from([("label", vec![format!("{}={owner}", labels::OWNER)])]);
     let options = ListContainersOptionsBuilder::new().filters(&filters).build();
     let Ok(running) = docker.list_containers(Some(options)).await else { return };
@@ -99,19 +99,19 @@ async fn look(docker: &Docker, owner: &str, watched: &Watched) {
     }
 }
 
-async fn look_at(docker: &Docker, watched: &Watched, container: &str) {
+async fn look_at(docker: &Docker, watched: &Watches, container: &str) {
     if !lock(watched).contains_key(container) {
         return;
     }
     let death = match docker.inspect_container(container, None::<InspectContainerOptions>).await {
         Ok(seen) => {
             let state = seen.state.unwrap_or_default();
-            // One that was just made has not begun, which is no end.
+            // A container that was just made does not run yet, and has not ended.
             let over = state.running == Some(false) && state.finished_at.is_some_and(is_a_time);
             over.then(|| Death { out_of_memory: state.oom_killed == Some(true) })
         }
         Err(error) if engine::is_gone(&error) => Some(Death { out_of_memory: false }),
-        // The engine is away; it is asked again when it is back.
+        // The engine is not reachable; the check is repeated later.
         Err(_) => None,
     };
     if let (Some(death), Some(sender)) = (death, lock(watched).get(container)) {
@@ -119,7 +119,7 @@ async fn look_at(docker: &Docker, watched: &Watched, container: &str) {
     }
 }
 
-/// Engines say year one for never.
+/// Engines report the year 1 for "never".
 fn is_a_time(text: String) -> bool {
     !text.is_empty() && !text.starts_with("0001-")
 }

@@ -1,4 +1,4 @@
-//! The container engine: how it is reached, and what its refusals mean.
+//! Connects to the container engine, and explains its errors.
 
 use std::error::Error as _;
 use std::io;
@@ -10,23 +10,23 @@ use tokio::time::timeout;
 
 use crate::error::ContainerEngineError;
 
-/// Where engines listen if nobody says otherwise.
+/// Where engines listen by default.
 const DEFAULT_SOCKET: &str = "/var/run/docker.sock";
 
-/// Seconds that an engine may take for one answer: making a container on a busy disk takes a while.
+/// Seconds that an engine may take for one answer: making a container on a busy disk can take long.
 const ANSWER_TIMEOUT_S: u64 = 120;
 
-/// How long an engine may take to say that it is there, which costs it nothing.
-const GREETING: Duration = Duration::from_secs(5);
+/// How long an engine may take to answer a ping, which needs no work.
+const PING_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// After this long without an answer we ask whether the engine is there at all.
-const DOUBT: Duration = Duration::from_secs(3);
+/// After this long without an answer, a ping checks whether the engine still answers.
+const PING_AFTER: Duration = Duration::from_secs(3);
 
-/// The engine at `address`, or where engines usually are; nothing is asked of it yet.
+/// A client for the engine at `address`, or at the usual one. Does not connect yet.
 pub(super) fn connect(address: Option<&str>) -> Result<(Docker, String), ContainerEngineError> {
     let address = address.map_or_else(|| format!("unix://{DEFAULT_SOCKET}"), str::to_owned);
     let docker = match address.strip_prefix("unix://") {
-        // The crate looks whether the socket is there, which would hide why it cannot be used.
+        // The default constructor checks that the socket exists, which would hide why it cannot be used.
         Some(path) => Docker::connect_with_unix(path, ANSWER_TIMEOUT_S, API_DEFAULT_VERSION),
         None => Docker::connect_with_http(&address, ANSWER_TIMEOUT_S, API_DEFAULT_VERSION),
     };
@@ -36,19 +36,19 @@ pub(super) fn connect(address: Option<&str>) -> Result<(Docker, String), Contain
     }
 }
 
-/// Asks the engine whether it is there, and gives up soon.
-pub(super) async fn greet(docker: &Docker, address: &str) -> Result<(), ContainerEngineError> {
-    match timeout(GREETING, docker.ping()).await {
+/// Checks that the engine answers, with a short time limit.
+pub(super) async fn ping(docker: &Docker, address: &str) -> Result<(), ContainerEngineError> {
+    match timeout(PING_TIMEOUT, docker.ping()).await {
         Ok(answer) => answer.map(drop).map_err(|error| explain(address, "answer", error)),
         Err(_) => Err(ContainerEngineError::Hangs {
             address: address.into(),
-            seconds: GREETING.as_secs(),
+            seconds: PING_TIMEOUT.as_secs(),
         }),
     }
 }
 
-/// Waits for an answer, however long it takes, while the engine is there. One that hangs is given up
-/// long before [`ANSWER_TIMEOUT_S`].
+/// Waits for an answer as long as the engine answers pings. A hanging engine is detected long before
+/// [`ANSWER_TIMEOUT_S`].
 pub(super) async fn answer<T>(
     docker: &Docker,
     address: &str,
@@ -56,14 +56,14 @@ pub(super) async fn answer<T>(
 ) -> Result<T, ContainerEngineError> {
     let mut answer = std::pin::pin!(answer);
     loop {
-        match timeout(DOUBT, &mut answer).await {
+        match timeout(PING_AFTER, &mut answer).await {
             Ok(answer) => return Ok(answer),
-            Err(_) => greet(docker, address).await?,
+            Err(_) => ping(docker, address).await?,
         }
     }
 }
 
-/// Says what `doing` came to.
+/// Turns the failure of `doing` into an error that says what to do.
 pub(super) fn explain(address: &str, doing: &'static str, error: Error) -> ContainerEngineError {
     match error {
         Error::DockerResponseServerError { message, .. } => refused(doing, message),
@@ -74,25 +74,28 @@ pub(super) fn explain(address: &str, doing: &'static str, error: Error) -> Conta
 }
 
 fn refused(doing: &'static str, message: String) -> ContainerEngineError {
-    let says = |words: &str| message.to_ascii_lowercase().contains(words);
-    if says("no such image") || says("image not known") {
+    let mentions = |words: &str| message.to_ascii_lowercase().contains(words);
+    if mentions("no such image") || mentions("image not known") {
         let name = message.rsplit(": ").next().unwrap_or(&message).trim();
         return ContainerEngineError::NoImage(name.to_owned());
     }
-    if says("unknown or invalid runtime") || says("unknown runtime") || says("invalid runtime") {
+    if mentions("unknown or invalid runtime")
+        || mentions("unknown runtime")
+        || mentions("invalid runtime")
+    {
         let name = message.rsplit(": ").next().unwrap_or(&message).trim();
         return ContainerEngineError::NoRuntime(name.to_owned());
     }
-    if says("could not select device driver") || says("no known gpu") {
+    if mentions("could not select device driver") || mentions("no known gpu") {
         return ContainerEngineError::NoGpu;
     }
-    if says("no space left on device") {
+    if mentions("no space left on device") {
         return ContainerEngineError::NoSpace;
     }
     ContainerEngineError::Refused { doing, message }
 }
 
-/// Whether something is simply not there any more.
+/// Whether the container does not exist any more.
 pub(super) fn is_gone(error: &Error) -> bool {
     matches!(error, Error::DockerResponseServerError { status_code: 404 | 409, .. })
 }
@@ -111,13 +114,13 @@ fn is_about_connecting(error: &Error) -> bool {
 fn unreachable(address: String, error: &Error) -> ContainerEngineError {
     let advice = match io_kind(error) {
         Some(io::ErrorKind::PermissionDenied) => {
-            "you may not use it: run as root, or join the group of its socket \
+            "you are not allowed to use it: run as root, or join the group of its socket \
              (`usermod -aG docker $USER`, then log in again)"
         }
         Some(io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
-            "start it (`systemctl start docker`), or say where it is with DOCKER_HOST"
+            "start it (`systemctl start docker`), or set DOCKER_HOST to its address"
         }
-        _ => "is it running? DOCKER_HOST says where it is looked for",
+        _ => "check that it runs, and that DOCKER_HOST is its address",
     };
     ContainerEngineError::Unreachable { address, advice }
 }

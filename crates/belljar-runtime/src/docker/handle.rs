@@ -1,4 +1,4 @@
-//! A container, seen from outside.
+//! The host's handle of a container.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,21 +22,21 @@ pub(super) struct ContainerHandle {
     pub(super) runtime: Arc<DockerRuntime>,
     pub(super) container: String,
     pub(super) death: watch::Receiver<Option<Death>>,
-    /// Where the machine that the engine runs on is ours.
+    /// `None` if the engine runs on another machine.
     pub(super) meters: Option<Meters>,
-    /// How kernels are forked inside; none, if they are not to be.
+    /// How to start the zygote inside; none if kernels are not forked.
     pub(super) zygote: Option<ZygoteOrder>,
-    /// Whether it was removed, or somebody is at it.
+    /// Whether it was removed, or is being removed.
     pub(super) removed: AtomicBool,
-    /// Kept for as long as the sandbox lives: a successor of this server comes back to it.
+    /// Kept as long as the sandbox lives: a later server listens there again.
     #[expect(dead_code, reason = "removed when dropped")]
-    pub(super) door: Option<Transport>,
+    pub(super) transport: Option<Transport>,
 }
 
 #[async_trait]
 impl BackendHandle for ContainerHandle {
     fn may_reopen(&self) -> bool {
-        // Containers of an ordinary user run as that user, and whether an engine lets Landlock in is its own affair.
+        // Containers of an ordinary user run as that user, and the engine may not allow Landlock.
         !privileges::is_root()
     }
 
@@ -68,13 +68,13 @@ impl BackendHandle for ContainerHandle {
 
     async fn ended(&self) {
         let mut death = self.death.clone();
-        // Nobody watches any more: the runtime is going.
+        // An error means that the runtime is ending.
         let _ = death.wait_for(Option::is_some).await;
     }
 
     fn kill(&self) {
         let (runtime, container) = (Arc::clone(&self.runtime), self.container.clone());
-        // Outside of an event loop there is nobody to do it; the guest ends when it is left alone.
+        // Outside of an event loop nothing can be done; the guest ends by itself without a host.
         if let Ok(event_loop) = tokio::runtime::Handle::try_current() {
             event_loop.spawn(async move { runtime.kill(&container).await });
         }

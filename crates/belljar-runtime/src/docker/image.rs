@@ -1,8 +1,7 @@
-//! Images of the engine, made ready to be sandboxes.
+//! Prepares images of the engine for sandboxes.
 //!
-//! The root of a sandbox is read-only, and some images lack what every sandbox has: the links
-//! `/work` and `/workspace`, a name for its user. Those get a thin layer with it, once per image,
-//! without anything of the image being run.
+//! The root of a sandbox is read-only, and some images lack what every sandbox has: the links `/work` and `/workspace`, and a
+//! name for its user. A thin layer adds them, once per image; nothing of the image is executed for it.
 
 use std::collections::HashMap;
 
@@ -20,23 +19,23 @@ use crate::error::ContainerEngineError;
 use crate::spec::paths;
 use crate::user::USER_ID;
 
-/// On images that have everything already: our own, and those that were prepared.
+/// The label of images that need no preparation: our own, and prepared ones.
 pub(super) const READY: &str = "belljar.image";
 
 /// Modules that the zygote of an image imports, separated by commas.
 const PRELOAD: &str = "belljar.preload";
 
-/// Where prepared images are found again; the tag is the id of the original.
+/// The repository of prepared images; the tag is the id of the original.
 const PREPARED: &str = "belljar/prepared";
 
-/// Of what an engine gives us we read this much: a list of users.
+/// The most that is read of a list of users.
 const MAX_PASSWD: usize = 1 << 20;
 
 /// An image that sandboxes can be made from.
 #[derive(Debug, Clone)]
 pub(super) struct ReadyImage {
     pub(super) id: String,
-    /// As the image wants it.
+    /// The environment of the image.
     pub(super) env: Vec<(String, String)>,
     pub(super) preload: Option<Vec<String>>,
 }
@@ -64,12 +63,16 @@ pub(super) async fn ready(
     Ok(inspect(docker, address, &prepared).await?.ready)
 }
 
-struct Seen {
+struct InspectedImage {
     ready: ReadyImage,
     is_ready: bool,
 }
 
-async fn inspect(docker: &Docker, address: &str, name: &str) -> Result<Seen, ContainerEngineError> {
+async fn inspect(
+    docker: &Docker,
+    address: &str,
+    name: &str,
+) -> Result<InspectedImage, ContainerEngineError> {
     let seen = docker.inspect_image(name).await.map_err(|error| match error {
         bollard::errors::Error::DockerResponseServerError { status_code: 404, .. } => {
             ContainerEngineError::NoImage(name.to_owned())
@@ -83,7 +86,7 @@ async fn inspect(docker: &Docker, address: &str, name: &str) -> Result<Seen, Con
     let modules = |list: &String| {
         list.split(',').map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned).collect()
     };
-    Ok(Seen {
+    Ok(InspectedImage {
         is_ready: labels.contains_key(READY),
         ready: ReadyImage {
             id: seen.id.unwrap_or_else(|| name.to_owned()),
@@ -96,7 +99,7 @@ async fn inspect(docker: &Docker, address: &str, name: &str) -> Result<Seen, Con
 async fn prepare(docker: &Docker, image: &str, tag: &str) -> Result<(), bollard::errors::Error> {
     let body = ContainerCreateBody {
         image: Some(image.to_owned()),
-        // Never started; an image without a command of its own needs one all the same.
+        // Never started, but an image without a command needs one.
         entrypoint: Some(vec!["/none".to_owned()]),
         ..ContainerCreateBody::default()
     };
@@ -159,7 +162,7 @@ async fn exists(
     }
 }
 
-/// A file of the image; nothing where there is none.
+/// A file of the image; empty if there is none.
 async fn read(docker: &Docker, container: &str, path: &str) -> String {
     let options = DownloadFromContainerOptionsBuilder::new().path(path).build();
     let mut pieces = docker.download_from_container(container, Some(options)).boxed();
@@ -180,7 +183,7 @@ async fn read(docker: &Docker, container: &str, path: &str) -> String {
     text
 }
 
-/// The list with a line for our user, unless the id has a name already.
+/// The list with a line for our user; none if the id has a name already.
 fn with_user(list: &str, line: &str) -> Option<String> {
     let id = USER_ID.to_string();
     if list.lines().any(|line| line.split(':').nth(2) == Some(&id)) {

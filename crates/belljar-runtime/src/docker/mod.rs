@@ -7,12 +7,12 @@
 //!                 or, attached, through the engine
 //! ```
 //!
-//! The binary is shown to the container read-only, so any Linux image will do. The guest is its
-//! first process, comes to a socket of ours, and seals itself before anything else runs: see
-//! [`recipe`] for what the engine is asked to enforce and [`seal`] for what the guest adds.
+//! The binary is mounted read-only into the container, so any Linux image can be used. The guest is its first process. It
+//! seals itself before anything else runs, and connects to the host's socket. [`recipe`] has what the engine is asked to
+//! enforce, [`seal`] what the guest adds.
 //!
-//! A container with a kernel of its own (gVisor, Kata) cannot share a socket with us, nor pass
-//! descriptors; it is spoken to through its standard streams, and files come and go as bytes.
+//! A container with its own Linux kernel (gVisor, Kata) can neither share a socket with the host nor pass descriptors: the
+//! host uses its standard streams, and files are sent as bytes.
 
 mod deaths;
 mod engine;
@@ -57,36 +57,36 @@ use deaths::Deaths;
 use handle::ContainerHandle;
 use image::ReadyImage;
 pub use recipe::Gpus;
-use recipe::{Meeting, Recipe, labels};
+use recipe::{Recipe, TransportKind, labels};
 pub use seal::{Sealed, seal_guest};
-use transport::{Reception, Transport};
+use transport::{GuestListener, Transport};
 
-/// For how long an image is believed to be what it was: a new one may get the same name.
+/// For how long an image is not looked up again: another one may get the same name.
 const IMAGE_FRESH: Duration = Duration::from_secs(10);
 
-/// How often, and how long apart, a container is tried to be removed again that could not be.
+/// Retry budget for removing a container.
 const REMOVE_AGAIN: u32 = 1800;
 const REMOVE_PAUSE: Duration = Duration::from_secs(2);
 
-/// Runtimes whose containers share the machine's kernel, and so sockets and descriptors.
+/// Container runtimes that share the host's Linux kernel, and so sockets and descriptors.
 const SHARED_KERNEL: [&str; 5] = ["runc", "crun", "youki", "nvidia", "io.containerd.runc.v2"];
 
 #[derive(Debug, Clone)]
 pub struct DockerConfig {
-    /// Where the engine is, as in `DOCKER_HOST`; none: where engines usually are.
+    /// The address of the engine, as in `DOCKER_HOST`; none: the usual one.
     pub address: Option<String>,
     /// The belljar binary, which must be static.
     pub executable: PathBuf,
     /// Directory with the kernels' scripts.
     pub kernels: PathBuf,
-    /// Of this server, made private.
+    /// The run directory of this server, which is made private.
     pub run_dir: PathBuf,
-    /// Where sockets go, one directory for each sandbox: in the one above, or private already.
+    /// Where sockets go, one directory for each sandbox. It is inside `run_dir`, or private already.
     pub socket_dir: PathBuf,
     pub image: String,
-    /// What zygotes import, unless an image says otherwise.
+    /// Modules that zygotes import, unless the image has its own list.
     pub preload: Vec<String>,
-    /// Of the engine: `runsc`, say; none: its default.
+    /// The engine's container runtime, for example `runsc`; none: its default.
     pub runtime: Option<String>,
     pub gpus: Option<Gpus>,
 }
@@ -97,23 +97,23 @@ pub struct DockerRuntime {
     docker: Docker,
     address: String,
     engine: String,
-    meeting: Meeting,
+    transport: TransportKind,
     deaths: Deaths,
-    /// Whose containers these are.
+    /// The owner of the containers.
     owner: String,
-    /// Tells those of this process from those of its predecessors.
+    /// Distinguishes the containers of this process from those of earlier ones.
     instance: String,
-    /// Whether sandboxes get a zygote: not worth it for one that lives for a single call.
+    /// Whether sandboxes get a zygote: it is not worth it for a sandbox of a single call.
     warm: bool,
     images: Mutex<HashMap<String, (Instant, ReadyImage)>>,
-    /// Held while an image is looked at, and prepared if it has to be.
+    /// Locked while an image is inspected, and prepared if necessary.
     preparing: tokio::sync::Mutex<()>,
     next: AtomicU64,
 }
 
 impl DockerRuntime {
-    /// Finds the engine. With an owner, sandboxes outlive this process and are that owner's;
-    /// without, they are this process's and go with it.
+    /// Connects to the engine. With an owner, sandboxes belong to that owner and outlive this process; without, they belong
+    /// to this process and end with it.
     pub async fn launch(
         config: DockerConfig,
         owner: Option<&str>,
@@ -124,7 +124,7 @@ impl DockerRuntime {
         }
         let (docker, address) = engine::connect(config.address.as_deref())?;
         let explain = |error| engine::explain(&address, "tell its version", error);
-        engine::greet(&docker, &address).await?;
+        engine::ping(&docker, &address).await?;
         let asking = docker.clone();
         let negotiated = engine::answer(&asking, &address, docker.negotiate_version()).await?;
         let docker = negotiated.map_err(explain)?;
@@ -146,7 +146,7 @@ impl DockerRuntime {
             str::to_owned,
         );
         let runtime = Arc::new(DockerRuntime {
-            meeting: if shares_kernel { Meeting::Socket } else { Meeting::Attached },
+            transport: if shares_kernel { TransportKind::Socket } else { TransportKind::Attached },
             deaths: Deaths::listen(docker.clone(), &owner),
             instance: format!("{owner}.{random}"),
             warm,
@@ -163,17 +163,16 @@ impl DockerRuntime {
         Ok(runtime)
     }
 
-    /// The engine, as it calls itself.
+    /// The version and address of the engine.
     #[must_use]
     pub fn engine(&self) -> &str {
         &self.engine
     }
 
-    /// The engine, as it calls itself, and whether it has the image of this configuration. Nothing is
-    /// started or made.
+    /// The version and address of the engine, and whether it has the image of this configuration. Starts nothing.
     pub async fn look(config: &DockerConfig) -> Result<(String, bool), RuntimeError> {
         let (docker, address) = engine::connect(config.address.as_deref())?;
-        engine::greet(&docker, &address).await?;
+        engine::ping(&docker, &address).await?;
         let explain = |error| engine::explain(&address, "tell its version", error);
         let asking = docker.clone();
         let negotiated = engine::answer(&asking, &address, docker.negotiate_version()).await?;
@@ -200,7 +199,7 @@ impl DockerRuntime {
 
     async fn make(self: &Arc<Self>, spec: &SandboxSpec) -> Result<Sandbox, RuntimeError> {
         if spec.workspace.is_some() {
-            let why = "a workspace takes the native backend (BELLJAR_BACKEND=native)";
+            let why = "a workspace requires the native backend (BELLJAR_BACKEND=native)";
             return Err(RuntimeError::Workspace(why.to_owned()));
         }
         let name = format!("{}.{}", self.instance, self.next.fetch_add(1, Ordering::Relaxed));
@@ -225,12 +224,14 @@ impl DockerRuntime {
             }
             None => None,
         };
-        // Mounted until the container has them.
+        // They stay mounted until the container has them.
         let opened = host_files::open_volumes(spec).await?;
         let volumes: Vec<PathBuf> = opened.iter().map(|volume| volume.files.clone()).collect();
-        let (door, reception) = match self.meeting {
-            Meeting::Socket => Some(Transport::open(self.door_of(&name))?).unzip(),
-            Meeting::Attached => (None, None),
+        let (transport, listener) = match self.transport {
+            TransportKind::Socket => {
+                Some(Transport::open(self.socket_directory_of(&name))?).unzip()
+            }
+            TransportKind::Attached => (None, None),
         };
         let recipe = Recipe {
             spec,
@@ -239,45 +240,45 @@ impl DockerRuntime {
             nonce: &nonce,
             image: &image.id,
             user,
-            meeting: self.meeting,
+            transport: self.transport,
             executable: &self.config.executable,
             kernels: &self.config.kernels,
-            door: door.as_ref().map_or(Path::new(""), Transport::directory),
+            socket_directory: transport.as_ref().map_or(Path::new(""), Transport::directory),
             session: session.as_ref().map(|session| session.files.as_path()),
             volumes: &volumes,
             runtime: self.config.runtime.as_deref(),
             gpus: self.config.gpus.as_ref(),
         };
         let container = self.make_container(format!("belljar-{name}"), recipe.body()).await?;
-        // From here on it is removed if anything fails.
-        let mut body = ContainerHandle {
+        // From here on the container is removed if anything fails.
+        let mut container_handle = ContainerHandle {
             runtime: Arc::clone(self),
             death: self.deaths.watch(&container),
             container: container.clone(),
             meters: None,
             zygote: self.warm.then(|| self.zygote(&image, spec)),
             removed: AtomicBool::new(false),
-            door,
+            transport,
         };
-        let (link, pid) = match self.begin(&body, reception, &nonce).await {
+        let (link, pid) = match self.begin(&container_handle, listener, &nonce).await {
             Ok(begun) => begun,
             Err(error) => {
-                // An engine that hangs is told later, when the body is dropped.
+                // If the engine hangs, dropping the handle removes the container later.
                 let removing = self.remove(&container);
                 let _ = engine::answer(&self.docker, &self.address, removing).await;
                 return Err(error);
             }
         };
         drop((opened, session));
-        body.meters = Meters::of_process(pid);
+        container_handle.meters = Meters::of_process(pid);
         let started = procfs::start_time(pid).unwrap_or(0);
         let container = Some(container);
         let handle = Handle { name, pid, started, nonce, block: None, container };
-        Ok(self.assemble(handle, spec.clone(), &image, link, body))
+        Ok(self.assemble(handle, spec.clone(), &image, link, container_handle))
     }
 
-    /// Makes a container and returns its id. An engine that hangs is given up; should it make the
-    /// container all the same, that is removed.
+    /// Makes a container and returns its id. If the engine hangs, this fails, and the container is removed should the engine
+    /// make it later.
     async fn make_container(
         self: &Arc<Self>,
         name: String,
@@ -302,16 +303,15 @@ impl DockerRuntime {
         Ok(made.map_err(|error| self.explain("make a container", error))?.id)
     }
 
-    /// Starts a container that was made, and begins to talk to its guest; tells its first process
-    /// besides, 0 if that is of another machine.
+    /// Starts a container and connects to its guest. Also returns its first process; 0 if that is on another machine.
     async fn begin(
         &self,
-        body: &ContainerHandle,
-        reception: Option<Reception>,
+        container_handle: &ContainerHandle,
+        listener: Option<GuestListener>,
         nonce: &str,
     ) -> Result<(Link, u32), RuntimeError> {
-        let (container, docker) = (&body.container, &self.docker);
-        let attached = match &reception {
+        let (container, docker) = (&container_handle.container, &self.docker);
+        let attached = match &listener {
             Some(_) => None,
             None => {
                 let attaching = transport::attach(docker, container, nonce);
@@ -323,19 +323,19 @@ impl DockerRuntime {
         let started = engine::answer(docker, &self.address, starting).await?;
         started.map_err(|error| self.explain("start the container", error))?;
         let pid = engine::answer(docker, &self.address, self.pid_of(container)).await?;
-        let meeting = async {
-            let stream = match (attached, reception) {
+        let connecting = async {
+            let stream = match (attached, listener) {
                 (Some(stream), _) => stream,
-                (None, Some(reception)) => {
-                    reception.guest(None, pid.ok_or(ContainerEngineError::Ended)?).await?
+                (None, Some(listener)) => {
+                    listener.accept(None, pid.ok_or(ContainerEngineError::Ended)?).await?
                 }
                 (None, None) => return Err(RuntimeError::Gone),
             };
             Ok((Link::over(stream, nonce).await?, pid.unwrap_or(0)))
         };
         tokio::select! {
-            link = meeting => link,
-            () = body.ended() => Err(ContainerEngineError::Ended.into()),
+            link = connecting => link,
+            () = container_handle.ended() => Err(ContainerEngineError::Ended.into()),
         }
     }
 
@@ -359,30 +359,32 @@ impl DockerRuntime {
         };
         let death = self.deaths.watch(&container);
         let image = self.image_of(&spec).await?;
-        let meeting = labels.get(labels::DOOR).map_or(self.meeting, |name| Meeting::of_name(name));
-        let (stream, door) = match meeting {
-            Meeting::Socket => {
-                let (door, reception) = Transport::open(self.door_of(&handle.name))?;
+        let kind = labels.get(labels::TRANSPORT);
+        let kind = kind.map_or(self.transport, |name| TransportKind::of_name(name));
+        let (stream, transport) = match kind {
+            TransportKind::Socket => {
+                let (transport, listener) =
+                    Transport::open(self.socket_directory_of(&handle.name))?;
                 let pid = first_process(&state).ok_or(RuntimeError::Gone)?;
-                (reception.guest(Some(&handle.nonce), pid).await?, Some(door))
+                (listener.accept(Some(&handle.nonce), pid).await?, Some(transport))
             }
-            Meeting::Attached => {
+            TransportKind::Attached => {
                 let attached = transport::attach(&self.docker, &container, &handle.nonce).await;
                 let explain = |error| self.explain("attach to the container", error);
                 (attached.map_err(explain)?, None)
             }
         };
         let link = Link::over(stream, &handle.nonce).await?;
-        let body = ContainerHandle {
+        let container_handle = ContainerHandle {
             runtime: Arc::clone(self),
             death,
             container,
             meters: Meters::of_process(handle.pid),
             zygote: self.warm.then(|| self.zygote(&image, &spec)),
             removed: AtomicBool::new(false),
-            door,
+            transport,
         };
-        Ok(self.assemble(handle, spec, &image, link, body))
+        Ok(self.assemble(handle, spec, &image, link, container_handle))
     }
 
     fn assemble(
@@ -391,14 +393,15 @@ impl DockerRuntime {
         spec: SandboxSpec,
         image: &ReadyImage,
         link: Link,
-        body: ContainerHandle,
+        container_handle: ContainerHandle,
     ) -> Sandbox {
         let env = environment(image, &spec);
         let python = kernels::python_argv(PYTHON, Role::Kernel, None);
-        Sandbox::assemble(Parts { handle, spec, env, python, link, body: Box::new(body) })
+        let backend = Box::new(container_handle);
+        Sandbox::assemble(Parts { handle, spec, env, python, link, backend })
     }
 
-    /// What a zygote of this image is.
+    /// How to start the zygote of this image.
     fn zygote(&self, image: &ReadyImage, spec: &SandboxSpec) -> ZygoteOrder {
         ZygoteOrder {
             argv: kernels::python_argv(PYTHON, Role::Zygote, None),
@@ -415,7 +418,7 @@ impl DockerRuntime {
         {
             return Ok(image);
         }
-        // One at a time: the first to use an image prepares it.
+        // One at a time: the first use of an image prepares it.
         let _preparing = self.preparing.lock().await;
         let looking = image::ready(&self.docker, &self.address, name);
         let image = engine::answer(&self.docker, &self.address, looking).await??;
@@ -423,13 +426,13 @@ impl DockerRuntime {
         Ok(image)
     }
 
-    /// Who a sandbox's processes are. Files of sessions on disk must be theirs, and ours to read:
-    /// without root that is only possible if they are us.
+    /// The user of a sandbox's processes. It must own the files of sessions on disk, which the server must be able to read:
+    /// without root both must be the same user.
     fn user(&self) -> (u32, u32) {
         if privileges::is_root() { (USER_ID, USER_ID) } else { privileges::own_ids() }
     }
 
-    fn door_of(&self, name: &str) -> PathBuf {
+    fn socket_directory_of(&self, name: &str) -> PathBuf {
         self.config.socket_dir.join(name)
     }
 
@@ -448,7 +451,7 @@ impl DockerRuntime {
         }
     }
 
-    /// Removes a container, later if it cannot be now: the engine may be away.
+    /// Removes a container, or retries later if the engine is not reachable.
     async fn remove(self: &Arc<Self>, container: &str) {
         self.deaths.forget(container);
         let Err(error) = self.try_remove(container).await else { return };
@@ -473,7 +476,7 @@ impl DockerRuntime {
         }
     }
 
-    /// Removes containers of ours, by owner and name, with their doors.
+    /// Removes our containers, by owner and name, with their socket directories.
     async fn remove_all(self: &Arc<Self>, owner: Option<&str>, doomed: impl Fn(&str) -> bool) {
         let label = match owner {
             Some(owner) => format!("{}={owner}", labels::OWNER),
@@ -499,7 +502,7 @@ impl DockerRuntime {
                 && doomed(name)
             {
                 self.remove(&id).await;
-                let _ = fs::remove_dir_all(self.door_of(name));
+                let _ = fs::remove_dir_all(self.socket_directory_of(name));
             }
         }
     }
@@ -532,7 +535,7 @@ impl Runtime for DockerRuntime {
         if let Some(container) = &handle.container {
             self.remove(container).await;
         }
-        let _ = fs::remove_dir_all(self.door_of(&handle.name));
+        let _ = fs::remove_dir_all(self.socket_directory_of(&handle.name));
     }
 
     async fn reap(self: Arc<Self>, keep: HashSet<String>) {
@@ -541,22 +544,22 @@ impl Runtime for DockerRuntime {
     }
 
     fn zygote_state(&self) -> Option<ZygoteState> {
-        // Every sandbox has its own.
+        // Every sandbox has its own zygote.
         None
     }
 
     async fn warmed_up(&self) {}
 }
 
-/// A container's first process, as this machine numbers it.
+/// The pid of a container's first process on this machine.
 fn first_process(state: &ContainerState) -> Option<u32> {
     u32::try_from(state.pid?).ok().filter(|pid| *pid > 0)
 }
 
-/// Looked for on the path of the image.
+/// Looked up on the `PATH` of the image.
 const PYTHON: &str = "python3";
 
-/// What the image wants, what every sandbox has, and what was asked for, the last word last.
+/// The environment: of the image, of every sandbox, and of the spec. Later ones override earlier ones.
 fn environment(image: &ReadyImage, spec: &SandboxSpec) -> Vec<(String, String)> {
     let path = image.env.iter().find(|(key, _)| key == "PATH").map(|(_, value)| value.as_str());
     let mut env = kernels::environment(path, &spec.env);

@@ -1,4 +1,4 @@
-//! What a container is made of, as data.
+//! What the engine is asked to make a container of, as data.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -14,10 +14,10 @@ use crate::spec::{SandboxSpec, paths};
 
 /// Inside the container.
 pub(super) const EXECUTABLE: &str = "/opt/belljar/belljar";
-const DOOR: &str = "/run/belljar";
+const SOCKET_DIRECTORY: &str = "/run/belljar";
 pub(super) const SOCKET: &str = "host.sock";
 
-/// Parts of `/sys`, which engines show: all but `/sys/fs`, where a sandbox finds its own counters.
+/// Parts of `/sys` to hide: all except `/sys/fs`, where a sandbox finds its own counters.
 const SYS_MASKED: [&str; 10] = [
     "block",
     "bus",
@@ -31,56 +31,57 @@ const SYS_MASKED: [&str; 10] = [
     "power",
 ];
 
-/// Labels on everything of ours that an engine holds.
+/// Labels of our containers.
 pub(super) mod labels {
-    /// Whose it is: one server's, over all its restarts, or one process's.
+    /// The owner: a server over all its restarts, or one process.
     pub(crate) const OWNER: &str = "belljar.owner";
     pub(crate) const NAME: &str = "belljar.name";
     pub(crate) const NONCE: &str = "belljar.nonce";
-    pub(crate) const DOOR: &str = "belljar.door";
+    /// The [`TransportKind`](super::TransportKind). Running containers bear this name of the label.
+    pub(crate) const TRANSPORT: &str = "belljar.door";
 }
 
-/// How the host and the guest meet.
+/// How the host and the guest are connected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Meeting {
-    /// At a socket in a directory that both see: descriptors can be passed.
+pub(super) enum TransportKind {
+    /// By a socket in a directory that both see: descriptors can be passed.
     Socket,
-    /// GuestPipe the engine, attached to the container's standard streams: works where the container
-    /// has a kernel of its own.
+    /// By the engine, attached to the container's standard streams: works where the container has its own Linux
+    /// kernel.
     Attached,
 }
 
-impl Meeting {
+impl TransportKind {
     pub(super) fn name(self) -> &'static str {
         match self {
-            Meeting::Socket => "socket",
-            Meeting::Attached => "attached",
+            TransportKind::Socket => "socket",
+            TransportKind::Attached => "attached",
         }
     }
 
-    pub(super) fn of_name(name: &str) -> Meeting {
-        if name == "attached" { Meeting::Attached } else { Meeting::Socket }
+    pub(super) fn of_name(name: &str) -> TransportKind {
+        if name == "attached" { TransportKind::Attached } else { TransportKind::Socket }
     }
 }
 
-/// All that decides what a container is like.
+/// Everything that decides how a container is made.
 #[derive(Debug)]
 pub(super) struct Recipe<'a> {
     pub(super) spec: &'a SandboxSpec,
     pub(super) name: &'a str,
     pub(super) owner: &'a str,
     pub(super) nonce: &'a str,
-    /// As the engine knows it, prepared.
+    /// The prepared image, by the engine's id.
     pub(super) image: &'a str,
     pub(super) user: (u32, u32),
-    pub(super) meeting: Meeting,
+    pub(super) transport: TransportKind,
     /// On the host: the binary, the kernels' scripts and the directory with our socket.
     pub(super) executable: &'a Path,
     pub(super) kernels: &'a Path,
-    pub(super) door: &'a Path,
-    /// What is `/session`, where that outlives the container.
+    pub(super) socket_directory: &'a Path,
+    /// The directory for `/session`, if that outlives the container.
     pub(super) session: Option<&'a Path>,
-    /// And the files of the volumes, in their order.
+    /// The directories of the volumes, in the order of the spec.
     pub(super) volumes: &'a [PathBuf],
     pub(super) runtime: Option<&'a str>,
     pub(super) gpus: Option<&'a Gpus>,
@@ -95,7 +96,7 @@ pub enum Gpus {
 }
 
 impl Gpus {
-    /// As docker's own `--gpus` understands it: `all`, a number, or `device=0,1`.
+    /// The syntax of docker's `--gpus`: `all`, a number, or `device=0,1`.
     #[must_use]
     pub fn parse(text: &str) -> Option<Gpus> {
         if text == "all" {
@@ -121,10 +122,10 @@ impl Gpus {
 
 impl Recipe<'_> {
     pub(super) fn body(&self) -> ContainerCreateBody {
-        let attached = self.meeting == Meeting::Attached;
+        let attached = self.transport == TransportKind::Attached;
         let mut command = vec![EXECUTABLE.to_owned(), "guest".to_owned()];
         if !attached {
-            command.extend(["--dial".to_owned(), format!("{DOOR}/{SOCKET}")]);
+            command.extend(["--dial".to_owned(), format!("{SOCKET_DIRECTORY}/{SOCKET}")]);
         }
         command.extend(["--alone-for".to_owned(), self.spec.alone_for_s.to_string()]);
         let (uid, gid) = self.user;
@@ -132,7 +133,7 @@ impl Recipe<'_> {
             (labels::OWNER, self.owner),
             (labels::NAME, self.name),
             (labels::NONCE, self.nonce),
-            (labels::DOOR, self.meeting.name()),
+            (labels::TRANSPORT, self.transport.name()),
         ];
         let own = labels.map(|(key, value)| (key.to_owned(), value.to_owned()));
         ContainerCreateBody {
@@ -141,11 +142,11 @@ impl Recipe<'_> {
             user: Some(format!("{uid}:{gid}")),
             entrypoint: Some(command),
             cmd: Some(Vec::new()),
-            // Nothing of the image's: kernels and commands are given theirs one by one.
+            // Nothing of the image: each kernel and command gets its own environment.
             env: Some(Vec::new()),
             working_dir: Some(paths::SESSION.to_owned()),
             labels: Some(own.into_iter().chain(self.spec.labels.clone()).collect()),
-            // The guest has nothing to tidy up, and as PID 1 it would hear no gentler one.
+            // The guest has nothing to clean up, and as PID 1 it ignores other signals.
             stop_signal: Some("SIGKILL".to_owned()),
             open_stdin: Some(attached),
             attach_stdin: Some(attached),
@@ -166,8 +167,8 @@ impl Recipe<'_> {
         let mut tmpfs = HashMap::from([("/tmp".to_owned(), scratch("1777", ""))]);
         let mut mounts =
             vec![bind(self.executable, EXECUTABLE, true), bind(self.kernels, paths::KERNELS, true)];
-        if self.meeting == Meeting::Socket {
-            mounts.push(bind(self.door, DOOR, true));
+        if self.transport == TransportKind::Socket {
+            mounts.push(bind(self.socket_directory, SOCKET_DIRECTORY, true));
         }
         match self.session {
             Some(directory) => mounts.push(bind(directory, paths::SESSION, false)),
@@ -187,11 +188,11 @@ impl Recipe<'_> {
             network_mode: Some("none".to_owned()),
             readonly_rootfs: Some(true),
             cap_drop: Some(vec!["ALL".to_owned()]),
-            // The engine's own filter of system calls stays; the guest puts ours on top of it.
+            // The engine's own seccomp filter stays; the guest adds ours.
             security_opt: Some(vec!["no-new-privileges:true".to_owned()]),
             pids_limit: Some(number(limits.pids)),
             memory: Some(number(limits.memory)),
-            // Swap included: there is none.
+            // The limit includes swap, so there is none.
             memory_swap: Some(number(limits.memory)),
             nano_cpus: Some(i64::from(limits.millicpus) * 1_000_000),
             tmpfs: Some(tmpfs),
@@ -201,10 +202,10 @@ impl Recipe<'_> {
             oom_score_adj: Some(500),
             init: Some(false),
             ipc_mode: Some("private".to_owned()),
-            // Engines on the first generation of control groups would show the machine's.
+            // On cgroup v1, engines would otherwise show the host's cgroups.
             cgroupns_mode: Some(HostConfigCgroupnsModeEnum::PRIVATE),
             masked_paths: Some(self.masked()),
-            // What a guest prints is for nobody, and attached it is the conversation itself.
+            // A guest prints nothing, and when attached its output is the protocol.
             log_config: Some(HostConfigLogConfig { typ: Some("none".to_owned()), config: None }),
             runtime: self.runtime.map(str::to_owned),
             device_requests: self.gpus.map(|gpus| vec![gpus.request()]),
@@ -212,7 +213,7 @@ impl Recipe<'_> {
         }
     }
 
-    /// Replaces the engine's own list, of which it is a superset.
+    /// Paths to hide. Replaces the engine's own list, and includes all of it.
     fn masked(&self) -> Vec<String> {
         let of_proc = PROC_MASKED.iter().chain(&["interrupts", "timer_stats"]);
         let mut masked: Vec<String> = of_proc.map(|name| format!("/proc/{name}")).collect();
@@ -250,7 +251,11 @@ mod tests {
     use crate::spec::{DataMount, Limits};
     use crate::volume::{VolumeKind, VolumeMount, VolumePlace};
 
-    fn recipe<'a>(spec: &'a SandboxSpec, meeting: Meeting, gpus: Option<&'a Gpus>) -> Recipe<'a> {
+    fn recipe<'a>(
+        spec: &'a SandboxSpec,
+        transport: TransportKind,
+        gpus: Option<&'a Gpus>,
+    ) -> Recipe<'a> {
         Recipe {
             spec,
             name: "srv.ab12.1",
@@ -258,18 +263,18 @@ mod tests {
             nonce: "0123",
             image: "sha256:abc",
             user: (1000, 1000),
-            meeting,
+            transport,
             executable: Path::new("/usr/local/bin/belljar"),
             kernels: Path::new("/var/lib/belljar/kernels/1"),
-            door: Path::new("/run/belljar/doors/srv.ab12.1"),
+            socket_directory: Path::new("/run/belljar/doors/srv.ab12.1"),
             session: None,
             volumes: &[],
-            runtime: (meeting == Meeting::Attached).then_some("runsc"),
+            runtime: (transport == TransportKind::Attached).then_some("runsc"),
             gpus,
         }
     }
 
-    /// Maps are told in an order that does not change.
+    /// Sorts maps, so that snapshots do not change.
     fn in_order(assert: impl FnOnce()) {
         let mut settings = insta::Settings::clone_current();
         settings.set_sort_maps(true);
@@ -285,7 +290,9 @@ mod tests {
             alone_for_s: 3600,
             ..SandboxSpec::default()
         };
-        in_order(|| insta::assert_json_snapshot!(recipe(&spec, Meeting::Socket, None).body()));
+        in_order(|| {
+            insta::assert_json_snapshot!(recipe(&spec, TransportKind::Socket, None).body());
+        });
     }
 
     #[test]
@@ -294,7 +301,7 @@ mod tests {
         let gpus = Some(&Gpus::All);
         let recipe = Recipe {
             session: Some(Path::new("/srv/sessions/ses_1/session")),
-            ..recipe(&spec, Meeting::Attached, gpus)
+            ..recipe(&spec, TransportKind::Attached, gpus)
         };
         in_order(|| insta::assert_json_snapshot!(recipe.body()));
     }
@@ -309,7 +316,7 @@ mod tests {
         let volumes = vec![volume("cache", true), volume("reference", false)];
         let spec = SandboxSpec { volumes, ..SandboxSpec::default() };
         let opened = ["/v/mounted.1/files".into(), "/v/mounted.2/files".into()];
-        let recipe = Recipe { volumes: &opened, ..recipe(&spec, Meeting::Socket, None) };
+        let recipe = Recipe { volumes: &opened, ..recipe(&spec, TransportKind::Socket, None) };
         let mounts = recipe.host_config().mounts.unwrap_or_default();
         let text = |text: &Option<String>| text.clone().unwrap_or_default();
         let bound: Vec<_> = mounts

@@ -1,7 +1,7 @@
-//! What the guest of a container does to itself before anything else runs in it.
+//! Restrictions that the guest of a container puts on itself before anything else runs.
 //!
-//! The engine has made the namespaces, the mounts and the limits, dropped the capabilities and put
-//! its own filter of system calls on us. Ours goes on top: the two together allow what both allow.
+//! The engine has made the namespaces, mounts and limits, dropped the capabilities and installed its own seccomp filter. The
+//! guest adds ours: only what both filters allow is allowed.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -16,17 +16,16 @@ use crate::spec::paths;
 const OOM_EVENTS: [&str; 2] =
     ["/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"];
 
-/// What the guest keeps of it.
+/// What the guest needs afterwards.
 #[derive(Debug)]
 pub struct Sealed {
-    /// Where the kernel counts processes it killed for memory.
+    /// The cgroup file in which Linux counts processes killed for memory.
     pub oom_events: Option<File>,
 }
 
-/// Seals this process and everything it will start.
+/// Restricts this process and everything it will start.
 pub fn seal_guest() -> Result<Sealed, StepError> {
-    // Before Landlock, which would not mind, and the filter, which would not either: but a file
-    // opened now needs no place in their rules.
+    // Opened before Landlock and the filter, so that their rules need not allow it.
     let oom_events = OOM_EVENTS.iter().find_map(|path| File::open(path).ok());
     let make = |path: &str| Step::MakeDir { path: path.into(), mode: 0o755, owner: None };
     apply::apply(
@@ -40,9 +39,9 @@ pub fn seal_guest() -> Result<Sealed, StepError> {
         &[],
     )?;
     let mut writable = WRITABLE.map(PathBuf::from).to_vec();
-    // Which of them can be written to is for the mounts to say.
+    // The mounts decide which of them are writable.
     writable.extend([paths::VOLUMES].map(PathBuf::from).into_iter().filter(|path| path.exists()));
-    // A second wall; an engine whose filter does not know of it yet takes it away.
+    // An additional protection; the filters of some engines do not allow Landlock.
     let _ = apply::apply(&[Step::Landlock { writable }], &[]);
     apply::apply(&[Step::Seccomp], &[])?;
     Ok(Sealed { oom_events })

@@ -1,5 +1,4 @@
-//! Meeting the guest of a container: at a socket of ours that it comes to, or attached to its
-//! standard streams.
+//! Connects to the guest of a container: by a socket that the guest connects to, or attached to its standard streams.
 
 use std::fs;
 use std::io;
@@ -24,26 +23,26 @@ use super::recipe::SOCKET;
 use crate::error::{ContainerEngineError, RuntimeError};
 use crate::link::{self, MAX_UNCLOSED};
 
-/// From the start of a container to its guest at our door; engines under load take a while.
-const ARRIVAL: Duration = Duration::from_secs(30);
+/// From the start of a container until its guest connects; engines under load take a while.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Whoever comes to our door says at once who they are.
-const KNOCKING: Duration = Duration::from_secs(2);
+/// A guest that has connected sends its hello at once.
+const HELLO_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A directory that one container sees, below one that only we can enter. Removed when dropped.
+/// The directory with the socket of one container, below a directory that only the server can enter. Removed when dropped.
 ///
-/// The container's user must get to the socket in it, whoever that is on this machine. So the
-/// directory and the socket are open to all, and the directory above is what keeps others out: the
-/// engine mounts this one into the container without going through those above it.
+/// The container's user must be able to use the socket, whatever its id on this machine. So the directory and the socket are
+/// open to all, and the directory above keeps others out: the engine mounts this one into the container without passing
+/// through the one above.
 #[derive(Debug)]
 pub(super) struct Transport {
     directory: PathBuf,
 }
 
 impl Transport {
-    /// Opens the door of a sandbox; whatever an earlier server left there is replaced. The directory
-    /// itself is not: a container that runs already has it mounted.
-    pub(super) fn open(directory: PathBuf) -> Result<(Transport, Reception), RuntimeError> {
+    /// Makes the socket, and replaces one of an earlier server. An existing directory stays: a running container has it
+    /// mounted.
+    pub(super) fn open(directory: PathBuf) -> Result<(Transport, GuestListener), RuntimeError> {
         let prepare = |cause: io::Error| RuntimeError::Prepare { path: directory.clone(), cause };
         fs::create_dir_all(&directory).map_err(prepare)?;
         fs::set_permissions(&directory, fs::Permissions::from_mode(0o711)).map_err(prepare)?;
@@ -57,8 +56,8 @@ impl Transport {
         let closer = Closer::default();
         let queue = listener.as_fd().try_clone_to_owned().map_err(prepare)?;
         let queue = Untrusted::new(queue, &closer);
-        let reception = Reception { listener, _queue: queue, closer, socket };
-        Ok((Transport { directory }, reception))
+        let listener = GuestListener { listener, _queue: queue, closer, socket };
+        Ok((Transport { directory }, listener))
     }
 
     pub(super) fn directory(&self) -> &Path {
@@ -66,22 +65,21 @@ impl Transport {
     }
 }
 
-/// The socket at which we wait for the guest. Nobody can connect any more when the guest has.
+/// The socket that the guest connects to. It is removed as soon as the guest has connected.
 #[derive(Debug)]
-pub(super) struct Reception {
+pub(super) struct GuestListener {
     listener: UnixListener,
-    /// The same socket again, dropped after the other: closing it closes whatever is in the queues of
-    /// those who came and were not let in.
+    /// The same socket again, dropped after the other: closing it closes the connections that were not accepted, with the
+    /// descriptors in their queues.
     _queue: UntrustedFd,
     closer: Closer,
     socket: PathBuf,
 }
 
-impl Reception {
-    /// Waits for the guest. `pid` is the container's first process, which the guest is: the kernel
-    /// says who connected, and nothing that anybody else sent is read. `nonce` is what the guest is
-    /// known by, nothing before the first conversation.
-    pub(super) async fn guest(
+impl GuestListener {
+    /// Waits for the guest, which is the container's first process, `pid`. Linux reports which process connected, and
+    /// nothing that another process sends is read. `nonce` is that of the guest; none before the first connection.
+    pub(super) async fn accept(
         self,
         nonce: Option<&str>,
         pid: u32,
@@ -97,46 +95,45 @@ impl Reception {
                 if is_guest(peer, pid) {
                     let stream =
                         channel::watched_untrusted(stream).map_err(RuntimeError::Connect)?;
-                    let knocked = timeout(KNOCKING, heard(&stream)).await;
-                    if matches!(knocked, Ok(Ok(knock)) if knock == expected) {
+                    let hello = timeout(HELLO_TIMEOUT, read_hello(&stream)).await;
+                    if matches!(hello, Ok(Ok(hello)) if hello == expected) {
                         return Ok(stream.into_inner());
                     }
                 }
                 stranger = Some(peer);
                 if self.closer.backlog() > MAX_UNCLOSED {
-                    let why = "too many others connect to the socket of the guest";
+                    let why = "too many other processes connect to the socket of the guest";
                     return Err(RuntimeError::Connect(io::Error::other(why)));
                 }
             }
         };
-        let met = timeout(ARRIVAL, waiting).await;
-        met.unwrap_or_else(|_| match stranger {
+        let accepted = timeout(CONNECT_TIMEOUT, waiting).await;
+        accepted.unwrap_or_else(|_| match stranger {
             Some(peer) => Err(ContainerEngineError::Strangers { peer, pid }.into()),
-            None => Err(RuntimeError::TimedOut(ARRIVAL.as_secs())),
+            None => Err(RuntimeError::TimedOut(CONNECT_TIMEOUT.as_secs())),
         })
     }
 }
 
-impl Drop for Reception {
+impl Drop for GuestListener {
     fn drop(&mut self) {
         let _ = fs::remove_file(&self.socket);
     }
 }
 
-/// Whether the process that the kernel names is the container's first. It says 0 of processes that
-/// it cannot name to us, which happens where we are in a container ourselves: there the directory,
-/// and in later conversations the nonce, have to do.
+/// Whether the connected process is the container's first. Linux reports 0 for processes outside of our PID namespace, which
+/// happens if the server runs in a container itself. Then the directory, and after the first connection the nonce, must do.
 fn is_guest(peer: i32, pid: u32) -> bool {
     peer == 0 || u32::try_from(peer) == Ok(pid)
 }
 
-/// What somebody says who came to the door. Who brings descriptors is not the guest.
-async fn heard(stream: &AsyncFd<UntrustedFd>) -> io::Result<[u8; GUEST_HELLO_SIZE]> {
+/// Reads the hello of a connected process. One that sends descriptors is not the guest.
+async fn read_hello(stream: &AsyncFd<UntrustedFd>) -> io::Result<[u8; GUEST_HELLO_SIZE]> {
     let closer = stream.get_ref().closer();
-    let (mut knock, mut fds, mut at) = ([0; GUEST_HELLO_SIZE], Vec::new(), 0);
+    let (mut hello, mut fds, mut at) = ([0; GUEST_HELLO_SIZE], Vec::new(), 0);
     while at < GUEST_HELLO_SIZE {
         let receive = |stream: &UntrustedFd| {
-            channel::recv_untrusted(stream, &mut knock[at..], &mut fds, closer)
+            channel::recv_untrusted(stream, &mut hello[at..], &mut fds, closer)
         };
         at += match stream.async_io(Interest::READABLE, receive).await? {
             0 => return Err(io::ErrorKind::UnexpectedEof.into()),
@@ -146,7 +143,7 @@ async fn heard(stream: &AsyncFd<UntrustedFd>) -> io::Result<[u8; GUEST_HELLO_SIZ
             return Err(io::ErrorKind::InvalidData.into());
         }
     }
-    Ok(knock)
+    Ok(hello)
 }
 
 impl Drop for Transport {
@@ -162,18 +159,18 @@ fn unusable(socket: &Path, cause: io::Error) -> RuntimeError {
             "the file system there cannot hold sockets; put them on a Linux one with \
                      BELLJAR_SOCKET_DIR"
         }
-        // Invalid argument, and what Rust says of a name that does not fit.
+        // Invalid argument: the path does not fit into a socket address.
         _ if cause.kind() == io::ErrorKind::InvalidInput => {
             "its path is too long; a shorter one can be set with BELLJAR_SOCKET_DIR"
         }
-        _ => "BELLJAR_SOCKET_DIR says where sockets go",
+        _ => "choose another directory with BELLJAR_SOCKET_DIR",
     };
     let cause = io::Error::new(cause.kind(), format!("{cause} ({hint})"));
     RuntimeError::Prepare { path: socket.into(), cause }
 }
 
-/// Attaches to a container's standard streams and begins a conversation there. The result is our
-/// end of it; it ends when it is dropped, or the engine goes away.
+/// Attaches to a container's standard streams and begins a conversation. The result is the host's end; it ends when it is
+/// dropped, or when the engine disconnects.
 pub(super) async fn attach(
     docker: &Docker,
     container: &str,
@@ -206,7 +203,7 @@ pub(super) async fn attach(
                 while let Some(piece) = scanner.next_piece() {
                     match piece {
                         Piece::Marker => begun = true,
-                        // The rest of what an earlier host was told.
+                        // The rest of a conversation with an earlier host.
                         Piece::Bytes(_) if !begun => {}
                         Piece::Bytes(bytes) => {
                             if from_guest.write_all(&bytes).await.is_err() {
@@ -230,29 +227,29 @@ mod tests {
     use std::os::unix::net::UnixStream as StdStream;
 
     #[tokio::test]
-    async fn strangers_with_descriptors_hold_up_nobody() {
+    async fn strangers_with_descriptors_delay_no_one() {
         let place = tempfile::tempdir().unwrap();
         for (kind, make) in KINDS {
             let watchdog = Watchdog::start();
-            let (door, reception) = Transport::open(place.path().join("door")).unwrap();
-            let socket = place.path().join("door").join(SOCKET);
-            let come = |knock: &[u8]| {
+            let (transport, listener) = Transport::open(place.path().join("socket")).unwrap();
+            let socket = place.path().join("socket").join(SOCKET);
+            let come = |hello: &[u8]| {
                 let stranger = StdStream::connect(&socket).unwrap();
-                send(&stranger, knock, &make());
+                send(&stranger, hello, &make());
                 send(&stranger, b"more", &make());
                 stranger
             };
-            // One who knows what to say, one who does not, and then the guest.
+            // A stranger with the right hello, one with a wrong hello, and then the guest.
             let strangers = [come(&handshake::guest_hello("nonce")), come(&[1; GUEST_HELLO_SIZE])];
             let mut guest = StdStream::connect(&socket).unwrap();
             io::Write::write_all(&mut guest, &handshake::guest_hello("nonce")).unwrap();
-            let met = reception.guest(Some("nonce"), std::process::id()).await.unwrap();
+            let met = listener.accept(Some("nonce"), std::process::id()).await.unwrap();
             io::Write::write_all(&mut guest, b"it is me").unwrap();
-            let mut heard = [0; 8];
-            rustix::net::recv(&met, &mut heard, rustix::net::RecvFlags::PEEK).unwrap();
-            assert_eq!(&heard, b"it is me", "{kind}");
-            assert!(!socket.exists(), "nobody else can come");
-            drop((met, door, strangers));
+            let mut received = [0; 8];
+            rustix::net::recv(&met, &mut received, rustix::net::RecvFlags::PEEK).unwrap();
+            assert_eq!(&received, b"it is me", "{kind}");
+            assert!(!socket.exists(), "no other process can connect");
+            drop((met, transport, strangers));
             watchdog.content(kind).await;
         }
     }

@@ -1,4 +1,4 @@
-//! A native sandbox, seen from outside: a process, its cgroup, its block of ids.
+//! The host's handle of a native sandbox: a process, its cgroup, its block of ids.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -19,10 +19,9 @@ use crate::snapshot::Common;
 #[derive(Debug)]
 pub(super) struct NativeHandle {
     pub(super) process: AsyncFd<OwnedFd>,
-    /// What it was made from, as far as we know: it may have been an earlier server.
+    /// Its image. If an earlier server made the sandbox, this may be a guess.
     pub(super) image: Arc<Staged>,
-    /// In the order in which they must go: the cgroup when its processes have ended, the block of
-    /// ids when nobody uses it any more.
+    /// Dropped in this order: the cgroup after its processes have ended, and the block of ids when nothing uses it any more.
     pub(super) cgroup: Option<Cgroup>,
     pub(super) _socket: SocketGuard,
     pub(super) block: BlockGuard,
@@ -48,7 +47,7 @@ impl BackendHandle for NativeHandle {
     }
 
     fn may_reopen(&self) -> bool {
-        // With ids of its own it is somebody else; otherwise Landlock keeps it within its own tree.
+        // With its own ids it is another user; otherwise Landlock forbids it.
         self.block.block.is_none() && landlock::generation().is_none()
     }
 

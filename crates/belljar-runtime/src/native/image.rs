@@ -1,13 +1,13 @@
-//! What the root of a sandbox is assembled from, as steps for the spawner.
+//! Assembles the root of a sandbox, as steps for the spawner.
 //!
-//! The `host` image is the machine's own `/usr`, read-only, a small generated `/etc`, and the Python
-//! environment that `belljar setup` made; nothing else of the host is there. Any other image is a
-//! root file system of the store, read-only, with our own devices and a few files of `/etc` on it.
+//! The `host` image has the host's `/usr`, read-only, a small generated `/etc`, and the Python environment that `belljar setup`
+//! made, and nothing else of the host. Any other image is a root file system of the store, read-only, with our own devices
+//! and a few files of `/etc`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The name of the image that is made of the machine itself.
+/// The name of the image that is made from the host.
 pub use belljar_image::HOST;
 use belljar_image::Store;
 use belljar_sys::plan::{Access, Source, Step};
@@ -20,7 +20,7 @@ pub(crate) fn staged_root() -> PathBuf {
     PathBuf::from(super::spawner::STAGE).join("image")
 }
 
-/// What the roots of sandboxes are made of: this machine, and where other images are.
+/// What the roots of sandboxes are made from: this machine, and the store of other images.
 #[derive(Debug, Clone)]
 pub struct Image {
     pub python: Python,
@@ -28,18 +28,18 @@ pub struct Image {
     pub browser_use: Option<PathBuf>,
     /// Directory with the kernels' scripts, on the host.
     pub kernels: PathBuf,
-    /// Modules the zygote imports before it forks kernels, unless an image says otherwise.
+    /// Modules that the zygote imports, unless the image has its own list.
     pub preload: Vec<String>,
     /// Images other than the machine itself.
     pub store: Store,
-    /// The image of whoever asks for none; `host` is the machine.
+    /// The image of sandboxes without an image in their spec; `host` is this machine.
     pub default: String,
 }
 
 /// An interpreter and where it finds its packages.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Python {
-    /// The environment that setup made, if it did; shown at a fixed place inside.
+    /// The environment that setup made, if it did; mounted at a fixed path inside.
     pub environment: Option<PathBuf>,
     /// The interpreter, as a path inside the sandbox.
     pub executable: PathBuf,
@@ -48,13 +48,13 @@ pub struct Python {
     pub version: String,
 }
 
-/// Directory of an environment with the parts that differ inside a sandbox: scripts and links that
-/// name their interpreter by the path it has there.
+/// The directory of an environment with the parts that differ inside a sandbox: scripts and links with the path that the
+/// interpreter has there.
 pub const INSIDE: &str = "inside";
 
 impl Python {
-    /// Whether the interpreter is shown at a place of its own: one below `/usr` is there anyway,
-    /// any other may be in somebody's home directory, which is nobody's business.
+    /// Whether the interpreter is mounted at a path of its own. One below `/usr` is there anyway; any other may be in a home
+    /// directory, whose path must not be visible.
     #[must_use]
     pub fn is_relocated(&self) -> bool {
         !self.base_prefix.starts_with("/usr")
@@ -70,7 +70,7 @@ impl Python {
         })
     }
 
-    /// There is none on this machine; whoever wants it is told so by the system.
+    /// For a machine without Python: starting it fails.
     #[must_use]
     pub fn nowhere() -> Python {
         Python {
@@ -180,8 +180,8 @@ pub(crate) fn steps(image: &Image) -> Vec<Step> {
     assembly.steps
 }
 
-/// The steps that assemble the root of a sandbox from one of the store at `place`, a directory of
-/// the spawner's stage. What they mount on is there: it was made when the image was unpacked.
+/// The steps that assemble the root of a sandbox from one of the store at `place`, a directory of the spawner's stage. The
+/// mount points exist: they were made when the image was unpacked.
 pub(crate) fn steps_of_root(rootfs: &Path, kernels: &Path, place: &Path) -> Vec<Step> {
     let root = place.join("root");
     let etc = place.join("etc");
@@ -196,7 +196,7 @@ pub(crate) fn steps_of_root(rootfs: &Path, kernels: &Path, place: &Path) -> Vec<
         steps.push(Step::Bind { source: Source::Path(own), target, access: Access::READ });
     }
     steps.push(Step::Tmpfs { target: root.join("dev"), size: 1 << 20, inodes: 64, mode: 0o755 });
-    // The directory itself is there.
+    // These directories exist.
     let made = vec!["/dev".into(), "/opt".into(), "/opt/belljar".into(), paths::KERNELS.into()];
     let mut assembly = Assembly { root: root.clone(), steps, made };
     assembly.devices();
@@ -234,7 +234,7 @@ struct Assembly {
 }
 
 impl Assembly {
-    /// The place in the staged root of what will be `path` inside.
+    /// Where `path` is in the staged root.
     fn inside(&self, path: &Path) -> PathBuf {
         self.root.join(path.strip_prefix("/").unwrap_or(path))
     }
@@ -249,7 +249,7 @@ impl Assembly {
         self.made.push(path.to_owned());
     }
 
-    /// A `/dev` with what every program expects, and nothing of the machine.
+    /// A `/dev` with what programs expect, and nothing else of the host.
     fn devices(&mut self) {
         for device in DEVICES.map(|name| Path::new("/dev").join(name)) {
             if device.exists() {
@@ -286,7 +286,7 @@ impl Assembly {
         self.steps.push(Step::Symlink { path: self.inside(path), to: to.to_owned() });
     }
 
-    /// Shows a path of the host at the same place inside.
+    /// Mounts a path of the host at the same path inside.
     fn show(&mut self, path: &Path, access: Access) {
         self.show_at(path, path, access);
     }

@@ -1,15 +1,14 @@
-//! Sandboxes made of namespaces, on this machine, without a container engine.
+//! The native backend: sandboxes made of namespaces on this machine, without a container engine.
 //!
 //! ```text
 //!   NativeRuntime ── orders ──▶ spawner ── clone3 ──▶ guest (PID 1 of its sandbox)
-//!        ├── zygote: memory for kernels to begin with, made in a sandbox of its own
+//!        ├── zygote: memory that kernels begin with, made in a separate sandbox
 //!        ├── cgroup, block of ids, socket: made before, removed after
 //!        └── Link ◀────────────── UNIX socket ──────────────────────▶ guest
 //! ```
 //!
-//! Run by root, every sandbox gets its own block of user ids and full limits. Run by anybody else
-//! the same steps work with one shared id, and limits as far as they were delegated; what is not
-//! enforced is found out by [`selftest`] and said.
+//! As root, every sandbox gets its own block of user ids and all limits. As another user the same steps work with one shared
+//! id, and with the limits that were delegated to that user. [`selftest`](crate::selftest) finds and reports limits that do not hold.
 
 mod handle;
 pub mod image;
@@ -53,18 +52,19 @@ use spawner::{AsyncSpawner, SandboxOrder, Spawner};
 use staged::{Staged, StagedImages};
 use walls::Weakening;
 
-/// Where the runtime keeps things that do not survive a reboot.
+/// How to start the native backend.
 #[derive(Debug, Clone)]
 pub struct NativeConfig {
-    /// The belljar binary, to be started again as spawner.
+    /// The belljar binary, which is started again as the spawner.
     pub executable: PathBuf,
+    /// For files that do not survive a reboot.
     pub run_dir: PathBuf,
-    /// Name of our cgroup, below the root of every tree.
+    /// Name of our cgroup, below the root of every hierarchy.
     pub cgroup_parent: String,
     pub image: Image,
 }
 
-/// A runtime whose spawner runs, not yet inside an async runtime.
+/// A backend whose spawner runs, not yet inside an async runtime.
 #[derive(Debug)]
 pub struct Prepared {
     config: NativeConfig,
@@ -78,54 +78,54 @@ pub struct Prepared {
 pub struct NativeRuntime {
     config: NativeConfig,
     spawner: Mutex<Arc<AsyncSpawner>>,
-    /// Held while a spawner that died is being replaced.
+    /// Locked while a dead spawner is replaced.
     respawning: tokio::sync::Mutex<()>,
     cgroups: Result<Parent, CgroupError>,
-    /// Blocks of user ids to hand out; none without root.
+    /// Blocks of user ids for sandboxes; none without root.
     ids: Option<Mutex<IdBlocks>>,
-    /// What sandboxes are made from.
+    /// Images in use.
     images: StagedImages,
-    /// Tells the sandboxes of this process from those of others, also after its end.
+    /// The prefix of the names of this process's sandboxes. No other process uses it.
     instance: String,
-    /// Whose sandboxes these are, where they outlive this process.
+    /// The owner of the sandboxes, if they outlive this process.
     owner: Option<String>,
     next: AtomicU64,
     weakening: Weakening,
 }
 
 impl Prepared {
-    /// Starts the spawner and lets it assemble the image. To be called while the process has one
-    /// thread: nothing is ever forked from a threaded one.
+    /// Starts the spawner, which assembles the image. To be called while the process has only one thread: a process with
+    /// threads must not fork.
     pub fn start(config: NativeConfig) -> Result<Prepared, RuntimeError> {
         Prepared::start_weakened(config, Weakening::default())
     }
 
-    /// The same for sandboxes that lack a wall; see [`walls`].
+    /// Like `start`, for sandboxes that lack a protection; see [`walls`].
     #[doc(hidden)]
     pub fn start_weakened(
         config: NativeConfig,
         weakening: Weakening,
     ) -> Result<Prepared, RuntimeError> {
         let privileged = privileges::is_root() && privileges::may_mount();
-        // First: without root our cgroup must be cleared of processes, and the spawner would be one.
+        // Before the spawner starts: without root, our cgroup must have no processes.
         let cgroups = Parent::prepare(&config.cgroup_parent, privileged);
         let spawner = start_spawner(&config, privileged, &weakening)?;
         Ok(Prepared { config, spawner, cgroups, privileged, weakening })
     }
 
-    /// Whether limits can be set on sandboxes; that they hold is for the self-test to find out.
+    /// Whether limits can be set on sandboxes. The self-test checks that they hold.
     #[must_use]
     pub fn can_limit(&self) -> bool {
         self.cgroups.is_ok()
     }
 
-    /// Goes on inside an async runtime. Sandboxes are this process's, and go with it.
+    /// Continues inside an async runtime. Sandboxes belong to this process and end with it.
     pub fn launch(self) -> Result<Arc<NativeRuntime>, RuntimeError> {
         self.launch_for(None)
     }
 
-    /// The same for an owner that outlives the process: its sandboxes' names begin with it, and
-    /// only who has the same name cleans up after it.
+    /// Like `launch`, for an owner that outlives the process: the names of its sandboxes begin with it, and only a server with
+    /// the same owner removes them.
     pub fn launch_as(self, owner: &str) -> Result<Arc<NativeRuntime>, RuntimeError> {
         self.launch_for(Some(owner.to_owned()))
     }
@@ -165,7 +165,7 @@ impl Prepared {
 }
 
 impl NativeRuntime {
-    /// Begins to warm a zygote in the background and keeps one from then on.
+    /// Begins to make a zygote in the background, and keeps one from then on.
     pub fn keep_zygote(self: &Arc<Self>) {
         self.images.keep_zygotes(self);
     }
@@ -174,16 +174,16 @@ impl NativeRuntime {
     pub async fn zygote_settled(&self) -> ZygoteState {
         match self.default_image() {
             Some(image) => image.zygote_settled().await,
-            None => ZygoteState::Failed("its image is not there".into()),
+            None => ZygoteState::Failed("its image does not exist".into()),
         }
     }
 
-    /// Of the image of whoever asks for none.
+    /// The zygote of the default image.
     pub fn zygote_state(&self) -> Option<ZygoteState> {
         self.default_image()?.zygote_state()
     }
 
-    /// A sandbox with its guest, and no kernel yet. Should the spawner have died, a new one is made.
+    /// Makes a sandbox with its guest, and no kernel yet. If the spawner has died, starts another.
     pub async fn create(self: &Arc<Self>, spec: &SandboxSpec) -> Result<Sandbox, RuntimeError> {
         let image = self.image_of(spec.image.as_deref())?;
         self.create_from(&image, spec, "").await
@@ -205,14 +205,14 @@ impl NativeRuntime {
             Err(RuntimeError::SpawnerGone(cause)) => {
                 tracing::warn!("the spawner died ({cause}); starting another");
                 let successor = self.replace_spawner(&spawner).await?;
-                // By another name: the cgroup of the first attempt may still be being removed.
+                // With another name: the cgroup of the first attempt may not be removed yet.
                 self.create_by(&successor, image, spec, name()).await
             }
             created => created,
         }
     }
 
-    /// The successor of a spawner that died, made by whoever notices first.
+    /// Replaces a dead spawner. Of several callers, the first does it.
     async fn replace_spawner(
         self: &Arc<Self>,
         gone: &AsyncSpawner,
@@ -243,80 +243,96 @@ impl NativeRuntime {
     ) -> Result<Sandbox, RuntimeError> {
         image.assemble(self, spawner).await?;
         self.anticipate_joining();
-        let mut fds: Vec<OwnedFd> = Vec::new();
-        let mut add = |fd: OwnedFd| {
-            fds.push(fd);
-            FdIndex(fds.len() - 1)
-        };
-
-        // Guards: whatever was made is unmade if a later step fails.
-        let mut cgroup = match &self.cgroups {
-            Ok(parent) => Some(parent.create(&name, &self.weakening.limits(limits(spec)))?),
-            Err(_) => None,
-        };
-        let procs = cgroup.as_ref().map_or(Ok(Vec::new()), cgroup::Cgroup::procs)?;
-        let cgroups = procs.len();
-        procs.into_iter().for_each(|fd| {
-            add(fd);
-        });
-        let oom_events = cgroup.as_ref().and_then(cgroup::Cgroup::oom_events);
-        let oom_events = oom_events.map(|file| add(file.into()));
-        let block = self.ids.as_ref().map(|ids| lock(ids).take()).transpose();
-        let block = block.map_err(RuntimeError::Ids)?;
-        let (block, id_lock) = match block {
-            Some(IdBlock { block, lock }) => (Some(block), Some(add(lock))),
-            None => (None, None),
-        };
-        let block = BlockGuard { runtime: Arc::clone(self), block };
-        let image_lock = image.lock()?.map(&mut add);
-        let data = self.data_of(spec, block.block, spawner).await?.map(&mut add);
-        let session = self.session_of(spec, block.block, spawner).await?.map(&mut add);
-        let mut volumes = None;
-        for tree in self.volumes_of(spec, block.block, spawner).await? {
-            let index = add(tree);
-            volumes.get_or_insert(index);
-        }
-        let workspace = self.workspace_of(spec, image, block.block, spawner).await?.map(&mut add);
-        let socket = SocketGuard(self.socket_of(&name));
-        let listener = UnixListener::bind(&socket.0)
-            .map_err(|cause| RuntimeError::Prepare { path: socket.0.clone(), cause })?;
-        let listener = add(listener.into());
+        let mut parts = self.prepare_parts(spawner, image, spec, &name).await?;
         let nonce = process::random_name();
-        let fds_of = plan::SandboxFds { cgroups, data, session, volumes, workspace };
-
+        let plan = plan::sandbox(image.root(), spec, parts.block.block, parts.plan_fds);
         let order = SandboxOrder {
-            plan: self.weakening.plan(plan::sandbox(image.root(), spec, block.block, fds_of)),
-            listener,
-            oom_events,
-            id_lock,
-            image_lock,
+            plan: self.weakening.plan(plan),
+            listener: parts.listener,
+            oom_events: parts.oom_events,
+            id_lock: parts.id_lock,
+            image_lock: parts.image_lock,
             nonce: nonce.clone(),
             alone_for_s: spec.alone_for_s,
         };
-        let borrowed: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
-        let mut spawned = spawner.sandbox(order, &borrowed).await?;
-        drop(fds);
+        let mut spawned = spawner.sandbox(order, &parts.fds.borrowed()).await?;
+        drop(std::mem::take(&mut parts.fds));
         spawned.settled().await?;
-        let link = Link::connect(&socket.0, &nonce).await?;
-        // Built; no code of its owner has run in it yet.
-        if let Some(cgroup) = &mut cgroup {
+        let link = Link::connect(&parts.socket.0, &nonce).await?;
+        // The sandbox is built, and no user code has run in it yet.
+        if let Some(cgroup) = &mut parts.cgroup {
             cgroup.throttle()?;
         }
         let pid = spawned.pid;
         let started = procfs::start_time(pid).map_err(RuntimeError::Connect)?;
-        let handle = Handle { name, pid, started, nonce, block: block.block, container: None };
-        let body = NativeHandle {
+        let block = parts.block.block;
+        let handle = Handle { name, pid, started, nonce, block, container: None };
+        let native_handle = NativeHandle {
             process: channel::watched(spawned.keep()).map_err(RuntimeError::Connect)?,
             image: Arc::clone(image),
-            cgroup,
-            _socket: socket,
-            block,
+            cgroup: parts.cgroup,
+            _socket: parts.socket,
+            block: parts.block,
         };
-        Ok(assemble(image, handle, spec.clone(), link, body))
+        Ok(assemble(image, handle, spec.clone(), link, native_handle))
     }
 
-    /// The tree to show at `/data`. A directory that is closed to others on this machine is shown
-    /// with the ids of its owner translated to those of the sandbox's user.
+    /// Makes everything that the spawner needs for a sandbox. If a later step fails, dropping it removes what was made.
+    async fn prepare_parts(
+        self: &Arc<Self>,
+        spawner: &AsyncSpawner,
+        image: &Staged,
+        spec: &SandboxSpec,
+        name: &str,
+    ) -> Result<SandboxParts, RuntimeError> {
+        let mut fds = FdList::default();
+        let cgroup = match &self.cgroups {
+            Ok(parent) => Some(parent.create(name, &self.weakening.limits(limits(spec)))?),
+            Err(_) => None,
+        };
+        let procs = cgroup.as_ref().map_or(Ok(Vec::new()), cgroup::Cgroup::procs)?;
+        let cgroups = procs.len();
+        for fd in procs {
+            fds.add(fd);
+        }
+        let oom_events = cgroup.as_ref().and_then(cgroup::Cgroup::oom_events);
+        let oom_events = oom_events.map(|file| fds.add(file.into()));
+        let ids = self.ids.as_ref().map(|ids| lock(ids).take()).transpose();
+        let (block, id_lock) = match ids.map_err(RuntimeError::Ids)? {
+            Some(IdBlock { block, lock }) => (Some(block), Some(fds.add(lock))),
+            None => (None, None),
+        };
+        let block = BlockGuard { runtime: Arc::clone(self), block };
+        let image_lock = image.lock()?.map(|fd| fds.add(fd));
+        let data = self.data_of(spec, block.block, spawner).await?.map(|fd| fds.add(fd));
+        let session = self.session_of(spec, block.block, spawner).await?.map(|fd| fds.add(fd));
+        let mut volumes = None;
+        for tree in self.volumes_of(spec, block.block, spawner).await? {
+            let index = fds.add(tree);
+            volumes.get_or_insert(index);
+        }
+        let workspace = self.workspace_of(spec, image, block.block, spawner).await?;
+        let workspace = workspace.map(|fd| fds.add(fd));
+        let socket = SocketGuard(self.socket_of(name));
+        let listener = UnixListener::bind(&socket.0)
+            .map_err(|cause| RuntimeError::Prepare { path: socket.0.clone(), cause })?;
+        let listener = fds.add(listener.into());
+        let plan_fds = plan::SandboxFds { cgroups, data, session, volumes, workspace };
+        Ok(SandboxParts {
+            socket,
+            block,
+            cgroup,
+            fds,
+            plan_fds,
+            listener,
+            oom_events,
+            id_lock,
+            image_lock,
+        })
+    }
+
+    /// The tree to mount at `/data`. If others cannot read the directory, the ids of its owner are translated to those of the
+    /// sandbox's user.
     async fn data_of(
         &self,
         spec: &SandboxSpec,
@@ -339,7 +355,7 @@ impl NativeRuntime {
         Ok(Some(tree))
     }
 
-    /// The tree to show at `/session`, where that outlives the sandbox.
+    /// The tree to mount at `/session`, if that outlives the sandbox.
     async fn session_of(
         &self,
         spec: &SandboxSpec,
@@ -364,13 +380,13 @@ impl NativeRuntime {
             let path = place.directory.clone();
             RuntimeError::Volume { doing: "translate user ids in", path, cause }
         })?;
-        // Unmounted by a thread that may wait for the disk.
+        // Unmounting may wait for the disk.
         tokio::task::spawn_blocking(move || drop(opened));
         Ok(Some(tree))
     }
 
-    /// The trees to show below `/volumes`, as the sandbox with this block of ids owns them. Without
-    /// blocks there are none: it finds the directories itself, with the ids of us all.
+    /// The trees to mount below `/volumes`, with ids translated to the sandbox's block. Without blocks there are none: the
+    /// sandbox opens the directories by their paths, with the id that all share.
     async fn volumes_of(
         &self,
         spec: &SandboxSpec,
@@ -380,7 +396,7 @@ impl NativeRuntime {
         let Some(block) = block.filter(|_| !spec.volumes.is_empty()) else {
             for volume in &spec.volumes {
                 volume.place.check_openable()?;
-                // Root that may not mount is the one user of all sandboxes, and not the one on disk.
+                // Root without the right to mount is the user of all sandboxes, which must own the files.
                 if privileges::is_root() {
                     host_files::give_to(volume.place.plain_files(), privileges::own_ids()).await?;
                 }
@@ -403,8 +419,7 @@ impl NativeRuntime {
         spec.volumes.iter().zip(&opened).map(show).collect()
     }
 
-    /// The tree to show at `/workspace`, with the ids of its owner translated to those of the sandbox's
-    /// user, and of nobody else.
+    /// The tree to mount at `/workspace`. Only the ids of its owner are translated to those of the sandbox's user.
     async fn workspace_of(
         &self,
         spec: &SandboxSpec,
@@ -414,10 +429,11 @@ impl NativeRuntime {
     ) -> Result<Option<OwnedFd>, RuntimeError> {
         let Some(path) = &spec.workspace else { return Ok(None) };
         if !image.is_host() {
-            let why = "a workspace takes the image `host`; use files or a volume with others";
+            let why =
+                "a workspace requires the image `host`; with other images, use files or a volume";
             return Err(RuntimeError::Workspace(why.to_owned()));
         }
-        // Without blocks everybody is the server's user, who can do no more there than before.
+        // Without blocks, sandboxes run as the server's user, and get no more rights there than it has.
         let Some(block) = block else { return Ok(None) };
         let open = |cause| RuntimeError::Open { path: path.clone(), cause };
         let (tree, owner) = mount::clone_directory(path).map_err(open)?;
@@ -432,43 +448,42 @@ impl NativeRuntime {
         Ok(Some(tree))
     }
 
-    /// Takes over a sandbox that an earlier server made, if it is still there and is the one we
-    /// believe it to be.
+    /// Takes over a sandbox that an earlier server made, if it still exists and is the same one.
     pub async fn adopt(
         self: &Arc<Self>,
         handle: Handle,
         spec: SandboxSpec,
     ) -> Result<Sandbox, RuntimeError> {
         let pidfd = process::pidfd_open(handle.pid).map_err(|_| RuntimeError::Gone)?;
-        // Looked at after it was opened: the number cannot have been given to another meanwhile.
+        // Checked after the pidfd was opened: from then on the pid cannot be reused.
         if procfs::start_time(handle.pid).ok() != Some(handle.started) {
             return Err(RuntimeError::Gone);
         }
         let socket = self.socket_of(&handle.name);
         let link = match Link::connect(&socket, &handle.nonce).await {
-            // Its process may still be collected, but nobody listens any more.
+            // Its process may still exist for a moment, but does not listen any more.
             Err(RuntimeError::Connect(_)) => return Err(RuntimeError::Gone),
             link => link?,
         };
-        // From here on it is ours, to be ended and removed if anything fails.
+        // From here on we own it: it is ended and removed if anything fails.
         if let (Some(ids), Some(block)) = (&self.ids, handle.block) {
             lock(ids).remember(block);
         }
-        // Its name may be gone, or lead to another one by now; then the machine's own environment is
-        // the best guess, and kernels that cannot begin with what is loaded from it start the slow way.
+        // The image may have been removed, or its name may refer to another one. Then the host image is the best guess, and
+        // kernels that cannot begin with its zygote start the slow way.
         let image = self.image_of(spec.image.as_deref());
         let image = image.unwrap_or_else(|_| self.images.host());
-        let body = NativeHandle {
+        let native_handle = NativeHandle {
             process: channel::watched(pidfd).map_err(RuntimeError::Connect)?,
             cgroup: self.cgroups.as_ref().ok().map(|parent| parent.adopt(&handle.name)),
             image: Arc::clone(&image),
             _socket: SocketGuard(socket),
             block: BlockGuard { runtime: Arc::clone(self), block: handle.block },
         };
-        Ok(assemble(&image, handle, spec, link, body))
+        Ok(assemble(&image, handle, spec, link, native_handle))
     }
 
-    /// What a sandbox that asks for this is made from.
+    /// The image with this name; without a name, the default.
     fn image_of(self: &Arc<Self>, name: Option<&str>) -> Result<Arc<Staged>, RuntimeError> {
         self.images.find(self, name.unwrap_or(&self.config.image.default))
     }
@@ -477,7 +492,7 @@ impl NativeRuntime {
         self.images.known(&self.config.image.default)
     }
 
-    /// Ends and removes what is left of this owner's earlier sandboxes, but for those in `keep`.
+    /// Ends and removes this owner's earlier sandboxes, except those in `keep`.
     fn remove_forgotten(&self, keep: &HashSet<String>) {
         let Some(owner) = &self.owner else { return };
         let ours = |name: &str| {
@@ -493,7 +508,7 @@ impl NativeRuntime {
         self.config.run_dir.join(format!("{name}.sock"))
     }
 
-    /// Somebody is about to join a cgroup: lets the kernel begin to wait for it now.
+    /// A process is about to join a cgroup: lets Linux begin early with the wait that this needs.
     fn anticipate_joining(&self) {
         if let Ok(parent) = &self.cgroups {
             let (parent, pid) = (parent.clone(), self.spawner_pid());
@@ -501,13 +516,13 @@ impl NativeRuntime {
         }
     }
 
-    /// Whether sandboxes have blocks of user ids of their own.
+    /// Whether each sandbox has its own block of user ids.
     #[must_use]
     pub fn separates_ids(&self) -> bool {
         self.ids.is_some()
     }
 
-    /// Why there are no cgroups for our sandboxes, where there are none.
+    /// Our cgroup, or why there is none.
     pub fn cgroups(&self) -> Result<&Parent, &CgroupError> {
         self.cgroups.as_ref()
     }
@@ -527,8 +542,7 @@ impl NativeRuntime {
         Arc::clone(&lock(&self.spawner))
     }
 
-    /// Ends the sandboxes with these names and removes their cgroups and sockets: what somebody left
-    /// behind who died without cleaning up.
+    /// Ends the sandboxes with these names and removes their cgroups and sockets, which a dead server left behind.
     fn remove_all(&self, doomed: impl Fn(&str) -> bool) {
         if let Ok(parent) = &self.cgroups {
             for name in parent.names().iter().filter(|name| doomed(name)) {
@@ -602,7 +616,7 @@ fn assemble(
     handle: Handle,
     spec: SandboxSpec,
     link: Link,
-    body: NativeHandle,
+    native_handle: NativeHandle,
 ) -> Sandbox {
     Sandbox::assemble(Parts {
         handle,
@@ -610,8 +624,37 @@ fn assemble(
         python: image.python_argv(Role::Kernel).unwrap_or_default(),
         spec,
         link,
-        body: Box::new(body),
+        backend: Box::new(native_handle),
     })
+}
+
+/// What the server makes before the spawner makes the sandbox.
+struct SandboxParts {
+    socket: SocketGuard,
+    block: BlockGuard,
+    cgroup: Option<cgroup::Cgroup>,
+    fds: FdList,
+    /// Where in `fds` the parts are.
+    plan_fds: plan::SandboxFds,
+    listener: FdIndex,
+    oom_events: Option<FdIndex>,
+    id_lock: Option<FdIndex>,
+    image_lock: Option<FdIndex>,
+}
+
+/// Descriptors for the spawner, which the plan names by their index.
+#[derive(Default)]
+struct FdList(Vec<OwnedFd>);
+
+impl FdList {
+    fn add(&mut self, fd: OwnedFd) -> FdIndex {
+        self.0.push(fd);
+        FdIndex(self.0.len() - 1)
+    }
+
+    fn borrowed(&self) -> Vec<BorrowedFd<'_>> {
+        self.0.iter().map(AsFd::as_fd).collect()
+    }
 }
 
 /// Gives a sandbox's block of ids back when dropped.
@@ -647,7 +690,7 @@ fn limits(spec: &SandboxSpec) -> cgroup::Limits {
     }
 }
 
-/// A spawner with the image assembled. Blocks.
+/// Starts a spawner and assembles the image in it. Blocks.
 fn start_spawner(
     config: &NativeConfig,
     privileged: bool,
@@ -662,8 +705,8 @@ fn start_spawner(
     Ok(spawner)
 }
 
-/// Replaces the paths of bind mounts by trees opened here: the spawner has no rights of ours and
-/// could not pass through, say, somebody's home directory.
+/// Replaces the paths of bind mounts by trees that the server opens: the spawner has fewer rights, and could not pass through
+/// a private home directory, for example.
 fn open_sources(steps: &mut [Step]) -> Result<Vec<OwnedFd>, RuntimeError> {
     let mut trees = Vec::new();
     for step in steps {

@@ -1,4 +1,4 @@
-//! What a sandbox is made of, as a plan.
+//! The plan of a native sandbox.
 
 use std::path::{Path, PathBuf};
 
@@ -12,14 +12,13 @@ use crate::volume::VolumeMount;
 
 const HOSTNAME: &str = "belljar";
 
-/// Enough for any program that does not leak, small enough that one sandbox cannot exhaust the
-/// machine's table.
+/// Enough for any program that does not leak, and small enough that one sandbox cannot exhaust the machine's file table.
 const MAX_OPEN_FILES: u64 = 4096;
 
 /// A sandbox needs a few terminals.
 const MAX_TERMINALS: u32 = 64;
 
-/// Parts of `/proc` that tell about the machine or reach beyond the sandbox.
+/// Parts of `/proc` that reveal data of the host or reach beyond the sandbox.
 pub(crate) const PROC_MASKED: [&str; 16] = [
     "acpi",
     "asound",
@@ -42,24 +41,24 @@ pub(crate) const PROC_MASKED: [&str; 16] = [
 /// Parts of `/proc` that may be read but never written.
 const PROC_SEALED: [&str; 4] = ["bus", "fs", "irq", "sys"];
 
-/// Where a sandbox may write, as Landlock sees it. The devices are there to be written to.
+/// Where Landlock allows a sandbox to write.
 pub(crate) const WRITABLE: [&str; 3] = [paths::SESSION, "/tmp", "/dev"];
 
-/// The descriptors that travel with a sandbox's plan, in this order.
+/// The descriptors for a sandbox's plan, in this order.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SandboxFds {
     /// How many `cgroup.procs` there are; they come first.
     pub(crate) cgroups: usize,
-    /// The trees to show at `/data` and `/session`, where the server opened them for us.
+    /// The trees to mount at `/data` and `/session`, if the server opened them.
     pub(crate) data: Option<FdIndex>,
     pub(crate) session: Option<FdIndex>,
-    /// The first of the trees to show below `/volumes`; the others follow it.
+    /// The first of the trees to mount below `/volumes`; the others follow it.
     pub(crate) volumes: Option<FdIndex>,
     pub(crate) workspace: Option<FdIndex>,
 }
 
-/// `image` is where its root was assembled; `block` is its block of user ids, and without one it
-/// shares the server's only id.
+/// The plan of one sandbox. `image` is where its root was assembled; `block` is its block of user ids. Without a block it has the
+/// server's id.
 pub(crate) fn sandbox(
     image: &Path,
     spec: &SandboxSpec,
@@ -89,8 +88,8 @@ pub(crate) fn sandbox(
     );
     steps.extend(PROC_SEALED.map(|name| Step::Seal { path: inside("/proc").join(name) }));
 
-    // Joining waits for the kernel, which was told in advance: the later, the shorter. Nothing of
-    // size was made so far, and everything that follows is charged.
+    // Joining waits for a grace period of Linux, which the server has started: the later, the shorter. Nothing large was made
+    // before; everything that follows is charged to the cgroup.
     steps.extend((0..fds.cgroups).map(|n| Step::JoinCgroup { procs: FdIndex(n) }));
     steps.push(Step::HideCgroupPath);
 
@@ -147,7 +146,7 @@ pub(crate) fn sandbox(
     }
 
     if let Some(path) = &spec.workspace {
-        // Over a directory of the image's in which this is a link to `/session`.
+        // Over a directory of the image in which `workspace` is a link to `/session`.
         let run = scratch.join("run");
         let make = |path| Step::MakeDir { path, mode: 0o755, owner: None };
         steps.extend([make(run.clone()), make(run.join("workspace"))]);
@@ -172,7 +171,7 @@ pub(crate) fn sandbox(
         Step::NoNewPrivileges,
         Step::Landlock { writable },
     ]);
-    // Files of the sandbox's own are on no mount where they could run as anybody.
+    // Only a workspace has files that could run as another user: other mounts are nosuid.
     steps.extend(spec.workspace.as_ref().map(|_| Step::NoSetIds));
     steps.push(Step::Seccomp);
     Plan {
@@ -190,23 +189,22 @@ pub(crate) fn sandbox(
 }
 
 fn image_at(image: &Path, root: &Path) -> Step {
-    // Every part of the image carries its own restrictions already; devices must stay devices.
+    // Every part of the image has its own restrictions already, and devices must work.
     let (source, access) = (Source::Path(image.to_owned()), Access::AS_MOUNTED);
     Step::Bind { source, target: root.to_owned(), access }
 }
 
-/// What code may do with a volume: packages that were installed into one can be used from it.
+/// The access to a volume: programs in it can be executed, also if it is read-only.
 pub(crate) fn volume_access(volume: &VolumeMount) -> Access {
     if volume.write { Access::WRITE } else { Access::READ_EXEC }
 }
 
-/// A process in a user namespace with a sandbox's ids, for as long as it is needed to make mounts
-/// that translate to them.
+/// A process in a user namespace with a sandbox's ids, for making idmapped mounts.
 pub(crate) fn translator(block: u32) -> Plan {
     Plan { namespaces: vec![Namespace::User], ids: Some(id_map(Some(block))), steps: Vec::new() }
 }
 
-/// The same for the files of one owner on disk: a sandbox's user sees them as its own.
+/// Like [`translator`], for files of one owner on disk, which the sandbox's user sees as its own.
 pub(crate) fn translator_of_owner(block: u32, (uid, gid): (u32, u32)) -> Plan {
     let outside = ids::offset(block) + USER_ID;
     let ids = IdMap {
@@ -220,7 +218,7 @@ pub(crate) fn translator_of_owner(block: u32, (uid, gid): (u32, u32)) -> Plan {
     Plan { namespaces: vec![Namespace::User], ids: Some(ids), steps: Vec::new() }
 }
 
-/// The ids of one sandbox, as the spawner, which lives in the outer namespace, must write them.
+/// The id map of one sandbox, as the spawner in the outer namespace writes it.
 fn id_map(block: Option<u32>) -> IdMap {
     match block {
         Some(block) => IdMap {
@@ -242,7 +240,7 @@ fn id_map(block: Option<u32>) -> IdMap {
     }
 }
 
-/// The ids of the outer namespace, as the server must write them.
+/// The id map of the outer namespace, as the server writes it.
 pub(crate) fn outer_id_map(privileged: bool) -> IdMap {
     if privileged {
         IdMap {

@@ -1,9 +1,8 @@
 //! The spawner: a small, single-threaded process that makes sandboxes.
 //!
-//! Started by the server before its async runtime, with an empty environment. It moves itself into
-//! a user namespace in which it is root and outside of which it is nobody: all it can do, on this
-//! machine, is make namespaces below its own. Sandboxes are clones of it, so what is not in its
-//! memory cannot leak into one.
+//! The server starts it before its async runtime, with an empty environment. It moves into a user namespace in which it is
+//! root, and outside of which it has no rights: it can only make namespaces below its own. Sandboxes are clones of it, so
+//! what is not in its memory cannot leak into them.
 //!
 //! ```text
 //!  server (host ids)            spawner (outer user namespace)      sandbox (inner)
@@ -35,15 +34,15 @@ use tokio::net::unix::pipe;
 
 use crate::RuntimeError;
 
-/// In the spawner's own mount namespace this directory holds what sandboxes are made from. No
-/// sandbox has a `/sys`, every Linux does, and nobody keeps data below it.
+/// The directory in the spawner's mount namespace with what sandboxes are made from. Every Linux has a `/sys`, no sandbox
+/// has one, and no data is kept below it.
 pub const STAGE: &str = "/sys";
 
-/// From the server.
+/// A message of the server.
 #[derive(Debug, Serialize, Deserialize)]
-enum Order {
-    /// With `leave_host`, without the machine's own files from then on: whatever is to be shown in a sandbox comes as an
-    /// open tree. Without root the spawner has to find it by its path.
+enum SpawnerRequest {
+    /// With `leave_host`, the spawner has no files of the host from then on: what a sandbox is to see comes as an open tree.
+    /// Without root the spawner opens it by its path.
     Enter {
         leave_host: bool,
     },
@@ -51,7 +50,7 @@ enum Order {
         steps: Vec<Step>,
     },
     Sandbox(SandboxOrder),
-    /// A child in namespaces of its own that does nothing, until the first descriptor closes.
+    /// A child in new namespaces that does nothing until the first descriptor is closed.
     Idle {
         plan: Plan,
     },
@@ -62,16 +61,16 @@ pub struct SandboxOrder {
     pub plan: Plan,
     pub listener: FdIndex,
     pub oom_events: Option<FdIndex>,
-    /// Held by the guest for as long as it lives, and so is what keeps its image from being removed.
+    /// The guest keeps these locks, of its block of ids and of its image, as long as it lives.
     pub id_lock: Option<FdIndex>,
     pub image_lock: Option<FdIndex>,
     pub nonce: String,
     pub alone_for_s: u64,
 }
 
-/// From the spawner.
+/// A message of the spawner.
 #[derive(Debug, Serialize, Deserialize)]
-enum Report {
+enum SpawnerReply {
     Unshared,
     Done,
     /// With a pidfd and the read end of the child's status pipe.
@@ -83,7 +82,7 @@ enum Report {
     },
 }
 
-/// What a newborn guest is given; the binary knows how to be one.
+/// What a new guest gets; the binary knows how to become one.
 #[derive(Debug)]
 pub struct GuestStart {
     pub listener: UnixListener,
@@ -97,7 +96,7 @@ const JSON_LOGS: &str = "--json-logs";
 
 static IN_JSON: AtomicBool = AtomicBool::new(false);
 
-/// From now on spawners are started so that they log in JSON, as this process does.
+/// From now on spawners log in JSON, as this process does.
 pub fn log_in_json() {
     IN_JSON.store(true, Ordering::Relaxed);
 }
@@ -126,38 +125,40 @@ impl Spawner {
             .spawn()
             .map_err(RuntimeError::StartSpawner)?;
         let spawner = Spawner { process, socket: ours };
-        // Sandboxes inherit it. Not being allowed to is no reason not to run.
+        // Sandboxes inherit it. Without the right to set it, they run all the same.
         let _ = process::prefer_as_oom_victim(spawner.process.id());
         match spawner.receive()? {
-            (Report::Unshared, _) => {}
-            (Report::Failed { message }, _) => return Err(RuntimeError::Build(message)),
+            (SpawnerReply::Unshared, _) => {}
+            (SpawnerReply::Failed { message }, _) => return Err(RuntimeError::Build(message)),
             _ => return Err(RuntimeError::UnexpectedAnswer),
         }
         apply::map_ids(spawner.process.id(), map).map_err(RuntimeError::MapIds)?;
-        spawner.send(&Order::Enter { leave_host }, &[]).map_err(RuntimeError::SpawnerGone)?;
+        spawner
+            .send(&SpawnerRequest::Enter { leave_host }, &[])
+            .map_err(RuntimeError::SpawnerGone)?;
         expect_done(spawner.receive()?)?;
         Ok(spawner)
     }
 
     /// Carries out steps in the spawner's own mount namespace, below [`STAGE`].
     pub fn stage(&self, steps: Vec<Step>, fds: &[BorrowedFd<'_>]) -> Result<(), RuntimeError> {
-        self.send(&Order::Stage { steps }, fds).map_err(RuntimeError::SpawnerGone)?;
+        self.send(&SpawnerRequest::Stage { steps }, fds).map_err(RuntimeError::SpawnerGone)?;
         expect_done(self.receive()?)
     }
 
-    /// Moves the conversation into an async runtime.
+    /// Continues inside an async runtime.
     pub fn into_async(self, generation: u64) -> Result<AsyncSpawner, RuntimeError> {
         let socket = channel::nonblocking(self.socket).map_err(RuntimeError::SpawnerGone)?;
         let conversation = tokio::sync::Mutex::new(Conversation { socket, owed: 0 });
         Ok(AsyncSpawner { process: self.process, generation, conversation })
     }
 
-    fn send(&self, order: &Order, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
-        channel::send_packet(&self.socket, &to_bytes(order), fds)
+    fn send(&self, request: &SpawnerRequest, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        channel::send_packet(&self.socket, &to_bytes(request), fds)
     }
 
-    fn receive(&self) -> Result<(Report, Vec<OwnedFd>), RuntimeError> {
-        understand(channel::recv_packet(&self.socket))
+    fn receive(&self) -> Result<(SpawnerReply, Vec<OwnedFd>), RuntimeError> {
+        parse(channel::recv_packet(&self.socket))
     }
 }
 
@@ -166,7 +167,7 @@ impl Spawner {
 pub struct Spawned {
     pub pid: u32,
     pidfd: Option<OwnedFd>,
-    /// Closes when the plan was carried out; holds the reason when it was not.
+    /// Closed when the plan was carried out; otherwise has the reason.
     status: Option<OwnedFd>,
 }
 
@@ -180,7 +181,7 @@ impl Spawned {
         if message.is_empty() { Ok(()) } else { Err(RuntimeError::Build(message)) }
     }
 
-    /// It lives on; the descriptor is the caller's to watch.
+    /// Keeps the process alive, and returns its pidfd.
     #[must_use]
     pub fn keep(mut self) -> OwnedFd {
         self.pidfd.take().expect("taken only here, which consumes it")
@@ -198,22 +199,21 @@ impl Drop for Spawned {
 #[derive(Debug)]
 pub struct AsyncSpawner {
     process: Child,
-    /// How many came before it. Images are assembled in each anew.
+    /// How many spawners there were before. Images must be assembled again in each.
     generation: u64,
     conversation: tokio::sync::Mutex<Conversation>,
 }
 
-/// One order at a time: the spawner answers each before it reads the next.
+/// One request at a time: the spawner answers each before it reads the next.
 #[derive(Debug)]
 struct Conversation {
     socket: AsyncFd<OwnedFd>,
-    /// Orders that were sent and whose sender stopped waiting for the answer.
+    /// Replies to requests whose caller was cancelled.
     owed: u64,
 }
 
 impl Conversation {
-    /// Safe to be cancelled at any point: what was started for somebody who stopped waiting is
-    /// killed by whoever comes next.
+    /// May be cancelled at any point: the next request kills what was started for a cancelled one.
     async fn start(
         &mut self,
         bytes: &[u8],
@@ -223,10 +223,10 @@ impl Conversation {
         self.answer().await
     }
 
-    /// The same for an order that starts nothing.
+    /// Like `start`, for a request that starts nothing.
     async fn stage(&mut self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), RuntimeError> {
         self.send(bytes, fds).await?;
-        expect_done(self.report().await?)
+        expect_done(self.reply().await?)
     }
 
     async fn send(&mut self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), RuntimeError> {
@@ -242,21 +242,21 @@ impl Conversation {
         Ok(())
     }
 
-    async fn report(&mut self) -> Result<(Report, Vec<OwnedFd>), RuntimeError> {
+    async fn reply(&mut self) -> Result<(SpawnerReply, Vec<OwnedFd>), RuntimeError> {
         let packet = channel::recv_packet_async(&self.socket).await;
         if matches!(packet, Ok(Some(_))) {
             self.owed -= 1;
         }
-        understand(packet)
+        parse(packet)
     }
 
     async fn answer(&mut self) -> Result<Spawned, RuntimeError> {
-        let (report, fds) = self.report().await?;
-        match (report, <[OwnedFd; 2]>::try_from(fds)) {
-            (Report::Started { pid }, Ok([pidfd, status])) => {
+        let (reply, fds) = self.reply().await?;
+        match (reply, <[OwnedFd; 2]>::try_from(fds)) {
+            (SpawnerReply::Started { pid }, Ok([pidfd, status])) => {
                 Ok(Spawned { pid, pidfd: Some(pidfd), status: Some(status) })
             }
-            (Report::Failed { message }, _) => Err(RuntimeError::Build(message)),
+            (SpawnerReply::Failed { message }, _) => Err(RuntimeError::Build(message)),
             _ => Err(RuntimeError::UnexpectedAnswer),
         }
     }
@@ -268,14 +268,14 @@ impl AsyncSpawner {
         order: SandboxOrder,
         fds: &[BorrowedFd<'_>],
     ) -> Result<Spawned, RuntimeError> {
-        self.start(&Order::Sandbox(order), fds).await
+        self.start(&SpawnerRequest::Sandbox(order), fds).await
     }
 
-    /// Starts a process that has the plan's namespaces and nothing to do; it ends when it is dropped,
-    /// or when we do.
+    /// Starts a process that has the plan's namespaces and does nothing. It ends when the result is dropped, or with the
+    /// server.
     pub async fn idle(&self, plan: Plan) -> Result<(Spawned, OwnedFd), RuntimeError> {
         let (theirs, ours) = io::pipe().map_err(RuntimeError::SpawnerGone)?;
-        let spawned = self.start(&Order::Idle { plan }, &[theirs.as_fd()]).await?;
+        let spawned = self.start(&SpawnerRequest::Idle { plan }, &[theirs.as_fd()]).await?;
         Ok((spawned, ours.into()))
     }
 
@@ -285,7 +285,7 @@ impl AsyncSpawner {
         steps: Vec<Step>,
         fds: &[BorrowedFd<'_>],
     ) -> Result<(), RuntimeError> {
-        let bytes = to_bytes(&Order::Stage { steps });
+        let bytes = to_bytes(&SpawnerRequest::Stage { steps });
         self.conversation.lock().await.stage(&bytes, fds).await
     }
 
@@ -299,16 +299,19 @@ impl AsyncSpawner {
         self.generation
     }
 
-    async fn start(&self, order: &Order, fds: &[BorrowedFd<'_>]) -> Result<Spawned, RuntimeError> {
-        let bytes = to_bytes(order);
+    async fn start(
+        &self,
+        request: &SpawnerRequest,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<Spawned, RuntimeError> {
+        let bytes = to_bytes(request);
         self.conversation.lock().await.start(&bytes, fds).await
     }
 }
 
 impl Drop for AsyncSpawner {
     fn drop(&mut self) {
-        // Its socket closes with us, which ends it; being collected keeps it from lingering as a
-        // zombie while we live on.
+        // It would end when its socket closes. Waiting for it avoids a zombie.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
@@ -318,77 +321,76 @@ fn to_bytes<T: Serialize>(message: &T) -> Vec<u8> {
     serde_json::to_vec(message).expect("wire types serialize to JSON")
 }
 
-fn understand(
+fn parse(
     packet: io::Result<Option<(Vec<u8>, Vec<OwnedFd>)>>,
-) -> Result<(Report, Vec<OwnedFd>), RuntimeError> {
+) -> Result<(SpawnerReply, Vec<OwnedFd>), RuntimeError> {
     let closed = || io::Error::from(io::ErrorKind::UnexpectedEof);
     let (bytes, fds) =
         packet.and_then(|p| p.ok_or_else(closed)).map_err(RuntimeError::SpawnerGone)?;
-    let report = serde_json::from_slice(&bytes)
+    let reply = serde_json::from_slice(&bytes)
         .map_err(|error| RuntimeError::SpawnerGone(io::Error::other(error)))?;
-    Ok((report, fds))
+    Ok((reply, fds))
 }
 
-fn expect_done((report, _): (Report, Vec<OwnedFd>)) -> Result<(), RuntimeError> {
-    match report {
-        Report::Done => Ok(()),
-        Report::Failed { message } => Err(RuntimeError::Image(message)),
+fn expect_done((reply, _): (SpawnerReply, Vec<OwnedFd>)) -> Result<(), RuntimeError> {
+    match reply {
+        SpawnerReply::Done => Ok(()),
+        SpawnerReply::Failed { message } => Err(RuntimeError::Image(message)),
         _ => Err(RuntimeError::UnexpectedAnswer),
     }
 }
 
-/// The first half of the spawner's life: into a user namespace, and start again there.
+/// The first half of the spawner: moves into a user namespace and executes itself again.
 ///
-/// Executing ourselves a second time matters: memory belongs to the user namespace in which its
-/// program was executed, and nothing of the first program's is left in that of the guests, which are clones of us.
+/// The second execution matters: memory belongs to the user namespace in which its program was executed, and nothing of the
+/// first program's memory is left in guests, which are clones of the spawner.
 pub fn enter_user_namespace() -> io::Result<()> {
     let socket = process::take_stdin()?;
     process::leave_terminal();
     if let Err(error) = process::unshare_user_and_mounts() {
         let message = format!(
-            "failed to make a user namespace: {error} (is unprivileged use of user namespaces \
-             switched off on this machine?)"
+            "failed to make a user namespace: {error} (unprivileged user namespaces may be \
+             disabled on this machine)"
         );
-        return report(&socket, &Report::Failed { message }, &[]);
+        return send_reply(&socket, &SpawnerReply::Failed { message }, &[]);
     }
-    report(&socket, &Report::Unshared, &[])?;
-    // Our ids are mapped when the first order arrives; it stays in the socket for our successor.
+    send_reply(&socket, &SpawnerReply::Unshared, &[])?;
+    // Our ids are mapped when the first request arrives. It stays in the socket for the second half.
     channel::await_packet(&socket)?;
     privileges::set_ids(0, 0)?;
     let null = std::fs::File::options().read(true).write(true).open("/dev/null")?;
     let mut argv = vec!["/proc/self/exe".to_owned(), "spawner".to_owned(), "--inside".to_owned()];
-    // As we were started.
+    // Pass on the flag for logs.
     argv.extend(std::env::args().filter(|arg| arg == JSON_LOGS));
     let stderr = io::stderr();
     let fds = [socket.as_fd(), null.as_fd(), stderr.as_fd()];
     let error = process::execute(&argv, &[], &fds);
     let message = format!(
         "failed to start again inside a user namespace: {error} (the belljar binary must be \
-         readable and executable by everybody)"
+         readable and executable by all users)"
     );
-    report(&socket, &Report::Failed { message }, &[])
+    send_reply(&socket, &SpawnerReply::Failed { message }, &[])
 }
 
-/// The second half: make sandboxes until the server goes away. `become_guest` is called in each
-/// new sandbox, as its PID 1.
+/// The second half: makes sandboxes until the server disconnects. `become_guest` is called in each new sandbox, as its PID 1.
 pub fn serve(become_guest: fn(GuestStart) -> io::Result<()>) -> io::Result<()> {
     let socket = process::take_stdin()?;
     process::reap_automatically()?;
     privileges::forbid_core_dumps()?;
     seccomp::Filter::sandbox().map_err(io::Error::other)?;
     while let Some((bytes, fds)) = channel::recv_packet(&socket)? {
-        let order: Order = serde_json::from_slice(&bytes).map_err(io::Error::other)?;
+        let request: SpawnerRequest = serde_json::from_slice(&bytes).map_err(io::Error::other)?;
         let borrowed: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
-        match order {
-            Order::Enter { leave_host } => answer(&socket, make_stage(leave_host))?,
-            Order::Stage { steps } => answer(&socket, carry_out(&steps, &borrowed))?,
-            Order::Sandbox(order) => {
+        match request {
+            SpawnerRequest::Enter { leave_host } => answer(&socket, make_stage(leave_host))?,
+            SpawnerRequest::Stage { steps } => answer(&socket, carry_out(&steps, &borrowed))?,
+            SpawnerRequest::Sandbox(order) => {
                 drop(borrowed);
                 start(&socket, &order.plan.clone(), fds, |fds, status| {
                     guest_in_child(order, fds, status, become_guest)
                 })?;
             }
-            Order::Idle { plan } => {
+            SpawnerRequest::Idle { plan } => {
                 drop(borrowed);
                 start(&socket, &plan, fds, |fds, status| {
                     *status = None;
@@ -408,8 +410,8 @@ fn make_stage(leave_host: bool) -> Result<(), String> {
     let tmpfs = || Step::Tmpfs { target: stage(""), size: 4 << 20, inodes: 16_384, mode: 0o755 };
     let mut steps = vec![Step::PrivateMounts, tmpfs()];
     if leave_host {
-        // A root with nothing in it but `/proc`, where the ids of children are mapped, `/dev/null`, which is their standard
-        // input, and the place of the stage.
+        // The new root has only `/proc`, where the ids of children are mapped, `/dev/null`, which is their standard input,
+        // and the stage.
         let show = |path: &str, access| Step::Bind {
             source: Source::Path(path.into()),
             target: stage(path),
@@ -435,9 +437,9 @@ fn in_full(error: &apply::StepError) -> String {
     format!("{error}: {}", error.cause)
 }
 
-/// Clones a child that does `work` once its ids are mapped, and tells the server.
+/// Clones a child that does `work` after its ids are mapped, and replies to the server.
 ///
-/// `work` closes the status pipe when all went well; what it returns otherwise is written there.
+/// `work` closes the status pipe on success; an error is written to it.
 fn start(
     socket: &OwnedFd,
     plan: &Plan,
@@ -445,7 +447,7 @@ fn start(
     work: impl FnOnce(Vec<OwnedFd>, &mut Option<OwnedFd>) -> Result<(), String>,
 ) -> io::Result<()> {
     let (status_read, status_write) = io::pipe()?;
-    // Out of the way of the descriptors that a program is given as 0, 1, 2, ...
+    // Above the descriptors that a program gets as 0, 1, 2, ...
     let status_write = process::move_up(status_write.into())?;
     let (go_read, go_write) = io::pipe()?;
     match process::clone_process(&plan.namespaces) {
@@ -469,21 +471,21 @@ fn start(
                 && let Err(error) = apply::map_ids(started.pid, map)
             {
                 let message = format!("failed to map user ids: {error}");
-                return report(socket, &Report::Failed { message }, &[]);
+                return send_reply(socket, &SpawnerReply::Failed { message }, &[]);
             }
-            // A child that died already has said why, or says nothing; its pidfd tells.
+            // If the child has died already, its status pipe and its pidfd show it.
             let _ = io::Write::write_all(&mut &go_write, b"!");
             let fds = [started.pidfd.as_fd(), status_read.as_fd()];
-            report(socket, &Report::Started { pid: started.pid }, &fds)
+            send_reply(socket, &SpawnerReply::Started { pid: started.pid }, &fds)
         }
         Err(error) => {
             let message = format!("failed to clone: {error}");
-            report(socket, &Report::Failed { message }, &[])
+            send_reply(socket, &SpawnerReply::Failed { message }, &[])
         }
     }
 }
 
-/// A spawner that dies before the ids are mapped must not leave a child that believes they are.
+/// If the spawner dies before the ids are mapped, the child must not go on.
 fn wait_for_go(go: io::PipeReader) -> io::Result<()> {
     let mut byte = [0];
     io::Read::read_exact(&mut &go, &mut byte)
@@ -508,7 +510,7 @@ fn guest_in_child(
         oom_events: order.oom_events.and_then(&mut take).map(Into::into),
         alone_for_s: order.alone_for_s,
     };
-    // Never closed while the guest lives: the locks on its block of ids and its image go with it.
+    // Kept open as long as the guest lives: they lock its block of ids and its image.
     let _id_lock = order.id_lock.and_then(&mut take);
     let _image_lock = order.image_lock.and_then(&mut take);
     drop(fds);
@@ -518,12 +520,12 @@ fn guest_in_child(
 
 fn answer(socket: &OwnedFd, outcome: Result<(), String>) -> io::Result<()> {
     let message = match outcome {
-        Ok(()) => Report::Done,
-        Err(message) => Report::Failed { message },
+        Ok(()) => SpawnerReply::Done,
+        Err(message) => SpawnerReply::Failed { message },
     };
-    report(socket, &message, &[])
+    send_reply(socket, &message, &[])
 }
 
-fn report(socket: &OwnedFd, report: &Report, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
-    channel::send_packet(socket, &to_bytes(report), fds)
+fn send_reply(socket: &OwnedFd, reply: &SpawnerReply, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    channel::send_packet(socket, &to_bytes(reply), fds)
 }

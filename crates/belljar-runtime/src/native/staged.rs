@@ -1,12 +1,12 @@
-//! Images in use: each assembled once in the spawner, each with a zygote of its own.
+//! Images in use: each is assembled once in the spawner, and has its own zygote.
 //!
 //! ```text
-//!   first sandbox ─▶ found in the store, held ─▶ assembled ─▶ zygote warms ─▶ kernels forked from it
-//!   none for some minutes ─▶ zygote ended ─▶ taken apart ─▶ let go: the store may remove it
+//!   first sandbox ─▶ found in the store, locked ─▶ assembled ─▶ zygote made ─▶ kernels begin with it
+//!   none for some minutes ─▶ zygote dropped ─▶ unmounted ─▶ unlocked: the store may remove it
 //! ```
 //!
-//! The machine itself is one of them, and stays. A sandbox holds its image by itself, so a root file
-//! system is not removed under one that outlives this process.
+//! The host image is always in use. A sandbox keeps its own lock on its image, so that the root file system of a sandbox that
+//! outlives this process is not removed.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -27,10 +27,10 @@ use crate::kernels::{self, Role};
 use crate::runtime::ZygoteState;
 use crate::spec::paths;
 
-/// For how long an image that no sandbox is made from keeps its zygote, which is memory.
+/// How long an unused image keeps its zygote, which takes memory.
 const KEPT_UNUSED: Duration = Duration::from_secs(300);
 
-/// How often it is looked for images that nobody uses.
+/// How often unused images are looked for.
 const TIDY_PACE: Duration = Duration::from_secs(30);
 
 /// An image that sandboxes are made from.
@@ -39,20 +39,20 @@ pub(crate) struct Staged {
     name: String,
     /// The assembled root, as the spawner sees it.
     root: PathBuf,
-    kind: Kind,
+    source: ImageSource,
     preload: Vec<String>,
     keeper: OnceLock<Keeper>,
-    /// The spawner that has it assembled; none at first, and another one than ours after that died.
+    /// The generation of the spawner that assembled it. It must be assembled again after that spawner has died.
     assembled_by: tokio::sync::Mutex<Option<u64>>,
     used: Mutex<Instant>,
 }
 
 #[derive(Debug)]
-enum Kind {
+enum ImageSource {
     /// Assembled when a spawner starts.
     Host(Python),
-    Root {
-        held: InUse,
+    Store {
+        in_use: InUse,
         kernels: PathBuf,
         python: Option<String>,
         env: Vec<(String, String)>,
@@ -65,7 +65,7 @@ impl Staged {
     }
 
     pub(crate) fn is_host(&self) -> bool {
-        matches!(self.kind, Kind::Host(_))
+        matches!(self.source, ImageSource::Host(_))
     }
 
     pub(crate) fn root(&self) -> &Path {
@@ -78,25 +78,29 @@ impl Staged {
 
     /// The command line of its Python kernel or zygote.
     pub(crate) fn python_argv(&self, role: Role) -> Result<Vec<String>, RuntimeError> {
-        match &self.kind {
-            Kind::Host(Python { executable, environment, .. }) => {
+        match &self.source {
+            ImageSource::Host(Python { executable, environment, .. }) => {
                 let fonts =
                     environment.as_ref().map(|_| format!("{}/share/belljar", paths::PYTHON));
                 Ok(kernels::python_argv(&executable.display().to_string(), role, fonts))
             }
-            Kind::Root { python: Some(python), .. } => Ok(kernels::python_argv(python, role, None)),
-            Kind::Root { python: None, .. } => Err(RuntimeError::NoPython(self.name.clone())),
+            ImageSource::Store { python: Some(python), .. } => {
+                Ok(kernels::python_argv(python, role, None))
+            }
+            ImageSource::Store { python: None, .. } => {
+                Err(RuntimeError::NoPython(self.name.clone()))
+            }
         }
     }
 
-    /// The environment of everything in its sandboxes; `own` has the last word.
+    /// The environment of everything in its sandboxes. `own` overrides the rest.
     pub(crate) fn environment(&self, own: &[(String, String)]) -> Vec<(String, String)> {
-        match &self.kind {
-            Kind::Host(python) => {
+        match &self.source {
+            ImageSource::Host(python) => {
                 let tools = python.environment.as_ref().map(|_| format!("{}/bin", paths::PYTHON));
                 let mut places = Vec::new();
                 if python.is_relocated() && python.has_shared_library() {
-                    // It is looked for where it was installed, which is not where it is inside.
+                    // The interpreter looks for it where it was installed, which is another path inside.
                     places.push((
                         "LD_LIBRARY_PATH".to_owned(),
                         format!("{}/lib", paths::PYTHON_BASE),
@@ -104,7 +108,7 @@ impl Staged {
                 }
                 kernels::environment(tools.as_deref(), places.iter().chain(own))
             }
-            Kind::Root { env, .. } => {
+            ImageSource::Store { env, .. } => {
                 let path = env.iter().find(|(key, _)| key == "PATH").map(|(_, value)| value);
                 let mut all = kernels::environment(path.map(String::as_str), own);
                 kernels::complete(&mut all, env);
@@ -113,30 +117,30 @@ impl Staged {
         }
     }
 
-    /// What keeps its root from being removed, to be held by a guest.
+    /// A lock for a guest that keeps the root from being removed.
     pub(crate) fn lock(&self) -> Result<Option<OwnedFd>, RuntimeError> {
-        match &self.kind {
-            Kind::Host(_) => Ok(None),
-            Kind::Root { held, .. } => {
-                let path = held.path().to_owned();
-                held.keep().map(Some).map_err(|cause| RuntimeError::Open { path, cause })
+        match &self.source {
+            ImageSource::Host(_) => Ok(None),
+            ImageSource::Store { in_use, .. } => {
+                let path = in_use.path().to_owned();
+                in_use.keep().map(Some).map_err(|cause| RuntimeError::Open { path, cause })
             }
         }
     }
 
-    /// Makes sure that the spawner has its root assembled.
+    /// Assembles its root in the spawner, if that was not done yet.
     pub(crate) async fn assemble(
         &self,
         runtime: &NativeRuntime,
         spawner: &AsyncSpawner,
     ) -> Result<(), RuntimeError> {
-        let Kind::Root { held, kernels, .. } = &self.kind else { return Ok(()) };
+        let ImageSource::Store { in_use, kernels, .. } = &self.source else { return Ok(()) };
         let mut assembled_by = self.assembled_by.lock().await;
         if *assembled_by == Some(spawner.generation()) {
             return Ok(());
         }
         let place = self.root.parent().unwrap_or(&self.root);
-        let mut steps = image::steps_of_root(held.path(), kernels, place);
+        let mut steps = image::steps_of_root(in_use.path(), kernels, place);
         let trees = if runtime.separates_ids() { open_sources(&mut steps)? } else { Vec::new() };
         let fds: Vec<BorrowedFd<'_>> = trees.iter().map(AsFd::as_fd).collect();
         spawner.stage(steps, &fds).await?;
@@ -155,7 +159,7 @@ impl Staged {
     pub(crate) async fn zygote_settled(&self) -> ZygoteState {
         match self.keeper.get() {
             Some(keeper) => keeper.settled().await,
-            None => ZygoteState::Failed("it was not asked for".into()),
+            None => ZygoteState::Failed("no zygote was requested".into()),
         }
     }
 
@@ -170,7 +174,7 @@ impl Staged {
 #[derive(Debug)]
 pub(crate) struct StagedImages {
     host: Arc<Staged>,
-    /// By what they are, and not by name: a name may lead to another image tomorrow.
+    /// By identity and not by name: a name may refer to another image later.
     others: Mutex<HashMap<String, Arc<Staged>>>,
     config: Image,
     keeps_zygotes: AtomicBool,
@@ -183,7 +187,7 @@ impl StagedImages {
         let host = Staged {
             name: HOST.into(),
             root: image::staged_root(),
-            kind: Kind::Host(config.python.clone()),
+            source: ImageSource::Host(config.python.clone()),
             preload: config.preload.clone(),
             keeper: OnceLock::new(),
             assembled_by: tokio::sync::Mutex::new(None),
@@ -203,7 +207,7 @@ impl StagedImages {
         Arc::clone(&self.host)
     }
 
-    /// Warms the zygote of the default image, and from now on those of all that are used.
+    /// Makes the zygote of the default image, and from now on those of all images in use.
     pub(crate) fn keep_zygotes(&self, runtime: &Arc<NativeRuntime>) {
         self.keeps_zygotes.store(true, Ordering::Relaxed);
         match self.find(runtime, &self.config.default) {
@@ -212,7 +216,7 @@ impl StagedImages {
         }
     }
 
-    /// Stops making zygotes, and ends the sandboxes in which that happens.
+    /// Stops making zygotes, and ends their sandboxes.
     pub(crate) async fn stop_zygotes(&self) {
         self.keeps_zygotes.store(false, Ordering::Relaxed);
         let others: Vec<Arc<Staged>> = lock(&self.others).values().cloned().collect();
@@ -232,7 +236,7 @@ impl StagedImages {
         lock(&self.others).values().find(|image| image.name == name.as_str()).cloned()
     }
 
-    /// Refuses a name that leads to no image.
+    /// Refuses the name of an image that does not exist.
     pub(crate) fn check(&self, name: &str) -> Result<(), RuntimeError> {
         if name == HOST { Ok(()) } else { self.look_up(name).map(|_| ()) }
     }
@@ -243,7 +247,7 @@ impl StagedImages {
         Ok((name, found))
     }
 
-    /// The image that a name leads to now.
+    /// The image with this name now.
     pub(crate) fn find(
         &self,
         runtime: &Arc<NativeRuntime>,
@@ -259,14 +263,14 @@ impl StagedImages {
             *lock(&known.used) = Instant::now();
             return Ok(Arc::clone(known));
         }
-        let held = self.config.store.hold(&found).map_err(|error| no_image(&error))?;
+        let in_use = self.config.store.hold(&found).map_err(|error| no_image(&error))?;
         let place = format!("image-{}", self.next.fetch_add(1, Ordering::Relaxed));
         let image = Arc::new(Staged {
             name: name.to_string(),
             root: Path::new(STAGE).join(place).join("root"),
             preload: found.preload.clone().unwrap_or_else(|| self.config.preload.clone()),
-            kind: Kind::Root {
-                held,
+            source: ImageSource::Store {
+                in_use,
                 kernels: self.config.kernels.clone(),
                 python: found.python.clone(),
                 env: found.env.clone(),
@@ -298,15 +302,14 @@ impl StagedImages {
         });
     }
 
-    /// Lets go of images that no sandbox was made from for this long. What sandboxes of them are
-    /// left hold them by themselves, and start kernels slowly.
-    async fn tidy(&self, runtime: &NativeRuntime, patience: Duration) {
+    /// Drops images that were not used for this long. Sandboxes of them keep their own locks, and start kernels the slow way.
+    async fn tidy(&self, runtime: &NativeRuntime, unused_for: Duration) {
         let current = self.known(&self.config.default);
         let unused: Vec<Arc<Staged>> = {
             let mut others = lock(&self.others);
             let is_unused = |image: &Arc<Staged>| {
-                lock(&image.used).elapsed() >= patience
-                    // Ours, and perhaps that of its keeper for a moment.
+                lock(&image.used).elapsed() >= unused_for
+                    // The map's own reference, and for a moment perhaps that of its keeper.
                     && Arc::strong_count(image) <= 2
                     && current.as_ref().is_none_or(|current| !Arc::ptr_eq(current, image))
             };
@@ -323,7 +326,7 @@ impl StagedImages {
             if *image.assembled_by.lock().await == Some(spawner.generation()) {
                 let steps = vec![Step::Detach { target: image.root.clone() }];
                 if let Err(error) = spawner.stage(steps, &[]).await {
-                    tracing::warn!("failed to take image {} apart: {error}", image.name);
+                    tracing::warn!("failed to unmount image {}: {error}", image.name);
                 }
             }
         }

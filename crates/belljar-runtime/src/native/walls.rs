@@ -1,12 +1,10 @@
-//! Which parts of a sandbox are walls, and sandboxes that lack one of them.
+//! The protections ("walls") of a sandbox, and sandboxes that lack one of them, for tests.
 //!
-//! A wall that nobody would miss protects nobody. So tests make sandboxes without one wall at a time
-//! and require that an attack of `tests/security/attacks` notices (`tests/security/walls.rs`). No
-//! setting and no command of the binary leads here: the server of such a test is the test itself, and
-//! the spawner carries out the plan that it is given, as always.
+//! A protection is useful only if its absence can be noticed. So tests make sandboxes without one wall at a time, and require
+//! that an attack of `tests/security/attacks` succeeds (`tests/security/walls.rs`). No setting or command of the binary leads
+//! here: the test itself is the server, and the spawner carries out its plan.
 //!
-//! Every step of a plan is a wall or furniture ([`gaps_in`] has no other way out), so a new step has
-//! to be attacked before the tests pass.
+//! [`gaps_in`] classifies every step of a plan as a wall or not, so that a new step needs an attack before the tests pass.
 
 use std::path::{Path, PathBuf};
 
@@ -19,17 +17,17 @@ use super::plan::{self, SandboxFds};
 use super::spawner::STAGE;
 use crate::spec::{DataMount, SandboxSpec};
 
-/// By how much a limit is raised that is to be missing. Attacks stop far above a limit, and this is
-/// enough for them; a limit that is really missing would let them harm the machine.
+/// The factor by which a missing limit is raised. Attacks stop far above a limit, so this is enough for them; without any limit
+/// they would harm the machine.
 const RAISED: u64 = 64;
 
-/// Memory is raised by less: it is the machine's.
+/// The factor for memory is smaller, because the machine has only so much.
 const MEMORY_RAISED: u64 = 8;
 
 /// More than the machine has.
 const PROCESSORS_RAISED: u32 = 1000;
 
-/// One thing that a sandbox lacks.
+/// A protection that a sandbox lacks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Gap {
     /// It shares this namespace with the spawner.
@@ -40,7 +38,7 @@ pub enum Gap {
     SpawnersIds,
     /// Ids of the outer user namespace are the host's own.
     HostIds,
-    /// This step, by its text, is left out, and others are taken instead.
+    /// This step, by its text, is replaced by others.
     Step {
         text: String,
         instead: Vec<Step>,
@@ -76,18 +74,17 @@ pub enum MountOption {
 const MOUNT_OPTIONS: [MountOption; 4] =
     [MountOption::ReadOnly, MountOption::NoExec, MountOption::NoDevices, MountOption::NoSetUserId];
 
-/// A wall that stands behind another, or that the machine does not need: without it no attack gets
-/// any further.
+/// A wall whose absence no attack can notice, because another stops the same.
 #[derive(Debug)]
 pub struct Backed {
     pub wall: &'static str,
-    /// What stops the same. Without both of them an attack must succeed; without any, the reason
-    /// says why that cannot be shown.
+    /// The wall that stops the same. Without both, an attack must succeed. If there is none, `why` says why that cannot be
+    /// shown.
     pub by: Option<&'static str>,
     pub why: &'static str,
 }
 
-/// Walls that are not missed, each with its reason.
+/// Walls whose absence no attack notices, each with the reason.
 pub const BACKED: &[Backed] = &[
     Backed {
         wall: "make all mounts private",
@@ -131,17 +128,16 @@ pub const BACKED: &[Backed] = &[
     Backed {
         wall: "drop all capabilities",
         by: Some("become uid 1000, gid 1000"),
-        why: "whoever stops being root loses them; needed without root, where no id changes",
+        why: "a process that stops being root loses them; needed without root, where no id changes",
     },
     Backed {
         wall: "become undumpable",
         by: None,
-        why: "whoever changes its id is undumpable, as all do on the way in; needed without root",
+        why: "a process that changes its ids becomes undumpable, and all do while they are built; needed without root",
     },
 ];
 
-/// The walls of a sandbox that is shown data of the host, each with its name and what a sandbox
-/// without it lacks.
+/// The walls of a sandbox with `/data`, each with its name and its gap.
 #[must_use]
 pub fn walls(image: &Image) -> Vec<(String, Gap)> {
     let data = Some(DataMount { host_path: "/data".into() });
@@ -169,7 +165,7 @@ pub fn walls(image: &Image) -> Vec<(String, Gap)> {
     }
     for step in image::steps(image) {
         for (name, gap) in gaps_in(&step) {
-            // Its mounts are dealt with above, by their options.
+            // Mounts are covered above, by their options.
             if let Gap::Step { text, instead } = gap {
                 walls.push((format!("image: {name}"), Gap::ImageStep { text, instead }));
             }
@@ -182,15 +178,14 @@ pub fn walls(image: &Image) -> Vec<(String, Gap)> {
     walls
 }
 
-/// What a step holds back: names of walls, and what a sandbox lacks without them. Furniture is no
-/// wall.
+/// The walls of a step, each with its gap; empty for a step that protects nothing.
 fn gaps_in(step: &Step) -> Vec<(String, Gap)> {
     let replaced = |name: &str, instead: Vec<Step>| {
         (name.to_owned(), Gap::Step { text: step.to_string(), instead })
     };
     let missing = || vec![replaced(&inside(&step.to_string()), Vec::new())];
     match step {
-        // Furniture: a sandbox works less well without, and holds as well.
+        // No walls: without them a sandbox works less well, and is as safe.
         Step::SetIds { uid: 0, .. }
         | Step::LoopbackUp
         | Step::MakeDir { .. }
@@ -276,7 +271,7 @@ impl MountOption {
     }
 }
 
-/// What sandboxes lack; nothing, unless a test says otherwise.
+/// What sandboxes lack; nothing, except in tests.
 #[derive(Debug, Clone, Default)]
 pub struct Weakening {
     gaps: Vec<Gap>,

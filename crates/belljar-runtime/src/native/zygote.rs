@@ -1,17 +1,16 @@
-//! The zygote of an image: the memory of a Python with the image's packages loaded, which kernels begin with.
+//! The zygote of an image: the memory of a Python with the image's packages loaded. Kernels begin with it.
 //!
 //! ```text
-//!   sandbox of its own: python imports, writes its memory into two files ──▶ ended; files sealed
+//!   separate sandbox: python imports, writes its memory into two files ──▶ ended; files sealed
 //!                                                                               │
 //!   session's sandbox: loader ── maps the files, becomes that Python ◀──────────┘ a kernel, in milliseconds
 //! ```
 //!
-//! What is in an image is not trusted, and neither are the packages that setup installed: their code runs in sandboxes and
-//! nowhere else. The sandbox in which it is loaded holds no session's data, and it is gone before the first kernel begins
-//! with what it wrote. Pages are shared by all kernels until one writes to them; the files are sealed, so none can change
-//! what another reads.
+//! The files of an image and the packages that setup installed are not trusted: their code runs only in sandboxes. The
+//! sandbox that loads them has no data of sessions, and has ended before the first kernel begins with its memory. All
+//! kernels share pages until they write to them; the files are sealed, so no kernel can change what another reads.
 //!
-//! Until the zygote is warm, and where it cannot be had, kernels start the slow way.
+//! Without a warm zygote, kernels start the slow way.
 
 use std::fs::File;
 use std::io;
@@ -36,23 +35,23 @@ use crate::kernels::{self, Role};
 use crate::link::Link;
 use crate::runtime::ZygoteState;
 use crate::sandbox::Sandbox;
-use crate::snapshot::{self, COMMON_BYTES, Common, Fixed, Line, Pump, Sink};
+use crate::snapshot::{self, COMMON_BYTES, Common, Fixed, Pump, Sink, SnapshotSocket};
 use crate::spec::{Limits, SandboxSpec};
 
 /// Importing a large preload list on a cold disk takes a while.
 const WARM_TIMEOUT: Duration = Duration::from_secs(180);
 
-/// A loader that failed says why at once, if it says anything.
+/// A loader that fails sends the reason at once, if it can.
 const REASON_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// What loading the packages of an image may take of the machine.
+/// Limits for loading the packages of an image.
 const LIMITS: Limits = Limits { memory: 4 << 30, millicpus: 2000, pids: 64, tmpfs: 64 << 20 };
 
-/// A task that was told to stop does so at once, and then ends its sandbox.
+/// An aborted task stops at once, and then ends its sandbox.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 const STOP_PACE: Duration = Duration::from_millis(2);
 
-/// Between attempts to make one that keeps failing.
+/// Pauses between failed attempts.
 const RESTART_PAUSES: [Duration; 4] = [
     Duration::from_millis(100),
     Duration::from_secs(1),
@@ -60,17 +59,17 @@ const RESTART_PAUSES: [Duration; 4] = [
     Duration::from_secs(30),
 ];
 
-/// Memory for kernels to begin with.
+/// Memory that kernels begin with.
 #[derive(Debug)]
 pub(crate) struct Zygote {
     memory: Arc<Common>,
-    /// Set when a copy is where pictures of kernels look for what they have in common. It is made when the first picture is
-    /// taken, or a later one if the disk was full.
+    /// Set when a copy is on disk, for snapshots of kernels. It is made with the first snapshot, or with a later one if the
+    /// disk was full.
     kept: OnceCell<()>,
 }
 
 impl Zygote {
-    /// Loads the packages of an image in a sandbox, and keeps what came of it.
+    /// Loads the packages of an image in a sandbox, and keeps its memory.
     async fn make(
         runtime: &Arc<NativeRuntime>,
         image: &Arc<Staged>,
@@ -81,11 +80,11 @@ impl Zygote {
         let id = Common::new_id();
         let spec = SandboxSpec { limits: LIMITS, ..SandboxSpec::default() };
         let sandbox = runtime.create_from(image, &spec, "zygote-").await?;
-        let asked = ask(&sandbox, image, id, [&pages, &index]);
+        let asked = preload(&sandbox, image, id, [&pages, &index]);
         let answer = tokio::time::timeout(WARM_TIMEOUT, asked)
             .await
             .unwrap_or(Err(RuntimeError::TimedOut(WARM_TIMEOUT.as_secs())));
-        // Whatever it said: nothing of it is left to write to the files.
+        // After this no process can write to the files.
         sandbox.destroy().await;
         let mut warm = answer?;
         warm.rss_kib = 0;
@@ -109,14 +108,14 @@ impl Zygote {
         let language = Language::Python;
         let call = Call::LoadKernel { language, argv: vec![kernels::loader()] };
         let reply = match link.call(call, &[]).await {
-            // An earlier version's sandbox, or one of an image with other scripts: not for want of an interpreter.
+            // The sandbox was made by another version, or its image has other scripts. The interpreter may exist.
             Err(error) if error.is_no_interpreter() => {
                 return Err(RuntimeError::Kernel("there is no loader in this sandbox".into()));
             }
             reply => reply?,
         };
-        let line = match (reply.answer, reply.fds.into_iter().next()) {
-            (Answer::SnapshotSocket, Some(line)) => Line::new(link, line).await?,
+        let socket = match (reply.answer, reply.fds.into_iter().next()) {
+            (Answer::SnapshotSocket, Some(socket)) => SnapshotSocket::new(link, socket).await?,
             _ => return Err(RuntimeError::UnexpectedAnswer),
         };
         let open = |file| sealed::open_again(file).map_err(RuntimeError::Keep);
@@ -124,17 +123,17 @@ impl Zygote {
         let files = [index.as_fd(), pages.as_fd()];
         let begin = SnapshotCall::Begin { env: environment(env), cwd: cwd.into() };
         let started = async {
-            line.send_bytes(loader_packet(&[self.memory.id]), &files).await?;
-            line.send(&begin, &[]).await?;
+            socket.send_bytes(loader_packet(&[self.memory.id]), &files).await?;
+            socket.send(&begin, &[]).await?;
             link.call(Call::AwaitKernel { language }, &[]).await.map(|_| ())
         };
         match started.await {
-            Err(error) => Err(reason(&line).await.unwrap_or(error)),
+            Err(error) => Err(reason(&socket).await.unwrap_or(error)),
             started => started,
         }
     }
 
-    /// What its kernels have in common, for their pictures. Without it these are larger, and as good.
+    /// The common memory of its kernels, for their snapshots. Without it snapshots are larger.
     pub(crate) async fn common(&self, commons: &Path) -> Option<Arc<Common>> {
         let kept = self.kept.get_or_try_init(|| async {
             let (memory, commons) = (Arc::clone(&self.memory), commons.to_owned());
@@ -148,8 +147,8 @@ impl Zygote {
     }
 }
 
-/// Has the interpreter in a sandbox load what the image says, and write itself into the files.
-async fn ask(
+/// Makes the interpreter in a sandbox load the preload list of the image and write its memory into the files.
+async fn preload(
     sandbox: &Sandbox,
     image: &Staged,
     layer: u64,
@@ -159,28 +158,28 @@ async fn ask(
     let spawn = Call::SpawnKernel { language: Language::Python, argv, env, cwd: "/".into() };
     sandbox.link().call(spawn, &[]).await?;
     sandbox.link().call(Call::AwaitKernel { language: Language::Python }, &[]).await?;
-    let line = sandbox.line().await?;
-    let preload = SnapshotCall::Preload { layer, modules: image.preload().to_vec() };
+    let socket = sandbox.snapshot_socket().await?;
+    let call = SnapshotCall::Preload { layer, modules: image.preload().to_vec() };
     let again = |file: &File| file.try_clone().map_err(RuntimeError::Keep);
     let meter = Arc::new(Fixed::new(COMMON_BYTES));
     let sink = Sink::new(again(pages)?, again(index)?, meter, true);
-    let (mut pump, theirs) = Pump::new(sink).map_err(RuntimeError::Keep)?;
-    line.send(&preload, &[theirs.as_fd()]).await?;
-    // Ours must not be the one that keeps the pipe open.
-    drop(theirs);
-    let (report, whole) = tokio::join!(line.receive(WARM_TIMEOUT), pump.run());
+    let (mut pump, writer) = Pump::new(sink).map_err(RuntimeError::Keep)?;
+    socket.send(&call, &[writer.as_fd()]).await?;
+    // Otherwise our copy would keep the pipe open.
+    drop(writer);
+    let (report, whole) = tokio::join!(socket.receive(WARM_TIMEOUT), pump.run());
     let SnapshotReply { refused, warm, .. } = report?;
     match warm {
         Some(warm) if refused.is_empty() && whole? => Ok(warm),
-        _ => Err(RuntimeError::Kernel(snapshot::words(refused).join("; "))),
+        _ => Err(RuntimeError::Kernel(snapshot::bounded(refused).join("; "))),
     }
 }
 
-/// Why a loader could not become a kernel, if it said so before it ended.
-async fn reason(line: &Line) -> Option<RuntimeError> {
-    let report = line.receive(REASON_TIMEOUT).await.ok()?;
-    let refused = snapshot::words(report.refused).join("; ");
-    Some(RuntimeError::Kernel(format!("cannot begin with prepared memory: {refused}")))
+/// Why a loader could not become a kernel, if it sent the reason before it ended.
+async fn reason(socket: &SnapshotSocket) -> Option<RuntimeError> {
+    let report = socket.receive(REASON_TIMEOUT).await.ok()?;
+    let refused = snapshot::bounded(report.refused).join("; ");
+    Some(RuntimeError::Kernel(format!("the loader failed to restore the zygote: {refused}")))
 }
 
 /// Whether a guest knows how to start kernels from a zygote.
@@ -198,7 +197,7 @@ pub(crate) struct Keeper {
 impl Keeper {
     pub(crate) fn start(runtime: &Arc<NativeRuntime>, image: &Arc<Staged>) -> Keeper {
         let (publish, current) = watch::channel((ZygoteState::Warming, None));
-        // Neither the runtime nor the image waits for us, and we end with both.
+        // The task keeps neither of them alive, and ends with both.
         let (runtime, image) = (Arc::downgrade(runtime), Arc::downgrade(image));
         let task = tokio::spawn(async move {
             let mut failures = 0;
@@ -236,7 +235,7 @@ impl Keeper {
         Keeper { current, task }
     }
 
-    /// Stops making it; the sandbox in which that happens is gone afterwards.
+    /// Stops making it. Afterwards the sandbox for it is gone.
     pub(crate) async fn stop(&self) {
         self.task.abort();
         let stopped = async {
@@ -260,7 +259,7 @@ impl Keeper {
         let mut current = self.current.clone();
         match current.wait_for(|(state, _)| !matches!(state, ZygoteState::Warming)).await {
             Ok(settled) => settled.0.clone(),
-            // The one who made it has nothing more to do.
+            // The task has ended, after it published its last state.
             Err(_) => self.state(),
         }
     }

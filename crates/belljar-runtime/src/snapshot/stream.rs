@@ -1,14 +1,14 @@
-//! What comes out of a process that writes itself down: records in a pipe, which we put into files.
+//! Receives a snapshot from a kernel: records in a pipe, which are written to files.
 //!
 //! ```text
-//! kernel ── pipe ──▶ Pump: reads what is there ──▶ Sink: understands, counts, writes (where it may wait for the disk)
+//! kernel ── pipe ──▶ Pump: reads ──▶ Sink: parses, counts and writes, on a blocking thread
 //! ```
 //!
-//! The process is never given a file that it could write to. So there is nothing that it could keep, pass on or
-//! fill behind our back, and no end of ours, orderly or not, leaves it anything: the pipe ends with its reader.
+//! The kernel never gets a file that it could write to. So it cannot keep or fill one after the host has ended: the pipe
+//! ends with its reader.
 //!
-//! The format is that of `belljar-freeze` (`stream.rs`): heads of three words (kind, offset, length), each with as many
-//! bytes behind it.
+//! `belljar-snapshot` (`stream.rs`) writes the records: a head of three words (kind, offset, length), then the bytes. A
+//! test compares the constants of both sides.
 
 use std::fmt;
 use std::fs::File;
@@ -31,18 +31,18 @@ const END: u64 = 3;
 const HEAD_BYTES: usize = 24;
 const PAGE: u64 = 4096;
 
-/// What a pipe holds: enough that neither side waits for the other all the time.
+/// The size of the pipe: large enough that the two sides seldom wait for each other.
 const PIPE_BYTES: usize = 256 << 10;
 
-/// What is read ahead while earlier bytes are being written.
+/// Bytes that are read ahead while earlier ones are written.
 const AHEAD: usize = 1 << 20;
 
-/// Offsets beyond this are no place in a file.
+/// The largest offset that is accepted.
 const LARGEST: u64 = 1 << 44;
 
-/// What may be taken of the disk; asked before anything is written.
+/// Limits how much is written to the disk.
 pub trait Meter: fmt::Debug + Send + Sync {
-    /// Takes as many bytes more; false if that would be too many.
+    /// Reserves bytes before they are written; false if that would be too many.
     fn take(&self, bytes: u64) -> bool;
 }
 
@@ -66,9 +66,9 @@ impl Meter for Fixed {
 
 #[derive(Debug, thiserror::Error)]
 enum StreamError {
-    #[error("what it wrote makes no sense: {0}")]
-    Nonsense(&'static str),
-    #[error("there is no room for all of it")]
+    #[error("the kernel wrote an invalid snapshot: {0}")]
+    Invalid(&'static str),
+    #[error("there is no room for the whole snapshot")]
     NoRoom,
     #[error(transparent)]
     Write(io::Error),
@@ -84,15 +84,15 @@ impl From<StreamError> for RuntimeError {
     }
 }
 
-/// Files that are being written, and what of the stream was understood so far.
+/// The files that are written, and the state of the parser.
 #[derive(Debug)]
 pub(crate) struct Sink {
     pages: File,
     index: File,
     meter: Arc<dyn Meter>,
-    /// Pages may leave room between them.
+    /// Pages may have gaps between them.
     sparse: bool,
-    /// A head that has not come whole.
+    /// The beginning of a head that is not complete yet.
     head: Vec<u8>,
     record: Option<Record>,
     pages_end: u64,
@@ -101,7 +101,7 @@ pub(crate) struct Sink {
     complete: bool,
 }
 
-/// What the next bytes are.
+/// The record that the next bytes belong to.
 #[derive(Debug)]
 struct Record {
     kind: u64,
@@ -125,11 +125,11 @@ impl Sink {
         }
     }
 
-    /// Takes the next bytes of the stream, however it was cut.
+    /// Parses the next bytes of the stream, which may be cut anywhere.
     fn take(&mut self, mut bytes: &[u8]) -> Result<(), StreamError> {
         while !bytes.is_empty() {
             if self.complete {
-                return Err(StreamError::Nonsense("something comes after its end"));
+                return Err(StreamError::Invalid("data after the end"));
             }
             bytes = match self.record.take() {
                 Some(record) => self.take_body(record, bytes)?,
@@ -157,14 +157,14 @@ impl Sink {
                 let whole = at.is_multiple_of(PAGE) && len.is_multiple_of(PAGE) && len > 0;
                 let follows = at == self.pages_end || (self.sparse && at > self.pages_end);
                 let end = at.checked_add(len).filter(|end| whole && follows && *end <= LARGEST);
-                self.pages_end = end.ok_or(StreamError::Nonsense("pages in no place"))?;
+                self.pages_end = end.ok_or(StreamError::Invalid("pages at an invalid offset"))?;
             }
             INDEX if !self.has_index && at == 0 && len > 0 => self.has_index = true,
             END if self.has_index && (at, len) == (0, 0) => {
                 self.complete = true;
                 return Ok(());
             }
-            _ => return Err(StreamError::Nonsense("a record out of place")),
+            _ => return Err(StreamError::Invalid("a record in the wrong order")),
         }
         self.record = Some(Record { kind, at, left: len });
         Ok(())
@@ -194,20 +194,20 @@ impl Sink {
 
 type Written = (Sink, Result<(), StreamError>);
 
-/// Brings what comes through a pipe into a [`Sink`].
+/// Reads a pipe into a [`Sink`].
 #[derive(Debug)]
 pub(crate) struct Pump {
     pipe: pipe::Receiver,
-    /// What came and is not being written yet.
+    /// Bytes that were read and are not being written yet.
     ahead: Vec<u8>,
-    /// Here, or away with whoever writes.
+    /// `None` while a blocking thread writes.
     sink: Option<Sink>,
     writing: Option<JoinHandle<Written>>,
     ended: bool,
 }
 
 impl Pump {
-    /// With the end of the pipe that is for who writes.
+    /// Returns also the writing end of the pipe.
     pub(crate) fn new(sink: Sink) -> io::Result<(Pump, OwnedFd)> {
         let (reader, writer) = channel::pipe(PIPE_BYTES)?;
         let pipe = pipe::Receiver::from_owned_fd(reader)?;
@@ -215,8 +215,7 @@ impl Pump {
         Ok((pump, writer))
     }
 
-    /// Goes on until everything has come and is in the files; false if it ends before. May be dropped and
-    /// called again.
+    /// Runs until the whole snapshot is in the files; false if the pipe ends before. May be cancelled and called again.
     pub(crate) async fn run(&mut self) -> Result<bool, RuntimeError> {
         loop {
             if let Some(sink) = self.sink.take_if(|_| !self.ahead.is_empty()) {
@@ -251,7 +250,7 @@ impl Pump {
     }
 }
 
-/// Writing may have to wait for the disk, so it is done elsewhere; no thread is held while nothing comes.
+/// Writes on a blocking thread, because it may wait for the disk.
 fn write(mut sink: Sink, bytes: Vec<u8>) -> JoinHandle<Written> {
     tokio::task::spawn_blocking(move || {
         let outcome = sink.take(&bytes);
@@ -265,6 +264,11 @@ async fn join(writing: &mut Option<JoinHandle<Written>>) -> Result<Written, Runt
         None => std::future::pending().await,
     }
 }
+
+/// The writer's side, as `belljar-snapshot` compiles it.
+#[cfg(test)]
+#[path = "../../../belljar-snapshot/src/stream.rs"]
+mod writer;
 
 #[cfg(test)]
 mod tests {
@@ -321,7 +325,7 @@ mod tests {
             prop_assert_eq!(contents(&sink.index), b"index");
         }
 
-        /// Neither a panic nor more on the disk than may be, whatever comes.
+        /// No input causes a panic or uses more of the disk than allowed.
         #[test]
         fn whatever_comes_takes_no_more_than_its_room(
             heads in prop::collection::vec((0..5u64, any::<u64>(), 0..4u64, 0..4u64, any::<bool>()), 0..12),
@@ -340,6 +344,12 @@ mod tests {
             let blocks = |file: &File| file.metadata().unwrap().blocks() * 512;
             prop_assert!(blocks(&sink.pages) + blocks(&sink.index) <= room + 2 * PAGE);
         }
+    }
+
+    #[test]
+    fn both_sides_of_the_pipe_name_records_alike() {
+        assert_eq!((PAGES, INDEX, END), (writer::PAGES, writer::INDEX, writer::END));
+        assert_eq!(HEAD_BYTES, writer::HEAD_WORDS * size_of::<u64>());
     }
 
     #[test]
@@ -362,7 +372,7 @@ mod tests {
         ];
         for stream in bad {
             let stream = stream.concat();
-            assert!(matches!(sink(1 << 20, false).take(&stream), Err(StreamError::Nonsense(_))));
+            assert!(matches!(sink(1 << 20, false).take(&stream), Err(StreamError::Invalid(_))));
         }
         let far = head(PAGES, 7 * PAGE, PAGE);
         assert!(sink(1 << 20, true).take(&far).is_ok(), "room may be left where that is meant");
@@ -385,7 +395,7 @@ mod tests {
         let waiting = tokio::time::timeout(std::time::Duration::from_millis(20), pump.run());
         assert!(waiting.await.is_err());
         writer.write_all(&stream[100..]).unwrap();
-        // Whoever writes need not let go.
+        // The pipe need not be closed.
         assert!(pump.run().await.unwrap());
         assert_eq!(pump.written(), 3 * PAGE);
 

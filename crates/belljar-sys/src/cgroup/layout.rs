@@ -32,11 +32,11 @@ pub enum Layout {
     Absent,
 }
 
-/// The controllers a sandbox is held by.
+/// The controllers that limit a sandbox.
 pub(super) const CONTROLLERS: [&str; 3] = ["cpu", "memory", "pids"];
 
 impl Layout {
-    /// Reads the layout off `/proc/self/mountinfo`.
+    /// Parses `/proc/self/mountinfo`.
     #[must_use]
     pub fn parse(mountinfo: &str) -> Layout {
         let mut unified = None;
@@ -97,7 +97,7 @@ impl Layout {
         }
     }
 
-    /// In words, for people.
+    /// A description for people.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
@@ -155,7 +155,7 @@ impl Layout {
     }
 }
 
-/// One file to be written, and whether the machine may do without it.
+/// One file to write, and whether it must exist.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Setting {
     pub(super) file: &'static str,

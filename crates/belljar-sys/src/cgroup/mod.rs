@@ -1,8 +1,8 @@
 //! Limits on memory, processor time and processes, on v2, v1 and hybrid hosts.
 //!
-//! A sandbox has one directory of the same name in every tree of the [`Layout`], below a parent of
-//! ours. The server makes and removes them; who is to be limited joins by writing to the
-//! `cgroup.procs` descriptors the server opened, and so needs no rights of its own.
+//! A sandbox has one directory of the same name in every hierarchy of the [`Layout`], below our parent directory. The server
+//! makes and removes them. A process joins by writing to the `cgroup.procs` descriptors that the server opened, and so needs
+//! no rights.
 
 mod layout;
 
@@ -48,17 +48,17 @@ pub enum CgroupError {
     },
 }
 
-/// The place in the machine's trees below which our sandboxes live.
+/// Our parent directory in each hierarchy, below which sandboxes have theirs.
 #[derive(Debug, Clone)]
 pub struct Parent {
     layout: Layout,
-    /// Our directory in each tree, with the controllers that are at work there.
+    /// Our directory in each hierarchy, with the controllers that are enabled there.
     directories: Vec<(PathBuf, Vec<&'static str>)>,
 }
 
 impl Parent {
-    /// Prepares `name` below the root of every tree (for root), or below our own cgroup (for an
-    /// ordinary user whose session manager delegated one).
+    /// Prepares `name` below the root of every hierarchy (for root), or below our own cgroup (for an ordinary user whose session
+    /// manager delegated one).
     pub fn prepare(name: &str, privileged: bool) -> Result<Parent, CgroupError> {
         let mountinfo = read(Path::new("/proc/self/mountinfo"))?;
         let layout = Layout::parse(&mountinfo);
@@ -66,7 +66,7 @@ impl Parent {
             (Layout::Absent, _) => return Err(CgroupError::Absent),
             (_, true) => PathBuf::new(),
             (Layout::Unified { root }, false) => make_room_in_own_cgroup(root)?,
-            // Version 1 delegates nothing to ordinary users; making the directory will say so.
+            // Version 1 delegates nothing to ordinary users; making the directory fails with the reason.
             (Layout::Legacy { .. }, false) => PathBuf::new(),
         };
         let mut directories = Vec::new();
@@ -74,11 +74,11 @@ impl Parent {
             let start = root.join(&base);
             let directory = start.join(name);
             make_directory(&directory)?;
-            // One that somebody else has made, say root before us, is there and closed to us.
+            // A directory that another user made, for example root, exists but is not writable.
             rustix::fs::access(&directory, rustix::fs::Access::WRITE_OK)
                 .map_err(|e| CgroupError::Make { path: directory.clone(), cause: e.into() })?;
             if let Layout::Unified { .. } = layout {
-                // A controller is at work in a directory when every one above it passes it on.
+                // A controller works in a directory only if all directories above enable it.
                 enable(&start, &controllers)?;
                 enable(&directory, &controllers)?;
             }
@@ -87,8 +87,8 @@ impl Parent {
         Ok(Parent { layout, directories })
     }
 
-    /// The directory that an earlier server made, if one did; nothing is made. Without privileges it is
-    /// that of a process that may be gone, which cannot be found again.
+    /// The directory that an earlier server made, if there is one; makes nothing. Without privileges it cannot be found again: it
+    /// is below the cgroup of a process that may be gone.
     #[must_use]
     pub fn find(name: &str, privileged: bool) -> Option<Parent> {
         let layout = Layout::parse(&read(Path::new("/proc/self/mountinfo")).ok()?);
@@ -104,7 +104,7 @@ impl Parent {
         (!directories.is_empty()).then_some(Parent { layout, directories })
     }
 
-    /// Where it is, in each tree.
+    /// Its path in each hierarchy.
     pub fn directories(&self) -> impl Iterator<Item = &Path> {
         self.directories.iter().map(|(path, _)| path.as_path())
     }
@@ -114,13 +114,13 @@ impl Parent {
         &self.layout
     }
 
-    /// A new cgroup with these limits, empty so far. One of that name must not be there: whoever is
-    /// in it would be limited, and killed in the end, with what we put there.
+    /// Makes an empty cgroup with these limits. The name must be new: processes of an existing cgroup would be limited, and killed
+    /// at the end.
     ///
-    /// The limit on processor time holds from [`Cgroup::throttle`] on: a sandbox is built at the machine's pace, or one
-    /// with a hundredth of a processor would hold up who builds it.
+    /// The limit on processor time holds from [`Cgroup::throttle`] on: otherwise a sandbox with a hundredth of a processor would
+    /// take long to build.
     pub fn create(&self, name: &str, limits: &Limits) -> Result<Cgroup, CgroupError> {
-        // Made first and handed over at the end: what was made before a failure is removed.
+        // If a later step fails, dropping this removes what was made.
         let mut cgroup = Cgroup { meters: Meters { directories: Vec::new() }, later: Vec::new() };
         for (parent, controllers) in &self.directories {
             let directory = parent.join(name);
@@ -141,13 +141,12 @@ impl Parent {
         Ok(cgroup)
     }
 
-    /// Tells the kernel that somebody is about to join a cgroup.
+    /// Prepares Linux for a process that is about to join a cgroup.
     ///
-    /// Joining makes the kernel wait for a grace period of several milliseconds, unless one was
-    /// waited for just before. Asking it to move a process that is ours to our own directory makes
-    /// it wait too, and can be done while the sandbox is still being cloned. Version 1 moves it,
-    /// version 2 then refuses, because a directory with children may hold no processes; neither
-    /// matters. To be called from a thread that may block.
+    /// Joining waits for a grace period of several milliseconds, unless one has just passed. Moving one of our processes to our
+    /// own directory makes Linux wait too, and can be done while the sandbox is being cloned. Version 1 moves the process;
+    /// version 2 refuses, because a directory with children may hold no processes. Neither matters. To be called from a thread
+    /// that may block.
     pub fn anticipate_joining(&self, pid: u32) {
         if let Some((directory, _)) = self.directories.first() {
             let _ = fs::write(directory.join("cgroup.procs"), pid.to_string());
@@ -161,7 +160,7 @@ impl Parent {
         Cgroup { meters: Meters { directories }, later: Vec::new() }
     }
 
-    /// Names of all cgroups below ours, including those nobody remembers.
+    /// Names of all cgroups below ours, including those of earlier servers.
     #[must_use]
     pub fn names(&self) -> Vec<String> {
         let mut names: Vec<String> = self
@@ -180,20 +179,19 @@ impl Parent {
     }
 }
 
-/// One sandbox's cgroup, removed when dropped: by then whatever was in it must have ended.
+/// The cgroup of one sandbox, removed when dropped. Its processes must have ended by then.
 #[derive(Debug)]
 pub struct Cgroup {
     meters: Meters,
-    /// Settings that are written when everything is in place: file and value.
+    /// Settings that [`Cgroup::throttle`] writes: file and value.
     later: Vec<(PathBuf, String)>,
 }
 
-/// A cgroup empties a moment after its last process ended; this is how often and how long we look.
+/// A cgroup becomes empty a moment after its last process has ended: how often and how long removal is tried.
 const REMOVE_ATTEMPTS: u32 = 50;
 const REMOVE_PAUSE: Duration = Duration::from_millis(2);
 
-/// How often all of that is done again, by a thread of its own, where the machine is too busy to let
-/// the dead go.
+/// How often a separate thread repeats that, if the machine is too busy.
 const PATIENT_ROUNDS: u32 = 300;
 
 impl Cgroup {
@@ -215,20 +213,20 @@ impl Cgroup {
             .collect()
     }
 
-    /// What has been used in it.
+    /// Its counters.
     #[must_use]
     pub fn meters(&self) -> &Meters {
         &self.meters
     }
 
-    /// The file in which the kernel counts those it killed for memory.
+    /// The file in which Linux counts processes killed for memory.
     #[must_use]
     pub fn oom_events(&self) -> Option<File> {
         self.meters.oom_events()
     }
 
-    /// Kills every process in the cgroup. The PID namespace's end does the same for those in it;
-    /// this is for what may have been on its way in.
+    /// Kills every process in the cgroup. The end of the PID namespace kills those in it; this is for a process that was just
+    /// joining.
     pub fn kill(&self) {
         if let Some(path) = self.meters.find("cgroup.kill") {
             let _ = fs::write(path, "1");
@@ -242,7 +240,7 @@ impl Cgroup {
         }
     }
 
-    /// Removes the directories and says whether that worked. They must be, or become, empty.
+    /// Removes the directories, and returns whether that worked. They must be, or become, empty.
     #[must_use]
     pub fn remove(mut self) -> bool {
         self.try_remove()
@@ -273,7 +271,7 @@ impl Drop for Cgroup {
         }
         let directories = std::mem::take(&mut self.meters.directories);
         let removal = Removal::begin();
-        // If there is no thread to be had, the next start removes it.
+        // If no thread can be started, the next server removes it.
         let _ = std::thread::Builder::new().name("cgroup-remover".into()).spawn(move || {
             let _removal = removal;
             let mut left = Cgroup { meters: Meters { directories }, later: Vec::new() };
@@ -292,8 +290,8 @@ impl Drop for Cgroup {
 static REMOVALS: Mutex<usize> = Mutex::new(0);
 static REMOVED: Condvar = Condvar::new();
 
-/// Waits, at most for `limit`, until the cgroups of this process are removed whose processes are slow to end. To be called
-/// before the process exits: its threads end with it.
+/// Waits, at most for `limit`, until the threads that remove cgroups are done. To be called before the process exits: its
+/// threads end with it.
 pub fn wait_for_removals(limit: Duration) {
     let removals = REMOVALS.lock().unwrap_or_else(PoisonError::into_inner);
     drop(REMOVED.wait_timeout_while(removals, limit, |removals| *removals > 0));
@@ -316,14 +314,14 @@ impl Drop for Removal {
     }
 }
 
-/// Reads what the processes of a cgroup have used; whose it is does not matter.
+/// Reads the counters of any cgroup.
 #[derive(Debug, Clone)]
 pub struct Meters {
     directories: Vec<PathBuf>,
 }
 
 impl Meters {
-    /// Those of the cgroup that a process of this machine is in, where it can be seen.
+    /// The counters of the cgroup of a process, if it is visible.
     #[must_use]
     pub fn of_process(pid: u32) -> Option<Meters> {
         let mountinfo = fs::read_to_string("/proc/self/mountinfo").ok()?;
@@ -333,7 +331,7 @@ impl Meters {
         (!directories.is_empty()).then_some(Meters { directories })
     }
 
-    /// The file in which the kernel counts those it killed for memory.
+    /// The file in which Linux counts processes killed for memory.
     #[must_use]
     pub fn oom_events(&self) -> Option<File> {
         self.find("memory.events")
@@ -341,7 +339,7 @@ impl Meters {
             .and_then(|path| File::open(path).ok())
     }
 
-    /// How many processes in it the kernel has killed for memory.
+    /// How many of its processes Linux has killed for memory.
     #[must_use]
     pub fn oom_kills(&self) -> u64 {
         let mut text = String::new();
@@ -349,7 +347,7 @@ impl Meters {
         read.map_or(0, |_| parse_oom_kills(&text))
     }
 
-    /// How often its processes were held back because they had used up their processor time.
+    /// How often its processes were throttled.
     #[must_use]
     pub fn throttled(&self) -> u64 {
         let stat = self.find("cpu.stat").and_then(|path| fs::read_to_string(path).ok());
@@ -360,7 +358,7 @@ impl Meters {
     /// Microseconds of processor time that its processes have used.
     #[must_use]
     pub fn cpu_used_us(&self) -> Option<u64> {
-        // The unified tree counts even where the controllers are elsewhere.
+        // The unified hierarchy counts even if the controllers are elsewhere.
         let field = |line: &str| line.strip_prefix("usage_usec ")?.trim().parse().ok();
         self.directories.iter().find_map(|directory| {
             let text = fs::read_to_string(directory.join("cpu.stat")).ok()?;
@@ -368,15 +366,14 @@ impl Meters {
         })
     }
 
-    /// Bytes charged to the sandbox at the moment.
+    /// Bytes charged to the sandbox now.
     #[must_use]
     pub fn memory_used(&self) -> Option<u64> {
         let path = self.find("memory.current").or_else(|| self.find("memory.usage_in_bytes"))?;
         fs::read_to_string(path).ok()?.trim().parse().ok()
     }
 
-    /// The same without copies of files on disk, which the kernel takes back whenever it wants to:
-    /// a program that ended leaves its own file behind so, for the next who starts it.
+    /// Like `memory_used`, without the page cache of files on disk, which Linux frees when memory is needed.
     #[must_use]
     pub fn memory_held(&self) -> Option<u64> {
         let stat = self.find("memory.stat").and_then(|path| fs::read_to_string(path).ok());
@@ -389,15 +386,15 @@ impl Meters {
     }
 }
 
-/// Where our own process waits while its former cgroup passes controllers on.
+/// The cgroup for our own process, while its former cgroup enables controllers for others.
 const LEAF: &str = "belljar-server";
 
-/// An ordinary user's session manager delegates a cgroup with our process in it. A cgroup that
-/// passes controllers on may hold no processes itself, so ours moves one level down.
+/// The session manager of an ordinary user delegates a cgroup with our process in it. A cgroup that enables controllers for
+/// others may hold no processes, so ours moves one level down.
 fn make_room_in_own_cgroup(root: &Path) -> Result<PathBuf, CgroupError> {
     let text = read(Path::new("/proc/self/cgroup"))?;
     let own = text.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default();
-    // A server started by one that made room already must not go down another level.
+    // If the parent process has moved already, do not move down another level.
     let base = PathBuf::from(own.strip_suffix(LEAF).unwrap_or(own));
     let leaf = root.join(&base).join(LEAF);
     make_directory(&leaf)?;
@@ -445,7 +442,7 @@ mod tests {
 
     /// Needs root; the tests of sandboxes need it too.
     #[test]
-    fn a_cgroup_that_is_there_is_nobodys_to_join() {
+    fn an_existing_cgroup_is_not_joined() {
         if !crate::privileges::is_root() {
             return;
         }

@@ -41,10 +41,9 @@ impl Filter {
         Ok(COMPILED.get_or_init(|| Filter(program)))
     }
 
-    /// Refuses modes with the bits for set-user-id and set-group-id, whoever asks for them. To be
-    /// installed before the policy, which forbids installing more.
+    /// Refuses modes with set-user-id or set-group-id bits. To be installed before the policy, which forbids further filters.
     ///
-    /// The mode that `openat2` is given is behind a pointer, so it is absent; programs have a fallback.
+    /// `openat2` has its mode behind a pointer, which a filter cannot read, so the call is absent; programs have a fallback.
     pub fn no_set_ids() -> Result<&'static Self, CompileError> {
         static COMPILED: OnceLock<Filter> = OnceLock::new();
         if let Some(filter) = COMPILED.get() {
@@ -58,7 +57,7 @@ impl Filter {
         Ok(COMPILED.get_or_init(|| Filter(program)))
     }
 
-    /// Puts the calling thread, and all it will start, behind the filter for good.
+    /// Installs the filter for the calling thread and everything it will start.
     pub fn install(&self) -> std::io::Result<()> {
         seccompiler::apply_filter(&self.0).map_err(std::io::Error::other)
     }

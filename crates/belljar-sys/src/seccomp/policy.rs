@@ -1,8 +1,8 @@
 //! The system calls a sandbox may make, as data. What is not named here is refused.
 //!
-//! The list was written for what people run in a sandbox: CPython with the scientific stack,
-//! multiprocessing, compilers, shells, Node, SQLite. Every group says why it is there; what is left
-//! out on purpose stands at the end, so that nobody adds it back by accident.
+//! The list is for what users run in a sandbox: CPython with the scientific stack, multiprocessing, compilers, shells, Node,
+//! SQLite. Every group has its reason. Calls that are left out on purpose are at the end, so that they are not added by
+//! accident.
 
 /// Allowed with any arguments: (why, names). A name may exist on one architecture only.
 pub(super) const ALLOWED: &[(&str, &[&str])] = &[

@@ -1,4 +1,4 @@
-//! Removing a whole tree that hostile code made: as deep and as odd as it likes.
+//! Removes a whole tree that hostile code made, of any depth.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -9,9 +9,8 @@ use rustix::io::Errno;
 
 use super::{directory_flags, is_directory};
 
-/// Removes everything below `root`, which stays, empty. Nobody may be writing there any more.
-/// Directories inside directories are moved to the top before their turn comes: however deep the
-/// tree, no path grows long and two descriptors are enough.
+/// Removes everything below `root`, which stays. No process may be writing there any more. Nested directories are moved to
+/// the top first: for any depth, no path grows long and two descriptors are enough.
 pub fn clear(root: &Path) -> io::Result<()> {
     let root = rustix::fs::openat(CWD, root, directory_flags(), Mode::empty())?;
     loop {
@@ -23,7 +22,7 @@ pub fn clear(root: &Path) -> io::Result<()> {
             if directory {
                 flatten(&root, &name)?;
                 match rustix::fs::unlinkat(&root, &name[..], AtFlags::REMOVEDIR) {
-                    // It has more than we read at once, and another turn.
+                    // It has more entries than were read at once, and gets another turn.
                     Err(Errno::NOTEMPTY | Errno::EXIST) => {}
                     removed => removed?,
                 }
@@ -34,7 +33,7 @@ pub fn clear(root: &Path) -> io::Result<()> {
     }
 }
 
-/// Empties one directory of the root; what is in its directories moves into the root.
+/// Empties one directory of the root; the content of its subdirectories moves into the root.
 fn flatten(root: &OwnedFd, name: &[u8]) -> io::Result<()> {
     let directory = enter(root, name)?;
     for (name, is_directory) in names(&directory)? {
@@ -44,7 +43,7 @@ fn flatten(root: &OwnedFd, name: &[u8]) -> io::Result<()> {
         }
         match rustix::fs::unlinkat(&directory, &name[..], AtFlags::REMOVEDIR) {
             Err(Errno::NOTEMPTY | Errno::EXIST) => {
-                // Whoever is not root must be able to write to what is moved.
+                // Without root, a directory must be writable to be moved.
                 drop(enter(&directory, &name)?);
                 let fresh = format!("cleared.{}", crate::process::random_name());
                 rustix::fs::renameat(&directory, &name[..], root, fresh)?;
@@ -55,22 +54,21 @@ fn flatten(root: &OwnedFd, name: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// A directory that can be read and written, whatever its owner did to its mode.
+/// Opens a directory, and makes it readable and writable first if necessary.
 fn enter(parent: &OwnedFd, name: &[u8]) -> io::Result<OwnedFd> {
     if rustix::process::geteuid() != Uid::ROOT {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let found = rustix::fs::openat(parent, name, flags, Mode::empty())?;
-        // A descriptor that cannot be read cannot be changed but by this name, which follows no link
-        // of the tree's own.
+        // The mode of an O_PATH descriptor can only be changed by this name, which follows no link of the tree.
         let path = format!("/proc/self/fd/{}", found.as_fd().as_raw_fd());
         rustix::fs::chmod(path, Mode::RWXU)?;
     }
     Ok(rustix::fs::openat(parent, name, directory_flags(), Mode::empty())?)
 }
 
-/// What is in a directory, and which of it are directories.
+/// The entries of a directory, and which of them are directories.
 fn names(directory: &OwnedFd) -> io::Result<Vec<(Vec<u8>, bool)>> {
-    /// Enough at a time; the rest is met when the directory is read again.
+    /// The most that is read at once; the rest comes when the directory is read again.
     const AT_ONCE: usize = 10_000;
     let mut found = Vec::new();
     for entry in Dir::read_from(directory)? {

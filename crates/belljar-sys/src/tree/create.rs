@@ -1,4 +1,4 @@
-//! Writing files below a root: beside their place first, and into it when they are whole.
+//! Writes files below a root: under a temporary name first, which is renamed when the file is complete.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -6,9 +6,9 @@ use std::os::fd::OwnedFd;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
 
-use super::{Identity, Root, directory_flags, open_beneath, unheard_of};
+use super::{Identity, Root, directory_flags, open_beneath, random_number};
 
-/// What the kernel takes, without the zero at the end.
+/// Limits of Linux, without the zero at the end.
 const MAX_PATH: usize = 4095;
 const MAX_NAME: usize = 255;
 
@@ -20,34 +20,37 @@ pub(super) enum Missing {
 }
 
 impl Root {
-    /// Begins a file with these permissions that is to stand at `path`, whose directories are made. Returns it, open for
-    /// writing only, and the name it has beside its place until it is committed.
+    /// Begins a file for `path`, with these permissions, and makes its directories. Returns the file, open for writing only, and
+    /// its temporary name in the same directory.
     pub fn create_file(&self, path: &[u8], mode: u32) -> io::Result<(OwnedFd, String)> {
         let (directory, name) = self.parent(path, Missing::IsMade)?;
-        // Said now rather than when everything was written. Nobody else relies on it.
+        // Fails early. The rename fails too, so nothing relies on this check.
         if let Ok(stat) = rustix::fs::statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW)
             && FileType::from_raw_mode(stat.st_mode) == FileType::Directory
         {
             return Err(Errno::ISDIR.into());
         }
-        // Not made of the name, which may be as long as a name can be.
-        let temporary = format!(".{:016x}.part", unheard_of());
+        // Not derived from the name, which may have the maximum length.
+        let temporary = format!(".{:016x}.part", random_number());
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
         let mode = Mode::from_raw_mode(mode);
         let file = rustix::fs::openat(&directory, &temporary, flags | OFlags::CLOEXEC, mode)?;
-        // Whatever the umask is.
+        // The umask may have removed bits.
         rustix::fs::fchmod(&file, mode)?;
         Ok((file, temporary))
     }
 
-    /// Puts a file that was begun in its place, also over another file; never over a directory.
-    /// Returns what is there then.
+    /// Renames a file that was begun to its final name, also over another file, but never over a directory. Returns its
+    /// identity.
     pub fn commit_file(&self, path: &[u8], temporary: &str) -> io::Result<Identity> {
         let (directory, name) = self.parent(path, Missing::IsAnError)?;
         let temporary = plain_name(temporary.as_bytes())?;
         let stat = rustix::fs::statat(&directory, temporary, AtFlags::SYMLINK_NOFOLLOW)?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "it was replaced meanwhile"));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "the temporary file was replaced",
+            ));
         }
         rustix::fs::renameat(&directory, temporary, &directory, name)?;
         let stat = rustix::fs::statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW)?;
@@ -79,7 +82,7 @@ impl Root {
                     if missing == Missing::IsMade && error.kind() == io::ErrorKind::NotFound =>
                 {
                     match rustix::fs::mkdirat(&directory, parent, Mode::from_raw_mode(0o755)) {
-                        // Somebody else was faster.
+                        // Another process made it.
                         Ok(()) | Err(Errno::EXIST) => {}
                         Err(errno) => return Err(errno.into()),
                     }
@@ -92,7 +95,7 @@ impl Root {
     }
 }
 
-/// A name as it can stand in a directory.
+/// Checks a name of a directory entry.
 fn plain_name(name: &[u8]) -> io::Result<&[u8]> {
     match name {
         b"" => invalid("a path must not be empty, begin or end with a slash, or have two in a row"),
@@ -179,7 +182,7 @@ mod tests {
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "nothing was made outside");
     }
 
-    /// Somebody swaps a directory on the way with a link that leads out.
+    /// A thread replaces a directory on the way by a link that leads out.
     #[test]
     fn a_directory_that_is_swapped_leads_nowhere_else() {
         let dir = tempfile::tempdir().unwrap();

@@ -1,26 +1,25 @@
-//! One number for all that lies below a directory.
+//! A fingerprint of everything below a directory.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::ControlFlow;
 
 use rustix::fs::FileType;
 
-use super::{Found, Identity, Root, unheard_of, walk};
+use super::{Found, Identity, Root, random_number, walk};
 
-/// Entries that are looked at, directories included: a stat each, some twenty milliseconds in all.
-/// Beyond this, or the depth, listing the directory is the only way to know.
+/// Entries that are examined, including directories: a stat each, about twenty milliseconds in all. Beyond this number, or
+/// this depth, the fingerprint is always new, so that the directory is listed.
 const MAX_ENTRIES: usize = 10_000;
 const MAX_DEPTH: u32 = 32;
 
-/// A fingerprint of everything below `root` that is no directory; `None` if there is nothing. The
-/// same one means that nothing changed: no path, no type, no size, no time. What is written
-/// through a mapping may change no time, see [`super::is_being_written`].
+/// A fingerprint of everything below `root` except directories; `None` if there is nothing. The same fingerprint means that no
+/// path, type, size or time changed. Writes through a mapping may change no time, see [`super::is_being_written`].
 #[must_use]
 pub fn fingerprint(root: &str) -> Option<u64> {
     sum_of(root, false)
 }
 
-/// The same, with directories and permissions.
+/// Like [`fingerprint`], with directories and permissions.
 #[must_use]
 pub fn fingerprint_of_all(root: &str) -> Option<u64> {
     sum_of(root, true)
@@ -42,7 +41,7 @@ fn sum_of(root: &str, all: bool) -> Option<u64> {
                 let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
                 match (is_directory, all) {
                     (true, false) => return ControlFlow::Continue(()),
-                    // Its times are those of what is in it.
+                    // Its times change with its entries.
                     (true, true) => hash((path, stat.st_mode)),
                     (false, false) => {
                         hash((path, Identity::of(&stat), stat.st_mode & libc::S_IFMT))
@@ -51,14 +50,14 @@ fn sum_of(root: &str, all: bool) -> Option<u64> {
                 }
             }
         };
-        // A sum, because directories tell their entries in any order.
+        // A sum, because directories list their entries in any order.
         sum = Some(sum.unwrap_or(0u64).wrapping_add(of_this));
         ControlFlow::Continue(())
     });
-    if walked.is_break() { Some(unheard_of()) } else { sum }
+    if walked.is_break() { Some(random_number()) } else { sum }
 }
 
-/// Whoever makes two trees with the same sum hides files of his own from himself.
+/// Need not be secure: code that makes a collision only hides its own files.
 fn hash(value: impl Hash) -> u64 {
     let mut hasher = DefaultHasher::new();
     value.hash(&mut hasher);
@@ -118,7 +117,7 @@ mod tests {
         fs::File::open(root.join("sub/b")).unwrap().set_modified(before).unwrap();
         must_be_new("other contents, and the time set back");
         symlink("nowhere", root.join("link")).unwrap();
-        must_be_new("a link, which is refused and said to be so");
+        must_be_new("a link, which is reported as skipped");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! How much a tree holds.
+//! Measures the size of a tree.
 
 use std::collections::HashSet;
 use std::io;
@@ -9,25 +9,25 @@ use rustix::fs::{CWD, FileType, Mode};
 
 use super::{Found, Root, directory_flags, walk};
 
-/// Deeper than anybody goes on purpose.
+/// Deeper than any ordinary tree.
 const MAX_DEPTH: u32 = 1000;
 
 /// What was found below a directory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Measured {
-    /// Of the disk, not of the files' lengths: one with holes is as small as it is.
+    /// Space on the disk, not the lengths of files: holes do not count.
     pub bytes: u64,
     /// Of any kind, directories included.
     pub files: u64,
-    /// There was more than we looked at.
+    /// There was more than was examined.
     pub partial: bool,
 }
 
-/// Looks at no more than `max_entries`; follows no link.
+/// Examines at most `max_entries`; follows no link.
 pub fn measure(root: &Path, max_entries: u64) -> io::Result<Measured> {
     let root = Root(rustix::fs::openat(CWD, root, directory_flags(), Mode::empty())?);
     let mut measured = Measured::default();
-    // A file with several names is there once.
+    // A file with several names counts once.
     let mut seen = HashSet::new();
     let walked = walk(&root, MAX_DEPTH, |_, found| {
         if measured.files >= max_entries {

@@ -1,9 +1,8 @@
-//! Directory trees that hostile code wrote and may still be changing.
+//! Reads and writes directory trees that hostile code wrote and may be changing.
 //!
-//! Runs inside the sandbox. Every step opens relative to a descriptor and follows no link, so no
-//! step can be led elsewhere by swapping names under it; anything that is not a plain file or a
-//! directory is never opened at all. Depth and number are bounded, and a walk keeps its own list
-//! instead of recursing.
+//! Runs inside the sandbox. Every step opens relative to a descriptor and follows no link, so replacing names meanwhile leads
+//! nowhere else. Only plain files and directories are opened. Depth and number are bounded, and a walk keeps a list instead
+//! of recursing.
 
 mod clear;
 mod create;
@@ -31,26 +30,26 @@ pub use measure::{Measured, measure};
 pub use open::{is_being_written, is_open_elsewhere};
 pub use populate::{Met, MetKind};
 
-/// Names that [`list`] passes over but mentions; more are only counted.
+/// Skipped names that [`list`] reports; more are only counted.
 const MAX_NAMED_SKIPS: usize = 100;
 
-/// Entries that [`list`] looks at, directories included: somebody may add them as fast as we read.
+/// Entries that [`list`] examines, including directories: code may add them as fast as we read.
 const MAX_EXAMINED: usize = 200_000;
 
 /// Bytes of all paths in one listing, so that it fits into one message.
 const MAX_PATH_BYTES: usize = 8 * 1024 * 1024;
 
-/// A directory that paths are looked up below, and nowhere else.
+/// A directory below which paths are looked up. No path can lead out of it.
 #[derive(Debug)]
 pub struct Root(OwnedFd);
 
 impl Root {
-    /// Links may stand on the way to it; it must not be one itself.
+    /// Opens a directory. Links on the way to it are followed; it must not be a link itself.
     pub fn open(path: &str) -> io::Result<Root> {
         Ok(Root(open_no_link(CWD, path, directory_flags())?))
     }
 
-    /// As above, but what does not exist, or is no directory, is no error.
+    /// Like `open`, but `None` for what does not exist or is no directory.
     fn open_if_any(path: &str) -> io::Result<Option<Root>> {
         match open_no_link(CWD, path, directory_flags()) {
             Ok(root) => Ok(Some(Root(root))),
@@ -62,7 +61,7 @@ impl Root {
 
 #[derive(Debug, Default)]
 pub struct Listing {
-    /// By path relative to the root.
+    /// Paths are relative to the root.
     pub files: Vec<(Vec<u8>, Identity)>,
     /// Path and reason.
     pub skipped: Vec<(Vec<u8>, String)>,
@@ -127,17 +126,17 @@ pub fn list(root: &str, max_files: u64, max_depth: u32) -> io::Result<Listing> {
     Ok(listing)
 }
 
-/// What a walk meets.
+/// What a walk finds.
 enum Found {
     /// Also a directory, before its entries.
     Entry(Stat),
     /// A directory beyond the depth.
     TooDeep,
-    /// It could not be looked at, or not be entered.
+    /// It could not be examined or opened.
     Unreadable(io::Error),
 }
 
-/// Tells everything below `root`, by its path, until it is told to stop.
+/// Calls `visit` for everything below `root`, until it breaks.
 fn walk(
     root: &Root,
     max_depth: u32,
@@ -148,7 +147,7 @@ fn walk(
     let mut waiting: Vec<(Vec<u8>, u32)> = vec![(Vec::new(), 0)];
     while let Some((directory, depth)) = waiting.pop() {
         let opened = if directory.is_empty() {
-            // Not a duplicate, which would go on reading where the last walk has ended.
+            // Not a duplicate, which would continue at the position of the last walk.
             open_beneath(&root.0, b".", directory_flags())
         } else {
             open_beneath(&root.0, &directory, directory_flags())
@@ -191,12 +190,11 @@ fn walk(
     ControlFlow::Continue(())
 }
 
-/// Gives everything below `root`, and the directory itself, to this user and group. Follows no
-/// links, so that names somebody chose lead nowhere else; and holds one directory open at a time,
-/// so that a tree may be deeper than a path can be long.
+/// Changes the owner of `root` and everything below it. Follows no links, so that no name leads elsewhere, and has one
+/// directory open at a time, so that a tree may be deeper than the longest path.
 pub fn give_to(root: &Path, uid: u32, gid: u32) -> io::Result<()> {
     let (uid, gid) = (Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)));
-    // The directory and what is in it; its own directories come later.
+    // The directory and its entries; its subdirectories come later.
     let give = |directory: &OwnedFd| -> io::Result<Level> {
         rustix::fs::fchown(directory, uid, gid)?;
         let mut waiting = Vec::new();
@@ -225,15 +223,15 @@ pub fn give_to(root: &Path, uid: u32, gid: u32) -> io::Result<()> {
         at = rustix::fs::openat(&at, "..", directory_flags(), Mode::empty())?;
         let stat = rustix::fs::fstat(&at)?;
         if above.place != (stat.st_dev, stat.st_ino) {
-            return Err(io::Error::other("somebody moves directories meanwhile"));
+            return Err(io::Error::other("directories were moved meanwhile"));
         }
     }
     Ok(())
 }
 
-/// A directory that [`give_to`] is in or below of.
+/// A directory that [`give_to`] has entered.
 struct Level {
-    /// Device and inode, to know it again.
+    /// Device and inode, to recognise it.
     place: (u64, u64),
     /// Names of its directories that were not entered yet.
     waiting: Vec<Vec<u8>>,
@@ -241,7 +239,7 @@ struct Level {
 
 fn is_directory(parent: &OwnedFd, entry: &DirEntry) -> io::Result<bool> {
     Ok(match entry.file_type() {
-        // Not every file system tells.
+        // Not every file system reports it.
         FileType::Unknown => {
             let stat = rustix::fs::statat(parent, entry.file_name(), AtFlags::SYMLINK_NOFOLLOW)?;
             FileType::from_raw_mode(stat.st_mode) == FileType::Directory
@@ -268,7 +266,7 @@ fn open_beneath(root: &OwnedFd, path: &[u8], flags: OFlags) -> io::Result<OwnedF
     })
 }
 
-/// The same for kernels without `openat2` (gVisor's): one name after the other, none of them a link.
+/// For kernels without `openat2` (gVisor): opens one name after the other, none of which may be a link.
 fn open_step_by_step(root: &OwnedFd, path: &[u8], flags: OFlags) -> rustix::io::Result<OwnedFd> {
     let on_the_way = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mut directory = None;
@@ -287,7 +285,7 @@ fn open_step_by_step(root: &OwnedFd, path: &[u8], flags: OFlags) -> rustix::io::
     directory.ok_or(Errno::NOENT)
 }
 
-/// Opens what is not a link. gVisor follows one that is to be opened as a directory, so it is asked.
+/// Opens what is not a link. gVisor follows links that are opened as directories, so this is checked.
 fn open_no_link(
     parent: impl AsFd,
     name: impl rustix::path::Arg + Copy,
@@ -301,8 +299,8 @@ fn open_no_link(
     }
 }
 
-/// A number that nobody can foresee and that does not come again.
-fn unheard_of() -> u64 {
+/// A random number: a fingerprint that equals no earlier one, or a part of a name.
+fn random_number() -> u64 {
     RandomState::new().hash_one(0)
 }
 
@@ -381,7 +379,7 @@ mod tests {
             rustix::fs::mkdirat(&at, "deep", Mode::RWXU).unwrap();
             at = open(&at, "deep");
         }
-        // Whoever is not root can give only to himself.
+        // Without root, only the own id is possible.
         let (is_root, own) = (rustix::process::geteuid().is_root(), rustix::process::getuid());
         let (uid, gid) = if is_root { (4711, 4712) } else { (own.as_raw(), own.as_raw()) };
         if !is_root && rustix::process::getgid().as_raw() != gid {

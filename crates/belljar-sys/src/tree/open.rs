@@ -1,4 +1,4 @@
-//! Opening files that are to be read elsewhere.
+//! Opens files for the host to read.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -7,14 +7,14 @@ use rustix::fs::OFlags;
 
 use super::{Root, open_beneath};
 
-/// Chooses the signal that tells of a lease; libc does not name it.
+/// Chooses the signal about a lease; libc does not name it.
 const F_SETSIG: libc::c_int = 10;
 
 impl Root {
     /// Opens a plain file for reading; never blocks, follows no link.
     pub fn open_file(&self, path: &[u8]) -> io::Result<OwnedFd> {
-        // Without O_NONBLOCK, opening a pipe that took the file's place would wait for a writer,
-        // and a file on which somebody holds a lease for that one.
+        // Without O_NONBLOCK, opening a pipe that replaced the file would wait for a writer, and a file with a lease for its
+        // holder.
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         let file = open_beneath(&self.0, path, flags)?;
         crate::descriptor::check_plain_file(&file)?;
@@ -22,27 +22,25 @@ impl Root {
     }
 }
 
-/// Whether somebody has this file, which we opened for reading, open for writing or mapped so.
-/// False also where the kernel does not tell: of other people's files, on odd file systems.
+/// Whether a process has this file, which we opened for reading, open or mapped for writing. Also false if Linux does not
+/// tell: for files of other users, and on some file systems.
 #[must_use]
 pub fn is_being_written(file: impl AsFd) -> bool {
-    // The kernel grants a lease for reading only while nobody writes.
+    // Linux grants a lease for reading only while there is no writer.
     is_lease_refused(file, libc::F_RDLCK)
 }
 
-/// Whether somebody else has this file open at all, mapped, or on its way through a socket. False also
-/// where the kernel does not tell.
+/// Whether another descriptor of this file is open, mapped, or queued in a socket. Also false if Linux does not tell.
 #[must_use]
 pub fn is_open_elsewhere(file: impl AsFd) -> bool {
-    // A lease for writing is granted only to the one who has the file open.
+    // A lease for writing is granted only if no other descriptor is open.
     is_lease_refused(file, libc::F_WRLCK)
 }
 
 fn is_lease_refused(file: impl AsFd, kind: libc::c_int) -> bool {
     let fd = file.as_fd().as_raw_fd();
-    // Whoever opens the file in the instant until we give the lease back makes the kernel send us a
-    // signal. SIGIO, which it would be, ends a process; this one is ignored by default, and a child
-    // inherits nothing.
+    // If a process opens the file before the lease is returned, Linux sends us a signal. The default, SIGIO, would end this
+    // process; SIGURG is ignored by default.
     // SAFETY: integers only, and an open descriptor.
     unsafe {
         if libc::fcntl(fd, F_SETSIG, libc::SIGURG) != 0 {
@@ -84,7 +82,7 @@ mod tests {
         assert!(root.open_file(b"plain").is_ok());
     }
 
-    /// Somebody swaps a file and a link to a secret as fast as he can.
+    /// A thread replaces a file by a link to a secret, and back, as fast as it can.
     #[test]
     fn a_name_that_is_swapped_leads_to_the_file_or_nowhere() {
         let dir = tempfile::tempdir().unwrap();
@@ -118,7 +116,7 @@ mod tests {
         fs::write(dir.path().join("file"), "12345").unwrap();
         let root = Root::open(dir.path().to_str().unwrap()).unwrap();
         let is_written = || is_being_written(root.open_file(b"file").unwrap());
-        assert!(!is_written(), "nobody writes");
+        assert!(!is_written(), "there is no writer");
         let reader = File::open(dir.path().join("file")).unwrap();
         assert!(!is_written(), "reading is not writing");
         let open = || fs::OpenOptions::new().read(true).write(true).open(dir.path().join("file"));
@@ -129,27 +127,27 @@ mod tests {
 
         let (nowhere, writer) = (std::ptr::null_mut(), open().unwrap());
         let (protection, fd) = (libc::PROT_READ | libc::PROT_WRITE, writer.as_raw_fd());
-        // SAFETY: a fresh mapping of a file that is long enough, which nobody uses as memory.
+        // SAFETY: a fresh mapping of a file that is long enough, which is not accessed as memory.
         let map = unsafe { libc::mmap(nowhere, 5, protection, libc::MAP_SHARED, fd, 0) };
         assert_ne!(map, libc::MAP_FAILED);
         drop((writer, reader));
         assert!(is_written(), "a mapping can be written without a descriptor");
-        // SAFETY: the mapping made above, which nobody uses.
+        // SAFETY: the mapping made above, which is not used.
         assert_eq!(unsafe { libc::munmap(map, 5) }, 0);
         assert!(!is_written());
     }
 
     #[test]
-    fn whoever_has_a_file_open_is_noticed() {
+    fn every_open_descriptor_of_a_file_is_noticed() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("file"), "12345").unwrap();
         fs::hard_link(dir.path().join("file"), dir.path().join("link")).unwrap();
         let root = Root::open(dir.path().to_str().unwrap()).unwrap();
         let is_open = || is_open_elsewhere(root.open_file(b"file").unwrap());
-        assert!(!is_open(), "nobody");
+        assert!(!is_open(), "no other descriptor");
         let reader = File::open(dir.path().join("link")).unwrap();
         assert!(is_open(), "by another name");
-        // SAFETY: a fresh mapping of a file that is long enough, which nobody uses as memory.
+        // SAFETY: a fresh mapping of a file that is long enough, which is not accessed as memory.
         let map = unsafe {
             let (protection, fd) = (libc::PROT_READ, reader.as_raw_fd());
             libc::mmap(std::ptr::null_mut(), 5, protection, libc::MAP_PRIVATE, fd, 0)
@@ -157,7 +155,7 @@ mod tests {
         assert_ne!(map, libc::MAP_FAILED);
         drop(reader);
         assert!(is_open(), "mapped");
-        // SAFETY: the mapping made above, which nobody uses.
+        // SAFETY: the mapping made above, which is not used.
         assert_eq!(unsafe { libc::munmap(map, 5) }, 0);
         assert!(!is_open());
         let (one, other) = crate::channel::packet_pair().unwrap();
@@ -171,7 +169,7 @@ mod tests {
 
     /// Would the signal for a broken lease reach us, this process would end.
     #[test]
-    fn a_writer_who_comes_at_the_wrong_moment_ends_nobody() {
+    fn a_writer_that_breaks_the_lease_does_not_end_this_process() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
         fs::write(&path, "").unwrap();

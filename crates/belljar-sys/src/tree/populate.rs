@@ -1,5 +1,5 @@
-//! Reading a whole tree and writing one: what an archive or a copy is made of, and what becomes of
-//! it. No step follows a link, so nothing is read or written anywhere but below the root.
+//! Reads and writes whole trees, for archives and copies. No step follows a link, so nothing is read or written outside of
+//! the root.
 
 use std::io;
 use std::ops::ControlFlow;
@@ -11,10 +11,10 @@ use rustix::io::Errno;
 use super::create::Missing;
 use super::{Found, Root, open_beneath, walk};
 
-/// `/proc`, as statfs tells it: what is in there is about us, who read it.
+/// The type of `/proc` in statfs. Its files are about the process that reads them.
 const PROC_SUPER_MAGIC: i64 = 0x9fa0;
 
-/// Something that was met on the way through a tree.
+/// An entry of a tree.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Met {
     /// Below the root.
@@ -38,7 +38,7 @@ pub enum MetKind {
 }
 
 impl Root {
-    /// The directory behind a path; links on the way to it are followed, as by a program.
+    /// Opens the directory at a path. Links are followed, as by a program.
     pub fn open_followed(path: &[u8]) -> io::Result<Root> {
         let path = [path, b"/."].concat();
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -47,8 +47,8 @@ impl Root {
         Ok(Root(root))
     }
 
-    /// Tells everything below, directories before what is in them, until told to stop. What lies
-    /// on another file system is left out, and so is what vanishes meanwhile.
+    /// Calls `visit` for everything below, directories before their content, until an error. Other file systems, and files that
+    /// are removed meanwhile, are left out.
     pub fn walk_all(
         &self,
         max_depth: u32,
@@ -105,41 +105,41 @@ impl Root {
         Ok(rustix::fs::readlinkat(&directory, name, Vec::new())?.into_bytes())
     }
 
-    /// Makes a directory and those above it; one that is there stays as it is.
+    /// Creates a directory and its parents. An existing one is not changed.
     pub fn make_directory(&self, path: &[u8], mode: u32) -> io::Result<()> {
         let (directory, name) = self.parent(path, Missing::IsMade)?;
         match rustix::fs::mkdirat(&directory, name, Mode::from_raw_mode(mode | 0o700)) {
-            // It must be one, and no link to one.
+            // It must be a directory, and not a link to one.
             Err(Errno::EXIST) => open_beneath(&directory, name, super::directory_flags()).map(drop),
             made => Ok(made?),
         }
     }
 
-    /// Begins a file in place of what has its name and is no directory.
+    /// Creates a file. Replaces what has its name, except a directory.
     pub fn replace_file(&self, path: &[u8], mode: u32) -> io::Result<OwnedFd> {
         let (directory, name) = self.cleared(path)?;
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
         let mode = Mode::from_raw_mode(mode & 0o777);
         let file = rustix::fs::openat(&directory, name, flags | OFlags::CLOEXEC, mode)?;
-        // Whatever the umask is.
+        // The umask may have removed bits.
         rustix::fs::fchmod(&file, mode)?;
         Ok(file)
     }
 
-    /// Makes a link in place of what has its name and is no directory.
+    /// Creates a link. Replaces what has its name, except a directory.
     pub fn replace_link(&self, path: &[u8], target: &[u8]) -> io::Result<()> {
         let (directory, name) = self.cleared(path)?;
         Ok(rustix::fs::symlinkat(target, &directory, name)?)
     }
 
-    /// Gives a file that is below the root another name there.
+    /// Creates a hard link to a file below the root.
     pub fn replace_hard_link(&self, path: &[u8], existing: &[u8]) -> io::Result<()> {
         let (from, known) = self.parent(existing, Missing::IsAnError)?;
         let (directory, name) = self.cleared(path)?;
         Ok(rustix::fs::linkat(&from, known, &directory, name, AtFlags::empty())?)
     }
 
-    /// Gives something in this directory another name there, over a file that has it.
+    /// Renames an entry of this directory. Replaces a file with the new name.
     pub fn rename(&self, name: &[u8], to: &[u8]) -> io::Result<()> {
         Ok(rustix::fs::renameat(&self.0, name, &self.0, to)?)
     }
@@ -170,7 +170,7 @@ fn refuse_proc(file: impl AsFd) -> io::Result<()> {
     match rustix::fs::fstatfs(file)?.f_type {
         PROC_SUPER_MAGIC => Err(io::Error::new(
             io::ErrorKind::PermissionDenied,
-            "files of /proc are read by code inside, not from here",
+            "files of /proc can only be read by code inside the sandbox",
         )),
         _ => Ok(()),
     }

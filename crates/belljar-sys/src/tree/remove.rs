@@ -1,4 +1,4 @@
-//! Removing files that were taken elsewhere.
+//! Removes files that the host has stored.
 
 use std::io;
 
@@ -8,8 +8,8 @@ use super::create::Missing;
 use super::{Identity, Root};
 
 impl Root {
-    /// Removes a plain file if it is still the one that was looked at; false if it is not. Whoever
-    /// replaces it in the instant between the last look and the removal loses what he just wrote.
+    /// Removes a plain file if it is unchanged; false if it is not. A file that replaces it between the check and the removal
+    /// is removed instead.
     pub fn remove_file(&self, path: &[u8], as_seen: Identity) -> io::Result<bool> {
         let (directory, name) = self.parent(path, Missing::IsAnError)?;
         let stat = rustix::fs::statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW)?;
