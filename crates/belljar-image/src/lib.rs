@@ -30,7 +30,7 @@ mod unpack;
 pub use build::{
     BuildOptions, DEFAULT_SPEC, Loaded, Spec, StepOrder, build, load_into_docker, perform_step,
 };
-pub use digest::Digest;
+pub use digest::OciDigest;
 pub use error::ImageError;
 pub use import::import;
 pub use limits::UnpackLimits;

@@ -9,7 +9,7 @@ use belljar_sys::rootfs::{self, Rootfs};
 
 use super::{Image, Layer, Store};
 use crate::digest::HashingReader;
-use crate::{Digest, ImageError, Progress, Unpacked, layer, skeleton, unpack};
+use crate::{ImageError, OciDigest, Progress, Unpacked, layer, skeleton, unpack};
 
 const LOCK: &str = "lock";
 const ROOTFS: &str = "rootfs";
@@ -71,7 +71,7 @@ impl Store {
     pub(super) fn unpack(
         &self,
         scratch: &Path,
-        chain: &Digest,
+        chain: &OciDigest,
         layers: &[Layer],
         progress: &dyn Progress,
     ) -> Result<Unpacked, ImageError> {
@@ -122,13 +122,13 @@ impl Store {
         let (found, _) = content.finish().map_err(layer::read_error)?;
         if found != layer.content {
             let what = format!("the content of layer {}", layer.blob.digest);
-            return Err(ImageError::Digest { what, expected: layer.content.clone(), found });
+            return Err(ImageError::Digest { what, expected: layer.content, found });
         }
         Ok(())
     }
 
     /// Removes a root, unless a sandbox uses it; says whether it is gone.
-    pub(super) fn remove_root(&self, root: &Digest, scratch: &Path) -> Result<bool, ImageError> {
+    pub(super) fn remove_root(&self, root: &OciDigest, scratch: &Path) -> Result<bool, ImageError> {
         let place = self.roots_dir().join(root.hex());
         // Held until it has moved: nobody can begin to use it.
         let lock = File::open(place.join(LOCK)).ok();
@@ -172,7 +172,7 @@ mod tests {
     fn whoever_keeps_a_root_cannot_release_it_for_others() {
         let directory = tempfile::tempdir().unwrap();
         let store = Store::new(directory.path().join("images"), UnpackLimits::default());
-        let (root, scratch) = (Digest::of(b"layers"), directory.path().join("scratch"));
+        let (root, scratch) = (OciDigest::of(b"layers"), directory.path().join("scratch"));
         let place = store.roots_dir().join(root.hex());
         fs::create_dir_all(place.join(ROOTFS)).unwrap();
         fs::create_dir(&scratch).unwrap();
