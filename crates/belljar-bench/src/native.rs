@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use anyhow::{Result, bail, ensure};
 use belljar_engine::pool::{Pool, warm_sandbox};
-use belljar_runtime::native;
 use belljar_runtime::ZygoteState;
+use belljar_runtime::native;
 use belljar_runtime::{Runtime, Sandbox, SandboxSpec};
 use belljar_sys::procfs;
 use indicatif::ProgressBar;

@@ -1,20 +1,20 @@
 //! One server per state directory.
 
 use std::fs::{self, File};
-use std::io::{Read, Seek, Write};
+use std::io::{self, Read, Seek, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
 
 use crate::StoreError;
 
-/// Held for as long as the server lives; the kernel releases it however that ends.
+/// Held while the server runs; the kernel releases it when the process ends, for whatever reason.
 #[derive(Debug)]
 pub struct StateLock {
     _file: File,
 }
 
 impl StateLock {
-    /// Makes the directory if need be and takes the lock in it.
+    /// Takes the lock in a directory, which is made if it is missing.
     pub fn take(directory: &Path) -> Result<StateLock, StoreError> {
         let failed = |cause| StoreError::StateDir { path: directory.into(), cause };
         fs::DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(failed)?;
@@ -39,15 +39,16 @@ impl StateLock {
             }
             Err(fs::TryLockError::Error(cause)) => return Err(failed(cause)),
         }
-        let write = || {
-            file.set_len(0)?;
-            file.rewind()?;
-            writeln!(file, "{}", std::process::id())
-        };
-        let mut write = write;
-        write().map_err(failed)?;
+        name_holder(&mut file).map_err(failed)?;
         Ok(StateLock { _file: file })
     }
+}
+
+/// Writes our process id into the file, for the error of a second server.
+fn name_holder(file: &mut File) -> io::Result<()> {
+    file.set_len(0)?;
+    file.rewind()?;
+    writeln!(file, "{}", std::process::id())
 }
 
 #[cfg(test)]
@@ -55,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_second_server_is_told_who_is_there() {
+    fn a_second_server_gets_the_process_id_of_the_first() {
         let directory = tempfile::tempdir().unwrap();
         let first = StateLock::take(directory.path()).unwrap();
         let second = StateLock::take(directory.path()).unwrap_err().to_string();

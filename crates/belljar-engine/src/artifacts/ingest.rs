@@ -18,7 +18,7 @@ use std::sync::atomic::Ordering;
 use belljar_proto::guest::{TreeFile, TreeLimits};
 use belljar_runtime::{Sandbox, paths};
 
-use super::blobs::{Blobs, Taken, tenant_dir};
+use super::blobs::{Blobs, Taken};
 use super::mime::{HEAD_BYTES, mime_of};
 use super::names::{harmless, shown};
 use super::sandbox_files::{CHANGED, Found, SandboxFiles};
@@ -29,6 +29,7 @@ use crate::clock;
 use crate::error::{EngineError, in_full};
 use crate::record::Record;
 use crate::store::{ArtifactRow, ArtifactTotal, Digest, Quotas};
+use crate::tenant_dir::tenant_dir;
 
 /// What is looked at after one execution; what lies beyond is looked at after the next.
 const AT_ONCE: TreeLimits = TreeLimits { files: 20_000, depth: 32 };

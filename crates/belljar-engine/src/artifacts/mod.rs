@@ -33,7 +33,8 @@ use std::path::PathBuf;
 use belljar_runtime::paths;
 use serde::{Deserialize, Serialize};
 
-pub(crate) use blobs::tenant_dir;
+pub use blobs::{BlobReader, ReadAt};
+pub use export::{Exported, Exports};
 pub(crate) use ingest::{Memory, Origin, Place};
 pub use mime::is_active;
 pub use promote::{ArtifactLimits, promote};

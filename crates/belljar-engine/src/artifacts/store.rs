@@ -2,7 +2,6 @@
 //! them are signed with.
 
 use std::collections::{HashMap, HashSet};
-use std::fs::File;
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,7 +9,7 @@ use std::sync::{Arc, Mutex};
 
 use tokio::runtime::Handle;
 
-use super::blobs::{Blobs, make_root, tenant_dir};
+use super::blobs::{BlobReader, Blobs, make_root};
 use super::claim::{Claim, ListClaim};
 use super::ingest::{Place, own_directory};
 use super::links;
@@ -21,6 +20,7 @@ use crate::metrics::ArtifactMetrics;
 use crate::store::{
     ArtifactCatalog, ArtifactFilter, ArtifactRow, ArtifactTotal, Page, Quotas, SqliteCatalog,
 };
+use crate::tenant_dir::TenantDir;
 
 /// Artifacts that are forgotten in one transaction.
 const FORGOTTEN_AT_ONCE: u32 = 500;
@@ -149,9 +149,11 @@ impl ArtifactStore {
         looking.await.unwrap_or(blobs)
     }
 
-    /// The content of an artifact.
-    pub fn content(&self, row: &ArtifactRow) -> io::Result<File> {
-        self.blobs.open_blob(&row.tenant, &row.sha256)
+    /// Opens the content of an artifact.
+    pub async fn content(&self, row: &ArtifactRow) -> io::Result<BlobReader> {
+        let (blobs, tenant, sha256) = (self.blobs.clone(), row.tenant.clone(), row.sha256);
+        let opening = tokio::task::spawn_blocking(move || blobs.open_blob(&tenant, &sha256));
+        opening.await.unwrap_or_else(|panic| Err(io::Error::other(panic)))
     }
 
     /// Forgets an artifact. Its content goes with the next sweep, if no other has the same.
@@ -217,14 +219,14 @@ impl ArtifactStore {
         let (blobs, catalog) = (self.blobs.clone(), Arc::clone(&self.catalog));
         let runtime = Handle::current();
         let sweeping = tokio::task::spawn_blocking(move || {
-            let mut tenants: HashMap<String, String> = HashMap::new();
+            let mut tenants: HashMap<TenantDir, String> = HashMap::new();
             blobs.sweep(|directory, contents| {
-                if !tenants.contains_key(directory) {
-                    // It may have come since we looked.
+                if !tenants.contains_key(&directory) {
+                    // The tenant may be newer than the list.
                     let all = runtime.block_on(catalog.tenants()).map_err(io::Error::other)?;
-                    tenants.extend(all.into_iter().map(|tenant| (tenant_dir(&tenant), tenant)));
+                    tenants.extend(all.into_iter().map(|tenant| (TenantDir::of(&tenant), tenant)));
                 }
-                match tenants.get(directory) {
+                match tenants.get(&directory) {
                     Some(tenant) => {
                         let referenced = runtime.block_on(catalog.referenced(tenant, contents));
                         referenced.map_err(io::Error::other)

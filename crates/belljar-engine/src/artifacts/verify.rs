@@ -4,9 +4,10 @@ use std::collections::{HashMap, HashSet};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::blobs::{Blobs, tenant_dir};
+use super::blobs::Blobs;
 use crate::error::EngineError;
 use crate::store::{ArtifactCatalog, ArtifactRow, Digest, SqliteCatalog};
+use crate::tenant_dir::TenantDir;
 
 /// What was found so far.
 #[derive(Debug, Default)]
@@ -29,7 +30,7 @@ pub struct Lost {
 }
 
 /// Artifacts by the directory of their tenant and their content.
-type Wanted = HashMap<(String, Digest), Vec<ArtifactRow>>;
+type Wanted = HashMap<(TenantDir, Digest), Vec<ArtifactRow>>;
 
 /// Reads all content and compares it with its hash, and calls `progress` after each. It changes
 /// nothing, so a server may be running; artifacts that are added or removed meanwhile may or may
@@ -46,7 +47,7 @@ pub async fn verify(
     let catalog = SqliteCatalog::open(database)?;
     let mut wanted = Wanted::new();
     for row in catalog.all().await? {
-        wanted.entry((tenant_dir(&row.tenant), row.sha256)).or_default().push(row);
+        wanted.entry((TenantDir::of(&row.tenant), row.sha256)).or_default().push(row);
     }
     let directory = blobs_dir.to_owned();
     let reading = tokio::task::spawn_blocking(move || read_all(&directory, wanted, progress));
@@ -72,6 +73,7 @@ fn read_all(
     let mut verified = Verified { expected_bytes: sizes.sum(), ..Verified::default() };
     let walked = Blobs::look_at(blobs_dir).and_then(|blobs| {
         blobs.walk(|stored| {
+            let (key, size) = ((stored.tenant, stored.digest), stored.size);
             let damage = match stored.is_intact() {
                 // Removed in the meantime.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -79,12 +81,12 @@ fn read_all(
                 Ok(false) => Some("its content does not match its hash"),
                 Err(_) => Some("its content cannot be read"),
             };
-            match (wanted.remove(&(stored.tenant_dir, stored.digest)), damage) {
+            match (wanted.remove(&key), damage) {
                 (None, _) => verified.unused += 1,
                 (Some(artifacts), Some(reason)) => verified.lose(artifacts, reason),
                 (Some(_), None) => {
                     verified.intact += 1;
-                    verified.bytes += stored.size;
+                    verified.bytes += size;
                 }
             }
             progress(&verified);

@@ -7,7 +7,7 @@ use belljar_runtime::{Sandbox, SandboxSpec, VolumeMount};
 
 use super::{Engine, EngineState, Principal};
 use crate::artifacts::{Artifacts, Memory, Origin, Place};
-use crate::audit::Entry;
+use crate::audit::AuditEntry;
 use crate::checks::check_session;
 use crate::clock;
 use crate::error::{EngineError, in_full};
@@ -188,12 +188,12 @@ impl Drop for Noted<'_> {
                 delta.bytes_out += self.bytes_out;
             });
         }
-        let entry = Entry {
+        let entry = AuditEntry {
             action: "run",
             outcome: &self.outcome,
             exec: Some(&self.id),
             code: Some(&self.code),
-            ..Entry::default()
+            ..AuditEntry::default()
         };
         self.engine.audit.note(self.who, &entry);
     }
