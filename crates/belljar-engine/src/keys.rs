@@ -53,11 +53,11 @@ fn hash(secret: &str) -> Vec<u8> {
 #[derive(Debug)]
 pub struct KeyRing {
     store: Arc<dyn Store>,
-    keys: RwLock<Arc<Keys>>,
+    keys: RwLock<Arc<LoadedKeys>>,
 }
 
 #[derive(Debug, Default)]
-struct Keys {
+struct LoadedKeys {
     by_hash: HashMap<Vec<u8>, Principal>,
     /// Whether there is any key, revoked ones included.
     any: bool,
@@ -87,7 +87,7 @@ impl KeyRing {
                 (hash, Principal { tenant, key_id: Some(id), limits })
             })
             .collect();
-        let fresh = Arc::new(Keys { by_hash, any, version: Some(version) });
+        let fresh = Arc::new(LoadedKeys { by_hash, any, version: Some(version) });
         *self.keys.write().unwrap_or_else(std::sync::PoisonError::into_inner) = fresh;
         Ok(())
     }
@@ -112,7 +112,7 @@ impl KeyRing {
         keys.by_hash.values().any(|principal| principal.key_id.as_deref() == Some(key_id))
     }
 
-    fn current(&self) -> Arc<Keys> {
+    fn current(&self) -> Arc<LoadedKeys> {
         Arc::clone(&self.keys.read().unwrap_or_else(std::sync::PoisonError::into_inner))
     }
 }

@@ -193,7 +193,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[derive(Serialize)]
-    struct Inner {
+    struct Sample {
         before: u8,
         text: LargeText,
         #[serde(flatten)]
@@ -226,7 +226,7 @@ mod tests {
             times in prop::sample::select(vec![0usize, 1, 20_000]),
         ) {
             let text = LargeText::from(unit.repeat(times));
-            let inner = || Inner {
+            let inner = || Sample {
                 before: 1,
                 text: text.clone(),
                 more: More { other: text.clone(), list: vec![text.clone(), LargeText::default()] },

@@ -11,11 +11,11 @@ use belljar_proto::guest::TreeLimits;
 use belljar_runtime::{Sandbox, paths};
 use serde::Serialize;
 
-use super::ingest::{Origin, Place, own_directory};
+use super::ingest::{ArtifactOrigin, ArtifactPlace, own_directory};
 use super::names::harmless;
 use super::sandbox_files::SandboxFiles;
 use super::store::ArtifactStore;
-use super::{Artifact, Refused};
+use super::{Artifact, RefusedArtifact};
 use crate::clock;
 use crate::error::EngineError;
 
@@ -36,7 +36,7 @@ pub struct Exported {
 #[derive(Debug, Clone, Default)]
 pub struct Exports {
     pub exports: Vec<Exported>,
-    pub refused: Vec<Refused>,
+    pub refused: Vec<RefusedArtifact>,
 }
 
 impl ArtifactStore {
@@ -49,20 +49,8 @@ impl ArtifactStore {
         names: Option<BTreeSet<String>>,
     ) -> Result<Exports, EngineError> {
         let exec = crate::new_id("export");
-        let origin = Origin { tenant, session, exec: &exec, place: Place::Exports };
-        let mut files = match names {
-            Some(names) if names.len() as u64 > AT_ONCE.files => {
-                let most = AT_ONCE.files;
-                return Err(EngineError::Invalid(format!(
-                    "at most {most} can be exported at once"
-                )));
-            }
-            Some(names) => {
-                let paths = names.into_iter().map(String::into_bytes);
-                SandboxFiles::named(sandbox, origin.directory(), paths)
-            }
-            None => SandboxFiles::begin(sandbox, origin.directory(), AT_ONCE).await?,
-        };
+        let origin = ArtifactOrigin { tenant, session, exec: &exec, place: ArtifactPlace::Exports };
+        let mut files = selected(sandbox, origin, names).await?;
         let mut refused = self.take_all(&mut files, origin, &HashMap::new()).await?.refused;
         let stamp = clock::stamp(clock::now_ms());
         let mut exports = Vec::new();
@@ -77,7 +65,7 @@ impl ArtifactStore {
                 }
                 Err(error) => {
                     let reason = format!("it could not be exported: {error}");
-                    refused.push(Refused { path: artifact.path, reason });
+                    refused.push(RefusedArtifact { path: artifact.path, reason });
                 }
             }
         }
@@ -98,6 +86,22 @@ impl ArtifactStore {
         let placing = tokio::task::spawn_blocking(move || place(&blob, &directory, &file, &stamp));
         placing.await.unwrap_or_else(|panic| Err(io::Error::other(panic)))
     }
+}
+
+async fn selected<'a>(
+    sandbox: &'a Sandbox,
+    origin: ArtifactOrigin<'_>,
+    names: Option<BTreeSet<String>>,
+) -> Result<SandboxFiles<'a>, EngineError> {
+    let Some(names) = names else {
+        return SandboxFiles::begin(sandbox, origin.directory(), AT_ONCE).await;
+    };
+    let most = AT_ONCE.files;
+    if names.len() as u64 > most {
+        return Err(EngineError::Invalid(format!("at most {most} can be exported at once")));
+    }
+    let paths = names.into_iter().map(String::into_bytes);
+    Ok(SandboxFiles::named(sandbox, origin.directory(), paths))
 }
 
 /// The name of a file of `/session/data`.

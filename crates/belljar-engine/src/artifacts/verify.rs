@@ -9,7 +9,7 @@ use crate::error::EngineError;
 use crate::store::{ArtifactCatalog, ArtifactRow, Digest, SqliteCatalog};
 use crate::tenant_dir::TenantDir;
 
-/// What was found so far.
+/// Selection was found so far.
 #[derive(Debug, Default)]
 pub struct Verified {
     /// Contents that were read and are intact.
@@ -18,7 +18,7 @@ pub struct Verified {
     /// Contents of no artifact: the server removes them with its next sweep.
     pub unused: u64,
     pub lost: Vec<Lost>,
-    /// What `bytes` will be at the end, unless something is lost.
+    /// Selection `bytes` will be at the end, unless something is lost.
     pub expected_bytes: u64,
 }
 
@@ -40,11 +40,7 @@ pub async fn verify(
     blobs_dir: &Path,
     progress: impl FnMut(&Verified) + Send + 'static,
 ) -> Result<Verified, EngineError> {
-    let at = |path: PathBuf| move |cause| EngineError::Directory { path, cause };
-    if !database.try_exists().map_err(at(database.to_owned()))? {
-        return Ok(Verified::default());
-    }
-    let catalog = SqliteCatalog::open(database)?;
+    let Some(catalog) = open(database.to_owned()).await? else { return Ok(Verified::default()) };
     let mut wanted = Wanted::new();
     for row in catalog.all().await? {
         wanted.entry((TenantDir::of(&row.tenant), row.sha256)).or_default().push(row);
@@ -52,7 +48,7 @@ pub async fn verify(
     let directory = blobs_dir.to_owned();
     let reading = tokio::task::spawn_blocking(move || read_all(&directory, wanted, progress));
     let read = reading.await.unwrap_or_else(|panic| Err(io::Error::other(panic)));
-    let mut verified = read.map_err(at(blobs_dir.to_owned()))?;
+    let mut verified = read.map_err(|cause| unusable(blobs_dir, cause))?;
     if !verified.lost.is_empty() {
         // Artifacts that were removed meanwhile are not lost.
         let there: HashSet<String> = catalog.all().await?.into_iter().map(|row| row.id).collect();
@@ -62,6 +58,21 @@ pub async fn verify(
         });
     }
     Ok(verified)
+}
+
+/// The catalog, if there is one.
+async fn open(database: PathBuf) -> Result<Option<SqliteCatalog>, EngineError> {
+    let path = database.clone();
+    let opening = tokio::task::spawn_blocking(move || match path.try_exists() {
+        Ok(true) => Ok(Some(SqliteCatalog::open(&path)?)),
+        Ok(false) => Ok(None),
+        Err(cause) => Err(unusable(&path, cause)),
+    });
+    opening.await.unwrap_or_else(|panic| Err(unusable(&database, io::Error::other(panic))))
+}
+
+fn unusable(path: &Path, cause: io::Error) -> EngineError {
+    EngineError::Directory { path: path.to_owned(), cause }
 }
 
 fn read_all(

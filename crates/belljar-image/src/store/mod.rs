@@ -33,7 +33,7 @@ pub use writer::Writer;
 const FORMAT: u32 = 1;
 
 #[derive(Debug, Clone)]
-pub struct Store {
+pub struct ImageStore {
     directory: PathBuf,
     limits: UnpackLimits,
 }
@@ -94,11 +94,11 @@ impl Image {
     }
 }
 
-impl Store {
+impl ImageStore {
     /// Touches nothing: the directory need not exist.
     #[must_use]
-    pub fn new(directory: PathBuf, limits: UnpackLimits) -> Store {
-        Store { directory, limits }
+    pub fn new(directory: PathBuf, limits: UnpackLimits) -> ImageStore {
+        ImageStore { directory, limits }
     }
 
     /// All images, by name.

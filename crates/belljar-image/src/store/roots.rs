@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use belljar_sys::rootfs::{self, Rootfs};
 
-use super::{Image, Layer, Store};
+use super::{Image, ImageStore, Layer};
 use crate::digest::HashingReader;
 use crate::{ImageError, OciDigest, Progress, Unpacked, layer, skeleton, unpack};
 
@@ -41,7 +41,7 @@ impl InUse {
     }
 }
 
-impl Store {
+impl ImageStore {
     /// Keeps the root of an image from being removed.
     pub fn hold(&self, image: &Image) -> Result<InUse, ImageError> {
         let directory = self.roots_dir().join(image.root.hex());
@@ -171,7 +171,7 @@ mod tests {
     #[test]
     fn whoever_keeps_a_root_cannot_release_it_for_others() {
         let directory = tempfile::tempdir().unwrap();
-        let store = Store::new(directory.path().join("images"), UnpackLimits::default());
+        let store = ImageStore::new(directory.path().join("images"), UnpackLimits::default());
         let (root, scratch) = (OciDigest::of(b"layers"), directory.path().join("scratch"));
         let place = store.roots_dir().join(root.hex());
         fs::create_dir_all(place.join(ROOTFS)).unwrap();

@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use belljar_sys::{process, rootfs};
 
-use super::{FORMAT, Image, Layer, Store};
+use super::{FORMAT, Image, ImageStore, Layer};
 use crate::digest::HashingWriter;
 use crate::oci::{self, Descriptor, ImageConfig, Manifest};
 use crate::{ImageError, Name, OciDigest, Progress, skeleton};
@@ -22,14 +22,17 @@ const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/s
 
 #[derive(Debug)]
 pub struct Writer<'a> {
-    store: &'a Store,
+    store: &'a ImageStore,
     /// Ours alone, and gone with us.
     scratch: PathBuf,
     _lock: File,
 }
 
 impl<'a> Writer<'a> {
-    pub(super) fn open(store: &'a Store, say: impl FnOnce(&str)) -> Result<Writer<'a>, ImageError> {
+    pub(super) fn open(
+        store: &'a ImageStore,
+        say: impl FnOnce(&str),
+    ) -> Result<Writer<'a>, ImageError> {
         let directory = &store.directory;
         let private = |path: &Path| {
             let made = DirBuilder::new().recursive(true).mode(0o700).create(path);
@@ -60,7 +63,7 @@ impl<'a> Writer<'a> {
     }
 
     #[must_use]
-    pub fn store(&self) -> &Store {
+    pub fn store(&self) -> &ImageStore {
         self.store
     }
 

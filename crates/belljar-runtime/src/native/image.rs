@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 /// The name of the image that is made of the machine itself.
 pub use belljar_image::HOST;
-use belljar_image::Store;
+use belljar_image::ImageStore;
 use belljar_sys::plan::{Access, Source, Step};
 use serde::{Deserialize, Serialize};
 
@@ -31,7 +31,7 @@ pub struct Image {
     /// Modules the zygote imports before it forks kernels, unless an image says otherwise.
     pub preload: Vec<String>,
     /// Images other than the machine itself.
-    pub store: Store,
+    pub store: ImageStore,
     /// The image of whoever asks for none; `host` is the machine.
     pub default: String,
 }

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use belljar_sys::file::{begin_writeback, sync_file_system};
 use sha2::{Digest as _, Sha256};
 
-use super::store::{BlobName, BlobReader, BlobStore, Removal, Staged, fill};
+use super::store::{BlobName, BlobReader, BlobRemoval, BlobStore, StagedBlob, fill};
 use super::{CHUNK, unless_gone};
 use crate::store::Digest;
 use crate::tenant_dir::TenantDir;
@@ -91,7 +91,7 @@ impl BlobStore for DirectoryStore {
         from: &File,
         size: u64,
         pin: &mut dyn FnMut(BlobName),
-    ) -> io::Result<Staged> {
+    ) -> io::Result<StagedBlob> {
         let failures_before = self.failures.load(Ordering::SeqCst);
         let mut chunk = vec![0; chunk_size(size)];
         let length = read_chunk(from, 0, size, &mut chunk)?;
@@ -102,14 +102,14 @@ impl BlobStore for DirectoryStore {
         let (digest, size) = copy(from, size, &mut chunk, &mut to)?;
         let name = BlobName { tenant, digest };
         pin(name);
-        Ok(Staged { name, size, copy: Some(Box::new(DirectoryCopy { file, failures_before })) })
+        Ok(StagedBlob { name, size, copy: Some(Box::new(DirectoryCopy { file, failures_before })) })
     }
 
-    fn commit(&self, staged: Vec<Staged>) -> io::Result<()> {
+    fn commit(&self, staged: Vec<StagedBlob>) -> io::Result<()> {
         let mut directories = BTreeSet::new();
         let mut fresh = Vec::new();
         let mut seen = HashSet::new();
-        for Staged { name, size, copy } in staged {
+        for StagedBlob { name, size, copy } in staged {
             if !seen.insert(name) {
                 continue;
             }
@@ -149,7 +149,7 @@ impl BlobStore for DirectoryStore {
     }
 
     /// Moves it to `incoming`: a crash before it is removed leaves it where the next start does so.
-    fn remove(&self, name: BlobName) -> io::Result<Removal> {
+    fn remove(&self, name: BlobName) -> io::Result<BlobRemoval> {
         let away = IncomingFile::new(&self.incoming);
         fs::rename(self.path(name), &away.0)?;
         Ok(Box::new(move || Ok(fs::symlink_metadata(&away.0)?.len())))
@@ -194,16 +194,16 @@ impl DirectoryStore {
         content: &[u8],
         failures_before: u64,
         pin: &mut dyn FnMut(BlobName),
-    ) -> io::Result<Staged> {
+    ) -> io::Result<StagedBlob> {
         let name = BlobName { tenant, digest: Digest::of(content) };
         let size = content.len() as u64;
         pin(name);
         if is_complete(&self.path(name), size)? {
-            return Ok(Staged { name, size, copy: None });
+            return Ok(StagedBlob { name, size, copy: None });
         }
         let (file, mut to) = IncomingFile::create(&self.incoming)?;
         to.write_all(content)?;
-        Ok(Staged { name, size, copy: Some(Box::new(DirectoryCopy { file, failures_before })) })
+        Ok(StagedBlob { name, size, copy: Some(Box::new(DirectoryCopy { file, failures_before })) })
     }
 
     fn bucket(&self, name: BlobName) -> PathBuf {

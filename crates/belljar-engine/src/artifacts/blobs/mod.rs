@@ -8,8 +8,8 @@
 //! Tenants share nothing: otherwise one could find out, by the time that an upload takes, what
 //! another has.
 //!
-//! The life of a blob: [`Blobs::take`] copies and hashes a file; [`Ingest::keep`] puts a batch of
-//! copies in place; the caller adds them to the catalog and only then drops the [`Ingest`];
+//! The life of a blob: [`Blobs::take`] copies and hashes a file; [`BlobIngest::keep`] puts a batch of
+//! copies in place; the caller adds them to the catalog and only then drops the [`BlobIngest`];
 //! [`Blobs::sweep`] removes contents that the catalog does not have. A server that is killed
 //! half-way leaves a copy, which [`Blobs::open`] removes, or a blob that is not in the catalog,
 //! which the next sweep removes.
@@ -30,7 +30,7 @@ use sha2::{Digest as _, Sha256};
 
 use directory::DirectoryStore;
 pub(super) use directory::make_root;
-use store::{BlobName, BlobStore, Removal, Staged, fill};
+use store::{BlobName, BlobRemoval, BlobStore, StagedBlob, fill};
 pub use store::{BlobReader, ReadAt};
 
 use super::pins::Pins;
@@ -60,12 +60,12 @@ struct BlobsState {
 /// A copy of a file that is not in place yet. Dropped, it is removed.
 #[derive(Debug)]
 #[must_use = "dropping it removes the copy"]
-pub(super) struct Taken {
+pub(super) struct TakenBlob {
     pinned: Pinned,
-    staged: Staged,
+    staged: StagedBlob,
 }
 
-impl Taken {
+impl TakenBlob {
     #[must_use]
     pub(super) fn digest(&self) -> Digest {
         self.staged.name.digest
@@ -78,17 +78,17 @@ impl Taken {
     }
 }
 
-/// Protects contents from sweeps: what was kept with it, until it is dropped. (A [`Taken`] protects
+/// Protects contents from sweeps: what was kept with it, until it is dropped. (A [`TakenBlob`] protects
 /// itself.) Drop it when the catalog has all of them, and not before. It may be sent between
 /// threads and held across an `await`, and several may exist at a time.
 #[derive(Debug)]
 #[must_use = "what is kept is safe only while this lives"]
-pub(super) struct Ingest {
+pub(super) struct BlobIngest {
     blobs: Blobs,
     pinned: Vec<Pinned>,
 }
 
-/// What a sweep has removed.
+/// Selection a sweep has removed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Swept {
     pub(super) blobs: u64,
@@ -130,17 +130,17 @@ impl Blobs {
 
     /// Copies and hashes `from`, from its beginning. A file that has grown beyond `size` is cut
     /// there; one that has become shorter is taken as it is.
-    pub(super) fn take(&self, tenant: &str, from: &File, size: u64) -> io::Result<Taken> {
+    pub(super) fn take(&self, tenant: &str, from: &File, size: u64) -> io::Result<TakenBlob> {
         let mut pinned = None;
         let mut pin = |name| pinned = Some(Pinned::new(self, name));
         let staged = self.0.store.stage(TenantDir::of(tenant), from, size, &mut pin)?;
         let pinned = pinned.unwrap_or_else(|| Pinned::new(self, staged.name));
-        Ok(Taken { pinned, staged })
+        Ok(TakenBlob { pinned, staged })
     }
 
-    /// Begins an ingest, see [`Ingest::keep`]. Does not wait.
-    pub(super) fn ingesting(&self) -> Ingest {
-        Ingest { blobs: self.clone(), pinned: Vec::new() }
+    /// Begins an ingest, see [`BlobIngest::keep`]. Does not wait.
+    pub(super) fn ingesting(&self) -> BlobIngest {
+        BlobIngest { blobs: self.clone(), pinned: Vec::new() }
     }
 
     /// Where programs on this host can read the content.
@@ -204,7 +204,7 @@ impl Blobs {
         let mut referenced = referenced.into_iter();
         chosen.retain(|_| referenced.next() == Some(false));
         // Pins are locked while contents are made unreadable. Freeing them may take long.
-        let mut removed: Vec<io::Result<Removal>> = Vec::new();
+        let mut removed: Vec<io::Result<BlobRemoval>> = Vec::new();
         self.0.pins.remove_chosen(&chosen, |name| removed.push(self.0.store.remove(name)));
         for removal in removed {
             let Some(bytes) = unless_gone(removal.and_then(|free| free()))? else { continue };
@@ -215,14 +215,14 @@ impl Blobs {
     }
 }
 
-impl Ingest {
+impl BlobIngest {
     /// Puts copies in place. When this returns they survive a power cut. Content that is there
     /// already stays, and the new copy of it is dropped.
     ///
     /// If it fails, some of them may be in place; the next sweep removes those.
-    pub(super) fn keep(&mut self, taken: Vec<Taken>) -> io::Result<()> {
+    pub(super) fn keep(&mut self, taken: Vec<TakenBlob>) -> io::Result<()> {
         let (pinned, staged): (Vec<_>, Vec<_>) =
-            taken.into_iter().map(|Taken { pinned, staged }| (pinned, staged)).unzip();
+            taken.into_iter().map(|TakenBlob { pinned, staged }| (pinned, staged)).unzip();
         // Held from here on, also if the commit fails.
         self.pinned.extend(pinned);
         self.blobs.0.store.commit(staged)

@@ -25,11 +25,11 @@ pub(super) trait BlobStore: fmt::Debug + Send + Sync {
         from: &File,
         size: u64,
         pin: &mut dyn FnMut(BlobName),
-    ) -> io::Result<Staged>;
+    ) -> io::Result<StagedBlob>;
 
     /// Makes contents readable. When this returns they survive a power cut. Content that is there
     /// already stays, and the new copy of it is dropped. If it fails, some may be readable.
-    fn commit(&self, staged: Vec<Staged>) -> io::Result<()>;
+    fn commit(&self, staged: Vec<StagedBlob>) -> io::Result<()>;
 
     /// Opens a content, or fails with `NotFound`.
     fn open(&self, name: BlobName) -> io::Result<BlobReader>;
@@ -42,7 +42,7 @@ pub(super) trait BlobStore: fmt::Debug + Send + Sync {
     fn path(&self, name: BlobName) -> PathBuf;
 
     /// Makes a content unreadable. This is quick; the returned value frees its storage.
-    fn remove(&self, name: BlobName) -> io::Result<Removal>;
+    fn remove(&self, name: BlobName) -> io::Result<BlobRemoval>;
 
     /// Calls `visit` with every content, tenant by tenant, until it fails.
     fn list(&self, visit: &mut dyn FnMut(BlobName) -> io::Result<()>) -> io::Result<()>;
@@ -50,7 +50,7 @@ pub(super) trait BlobStore: fmt::Debug + Send + Sync {
 
 /// A content that is copied and not committed.
 #[derive(Debug)]
-pub(super) struct Staged {
+pub(super) struct StagedBlob {
     pub(super) name: BlobName,
     pub(super) size: u64,
     /// The copy, of a type that the store chooses, which is discarded when this is dropped. None
@@ -59,7 +59,7 @@ pub(super) struct Staged {
 }
 
 /// Frees the storage of a removed content and returns how many bytes it had.
-pub(super) type Removal = Box<dyn FnOnce() -> io::Result<u64> + Send>;
+pub(super) type BlobRemoval = Box<dyn FnOnce() -> io::Result<u64> + Send>;
 
 /// A content that is open for reading.
 pub type BlobReader = Box<dyn ReadAt>;

@@ -25,7 +25,7 @@ impl Fixture {
         Fixture { directory, blobs }
     }
 
-    fn take(&self, tenant: &str, content: &[u8]) -> Taken {
+    fn take(&self, tenant: &str, content: &[u8]) -> TakenBlob {
         let size = content.len() as u64;
         self.blobs.take(tenant, &file_with(content), size).unwrap()
     }
@@ -301,5 +301,5 @@ fn sweeps_and_ingests_do_not_disturb_each_other() {
 #[test]
 fn an_ingest_can_be_held_across_threads() {
     fn sendable<T: Send + Sync + 'static>() {}
-    sendable::<(Blobs, Ingest, Taken)>();
+    sendable::<(Blobs, BlobIngest, TakenBlob)>();
 }

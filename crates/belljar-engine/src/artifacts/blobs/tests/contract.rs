@@ -1,11 +1,11 @@
-//! What every implementation of [`BlobStore`] must do. One more implementation needs one more line
+//! Selection every implementation of [`BlobStore`] must do. One more implementation needs one more line
 //! `contract!(name, function);` with a function that makes an empty store.
 
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
 
 use super::super::directory::DirectoryStore;
-use super::super::store::{BlobName, BlobStore, Staged};
+use super::super::store::{BlobName, BlobStore, StagedBlob};
 use super::file_with;
 use crate::store::Digest;
 use crate::tenant_dir::TenantDir;
@@ -50,11 +50,11 @@ fn name(content: &[u8]) -> BlobName {
     BlobName { tenant: tenant(), digest: Digest::of(content) }
 }
 
-fn stage(store: &dyn BlobStore, from: &File, size: u64) -> Staged {
+fn stage(store: &dyn BlobStore, from: &File, size: u64) -> StagedBlob {
     store.stage(tenant(), from, size, &mut |_| ()).unwrap()
 }
 
-fn stage_bytes(store: &dyn BlobStore, content: &[u8]) -> Staged {
+fn stage_bytes(store: &dyn BlobStore, content: &[u8]) -> StagedBlob {
     stage(store, &file_with(content), content.len() as u64)
 }
 
