@@ -77,7 +77,7 @@ pub(super) fn own_directory(shared: &Path, tenant: &str) -> PathBuf {
     }
 }
 
-/// Selection the last listing of a session's artifacts directory showed.
+/// What the last listing of a session's artifacts directory showed.
 #[derive(Debug, Default)]
 pub(crate) struct ArtifactMemory {
     /// The directory's fingerprint when it had nothing to take.
@@ -505,7 +505,7 @@ struct QuotaRoom<'a> {
     quotas: ArtifactQuotas,
     tenant: ArtifactTotal,
     session: ArtifactTotal,
-    /// Selection was admitted here and is not in the catalog yet.
+    /// What was admitted here and is not in the catalog yet.
     reserved: ArtifactTotal,
 }
 

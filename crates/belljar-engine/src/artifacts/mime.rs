@@ -27,7 +27,7 @@ pub(super) fn mime_of(name: &str, head: &[u8]) -> &'static str {
     }
     match infer::get(head).filter(is_trusted).map(|kind| kind.mime_type()) {
         Some("application/zip") => zip_by_name(&extension).unwrap_or("application/zip"),
-        // Selection `infer` answers for all files in this container when it may not look inside.
+        // What `infer` answers for all files in this container when it may not look inside.
         Some("application/msword") => {
             ole_by_name(&extension).unwrap_or("application/x-ole-storage")
         }
@@ -228,7 +228,7 @@ mod tests {
             assert_eq!(mime_of(name, b"<html>some <b>text</b>\n"), mime, "{name}");
         }
         assert_eq!(mime_of("empty.csv", b""), "text/csv; charset=utf-8");
-        // Selection some formats begin with is also how a sentence may begin.
+        // What some formats begin with is also how a sentence may begin.
         for text in ["BM is a car", "MZ", "ID3 tags", "GIF89a=1;", "\u{feff}a", "#!/bin/sh\n"] {
             assert_eq!(mime_of("notes", text.as_bytes()), PLAIN, "{text}");
         }

@@ -23,7 +23,7 @@ pub(super) struct Pins<N>(Mutex<PinState<N>>);
 struct PinState<N> {
     /// How many ingests have pinned each.
     pinned: HashMap<N, usize>,
-    /// Selection the current sweep has chosen.
+    /// What the current sweep has chosen.
     chosen: HashSet<N>,
 }
 

@@ -58,7 +58,7 @@ impl FoundFile {
     }
 }
 
-/// Selection changes when a file is written to.
+/// What changes when a file is written to.
 fn written(file: &TreeFile) -> (u64, i64) {
     (file.size, file.modified_ns)
 }

@@ -25,7 +25,7 @@ const TOKEN_CHARS: usize = ((EXPIRY_BYTES + MAC_BYTES) * 8).div_ceil(6);
 /// Distinguishes these macs from others that may be made with the same key later.
 const PURPOSE: &[u8] = b"belljar artifact v1";
 
-/// Selection a token allows.
+/// What a token allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Method {
     /// Download it; also `HEAD`.

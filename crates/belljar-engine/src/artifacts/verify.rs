@@ -9,7 +9,7 @@ use crate::error::EngineError;
 use crate::store::{ArtifactCatalog, ArtifactRow, Digest, SqliteCatalog};
 use crate::tenant_dir::TenantDir;
 
-/// Selection was found so far.
+/// What was found so far.
 #[derive(Debug, Default)]
 pub struct Verified {
     /// Contents that were read and are intact.
@@ -18,7 +18,7 @@ pub struct Verified {
     /// Contents of no artifact: the server removes them with its next sweep.
     pub unused: u64,
     pub lost: Vec<Lost>,
-    /// Selection `bytes` will be at the end, unless something is lost.
+    /// What `bytes` will be at the end, unless something is lost.
     pub expected_bytes: u64,
 }
 

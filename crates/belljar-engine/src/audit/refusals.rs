@@ -1,4 +1,4 @@
-//! RefusedRequest requests, of which anyone can send any number: the first of a kind is logged at once, the
+//! Refused requests, of which anyone can send any number: the first of a kind is logged at once, the
 //! others are counted and logged once a minute.
 
 use std::collections::HashMap;

@@ -88,7 +88,7 @@ pub(super) struct BlobIngest {
     pinned: Vec<Pinned>,
 }
 
-/// Selection a sweep has removed.
+/// What a sweep has removed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Swept {
     pub(super) blobs: u64,

@@ -1,4 +1,4 @@
-//! Selection every implementation of [`BlobStore`] must do. One more implementation needs one more line
+//! What every implementation of [`BlobStore`] must do. One more implementation needs one more line
 //! `contract!(name, function);` with a function that makes an empty store.
 
 use std::fs::File;
