@@ -112,7 +112,7 @@ impl<R: Read> HashingReader<R> {
         HashingReader { inner, hash: Hash::default(), bytes: 0 }
     }
 
-    /// Reads the rest, and tells of all that was read.
+    /// Reads the rest, and returns the digest and size of all that was read.
     pub(crate) fn finish(mut self) -> io::Result<(OciDigest, u64)> {
         io::copy(&mut self, &mut io::sink())?;
         Ok((self.hash.finish(), self.bytes))

@@ -37,7 +37,7 @@ pub(super) struct DirectoryStore {
     /// descriptors that were open then, and to each only once. Locked while the file system is
     /// synced, so that a failure is counted before another caller sees success.
     disk: Mutex<File>,
-    /// How often syncing the file system has failed. The kernel does not tell which write failed,
+    /// How often syncing the file system has failed. The kernel does not report which write failed,
     /// so a failure counts for all copies that had begun by then.
     pub(super) failures: AtomicU64,
     /// Directories whose own names are known to be on the disk.
