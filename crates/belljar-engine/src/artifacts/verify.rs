@@ -85,7 +85,7 @@ fn read_all(
     let walked = Blobs::look_at(blobs_dir).and_then(|blobs| {
         blobs.walk(|stored| {
             let (key, size) = ((stored.tenant, stored.digest), stored.size);
-            let damage = match stored.is_intact() {
+            let damage = match stored.check() {
                 // Removed in the meantime.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
                 Ok(true) => None,

@@ -124,7 +124,11 @@ impl EngineState {
             Ok(true) => {}
             Ok(false) => return Err(EngineError::NoSession(row.id.clone())),
             Err(error) => {
-                let _ = blocking(move || Ok(record.unmark_removed())).await;
+                let _ = blocking(move || {
+                    record.unmark_removed();
+                    Ok(())
+                })
+                .await;
                 return Err(error.into());
             }
         }

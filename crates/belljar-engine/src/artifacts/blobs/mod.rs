@@ -106,7 +106,7 @@ pub(super) struct Stored {
 
 impl Stored {
     /// Whether its content still has the hash that is its name.
-    pub(super) fn is_intact(self) -> io::Result<bool> {
+    pub(super) fn check(self) -> io::Result<bool> {
         Ok(hash(&*self.content?)? == self.digest)
     }
 }

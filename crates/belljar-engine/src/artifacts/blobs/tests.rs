@@ -154,7 +154,7 @@ fn damage_is_noticed_and_a_torn_copy_replaced() {
         assert!(!verify(&fixture.blobs, "a", &digest).unwrap());
         let mut intact = Vec::new();
         let look = |stored: Stored| {
-            intact.push(stored.is_intact()?);
+            intact.push(stored.check()?);
             Ok(())
         };
         fixture.blobs.walk(look).unwrap();
