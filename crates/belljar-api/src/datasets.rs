@@ -8,7 +8,7 @@ use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::{Extension, Json};
 use belljar_engine::Principal;
-use belljar_engine::artifacts::{Digest, Refused};
+use belljar_engine::artifacts::{Digest, RefusedArtifact};
 use belljar_engine::datasets::{DatasetInfo, DatasetName, Exported};
 use belljar_engine::spec::Datasets;
 use http_body_util::BodyExt as _;
@@ -226,7 +226,7 @@ pub(crate) struct ExportsBody {
     pub exports: Vec<Exported>,
     /// What was not exported, and why.
     #[schema(value_type = Vec<Object>)]
-    pub refused: Vec<Refused>,
+    pub refused: Vec<RefusedArtifact>,
 }
 
 /// Copy files from `/session/data` to the server's exports, under new names, and make artifacts of

@@ -3,6 +3,7 @@
 //! A path is relative to `/session`, or absolute: `files//tmp/x` or `files/%2Ftmp/x`.
 
 use std::convert::Infallible;
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use axum::body::Body as RawBody;
@@ -148,9 +149,10 @@ pub(crate) async fn read(
         Err(nothing_there) => return Ok(nothing_there),
     };
     let permit = share.reserve(memory(span.from, span.to)).await?;
+    let file = opened.file;
     let body = match is_head {
         true => RawBody::empty(),
-        false => stream(opened.file, span.from, span.to),
+        false => stream(move |to, at| file.read_exact_at(to, at), span.from, span.to),
     };
     let mut response = keeping(span.respond(body), permit);
     let headers = response.headers_mut();

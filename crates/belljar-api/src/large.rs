@@ -5,7 +5,7 @@ use std::convert::Infallible;
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use belljar_engine::text::Parts;
+use belljar_engine::text::JsonParts;
 use futures_util::stream;
 use serde::Serialize;
 
@@ -14,7 +14,7 @@ use crate::tenants::{SMALL, SharePermit, keeping};
 
 /// The value as JSON; `permit` is kept until all of it is sent.
 pub(crate) fn json(status: StatusCode, value: &impl Serialize, permit: SharePermit) -> Response {
-    let parts = match Parts::of(value) {
+    let parts = match JsonParts::of(value) {
         Ok(parts) => parts,
         Err(error) => {
             return internal(format!("failed to write the answer as JSON: {error}"))

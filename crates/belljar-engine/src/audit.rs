@@ -1,11 +1,11 @@
-//! Who did what, when, and how it went: one line of JSON each, in `audit.log`.
+//! The audit log: who did what, when and with which outcome. One line of JSON each, in `audit.log`.
 //!
-//! Code is named by its hash unless the operator asked for the code itself. Secrets have no place
-//! here: keys are named by their id.
+//! Code is named by its hash, unless the operator wants the code itself. Secrets are never logged:
+//! keys are named by their id.
 //!
-//! Requests that were refused before anybody knew whose they are come from strangers, as many as
-//! they like to send. They have a file of their own, `refusals.log`, so that they cannot push out
-//! what tenants did, and those that repeat are counted (see [`refusals`]).
+//! Requests that are refused before they are authenticated can come from anyone, in any number. They
+//! go to a separate file, `refusals.log`, so that they cannot displace what tenants did, and
+//! repeated ones are counted (see [`refusals`]).
 
 mod refusals;
 
@@ -21,11 +21,11 @@ use std::time::Instant;
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
-use self::refusals::{Refusals, Refused, WINDOW};
+use self::refusals::{Refusals, RefusedRequest, WINDOW};
 use crate::clock;
 use crate::principal::Principal;
 
-/// Lines that wait to be written. Beyond that they are counted and said to be missing.
+/// Lines that wait to be written. When it is full, further lines are lost, and an error is logged.
 const QUEUE: usize = 8192;
 
 /// `audit.log` is renamed to `audit.log.1` when it has grown to this size.
@@ -34,38 +34,38 @@ const MAX_BYTES: u64 = 64 * 1024 * 1024;
 /// The same for `refusals.log`.
 const MAX_REFUSAL_BYTES: u64 = 16 * 1024 * 1024;
 
-/// Characters of any field but the code: ids, names and sentences are shorter, and what a caller
-/// sent is not to fill the log.
+/// Characters of any field but the code. Ids, names and sentences are shorter; input of a caller is
+/// cut, so that it cannot fill the log.
 const MAX_FIELD: usize = 512;
 
-/// Bytes of code in a line, where the operator asked for code. Its hash is that of the whole.
+/// Bytes of code in a line, if the operator wants code. The hash is that of all of it.
 const MAX_CODE: usize = 64 * 1024;
 
 #[derive(Debug, Clone)]
 pub struct Audit {
-    queue: SyncSender<Message>,
+    queue: SyncSender<AuditMessage>,
     whole_code: bool,
     refusals: Arc<Mutex<Refusals>>,
 }
 
 #[derive(Debug)]
-enum Message {
+enum AuditMessage {
     Line(Vec<u8>),
     Refusal(Vec<u8>),
-    /// Dropped when everything before it has been written.
+    /// Dropped when all lines before it are in the file.
     Flush(SyncSender<()>),
 }
 
-/// One line, as far as the caller knows it.
+/// What the caller knows of a line.
 #[derive(Debug, Default, Serialize)]
-pub struct Entry<'a> {
+pub struct AuditEntry<'a> {
     pub action: &'a str,
     pub outcome: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub session: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub exec: Option<&'a str>,
-    /// What the action was about, where the other fields do not say.
+    /// The object of the action, if it is not in the other fields.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub detail: Option<&'a str>,
     #[serde(skip)]
@@ -73,12 +73,12 @@ pub struct Entry<'a> {
 }
 
 #[derive(Serialize)]
-struct Line<'a> {
+struct AuditLine<'a> {
     time: String,
     tenant: &'a str,
     key: Option<&'a str>,
     #[serde(flatten)]
-    entry: &'a Entry<'a>,
+    entry: &'a AuditEntry<'a>,
     #[serde(skip_serializing_if = "Option::is_none")]
     code_sha256: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -89,15 +89,16 @@ struct Line<'a> {
 }
 
 impl Audit {
-    /// Appends to `path`, and to `refusals.log` beside it, from a thread of its own.
+    /// Appends to `path`, and to `refusals.log` beside it, on a separate thread.
     pub fn open(path: &Path, whole_code: bool) -> std::io::Result<Audit> {
-        let log = Log { path: path.into(), max_bytes: MAX_BYTES, file: Some(append_to(path)?) };
+        let log =
+            RotatedLog { path: path.into(), max_bytes: MAX_BYTES, file: Some(append_to(path)?) };
         let (sender, queue) = sync_channel(QUEUE);
         let refusals = Arc::new(Mutex::new(Refusals::new(Instant::now())));
-        let writer = Writer {
+        let writer = AuditWriter {
             log,
-            // Made with the first refusal.
-            refusal_log: Log {
+            // Opened with the first refusal.
+            refusal_log: RotatedLog {
                 path: path.with_file_name("refusals.log"),
                 max_bytes: MAX_REFUSAL_BYTES,
                 file: None,
@@ -108,7 +109,7 @@ impl Audit {
         Ok(Audit { queue: sender, whole_code, refusals })
     }
 
-    pub fn note(&self, who: &Principal, entry: &Entry<'_>) {
+    pub fn note(&self, who: &Principal, entry: &AuditEntry<'_>) {
         let code = entry
             .code
             .filter(|_| self.whole_code)
@@ -116,7 +117,7 @@ impl Audit {
         let outcome = clipped(entry.outcome);
         let [session, exec, detail] =
             [entry.session, entry.exec, entry.detail].map(|field| field.map(clipped));
-        let bounded = Entry {
+        let bounded = AuditEntry {
             action: entry.action,
             outcome: &outcome,
             session: session.as_deref(),
@@ -124,7 +125,7 @@ impl Audit {
             detail: detail.as_deref(),
             code: None,
         };
-        let text = Line {
+        let text = AuditLine {
             time: clock::rfc3339(clock::now_ms()),
             tenant: &who.tenant,
             key: who.key_id.as_deref(),
@@ -134,40 +135,40 @@ impl Audit {
             entry: &bounded,
         }
         .to_bytes();
-        self.send(entry.action, Message::Line(text));
+        self.send(entry.action, AuditMessage::Line(text));
     }
 
-    /// A request that was refused before it did anything: `who` is known if it showed a good key.
+    /// Notes a request that was refused before it did anything. `who` is known if it had a valid key.
     pub fn refuse(&self, who: Option<&Principal>, outcome: &'static str, detail: &str) {
-        let refused = Refused {
+        let refused = RefusedRequest {
             tenant: who.map_or_else(|| "-".into(), |who| who.tenant.clone()),
             key: who.and_then(|who| who.key_id.clone()),
             outcome,
             detail: clipped(detail).into_owned(),
         };
-        let told = crate::lock(&self.refusals).note(refused, Instant::now());
-        for (refused, times) in told {
-            self.send("deny", Message::Refusal(refused.line(times)));
+        let due = crate::lock(&self.refusals).note(refused, Instant::now());
+        for (refused, times) in due {
+            self.send("deny", AuditMessage::Refusal(refused.line(times)));
         }
     }
 
-    fn send(&self, action: &str, message: Message) {
+    fn send(&self, action: &str, message: AuditMessage) {
         if let Err(TrySendError::Full(_)) = self.queue.try_send(message) {
             tracing::error!(action, "an audit line was lost: the disk is too slow");
         }
     }
 
-    /// Returns when every line noted so far is in the file: for whoever is about to end.
+    /// Returns when all lines noted so far are in the file. To be called before the process ends.
     pub fn flush(&self) {
         let (written, waiting) = sync_channel(0);
-        if self.queue.send(Message::Flush(written)).is_ok() {
+        if self.queue.send(AuditMessage::Flush(written)).is_ok() {
             // Nothing is ever sent; the other end is dropped.
             let _ = waiting.recv();
         }
     }
 }
 
-impl Line<'_> {
+impl AuditLine<'_> {
     fn to_bytes(&self) -> Vec<u8> {
         // Strings and numbers always serialize.
         let mut text = serde_json::to_vec(self).unwrap_or_default();
@@ -193,17 +194,17 @@ fn append_to(path: &Path) -> std::io::Result<File> {
     File::options().create(true).append(true).mode(0o600).open(path)
 }
 
-/// What the thread has that writes.
-struct Writer {
-    log: Log,
-    refusal_log: Log,
+/// The state of the thread that writes.
+struct AuditWriter {
+    log: RotatedLog,
+    refusal_log: RotatedLog,
     refusals: Arc<Mutex<Refusals>>,
 }
 
-impl Writer {
-    fn run(mut self, queue: &Receiver<Message>) {
+impl AuditWriter {
+    fn run(mut self, queue: &Receiver<AuditMessage>) {
         loop {
-            // Counts of refusals are due even if nothing else happens.
+            // Counts of refusals are due even without new messages.
             let first = match queue.recv_timeout(WINDOW) {
                 Ok(message) => Some(message),
                 Err(RecvTimeoutError::Timeout) => None,
@@ -212,12 +213,12 @@ impl Writer {
             let (mut lines, mut refusals, mut waiting) = (Vec::new(), Vec::new(), Vec::new());
             for message in first.into_iter().chain(queue.try_iter().take(QUEUE)) {
                 match message {
-                    Message::Line(line) => lines.extend(line),
-                    Message::Refusal(line) => refusals.extend(line),
-                    Message::Flush(written) => waiting.push(written),
+                    AuditMessage::Line(line) => lines.extend(line),
+                    AuditMessage::Refusal(line) => refusals.extend(line),
+                    AuditMessage::Flush(written) => waiting.push(written),
                 }
             }
-            // Whoever flushes is about to end, and wants the counts too.
+            // The process is about to end: the counts are written too.
             let now = Instant::now();
             let counted = match waiting.is_empty() {
                 true => crate::lock(&self.refusals).due(now),
@@ -231,28 +232,28 @@ impl Writer {
     }
 }
 
-/// A file that is put aside, as `.1`, when it is full.
-struct Log {
+/// A file that is renamed to `.1` when it is full.
+struct RotatedLog {
     path: PathBuf,
     max_bytes: u64,
     file: Option<File>,
 }
 
-impl Log {
+impl RotatedLog {
     fn append(&mut self, lines: &[u8]) {
         if lines.is_empty() {
             return;
         }
         let is_full = |file: &File| file.metadata().is_ok_and(|it| it.len() > self.max_bytes);
         if self.file.as_ref().is_none_or(is_full) {
-            // Unless another process, such as `belljar key`, has just done it: then what stands
-            // there is fresh, and must not replace the full one.
+            // Another process, such as `belljar key`, may have renamed it already: then the file at
+            // this path is new and must not replace the full one.
             if self.file.as_ref().is_some_and(|file| is_at(file, &self.path)) {
                 let _ = fs::rename(&self.path, self.path.with_extension("log.1"));
             }
             match append_to(&self.path) {
                 Ok(fresh) => self.file = Some(fresh),
-                Err(error) => tracing::error!("failed to begin a new audit log: {error}"),
+                Err(error) => tracing::error!("failed to open a new audit log: {error}"),
             }
         }
         let Some(file) = &mut self.file else { return };
@@ -272,11 +273,11 @@ mod tests {
     use super::*;
 
     fn note(audit: &Audit, action: &str) {
-        audit.note(&Principal::default(), &Entry { action, ..Entry::default() });
+        audit.note(&Principal::default(), &AuditEntry { action, ..AuditEntry::default() });
     }
 
     #[test]
-    fn what_was_flushed_is_in_the_file() {
+    fn flushed_lines_are_in_the_file() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("audit.log");
         let audit = Audit::open(&path, false).unwrap();
@@ -288,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_log_is_put_aside_once_by_whoever_notices_first() {
+    fn a_full_log_is_renamed_once() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("audit.log");
         let (first, second) =
@@ -313,13 +314,13 @@ mod tests {
         let code = Some(long.as_bytes());
         audit.note(
             &Principal::default(),
-            &Entry { action: "exec", outcome: &long, session, exec, detail, code },
+            &AuditEntry { action: "exec", outcome: &long, session, exec, detail, code },
         );
         audit.flush();
         let line = fs::read_to_string(&path).unwrap();
         // A control character takes six bytes in JSON.
         assert!(line.len() < 6 * (4 * (MAX_FIELD + 1) + MAX_CODE) + 1000, "{}", line.len());
-        assert!(line.contains(&hash(long.as_bytes())), "the hash is that of all of it");
+        assert!(line.contains(&hash(long.as_bytes())), "the hash is that of all code");
     }
 
     #[test]
@@ -341,7 +342,7 @@ mod tests {
         let lines: Vec<serde_json::Value> =
             text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         assert!(lines.len() <= refusals::MAX_LINES, "{}", lines.len());
-        let told: u64 = lines.iter().map(|line| line["times"].as_u64().unwrap_or(1)).sum();
-        assert_eq!(told, 20_000, "none is lost");
+        let counted: u64 = lines.iter().map(|line| line["times"].as_u64().unwrap_or(1)).sum();
+        assert_eq!(counted, 20_000, "none is lost");
     }
 }

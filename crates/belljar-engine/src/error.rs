@@ -9,10 +9,9 @@ use belljar_proto::exec::Language;
 use belljar_runtime::RuntimeError;
 
 use crate::admission::Full;
-use crate::artifacts::Digest;
 use crate::datasets::source::SourceError;
 use crate::rules::Refusal;
-use crate::store::StoreError;
+use crate::store::{Digest, StoreError};
 use crate::volumes::VolumeName;
 
 #[derive(Debug, thiserror::Error)]

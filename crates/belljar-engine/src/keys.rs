@@ -1,4 +1,4 @@
-//! API keys: made once, shown once, remembered as a hash.
+//! API keys: shown once when they are made, and stored as a hash.
 
 use std::collections::HashMap;
 use std::sync::{Arc, RwLock};
@@ -12,21 +12,21 @@ use crate::store::{KeyLimits, KeyRow, Store, StoreError};
 /// How every key begins, so that people and secret scanners recognise one.
 const PREFIX: &str = "bjk_";
 
-/// A key that was just made. The secret is not kept anywhere.
+/// A key that was just made. The secret is not stored.
 #[derive(Debug)]
 pub struct NewKey {
     pub row: KeyRow,
     pub secret: String,
 }
 
-/// Makes a key and writes its hash down.
+/// Makes a key and stores its hash.
 pub async fn create(
     store: &dyn Store,
     name: String,
     tenant: String,
     limits: KeyLimits,
 ) -> Result<NewKey, StoreError> {
-    // 256 random bits: nothing to guess, so a plain hash is as good as a slow one.
+    // 256 random bits cannot be guessed, so a plain hash is as good as a slow one.
     let secret = format!(
         "{PREFIX}{}{}",
         belljar_sys::process::random_name(),
@@ -49,17 +49,17 @@ fn hash(secret: &str) -> Vec<u8> {
     Sha256::digest(secret.as_bytes()).to_vec()
 }
 
-/// The keys of a server, in memory. Keys made or revoked by another process are noticed.
+/// The keys of a server, in memory. [`KeyRing::refresh`] notices changes by other processes.
 #[derive(Debug)]
 pub struct KeyRing {
     store: Arc<dyn Store>,
-    keys: RwLock<Arc<Keys>>,
+    keys: RwLock<Arc<LoadedKeys>>,
 }
 
 #[derive(Debug, Default)]
-struct Keys {
+struct LoadedKeys {
     by_hash: HashMap<Vec<u8>, Principal>,
-    /// Revoked ones included.
+    /// Whether there is any key, revoked ones included.
     any: bool,
     version: Option<i64>,
 }
@@ -71,7 +71,7 @@ impl KeyRing {
         Ok(ring)
     }
 
-    /// Reads the keys again if somebody else has written to the database.
+    /// Reads the keys again if another process has written to the database.
     pub async fn refresh(&self) -> Result<(), StoreError> {
         let version = self.store.data_version().await?;
         if self.current().version == Some(version) {
@@ -87,32 +87,32 @@ impl KeyRing {
                 (hash, Principal { tenant, key_id: Some(id), limits })
             })
             .collect();
-        let fresh = Arc::new(Keys { by_hash, any, version: Some(version) });
+        let fresh = Arc::new(LoadedKeys { by_hash, any, version: Some(version) });
         *self.keys.write().unwrap_or_else(std::sync::PoisonError::into_inner) = fresh;
         Ok(())
     }
 
-    /// Whether no key was ever made: then everybody who can reach the server may use it. Revoking
-    /// the last key must not open the door.
+    /// Whether no key was ever made: then every client that can reach the server may use it. A
+    /// server whose keys are all revoked still needs one.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         !self.current().any
     }
 
-    /// Whose key this is. Looked up by its hash: how long that takes tells nothing about the key.
+    /// The principal of a key. The lookup is by hash, so its duration reveals nothing about the key.
     #[must_use]
     pub fn recognise(&self, secret: &str) -> Option<Principal> {
         self.current().by_hash.get(&hash(secret)).cloned()
     }
 
-    /// Whether a key with this id is there, and was not revoked.
+    /// Whether there is a key with this id that is not revoked.
     #[must_use]
     pub fn has(&self, key_id: &str) -> bool {
         let keys = self.current();
         keys.by_hash.values().any(|principal| principal.key_id.as_deref() == Some(key_id))
     }
 
-    fn current(&self) -> Arc<Keys> {
+    fn current(&self) -> Arc<LoadedKeys> {
         Arc::clone(&self.keys.read().unwrap_or_else(std::sync::PoisonError::into_inner))
     }
 }
@@ -135,14 +135,14 @@ mod tests {
         let made = create(&*other, "ci".into(), "acme".into(), KeyLimits::default()).await.unwrap();
         ring.refresh().await.unwrap();
         assert_eq!(ring.recognise(&made.secret).unwrap().tenant, "acme");
-        // Whichever of its connections the store uses, nothing has changed since.
+        // The version stays the same, whichever connection answers.
         let version = store.data_version().await.unwrap();
         for _ in 0..20 {
             assert_eq!(store.data_version().await.unwrap(), version);
         }
         assert_eq!(ring.recognise("bjk_wrong"), None);
         let stored = format!("{:?}", store.keys().await.unwrap());
-        assert!(!stored.contains(&made.secret), "only its hash is kept");
+        assert!(!stored.contains(&made.secret), "only its hash is stored");
         assert!(other.revoke_key(&made.row.id, 1).await.unwrap());
         assert!(!other.revoke_key(&made.row.id, 2).await.unwrap());
         ring.refresh().await.unwrap();

@@ -28,6 +28,7 @@ pub mod size;
 mod snapshots;
 pub mod spec;
 mod state;
+mod tenant_dir;
 pub mod text;
 pub mod tickets;
 mod uploads;

@@ -1,17 +1,17 @@
-//! What stands beside a session's files on disk, for a person to read.
+//! The directory of a session on disk, with files that people can read.
 //!
 //! ```text
 //! SESSIONS_ROOT/<id>/
-//!     files/                  /session inside, as plain files,
-//!     files.ext4              or in a file system of its own, whose size is enforced
-//!     artifacts/              what was taken from /session/artifacts, by name
+//!     files/                  /session in the sandbox, as plain files,
+//!     files.ext4              or as a file system image, whose size is enforced
+//!     artifacts/              artifacts from /session/artifacts, by name
 //!     session.log             one line of JSON per execution
-//!     session_metadata.json   what it is, and how it was used
-//!     python_state.json       variables and imports, as of the last execution
+//!     session_metadata.json   how the session was created and used
+//!     python_state.json       variables and imports after the last execution
 //! SESSIONS_ROOT/by-key/<key>  a link to the directory of the session that has this key
 //! ```
 //!
-//! Only `files/` is visible inside; nothing here ever opens a path below it.
+//! Only `files/` is visible in the sandbox, and nothing here opens a path below it.
 
 use std::fmt::Write as _;
 use std::fs::{self, File};
@@ -25,54 +25,53 @@ use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 
 use crate::DEFAULT_TENANT;
-use crate::artifacts::tenant_dir;
+use crate::tenant_dir::tenant_dir;
 
-/// Stands in a directory until a session has taken it, and names the server that made it.
+/// A file in directories that no session uses yet. It contains the name of the server that made them.
 const UNCLAIMED: &str = "unclaimed";
 
 const METADATA: &str = "session_metadata.json";
 
-/// Where sessions are found by their keys.
+/// The directory with links by session key.
 const BY_KEY: &str = "by-key";
 
-/// The longest name that a key has on disk; a file system takes 255 bytes.
+/// The longest name of such a link; file systems allow 255 bytes.
 const MAX_KEY_NAME: usize = 200;
-/// Stands in a directory that is being removed, and names the server that does it.
+/// A file in directories that are being removed. It contains the name of the server that does it.
 const REMOVED: &str = "removed";
 
-/// What a directory is renamed to before it is removed: writers that are late find it no more.
+/// A directory gets this suffix before it is removed, so that late writers do not find it.
 const REMOVED_SUFFIX: &str = ".removed";
 
-/// A file system that grows needs room on the disk below it. With less than this none is begun or
-/// gone on with.
+/// Free bytes on the host that a session with a file system image needs to start: the image grows.
 const LEAST_ROOM: u64 = 16 << 20;
 
-/// How the files of sessions with storage BIND are kept.
+/// Settings of the files of sessions with storage BIND.
 #[derive(Debug, Clone)]
 pub struct DiskConfig {
-    /// How those of new ones are; none: with an enforced size if that is possible.
+    /// For new sessions; `None`: with an enforced size if that is possible.
     pub kind: Option<VolumeKind>,
-    /// What the files of one session may take.
+    /// Bytes that the files of one session may take.
     pub size: u64,
-    /// Seconds after its end until a session is removed with its files; none: never.
+    /// Seconds after its end until a session is removed with its files; `None`: never.
     pub retention_s: Option<u64>,
     /// Refuses sessions whose size is not enforced.
     pub strict: bool,
 }
 
 impl DiskConfig {
-    /// How the files of a new session are kept, and why not better.
+    /// The kind for a new session, and if its size is not enforced, why.
     #[must_use]
     pub fn new_kind(&self) -> (VolumeKind, Option<&'static str>) {
-        VolumeKind::of_new(self.kind, "BELLJAR_SESSION_FILES=directory asks for that")
+        VolumeKind::of_new(self.kind, "BELLJAR_SESSION_FILES=directory is set")
     }
 
     /// Why the size of files that are kept in a directory is not enforced.
     #[must_use]
     pub fn why_not_enforced(&self) -> String {
         let why = self.new_kind().1.unwrap_or(
-            "they are in a plain directory, from before sizes were enforced or with \
-             BELLJAR_SESSION_FILES=directory",
+            "they are in a plain directory: the session is older than enforced sizes, or was made \
+             with BELLJAR_SESSION_FILES=directory",
         );
         format!("the size of the session's files on disk is not enforced: {why}")
     }
@@ -89,13 +88,13 @@ impl Record {
         Record { directory: sessions_root.join(id) }
     }
 
-    /// What is `/session` inside, if it was ever made.
+    /// Where the files of `/session` are, if they were ever made.
     #[must_use]
     pub fn place(&self) -> Option<VolumePlace> {
         VolumePlace::of_session(&self.directory)
     }
 
-    /// Where its artifacts appear by their names.
+    /// The directory with its artifacts by name.
     #[must_use]
     pub fn artifacts(&self) -> PathBuf {
         self.directory.join("artifacts")
@@ -106,9 +105,9 @@ impl Record {
         &self.directory
     }
 
-    /// Makes what is missing; what is there stays.
+    /// Makes what is missing.
     pub fn prepare(&self, disk: &DiskConfig) -> io::Result<()> {
-        // People's code and output: nobody else's business.
+        // Users' code and output: not readable for other users of the host.
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.directory)?;
         let found = self.place();
         let place = found.clone().unwrap_or_else(|| VolumePlace {
@@ -120,10 +119,10 @@ impl Record {
         }
         match found {
             None => place.make_for_session(disk.size)?,
-            // What a server left mounted that was killed.
+            // A killed server may have left it mounted.
             Some(place) => place.tidy(),
         }
-        // A link there would lead back inside.
+        // A link there could lead into the files of the sandbox.
         if self.artifacts().is_symlink() {
             fs::remove_file(self.artifacts())?;
         }
@@ -133,31 +132,31 @@ impl Record {
         }
     }
 
-    /// Makes everything for a sandbox that waits for a session, and says whose that is.
+    /// Makes everything for a sandbox of the pool of server `owner`.
     pub fn prepare_unclaimed(&self, disk: &DiskConfig, owner: &str) -> io::Result<()> {
         self.prepare(disk)?;
         self.replace(UNCLAIMED, owner.as_bytes())
     }
 
-    /// Whether this was made by `owner` for a session that never came, or was about to be removed by
-    /// it, as far as the disk tells.
+    /// Whether `owner` made this directory for its pool and no session took it, or began to remove
+    /// it, according to the files in it.
     #[must_use]
     pub fn is_unclaimed_by(&self, owner: &str) -> bool {
         if self.is_aside() {
-            // It was no session's any more when it got this name, and its mark may be gone already.
+            // Only a directory without a session gets this name. Its mark may be gone already.
             return true;
         }
         let names = |file| fs::read_to_string(self.directory.join(file));
         [UNCLAIMED, REMOVED].iter().any(|file| names(file).is_ok_and(|name| name.trim() == owner))
     }
 
-    /// Whether this was being removed when a server was killed.
+    /// Whether a killed server was removing this directory.
     fn is_aside(&self) -> bool {
         self.directory.to_string_lossy().ends_with(REMOVED_SUFFIX)
     }
 
-    /// Says that this is about to be removed: should `owner` be killed before it is done, its next
-    /// start goes on, once no session has this directory any more.
+    /// Marks the directory as about to be removed. If `owner` is killed before it is, its next start
+    /// removes it, provided that no session has it.
     pub fn mark_removed(&self, owner: &str) -> io::Result<()> {
         match self.replace(REMOVED, owner.as_bytes()) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -165,23 +164,23 @@ impl Record {
         }
     }
 
-    /// The session stays after all.
+    /// Removes the mark: the session stays.
     pub fn unmark_removed(&self) {
         let _ = fs::remove_file(self.directory.join(REMOVED));
     }
 
-    /// Whether a session was ever here; otherwise something is half-made.
+    /// Whether a session ever used this directory. Otherwise it may be incomplete.
     #[must_use]
     pub fn was_used(&self) -> bool {
         self.directory.join(METADATA).exists()
     }
 
-    /// Removes what was made for a session that could not be.
+    /// Removes the directory of a session that could not be created.
     pub fn remove_if_unused(&self) -> io::Result<()> {
         if self.was_used() { Ok(()) } else { self.remove() }
     }
 
-    /// Removes everything. Nobody may be using it.
+    /// Removes everything. It must not be in use.
     pub fn remove(&self) -> io::Result<()> {
         self.hide_key();
         let mut name = self.directory.file_name().unwrap_or_default().to_owned();
@@ -195,7 +194,7 @@ impl Record {
                 renamed => renamed?,
             }
         }
-        // Plain files may be nested deeper than a path is long.
+        // Plain directories may be nested deeper than the longest path.
         let place = VolumePlace::of_session(directory);
         let kind = place.map_or(VolumeKind::Image, |place| place.kind);
         VolumePlace { directory: directory.clone(), kind }.remove()
@@ -207,7 +206,7 @@ impl Record {
         Ok(())
     }
 
-    /// Makes the directory known by the session's key, instead of an earlier session's directory.
+    /// Links the directory by the session's key, instead of that of an earlier session.
     pub fn show_by_key(&self, tenant: &str, key: &str) -> io::Result<()> {
         let (Some(link), Some(target)) = (self.key_link(tenant, key), self.key_target(tenant))
         else {
@@ -227,7 +226,7 @@ impl Record {
         moved
     }
 
-    /// Removes the link by key, if it leads here. The metadata knows the key.
+    /// Removes the link by key, if it leads here. The key is in the metadata.
     fn hide_key(&self) {
         let text = fs::read(self.directory.join(METADATA)).unwrap_or_default();
         let metadata: serde_json::Value = serde_json::from_slice(&text).unwrap_or_default();
@@ -242,12 +241,12 @@ impl Record {
         }
     }
 
-    /// The one tenant of a server without keys has `by-key` itself; others have a directory in it.
+    /// The default tenant uses `by-key` itself; every other tenant has a directory in it.
     fn key_link(&self, tenant: &str, key: &str) -> Option<PathBuf> {
         let by_key = self.directory.parent()?.join(BY_KEY);
         let own = match tenant {
             DEFAULT_TENANT => by_key,
-            // No name of a key has this character.
+            // Names of keys do not contain `@`.
             tenant => by_key.join(format!("@{}", tenant_dir(tenant))),
         };
         Some(own.join(key_name(key)))
@@ -258,13 +257,12 @@ impl Record {
         Some(Path::new(up).join(self.directory.file_name()?))
     }
 
-    /// `state` is JSON already.
+    /// Replaces the file with the state of the Python kernel. `state` is JSON.
     pub fn write_state(&self, state: &[u8]) -> io::Result<()> {
         self.replace("python_state.json", state)
     }
 
-    /// Adds the execution with this id to the log, unless it is there: after a crash we may not
-    /// know whether we did.
+    /// Adds an execution to the log. With `again`, only if it is not there: after a crash it may be.
     pub fn append_log(&self, exec_id: &str, entry: &impl Serialize, again: bool) -> io::Result<()> {
         let path = self.directory.join("session.log");
         if again && mentions(&path, exec_id)? {
@@ -276,7 +274,7 @@ impl Record {
         let before = file.metadata()?.len();
         let written = file.write_all(&line);
         if written.is_err() {
-            // Half a line would spoil the next one.
+            // Half a line would make the next one unreadable.
             let _ = file.set_len(before);
         }
         written
@@ -295,7 +293,7 @@ impl Record {
     }
 }
 
-/// A key as the name of a file: what is neither a letter, a digit nor one of `-_.` is shown as `%XX`.
+/// A key as a file name: all but letters, digits and `-_.` is written as `%XX`.
 fn key_name(key: &str) -> String {
     let mut name = String::new();
     for (at, byte) in key.bytes().enumerate() {
@@ -318,7 +316,7 @@ fn key_name(key: &str) -> String {
     name
 }
 
-/// Whether one of the last entries is of this execution.
+/// Whether one of the last lines is about this execution.
 fn mentions(path: &Path, exec_id: &str) -> io::Result<bool> {
     const TAIL: u64 = 8 * 1024 * 1024;
     let mut file = match File::open(path) {
@@ -340,7 +338,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn keys_are_names_that_lead_nowhere_else() {
+    fn keys_become_names_in_the_same_directory() {
         for (key, name) in [
             ("conv", "conv"),
             ("app::thread-7", "app%3A%3Athread-7"),
@@ -375,11 +373,15 @@ mod tests {
         second.show_by_key(DEFAULT_TENANT, "k/1").unwrap();
         assert_eq!(leads_to(&link), leads_to(second.directory()));
         let other = record("ses_3", "acme");
-        assert_eq!(leads_to(&link), leads_to(second.directory()), "that was another tenant's");
+        assert_eq!(
+            leads_to(&link),
+            leads_to(second.directory()),
+            "another tenant has its own links"
+        );
         let others = other.key_link("acme", "k/1").unwrap();
         assert_eq!(leads_to(&others), leads_to(other.directory()));
         first.remove().unwrap();
-        assert!(link.exists(), "it is another's by now");
+        assert!(link.exists(), "the link belongs to the second session");
         second.remove().unwrap();
         assert!(link.symlink_metadata().is_err() && others.exists());
         // Only links and their directories are left.

@@ -9,7 +9,7 @@ use crate::network::Policy;
 pub use crate::store::{Checkpoints, Datasets, SessionSpec, Storage};
 use crate::volumes::AskedVolumes;
 
-/// What a caller asks for; what is missing is up to the server.
+/// What a caller asks for. The server chooses what is not set.
 #[derive(Debug, Clone, Default)]
 pub struct SessionAsk {
     pub key: Option<String>,
@@ -27,14 +27,14 @@ pub struct SessionAsk {
     pub ttl_s: Option<u64>,
     pub idle_s: Option<u64>,
     pub spill_s: Option<u64>,
-    /// The inner `None`: none are wanted.
+    /// `Some(None)`: without checkpoints.
     pub checkpoints: Option<Option<Checkpoints>>,
     pub metadata: Option<serde_json::Map<String, serde_json::Value>>,
 }
 
 impl SessionAsk {
-    /// The session this asks for. A size of files in memory that was asked for is had: where
-    /// nobody asked for a limit of memory as well, that is raised.
+    /// The spec of the session, with defaults for what is not set. If only the size of files in
+    /// memory is set, the limit of memory is raised to hold them.
     #[must_use]
     pub fn with_defaults(&self, defaults: &SessionSpec) -> SessionSpec {
         let own = defaults.clone();
@@ -61,8 +61,8 @@ impl SessionAsk {
         }
     }
 
-    /// What was explicitly asked for and is not so in a session found by its key. A longer life is
-    /// no difference: it is granted.
+    /// The fields that are set and differ from an existing session with the same key. A longer life
+    /// is no difference: it is granted.
     #[must_use]
     pub fn differences(&self, found: &SessionSpec) -> Vec<&'static str> {
         fn differs<T: PartialEq>(asked: Option<&T>, found: &T) -> bool {

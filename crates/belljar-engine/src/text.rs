@@ -1,8 +1,7 @@
-//! Text that may be large, such as what an execution printed, and JSON with such text in it.
+//! Text that may be large, such as the output of an execution, and JSON that contains such text.
 //!
-//! Printed text can become six times as long in JSON (`\u0000`). Whoever sends it need not have
-//! all of that in memory: [`Parts`] is the JSON around the text, and the text itself as it is, to be
-//! escaped piece by piece.
+//! Text can become six times as long in JSON (`\u0000`). To send it without all of that in memory,
+//! [`JsonParts`] holds the JSON around the text and the text itself, which is escaped piece by piece.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -13,29 +12,29 @@ use std::sync::Arc;
 
 use serde::{Serialize, Serializer};
 
-/// Text from this length on is a part of its own.
+/// Text of this length or more is a separate part.
 const LARGE: usize = 16 * 1024;
 
-/// How much text is escaped at once.
+/// Bytes of text that are escaped at once.
 const PIECE: usize = 16 * 1024;
 
 /// Cheap to clone; in JSON, a string.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Text(Arc<String>);
+pub struct LargeText(Arc<String>);
 
-impl From<String> for Text {
-    fn from(text: String) -> Text {
-        Text(Arc::new(text))
+impl From<String> for LargeText {
+    fn from(text: String) -> LargeText {
+        LargeText(Arc::new(text))
     }
 }
 
-impl From<Text> for String {
-    fn from(text: Text) -> String {
+impl From<LargeText> for String {
+    fn from(text: LargeText) -> String {
         Arc::unwrap_or_clone(text.0)
     }
 }
 
-impl Deref for Text {
+impl Deref for LargeText {
     type Target = String;
 
     fn deref(&self) -> &String {
@@ -43,37 +42,37 @@ impl Deref for Text {
     }
 }
 
-impl fmt::Display for Text {
+impl fmt::Display for LargeText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self)
     }
 }
 
-impl PartialEq<str> for Text {
+impl PartialEq<str> for LargeText {
     fn eq(&self, other: &str) -> bool {
         self.as_str() == other
     }
 }
 
-impl PartialEq<&str> for Text {
+impl PartialEq<&str> for LargeText {
     fn eq(&self, other: &&str) -> bool {
         self.as_str() == *other
     }
 }
 
-impl PartialEq<String> for Text {
+impl PartialEq<String> for LargeText {
     fn eq(&self, other: &String) -> bool {
         *self.0 == *other
     }
 }
 
-impl Serialize for Text {
+impl Serialize for LargeText {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let aside = self.len() >= LARGE && SPLITTING.with_borrow(Option::is_some);
         if !aside {
             return serializer.serialize_str(self);
         }
-        // Both quotes are in the buffer when this returns: the serializer has none of its own.
+        // Both quotes are in the buffer when this returns: the serializer buffers nothing itself.
         let written = serializer.serialize_str("")?;
         SPLITTING.with_borrow_mut(|splitting| {
             if let Some(splitting) = splitting {
@@ -85,29 +84,29 @@ impl Serialize for Text {
 }
 
 thread_local! {
-    /// The JSON that this thread is taking apart, while it does.
+    /// The JSON that this thread is splitting into parts.
     static SPLITTING: RefCell<Option<Splitting>> = const { RefCell::new(None) };
 }
 
 #[derive(Debug, Default)]
 struct Splitting {
     json: Vec<u8>,
-    parts: VecDeque<Part>,
+    parts: VecDeque<JsonPart>,
 }
 
 impl Splitting {
     /// Puts text between the two quotes that were written last.
-    fn put_aside(&mut self, text: Text) {
+    fn put_aside(&mut self, text: LargeText) {
         self.json.pop();
-        self.parts.push_back(Part::Json(std::mem::replace(&mut self.json, vec![b'"'])));
-        self.parts.push_back(Part::Text(text, 0));
+        self.parts.push_back(JsonPart::Json(std::mem::replace(&mut self.json, vec![b'"'])));
+        self.parts.push_back(JsonPart::Text(text, 0));
     }
 }
 
-/// What the serializer writes to.
-struct Buffer;
+/// Passes what the serializer writes to [`SPLITTING`].
+struct SplittingWriter;
 
-impl io::Write for Buffer {
+impl io::Write for SplittingWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         SPLITTING.with_borrow_mut(|splitting| {
             let splitting = splitting.as_mut().ok_or(io::ErrorKind::BrokenPipe)?;
@@ -122,61 +121,60 @@ impl io::Write for Buffer {
 }
 
 #[derive(Debug)]
-enum Part {
+enum JsonPart {
     Json(Vec<u8>),
-    /// Text, and how much of it has been taken.
-    Text(Text, usize),
+    /// Text, and how many bytes of it were returned.
+    Text(LargeText, usize),
 }
 
-/// A value as JSON, in which large text is not escaped yet.
+/// A value as JSON in which large text is not escaped yet. Iterating returns the JSON piece by piece.
 #[derive(Debug)]
-pub struct Parts(VecDeque<Part>);
+pub struct JsonParts(VecDeque<JsonPart>);
 
-impl Parts {
-    pub fn of(value: &impl Serialize) -> serde_json::Result<Parts> {
+impl JsonParts {
+    pub fn of(value: &impl Serialize) -> serde_json::Result<JsonParts> {
         SPLITTING.set(Some(Splitting::default()));
-        let written = serde_json::to_writer(Buffer, value);
+        let written = serde_json::to_writer(SplittingWriter, value);
         let splitting = SPLITTING.take().unwrap_or_default();
         written?;
         let Splitting { json, mut parts } = splitting;
-        parts.push_back(Part::Json(json));
-        Ok(Parts(parts))
+        parts.push_back(JsonPart::Json(json));
+        Ok(JsonParts(parts))
     }
 
     /// Bytes of memory that this holds.
     #[must_use]
     pub fn held(&self) -> usize {
-        let held = |part: &Part| match part {
-            Part::Json(json) => json.len(),
-            Part::Text(text, _) => text.len(),
+        let held = |part: &JsonPart| match part {
+            JsonPart::Json(json) => json.len(),
+            JsonPart::Text(text, _) => text.len(),
         };
         self.0.iter().map(held).sum()
     }
 }
 
-/// The JSON, a piece at a time.
-impl Iterator for Parts {
+impl Iterator for JsonParts {
     type Item = Vec<u8>;
 
     fn next(&mut self) -> Option<Vec<u8>> {
         loop {
             match self.0.front_mut()? {
-                Part::Json(json) => {
+                JsonPart::Json(json) => {
                     let json = std::mem::take(json);
                     self.0.pop_front();
                     return Some(json);
                 }
-                Part::Text(text, taken) if *taken < text.len() => {
+                JsonPart::Text(text, taken) if *taken < text.len() => {
                     let rest = &text[*taken..];
                     let end = boundary(rest, PIECE);
                     *taken += end;
-                    // A string cannot fail to be one.
+                    // Serializing a string cannot fail.
                     let mut quoted = serde_json::to_vec(&rest[..end]).unwrap_or_default();
                     quoted.pop();
                     quoted.drain(..1);
                     return Some(quoted);
                 }
-                Part::Text(..) => drop(self.0.pop_front()),
+                JsonPart::Text(..) => drop(self.0.pop_front()),
             }
         }
     }
@@ -185,7 +183,7 @@ impl Iterator for Parts {
 /// The end of the last character that lies within the first `most` bytes.
 fn boundary(text: &str, most: usize) -> usize {
     let longest = most.min(text.len());
-    // The beginning is one.
+    // 0 is a boundary.
     (0..=longest).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0)
 }
 
@@ -195,27 +193,27 @@ mod tests {
     use proptest::prelude::*;
 
     #[derive(Serialize)]
-    struct Inner {
+    struct Sample {
         before: u8,
-        text: Text,
+        text: LargeText,
         #[serde(flatten)]
         more: More,
     }
 
     #[derive(Serialize)]
     struct More {
-        other: Text,
-        list: Vec<Text>,
+        other: LargeText,
+        list: Vec<LargeText>,
     }
 
     fn whole(value: &impl Serialize) -> Vec<u8> {
-        Parts::of(value).unwrap().flatten().collect()
+        JsonParts::of(value).unwrap().flatten().collect()
     }
 
     #[test]
     fn text_without_escapes_is_not_copied() {
-        let text = Text::from("x".repeat(1 << 20));
-        let parts = Parts::of(&[&text, &text]).unwrap();
+        let text = LargeText::from("x".repeat(1 << 20));
+        let parts = JsonParts::of(&[&text, &text]).unwrap();
         assert_eq!(Arc::strong_count(&text.0), 3);
         assert_eq!(parts.held(), (2 << 20) + r#"["",""]"#.len());
         assert!(parts.into_iter().all(|piece| piece.len() <= PIECE));
@@ -227,11 +225,11 @@ mod tests {
             unit in "\\PC{0,3}[\u{0}\n\"\\\\€😀]{0,3}",
             times in prop::sample::select(vec![0usize, 1, 20_000]),
         ) {
-            let text = Text::from(unit.repeat(times));
-            let inner = || Inner {
+            let text = LargeText::from(unit.repeat(times));
+            let inner = || Sample {
                 before: 1,
                 text: text.clone(),
-                more: More { other: text.clone(), list: vec![text.clone(), Text::default()] },
+                more: More { other: text.clone(), list: vec![text.clone(), LargeText::default()] },
             };
             let value = [inner(), inner()];
             prop_assert_eq!(whole(&value), serde_json::to_vec(&value).unwrap());

@@ -1,16 +1,16 @@
-//! Volumes: named files of a tenant that outlive sessions, and are shown to any number of them at
-//! `/volumes/NAME`.
+//! Volumes: named directories of a tenant that outlive sessions. Any number of sessions can use one,
+//! at `/volumes/NAME`.
 //!
 //! ```text
-//!            made on disk              nobody uses it
+//!            made on disk              not in use
 //!   making ───────────────▶ ready ───────────────────▶ removing ──▶ no row
 //!      └── killed ──▶ removed at the next start ◀── killed ──┘
 //! ```
 //!
-//! The row comes first and goes last, so that whatever is on disk is known of. Who uses a volume is
-//! never written down by itself: it is what the rows of living sessions say, also after a restart, and
-//! the runs of this process. A session's row is written before its volumes are looked up, and a
-//! volume is given up in the same transaction that finds no session: of the two, one sees the other.
+//! The row is added first and deleted last, so that everything on disk has a row. The users of a
+//! volume are not stored by themselves: they are the sessions that have not ended and whose rows
+//! name it, and the runs of this process. A session's row is stored before its volumes are looked
+//! up, and a volume is retired in the transaction that finds no user: of the two, one sees the other.
 
 use std::path::PathBuf;
 
@@ -21,31 +21,31 @@ pub use crate::store::{
     AskedVolumes, BadVolumeName, VolumeMode, VolumeName, VolumeQuota, VolumeRow, VolumeUser,
 };
 
-/// The most that one session can have.
+/// How many volumes one session can have.
 pub const MAX_PER_SESSION: usize = 16;
 
-/// Looking at what a volume holds can take its time; so many at once.
+/// How many volumes are measured at the same time: it can take long.
 const MEASURED_AT_ONCE: usize = 2;
 
-/// How a server keeps volumes.
+/// Settings of volumes.
 #[derive(Debug, Clone)]
 pub struct VolumesConfig {
     pub root: PathBuf,
-    /// How new ones are kept; none: with an enforced size if that is possible.
+    /// For new volumes; `None`: with an enforced size if that is possible.
     pub kind: Option<VolumeKind>,
-    /// Of one whose size nobody said.
+    /// Bytes of a volume that is created without a size.
     pub size: u64,
-    /// How many a tenant can have, and how large they can be together.
+    /// What all volumes of a tenant together may have.
     pub per_tenant: VolumeQuota,
     /// Refuses volumes whose size is not enforced.
     pub strict: bool,
 }
 
 impl VolumesConfig {
-    /// How a new volume is kept, and why not better.
+    /// The kind of a new volume, and if its size is not enforced, why.
     #[must_use]
     pub fn new_kind(&self) -> (VolumeKind, Option<&'static str>) {
-        VolumeKind::of_new(self.kind, "BELLJAR_VOLUME_STORAGE=directory asks for that")
+        VolumeKind::of_new(self.kind, "BELLJAR_VOLUME_STORAGE=directory is set")
     }
 }
 
@@ -56,14 +56,14 @@ pub struct VolumeInfo {
     pub size: u64,
     pub kind: VolumeKind,
     pub created_ms: i64,
-    /// Living sessions, and runs.
+    /// Sessions that have not ended, and runs.
     pub used_by: Vec<VolumeUser>,
-    /// Where somebody asked for that.
+    /// If it was measured.
     pub usage: Option<VolumeUsage>,
 }
 
 impl VolumeInfo {
-    /// Whether more than its size is refused by the kernel.
+    /// Whether the kernel enforces its size.
     #[must_use]
     pub fn is_enforced(&self) -> bool {
         self.kind == VolumeKind::Image

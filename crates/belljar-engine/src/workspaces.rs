@@ -1,43 +1,42 @@
-//! Directories of the host that sessions may have at `/workspace`, writable: which of them.
+//! Which directories of the host a session may have, writable, at `/workspace`.
 //!
-//! Nobody gets one that the operator does not name (`BELLJAR_WORKSPACES`). Some are refused whoever asks and
-//! whatever is named: those from which code could take over the machine or this server, because what is in them is
-//! executed or believed by others.
+//! Only directories that the operator allows (`BELLJAR_WORKSPACES`). Some are refused even then: those from which
+//! code could take over the machine or this server, because other programs execute or trust files in them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::EngineError;
 
-/// Which directories can be asked for.
+/// Which directories a client can ask for.
 #[derive(Debug, Clone, Default)]
 pub struct WorkspacesConfig {
-    /// Those below one of these, or itself.
+    /// These directories and all below them.
     pub allowed: Vec<PathBuf>,
-    /// What belongs to this server: no workspace may be in it, or around it.
+    /// Directories of this server. No workspace may be in one of them, or contain one.
     pub own: Vec<PathBuf>,
 }
 
-/// Nothing below these is anybody's project.
+/// No workspace may be one of these or below one.
 const SYSTEM: [&str; 12] = [
     "/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/libx32", "/proc", "/sbin",
     "/sys", "/usr",
 ];
 
-/// Nor are these themselves.
+/// No workspace may be one of these.
 const TOP: [&str; 10] =
     ["/", "/home", "/media", "/mnt", "/opt", "/root", "/run", "/srv", "/tmp", "/var"];
 
 impl WorkspacesConfig {
-    /// The directory that was asked for, without links in its path. Blocks.
+    /// The requested directory, without symbolic links in its path. Blocks.
     pub(crate) fn find(&self, asked: &Path) -> Result<PathBuf, EngineError> {
         let refused = |why: String| {
             Err(EngineError::WorkspaceRefused(format!("workspace `{}` {why}", asked.display())))
         };
         if !asked.is_absolute() {
-            return refused("is no absolute path".into());
+            return refused("is not an absolute path".into());
         }
-        // Whether it is there is the business of those only who may have it.
+        // Does not reveal whether a directory exists that is not allowed.
         let not_allowed = || {
             refused(
                 "is not allowed here; the operator can allow directories, and all below them, with \
@@ -102,7 +101,7 @@ impl WorkspacesConfig {
     }
 }
 
-/// Where users of this machine live.
+/// The home directories of the users of this machine.
 fn homes() -> Vec<PathBuf> {
     let passwd = fs::read_to_string("/etc/passwd").unwrap_or_default();
     let listed = passwd.lines().filter_map(|line| line.split(':').nth(5)).map(PathBuf::from);
@@ -125,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_named_can_be_asked_for() {
+    fn only_allowed_directories_can_be_used() {
         let root = tempfile::tempdir().unwrap();
         let at = |name: &str| root.path().join(name);
         for name in ["projects/a", "other", "projects/server/state"] {
@@ -163,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn some_are_refused_whatever_is_allowed() {
+    fn some_are_refused_even_if_allowed() {
         let config = WorkspacesConfig { allowed: vec!["/".into()], own: Vec::new() };
         let homes = ["/home/ada".into(), "/root".into(), "/srv/people/eve".into()];
         let refused = |path: &str| config.why_never(Path::new(path), &homes).is_some();

@@ -1,97 +1,86 @@
-//! Content by its name: SHA-256, as registries write it.
+//! Digests as registries write them, and readers and writers that compute them.
 
 use std::fmt;
 use std::io::{self, Read, Write};
 use std::str::FromStr;
 
+use belljar_proto::digest::Digest;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-/// `sha256:` and 64 hexadecimal digits, in lower case.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+/// A SHA-256 that is written with its algorithm: `sha256:` and 64 hexadecimal digits.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub struct Digest(String);
+pub struct OciDigest(Digest);
 
 const PREFIX: &str = "sha256:";
 
-impl Digest {
+impl OciDigest {
     #[must_use]
-    pub fn of(bytes: &[u8]) -> Digest {
-        let mut hash = Hash::default();
-        hash.update(bytes);
-        hash.finish()
+    pub fn of(bytes: &[u8]) -> OciDigest {
+        OciDigest(Digest::of(bytes))
     }
 
     /// The digits alone, good for a file name.
     #[must_use]
-    pub fn hex(&self) -> &str {
-        &self.0[PREFIX.len()..]
-    }
-
-    #[must_use]
-    pub fn as_str(&self) -> &str {
-        &self.0
+    pub fn hex(&self) -> String {
+        self.0.to_string()
     }
 
     /// From the digits alone.
     #[must_use]
-    pub fn from_hex(hex: &str) -> Option<Digest> {
-        format!("{PREFIX}{hex}").parse().ok()
+    pub fn from_hex(hex: &str) -> Option<OciDigest> {
+        hex.parse().ok().map(OciDigest)
     }
 
-    /// What a stack of layers is called: the first by its own name, every further one by the name
-    /// of the stack below it and its own.
+    /// The name of a stack of layers (chain id): for one layer its own digest, for every further one
+    /// the digest of the name so far and its own.
     #[must_use]
-    pub fn of_chain(layers: &[Digest]) -> Option<Digest> {
+    pub fn of_chain(layers: &[OciDigest]) -> Option<OciDigest> {
         let (first, rest) = layers.split_first()?;
         Some(
-            rest.iter().fold(first.clone(), |below, layer| {
-                Digest::of(format!("{below} {layer}").as_bytes())
-            }),
+            rest.iter()
+                .fold(*first, |below, layer| OciDigest::of(format!("{below} {layer}").as_bytes())),
         )
     }
 }
 
-/// Why something is no digest.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is not a SHA-256 digest")]
-pub struct NotADigest(String);
+pub struct NotAnOciDigest(String);
 
-impl FromStr for Digest {
-    type Err = NotADigest;
+impl FromStr for OciDigest {
+    type Err = NotAnOciDigest;
 
-    fn from_str(text: &str) -> Result<Digest, NotADigest> {
-        let is_digit = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
-        match text.strip_prefix(PREFIX) {
-            Some(hex) if hex.len() == 64 && hex.bytes().all(is_digit) => Ok(Digest(text.into())),
-            _ => Err(NotADigest(text.chars().take(100).collect())),
-        }
+    fn from_str(text: &str) -> Result<OciDigest, NotAnOciDigest> {
+        let digest = text.strip_prefix(PREFIX).and_then(OciDigest::from_hex);
+        digest.ok_or_else(|| NotAnOciDigest(text.chars().take(100).collect()))
     }
 }
 
-impl TryFrom<String> for Digest {
-    type Error = NotADigest;
+impl TryFrom<String> for OciDigest {
+    type Error = NotAnOciDigest;
 
-    fn try_from(text: String) -> Result<Digest, NotADigest> {
+    fn try_from(text: String) -> Result<OciDigest, NotAnOciDigest> {
         text.parse()
     }
 }
 
-impl From<Digest> for String {
-    fn from(digest: Digest) -> String {
-        digest.0
+impl From<OciDigest> for String {
+    fn from(digest: OciDigest) -> String {
+        digest.to_string()
     }
 }
 
-impl fmt::Display for Digest {
+impl fmt::Display for OciDigest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        write!(f, "{PREFIX}{}", self.0)
     }
 }
 
-impl fmt::Debug for Digest {
+impl fmt::Debug for OciDigest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        fmt::Display::fmt(self, f)
     }
 }
 
@@ -105,9 +94,8 @@ impl Hash {
     }
 
     #[must_use]
-    pub(crate) fn finish(self) -> Digest {
-        let hex: String = self.0.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
-        Digest(format!("{PREFIX}{hex}"))
+    pub(crate) fn finish(self) -> OciDigest {
+        OciDigest(self.0.into())
     }
 }
 
@@ -124,8 +112,8 @@ impl<R: Read> HashingReader<R> {
         HashingReader { inner, hash: Hash::default(), bytes: 0 }
     }
 
-    /// Reads the rest, and tells of all that was read.
-    pub(crate) fn finish(mut self) -> io::Result<(Digest, u64)> {
+    /// Reads the rest, and returns the digest and size of all that was read.
+    pub(crate) fn finish(mut self) -> io::Result<(OciDigest, u64)> {
         io::copy(&mut self, &mut io::sink())?;
         Ok((self.hash.finish(), self.bytes))
     }
@@ -153,7 +141,7 @@ impl<W: Write> HashingWriter<W> {
         HashingWriter { inner, hash: Hash::default(), bytes: 0 }
     }
 
-    pub(crate) fn finish(self) -> (W, Digest, u64) {
+    pub(crate) fn finish(self) -> (W, OciDigest, u64) {
         (self.inner, self.hash.finish(), self.bytes)
     }
 }
@@ -178,19 +166,19 @@ mod tests {
     #[test]
     fn digests_are_written_as_registries_do() {
         let empty = "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
-        assert_eq!(Digest::of(b"").as_str(), empty);
-        assert_eq!(empty.parse::<Digest>().unwrap().hex().len(), 64);
+        assert_eq!(OciDigest::of(b"").to_string(), empty);
+        assert_eq!(empty.parse::<OciDigest>().unwrap().hex().len(), 64);
         for wrong in ["", "sha256:", "sha256:../../x", &empty.to_uppercase(), &empty[..70]] {
-            assert!(wrong.parse::<Digest>().is_err(), "{wrong}");
+            assert!(wrong.parse::<OciDigest>().is_err(), "{wrong}");
         }
     }
 
     #[test]
     fn a_chain_is_named_as_the_specification_says() {
-        let (a, b) = (Digest::of(b"a"), Digest::of(b"b"));
-        assert_eq!(Digest::of_chain(&[]), None);
-        assert_eq!(Digest::of_chain(std::slice::from_ref(&a)), Some(a.clone()));
-        let expected = Digest::of(format!("{a} {b}").as_bytes());
-        assert_eq!(Digest::of_chain(&[a, b]), Some(expected));
+        let (a, b) = (OciDigest::of(b"a"), OciDigest::of(b"b"));
+        assert_eq!(OciDigest::of_chain(&[]), None);
+        assert_eq!(OciDigest::of_chain(std::slice::from_ref(&a)), Some(a));
+        let expected = OciDigest::of(format!("{a} {b}").as_bytes());
+        assert_eq!(OciDigest::of_chain(&[a, b]), Some(expected));
     }
 }

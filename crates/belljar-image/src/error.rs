@@ -3,9 +3,9 @@
 use std::io;
 use std::path::PathBuf;
 
-use crate::digest::NotADigest;
+use crate::digest::NotAnOciDigest;
 use crate::name::BadName;
-use crate::{Digest, Name};
+use crate::{Name, OciDigest};
 
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
@@ -45,9 +45,9 @@ pub enum ImageError {
         cause: serde_json::Error,
     },
     #[error("the image is damaged: {what} should be {expected} and is {found}")]
-    Digest { what: String, expected: Digest, found: Digest },
+    Digest { what: String, expected: OciDigest, found: OciDigest },
     #[error(transparent)]
-    NotADigest(#[from] NotADigest),
+    NotADigest(#[from] NotAnOciDigest),
     #[error("the image is not for this machine: it should be {wanted}, and there is {has}")]
     Platform { wanted: String, has: String },
     #[error("the image is incomplete: {0} is missing")]

@@ -6,7 +6,7 @@
 //!   build (spec) ─────┘         └─▶ the same layers as a Docker image
 //! ```
 //!
-//! [`Store`] keeps them below one directory and survives being killed at any point; [`unpack`]
+//! [`ImageStore`] keeps them below one directory and survives being killed at any point; [`unpack`]
 //! trusts no archive.
 
 #![forbid(unsafe_code)]
@@ -30,7 +30,7 @@ mod unpack;
 pub use build::{
     BuildOptions, DEFAULT_SPEC, Loaded, Spec, StepOrder, build, load_into_docker, perform_step,
 };
-pub use digest::Digest;
+pub use digest::OciDigest;
 pub use error::ImageError;
 pub use import::import;
 pub use limits::UnpackLimits;
@@ -39,7 +39,7 @@ pub use oci::{LABEL_IMAGE, LABEL_PRELOAD};
 pub use progress::{Progress, Silent};
 pub use pull::{Login, PullOptions, pull};
 pub use skeleton::ETC_FILES;
-pub use store::{Image, InUse, Store, Writer};
+pub use store::{Image, ImageStore, InUse, Writer};
 pub use unpack::Unpacked;
 
 /// Tests measure how much memory parsers of hostile input take.

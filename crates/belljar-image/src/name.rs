@@ -54,8 +54,8 @@ impl FromStr for Name {
             return Err(bad());
         }
         if let Some((repository, digest)) = text.split_once('@') {
-            let fits =
-                is_repository(strip_tag(repository).0) && crate::Digest::from_str(digest).is_ok();
+            let fits = is_repository(strip_tag(repository).0)
+                && crate::OciDigest::from_str(digest).is_ok();
             return if fits { Ok(Name(text.to_owned())) } else { Err(bad()) };
         }
         let (repository, tag) = strip_tag(text);

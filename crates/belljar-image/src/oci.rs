@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Digest, ImageError, limits};
+use crate::{ImageError, OciDigest, limits};
 
 pub(crate) const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 pub(crate) const INDEX: &str = "application/vnd.oci.image.index.v1+json";
@@ -24,7 +24,7 @@ pub const LABEL_PRELOAD: &str = "belljar.preload";
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Descriptor {
     pub(crate) media_type: String,
-    pub(crate) digest: Digest,
+    pub(crate) digest: OciDigest,
     pub(crate) size: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) platform: Option<Platform>,
@@ -33,7 +33,7 @@ pub(crate) struct Descriptor {
 }
 
 impl Descriptor {
-    pub(crate) fn new(media_type: &str, digest: Digest, size: u64) -> Descriptor {
+    pub(crate) fn new(media_type: &str, digest: OciDigest, size: u64) -> Descriptor {
         let annotations = BTreeMap::new();
         Descriptor { media_type: media_type.into(), digest, size, platform: None, annotations }
     }
@@ -196,7 +196,7 @@ pub(crate) struct RootfsConfig {
     #[serde(default, rename = "type")]
     pub(crate) kind: String,
     #[serde(default)]
-    pub(crate) diff_ids: Vec<Digest>,
+    pub(crate) diff_ids: Vec<OciDigest>,
 }
 
 impl ImageConfig {
@@ -230,7 +230,7 @@ mod tests {
             variant: variant.map(str::to_owned),
         };
         let name = format!("{os}{architecture}{variant:?}");
-        let digest = Digest::of(name.as_bytes());
+        let digest = OciDigest::of(name.as_bytes());
         Descriptor { platform: Some(platform), ..Descriptor::new(MANIFEST, digest, 1) }
     }
 

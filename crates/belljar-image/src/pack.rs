@@ -13,7 +13,7 @@ use belljar_sys::xattr;
 
 use crate::digest::HashingWriter;
 use crate::store::Writer;
-use crate::{Digest, ImageError, limits};
+use crate::{ImageError, OciDigest, limits};
 
 /// When everything that a build made was made: there is no better answer, and it is always the same.
 const BUILD_TIME: u64 = 1_767_225_600;
@@ -33,7 +33,7 @@ pub(crate) struct Rules<'a> {
 
 #[derive(Debug)]
 pub(crate) struct Packed {
-    pub(crate) digest: Digest,
+    pub(crate) digest: OciDigest,
     pub(crate) size: u64,
 }
 

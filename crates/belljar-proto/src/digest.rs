@@ -1,4 +1,5 @@
-//! The SHA-256 of a content, which is also its name.
+//! The SHA-256 of a content, by which artifacts, datasets and image layers are named. It is here
+//! because this is the lowest crate that both the image store and the engine use.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,7 +7,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use sha2::{Digest as _, Sha256};
 
-/// 32 bytes, written as 64 small hexadecimal digits.
+/// 32 bytes, written as 64 hexadecimal digits in lower case.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Digest(pub [u8; 32]);
 
@@ -23,7 +24,6 @@ impl From<Sha256> for Digest {
     }
 }
 
-/// It is not 64 small hexadecimal digits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a digest is 64 hexadecimal digits in lower case")]
 pub struct NotADigest;

@@ -54,20 +54,20 @@ impl Add for ArtifactTotal {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Quotas {
+pub struct ArtifactQuotas {
     /// Of one artifact.
     pub file_bytes: u64,
-    pub session: Quota,
-    pub tenant: Quota,
+    pub session: ArtifactQuota,
+    pub tenant: ArtifactQuota,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Quota {
+pub struct ArtifactQuota {
     pub count: u64,
     pub bytes: u64,
 }
 
-impl Quota {
+impl ArtifactQuota {
     /// Why an artifact of this size may not be added to `there`, if so.
     #[must_use]
     pub fn refuses(self, whose: &str, there: ArtifactTotal, size: u64) -> Option<String> {
@@ -89,7 +89,7 @@ pub trait ArtifactCatalog: Debug + Send + Sync {
     async fn add(
         &self,
         rows: Vec<ArtifactRow>,
-        quotas: Quotas,
+        quotas: ArtifactQuotas,
     ) -> Result<Vec<Option<String>>, StoreError>;
 
     /// The totals of the tenant, and of this session.

@@ -1,4 +1,4 @@
-//! What is to be executed, and how.
+//! The request of an execution.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use belljar_proto::exec::{
 use belljar_runtime::languages;
 use serde::{Deserialize, Serialize};
 
-/// What was asked, besides the code itself.
+/// What to execute and how, without the code.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExecRequest {
     #[serde(flatten)]
@@ -17,7 +17,7 @@ pub struct ExecRequest {
     pub output_limit: u64,
     #[serde(default)]
     pub env: BTreeMap<String, String>,
-    /// Runs beside others and outlasts nobody's patience: whoever asked does not wait.
+    /// Runs beside other executions, and the client does not wait for it.
     #[serde(default)]
     pub background: bool,
     /// Takes input while it runs.
@@ -66,7 +66,7 @@ impl ExecRequest {
         }
     }
 
-    /// As the guest is asked to do it, with the session's environment where it is needed.
+    /// The request to the guest. `base_env` is the environment of the session.
     #[must_use]
     pub fn spec(&self, exec_id: &str, base_env: &[(String, String)]) -> ExecSpec {
         let mut env: BTreeMap<String, String> = base_env.iter().cloned().collect();

@@ -31,7 +31,9 @@ use std::fmt::Debug;
 use async_trait::async_trait;
 pub use belljar_proto::digest::{Digest, NotADigest};
 
-pub use artifacts::{ArtifactCatalog, ArtifactFilter, ArtifactRow, ArtifactTotal, Quota, Quotas};
+pub use artifacts::{
+    ArtifactCatalog, ArtifactFilter, ArtifactQuota, ArtifactQuotas, ArtifactRow, ArtifactTotal,
+};
 pub use datasets::{DatasetRecords, DatasetRow, DatasetStatus};
 pub use error::{BackendError, BackendFailure, StoreError};
 pub use exec_request::ExecRequest;

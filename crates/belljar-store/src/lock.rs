@@ -8,14 +8,14 @@ use belljar_sys::file_lock::FileLock;
 
 use crate::StoreError;
 
-/// Held for as long as the server lives.
+/// Held while the server runs; the kernel releases it when the process ends, for whatever reason.
 #[derive(Debug)]
 pub struct StateLock {
     _lock: FileLock,
 }
 
 impl StateLock {
-    /// Makes the directory if need be and takes the lock in it.
+    /// Takes the lock in a directory, which is made if it is missing.
     pub fn take(directory: &Path) -> Result<StateLock, StoreError> {
         let failed = |cause| StoreError::StateDir { path: directory.into(), cause };
         fs::DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(failed)?;
@@ -32,12 +32,13 @@ impl StateLock {
     }
 }
 
+/// Writes our process id into the file, for the error of a second server.
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_second_server_is_told_who_is_there() {
+    fn a_second_server_gets_the_process_id_of_the_first() {
         let directory = tempfile::tempdir().unwrap();
         let first = StateLock::take(directory.path()).unwrap();
         let second = StateLock::take(directory.path()).unwrap_err().to_string();

@@ -1,4 +1,4 @@
-//! What a volume may be called: one plain name, which is a directory inside.
+//! The name of a volume, which is also the name of its directory in the sandbox.
 
 use std::fmt;
 use std::str::FromStr;
@@ -19,7 +19,7 @@ pub struct VolumeName(String);
 )]
 pub struct BadVolumeName(String);
 
-/// No more of it than would have been a name.
+/// Cut to the length of a valid name.
 fn shown(text: &str) -> String {
     text.chars().take(MAX_BYTES).collect::<String>().escape_debug().to_string()
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result};
-use belljar_image::{Store, UnpackLimits};
+use belljar_image::{ImageStore, UnpackLimits};
 use belljar_runtime::native::image::{Image, Python};
 use belljar_runtime::native::{NativeConfig, Prepared};
 use belljar_runtime::{kernels, paths};
@@ -127,9 +127,9 @@ pub fn native_image(settings: &Settings) -> String {
 
 /// Images other than the machine itself.
 #[must_use]
-pub fn images(settings: &Settings) -> Store {
+pub fn images(settings: &Settings) -> ImageStore {
     let limits = UnpackLimits { bytes: settings.image_bytes, ..UnpackLimits::default() };
-    Store::new(settings.home.join("images"), limits)
+    ImageStore::new(settings.home.join("images"), limits)
 }
 
 /// The server's database.

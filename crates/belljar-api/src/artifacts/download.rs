@@ -3,15 +3,14 @@
 //! Nobody is asked for a key here: the token is what opens it. Whatever is wrong with a token, the
 //! answer is the same and takes the same time, and nothing of the artifact is looked at before.
 
-use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::sync::Arc;
 
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, Method as HttpMethod, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use belljar_engine::artifacts::{ArtifactRow, Digest, Method, is_active};
+use belljar_engine::artifacts::{ArtifactRow, BlobReader, Digest, Method, is_active};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
@@ -68,8 +67,8 @@ pub(crate) async fn download(
     let row = store.find(&id).await?.ok_or_else(gone)?;
     let share = app.tenants.of(&row.tenant);
     let permit = share.enter()?.and(share.reserve(row.size.min(VERIFIED_UP_TO)).await?);
-    let file = store.content(&row).map_err(|error| damaged(&row, &error.to_string()))?;
-    let mut response = answer(&row, file, &headers, is_head).await?;
+    let content = store.content(&row).await.map_err(|error| damaged(&row, &error.to_string()))?;
+    let mut response = answer(&row, content, &headers, is_head).await?;
     let as_attachment = query.download.as_deref().is_some_and(|value| value != "0");
     describe(&row, as_attachment, response.headers_mut());
     Ok(keeping(response, permit))
@@ -86,7 +85,7 @@ pub(crate) fn gone() -> ApiError {
 
 async fn answer(
     row: &ArtifactRow,
-    file: File,
+    content: BlobReader,
     headers: &HeaderMap,
     is_head: bool,
 ) -> Result<Response, ApiError> {
@@ -105,11 +104,11 @@ async fn answer(
     let body = if is_head {
         Body::empty()
     } else if row.size <= VERIFIED_UP_TO {
-        let bytes = verified(row, file).await?;
+        let bytes = verified(row, content).await?;
         // Within the size that was just compared.
         bytes.slice(to_usize(span.from)..to_usize(span.to)).into()
     } else {
-        content::stream(file, span.from, span.to)
+        content::stream(move |to, at| content.read_exact_at(to, at), span.from, span.to)
     };
     Ok(span.respond(body))
 }
@@ -119,12 +118,13 @@ fn to_usize(offset: u64) -> usize {
 }
 
 /// The whole content, if it is what was taken once.
-async fn verified(row: &ArtifactRow, mut file: File) -> Result<axum::body::Bytes, ApiError> {
+async fn verified(row: &ArtifactRow, content: BlobReader) -> Result<axum::body::Bytes, ApiError> {
     let (size, sha256) = (row.size, row.sha256);
     let reading = tokio::task::spawn_blocking(move || {
-        let mut bytes = Vec::with_capacity(to_usize(size));
-        file.by_ref().take(size + 1).read_to_end(&mut bytes)?;
-        let intact = bytes.len() as u64 == size && Digest::of(&bytes) == sha256;
+        let mut bytes = vec![0; to_usize(size)];
+        content.read_exact_at(&mut bytes, 0)?;
+        let is_longer = content.read_at(&mut [0], size)? > 0;
+        let intact = !is_longer && Digest::of(&bytes) == sha256;
         if intact { Ok(bytes) } else { Err(io::Error::other("it does not match its hash")) }
     });
     let read = reading.await.unwrap_or_else(|panic| Err(io::Error::other(panic)));

@@ -210,8 +210,10 @@ async fn bytes(app: &App, result: &ExecResult, path: &str) -> Result<Response, A
     let gone = || failed("artifact_refused", "the picture was not kept".into());
     let id = id.ok_or_else(|| refusal(&result.artifacts, Some(path)).unwrap_or_else(gone))?;
     let row = app.engine.artifact_store().find(&id).await?.ok_or_else(gone)?;
-    let file = app.engine.artifact_store().content(&row).map_err(|_| gone())?;
-    let mut response = crate::artifacts::stream(file, 0, row.size).into_response();
+    let content = app.engine.artifact_store().content(&row).await.map_err(|_| gone())?;
+    let mut response =
+        crate::artifacts::stream(move |to, at| content.read_exact_at(to, at), 0, row.size)
+            .into_response();
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("image/png"));
     headers.insert(header::CONTENT_LENGTH, HeaderValue::from(row.size));

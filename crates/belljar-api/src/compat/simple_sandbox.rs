@@ -10,7 +10,7 @@ use belljar_engine::Principal;
 use belljar_engine::exec::transcript::Transcript;
 use belljar_engine::exec::{ExecParams, Source};
 use belljar_engine::spec::SessionAsk;
-use belljar_engine::text::Text;
+use belljar_engine::text::LargeText;
 use belljar_proto::exec::{Event, Language};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -54,7 +54,7 @@ pub(crate) struct Executed {
     pub exit_code: i32,
     /// What it printed on both streams, in the order it came.
     #[schema(value_type = String)]
-    pub output: Text,
+    pub output: LargeText,
 }
 
 /// Run a bash command.

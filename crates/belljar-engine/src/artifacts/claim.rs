@@ -1,10 +1,10 @@
-//! One list of artifacts per blob store.
+//! Locks that keep one catalog and one server per blob store.
 //!
-//! A sweep removes what its own list does not name, and a start clears what is half copied. A
-//! server that is pointed at the store of another, by a state directory of its own and the same
-//! home, would remove everything that the other keeps. So the store says whose it is, and one
-//! server at a time has it. The list is claimed as well: two servers with stores of their own and
-//! one list would each forget the artifacts of the other.
+//! A sweep removes all blobs that are not in its catalog, and a start removes unfinished copies. A
+//! server that uses the blob store of another, with a state directory of its own and the same home,
+//! would remove all blobs of the other. So the store contains the path of its catalog, and one
+//! server at a time locks it. The catalog is locked too: two servers with separate stores and one
+//! catalog would each remove artifacts of the other.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -14,32 +14,32 @@ use std::path::Path;
 
 use belljar_sys::file_lock::FileLock;
 
-/// In the store, for a person to read as well: the path of the list of artifacts.
+/// A file in the store with the path of the catalog, which people can read too.
 const OWNER: &str = "owner";
 
-/// Held for as long as the server lives.
+/// The lock of a blob store. The kernel releases it when the process ends, for whatever reason.
 #[derive(Debug)]
-pub(super) struct Claim {
+pub(super) struct StoreClaim {
     _lock: FileLock,
 }
 
-/// The same for the list.
+/// The lock of a catalog.
 #[derive(Debug)]
-pub(super) struct ListClaim {
+pub(super) struct CatalogClaim {
     _lock: FileLock,
 }
 
-impl ListClaim {
-    /// Claims the list in `database`, which need not be there yet. The lock is a file beside it:
-    /// SQLite has its own locks on the list.
-    pub(super) fn take(database: &Path) -> io::Result<ListClaim> {
+impl CatalogClaim {
+    /// Locks the catalog in `database`, which need not exist yet. The lock is a file beside it,
+    /// because SQLite has its own locks on the database.
+    pub(super) fn take(database: &Path) -> io::Result<CatalogClaim> {
         if let Some(parent) = database.parent() {
             fs::create_dir_all(parent)?;
         }
         let mut name = fs::canonicalize(database).unwrap_or_else(|_| database.into());
         name.as_mut_os_string().push(".lock");
         let lock = lock(&name, "another server uses it; set ARTIFACTS_DB to a file of its own")?;
-        Ok(ListClaim { _lock: lock })
+        Ok(CatalogClaim { _lock: lock })
     }
 }
 
@@ -47,10 +47,10 @@ fn lock(path: &Path, if_taken: &str) -> io::Result<FileLock> {
     FileLock::try_open(path)?.ok_or_else(|| io::Error::new(io::ErrorKind::ResourceBusy, if_taken))
 }
 
-impl Claim {
-    /// Claims the store in `directory`, which is there, for the list in `database`. A store whose
-    /// list is gone goes to whoever asks first.
-    pub(super) fn take(directory: &Path, database: &Path) -> io::Result<Claim> {
+impl StoreClaim {
+    /// Locks the store in `directory`, which exists, for the catalog in `database`. A store whose
+    /// catalog no longer exists can be taken by any other.
+    pub(super) fn take(directory: &Path, database: &Path) -> io::Result<StoreClaim> {
         let database = std::path::absolute(database)?;
         let if_taken = "another server uses it; set BLOBSTORE_DIR to a directory of its own";
         let mut lock = lock(&directory.join(OWNER), if_taken)?;
@@ -58,7 +58,7 @@ impl Claim {
         lock.file().read_to_end(&mut owner)?;
         let owner = Path::new(OsStr::from_bytes(owner.trim_ascii_end()));
         if owner == database {
-            return Ok(Claim { _lock: lock });
+            return Ok(StoreClaim { _lock: lock });
         }
         if !owner.as_os_str().is_empty() && owner.exists() {
             let message = format!(
@@ -70,7 +70,7 @@ impl Claim {
         }
         lock.write(&[database.as_os_str().as_bytes(), b"\n"].concat())?;
         lock.file().sync_all()?;
-        Ok(Claim { _lock: lock })
+        Ok(StoreClaim { _lock: lock })
     }
 }
 
@@ -79,23 +79,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_list_has_one_server_at_a_time() {
+    fn a_catalog_has_one_server_at_a_time() {
         let directory = tempfile::tempdir().unwrap();
         let list = directory.path().join("artifacts.db");
-        let first = ListClaim::take(&list).unwrap();
+        let first = CatalogClaim::take(&list).unwrap();
         fs::write(&list, "").unwrap();
         let alias = directory.path().join("alias.db");
         std::os::unix::fs::symlink(&list, &alias).unwrap();
         for path in [&list, &alias] {
-            let second = ListClaim::take(path).unwrap_err().to_string();
+            let second = CatalogClaim::take(path).unwrap_err().to_string();
             assert!(second.contains("ARTIFACTS_DB"), "{second}");
         }
         drop(first);
-        ListClaim::take(&alias).unwrap();
+        CatalogClaim::take(&alias).unwrap();
     }
 
     #[test]
-    fn a_store_has_one_list_and_one_server_at_a_time() {
+    fn a_store_has_one_catalog_and_one_server_at_a_time() {
         let directory = tempfile::tempdir().unwrap();
         let store = directory.path();
         let list = |name: &str| {
@@ -104,16 +104,16 @@ mod tests {
             path
         };
         let (one, other) = (list("one.db"), list("other.db"));
-        let first = Claim::take(store, &one).unwrap();
-        let second = Claim::take(store, &one).unwrap_err().to_string();
+        let first = StoreClaim::take(store, &one).unwrap();
+        let second = StoreClaim::take(store, &one).unwrap_err().to_string();
         assert!(second.contains("another server"), "{second}");
         drop(first);
-        let foreign = Claim::take(store, &other).unwrap_err().to_string();
+        let foreign = StoreClaim::take(store, &other).unwrap_err().to_string();
         assert!(foreign.contains("one.db"), "{foreign}");
-        drop(Claim::take(store, &one).unwrap());
-        // Moved, with all that belongs to it.
+        drop(StoreClaim::take(store, &one).unwrap());
+        // The catalog was moved.
         fs::rename(&one, store.join("moved.db")).unwrap();
-        drop(Claim::take(store, &store.join("moved.db")).unwrap());
-        Claim::take(store, &other).unwrap_err();
+        drop(StoreClaim::take(store, &store.join("moved.db")).unwrap());
+        StoreClaim::take(store, &other).unwrap_err();
     }
 }

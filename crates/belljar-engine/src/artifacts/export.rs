@@ -1,5 +1,5 @@
-//! Datasets that code has worked on, brought to the host: an artifact each, and a file among the
-//! exports whose name nobody has had before.
+//! Exports: files of `/session/data` that are copied to the host, each as an artifact and as a file
+//! with a new name.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs::{self, DirBuilder, File};
@@ -9,20 +9,35 @@ use std::path::{Path, PathBuf};
 
 use belljar_proto::guest::TreeLimits;
 use belljar_runtime::{Sandbox, paths};
+use serde::Serialize;
 
-use super::Refused;
-use super::ingest::{Origin, Place, own_directory};
+use super::ingest::{ArtifactOrigin, ArtifactPlace, own_directory};
 use super::names::harmless;
 use super::sandbox_files::SandboxFiles;
 use super::store::ArtifactStore;
+use super::{Artifact, RefusedArtifact};
 use crate::clock;
-use crate::datasets::{DatasetName, Exported, Exports};
 use crate::error::EngineError;
 
 const AT_ONCE: TreeLimits = TreeLimits { files: 1000, depth: 16 };
 
 /// How many names are tried for a file.
 const ATTEMPTS: u32 = 1000;
+
+/// A file that was copied from a session to the host.
+#[derive(Debug, Clone, Serialize)]
+pub struct Exported {
+    /// Below `/session/data`.
+    pub dataset: String,
+    #[serde(flatten)]
+    pub artifact: Artifact,
+}
+
+#[derive(Debug, Clone, Default)]
+pub struct Exports {
+    pub exports: Vec<Exported>,
+    pub refused: Vec<RefusedArtifact>,
+}
 
 impl ArtifactStore {
     /// Exports these files of `/session/data`, or all of them. They stay where they are.
@@ -31,49 +46,62 @@ impl ArtifactStore {
         sandbox: &Sandbox,
         tenant: &str,
         session: &str,
-        names: Option<Vec<DatasetName>>,
+        names: Option<BTreeSet<String>>,
     ) -> Result<Exports, EngineError> {
         let exec = crate::new_id("export");
-        let origin = Origin { tenant, session, exec: &exec, place: Place::Exports };
-        let mut gathering = match names {
-            Some(names) if names.len() as u64 > AT_ONCE.files => {
-                let most = AT_ONCE.files;
-                return Err(EngineError::Invalid(format!(
-                    "at most {most} can be exported at once"
-                )));
-            }
-            Some(names) => {
-                let names: BTreeSet<&str> = names.iter().map(DatasetName::as_str).collect();
-                let paths = names.into_iter().map(|name| name.as_bytes().to_vec());
-                SandboxFiles::named(sandbox, origin.directory(), paths)
-            }
-            None => SandboxFiles::begin(sandbox, origin.directory(), AT_ONCE).await?,
-        };
-        let mut refused = self.take_all(&mut gathering, origin, &HashMap::new()).await?.refused;
-        let stamp = stamp();
+        let origin = ArtifactOrigin { tenant, session, exec: &exec, place: ArtifactPlace::Exports };
+        let mut files = selected(sandbox, origin, names).await?;
+        let mut refused = self.take_all(&mut files, origin, &HashMap::new()).await?.refused;
+        let stamp = clock::stamp(clock::now_ms());
         let mut exports = Vec::new();
         let rows = self.catalog.of_exec(session, &exec).await?;
         let nowhere = vec![None; rows.len()];
         for mut artifact in self.show(rows, nowhere).await {
-            let Some(name) = relative(&artifact.path) else { continue };
-            let blob = artifact.host_path.clone();
-            let directory = own_directory(&self.config.exports_dir, tenant);
-            let (file, stamp) = (harmless(name.as_bytes()).unwrap_or_default(), stamp.clone());
-            let placing =
-                tokio::task::spawn_blocking(move || place(&blob, &directory, &file, &stamp));
-            match placing.await.unwrap_or_else(|panic| Err(io::Error::other(panic))) {
+            let Some(name) = relative(&artifact.path).map(str::to_owned) else { continue };
+            match self.copy_out(&artifact, tenant, &name, &stamp).await {
                 Ok(host_path) => {
-                    artifact.host_path.clone_from(&host_path);
-                    exports.push(Exported { dataset: name.to_owned(), artifact });
+                    artifact.host_path = host_path;
+                    exports.push(Exported { dataset: name, artifact });
                 }
                 Err(error) => {
                     let reason = format!("it could not be exported: {error}");
-                    refused.push(Refused { path: artifact.path, reason });
+                    refused.push(RefusedArtifact { path: artifact.path, reason });
                 }
             }
         }
         Ok(Exports { exports, refused })
     }
+
+    /// Copies the content of an artifact to the exports of its tenant. Returns the copy's path.
+    async fn copy_out(
+        &self,
+        artifact: &Artifact,
+        tenant: &str,
+        name: &str,
+        stamp: &str,
+    ) -> io::Result<PathBuf> {
+        let (blob, stamp) = (artifact.host_path.clone(), stamp.to_owned());
+        let directory = own_directory(&self.config.exports_dir, tenant);
+        let file = harmless(name.as_bytes()).unwrap_or_default();
+        let placing = tokio::task::spawn_blocking(move || place(&blob, &directory, &file, &stamp));
+        placing.await.unwrap_or_else(|panic| Err(io::Error::other(panic)))
+    }
+}
+
+async fn selected<'a>(
+    sandbox: &'a Sandbox,
+    origin: ArtifactOrigin<'_>,
+    names: Option<BTreeSet<String>>,
+) -> Result<SandboxFiles<'a>, EngineError> {
+    let Some(names) = names else {
+        return SandboxFiles::begin(sandbox, origin.directory(), AT_ONCE).await;
+    };
+    let most = AT_ONCE.files;
+    if names.len() as u64 > most {
+        return Err(EngineError::Invalid(format!("at most {most} can be exported at once")));
+    }
+    let paths = names.into_iter().map(String::into_bytes);
+    Ok(SandboxFiles::named(sandbox, origin.directory(), paths))
 }
 
 /// The name of a file of `/session/data`.
@@ -81,15 +109,8 @@ fn relative(path: &str) -> Option<&str> {
     path.strip_prefix(paths::SESSION_DATA)?.strip_prefix('/')
 }
 
-/// `20261115T105959Z`
-fn stamp() -> String {
-    let now = clock::rfc3339(clock::now_ms());
-    let (seconds, _) = now.split_once('.').unwrap_or((&now, ""));
-    format!("{}Z", seconds.replace(['-', ':'], ""))
-}
-
-/// Puts content among the exports under the file's own name with the time in it, and a number where
-/// somebody was faster.
+/// Copies content to the exports, under the file's own name with the time in it, and a number where
+/// that name is taken.
 fn place(blob: &Path, directory: &Path, file: &Path, stamp: &str) -> io::Result<PathBuf> {
     let folder = directory.join(file.parent().unwrap_or(Path::new("")));
     DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;
@@ -109,7 +130,7 @@ fn place(blob: &Path, directory: &Path, file: &Path, stamp: &str) -> io::Result<
     Err(io::ErrorKind::AlreadyExists.into())
 }
 
-/// A copy, since whoever gets it may write to it.
+/// A copy, because users may write to it.
 fn copy_new(blob: &Path, path: &Path) -> io::Result<()> {
     let mut target = File::options().write(true).create_new(true).mode(0o600).open(path)?;
     let copied = File::open(blob).and_then(|mut blob| io::copy(&mut blob, &mut target));
@@ -141,6 +162,5 @@ mod tests {
         assert_eq!(export("README"), "README_T");
         let mode = |path: &str| fs::metadata(exports.join(path)).unwrap().permissions().mode();
         assert_eq!((mode("a") & 0o777, mode("a/sales_T.csv") & 0o777), (0o700, 0o600));
-        assert_eq!(stamp().len(), "20261115T105959Z".len());
     }
 }

@@ -1,13 +1,14 @@
-//! From a sandbox to the artifact_store.
+//! Ingest: from a sandbox to the artifact store.
 //!
 //! ```text
-//!   gather ──▶ room? ──▶ copied and hashed ──▶ in place, on disk ──▶ in the catalog ──▶ told
-//!                                                                        └──▶ removed inside
+//!   list ──▶ quota? ──▶ copy and hash ──▶ in place, on disk ──▶ in the catalog ──▶ in the result
+//!                                                                     └──▶ removed in the sandbox
 //! ```
 //!
-//! The order is what makes it safe: what is told is in the catalog, what is in the catalog has its
-//! content, and what is removed is in the catalog. Killed anywhere on the way, the files are still
-//! inside and are taken by whoever comes next; of those taken twice the second copy is dropped.
+//! The order makes it safe: an artifact in a result is in the catalog, one in the catalog has its
+//! content, and a file is removed only when it is in the catalog. If the server is killed on the way,
+//! the files are still in the sandbox and the next server takes them; of content that was copied
+//! twice, the second copy is dropped.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -18,56 +19,57 @@ use std::sync::atomic::Ordering;
 use belljar_proto::guest::{TreeFile, TreeLimits};
 use belljar_runtime::{Sandbox, paths};
 
-use super::blobs::{Blobs, Taken, tenant_dir};
+use super::blobs::{Blobs, TakenBlob};
 use super::mime::{HEAD_BYTES, mime_of};
 use super::names::{harmless, shown};
-use super::sandbox_files::{CHANGED, Found, SandboxFiles};
+use super::sandbox_files::{CHANGED, FoundFile, SandboxFiles};
 use super::store::ArtifactStore;
-use super::{Artifact, Artifacts, Refused};
+use super::{Artifact, Artifacts, RefusedArtifact};
 use crate::DEFAULT_TENANT;
 use crate::clock;
 use crate::error::{EngineError, in_full};
 use crate::record::Record;
-use crate::store::{ArtifactRow, ArtifactTotal, Digest, Quotas};
+use crate::store::{ArtifactQuotas, ArtifactRow, ArtifactTotal, Digest};
+use crate::tenant_dir::tenant_dir;
 
-/// What is looked at after one execution; what lies beyond is looked at after the next.
+/// How many files are listed after one execution; the others are listed after the next.
 const AT_ONCE: TreeLimits = TreeLimits { files: 20_000, depth: 32 };
 
-/// Whose files they are, and where they are shown.
+/// Where files come from, and where they are linked by name.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Origin<'a> {
+pub(crate) struct ArtifactOrigin<'a> {
     pub(crate) tenant: &'a str,
     /// Of a run, the run's id.
     pub(crate) session: &'a str,
     pub(crate) exec: &'a str,
-    pub(crate) place: Place,
+    pub(crate) place: ArtifactPlace,
 }
 
-/// Where artifacts appear by their names, besides the artifact_store.
+/// Where artifacts are linked by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Place {
-    /// In the directory of a session, beside its files if it is on disk.
+pub(crate) enum ArtifactPlace {
+    /// In the directory of the session.
     Session,
-    /// In the directory of a run.
+    /// In the directory of the run.
     Run,
-    /// Among the exports, where it is put by [`ArtifactStore::export`].
+    /// Not linked: [`ArtifactStore::export`] copies them to the exports.
     Exports,
     Nowhere,
 }
 
-impl Origin<'_> {
-    /// The directory, and how code in the sandbox calls it.
+impl ArtifactOrigin<'_> {
+    /// The directory in the sandbox, and its path as users know it.
     pub(super) fn directory(&self) -> (&'static str, &'static str) {
         match self.place {
-            Place::Run => (paths::ARTIFACTS, paths::RUN_ARTIFACTS),
-            Place::Exports => (paths::SESSION_DATA, paths::SESSION_DATA),
-            Place::Session | Place::Nowhere => (paths::ARTIFACTS, paths::ARTIFACTS),
+            ArtifactPlace::Run => (paths::ARTIFACTS, paths::RUN_ARTIFACTS),
+            ArtifactPlace::Exports => (paths::SESSION_DATA, paths::SESSION_DATA),
+            ArtifactPlace::Session | ArtifactPlace::Nowhere => (paths::ARTIFACTS, paths::ARTIFACTS),
         }
     }
 }
 
-/// Where a tenant has its part of a directory that all share. The one tenant of a server without
-/// keys has the directory itself.
+/// A tenant's part of a directory that all tenants share. The default tenant has the directory
+/// itself.
 pub(super) fn own_directory(shared: &Path, tenant: &str) -> PathBuf {
     match tenant {
         DEFAULT_TENANT => shared.into(),
@@ -75,36 +77,36 @@ pub(super) fn own_directory(shared: &Path, tenant: &str) -> PathBuf {
     }
 }
 
-/// What is known of a session's artifacts directory from the last time that it was looked at.
+/// What the last listing of a session's artifacts directory showed.
 #[derive(Debug, Default)]
-pub(crate) struct Memory {
-    /// What it looked like when there was nothing in it to be taken.
+pub(crate) struct ArtifactMemory {
+    /// The directory's fingerprint when it had nothing to take.
     nothing_at: Option<u64>,
-    /// [`ArtifactStore::freed`] when there was no room for something in it.
+    /// [`ArtifactStore::freed`] when a quota refused a file.
     no_room_at: Option<u64>,
-    /// What was told of then, so that it is told once.
-    refused: HashSet<Refused>,
-    /// Taken, and still where they were: the server is told to leave them there, or they cannot be
-    /// removed. None if that is not known, as after a restart.
+    /// The files that were refused, so that each is reported once.
+    refused: HashSet<RefusedArtifact>,
+    /// Files that were taken and are still in the sandbox, because the server keeps originals or
+    /// they could not be removed. `None` if that is not known, as after a restart.
     kept: Option<HashMap<Vec<u8>, TreeFile>>,
 }
 
-/// What to take.
+/// Which files to take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum What {
-    /// All that is there now.
+enum Selection {
+    /// All that are there now.
     IsThere,
-    /// All, if nothing has changed since the end of the execution; nothing otherwise.
+    /// All, if nothing has changed since the end of the execution; none otherwise.
     WasThere,
 }
 
-/// What came of an attempt to take files.
+/// The result of an attempt to take files.
 #[derive(Default)]
 pub(super) struct Taking {
-    /// Those that are in the catalog.
+    /// Files that are in the catalog now.
     pub(super) taken: Vec<TreeFile>,
-    pub(super) refused: Vec<Refused>,
-    /// Whether there was no room for some.
+    pub(super) refused: Vec<RefusedArtifact>,
+    /// Whether a quota refused some.
     no_room: bool,
 }
 
@@ -112,36 +114,36 @@ pub(super) struct Taking {
 struct Copied {
     row: ArtifactRow,
     identity: TreeFile,
-    content: Taken,
+    content: TakenBlob,
 }
 
 impl ArtifactStore {
-    /// Whether a directory with this fingerprint is worth a look.
-    pub(crate) fn is_news(&self, memory: &Memory, fingerprint: Option<u64>) -> bool {
+    /// Whether a directory with this fingerprint may have something to take.
+    pub(crate) fn is_news(&self, memory: &ArtifactMemory, fingerprint: Option<u64>) -> bool {
         let has_room = |at| at != self.freed.load(Ordering::Relaxed);
         memory.nothing_at.is_none()
             || memory.nothing_at != fingerprint
             || memory.no_room_at.is_some_and(has_room)
     }
 
-    /// Takes what an execution left behind. `fingerprint` is that of the directory at its end.
+    /// Takes the files that an execution left. `fingerprint` is that of the directory at its end.
     pub(crate) async fn ingest(
         &self,
         sandbox: &Sandbox,
-        origin: Origin<'_>,
+        origin: ArtifactOrigin<'_>,
         fingerprint: Option<u64>,
-        memory: &mut Memory,
+        memory: &mut ArtifactMemory,
     ) -> Artifacts {
-        self.ingest_what(What::IsThere, sandbox, origin, fingerprint, memory).await
+        self.ingest_what(Selection::IsThere, sandbox, origin, fingerprint, memory).await
     }
 
     async fn ingest_what(
         &self,
-        what: What,
+        what: Selection,
         sandbox: &Sandbox,
-        origin: Origin<'_>,
+        origin: ArtifactOrigin<'_>,
         fingerprint: Option<u64>,
-        memory: &mut Memory,
+        memory: &mut ArtifactMemory,
     ) -> Artifacts {
         let mut artifacts = Artifacts::default();
         if fingerprint.is_none() && sandbox.tells_artifacts() {
@@ -150,7 +152,7 @@ impl ArtifactStore {
         if let Err(error) =
             self.try_ingest(what, sandbox, origin, fingerprint, memory, &mut artifacts).await
         {
-            // The code has run and its result is worth having, with a word on what is missing.
+            // The code has run, so its result is returned, with a note about the failure.
             tracing::warn!(
                 session.id = origin.session,
                 "failed to take artifacts: {}",
@@ -158,54 +160,56 @@ impl ArtifactStore {
             );
             artifacts.refuse(origin.directory().1.to_owned(), in_full(&error));
         }
-        let now: HashSet<Refused> = artifacts.artifacts_refused.iter().cloned().collect();
+        let now: HashSet<RefusedArtifact> = artifacts.artifacts_refused.iter().cloned().collect();
         artifacts.artifacts_refused.retain(|refused| !memory.refused.contains(refused));
         memory.refused = now;
         self.metrics.refused(artifacts.artifacts_refused.len());
         artifacts
     }
 
-    /// The same for an execution whose earlier server was killed, perhaps after it took everything
-    /// and told of it: what has come since belongs to whoever comes next.
+    /// The same for an execution whose server was killed, perhaps after it had taken everything: files
+    /// that are newer belong to the next execution.
     pub(crate) async fn ingest_again(
         &self,
         sandbox: &Sandbox,
-        origin: Origin<'_>,
+        origin: ArtifactOrigin<'_>,
         fingerprint: Option<u64>,
-        memory: &mut Memory,
+        memory: &mut ArtifactMemory,
     ) -> Artifacts {
         let rows = self.catalog.of_exec(origin.session, origin.exec).await.unwrap_or_default();
         if rows.is_empty() {
-            return self.ingest_what(What::WasThere, sandbox, origin, fingerprint, memory).await;
+            return self
+                .ingest_what(Selection::WasThere, sandbox, origin, fingerprint, memory)
+                .await;
         }
         if !self.config.keep_originals {
-            // What cannot be removed now is taken by the next.
-            let _ = self.remove_told(sandbox, origin, &rows).await;
+            // Files that cannot be removed now are taken after the next execution.
+            let _ = self.remove_known(sandbox, origin, &rows).await;
         }
         let mut artifacts = Artifacts::default();
         self.show_all(rows, origin, &mut artifacts).await;
         artifacts
     }
 
-    /// Removes those files that are in the catalog as they are.
-    async fn remove_told(
+    /// Removes files whose present content is in the catalog.
+    async fn remove_known(
         &self,
         sandbox: &Sandbox,
-        origin: Origin<'_>,
+        origin: ArtifactOrigin<'_>,
         rows: &[ArtifactRow],
     ) -> Result<(), EngineError> {
         let (directory, root) = origin.directory();
-        let told: HashMap<&str, Digest> =
+        let known: HashMap<&str, Digest> =
             rows.iter().map(|row| (row.path.as_str(), row.sha256)).collect();
-        let mut gathering = SandboxFiles::begin(sandbox, (directory, root), AT_ONCE).await?;
-        gathering.pass_over(|file| !told.contains_key(shown(root, &file.path).as_str()));
+        let mut files = SandboxFiles::begin(sandbox, (directory, root), AT_ONCE).await?;
+        files.pass_over(|file| !known.contains_key(shown(root, &file.path).as_str()));
         let mut taken = Vec::new();
-        while let Some(batch) = gathering.next().await {
+        while let Some(batch) = files.next().await {
             for (path, copied) in self.copy(origin, batch).await {
                 taken.extend(
                     copied
                         .ok()
-                        .filter(|file| told.get(path.as_str()) == Some(&file.row.sha256))
+                        .filter(|file| known.get(path.as_str()) == Some(&file.row.sha256))
                         .map(|file| file.identity),
                 );
             }
@@ -216,34 +220,32 @@ impl ArtifactStore {
 
     async fn try_ingest(
         &self,
-        what: What,
+        what: Selection,
         sandbox: &Sandbox,
-        origin: Origin<'_>,
+        origin: ArtifactOrigin<'_>,
         fingerprint: Option<u64>,
-        memory: &mut Memory,
+        memory: &mut ArtifactMemory,
         artifacts: &mut Artifacts,
     ) -> Result<(), EngineError> {
         memory.nothing_at = None;
         memory.no_room_at = None;
         let freed = self.freed.load(Ordering::Relaxed);
-        let mut gathering = SandboxFiles::begin(sandbox, origin.directory(), AT_ONCE).await?;
-        if what == What::WasThere {
-            let now = sandbox.remove_files(paths::ARTIFACTS, &[]).await;
-            if !now.is_ok_and(|now| now.artifacts == fingerprint) {
+        let mut files = SandboxFiles::begin(sandbox, origin.directory(), AT_ONCE).await?;
+        if what == Selection::WasThere {
+            if !is_unchanged(sandbox, fingerprint).await {
                 return Ok(());
             }
-            gathering.only_as_listed = true;
+            files.only_as_listed = true;
         }
-        let told = match memory.kept {
+        let known = match memory.kept {
             None if self.config.keep_originals => self.catalog.latest(origin.session).await?,
             _ => HashMap::new(),
         };
         let kept = memory.kept.take().unwrap_or_default();
-        let mut kept = gathering.pass_over(|file| kept.get(&file.path) == Some(file));
-        let Taking { taken, refused, no_room } =
-            self.take_all(&mut gathering, origin, &told).await?;
+        let mut kept = files.pass_over(|file| kept.get(&file.path) == Some(file));
+        let Taking { taken, refused, no_room } = self.take_all(&mut files, origin, &known).await?;
         artifacts.artifacts_refused.extend(refused);
-        if taken.is_empty() && !gathering.left_some {
+        if taken.is_empty() && !files.left_some {
             memory.nothing_at = fingerprint;
         }
         if no_room {
@@ -261,12 +263,12 @@ impl ArtifactStore {
     async fn show_all(
         &self,
         rows: Vec<ArtifactRow>,
-        origin: Origin<'_>,
+        origin: ArtifactOrigin<'_>,
         artifacts: &mut Artifacts,
     ) {
         let mut taken: HashMap<PathBuf, String> = HashMap::new();
         let mut place = |row: &ArtifactRow| {
-            // Names that differ only in what cannot be shown: the first of them has the place.
+            // Several names can become the same path on the host: the first one gets it.
             self.shown_at(row, origin.place).filter(|place| {
                 *taken.entry(place.clone()).or_insert_with(|| row.path.clone()) == row.path
             })
@@ -275,58 +277,58 @@ impl ArtifactStore {
         self.show(rows, places).await.into_iter().for_each(|artifact| artifacts.add(artifact));
     }
 
-    /// Takes everything that is gathered, but for what was `told` with the same content before.
+    /// Takes all files, except those that `known` has with the same content.
     pub(super) async fn take_all(
         &self,
-        gathering: &mut SandboxFiles<'_>,
-        origin: Origin<'_>,
-        told: &HashMap<String, Digest>,
+        files: &mut SandboxFiles<'_>,
+        origin: ArtifactOrigin<'_>,
+        known: &HashMap<String, Digest>,
     ) -> Result<Taking, EngineError> {
         let mut room = self.room(origin).await?;
-        gathering.most = room.quotas.file_bytes;
+        files.most = room.quotas.file_bytes;
         let mut taking = Taking::default();
         let mut copied = Vec::new();
-        while let Some(batch) = gathering.next().await {
+        while let Some(batch) = files.next().await {
             let mut admitted = Vec::new();
             for found in batch {
                 match room.admit(found.size) {
                     Ok(()) => admitted.push(found),
                     Err(NoRoom { reason, may_come }) => {
                         taking.no_room |= may_come;
-                        taking.refused.push(Refused { path: found.path, reason });
+                        taking.refused.push(RefusedArtifact { path: found.path, reason });
                     }
                 }
             }
             for (path, outcome) in self.copy(origin, admitted).await {
                 match outcome {
-                    Ok(file) if told.get(&path) == Some(&file.row.sha256) => {
+                    Ok(file) if known.get(&path) == Some(&file.row.sha256) => {
                         taking.taken.push(file.identity);
                     }
                     Ok(file) => copied.push(file),
                     Err(error) => {
-                        gathering.left_some = true;
+                        files.left_some = true;
                         let reason = format!("it could not be copied: {error}");
-                        taking.refused.push(Refused { path, reason });
+                        taking.refused.push(RefusedArtifact { path, reason });
                     }
                 }
             }
         }
-        taking.refused.append(&mut gathering.refused);
+        taking.refused.append(&mut files.refused);
         self.put_in_place(copied, &mut taking).await?;
         Ok(taking)
     }
 
-    /// Copies the content of these files aside.
+    /// Copies the content of these files, without putting it in place.
     async fn copy(
         &self,
-        origin: Origin<'_>,
-        batch: Vec<Found>,
+        origin: ArtifactOrigin<'_>,
+        batch: Vec<FoundFile>,
     ) -> Vec<(String, io::Result<Copied>)> {
         let blobs = self.blobs.clone();
         let (tenant, session, exec) =
             (origin.tenant.to_owned(), origin.session.to_owned(), origin.exec.to_owned());
         let copying = tokio::task::spawn_blocking(move || {
-            let copy = |found: Found| {
+            let copy = |found: FoundFile| {
                 let path = found.path.clone();
                 (path, copy_one(&blobs, &tenant, &session, &exec, found))
             };
@@ -337,7 +339,7 @@ impl ArtifactStore {
         })
     }
 
-    /// Puts content and rows in their places, in this order, for good.
+    /// Stores the content and then the rows, so that both survive a power cut.
     async fn put_in_place(
         &self,
         copied: Vec<Copied>,
@@ -355,7 +357,7 @@ impl ArtifactStore {
         let mut ingest = self.blobs.ingesting();
         let placing = tokio::task::spawn_blocking(move || ingest.keep(contents).map(|()| ingest));
         let placed = placing.await.unwrap_or_else(|panic| Err(io::Error::other(panic)));
-        // Until the rows are there nobody but us knows that the content is wanted.
+        // Protects the content from a sweep until the rows are in the catalog.
         let _wanted = placed.map_err(EngineError::KeepArtifacts)?;
         let refusals = self.catalog.add(rows, self.config.quotas).await?;
         for ((path, size, identity), refusal) in files.into_iter().zip(refusals) {
@@ -364,17 +366,17 @@ impl ArtifactStore {
                     self.metrics.taken(size);
                     taking.taken.push(identity);
                 }
-                // Another session of the tenant was faster. The content goes with the next sweep.
+                // Another session of the tenant used up the quota. The next sweep removes the content.
                 Some(reason) => {
                     taking.no_room = true;
-                    taking.refused.push(Refused { path, reason });
+                    taking.refused.push(RefusedArtifact { path, reason });
                 }
             }
         }
         Ok(())
     }
 
-    /// Artifacts as their caller is told of them, each shown by its name at its place if it has one.
+    /// Converts rows to artifacts, and links each at its place, if it has one.
     pub(super) async fn show(
         &self,
         rows: Vec<ArtifactRow>,
@@ -382,35 +384,35 @@ impl ArtifactStore {
     ) -> Vec<Artifact> {
         let blob = |row: &ArtifactRow| self.blobs.path(&row.tenant, &row.sha256);
         let names: Vec<(PathBuf, Option<PathBuf>)> = rows.iter().map(blob).zip(places).collect();
-        // One task for all: there may be thousands.
+        // One task for all, because there may be thousands.
         let linking = tokio::task::spawn_blocking(move || {
             names.into_iter().map(|(blob, place)| show_one(blob, place)).collect()
         });
         let host_paths: Vec<PathBuf> =
             linking.await.unwrap_or_else(|_| rows.iter().map(blob).collect());
-        rows.into_iter().zip(host_paths).map(|(row, host_path)| told(row, host_path)).collect()
+        rows.into_iter().zip(host_paths).map(|(row, host_path)| artifact(row, host_path)).collect()
     }
 
-    /// Where an artifact appears by its name.
-    pub(super) fn shown_at(&self, row: &ArtifactRow, place: Place) -> Option<PathBuf> {
+    /// The path at which an artifact is linked by name.
+    pub(super) fn shown_at(&self, row: &ArtifactRow, place: ArtifactPlace) -> Option<PathBuf> {
         let (directory, root) = match place {
-            Place::Session => {
+            ArtifactPlace::Session => {
                 (Record::of(&self.config.sessions_root, &row.session).artifacts(), paths::ARTIFACTS)
             }
-            Place::Run => {
+            ArtifactPlace::Run => {
                 let outputs = own_directory(&self.config.outputs_dir, &row.tenant);
                 (outputs.join(&row.session), paths::RUN_ARTIFACTS)
             }
-            Place::Exports | Place::Nowhere => return None,
+            ArtifactPlace::Exports | ArtifactPlace::Nowhere => return None,
         };
         let relative = row.path.strip_prefix(root)?.strip_prefix('/')?;
         Some(directory.join(harmless(relative.as_bytes())?))
     }
 
-    /// How much more this session, and its tenant, may have.
-    async fn room(&self, origin: Origin<'_>) -> Result<Room<'_>, EngineError> {
+    /// How much more the quotas of this session and its tenant allow.
+    async fn room(&self, origin: ArtifactOrigin<'_>) -> Result<QuotaRoom<'_>, EngineError> {
         let (tenant, session) = self.catalog.totals(origin.tenant, origin.session).await?;
-        Ok(Room {
+        Ok(QuotaRoom {
             artifact_store: self,
             name: origin.tenant.to_owned(),
             quotas: self.config.quotas,
@@ -421,13 +423,19 @@ impl ArtifactStore {
     }
 }
 
-/// Removes files that were taken; false if any of them may still be as it was.
+/// Whether the artifacts directory has this fingerprint now. Removing no files returns it.
+async fn is_unchanged(sandbox: &Sandbox, fingerprint: Option<u64>) -> bool {
+    let now = sandbox.remove_files(paths::ARTIFACTS, &[]).await;
+    now.is_ok_and(|now| now.artifacts == fingerprint)
+}
+
+/// Removes files that were taken; false if one of them may still be there unchanged.
 async fn remove(sandbox: &Sandbox, files: &[TreeFile]) -> bool {
     let removed = sandbox.remove_files(paths::ARTIFACTS, files).await;
     removed.is_ok_and(|removed| removed.removed == files.len() as u64)
 }
 
-/// Where the host finds it.
+/// Links a blob at its place. Returns the path of the artifact on the host.
 fn show_one(blob: PathBuf, place: Option<PathBuf>) -> PathBuf {
     let Some(place) = place else { return blob };
     match super::links::link(&blob, &place) {
@@ -439,7 +447,7 @@ fn show_one(blob: PathBuf, place: Option<PathBuf>) -> PathBuf {
     }
 }
 
-fn told(row: ArtifactRow, host_path: PathBuf) -> Artifact {
+fn artifact(row: ArtifactRow, host_path: PathBuf) -> Artifact {
     Artifact {
         id: Some(row.id),
         name: row.name,
@@ -457,13 +465,13 @@ fn copy_one(
     tenant: &str,
     session: &str,
     exec: &str,
-    found: Found,
+    found: FoundFile,
 ) -> io::Result<Copied> {
     let mut head = [0; HEAD_BYTES];
     let length = found.file.read_at(&mut head, 0)?;
     let name = found.name();
     let content = blobs.take(tenant, &found.file, found.size)?;
-    // Half of the old and half of the new is neither. A new file of the same name does not matter.
+    // A copy of a file that changed meanwhile is useless. A new file of the same name does not matter.
     if !found.is_unchanged()? {
         return Err(io::Error::other(CHANGED));
     }
@@ -482,27 +490,27 @@ fn copy_one(
     Ok(Copied { row, identity: found.identity, content })
 }
 
-/// Why there is no room.
+/// Why a quota refuses a file.
 struct NoRoom {
     reason: String,
-    /// Whether there may be when other artifacts are gone.
+    /// Whether it may fit when other artifacts are removed.
     may_come: bool,
 }
 
-/// What may still be taken, counted while it is being taken: several sessions of a tenant may be
-/// at it at the same time. Only so that nothing is copied in vain; the catalog has the last word.
-struct Room<'a> {
+/// How much more may be taken, counted while files are copied: several sessions of a tenant may do
+/// that at the same time. It only avoids useless copies; the catalog enforces the quotas.
+struct QuotaRoom<'a> {
     artifact_store: &'a ArtifactStore,
     name: String,
-    quotas: Quotas,
+    quotas: ArtifactQuotas,
     tenant: ArtifactTotal,
     session: ArtifactTotal,
-    /// Of this room, on its way to the catalog.
+    /// What was admitted here and is not in the catalog yet.
     reserved: ArtifactTotal,
 }
 
-impl Room<'_> {
-    /// Room for one more file, or why there is none.
+impl QuotaRoom<'_> {
+    /// Reserves room for one more file, or returns why there is none.
     fn admit(&mut self, size: u64) -> Result<(), NoRoom> {
         let quotas = self.quotas;
         if size > quotas.file_bytes {
@@ -529,7 +537,7 @@ impl Room<'_> {
     }
 }
 
-impl Drop for Room<'_> {
+impl Drop for QuotaRoom<'_> {
     fn drop(&mut self) {
         let mut in_flight = crate::lock(&self.artifact_store.in_flight);
         if let Some(others) = in_flight.get_mut(&self.name) {

@@ -1,47 +1,47 @@
-//! Artifacts shown by their names: further names of their content, not further copies.
+//! Links to the content of artifacts by name: hard links where possible, not copies.
 
 use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 
-/// Shows `blob` at `place`, instead of whatever was shown there before. The directories on the way
-/// are the host's own; code in a sandbox never sees them.
+/// Links `blob` at `place`, and replaces what was there. The directories on the way belong to the
+/// host; code in a sandbox never sees them.
 pub(super) fn link(blob: &Path, place: &Path) -> io::Result<()> {
-    // Mostly the name is new and its directory is there: one step, where thousands are shown.
+    // The usual case takes one step: the name is new and its directory exists.
     if fs::hard_link(blob, place).is_ok() {
         return Ok(());
     }
     let parent = place.parent().ok_or(io::ErrorKind::InvalidInput)?;
     make_directories(parent)?;
     if place.is_dir() {
-        // It was a directory to the code once, and now it is a file.
+        // An earlier artifact was below this path.
         fs::remove_dir_all(place)?;
     }
     let fresh = parent.join(format!(".{}", belljar_sys::process::random_name()));
-    // On another file system, or with too many names already, it can still be pointed at.
+    // A symbolic link, if it is on another file system or has too many links.
     fs::hard_link(blob, &fresh).or_else(|_| symlink(blob, &fresh))?;
     let moved = fs::rename(&fresh, place);
-    // Two names of the same file are left as they are by a rename.
+    // A rename does nothing if both are links to the same file.
     let _ = fs::remove_file(&fresh);
     moved
 }
 
-/// Removes a name of `blob`, unless something else has that name by now.
+/// Removes the link at `place`, if it leads to `blob`.
 pub(super) fn unlink(blob: &Path, place: &Path) {
     if is_shown(blob, place) {
         let _ = fs::remove_file(place);
     }
 }
 
-/// Whether `place` is a name of `blob`.
+/// Whether `place` is a link to `blob`.
 pub(super) fn is_shown(blob: &Path, place: &Path) -> bool {
     let identity = |path| fs::metadata(path).map(|found| (found.dev(), found.ino())).ok();
     identity(place).is_some_and(|shown| Some(shown) == identity(blob))
 }
 
-/// Removes the directories above `place` that are empty now, up to one of `roots`. The record of a
-/// session on disk keeps its `artifacts`.
+/// Removes the directories above `place` that are empty, up to one of `roots`. The directory
+/// `artifacts` of a session on disk stays.
 pub(super) fn remove_empty_directories(place: &Path, roots: &[PathBuf]) {
     for directory in place.ancestors().skip(1) {
         let Some(parent) = directory.parent() else { return };
@@ -52,7 +52,7 @@ pub(super) fn remove_empty_directories(place: &Path, roots: &[PathBuf]) {
     }
 }
 
-/// Makes what is missing on the way; a file in the way was shown there before, and goes.
+/// Makes a directory and those above it. A file in the way is an older link and is removed.
 fn make_directories(path: &Path) -> io::Result<()> {
     let make = |path: &Path| DirBuilder::new().recursive(true).mode(0o700).create(path);
     let Err(error) = make(path) else { return Ok(()) };
@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_replaced_whatever_was_there() {
+    fn links_replace_what_was_there() {
         let directory = tempfile::tempdir().unwrap();
         let path = |name: &str| directory.path().join(name);
         fs::write(path("one"), "1").unwrap();
@@ -88,7 +88,7 @@ mod tests {
         assert_eq!(shown("a/b"), "1");
         assert_eq!(fs::read_dir(path("shown/a")).unwrap().count(), 1);
         unlink(&path("two"), &path("shown/a/b"));
-        assert_eq!(shown("a/b"), "1", "it is another's name now");
+        assert_eq!(shown("a/b"), "1", "it leads to another blob");
         unlink(&path("one"), &path("shown/a/b"));
         assert!(!path("shown/a/b").exists());
         remove_empty_directories(&path("shown/a/b"), &[path("shown")]);

@@ -1,19 +1,17 @@
-//! What kind of file it is, told by its content first and by its name where content cannot tell.
+//! The media type of a file, by its content, and by its name where the content does not decide.
 //!
-//! Whoever wrote the file chose both, and a browser acts on our answer, so the two are held against
-//! each other: content that is not text is never called a text format, and text is never called an
-//! image, whatever the name says.
+//! Code in a sandbox chooses both, and a browser acts on the result, so the two are compared:
+//! content that is not text never gets a text type, and text never gets an image type.
 //!
-//! The names are a table of our own. The usual crate for it knows a thousand formats, most of them
-//! forgotten, but not the ones that data work leaves behind (Parquet, Arrow, notebooks, JSON
-//! lines), and takes `.ts` for a video.
+//! The table of names is our own. The usual crate knows a thousand formats, most of them obsolete,
+//! but not those of data work (Parquet, Arrow, notebooks, JSON lines), and takes `.ts` for a video.
 
 use infer::MatcherType;
 
 const OCTETS: &str = "application/octet-stream";
 const PLAIN: &str = "text/plain; charset=utf-8";
 
-/// How much of a file [`mime_of`] wants to see. Office formats tell themselves apart late.
+/// How many bytes of a file [`mime_of`] needs. Office formats differ only after some of them.
 pub(super) const HEAD_BYTES: usize = 8192;
 
 /// The type of a file with this name that begins with `head`.
@@ -38,19 +36,19 @@ pub(super) fn mime_of(name: &str, head: &[u8]) -> &'static str {
     }
 }
 
-/// Whether a browser would run what is in a file of this type, if it were shown.
+/// Whether a browser that shows a file of this type would run code in it.
 #[must_use]
 pub fn is_active(mime: &str) -> bool {
     let essence = mime.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
     let (_, subtype) = essence.split_once('/').unwrap_or_default();
-    // Any XML can bring a style sheet that makes HTML of it. A script alone does nothing, but a
-    // page of ours could be led to load it.
+    // Any XML can have a style sheet that converts it to HTML. A script alone does nothing, but a
+    // page could load it.
     matches!(subtype, "html" | "xml" | "xsl" | "javascript" | "ecmascript" | "x-javascript")
         || subtype.ends_with("+xml")
 }
 
-/// Beginnings that are decisive and that `infer` does not know, or knows only by accident. Some are
-/// text, so they are looked at before asking whether it is text.
+/// Magic bytes that decide, and that `infer` does not know or does not check fully. Some are text, so
+/// they are compared before the check for text.
 fn by_own_magic(head: &[u8]) -> Option<&'static str> {
     const MAGIC: &[(&[u8], &str)] = &[
         (b"%PDF-", "application/pdf"),
@@ -63,12 +61,12 @@ fn by_own_magic(head: &[u8]) -> Option<&'static str> {
         (b"SQLite format 3\0", "application/vnd.sqlite3"),
     ];
     let (_, mime) = MAGIC.iter().find(|(magic, _)| head.starts_with(magic))?;
-    // Four letters alone could also begin a sentence.
+    // Four letters could also begin a sentence.
     (*mime != "application/vnd.apache.parquet" || !is_text(head)).then_some(*mime)
 }
 
-/// Whether what `infer` recognised says enough. Programs are recognised by two bytes, which any
-/// array of numbers may begin with, and text formats are not its to tell.
+/// Whether the result of `infer` is reliable. It recognises programs by two bytes, with which any
+/// array of numbers may begin, and text formats by guessing.
 fn is_trusted(kind: &infer::Type) -> bool {
     match kind.matcher_type() {
         MatcherType::App => kind.mime_type() == "application/wasm",
@@ -77,7 +75,7 @@ fn is_trusted(kind: &infer::Type) -> bool {
     }
 }
 
-/// Whether it is UTF-8 without control characters. The last character may be torn.
+/// Whether it is UTF-8 without control characters. The last character may be incomplete.
 fn is_text(head: &[u8]) -> bool {
     let text = match std::str::from_utf8(head) {
         Ok(text) => text,
@@ -86,7 +84,7 @@ fn is_text(head: &[u8]) -> bool {
         }
         Err(_) => return false,
     };
-    // Escape: logs are full of colours.
+    // Escape, because logs contain colours.
     let harmless = |c: char| matches!(c, '\t' | '\n' | '\r' | '\x0c' | '\x1b');
     text.chars().all(|c| !c.is_control() || harmless(c))
 }
@@ -117,8 +115,8 @@ fn text_by_name(extension: &str) -> Option<&'static str> {
     })
 }
 
-/// Formats that are zip files inside. Those that `infer` recognises by itself are here for the
-/// writers that put the telling entry late.
+/// Formats that are zip files. `infer` recognises some itself, but only if the entry that decides
+/// comes early.
 fn zip_by_name(extension: &str) -> Option<&'static str> {
     Some(match extension {
         "docx" => "application/vnd.openxmlformats-officedocument.wordprocessingml.document",
@@ -135,7 +133,7 @@ fn zip_by_name(extension: &str) -> Option<&'static str> {
     })
 }
 
-/// Office formats of the last century, which share one container.
+/// Old office formats, which have the same container.
 fn ole_by_name(extension: &str) -> Option<&'static str> {
     Some(match extension {
         "doc" => "application/msword",
@@ -145,7 +143,7 @@ fn ole_by_name(extension: &str) -> Option<&'static str> {
     })
 }
 
-/// Formats without a decisive beginning. Nothing that a browser would act on may stand here.
+/// Formats without magic bytes. None of them may be active in a browser.
 fn binary_by_name(extension: &str) -> Option<&'static str> {
     Some(match extension {
         "arrow" | "arrows" => "application/vnd.apache.arrow.stream",

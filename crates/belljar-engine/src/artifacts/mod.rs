@@ -1,17 +1,18 @@
-//! Files that code left behind, brought to the host.
+//! Artifacts: files that code left in a sandbox, stored on the host.
 //!
 //! ```text
 //!   sandbox ── guest lists, opens ──▶ ingest ── bytes, hashed on the way ──▶ Blobs: content
 //!                                       │
-//!                                       └── name, size, type, origin ──▶ Catalog: what there is
+//!                                       └── name, size, type, origin ──▶ ArtifactCatalog: rows
 //! ```
 //!
-//! The host opens no path that code in the sandbox controls. The guest lists and opens, following
-//! no links; the host gets descriptors, checks that each is a plain file opened for reading, and
-//! copies no more than the size it had then. Names are only ever used below a directory that the
-//! host itself has made.
+//! The host opens no path that code in the sandbox controls. The guest lists and opens files and
+//! follows no links; the host gets descriptors, checks that each is a plain file opened for reading,
+//! and copies no more than the size it had then. Names are used only below directories that the
+//! host has made.
 //!
-//! A server keeps them on its [`ArtifactStore`]; a run without one just [copies](promote()) them.
+//! A server has an [`ArtifactStore`]; a run without a server [copies](promote()) artifacts to a
+//! directory.
 
 mod blobs;
 mod claim;
@@ -33,31 +34,32 @@ use std::path::PathBuf;
 use belljar_runtime::paths;
 use serde::{Deserialize, Serialize};
 
-pub(crate) use blobs::tenant_dir;
-pub(crate) use ingest::{Memory, Origin, Place};
+pub use blobs::{BlobReader, ReadAt};
+pub use export::{Exported, Exports};
+pub(crate) use ingest::{ArtifactMemory, ArtifactOrigin, ArtifactPlace};
 pub use mime::is_active;
 pub use promote::{ArtifactLimits, promote};
-pub use store::{ArtifactStore, ArtifactStoreConfig, Link};
+pub use store::{ArtifactLink, ArtifactStore, ArtifactStoreConfig};
 pub use tokens::Method;
 pub use verify::{Lost, Verified, verify};
 
 use crate::error::{EngineError, in_full};
-pub use crate::store::{ArtifactFilter, ArtifactRow, Digest, Quota, Quotas};
+pub use crate::store::{ArtifactFilter, ArtifactQuota, ArtifactQuotas, ArtifactRow, Digest};
 
-/// What an execution or a run left behind.
+/// The artifacts of an execution or a run.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Artifacts {
     pub artifacts: Vec<Artifact>,
     /// Path in the sandbox to path on the host.
     pub artifact_map: BTreeMap<String, PathBuf>,
-    /// What was not taken, and why.
+    /// Files that were not taken, and why.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub artifacts_refused: Vec<Refused>,
+    pub artifacts_refused: Vec<RefusedArtifact>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Artifact {
-    /// By which it can be had again; those of a run without a server have none.
+    /// An artifact of a run without a server has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
     pub name: String,
@@ -69,13 +71,13 @@ pub struct Artifact {
     pub mime: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sha256: Option<Digest>,
-    /// Where it can be downloaded, for a while; made anew whenever it is told.
+    /// A link for downloading it, which expires. Every answer has a new one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub url: Option<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Refused {
+pub struct RefusedArtifact {
     pub path: String,
     pub reason: String,
 }
@@ -92,7 +94,7 @@ impl Artifacts {
         self.artifacts.is_empty() && self.artifacts_refused.is_empty()
     }
 
-    /// Of a run whose artifacts could not even be looked for.
+    /// The artifacts of a run whose directory could not be listed.
     pub(crate) fn none_taken(error: &EngineError) -> Artifacts {
         let mut artifacts = Artifacts::default();
         artifacts.refuse(paths::RUN_ARTIFACTS.into(), in_full(error));
@@ -105,6 +107,6 @@ impl Artifacts {
     }
 
     pub(crate) fn refuse(&mut self, path: String, reason: impl Into<String>) {
-        self.artifacts_refused.push(Refused { path, reason: reason.into() });
+        self.artifacts_refused.push(RefusedArtifact { path, reason: reason.into() });
     }
 }

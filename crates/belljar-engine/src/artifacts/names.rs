@@ -1,16 +1,16 @@
-//! Names that code in a sandbox chose: any bytes at all.
+//! File names from a sandbox, which can be any bytes.
 
 use std::ffi::OsStr;
 use std::fmt::Write as _;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
-/// The path as code in the sandbox knows it; bytes that are no text are shown as `%XX`.
+/// The path as users know it; bytes that are not UTF-8 are written as `%XX`.
 pub(super) fn shown(root: &str, relative: &[u8]) -> String {
     format!("{root}/{}", readable(relative, |_| false))
 }
 
-/// Bytes as text; what is no text, and characters that `escape` picks, as `%XX`.
+/// Bytes as text; bytes that are not UTF-8, and characters that `escape` selects, as `%XX`.
 fn readable(bytes: &[u8], escape: impl Fn(char) -> bool) -> String {
     let mut text = String::with_capacity(bytes.len());
     let percent = |text: &mut String, bytes: &[u8]| {
@@ -31,8 +31,8 @@ fn readable(bytes: &[u8], escape: impl Fn(char) -> bool) -> String {
     text
 }
 
-/// The path to use on the host, if it is a relative one of plain names: always text, and without
-/// characters that a terminal or a log would obey.
+/// The path to use on the host, if it is relative and has only plain names: always UTF-8, and
+/// without control characters.
 pub(super) fn harmless(path: &[u8]) -> Option<PathBuf> {
     let path = Path::new(OsStr::from_bytes(path));
     let mut names = path.components().map(|component| match component {

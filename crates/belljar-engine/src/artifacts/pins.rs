@@ -1,35 +1,35 @@
-//! Keeps ingests and sweeps off each other's blobs without making either wait.
+//! Keeps sweeps from removing blobs that an ingest is about to use, without making either wait.
 //!
 //! The danger: an ingest finds that its content is already there and drops its own copy; before it
-//! has written down that it uses the old one, a sweep finds that nobody does and removes it.
+//! has stored that it uses the old one, a sweep finds that it is not in use and removes it.
 //!
 //! ```text
 //! ingest   pin ------ look, put in place ------ commit the reference ------ unpin
 //! sweep        choose what is not pinned ------ ask who is referenced ------ remove
 //! ```
 //!
-//! Whatever is pinned between a sweep's choice and its removal is taken off the sweep's list, even
+//! A blob that is pinned between a sweep's choice and its removal is taken off the sweep's list, even
 //! if it is unpinned again by then: the answer that the sweep got may be older than the reference.
-//! The lock is held for the short ends of these lines only, never while anybody is asked.
+//! The lock is held only at the ends of these lines, never while the catalog is asked.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::Hash;
 use std::sync::Mutex;
 
 #[derive(Debug)]
-pub(super) struct Pins<N>(Mutex<State<N>>);
+pub(super) struct Pins<N>(Mutex<PinState<N>>);
 
 #[derive(Debug)]
-struct State<N> {
-    /// How many ingests hold each.
+struct PinState<N> {
+    /// How many ingests have pinned each.
     pinned: HashMap<N, usize>,
-    /// What the sweep under way has chosen.
+    /// What the current sweep has chosen.
     chosen: HashSet<N>,
 }
 
 impl<N: Copy + Eq + Hash> Pins<N> {
     pub(super) fn new() -> Pins<N> {
-        Pins(Mutex::new(State { pinned: HashMap::new(), chosen: HashSet::new() }))
+        Pins(Mutex::new(PinState { pinned: HashMap::new(), chosen: HashSet::new() }))
     }
 
     pub(super) fn pin(&self, name: N) {
@@ -49,8 +49,8 @@ impl<N: Copy + Eq + Hash> Pins<N> {
         }
     }
 
-    /// Begins a sweep of those of `names` that nobody has pinned, and returns them. There may be
-    /// only one sweep at a time.
+    /// Begins a sweep of those of `names` that are not pinned, and returns them. There may be only
+    /// one sweep at a time.
     pub(super) fn choose(&self, names: &[N]) -> Vec<N> {
         let mut state = crate::lock(&self.0);
         let chosen: Vec<N> =
@@ -59,8 +59,8 @@ impl<N: Copy + Eq + Hash> Pins<N> {
         chosen
     }
 
-    /// Ends the sweep: runs `remove` on those of `names` that nobody has pinned since they were
-    /// chosen. Nobody can pin one meanwhile, so `remove` should be quick.
+    /// Ends the sweep: runs `remove` on those of `names` that were not pinned since they were chosen.
+    /// None can be pinned meanwhile, so `remove` should be quick.
     pub(super) fn remove_chosen(&self, names: &[N], mut remove: impl FnMut(N)) {
         let mut state = crate::lock(&self.0);
         for name in names {
@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_pinned_is_not_swept() {
+    fn pinned_names_are_not_swept() {
         let pins = Pins::new();
         [1, 2, 2].into_iter().for_each(|name| pins.pin(name));
         assert_eq!(pins.choose(&[1, 2, 3]), [3]);
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_pinned_for_a_moment_during_a_sweep_is_not_swept() {
+    fn names_that_were_pinned_during_a_sweep_are_not_swept() {
         let pins = Pins::new();
         let chosen = pins.choose(&[1, 2, 3]);
         pins.pin(2);

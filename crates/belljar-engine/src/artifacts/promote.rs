@@ -1,4 +1,4 @@
-//! Artifacts of a run without a server: copied to a directory, and that is all.
+//! Artifacts of a run without a server, which are copied to a directory.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -11,12 +11,12 @@ use super::sandbox_files::SandboxFiles;
 use super::{Artifact, Artifacts};
 use crate::EngineError;
 
-/// What one run may leave behind.
+/// How many artifacts one run may leave.
 #[derive(Debug, Clone, Copy)]
 pub struct ArtifactLimits {
     pub files: u64,
     pub depth: u32,
-    /// Bytes of one file, and of all together.
+    /// Bytes of one file, and of all files.
     pub file_bytes: u64,
     pub total_bytes: u64,
 }
@@ -27,19 +27,19 @@ impl Default for ArtifactLimits {
     }
 }
 
-/// Copies the artifacts of `sandbox` below `directory`, which is made when there is one to copy.
+/// Copies the artifacts of `sandbox` below `directory`, which is made for the first one.
 pub async fn promote(
     sandbox: &Sandbox,
     directory: &Path,
     limits: ArtifactLimits,
 ) -> Result<Artifacts, EngineError> {
     let tree_limits = TreeLimits { files: limits.files, depth: limits.depth };
-    let mut gathering =
+    let mut files =
         SandboxFiles::begin(sandbox, (paths::ARTIFACTS, paths::RUN_ARTIFACTS), tree_limits).await?;
-    gathering.most = limits.file_bytes;
+    files.most = limits.file_bytes;
     let mut promoted = Artifacts::default();
     let mut total = 0;
-    while let Some(batch) = gathering.next().await {
+    while let Some(batch) = files.next().await {
         for found in batch {
             let size = found.size;
             if size > limits.file_bytes || total + size > limits.total_bytes {
@@ -62,11 +62,11 @@ pub async fn promote(
             }
         }
     }
-    promoted.artifacts_refused.extend(gathering.refused);
+    promoted.artifacts_refused.extend(files.refused);
     Ok(promoted)
 }
 
-/// Copies at most `size` bytes: a file that grows meanwhile is cut where it was when we looked.
+/// Copies at most `size` bytes: a file that grows meanwhile is cut there.
 fn copy(from: &File, size: u64, to: &Path) -> io::Result<u64> {
     if let Some(parent) = to.parent() {
         fs::create_dir_all(parent)?;

@@ -1,4 +1,4 @@
-//! What lies in a sandbox's artifacts directory, opened by its guest a few files at a time.
+//! The files in a directory of a sandbox, which its guest lists and opens, a few at a time.
 
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -7,50 +7,50 @@ use std::path::PathBuf;
 use belljar_proto::guest::{RefusalCode, TreeFile, TreeLimits};
 use belljar_runtime::{OpenedFile, RuntimeError, Sandbox, UntrustedFile, paths};
 
-use super::Refused;
+use super::RefusedArtifact;
 use super::names::{harmless, shown};
 use crate::EngineError;
 use crate::error::in_full;
 
-/// Why a file is left that somebody wrote to meanwhile.
+/// Why a file is not taken that changed meanwhile.
 pub(super) const CHANGED: &str = "it changed while it was read; it is taken once it does not";
 
-/// Files of a sandbox, still to be opened.
+/// Files of a sandbox that are still to be opened.
 pub(super) struct SandboxFiles<'a> {
     sandbox: &'a Sandbox,
     directory: &'static str,
-    /// How code in the sandbox calls the directory.
+    /// The path of the directory as users know it.
     root: &'static str,
     waiting: std::vec::IntoIter<TreeFile>,
-    /// What cannot be taken, and why.
-    pub(super) refused: Vec<Refused>,
-    /// Whether anything was left for later: it may be had when it is looked for again.
+    /// Files that cannot be taken, and why.
+    pub(super) refused: Vec<RefusedArtifact>,
+    /// Whether some files may be taken later.
     pub(super) left_some: bool,
-    /// What has changed since it was listed is left for later.
+    /// Files that changed since they were listed are left for later.
     pub(super) only_as_listed: bool,
-    /// Nobody wants the content of what is larger.
+    /// The content of larger files is not needed.
     pub(super) most: u64,
 }
 
 /// A plain file, open for reading.
-pub(super) struct Found {
-    /// Below the directory that it is shown in on the host.
+pub(super) struct FoundFile {
+    /// Its path below the directory on the host.
     pub(super) relative: PathBuf,
-    /// As code in the sandbox knows it.
+    /// Its path in the sandbox, as users know it.
     pub(super) path: String,
     pub(super) file: UntrustedFile,
-    /// Beyond which nothing of it is read.
+    /// How many bytes are read at most.
     pub(super) size: u64,
-    /// Which file it was when it was opened: what has changed since must not be removed.
+    /// Identifies the file as it was when it was opened: one that changed since is not removed.
     pub(super) identity: TreeFile,
 }
 
-impl Found {
+impl FoundFile {
     pub(super) fn name(&self) -> String {
         self.relative.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
 
-    /// Whether nobody has written to it since it was opened.
+    /// Whether it was not written to since it was opened.
     pub(super) fn is_unchanged(&self) -> io::Result<bool> {
         let now = self.file.metadata()?;
         let modified_ns = now.mtime().wrapping_mul(1_000_000_000).wrapping_add(now.mtime_nsec());
@@ -58,7 +58,7 @@ impl Found {
     }
 }
 
-/// What differs after somebody wrote to a file.
+/// What changes when a file is written to.
 fn written(file: &TreeFile) -> (u64, i64) {
     (file.size, file.modified_ns)
 }
@@ -72,9 +72,9 @@ impl<'a> SandboxFiles<'a> {
         let tree =
             sandbox.list_tree(directory, limits).await.map_err(EngineError::ListArtifacts)?;
         let mut files = tree.files;
-        // The guest is asked to keep the limit and is not believed to have done so.
+        // The guest is not trusted to keep the limit.
         files.truncate(usize::try_from(limits.files).unwrap_or(usize::MAX));
-        let mut gathering = SandboxFiles {
+        let mut found = SandboxFiles {
             sandbox,
             directory,
             root,
@@ -85,15 +85,15 @@ impl<'a> SandboxFiles<'a> {
             refused: Vec::new(),
         };
         for skipped in tree.skipped {
-            gathering.refuse(&skipped.path, skipped.reason);
+            found.refuse(&skipped.path, skipped.reason);
         }
         if tree.skipped_more > 0 {
-            gathering.refuse(b"...", format!("{} more were not taken", tree.skipped_more));
+            found.refuse(b"...", format!("{} more were not taken", tree.skipped_more));
         }
-        Ok(gathering)
+        Ok(found)
     }
 
-    /// These files alone, of which there may be any number beside others.
+    /// Only these files, without listing the directory.
     pub(super) fn named(
         sandbox: &'a Sandbox,
         (directory, root): (&'static str, &'static str),
@@ -113,7 +113,7 @@ impl<'a> SandboxFiles<'a> {
         }
     }
 
-    /// Leaves out what is known already, and tells what that is.
+    /// Leaves out the files that are known, and returns them.
     pub(super) fn pass_over(&mut self, is_known: impl Fn(&TreeFile) -> bool) -> Vec<TreeFile> {
         let (known, rest) = self.waiting.by_ref().partition::<Vec<_>, _>(is_known);
         self.waiting = rest.into_iter();
@@ -121,11 +121,11 @@ impl<'a> SandboxFiles<'a> {
     }
 
     fn refuse(&mut self, path: &[u8], reason: impl Into<String>) {
-        self.refused.push(Refused { path: shown(self.root, path), reason: reason.into() });
+        self.refused.push(RefusedArtifact { path: shown(self.root, path), reason: reason.into() });
     }
 
-    /// The next few; `None` when there are no more.
-    pub(super) async fn next(&mut self) -> Option<Vec<Found>> {
+    /// The next few files; `None` at the end.
+    pub(super) async fn next(&mut self) -> Option<Vec<FoundFile>> {
         let batch: Vec<TreeFile> = self.waiting.by_ref().take(Sandbox::MAX_OPENED).collect();
         if batch.is_empty() {
             return None;
@@ -146,7 +146,7 @@ impl<'a> SandboxFiles<'a> {
         &mut self,
         listed: TreeFile,
         opened: Result<OpenedFile, RuntimeError>,
-    ) -> Option<Found> {
+    ) -> Option<FoundFile> {
         let path = listed.path.clone();
         let Some(relative) = harmless(&path) else {
             self.refuse(&path, "its name leads elsewhere");
@@ -161,7 +161,7 @@ impl<'a> SandboxFiles<'a> {
                 self.refuse(&path, in_full(&error));
                 None
             }
-            // Half a file is of no use, and what follows would be lost with its name.
+            // It would be incomplete, and removing it would lose the rest.
             Ok(opened) if opened.being_written => {
                 self.left_some = true;
                 let until = match self.directory {
@@ -171,28 +171,36 @@ impl<'a> SandboxFiles<'a> {
                 self.refuse(&path, format!("it is open for writing; {until}"));
                 None
             }
-            Ok(opened) => {
-                let identity = TreeFile {
-                    path,
-                    size: opened.size,
-                    inode: opened.inode,
-                    changed_ns: opened.changed_ns,
-                    modified_ns: opened.modified_ns,
-                };
-                if self.only_as_listed && identity != listed {
-                    self.left_some = true;
-                    return None;
-                }
-                // Nobody had it open when the guest looked, which was after it was listed and
-                // before we were told: what was written between may be half of something.
-                if identity.inode == listed.inode && written(&identity) != written(&listed) {
-                    self.left_some = true;
-                    self.refuse(&listed.path, CHANGED);
-                    return None;
-                }
-                let path = shown(self.root, &identity.path);
-                Some(Found { relative, path, size: opened.size, file: opened.file, identity })
-            }
+            Ok(opened) => self.found(listed, opened, relative),
         }
+    }
+
+    /// A file that may be taken, unless it changed since it was listed.
+    fn found(
+        &mut self,
+        listed: TreeFile,
+        opened: OpenedFile,
+        relative: PathBuf,
+    ) -> Option<FoundFile> {
+        let identity = TreeFile {
+            path: listed.path.clone(),
+            size: opened.size,
+            inode: opened.inode,
+            changed_ns: opened.changed_ns,
+            modified_ns: opened.modified_ns,
+        };
+        if self.only_as_listed && identity != listed {
+            self.left_some = true;
+            return None;
+        }
+        // It was not open for writing when the guest looked, but changed since it was listed: it may
+        // be incomplete.
+        if identity.inode == listed.inode && written(&identity) != written(&listed) {
+            self.left_some = true;
+            self.refuse(&listed.path, CHANGED);
+            return None;
+        }
+        let path = shown(self.root, &identity.path);
+        Some(FoundFile { relative, path, size: opened.size, file: opened.file, identity })
     }
 }

@@ -1,8 +1,6 @@
-//! Where a server keeps artifacts: their content, what is known of them, and the key that links to
-//! them are signed with.
+//! The artifacts of a server: their content, their catalog, and the key that signs links to them.
 
 use std::collections::{HashMap, HashSet};
-use std::fs::File;
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,19 +8,21 @@ use std::sync::{Arc, Mutex};
 
 use tokio::runtime::Handle;
 
-use super::blobs::{Blobs, make_root, tenant_dir};
-use super::claim::{Claim, ListClaim};
-use super::ingest::{Place, own_directory};
+use super::blobs::{BlobReader, Blobs, make_root};
+use super::claim::{CatalogClaim, StoreClaim};
+use super::ingest::{ArtifactPlace, own_directory};
 use super::links;
 use super::tokens::{Method, SigningKey};
 use crate::clock;
 use crate::error::EngineError;
 use crate::metrics::ArtifactMetrics;
 use crate::store::{
-    ArtifactCatalog, ArtifactFilter, ArtifactRow, ArtifactTotal, Page, Quotas, SqliteCatalog,
+    ArtifactCatalog, ArtifactFilter, ArtifactQuotas, ArtifactRow, ArtifactTotal, Page,
+    SqliteCatalog,
 };
+use crate::tenant_dir::TenantDir;
 
-/// Artifacts that are forgotten in one transaction.
+/// Artifacts that are removed from the catalog in one transaction.
 const FORGOTTEN_AT_ONCE: u32 = 500;
 
 #[derive(Debug, Clone)]
@@ -30,20 +30,20 @@ pub struct ArtifactStoreConfig {
     pub blobs_dir: PathBuf,
     pub database: PathBuf,
     pub key_file: PathBuf,
-    /// Where sessions on disk have their directories, and runs theirs.
+    /// The directories of sessions on disk, and of runs.
     pub sessions_root: PathBuf,
     pub outputs_dir: PathBuf,
-    /// Where exported datasets go.
+    /// The directory for exported datasets.
     pub exports_dir: PathBuf,
-    /// Whether artifacts of sessions in memory are shown by name too, below `sessions_root`: where
-    /// links have no address, a path is all that people can open.
+    /// Whether artifacts of sessions in memory are also linked by name below `sessions_root`. A
+    /// server without an address has no URLs, so users need paths.
     pub show_all: bool,
-    pub quotas: Quotas,
-    /// Seconds after which an artifact is forgotten; none: never.
+    pub quotas: ArtifactQuotas,
+    /// Seconds after which an artifact is removed; `None`: never.
     pub retention_s: Option<u64>,
-    /// Whether files stay in the sandbox after they were taken.
+    /// Whether files stay in the sandbox after they were copied.
     pub keep_originals: bool,
-    /// Seconds that a link is good for.
+    /// Seconds until a link expires.
     pub link_ttl_s: u64,
 }
 
@@ -53,24 +53,24 @@ pub struct ArtifactStore {
     pub(super) blobs: Blobs,
     pub(super) catalog: Arc<dyn ArtifactCatalog>,
     key: SigningKey,
-    /// Per tenant, what is on its way to the catalog.
+    /// Per tenant, the artifacts that are copied and not in the catalog yet.
     pub(super) in_flight: Mutex<HashMap<String, ArtifactTotal>>,
-    /// How often artifacts were forgotten: there may be room then for what had none.
+    /// How often artifacts were removed: after that, quotas may allow files that were refused.
     pub(super) freed: AtomicU64,
     pub(super) metrics: ArtifactMetrics,
-    _claims: (ListClaim, Claim),
+    _claims: (CatalogClaim, StoreClaim),
 }
 
-/// What a token may be used for, and until when.
+/// A signed token and its expiry.
 #[derive(Debug, Clone)]
-pub struct Link {
+pub struct ArtifactLink {
     pub token: String,
     /// Seconds since 1970.
     pub expires_s: u64,
 }
 
 impl ArtifactStore {
-    /// Opens what is there and makes what is not. Only one server may use it at a time.
+    /// Opens the store, and makes what is missing. Only one server may use it at a time.
     pub fn open(
         config: ArtifactStoreConfig,
         metrics: ArtifactMetrics,
@@ -79,10 +79,10 @@ impl ArtifactStore {
             let path = path.clone();
             move |cause| EngineError::Directory { path, cause }
         };
-        let list_claim = ListClaim::take(&config.database).map_err(at(&config.database))?;
+        let catalog_claim = CatalogClaim::take(&config.database).map_err(at(&config.database))?;
         let catalog = Arc::new(SqliteCatalog::open(&config.database)?);
         let claim = make_root(&config.blobs_dir)
-            .and_then(|root| Claim::take(&root, &config.database))
+            .and_then(|root| StoreClaim::take(&root, &config.database))
             .map_err(at(&config.blobs_dir))?;
         let blobs = Blobs::open(&config.blobs_dir).map_err(at(&config.blobs_dir))?;
         let key = SigningKey::load_or_create(&config.key_file).map_err(at(&config.key_file))?;
@@ -94,11 +94,11 @@ impl ArtifactStore {
             in_flight: Mutex::default(),
             freed: AtomicU64::new(0),
             metrics,
-            _claims: (list_claim, claim),
+            _claims: (catalog_claim, claim),
         })
     }
 
-    /// Whether the artifacts of every session are shown by name.
+    /// Whether the artifacts of every session are linked by name.
     pub(crate) fn shows_all(&self) -> bool {
         self.config.show_all
     }
@@ -111,30 +111,31 @@ impl ArtifactStore {
         Ok(self.catalog.list(filter).await?)
     }
 
-    /// An artifact, whoever's it is: for whoever has a link to it.
+    /// An artifact of any tenant. The caller must have checked a link to it, or its tenant.
     pub async fn find(&self, id: &str) -> Result<Option<ArtifactRow>, EngineError> {
         Ok(self.catalog.find(id).await?)
     }
 
-    /// A link that anybody can use, for a while.
+    /// A link that works without an API key until it expires.
     #[must_use]
-    pub fn link(&self, method: Method, id: &str) -> Link {
+    pub fn link(&self, method: Method, id: &str) -> ArtifactLink {
         let expires_s = now_s().saturating_add(self.config.link_ttl_s);
-        Link { token: self.key.sign(method, id, expires_s), expires_s }
+        ArtifactLink { token: self.key.sign(method, id, expires_s), expires_s }
     }
 
-    /// Whether this token opens this artifact, now.
+    /// Whether this token is valid for this artifact now.
     #[must_use]
     pub fn opens(&self, method: Method, id: &str, token: &str) -> bool {
         self.key.verify(method, id, token, now_s())
     }
 
-    /// Where the host finds each of these: by its name where it is shown, else its content.
+    /// The path of each on the host: by name where it is linked, else that of its content.
     pub async fn host_paths(&self, rows: &[ArtifactRow]) -> Vec<PathBuf> {
         let places: Vec<(PathBuf, Vec<PathBuf>)> = rows
             .iter()
             .map(|row| {
-                let shown = [Place::Session, Place::Run].map(|place| self.shown_at(row, place));
+                let shown = [ArtifactPlace::Session, ArtifactPlace::Run]
+                    .map(|place| self.shown_at(row, place));
                 let blob = self.blobs.path(&row.tenant, &row.sha256);
                 (blob, shown.into_iter().flatten().collect())
             })
@@ -149,12 +150,14 @@ impl ArtifactStore {
         looking.await.unwrap_or(blobs)
     }
 
-    /// The content of an artifact.
-    pub fn content(&self, row: &ArtifactRow) -> io::Result<File> {
-        self.blobs.open_blob(&row.tenant, &row.sha256)
+    /// Opens the content of an artifact.
+    pub async fn content(&self, row: &ArtifactRow) -> io::Result<BlobReader> {
+        let (blobs, tenant, sha256) = (self.blobs.clone(), row.tenant.clone(), row.sha256);
+        let opening = tokio::task::spawn_blocking(move || blobs.open_blob(&tenant, &sha256));
+        opening.await.unwrap_or_else(|panic| Err(io::Error::other(panic)))
     }
 
-    /// Forgets an artifact. Its content goes with the next sweep, if no other has the same.
+    /// Removes an artifact. The next sweep deletes its content, if no other artifact has it.
     pub async fn remove(&self, tenant: &str, id: &str) -> Result<bool, EngineError> {
         let removed = self.catalog.remove(tenant, id).await?;
         Ok(match removed {
@@ -166,17 +169,18 @@ impl ArtifactStore {
         })
     }
 
-    /// After artifacts were forgotten: removes their names where they are still theirs.
+    /// Removes the links by name of artifacts that were removed, if they still lead to them.
     async fn hide(&self, mut rows: Vec<ArtifactRow>) -> Result<(), EngineError> {
         self.freed.fetch_add(1, Ordering::Relaxed);
-        // Saved again as it was, it is shown by the same name.
+        // Another artifact with the same path and content has the same link.
         let mut shown = self.catalog.have_twins(rows.clone()).await?.into_iter();
         rows.retain(|_| shown.next() == Some(false));
         let names: Vec<_> = rows
             .iter()
             .flat_map(|row| {
                 let blob = self.blobs.path(&row.tenant, &row.sha256);
-                let places = [Place::Session, Place::Run].map(|place| self.shown_at(row, place));
+                let places = [ArtifactPlace::Session, ArtifactPlace::Run]
+                    .map(|place| self.shown_at(row, place));
                 places.into_iter().flatten().map(move |place| (blob.clone(), place))
             })
             .collect();
@@ -196,7 +200,7 @@ impl ArtifactStore {
         Ok(())
     }
 
-    /// Forgets what is too old, and deletes content that nobody refers to.
+    /// Removes artifacts that are too old, and content without artifacts.
     pub(crate) async fn tidy(&self) -> Result<(), EngineError> {
         if let Some(retention_s) = self.config.retention_s {
             let retention = i64::try_from(retention_s).unwrap_or(i64::MAX).saturating_mul(1000);
@@ -212,19 +216,19 @@ impl ArtifactStore {
         self.sweep().await
     }
 
-    /// Deletes content that no artifact refers to.
+    /// Deletes content that no artifact has.
     pub(crate) async fn sweep(&self) -> Result<(), EngineError> {
         let (blobs, catalog) = (self.blobs.clone(), Arc::clone(&self.catalog));
         let runtime = Handle::current();
         let sweeping = tokio::task::spawn_blocking(move || {
-            let mut tenants: HashMap<String, String> = HashMap::new();
+            let mut tenants: HashMap<TenantDir, String> = HashMap::new();
             blobs.sweep(|directory, contents| {
-                if !tenants.contains_key(directory) {
-                    // It may have come since we looked.
+                if !tenants.contains_key(&directory) {
+                    // The tenant may be newer than the list.
                     let all = runtime.block_on(catalog.tenants()).map_err(io::Error::other)?;
-                    tenants.extend(all.into_iter().map(|tenant| (tenant_dir(&tenant), tenant)));
+                    tenants.extend(all.into_iter().map(|tenant| (TenantDir::of(&tenant), tenant)));
                 }
-                match tenants.get(directory) {
+                match tenants.get(&directory) {
                     Some(tenant) => {
                         let referenced = runtime.block_on(catalog.referenced(tenant, contents));
                         referenced.map_err(io::Error::other)

@@ -1,8 +1,9 @@
-//! Signed tokens: who has one may fetch one artifact for a while, without a key of their own.
+//! Signed tokens, with which a client can download one artifact without an API key, until they
+//! expire.
 //!
-//! A token is `base64url(expiry || mac)`, where the mac covers what it allows: the method, the
-//! artifact and the expiry. Nothing is kept of a token that was given away, so none can be taken
-//! back before it expires, except all at once: remove the key's file and start again.
+//! A token is `base64url(expiry || mac)`, where the mac covers the method, the artifact and the
+//! expiry. Tokens are not stored, so a single one cannot be revoked; to revoke all, remove the file
+//! of the signing key and restart the server.
 
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
@@ -18,28 +19,28 @@ use sha2::Sha256;
 const KEY_BYTES: usize = 32;
 const EXPIRY_BYTES: usize = 8;
 const MAC_BYTES: usize = 32;
-/// Characters of a token; anything longer or shorter is none and is not decoded.
+/// Characters of a token; text of another length is not decoded.
 const TOKEN_CHARS: usize = ((EXPIRY_BYTES + MAC_BYTES) * 8).div_ceil(6);
 
-/// Keeps these macs apart from any other that may one day be made with the same key.
+/// Distinguishes these macs from others that may be made with the same key later.
 const PURPOSE: &[u8] = b"belljar artifact v1";
 
-/// What a token lets its holder do.
+/// What a token allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Method {
-    /// Fetch it, which includes asking about it.
+    /// Download it; also `HEAD`.
     Get,
-    /// Only ask whether it is there, and how large.
+    /// Only whether it exists, and its size.
     Head,
 }
 
-/// The server's own secret. Not shown by `Debug`.
+/// The secret of the server. `Debug` does not show it.
 #[derive(Clone)]
 pub(super) struct SigningKey([u8; KEY_BYTES]);
 
 impl SigningKey {
-    /// Reads the key at `path`, or makes one there. Processes that start at the same time agree on
-    /// one key, and a crash leaves no half of one.
+    /// Reads the key at `path`, or makes one there. Processes that start at the same time get the same
+    /// key, and a crash leaves no incomplete one.
     pub(super) fn load_or_create(path: &Path) -> io::Result<SigningKey> {
         match SigningKey::load(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -72,7 +73,7 @@ impl SigningKey {
         Ok(SigningKey(key))
     }
 
-    /// A token that is good until, and not in, the second `expires_s` of the UNIX clock.
+    /// A token that is valid before, and not in, the second `expires_s` of the UNIX clock.
     #[must_use]
     pub(super) fn sign(&self, method: Method, id: &str, expires_s: u64) -> String {
         let mut token = [0; EXPIRY_BYTES + MAC_BYTES];
@@ -82,8 +83,8 @@ impl SigningKey {
         URL_SAFE_NO_PAD.encode(token)
     }
 
-    /// Whether `token` allows `method` on `id` now. Whatever is wrong with it, the same macs are
-    /// computed and compared, so the time this takes does not tell what it was.
+    /// Whether `token` allows `method` on `id` now. For every token the same macs are computed and
+    /// compared, so the duration does not reveal why one is invalid.
     #[must_use]
     pub(super) fn verify(&self, method: Method, id: &str, token: &str, now_s: u64) -> bool {
         let decoded = decode(token);
@@ -91,7 +92,7 @@ impl SigningKey {
         let (expires_s, mac) = decoded.unwrap_or_default();
         let for_get = self.mac(Method::Get, id, expires_s).verify_slice(&mac).is_ok();
         let for_head = self.mac(Method::Head, id, expires_s).verify_slice(&mac).is_ok();
-        // `&` and `|` look at both sides, always.
+        // `&` and `|` always evaluate both sides.
         well_formed & (now_s < expires_s) & (for_get | (for_head & (method == Method::Head)))
     }
 
@@ -101,7 +102,7 @@ impl SigningKey {
             Method::Get => b"GET",
             Method::Head => b"HEAD",
         };
-        // Each part with its length before it: no two different lists give the same bytes.
+        // Each part has its length before it, so two different lists never give the same bytes.
         for part in [PURPOSE, method, id.as_bytes(), &expires_s.to_be_bytes()] {
             mac.update(&(part.len() as u64).to_be_bytes());
             mac.update(part);
@@ -109,7 +110,7 @@ impl SigningKey {
         mac
     }
 
-    /// The key filled up with zeros to a block of the hash, as HMAC does itself with a short key.
+    /// The key, padded with zeros to a block of the hash, as HMAC does with a short key.
     fn padded(&self) -> [u8; 64] {
         let mut padded = [0; 64];
         padded[..KEY_BYTES].copy_from_slice(&self.0);
@@ -133,7 +134,7 @@ fn decode(token: &str) -> Option<(u64, [u8; MAC_BYTES])> {
     Some((u64::from_be_bytes(*expiry), mac.try_into().ok()?))
 }
 
-/// Writes a new key aside and links it into place, unless somebody else was faster.
+/// Writes a new key to another file and links it at `path`, unless another process was faster.
 fn create(path: &Path) -> io::Result<()> {
     let mut aside = path.as_os_str().to_owned();
     aside.push(format!(".{}", belljar_sys::process::random_name()));
@@ -147,7 +148,7 @@ fn create(path: &Path) -> io::Result<()> {
         });
     fs::remove_file(&aside)?;
     linked?;
-    // Also when somebody else was faster: what we sign must still be good after a power cut.
+    // Also if another process was faster: what we sign must still be valid after a power cut.
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     File::open(parent.unwrap_or(Path::new(".")))?.sync_all()
 }
@@ -168,9 +169,12 @@ mod tests {
         let get = key.sign(Method::Get, "art_1", NOW + 1);
         let head = key.sign(Method::Head, "art_1", NOW + 1);
         assert!(key.verify(Method::Get, "art_1", &get, NOW));
-        assert!(key.verify(Method::Head, "art_1", &get, NOW), "who may fetch may ask");
+        assert!(key.verify(Method::Head, "art_1", &get, NOW), "a token for GET allows HEAD");
         assert!(key.verify(Method::Head, "art_1", &head, NOW));
-        assert!(!key.verify(Method::Get, "art_1", &head, NOW), "who may ask may not fetch");
+        assert!(
+            !key.verify(Method::Get, "art_1", &head, NOW),
+            "a token for HEAD does not allow GET"
+        );
         for foreign in ["art_2", "art_", "art_11", "", "ART_1"] {
             assert!(!key.verify(Method::Get, foreign, &get, NOW), "{foreign}");
         }
@@ -211,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_token_is_refused() {
+    fn other_text_is_refused() {
         let key = key(1);
         let token = key.sign(Method::Get, "a", NOW + 1);
         let zeros = URL_SAFE_NO_PAD.encode([0; EXPIRY_BYTES + MAC_BYTES]);

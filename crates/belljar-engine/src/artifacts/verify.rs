@@ -4,9 +4,10 @@ use std::collections::{HashMap, HashSet};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::blobs::{Blobs, tenant_dir};
+use super::blobs::Blobs;
 use crate::error::EngineError;
 use crate::store::{ArtifactCatalog, ArtifactRow, Digest, SqliteCatalog};
+use crate::tenant_dir::TenantDir;
 
 /// What was found so far.
 #[derive(Debug, Default)]
@@ -29,7 +30,7 @@ pub struct Lost {
 }
 
 /// Artifacts by the directory of their tenant and their content.
-type Wanted = HashMap<(String, Digest), Vec<ArtifactRow>>;
+type Wanted = HashMap<(TenantDir, Digest), Vec<ArtifactRow>>;
 
 /// Reads all content and compares it with its hash, and calls `progress` after each. It changes
 /// nothing, so a server may be running; artifacts that are added or removed meanwhile may or may
@@ -39,19 +40,15 @@ pub async fn verify(
     blobs_dir: &Path,
     progress: impl FnMut(&Verified) + Send + 'static,
 ) -> Result<Verified, EngineError> {
-    let at = |path: PathBuf| move |cause| EngineError::Directory { path, cause };
-    if !database.try_exists().map_err(at(database.to_owned()))? {
-        return Ok(Verified::default());
-    }
-    let catalog = SqliteCatalog::open(database)?;
+    let Some(catalog) = open(database.to_owned()).await? else { return Ok(Verified::default()) };
     let mut wanted = Wanted::new();
     for row in catalog.all().await? {
-        wanted.entry((tenant_dir(&row.tenant), row.sha256)).or_default().push(row);
+        wanted.entry((TenantDir::of(&row.tenant), row.sha256)).or_default().push(row);
     }
     let directory = blobs_dir.to_owned();
     let reading = tokio::task::spawn_blocking(move || read_all(&directory, wanted, progress));
     let read = reading.await.unwrap_or_else(|panic| Err(io::Error::other(panic)));
-    let mut verified = read.map_err(at(blobs_dir.to_owned()))?;
+    let mut verified = read.map_err(|cause| unusable(blobs_dir, cause))?;
     if !verified.lost.is_empty() {
         // Artifacts that were removed meanwhile are not lost.
         let there: HashSet<String> = catalog.all().await?.into_iter().map(|row| row.id).collect();
@@ -63,6 +60,21 @@ pub async fn verify(
     Ok(verified)
 }
 
+/// The catalog, if there is one.
+async fn open(database: PathBuf) -> Result<Option<SqliteCatalog>, EngineError> {
+    let path = database.clone();
+    let opening = tokio::task::spawn_blocking(move || match path.try_exists() {
+        Ok(true) => Ok(Some(SqliteCatalog::open(&path)?)),
+        Ok(false) => Ok(None),
+        Err(cause) => Err(unusable(&path, cause)),
+    });
+    opening.await.unwrap_or_else(|panic| Err(unusable(&database, io::Error::other(panic))))
+}
+
+fn unusable(path: &Path, cause: io::Error) -> EngineError {
+    EngineError::Directory { path: path.to_owned(), cause }
+}
+
 fn read_all(
     blobs_dir: &Path,
     mut wanted: Wanted,
@@ -72,19 +84,20 @@ fn read_all(
     let mut verified = Verified { expected_bytes: sizes.sum(), ..Verified::default() };
     let walked = Blobs::look_at(blobs_dir).and_then(|blobs| {
         blobs.walk(|stored| {
-            let damage = match stored.is_intact() {
+            let (key, size) = ((stored.tenant, stored.digest), stored.size);
+            let damage = match stored.check() {
                 // Removed in the meantime.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
                 Ok(true) => None,
                 Ok(false) => Some("its content does not match its hash"),
                 Err(_) => Some("its content cannot be read"),
             };
-            match (wanted.remove(&(stored.tenant_dir, stored.digest)), damage) {
+            match (wanted.remove(&key), damage) {
                 (None, _) => verified.unused += 1,
                 (Some(artifacts), Some(reason)) => verified.lose(artifacts, reason),
                 (Some(_), None) => {
                     verified.intact += 1;
-                    verified.bytes += stored.size;
+                    verified.bytes += size;
                 }
             }
             progress(&verified);

@@ -1,40 +1,40 @@
-//! Refused requests, of which strangers can send as many as they like: the first of a kind is a line
-//! at once, the others are counted and told once a minute.
+//! Refused requests, of which anyone can send any number: the first of a kind is logged at once, the
+//! others are counted and logged once a minute.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use super::{Entry, Line};
+use super::{AuditEntry, AuditLine};
 use crate::clock;
 
-/// For how long refusals of a kind are counted before their number is told.
+/// How long refusals of a kind are counted before the count is logged.
 pub(super) const WINDOW: Duration = Duration::from_secs(60);
 
-/// Kinds that are told apart in that time. All others are counted together.
+/// How many kinds are counted separately in that time. All others are counted together.
 const MAX_KINDS: usize = 64;
 
-/// Lines that this comes to in that time: each kind at first and again with its count, and all others.
+/// The most lines in that time: two per kind, for the first and for the count, and one for all others.
 #[cfg(test)]
 pub(super) const MAX_LINES: usize = 2 * MAX_KINDS + 1;
 
-/// What makes refusals of a kind.
+/// A refused request. Equal ones are of one kind.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(super) struct Refused {
+pub(super) struct RefusedRequest {
     pub(super) tenant: String,
     pub(super) key: Option<String>,
     pub(super) outcome: &'static str,
     pub(super) detail: String,
 }
 
-impl Refused {
+impl RefusedRequest {
     pub(super) fn line(&self, times: u64) -> Vec<u8> {
-        let entry = Entry {
+        let entry = AuditEntry {
             action: "deny",
             outcome: self.outcome,
             detail: Some(&self.detail),
-            ..Entry::default()
+            ..AuditEntry::default()
         };
-        let line = Line {
+        let line = AuditLine {
             time: clock::rfc3339(clock::now_ms()),
             tenant: &self.tenant,
             key: self.key.as_deref(),
@@ -47,15 +47,15 @@ impl Refused {
     }
 }
 
-/// A refusal, and how many like it are to be told.
-type Told = Vec<(Refused, u64)>;
+/// Refusals to log, each with its count.
+type Counted = Vec<(RefusedRequest, u64)>;
 
 #[derive(Debug)]
 pub(super) struct Refusals {
     since: Instant,
-    /// How many came after the first.
-    repeated: HashMap<Refused, u64>,
-    /// Of kinds that did not fit.
+    /// How many of each kind came after the first.
+    repeated: HashMap<RefusedRequest, u64>,
+    /// The count of all further kinds.
     others: u64,
 }
 
@@ -64,43 +64,43 @@ impl Refusals {
         Refusals { since: now, repeated: HashMap::new(), others: 0 }
     }
 
-    /// Counts a refusal, and says what is to be told now.
-    pub(super) fn note(&mut self, refused: Refused, now: Instant) -> Told {
-        let mut told = self.due(now);
+    /// Counts a refusal. Returns what is to be logged now.
+    pub(super) fn note(&mut self, refused: RefusedRequest, now: Instant) -> Counted {
+        let mut counted = self.due(now);
         let has_room = self.repeated.len() < MAX_KINDS;
         match self.repeated.get_mut(&refused) {
             Some(times) => *times += 1,
             None if has_room => {
                 self.repeated.insert(refused.clone(), 0);
-                told.push((refused, 1));
+                counted.push((refused, 1));
             }
             None => self.others += 1,
         }
-        told
+        counted
     }
 
-    /// The counts, if their time is over.
-    pub(super) fn due(&mut self, now: Instant) -> Told {
+    /// Returns the counts, if the window is over.
+    pub(super) fn due(&mut self, now: Instant) -> Counted {
         match now.saturating_duration_since(self.since) >= WINDOW {
             true => self.all(now),
             false => Vec::new(),
         }
     }
 
-    /// The counts so far; counting begins anew.
-    pub(super) fn all(&mut self, now: Instant) -> Told {
+    /// Returns the counts so far and begins a new window.
+    pub(super) fn all(&mut self, now: Instant) -> Counted {
         let Refusals { repeated, others, .. } = std::mem::replace(self, Refusals::new(now));
-        let mut told: Told = repeated.into_iter().filter(|(_, times)| *times > 0).collect();
+        let mut counted: Counted = repeated.into_iter().filter(|(_, times)| *times > 0).collect();
         if others > 0 {
-            let refused = Refused {
+            let refused = RefusedRequest {
                 tenant: "-".into(),
                 key: None,
                 outcome: "refused",
                 detail: "others".into(),
             };
-            told.push((refused, others));
+            counted.push((refused, others));
         }
-        told
+        counted
     }
 }
 
@@ -108,13 +108,13 @@ impl Refusals {
 mod tests {
     use super::*;
 
-    fn refused(detail: &str) -> Refused {
+    fn refused(detail: &str) -> RefusedRequest {
         let (tenant, detail) = ("-".into(), detail.into());
-        Refused { tenant, key: None, outcome: "unauthorized", detail }
+        RefusedRequest { tenant, key: None, outcome: "unauthorized", detail }
     }
 
     #[test]
-    fn repeated_refusals_are_told_once_a_minute() {
+    fn repeated_refusals_are_counted_once_a_minute() {
         let start = Instant::now();
         let mut refusals = Refusals::new(start);
         assert_eq!(refusals.note(refused("a"), start), [(refused("a"), 1)]);
@@ -123,8 +123,12 @@ mod tests {
         }
         assert_eq!(refusals.note(refused("b"), start), [(refused("b"), 1)]);
         assert_eq!(refusals.due(start + WINDOW / 2), []);
-        let told = refusals.note(refused("a"), start + WINDOW);
-        assert_eq!(told, [(refused("a"), 5), (refused("a"), 1)], "the old count, and a new line");
+        let counted = refusals.note(refused("a"), start + WINDOW);
+        assert_eq!(
+            counted,
+            [(refused("a"), 5), (refused("a"), 1)],
+            "the old count, and a new line"
+        );
         assert_eq!(refusals.due(start + WINDOW * 3), []);
     }
 }

@@ -19,7 +19,8 @@ use std::time::SystemTime;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use crate::artifacts::{Digest, tenant_dir};
+use crate::store::Digest;
+use crate::tenant_dir::tenant_dir;
 
 /// Read, hashed and written at a time.
 const CHUNK: usize = 256 * 1024;

@@ -21,7 +21,7 @@ pub(crate) use cache::{Arriving, Cache, Content, Known};
 pub use describe::{Description, describe};
 pub use name::{BadName, DatasetName};
 
-use crate::artifacts::{Artifact, Refused};
+pub use crate::artifacts::{Exported, Exports};
 use crate::store::Digest;
 pub use crate::store::{DatasetRow, DatasetStatus};
 
@@ -56,19 +56,4 @@ pub struct DatasetListing {
     /// How many more things are there that are not listed: files beyond the bound, and what is no
     /// plain file.
     pub more: u64,
-}
-
-/// A file that was brought from a session to the host.
-#[derive(Debug, Clone, Serialize)]
-pub struct Exported {
-    /// Below `/session/data`.
-    pub dataset: String,
-    #[serde(flatten)]
-    pub artifact: Artifact,
-}
-
-#[derive(Debug, Clone, Default)]
-pub struct Exports {
-    pub exports: Vec<Exported>,
-    pub refused: Vec<Refused>,
 }

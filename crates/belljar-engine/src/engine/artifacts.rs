@@ -2,7 +2,7 @@
 
 use super::{Engine, Principal};
 use crate::artifacts::{ArtifactFilter, ArtifactRow};
-use crate::audit::Entry;
+use crate::audit::AuditEntry;
 use crate::error::EngineError;
 use crate::store::Page;
 
@@ -30,8 +30,12 @@ impl Engine {
     pub async fn remove_artifact(&self, who: &Principal, id: &str) -> Result<(), EngineError> {
         let removed = self.shared.artifact_store.remove(&who.tenant, id).await?;
         let outcome = if removed { "removed" } else { "not found" };
-        let entry =
-            Entry { action: "artifact.remove", outcome, detail: Some(id), ..Entry::default() };
+        let entry = AuditEntry {
+            action: "artifact.remove",
+            outcome,
+            detail: Some(id),
+            ..AuditEntry::default()
+        };
         self.audit.note(who, &entry);
         if removed { Ok(()) } else { Err(EngineError::NoArtifact(id.to_owned())) }
     }

@@ -8,7 +8,7 @@ use belljar_runtime::{Limits, RuntimeError};
 use super::registry::Entered;
 use super::{Engine, Principal, SessionInfo};
 use crate::admission::Reservation;
-use crate::audit::Entry;
+use crate::audit::AuditEntry;
 use crate::checks::check_session;
 use crate::clock;
 use crate::error::{EngineError, in_full};
@@ -53,8 +53,10 @@ impl Engine {
             self.shared.metrics.created(how);
         }
         let session = created.as_ref().ok().map(|created| created.session.id.as_str());
-        self.audit
-            .note(who, &Entry { action: "create", outcome: &outcome, session, ..Entry::default() });
+        self.audit.note(
+            who,
+            &AuditEntry { action: "create", outcome: &outcome, session, ..AuditEntry::default() },
+        );
         created
     }
 

@@ -10,8 +10,7 @@ use bytes::Bytes;
 use tokio::sync::oneshot;
 
 use super::{Engine, EngineState, Principal};
-use crate::artifacts::Digest;
-use crate::audit::Entry;
+use crate::audit::AuditEntry;
 use crate::blocking_writer::BlockingWriter;
 use crate::clock;
 use crate::datasets::source::{Answer, SourceError};
@@ -22,6 +21,7 @@ use crate::datasets::{
 use crate::error::{EngineError, in_full};
 use crate::session::Session;
 use crate::spec::Datasets;
+use crate::store::Digest;
 use crate::uploads::UploadPermit;
 
 /// Files that are listed, and files that are looked into.
@@ -261,6 +261,7 @@ impl Engine {
     ) -> Result<Exports, EngineError> {
         let session = self.settled_session(who, id).await?;
         let sandbox = session.sandbox()?;
+        let names = names.map(|names| names.iter().map(ToString::to_string).collect());
         let exports = self
             .shared
             .artifact_store
@@ -305,8 +306,10 @@ impl Engine {
         detail: &str,
     ) {
         let detail = Some(detail).filter(|detail| !detail.is_empty());
-        self.audit
-            .note(who, &Entry { action, outcome, session: Some(id), detail, ..Entry::default() });
+        self.audit.note(
+            who,
+            &AuditEntry { action, outcome, session: Some(id), detail, ..AuditEntry::default() },
+        );
     }
 }
 

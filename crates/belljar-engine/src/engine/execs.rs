@@ -8,7 +8,7 @@ use belljar_proto::guest::KernelVariables;
 
 use super::views::{info_of_exec_row, info_of_live, log_entry, log_entry_of_live};
 use super::{Engine, ExecInfo, Principal};
-use crate::audit::Entry;
+use crate::audit::AuditEntry;
 use crate::error::{EngineError, in_full};
 use crate::exec::log::LogEntry;
 use crate::exec::transcript::Transcript;
@@ -75,7 +75,7 @@ impl Engine {
         };
         self.audit.note(
             who,
-            &Entry {
+            &AuditEntry {
                 action: "exec",
                 outcome: &outcome,
                 session: Some(id),

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use super::registry::Registry;
 use super::{Engine, Principal, SessionInfo};
-use crate::audit::Entry;
+use crate::audit::AuditEntry;
 use crate::clock;
 use crate::error::{EngineError, in_full};
 use crate::record::Record;
@@ -25,7 +25,12 @@ impl Engine {
         let outcome = purged.as_ref().map_or_else(|error| in_full(error), |_| "removed".into());
         self.audit.note(
             who,
-            &Entry { action: "remove", outcome: &outcome, session: Some(id), ..Entry::default() },
+            &AuditEntry {
+                action: "remove",
+                outcome: &outcome,
+                session: Some(id),
+                ..AuditEntry::default()
+            },
         );
         purged
     }
@@ -75,12 +80,12 @@ impl Registry {
             };
             tracing::info!(session.id = row.id, "session {}: {outcome}", row.id);
             let who = Principal { tenant: row.tenant, ..Principal::default() };
-            let entry = Entry {
+            let entry = AuditEntry {
                 action: "remove",
                 outcome: &outcome,
                 session: Some(&row.id),
                 detail: Some("BELLJAR_SESSION_RETENTION"),
-                ..Entry::default()
+                ..AuditEntry::default()
             };
             self.state.note(&who, &entry);
         }
@@ -119,7 +124,11 @@ impl EngineState {
             Ok(true) => {}
             Ok(false) => return Err(EngineError::NoSession(row.id.clone())),
             Err(error) => {
-                let _ = blocking(move || Ok(record.unmark_removed())).await;
+                let _ = blocking(move || {
+                    record.unmark_removed();
+                    Ok(())
+                })
+                .await;
                 return Err(error.into());
             }
         }

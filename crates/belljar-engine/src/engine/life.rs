@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use super::create::expiry;
 use super::{Engine, Principal, SessionInfo};
-use crate::audit::Entry;
+use crate::audit::AuditEntry;
 use crate::clock;
 use crate::error::{EngineError, in_full};
 use crate::rules::{self, Phase, Request};
@@ -20,7 +20,12 @@ impl Engine {
             restarted.as_ref().map_or_else(|error| in_full(error), |_| "restarted".into());
         self.audit.note(
             who,
-            &Entry { action: "start", outcome: &outcome, session: Some(id), ..Entry::default() },
+            &AuditEntry {
+                action: "start",
+                outcome: &outcome,
+                session: Some(id),
+                ..AuditEntry::default()
+            },
         );
         restarted
     }
@@ -51,7 +56,12 @@ impl Engine {
         let outcome = stopped.as_ref().map_or_else(|error| in_full(error), |_| "stopped".into());
         self.audit.note(
             who,
-            &Entry { action: "stop", outcome: &outcome, session: Some(id), ..Entry::default() },
+            &AuditEntry {
+                action: "stop",
+                outcome: &outcome,
+                session: Some(id),
+                ..AuditEntry::default()
+            },
         );
         stopped
     }

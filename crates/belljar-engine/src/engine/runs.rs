@@ -6,8 +6,8 @@ use belljar_proto::exec::{Outcome, Status};
 use belljar_runtime::{Sandbox, SandboxSpec, VolumeMount};
 
 use super::{Engine, EngineState, Principal};
-use crate::artifacts::{Artifacts, Memory, Origin, Place};
-use crate::audit::Entry;
+use crate::artifacts::{ArtifactMemory, ArtifactOrigin, ArtifactPlace, Artifacts};
+use crate::audit::AuditEntry;
 use crate::checks::check_session;
 use crate::clock;
 use crate::error::{EngineError, in_full};
@@ -159,8 +159,8 @@ struct InRun<'a> {
 impl Aftermath for InRun<'_> {
     async fn take_artifacts(&self, outcome: &mut Outcome) -> Artifacts {
         let InRun { shared, tenant, run, sandbox } = *self;
-        let origin = Origin { tenant, session: run, exec: run, place: Place::Run };
-        let mut memory = Memory::default();
+        let origin = ArtifactOrigin { tenant, session: run, exec: run, place: ArtifactPlace::Run };
+        let mut memory = ArtifactMemory::default();
         shared.artifact_store.ingest(sandbox, origin, outcome.artifacts, &mut memory).await
     }
 }
@@ -188,12 +188,12 @@ impl Drop for Noted<'_> {
                 delta.bytes_out += self.bytes_out;
             });
         }
-        let entry = Entry {
+        let entry = AuditEntry {
             action: "run",
             outcome: &self.outcome,
             exec: Some(&self.id),
             code: Some(&self.code),
-            ..Entry::default()
+            ..AuditEntry::default()
         };
         self.engine.audit.note(self.who, &entry);
     }

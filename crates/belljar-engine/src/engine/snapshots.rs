@@ -8,7 +8,7 @@ use super::create::new_row;
 use super::registry::Registry;
 use super::{Engine, Principal, SessionInfo};
 use crate::admission::Reservation;
-use crate::audit::Entry;
+use crate::audit::AuditEntry;
 use crate::error::{EngineError, in_full};
 use crate::rules::Phase;
 use crate::session::{Origin, Session};
@@ -136,7 +136,8 @@ impl Engine {
         outcome: &Result<T, EngineError>,
     ) {
         let outcome = outcome.as_ref().map_or_else(|error| in_full(error), |_| done.to_owned());
-        let entry = Entry { action, outcome: &outcome, session: Some(id), ..Entry::default() };
+        let entry =
+            AuditEntry { action, outcome: &outcome, session: Some(id), ..AuditEntry::default() };
         self.audit.note(who, &entry);
     }
 }

@@ -10,7 +10,7 @@ use belljar_proto::terminal::{
 use belljar_runtime::TerminalOutput;
 
 use super::{Engine, Principal};
-use crate::audit::Entry;
+use crate::audit::AuditEntry;
 use crate::checks::{check_argv, path_inside};
 use crate::error::{EngineError, in_full};
 use crate::exec::shell_argv;
@@ -166,7 +166,7 @@ impl Engine {
         let outcome = opened.as_ref().map_or_else(|error| in_full(error), |_| "opened".into());
         self.audit.note(
             who,
-            &Entry {
+            &AuditEntry {
                 action: "terminal",
                 outcome: &outcome,
                 session: Some(id),

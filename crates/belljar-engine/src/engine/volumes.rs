@@ -7,7 +7,7 @@ use belljar_runtime::{
 };
 
 use super::{Engine, EngineState, Principal};
-use crate::audit::Entry;
+use crate::audit::AuditEntry;
 use crate::clock;
 use crate::error::{EngineError, in_full};
 use crate::store::{VolumeAdded, VolumeHold, VolumeRetired, VolumesLeft};
@@ -74,7 +74,8 @@ impl Engine {
     ) {
         let outcome = outcome.map_or_else(|error| in_full(error), str::to_owned);
         let detail = Some(name.as_str());
-        self.audit.note(who, &Entry { action, outcome: &outcome, detail, ..Entry::default() });
+        self.audit
+            .note(who, &AuditEntry { action, outcome: &outcome, detail, ..AuditEntry::default() });
     }
 }
 

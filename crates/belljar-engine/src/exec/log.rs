@@ -7,7 +7,7 @@ use super::request::ExecRequest;
 use super::result::ExecResult;
 use crate::artifacts::Artifacts;
 use crate::clock;
-use crate::text::Text;
+use crate::text::LargeText;
 
 /// An entry of `session.log`.
 #[derive(Debug, Serialize)]
@@ -31,8 +31,8 @@ pub struct LoggedResult {
     pub exit_code: i32,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    pub stdout: Text,
-    pub stderr: Text,
+    pub stdout: LargeText,
+    pub stderr: LargeText,
     pub results: Vec<MimeBundle>,
     pub error: Option<ErrorReport>,
     pub duration_ms: f64,

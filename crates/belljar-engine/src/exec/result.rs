@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::outcome::ended_by_us;
 use super::transcript::Transcript;
 use crate::artifacts::Artifacts;
-use crate::text::Text;
+use crate::text::LargeText;
 
 /// The result of an execution that has ended.
 #[derive(Debug, Clone, Serialize)]
@@ -19,8 +19,8 @@ pub struct ExecResult {
     /// The cause, where it is known and the status alone does not say it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    pub stdout: Text,
-    pub stderr: Text,
+    pub stdout: LargeText,
+    pub stderr: LargeText,
     pub dropped: Dropped,
     /// Displays in order, and last the value of the last expression; `kind` says which is which.
     pub results: Vec<MimeBundle>,
@@ -44,7 +44,7 @@ pub struct ExecResult {
 }
 
 /// Output is bytes; what is not UTF-8 is replaced, never fatal.
-fn text(bytes: Vec<u8>) -> Text {
+fn text(bytes: Vec<u8>) -> LargeText {
     match String::from_utf8(bytes) {
         Ok(text) => text.into(),
         Err(error) => String::from_utf8_lossy(error.as_bytes()).into_owned().into(),

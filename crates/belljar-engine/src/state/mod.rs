@@ -12,7 +12,7 @@ pub(crate) use sandbox_specs::next_warm;
 
 use crate::admission::{Admission, Quota, Reservation};
 use crate::artifacts::ArtifactStore;
-use crate::audit::{Audit, Entry};
+use crate::audit::{Audit, AuditEntry};
 use crate::config::EngineConfig;
 use crate::datasets::Cache;
 use crate::error::EngineError;
@@ -143,7 +143,7 @@ impl EngineState {
         if self.closed.load(Ordering::SeqCst) { Err(EngineError::Stopping) } else { Ok(()) }
     }
 
-    pub(crate) fn note(&self, who: &Principal, entry: &Entry<'_>) {
+    pub(crate) fn note(&self, who: &Principal, entry: &AuditEntry<'_>) {
         self.audit.note(who, entry);
     }
 
@@ -174,13 +174,13 @@ impl EngineState {
                     visit.received
                 ),
             };
-            let entry = Entry {
+            let entry = AuditEntry {
                 action: "network",
                 outcome: &outcome,
                 session: session.as_deref(),
                 exec: run.as_deref(),
                 detail: Some(&detail),
-                ..Entry::default()
+                ..AuditEntry::default()
             };
             audit.note(&who, &entry);
         });

@@ -10,7 +10,7 @@ use serde_json::json;
 use tokio::sync::mpsc;
 
 use crate::layer::{self, Compression};
-use crate::{Image, ImageError, Progress, Store};
+use crate::{Image, ImageError, ImageStore, Progress};
 
 const DEFAULT_SOCKET: &str = "unix:///var/run/docker.sock";
 
@@ -31,7 +31,7 @@ pub enum Loaded {
 
 /// Gives an image to the container engine at `address`, or where one usually is, if one answers.
 pub async fn load_into_docker(
-    store: &Store,
+    store: &ImageStore,
     image: &Image,
     address: Option<&str>,
     progress: &dyn Progress,
@@ -82,7 +82,7 @@ pub async fn load_into_docker(
     }
 }
 
-fn write_archive(store: &Store, image: &Image, mut writer: Pieces) -> Result<(), ImageError> {
+fn write_archive(store: &ImageStore, image: &Image, mut writer: Pieces) -> Result<(), ImageError> {
     let failed = |cause| ImageError::File { path: "the archive for the engine".into(), cause };
     let mut archive = tar::Builder::new(&mut writer);
     let mut add = |name: &str, size: u64, content: &mut dyn io::Read| {

@@ -222,8 +222,8 @@ fn describe(
     labels.extend(
         spec.preload.as_ref().map(|modules| (oci::LABEL_PRELOAD.to_owned(), modules.join(","))),
     );
-    let contents = base.layers.iter().map(|layer| layer.content.clone());
-    let contents = contents.chain(layers.iter().map(|layer| layer.digest.clone()));
+    let contents = base.layers.iter().map(|layer| layer.content);
+    let contents = contents.chain(layers.iter().map(|layer| layer.digest));
     let config = ImageConfig {
         architecture: oci::this_architecture().into(),
         os: "linux".into(),

@@ -8,7 +8,7 @@ use super::parts::Parts;
 use crate::layer::Compression;
 use crate::oci::{self, Descriptor, ImageConfig, Manifest};
 use crate::store::Writer;
-use crate::{Digest, ImageError, limits};
+use crate::{ImageError, OciDigest, limits};
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "PascalCase")]
@@ -58,7 +58,7 @@ pub(super) fn read(writer: &Writer<'_>, parts: &Parts) -> Result<Found, ImageErr
 }
 
 /// The file is called by its digest.
-fn named(path: &str) -> Option<Digest> {
+fn named(path: &str) -> Option<OciDigest> {
     let name = path.rsplit('/').next()?;
-    Digest::from_hex(name.strip_suffix(".json").unwrap_or(name))
+    OciDigest::from_hex(name.strip_suffix(".json").unwrap_or(name))
 }

@@ -4,7 +4,7 @@ use super::Found;
 use super::parts::Parts;
 use crate::oci::{self, Descriptor, Document, Index};
 use crate::store::Writer;
-use crate::{Digest, ImageError};
+use crate::{ImageError, OciDigest};
 
 /// An index may name another one; one is enough for any image.
 const MAX_INDEXES: usize = 3;
@@ -34,9 +34,9 @@ pub(super) fn read(writer: &Writer<'_>, parts: &Parts) -> Result<Found, ImageErr
             _ => index.for_this_machine()?,
         };
         let bytes = parts.document(&blob(&entry.digest))?;
-        let found = Digest::of(&bytes);
+        let found = OciDigest::of(&bytes);
         if found != entry.digest {
-            let (what, expected) = ("its manifest".to_owned(), entry.digest.clone());
+            let (what, expected) = ("its manifest".to_owned(), entry.digest);
             return Err(ImageError::Digest { what, expected, found });
         }
         match Document::parse(&bytes)? {
@@ -58,7 +58,7 @@ pub(super) fn read(writer: &Writer<'_>, parts: &Parts) -> Result<Found, ImageErr
     Err(ImageError::Refused("an index names an index names an index".into()))
 }
 
-fn blob(digest: &Digest) -> String {
+fn blob(digest: &OciDigest) -> String {
     format!("blobs/sha256/{}", digest.hex())
 }
 

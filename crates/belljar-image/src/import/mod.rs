@@ -11,7 +11,7 @@ use std::path::Path;
 
 use crate::archive::Reader;
 use crate::store::Writer;
-use crate::{Digest, Image, ImageError, Name, Progress, layer, skeleton};
+use crate::{Image, ImageError, Name, OciDigest, Progress, layer, skeleton};
 use parts::Parts;
 
 /// What a file or directory holds.
@@ -27,7 +27,7 @@ enum Form {
 
 /// An image out of an archive, and the name it has for itself.
 struct Found {
-    manifest: Digest,
+    manifest: OciDigest,
     name: Option<String>,
 }
 

@@ -10,7 +10,7 @@ use belljar_sys::rootfs::Rootfs;
 use crate::archive::{Kind, Reader, show};
 use crate::digest::HashingReader;
 use crate::store::{Writer, read_bounded};
-use crate::{Digest, ImageError, layer, limits};
+use crate::{ImageError, OciDigest, layer, limits};
 
 /// How many links lead from one layer to the same one.
 const MAX_LINKS: usize = 8;
@@ -24,7 +24,7 @@ pub(super) enum Parts {
 
 #[derive(Debug)]
 pub(super) enum Part {
-    File { path: PathBuf, digest: Digest },
+    File { path: PathBuf, digest: OciDigest },
     Link(String),
 }
 
@@ -83,14 +83,14 @@ impl Parts {
         &self,
         writer: &Writer<'_>,
         name: &str,
-        expected: Option<&Digest>,
-    ) -> Result<(Digest, u64), ImageError> {
+        expected: Option<&OciDigest>,
+    ) -> Result<(OciDigest, u64), ImageError> {
         if let Some((path, digest)) = self.unpacked(name) {
             if let Some(expected) = expected
                 && digest != expected
             {
                 let what = format!("`{name}`");
-                let (expected, found) = (expected.clone(), digest.clone());
+                let (expected, found) = (*expected, *digest);
                 return Err(ImageError::Digest { what, expected, found });
             }
             let size = fs::metadata(path).map_err(ImageError::file(path))?.len();
@@ -100,7 +100,7 @@ impl Parts {
                 fs::hard_link(path, &own).map_err(ImageError::file(&own))?;
                 writer.adopt_blob(&own, digest)?;
             }
-            return Ok((digest.clone(), size));
+            return Ok((*digest, size));
         }
         let (file, _) = self.open(name)?;
         writer.add_blob(file, expected)
@@ -114,7 +114,7 @@ impl Parts {
         Ok(head)
     }
 
-    fn unpacked(&self, name: &str) -> Option<(&Path, &Digest)> {
+    fn unpacked(&self, name: &str) -> Option<(&Path, &OciDigest)> {
         let Parts::Unpacked(parts) = self else { return None };
         let mut part = parts.get(name)?;
         for _ in 0..MAX_LINKS {

@@ -8,7 +8,7 @@ use crate::digest::HashingReader;
 use crate::oci::{self, Descriptor, ImageConfig, Manifest, RootfsConfig};
 use crate::pack::{self, Packed};
 use crate::store::Writer;
-use crate::{Digest, ImageError, Progress, layer};
+use crate::{ImageError, OciDigest, Progress, layer};
 
 pub(super) fn of_archive(
     writer: &Writer<'_>,
@@ -31,11 +31,15 @@ pub(super) fn of_directory(
 ) -> Result<Found, ImageError> {
     progress.begin("Packing the directory", None);
     let Packed { digest, size } = pack::directory(writer, path, &pack::Rules::default())?;
-    let blob = Descriptor::new(oci::LAYER, digest.clone(), size);
+    let blob = Descriptor::new(oci::LAYER, digest, size);
     Ok(Found { manifest: describe(writer, blob, digest)?, name: None })
 }
 
-fn describe(writer: &Writer<'_>, layer: Descriptor, content: Digest) -> Result<Digest, ImageError> {
+fn describe(
+    writer: &Writer<'_>,
+    layer: Descriptor,
+    content: OciDigest,
+) -> Result<OciDigest, ImageError> {
     let config = ImageConfig {
         architecture: oci::this_architecture().into(),
         os: "linux".into(),

@@ -52,7 +52,7 @@ pub(super) async fn fetch(
         // There is nothing to go on with.
         let _ = std::fs::remove_file(&path);
         let what = "what the registry sent".to_owned();
-        return Err(ImageError::Digest { what, expected: part.digest.clone(), found });
+        return Err(ImageError::Digest { what, expected: part.digest, found });
     }
     writer.adopt_blob(&path, &part.digest)
 }
@@ -105,13 +105,15 @@ impl<'a> Download<'a> {
         reference: &Reference,
         progress: &dyn Progress,
     ) -> Result<(), ImageError> {
-        let digest = self.part.digest.as_str();
+        let digest = self.part.digest.to_string();
         let client = &registry.client;
         let failed = |error| meaning(&registry.name, error);
         let mut stream = if self.length == 0 {
-            client.pull_blob_stream(reference, digest).await.map_err(failed)?
+            client.pull_blob_stream(reference, digest.as_str()).await.map_err(failed)?
         } else {
-            let rest = client.pull_blob_stream_partial(reference, digest, self.length, None).await;
+            let rest = client
+                .pull_blob_stream_partial(reference, digest.as_str(), self.length, None)
+                .await;
             match rest.map_err(failed)? {
                 BlobResponse::Partial(stream) => stream,
                 // It cannot send the rest alone.

@@ -19,7 +19,7 @@ use oci_client::{Reference, RegistryOperation};
 
 use crate::oci::{self, Descriptor, Document, Manifest};
 use crate::store::Writer;
-use crate::{Digest, Image, ImageError, Name, Progress, limits};
+use crate::{Image, ImageError, Name, OciDigest, Progress, limits};
 
 pub use auth::Login;
 
@@ -69,8 +69,8 @@ pub async fn pull(
     writer.commit(name, &document.digest, wanted.whole(), progress)
 }
 
-fn short(digest: &Digest) -> &str {
-    &digest.hex()[..12]
+fn short(digest: &OciDigest) -> String {
+    digest.hex()[..12].to_owned()
 }
 
 /// A registry as we talk to it.
@@ -134,7 +134,7 @@ impl Registry {
     async fn document(
         &self,
         reference: &Reference,
-        expected: Option<&Digest>,
+        expected: Option<&OciDigest>,
     ) -> Result<Vec<u8>, ImageError> {
         let kinds = [oci::MANIFEST, oci::INDEX, oci::DOCKER_MANIFEST, oci::DOCKER_INDEX];
         let asked = self.client.pull_manifest_raw(reference, &self.auth, &kinds).await;
@@ -143,11 +143,11 @@ impl Registry {
             return Err(ImageError::TooMuch(format!("its manifest has {} bytes", bytes.len())));
         }
         let expected = match (expected, reference.digest()) {
-            (Some(expected), _) => Some(expected.clone()),
+            (Some(expected), _) => Some(*expected),
             (None, Some(digest)) => Some(digest.parse()?),
             (None, None) => None,
         };
-        let found = Digest::of(&bytes);
+        let found = OciDigest::of(&bytes);
         match expected {
             Some(expected) if expected != found => {
                 let what = "its manifest".to_owned();

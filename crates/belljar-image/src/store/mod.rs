@@ -24,7 +24,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::oci::Descriptor;
-use crate::{Digest, ImageError, Name, UnpackLimits, Unpacked};
+use crate::{ImageError, Name, OciDigest, UnpackLimits, Unpacked};
 
 pub use roots::InUse;
 pub use writer::Writer;
@@ -33,7 +33,7 @@ pub use writer::Writer;
 const FORMAT: u32 = 1;
 
 #[derive(Debug, Clone)]
-pub struct Store {
+pub struct ImageStore {
     directory: PathBuf,
     limits: UnpackLimits,
 }
@@ -47,11 +47,11 @@ pub struct Image {
     pub source: String,
     /// When it came, in milliseconds since the epoch.
     pub added_ms: u64,
-    pub manifest: Digest,
+    pub manifest: OciDigest,
     pub(crate) config: Descriptor,
     pub(crate) layers: Vec<Layer>,
     /// What its root file system is called.
-    pub root: Digest,
+    pub root: OciDigest,
     pub architecture: String,
     pub env: Vec<(String, String)>,
     pub user: String,
@@ -67,7 +67,7 @@ pub struct Image {
 pub(crate) struct Layer {
     pub(crate) blob: Descriptor,
     /// The name of what is in it.
-    pub(crate) content: Digest,
+    pub(crate) content: OciDigest,
 }
 
 impl Image {
@@ -78,27 +78,27 @@ impl Image {
     }
 
     #[must_use]
-    pub fn layer_digests(&self) -> Vec<&Digest> {
+    pub fn layer_digests(&self) -> Vec<&OciDigest> {
         self.layers.iter().map(|layer| &layer.blob.digest).collect()
     }
 
     /// What it is, whatever it is called: its configuration names its layers as well.
     #[must_use]
-    pub fn identity(&self) -> &str {
-        self.config.digest.as_str()
+    pub fn identity(&self) -> String {
+        self.config.digest.to_string()
     }
 
-    fn blobs(&self) -> impl Iterator<Item = &Digest> {
+    fn blobs(&self) -> impl Iterator<Item = &OciDigest> {
         let layers = self.layers.iter().map(|layer| &layer.blob.digest);
         layers.chain([&self.manifest, &self.config.digest])
     }
 }
 
-impl Store {
+impl ImageStore {
     /// Touches nothing: the directory need not exist.
     #[must_use]
-    pub fn new(directory: PathBuf, limits: UnpackLimits) -> Store {
-        Store { directory, limits }
+    pub fn new(directory: PathBuf, limits: UnpackLimits) -> ImageStore {
+        ImageStore { directory, limits }
     }
 
     /// All images, by name.
@@ -150,12 +150,12 @@ impl Store {
         self.directory.join("roots")
     }
 
-    fn blob_path(&self, digest: &Digest) -> PathBuf {
+    fn blob_path(&self, digest: &OciDigest) -> PathBuf {
         self.directory.join("blobs").join(digest.hex())
     }
 
     /// A layer, configuration or manifest, for reading.
-    pub(crate) fn open_blob(&self, digest: &Digest) -> Result<File, ImageError> {
+    pub(crate) fn open_blob(&self, digest: &OciDigest) -> Result<File, ImageError> {
         let path = self.blob_path(digest);
         match File::open(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -165,7 +165,7 @@ impl Store {
         }
     }
 
-    pub(crate) fn read_blob(&self, digest: &Digest) -> Result<Vec<u8>, ImageError> {
+    pub(crate) fn read_blob(&self, digest: &OciDigest) -> Result<Vec<u8>, ImageError> {
         read_bounded(self.open_blob(digest)?, &self.blob_path(digest))
     }
 }

@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use belljar_sys::file_lock::FileLock;
 use belljar_sys::rootfs::{self, Rootfs};
 
-use super::{Image, Layer, Store};
+use super::{Image, ImageStore, Layer};
 use crate::digest::HashingReader;
-use crate::{Digest, ImageError, Progress, Unpacked, layer, skeleton, unpack};
+use crate::{ImageError, OciDigest, Progress, Unpacked, layer, skeleton, unpack};
 
 const LOCK: &str = "lock";
 const ROOTFS: &str = "rootfs";
@@ -42,7 +42,7 @@ impl InUse {
     }
 }
 
-impl Store {
+impl ImageStore {
     /// Keeps the root of an image from being removed.
     pub fn hold(&self, image: &Image) -> Result<InUse, ImageError> {
         let directory = self.roots_dir().join(image.root.hex());
@@ -69,7 +69,7 @@ impl Store {
     pub(super) fn unpack(
         &self,
         scratch: &Path,
-        chain: &Digest,
+        chain: &OciDigest,
         layers: &[Layer],
         progress: &dyn Progress,
     ) -> Result<Unpacked, ImageError> {
@@ -120,13 +120,13 @@ impl Store {
         let (found, _) = content.finish().map_err(layer::read_error)?;
         if found != layer.content {
             let what = format!("the content of layer {}", layer.blob.digest);
-            return Err(ImageError::Digest { what, expected: layer.content.clone(), found });
+            return Err(ImageError::Digest { what, expected: layer.content, found });
         }
         Ok(())
     }
 
     /// Removes a root, unless a sandbox uses it; says whether it is gone.
-    pub(super) fn remove_root(&self, root: &Digest, scratch: &Path) -> Result<bool, ImageError> {
+    pub(super) fn remove_root(&self, root: &OciDigest, scratch: &Path) -> Result<bool, ImageError> {
         let place = self.roots_dir().join(root.hex());
         // Held until it has moved: no sandbox can begin to use it.
         let _lock = match File::open(place.join(LOCK)) {
@@ -170,8 +170,8 @@ mod tests {
     #[test]
     fn whoever_keeps_a_root_cannot_release_it_for_others() {
         let directory = tempfile::tempdir().unwrap();
-        let store = Store::new(directory.path().join("images"), UnpackLimits::default());
-        let (root, scratch) = (Digest::of(b"layers"), directory.path().join("scratch"));
+        let store = ImageStore::new(directory.path().join("images"), UnpackLimits::default());
+        let (root, scratch) = (OciDigest::of(b"layers"), directory.path().join("scratch"));
         let place = store.roots_dir().join(root.hex());
         fs::create_dir_all(place.join(ROOTFS)).unwrap();
         fs::create_dir(&scratch).unwrap();

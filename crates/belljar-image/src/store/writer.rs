@@ -10,10 +10,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use belljar_sys::file_lock::FileLock;
 use belljar_sys::{process, rootfs};
 
-use super::{FORMAT, Image, Layer, Store};
+use super::{FORMAT, Image, ImageStore, Layer};
 use crate::digest::HashingWriter;
 use crate::oci::{self, Descriptor, ImageConfig, Manifest};
-use crate::{Digest, ImageError, Name, Progress, skeleton};
+use crate::{ImageError, Name, OciDigest, Progress, skeleton};
 
 /// Layers that no image has (yet): a pull that was cut off is usually tried again.
 const KEEP_UNFINISHED: Duration = Duration::from_secs(24 * 3600);
@@ -23,14 +23,17 @@ const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/s
 
 #[derive(Debug)]
 pub struct Writer<'a> {
-    store: &'a Store,
+    store: &'a ImageStore,
     /// Ours alone, and gone with us.
     scratch: PathBuf,
     _lock: FileLock,
 }
 
 impl<'a> Writer<'a> {
-    pub(super) fn open(store: &'a Store, say: impl FnOnce(&str)) -> Result<Writer<'a>, ImageError> {
+    pub(super) fn open(
+        store: &'a ImageStore,
+        say: impl FnOnce(&str),
+    ) -> Result<Writer<'a>, ImageError> {
         let directory = &store.directory;
         let private = |path: &Path| {
             let made = DirBuilder::new().recursive(true).mode(0o700).create(path);
@@ -54,7 +57,7 @@ impl<'a> Writer<'a> {
     }
 
     #[must_use]
-    pub fn store(&self) -> &Store {
+    pub fn store(&self) -> &ImageStore {
         self.store
     }
 
@@ -65,17 +68,17 @@ impl<'a> Writer<'a> {
         Ok(path)
     }
 
-    pub(crate) fn has_blob(&self, digest: &Digest) -> Option<u64> {
+    pub(crate) fn has_blob(&self, digest: &OciDigest) -> Option<u64> {
         fs::metadata(self.store.blob_path(digest)).ok().map(|found| found.len())
     }
 
     /// Where a download goes on that was cut off.
-    pub(crate) fn partial(&self, digest: &Digest) -> PathBuf {
+    pub(crate) fn partial(&self, digest: &OciDigest) -> PathBuf {
         self.store.directory.join("partial").join(digest.hex())
     }
 
     /// A file that is complete becomes a blob. Its content is what `digest` says: checked before.
-    pub(crate) fn adopt_blob(&self, file: &Path, digest: &Digest) -> Result<(), ImageError> {
+    pub(crate) fn adopt_blob(&self, file: &Path, digest: &OciDigest) -> Result<(), ImageError> {
         let failed = ImageError::file(file);
         File::open(file).and_then(|file| file.sync_all()).map_err(failed)?;
         let place = self.store.blob_path(digest);
@@ -88,7 +91,7 @@ impl<'a> Writer<'a> {
         media_type: &str,
         bytes: &[u8],
     ) -> Result<Descriptor, ImageError> {
-        let descriptor = Descriptor::new(media_type, Digest::of(bytes), bytes.len() as u64);
+        let descriptor = Descriptor::new(media_type, OciDigest::of(bytes), bytes.len() as u64);
         self.add_blob(bytes, None)?;
         Ok(descriptor)
     }
@@ -97,8 +100,8 @@ impl<'a> Writer<'a> {
     pub(crate) fn add_blob(
         &self,
         mut from: impl Read,
-        expected: Option<&Digest>,
-    ) -> Result<(Digest, u64), ImageError> {
+        expected: Option<&OciDigest>,
+    ) -> Result<(OciDigest, u64), ImageError> {
         let path = self.scratch.join(process::random_name());
         let file = File::create_new(&path).map_err(ImageError::file(&path))?;
         let mut writer = HashingWriter::new(file);
@@ -115,7 +118,7 @@ impl<'a> Writer<'a> {
         {
             let _ = fs::remove_file(&path);
             let what = "a part of it".to_owned();
-            return Err(ImageError::Digest { what, expected: expected.clone(), found: digest });
+            return Err(ImageError::Digest { what, expected: *expected, found: digest });
         }
         if self.has_blob(&digest).is_some() {
             let _ = fs::remove_file(&path);
@@ -130,7 +133,7 @@ impl<'a> Writer<'a> {
     pub fn commit(
         &self,
         name: Name,
-        manifest: &Digest,
+        manifest: &OciDigest,
         source: String,
         progress: &dyn Progress,
     ) -> Result<Image, ImageError> {
@@ -151,9 +154,9 @@ impl<'a> Writer<'a> {
             .layers
             .iter()
             .zip(contents)
-            .map(|(blob, content)| Layer { blob: blob.clone(), content: content.clone() })
+            .map(|(blob, content)| Layer { blob: blob.clone(), content: *content })
             .collect();
-        let root = Digest::of_chain(contents)
+        let root = OciDigest::of_chain(contents)
             .ok_or_else(|| ImageError::Refused("it has no layers".into()))?;
         let unpacked = self.store.unpack(&self.scratch()?, &root, &layers, progress)?;
         let env = config.env();
@@ -163,7 +166,7 @@ impl<'a> Writer<'a> {
             name,
             source,
             added_ms: now_ms(),
-            manifest: manifest.clone(),
+            manifest: *manifest,
             config: document.config,
             layers,
             root,
@@ -238,10 +241,10 @@ impl<'a> Writer<'a> {
         Ok(!self.store.remove_root(&image.root, &self.scratch)?)
     }
 
-    fn referenced(&self) -> Result<(HashSet<Digest>, HashSet<Digest>), ImageError> {
+    fn referenced(&self) -> Result<(HashSet<OciDigest>, HashSet<OciDigest>), ImageError> {
         let images = self.store.list()?;
         let blobs = images.iter().flat_map(Image::blobs).cloned().collect();
-        let roots = images.iter().map(|image| image.root.clone()).collect();
+        let roots = images.iter().map(|image| image.root).collect();
         Ok((blobs, roots))
     }
 
@@ -273,10 +276,10 @@ impl Drop for Writer<'_> {
     }
 }
 
-fn digests_in(directory: &Path) -> Result<Vec<Digest>, ImageError> {
+fn digests_in(directory: &Path) -> Result<Vec<OciDigest>, ImageError> {
     let entries = fs::read_dir(directory).map_err(ImageError::file(directory))?;
     let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-    Ok(names.filter_map(|name| Digest::from_hex(&name)).collect())
+    Ok(names.filter_map(|name| OciDigest::from_hex(&name)).collect())
 }
 
 fn check_platform(config: &ImageConfig) -> Result<(), ImageError> {

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 /// The name of the image that is made from the host.
 pub use belljar_image::HOST;
-use belljar_image::Store;
+use belljar_image::ImageStore;
 use belljar_sys::plan::{Access, Source, Step};
 use serde::{Deserialize, Serialize};
 
@@ -31,7 +31,7 @@ pub struct Image {
     /// Modules that the zygote imports, unless the image has its own list.
     pub preload: Vec<String>,
     /// Images other than the machine itself.
-    pub store: Store,
+    pub store: ImageStore,
     /// The image of sandboxes without an image in their spec; `host` is this machine.
     pub default: String,
 }

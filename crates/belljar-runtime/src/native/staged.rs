@@ -259,7 +259,7 @@ impl StagedImages {
         let (name, found) = self.look_up(name)?;
         let key = found.identity();
         let mut others = lock(&self.others);
-        if let Some(known) = others.get(key) {
+        if let Some(known) = others.get(&key) {
             *lock(&known.used) = Instant::now();
             return Ok(Arc::clone(known));
         }
@@ -279,7 +279,7 @@ impl StagedImages {
             assembled_by: tokio::sync::Mutex::new(None),
             used: Mutex::new(Instant::now()),
         });
-        others.insert(key.to_owned(), Arc::clone(&image));
+        others.insert(key, Arc::clone(&image));
         drop(others);
         if self.keeps_zygotes.load(Ordering::Relaxed) {
             image.keep_zygote(runtime);

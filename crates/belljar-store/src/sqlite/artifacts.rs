@@ -9,8 +9,8 @@ use rusqlite::{Connection, OptionalExtension, Row, params};
 use super::database::Database;
 use super::schema::Schema;
 use crate::{
-    ArtifactCatalog, ArtifactFilter, ArtifactRow, ArtifactTotal, Digest, Durability, Page, Quotas,
-    StoreError,
+    ArtifactCatalog, ArtifactFilter, ArtifactQuotas, ArtifactRow, ArtifactTotal, Digest,
+    Durability, Page, StoreError,
 };
 
 const SCHEMA: Schema = Schema {
@@ -89,7 +89,7 @@ impl ArtifactCatalog for SqliteCatalog {
     async fn add(
         &self,
         rows: Vec<ArtifactRow>,
-        quotas: Quotas,
+        quotas: ArtifactQuotas,
     ) -> Result<Vec<Option<String>>, StoreError> {
         self.database
             .write(Durability::Power, move |connection| {
@@ -263,7 +263,7 @@ impl ArtifactCatalog for SqliteCatalog {
 fn add_one(
     connection: &Connection,
     row: &ArtifactRow,
-    quotas: Quotas,
+    quotas: ArtifactQuotas,
 ) -> rusqlite::Result<Option<String>> {
     let before = [
         ("session", total(connection, &row.tenant, &row.session)?, quotas.session),

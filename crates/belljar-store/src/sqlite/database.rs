@@ -1,20 +1,20 @@
 //! One SQLite file with one writer.
 //!
 //! ```text
-//!   anybody ── job ──▶ writer, if it is free ────────────────────────────────┐
-//!                └──▶ queue ──▶ writer thread ── one transaction for all ────┴──▶ WAL
-//!   anybody ── query ──▶ queue ──▶ reader threads, each with a connection
+//!   caller ── job ──▶ writer, if it is free ─────────────────────────────────┐
+//!               └──▶ queue ──▶ writer thread ── one transaction for all ─────┴──▶ WAL
+//!   caller ── query ──▶ queue ──▶ reader threads, each with a connection
 //! ```
 //!
-//! The threads are the database's own: work that fills tokio's blocking threads does not keep
-//! anybody from reading or writing here.
+//! The threads belong to the database: work that fills tokio's blocking threads does not delay
+//! reads or writes here.
 //!
 //! A commit that need not wait for the disk is a copy to memory, and cheaper than waking a thread
-//! for it: whoever finds the writer free writes by themselves.
+//! for it: a caller that finds the writer free writes on its own thread.
 //!
-//! A write is in the file when its future resolves: a killed server has lost nothing it has told
-//! anybody. [`Durability`] says whether it must also survive a power cut, after which no sandbox is
-//! left anyway but files on disk are.
+//! A write is in the file when its future resolves: a killed server has lost nothing that a client
+//! saw. [`Durability`] says whether it must also survive a power cut, which ends all sandboxes but
+//! keeps files on disk.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -31,57 +31,56 @@ use super::lock;
 use super::schema::Schema;
 use crate::{BackendError, Durability, StoreError};
 
-/// Jobs waiting for the writer, and queries waiting for readers. Beyond it callers wait, which slows
-/// down whoever asks for too much.
+/// Jobs waiting for the writer, and queries waiting for readers. When it is full, callers wait.
 const QUEUE: usize = 4096;
 
-/// Threads that read. A query seldom takes longer than a millisecond; a page of large executions does,
-/// and must not keep others waiting.
+/// Threads that read. Most queries take less than a millisecond; a page of large executions takes
+/// longer and must not delay others.
 const READERS: usize = 4;
 
 /// Jobs in one transaction.
 const BATCH: usize = 256;
 
-/// How long a write that nobody waits for may wait for company.
+/// How long a write with [`Durability::Soon`] waits for other writes, to share their transaction.
 const SOON: Duration = Duration::from_millis(20);
 
-/// After this many jobs what is in the log is brought into the database itself, by a thread of its
-/// own: nobody who writes waits for the disk.
+/// After this many jobs a separate thread copies the log into the database, so that writers do not
+/// wait for the disk.
 const CHECKPOINT_AFTER: usize = 512;
 
-/// A log that has grown to this size although it was brought in all the time, because writing never
-/// paused, is begun anew while writers wait.
+/// A log of this size is truncated while writers wait. It can grow that large because the
+/// checkpoints above do not truncate it while writing never pauses.
 const MAX_LOG_BYTES: u64 = 64 * 1024 * 1024;
 
-/// Somebody else, a person with `sqlite3` perhaps, may hold the database for a moment.
+/// Another process, such as `sqlite3`, may lock the database for a moment.
 pub(super) const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// While it stays locked, further writes wait no longer than this: their callers get an error soon.
+/// While it stays locked, further writes wait only this long, so that their callers get an error soon.
 const LOCKED_TIMEOUT: Duration = Duration::from_millis(250);
 
 type Failure = Arc<rusqlite::Error>;
-/// Runs in a transaction, or is told why there is none.
+/// Runs in a transaction, or gets the reason why there is none.
 type Job = (Durability, Work);
 type Work = Box<dyn FnOnce(Result<&Connection, &Failure>) -> Outcome + Send>;
-/// What a job did, to be told once the transaction is over; `Some` if that failed.
+/// Reports the result of a job after the transaction; the argument is its failure, if it failed.
 type Outcome = Box<dyn FnOnce(Option<&Failure>) + Send>;
 
 /// Reads, on a reader's thread.
 type Query = Box<dyn FnOnce(&Connection) + Send>;
 
-/// What the writer is told.
-enum Order {
-    /// Its place in the queue is free again when it is taken out.
+/// A message to the writer thread.
+enum WriterMessage {
+    /// Its place in the queue is free again when it is taken from it.
     Write { job: Job, _place: OwnedSemaphorePermit },
-    /// There is something to be written soon.
+    /// A job with [`Durability::Soon`] waits.
     Nudge,
 }
 
-/// Writes that nobody waits for.
+/// Jobs with [`Durability::Soon`].
 #[derive(Default)]
 struct Soon {
     jobs: Mutex<Vec<Job>>,
-    /// Whether the writer sleeps until it is woken: it must be told of the first of them.
+    /// Whether the writer sleeps until it gets a message: it must get one for the first of them.
     dozing: AtomicBool,
 }
 
@@ -98,11 +97,11 @@ pub(super) struct Database {
 }
 
 struct DatabaseState {
-    jobs: Mutex<Option<Sender<Order>>>,
+    jobs: Mutex<Option<Sender<WriterMessage>>>,
     /// Places in the queue of jobs.
     room: Arc<Semaphore>,
     soon: Arc<Soon>,
-    writer: Arc<Mutex<Option<Writer>>>,
+    writer: Arc<Mutex<Option<WriteConnection>>>,
     /// Until the store is closed.
     queries: Mutex<Option<mpsc::Sender<Query>>>,
     /// For [`Database::read_now`] and [`Database::data_version`], until the store is closed.
@@ -112,21 +111,21 @@ struct DatabaseState {
 }
 
 /// The one connection that writes.
-struct Writer {
+struct WriteConnection {
     connection: Connection,
-    /// As it is set at the moment.
+    /// The present setting of the connection.
     durability: Durability,
-    /// Written since the log was last brought in.
+    /// Jobs since the last checkpoint.
     jobs: usize,
     grown: SyncSender<()>,
     log: PathBuf,
-    /// Whether somebody else held the file when it was last tried.
+    /// Whether another process had locked the file at the last attempt.
     locked: bool,
 }
 
 impl Database {
-    /// Opens the database, making or migrating it as needed. What is there and is not ours, or is
-    /// broken, is left alone and reported.
+    /// Opens the file, creating or migrating it as needed. A file that is damaged, or has another
+    /// schema, is not changed.
     pub(super) fn open(path: &Path, schema: &Schema) -> Result<Database, StoreError> {
         schema.create_if_absent(path)?;
         let connection = schema.open(path)?;
@@ -142,7 +141,7 @@ impl Database {
             readers.push(reading.map_err(failed)?);
         }
         let (grown, due) = sync_channel(1);
-        // Inspected already, and never written to: it only copies pages.
+        // Inspected already. This connection only copies pages from the log.
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
         let checkpointer = Connection::open_with_flags(path, flags)
             .map_err(|cause| StoreError::Open { path: path.into(), cause: cause.into() })?;
@@ -152,7 +151,7 @@ impl Database {
         let soon = Arc::new(Soon::default());
         let log = PathBuf::from(format!("{}-wal", path.display()));
         let durability = Durability::Power;
-        let writer = Writer { connection, durability, jobs: 0, grown, log, locked: false };
+        let writer = WriteConnection { connection, durability, jobs: 0, grown, log, locked: false };
         let writer = Arc::new(Mutex::new(Some(writer)));
         let (for_thread, soon_for_thread) = (Arc::clone(&writer), Arc::clone(&soon));
         let thread = thread("store-writer")
@@ -192,7 +191,7 @@ impl Database {
                     (Ok(_), Some(cause)) => Err(Arc::clone(cause)),
                     (result, _) => result,
                 };
-                // Whoever asked may have given up.
+                // The caller may have given up.
                 let _ = sender.send(result.map_err(|cause| StoreError::Write(shared(cause))));
             })
         });
@@ -202,7 +201,7 @@ impl Database {
         receiver.await.map_err(|_| StoreError::Closed)?
     }
 
-    /// Hands a job to the writer; false if there is none any more.
+    /// Hands a job to the writer; false if the database is closed.
     async fn order(&self, durability: Durability, job: Work) -> bool {
         let Some(orders) = lock(&self.shared.jobs).clone() else { return false };
         if durability == Durability::Soon {
@@ -214,19 +213,19 @@ impl Database {
             if self.shared.soon.dozing.swap(false, Ordering::SeqCst)
                 || waiting.is_multiple_of(BATCH)
             {
-                let _ = orders.send(Order::Nudge);
+                let _ = orders.send(WriterMessage::Nudge);
             }
             return true;
         }
         let Some(job) = self.write_here((durability, job)) else { return true };
-        // Before a place is waited for: the writer ends when nobody can send to it any more.
+        // Dropped before waiting for a place: the writer ends when no sender is left.
         drop(orders);
         let Ok(_place) = Arc::clone(&self.shared.room).acquire_owned().await else { return false };
         let orders = lock(&self.shared.jobs).clone();
-        orders.is_some_and(|orders| orders.send(Order::Write { job, _place }).is_ok())
+        orders.is_some_and(|orders| orders.send(WriterMessage::Write { job, _place }).is_ok())
     }
 
-    /// Writes a job without a thread, if that takes no waiting; gives it back otherwise.
+    /// Writes a job on this thread, if that takes no waiting; returns it otherwise.
     fn write_here(&self, job: Job) -> Option<Job> {
         let free = self.shared.writer.try_lock().ok();
         let (Durability::Process, Some(mut writer)) = (job.0, free) else { return Some(job) };
@@ -234,7 +233,7 @@ impl Database {
         let mut batch = std::mem::take(&mut *lock(&self.shared.soon.jobs));
         batch.push(job);
         let (mut left, _) = writer.write(batch, Duration::ZERO).err()?;
-        // Somebody else has the file: the thread can wait for them.
+        // Another process has the file: the writer thread can wait for it.
         let job = left.pop();
         lock(&self.shared.soon.jobs).splice(..0, left);
         job
@@ -246,7 +245,7 @@ impl Database {
     ) -> Result<T, StoreError> {
         let (sender, receiver) = oneshot::channel();
         let query: Query = Box::new(move |connection| {
-            // Whoever asked may have given up.
+            // The caller may have given up.
             if !sender.is_closed() {
                 let _ =
                     sender.send(query(connection).map_err(|cause| StoreError::Read(cause.into())));
@@ -258,8 +257,8 @@ impl Database {
         receiver.await.map_err(|_| StoreError::Closed)?
     }
 
-    /// Changes whenever another connection has written to the database. Each connection counts for
-    /// itself, so it is always the same one that is asked.
+    /// Changes whenever another connection has written to the database. Each connection has its own
+    /// count, so the same one is asked always.
     pub(super) async fn data_version(&self) -> Result<i64, StoreError> {
         let reader = Arc::clone(&self.shared.reader);
         let version = self.read(move |_| {
@@ -272,7 +271,7 @@ impl Database {
         version.await?.ok_or(StoreError::Closed)
     }
 
-    /// Reads here and now: before there is anybody to be kept waiting.
+    /// Reads on this thread: for use before the server answers requests.
     pub(super) fn read_now<T>(
         &self,
         query: impl FnOnce(&Connection) -> rusqlite::Result<T>,
@@ -282,9 +281,9 @@ impl Database {
             .map_err(|cause| StoreError::Read(cause.into()))
     }
 
-    /// Writes what is waiting and closes the file. Whatever comes later fails.
+    /// Completes waiting writes and closes the file. Later calls fail.
     pub(super) async fn close(&self) {
-        // The readers first: the writer leaves one file instead of three if it is the last to close it.
+        // The readers first: if the writer closes the file last, SQLite removes the log files.
         lock(&self.shared.queries).take();
         lock(&self.shared.reader).take();
         let readers = std::mem::take(&mut *lock(&self.shared.readers));
@@ -311,27 +310,31 @@ fn open_reader(path: &Path) -> Result<Connection, StoreError> {
         .map_err(|cause| StoreError::Open { path: path.into(), cause: cause.into() })
 }
 
-/// Answers queries until nobody can ask any more.
+/// Runs queries until the database is closed.
 fn answer(connection: &Connection, waiting: &Mutex<mpsc::Receiver<Query>>) {
     loop {
         // One of the readers waits for the next query, the others for their turn to do so.
         let query = lock(waiting).blocking_recv();
         let Some(query) = query else { return };
-        // Whoever asked for what panics gets an error; the thread is still needed.
+        // The caller of a query that panics gets an error; the thread goes on.
         let _ = catch_unwind(AssertUnwindSafe(|| query(connection)));
     }
 }
 
-/// Brings the log into the database whenever it is due, beside whoever writes.
+/// Copies the log into the database whenever it is due, while others write.
 fn checkpoint(connection: Connection, due: &Receiver<()>) {
     while due.recv().is_ok() {
-        // Somebody reads or writes: next time.
+        // It fails while others read or write: next time.
         let _ = connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()));
     }
     drop(connection);
 }
 
-fn write_until_closed(writer: &Mutex<Option<Writer>>, queue: &Receiver<Order>, soon: &Soon) {
+fn write_until_closed(
+    writer: &Mutex<Option<WriteConnection>>,
+    queue: &Receiver<WriterMessage>,
+    soon: &Soon,
+) {
     while let Some(batch) = next_batch(queue, soon) {
         let mut writer = lock(writer);
         let Some(writer) = writer.as_mut() else { continue };
@@ -343,14 +346,14 @@ fn write_until_closed(writer: &Mutex<Option<Writer>>, queue: &Receiver<Order>, s
         }
     }
     if let Some(writer) = lock(writer).take() {
-        // Failing costs the next start a moment.
+        // If it fails, the next start does it.
         writer.checkpoint("TRUNCATE");
     }
 }
 
-impl Writer {
-    /// Writes all of this in one transaction, or gives it back if that cannot be begun: somebody
-    /// else writes for longer than `patience`.
+impl WriteConnection {
+    /// Writes all jobs in one transaction, or returns them if that cannot begin because another
+    /// process has the file for longer than `patience`.
     fn write(
         &mut self,
         batch: Vec<Job>,
@@ -376,14 +379,14 @@ impl Writer {
         if failure.is_some() && !self.connection.is_autocommit() {
             let _ = self.connection.execute_batch("ROLLBACK");
         }
-        outcomes.into_iter().for_each(|tell| tell(failure.as_ref()));
+        outcomes.into_iter().for_each(|report| report(failure.as_ref()));
         self.written(jobs);
         Ok(())
     }
 
     fn written(&mut self, jobs: usize) {
         self.jobs += jobs;
-        // A few large jobs fill it as well as many small ones.
+        // A few large jobs can fill it too.
         let too_long = std::fs::metadata(&self.log).is_ok_and(|log| log.len() > MAX_LOG_BYTES);
         if self.jobs < CHECKPOINT_AFTER && !too_long {
             return;
@@ -391,7 +394,7 @@ impl Writer {
         self.jobs = 0;
         let _ = self.grown.try_send(());
         if too_long {
-            // If somebody reads just now it does not happen, and is tried after the next write.
+            // It does not happen while a reader is active; the next write tries again.
             self.checkpoint("TRUNCATE");
         }
     }
@@ -402,10 +405,10 @@ impl Writer {
     }
 }
 
-/// Waits for something that is to be written now; `None` when nothing will come any more.
-fn next_batch(queue: &Receiver<Order>, soon: &Soon) -> Option<Vec<Job>> {
+/// Waits for jobs that are due; `None` when the database is closed.
+fn next_batch(queue: &Receiver<WriterMessage>, soon: &Soon) -> Option<Vec<Job>> {
     let first = loop {
-        // Set before looking: whoever adds something after we looked finds us dozing and says so.
+        // Set before looking: a caller that adds a job after that sees it and sends a message.
         soon.dozing.store(true, Ordering::SeqCst);
         let received = if lock(&soon.jobs).is_empty() {
             queue.recv().map_err(|_| RecvTimeoutError::Disconnected)
@@ -414,9 +417,9 @@ fn next_batch(queue: &Receiver<Order>, soon: &Soon) -> Option<Vec<Job>> {
             queue.recv_timeout(SOON)
         };
         match received {
-            Ok(Order::Write { job, .. }) => break Some(job),
-            Ok(Order::Nudge) if lock(&soon.jobs).len() < BATCH => {}
-            Ok(Order::Nudge) | Err(RecvTimeoutError::Timeout) => break None,
+            Ok(WriterMessage::Write { job, .. }) => break Some(job),
+            Ok(WriterMessage::Nudge) if lock(&soon.jobs).len() < BATCH => {}
+            Ok(WriterMessage::Nudge) | Err(RecvTimeoutError::Timeout) => break None,
             Err(RecvTimeoutError::Disconnected) if lock(&soon.jobs).is_empty() => return None,
             Err(RecvTimeoutError::Disconnected) => break None,
         }
@@ -425,8 +428,8 @@ fn next_batch(queue: &Receiver<Order>, soon: &Soon) -> Option<Vec<Job>> {
     let mut batch = std::mem::take(&mut *lock(&soon.jobs));
     batch.extend(first);
     batch.extend(queue.try_iter().take(BATCH).filter_map(|order| match order {
-        Order::Write { job, .. } => Some(job),
-        Order::Nudge => None,
+        WriterMessage::Write { job, .. } => Some(job),
+        WriterMessage::Nudge => None,
     }));
     Some(batch)
 }

@@ -1,4 +1,4 @@
-//! The tables, how they came to be, and whether a file is ours and whole.
+//! The tables and their migrations, and the check that a file is ours and not damaged.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -8,19 +8,20 @@ use rusqlite::{Connection, OpenFlags};
 use super::database::BUSY_TIMEOUT;
 use crate::StoreError;
 
-/// What a database is to look like.
+/// What a database must look like.
 pub(super) struct Schema {
-    /// So that `file` and we can tell it from any other.
+    /// Identifies files with this schema, also for `file(1)`.
     pub(super) application_id: i32,
-    /// Each step brings a database from its index to the next; none is ever changed once released.
+    /// Each step brings a database from the version of its index to the next. A released step is
+    /// never changed.
     pub(super) migrations: &'static [&'static str],
-    /// What a new one begins with.
+    /// Adds the first rows of a new database.
     pub(super) first_rows: fn(&Connection) -> rusqlite::Result<()>,
-    /// What is lost with it, for people.
+    /// What is lost with the file, for error messages.
     pub(super) holds: &'static str,
 }
 
-/// The server's own.
+/// The schema of [`SqliteStore`](super::SqliteStore).
 pub(super) const STORE: Schema = Schema {
     // "bell"
     application_id: 0x6265_6c6c,
@@ -33,11 +34,11 @@ pub(super) const STORE: Schema = Schema {
     holds: "sessions, volumes, keys and usage",
 };
 
-/// Pages kept in memory, in KiB, which SQLite writes as a negative number: what is written is mostly
-/// what was written a moment ago.
+/// Pages kept in memory, in KiB, which SQLite takes as a negative number. Most writes change pages
+/// that were changed a moment ago.
 const CACHE_KIB: i64 = -8 * 1024;
 
-/// Larger databases are not read through at every start.
+/// Larger databases are not checked at every start, which would take too long.
 const CHECK_UP_TO_BYTES: u64 = 64 * 1024 * 1024;
 
 const MIGRATIONS: [&str; 3] = [
@@ -140,9 +141,9 @@ const MIGRATIONS: [&str; 3] = [
 ];
 
 impl Schema {
-    /// Makes a fresh database beside its final place and moves it there whole: a file that is there is
-    /// never half-made, so an empty or broken one was damaged and is not ours to replace. Of several
-    /// processes that begin at the same time, one makes the database and the others use that.
+    /// Makes a new database beside its final place and moves it there when it is complete. So a file
+    /// at that place that is empty or broken was damaged, and is not replaced. Of several processes
+    /// that start at the same time, one makes the database and the others use it.
     pub(super) fn create_if_absent(&self, path: &Path) -> Result<(), StoreError> {
         if path.exists() {
             return Ok(());
@@ -169,7 +170,7 @@ impl Schema {
             (self.first_rows)(&connection)
         };
         make().map_err(opened)?;
-        // It holds people's code. The files that SQLite puts beside it get the same mode.
+        // It holds users' code. The files that SQLite puts beside it get the same mode.
         std::fs::set_permissions(fresh, std::fs::Permissions::from_mode(0o600))
             .map_err(|cause| StoreError::StateDir { path: path.into(), cause })?;
         connection.close().map_err(|(_, cause)| opened(cause))
@@ -186,7 +187,7 @@ impl Schema {
             connection.pragma_update(None, "journal_mode", "WAL")?;
             connection.pragma_update(None, "synchronous", "FULL")?;
             connection.pragma_update(None, "cache_size", CACHE_KIB)?;
-            // A thread of its own does that.
+            // A separate thread does that.
             connection.pragma_update(None, "wal_autocheckpoint", 0)?;
             self.migrate(&connection, version)
         };
@@ -194,7 +195,7 @@ impl Schema {
         Ok(connection)
     }
 
-    /// The version of a database that is ours and whole.
+    /// The version of a database that has this schema and is not damaged.
     fn inspect(
         &self,
         connection: &Connection,
@@ -206,7 +207,7 @@ impl Schema {
         let number =
             |name: &str| connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
         if number("application_id")? != i64::from(self.application_id) {
-            return damaged("it is not a database of belljar's".into());
+            return damaged("it is not a database of belljar".into());
         }
         let known = i64::try_from(self.migrations.len()).unwrap_or(i64::MAX);
         let found = number("user_version")?;

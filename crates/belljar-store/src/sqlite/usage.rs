@@ -6,6 +6,21 @@ use rusqlite::{Row, params};
 use super::SqliteStore;
 use crate::{Durability, STATUSES, StoreError, UsageDelta, UsageRecords, UsageRow, status_name};
 
+/// Adds to a row, or makes it.
+const ADD: &str = "INSERT INTO usage (tenant, day, sessions, runs, ok, error, timeout, interrupted,
+         crashed, oom, cpu_us, memory_mib_ms, bytes_in, bytes_out)
+     VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14)
+     ON CONFLICT DO UPDATE SET
+         sessions = sessions + excluded.sessions, runs = runs + excluded.runs,
+         ok = ok + excluded.ok, error = error + excluded.error,
+         timeout = timeout + excluded.timeout,
+         interrupted = interrupted + excluded.interrupted,
+         crashed = crashed + excluded.crashed, oom = oom + excluded.oom,
+         cpu_us = cpu_us + excluded.cpu_us,
+         memory_mib_ms = memory_mib_ms + excluded.memory_mib_ms,
+         bytes_in = bytes_in + excluded.bytes_in,
+         bytes_out = bytes_out + excluded.bytes_out";
+
 #[async_trait]
 impl UsageRecords for SqliteStore {
     async fn add_usage(
@@ -14,21 +29,7 @@ impl UsageRecords for SqliteStore {
         deltas: Vec<(String, UsageDelta)>,
     ) -> Result<(), StoreError> {
         self.write(Durability::Process, move |connection| {
-            let mut statement = connection.prepare_cached(
-                "INSERT INTO usage (tenant, day, sessions, runs, ok, error, timeout, interrupted,
-                     crashed, oom, cpu_us, memory_mib_ms, bytes_in, bytes_out)
-                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14)
-                 ON CONFLICT DO UPDATE SET
-                     sessions = sessions + excluded.sessions, runs = runs + excluded.runs,
-                     ok = ok + excluded.ok, error = error + excluded.error,
-                     timeout = timeout + excluded.timeout,
-                     interrupted = interrupted + excluded.interrupted,
-                     crashed = crashed + excluded.crashed, oom = oom + excluded.oom,
-                     cpu_us = cpu_us + excluded.cpu_us,
-                     memory_mib_ms = memory_mib_ms + excluded.memory_mib_ms,
-                     bytes_in = bytes_in + excluded.bytes_in,
-                     bytes_out = bytes_out + excluded.bytes_out",
-            )?;
+            let mut statement = connection.prepare_cached(ADD)?;
             for (tenant, delta) in deltas {
                 let [ok, error, timeout, interrupted, crashed, oom] = delta.execs;
                 statement.execute(params![

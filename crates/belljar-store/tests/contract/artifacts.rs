@@ -1,11 +1,13 @@
 //! The catalog of artifacts.
 
-use belljar_store::{ArtifactFilter, ArtifactRow, ArtifactTotal, Digest, Quota, Quotas};
+use belljar_store::{
+    ArtifactFilter, ArtifactQuota, ArtifactQuotas, ArtifactRow, ArtifactTotal, Digest,
+};
 
 use crate::Backend;
 
-const PLENTY: Quota = Quota { count: 100, bytes: 100 };
-const QUOTAS: Quotas = Quotas { file_bytes: 100, session: PLENTY, tenant: PLENTY };
+const PLENTY: ArtifactQuota = ArtifactQuota { count: 100, bytes: 100 };
+const QUOTAS: ArtifactQuotas = ArtifactQuotas { file_bytes: 100, session: PLENTY, tenant: PLENTY };
 
 fn row(number: u64, tenant: &str, session: &str, exec: &str) -> ArtifactRow {
     ArtifactRow {
@@ -46,8 +48,8 @@ pub(crate) async fn totals_follow_the_rows_and_duplicates_count_once(backend: &i
 
 pub(crate) async fn quotas_refuse_new_artifacts_only(backend: &impl Backend) {
     let catalog = backend.catalog();
-    let most = |count, bytes| Quota { count, bytes };
-    let quotas = Quotas { session: most(2, 100), tenant: most(100, 10), ..QUOTAS };
+    let most = |count, bytes| ArtifactQuota { count, bytes };
+    let quotas = ArtifactQuotas { session: most(2, 100), tenant: most(100, 10), ..QUOTAS };
     let rows = [(1, "s"), (2, "s"), (3, "s"), (8, "t"), (4, "t")];
     let rows: Vec<_> =
         rows.into_iter().map(|(number, session)| row(number, "a", session, "x")).collect();

@@ -1,6 +1,8 @@
 //! What every implementation of [`Store`] and [`ArtifactCatalog`] must do. One more implementation
 //! needs a [`Backend`] and one more line `contract!(name, Type);`.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by a panic")]
+
 mod artifacts;
 mod datasets;
 mod execs;

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use belljar_engine::artifacts::{Artifacts, Refused};
+use belljar_engine::artifacts::{Artifacts, RefusedArtifact};
 use belljar_proto::exec::{Dropped, ErrorReport, Event, MimeBundle, Status};
 use serde_json::Value;
 
@@ -39,8 +39,8 @@ pub(super) fn report_artifacts(artifacts: &Artifacts) {
 }
 
 /// What was not `done` with, and why.
-pub(super) fn report_refused(done: &str, refused: &[Refused]) {
-    for Refused { path, reason } in refused {
+pub(super) fn report_refused(done: &str, refused: &[RefusedArtifact]) {
+    for RefusedArtifact { path, reason } in refused {
         say(&format!("not {done}: {} ({})", plain(path), plain(reason)));
     }
 }

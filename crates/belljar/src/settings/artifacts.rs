@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
-use belljar_engine::artifacts::{Quota, Quotas};
+use belljar_engine::artifacts::{ArtifactQuota, ArtifactQuotas};
 
 use super::parse;
 use super::values::Values;
@@ -18,7 +18,7 @@ pub struct ArtifactSettings {
     pub exports_dir: PathBuf,
     /// Files stay in the sandbox after they were taken.
     pub keep_originals: bool,
-    pub quotas: Quotas,
+    pub quotas: ArtifactQuotas,
     pub retention_s: Option<u64>,
     /// Seconds that a link is good for.
     pub link_ttl_s: u64,
@@ -40,13 +40,13 @@ impl ArtifactSettings {
             database: values.path_or("ARTIFACTS_DB", || Ok(state_dir.join("artifacts.db")))?,
             exports_dir: values.path("BELLJAR_EXPORTS_DIR")?.expect("its default is not empty"),
             keep_originals: values.read("BELLJAR_KEEP_ARTIFACTS", parse::yes_or_no)?,
-            quotas: Quotas {
+            quotas: ArtifactQuotas {
                 file_bytes: bytes("BELLJAR_ARTIFACT_SIZE")?,
-                session: Quota {
+                session: ArtifactQuota {
                     bytes: bytes("BELLJAR_SESSION_ARTIFACT_BYTES")?,
                     count: count("BELLJAR_SESSION_ARTIFACTS")?,
                 },
-                tenant: Quota {
+                tenant: ArtifactQuota {
                     bytes: bytes("BELLJAR_TENANT_ARTIFACT_BYTES")?,
                     count: count("BELLJAR_TENANT_ARTIFACTS")?,
                 },

@@ -12,7 +12,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::{JoinError, JoinSet};
 
 use super::{Driver, SandboxLease};
-use crate::artifacts::{self, Artifacts, Memory, Place};
+use crate::artifacts::{ArtifactMemory, ArtifactOrigin, ArtifactPlace, Artifacts};
 use crate::exec::{Exec, Stage};
 use crate::session::Session;
 use crate::session::checkpoint::{CheckpointOutcome, CheckpointTask};
@@ -83,7 +83,7 @@ pub(super) struct AftermathQueue {
     /// At most one task.
     pub(super) running: JoinSet<AftermathDone>,
     /// What is known of the artifacts directory. A task that needs it has it meanwhile.
-    memory: Memory,
+    memory: ArtifactMemory,
     /// Executions that have ended in the guest and wait for their aftermath: they change nothing any more.
     ended: HashSet<String>,
 }
@@ -91,7 +91,7 @@ pub(super) struct AftermathQueue {
 /// What a task returns to the driver, with the answer for the performer.
 pub(super) enum AftermathDone {
     Artifacts {
-        memory: Memory,
+        memory: ArtifactMemory,
         artifacts: Artifacts,
         answer: oneshot::Sender<Artifacts>,
     },
@@ -111,7 +111,7 @@ impl AftermathQueue {
             requests,
             waiting: VecDeque::new(),
             running: JoinSet::new(),
-            memory: Memory::default(),
+            memory: ArtifactMemory::default(),
             ended: HashSet::new(),
         }
     }
@@ -245,15 +245,15 @@ async fn ingest(
     session: &Session,
     ended: &EndedExec,
     fingerprint: Option<u64>,
-    memory: &mut Memory,
+    memory: &mut ArtifactMemory,
 ) -> Artifacts {
-    let origin = artifacts::Origin {
+    let origin = ArtifactOrigin {
         tenant: &session.tenant,
         session: &session.id,
         exec: &ended.exec.id,
         place: match session.record.is_some() || state.artifact_store.shows_all() {
-            true => Place::Session,
-            false => Place::Nowhere,
+            true => ArtifactPlace::Session,
+            false => ArtifactPlace::Nowhere,
         },
     };
     let (store, sandbox) = (&state.artifact_store, &ended.sandbox);

@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
-use belljar_engine::audit::{Audit, Entry};
+use belljar_engine::audit::{Audit, AuditEntry};
 use belljar_engine::keys::{self, NewKey};
 use belljar_engine::store::{KeyLimits, KeyRow, Store};
 use belljar_engine::{Principal, clock};
@@ -76,11 +76,11 @@ fn create(args: KeyCreateArgs, settings: &Settings) -> Result<()> {
     })?;
     let NewKey { row, secret } = made;
     let detail = format!("{} named {:?}, {}", row.id, row.name, by_whom());
-    let entry = Entry {
+    let entry = AuditEntry {
         action: "key_create",
         outcome: "created",
         detail: Some(&detail),
-        ..Entry::default()
+        ..AuditEntry::default()
     };
     audit.note(&on_behalf_of(&row), &entry);
     audit.flush();
@@ -171,11 +171,11 @@ fn revoke(args: &KeyRevokeArgs, settings: &Settings) -> Result<()> {
         state_db::block_on(revoke_in(&*store, id, args.allow_keyless))?;
     if revoked_now {
         let detail = format!("{id} named {:?}, {}", row.name, by_whom());
-        let entry = Entry {
+        let entry = AuditEntry {
             action: "key_revoke",
             outcome: "revoked",
             detail: Some(&detail),
-            ..Entry::default()
+            ..AuditEntry::default()
         };
         audit.note(&on_behalf_of(&row), &entry);
         audit.flush();
@@ -236,11 +236,11 @@ fn allow_keyless(args: &KeyRevokeArgs, settings: &Settings) -> Result<()> {
 
 fn note_keyless(audit: &Audit, forgotten: usize) {
     let detail = format!("{forgotten} revoked keys, {}", by_whom());
-    let entry = Entry {
+    let entry = AuditEntry {
         action: "keyless_allow",
         outcome: "allowed",
         detail: Some(&detail),
-        ..Entry::default()
+        ..AuditEntry::default()
     };
     audit.note(&Principal::default(), &entry);
     audit.flush();

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use belljar_engine::artifacts::{Artifact, Refused};
+use belljar_engine::artifacts::{Artifact, RefusedArtifact};
 use clap::Args;
 use indicatif::HumanBytes;
 use serde::Deserialize;
@@ -34,7 +34,7 @@ pub(crate) struct SessionExportArgs {
 #[derive(Debug, Deserialize)]
 struct Exports {
     exports: Vec<Exported>,
-    refused: Vec<Refused>,
+    refused: Vec<RefusedArtifact>,
 }
 
 #[derive(Debug, Deserialize)]
