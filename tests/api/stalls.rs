@@ -102,6 +102,32 @@ async fn stalled_uploads_hold_no_threads() {
     eventually("nothing is left of them", async || begun().await == 0).await;
 }
 
+/// A stalled upload has a lease of the sandbox. It holds up hibernation, which is refused, but not the end of the session.
+#[tokio::test]
+async fn a_stalled_upload_does_not_hold_up_the_end_of_its_session() {
+    let (server, [mallory, _]) = two_tenants(&[("BELLJAR_STALL", "60")]).await;
+    let client = server.with_key(&mallory);
+    let session = client.session_with(json!({})).await;
+    let upload = head("PUT", &at(&session, "file"), &mallory, "content-length: 1000000\r\n") + "x";
+    let stalled = said(&server, &upload).await;
+    let listed = format!("{}?list&glob=*.part", at(&session, "."));
+    let begun = async || {
+        let files = client.get(&listed).await.json(200);
+        files["files"].as_array().expect("a list").len()
+    };
+    eventually("the upload is under way", async || begun().await == 1).await;
+    let refused = client.post(&session.path("/hibernate"), json!({})).await;
+    let message = refused.error(409, "not_at_rest");
+    assert!(message.contains("a call that uses it is in progress"), "{message}");
+    assert_eq!(session.printed("print(1)").await, "1\n", "it goes on");
+
+    let asked = Instant::now();
+    assert_eq!(session.stop().await["state"], "stopped");
+    assert!(asked.elapsed() < Duration::from_secs(10), "{:?}", asked.elapsed());
+    drop(stalled);
+    server.installation.has_no_traces().await;
+}
+
 #[tokio::test]
 async fn a_byte_now_and_then_is_too_slow() {
     let (server, [mallory, _]) = two_tenants(&[("BELLJAR_STALL", "2")]).await;

@@ -80,11 +80,23 @@ impl Engine {
         if let Some(session) = self.registry.find_by_key(&full_key) {
             match self.found(&session, &ask).await {
                 // It is about to end.
-                Err(EngineError::NotNow { .. }) => drop(session.ended().await),
+                Err(EngineError::NotNow { .. }) => drop(session.ended().await?),
                 found => return found,
             }
         }
-        let before = self.shared.store.session_by_key(&full_key.0, &full_key.1).await?;
+        self.create_with_key(who, ask, full_key.1, begun).await
+    }
+
+    /// A new session with a key that no live session has: an ended one on disk goes on with its files. To be called with the lock of
+    /// the key.
+    async fn create_with_key(
+        &self,
+        who: &Principal,
+        ask: SessionAsk,
+        key: String,
+        begun: Instant,
+    ) -> Result<Created, EngineError> {
+        let before = self.shared.store.session_by_key(&who.tenant, &key).await?;
         if let Some(row) = &before
             && row.spec.storage == Storage::Bind
             && ask.storage != Some(Storage::Tmpfs)
@@ -102,7 +114,7 @@ impl Engine {
             (row.id, because)
         });
         let spec = ask.with_defaults(&self.shared.config.defaults);
-        let session = self.make(who, Some(full_key.1), spec, begun).await?;
+        let session = self.make(who, Some(key), spec, begun).await?;
         Ok(Created { session, how: How::Created, replaced })
     }
 
@@ -172,6 +184,8 @@ impl Engine {
                     EngineError::not_now(&session.id, rules::Refusal::Ended, view.ended_because)
                 }))
             }
+            // This server ends meanwhile.
+            Phase::Creating => Err(EngineError::Stopping),
             _ => Ok(self.info(&session)),
         }
     }
@@ -180,9 +194,7 @@ impl Engine {
     pub(super) fn check(&self, ask: &SessionAsk) -> Result<(), EngineError> {
         check_session(ask)?;
         let config = &self.shared.config;
-        if let Some(image) = &ask.image
-            && *image != config.defaults.image
-        {
+        if let Some(image) = ask.image.as_ref().filter(|image| **image != config.defaults.image) {
             config.check_image(image)?;
             self.shared.runtime.check_image(image).map_err(|error| match error {
                 RuntimeError::NoImage(message) => EngineError::NoImage(message),
@@ -192,18 +204,8 @@ impl Engine {
         if let Some(policy) = &ask.network {
             config.network.check(policy)?;
         }
-        if ask.idle_s.is_some_and(|idle| idle == 0 || idle > config.max_ttl_s) {
-            return Err(EngineError::Invalid(format!(
-                "idle_timeout must be 1 to {} seconds",
-                config.max_ttl_s
-            )));
-        }
-        if ask.ttl_s.is_some_and(|ttl| ttl == 0 || ttl > config.max_ttl_s) {
-            return Err(EngineError::Invalid(format!(
-                "ttl must be 1 to {} seconds",
-                config.max_ttl_s
-            )));
-        }
+        check_seconds("idle_timeout", ask.idle_s, config.max_ttl_s)?;
+        check_seconds("ttl", ask.ttl_s, config.max_ttl_s)?;
         if let (Some(tmpfs), Some(memory)) = (ask.tmpfs, ask.memory)
             && let Some(why) = Limits::why_no_tmpfs(tmpfs, memory)
         {
@@ -224,6 +226,13 @@ impl Engine {
         }
         Ok(())
     }
+}
+
+fn check_seconds(name: &str, asked: Option<u64>, most: u64) -> Result<(), EngineError> {
+    if asked.is_some_and(|seconds| seconds == 0 || seconds > most) {
+        return Err(EngineError::Invalid(format!("{name} must be 1 to {most} seconds")));
+    }
+    Ok(())
 }
 
 fn no_checkpoints_on_disk() -> EngineError {

@@ -42,7 +42,7 @@ impl Engine {
         let guard = guard.lock_owned().await;
         if let Ok(session) = self.session(who, id) {
             session.stop("it was removed");
-            session.ended().await;
+            session.ended().await?;
             self.registry.removed(id).await;
         }
         // Another request may have removed it meanwhile.

@@ -48,8 +48,7 @@ impl Engine {
         let stopped = match self.session(who, id) {
             Ok(session) => {
                 session.stop("it was stopped");
-                session.ended().await;
-                Ok(self.info(&session))
+                session.ended().await.map(|_| self.info(&session))
             }
             Err(_) => self.row(who, id).await.map(|row| self.info_of_row(row)),
         };
@@ -80,7 +79,7 @@ impl Engine {
         if let Ok(session) = self.session(who, id) {
             // It may be on its way out; then its files are free in a moment.
             if session.phase() == Phase::Stopping {
-                session.ended().await;
+                session.ended().await?;
             }
             rules::allows(session.phase(), Request::Start)
                 .map_err(|refusal| EngineError::not_now(id, refusal, None))?;

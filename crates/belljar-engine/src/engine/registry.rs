@@ -154,9 +154,11 @@ impl Registry {
     fn remove(&self, session: &Arc<Session>) {
         let mut entries = lock(&self.entries);
         let is_it = |known: &Arc<Session>| Arc::ptr_eq(known, session);
-        if entries.sessions.get(&session.id).is_some_and(is_it) {
-            entries.sessions.remove(&session.id);
+        if !entries.sessions.get(&session.id).is_some_and(is_it) {
+            // It was started again: id and key belong to the new handle.
+            return;
         }
+        entries.sessions.remove(&session.id);
         if let Some(key) = &session.key {
             let full_key = (session.tenant.clone(), key.clone());
             if entries.by_key.get(&full_key) == Some(&session.id) {

@@ -158,7 +158,7 @@ async fn all_or_none(
     let Some(error) = failure else { return Ok(children) };
     for child in children {
         child.stop("another of the same fork could not be made");
-        child.ended().await;
+        let _ = child.ended().await;
     }
     Err(error)
 }
@@ -192,7 +192,7 @@ impl Registry {
             Ok(_) => Ok(session),
             Err(error) => {
                 session.stop("it could not be made");
-                session.ended().await;
+                let _ = session.ended().await;
                 Err(error)
             }
         }

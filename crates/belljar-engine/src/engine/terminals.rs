@@ -147,7 +147,7 @@ impl TerminalControl {
     /// Why the session has ended, which is known a moment after its sandbox is gone.
     pub async fn ended_because(&self) -> Option<String> {
         let ended = tokio::time::timeout(END_PATIENCE, self.session.ended()).await;
-        ended.ok().and_then(|view| view.ended_because)
+        ended.ok()?.ok()?.ended_because
     }
 }
 

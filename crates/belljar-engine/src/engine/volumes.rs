@@ -79,6 +79,14 @@ impl Engine {
     }
 }
 
+fn check_size(size: u64) -> Result<(), EngineError> {
+    if (MIN_VOLUME_SIZE..=MAX_VOLUME_SIZE).contains(&size) {
+        return Ok(());
+    }
+    let (least, most) = (MIN_VOLUME_SIZE >> 20, MAX_VOLUME_SIZE >> 40);
+    Err(EngineError::Invalid(format!("size: expected {least} MiB to {most} TiB")))
+}
+
 impl EngineState {
     async fn make_volume(
         &self,
@@ -87,28 +95,8 @@ impl EngineState {
         size: u64,
     ) -> Result<VolumeInfo, EngineError> {
         let config = &self.volumes.config;
-        if !(MIN_VOLUME_SIZE..=MAX_VOLUME_SIZE).contains(&size) {
-            return Err(EngineError::Invalid(format!(
-                "size: expected {} MiB to {} TiB",
-                MIN_VOLUME_SIZE >> 20,
-                MAX_VOLUME_SIZE >> 40
-            )));
-        }
-        let (kind, why_not_better) = config.new_kind();
-        match (kind, why_not_better) {
-            (VolumeKind::Image, Some(why)) => {
-                return Err(EngineError::VolumeNotEnforced(format!(
-                    "BELLJAR_VOLUME_STORAGE=image asks for volumes with an enforced size, which \
-                     this server cannot make: {why}"
-                )));
-            }
-            (VolumeKind::Directory, Some(why)) if config.strict => {
-                return Err(EngineError::VolumeNotEnforced(format!(
-                    "BELLJAR_STRICT=1 forbids volumes whose size is not enforced: {why}"
-                )));
-            }
-            _ => {}
-        }
+        check_size(size)?;
+        let kind = self.kind_of_new_volume()?;
         let row = VolumeRow {
             id: crate::new_id("vol"),
             tenant,
@@ -132,12 +120,28 @@ impl EngineState {
         let place = self.volumes.place(&row);
         let made = blocking(move || place.make(size)).await;
         if let Err(error) = made {
-            // Nothing is left of it, so nothing has to be known of it.
+            // No files are left, so the row is removed too.
             self.store.forget_volume(&row.id).await?;
             return Err(EngineError::Volume(error));
         }
         self.store.volume_ready(&row.id).await?;
         Ok(info(row, &[], None))
+    }
+
+    fn kind_of_new_volume(&self) -> Result<VolumeKind, EngineError> {
+        let config = &self.volumes.config;
+        match config.new_kind() {
+            (VolumeKind::Image, Some(why)) => Err(EngineError::VolumeNotEnforced(format!(
+                "BELLJAR_VOLUME_STORAGE=image asks for volumes with an enforced size, which this \
+                 server cannot make: {why}"
+            ))),
+            (VolumeKind::Directory, Some(why)) if config.strict => {
+                Err(EngineError::VolumeNotEnforced(format!(
+                    "BELLJAR_STRICT=1 forbids volumes whose size is not enforced: {why}"
+                )))
+            }
+            (kind, _) => Ok(kind),
+        }
     }
 
     async fn remove_volume(&self, tenant: &str, name: VolumeName) -> Result<(), EngineError> {

@@ -225,20 +225,15 @@ impl Session {
         self.view.borrow().phase
     }
 
-    /// Waits until it has been created, or could not be.
+    /// Waits until it has been created, or could not be, or is left to the next server.
     pub async fn settled(&self) -> View {
-        self.wait_for(|view| match view.phase {
-            Phase::Creating => false,
-            // Its end is published in two steps, and the second has the reason.
-            phase if phase.is_over() => view.ended_ms.is_some(),
-            _ => true,
-        })
-        .await
+        self.wait_for(|view| view.phase != Phase::Creating).await
     }
 
-    /// Waits until it has ended and its end is stored.
-    pub async fn ended(&self) -> View {
-        self.wait_for(|view| view.phase.is_over() && view.ended_ms.is_some()).await
+    /// Waits until it has ended and its end is stored. An error if this server leaves it to the next one.
+    pub async fn ended(&self) -> Result<View, EngineError> {
+        let view = self.wait_for(|view| view.phase.is_over()).await;
+        if view.phase.is_over() { Ok(view) } else { Err(EngineError::Stopping) }
     }
 
     async fn wait_for(&self, condition: impl FnMut(&View) -> bool) -> View {
@@ -419,10 +414,10 @@ impl Session {
         receiver.await.map_err(|_| ended())?
     }
 
-    async fn store_end(&self, state: &EngineState, phase: Phase, now: i64, because: &str) {
-        let ended = Some((now, because.to_owned()));
+    async fn store_end(&self, state: &EngineState, end: &View) {
+        let ended = end.ended_ms.zip(end.ended_because.clone());
         let durability = durability(&self.spec);
-        if let Err(error) = state.store.set_phase(&self.id, phase, ended, durability).await {
+        if let Err(error) = state.store.set_phase(&self.id, end.phase, ended, durability).await {
             let id = &self.id;
             tracing::error!(session.id = id, "failed to store the end: {}", in_full(&error));
         }
@@ -461,20 +456,22 @@ impl AfterPanic {
         for exec in self.session.live_execs() {
             exec.end(Status::Crashed, because);
         }
-        let now = clock::now_ms();
-        self.session.store_end(state, Phase::Failed, now, because).await;
-        publish_end(&self.view, Phase::Failed, now, because);
+        let end = ended(self.session.view(), Phase::Failed, because);
+        self.session.store_end(state, &end).await;
+        self.view.send_replace(end);
     }
 }
 
-fn publish_end(view: &watch::Sender<View>, phase: Phase, now: i64, because: &str) {
-    view.send_modify(|view| {
-        view.phase = phase;
-        view.running = 0;
-        view.queued = 0;
-        view.ended_ms = Some(now);
-        view.ended_because = Some(because.to_owned());
-    });
+/// The view of a session that ends now.
+fn ended(view: View, phase: Phase, because: &str) -> View {
+    View {
+        phase,
+        running: 0,
+        queued: 0,
+        ended_ms: Some(clock::now_ms()),
+        ended_because: Some(because.to_owned()),
+        ..view
+    }
 }
 
 /// The warning for a session whose files take more than the limit, where that is not enforced.

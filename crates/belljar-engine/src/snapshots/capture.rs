@@ -8,7 +8,9 @@ use std::time::Duration;
 use belljar_proto::exec::Language;
 use belljar_proto::guest::RefusalCode;
 use belljar_proto::quiescence::QuiescenceReport;
-use belljar_runtime::{FreezeRequest, GuestPipe, Meter, RuntimeError, Sandbox, languages};
+use belljar_runtime::{
+    FreezeReport, FreezeRequest, GuestPipe, Meter, RuntimeError, Sandbox, languages,
+};
 use bytes::BytesMut;
 use tokio::io::AsyncReadExt;
 use tokio::time::timeout;
@@ -244,19 +246,27 @@ async fn freeze(
         (RuntimeError::Keep(cause), _) => EngineError::KeepSnapshot(cause),
         (error, _) => unable(request.session, error),
     })?;
-    if !report.refused.is_empty() {
-        let (session, reasons) = (request.session.to_owned(), report.refused);
-        return Err(match report.entirely || request.force {
-            true => EngineError::NotKept { session, reasons },
-            false => EngineError::NotAtRest { session, reasons },
-        });
-    }
+    let report = frozen_or_refused(report, request)?;
     let layers = report.layers.clone();
     let require = move |files: &SnapshotFiles| {
         layers.iter().try_for_each(|id| files.require_layer(*id, &commons))
     };
     snapshots.run(require).await.map_err(EngineError::KeepSnapshot)?;
     Ok(Frozen { layers: report.layers, lost: report.lost })
+}
+
+fn frozen_or_refused(
+    report: FreezeReport,
+    request: &CaptureRequest<'_>,
+) -> Result<FreezeReport, EngineError> {
+    if report.refused.is_empty() {
+        return Ok(report);
+    }
+    let (session, reasons) = (request.session.to_owned(), report.refused);
+    Err(match report.entirely || request.force {
+        true => EngineError::NotKept { session, reasons },
+        false => EngineError::NotAtRest { session, reasons },
+    })
 }
 
 /// Writes the files to the draft's archive.

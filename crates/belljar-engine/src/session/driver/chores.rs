@@ -11,7 +11,7 @@ use serde_json::json;
 use super::{Driver, SandboxLease};
 use crate::clock;
 use crate::record::Record;
-use crate::session::Session;
+use crate::session::{Session, View};
 
 /// Executions that the guest is told to drop in one call, unless they are large.
 const FORGET_AT_ONCE: usize = 16;
@@ -37,16 +37,17 @@ impl Driver {
     pub(super) fn write_metadata(&mut self) {
         if let Some(record) = self.session.record.clone() {
             let session = Arc::clone(&self.session);
-            self.chores.spawn_blocking(move || write_metadata(&session, &record));
+            self.chores.spawn_blocking(move || write_metadata(&session, &record, &session.view()));
         }
     }
 
-    /// The same for a session that has ended, when nothing else writes to it.
-    pub(super) async fn write_last_metadata(&mut self) {
+    /// The same for the end of the session, when nothing else writes any more: a session that is started again writes its own.
+    pub(super) async fn write_last_metadata(&mut self, end: &View) {
         while self.chores.join_next().await.is_some() {}
         if let Some(record) = self.session.record.clone() {
-            let session = Arc::clone(&self.session);
-            let _ = tokio::task::spawn_blocking(move || write_metadata(&session, &record)).await;
+            let (session, end) = (Arc::clone(&self.session), end.clone());
+            let write = move || write_metadata(&session, &record, &end);
+            let _ = tokio::task::spawn_blocking(write).await;
         }
     }
 
@@ -65,8 +66,7 @@ impl Driver {
     }
 }
 
-fn write_metadata(session: &Session, record: &Record) -> Option<String> {
-    let view = session.view();
+fn write_metadata(session: &Session, record: &Record, view: &View) -> Option<String> {
     let metadata = json!({
         "session_id": session.id,
         "key": session.key,

@@ -43,7 +43,7 @@ impl Driver {
                 let because = self.stop_reason();
                 self.apply(Happening::StopAsked);
                 self.end_unfinished_execs(&because).await;
-                self.over(Happening::SandboxGone, &because).await;
+                self.over(self.final_view(Happening::SandboxGone, &because)).await;
             }
         }
         None
@@ -76,7 +76,7 @@ impl Driver {
             // The caller may have gone.
             let _ = failure.send(error);
         }
-        self.over(Happening::SandboxFailed, &because).await;
+        self.over(self.final_view(Happening::SandboxFailed, &because)).await;
     }
 
     async fn sandbox_of(&self, origin: Origin) -> Result<Sandbox, EngineError> {

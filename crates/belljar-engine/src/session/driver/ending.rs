@@ -9,15 +9,13 @@ use belljar_runtime::Sandbox;
 use tokio::time::timeout;
 
 use super::chores::{store_variables, write_variables};
-use super::serve::ServeEnd;
 use super::{Driver, SandboxLease};
-use crate::clock;
 use crate::error::in_full;
 use crate::exec::Exec;
 use crate::exec::outcome::{end_of_lost, ran_out_of_memory};
 use crate::rules::{self, Happening, Phase};
 use crate::session::perform::Performed;
-use crate::session::publish_end;
+use crate::session::{View, ended};
 use crate::state::durability;
 
 /// How long the variables may take to be written when a session is stopped.
@@ -30,15 +28,23 @@ const LEASE_PATIENCE: Duration = Duration::from_secs(1);
 /// How long chores may delay leaving the session to the next server.
 const CHORE_PATIENCE: Duration = Duration::from_secs(2);
 
+/// Why the driver ends a session, or leaves it.
+pub(super) enum EndReason {
+    Stop(String),
+    SandboxLost,
+    /// The server ends; the sandbox goes on for the next one.
+    ServerLeaving,
+}
+
 impl Driver {
-    pub(super) async fn end(&mut self, sandbox: SandboxLease, end: ServeEnd) {
-        let (phase, because) = match end {
-            ServeEnd::ServerLeaving | ServeEnd::Quiescent(_) => return self.leave().await,
-            ServeEnd::Stop(because) => {
+    pub(super) async fn end(&mut self, sandbox: SandboxLease, reason: EndReason) {
+        let (phase, because) = match reason {
+            EndReason::ServerLeaving => return self.leave().await,
+            EndReason::Stop(because) => {
                 self.begin_stop(&sandbox).await;
                 (Phase::Stopped, because)
             }
-            ServeEnd::SandboxLost => {
+            EndReason::SandboxLost => {
                 let oom = ran_out_of_memory(&sandbox).await;
                 let because = if oom { "it ran out of memory" } else { "its sandbox ended" };
                 // Its variables are gone with it.
@@ -53,8 +59,9 @@ impl Driver {
             Phase::Stopped => Happening::SandboxGone,
             _ => Happening::SandboxLost,
         };
-        self.over(happening, &because).await;
-        self.write_last_metadata().await;
+        let end = self.final_view(happening, &because);
+        self.write_last_metadata(&end).await;
+        self.over(end).await;
     }
 
     async fn begin_stop(&mut self, sandbox: &Sandbox) {
@@ -106,21 +113,27 @@ impl Driver {
         self.all_settled().await;
     }
 
-    /// Stores that the session has ended, gives its room back and publishes its end: in this order, so that a client that sees the
-    /// end can create a session with the same key, in the same room.
-    pub(super) async fn over(&mut self, happening: Happening, because: &str) {
-        let now = clock::now_ms();
+    /// What clients see of the session after its end.
+    pub(super) fn final_view(&self, happening: Happening, because: &str) -> View {
         let id = &self.session.id;
         let phase = rules::next(self.phase(), happening).unwrap_or_else(|| {
             let phase = self.phase().name();
             tracing::error!(session.id = id, "{happening:?} happened to a session that is {phase}");
             Phase::Failed
         });
-        self.session.store_end(&self.state, phase, now, because).await;
-        tracing::info!(session.id = id, "session {id} {}: {because}", phase.name());
+        ended(self.session.view(), phase, because)
+    }
+
+    /// Stores that the session has ended, gives its room back and publishes its end: in this order, so that a client that sees the
+    /// end can create a session with the same key, in the same room.
+    pub(super) async fn over(&mut self, end: View) {
+        let (id, phase) = (&self.session.id, end.phase.name());
+        self.session.store_end(&self.state, &end).await;
+        let because = end.ended_because.as_deref().unwrap_or_default();
+        tracing::info!(session.id = id, "session {id} {phase}: {because}");
         (self.reservation, self.sleeping) = (None, None);
         self.state.snapshot_store.remove(id).await;
-        publish_end(&self.view, phase, now, because);
+        self.view.send_replace(end);
     }
 
     /// Ends every execution that runs or waits, with a reason.

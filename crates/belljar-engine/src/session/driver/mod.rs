@@ -238,7 +238,7 @@ impl Driver {
             present = match present {
                 Some(sandbox) => match self.serve(&sandbox).await {
                     ServeEnd::Quiescent(request) => self.run_quiescent(sandbox, request).await,
-                    end => break self.end(sandbox, end).await,
+                    ServeEnd::Over(reason) => break self.end(sandbox, reason).await,
                 },
                 None => match self.sleep().await {
                     SleepEnd::Awake(sandbox) => Some(sandbox),

@@ -7,6 +7,7 @@ use tokio::task::JoinError;
 use tokio::time::{Instant, sleep_until};
 
 use super::aftermath::{AftermathDone, AftermathRequest};
+use super::ending::EndReason;
 use super::idle::Spilled;
 use super::quiescent::QuiescentRequest;
 use super::settle::Settled;
@@ -16,12 +17,15 @@ use crate::exec::Exec;
 
 /// Why a session is not served any longer.
 pub(super) enum ServeEnd {
-    Stop(String),
-    SandboxLost,
-    /// The server ends; the sandbox goes on for the next one.
-    ServerLeaving,
+    Over(EndReason),
     /// A request is handled while no execution runs. The session is served again afterwards, or it sleeps.
     Quiescent(QuiescentRequest),
+}
+
+impl From<EndReason> for ServeEnd {
+    fn from(reason: EndReason) -> ServeEnd {
+        ServeEnd::Over(reason)
+    }
 }
 
 enum Event {
@@ -91,15 +95,17 @@ impl Driver {
 
     fn handle(&mut self, sandbox: &SandboxLease, event: Event) -> Option<ServeEnd> {
         match event {
-            Event::StopRequested => return Some(ServeEnd::Stop(self.stop_reason())),
-            Event::ServerLeaving => return Some(ServeEnd::ServerLeaving),
+            Event::StopRequested => return Some(EndReason::Stop(self.stop_reason()).into()),
+            Event::ServerLeaving => return Some(EndReason::ServerLeaving.into()),
             Event::Performed(Ok((exec, performed))) => {
-                return self.performed(sandbox, exec, performed).then_some(ServeEnd::SandboxLost);
+                return self
+                    .performed(sandbox, exec, performed)
+                    .then_some(EndReason::SandboxLost.into());
             }
             // A defect of ours. The execution must not wait for ever.
             Event::Performed(Err(panic)) => {
                 tracing::error!(session.id = self.session.id, "failed to perform: {panic}");
-                return Some(ServeEnd::SandboxLost);
+                return Some(EndReason::SandboxLost.into());
             }
             Event::AftermathRequested(request) => self.aftermath_requested(request),
             Event::AftermathDone(done) => self.aftermath_done(done),
@@ -111,8 +117,8 @@ impl Driver {
             Event::Spilled(spilled) => self.spilled(spilled),
             Event::PatienceOver => {}
             Event::Command(command) => return self.handle_command(sandbox, command),
-            Event::SandboxEnded => return Some(ServeEnd::SandboxLost),
-            Event::Expired => return Some(ServeEnd::Stop(self.expired())),
+            Event::SandboxEnded => return Some(EndReason::SandboxLost.into()),
+            Event::Expired => return Some(EndReason::Stop(self.expired()).into()),
             Event::VariablesDue => self.write_variables(sandbox),
             Event::SpillDue => self.spill(sandbox),
             Event::HibernateDue => {

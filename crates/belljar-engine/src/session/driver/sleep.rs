@@ -100,7 +100,8 @@ impl Driver {
     /// Ends a hibernated session.
     pub(super) async fn end_hibernated(&mut self, because: &str) {
         self.apply(Happening::StopAsked);
-        self.over(Happening::SandboxGone, because).await;
-        self.write_last_metadata().await;
+        let end = self.final_view(Happening::SandboxGone, because);
+        self.write_last_metadata(&end).await;
+        self.over(end).await;
     }
 }
