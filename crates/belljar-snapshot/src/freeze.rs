@@ -14,7 +14,7 @@ use crate::{REQUEST_VERSION, stream};
 
 /// What is asked, and what came of it.
 ///
-/// `belljar_kernel/frozen.py` has the same structure. Size and version say whether both sides mean the
+/// `belljar_kernel/snapshot.py` has the same structure. Size and version say whether both sides mean the
 /// same one: with any other, nothing is read or written.
 #[repr(C)]
 #[derive(Debug)]

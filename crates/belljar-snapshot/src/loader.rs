@@ -18,7 +18,7 @@ use crate::thaw::{Thaw, belljar_thaw};
 const CONTROL: u64 = 3;
 const LINE: u64 = 4;
 
-/// Where the kernel that we become looks for them; see `belljar_kernel/frozen.py`.
+/// Where the kernel that we become looks for them; see `belljar_kernel/snapshot.py`.
 const CONTROL_AT: u64 = 950;
 const LINE_AT: u64 = 951;
 

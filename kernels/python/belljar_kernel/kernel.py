@@ -423,12 +423,12 @@ class Kernel:
         """Takes a line to the host, and does what is asked there."""
         import socket
 
-        from . import frozen
+        from . import snapshot
 
         self._streams.flush()
         line = self._channel.take_descriptor({"op": "line"})
         if line is not None:
-            frozen.talk(socket.socket(fileno=line), self)
+            snapshot.talk(socket.socket(fileno=line), self)
 
     def descriptors(self) -> list[int]:
         """What the kernel itself has open: the control socket first, then what `streams` keeps."""
@@ -502,9 +502,9 @@ def _notice_new_directories() -> None:
 
 
 def _before_fork() -> None:
-    frozen = sys.modules.get(f"{__package__}.frozen")
-    if frozen is not None:
-        frozen.forget_last()
+    snapshot = sys.modules.get(f"{__package__}.snapshot")
+    if snapshot is not None:
+        snapshot.forget_last()
 
 
 def _evaluate(cell: Cell, namespace: dict[str, Any]) -> Any:

@@ -22,7 +22,7 @@ import sys
 import threading
 from types import ModuleType
 
-from . import frozen, kernel, renewal, seal, warmup
+from . import kernel, renewal, seal, snapshot, warmup
 from .wire import Channel
 
 TYPE_CHECKING = False  # see __init__.py
@@ -46,20 +46,20 @@ def run_preloaded(fd: int) -> NoReturn:
 
 def _talk(line: socket.socket, main: ModuleType) -> None:
     packet, fds, _flags, _ = socket.recv_fds(
-        line, frozen.MAX_PACKET_BYTES, frozen.MAX_PACKET_FDS, socket.MSG_CMSG_CLOEXEC
+        line, snapshot.MAX_PACKET_BYTES, snapshot.MAX_PACKET_FDS, socket.MSG_CMSG_CLOEXEC
     )
     try:
         request = json.loads(packet)
         (stream,) = fds
         answer = _preload(request["modules"])
-        written = frozen.write_common(request["layer"], stream)
-    except frozen.Refused as refused:
+        written = snapshot.write_common(request["layer"], stream)
+    except snapshot.Refused as refused:
         answer, written = {"refused": refused.reasons}, 0
     except Exception as error:
         answer, written = {"refused": [f"{type(error).__name__}: {error}"]}, 0
     if written is None:
         _be_kernel(main)
-    frozen.say(line, {**answer, "bytes": written})
+    snapshot.say(line, {**answer, "bytes": written})
 
 
 def _preload(modules: list[str]) -> dict[str, Any]:
@@ -75,11 +75,11 @@ def _be_kernel(main: ModuleType) -> NoReturn:
     """The first steps in the sandbox of the kernel that begins here."""
     channel = None
     try:
-        line = socket.socket(fileno=frozen.LINE_AT)
-        channel = Channel(frozen.CONTROL_AT)
+        line = socket.socket(fileno=snapshot.LINE_AT)
+        channel = Channel(snapshot.CONTROL_AT)
         seal.close_other_fds([channel.fileno(), line.fileno()])
         with line:
-            order = json.loads(line.recv(frozen.MAX_PACKET_BYTES))
+            order = json.loads(line.recv(snapshot.MAX_PACKET_BYTES))
         # The loader's name is on the process.
         seal.set_process_name(os.path.basename(sys.executable))
         threading.main_thread()._set_native_id()  # type: ignore[attr-defined]

@@ -131,14 +131,14 @@ def _resident_kib() -> int:
 
 def _use_compiler() -> None:
     # A kernel imports some of them late, and then from where the sandbox has no file.
-    from . import aio, display, frozen, spill, state, tracebacks  # noqa: F401
+    from . import aio, display, snapshot, spill, state, tracebacks  # noqa: F401
     from .cells import Compiler
 
     cell = Compiler(str).compile("import os\nx = [1]\nx", 0, True)
     assert cell.last is not None  # the value of the last expression
     _encode([eval(cell.last, {"x": {"y": list(range(100))}})])
     try:
-        frozen.prepare()
+        snapshot.prepare()
     except OSError:
         # There is none for this processor.
         pass
