@@ -131,7 +131,7 @@ function define(name, value) {
   Object.defineProperty(globalThis, name, { value, writable: true, configurable: true, enumerable: false });
 }
 
-/** Makes room for a variable, also where Node has something of its own that cannot be written. */
+/** Creates a writable global variable, also instead of a read-only one of Node. */
 function declare(name) {
   const found = Object.getOwnPropertyDescriptor(globalThis, name);
   if (found && (found.writable || !found.configurable)) return;
@@ -205,7 +205,7 @@ function isPlain(value, depth) {
   });
 }
 
-/** An error as the guest wants to hear of it, without frames of ours. */
+/** An error in the format of the guest, without our own frames. */
 function report(error) {
   const isError = util.types.isNativeError(error) || error instanceof Error;
   let shown;

@@ -29,7 +29,7 @@ class Kernel {
     this._running = null;
     // A cell that was interrupted before it began.
     this._interrupted = null;
-    this._channel = new Channel(CONTROL, (head, body) => this._hear(head, body), () => process.reallyExit(0));
+    this._channel = new Channel(CONTROL, (head, body) => this._onFrame(head, body), () => process.reallyExit(0));
     globalThis.input = (prompt = '') => this._input(String(prompt));
     this._interpreter.expectGlobals();
     // The message `interrupt` names its cell. The signal only stops running code, see `run`: if that is a timer of an
@@ -50,7 +50,7 @@ class Kernel {
     });
   }
 
-  _hear(head, body) {
+  _onFrame(head, body) {
     switch (head.op) {
       case 'exec':
         this._exec(head, body);
@@ -126,7 +126,7 @@ class Kernel {
     });
   }
 
-  /** A line from whoever watches; null at the end, or if nobody does. */
+  /** A line of input from the client; null at the end, or if the execution takes no input. */
   async _input(prompt) {
     const running = this._running;
     // Code of an earlier cell gets no input of this one.

@@ -5,7 +5,7 @@
 // The user may replace it.
 const { writeSync } = require('fs');
 
-/** Writes all of it, whoever has left the descriptor non-blocking. */
+/** Writes all of it, even if the descriptor is non-blocking. */
 function writeAll(fd, bytes) {
   let rest = bytes;
   while (rest.length > 0) {

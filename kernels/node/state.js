@@ -18,7 +18,7 @@ const LOOK = {
   compact: true,
 };
 
-/** Variables by the names in `names`, as the guest wants to hear of them. */
+/** Variables by the names in `names`, in the format of the guest. */
 function snapshot(names) {
   const sorted = [...names].sort();
   const variables = [];

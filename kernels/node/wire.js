@@ -20,14 +20,14 @@ const { parse, stringify } = JSON;
 const { alloc, concat, from } = Buffer;
 
 class Channel {
-  /** Calls `hear(head, body)` for every frame, and `gone()` when the guest has gone away. */
-  constructor(fd, hear, gone) {
+  /** Calls `onFrame(head, body)` for every frame, and `gone()` when the guest has closed the connection. */
+  constructor(fd, onFrame, gone) {
     this._fd = fd;
     this._chunks = [];
     this._length = 0;
     // Chunks of an incomplete frame, which are joined once.
     this._wanted = PREFIX;
-    this._hear = hear;
+    this._onFrame = onFrame;
     const socket = new net.Socket({ fd, readable: true, writable: false });
     socket.on('data', (chunk) => this._push(chunk));
     socket.on('end', gone);
@@ -61,7 +61,7 @@ class Channel {
       this._chunks = end === waiting.length ? [] : [waiting.subarray(end)];
       this._length -= end;
       this._wanted = PREFIX;
-      this._hear(head, body);
+      this._onFrame(head, body);
     }
   }
 }

@@ -373,8 +373,8 @@ def screenshot(
 ) -> dict[str, Any]:
     if sum(source is not None for source in (url, file, html)) > 1:
         raise Invalid("give one of `url`, `file` and `html`, or none of them for the current page")
-    path = _picture_path(name)
-    size = _picture_size(width, height, scale)
+    path = _screenshot_path(name)
+    size = _screenshot_size(width, height, scale)
     deadline = request.deadline
     if url is None and file is None and html is None:
         tab = browser.tab(request.number, deadline)
@@ -420,23 +420,23 @@ def _capture(
         params: dict[str, Any] = {"format": "png", "optimizeForSpeed": True}
         if clip is not None:
             params.update(clip={**clip, "scale": 1}, captureBeyondViewport=True)
-        answer = tab.call("Page.captureScreenshot", params, deadline=deadline, what="the picture")
+        answer = tab.call("Page.captureScreenshot", params, deadline=deadline, what="the screenshot")
     except Refused as error:
         raise BrowserError(f"the screenshot failed: {error}") from None
     finally:
         if own_size and tab.is_alive:
             tab.resize(WIDTH, HEIGHT, 1.0)
-    picture = base64.b64decode(answer["data"])
+    png = base64.b64decode(answer["data"])
     os.makedirs(os.path.dirname(path), exist_ok=True)
     try:
         with open(f"{path}.part", "wb") as file:
-            file.write(picture)
+            file.write(png)
         os.replace(f"{path}.part", path)
     except OSError as error:
         if os.path.exists(f"{path}.part"):
             os.unlink(f"{path}.part")
         raise BrowserError(f"the screenshot cannot be written to {path}: {error.strerror}") from None
-    across, down = (int.from_bytes(picture[at : at + 4], "big") for at in (16, 20))
+    across, down = (int.from_bytes(png[at : at + 4], "big") for at in (16, 20))
     return {"path": path, "width": across, "height": down, **({"cut_off": cut} if cut else {})}
 
 
@@ -466,7 +466,7 @@ def _clip(
     return {**clip, "width": min(clip["width"], MAX_SIDE / scale), "height": min(clip["height"], most)}, cut
 
 
-def _picture_path(name: str | None) -> str:
+def _screenshot_path(name: str | None) -> str:
     if name is None:
         now = time.time()
         name = time.strftime("screenshot-%Y%m%d-%H%M%S", time.gmtime(now)) + f"-{int(now * 1000) % 1000:03}.png"
@@ -475,7 +475,7 @@ def _picture_path(name: str | None) -> str:
     return f"{ARTIFACTS}/{name if name.lower().endswith('.png') else name + '.png'}"
 
 
-def _picture_size(width: int | None, height: int | None, scale: float) -> tuple[int, int, float]:
+def _screenshot_size(width: int | None, height: int | None, scale: float) -> tuple[int, int, float]:
     across, down = width or WIDTH, height or HEIGHT
     if not (1 <= across <= MAX_SIDE and 1 <= down <= MAX_SIDE):
         raise Invalid(f"width, height: expected 1 to {MAX_SIDE}")

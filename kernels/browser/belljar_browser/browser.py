@@ -88,7 +88,7 @@ class Browser:
         os.makedirs(PROFILE, mode=0o700, exist_ok=True)
         for name in ("SingletonLock", "SingletonSocket", "SingletonCookie", "DevToolsActivePort"):
             _remove(f"{PROFILE}/{name}")
-        begun = Process(PROFILE, task.is_possible(), self._interrupts, self._hear)
+        begun = Process(PROFILE, task.is_possible(), self._interrupts, self._on_event)
         self._process = begun
         deadline = time.monotonic() + START_PATIENCE
         try:
@@ -189,9 +189,9 @@ class Browser:
         self._number = 0
         self.downloads.abandon()
 
-    def hear(self) -> None:
+    def handle_events(self) -> None:
         """Handles events of Chromium between two actions."""
-        self.pipe.hear()
+        self.pipe.read_available()
 
     # Tabs.
 
@@ -283,11 +283,11 @@ class Browser:
 
     # Events of Chromium.
 
-    def _hear(self, method: str, params: dict[str, Any], session: str | None) -> None:
+    def _on_event(self, method: str, params: dict[str, Any], session: str | None) -> None:
         if session is not None:
             tab = self._by_session.get(session)
             if tab is not None:
-                tab.hear(method, params)
+                tab.on_event(method, params)
         elif method == "Target.attachedToTarget":
             self._attached(params)
         elif method == "Target.detachedFromTarget":
@@ -303,7 +303,7 @@ class Browser:
             if tab := self._tabs.get(params.get("targetId", "")):
                 tab.is_crashed = True
         elif method.startswith("Browser.download"):
-            self.downloads.hear(method, params)
+            self.downloads.on_event(method, params)
 
     def _attached(self, params: dict[str, Any]) -> None:
         info = params["targetInfo"]

@@ -33,7 +33,7 @@ class Downloads:
     def abandon(self) -> None:
         self._known.clear()
 
-    def hear(self, method: str, params: dict[str, Any]) -> None:
+    def on_event(self, method: str, params: dict[str, Any]) -> None:
         if method == "Browser.downloadWillBegin":
             if len(self._known) >= MAX_KNOWN:
                 self._known.pop(next(iter(self._known)))

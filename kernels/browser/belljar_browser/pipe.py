@@ -158,13 +158,13 @@ class Pipe:
         if self.errors in ready:
             self._hear_complaints()
         if self.reader in ready:
-            self.hear()
+            self.read_available()
 
     def fds(self) -> list[int]:
         """The descriptors to wait for between two actions."""
         return [fd for fd in (self.reader, self.errors) if fd >= 0]
 
-    def hear(self) -> None:
+    def read_available(self) -> None:
         """Reads available messages, and does not wait for more."""
         self._hear_complaints()
         while True:

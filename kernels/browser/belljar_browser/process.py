@@ -177,7 +177,7 @@ class Process:
                 end = time.monotonic() + CLOSE_PATIENCE
                 while self._child.poll() is None and time.monotonic() < end:
                     try:
-                        pipe.hear()
+                        pipe.read_available()
                     except Exception:  # its reply does not matter now
                         break
                     time.sleep(0.01)

@@ -72,7 +72,7 @@ class Service:
                 return True
             if ready:
                 try:
-                    self._browser.hear()
+                    self._browser.handle_events()
                 except BrowserError:
                     self._browser.note_death()
 

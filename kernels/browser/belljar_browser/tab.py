@@ -240,7 +240,7 @@ class Tab:
         size = {"width": width, "height": height, "deviceScaleFactor": scale, "mobile": False}
         self.post("Emulation.setDeviceMetricsOverride", size)
 
-    def hear(self, method: str, params: dict[str, Any]) -> None:
+    def on_event(self, method: str, params: dict[str, Any]) -> None:
         if method == "Page.lifecycleEvent":
             if params["frameId"] == self.target:
                 if params["name"] in BEGINNINGS and params["loaderId"] != self.loader:

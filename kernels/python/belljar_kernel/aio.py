@@ -108,11 +108,11 @@ def is_active() -> bool:
 
 def advance(fd: int, seconds: float | None) -> bool:
     """Runs the loop until `fd` is readable, or for this long; returns whether it is readable."""
-    heard = late = False
+    readable = late = False
 
-    def hear() -> None:
-        nonlocal heard
-        heard = True
+    def on_readable() -> None:
+        nonlocal readable
+        readable = True
         _loop.stop()
 
     def give_up() -> None:
@@ -120,17 +120,17 @@ def advance(fd: int, seconds: float | None) -> bool:
         late = True
         _loop.stop()
 
-    _loop.add_reader(fd, hear)
+    _loop.add_reader(fd, on_readable)
     timer = None if seconds is None else _loop.call_later(seconds, give_up)
     try:
         # User code may stop the loop too.
-        while not (heard or late):
+        while not (readable or late):
             _loop.run_forever()
     finally:
         _loop.remove_reader(fd)
         if timer is not None:
             timer.cancel()
-    return heard
+    return readable
 
 
 def callback_code() -> Any:

@@ -93,7 +93,7 @@ def bundle_of(value: Any) -> Bundle | None:
     except Exception as error:
         _complain(f"the representation of a {_type_name(value)} object failed", error)
     if TEXT not in data or type(value) in _CONTAINERS:
-        # Also instead of IPython's text, which gives every item of a list a line of its own.
+        # Also instead of IPython's text, which puts every item of a list on its own line.
         data[TEXT] = _text(value)
     return data, metadata
 

@@ -183,12 +183,12 @@ class Kernel:
         while True:
             silence = self._housekeeping.silence
             if aio.is_active() and not (self._spill is not None and self._spill.is_away):
-                heard = self._advance(silence)
+                has_frame = self._advance(silence)
             elif silence is None:
                 break
             else:
-                heard = self._channel.wait(silence)
-            if heard:
+                has_frame = self._channel.wait(silence)
+            if has_frame:
                 break
             self._housekeeping.work()
         return self._channel.receive()
