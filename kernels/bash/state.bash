@@ -1,5 +1,5 @@
-# Tells all variables and functions, without forking: one record for each variable, with its length,
-# its number of elements and its declaration. Said by the guest, and forgotten, each time it asks.
+# Prints all variables and functions, without forking: one record for each variable, with its length,
+# its number of elements and its declaration. The guest sends this for every request.
 __belljar_state() {
     \builtin local - IFS=' ' __belljar_name __belljar_names
     \builtin set +efuvx

@@ -1,5 +1,5 @@
-"""What does a task: browser-use, in the environment that has it. The order comes on standard input, the answer goes to
-the descriptor that is named in the first argument, and every step is told on standard output.
+"""Does a task with browser-use, in the environment that has it. The task is read from standard input, the answer is
+written to the descriptor in the first argument, and every step is printed to standard output.
 
     /opt/belljar/browser-use/bin/python -I task_main.py FD
 """
@@ -38,7 +38,7 @@ async def perform(order: dict[str, Any]) -> dict[str, Any]:
     llm = ChatOpenAI(
         model=order["model"],
         base_url=order["base_url"],
-        # Models of other makers know neither, and refuse what they do not know.
+        # Models of other providers refuse these unknown fields.
         frequency_penalty=None,
         add_schema_to_system_prompt=True,
         max_retries=2,
@@ -69,8 +69,8 @@ async def perform(order: dict[str, Any]) -> dict[str, Any]:
         say(f"error: {error}")
     steps = history.number_of_steps()
     if not history.is_done():
-        last = errors[-1] if errors else "the steps were used up"
-        return {"error": f"the task was not done within {steps} steps: {last}", "hint": "the step log tells more"}
+        last = errors[-1] if errors else "the limit of steps was reached"
+        return {"error": f"the task was not done within {steps} steps: {last}", "hint": "see the log of steps"}
     return {
         "answer": history.final_result() or "",
         "success": history.is_successful() is not False,
@@ -87,7 +87,7 @@ async def answer(order: dict[str, Any], answers: int) -> None:
         told = {"error": f"{type(error).__name__}: {error}"}
     os.write(answers, json.dumps(told).encode())
     sys.stdout.flush()
-    # Libraries would tidy up, wait for threads of theirs and complain that the browser is somebody else's.
+    # Without the clean-up of libraries, which would wait for threads and log errors about the browser.
     os._exit(0)
 
 

@@ -1,11 +1,10 @@
 'use strict';
-// A cell becomes a program that leaves its names behind.
+// Converts a cell to a program whose top-level declarations outlive it.
 //
-// What is declared at the top of a cell must outlive it, and must be free to be declared again: so `let`, `const`,
-// `class` and `import` become assignments to properties of the global object, which are made beforehand. The rest of
-// the code stays where it is, character for character, so that lines in errors are those of the user. All of it runs
-// in an async function, where `await` may stand; what comes before the first one happens at once, and can be
-// interrupted.
+// Later cells must see these names and may declare them again. So `let`, `const`, `class` and `import` become assignments to
+// properties of the global object, which are created first. The other code is not moved, so that line numbers in errors
+// are those of the user. The program is an async function, so that `await` is allowed; code before the first `await` runs
+// synchronously, and can be interrupted.
 
 const { acorn, walk } = require('./parser');
 
@@ -46,13 +45,13 @@ function compile(code, echo) {
         break;
     }
   }
-  // `var` belongs to the whole cell wherever it stands, unless that is in a function.
+  // `var` is hoisted to the cell, unless it is in a function.
   forEachVar(tree, (node, parent) => assign(node, parent, code, names, replace));
 
   let begin = BEGIN + functions.map((name) => `globalThis.${name} = ${name};`).join('');
   const last = tree.body[tree.body.length - 1];
   if (echo && last && last.type === 'ExpressionStatement') {
-    // As early as possible, so that it moves nothing on the lines of the expression.
+    // As early as possible, so that columns of the expression do not change.
     const before = tree.body[tree.body.length - 2];
     if (before) replace(before.end, before.end, ';return (');
     else begin += 'return (';
@@ -66,7 +65,7 @@ function parse(code) {
   try {
     return acorn.parse(code, { ...options, sourceType: 'script' });
   } catch (error) {
-    // `import` is for modules, which are stricter about other things: only where it is needed.
+    // Parse as a module, which is stricter, only if the cell has `import`.
     if (!/^\s*(import|export)\b/m.test(code)) throw error;
     return acorn.parse(code, { ...options, sourceType: 'module' });
   }
@@ -85,12 +84,12 @@ function assign(node, parent, code, names, replace) {
     replace(node.start, first.start, '');
     return;
   }
-  // What stands before it may have no semicolon; between `if (x)` and its statement there must be none.
+  // The statement before may have no semicolon; but there must be none between `if (x)` and its statement.
   const among = ['Program', 'BlockStatement', 'SwitchCase'].includes(parent.type);
-  // As wide as the keyword was, so that columns stay too.
+  // As wide as the keyword, so that columns do not change.
   replace(node.start, first.start, (among ? ';(' : '(').padEnd(node.kind.length + 1));
   for (const declared of node.declarations) {
-    // `let a` is undefined again; `var a` is what it was.
+    // `let a` sets undefined; `var a` keeps the value.
     if (!declared.init && node.kind !== 'var') replace(declared.end, declared.end, ' = undefined');
   }
   const end = node.declarations[node.declarations.length - 1].end;
@@ -151,12 +150,12 @@ function importing(node, names) {
 }
 
 function edited(code, edits) {
-  // In the order of the text, and at one place in the order they were made.
+  // Sorted by position, and at the same position in the order of creation.
   edits.sort((a, b) => a.start - b.start || a.end - b.end);
   let text = '';
   let at = 0;
   for (const { start, end, text: inserted } of edits) {
-    // Lines stay where they are.
+    // Keeps line numbers.
     text += code.slice(at, start) + inserted + code.slice(start, end).replace(/[^\n]/g, '');
     at = end;
   }

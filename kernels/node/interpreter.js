@@ -13,29 +13,29 @@ const types = require('./types');
 // The user may replace them.
 const { parse, stringify } = JSON;
 
-// Where packages of a session are, and what relative names are relative to.
+// The directory of a session's packages, and of relative names.
 const HOME = '/session';
 
-// Larger results are told as text alone, which is cut by itself.
+// Larger results are sent only as text, which has its own limit.
 const MAX_JSON = 1 << 20;
 const MAX_TEXT = 1 << 20;
 const MAX_DEPTH = 64;
 
-// Errors whose stack is all there is to show: they happened in no code of the user's.
+// Errors that show only their stack, because they did not happen in user code.
 const whole = new WeakSet();
-// Where the last cells end, by their names: what stands there is ours.
+// The position after the last line of each cell, by name: code after it is ours.
 const ends = new Map();
 const MAX_ENDS = 1000;
 
-// Which cell something belongs to, however much later it happens: timers, promises and connections remember the cell
-// that made them. Taken as they are now, since the user may replace the methods.
+// The cell that asynchronous code belongs to: timers, promises and connections remember the cell that created them. The
+// methods are saved now, as the user may replace them.
 const contexts = new AsyncLocalStorage();
 const inContext = Function.prototype.call.bind(AsyncLocalStorage.prototype.run, contexts);
 const currentCell = Function.prototype.call.bind(AsyncLocalStorage.prototype.getStore, contexts);
 
 /** `process.exit()`: the cell that calls it ends, the kernel does not, nor does a later cell. */
 class Exit extends Error {
-  // Not to be changed from outside.
+  // Read-only for users.
   #cell = currentCell();
 
   constructor(code) {
@@ -108,7 +108,7 @@ class Interpreter {
       this._declared.add(name);
     }
     try {
-      // Handlers of the user's for SIGINT have their turn when it has returned.
+      // A user's SIGINT handlers run after this returns.
       return inContext(context, () => script.runInThisContext({ breakOnSigint: true }));
     } catch (error) {
       if (error?.code === 'ERR_SCRIPT_EXECUTION_INTERRUPTED') throw new Interrupted();
@@ -131,7 +131,7 @@ function define(name, value) {
   Object.defineProperty(globalThis, name, { value, writable: true, configurable: true, enumerable: false });
 }
 
-/** Makes room for a variable, also where Node has something of its own that cannot be written. */
+/** Creates a writable global variable, also instead of a read-only one of Node. */
 function declare(name) {
   const found = Object.getOwnPropertyDescriptor(globalThis, name);
   if (found && (found.writable || !found.configurable)) return;
@@ -205,7 +205,7 @@ function isPlain(value, depth) {
   });
 }
 
-/** An error as the guest wants to hear of it, without frames of ours. */
+/** An error in the format of the guest, without our own frames. */
 function report(error) {
   const isError = util.types.isNativeError(error) || error instanceof Error;
   let shown;
@@ -226,9 +226,9 @@ function stackOf(error) {
   if (whole.has(error)) return error.stack;
   // Its causes and its own properties are part of it.
   const shown = util.inspect(error, { maxStringLength: MAX_TEXT }).slice(0, MAX_TEXT);
-  // What we put before the first line has columns, too.
+  // Subtract the columns of our prefix on the first line.
   const lines = shown.replace(/(cell \d+:1):-\d+/g, '$1:1').split('\n');
-  // From the first frame of ours on, a stack is ours.
+  // The stack below our first frame is ours.
   let ours = false;
   const isTheirs = (line) => {
     if (!/^\s+at /.test(line)) ours = false;

@@ -1,15 +1,15 @@
 'use strict';
-// JavaScript that remembers, in Node.
+// The JavaScript kernel, in Node.
 //
-//     node --expose-internals main.js                    a kernel; the guest speaks over descriptor 3
-//     node --expose-internals main.js LANGUAGE CODE      one piece of code, and out
+//     node --expose-internals main.js                    a kernel; descriptor 3 is the control socket
+//     node --expose-internals main.js LANGUAGE CODE      runs code once and exits
 
 const { Channel } = require('./wire');
 const { writeAtOnce } = require('./output');
 const { Interpreter, Exit, Interrupted, currentCell, describe, report } = require('./interpreter');
 const state = require('./state');
 
-// The user may replace them, and what is told of later cells is to stay the same.
+// Saved, as the user may replace them.
 const { setImmediate, Promise } = globalThis;
 const { stringify } = JSON;
 const encoded = ((from) => (value) => from(stringify(value)))(Buffer.from);
@@ -25,17 +25,17 @@ class Kernel {
     writeAtOnce(process.stdout, 1);
     writeAtOnce(process.stderr, 2);
     this._count = 0;
-    // The cell that runs: how to give up waiting for it, and who waits for lines of input.
+    // The running cell: how to stop waiting for it, and its pending requests for input.
     this._running = null;
-    // One that was interrupted before it began.
+    // A cell that was interrupted before it began.
     this._interrupted = null;
-    this._channel = new Channel(CONTROL, (head, body) => this._hear(head, body), () => process.reallyExit(0));
+    this._channel = new Channel(CONTROL, (head, body) => this._onFrame(head, body), () => process.reallyExit(0));
     globalThis.input = (prompt = '') => this._input(String(prompt));
     this._interpreter.expectGlobals();
-    // The guest says in words which cell it means (`interrupt`). The signal alone stops what computes, see `run`; from
-    // a timer that an earlier cell left behind it must not end a later one.
+    // The message `interrupt` names its cell. The signal only stops running code, see `run`: if that is a timer of an
+    // earlier cell, it must not end a later cell.
     process.on('SIGINT', () => {});
-    // Whoever fails behind everybody's back is told of and forgiven: the others go on.
+    // Errors outside of the running cell are reported, and the kernel goes on.
     process.on('uncaughtException', (error) => this._failedAside('Uncaught', error));
     process.on('unhandledRejection', (error) => this._failedAside('Unhandled rejection', error));
   }
@@ -50,7 +50,7 @@ class Kernel {
     });
   }
 
-  _hear(head, body) {
+  _onFrame(head, body) {
     switch (head.op) {
       case 'exec':
         this._exec(head, body);
@@ -76,7 +76,7 @@ class Kernel {
   _exec(head, body) {
     this._count += 1;
     Object.assign(process.env, head.env);
-    // A signal that was meant for the last cell may be on its way, and comes before the second of these.
+    // A signal for the last cell may be pending; it is handled before the second of these.
     setImmediate(() => setImmediate(() => this._finish(head, this._begin(head, body.toString('utf8')))));
   }
 
@@ -94,7 +94,7 @@ class Kernel {
         giveUp(error);
         return;
       }
-      // Whichever is first counts; the other may come when nobody waits any more.
+      // The first one counts; the other is ignored.
       settle(cell, end, giveUp);
     });
   }
@@ -126,10 +126,10 @@ class Kernel {
     });
   }
 
-  /** A line from whoever watches; null at the end, or if nobody does. */
+  /** A line of input from the client; null at the end, or if the execution takes no input. */
   async _input(prompt) {
     const running = this._running;
-    // What an earlier cell left behind gets no line that is meant for this one.
+    // Code of an earlier cell gets no input of this one.
     if (!running?.takesInput || currentCell() !== running.cell) return null;
     const line = await new Promise((resolve) => {
       running.lines.push(resolve);
@@ -140,7 +140,7 @@ class Kernel {
 
   _failedAside(what, error) {
     if (error instanceof Exit || error instanceof Interrupted) {
-      // Of a cell that is over it means nothing.
+      // After the end of its cell it has no effect.
       const running = this._running;
       if (running && Exit.isOf(error, running.cell)) running.giveUp(error);
       return;
@@ -170,7 +170,7 @@ async function runOnce(language, code) {
 }
 
 const [language, code] = process.argv.slice(2);
-// What is ours is nobody else's business.
+// Hides our own modules from user code.
 process.argv.splice(1);
 if (code === undefined) {
   try {

@@ -1,11 +1,11 @@
 'use strict';
-// Output is written at once, by plain system calls. Node's own streams would remember what is on its way, and an
-// interrupt in the middle of that leaves them waiting for ever.
+// Writes output synchronously, with system calls. Node's own streams have a queue, and an interrupt during a write would
+// block them for ever.
 
 // The user may replace it.
 const { writeSync } = require('fs');
 
-/** Writes all of it, whoever has left the descriptor non-blocking. */
+/** Writes all of it, even if the descriptor is non-blocking. */
 function writeAll(fd, bytes) {
   let rest = bytes;
   while (rest.length > 0) {
@@ -13,7 +13,7 @@ function writeAll(fd, bytes) {
       rest = rest.subarray(writeSync(fd, rest));
     } catch (error) {
       if (error.code !== 'EAGAIN') throw error;
-      // The guest is behind; a moment later it is not.
+      // The pipe is full; try again.
       Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 1);
     }
   }

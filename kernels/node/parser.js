@@ -1,6 +1,6 @@
 'use strict';
-// A parser of JavaScript: the one that Node carries for its own prompt. It is not for everybody's use, which is why
-// the kernel is started with --expose-internals; should it be elsewhere one day, an installed one does.
+// The JavaScript parser that Node contains for its REPL. It is internal, so the kernel is started with --expose-internals. If
+// it is not available, an installed package is used.
 
 function found() {
   const places = [
@@ -11,7 +11,7 @@ function found() {
     try {
       return { acorn: require(acorn), walk: require(walk) };
     } catch {
-      // The next one, then.
+      // Try the next one.
     }
   }
   throw new Error(`Node ${process.version} has no parser that this kernel knows; install acorn and acorn-walk`);

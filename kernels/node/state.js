@@ -1,6 +1,5 @@
 'use strict';
-// What the variables are, told without running anything of the user's: no getters, no proxies' traps, no inspectors of
-// their own.
+// Describes the variables without running user code: no getters, no proxy traps, no custom inspectors.
 
 const util = require('util');
 
@@ -19,7 +18,7 @@ const LOOK = {
   compact: true,
 };
 
-/** Variables by the names in `names`, as the guest wants to hear of them. */
+/** Variables by the names in `names`, in the format of the guest. */
 function snapshot(names) {
   const sorted = [...names].sort();
   const variables = [];
@@ -71,7 +70,7 @@ function cwd() {
   try {
     return process.cwd();
   } catch {
-    // Somebody has removed it.
+    // User code has removed it.
     return '';
   }
 }

@@ -1,6 +1,6 @@
 'use strict';
-// TypeScript without its types, by whatever can do that here: Node itself (22.13 and later), or one of these packages
-// where it is installed. Nothing is checked; that is for editors. The first two leave every line in its place.
+// Removes types from TypeScript, with Node itself (22.13 and later) or an installed package. Types are not checked. The first
+// two keep line numbers.
 
 const nodeModule = require('module');
 
@@ -21,7 +21,7 @@ function byTypeScript(ts, code) {
   const compilerOptions = {
     target: ts.ScriptTarget.ESNext,
     module: ts.ModuleKind.ESNext,
-    // What a cell imports may be for the next one.
+    // Keep unused imports: the next cell may use them.
     verbatimModuleSyntax: true,
   };
   const { outputText, diagnostics } = ts.transpileModule(code, { compilerOptions, reportDiagnostics: true });
@@ -49,7 +49,7 @@ function strip(code, load) {
     try {
       return way(code);
     } catch (error) {
-      // What leaves lines in place knows no enums and namespaces; another may.
+      // Tools that keep lines do not support enums and namespaces; try the next one.
       failure ||= new SyntaxError(`${error.message} (says ${name})`);
     }
   }

@@ -3,14 +3,13 @@
 //
 //     u32 LE head length | u32 LE body length | head: JSON object | body: raw bytes
 //
-// They are read as events, like everything in Node, and written at once: what is said of a cell must be said
-// before the next thing happens.
+// Frames are read as events and written synchronously: a message about a cell must be sent before anything else happens.
 
 const net = require('net');
 
 const { writeAll } = require('./output');
 
-// The guest never sends more; a bigger number means that the two sides no longer agree where a frame starts.
+// The guest never sends more: a larger length means that the two sides disagree where a frame starts.
 const MAX_HEAD_BYTES = 1 << 20;
 const MAX_BODY_BYTES = 256 << 20;
 
@@ -21,14 +20,14 @@ const { parse, stringify } = JSON;
 const { alloc, concat, from } = Buffer;
 
 class Channel {
-  /** Calls `hear(head, body)` for every frame, and `gone()` when the guest has gone away. */
-  constructor(fd, hear, gone) {
+  /** Calls `onFrame(head, body)` for every frame, and `gone()` when the guest has closed the connection. */
+  constructor(fd, onFrame, gone) {
     this._fd = fd;
     this._chunks = [];
     this._length = 0;
-    // Bytes until there is something to look at: a long frame is put together once.
+    // Chunks of an incomplete frame, which are joined once.
     this._wanted = PREFIX;
-    this._hear = hear;
+    this._onFrame = onFrame;
     const socket = new net.Socket({ fd, readable: true, writable: false });
     socket.on('data', (chunk) => this._push(chunk));
     socket.on('end', gone);
@@ -62,7 +61,7 @@ class Channel {
       this._chunks = end === waiting.length ? [] : [waiting.subarray(end)];
       this._length -= end;
       this._wanted = PREFIX;
-      this._hear(head, body);
+      this._onFrame(head, body);
     }
   }
 }

@@ -1,11 +1,11 @@
-"""The entry point of everything Python that runs inside a Belljar sandbox.
+"""The entry point of the Python kernel and its helpers inside a sandbox.
 
     python -I main.py kernel --fd N [--font-cache DIR]    one kernel, started directly by the guest
-    python -I main.py preloaded --fd N                    an interpreter whose memory kernels begin with
+    python -I main.py preloaded --fd N                    an interpreter whose memory kernels start from
     python -I main.py zygote --fd N                       in a container: one that forks kernels
 
-The package next to this file is importable only while this file imports it: user code gets a `sys.path`
-without our folder, so a user's `wire.py` or `display.py` can neither shadow nor meet ours.
+The package next to this file is importable only while this file imports it: the `sys.path` of user code does not
+contain our folder, so a user's `wire.py` or `display.py` cannot conflict with ours.
 """
 
 import os
@@ -15,7 +15,7 @@ USAGE = "usage: main.py kernel --fd N [--font-cache DIR] | main.py preloaded|zyg
 
 
 def main(argv: "list[str]") -> None:
-    # argparse would cost a tenth of the whole start-up time; two flags do not need it.
+    # argparse would take a tenth of the start-up time; two flags do not need it.
     command, flags = argv[0] if argv else "", argv[1:]
     options = dict(zip(flags[::2], flags[1::2]))
     if command not in ("kernel", "preloaded", "zygote") or len(flags) % 2 or not options.get("--fd", "").isdigit():

@@ -1,10 +1,10 @@
-# R that remembers: the worked example of docs/languages.md.
+# The R kernel: the example in docs/languages.md.
 #
 # Frames over descriptor 3: u32 LE head length | u32 LE body length | head: JSON | body: bytes. Base R has no JSON and
-# needs none: heads are flat, and what we send is put together by hand.
+# needs none: heads are flat, and messages are composed as text.
 
 local({
-  # R opens files and pipes, but no descriptor that it was born with; `cat` does, and is not to be interrupted.
+  # R can open files and pipes, but not an inherited descriptor; `cat` can. It must not be interrupted.
   control_in <- pipe("trap '' INT; exec cat <&3", "rb")
   control_out <- pipe("trap '' INT; exec cat >&3", "wb")
   count <- 0L
@@ -91,7 +91,7 @@ local({
     R.version$major, R.version$minor, Sys.getpid()
   ))
   repeat {
-    # An interrupt that comes too late, between two cells, is nobody's.
+    # An interrupt between two cells is too late and ignored.
     frame <- tryCatch(receive(), interrupt = function(condition) NULL)
     if (is.null(frame)) next
     switch(field(frame$head, "op"),

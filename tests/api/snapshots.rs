@@ -15,7 +15,7 @@ use belljar_testkit::values::{names, text};
 
 /// Instead of doing what the host asks for, keeps all that came with it and answers something.
 const KEEP_AND_ANSWER: &str = r#"
-import os, json, socket, belljar_kernel.frozen as frozen
+import os, json, socket, belljar_kernel.snapshot as frozen
 kept, answer, keep_pipes = [], b"", True
 def talk(line, kernel):
     with line:
@@ -113,7 +113,7 @@ async fn layers_that_a_kernel_does_not_let_go_of_count_for_its_tenant() {
     // It does as it is told, and keeps what it was given.
     session
         .python(
-            "import os, belljar_kernel.frozen as frozen\nkept, really = [], frozen._freeze\n\
+            "import os, belljar_kernel.snapshot as frozen\nkept, really = [], frozen._freeze\n\
              def freeze(request, fds, kernel, line):\n    kept.append(os.dup(fds[1]))\n    \
              return really(request, fds, kernel, line)\nfrozen._freeze = freeze",
         )
@@ -214,7 +214,7 @@ async fn a_kernel_names_only_layers_that_it_was_given() {
     let session = server.session().await;
     session
         .python(
-            "import belljar_kernel.frozen as frozen\nx, really = 5, frozen._write\n\
+            "import belljar_kernel.snapshot as frozen\nx, really = 5, frozen._write\n\
              def write(*args):\n    done = really(*args)\n    \
              if done: done['layers'] = claimed(done['layers'])\n    return done\n\
              frozen._write = write\nclaimed = lambda layers: layers * 3000",

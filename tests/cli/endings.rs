@@ -76,7 +76,7 @@ fn input_says_that_nobody_will_answer() {
       File "<cell 1>", line 1, in <module>
         name = input('Your name? ')
                ^^^^^^^^^^^^^^^^^^^^
-    EOFError: input() is not available here: nobody can answer a prompt; pass the value in the code instead
+    EOFError: input() is not available here: this execution takes no input; pass the value in the code instead
     "#);
 }
 

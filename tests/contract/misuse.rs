@@ -54,7 +54,7 @@ pub(crate) async fn a_kernel_that_lies_about_itself_deceives_nobody_else(on: Bac
     let mut session = server.session().await;
     for (lie, told) in LIES {
         let replace = format!(
-            "import json, os, socket, belljar_kernel.frozen as frozen\n\
+            "import json, os, socket, belljar_kernel.snapshot as frozen\n\
              def talk(line, kernel):\n    {told}\n    line.close()\n\
              frozen.talk = talk"
         );

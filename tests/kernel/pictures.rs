@@ -339,7 +339,7 @@ async fn a_request_of_another_layout_is_refused() {
     let lab = Lab::warm().await;
     let mut album = Album::new();
     let session = lab.session().await;
-    session.printed("import belljar_kernel.frozen as frozen; x = 1").await;
+    session.printed("import belljar_kernel.snapshot as frozen; x = 1").await;
     let good = album.take(&session, None).await;
     for (wrong, undo) in [
         ("frozen._REQUEST_VERSION += 1", "frozen._REQUEST_VERSION -= 1"),

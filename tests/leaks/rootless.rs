@@ -178,7 +178,7 @@ os.execv(sys.argv[1], sys.argv[1:])
 
 /// Tries to change every file that comes to be written down with, or to be made of.
 const PLANT: &str = "
-import os, stat, belljar_kernel.frozen as frozen
+import os, stat, belljar_kernel.snapshot as frozen
 tried, planted, really = 0, 0, frozen._freeze
 def freeze(request, fds, kernel, line):
     global tried, planted

@@ -49,8 +49,8 @@ pub(crate) fn liars_on_the_freeze_line() -> Result<(), Failed> {
         let code = format!(
             "import json, os, socket, sys\n\
              def talk(line, kernel):\n    {answer}\n\
-             frozen = sys.modules.get('belljar_kernel.frozen')\n\
-             if frozen is None:\n    import belljar_kernel.frozen as frozen\n\
+             frozen = sys.modules.get('belljar_kernel.snapshot')\n\
+             if frozen is None:\n    import belljar_kernel.snapshot as frozen\n\
              frozen.talk = talk\n\
              print('lying')"
         );

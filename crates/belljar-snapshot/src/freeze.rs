@@ -14,7 +14,7 @@ use crate::{REQUEST_VERSION, stream};
 
 /// The request to save this process, and the result.
 ///
-/// `belljar_kernel/frozen.py` has the same structure. If size or version differ, nothing is read or written.
+/// `belljar_kernel/snapshot.py` has the same structure. If size or version differ, nothing is read or written.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Freeze {

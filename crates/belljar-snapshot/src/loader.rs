@@ -17,7 +17,7 @@ use crate::thaw::{Thaw, belljar_thaw};
 const CONTROL: u64 = 3;
 const SNAPSHOT_SOCKET: u64 = 4;
 
-/// The numbers at which the restored kernel expects them; see `belljar_kernel/frozen.py`.
+/// The numbers at which the restored kernel expects them; see `belljar_kernel/snapshot.py`.
 const CONTROL_AT: u64 = 950;
 const SNAPSHOT_SOCKET_AT: u64 = 951;
 

@@ -1,17 +1,17 @@
 """Belljar's browser service: Chromium, driven over its debugging pipe from inside the sandbox.
 
-    service     the loop: actions from the guest, events from Chromium, the time to stop
-    actions     what can be asked, and what is answered
-    browser     Chromium's life: started on first use, stopped when idle, found again or lost; its tabs
+    service     the loop: actions from the guest, events from Chromium, idle shutdown
+    actions     the actions and their results
+    browser     the life cycle of Chromium: start, idle stop, restore, crash; its tabs
     tab         one tab: navigation, waiting, elements, input
-    downloads   files that pages hand out, and those that are asked for by address
-    snapshot    the accessibility tree as text, with a name for everything that can be used
-    keys        what keyboards send
-    task        a task in natural language: a process of its own, with browser-use
+    downloads   downloads that pages start, and downloads by address
+    snapshot    the accessibility tree as text, with a `ref` for every usable element
+    keys        keyboard events
+    task        tasks in natural language, in a separate process with browser-use
     pipe        messages to and from Chromium
-    process     the program: where it is, how it is started, how it ends
-    errors      what can go wrong, each with a code of its own
+    process     the program: its path, its start, its end
+    errors      the errors, each with a code
 
-Nothing here is believed by the host: what comes out is JSON of bounded size. Only the standard library is used, so that
-any Python of any image will do.
+The host does not trust this process: its output is JSON of limited size. It uses only the standard library, so that it
+works with the Python of any image.
 """

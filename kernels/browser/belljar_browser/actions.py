@@ -1,5 +1,5 @@
-"""What can be asked of the browser. Each action is a function of this module whose arguments are the fields of the
-request; what it returns is the answer's `result`."""
+"""The actions of the browser. Each action is a function of this module: its arguments are the fields of the request,
+and its return value is the `result` of the response."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ HOME = "/session"
 _WHICH_ELEMENT = "select the element by one of `ref`, `selector` and `text`"
 
 DEFAULT_TIMEOUT = 30.0
-# How long an element is waited for unless told: long enough for a page that is busy, short for one that is wrong.
+# Seconds to wait for an element by default: enough for a busy page, not too long for a wrong selector.
 ELEMENT_PATIENCE = 3.0
 
-# How soon it shows why a page did not come.
+# Seconds in which a download or the end of the tab explains why there is no page.
 ABORTED_PATIENCE = 1.0
 
-# What one answer may have: text, and values of expressions.
+# Limits of one response: text, and values of expressions.
 DEFAULT_CHARS = 100_000
 MAX_CHARS = 1_000_000
-# Chromium paints no more in one picture.
+# Chromium's limit for one screenshot.
 MAX_SIDE = 16384
 MAX_PIXELS = 64_000_000
 
 
 class Request:
-    """One action: what is asked, by when, and what happened on the way."""
+    """One action: its fields, its deadline, and its tab."""
 
     def __init__(self, fields: dict[str, Any]) -> None:
         self.fields = fields
@@ -56,7 +56,7 @@ class Request:
 
 
 def perform(browser: Browser, request: Request) -> dict[str, Any]:
-    """The answer to an action."""
+    """The response to an action."""
     act = ACTIONS.get(request.action)
     if act is None:
         raise Invalid(f"there is no action `{request.action}`; there are: {', '.join(sorted(ACTIONS))}")
@@ -74,7 +74,7 @@ def perform(browser: Browser, request: Request) -> dict[str, Any]:
 
 
 def _where(browser: Browser, deadline: float) -> dict[str, Any]:
-    """Where the browser is after an action."""
+    """The state of the browser after an action."""
     if not browser.runs:
         return {"tabs": []}
     soon = max(deadline, time.monotonic() + 1.0)
@@ -95,7 +95,7 @@ def _where(browser: Browser, deadline: float) -> dict[str, Any]:
     return told
 
 
-# Going places.
+# Navigation.
 
 
 def goto(
@@ -106,7 +106,7 @@ def goto(
     try:
         _go(tab, _address(url), until, wait_for, wait_ms, request.deadline)
     except NavigationFailed as error:
-        # What is to be saved and not to be shown leaves the page where it is.
+        # A response that is downloaded leaves the current page as it is.
         if "ERR_ABORTED" not in error.message:
             raise
         if not _is_followed(browser, tab):
@@ -116,7 +116,7 @@ def goto(
 
 
 def _is_followed(browser: Browser, tab: Tab) -> bool:
-    """Whether a page did not come because something else does: a file, or the end of the tab."""
+    """Whether there is no page because of a download, or because the tab was closed."""
     soon = time.monotonic() + ABORTED_PATIENCE
     while time.monotonic() < soon and not browser.downloads.begun():
         tab.check()
@@ -156,7 +156,7 @@ def _go(tab: Tab, url: str, until: str, wait_for: str | None, wait_ms: int, dead
     tab.goto(url, _until(until), deadline)
     if tab.refused:
         raise NavigationFailed(
-            f"{url} cannot be had: {tab.refused}",
+            f"failed to open {url}: {tab.refused}",
             "the session's network policy must allow the host (`network` when it is created; docs/network.md)",
         )
     _linger(tab, wait_for, wait_ms, deadline)
@@ -188,7 +188,7 @@ def _document(tab: Tab) -> dict[str, Any]:
 
 
 def _address(url: str) -> str:
-    """An address as a person would write it."""
+    """The URL for an address as a person writes it."""
     url = url.strip()
     if not url or any(ord(char) < 32 for char in url):
         raise Invalid("url: expected an address")
@@ -210,7 +210,7 @@ def _of_file(path: str) -> str:
     return f"file://{quote(whole)}"
 
 
-# Hands.
+# Input.
 
 
 def _element(tab: Tab, request: Request, ref: str | None, selector: str | None, text: str | None) -> str:
@@ -257,7 +257,7 @@ def type_(
     if element is not None:
         tab.fill(element, value, clear, request.deadline)
     else:
-        # Into whatever has the focus.
+        # Into the element that has the focus.
         tab.call("Input.insertText", {"text": value}, deadline=request.deadline)
     if submit:
         tab.press("Enter", request.deadline)
@@ -285,7 +285,7 @@ def scroll(
         place = "0" if to == "top" else "document.scrollingElement.scrollHeight"
         tab.evaluate(f"scrollTo({{top: {place}, behavior: 'instant'}})", request.deadline)
     else:
-        # A screen, less a little that is seen again.
+        # One screen, with a small overlap.
         down = "innerHeight * 0.9" if y is None else float(y)
         tab.evaluate(f"scrollBy({{left: {float(x)}, top: {down}, behavior: 'instant'}})", request.deadline)
     position: dict[str, Any] = tab.evaluate(
@@ -313,7 +313,7 @@ def upload(
     return {}
 
 
-# Eyes.
+# Reading.
 
 
 def text(
@@ -362,7 +362,7 @@ def status(browser: Browser, request: Request) -> dict[str, Any]:
     return {}
 
 
-# Pictures.
+# Screenshots.
 
 
 def screenshot(
@@ -372,21 +372,21 @@ def screenshot(
     wait_ms: int = 0, name: str | None = None,
 ) -> dict[str, Any]:
     if sum(source is not None for source in (url, file, html)) > 1:
-        raise Invalid("give one of `url`, `file` and `html`, or none of them for the page that is there")
-    path = _picture_path(name)
-    size = _picture_size(width, height, scale)
+        raise Invalid("give one of `url`, `file` and `html`, or none of them for the current page")
+    path = _screenshot_path(name)
+    size = _screenshot_size(width, height, scale)
     deadline = request.deadline
     if url is None and file is None and html is None:
         tab = browser.tab(request.number, deadline)
         _linger(tab, wait_for, wait_ms, deadline)
         return _capture(tab, path, size, full_page, _element_or_none(tab, request, ref, selector, None), deadline)
-    # Whoever looks at something else stays where they are: it has a tab of its own.
+    # Another page has its own tab, so that the current tab does not navigate.
     tab = browser.side_tab(deadline)
     written = None
     try:
         tab.resize(*size)
         if html is not None:
-            # Beside the session's files, so that what it refers to is found.
+            # In the session's directory, so that relative links work.
             written = f"{HOME}/.belljar-page-{os.getpid()}-{time.monotonic_ns()}.html"
             with open(written, "w", encoding="utf-8", errors="replace") as page:
                 page.write(html)
@@ -397,7 +397,7 @@ def screenshot(
         element = _element_or_none(tab, request, None, selector, None)
         told = _capture(tab, path, size, full_page, element, deadline)
         tab.refresh(deadline)
-        # A page without a title is called by its file.
+        # Chromium uses the file name as the title of a page without one.
         title = "" if written is not None and tab.title == os.path.basename(written) else tab.title[:1000]
         return {**told, **_document(tab), "of": {"url": "" if written is not None else tab.url[:4000], "title": title}}
     except OSError as error:
@@ -420,30 +420,30 @@ def _capture(
         params: dict[str, Any] = {"format": "png", "optimizeForSpeed": True}
         if clip is not None:
             params.update(clip={**clip, "scale": 1}, captureBeyondViewport=True)
-        answer = tab.call("Page.captureScreenshot", params, deadline=deadline, what="the picture")
+        answer = tab.call("Page.captureScreenshot", params, deadline=deadline, what="the screenshot")
     except Refused as error:
-        raise BrowserError(f"the picture cannot be taken: {error}") from None
+        raise BrowserError(f"the screenshot failed: {error}") from None
     finally:
         if own_size and tab.is_alive:
             tab.resize(WIDTH, HEIGHT, 1.0)
-    picture = base64.b64decode(answer["data"])
+    png = base64.b64decode(answer["data"])
     os.makedirs(os.path.dirname(path), exist_ok=True)
     try:
         with open(f"{path}.part", "wb") as file:
-            file.write(picture)
+            file.write(png)
         os.replace(f"{path}.part", path)
     except OSError as error:
         if os.path.exists(f"{path}.part"):
             os.unlink(f"{path}.part")
-        raise BrowserError(f"the picture cannot be written to {path}: {error.strerror}") from None
-    across, down = (int.from_bytes(picture[at : at + 4], "big") for at in (16, 20))
+        raise BrowserError(f"the screenshot cannot be written to {path}: {error.strerror}") from None
+    across, down = (int.from_bytes(png[at : at + 4], "big") for at in (16, 20))
     return {"path": path, "width": across, "height": down, **({"cut_off": cut} if cut else {})}
 
 
 def _clip(
     tab: Tab, size: tuple[int, int, float], full_page: bool, element: str | None, deadline: float
 ) -> tuple[dict[str, float] | None, int]:
-    """What of the page is to be seen, and how many pixels of it are too many."""
+    """The part of the page to capture, and how many pixels of it exceed the limit."""
     if element is not None:
         try:
             quads = tab.call("DOM.getBoxModel", {"objectId": element}, deadline=deadline)["model"]["border"]
@@ -466,7 +466,7 @@ def _clip(
     return {**clip, "width": min(clip["width"], MAX_SIDE / scale), "height": min(clip["height"], most)}, cut
 
 
-def _picture_path(name: str | None) -> str:
+def _screenshot_path(name: str | None) -> str:
     if name is None:
         now = time.time()
         name = time.strftime("screenshot-%Y%m%d-%H%M%S", time.gmtime(now)) + f"-{int(now * 1000) % 1000:03}.png"
@@ -475,7 +475,7 @@ def _picture_path(name: str | None) -> str:
     return f"{ARTIFACTS}/{name if name.lower().endswith('.png') else name + '.png'}"
 
 
-def _picture_size(width: int | None, height: int | None, scale: float) -> tuple[int, int, float]:
+def _screenshot_size(width: int | None, height: int | None, scale: float) -> tuple[int, int, float]:
     across, down = width or WIDTH, height or HEIGHT
     if not (1 <= across <= MAX_SIDE and 1 <= down <= MAX_SIDE):
         raise Invalid(f"width, height: expected 1 to {MAX_SIDE}")
@@ -499,10 +499,10 @@ def download(
             raise Invalid("give either `url` or an element to click")
         return downloads.fetch(tab, _joined(tab.url, url), name, request.deadline)
     if name is not None:
-        raise Invalid("name: only a file that is asked for by `url` can be called as you like")
+        raise Invalid("name: only a download by `url` can have a name of your choice")
     element = _element(tab, request, ref, selector, text)
     tab.click(element, "left", 1, request.deadline, request.patience)
-    # One that does not begin soon never will.
+    # A download that does not begin soon will not begin.
     soon = min(request.deadline, time.monotonic() + 5.0)
     while not browser.downloads.begun() and time.monotonic() < soon:
         tab.pipe.settle(0.02)
@@ -512,13 +512,13 @@ def download(
 
 
 def _joined(base: str, url: str) -> str:
-    """An address as it stands in a link of the page is as good as a whole one."""
+    """The absolute URL for an address that may be relative to the page."""
     if "://" not in url and base.startswith(("http://", "https://", "file://")):
         return urljoin(base, url)
     return _address(url)
 
 
-# Ends.
+# Closing.
 
 
 def close(browser: Browser, request: Request) -> dict[str, Any]:
@@ -550,5 +550,5 @@ ACTIONS: dict[str, Callable[..., dict[str, Any]]] = {
     "task": task.perform,
 }
 
-# These are no reason to start a browser.
+# These actions do not start a browser.
 WITHOUT_BROWSER = {"status", "close"}

@@ -1,11 +1,11 @@
-"""Chromium's life in a session.
+"""The life cycle of Chromium in a session.
 
-    (nothing) ── first use ──▶ runs ── idle ──▶ stopped: cookies, tabs' addresses and local storage are kept
+    (nothing) ── first use ──▶ runs ── idle ──▶ stopped: cookies, addresses of tabs and local storage are stored
                                 │  ▲                │
                                 │  └── next use ────┘  "restored": the pages are loaded again
-                                └── crash, out of memory ──▶ lost; the next use starts anew and says so
+                                └── crash, out of memory ──▶ lost; the next use starts a new one and reports it
 
-What is kept between two lives is small, because files in a sandbox are memory.
+Little is stored while Chromium is stopped, because files in a sandbox may be in memory.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from belljar_browser.tab import Tab
 PLACE = "/tmp/.belljar-browser"
 PROFILE = f"{PLACE}/profile"
 STATE = f"{PLACE}/state.json"
-# What of a profile outlives a browser that was stopped.
+# The parts of a profile that are kept while the browser is stopped.
 KEPT = ["Default/Local Storage", "Default/IndexedDB"]
 MAX_KEPT_BYTES = 2 << 20
 
 START_PATIENCE = 30.0
 MAX_TABS = 16
-# A window that was announced and does not come.
+# Seconds to wait for a window that a page has announced.
 POPUP_PATIENCE = 2.0
 
 
@@ -48,10 +48,10 @@ class Browser:
         self._front: Tab | None = None
         self._number = 0
         self.downloads = Downloads()
-        #: Why the last browser is not there any more, if that is news.
+        #: Why the last browser ended, until it is reported.
         self._lost = ""
 
-    # Life.
+    # Life cycle.
 
     @property
     def runs(self) -> bool:
@@ -64,7 +64,7 @@ class Browser:
         return self._process.pipe
 
     def ensure(self) -> tuple[str, str]:
-        """Starts Chromium unless it runs: what became of earlier pages, and a sentence about it."""
+        """Starts Chromium unless it runs. Returns what happened to earlier pages, and a sentence about it."""
         if self._process is not None and self._process.has_ended:
             self.note_death()
         if self._process is not None:
@@ -72,13 +72,13 @@ class Browser:
         lost, self._lost = self._lost, ""
         remembered = _read_state()
         if not lost and remembered.get("running"):
-            lost = "it ended together with what drives it"
+            lost = "it ended together with its driver"
         if lost:
             _forget_profile()
             remembered = {}
         self._start()
         if lost:
-            return "lost", f"the browser was started anew: {lost}; tabs, logins and form contents are gone"
+            return "lost", f"the browser was started again: {lost}; tabs, logins and form contents are gone"
         if not remembered:
             return "started", ""
         self._restore(remembered)
@@ -88,7 +88,7 @@ class Browser:
         os.makedirs(PROFILE, mode=0o700, exist_ok=True)
         for name in ("SingletonLock", "SingletonSocket", "SingletonCookie", "DevToolsActivePort"):
             _remove(f"{PROFILE}/{name}")
-        begun = Process(PROFILE, task.is_possible(), self._interrupts, self._hear)
+        begun = Process(PROFILE, task.is_possible(), self._interrupts, self._on_event)
         self._process = begun
         deadline = time.monotonic() + START_PATIENCE
         try:
@@ -119,7 +119,7 @@ class Browser:
             if cookies := remembered.get("cookies"):
                 self.pipe.call("Storage.setCookies", {"cookies": cookies}, deadline=deadline)
         except Refused:
-            # One that Chromium no longer likes spoils all of them, and is no reason to fail.
+            # Chromium refuses all cookies if one is not valid; that is no reason to fail.
             pass
         tabs = [url for url in remembered.get("tabs", []) if isinstance(url, str)][:MAX_TABS]
         for url in tabs:
@@ -132,7 +132,7 @@ class Browser:
                 self._current.wait_until("load", deadline)
 
     def stop(self) -> None:
-        """Stops Chromium and keeps what is worth keeping."""
+        """Stops Chromium and stores cookies, addresses and local storage."""
         if self._process is None:
             return
         state: dict[str, Any] = {"running": False}
@@ -152,7 +152,7 @@ class Browser:
         _write_state(state)
 
     def forget(self) -> None:
-        """Ends Chromium for good: the next one knows nothing."""
+        """Ends Chromium and removes everything that was stored."""
         if self._process is not None:
             self._process.end()
             self._forget_process()
@@ -170,7 +170,7 @@ class Browser:
         return kept
 
     def note_death(self, why: str = "") -> str:
-        """Chromium is gone: what is known of how, for whoever is told now. The next call is told that state is lost."""
+        """Called when Chromium has ended: returns how, for this call. The next call reports that its state is lost."""
         how = "it ended"
         if self._process is not None:
             self._process.wait(0.5)
@@ -189,9 +189,9 @@ class Browser:
         self._number = 0
         self.downloads.abandon()
 
-    def hear(self) -> None:
-        """Acts on what Chromium says while nobody asks for anything."""
-        self.pipe.hear()
+    def handle_events(self) -> None:
+        """Handles events of Chromium between two actions."""
+        self.pipe.read_available()
 
     # Tabs.
 
@@ -199,7 +199,7 @@ class Browser:
         return [tab for tab in self._tabs.values() if not tab.is_closed and tab is not self._side]
 
     def current(self, deadline: float) -> Tab:
-        """The tab that actions are about; there is one from now on."""
+        """The current tab. Opens one if there is none."""
         if self._current is None or self._current.is_closed:
             left = self.tabs()
             self._current = left[-1] if left else self.open_tab(deadline)
@@ -229,7 +229,7 @@ class Browser:
 
     def _ready(self, tab: Tab, deadline: float) -> Tab:
         self.pipe.until(lambda: tab.is_ready or not tab.is_alive, deadline, "the tab")
-        # Behind another it would not paint.
+        # A tab behind another one does not paint.
         if self._front is not tab and tab.is_alive:
             self.pipe.post("Target.activateTarget", {"targetId": tab.target})
             self._front = tab
@@ -243,32 +243,32 @@ class Browser:
             self._current = left[-1] if left else None
 
     def side_tab(self, deadline: float) -> Tab:
-        """A tab for what is looked at once and not gone to. It is in no list, and kept: tabs take time to make."""
+        """A tab for screenshots of other pages. It is not listed, and reused, because creating tabs is slow."""
         if self._side is None or not self._side.is_alive:
             before = self.current_or_none
             self._side = self.open_tab(deadline)
             self._current = before
             if self._side.number == self._number:
-                # It is nobody's, and has no number.
+                # It has no number.
                 self._number -= 1
         else:
             self._side.post("Page.setWebLifecycleState", {"state": "active"})
         return self._ready(self._side, deadline)
 
     def freeze_side_tab(self) -> None:
-        """Nothing goes on in it when nobody looks. Emptying it would take longer, and make the next look slower."""
+        """Pauses the page in this tab. Loading an empty page would take longer, and make the next use slower."""
         if self._side is not None and self._side.is_alive and self.runs:
             self._side.post("Page.setWebLifecycleState", {"state": "frozen"})
 
     def follow_popup(self, opener: Tab, deadline: float) -> Tab | None:
-        """The tab that `opener` has just opened, which is the one to look at now."""
+        """The tab that `opener` has just opened, which becomes the current one."""
         if opener.opens_window:
             opener.opens_window = False
             soon = min(deadline, time.monotonic() + POPUP_PATIENCE)
             try:
                 self.pipe.until(lambda: any(self._is_new(tab, opener) for tab in self.tabs()), soon, "the new window")
             except PageTimeout:
-                # One that hands out a file is gone before it is there.
+                # A tab that only starts a download closes at once.
                 return None
         for tab in reversed(self.tabs()):
             if self._is_new(tab, opener):
@@ -281,13 +281,13 @@ class Browser:
     def _is_new(tab: Tab, opener: Tab) -> bool:
         return tab.opener == opener.target and not tab.was_followed
 
-    # What Chromium says.
+    # Events of Chromium.
 
-    def _hear(self, method: str, params: dict[str, Any], session: str | None) -> None:
+    def _on_event(self, method: str, params: dict[str, Any], session: str | None) -> None:
         if session is not None:
             tab = self._by_session.get(session)
             if tab is not None:
-                tab.hear(method, params)
+                tab.on_event(method, params)
         elif method == "Target.attachedToTarget":
             self._attached(params)
         elif method == "Target.detachedFromTarget":
@@ -303,14 +303,14 @@ class Browser:
             if tab := self._tabs.get(params.get("targetId", "")):
                 tab.is_crashed = True
         elif method.startswith("Browser.download"):
-            self.downloads.hear(method, params)
+            self.downloads.on_event(method, params)
 
     def _attached(self, params: dict[str, Any]) -> None:
         info = params["targetInfo"]
         if info["type"] != "page" or info["targetId"] in self._tabs:
             return
         if len(self._tabs) >= MAX_TABS:
-            # A page that opens windows without end.
+            # A page that opens too many windows.
             self.pipe.post("Target.closeTarget", {"targetId": info["targetId"]})
             return
         self._number += 1
@@ -336,7 +336,7 @@ def _write_state(state: dict[str, Any]) -> None:
             json.dump(state, file)
         os.replace(f"{STATE}.new", STATE)
     except OSError:
-        # No room: the next browser starts with nothing, which is what it would say.
+        # No space: the next browser starts without a stored state, and reports that.
         _remove(STATE)
 
 
@@ -350,7 +350,7 @@ def _forget_profile() -> None:
 
 
 def _shrink_profile() -> None:
-    """Leaves of a profile what pages have stored, unless that is much."""
+    """Removes a profile except the data that pages have stored, unless that is too large."""
     kept = f"{PLACE}/kept"
     shutil.rmtree(kept, ignore_errors=True)
     for name in KEPT:

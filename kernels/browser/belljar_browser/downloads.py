@@ -1,4 +1,4 @@
-"""Files that pages hand out. They arrive under a name of Chromium's own and get theirs when they are complete."""
+"""Downloads. A file has a name of Chromium until it is complete, and then gets its own."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PIECE = 1 << 20
 
 class Downloads:
     def __init__(self) -> None:
-        # By Chromium's name: where it comes from, what it is to be called, how far it is.
+        # By Chromium's name: the address, the file name, and the progress.
         self._known: dict[str, dict[str, Any]] = {}
 
     def allow(self, pipe: Pipe) -> None:
@@ -33,7 +33,7 @@ class Downloads:
     def abandon(self) -> None:
         self._known.clear()
 
-    def hear(self, method: str, params: dict[str, Any]) -> None:
+    def on_event(self, method: str, params: dict[str, Any]) -> None:
         if method == "Browser.downloadWillBegin":
             if len(self._known) >= MAX_KNOWN:
                 self._known.pop(next(iter(self._known)))
@@ -52,18 +52,18 @@ class Downloads:
                 _remove(f"{_ARRIVING}/{params['guid']}")
 
     def begun(self) -> list[dict[str, Any]]:
-        """Those that nobody was told of."""
+        """Downloads that were not reported yet."""
         return [known for known in self._known.values() if not known["told"]]
 
     def take(self) -> list[dict[str, Any]]:
-        """Those that nobody was told of and that are complete."""
+        """Complete downloads that were not reported yet."""
         complete = [known for known in self.begun() if known["state"] != "inProgress"]
         for known in complete:
             known["told"] = True
         return [_told(known) for known in complete if known.get("path")]
 
     def wait(self, pipe: Pipe, deadline: float) -> dict[str, Any]:
-        """The next file that arrives, if one is on its way by the deadline."""
+        """The next complete download, if one has begun by the deadline."""
         def ended() -> dict[str, Any] | None:
             return next((known for known in self.begun() if known["state"] != "inProgress"), None)
 
@@ -75,13 +75,13 @@ class Downloads:
             raise DownloadFailed("no download has begun", "if the page shows it, `download` its `url`") from None
         known["told"] = True
         if not known.get("path"):
-            what = f"the download of {known['url'][:500]} was broken off"
-            raise DownloadFailed(what, "is there room in the session?")
+            what = f"the download of {known['url'][:500]} failed"
+            raise DownloadFailed(what, "check that the session has enough space")
         return _told(known)
 
 
 def fetch(tab: Any, url: str, name: str | None, deadline: float) -> dict[str, Any]:
-    """A file by its address, with the session's cookies, whether a browser would show it or not."""
+    """Downloads a file by its address, with the session's cookies, even if a browser would show it."""
     what = {"frameId": tab.target, "url": url, "options": {"disableCache": True, "includeCredentials": True}}
     try:
         answer = tab.call("Network.loadNetworkResource", what, deadline=deadline, what=url)["resource"]
@@ -90,7 +90,7 @@ def fetch(tab: Any, url: str, name: str | None, deadline: float) -> dict[str, An
     status = answer.get("httpStatusCode")
     handle = answer.get("stream")
     if not answer.get("success") or handle is None:
-        said = f"HTTP status {round(status)}" if status else answer.get("netErrorName", "it cannot be had")
+        said = f"HTTP status {round(status)}" if status else answer.get("netErrorName", "it could not be loaded")
         raise DownloadFailed(f"{url}: {said}")
     headers = {key.lower(): value for key, value in answer.get("headers", {}).items()}
     os.makedirs(_ARRIVING, exist_ok=True)
@@ -119,14 +119,14 @@ def fetch(tab: Any, url: str, name: str | None, deadline: float) -> dict[str, An
 
 
 def _arrived(params: dict[str, Any], name: str) -> str:
-    """Where a file is that has come; nowhere, if it cannot be put anywhere."""
+    """The path of a complete download; None if it could not be moved there."""
     own = f"{_ARRIVING}/{params['guid']}"
     try:
         if os.path.exists(own):
             return _settle(own, name)
     except OSError:
         return ""
-    # Somebody else has said where it is to go: browser-use, while it does a task.
+    # browser-use has set another directory while it does a task.
     there = params.get("filePath") or f"{DIRECTORY}/{os.path.basename(name)}"
     return there if os.path.isfile(there) else ""
 
@@ -145,14 +145,14 @@ def _name(url: str, headers: dict[str, str]) -> str:
 
 
 def _settle(arrived: str, name: str) -> str:
-    """Gives a file a name of its own below the directory of downloads."""
+    """Moves a file to a new name in the directory of downloads."""
     plain = re.sub(r"[\x00-\x1f\x7f/\\]", "_", name).strip().lstrip(".")[:MAX_NAME] or "download"
     stem, dot, ending = plain.partition(".")
     number = 0
     while True:
         path = f"{DIRECTORY}/{plain}" if number == 0 else f"{DIRECTORY}/{stem} ({number}){dot}{ending}"
         try:
-            # Never over a file that is there.
+            # `link` never replaces an existing file.
             os.link(arrived, path)
             os.unlink(arrived)
             return path

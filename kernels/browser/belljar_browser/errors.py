@@ -1,4 +1,4 @@
-"""What can go wrong. `code` is for programs and part of the API; the rest is for people."""
+"""The errors of actions. `code` is for programs and part of the API; the rest is for people."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class BrowserError(Exception):
 
 
 class Invalid(BrowserError):
-    """What was asked for makes no sense."""
+    """The request is not valid."""
 
     code = "invalid"
 
@@ -41,13 +41,13 @@ class NoTab(BrowserError):
 
 
 class PageTimeout(BrowserError):
-    """A page did not do in time what was waited for."""
+    """A page was not ready in time."""
 
     code = "page_timeout"
 
 
 class NavigationFailed(BrowserError):
-    """A page could not be had; the message has Chromium's own name for it (`net::ERR_...`)."""
+    """A page could not be loaded; the message has Chromium's error (`net::ERR_...`)."""
 
     code = "navigation_failed"
 
@@ -57,13 +57,13 @@ class NoElement(BrowserError):
 
 
 class StaleRef(BrowserError):
-    """A name of a snapshot whose page is no longer there."""
+    """A `ref` from a snapshot of another page."""
 
     code = "stale_ref"
 
 
 class NotUsable(BrowserError):
-    """The element is there, and cannot be used: hidden, covered, disabled."""
+    """The element exists but cannot be used: hidden, covered, disabled."""
 
     code = "element_not_usable"
 
@@ -91,8 +91,8 @@ class NoBrowserUse(BrowserError):
 
 
 class Interrupted(Exception):
-    """Somebody asked us to stop."""
+    """The action was interrupted."""
 
 
 class Refused(Exception):
-    """Chromium did not do what it was told, in its own words; whoever asked knows what that means."""
+    """Chromium returned an error; the caller interprets it."""

@@ -1,4 +1,4 @@
-"""What keyboards send, for keys and chords such as `Enter`, `a` or `Control+Shift+K`."""
+"""Keyboard events for keys and combinations such as `Enter`, `a` or `Control+Shift+K`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from belljar_browser.errors import Invalid
 
 MODIFIERS = {"alt": 1, "control": 2, "ctrl": 2, "meta": 4, "command": 4, "shift": 8}
 
-# Name to code of the key (as Windows numbers them) and the text that it writes.
+# By name: the code of the key (as on Windows) and the text that it types.
 NAMED: dict[str, tuple[int, str]] = {
     "Enter": (13, "\r"),
     "Tab": (9, ""),
@@ -38,12 +38,12 @@ ALIASES = {
     "space": " ",
 }
 
-# What an editor does with Control and a letter; Chromium does not do it by itself when a program types.
+# Editing commands for Control and a letter, which Chromium does not perform for synthetic events.
 COMMANDS = {"a": "selectAll", "c": "copy", "v": "paste", "x": "cut", "z": "undo", "y": "redo"}
 
 
 def events(chord: str) -> list[dict[str, Any]]:
-    """What to send for a chord: the key down, and up again."""
+    """The events for a combination: key down, and key up."""
     # `+` itself is a key.
     is_plain = len(chord) > 1 and not chord.endswith("+")
     *held, name = chord.split("+") if is_plain else [*chord[:-1].split("+"), chord[-1:]]

@@ -1,7 +1,7 @@
 """Messages to and from Chromium: JSON, each ended by a NUL, over two pipes.
 
-One thread, one loop: whoever waits for an answer pumps, and what happens meanwhile is told to `on_event`, which
-must not wait for anything itself.
+There is one thread and one loop: code that waits for a reply calls `pump`, and events that arrive meanwhile are passed
+to `on_event`, which must not wait.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from typing import Any
 
 from belljar_browser.errors import BrowserCrashed, BrowserError, Interrupted, PageTimeout, Refused
 
-# Chromium's own bound; more means that we no longer agree where a message ends.
+# Chromium's own limit: a larger message means that the two sides disagree where it ends.
 MAX_MESSAGE = 256 << 20
-# What is kept of what Chromium says on standard error.
+# How much of Chromium's standard error is kept.
 MAX_COMPLAINTS = 4096
 _READ = 1 << 18
 
 
 class Interrupts:
-    """SIGINT, as something to wait for: it may come at any time and must never cut a message in two."""
+    """SIGINT as a descriptor to wait for, so that it never interrupts a message."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -41,7 +41,7 @@ class Interrupts:
             os.read(self.fd, 4096)
 
     def forget(self) -> None:
-        """What was meant for the last action is not meant for the next."""
+        """Drops an interrupt for the last action, which is not for the next one."""
         self.drain()
         self.asked = False
 
@@ -81,7 +81,7 @@ class Pipe:
         session: str | None = None,
         then: Callable[[], None] | None = None,
     ) -> int:
-        """Says something without waiting for the answer; `then` is called when it comes."""
+        """Sends a message without waiting for the reply; `then` is called with it."""
         self._number += 1
         if then is not None:
             self._thens[self._number] = then
@@ -102,7 +102,7 @@ class Pipe:
         check: Callable[[], None] = lambda: None,
         what: str = "",
     ) -> dict[str, Any]:
-        """Says something and waits for the answer. `check` raises if there is no use in waiting any longer."""
+        """Sends a message and waits for the reply. `check` raises if waiting is pointless."""
         number = self.post(method, params, session)
         self._awaited[number] = None
         try:
@@ -119,14 +119,14 @@ class Pipe:
     def until(
         self, condition: Callable[[], Any], deadline: float, what: str, check: Callable[[], None] = lambda: None
     ) -> Any:
-        """Waits for something that events bring about."""
+        """Waits for a condition that events change."""
         while not (value := condition()):
             check()
             self.pump(deadline, what)
         return value
 
     def settle(self, seconds: float) -> None:
-        """Hears what there is to hear for a while."""
+        """Handles events for a while."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             try:
@@ -135,7 +135,7 @@ class Pipe:
                 return
 
     def pump(self, deadline: float, what: str) -> None:
-        """Waits until Chromium says something, and acts on it."""
+        """Waits for messages of Chromium, and handles them."""
         left = deadline - time.monotonic()
         if left <= 0:
             raise PageTimeout(f"timed out waiting for {what}")
@@ -158,14 +158,14 @@ class Pipe:
         if self.errors in ready:
             self._hear_complaints()
         if self.reader in ready:
-            self.hear()
+            self.read_available()
 
     def fds(self) -> list[int]:
-        """What to wait for while nobody asks for anything."""
+        """The descriptors to wait for between two actions."""
         return [fd for fd in (self.reader, self.errors) if fd >= 0]
 
-    def hear(self) -> None:
-        """Takes what Chromium has said, and does not wait for more."""
+    def read_available(self) -> None:
+        """Reads available messages, and does not wait for more."""
         self._hear_complaints()
         while True:
             try:
@@ -178,7 +178,7 @@ class Pipe:
             self._buffer += chunk
             if len(self._buffer) > MAX_MESSAGE:
                 self.is_open = False
-                raise BrowserError("the browser said more than can be understood")
+                raise BrowserError("the browser sent a message that is too large")
             if len(chunk) < _READ:
                 break
         while (end := self._buffer.find(b"\0", self._searched)) >= 0:
@@ -212,7 +212,7 @@ class Pipe:
             while self._outgoing:
                 del self._outgoing[: os.write(self.writer, memoryview(bytes(self._outgoing[:_READ])))]
         except BlockingIOError:
-            # Chromium is busy talking: `pump` goes on when it listens.
+            # Chromium does not read now: `pump` continues later.
             pass
         except BrokenPipeError:
             self.is_open = False

@@ -1,4 +1,4 @@
-"""Chromium as a program: where it is, how it is started, how it ends."""
+"""The program Chromium: its path, its start, its end."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from collections.abc import Callable, Mapping
 from belljar_browser.errors import NoBrowser
 from belljar_browser.pipe import Interrupts, Pipe
 
-# The programs themselves rather than the scripts that distributions put before them, which read files of the machine
-# and take their time.
+# The programs themselves, not the wrapper scripts of distributions, which are slow and read files of the machine.
 PROGRAMS = [
     "/usr/lib/chromium/chromium",
     "/usr/lib/chromium-browser/chromium-browser",
@@ -32,10 +31,10 @@ MISSING = (
     "`browser = true` in its spec (`belljar image build`, docs/how-to/browser.md)"
 )
 
-# What a browser does for a person, and what would be talked about behind a session's back.
+# Features that need a person, and requests that Chromium makes on its own.
 FLAGS = [
     "--headless=new",
-    # A sandbox cannot make namespaces, which Chromium's own needs: see THREAT-MODEL.md.
+    # Chromium's own sandbox needs namespaces, which our sandbox does not allow: see THREAT-MODEL.md.
     "--no-sandbox",
     "--remote-debugging-pipe",
     "--no-startup-window",
@@ -79,10 +78,10 @@ FLAGS = [
     "--window-size=1280,800",
 ]
 
-# To end in an orderly way, and then to be gone.
+# Seconds to end normally, and to end after SIGKILL.
 CLOSE_PATIENCE = 3.0
 
-# Chromium looks for its two pipes at these.
+# Chromium expects its two pipes at these descriptors.
 _THEIRS = (3, 4)
 
 
@@ -95,7 +94,7 @@ def find() -> str:
 
 
 def reserve_descriptors() -> None:
-    """Makes sure that nothing of ours has the numbers that Chromium expects its pipes at."""
+    """Moves our descriptors away from the numbers that Chromium expects."""
     nothing = os.open("/dev/null", os.O_RDWR)
     for number in _THEIRS:
         if number != nothing:
@@ -125,7 +124,7 @@ class Process:
                 os.dup2(fd, number)
 
         try:
-            # In a session of its own: interrupts are for us.
+            # In its own session, so that it gets no interrupts.
             self._child = subprocess.Popen(
                 argv,
                 stdin=subprocess.DEVNULL,
@@ -154,7 +153,7 @@ class Process:
         return not self.pipe.is_open or self._child.poll() is not None
 
     def status(self) -> str:
-        """How it ended, if it has."""
+        """How the process ended, if it has."""
         code = self._child.poll()
         if code is None:
             return "it still runs"
@@ -170,7 +169,7 @@ class Process:
             return False
 
     def end(self) -> None:
-        """Ends it, politely first."""
+        """Ends the process: first normally, then by a signal."""
         pipe = self.pipe
         if pipe.is_open and self._child.poll() is None:
             try:
@@ -178,8 +177,8 @@ class Process:
                 end = time.monotonic() + CLOSE_PATIENCE
                 while self._child.poll() is None and time.monotonic() < end:
                     try:
-                        pipe.hear()
-                    except Exception:  # whatever it says now is of no interest
+                        pipe.read_available()
+                    except Exception:  # its reply does not matter now
                         break
                     time.sleep(0.01)
                 self.wait(max(0.0, end - time.monotonic()))
@@ -197,12 +196,12 @@ class Process:
 
 
 def proxy_flags(env: Mapping[str, str]) -> list[str]:
-    """The way out that the session's policy gives, if it gives any."""
+    """The flags for the session's proxy, if its policy allows any host."""
     proxy = env.get("HTTPS_PROXY") or env.get("HTTP_PROXY")
     if not proxy:
         return ["--no-proxy-server"]
     own = [name.strip() for name in env.get("NO_PROXY", "").split(",") if name.strip()]
-    # By itself Chromium asks no proxy for any loopback address. A policy that lists some means those of the server's
-    # machine; which ones are the sandbox's own is what NO_PROXY says.
+    # By default Chromium uses no proxy for loopback addresses. Loopback addresses in a policy mean the server's
+    # machine; NO_PROXY lists those of the sandbox.
     bypass = ["<-loopback>", *(f"[{name}]" if ":" in name else name for name in own)]
     return [f"--proxy-server={proxy}", f"--proxy-bypass-list={';'.join(bypass)}"]

@@ -1,7 +1,7 @@
-"""The loop: one action after another, and between them whatever Chromium has to say, until it is time to stop.
+"""The loop: performs one action after another, and handles Chromium's events between them.
 
-Idle for long enough, Chromium is stopped, and we ask the guest to let us go as well: a browser that nobody uses costs
-nothing. Whoever wants it next starts us again.
+After some idle time Chromium is stopped, and the guest is asked to end this process too, so that an unused browser
+costs nothing. The next action starts both again.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ class Service:
                 self._obey(*frame)
             elif time.monotonic() - self._used >= self._idle:
                 self._browser.stop()
-                # If an action is on its way already, the guest does not hear this and we go on.
+                # If an action is already on its way, the guest ignores this, and the loop goes on.
                 self._channel.send({"op": "leave"})
                 self._used = time.monotonic()
 
     def _wait(self) -> bool:
-        """Whether the guest says something; false when it is time to stop."""
+        """Waits for the guest: true if it has sent something, false after the idle time."""
         while True:
             left = self._used + self._idle - time.monotonic()
             if left <= 0:
@@ -72,7 +72,7 @@ class Service:
                 return True
             if ready:
                 try:
-                    self._browser.hear()
+                    self._browser.handle_events()
                 except BrowserError:
                     self._browser.note_death()
 
@@ -100,7 +100,7 @@ class Service:
             status, code = "error", 1
             self._tell(error.code, error.message, error.hint)
         except Exception as error:
-            # A mistake of ours, or something that no browser of today says.
+            # A bug here, or an unknown reply of the browser.
             status, code = "error", 1
             self._tell("browser_failed", f"{type(error).__name__}: {error}", "", traceback.format_exc())
         self._used = time.monotonic()
@@ -118,10 +118,10 @@ class Service:
             how = self._browser.note_death()
             raise BrowserCrashed(
                 f"the browser crashed ({how}); its tabs, logins and form contents are gone",
-                "the next action starts it anew; if a page needs much memory, use a session with more",
+                "the next action starts it again; if a page needs much memory, use a session with more",
             ) from None
         except Refused as error:
-            raise BrowserError(f"the browser did not do it: {error}") from None
+            raise BrowserError(f"the browser returned an error: {error}") from None
 
     def _take_env(self, env: dict[str, Any]) -> None:
         os.environ.update({key: str(value) for key, value in env.items()})
@@ -131,12 +131,12 @@ class Service:
             self._idle = DEFAULT_IDLE
 
     def _tell(self, code: str, message: str, hint: str, trace: str = "") -> None:
-        # What to do about it travels where other kernels say where it happened.
+        # The hint is in the field that other kernels use for the traceback.
         report = {"name": code, "value": message, "traceback": trace or hint}
         self._channel.send({"op": "error"}, encode_json(report))
 
 
 def _summary(answer: dict[str, Any]) -> str:
-    """The answer in a line, for those who read a log."""
+    """The response as one line, for logs."""
     where = answer.get("url", "")
     return f"{where} {json.dumps(answer.get('result', {}))[:200]}".strip()

@@ -1,4 +1,4 @@
-"""The accessibility tree as text: what a page says and offers, and a name for everything that can be used.
+"""The accessibility tree of a page as text, with a `ref` for every usable element.
 
     - heading "Shop" [level=1]
     - link "Pears" [ref=e31] -> http://localhost:8000/pears
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-# Say nothing themselves; what is in them is told.
+# Roles without text of their own; only their children are shown.
 PASSED = {
     "generic",
     "none",
@@ -52,7 +52,7 @@ MAX_DEPTH = 200
 
 
 def render(nodes: list[dict[str, Any]], max_chars: int) -> tuple[str, int]:
-    """The tree as text, and how many lines did not fit."""
+    """The tree as text, and how many lines were left out."""
     by_id = {node["nodeId"]: node for node in nodes}
     lines: list[str] = []
 

@@ -1,4 +1,4 @@
-"""One tab: where it is, what it waits for, and how a person's hands would use it."""
+"""One tab: navigation, waiting, elements, and input."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ from belljar_browser.pipe import Pipe
 
 WIDTH, HEIGHT = 1280, 800
 
-# How far a page has come, by the names that Chromium gives it.
+# The loading stages of a page, with Chromium's names.
 UNTIL = {"commit": "commit", "domcontentloaded": "DOMContentLoaded", "load": "load", "networkidle": "networkIdle"}
 
-# What is only heard of a document that has come to stay.
+# Stages that only a committed document reaches.
 BEGINNINGS = ("init", "commit", "DOMContentLoaded", "load")
 
-# How soon after a click or a key a page begins to go elsewhere, if it does.
+# Seconds in which a page starts to navigate after a click or a key, if it does.
 SETTLE = 0.05
-# How often a page is asked whether something is there by now.
+# Seconds between two checks for an element.
 PACE = 0.05
-# Two frames of what a page paints.
+# The duration of two frames.
 FRAMES = 0.034
-# How long a page may take to answer where an element is.
+# Seconds for the position of an element.
 LOOK = 2.0
-# How long the proxy may take to say why it refuses a host, and how much of that is told.
+# Seconds for the proxy to say why it refuses a host, and how many characters of that are kept.
 _REFUSAL_PATIENCE = 5.0
 _MAX_REFUSAL = 4000
-# What is kept of dialogs that pages opened.
+# Limits for the dialogs that are reported.
 MAX_DIALOGS = 20
 MAX_DIALOG_TEXT = 2000
 
-# Finds elements in a world of its own, where the page has not replaced anything.
+# Finds elements. It runs in an isolated world, where the page cannot replace functions.
 FIND = r"""
 (how, what) => {
   const shown = (e) => {
@@ -93,7 +93,7 @@ FIND = r"""
 }
 """
 
-# What is in the way of a click at a point, if something is.
+# Which element covers a point, if any.
 COVER = r"""
 function (x, y) {
   if (this.disabled) return 'it is disabled';
@@ -113,7 +113,7 @@ function (x, y) {
 }
 """
 
-# Whether a click on it opens a window, as far as the page says so beforehand.
+# Whether a click opens a window, according to the link's target.
 OPENS = r"""
 function () {
   const target = this.closest?.('a[target], area[target]')?.target ?? '';
@@ -121,10 +121,10 @@ function () {
 }
 """
 
-# What is meant by a label.
+# The control of a label.
 CONTROL = "function () { return this.tagName === 'LABEL' && this.control ? this.control : this; }"
 
-# Makes an element ready to be typed into: 'type' if keys do it, 'done' if it was set, else why not.
+# Prepares an element for typing: 'type' if keys are needed, 'done' if the value was set, else the reason why not.
 PREPARE = r"""
 function (value, clear) {
   const tell = () => {
@@ -179,27 +179,27 @@ class Tab:
         self.url: str = info["url"]
         self.title: str = info.get("title", "")
         self.was_followed = False
-        #: It has heard what we want to hear of.
+        #: Whether the events that we need are enabled.
         self.is_ready = False
         self.is_closed = False
         self.is_crashed = False
-        #: The document that is there, and how far it has come.
+        #: The current document, and its loading stage.
         self.loader = ""
         self._stages: set[str] = set()
         self._is_going = False
-        #: Of the document that is there, as the server answered.
+        #: The HTTP status and type of the current document.
         self.status: int | None = None
         self.mime = ""
-        #: Why the proxy refused it, if that is what answered.
+        #: Why the proxy refused the document, if it did.
         self.refused = ""
         self.dialogs: list[dict[str, str]] = []
         self._world: tuple[str, int] | None = None
-        #: It has said that it opens another.
+        #: Whether the page has announced a new window.
         self.opens_window = False
-        #: The document that names of the last snapshot belong to.
+        #: The document of the last snapshot.
         self.seen_loader = ""
 
-    # Talking to it.
+    # Messages.
 
     @property
     def is_alive(self) -> bool:
@@ -211,7 +211,7 @@ class Tab:
         if self.is_crashed:
             raise PageCrashed(
                 f"the page in tab {self.number} crashed ({self.url})",
-                "goto another page, or the same again; if it needs much memory, use a session with more",
+                "open another page, or the same again; if it needs much memory, use a session with more",
             )
 
     def call(self, method: str, params: dict[str, Any] | None = None, *, deadline: float, what: str = "") -> Any:
@@ -224,13 +224,13 @@ class Tab:
         self.pipe.post(method, params, self.session)
 
     def prepare(self) -> None:
-        """Says what we want to hear of; nobody waits for it."""
+        """Enables the events that we need, without waiting."""
         self.post("Page.enable")
         self.post("Page.setLifecycleEventsEnabled", {"enabled": True})
         self.post("Network.enable", {"maxTotalBufferSize": 0, "maxResourceBufferSize": 0})
         self.post("Emulation.setFocusEmulationEnabled", {"enabled": True})
         self.resize(WIDTH, HEIGHT, 1.0)
-        # One that is sent elsewhere before it has heard all of it forgets half, or crashes.
+        # A tab that navigates before all events are enabled loses some of them, or crashes.
         self.pipe.post("Runtime.getIsolateId", {}, self.session, self._get_ready)
 
     def _get_ready(self) -> None:
@@ -240,7 +240,7 @@ class Tab:
         size = {"width": width, "height": height, "deviceScaleFactor": scale, "mobile": False}
         self.post("Emulation.setDeviceMetricsOverride", size)
 
-    def hear(self, method: str, params: dict[str, Any]) -> None:
+    def on_event(self, method: str, params: dict[str, Any]) -> None:
         if method == "Page.lifecycleEvent":
             if params["frameId"] == self.target:
                 if params["name"] in BEGINNINGS and params["loaderId"] != self.loader:
@@ -266,7 +266,7 @@ class Tab:
             self.is_crashed = True
 
     def _answer_dialog(self, params: dict[str, Any]) -> None:
-        # A page stands still until somebody answers, and nobody is there to ask.
+        # A page waits until its dialog is answered, and there is no user.
         self.post("Page.handleJavaScriptDialog", {"accept": True, "promptText": params.get("defaultPrompt", "")})
         if len(self.dialogs) < MAX_DIALOGS:
             self.dialogs.append({"type": params["type"], "message": params["message"][:MAX_DIALOG_TEXT]})
@@ -276,7 +276,7 @@ class Tab:
         return dialogs
 
     def refresh(self, deadline: float) -> None:
-        """Asks where the tab is now."""
+        """Reads the current address and title."""
         if self.is_closed:
             return
         info = self.pipe.call("Target.getTargetInfo", {"targetId": self.target}, deadline=deadline)["targetInfo"]
@@ -287,11 +287,11 @@ class Tab:
             self.pipe.call("Target.closeTarget", {"targetId": self.target}, deadline=deadline, what="the tab to close")
             self.pipe.until(lambda: self.is_closed, deadline, "the tab to close")
 
-    # Going somewhere.
+    # Navigation.
 
     def goto(self, url: str, until: str, deadline: float) -> None:
         if self.is_crashed:
-            # A crashed page comes back to life with another document.
+            # A crashed page works again with another document.
             self.is_crashed = False
         before = self.loader
         self.status, self.mime, self.refused = None, "", ""
@@ -332,7 +332,7 @@ class Tab:
             self._until_stage(until, before, deadline)
 
     def after_input(self, deadline: float, until: str = "load") -> None:
-        """What was clicked or typed may lead elsewhere: waits for that, if it does."""
+        """Waits for the navigation that a click or a key has started, if any."""
         before = self.loader
         self.pipe.settle(SETTLE)
         if not (self._is_going or self.loader != before) or self.is_closed:
@@ -368,17 +368,17 @@ class Tab:
                 "give it more time (`timeout`), or wait for less (`until`)",
             ) from None
 
-    # Looking at it.
+    # Reading.
 
     def evaluate(self, expression: str, deadline: float) -> Any:
-        """The value of an expression, in the page's own world. Promises are waited for."""
+        """The value of an expression in the page. Promises are awaited."""
         params = {
             "expression": expression,
             "awaitPromise": True,
             "returnByValue": True,
             "userGesture": True,
             "replMode": True,
-            # Should it not be reached when we end it: later than that, so that we are the one who says why.
+            # A little later than our own deadline, so that our error is the one that is reported.
             "timeout": max(1, round((deadline - time.monotonic() + 0.5) * 1000)),
         }
         try:
@@ -387,13 +387,13 @@ class Tab:
             self.post("Runtime.terminateExecution")
             raise PageTimeout("timed out waiting for the expression", "give it more time (`timeout`)") from None
         except Refused as error:
-            raise ScriptFailed(f"its value cannot be told: {error}") from None
+            raise ScriptFailed(f"its value cannot be serialized: {error}") from None
         if details := answer.get("exceptionDetails"):
             raise ScriptFailed(_exception(details))
         return answer["result"].get("value")
 
     def world(self, deadline: float) -> int:
-        """Where our own functions run: they see the page's elements, and nothing that it has replaced."""
+        """The isolated world for our own functions: they see the page's elements, but not its scripts."""
         if self._world is not None and self._world[0] == self.loader:
             return self._world[1]
         loader = self.loader
@@ -402,7 +402,7 @@ class Tab:
         return self._world[1]
 
     def find(self, how: str, what: str, deadline: float) -> str:
-        """An element, by `ref`, `selector` or `text`; waited for until the deadline."""
+        """An element, by `ref`, `selector` or `text`. Waits for it until the deadline."""
         if how == "ref":
             return self._find_ref(what, deadline)
         while True:
@@ -411,11 +411,11 @@ class Tab:
                 if found is not None:
                     return found
             except Refused:
-                # The page went elsewhere meanwhile.
+                # The page has navigated meanwhile.
                 self._world = None
             if time.monotonic() + PACE >= deadline:
-                said = f"no element matches {what!r}" if how == "selector" else f"no element says {what!r}"
-                raise NoElement(f"{said} at {self.url}", "`snapshot` tells what is there")
+                said = f"no element matches {what!r}" if how == "selector" else f"no element has the text {what!r}"
+                raise NoElement(f"{said} at {self.url}", "`snapshot` shows the elements of the page")
             self.pipe.settle(PACE)
 
     def _look(self, how: str, what: str, deadline: float) -> str | None:
@@ -432,8 +432,8 @@ class Tab:
 
     def _find_ref(self, ref: str, deadline: float) -> str:
         if not (ref.startswith("e") and ref[1:].isdigit()):
-            raise Invalid(f"ref: expected a name of a snapshot such as `e12`, not {ref!r}")
-        stale = StaleRef(f"{ref} is of a page that is no longer there", "take a new `snapshot`")
+            raise Invalid(f"ref: expected a ref from a snapshot such as `e12`, not {ref!r}")
+        stale = StaleRef(f"{ref} belongs to a page that is no longer open", "take a new `snapshot`")
         if self.seen_loader != self.loader:
             raise stale
         node = {"backendNodeId": int(ref[1:]), "executionContextId": self.world(deadline)}
@@ -455,17 +455,17 @@ class Tab:
             raise ScriptFailed(_exception(details))
         return answer["result"].get("value")
 
-    # Hands.
+    # Input.
 
     def point_of(self, element: str, deadline: float) -> tuple[float, float]:
-        """Where to click on an element, once it is in view and nothing covers it."""
+        """The point to click on an element, when it is in view and not covered."""
         why = ""
         while True:
             soon = _for_one_look(deadline)
             try:
                 self.call("DOM.scrollIntoViewIfNeeded", {"objectId": element}, deadline=soon)
                 quads = self._quads(element, soon)
-                # What still moves would be missed.
+                # Wait until it does not move.
                 self.pipe.settle(FRAMES)
                 points = [_center(quad) for quad in quads if _area(quad) >= 1]
                 why = "it has no size"
@@ -479,7 +479,8 @@ class Tab:
             except Refused as error:
                 why = "it is not shown" if "layout" in str(error) or "quads" in str(error) else str(error)
             if time.monotonic() + PACE >= deadline:
-                raise NotUsable(f"the element cannot be clicked: {why}", "close what is in the way, or use `evaluate`")
+                hint = "close the element that covers it, or use `evaluate`"
+                raise NotUsable(f"the element cannot be clicked: {why}", hint)
             self.pipe.settle(PACE)
 
     def _quads(self, element: str, deadline: float) -> list[list[float]]:
@@ -498,9 +499,9 @@ class Tab:
         self.after_input(deadline)
 
     def _input(self, method: str, event: dict[str, Any], deadline: float) -> None:
-        """Something that hands do. It is answered when the page has dealt with it, unless that has closed the tab."""
+        """Sends an input event. The reply arrives when the page has handled it, unless that has closed the tab."""
         try:
-            self.call(method, event, deadline=deadline, what="the page to deal with what was clicked or typed")
+            self.call(method, event, deadline=deadline, what="the page to handle the input")
         except NoTab:
             pass
         except Refused:
@@ -529,14 +530,14 @@ class Tab:
 
 
 def _for_one_look(deadline: float) -> float:
-    """However little time there is, one look is taken."""
+    """The deadline, but late enough for one check."""
     return max(deadline, time.monotonic() + LOOK)
 
 
 def _exception(details: dict[str, Any]) -> str:
     thrown = details.get("exception", {})
     text = thrown.get("description") or str(thrown.get("value", "")) or details.get("text", "it failed")
-    # The stack is about our own wrapper as often as not.
+    # The stack often shows only our own wrapper.
     return text.split("\n    at ")[0][:2000]
 
 
@@ -551,7 +552,7 @@ def _area(quad: list[float]) -> float:
 
 
 def refusal(url: str) -> tuple[str, str]:
-    """Why the proxy refuses this host, and what to do about it: Chromium does not tell, so it is asked again."""
+    """Why the proxy refuses this host, and what to do. Chromium does not report it, so this sends the request again."""
     parts = urlsplit(url)
     address = os.environ.get("HTTPS_PROXY", "")
     try:

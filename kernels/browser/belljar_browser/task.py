@@ -1,5 +1,5 @@
-"""A task in natural language. browser-use does it, in a process and an environment of its own, with the session's
-browser: what it has opened is there afterwards, and what was opened before it finds."""
+"""Tasks in natural language. browser-use does them in its own process and environment, with the session's browser: it
+finds the open pages, and its own pages stay open."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from belljar_browser.actions import Request
     from belljar_browser.browser import Browser
 
-# Where an environment with browser-use may be: that of `belljar setup --browser`, or an image's own.
+# Environments with browser-use: of `belljar setup --browser`, or of an image.
 PYTHONS = ["/opt/belljar/browser-use/bin/python", "/opt/browser-use/bin/python"]
 MISSING = (
     "`belljar setup --browser` installs it for the image `host`; other images need `browser_use = true` in their spec"
@@ -27,14 +27,14 @@ PORT_FILE = "/tmp/.belljar-browser/profile/DevToolsActivePort"
 PLACE = "/tmp/.belljar-browser/browser-use"
 
 DEFAULT_KEY = "OPENAI_API_KEY"
-# What stands where the key would, if the proxy adds it on the way (docs/network.md).
+# Used instead of a key if the proxy adds it (docs/network.md).
 NO_KEY = "added-on-the-way"
 DEFAULT_STEPS = 25
 MAX_STEPS = 200
 MAX_ANSWER = 1 << 20
 END_PATIENCE = 1.0
 
-# browser-use would call home, fetch a browser and look for news otherwise.
+# Otherwise browser-use sends telemetry, downloads a browser and checks for updates.
 QUIET = {
     "ANONYMIZED_TELEMETRY": "false",
     "BROWSER_USE_CLOUD_SYNC": "false",
@@ -63,13 +63,13 @@ def perform(
     if interpreter is None:
         raise NoBrowserUse("there is no browser-use in this sandbox's image", MISSING)
     if not task.strip():
-        raise Invalid("task: expected what is to be done")
+        raise Invalid("task: expected a description of the task")
     if not 1 <= max_steps <= MAX_STEPS:
         raise Invalid(f"max_steps: expected 1 to {MAX_STEPS}")
     if not model:
-        raise Invalid("model: which one? The server has none by default (BELLJAR_BROWSER_MODEL)")
+        raise Invalid("model: missing, and the server has no default (BELLJAR_BROWSER_MODEL)")
     if key_from is not None and key_from not in os.environ:
-        raise Invalid(f"key_from: the session has no variable `{key_from}`", "give it in `env` when it is created")
+        raise Invalid(f"key_from: the session has no variable `{key_from}`", "set it in `env` of the session")
     browser.current(request.deadline)
     order = {
         "task": task,
@@ -88,17 +88,17 @@ def perform(
         return _run(browser, request, [interpreter, "-I", MAIN], env, order)
     finally:
         if browser.runs:
-            # It has its own idea of where downloads go.
+            # browser-use has changed the directory of downloads.
             browser.downloads.allow(browser.pipe)
 
 
 def _cdp_url(deadline: float) -> str:
-    """Where Chromium can be spoken to by somebody else."""
+    """The debugging address of Chromium, for browser-use."""
     while True:
         try:
             with open(PORT_FILE) as file:
                 port, path = file.read().split()
-            # By name: the address may be somebody else's, whom the session's proxy leads to.
+            # By name: the proxy may forward the address to another machine.
             return f"ws://localhost:{int(port)}{path}"
         except (OSError, ValueError):
             if time.monotonic() > deadline:
@@ -135,7 +135,7 @@ def _run(
 
 
 def _listen(browser: Browser, request: Request, child: subprocess.Popen[bytes], answers: int) -> bytes:
-    """Its answer, and meanwhile everything that Chromium says: somebody must listen."""
+    """Waits for the answer of browser-use, and handles Chromium's events meanwhile."""
     said = b""
     while True:
         try:
@@ -144,14 +144,14 @@ def _listen(browser: Browser, request: Request, child: subprocess.Popen[bytes], 
                 return said
             said += piece
             if len(said) > MAX_ANSWER:
-                raise TaskFailed("browser-use answered with more than can be understood")
+                raise TaskFailed("the answer of browser-use is too large")
             continue
         except BlockingIOError:
             pass
         if time.monotonic() >= request.deadline:
-            raise PageTimeout("the task was not done in time", "give it more (`timeout`), or fewer steps")
+            raise PageTimeout("the task was not done in time", "give it more time (`timeout`), or fewer steps")
         if child.poll() is not None:
-            # What it started may hold its end open.
+            # A child process may keep the pipe open.
             with contextlib.suppress(BlockingIOError):
                 said += os.read(answers, MAX_ANSWER)
             return said
@@ -159,7 +159,7 @@ def _listen(browser: Browser, request: Request, child: subprocess.Popen[bytes], 
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """Whatever became of it, nothing of it goes on."""
+    """Ends the process and its children."""
     for sign in (None, signal.SIGTERM, signal.SIGKILL):
         if sign is not None:
             try:
@@ -167,7 +167,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
             except (ProcessLookupError, PermissionError):
                 return
         try:
-            # It may just be leaving by itself.
+            # It may be exiting already.
             child.wait(END_PATIENCE)
             return
         except subprocess.TimeoutExpired:

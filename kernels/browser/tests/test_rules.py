@@ -113,15 +113,15 @@ def test_addresses_as_people_write_them() -> None:
         actions._address("/no/such/file")
 
 
-def test_pictures_stay_among_the_artifacts_and_within_bounds() -> None:
-    assert actions._picture_path("a/b") == "/session/artifacts/a/b.png"
-    assert actions._picture_path(None).startswith("/session/artifacts/screenshot-")
+def test_screenshots_stay_among_the_artifacts_and_within_bounds() -> None:
+    assert actions._screenshot_path("a/b") == "/session/artifacts/a/b.png"
+    assert actions._screenshot_path(None).startswith("/session/artifacts/screenshot-")
     for wrong in ("../a", "/a", "a//b", ".", "a\0"):
         with pytest.raises(Invalid):
-            actions._picture_path(wrong)
+            actions._screenshot_path(wrong)
     for size in [(0, -1, 1), (20_000, 1, 1), (1, 1, 9), (16_000, 16_000, 1)]:
         with pytest.raises(Invalid):
-            actions._picture_size(*size)
+            actions._screenshot_size(*size)
 
 
 def test_a_state_that_makes_no_sense_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,15 +1,15 @@
-"""The event loop of the kernel: `await` at the top level of a cell, and tasks that go on between cells.
+"""The event loop of the kernel: `await` at the top level of a cell, and tasks that run between cells.
 
     a cell awaits         the loop runs until the cell's coroutine has ended
-    a cell does not       `asyncio.get_running_loop()` finds the loop all the same, so `create_task` works as in
+    a cell does not       `asyncio.get_running_loop()` still finds the loop, so `create_task` works as in
                           Jupyter; tasks wait until the cell ends. `asyncio.run` works too, unlike in Jupyter
     between two cells     while tasks are pending the kernel waits for its guest inside the loop (`advance`), so that
                           they go on; without any it waits in one read, and nothing wakes up
 
-One loop lives as long as the kernel, so a client or a lock made in one cell still works in the next. What tasks print
-between two cells, and the exceptions that nobody asked them for, are shown with the next cell. An interrupt cancels the
-tasks that the interrupted cell started; older ones go on. asyncio costs 30 ms to import, so nothing here imports it
-before the user's code does.
+One loop lives as long as the kernel, so a client or a lock made in one cell still works in the next. Output of tasks
+between two cells, and exceptions that were not retrieved, are shown with the next cell. An interrupt cancels the tasks
+that the interrupted cell started; older ones go on. Importing asyncio takes 30 ms, so nothing here imports it before
+user code does.
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ if TYPE_CHECKING:
 
 # How long tasks that are being cancelled may take to clean up after an interrupt or at shutdown.
 CANCEL_SECONDS = 2.0
-# Failed tasks that are told of with one cell.
+# How many failed tasks are reported with one cell.
 MAX_FAILED = 100
-# Tasks that are named one by one.
+# How many tasks are named one by one.
 MAX_NAMED = 5
 
 _loop: Any = None
 _loop_class: Any = None
 # Counts cells, and is odd while one runs.
 _cell = 0
-# Whether the cell that runs speaks of asynchronous things.
+# Whether the source of the running cell mentions asyncio or await.
 _wants_loop = False
-# Tasks that are older than the cell that runs.
+# Tasks that are older than the running cell.
 _older: set[Any] = set()
-# All tasks of the loop that somebody still has, as weak references.
+# All tasks of the loop that are still referenced, as weak references.
 _tasks: Any = ()
-# Tasks that had failed before the cell that runs began, and had not been asked for their result.
+# Tasks that failed before the running cell began, and whose result was not retrieved.
 _failed: list[Any] = []
-# Tasks that failed and that nobody can ask any more: what they were called, and their exceptions.
+# Failed tasks that are no longer referenced: their names and exceptions.
 _dropped: list[tuple[str, BaseException]] = []
-# What ended the loop between two cells, and was told at once.
+# The exception that ended the loop between two cells and was reported at once.
 _told: BaseException | None = None
-# When a kernel that is about to be written down stopped, by the loop's clock.
+# When the kernel paused for a snapshot, by the loop's clock.
 _stopped_at = 0.0
 
 
 def while_importing(_module: ModuleType, load: Callable[[], None]) -> None:
-    """An import hook: prepares asyncio as soon as it is there."""
+    """An import hook: prepares asyncio when it is imported."""
     load()
     _prepare()
     if _wants_loop:
@@ -60,10 +60,10 @@ def while_importing(_module: ModuleType, load: Callable[[], None]) -> None:
 
 
 def begin_cell(source: bytes) -> None:
-    """A cell is about to run. It finds a loop as soon as it looks for one.
+    """Called before a cell runs, so that it finds a loop when it looks for one.
 
-    Most kernels never need a loop, which costs descriptors and a fifth of a millisecond: it is made when a cell speaks
-    of asynchronous things, or when anything that the cell calls asks asyncio for the loop (`_prepare`).
+    Most kernels never need a loop, which costs descriptors and 0.2 ms. It is created when a cell's source mentions
+    asyncio or await, or when code that the cell calls asks asyncio for the loop (`_prepare`).
     """
     global _cell, _failed, _wants_loop
     _cell += 1 + _cell % 2
@@ -76,7 +76,7 @@ def begin_cell(source: bytes) -> None:
 
 
 def end_cell() -> None:
-    """The cell has ended; nothing of it is on the stack any more."""
+    """Called after a cell has ended, when none of its frames is on the stack."""
     global _cell, _wants_loop
     _cell += _cell % 2
     _wants_loop = False
@@ -92,27 +92,27 @@ def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 
 def interrupted() -> None:
-    """The cell was interrupted: what it started ends with it."""
+    """Called when a cell was interrupted: cancels the tasks that it started."""
     if _is_open():
         _cancel(_pending() - _older)
 
 
 def is_active() -> bool:
-    """Whether the loop has, or may get, something to do without a cell."""
+    """Whether the loop has work, or may get work, without a cell."""
     if not _is_open():
         return False
-    # Besides its own wake-up pipe the selector has what the user's code watches: connections, servers.
+    # Besides the loop's own wake-up pipe the selector has descriptors of user code: connections, servers.
     watches = len(_loop._selector.get_map()) > 1
     return bool(_loop._ready or _loop._scheduled or _loop._default_executor or watches or _pending())
 
 
 def advance(fd: int, seconds: float | None) -> bool:
-    """Runs the loop until `fd` can be read, or for this long; whether it can be."""
-    heard = late = False
+    """Runs the loop until `fd` is readable, or for this long; returns whether it is readable."""
+    readable = late = False
 
-    def hear() -> None:
-        nonlocal heard
-        heard = True
+    def on_readable() -> None:
+        nonlocal readable
+        readable = True
         _loop.stop()
 
     def give_up() -> None:
@@ -120,17 +120,17 @@ def advance(fd: int, seconds: float | None) -> bool:
         late = True
         _loop.stop()
 
-    _loop.add_reader(fd, hear)
+    _loop.add_reader(fd, on_readable)
     timer = None if seconds is None else _loop.call_later(seconds, give_up)
     try:
-        # The user's code may stop the loop too.
-        while not (heard or late):
+        # User code may stop the loop too.
+        while not (readable or late):
             _loop.run_forever()
     finally:
         _loop.remove_reader(fd)
         if timer is not None:
             timer.cancel()
-    return heard
+    return readable
 
 
 def callback_code() -> Any:
@@ -140,15 +140,15 @@ def callback_code() -> Any:
 
 
 def failures(all_of_them: bool) -> list[tuple[str, BaseException]]:
-    """Tasks that failed and that nobody asked for their result: what to call each, and its exception. Told once.
+    """Failed tasks whose result was not retrieved, with their names and exceptions; each is returned once.
 
-    Those that failed during the cell that runs are told by the next, which may be about to await them.
+    Tasks that failed during the running cell are left for the next one, which may await them.
     """
     global _dropped, _failed
     told, _dropped = _dropped, []
     for task in _failed_tasks() if all_of_them else _failed:
         if task._log_traceback:
-            # Or asyncio tells of it too, when it is collected.
+            # Otherwise asyncio logs it too, when the task is collected.
             task._log_traceback = False
             told.append((_describe(task), task._exception))
     _failed = []
@@ -156,13 +156,13 @@ def failures(all_of_them: bool) -> list[tuple[str, BaseException]]:
 
 
 def was_told(error: BaseException) -> None:
-    """An exception that came out of `advance` need not be told again, should it be a task's."""
+    """Marks an exception that `advance` raised as reported, in case it belongs to a task."""
     global _told
     _told = error
 
 
 def pending_names() -> list[str]:
-    """The tasks that have not ended, in words."""
+    """The names of pending tasks."""
     if not _is_open():
         return []
     names = sorted(_describe(task) for task in _pending())
@@ -172,7 +172,7 @@ def pending_names() -> list[str]:
 
 
 def close() -> None:
-    """At shutdown: ends what is left, without the warnings of a loop that is simply dropped."""
+    """At shutdown: ends the remaining tasks, without the warnings of a loop that is dropped."""
     if _is_open():
         _cancel(_pending())
         _loop.close()
@@ -185,32 +185,32 @@ def forget() -> None:
 
 
 def descriptors() -> list[int]:
-    """What the loop has open for itself."""
+    """The descriptors of the loop itself."""
     if not _is_open():
         return []
     return [_loop._selector.fileno(), _loop._ssock.fileno(), _loop._csock.fileno()]
 
 
 def stop() -> None:
-    """The kernel is about to be written down: time stands still from here to `reopen`."""
+    """Called before a snapshot: the loop's time stops until `reopen`."""
     global _stopped_at
     if _is_open():
         _stopped_at = _loop.time()
 
 
 def reopen() -> None:
-    """In a kernel that was made of files: the loop is as it was, but for its descriptors, which are gone."""
+    """In a kernel that was loaded from a snapshot: replaces the loop's descriptors, which do not exist here."""
     if not _is_open():
         return
     import selectors
 
-    # Their numbers may be somebody else's by now, so they are not closed.
+    # They are not closed: other files may have the same numbers now.
     for sock in (_loop._ssock, _loop._csock):
         sock.detach()
     _loop._selector = selectors.DefaultSelector()
     _loop._internal_fds -= 1
     _loop._make_self_pipe()
-    # After a restart of the machine the clock begins anew, and what waits for a time would wait for ever.
+    # After a restart of the machine the clock starts again at 0, and timers would wait too long.
     back = _stopped_at - _loop.time()
     if back > 0:
         for timer in _loop._scheduled:
@@ -233,7 +233,7 @@ def _describe(task: Any) -> str:
 
 
 def _the_loop() -> Any:
-    """The kernel's loop, made when it is first needed."""
+    """The kernel's loop, created when it is first needed."""
     global _loop
     import asyncio
 
@@ -245,20 +245,20 @@ def _the_loop() -> Any:
 
 
 def _pretend() -> None:
-    """Lets the code of a cell find a running loop, although it runs only when the cell awaits or has ended."""
+    """Makes code of a cell find a running loop, although the loop runs only when the cell awaits or has ended."""
     loop = _the_loop()
     _older.update(_pending())
     sys.modules["asyncio"]._set_running_loop(loop)
 
 
 def _pretend_if_asked() -> None:
-    """The same for code that asks for a loop while there is none."""
+    """The same for code that asks for a loop while none runs."""
     if _cell % 2 and not _is_open() and threading.current_thread() is threading.main_thread():
         _pretend()
 
 
 def _prepare() -> None:
-    """Teaches asyncio to ask us for a loop, and to run one while another is only pretended to run."""
+    """Patches asyncio to ask us for a loop, and to run a loop while another only appears to run."""
     global _loop_class, _tasks
     if _loop_class is not None:
         return
@@ -267,7 +267,7 @@ def _prepare() -> None:
     from asyncio import base_events, runners
 
     class KernelLoop(asyncio.SelectorEventLoop):
-        """Knows its tasks, so that none fails without a word."""
+        """A loop that knows its tasks, so that every failure is reported."""
 
         def create_task(self, coro: Any, **options: Any) -> Any:
             task = super().create_task(coro, **options)
@@ -279,7 +279,7 @@ def _prepare() -> None:
             if error is None or task not in _tasks or len(_dropped) >= MAX_FAILED:
                 super().default_exception_handler(context)
             else:
-                # It is being collected: asyncio would log this.
+                # The task is being collected: asyncio would log this.
                 _dropped.append((_describe(task), error))
 
     _loop_class = KernelLoop
@@ -303,7 +303,7 @@ def _prepare() -> None:
 
 
 def _asking(function: Any) -> Any:
-    """Wraps what looks for the loop: the code of a cell finds one."""
+    """Wraps a function that looks for the running loop, so that code of a cell finds one."""
     import functools
 
     @functools.wraps(function)
@@ -316,7 +316,7 @@ def _asking(function: Any) -> Any:
 
 
 def _really(function: Any) -> Any:
-    """Wraps what runs a loop: meanwhile none is pretended to."""
+    """Wraps a function that runs a loop: meanwhile no loop appears to run."""
     import asyncio
     import functools
 
@@ -335,7 +335,7 @@ def _really(function: Any) -> Any:
 
 
 def _failed_tasks() -> list[Any]:
-    """Tasks with an exception that nobody has asked for."""
+    """Tasks with an exception that was not retrieved."""
     return [task for task in list(_tasks) if task.done() and getattr(task, "_log_traceback", False)]
 
 
@@ -347,6 +347,6 @@ def _cancel(tasks: set[Any]) -> None:
     if tasks:
         _loop.run_until_complete(asyncio.wait(tasks, timeout=CANCEL_SECONDS))
     for task in tasks:
-        # Reading the outcome is what keeps asyncio from logging it as "never retrieved".
+        # Reading the outcome keeps asyncio from logging it as "never retrieved".
         if task.done() and not task.cancelled():
             task.exception()

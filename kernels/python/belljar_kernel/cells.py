@@ -1,10 +1,10 @@
-"""From the source of a cell to code objects.
+"""Compiles the source of a cell.
 
-A cell is compiled in two parts, so that the value of a last expression can be published: the statements
-before it, and the expression. Either part may contain a top-level `await`, and then evaluates to a coroutine.
+A cell is compiled in two parts, so that the value of its last expression can be published: the statements before it,
+and the expression. Either part may contain a top-level `await`, and then evaluates to a coroutine.
 
-The path of a plain Python cell never touches IPython. Only source that Python cannot parse, and that looks
-as if it contained `%magic`, `!command` or `help?`, is handed to IPython's transformer and compiled again.
+Plain Python never uses IPython. Only source that Python cannot parse, and that seems to contain `%magic`, `!command` or
+`help?`, is passed to IPython's transformer and compiled again.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Compiler:
         self._transform = transform
 
     def compile(self, source: str, number: int, echo: bool, filename: str | None = None) -> Cell:
-        """Compiles the cell; with `echo`, its last expression apart. A script has a file's name."""
+        """Compiles the cell; with `echo`, its last expression separately. Only a script has a file name."""
         is_script = filename is not None
         filename = filename or f"<cell {number}>"
         if "\r" in source:
@@ -77,7 +77,7 @@ class Compiler:
                 try:
                     return self._compile_tree(self._parse(dedented, filename), dedented, filename, echo)
                 except IndentationError:
-                    # Not the only mistake of its kind: the first one is what Python would report.
+                    # The source has more such errors: report the first, as Python does.
                     _remember(filename, source, number)
                 except SyntaxError:
                     if _IPYTHON_LINE.search(source) is None:
@@ -95,7 +95,7 @@ class Compiler:
         return tree
 
     def _transform_or_raise(self, source: str, filename: str, error: SyntaxError) -> str:
-        """What IPython makes of the source; the plain Python error when it sees nothing of its own there."""
+        """The source transformed by IPython; raises the Python error if IPython changes nothing."""
         try:
             transformed = self._transform(source)
         except SyntaxError:
@@ -127,8 +127,8 @@ class Compiler:
 
 
 def _dedent(source: str) -> str:
-    """Without the indentation of the first line of code, as Jupyter does it: code is often copied from the middle of
-    something. Lines that are indented less stay as they are."""
+    """The source without the indentation of its first line, as in Jupyter: code is often copied from inside a block.
+    Lines with less indentation are not changed."""
     lines = source.split("\n")
     first = next((line for line in lines if line.strip() and not line.lstrip().startswith("#")), "")
     indent = first[: len(first) - len(first.lstrip(" \t"))]

@@ -1,8 +1,8 @@
-"""From Python values to mime bundles, and the `display()` that is always there.
+"""Converts Python values to MIME bundles; `display()`.
 
-Once an IPython shell exists its formatters do the work, because libraries register theirs with it (sympy,
-altair). Until then the few lines here follow the same `_repr_*_` protocol without importing anything.
-Whatever a representation does wrong (raise, recurse, return nonsense, be huge) ends as text in the bundle.
+Once an IPython shell exists, its formatters are used, because libraries register theirs with it (sympy, altair). Until
+then the code here follows the same `_repr_*_` protocol without importing anything. A representation that fails (raises,
+recurses, returns a wrong type, is too large) becomes text in the bundle.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     # Data and metadata, by mime type.
     Bundle = tuple[dict[str, Any], dict[str, Any]]
 
-# Bounds of what one message may carry. The note that replaces a dropped entry says what it was.
+# Limits of one message. A note replaces an entry that is dropped.
 MAX_ENTRY_BYTES = 8 << 20
 MAX_BUNDLE_BYTES = 24 << 20
 MAX_TEXT_CHARS = 1 << 20
 
-# Longer reprs of containers are laid out over several lines, up to a size where that is still quick.
+# Longer reprs of containers are split into several lines, up to a size where that is still fast.
 LINE_CHARS = 80
 MAX_LAYOUT_CHARS = 100_000
 # Of longer containers only the beginning is shown, as IPython does.
@@ -48,10 +48,10 @@ _METHODS = (
     ("_repr_javascript_", "application/javascript"),
 )
 
-# An object that claims to have this attribute claims to have every attribute (a Mock, a proxy).
+# An object that has this attribute has every attribute (a Mock, a proxy).
 _CANARY = "_ipython_canary_method_should_not_exist_"
 
-# Nothing but a repr is possible for these; looking for methods would cost more than the whole cell.
+# These have only a repr; looking for methods would take longer than the whole cell.
 _PLAIN_TYPES = frozenset((int, float, complex, bool, str, bytes))
 _CONTAINERS = (list, tuple, dict, set, frozenset)
 
@@ -62,7 +62,7 @@ publish: Callable[[str, Bundle], None]
 
 
 def display(*objects: Any, raw: bool = False, metadata: dict[str, Any] | None = None, **options: Any) -> Any:
-    """Shows each object in its richest form. With `raw`, the objects are mime bundles already."""
+    """Shows each object in its richest format. With `raw`, the objects are already MIME bundles."""
     if "IPython" in sys.modules or "display_id" in options:
         # Only IPython's own function knows display ids, captures (`%%capture`) and filters.
         from IPython.display import display as ipython_display
@@ -75,7 +75,7 @@ def display(*objects: Any, raw: bool = False, metadata: dict[str, Any] | None = 
 
 
 def bundle_of(value: Any) -> Bundle | None:
-    """The representations of a value; None when it has displayed itself. Runs user code."""
+    """The representations of a value; None if it has displayed itself. Runs user code."""
     if type(value) in _PLAIN_TYPES:
         return {TEXT: _text(value)}, {}
     data: dict[str, Any] = {}
@@ -93,13 +93,13 @@ def bundle_of(value: Any) -> Bundle | None:
     except Exception as error:
         _complain(f"the representation of a {_type_name(value)} object failed", error)
     if TEXT not in data or type(value) in _CONTAINERS:
-        # Also instead of IPython's text, which gives every item of a list a line of its own.
+        # Also instead of IPython's text, which puts every item of a list on its own line.
         data[TEXT] = _text(value)
     return data, metadata
 
 
 def encode_bundle(bundle: Bundle) -> bytes:
-    """The body of a display message: binary as base64, everything within its bounds."""
+    """The body of a display message: binary as base64, all entries within their limits."""
     data, metadata = bundle
     clean: dict[str, Any] = {}
     notes = []
@@ -125,7 +125,7 @@ def encode_bundle(bundle: Bundle) -> bytes:
 
 
 def _own_format(value: Any) -> Bundle | None:
-    """IPython's protocol in small: `_ipython_display_`, then `_repr_mimebundle_`, then one method per type."""
+    """IPython's protocol: `_ipython_display_`, then `_repr_mimebundle_`, then one method per type."""
     data: dict[str, Any] = {}
     metadata: dict[str, Any] = {}
     if figures.is_figure(value):
@@ -189,7 +189,7 @@ def _complain(what: str, error: Exception) -> None:
     try:
         print(f"{what}: {_error_text(error)}", file=sys.stderr)
     except Exception:
-        # The user's own sys.stderr; the note is not worth losing the cell for.
+        # User code has replaced sys.stderr; the note is not important enough to fail the cell.
         pass
 
 
@@ -214,7 +214,7 @@ def _encoded_size(content: Any) -> int:
 
 
 def _jsonable(value: Any) -> Any:
-    """A copy that strict JSON can express: NaN becomes null, arrays lists, strangers their repr."""
+    """A copy that strict JSON can express: NaN becomes null, arrays become lists, other objects their repr."""
     try:
         text = json.dumps(value, default=_stranger)
     except (TypeError, ValueError, RecursionError):

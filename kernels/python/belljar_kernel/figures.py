@@ -1,10 +1,10 @@
-"""matplotlib figures become images.
+"""Shows matplotlib figures as images.
 
-Every figure that is still open when a cell ends, whatever backend made it, is shown and closed; `plt.show()`
-does the same at once. A figure is sent once per cell, no matter how often the cell shows it.
+Every figure that is open when a cell ends, from any backend, is shown and closed; `plt.show()` does the same at once. A
+figure is sent once per cell, even if the cell shows it several times.
 
-matplotlib is told about our backend while it is being imported, not through the environment: programs started
-by the user inherit the environment, and our module does not exist for them.
+Our backend is set while matplotlib is imported, not in the environment: programs that the user starts inherit the
+environment, and cannot import our module.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 BACKEND = "module://belljar_kernel.mpl_backend"
 
 _font_cache: str | None = None
-# The figures this cell has sent already. Strong references: an id alone could be reused.
+# The figures that this cell has sent. Strong references, because an id could be reused.
 _shown: list[Any] = []
 
 
 def prepare(font_cache: str | None) -> None:
-    """Waits for matplotlib to be imported."""
+    """Registers the import hook for matplotlib."""
     global _font_cache
     _font_cache = font_cache
     importhooks.add("matplotlib", _while_importing)
@@ -48,7 +48,7 @@ def png(figure: Any) -> bytes:
 
 
 def png_once(figure: Any) -> bytes | None:
-    """The image, or None when this cell has sent it already."""
+    """The image; None if this cell has already sent it."""
     if any(figure is shown for shown in _shown):
         return None
     image = png(figure)
@@ -74,7 +74,7 @@ def show_all() -> None:
 
 
 def end_of_cell(render: bool) -> None:
-    """Shows (unless the cell was interrupted) and closes what is open, and forgets what was shown."""
+    """Shows (unless the cell was interrupted) and closes the open figures, and forgets which were shown."""
     helpers = sys.modules.get("matplotlib._pylab_helpers")
     try:
         if helpers is not None and helpers.Gcf.figs:
@@ -100,7 +100,7 @@ def _while_importing(module: ModuleType, load: Callable[[], None]) -> None:
 
 
 def _copy_font_cache() -> None:
-    """Saves the seconds that matplotlib spends looking at every font, the first time it finds no cache."""
+    """Provides a font cache: without one matplotlib spends seconds on reading every font."""
     target = os.environ.get("MPLCONFIGDIR")
     if not _font_cache or not target:
         return

@@ -1,7 +1,6 @@
 """`save(df, name)` and `load(name)`: tables that outlive the kernel, as Parquet files in the data directory.
 
-Saving replaces the file in one step: whoever loads at the same time, or after a crash, sees the old table or
-the new one.
+Saving replaces the file atomically: a load at the same time, or after a crash, returns the old table or the new one.
 """
 
 from __future__ import annotations
@@ -12,15 +11,15 @@ TYPE_CHECKING = False  # see __init__.py
 if TYPE_CHECKING:
     from typing import Any
 
-# A project's own directory, where one is mounted; otherwise it is only another name of the session's.
+# The mounted project directory, if there is one; otherwise a link to the session's directory.
 _WORKSPACE, _SESSION = "/workspace", "/session"
 _SUFFIX = ".parquet"
 
 
 def save(df: Any, name: str) -> str:
-    """Writes a DataFrame to the data directory and returns the file's path; `load(name)` brings it back.
+    """Writes a DataFrame to the data directory and returns the file's path; `load(name)` reads it.
 
-    A Series is saved as a table of one column. Folders in the name are made.
+    A Series is saved as a table with one column. Folders in the name are created.
     """
     import pandas as pd
 
@@ -55,7 +54,7 @@ def load(name: str) -> Any:
 
 
 def directory() -> str:
-    """Where tables are kept."""
+    """The directory for tables."""
     where = os.path.realpath(_WORKSPACE)
     if where != _SESSION and os.path.ismount(where):
         return f"{_WORKSPACE}/data"

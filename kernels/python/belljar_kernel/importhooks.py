@@ -1,8 +1,8 @@
-"""Code that runs when, and only when, the user imports a certain module.
+"""Runs code when the user imports a certain module.
 
-matplotlib needs its backend and font cache, IPython needs a shell behind `display`, getpass has to say why it
-cannot ask. Importing any of them at start-up would cost more than the rest of the kernel, so a finder in front
-of `sys.meta_path` waits for their names.
+matplotlib needs our backend and a font cache, IPython needs a shell for `display`, getpass must ask the guest.
+Importing any of them at start-up would take longer than the rest of the kernel, so a finder at the front of
+`sys.meta_path` waits for their names.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    # A hook is given the module and a function that executes the module's code, which it calls exactly once.
+    # A hook gets the module and a function that executes the module's code, which it must call exactly once.
     Hook = Callable[[ModuleType, Callable[[], None]], None]
 
 _hooks: dict[str, Hook] = {}
@@ -43,7 +43,7 @@ class _Finder:
 
 
 class _Loader:
-    """Stands in for the real loader until the module's code runs, then makes itself invisible."""
+    """Replaces the real loader until the module's code runs, then restores it."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
@@ -55,8 +55,8 @@ class _Loader:
     def exec_module(self, module: ModuleType) -> None:
         spec: Any = module.__spec__
         spec.loader = module.__loader__ = self._loader
-        # Finding a spec is not importing (`importlib.util.find_spec` does only that), so the hook is used up
-        # here. A module that fails to import gets its hook again at the next attempt.
+        # The hook is removed here and not in `find_spec`, which may be called without importing the module. If the
+        # import fails, the hook is put back for the next attempt.
         hook = _hooks.pop(module.__name__)
         try:
             hook(module, lambda: self._loader.exec_module(module))

@@ -1,12 +1,13 @@
-"""`input()`, `sys.stdin` and `getpass()`: lines that somebody outside types, or nobody at all.
+"""`input()`, `sys.stdin` and `getpass()`.
 
-A cell that takes input gets a `sys.stdin` of its own. Reading from it asks the guest, which answers with one line
-when it has one; an empty answer is the end. What one cell leaves unread is gone with its `sys.stdin`. In all other
-cells nobody can answer, which is said at once.
+A cell that takes input gets its own `sys.stdin`. Reading from it asks the guest, which answers with one line when it
+has one; an empty answer is the end. Input that a cell does not read is dropped. In all other cells these functions
+raise an error at once.
 
-A script's input is a stream: the guest answers with whatever it has, and `input()` prints its prompt as Python does.
+A script's input is a stream: the guest answers with all bytes that it has, and `input()` prints its prompt as Python
+does.
 
-Descriptor 0 is `/dev/null` all the same: programs that a cell starts find the end of their input.
+Descriptor 0 is always `/dev/null`: programs that a cell starts read the end of their input.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, TextIO
 
-_NO_INPUT = "{} is not available here: nobody can answer a prompt; pass the value in the code instead"
+_NO_INPUT = "{} is not available here: this execution takes no input; pass the value in the code instead"
 
-# A question that is longer is cut: it is shown to somebody.
+# A longer prompt is cut.
 MAX_PROMPT_CHARS = 10_000
 
 # Set by the kernel: asks the guest for a line, given the prompt and whether the answer is a password, or for any part
@@ -31,7 +32,7 @@ ask: Callable[[str, bool, bool], bytes]
 
 # `sys.stdin` of the cell that runs, if it takes input.
 _stdin: TextIO | None = None
-# What the next question is, when the code has said what it wants to know.
+# The prompt of the next question, if the code has given one.
 _question: tuple[str, bool] = ("", False)
 # Whether the cell that runs is a script.
 _is_stream = False
@@ -42,7 +43,7 @@ def install() -> None:
 
 
 def begin(wanted: bool, is_stream: bool = False) -> TextIO | None:
-    """A cell is about to run: its `sys.stdin`, if it takes input."""
+    """Called before a cell runs: returns its `sys.stdin`, if it takes input."""
     global _stdin, _is_stream
     _stdin, _is_stream = None, is_stream
     if wanted:
@@ -56,7 +57,7 @@ def replace_getpass(module: Any) -> None:
 
 
 class _Lines(io.RawIOBase):
-    """What the guest answers, as a stream. The end of the input is for ever."""
+    """The answers of the guest as a stream. After the end of the input there is nothing more."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -70,7 +71,7 @@ class _Lines(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         if not self._rest and not self._ended:
-            # A password is a line, wherever it comes from.
+            # A password is always one line.
             stream = _is_stream and not _question[1]
             self._rest = ask(*_question, stream)  # noqa: F821 - the kernel assigns it
             self._ended = not self._rest
@@ -81,12 +82,12 @@ class _Lines(io.RawIOBase):
 
 def _input(prompt: object = "", /) -> str:
     if _stdin is None:
-        # EOFError is what input() raises when stdin has ended, so careful programs already expect it.
+        # input() raises EOFError at the end of stdin, so careful programs handle it.
         raise EOFError(_NO_INPUT.format("input()"))
     stream = sys.stdin
     if (stream is _stdin or stream is None) and not _is_stream:
         return _answer(_stdin, prompt, False)
-    # A script asks as Python does. Or the code has put something else in the place of `sys.stdin`, and means that.
+    # A script, or code that has replaced `sys.stdin`: read from it as Python does.
     print(prompt, end="", flush=True)
     return _without_newline((stream or _stdin).readline())
 

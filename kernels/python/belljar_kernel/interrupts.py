@@ -1,15 +1,14 @@
-"""SIGINT reaches user code, and nothing but user code.
+"""Delivers SIGINT to user code, and only to user code.
 
-A flag that says "user code is running" cannot be switched off atomically: a second SIGINT may raise just
-before the statement that clears the flag. The stack can: `call_user` has either returned or it has not.
-So the handler looks at the interrupted stack and decides:
+A flag for "user code is running" cannot be cleared atomically: a second SIGINT may raise just before the statement that
+clears it. The stack is reliable: `call_user` has either returned or not. So the handler inspects the interrupted stack:
 
     ... user frames ... call_user ...          raise KeyboardInterrupt
     ... Channel.send ... call_user ...         remember it; raised as soon as the frame has been sent
     ... Channel.absorb ... call_user ...       remember it; raised as soon as the frame has been read
     kernel code, an exec is about to start     remember it; `call_user` raises at once
     ... user frames ... call_background ...    raise KeyboardInterrupt if the guest waits for us: a task of an earlier
-                                               exec is in the way of the next. Otherwise ignore
+                                               exec blocks the next one. Otherwise ignore
     kernel code otherwise (late, or idle)      ignore
 
 Python runs signal handlers in the main thread only, between two bytecodes, and the kernel executes cells in
@@ -18,8 +17,8 @@ the main thread, so the frame the handler is given is always the right one.
 
 from __future__ import annotations
 
-# Not `signal`: its wrappers look up an enum member for every argument and result, which takes longer than the
-# system call.
+# Not `signal`: its wrappers convert every argument and result to an enum member, which takes longer than the system
+# call.
 import _signal
 import threading
 from types import FrameType
@@ -33,13 +32,13 @@ if TYPE_CHECKING:
 
 _pending = False
 _starting = False
-# While background tasks run: whether the guest waits, and the code in whose frame the user's callbacks run.
+# While background tasks run: whether the guest waits, and the code whose frame calls the user's callbacks.
 _guest_waits: Callable[[], bool] | None = None
 _callback: Any = None
 
 
 def call_user(function: Callable[..., Any], *args: Any) -> Any:
-    """Calls `function`; everything below this frame may be interrupted."""
+    """Calls `function`; everything that it calls may be interrupted."""
     global _starting
     _starting = False
     if _pending:
@@ -48,36 +47,36 @@ def call_user(function: Callable[..., Any], *args: Any) -> Any:
 
 
 def call_background(function: Callable[..., Any], guest_waits: Callable[[], bool], callback: Any, *args: Any) -> Any:
-    """Calls `function`, which runs callbacks of the user's while no exec does."""
+    """Calls `function`, which runs the user's callbacks while no exec runs."""
     global _guest_waits, _callback
     _guest_waits, _callback = guest_waits, callback
     return function(*args)
 
 
 def expect_user_code() -> None:
-    """An exec has arrived: from now on a SIGINT is meant for it, even before its code runs."""
+    """Called when an exec has arrived: from now on a SIGINT is for it, even before its code runs."""
     global _pending, _starting
     _pending = False
     _starting = True
 
 
 def forget() -> None:
-    """The exec is over: an interrupt that could not be delivered any more is dropped."""
+    """Called when an exec has ended: a pending interrupt is dropped."""
     global _pending, _starting
     _starting = _pending = False
 
 
 def install() -> None:
-    """Takes SIGINT over, at the start of the kernel."""
+    """Installs the handler, at the start of the kernel."""
     _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
     _signal.signal(_signal.SIGINT, _on_sigint)
 
 
 def reclaim() -> None:
-    """The user's code has ended: its handler of SIGINT and its alarm were for that code only.
+    """Called when user code has ended: removes its SIGINT handler and its alarm.
 
-    Called below `call_user`, where an exception from a handler of the user's can still be reported. Once the
-    kernel's own code runs, it would end the kernel.
+    `call_user` calls it, so that an exception from a user's handler can still be reported. In the kernel's own code,
+    such an exception would end the kernel.
     """
     _signal.setitimer(_signal.ITIMER_REAL, 0)
     if _signal.getsignal(_signal.SIGINT) is not _on_sigint:
@@ -90,9 +89,9 @@ def is_ours(handler: Callable[..., Any]) -> bool:
 
 
 def send_from_user_code(channel: Channel, head: dict[str, Any], body: bytes) -> None:
-    """Sends a frame while user code is on the stack, then raises the interrupt that arrived meanwhile.
+    """Sends a frame while user code is on the stack, then raises an interrupt that arrived meanwhile.
 
-    With `wait` in the head it comes back when the guest has seen the frame.
+    With `wait` in the head it returns when the guest has seen the frame.
     """
     if head.get("wait"):
         channel.exchange(head, body)
@@ -103,7 +102,7 @@ def send_from_user_code(channel: Channel, head: dict[str, Any], body: bytes) -> 
 
 
 def ask_from_user_code(channel: Channel, head: dict[str, Any], body: bytes) -> bytes:
-    """Sends a question while user code is on the stack and waits for the answer, however long it takes."""
+    """Sends a question while user code is on the stack, and waits for the answer without a time limit."""
     line = channel.take_input()
     if line is None:
         send_from_user_code(channel, head, body)

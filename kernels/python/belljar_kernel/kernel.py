@@ -1,17 +1,16 @@
-"""The kernel: takes one exec after another and answers with what it produced.
+"""The kernel: executes one exec after another and sends the results.
 
     start -> hello -> idle -> exec -> done -> idle ... -> shutdown, or end of file -> atexit handlers -> exit
 
-Idle means blocked in one read(): no thread, no timer, nothing wakes up, but for a moment after an exec that left much
-memory behind (`memory`), and for asyncio tasks that an exec left pending (`aio`). An exec runs in the main thread, so
-that signals, asyncio and matplotlib behave as in a script, and it never ends the kernel: exceptions, sys.exit
-and interrupts all become a status.
+An idle kernel is blocked in one read(): no thread and no timer wakes it, except after an exec that freed much memory
+(`memory`), and for pending asyncio tasks (`aio`). An exec runs in the main thread, so that signals, asyncio and
+matplotlib behave as in a script. It never ends the kernel: exceptions, sys.exit and interrupts become a status.
 
-An exec may be a script, which is the only exec of its kernel: it has arguments and a file, and at its end happens what
-happens at the end of a script (`_end_script`).
+An exec may be a script, which is the only exec of its kernel. A script has arguments and a file, and ends as scripts do
+(`_end_script`).
 
-A child that user code forks shares our stack but not our job. It loses the control socket at once, and
-when it comes to the end of the cell it exits, as a script's child would at the end of the script.
+A child that user code forks has a copy of our stack, but must not act as the kernel. It closes the control socket at
+once, and exits at the end of the cell, as a script's child would at the end of the script.
 """
 
 from __future__ import annotations
@@ -37,13 +36,13 @@ EXIT_ERROR = 1
 EXIT_FATAL = 70  # EX_SOFTWARE: the kernel itself could not start
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
 
-# Displays of tasks and threads that are kept while no exec runs, for the next one.
+# How many displays of tasks and threads are kept for the next exec while none runs.
 MAX_LATE_DISPLAYS = 100
 MAX_LATE_BYTES = 8 << 20
 
 
 def run_kernel(fd: int, font_cache: str | None = None) -> NoReturn:
-    """`main.py kernel`: everything from a fresh interpreter to its exit."""
+    """`main.py kernel`: runs a kernel in a new interpreter, to its exit."""
     main = new_main_module()
     prepare_imports(main, font_cache)
     channel = Channel(fd)
@@ -55,7 +54,7 @@ def run_kernel(fd: int, font_cache: str | None = None) -> NoReturn:
 
 
 def hello() -> dict[str, Any]:
-    """What the guest hears first."""
+    """The first message to the guest."""
     return {
         "op": "hello",
         "protocol": PROTOCOL,
@@ -67,18 +66,18 @@ def hello() -> dict[str, Any]:
 
 
 def serve_to_the_end(kernel: Kernel) -> NoReturn:
-    """For a kernel that was made in the middle of something else, whose code on the stack must never go on."""
+    """Runs a kernel inside other code, which must never continue: the process exits."""
     try:
         kernel.serve()
     except BaseException:
-        # serve() does not return, so this is a bug of ours.
+        # serve() does not return, so this is a bug.
         sys.excepthook(*sys.exc_info())
     finally:
         os._exit(EXIT_FATAL)
 
 
 def new_main_module() -> ModuleType:
-    """The module in which cells run. It is really `__main__`, or pickle would not find what they define."""
+    """The module in which cells run. It is `__main__`, so that pickle finds what they define."""
     main = ModuleType("__main__")
     main.__dict__["__builtins__"] = builtins
     sys.modules["__main__"] = main
@@ -86,7 +85,7 @@ def new_main_module() -> ModuleType:
 
 
 def prepare_imports(main: ModuleType, font_cache: str | None) -> None:
-    """Puts the import hooks in place; before anything is preloaded, where something is."""
+    """Registers the import hooks. Must be called before modules are preloaded."""
 
     def ipython(_module: ModuleType, load: Any) -> None:
         load()
@@ -105,7 +104,7 @@ def prepare_imports(main: ModuleType, font_cache: str | None) -> None:
 
 
 def _python_path() -> list[str]:
-    """PYTHONPATH, where the directory of our `sitecustomize` stands for the packages that this session installed."""
+    """PYTHONPATH, with the directory of our `sitecustomize` replaced by that of the packages this session installed."""
     installed = f"/session/.local/lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     return [installed if path.endswith("/kernels/python/site") else path for path in paths if path]
@@ -120,17 +119,17 @@ class Kernel:
         self._count = 0
         # True in a child that user code forked.
         self._forked = False
-        # True while an exec runs: the guest takes displays and answers questions.
+        # True while an exec runs: then the guest accepts displays and answers questions.
         self._running = False
         # Displays for the next exec, and how many more there were.
         self._late: list[tuple[dict[str, Any], bytes]] = []
         self._late_dropped = 0
-        # True while a cell runs for a guest that tells when it has seen a display.
+        # True while a cell runs for a guest that acknowledges displays.
         self._acknowledged = False
         self._housekeeping = memory.Housekeeping()
-        # Values that are on disk; made when the guest first asks for it.
+        # Moves values to disk; created when the guest first requests it.
         self._spill: Any = None
-        # A frame that was read while something else was being done.
+        # A frame that was read while something else was in progress.
         self._waiting: tuple[dict[str, Any], bytes] | None = None
 
         interrupts.install()
@@ -140,7 +139,7 @@ class Kernel:
         inputs.install()
         builtins.display = display.display  # type: ignore[attr-defined]
         builtins.load, builtins.save = frames.load, frames.save  # type: ignore[attr-defined]
-        # Hooks for children run in a kernel that was made of a picture without its threads, which is no child.
+        # These hooks also run in a kernel that was loaded from a snapshot without its threads; that is not a child.
         self.is_waking = False
         os.register_at_fork(before=_before_fork, after_in_child=self._after_fork_in_child)
 
@@ -149,7 +148,7 @@ class Kernel:
         sys.path[:0] = ["", *_python_path()]
 
     def serve(self, rehearse: bool = False) -> NoReturn:
-        """Says hello and works until the guest has had enough."""
+        """Sends hello and serves the guest until it shuts down."""
         self._channel.send(hello())
         if rehearse:
             self._rehearse()
@@ -177,25 +176,25 @@ class Kernel:
         self._exit()
 
     def _next_frame(self) -> tuple[dict[str, Any], bytes] | None:
-        """What the guest says next. While it says nothing, there may be something to tidy up."""
+        """The next frame of the guest. Frees memory and runs asyncio tasks while there is none."""
         if self._waiting is not None:
             frame, self._waiting = self._waiting, None
             return frame
         while True:
             silence = self._housekeeping.silence
             if aio.is_active() and not (self._spill is not None and self._spill.is_away):
-                heard = self._advance(silence)
+                has_frame = self._advance(silence)
             elif silence is None:
                 break
             else:
-                heard = self._channel.wait(silence)
-            if heard:
+                has_frame = self._channel.wait(silence)
+            if has_frame:
                 break
             self._housekeeping.work()
         return self._channel.receive()
 
     def _advance(self, seconds: float | None) -> bool:
-        """Lets asyncio tasks go on until the guest says something, or for this long; whether it did."""
+        """Runs asyncio tasks until the guest sends something, or for this long; returns whether it did."""
         def guest_waits() -> bool:
             return self._channel.wait(0)
 
@@ -204,7 +203,7 @@ class Kernel:
                 fd, callback = self._channel.fileno(), aio.callback_code()
                 return bool(interrupts.call_background(aio.advance, guest_waits, callback, fd, seconds))
             except (SystemExit, KeyboardInterrupt) as error:
-                # Of a task, for which there is nothing to leave or to interrupt but itself.
+                # A task raised it; it ends only that task.
                 aio.was_told(error)
                 self._tell_failure("an asyncio task", error)
             finally:
@@ -212,10 +211,10 @@ class Kernel:
         return True
 
     def _rehearse(self) -> None:
-        """Goes through the motions of a cell once, in a namespace of its own.
+        """Runs an empty cell once, in its own namespace.
 
-        In a kernel that begins with memory of others whatever is written first must be copied. Better while the kernel
-        waits for its first exec than while somebody waits for the result.
+        A kernel that starts from shared memory copies every page that it writes first. This does most of it before the
+        first exec arrives.
         """
         cell = self._compiler.compile("import sys\n0", 0, True)
         bundle = display.bundle_of(_evaluate(cell, {}))
@@ -252,7 +251,7 @@ class Kernel:
                 status, exit_code = ended if status == "ok" else (status, exit_code)
         self._acknowledged = self._running = False
         inputs.begin(False)
-        # Lines that nobody has asked for are not another exec's, and must not look as if the guest had said something.
+        # Unread input lines are not for the next exec, and must not look like a new frame.
         self._channel.expect_input(None)
         interrupts.forget()
         self._streams.flush()
@@ -269,7 +268,7 @@ class Kernel:
         )
 
     def _begin_script(self, script: dict[str, Any]) -> None:
-        """Makes arguments, `__file__` and the module search path what Python makes them for a script."""
+        """Sets arguments, `__file__` and the module search path as Python does for a script."""
         sys.argv = list(script["argv"])
         path = script.get("path")
         if path is not None:
@@ -277,8 +276,8 @@ class Kernel:
             sys.path[0] = os.path.dirname(path)
 
     def _run(self, source: bytes, echo: bool, script: dict[str, Any] | None = None) -> None:
-        """The cell itself, its result and its figures: all that is user code, or may call some."""
-        # Otherwise a warning would be shown only by the first cell that causes it on a given line.
+        """Runs the cell, and sends its result and its figures: everything that may run user code."""
+        # Otherwise Python shows a warning only for the first cell that causes it on a line.
         self._namespace.pop("__warningregistry__", None)
         rendering = True
         try:
@@ -289,7 +288,7 @@ class Kernel:
                 _want_ipython()
             value = aio.run(_evaluate_async(cell, self._namespace)) if cell.awaits else _evaluate(cell, self._namespace)
             if value is not None and not self._forked:
-                # Where the standard displayhook keeps it: a user's own global `_` is left alone.
+                # As the standard displayhook does; a global `_` of the user is not changed.
                 builtins._ = value  # type: ignore[attr-defined]
                 bundle = display.bundle_of(value)
                 if bundle is not None:
@@ -309,7 +308,7 @@ class Kernel:
             interrupts.reclaim()
 
     def _tell_tasks(self, failed: list[tuple[str, BaseException]], is_script: bool) -> None:
-        """Prints what became of asyncio tasks that nobody waits for."""
+        """Prints the exceptions of asyncio tasks that were not retrieved."""
         for name, error in failed:
             self._tell_failure(f"asyncio task {name}", error)
         pending = aio.pending_names() if is_script else []
@@ -327,13 +326,13 @@ class Kernel:
         self._streams.stderr.write(f"{what} failed:\n{text}")
 
     def _report(self, error: BaseException) -> tuple[str, int]:
-        """Tells the guest (in a forked child: stderr) how the cell failed; returns status and exit code."""
+        """Reports to the guest (in a forked child: to stderr) how the cell failed; returns status and exit code."""
         try:
             if isinstance(error, SystemExit):
                 return "exit", interrupts.call_user(_exit_code, error)
             description = interrupts.call_user(_describe, error)
         except BaseException as reason:
-            # A __str__ that raises, or an interrupt while a huge traceback was being formatted.
+            # A `__str__` that raises, or an interrupt while a large traceback was formatted.
             from . import tracebacks
 
             description = tracebacks.fallback(error, reason)
@@ -352,29 +351,29 @@ class Kernel:
         self._streams.flush_replacements()
         self._streams.flush()
         if self._forked:
-            # The parent speaks to the guest; the child still has stdout.
+            # Only the parent may use the control socket; a child has stdout.
             print(bundle[0].get(display.TEXT, ""))
             return
         head: dict[str, Any] = {"op": "display", "kind": kind}
         if not self._running:
-            # Of a task or a thread, between two execs.
+            # A display of a task or a thread between two execs.
             if len(self._late) < MAX_LATE_DISPLAYS and len(body) + sum(len(b) for _, b in self._late) <= MAX_LATE_BYTES:
                 self._late.append((head, body))
             else:
                 self._late_dropped += 1
             return
         if kind == "result":
-            # The end of the cell is about to be told: one message for both.
+            # `done` follows at once: both are sent together.
             self._channel.hold(head, body)
             return
-        # What the user prints next travels through a pipe and could overtake this. After a result nothing is
-        # printed any more, and a thread must not take the main thread's answers.
+        # Output that the user prints next goes through a pipe and could arrive before this. After a result nothing is
+        # printed, and a thread must not take answers for the main thread.
         if kind == "display" and self._acknowledged and threading.current_thread() is threading.main_thread():
             head["wait"] = True
         interrupts.send_from_user_code(self._channel, head, body)
 
     def _show_late(self) -> None:
-        """Hands on what was displayed while no exec ran."""
+        """Sends the displays that were kept while no exec ran."""
         late, self._late = self._late, []
         for head, body in late:
             self._channel.send(head, body)
@@ -383,12 +382,12 @@ class Kernel:
             self._late_dropped = 0
 
     def _ask(self, prompt: str, password: bool, stream: bool) -> bytes:
-        """A line of input from whoever watches, or a part of a stream; empty at the end."""
+        """A line of input from the client, or a part of a stream; empty at the end."""
         if self._forked or not self._running:
             return b""
         if threading.current_thread() is not threading.main_thread():
-            # The main thread may be talking to the guest itself.
-            raise EOFError("input can only be asked for in the main thread")
+            # The main thread may be using the control socket.
+            raise EOFError("input() works only in the main thread")
         self._streams.flush_replacements()
         self._streams.flush()
         question = encode_json({"prompt": prompt, "password": password})
@@ -396,14 +395,14 @@ class Kernel:
         return interrupts.ask_from_user_code(self._channel, head, question)
 
     def _answer(self, head: dict[str, Any]) -> None:
-        """What can be answered at any time between two cells."""
+        """Answers requests that are possible at any time between two cells."""
         if head.get("op") == "state":
             self._tell_state()
         else:
             self._channel.send({"op": "pong", "token": head.get("token")})
 
     def _tell_spilled(self, request: dict[str, Any]) -> None:
-        """Moves large values to disk, unless the guest wants something else meanwhile; says what came of it."""
+        """Moves large values to disk, unless the guest sends a request meanwhile; sends a report."""
         from . import spill
 
         def meanwhile() -> None:
@@ -420,29 +419,29 @@ class Kernel:
         self._channel.send({"op": "spilled"}, encode_json(report))
 
     def _talk(self) -> None:
-        """Takes a line to the host, and does what is asked there."""
+        """Takes a socket to the host, and handles a request on it."""
         import socket
 
-        from . import frozen
+        from . import snapshot
 
         self._streams.flush()
         line = self._channel.take_descriptor({"op": "line"})
         if line is not None:
-            frozen.talk(socket.socket(fileno=line), self)
+            snapshot.talk(socket.socket(fileno=line), self)
 
     def descriptors(self) -> list[int]:
-        """What the kernel itself has open: the control socket first, then what `streams` keeps."""
+        """The kernel's own descriptors: the control socket first, then those of `streams`."""
         return [self._channel.fileno(), *self._streams.saved()]
 
     def _restore(self) -> None:
-        """Brings back what is on disk, before any code of the user's runs."""
+        """Loads values from disk, before any user code runs."""
         if self._spill is not None:
             problem = self._spill.restore()
             if problem:
                 self._streams.stderr.write(f"belljar: {problem}\n")
 
     def _tell_state(self) -> None:
-        """Sends what the variables are. Not a cell, but it may be interrupted as one."""
+        """Sends a description of the variables. It may be interrupted like a cell."""
         from . import state
 
         interrupts.expect_user_code()
@@ -450,13 +449,13 @@ class Kernel:
         try:
             body = interrupts.call_user(state.snapshot, self._namespace)
         except BaseException:
-            # Whatever it met, there is nothing to tell; an empty body says so.
+            # After any failure there is no description: the body is empty.
             pass
         interrupts.forget()
         self._channel.send({"op": "state"}, body)
 
     def _survive_handler(self, error: BaseException) -> None:
-        """Prints what a signal handler of the user's raised while no cell was running; raises anything else."""
+        """Prints the exception of a user's signal handler between two cells; raises any other exception."""
         from . import tracebacks
 
         if not tracebacks.has_user_frame(error):
@@ -473,10 +472,10 @@ class Kernel:
         aio.forget()
 
     def _exit(self) -> NoReturn:
-        """Runs the user's atexit handlers and leaves.
+        """Runs the user's atexit handlers and exits.
 
-        The interpreter's own finalization is skipped: it would visit, and so copy, every page that is shared
-        with the zygote, and wait for threads that may never end.
+        The interpreter's own finalization is skipped: it would write to, and so copy, every shared page, and wait for
+        threads that may never end.
         """
         self._restore()
         aio.close()
@@ -486,15 +485,15 @@ class Kernel:
 
 
 def send_fatal(channel: Channel, problem: BaseException) -> NoReturn:
-    """Says why the kernel could not start, and ends the process."""
+    """Reports why the kernel could not start, and ends the process."""
     message = f"the kernel could not start: {type(problem).__name__}: {problem}"
     channel.send({"op": "fatal"}, encode_json({"message": message}))
     os._exit(EXIT_FATAL)
 
 
 def _notice_new_directories() -> None:
-    """A directory of packages that was missing when it was looked for is never looked for again, unless we say so:
-    somebody may have installed something meanwhile, by a command beside us."""
+    """Makes Python look again for directories of packages that were missing before: a command may have installed
+    packages meanwhile."""
     known = sys.path_importer_cache
     for path in sys.path:
         if isinstance(path, str) and path and known.get(path, known) is None and os.path.isdir(path):
@@ -502,9 +501,9 @@ def _notice_new_directories() -> None:
 
 
 def _before_fork() -> None:
-    frozen = sys.modules.get(f"{__package__}.frozen")
-    if frozen is not None:
-        frozen.forget_last()
+    snapshot = sys.modules.get(f"{__package__}.snapshot")
+    if snapshot is not None:
+        snapshot.forget_last()
 
 
 def _evaluate(cell: Cell, namespace: dict[str, Any]) -> Any:
@@ -514,7 +513,7 @@ def _evaluate(cell: Cell, namespace: dict[str, Any]) -> Any:
 
 
 async def _evaluate_async(cell: Cell, namespace: dict[str, Any]) -> Any:
-    """One coroutine for both parts: code between two awaits expects to find a running loop."""
+    """One coroutine for both parts of a cell, so that code between two awaits finds a running loop."""
     value = None
     for code in (cell.body, cell.last):
         if code is not None:
@@ -525,9 +524,9 @@ async def _evaluate_async(cell: Cell, namespace: dict[str, Any]) -> Any:
 
 
 def _end_script() -> None:
-    """What the interpreter does at the end of a script: waits for threads, and runs what was registered for the end."""
+    """Does what Python does at the end of a script: waits for threads, and runs registered handlers."""
     for finish in reversed(getattr(threading, "_threading_atexits", ())):
-        # Pools of threads tell theirs to end.
+        # Thread pools end their threads.
         finish()
     main = threading.main_thread()
     while others := [thread for thread in threading.enumerate() if thread is not main and not thread.daemon]:
@@ -536,7 +535,7 @@ def _end_script() -> None:
 
 
 def _decode(source: bytes, is_file: bool) -> str:
-    """Cells are UTF-8. A file may begin with a mark that says so, or name another encoding."""
+    """The text of a cell, which is UTF-8, or of a file, which may have a byte order mark or name another encoding."""
     if not is_file:
         return source.decode()
     try:
@@ -547,7 +546,7 @@ def _decode(source: bytes, is_file: bool) -> str:
         try:
             return importlib.util.decode_source(source)
         except SyntaxError:
-            # It names no encoding, or none that there is.
+            # It names no encoding, or an unknown one.
             raise error from None
 
 
@@ -558,7 +557,7 @@ def _describe(error: BaseException) -> dict[str, Any]:
 
 
 def _exit_code(request: SystemExit) -> int:
-    """The status a process would end with, were it to end."""
+    """The exit status of a process that ends with this SystemExit."""
     code = request.code
     if code is None:
         return 0
@@ -578,7 +577,7 @@ def _transform(source: str) -> str:
 
 
 def _want_ipython() -> None:
-    """The cell mentions get_ipython(): make it exist, unless there is no IPython."""
+    """Creates the IPython shell for a cell that mentions get_ipython(), if IPython is installed."""
     try:
         import IPython  # noqa: F401  (the import hook creates the shell)
     except ImportError:

@@ -1,8 +1,8 @@
 """The IPython shell behind `%magic`, `!command`, `name?` and IPython.display.
 
-It is a real InteractiveShell, on the user's own namespace, but only a toolbox: cells are run by our kernel.
-It writes no file, starts no thread and keeps no history. Importing IPython takes 0.1 to 0.3 s, so
-the shell is made when a cell first needs it, or in the zygote, where every kernel gets it for nothing.
+It is an InteractiveShell on the user's namespace, but it does not run cells: our kernel does. It writes no file, starts
+no thread and keeps no history. Importing IPython takes 0.1 to 0.3 s, so the shell is created when a cell first needs
+it, or in the preloaded process, from which every kernel gets it for free.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-# Where there is a bash, users expect `!` to be one.
+# Users expect `!` to run bash, if it is installed.
 _SHELLS = ("/bin/bash", "/bin/sh")
 
 _SCRIPT_PROGRAMS = ("script", "bash", "sh", "python", "python3", "perl", "ruby")
@@ -45,7 +45,7 @@ _IPYTHON_NAMES = frozenset(
     ("_", "__", "___", "__builtin__", "_ih", "_oh", "In", "Out", "get_ipython", "exit", "quit", "open")
 )
 
-# What IPython stores between cells, for as long as the kernel lives.
+# What IPython stores between cells; it lives as long as the kernel.
 _store: dict[str, Any] = {}
 
 
@@ -53,42 +53,42 @@ def create_shell(main: ModuleType) -> None:
     """Creates the one shell of this process. Called when IPython has been imported."""
     config = Config()
     config.HistoryManager.enabled = False
-    # Never opened, but without a name IPython asks its profile directory, which we do not have.
+    # Never opened; without a name IPython would use its profile directory, which we do not have.
     config.HistoryManager.hist_file = ":memory:"
-    # No terminal will interpret colors. The name of this theme became lower case in IPython 9.
+    # There is no terminal for colors. The name of this theme is lower case since IPython 9.
     config.InteractiveShell.colors = "nocolor" if IPython.version_info >= (9,) else "NoColor"
     namespace = main.__dict__
     before = dict(namespace)
     shell = Shell.instance(config=config, user_module=main, user_ns=namespace)
-    # The namespace is the user's: of what IPython has put there only %cd's directory history stays.
+    # The namespace belongs to the user: remove IPython's names except %cd's directory history.
     for name in _IPYTHON_NAMES & set(namespace):
         if name in before:
             namespace[name] = before[name]
         else:
             del namespace[name]
-    # At exit it would empty the namespace while the user's own handlers still need it.
+    # At exit it would clear the namespace, which the user's own handlers still need.
     atexit.unregister(shell.atexit_operations)
-    # IPython would do this around each cell. `%%capture` relies on it being in force already.
+    # IPython does this around each cell, and `%%capture` relies on it.
     shell.display_trap.__enter__()
     builtins.get_ipython = shell.get_ipython  # type: ignore[attr-defined]
-    # IPython has put its own there; ours hands over to it, and also works before IPython is loaded.
+    # IPython has replaced it. Ours calls IPython's, and also works before IPython is loaded.
     builtins.display = display.display  # type: ignore[attr-defined]
     display.ipython_format = shell.display_formatter.format
 
 
 def transform(source: str) -> str:
-    """The Python code that IPython makes of a cell."""
+    """The Python code for a cell, as IPython transforms it."""
     return str(Shell.instance().transform_cell(source))
 
 
 class _Publisher(DisplayPublisher):
-    """IPython.display.display() and friends end here."""
+    """Receives all displays of IPython."""
 
     def publish(self, data: dict[str, Any], metadata: dict[str, Any] | None = None, *_: Any, **__: Any) -> None:
         display.publish("display", (dict(data), metadata or {}))
 
     def clear_output(self, wait: bool = False) -> None:
-        """What has been sent cannot be taken back, and escape codes would only be noise."""
+        """Does nothing: what has been sent cannot be removed."""
 
 
 class _DisplayHook(DisplayHook):
@@ -102,15 +102,15 @@ class _DisplayHook(DisplayHook):
 
 
 class _NoProfile(ProfileDir):
-    """IPython 8 wants a profile; this one is only a name."""
+    """IPython 8 needs a profile; this one has no directory."""
 
     @observe("location")
     def _location_changed(self, change: Any) -> None:
-        """IPython's method would create the directory."""
+        """Does nothing: IPython's method would create the directory."""
 
 
 class InlineBackend(Configurable):
-    """Lets `%config InlineBackend.figure_format = "retina"` pass: notebooks do it, here it has no effect."""
+    """Accepts `%config InlineBackend.figure_format = "retina"`, which notebooks use; it has no effect here."""
 
     figure_format = AnyTrait().tag(config=True)
     figure_formats = AnyTrait().tag(config=True)
@@ -124,16 +124,16 @@ class Shell(InteractiveShell):
     displayhook_class = _DisplayHook
 
     def init_ipython_dir(self, ipython_dir: Any) -> None:
-        """IPython would create it, in a home directory that is the user's."""
+        """Does nothing: IPython would create it in the user's home directory."""
 
     def init_profile_dir(self, profile_dir: Any) -> None:
         self.profile_dir = _NoProfile(location=os.devnull)
 
     def init_virtualenv(self) -> None:
-        """The interpreter is the right one already, whatever VIRTUAL_ENV says."""
+        """Does nothing: the interpreter is the right one, whatever VIRTUAL_ENV says."""
 
     def init_prompts(self) -> None:
-        """There are none, and sys.ps1 would make libraries believe that someone is typing."""
+        """Does nothing: with sys.ps1, libraries would assume an interactive terminal."""
 
     @property
     def db(self) -> dict[str, Any]:
@@ -160,11 +160,11 @@ class Shell(InteractiveShell):
         self.configurables.append(InlineBackend(parent=self))
 
     def enable_matplotlib(self, gui: str | None = None) -> tuple[str, str]:
-        """`%matplotlib inline`, or whatever else: figures are shown as images anyway."""
+        """`%matplotlib` has no effect: figures are always shown as images."""
         return "inline", figures.BACKEND
 
     def enable_gui(self, gui: str | None = None) -> None:
-        """There is no screen."""
+        """Does nothing: there is no screen."""
 
     def showtraceback(self, exc_tuple: Any = None, *_: Any, **__: Any) -> None:
         """Errors that IPython catches itself, for example in a formatter."""
@@ -175,12 +175,12 @@ class Shell(InteractiveShell):
     showsyntaxerror = showtraceback
 
     def system(self, command: str) -> None:
-        """`!command`: its output goes straight to our stdout and stderr, as it comes."""
+        """`!command`: its output goes directly to our stdout and stderr."""
         command = self.var_expand(command, depth=1)
         sys.stdout.flush()
         sys.stderr.flush()
         self.user_ns["_exit_code"] = subprocess.call(command, shell=True, executable=_shell())
-        # It may have been `pip install`: directories that were missing or empty may hold modules now.
+        # It may have been `pip install`: directories that were missing or empty may have modules now.
         importlib.invalidate_caches()
 
     system_raw = system_piped = system
@@ -207,10 +207,10 @@ def _print_page(_shell: Shell, page: Any, **_: Any) -> None:
 
 
 def _script_magic(shell: Shell, program: str) -> Callable[[str, str], None]:
-    """`%%bash` and its relatives.
+    """`%%bash` and similar magics.
 
-    IPython pumps their output through an event loop, in a thread that stays for ever. A plain child process
-    that writes to our pipes needs neither. IPython's way remains for the options that need it.
+    IPython reads their output in an event loop, in a thread that never ends. A child process that writes to our pipes
+    needs neither. IPython's implementation is used only for options that need it.
     """
 
     def run_script(line: str, cell: str) -> None:

@@ -1,16 +1,15 @@
-"""Memory that is not used any more goes back to the system, while nobody waits for it.
+"""Returns unused memory to the system while the kernel is idle.
 
     exec ends -> how much has the kernel grown? -> little: nothing happens
-                                                -> much: a moment of silence -> trim
-                                                   still much: a longer silence -> collect, trim
+                                                -> much: short idle time -> trim
+                                                   still much: longer idle time -> collect, trim
 
-Freed memory often stays with the process: malloc keeps what lies between two blocks that are in use, and objects that
-refer to each other wait for the garbage collector. Both are dealt with here. A fresh kernel shares nearly everything
-with its zygote, and writing to what is shared would copy it: so nothing happens before a kernel has grown. What the
-zygote had imported is frozen, and no collection touches it.
+A process often keeps freed memory: malloc keeps free blocks between used ones, and cyclic objects wait for the garbage
+collector. A new kernel shares nearly all its memory with others, and writing to a shared page copies it: so nothing
+happens before a kernel has grown. Preloaded objects are exempt from collections (`gc.freeze`).
 
-The next exec may come at any time. Trimming takes 50 ms for a gigabyte at worst and mostly a fraction of one. A
-collection cannot be stopped and may take a second; it waits for a silence that is long beside it.
+The next exec may arrive at any time. Trimming takes at most 50 ms per gigabyte, and usually a fraction of a
+millisecond. A collection cannot be stopped and may take a second, so it waits for a much longer idle time.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ TYPE_CHECKING = False  # see __init__.py
 if TYPE_CHECKING:
     from typing import Any
 
-# Less than this is not worth anybody's time.
+# Less than this is not worth the time.
 WORTHWHILE_BYTES = 32 << 20
-# Execs that follow each other closely are not disturbed.
+# Execs that follow each other closely are not delayed.
 TRIM_AFTER_SECONDS = 0.05
-# A silence this many times as long as what it is used for: one exec in that many meets a collection.
+# The idle time before a collection, as a multiple of its duration: so few execs have to wait for one.
 COLLECT_SHARE = 20
-# What a collection takes is known after the first. Until then: a gigabyte of small lists, measured.
+# The assumed duration of the first collection: measured with a gigabyte of small lists.
 COLLECT_SECONDS_PER_BYTE = 0.8 / (1 << 30)
 COLLECT_AFTER_SECONDS = 0.5
 
@@ -42,18 +41,18 @@ _libc: Any = None
 
 
 class Housekeeping:
-    """What is to be done about this kernel's memory, and after how much silence."""
+    """What to do about this kernel's memory, and after how much idle time."""
 
     def __init__(self) -> None:
         self._at_start = private_bytes()
-        # The next step and the silence before it.
+        # The next step and the idle time before it.
         self._step: Any = None
         self._silence = 0.0
         self._collection_seconds: float | None = None
 
     @property
     def silence(self) -> float | None:
-        """How long it must be quiet until `work` may be called; None if there is nothing to do."""
+        """The idle time until `work` may be called; None if there is nothing to do."""
         return None if self._step is None else self._silence
 
     def exec_ended(self) -> None:
@@ -70,7 +69,7 @@ class Housekeeping:
     def _trim_first(self) -> None:
         trim()
         grown = self._grown()
-        # Somebody who switched the collector off had a reason.
+        # User code has disabled the collector.
         if grown < WORTHWHILE_BYTES or not gc.isenabled():
             return
         expected = self._collection_seconds
@@ -81,10 +80,10 @@ class Housekeeping:
     def _collect(self) -> None:
         start = time.perf_counter()
         try:
-            # It may call a `__del__` of the user's.
+            # It may call a user's `__del__`.
             interrupts.call_user(gc.collect)
         except BaseException:
-            # Meant for the exec that has arrived meanwhile; the guest says it again.
+            # The interrupt is for the exec that has arrived meanwhile; the guest repeats it.
             pass
         self._collection_seconds = time.perf_counter() - start
         trim()
@@ -94,7 +93,7 @@ class Housekeeping:
 
 
 def private_bytes() -> int:
-    """Memory of this process that is not a file's. What it shares with the zygote counts, now as at the start."""
+    """Anonymous memory of this process. Memory shared with others counts too, now as at the start."""
     try:
         fd = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -107,7 +106,7 @@ def private_bytes() -> int:
 
 
 def trim() -> None:
-    """Returns what is free to the system, as far as those who manage it can be asked to."""
+    """Returns free memory of the allocators to the system, where they support it."""
     global _libc
     arrow = sys.modules.get("pyarrow")
     try:
@@ -119,5 +118,5 @@ def trim() -> None:
             _libc = ctypes.CDLL(None)
         _libc.malloc_trim(0)
     except Exception:
-        # Another libc, or a pyarrow that the user has put something else in place of.
+        # Another libc, or a pyarrow that user code has replaced.
         pass

@@ -1,14 +1,14 @@
-"""An interpreter with the packages of an image loaded, whose memory the kernels of other sandboxes begin with.
+"""An interpreter with the packages of an image loaded, whose memory is the start of kernels in other sandboxes.
 
     host                                          preloaded, in a sandbox of its own
      | preload {layer, modules} + a pipe --------->| imports, warms up, writes its memory into the pipe
-     |<- {bytes, warm} ........................... | and is not needed any more
+     |<- {bytes, warm} ........................... | and exits
      |
-     | the files, {env, cwd} --------------------->| in another sandbox: a loader becomes what was written,
-     |                                             | and goes on here as a kernel: says hello to its guest
+     | the files, {env, cwd} --------------------->| in another sandbox: a loader becomes the saved process,
+     |                                             | which goes on here as a kernel: sends hello to its guest
 
-What is in an image is not trusted, so this process has the rights of a sandbox, sees no session, and ends before the
-first kernel begins with its memory. It stays single-threaded: only the main thread is kept.
+The contents of an image are not trusted, so this process has the rights of a sandbox, sees no session, and ends before
+the first kernel starts from its memory. It stays single-threaded, because only the main thread is saved.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import sys
 import threading
 from types import ModuleType
 
-from . import frozen, kernel, renewal, seal, warmup
+from . import kernel, renewal, seal, snapshot, warmup
 from .wire import Channel
 
 TYPE_CHECKING = False  # see __init__.py
@@ -46,40 +46,40 @@ def run_preloaded(fd: int) -> NoReturn:
 
 def _talk(line: socket.socket, main: ModuleType) -> None:
     packet, fds, _flags, _ = socket.recv_fds(
-        line, frozen.MAX_PACKET_BYTES, frozen.MAX_PACKET_FDS, socket.MSG_CMSG_CLOEXEC
+        line, snapshot.MAX_PACKET_BYTES, snapshot.MAX_PACKET_FDS, socket.MSG_CMSG_CLOEXEC
     )
     try:
         request = json.loads(packet)
         (stream,) = fds
         answer = _preload(request["modules"])
-        written = frozen.write_common(request["layer"], stream)
-    except frozen.Refused as refused:
+        written = snapshot.write_common(request["layer"], stream)
+    except snapshot.Refused as refused:
         answer, written = {"refused": refused.reasons}, 0
     except Exception as error:
         answer, written = {"refused": [f"{type(error).__name__}: {error}"]}, 0
     if written is None:
         _be_kernel(main)
-    frozen.say(line, {**answer, "bytes": written})
+    snapshot.say(line, {**answer, "bytes": written})
 
 
 def _preload(modules: list[str]) -> dict[str, Any]:
     warm = warmup.warm_up(modules)
-    # Everything alive now is taken out of the collector's sight: a collection in a kernel would otherwise write to
-    # the header of every object, and so copy every page.
+    # Exempts all existing objects from collections: a collection would write to the header of every object, and so
+    # copy every page.
     gc.collect()
     gc.freeze()
     return {"warm": warm}
 
 
 def _be_kernel(main: ModuleType) -> NoReturn:
-    """The first steps in the sandbox of the kernel that begins here."""
+    """The first steps of a kernel that was loaded from this process's memory."""
     channel = None
     try:
-        line = socket.socket(fileno=frozen.LINE_AT)
-        channel = Channel(frozen.CONTROL_AT)
+        line = socket.socket(fileno=snapshot.LINE_AT)
+        channel = Channel(snapshot.CONTROL_AT)
         seal.close_other_fds([channel.fileno(), line.fileno()])
         with line:
-            order = json.loads(line.recv(frozen.MAX_PACKET_BYTES))
+            order = json.loads(line.recv(snapshot.MAX_PACKET_BYTES))
         # The loader's name is on the process.
         seal.set_process_name(os.path.basename(sys.executable))
         threading.main_thread()._set_native_id()  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""What a kernel that begins with the memory of another process must not share with it: environment and randomness."""
+"""Gives a kernel that starts from the memory of another process its own environment and random seeds."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ import os
 import sys
 import time
 
-# As many bits of seed as a generator of numpy's can tell apart are too many to fetch; this many nobody can guess.
+# Fewer bits than numpy's generator can use, but enough that they cannot be guessed.
 _SEED_BYTES = 32
 
 
 def adapt(environment: dict[str, str]) -> None:
-    """Takes the kernel's own environment, and draws everything anew that was drawn before."""
-    # The one that we were made from had emptied its own.
+    """Sets the kernel's own environment, and draws new random values."""
+    # The preloaded process has cleared its own.
     os.environ.update(environment)
     time.tzset()
-    _draw_anew()
+    _draw_new_seeds()
 
 
-def _draw_anew() -> None:
+def _draw_new_seeds() -> None:
     random = sys.modules.get("random")
     if random is not None:
         random.seed()
     tempfile = sys.modules.get("tempfile")
     if tempfile is not None:
-        # It tells processes apart by their numbers, which are the same in every sandbox.
+        # It distinguishes processes by their ids, which are the same in every sandbox.
         tempfile._name_sequence = None  # type: ignore[attr-defined]
     numpy = sys.modules.get("numpy")
     numpy_random = sys.modules.get("numpy.random")

@@ -1,4 +1,4 @@
-"""System calls that Python has no function for: fork without hooks, closing descriptors, names, huge pages."""
+"""System calls that Python has no function for: fork without hooks, closing descriptors, process names, huge pages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import platform
 
 _MADV_COLLAPSE = 25
 _PR_SET_NAME = 15
-# No descriptor is larger; gVisor takes no more for a number of one.
+# The largest descriptor; gVisor refuses larger numbers.
 _LAST_FD = 0x7FFFFFFF
 
 # Calls that not every libc has a function for.
@@ -16,16 +16,16 @@ _SYSCALLS = {"x86_64": {"close_range": 436}, "aarch64": {"close_range": 436}}
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
-# Called while holding the interpreter's lock: the child must find it held by itself.
+# Called with the interpreter's lock held, so that the child holds it too.
 _bare_fork = ctypes.PyDLL(None, use_errno=True).fork
 _libc.prctl.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong]
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 def fork_without_hooks() -> int:
-    """Forks without running what libraries registered for the occasion, which takes a millisecond or two.
+    """Forks without the fork hooks of libraries, which take one or two milliseconds.
 
-    Only for a process with one thread, and a child that uses nothing of what those hooks put in order.
+    Only for a process with one thread, and a child that does not need the effects of these hooks.
     """
     return _check(_bare_fork(), "fork")
 
@@ -41,12 +41,12 @@ def close_other_fds(keep: list[int]) -> None:
 
 
 def set_process_name(name: str) -> None:
-    """What `ps` shows; the system keeps fifteen bytes of it."""
+    """Sets the name that `ps` shows; the system keeps fifteen bytes of it."""
     _check(_libc.prctl(_PR_SET_NAME, os.fsencode(name), 0, 0, 0), "PR_SET_NAME")
 
 
 def collapse_pages(address: int, length: int) -> bool:
-    """Makes one huge page of a range of memory, if the system can."""
+    """Converts a range of memory to one huge page, if the system supports it."""
     return bool(_libc.madvise(address, length, _MADV_COLLAPSE) == 0)
 
 

@@ -1,10 +1,9 @@
-"""What the variables are: name, type, size, and a glance at the value.
+"""Describes the variables: name, type, size, and a preview of the value.
 
-Somebody looks on; nothing of the user's may run for that. So no `repr` and no attribute of a class that is not known
-here: `type(x)` instead of `x.__class__`, exact types instead of `isinstance`, and containers are walked by hand,
-within bounds. Of an object of any other class only the type is told. Data frames and arrays are shown by their
-libraries, after a look at what they hold. Should something take long all the same, an alarm ends it, and the rest is
-counted.
+This must not run user code. So it uses no `repr` and no attribute of an unknown class: `type(x)` instead of
+`x.__class__`, exact types instead of `isinstance`, and its own bounded walk through containers. For an object of any
+other class only the type is reported. Libraries format their data frames and arrays, after a check of their contents.
+An alarm ends it if it takes too long; then the remaining variables are only counted.
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ MAX_IMPORTS = 500
 MAX_SECONDS = 1.0
 MAX_PREVIEW_CHARS = 200
 MAX_NAME_CHARS = 200
-# Elements of a container, levels of containers within containers, and values looked at for one preview.
+# Limits of one preview: elements of a container, levels of nested containers, and values in total.
 MAX_ITEMS = 20
 MAX_DEPTH = 3
 MAX_VALUES = 100
 # Of a table.
 MAX_ROWS = 5
 MAX_COLUMNS = 8
-# Of a column or an element; more would fill the preview alone.
+# Characters of a column or an element.
 MAX_WORD_CHARS = 40
-# Writing a longer number in decimal takes long.
+# Converting a longer number to decimal is slow.
 MAX_INT_BITS = 600
 
 _PLAIN = frozenset((type(None), bool, float, complex, type(Ellipsis), type(NotImplemented)))
@@ -46,7 +45,7 @@ _BRACKETS: dict[type, tuple[str, str]] = {
     set: ("{", "}"),
     frozenset: ("frozenset({", "})"),
 }
-# Classes of the standard library whose `repr` is short and calls nothing of the user's.
+# Classes of the standard library whose `repr` is short and calls no user code.
 _SHORT = {
     "datetime": ("date", "datetime", "time", "timedelta", "timezone"),
     "decimal": ("Decimal",),
@@ -64,7 +63,7 @@ _HEAP_TYPE = 1 << 9
 
 
 class StandIn:
-    """What a name points to while its value is on disk (`spill`), and what is told of it."""
+    """Replaces a value while it is on disk (`spill`), with its description."""
 
     __slots__ = ("entry",)
 
@@ -78,7 +77,7 @@ class _Late(BaseException):
 
 def snapshot(namespace: dict[str, Any]) -> bytes:
     """The body of a state message. Below `interrupts.call_user`, on the main thread."""
-    # A library may warn while it shows something; that belongs to no cell.
+    # A library may warn while it formats something; no cell has caused that.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return encode_json(_describe(list(namespace.items())))
@@ -104,7 +103,7 @@ def _describe(items: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 class _Alarm:
-    """Raises `_Late` inside its block when the time is up. Between cells no alarm of the user's is set."""
+    """Raises `_Late` inside its block when the time is up. Between cells the user has no alarm set."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -114,13 +113,13 @@ class _Alarm:
     def __enter__(self) -> None:
         self._before = _signal.signal(_signal.SIGALRM, self._ring)
         self._armed = True
-        # Repeatedly: the first may be swallowed by something that catches everything.
+        # Repeated, as the first exception may be caught by a bare `except`.
         _signal.setitimer(_signal.ITIMER_REAL, self._seconds, self._seconds / 10)
 
     def __exit__(self, *_: Any) -> None:
         self._armed = False
         _signal.setitimer(_signal.ITIMER_REAL, 0)
-        # None stands for a handler that was not set by Python, which cannot be put back.
+        # None means a handler that was not set by Python and cannot be restored.
         _signal.signal(_signal.SIGALRM, _signal.SIG_DFL if self._before is None else self._before)
 
     def _ring(self, _signum: int, _frame: Any) -> None:
@@ -129,7 +128,7 @@ class _Alarm:
 
 
 def entry_of(name: str, value: Any) -> dict[str, Any]:
-    """What is told of a variable."""
+    """The description of a variable."""
     name = name[:MAX_NAME_CHARS]
     kind = type(value)
     if kind is StandIn:
@@ -140,14 +139,14 @@ def entry_of(name: str, value: Any) -> dict[str, Any]:
         entry = {"name": name, "type": type_name(kind), "preview": ""}
         entry.update(_details(value, kind))
     except Exception:
-        # A container that another thread changes, a library that stumbles over its own data.
+        # For example a container that another thread changes.
         entry = {"name": name, "type": type_name(kind), "preview": f"<{type_name(kind)}>"}
     entry["preview"] = _cut(entry["preview"], MAX_PREVIEW_CHARS)
     return entry
 
 
 def _import(name: str, module: ModuleType) -> dict[str, Any]:
-    # Only what is there: a module may compute attributes when it is asked for them.
+    # Only existing attributes: a module may compute others on access.
     inside = ModuleType.__getattribute__(module, "__dict__")
     full, version = inside.get("__name__"), inside.get("__version__")
     entry = {"name": name, "module": full[:MAX_NAME_CHARS] if type(full) is str else name}
@@ -157,7 +156,7 @@ def _import(name: str, module: ModuleType) -> dict[str, Any]:
 
 
 def _details(value: Any, kind: type) -> dict[str, Any]:
-    """The size, the preview and, for data, the shape and the kind of its elements."""
+    """The size, the preview and, for arrays and tables, the shape and the type of the elements."""
     table = _table(value, kind)
     if table is not None:
         return table
@@ -171,13 +170,13 @@ def _details(value: Any, kind: type) -> dict[str, Any]:
         return {"type": "class", "preview": _class_signature(value)}
     details: dict[str, Any] = {"preview": _Preview().of(value, 0)}
     if _flags_of(kind) & _HEAP_TYPE == 0:
-        # Not a class made by Python code, so its size is computed by C code.
+        # A class that is not defined in Python, so C code computes its size.
         details["size"] = sys.getsizeof(value)
     return details
 
 
 def type_name(kind: type) -> str:
-    """`int`, `datetime.datetime`, `pandas.DataFrame`: the class, and the package users import it from."""
+    """`int`, `datetime.datetime`, `pandas.DataFrame`: the class, with the package that users import it from."""
     module, name = _module_of(kind), _qualname_of(kind)
     if type(name) is not str:
         return "object"
@@ -187,13 +186,13 @@ def type_name(kind: type) -> str:
 
 
 def package_of(kind: type) -> str:
-    """The package that a class says it is from. Nothing of the user's runs, whatever the class is an instance of."""
+    """The package of a class, according to its `__module__`. Runs no user code, even with a metaclass."""
     module = _module_of(kind)
     return module.partition(".")[0] if type(module) is str else ""
 
 
 def is_one_of(kind: type, kinds: Any) -> bool:
-    """Whether it is one of these classes. `in` would ask it for its hash, or whether it is equal."""
+    """Whether it is one of these classes. `in` would call its `__hash__` or `__eq__`."""
     return any(kind is known for known in kinds)
 
 
@@ -202,7 +201,7 @@ def _cut(text: str, most: int) -> str:
 
 
 class _Preview:
-    """Something like `repr`, that looks at a bounded number of values and calls nothing it does not know."""
+    """Like `repr`, for a limited number of values, without calling user code."""
 
     def __init__(self) -> None:
         self._left = MAX_VALUES
@@ -252,7 +251,7 @@ class _Preview:
         return "{" + ", ".join(shown) + "}"
 
     def _some(self, values: Any) -> Any:
-        """The first values, for as long as there is anything left to spend on them."""
+        """The first values, within the limit of one preview."""
         for value in islice(values, MAX_ITEMS):
             if self._left <= 0:
                 return
@@ -269,13 +268,13 @@ def _is_short(kind: type) -> bool:
 
 
 def _has_known_zone(value: Any) -> bool:
-    """A time is shown with its time zone, which may be of a class of the user's."""
+    """Whether the time zone of a time is not of a user's class."""
     zone = type(getattr(value, "tzinfo", None))
     return zone is type(None) or _is_known_as(zone, "datetime") or _is_known_as(zone, "zoneinfo")
 
 
 def _is_known_as(kind: type, package: str) -> bool:
-    """Whether the package really has this class under its name, and it is not just called so."""
+    """Whether the package really has this class, not only a class with the same name."""
     module = sys.modules.get(package)
     return module is not None and vars(module).get(_qualname_of(kind)) is kind
 
@@ -376,7 +375,7 @@ def _pandas(value: Any, kind: type, pandas: Any) -> dict[str, Any] | None:
 
 
 def _is_showable(values: Any) -> bool:
-    """Whether pandas can print these few values without calling anything of the user's, or printing at length."""
+    """Whether pandas can print these few values without calling user code, and briefly."""
     return all(_is_word(value) for value in list(values))
 
 
@@ -390,7 +389,7 @@ def _is_word(value: Any) -> bool:
         return len(value) <= MAX_ITEMS and all(map(_is_word, value))
     module = _module_of(kind)
     return kind in _PLAIN or _is_short(kind) or _is_numpy_scalar(kind) or (
-        # Timestamp, Timedelta, NaT, NA, Period, Interval: all of its own making.
+        # Timestamp, Timedelta, NaT, NA, Period, Interval: classes of pandas itself.
         type(module) is str and module.startswith("pandas.")
     )
 

@@ -1,9 +1,8 @@
-"""stdin, stdout and stderr, made whole again before every exec.
+"""Restores stdin, stdout and stderr before every exec.
 
-User code may close descriptors 0, 1 and 2, point them elsewhere, or replace `sys.stdout`. None of that may
-outlive the cell: the guest reads descriptors 1 and 2 for as long as the kernel lives, so private duplicates
-are kept, and put back with one system call each before the next exec. That is cheaper than finding out
-whether anything was changed.
+User code may close or redirect descriptors 0, 1 and 2, or replace `sys.stdout`. The next cell must not be affected: the
+guest reads descriptors 1 and 2 as long as the kernel lives. So the kernel keeps private duplicates and restores them
+before the next exec, with one system call each. That is faster than checking whether they have changed.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ if TYPE_CHECKING:
 
 class Streams:
     def __init__(self) -> None:
-        # Whatever the parent gave us as stdin, nobody will ever type there: reading must end at once. Cells that
-        # take input do so elsewhere, see `inputs`.
+        # Reading from descriptor 0 must return the end of the input at once, whatever the parent passed. Input of cells
+        # has another way, see `inputs`.
         null = os.open(os.devnull, os.O_RDONLY)
         self._saved = [private_fd(null), private_fd(1), private_fd(2)]
         os.close(null)
@@ -32,10 +31,10 @@ class Streams:
         self.repair()
 
     def repair(self, stdin: TextIO | None = None) -> None:
-        """Gives the next exec working descriptors and stream objects, and this `sys.stdin` if it has its own."""
+        """Gives the next exec working descriptors and stream objects, and its own `sys.stdin` if it has one."""
         for fd, saved in enumerate(self._saved):
             os.dup2(saved, fd)
-        # A program that shares the pipe (node does) may have left it non-blocking, and print() would fail.
+        # A program that shares the pipe, such as node, may have made it non-blocking, and print() would fail.
         os.set_blocking(1, True)
         os.set_blocking(2, True)
         if self.stdin.closed or not isinstance(self.stdin, io.TextIOWrapper):
@@ -50,10 +49,10 @@ class Streams:
         module.stderr = module.__stderr__ = self.stderr
 
     def flush(self) -> None:
-        """Pushes everything printed so far into the pipes.
+        """Writes all buffered output to the pipes.
 
-        A failing flush is the user's doing (a closed descriptor) and not worth dying for: the buffer keeps
-        its bytes, and they go out after the next `repair`.
+        A flush fails if user code has closed the descriptor. That is ignored: the buffer keeps its bytes, which are
+        written after the next `repair`.
         """
         for stream in (self.stdout, self.stderr):
             try:
@@ -62,28 +61,28 @@ class Streams:
                 pass
 
     def flush_replacements(self) -> None:
-        """Flushes what the user put in place of our streams. Runs user code."""
+        """Flushes streams that user code has put in place of ours. Runs user code."""
         for stream, ours in ((sys.stdout, self.stdout), (sys.stderr, self.stderr)):
             if stream is not ours and stream is not None:
                 try:
                     stream.flush()
                 except Exception:
-                    # It belongs to the user and may be closed, or not be a stream at all.
+                    # The user's object may be closed, or not a stream.
                     pass
 
     def saved(self) -> list[int]:
-        """The private duplicates: of nothing to read, of stdout and of stderr."""
+        """The private duplicates: of /dev/null, stdout and stderr."""
         return list(self._saved)
 
     def close_private(self) -> None:
-        """In a forked child: nothing to repair there, and the pipes must close when the child lets go."""
+        """In a forked child: closes the duplicates, so that the pipes close when the child closes them."""
         saved, self._saved = self._saved, []  # a child of the child comes here again
         for fd in saved:
             os.close(fd)
 
 
 def _unusable(stream: TextIO) -> bool:
-    """True when the user closed the stream, or took its buffer away with detach()."""
+    """True if user code has closed the stream, or removed its buffer with detach()."""
     try:
         return stream.closed or not isinstance(stream, io.TextIOWrapper)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Exceptions as the user wants to read them: the standard format, without the kernel's own frames."""
+"""Formats exceptions in the standard format, without the kernel's own frames."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _IPYTHON_FOLDER = f"{os.sep}IPython{os.sep}"
 
 
 def describe(error: BaseException) -> dict[str, Any]:
-    """The body of an `error` message. Runs user code (`__str__` of the exception, for one)."""
+    """The body of an `error` message. Runs user code, such as `__str__` of the exception."""
     return {"name": type(error).__name__, "value": _message(error), "traceback": render(error)}
 
 
 def fallback(error: BaseException, reason: BaseException) -> dict[str, Any]:
-    """What can be said of an exception that cannot even be formatted."""
+    """The body for an exception that cannot be formatted."""
     name = type(error).__name__
     note = f"<the exception could not be formatted: {type(reason).__name__}>"
     return {"name": name, "value": note, "traceback": f"{name}: {note}\n"}
@@ -40,7 +40,7 @@ def fallback(error: BaseException, reason: BaseException) -> dict[str, Any]:
 def render(error: BaseException) -> str:
     """The traceback as Python would print it for a script."""
     if isinstance(error, SyntaxError) and not has_user_frame(error):
-        # A cell that does not compile was never run: Python shows such errors without a stack.
+        # A cell with a syntax error was not run: Python shows such errors without a stack.
         error = error.with_traceback(None)
     summary = traceback.TracebackException.from_exception(error, compact=True)
     _strip(summary, set())
@@ -53,21 +53,22 @@ def render(error: BaseException) -> str:
 
 
 def _advice(error: BaseException) -> str:
-    """How to get a package that is missing."""
+    """How to install a missing package."""
     name = error.name if isinstance(error, ModuleNotFoundError) else None
     top = name.partition(".")[0] if type(name) is str else ""
-    # A module that is missing in a package that is there, or in Python itself, is another matter.
+    # Not for a missing module of an installed package, or of Python itself.
     if not top.isidentifier() or top in sys.modules or top.startswith("_") or top in sys.stdlib_module_names:
         return ""
     package = _PACKAGES.get(top, top)
     way = f"If it is a package, `%pip install {package}` installs it for this session"
     if not (os.environ.get("HTTPS_PROXY") or os.environ.get("https_proxy")):
-        way += ", if the session is made with a network policy that allows the package index: this one has no network"
-    return f"{top} is not installed. {way}; `belljar setup --with {package}` on the server's machine does, for all.\n"
+        way += ", if the session has a network policy that allows the package index: this session has no network"
+    everywhere = f"`belljar setup --with {package}` on the server's machine installs it for all sessions"
+    return f"{top} is not installed. {way}; {everywhere}.\n"
 
 
 def has_user_frame(error: BaseException) -> bool:
-    """Whether any code of the user's, or of a library, was involved."""
+    """Whether the stack has frames of the user or of a library."""
     frame = error.__traceback__
     while frame is not None:
         if not _is_ours(frame.tb_frame.f_code.co_filename):
@@ -84,7 +85,7 @@ def _message(error: BaseException) -> str:
 
 
 def _strip(summary: traceback.TracebackException | None, seen: set[Any]) -> None:
-    """Removes our frames from an exception, from those it is chained to, and from those it groups."""
+    """Removes our frames from an exception, from its causes, and from the exceptions of a group."""
     pending = [summary]
     while pending:
         summary = pending.pop()
@@ -97,5 +98,5 @@ def _strip(summary: traceback.TracebackException | None, seen: set[Any]) -> None
 
 
 def _is_ours(filename: str) -> bool:
-    """True for the kernel's files and for IPython's, which lie between a cell and what a magic does for it."""
+    """True for files of the kernel and of IPython, which is between a cell and the code of a magic."""
     return filename.startswith((_OUR_FOLDER, "<decorator-gen-")) or _IPYTHON_FOLDER in filename

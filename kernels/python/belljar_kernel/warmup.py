@@ -1,7 +1,7 @@
-"""What an interpreter does before kernels begin with its memory: import, and use once, whatever a first use is slow at.
+"""Imports modules and uses them once, before kernels start from the memory of this process.
 
-Modules that build tables, compile patterns or import more on first use would do so in every kernel, in memory
-of its own. Here it happens once, in memory that all kernels share.
+Modules that build tables, compile patterns or import more on first use would do so in every kernel, in its own memory.
+Here it happens once, in memory that all kernels share.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-# Parts of the standard library that cells commonly reach for.
+# Modules of the standard library that cells often use.
 _STANDARD_LIBRARY = (
     "argparse asyncio base64 bisect calendar collections concurrent.futures.process "
     "concurrent.futures.thread contextlib copy csv ctypes dataclasses datetime decimal difflib enum "
@@ -33,8 +33,8 @@ _STANDARD_LIBRARY = (
 
 _HUGE_PAGE = 2 << 20
 
-# Libraries read these when they are loaded. A thread of theirs would not survive the fork, but its locks would.
-# A kernel's environment is its own: this one does not reach it.
+# Libraries read these when they are loaded. A thread of theirs would not exist in a kernel, but its locks would.
+# Kernels have their own environment, without these.
 _SINGLE_THREADED = {
     "OPENBLAS_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
@@ -44,7 +44,7 @@ _SINGLE_THREADED = {
 
 
 def warm_up(modules: list[str]) -> dict[str, Any]:
-    """Imports the modules, uses them a little and forgets where that happened. What there is now."""
+    """Imports the modules, uses them once and removes traces of this process. Returns a report."""
     failed = _preload(modules)
     _forget_host()
     return {
@@ -64,7 +64,7 @@ def _preload(names: list[str]) -> dict[str, str]:
     for name in names:
         _import(name, failed)
     for name in _STANDARD_LIBRARY:
-        # Distributions leave parts of it out; nobody has asked for these by name, so that is no failure.
+        # Distributions omit some of them; they were not requested by name, so that is no failure.
         _import(name, {})
     if importlib.util.find_spec("IPython") is not None:
         _import("IPython", failed)
@@ -85,23 +85,23 @@ def _try(step: Callable[[], object], name: str, failed: dict[str, str]) -> None:
 
 
 def _forget_host() -> None:
-    """Undoes what importing and warming up left behind. Once here, instead of once in every kernel."""
+    """Removes environment, signal handlers and other traces of this process, once instead of in every kernel."""
     os.environ.clear()
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
-            # Installed by a library. What Python itself ignores (SIGPIPE) stays ignored.
+            # Installed by a library. Signals that Python ignores (SIGPIPE) stay ignored.
             signal.signal(number, signal.SIG_DFL)
     tempfile = sys.modules.get("tempfile")
     if tempfile is not None:
-        # Found with the host's environment.
+        # It was found with this process's environment.
         tempfile.tempdir = None  # type: ignore[attr-defined]
 
 
 def use_huge_pages() -> None:
-    """Halves the time of a fork, which is spent on copying one table entry per page.
+    """Halves the time of a fork, which copies one page table entry per page.
 
-    A kernel that writes to a huge page still copies only four kilobytes of it. Linux before 6.1 does not know
-    the request, and a range with nothing in it is refused: both do no harm.
+    A kernel that writes to a huge page copies only four kilobytes of it. Linux before 6.1 does not support the request,
+    and an empty range is refused; both are harmless.
     """
     with open("/proc/self/maps") as file:
         regions = [line.split() for line in file]
@@ -114,7 +114,7 @@ def use_huge_pages() -> None:
 
 
 def _other_threads() -> list[str]:
-    """The names of all threads but the main one, as the system knows them; there should be none."""
+    """The names of all threads except the main one, from the system; there should be none."""
     names = []
     for task in os.listdir("/proc/self/task"):
         if int(task) != os.getpid():
@@ -130,17 +130,17 @@ def _resident_kib() -> int:
 
 
 def _use_compiler() -> None:
-    # A kernel imports some of them late, and then from where the sandbox has no file.
-    from . import aio, display, frozen, spill, state, tracebacks  # noqa: F401
+    # A kernel imports some of them late, and its sandbox does not have the files.
+    from . import aio, display, snapshot, spill, state, tracebacks  # noqa: F401
     from .cells import Compiler
 
     cell = Compiler(str).compile("import os\nx = [1]\nx", 0, True)
     assert cell.last is not None  # the value of the last expression
     _encode([eval(cell.last, {"x": {"y": list(range(100))}})])
     try:
-        frozen.prepare()
+        snapshot.prepare()
     except OSError:
-        # There is none for this processor.
+        # There is no shared object for this processor.
         pass
     try:
         eval("1/0")
@@ -190,8 +190,8 @@ def _use_matplotlib() -> None:
     axes.legend()
     figures.png(figure)
     pyplot.close(figure)
-    # Cached fonts hold open files. A kernel closes all descriptors it does not know, and matplotlib would read
-    # its glyphs from whatever gets the same number next.
+    # Cached fonts have open files. A kernel closes all unknown descriptors, and matplotlib would then read glyphs
+    # from another file with the same number.
     from matplotlib import font_manager
 
     font_manager._get_font.cache_clear()

@@ -2,9 +2,8 @@
 
     u32 LE head length | u32 LE body length | head: JSON object | body: raw bytes
 
-Bulky things (code, mime bundles) travel in the body, so the head stays small enough to parse for nothing.
-The descriptor is used with plain `os.read` and `os.write`: importing `socket` would cost two milliseconds
-of start-up for the same two system calls.
+Large data (code, MIME bundles) is in the body, so that the head is small and fast to parse. The descriptor is used with
+`os.read` and `os.write`: importing `socket` would add two milliseconds to the start-up time.
 """
 
 from __future__ import annotations
@@ -19,19 +18,18 @@ TYPE_CHECKING = False  # see __init__.py
 if TYPE_CHECKING:
     from typing import Any
 
-# The guest never sends more; a bigger number means that the two sides no longer agree where a frame starts.
+# The guest never sends more: a larger length means that the two sides disagree where a frame starts.
 MAX_HEAD_BYTES = 1 << 20
 MAX_BODY_BYTES = 256 << 20
 
-# Out of the way of the user's own descriptors, yet below 1024: the usual soft limit, and the most that
-# select() can watch.
+# Above the user's own descriptors, but below 1024: the usual soft limit, and the most that select() supports.
 PRIVATE_FD_FLOOR = 960
 # Used when the limit on open files is lower than that.
 PRIVATE_FD_FLOOR_LOW = 100
 
 _READ_BYTES = 1 << 16
 _LENGTHS = struct.Struct("<II")
-# json.dumps() with options would build an encoder for every message.
+# json.dumps() with options would create an encoder for every message.
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 
 
@@ -60,7 +58,7 @@ class Channel:
         os.close(fd)
         os.set_blocking(self._fd, True)
         self._buffer = bytearray()
-        # The exec that runs, and lines of input for it that nobody has asked for yet.
+        # The running exec, and lines of input for it that it has not read yet.
         self._exec_id: Any = None
         self._inputs: list[bytes] = []
         # `display()` may be called from any of the user's threads.
@@ -77,7 +75,7 @@ class Channel:
             self._fd = -1
 
     def receive(self) -> tuple[dict[str, Any], bytes] | None:
-        """The next frame, or None when the guest has gone away."""
+        """The next frame; None if the guest has closed the connection."""
         if not self._fill(_LENGTHS.size):
             return None
         head_len, body_len = _LENGTHS.unpack_from(self._buffer)
@@ -93,8 +91,8 @@ class Channel:
         return head, body
 
     def send(self, head: dict[str, Any], body: bytes = b"") -> None:
-        """Sends one whole frame. `interrupts` knows this method and never raises inside it."""
-        # In a forked child the descriptor is closed, and the lock may be held by a thread that is not there.
+        """Sends one frame. `interrupts` never raises inside this method."""
+        # In a forked child the descriptor is closed, and the lock may be held by a thread that does not exist there.
         if self._fd < 0:
             return
         frame = _frame(head, body)
@@ -107,14 +105,14 @@ class Channel:
                     rest = rest[os.write(self._fd, rest) :]
 
     def hold(self, head: dict[str, Any], body: bytes) -> None:
-        """Sends one whole frame together with the next: for what is said just before something else."""
+        """Keeps a frame, and sends it together with the next one."""
         with self._lock:
             self._held += _frame(head, body)
 
     def exchange(self, head: dict[str, Any], body: bytes) -> None:
-        """Sends a frame and waits until the guest has seen it. `interrupts` never raises inside it either.
+        """Sends a frame and waits until the guest has seen it. `interrupts` never raises inside this method.
 
-        Only for the main thread, and only while a cell runs: nothing else comes from the guest then.
+        Only for the main thread, and only while a cell runs: then the guest sends nothing else.
         """
         self.send(head, body)
         while self._fd >= 0:
@@ -124,9 +122,10 @@ class Channel:
             self._keep_input(*frame)
 
     def take_descriptor(self, head: dict[str, Any]) -> int | None:
-        """Says that we are ready for a descriptor, and takes it; only while no cell runs.
+        """Sends that we are ready for a descriptor, and receives it; only while no cell runs.
 
-        It comes with one byte that belongs to no frame. Nothing else comes before it: a plain read would lose it.
+        It arrives with one byte that is not part of a frame. The guest sends nothing before it: a plain read would lose
+        the descriptor.
         """
         import socket
 
@@ -136,12 +135,12 @@ class Channel:
         return fds[0] if fds else None
 
     def expect_input(self, exec_id: Any) -> None:
-        """Another exec runs: what was meant for an earlier one is dropped."""
+        """Called when another exec starts: input for an earlier one is dropped."""
         self._exec_id = exec_id
         self._inputs.clear()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Waits until the guest says something, or this long; whether it did. An interrupt loses nothing."""
+        """Waits until the guest sends something, or this long; returns whether it did. An interrupt loses no data."""
         if self._buffer or self._inputs:
             return True
         import select
@@ -151,7 +150,7 @@ class Channel:
         return bool(poll.poll(None if seconds is None else seconds * 1000))
 
     def absorb(self) -> None:
-        """Takes what the guest says now, if nothing is left of what it said. `interrupts` never raises inside it."""
+        """Reads one frame, if no line of input is left. `interrupts` never raises inside this method."""
         if not self._inputs:
             frame = self.receive()
             if frame is None:
@@ -160,7 +159,7 @@ class Channel:
                 self._keep_input(*frame)
 
     def take_input(self) -> bytes | None:
-        """A line of input, if there is one; an empty one is the end of the input."""
+        """A line of input, if there is one; an empty line is the end of the input."""
         return self._inputs.pop(0) if self._inputs else None
 
     def _keep_input(self, head: dict[str, Any], body: bytes) -> None:

@@ -5,12 +5,12 @@
      |<- ready ...................... |
      | fork {id} + descriptors ------>| fork
      |                                |--- child: fork
-     |                                |      |--- kernel: says hello to the guest
-     |                                |      x exits, so the guest, PID 1 in there, adopts the kernel
+     |                                |      |--- kernel: sends hello to the guest
+     |                                |      x exits, so that the guest, PID 1, becomes the kernel's parent
      |<- forked {id, ok} ............ |
 
-It is a process of the sandbox like any other, with the rights that code there has. It stays single-threaded, since
-fork() would leave a second thread's locks held for ever. Native sandboxes have none: see `preloaded`.
+It has the rights of any code in the sandbox. It stays single-threaded, because fork() would leave the locks of other
+threads held for ever. Native sandboxes have no zygote: see `preloaded`.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ TYPE_CHECKING = False  # see __init__.py
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
-# One packet of the control socket; an environment is a few kilobytes.
+# The largest packet of the control socket; an environment has a few kilobytes.
 MAX_PACKET_BYTES = 1 << 18
-# SCM_MAX_FD is 253; stdio and control are less than this.
+# The most descriptors of a packet; SCM_MAX_FD is 253.
 MAX_PACKET_FDS = 64
-# The process in between needs a few milliseconds. One that takes this long is stuck.
+# Seconds after which the intermediate process counts as stuck; it needs a few milliseconds.
 FORK_TIMEOUT_SECONDS = 10.0
 
-# What the process in between reports when all went well; anything else is an error message.
+# What the intermediate process reports on success; anything else is an error message.
 _FORKED = b"ok"
 
-# Descriptors a fork request must bring.
+# Descriptors that a fork request must have.
 _FDS = frozenset(("control", "stdin", "stdout", "stderr"))
 
 
@@ -55,7 +55,7 @@ def run_zygote(fd: int) -> NoReturn:
 
 
 class BadRequest(Exception):
-    """A packet that makes no sense. The zygote says so and goes on."""
+    """An invalid packet. The zygote answers with the error and goes on."""
 
 
 class Zygote:
@@ -104,10 +104,10 @@ class Zygote:
 
         report = warmup.warm_up(preload)
         self._configured = True
-        # The system reaps our children, at once and without our waiting for any.
+        # The system reaps our children.
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-        # Everything alive now is taken out of the collector's sight: a collection in a kernel would otherwise
-        # write to the header of every object, and so copy every page.
+        # Exempts all existing objects from collections: a collection would write to the header of every object, and so
+        # copy every page.
         gc.collect()
         gc.freeze()
         warmup.use_huge_pages()
@@ -136,7 +136,7 @@ class Zygote:
             os.close(report)
 
     def _be_child(self, request: ForkRequest, report: int) -> NoReturn:
-        """The process between zygote and kernel: forks it, and dies."""
+        """The intermediate process: forks the kernel, and exits."""
         try:
             if os.fork() == 0:
                 self._be_kernel(request)
@@ -144,14 +144,14 @@ class Zygote:
         except BaseException as problem:
             os.write(report, str(problem).encode("utf-8", "replace"))
         finally:
-            # Whatever happens, the zygote's code above us on the stack must not go on in here.
+            # The zygote's code above on the stack must never continue in this process.
             os._exit(0)
 
     def _be_kernel(self, request: ForkRequest) -> NoReturn:
         channel = None
         between = os.getppid()
         try:
-            # The socket object must not close, some day, a descriptor that has got its number.
+            # Otherwise the socket object may later close another file with the same number.
             self._control.detach()
             os.setsid()
             for target, fd in enumerate((request.stdin, request.stdout, request.stderr)):
@@ -171,11 +171,11 @@ class Zygote:
 
 
 class ForkFailed(Exception):
-    """A kernel could not be forked; the reason is for the guest."""
+    """A kernel could not be forked; the message is for the guest."""
 
 
 class ForkRequest:
-    """What a fork packet says, checked."""
+    """A validated fork request."""
 
     def __init__(self, request: dict[str, Any], fds: list[int]) -> None:
         names = request.get("fds")
@@ -205,27 +205,27 @@ def _parse(packet: bytes) -> dict[str, Any]:
 
 
 def _await_report(pipe: int) -> None:
-    """Waits for what the process in between has to say, and raises it unless it is good."""
+    """Waits for the report of the intermediate process, and raises its error."""
     poll = select.poll()
     poll.register(pipe, select.POLLIN)
     if not poll.poll(FORK_TIMEOUT_SECONDS * 1000):
         raise ForkFailed(f"forking took longer than {FORK_TIMEOUT_SECONDS:.0f} s")
     report = os.read(pipe, 4096)
     if report != _FORKED:
-        raise ForkFailed(report.decode("utf-8", "replace") or "the process that was to fork the kernel died")
+        raise ForkFailed(report.decode("utf-8", "replace") or "the process that forks the kernel died")
 
 
 def _await_end_of(process: int) -> None:
-    """Waits until the process that forked us is gone; it was about to exit, so this takes a moment at most."""
+    """Waits until the intermediate process has exited, which takes a moment at most."""
     deadline = time.monotonic() + FORK_TIMEOUT_SECONDS
-    # Adopted already, we are a child of the guest.
+    # The guest is our parent already.
     while process != 1:
         try:
             os.kill(process, 0)
         except ProcessLookupError:
             return
         except PermissionError:
-            # It is there, and not ours.
+            # It exists, and belongs to another user.
             pass
         if time.monotonic() > deadline:
             raise ForkFailed("the process that forked the kernel does not end")

@@ -1,7 +1,7 @@
-"""Where pip puts packages, and where a Python finds them: PYTHONPATH leads every Python of a sandbox here first.
+"""Sets where pip installs packages and where Python finds them. PYTHONPATH makes every Python of a sandbox load this.
 
 The Python of an image is read-only, so packages that a session installs for it go to `/session/.local`. A virtual
-environment that the session made can be written to: it keeps its packages to itself, as anywhere.
+environment of the session is writable and has its own packages, as usual.
 """
 
 import os
@@ -9,16 +9,16 @@ import sys
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _PREFIX = "/session/.local"
-# Options of pip that say themselves where packages go.
+# Options of pip that set the directory of packages.
 _PLACES = ("--user", "--target", "--prefix", "--root")
 
 
 def _prepare() -> None:
     at = sys.path.index(_HERE) if _HERE in sys.path else 0
-    # There is nothing to import here.
+    # This directory has no modules to import.
     sys.path[:] = [path for path in sys.path if path != _HERE]
     if os.access(sys.prefix, os.W_OK):
-        # Set by an earlier Python, for itself.
+        # A parent Python has set it for itself.
         if os.environ.get("PIP_PREFIX") == _PREFIX:
             del os.environ["PIP_PREFIX"]
         return
@@ -28,15 +28,15 @@ def _prepare() -> None:
     if os.path.isdir(packages):
         import site
 
-        # Not for the path, which is there, but for the `.pth` files of packages.
+        # For the `.pth` files of packages; the path itself is already set.
         site.addsitedir(packages)
     if not any(word == "-t" or word.startswith(_PLACES) for word in sys.orig_argv):
         os.environ.setdefault("PIP_PREFIX", _PREFIX)
 
 
-def _go_on() -> None:
+def _run_next_sitecustomize() -> None:
     """Runs the `sitecustomize` that would have been found without this one."""
-    # Every Python that starts comes here, so nothing is imported before it is needed.
+    # Every Python runs this at its start, so it imports only what it needs.
     finder = next((finder for finder in sys.meta_path if getattr(finder, "__name__", "") == "PathFinder"), None)
     spec = finder.find_spec("sitecustomize", sys.path) if finder is not None else None
     if spec is not None and spec.loader is not None:
@@ -48,4 +48,4 @@ def _go_on() -> None:
 
 
 _prepare()
-_go_on()
+_run_next_sitecustomize()

@@ -105,11 +105,11 @@ def test_a_missing_package_says_how_to_get_it(kernel: KernelProcess) -> None:
     def said(code: str) -> Any:
         return kernel.run(code).error["traceback"].splitlines()[-1]
 
-    assert "this one has no network; `belljar setup --with nonsense`" in said("import nonsense.deep")
+    assert "this session has no network; `belljar setup --with nonsense`" in said("import nonsense.deep")
     kernel.run("import os; os.environ['HTTPS_PROXY'] = 'http://127.0.0.1:3128'")
     assert said("import nonsense") == (
         "nonsense is not installed. If it is a package, `%pip install nonsense` installs it for this session; "
-        "`belljar setup --with nonsense` on the server's machine does, for all."
+        "`belljar setup --with nonsense` on the server's machine installs it for all sessions."
     )
     assert "`%pip install opencv-python-headless`" in said("import cv2")
     # What pip does not have.

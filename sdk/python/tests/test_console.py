@@ -53,7 +53,7 @@ def test_a_conversation_without_a_model(user: User) -> None:
     assert "There is no `/nonsense`" in said
     assert "I only follow a script" in said
     # What fails in the sandbox is an answer.
-    assert "NameError: name 'x' is not defined" in said.partition("A new sandbox")[2]
+    assert "NameError: name 'x' is not defined" in said.partition("This is a new sandbox")[2]
 
 
 def test_settings_come_from_a_file(user: User) -> None:

@@ -94,7 +94,7 @@ def test_a_server_that_cannot_start_is_quoted(home: Path, monkeypatch: pytest.Mo
 
 def test_without_a_program_there_is_no_server(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BELLJAR_BINARY", str(home / "none"))
-    with pytest.raises(LocalServerError, match="which is no program"):
+    with pytest.raises(LocalServerError, match="is not an executable file"):
         belljar.run("1")
     monkeypatch.delenv("BELLJAR_BINARY")
     monkeypatch.setenv("PATH", str(home))

@@ -30,10 +30,11 @@ def wheel() -> Path:
 def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """That of an environment with the wheel and what it needs."""
     directory = tmp_path_factory.mktemp("empty")
-    venv.create(directory, with_pip=True)
+    # The pip that we have installs into it: a pip of its own would take seconds to install.
+    venv.create(directory, with_pip=False)
     python = directory / "bin" / "python"
-    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--only-binary", ":all:"]
-    install = [str(part) for part in (*pip, wheel)]
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--disable-pip-version-check"]
+    install = [str(part) for part in (*pip, "--only-binary", ":all:", "--no-compile", wheel)]
     subprocess.run(install, check=True, env={**os.environ, "PATH": without_rust()})
     return python
 

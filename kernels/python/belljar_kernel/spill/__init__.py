@@ -1,18 +1,18 @@
-"""Large values of an idle kernel go to disk, and are back before the user's code runs again.
+"""Moves large values of an idle kernel to disk, and loads them before user code runs again.
 
     idle ──spill──▶ plan ──▶ write, read back, compare ──▶ names point to stand-ins, memory is freed ──┐
-                     │ files are memory, nothing worth it, disturbed, disk full: all stays as it is    │
-    exec ◀── names point to their values, files are removed ◀──restore── an exec arrives, or the end ◀─┘
+                     │ files are memory, nothing large, disturbed, disk full: nothing changes         │
+    exec ◀── names point to their values, files are removed ◀──restore── an exec, or shutdown ◀────────┘
 
-The rule that makes it sound: no code of the user's runs while a name points to a stand-in. Whatever a cell does, by
-name, in a function, through `globals()` or a string that a library evaluates, finds everything in its place. So a
-kernel with other threads, or with a signal handler of the user's, is not spilled; and while something is on disk the
-garbage collector rests, which could call a `__del__`.
+The rule for correctness: no user code runs while a name points to a stand-in. So a cell finds every value, whether it
+uses a name, a function, `globals()` or a string that a library evaluates. A kernel with other threads, or with a user's
+signal handler, is not spilled; and while a value is on disk the garbage collector is off, because it could call a
+`__del__`.
 
-Only data goes: frames, series, arrays and Arrow tables that names of the namespace stand for (`plan`), and only what
-nobody else has (`ownership`); what others hold is left in memory and found again (`skeleton`). The bulk (`leaves`,
-`columns`) goes into files (`store`, `files`) below `.spilled` in the directory of `save()`. A kernel that dies leaves
-them there, whole, and they can be loaded: `load(".spilled/df")`.
+Only data is moved: frames, series, arrays and Arrow tables of the namespace (`plan`), and only parts without other
+references (`ownership`); parts that others refer to stay in memory (`skeleton`). The data itself (`leaves`, `columns`)
+is written to files (`store`, `files`) in `.spilled` of the directory of `save()`. If a kernel dies, its files are
+complete and can be loaded: `load(".spilled/df")`.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-# A plan without the values that could not be written, and again: each is smaller than the one before.
+# How often a plan is made again without the values that could not be written.
 MAX_PLANS = 5
-# Values that a report names, of either kind.
+# How many values a report lists, moved and not moved.
 MAX_TOLD = 100
 
 DEFAULT_BYTES = 1 << 20
@@ -43,11 +43,11 @@ _FOLDER = ".spilled"
 
 
 class Disturbed(Exception):
-    """The guest wants something; values stay where they are."""
+    """The guest has sent a request; nothing is moved."""
 
 
 class Busy(Exception):
-    """Code of the user's may run at any time; the reason is for people."""
+    """User code may run at any time; the message is the reason."""
 
 
 class Spill:
@@ -58,7 +58,7 @@ class Spill:
         self._away: Away | None = None
 
     def spill(self, request: dict[str, Any], meanwhile: Callable[[], None]) -> dict[str, Any]:
-        """Moves what is large to disk; tells what went and what did not. `meanwhile` may raise `Disturbed`."""
+        """Moves large values to disk; returns which were moved, and which not. `meanwhile` may raise `Disturbed`."""
         report = {"spilled": [], "stayed": [], "bytes": 0, "disturbed": False, "full": False, "reason": ""}
         if self._away is not None or "numpy" not in sys.modules:
             return report
@@ -66,7 +66,7 @@ class Spill:
         try:
             _check_idle()
             if collecting:
-                # Garbage would count as somebody who refers to a value. It may call a `__del__`: now or never.
+                # Garbage would count as a reference to a value. This may call a `__del__`, so it comes first.
                 interrupts.call_user(gc.collect)
             gc.disable()
             self._move(request, meanwhile, report)
@@ -77,7 +77,7 @@ class Spill:
         except TooManyParts:
             report["reason"] = "there are too many objects"
         except BaseException as error:
-            # Whatever it is, nothing has been moved.
+            # Nothing has been moved.
             report["full"] = report["full"] or (isinstance(error, OSError) and says_full(error))
             report["reason"] = f"{type(error).__name__}: {error}"
         if self._away is None:
@@ -89,11 +89,11 @@ class Spill:
 
     @property
     def is_away(self) -> bool:
-        """Whether anything is on disk. Code of the user's must not run then."""
+        """Whether anything is on disk. Then user code must not run."""
         return self._away is not None
 
     def restore(self) -> str:
-        """Brings everything back; what could not be, in words."""
+        """Loads everything; returns a sentence about what could not be loaded."""
         if self._away is None:
             return ""
         away, self._away = self._away, None
@@ -112,7 +112,7 @@ class Spill:
         plan: Any = None
         for _ in range(MAX_PLANS):
             meanwhile()
-            # Of the last one nothing may be left, or it would count as somebody who refers to the values.
+            # The last plan must be gone, or it would count as a reference to the values.
             del plan
             plan = Plan(self._namespace, frame_bytes, array_bytes, refused)
             if not plan.moves:
@@ -121,7 +121,7 @@ class Spill:
             directory.prepare()
             away = _write(plan, directory, refused, report)
             if away is not None:
-                # From here on everything can be brought back, whatever happens.
+                # From here on everything can be loaded again, whatever happens.
                 self._away = away
                 told = [move.tell() for move in plan.moves]
                 report["spilled"], report["bytes"] = told[:MAX_TOLD], sum(entry["bytes"] for entry in told)
@@ -132,7 +132,7 @@ class Spill:
 
 
 class Away:
-    """What is on disk, and how it comes back."""
+    """The values on disk, and how to load them."""
 
     def __init__(self, plan: Plan, structure: bytes, stores: list[store.Store]) -> None:
         self._structure = structure
@@ -144,7 +144,7 @@ class Away:
         self.collecting = True
 
     def take_over(self) -> None:
-        """Names point to stand-ins from now on."""
+        """Makes the names point to stand-ins."""
         for entry, slots in zip(self._entries, self._slots):
             for names, name in slots:
                 names[name] = state.StandIn(entry)
@@ -164,7 +164,7 @@ class Away:
         return ""
 
     def _give_up(self, error: BaseException) -> str:
-        """Without their names: better an error that names them than a stand-in in the user's hands."""
+        """Removes the names, so that user code gets a NameError and not a stand-in."""
         lost = []
         for slots in self._slots:
             for names, name in slots:
@@ -199,7 +199,7 @@ def _write(plan: Plan, directory: Directory, refused: dict[int, str], report: di
 
 
 def _why_not(error: Exception, directory: Directory, report: dict[str, Any]) -> str:
-    """Why one value stays. What concerns all of them is raised again."""
+    """Why one value is not moved. An error that concerns all values is raised again."""
     if isinstance(error, Disturbed):
         raise error
     if isinstance(error, OSError) and says_full(error):

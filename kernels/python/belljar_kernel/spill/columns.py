@@ -1,8 +1,8 @@
-"""Parts of values as columns of a Parquet file, exactly: every bit that goes in comes out.
+"""Converts parts of values to columns of a Parquet file and back, without changing a bit.
 
-Arrays of numbers and times are written as such, without nulls (NaN and NaT are values like others). What Parquet has no
-type for (complex numbers, records, fixed text) is written as bytes. Of arrays of objects only text is written, with at
-most one kind of "nothing" in it.
+Arrays of numbers and times are written as such, without nulls (NaN and NaT are ordinary values). Types that Parquet
+does not have (complex numbers, records, fixed text) are written as bytes. Arrays of objects are written only if they
+contain text, with at most one kind of missing value.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class NumberColumn:
         return len(ours) == len(theirs) and np.array_equal(ours.view(np.uint8), theirs.view(np.uint8))
 
     def put(self, start: int, found: Any) -> None:
-        """Fills a part of the array again."""
+        """Fills a part of the array."""
         self._array[start : start + len(found)] = self._of(found)
 
     def _of(self, found: Any) -> Any:
@@ -49,7 +49,7 @@ class NumberColumn:
 
 
 class TextColumn:
-    """An array of `str` objects. `nothing` is what stands where there is none."""
+    """An array of `str` objects. `nothing` is its missing value."""
 
     def __init__(self, array: Any, nothing: Any) -> None:
         self._array = array
@@ -73,12 +73,12 @@ class TextColumn:
 
 
 class ArrowColumn:
-    """What is Arrow's already."""
+    """A column of Arrow."""
 
     def __init__(self, chunks: Any) -> None:
         self._chunks = chunks
         self.type = chunks.type
-        # On the way back.
+        # The parts that were loaded.
         self._found: list[Any] = []
 
     def slice(self, start: int, stop: int) -> Any:
@@ -104,7 +104,7 @@ class ArrowColumn:
 
 
 def nothing_among_text(array: Any) -> list[Any]:
-    """What stands for no text in an array of objects, in a list of one; an empty list if it is not an array of text."""
+    """The missing value of an array of text, in a list; an empty list if it is not an array of text."""
     np, pandas = sys.modules["numpy"], sys.modules.get("pandas")
     known = [None, np.nan] if pandas is None else [None, np.nan, pandas.NA, pandas.NaT]
     found = None

@@ -1,9 +1,8 @@
-"""Files that hold parts of values: whole and checked, or not there.
+"""The files of moved values: complete and checked, or absent.
 
-A file is written under no name at all where the system can do that, so that a kernel that dies meanwhile leaves
-nothing. It is read back and compared before it gets its name. From then on it stays open: it may be renamed or removed
-by whoever likes to, and is still there when its value is needed. Only its contents must not change, and if they do,
-that is noticed.
+If the system supports it, a file has no name while it is written, so that a kernel that dies leaves nothing. It is read
+and compared before it gets its name. Then it stays open: user code may rename or remove it, and it can still be read.
+If its contents change, that is detected.
 """
 
 from __future__ import annotations
@@ -17,24 +16,24 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-# What is in memory twice while it is written, compared or read.
+# How many bytes are in memory twice while a value is written, compared or read.
 PIECE_BYTES = 16 << 20
-# Fast, and half or less of most tables.
+# Fast, and at least halves most tables.
 COMPRESSION, LEVEL = "zstd", 1
 
 _UNFINISHED = ".part"
 
 
 class Unfaithful(Exception):
-    """The value cannot be kept in a file, or need not be; the reason is for people."""
+    """The value cannot be written to a file, or need not be; the message is the reason."""
 
 
 class Damaged(Exception):
-    """A file is not what was written."""
+    """The contents of a file differ from what was written."""
 
 
 class Directory:
-    """Where the files of values go."""
+    """The directory for the files of values."""
 
     def __init__(self, path: str, meanwhile: Callable[[], None]) -> None:
         self.path = path
@@ -62,12 +61,12 @@ class Draft:
             self.fd = os.open(self._part, flags | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644)
 
     def pause(self) -> None:
-        """After every piece: it goes to the disk now, so that nobody has to wait long for the rest at the end."""
+        """Called after every piece: starts writing it to the disk, so that the end does not take long."""
         os.fdatasync(self.fd)
         self._directory.meanwhile()
 
     def finish(self) -> Kept:
-        """Gives it its name, and its memory back to the system."""
+        """Gives the file its name, and frees its cached memory."""
         os.fsync(self.fd)
         os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_DONTNEED)
         path = f"{self._directory.path}/{self._name}"
@@ -75,7 +74,7 @@ class Draft:
             try:
                 _link(self.fd, self._directory.path, self._name)
             except OSError:
-                # Some file systems cannot name it any more: under a name from the beginning, then.
+                # Some file systems cannot name it later: write it again under a name.
                 self._copy_under_a_name()
         if self._part:
             os.replace(self._part, path)
@@ -105,7 +104,7 @@ class Draft:
 
 
 class Kept:
-    """A file that holds what is not in memory."""
+    """A file with data that is not in memory."""
 
     def __init__(self, fd: int, path: str) -> None:
         self.fd = fd
@@ -118,7 +117,7 @@ class Kept:
             raise Damaged(f"{self.path} was changed")
 
     def remove(self) -> None:
-        """The value is in memory again, or nobody wants it any more."""
+        """Removes the file, when its value is in memory again or not needed."""
         try:
             if os.path.samestat(os.stat(self.path, follow_symlinks=False), os.fstat(self.fd)):
                 os.unlink(self.path)
@@ -210,7 +209,7 @@ def write_table(draft: Draft, columns: dict[str, Any], rows: int, values: int, d
 
 
 def read_table(kept: Kept, columns: list[Any], rows: int) -> None:
-    """Puts every piece back where it belongs."""
+    """Copies every piece back to its place."""
     kept.check()
 
     def put(start: int, arrays: list[Any]) -> None:
@@ -227,7 +226,7 @@ def _read(fd: int, take: Callable[[int, list[Any]], None]) -> int:
 
     with os.fdopen(os.dup(fd), "rb") as raw:
         raw.seek(0)
-        # Without threads: a kernel may want to fork. Without buffering ahead: memory is what there is little of.
+        # Without threads, because user code may fork; without read-ahead, to use little memory.
         file = pq.ParquetFile(pa.PythonFile(raw, mode="r"), pre_buffer=False)
         start = 0
         for group in range(file.num_row_groups):
@@ -247,7 +246,7 @@ def _is_text(kind: Any) -> bool:
 
 
 def _link(fd: int, directory: str, name: str) -> None:
-    # With a directory, because only then the link in /proc is followed.
+    # With a directory: only then the link in /proc is followed.
     folder = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         try:
@@ -261,7 +260,7 @@ def _link(fd: int, directory: str, name: str) -> None:
 
 
 def is_memory(path: str) -> bool:
-    """Whether files there are memory, so that moving something to them frees nothing."""
+    """Whether files in this directory are memory, so that moving a value there frees nothing."""
     while not os.path.exists(path):
         path = os.path.dirname(path)
     device = os.stat(path).st_dev

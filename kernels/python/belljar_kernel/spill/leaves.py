@@ -1,6 +1,6 @@
-"""The bulk of values: arrays that own their memory, and what Arrow holds. The rest is structure.
+"""The large parts of values ("leaves"): arrays that own their memory, and data of Arrow. The rest is structure.
 
-A leaf is in memory, or in a file. There it is one or more columns of the table of its value, or an array on its own.
+A leaf is in memory or in a file. In a file it is one or more columns of its value's table, or a separate array.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ TYPE_CHECKING = False  # see ../__init__.py
 if TYPE_CHECKING:
     from typing import Any
 
-# What is smaller stays with the structure.
+# Smaller arrays stay in the structure.
 MIN_LEAF_BYTES = 16 << 10
-# A text object of no letters takes this.
+# The size of an empty `str` object.
 TEXT_BYTES = 49
 
 
 class ArrayLeaf:
-    """An array in one piece, without objects in it other than text."""
+    """A contiguous array without objects other than text."""
 
     def __init__(self, array: Any) -> None:
         self.value = array
@@ -31,7 +31,7 @@ class ArrayLeaf:
         self._nothing: Any = None
 
     def fits(self, rows: int | None) -> bool:
-        """Whether it can be written at all: to a table of so many rows, or on its own."""
+        """Whether it can be written: to a table with so many rows, or separately."""
         array = self.value
         if not array.dtype.hasobject:
             return True
@@ -40,7 +40,7 @@ class ArrayLeaf:
         return bool(nothing)
 
     def columns(self, rows: int) -> list[Any] | None:
-        """As columns of a table of so many rows, or None if it must be on its own."""
+        """Its columns in a table with so many rows; None if it must be written separately."""
         if rows not in self.value.shape or self.value.ndim > 2:
             return None
         return self._columns(rows)
@@ -53,7 +53,7 @@ class ArrayLeaf:
         self.value = sys.modules["numpy"].empty(shape, dtype, order)
 
     def empty_columns(self, rows: int) -> list[Any]:
-        """The same columns again, to be filled. What was read-only becomes so when it is complete."""
+        """The same columns, to be filled. A read-only array becomes read-only again when it is complete."""
         return self._columns(rows)
 
     def complete(self) -> None:
@@ -72,7 +72,7 @@ class ArrayLeaf:
 
 
 class ArrowLeaf:
-    """A table of Arrow's, or a column."""
+    """A table or a column of Arrow."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -105,7 +105,7 @@ class ArrowLeaf:
         self.value = pa.Table.from_arrays(chunks, schema=self._schema) if self._is_table else chunks[0]
 
     def addresses(self) -> list[int]:
-        """Where its memory is: two that share some would have it twice when they come back."""
+        """The addresses of its memory: two leaves that share memory would have it twice after loading."""
         buffers = (buffer for chunks in self._chunks() for chunk in chunks.chunks for buffer in chunk.buffers())
         return [buffer.address for buffer in buffers if buffer is not None and buffer.size]
 
@@ -114,7 +114,7 @@ class ArrowLeaf:
 
 
 def leaf_of(part: Any, rows: int | None) -> ArrayLeaf | ArrowLeaf | None:
-    """The leaf that a part of a value of so many rows is, if it is one."""
+    """The leaf for a part of a value with so many rows, if it is one."""
     pa = sys.modules.get("pyarrow")
     kind = type(part)
     leaf: ArrayLeaf | ArrowLeaf | None = None
@@ -126,7 +126,7 @@ def leaf_of(part: Any, rows: int | None) -> ArrayLeaf | ArrowLeaf | None:
 
 
 def root_of(array: Any) -> Any:
-    """The array whose memory this one shows."""
+    """The array that owns the memory of this one."""
     kind = sys.modules["numpy"].ndarray
     while type(array.base) is kind:
         array = array.base
@@ -134,7 +134,7 @@ def root_of(array: Any) -> Any:
 
 
 def bytes_of(array: Any) -> int:
-    """At least so much memory; text lies outside of its array."""
+    """A lower bound of its memory, with the text objects of an array of text."""
     return int(array.nbytes + (TEXT_BYTES * array.size if array.dtype.hasobject else 0))
 
 
@@ -147,7 +147,7 @@ def _is_leaf(array: Any) -> bool:
 
 
 def _is_constant(array: Any) -> bool:
-    """Whether it shows memory of somebody else's that nobody changes."""
+    """Whether it is a read-only view of memory that another object owns."""
     pa = sys.modules.get("pyarrow")
     kind = type(array.base)
     known = kind is bytes or kind.__name__ == "PyCapsule" or (pa is not None and isinstance(array.base, pa.Buffer))

@@ -1,13 +1,13 @@
-"""Which parts of some values belong to nobody else.
+"""Finds the parts of values that have no other references.
 
-    names ──▶ frame ──▶ manager ──▶ block ──▶ array          nobody else: may go
-                           └──────▶ index ◀── a list         held from outside: stays where it is, and so
-                                      └─────▶ array          does everything that can be reached from it
+    names ──▶ frame ──▶ manager ──▶ block ──▶ array          no other reference: may be moved
+                           └──────▶ index ◀── a list         referenced from outside: stays in memory, and so
+                                      └─────▶ array          does everything that it refers to
 
-A value may go to disk and come back as another object only if nobody can tell. So every reference to it must be known:
-from names of the namespace, and from other values that go as well. The collector tells what an object refers to, the
-reference count tells how many refer to it; whoever is missing in the sum is outside. What cannot be explained counts as
-held from outside.
+A value may be moved to disk and loaded as another object only if no code can notice. So all references to it must be
+known: from names of the namespace, and from other values that are moved too. The collector returns what an object
+refers to, and the reference count says how many references it has. If the sum is less than the count, there are references
+from outside. In doubt, a part counts as referenced from outside.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
-# More parts than any sensible number of values has; a frame of a thousand columns that were added one by one has ten
-# thousand.
+# More parts than usual values have; a frame with a thousand columns that were added one by one has ten thousand.
 MAX_PARTS = 500_000
 
 _CONTAINERS = (dict, list, tuple)
@@ -35,7 +34,7 @@ class TooManyParts(Exception):
 
 
 class Parts:
-    """Everything that some values are made of, and who else refers to it."""
+    """All parts of some values, and the references to them."""
 
     def __init__(self, roots: dict[int, int], values: dict[int, Any]) -> None:
         """`values` by their ids, `roots` with how many references to each are known: names, and the caller's own."""
@@ -50,11 +49,11 @@ class Parts:
         return id(value) in self._objects
 
     def is_held(self, value: Any) -> bool:
-        """Whether somebody outside can get at it. What is no part was made just now, and is nobody's."""
+        """Whether it is reachable from outside. An object that is not a part was created just now, and is not."""
         return id(value) in self._held
 
     def of(self, value: Any) -> list[Any]:
-        """The parts of a value that nobody else has, itself included."""
+        """The parts of a value without references from outside, itself included."""
         if id(value) in self._held:
             return []
         return [self._objects[key] for key in self._reach([id(value)], self._held) - self._held]
@@ -81,7 +80,7 @@ class Parts:
         # Two references to each are our own: the one in the dictionary, and the argument.
         objects, known = self._objects, self._known
         outside = {key for key in objects if sys.getrefcount(objects[key]) - 2 != known[key]}
-        # Somebody who has a weak reference would see it die.
+        # A weak reference would notice that it is freed.
         free = objects.keys() - outside
         outside |= {key for key in objects if not all(id(ref) in free for ref in weakref.getweakrefs(objects[key]))}
         return outside
@@ -99,7 +98,7 @@ class Parts:
 
 def _referents(value: Any) -> list[Any]:
     if _is_array(value):
-        # Arrays are unknown to the collector.
+        # The collector does not track arrays.
         return [] if value.base is None else [value.base]
     if package_of(type(value)) == "pandas" or is_one_of(type(value), _CONTAINERS):
         return gc.get_referents(value)
@@ -107,7 +106,7 @@ def _referents(value: Any) -> list[Any]:
 
 
 def _is_interesting(value: Any) -> bool:
-    """Whether it matters who has it: not for text, numbers, classes and the like."""
+    """Whether references to it matter: not for text, numbers, classes and the like."""
     kind = type(value)
     if is_one_of(kind, _CONTAINERS) or kind is weakref.ReferenceType or _is_array(value):
         return True

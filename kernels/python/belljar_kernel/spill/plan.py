@@ -1,4 +1,4 @@
-"""Which values go to disk: those of the kinds we know that are large, have names, and are nobody else's."""
+"""Decides which values are moved to disk: large ones of known types, with names and without other references."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     # A namespace and a name in it.
     Slot = tuple[dict[str, Any], str]
 
-# Values that go at a time, largest first: each has a file open.
+# The most values that are moved, largest first: each has an open file.
 MAX_VALUES = 200
 
 
 class Move:
-    """A value that goes, with its names and the leaves that go with it and no other."""
+    """A value to move, with its names and its own leaves."""
 
     def __init__(self, value: Any, slots: list[Slot]) -> None:
         self.value = value
@@ -39,7 +39,7 @@ class Move:
 
     @property
     def rows(self) -> int | None:
-        """Of its table; an array has none."""
+        """The rows of its table; an array has none."""
         return None if self.is_array else len(self.value)
 
     @property
@@ -51,7 +51,7 @@ class Move:
 
 
 class Plan:
-    """What goes. `refused` are the values, by id, of which it is known that they cannot, with the reason."""
+    """The values to move. `refused` has values, by id, that cannot be moved, with the reason."""
 
     # `Parts` while the values are examined, and None in between.
     _parts: Any
@@ -59,18 +59,18 @@ class Plan:
     def __init__(self, namespace: dict[str, Any], frame_bytes: int, array_bytes: int, refused: dict[int, str]) -> None:
         self._frame_bytes = frame_bytes
         self._array_bytes = array_bytes
-        # Why large values stay, by name.
+        # Why large values are not moved, by name.
         self.stayed: dict[str, str] = {}
         self.moves = _candidates(namespace)
         for move in self.moves:
             if id(move.value) in refused:
                 self.stayed[move.name] = refused[id(move.value)]
         self.moves = [move for move in self.moves if id(move.value) not in refused]
-        # What is loosened from the others may show that another is not free either.
+        # A value that is not moved may refer to parts of another, which then cannot be moved either.
         while not self._is_settled():
             pass
         self.leaves = [leaf for move in self.moves for leaf in move.leaves]
-        # What the structure refers to and stays in memory.
+        # Objects that stay in memory and that the structure refers to.
         self.held: list[Any] = []
 
     def structure(self) -> bytes:
@@ -78,19 +78,19 @@ class Plan:
         return skeleton.dump([move.value for move in self.moves], self._parts, numbers, self.held)
 
     def unlike(self, structure: bytes) -> list[Move]:
-        """Those that are not the same when the structure is put together again, from the leaves that are here."""
+        """Values that differ from a copy that is rebuilt from the structure and the leaves in memory."""
         twins = skeleton.load(structure, lambda number: self.leaves[number].value, self.held)
         return [move for move, twin in zip(self.moves, twins) if not skeleton.is_like(move.value, twin)]
 
     def let_go(self) -> None:
-        """Frees the values. Their leaves know how to come back."""
+        """Frees the values. Their leaves can be loaded again."""
         self._parts = None
         for leaf in self.leaves:
             leaf.forget()
         self.moves = []
 
     def _is_settled(self) -> bool:
-        # Nothing of the last look may be left, or it would count as somebody who refers to the values.
+        # The last result must be gone, or it would count as a reference to the values.
         self._parts = None
         for move in self.moves:
             move.leaves = []
@@ -146,7 +146,7 @@ class Plan:
 
 
 def _candidates(namespace: dict[str, Any]) -> list[Move]:
-    """Values of the kinds we know, each with all its names. The last result is known as `_` to all."""
+    """Values of known types, each with all its names. The last result has the name `_` in builtins."""
     kinds = _kinds()
     found: dict[int, Move] = {}
     for names, keys in ((namespace, list(namespace)), (vars(builtins), ["_"])):

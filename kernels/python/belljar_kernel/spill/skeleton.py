@@ -1,10 +1,10 @@
-"""The structure of values without their bulk: a pickle that refers to leaves, and to what stays in memory.
+"""The structure of values without their leaves: a pickle with references to leaves, and to objects that stay in memory.
 
-Values that go together are one structure, so that what they share they still share when they come back: an index of two
-frames, an array and its views, blocks of which pandas knows that they must be copied before one of them is changed.
+Values that are moved together are one structure, so that they share the same parts after loading: an index of two
+frames, an array and its views, blocks that pandas copies before it changes one of them.
 
-Nothing of the user's runs. Only what pandas, numpy and Python's own containers are made of is taken apart; any other
-object, and whatever somebody else holds, is referred to and stays where it is.
+No user code runs. Only objects of pandas, numpy and Python's own containers are pickled; any other object, and objects
+with references from outside, stay in memory.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _ATOMS = (str, int, type(None), bool, float, complex, bytes, type(Ellipsis))
 _CONTAINERS = (list, tuple, slice)
 _HASHED = (dict, set, frozenset)
-# What frames and indexes are known to have; anything else was put there by the user, and pickling would lose it.
+# The known attributes of frames and indexes; others come from the user, and pickling would lose them.
 _OF_FRAMES = frozenset("_mgr _attrs _flags _name _typ _metadata _item_cache".split())
 _OF_INDEXES = frozenset(
     "_data _name _names _cache _id _references _freq _range _levels _codes sortorder _attributes _comparables".split()
@@ -34,7 +34,7 @@ _OF_INDEXES = frozenset(
 
 
 def dump(values: list[Any], parts: Parts, leaves: dict[int, int], held: list[Any]) -> bytes:
-    """The structure of values. `leaves` numbers the leaves by their ids; `held` gets what the structure refers to."""
+    """The structure of values. `leaves` has the number of each leaf by id; `held` gets the objects that stay."""
     file = io.BytesIO()
     _Pickler(file, parts, leaves, held).dump(values)
     return file.getvalue()
@@ -53,7 +53,7 @@ def has_attributes_of_the_users(value: Any) -> bool:
 
 
 def is_like(value: Any, twin: Any) -> bool:
-    """Whether what was put together from the same leaves has the same structure."""
+    """Whether a rebuilt value has the same structure."""
     if type(value) is not type(twin) or value.shape != twin.shape:
         return False
     if not hasattr(value, "_mgr"):
@@ -111,7 +111,7 @@ class _Pickler(pickle.Pickler):
 
     def _is_taken_apart(self, value: Any, kind: type) -> bool:
         if is_one_of(kind, _HASHED):
-            # Putting it together again would ask an object of the user's for its hash.
+            # Rebuilding it would call `__hash__` of a user's object.
             return all(is_one_of(type(key), _ATOMS) for key in value)
         if is_one_of(kind, _CONTAINERS):
             return True
@@ -125,7 +125,7 @@ class _Pickler(pickle.Pickler):
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, (self._pandas.DataFrame, self._pandas.Series)):
-            # Its own way leaves traces in the object that comes back.
+            # pandas' own method would leave traces in the rebuilt object.
             state = {key: part for key, part in vars(value).items() if key != "_flags"}
             return _frame, (type(value), state, value.flags.allows_duplicate_labels)
         name = type(value).__name__
@@ -133,13 +133,13 @@ class _Pickler(pickle.Pickler):
             _, (values, placement, ndim) = value.__reduce__()
             return _block, (values, placement, ndim, value.refs)
         if hasattr(value, "_pa_array") and isinstance(value, self._pandas.api.extensions.ExtensionArray):
-            # Its own way would copy the data.
+            # Its own method would copy the data.
             state = {key: part for key, part in vars(value).items() if key != "_cache"}
             return _arrow_array, (type(value), state, "_cache" in vars(value))
         if name.endswith("BlockManager"):
             return _manager, (type(value), value.blocks, value.axes)
         if isinstance(value, self._pandas.Index):
-            # A range has no memory of its own that others could show.
+            # A range has no memory that others could share.
             references = vars(value).get("_references")
             if references is not None and references.has_reference():
                 make, arguments = value.__reduce__()[:2]
@@ -166,7 +166,7 @@ class _Unpickler(pickle.Unpickler):
         return view
 
     def find_class(self, module: str, name: str) -> Any:
-        # Classes and functions are referred to, never looked up.
+        # Classes and functions are references, never imported by name.
         if module == __name__:
             return globals()[name]
         return super().find_class(module, name)
@@ -183,7 +183,7 @@ def _frame(kind: Any, state: dict[str, Any], allows_duplicate_labels: bool) -> A
 
 
 def _block(values: Any, placement: Any, ndim: int, references: Any) -> Any:
-    """A block that is known again to all others that show the same memory."""
+    """A block that is registered with all others that share its memory."""
     from pandas._libs.internals import _unpickle_block
 
     block = _unpickle_block(values, placement, ndim)

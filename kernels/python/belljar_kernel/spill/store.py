@@ -1,4 +1,4 @@
-"""The files of a value: one table, and one for every array that does not fit into it."""
+"""The files of a value: one table, and one file for every array that does not fit into it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Store:
         self._rows = rows
 
     def read(self) -> None:
-        """Brings the leaves back into memory."""
+        """Loads the leaves into memory."""
         for leaf in self._leaves:
             leaf.allocate()
         if self._rows is None:
@@ -88,7 +88,7 @@ def _file_name(move: Move) -> str:
 
 
 def _named(value: Any, parts: list[tuple[Any, list[Any]]]) -> dict[str, Any]:
-    """Columns by name: the names of the value's own columns, as far as they can be told."""
+    """Columns by name: with the names of the value's own columns, where they are known."""
     labels = _labels(value)
     named: dict[str, Any] = {}
     for number, (leaf, columns) in enumerate(parts):
@@ -102,7 +102,7 @@ def _named(value: Any, parts: list[tuple[Any, list[Any]]]) -> dict[str, Any]:
 
 
 def _labels(value: Any) -> dict[int, list[str]]:
-    """What the columns of a leaf are called, by the id of the leaf. Only for people who look into the file."""
+    """The names of the columns of a leaf, by its id. They are only for users who read the file."""
     if hasattr(value, "column_names"):
         return {id(value): list(value.column_names)}
     labels: dict[int, list[str]] = {}

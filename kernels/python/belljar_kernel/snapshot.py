@@ -1,18 +1,18 @@
-"""The kernel as files, and files as the kernel: what the host asks for over a line of its own.
+"""Writes a snapshot of the kernel, and loads one. The host requests it over its own socket.
 
     host                                          kernel
-     | freeze {layer, before, layers} + files ---->| checks, writes itself into a pipe
-     |== pipe ====================================>| (the host puts it into files: we never hold one for writing)
-     | kept -------------------------------------->| maps large pieces from the new file
+     | freeze {layer, before, layers} + files ---->| checks, writes its memory into a pipe
+     |== pipe ====================================>| (the host writes the files: the kernel has none open for writing)
+     | kept -------------------------------------->| maps large regions from the new file
      |<- {bytes} or {refused} .................... | goes on
      |
-     | thaw {layers} + files --------------------->| of another sandbox, fresh: becomes the one that was written down
-     |                                             | and goes on where that one was: inside `freeze`
+     | thaw {layers} + files --------------------->| a new kernel in another sandbox: becomes the saved one
+     |                                             | and goes on inside `freeze`
      |<- {thawed, lost} .......................... |
 
-Memory is the business of a shared object (`crates/belljar-snapshot`). Here is everything else: what cannot be kept is
-found before anything is written, and files that were open are opened again afterwards. Sockets, pipes, threads and
-children belong to a world that goes on without us, so they are refused, or with `force` left out and reported.
+A shared object (`crates/belljar-snapshot`) saves and loads memory. This module does the rest: it finds what cannot be
+saved before anything is written, and opens files again afterwards. Sockets, pipes, threads and child processes cannot
+be saved: they are a reason to refuse, or with `force` they are left out and reported.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ if TYPE_CHECKING:
 
 MAX_PACKET_BYTES = 1 << 17
 MAX_PACKET_FDS = 64
-# As many layers as an index may speak of.
+# The most layers that an index can have.
 MAX_LAYERS = 64
-# What a report has room for.
+# The most that a report can list.
 MAX_WORDS = 20
 
-# Where a kernel that is about to be replaced puts what its successor needs. Below what `wire` calls private.
+# Descriptors that a kernel passes to its successor. They are below the private ones of `wire`.
 CONTROL_AT = 950
 LINE_AT = 951
 
 _FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _LIBRARY = os.path.join(_FOLDER, "belljar_freeze.so")
 
-# Of the two structures below; see crates/belljar-snapshot/src/lib.rs, which compares it and their sizes.
+# The version of the two structures below; crates/belljar-snapshot/src/lib.rs compares it and their sizes.
 _REQUEST_VERSION = 2
 
 # Flags of a request, see crates/belljar-snapshot/src/freeze.rs.
@@ -58,7 +58,7 @@ _SHARE = 2
 _LAID_OUT = 4
 
 _THAWED = 1
-# Registered by the library with at least this length, whatever it says of what it uses.
+# The C library registers at least this length, even if it reports less.
 _RSEQ_LEAST = 32
 
 _ACCESS = os.O_RDONLY | os.O_WRONLY | os.O_RDWR
@@ -107,9 +107,9 @@ class _Thaw(ctypes.Structure):
 
 
 class Refused(Exception):
-    """Why the kernel cannot be kept, each reason in words."""
+    """The reasons why there can be no snapshot of the kernel."""
 
-    # Nothing would be gained by leaving parts out.
+    # `force` would not help.
     entirely = True
 
     def __init__(self, *reasons: str) -> None:
@@ -121,16 +121,16 @@ class Refused(Exception):
 
 
 class InTheWay(Refused):
-    """Parts of the kernel that cannot be kept; without them it can."""
+    """Parts of the kernel that cannot be saved. With `force` there can be a snapshot without them."""
 
     entirely = False
 
 
 class _Native:
-    """The shared object, and what it wants to know of the C library."""
+    """The shared object, and what it needs to know about the C library."""
 
     def __init__(self) -> None:
-        # Holding the interpreter's lock: nobody else may run meanwhile.
+        # These calls hold the interpreter's lock, so that no other thread runs meanwhile.
         library = ctypes.PyDLL(_LIBRARY)
         self.freeze, self.thaw = library.belljar_freeze, library.belljar_thaw
         for function in (self.freeze, self.thaw):
@@ -141,12 +141,12 @@ class _Native:
             used = ctypes.c_uint.in_dll(libc, "__rseq_size").value
             self.rseq_len = max(used, _RSEQ_LEAST) if used else 0
         except ValueError:
-            # Another library, or an older one, which does not register.
+            # Another C library, or an older one, which does not register it.
             self.rseq_offset = self.rseq_len = 0
 
 
 _native: _Native | None = None
-# The layer of the last picture of this process.
+# The layer of the last snapshot of this process.
 _last = 0
 
 
@@ -158,9 +158,9 @@ def prepare() -> None:
 
 
 def write_common(layer: int, stream: int) -> int | None:
-    """Writes down what kernels begin with. How many bytes that is; None in a kernel that begins with it."""
+    """Writes the snapshot that kernels start from. Returns its size; None in a kernel that was loaded from it."""
     if platform.machine() != "x86_64":
-        raise Refused(f"kernels cannot be written down on this processor ({platform.machine()})")
+        raise Refused(f"snapshots of kernels are not supported on this processor ({platform.machine()})")
     if _other_tasks():
         raise Refused("a thread besides the main one is alive")
     prepare()
@@ -172,17 +172,17 @@ def write_common(layer: int, stream: int) -> int | None:
 
 
 def forget_last() -> None:
-    """From now on every page is compared with an earlier picture.
+    """Makes the next snapshot compare every page with the earlier one.
 
-    Pages that are shared with another process are otherwise known not to have changed since the last picture of this
-    one. That is not so in kernels that begin with memory of another process, nor after a fork: then all are.
+    Otherwise pages that are shared with another process count as unchanged since the last snapshot. That is wrong after
+    a fork, and in a kernel that was loaded from a snapshot: there all pages are shared.
     """
     global _last
     _last = 0
 
 
 def talk(line: socket.socket, kernel: Kernel) -> None:
-    """Does what the host asks for, once."""
+    """Handles one request of the host."""
     with line:
         packet, fds, _flags, _ = socket.recv_fds(line, MAX_PACKET_BYTES, MAX_PACKET_FDS, socket.MSG_CMSG_CLOEXEC)
         answer: dict[str, Any] | None = {}
@@ -197,7 +197,7 @@ def talk(line: socket.socket, kernel: Kernel) -> None:
         except Exception as error:
             answer = Refused(f"{type(error).__name__}: {error}").answer()
         if answer is None:
-            # Another process now, in which these numbers are somebody else's.
+            # This is another process now, where these numbers belong to other files.
             line.detach()
             return
         for fd in fds:
@@ -210,14 +210,14 @@ def say(line: socket.socket, answer: dict[str, Any]) -> None:
     try:
         line.send(json.dumps(answer).encode("utf-8", "replace"))
     except OSError:
-        # Who asked has gone.
+        # The host has closed the connection.
         pass
 
 
 def _freeze(request: dict[str, Any], fds: list[int], kernel: Kernel, line: socket.socket) -> dict[str, Any] | None:
-    """Writes this kernel down, and what is to be said of it. None in the kernel that was made of it."""
+    """Writes a snapshot of this kernel, and returns the answer. None in a kernel that was loaded from it."""
     if platform.machine() != "x86_64":
-        raise Refused(f"kernels cannot be written down on this processor ({platform.machine()})")
+        raise Refused(f"snapshots of kernels are not supported on this processor ({platform.machine()})")
     prepare()
     stream, *rest = fds
     share = (rest.pop(0), line.fileno()) if request.get("share") else None
@@ -226,21 +226,21 @@ def _freeze(request: dict[str, Any], fds: list[int], kernel: Kernel, line: socke
     ours = [*fds, line.fileno(), *kernel.descriptors(), *aio.descriptors()]
     files, lost = _open_files({*ours, 0, 1, 2})
     lost += _threads() + _children()
-    # Tasks would stand still for as long as the kernel is files, which the user's code must know of. They are kept.
+    # Tasks are saved, but pause until the kernel is loaded again, which user code must expect.
     paused = [f"asyncio task {name} is pending" for name in aio.pending_names()]
     if (lost or paused) and not request.get("force"):
         raise InTheWay(*lost, *paused)
     aio.stop()
     world = _World(files, lost)
     quiet = not _other_tasks()
-    # Libraries with threads of their own know how to go on without them after a fork.
+    # Libraries with their own threads know how to continue without them after a fork.
     child = 0 if quiet else seal.fork_without_hooks()
     if not quiet and not child:
         forget_last()
     if child:
         _, status = os.waitpid(child, 0)
         if status:
-            raise Refused("the process that was to write the kernel down died")
+            raise Refused("the process that wrote the snapshot died")
         return {}
     try:
         done = _write(request["layer"], stream, share, before, layers, 0)
@@ -262,10 +262,10 @@ def _freeze(request: dict[str, Any], fds: list[int], kernel: Kernel, line: socke
 def _write(
     layer: int, stream: int, share: tuple[int, int] | None, before: int, layers: list[tuple[int, int]], flags: int
 ) -> dict[str, Any] | None:
-    """What was written; None in the process that was made of it.
+    """What was written; None in a process that was loaded from it.
 
-    With `share`, large pieces are mapped from the new layer: the file for reading, and the line on which the host says
-    that everything is in it.
+    With `share` (the file for reading, and the socket on which the host reports that the file is complete), large
+    regions are mapped from the new layer.
     """
     global _last
     assert _native is not None
@@ -277,7 +277,7 @@ def _write(
         ctypes.sizeof(_Freeze), _REQUEST_VERSION, stream, *(share or (0, 0)), layer, before, known, len(layers), flags,
         _last, _native.rseq_offset, _native.rseq_len, own, len(own),
     )  # fmt: skip
-    # What a thawed kernel finds: this is the picture that it was made of.
+    # Set before the snapshot: a kernel that is loaded from it must find this layer.
     last, _last = _last, layer
     outcome = _native.freeze(ctypes.byref(request))
     if outcome < 0:
@@ -289,9 +289,9 @@ def _write(
 
 
 def _thaw(request: dict[str, Any], fds: list[int], kernel: Kernel, line: socket.socket) -> None:
-    """Becomes another kernel; comes back only if that was not possible."""
+    """Becomes another kernel; returns only if that failed."""
     if platform.machine() != "x86_64":
-        raise Refused(f"kernels cannot be brought back on this processor ({platform.machine()})")
+        raise Refused(f"snapshots of kernels are not supported on this processor ({platform.machine()})")
     prepare()
     assert _native is not None
     index, *rest = fds
@@ -311,19 +311,19 @@ def _thaw(request: dict[str, Any], fds: list[int], kernel: Kernel, line: socket.
 
 
 def _raise(number: int, problem: bytes) -> None:
-    """Says what the shared object could not do."""
+    """Raises the error of the shared object."""
     what = os.fsdecode(problem)
     if number == errno.ENOTSUP:
-        raise Refused(f"memory that is shared with others cannot be kept: {what or 'without a name'}")
+        raise Refused(f"memory that is shared with other processes cannot be saved: {what or 'without a name'}")
     if number == errno.EPIPE:
-        raise Refused("the host took no more of it")
+        raise Refused("the host stopped reading the snapshot")
     if number == errno.ESTALE:
         raise Refused(f"{what} has changed" if what else "the system has changed since")
     raise Refused(f"{os.strerror(number)}{': ' + what if what else ''}")
 
 
 class _World:
-    """What a kernel has besides memory, and how to have it again."""
+    """The state of a kernel outside its memory, and how to restore it."""
 
     def __init__(self, files: list[_OpenFile], lost: list[str]) -> None:
         self._files = files
@@ -348,7 +348,7 @@ class _World:
 
 
 class _OpenFile:
-    """A file that was open by its path, where it was read or written, and how."""
+    """An open file: its path, its position and its flags."""
 
     def __init__(self, fd: int, path: str) -> None:
         self._fd, self._path = fd, path
@@ -374,12 +374,12 @@ class _OpenFile:
 
 
 def _wake(world: _World, kernel: Kernel) -> None:
-    """The first steps of a kernel that has just been made of a picture."""
+    """The first steps of a kernel that was loaded from a snapshot."""
     control, *private = kernel.descriptors()
-    # It stays where it is, out of the way of the files that are about to be opened again.
+    # It keeps its number, which no file that is opened again has.
     line = socket.socket(fileno=LINE_AT)
     os.dup2(CONTROL_AT, control, inheritable=False)
-    # Whoever we were made in had these at the same places as we; in general they need not be.
+    # The process that became this kernel had them at the same numbers; that is not guaranteed in general.
     null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     for fd, source in zip(private, (null, 1, 2), strict=True):
         os.dup2(source, fd, inheritable=False)
@@ -388,29 +388,29 @@ def _wake(world: _World, kernel: Kernel) -> None:
     try:
         _refresh(kernel)
     except Exception as error:
-        # The user's code may have put anything in the place of what we need.
+        # User code may have replaced any object that this needs.
         lost.append(f"{type(error).__name__}: {error}")
     with line:
         say(line, {"thawed": True, "lost": _few(lost)})
 
 
 def _refresh(kernel: Kernel) -> None:
-    """What libraries remember of a process, and is another now."""
+    """Updates what libraries remember about the process, which is another one now."""
     if _threads():
         _forget_threads(kernel)
     threading.main_thread()._set_native_id()  # type: ignore[attr-defined]
     aio.reopen()
     ssl = sys.modules.get("ssl")
     if ssl is not None:
-        # All that are made of one picture would otherwise choose the same secrets.
+        # Otherwise all kernels that are loaded from one snapshot would draw the same secrets.
         ssl.RAND_add(os.urandom(32), 32.0)
 
 
 def _forget_threads(kernel: Kernel) -> None:
-    """Threads that were left out are dead, as they are after a fork: whoever joins one does not wait for ever, and they
-    are not in the way of the next picture."""
+    """Marks threads that were left out as ended, as after a fork, so that `join` does not wait for them and they do not
+    prevent the next snapshot."""
     random = sys.modules.get("random")
-    # A fork chooses another seed; here the sequence goes on as it would have.
+    # A fork sets another seed; here the random sequence must continue.
     state = random.getstate() if random is not None else None
     after_fork = ctypes.pythonapi.PyOS_AfterFork_Child
     after_fork.restype, after_fork.argtypes = None, []
@@ -424,7 +424,7 @@ def _forget_threads(kernel: Kernel) -> None:
 
 
 def _open_files(ours: set[int]) -> tuple[list[_OpenFile], list[str]]:
-    """Files that can be opened again, and what is open besides."""
+    """Files that can be opened again, and descriptions of other open descriptors."""
     files, lost = [], []
     for name in os.listdir("/proc/self/fd"):
         fd = int(name)
@@ -433,7 +433,7 @@ def _open_files(ours: set[int]) -> tuple[list[_OpenFile], list[str]]:
         try:
             mode, path = os.fstat(fd).st_mode, os.readlink(f"/proc/self/fd/{fd}")
         except OSError:
-            # The one by which the folder is being read.
+            # The descriptor that lists this folder.
             continue
         named = path.startswith("/") and not path.endswith(" (deleted)")
         if named and (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISCHR(mode)):
@@ -449,7 +449,7 @@ def _kind(mode: int) -> str:
         (stat.S_ISFIFO, "a pipe"),
         (stat.S_ISREG, "a file without a name"),
     )
-    return next((name for test, name in kinds if test(mode)), "something that is no file")
+    return next((name for test, name in kinds if test(mode)), "something that is not a file")
 
 
 def _threads() -> list[str]:
@@ -462,7 +462,7 @@ def _other_tasks() -> bool:
 
 
 def _children() -> list[str]:
-    """Processes that were started here and still run."""
+    """Running child processes."""
     running = []
     for name in os.listdir("/proc"):
         if not name.isdigit():
