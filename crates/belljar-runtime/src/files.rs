@@ -403,6 +403,6 @@ fn to_write(
     }
 }
 
-fn understood<T: DeserializeOwned>(body: &[u8]) -> Result<T, RuntimeError> {
+fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, RuntimeError> {
     serde_json::from_slice(body).map_err(|error| RuntimeError::Nonsense(FrameError::Head(error)))
 }
