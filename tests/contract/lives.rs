@@ -43,6 +43,7 @@ pub(crate) async fn a_successor_goes_on(on: Backend) {
     assert_eq!(bash["stdout"], "/tmp\n5\n");
     let found = server.post("/v1/sessions", json!({"key": "k"})).await.json(200);
     assert_eq!((text(&found["how"]), text(&found["id"])), ("found", session.id.as_str()));
+    assert_eq!(server.metric("belljar_adoptions_total{how=\"adopted\"}").await, 1.0);
     let died = session.python("import os; os._exit(3)").await;
     assert_eq!(died["kernel_state"], "lost", "{died:#}");
     assert_eq!(session.printed("print('x' in globals())").await, "False\n");

@@ -22,6 +22,9 @@ pub(crate) async fn heredocs_and_much_output_come_through(on: Backend) {
         assert!(numbers.eq(1..=1_000_000), "something is missing");
         assert_eq!(result["dropped"]["stdout_bytes"], 0, "{:?}", result["dropped"]);
     }
+    // Without asking for so much it is cut, and that is counted.
+    let cut = session.shell(lines).await;
+    assert_eq!(cut["dropped"]["stdout_bytes"], 10_000_000 - (1 << 20));
 }
 
 pub(crate) async fn a_command_has_its_input_environment_and_user(on: Backend) {
@@ -38,6 +41,10 @@ pub(crate) async fn a_command_has_its_input_environment_and_user(on: Backend) {
     let late = json!({"command": "sleep 5", "timeout": 0.3, "stdin": "x"});
     let late = exec(late).await.json(200);
     assert_eq!((&late["status"], &late["exit_code"]), (&json!("timeout"), &json!(124)));
+    assert_eq!(
+        exec(json!({"command": "cat", "stdin": "given"})).await.json(200)["stdout"],
+        "given"
+    );
     exec(json!({"command": "id", "user": "root"})).await.error(422, "invalid");
     assert_eq!(exec(json!({"command": "id -u"})).await.json(200)["stdout"], "1000\n");
 }
@@ -50,6 +57,7 @@ pub(crate) async fn prompts_that_nobody_answers_fail_at_once(on: Backend) {
         "python3 -c 'import getpass; getpass.getpass()'",
         "read name < /dev/tty",
         "bash -c 'select x in a b; do echo $x; done; [ -n \"$x\" ]'",
+        "rm -i /session/none",
     ];
     for prompt in prompts {
         for mut ask in [json!({"command": prompt}), json!({"language": "bash", "code": prompt})] {

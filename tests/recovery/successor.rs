@@ -1,4 +1,5 @@
-//! One thing at a time: what a successor finds, and what it does with it.
+//! One thing at a time: what a new server finds after the old one was killed, and what it does with it. Variables, and
+//! executions that run, wait or have finished: `a_successor_goes_on` in `tests/contract/lives.rs`, for every backend.
 
 use std::sync::Arc;
 
@@ -11,43 +12,6 @@ use belljar_testkit::wait::eventually;
 
 fn installation() -> Arc<Installation> {
     Arc::new(Installation::new())
-}
-
-#[tokio::test]
-async fn variables_running_queued_and_finished_executions_are_all_there() {
-    let server = installation().serve().await;
-    let session = server.session_with(json!({"key": "k"})).await;
-    session.python("x = 41").await;
-    session.exec(json!({"language": "bash", "code": "cd /tmp; Y=5"})).await.json(200);
-    let finished = session.exec(json!({"code": "print('done before')", "exec_id": "before"})).await;
-    let running = session.hold("running").await;
-    let queued = session.begin("queued", "queued", json!({"code": "print('x is', x)"})).await;
-    let beside = json!({"command": "while [ ! -e /session/go ]; do sleep 0.01; done; echo beside"});
-    let beside = session.begin("beside", "running", beside).await;
-    let installation = server.kill().await;
-    for pending in [running, queued, beside] {
-        pending.abandon();
-    }
-
-    let server = installation.serve().await;
-    let session = Session::of(&server.client(), &session.id);
-    assert_eq!(session.exec_info("before").await["result"], finished.json(200));
-    session.reaches("running", "running").await;
-    assert_eq!(session.exec_info("queued").await["state"], "queued");
-    session.release().await;
-    for (exec, said) in
-        [("running", "holding\nreleased\n"), ("queued", "x is 41\n"), ("beside", "beside\n")]
-    {
-        session.reaches(exec, "finished").await;
-        let info = session.exec_info(exec).await;
-        assert_eq!(info["result"]["status"], "ok", "{info:#}");
-        assert_eq!(info["result"]["stdout"], said, "{info:#}");
-    }
-    let bash = session.exec(json!({"language": "bash", "code": "pwd; echo $Y"})).await.json(200);
-    assert_eq!(bash["stdout"], "/tmp\n5\n");
-    let found = server.post("/v1/sessions", json!({"key": "k"})).await.json(200);
-    assert_eq!((text(&found["how"]), text(&found["id"])), ("found", session.id.as_str()));
-    assert_eq!(server.metric("belljar_adoptions_total{how=\"adopted\"}").await, 1.0);
 }
 
 #[tokio::test]

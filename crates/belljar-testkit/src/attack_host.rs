@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 pub struct AttackHost {
     /// A secret that must never be seen inside.
     pub canary: String,
-    /// What the attacks are told.
+    /// Environment variables that the attacks get.
     pub env: Vec<(String, String)>,
     process: Child,
 }
@@ -28,7 +28,7 @@ impl AttackHost {
         let output = process.stdout.take().expect("it was piped");
         BufReader::new(output).read_line(&mut line).expect("the host speaks");
         let mut env: BTreeMap<String, String> =
-            serde_json::from_str(&line).expect("the host tells what it has");
+            serde_json::from_str(&line).expect("the host prints what it has");
         let landlock = belljar_sys::landlock::generation().unwrap_or(0);
         env.insert("HOST_LANDLOCK".into(), landlock.to_string());
         AttackHost { canary, env: env.into_iter().collect(), process }

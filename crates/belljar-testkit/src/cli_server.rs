@@ -1,4 +1,4 @@
-//! A server of a test's own, and `belljar session` as its client.
+//! A server of a test's own, with the command line as its client.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -14,7 +14,7 @@ use crate::wait::{PATIENCE, eventually_blocking};
 
 const SIGTERM: i32 = 15;
 
-/// A running server, with everything it makes in a corner of its own. It ends with its sessions.
+/// A running server on a scratch host. Its sessions end with it.
 pub struct CliServer {
     /// While it runs.
     server: Option<Child>,
@@ -48,7 +48,7 @@ impl CliServer {
         served.started()
     }
 
-    /// With a certificate that the clients are told to believe.
+    /// With a certificate that the clients trust.
     pub fn on_tls() -> CliServer {
         CliServer::on_tls_with(CERTIFICATE, KEY)
     }
@@ -88,7 +88,7 @@ impl CliServer {
             .env("BELLJAR_URL", &url)
             .env("SSL_CERT_FILE", CERTIFICATE)
             .env("BELLJAR_POOL", "1")
-            // Nobody here needs more, and each server would load it anew.
+            // These tests need no more, and each server would load it again.
             .env("BELLJAR_PRELOAD", "json")
             // Should the test fail before it can clean up, they do not wait for long.
             .env("BELLJAR_ALONE", "30");
@@ -123,7 +123,7 @@ impl CliServer {
         self.server = Some(command.spawn().expect("belljar starts"));
     }
 
-    /// As the worst of operators would.
+    /// Kills it with SIGKILL.
     pub fn kill(&mut self) {
         let mut server = self.server.take().expect("it runs");
         server.kill().and_then(|()| server.wait()).expect("it can be killed");
@@ -178,7 +178,7 @@ impl CliServer {
         self.context.belljar(["session"])
     }
 
-    /// As an operator would, and waits for its end.
+    /// Stops it with SIGTERM, and waits for its end.
     pub fn stop(&mut self) {
         self.end();
     }
@@ -212,7 +212,7 @@ impl Drop for CliServer {
 const CERTIFICATE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/cli/tls/server.pem");
 const KEY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/cli/tls/server.key");
 
-/// One that nobody has shown.
+/// A certificate that no server here has.
 pub const STRANGER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/cli/tls/stranger.pem");
 
 /// One that is its own authority, for January 2020.

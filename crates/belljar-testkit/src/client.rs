@@ -37,7 +37,7 @@ impl Target {
     }
 }
 
-/// Somebody who talks to a server, perhaps with a key.
+/// A client of a server, with or without a key.
 #[derive(Debug, Clone)]
 pub struct Client {
     pub target: Target,

@@ -1,4 +1,4 @@
-//! A directory of its own to call `belljar` from, and transcripts of what it said there.
+//! Calls of `belljar` from a directory of a test's own, with their output and exit status.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -28,7 +28,7 @@ impl TestContext {
         TestContext { directory: tempfile::tempdir().expect("a directory"), env: Vec::new() }
     }
 
-    /// Sandboxes leave their traces in `corner` instead of among everybody else's.
+    /// Sandboxes use the run directory and control groups of `scratch`.
     pub fn inside(scratch: &ScratchHost) -> TestContext {
         TestContext::new()
             .env("BELLJAR_RUN_DIR", &scratch.run_dir().display().to_string())
@@ -101,7 +101,7 @@ impl TestContext {
 
     pub fn leave_running(&self, command: &mut Command) -> Running {
         use std::os::unix::process::CommandExt as _;
-        // A group of its own, as a shell gives it: Ctrl-C goes to all of it and to nobody else.
+        // A process group of its own, as a shell gives it: Ctrl-C goes to all of it and to no other.
         command.process_group(0).stdout(Stdio::piped()).stderr(Stdio::piped());
         let started = Instant::now();
         let mut child = command.spawn().expect("belljar starts");
@@ -144,7 +144,7 @@ impl TestContext {
     }
 }
 
-/// What a call came to. Shown without what differs from one call to the next.
+/// Output and exit status of a call. `Display` leaves out what differs from one call to the next.
 #[derive(Debug)]
 pub struct Finished {
     pub code: Option<i32>,
@@ -211,7 +211,7 @@ fn hide_ids_of(text: &str, prefix: &str, length: usize) -> String {
 pub struct Running {
     /// Until it was waited for.
     child: Option<Child>,
-    /// While somebody reads them.
+    /// Until the output is no longer read.
     lines: Option<Lines<BufReader<ChildStdout>>>,
     started: Instant,
     directory: String,
@@ -224,7 +224,7 @@ impl Running {
 
     /// The next line of its output, as soon as it is there.
     pub fn line(&mut self) -> String {
-        let lines = self.lines.as_mut().expect("somebody reads");
+        let lines = self.lines.as_mut().expect("the output is still read");
         lines.next().expect("it goes on").expect("its output is text")
     }
 
@@ -259,7 +259,7 @@ impl Running {
         self.end(rest)
     }
 
-    /// Its end, without anybody who reads its output.
+    /// Its end; the output is not read any more.
     pub fn finish_unheard(mut self) -> Finished {
         drop(self.lines.take());
         self.end(String::new())

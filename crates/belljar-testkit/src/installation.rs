@@ -20,7 +20,7 @@ use crate::wait::PATIENCE;
 /// Where things are on this machine; everything else starts from the defaults.
 const INHERITED: [&str; 3] = ["PATH", "HOME", "BELLJAR_HOME"];
 
-/// Everything a server leaves on disk and in the kernel; outlives the servers that use it.
+/// The directories, settings and control groups of a server. They outlive the servers that use them.
 pub struct Installation {
     scratch: ScratchHost,
     directory: TempDir,
@@ -104,7 +104,7 @@ impl Installation {
         }
     }
 
-    /// What a server says that cannot start here.
+    /// What a server prints that cannot start here.
     pub async fn refusal(self: &Arc<Self>) -> String {
         self.refusal_by(self.belljar(&["serve"])).await
     }
@@ -149,12 +149,12 @@ impl Installation {
         }
     }
 
-    /// `belljar ARGS` with the settings of this place.
+    /// `belljar ARGS` with these settings.
     pub fn belljar(&self, args: &[&str]) -> Command {
         self.command(crate::belljar(), args)
     }
 
-    /// Any program with the settings of this place.
+    /// Any program with these settings.
     pub fn command(&self, program: &str, args: &[&str]) -> Command {
         let mut command = Command::new(program);
         command.args(args).current_dir(self.directory.path()).env_clear();
@@ -208,7 +208,7 @@ impl Installation {
         traces
     }
 
-    /// Host pids of those who have this number in their sandbox; 1 is the guest.
+    /// Host pids of the processes that have this pid in their sandbox; 1 is the guest.
     pub fn pids_inside(&self, number: u32) -> Vec<u32> {
         let mut pids = self.scratch.processes();
         // The sandbox in which a zygote is loaded may be there for a moment.
@@ -221,7 +221,7 @@ impl Installation {
     }
 }
 
-/// What `belljar doctor` would have found out: trying it again in every test proves nothing new.
+/// Stores what `belljar doctor` would find out, so that servers do not try it again in every test.
 pub fn remember_limits(scratch: &ScratchHost, backend: &str) {
     let verdict = |limit: &str| json!({"limit": limit, "enforced": true, "detail": "as before"});
     let verdicts = ["network", "processes", "memory", "cpu"].map(verdict);
@@ -247,12 +247,12 @@ pub(crate) fn pid_inside(pid: u32) -> Option<u32> {
     line.split_whitespace().nth(1)?.parse().ok()
 }
 
-/// Keeps what the server says, and tells the address as soon as it is said.
+/// Keeps what the server prints, and sends its address as soon as that is printed.
 fn listen_to(stderr: impl Read, said: &Mutex<String>, tell: tokio::sync::oneshot::Sender<String>) {
     let mut tell = Some(tell);
     for line in BufReader::new(stderr).lines().map_while(Result::ok) {
         {
-            let mut said = said.lock().expect("nobody panics with it");
+            let mut said = said.lock().expect("not poisoned");
             said.push_str(&line);
             said.push('\n');
         }

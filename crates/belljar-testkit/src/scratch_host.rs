@@ -1,4 +1,4 @@
-//! A corner of the machine of our own, so that traces of our sandboxes can be told from others'.
+//! A run directory and a control group of one test's own, so that what its sandboxes leave can be told from the rest.
 
 use std::fs;
 use std::path::Path;
@@ -7,7 +7,7 @@ use belljar_sys::cgroup::Parent;
 use belljar_sys::{privileges, process};
 use tempfile::TempDir;
 
-/// A run directory and control groups that nobody else uses; both go with it.
+/// A run directory and control groups that only this test uses. Both are removed when it is dropped.
 pub struct ScratchHost {
     run_dir: TempDir,
     cgroup_parent: String,
@@ -45,7 +45,7 @@ impl ScratchHost {
         names.filter(|name| name.ends_with(".sock")).map(|name| format!("socket {name}")).collect()
     }
 
-    /// Processes in our control groups, wherever they have strayed otherwise.
+    /// Processes in our control groups.
     pub fn processes(&self) -> Vec<u32> {
         let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
         let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
@@ -56,7 +56,7 @@ impl ScratchHost {
         .collect()
     }
 
-    /// Without root there are no control groups of ours to look at.
+    /// `None` without root: then there are no control groups of ours.
     fn parent(&self) -> Option<Parent> {
         privileges::is_root().then(|| Parent::prepare(&self.cgroup_parent, true).ok())?
     }

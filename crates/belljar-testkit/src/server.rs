@@ -16,7 +16,7 @@ use crate::wait::{PATIENCE, eventually};
 
 const SIGTERM: i32 = 15;
 
-/// A server that runs; killed when dropped. What it leaves goes with its place.
+/// A running server; killed when dropped. What it leaves is removed with its installation.
 pub struct Server {
     pub(crate) client: Client,
     pub(crate) child: Option<Child>,
@@ -63,9 +63,9 @@ impl Server {
         self.child.as_ref().expect("it runs").id()
     }
 
-    /// Everything it has said so far.
+    /// Everything it has printed so far.
     pub fn said(&self) -> String {
-        self.said.lock().expect("nobody panics with it").clone()
+        self.said.lock().expect("not poisoned").clone()
     }
 
     /// Resident memory, in bytes.
@@ -102,7 +102,7 @@ impl Server {
         process::signal(self.pid(), SIGTERM).expect("it runs");
     }
 
-    /// Ends it at once, without a word.
+    /// Kills it with SIGKILL.
     pub async fn kill(mut self) -> Arc<Installation> {
         self.child.as_mut().expect("it runs").kill().expect("it can be killed");
         self.wait().await;
@@ -111,7 +111,7 @@ impl Server {
 
     /// Waits for its end.
     pub async fn wait(&mut self) -> ExitStatus {
-        let mut child = self.child.take().expect("nobody has waited for it");
+        let mut child = self.child.take().expect("it was not waited for");
         let deadline = Instant::now() + PATIENCE;
         loop {
             if let Some(status) = child.try_wait().expect("it is our child") {

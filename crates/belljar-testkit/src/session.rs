@@ -20,7 +20,7 @@ pub struct Session {
     pub id: String,
 }
 
-/// Runs until somebody makes the file `/session/go`.
+/// Runs until there is a file `/session/go`.
 pub const HOLD: &str = "\
 import os, time
 print('holding', flush=True)
@@ -91,7 +91,7 @@ impl Session {
         }
     }
 
-    /// Lets whoever holds go on.
+    /// Lets code that holds go on; [`HOLD`].
     pub async fn release(&self) {
         let touched = self.shell("touch /session/go").await;
         assert_eq!(touched["status"], "ok", "{touched:#}");
@@ -125,7 +125,7 @@ impl Session {
     }
 }
 
-/// An execution that somebody waits for.
+/// An execution whose answer is waited for.
 pub struct Pending {
     answer: tokio::task::JoinHandle<Answer>,
 }

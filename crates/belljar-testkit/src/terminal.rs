@@ -1,4 +1,4 @@
-//! Somebody at a terminal, over a WebSocket.
+//! A client of a terminal, over a WebSocket.
 
 use std::pin::Pin;
 
@@ -88,7 +88,7 @@ impl TerminalClient {
         }
     }
 
-    /// The next thing that is said and not printed.
+    /// The next message that is not output.
     pub async fn told(&mut self) -> Value {
         loop {
             match self.next().await.expect("something") {

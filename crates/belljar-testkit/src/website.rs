@@ -1,5 +1,4 @@
-//! Somebody for sandboxes to visit: a server on an address of its own of this machine's loopback.
-//! Programs inside take 127.0.0.1 for themselves; 127.0.0.2 is somebody else to them.
+//! A web server for sandboxes to reach, at 127.0.0.2: inside of a sandbox, 127.0.0.1 is the sandbox itself.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -28,9 +27,9 @@ impl Website {
         Website { address, heads }
     }
 
-    /// What was asked so far.
+    /// The heads of all requests so far.
     pub fn heads(&self) -> Vec<String> {
-        self.heads.lock().expect("nobody panics with it").clone()
+        self.heads.lock().expect("not poisoned").clone()
     }
 
     pub fn url(&self, path: &str) -> String {
@@ -47,7 +46,7 @@ async fn answer(mut stream: TcpStream, seen: Arc<Mutex<Vec<String>>>) {
         }
     }
     let head = String::from_utf8_lossy(&head).into_owned();
-    seen.lock().expect("nobody panics with it").push(head.clone());
+    seen.lock().expect("not poisoned").push(head.clone());
     let path = head.split(' ').nth(1).expect("a request");
     if let Some(to) = path.strip_prefix("/to/") {
         let said = format!("HTTP/1.1 302 Found\r\nLocation: {to}\r\nContent-Length: 0\r\n\r\n");
