@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::exec::{Event, ExecSpec, Language};
 use crate::job::{ArchiveFormat, JobReport};
-use crate::relay::Part;
+use crate::relay::RelayMessage;
 use crate::terminal::{TerminalEvent, TerminalInfo, TerminalSize, TerminalSpec};
 
 /// Files that one [`Call::RemoveFiles`] may name.
@@ -317,7 +317,7 @@ pub enum Call {
     Relayed {
         stream: u64,
         #[serde(flatten)]
-        part: Part,
+        part: RelayMessage,
     },
     /// Try to exceed a limit from inside.
     Probe {
@@ -356,7 +356,7 @@ pub enum FromGuest {
     Relayed {
         stream: u64,
         #[serde(flatten)]
-        part: Part,
+        part: RelayMessage,
     },
     /// Sent on connections that watch files.
     Changed(FileChange),
