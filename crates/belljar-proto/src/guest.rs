@@ -521,7 +521,7 @@ pub struct Variable {
     pub on_disk: bool,
 }
 
-/// A module that a variable stands for: `import pandas as pd` has the name `pd`.
+/// An imported module and its variable: `import pandas as pd` has the name `pd`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Import {
     pub name: String,
@@ -606,7 +606,7 @@ pub enum RefusalCode {
     NotAFile,
     /// Something on the way to it is no directory: a file, or a link.
     NotADirectory,
-    /// A directory stands where a file should.
+    /// A directory is at the path of a file.
     IsADirectory,
     NotEmpty,
     /// Something else has the name.

@@ -1,4 +1,4 @@
-//! One example of every message, as it stands on the wire.
+//! One example of every message, as it is on the wire.
 //!
 //! A guest outlives the server that started it, so what is written here is a promise: a change to
 //! an existing line needs a new protocol generation, a new line does not.

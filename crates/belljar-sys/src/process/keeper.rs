@@ -143,7 +143,7 @@ fn keep(command: &Command<'_>, failed: OwnedFd, leash: OwnedFd) -> ! {
         }
     };
     // SAFETY: this copy of the process never returns, so no owner of a descriptor is used again;
-    // `failed` is among them, whose closing is what our parent waits for.
+    // It closes `failed` too, which our parent waits for.
     unsafe { close_all_but(&[leash.as_raw_fd()]) };
     loop {
         match rustix::process::wait(WaitOptions::empty()) {
