@@ -20,7 +20,7 @@ use std::time::Duration;
 use belljar_proto::frame;
 use belljar_proto::guest::{FromGuest, Refusal, RefusalCode};
 use belljar_proto::relay::{
-    CERTIFICATES, MAX_CARRIED, MAX_DATA, MAX_STREAMS, Owed, PORT, Part, WINDOW,
+    CERTIFICATES, MAX_CARRIED, MAX_DATA, MAX_STREAMS, Owed, PORT, RelayMessage, WINDOW,
 };
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpListener;
@@ -112,23 +112,23 @@ impl Relay {
     }
 
     /// Handles a message of the host about one stream.
-    pub(crate) fn receive(&self, id: u64, part: Part, body: &[u8]) {
+    pub(crate) fn receive(&self, id: u64, part: RelayMessage, body: &[u8]) {
         let mut streams = self.streams.borrow_mut();
         let Some(stream) = streams.get(&id) else { return };
         match part {
-            Part::Data if body.is_empty() => {}
+            RelayMessage::Data if body.is_empty() => {}
             // A stream that has stopped receiving is about to be removed.
-            Part::Data => drop(stream.incoming.send(body.to_vec())),
+            RelayMessage::Data => drop(stream.incoming.send(body.to_vec())),
             // No data: the end.
-            Part::End => drop(stream.incoming.send(Vec::new())),
-            Part::Credit { bytes } => {
+            RelayMessage::End => drop(stream.incoming.send(Vec::new())),
+            RelayMessage::Credit { bytes } => {
                 let room = WINDOW.saturating_sub(stream.credit.available_permits());
                 stream.credit.add_permits(usize::try_from(bytes).unwrap_or(room).min(room));
             }
-            Part::Reset => {
+            RelayMessage::Reset => {
                 streams.remove(&id);
             }
-            Part::Open => {}
+            RelayMessage::Open => {}
         }
     }
 
@@ -156,7 +156,7 @@ impl Relay {
                     let _slot = slot;
                     let (mut reader, mut writer) = connection.into_split();
                     let stream = relay.begin(&outbox);
-                    let opened = stream.to_host.send(Part::Open, &[]).await;
+                    let opened = stream.to_host.send(RelayMessage::Open, &[]).await;
                     if opened.is_err() || stream.carry(&mut reader, &mut writer).await.is_err() {
                         let _ = writer.shutdown().await;
                         let _ = timeout(LINGER, drain(&mut reader)).await;
@@ -242,7 +242,7 @@ impl RelayedStream {
         relay.streams.borrow_mut().remove(&to_host.id);
         if carried.is_err() {
             // The host may have reset it first, or have disconnected.
-            let _ = to_host.send(Part::Reset, &[]).await;
+            let _ = to_host.send(RelayMessage::Reset, &[]).await;
         }
         carried
     }
@@ -258,7 +258,7 @@ struct StreamSender {
 }
 
 impl StreamSender {
-    async fn send(&self, part: Part, body: &[u8]) -> Result<(), StreamEnded> {
+    async fn send(&self, part: RelayMessage, body: &[u8]) -> Result<(), StreamEnded> {
         let bytes = frame::encode(&FromGuest::Relayed { stream: self.id, part }, body);
         self.outbox.send(Outgoing { bytes, fds: Vec::new() }).await.map_err(|_| StreamEnded)
     }
@@ -273,12 +273,12 @@ async fn send_all(
     loop {
         let read = reader.read(&mut buffer).await.map_err(|_| StreamEnded)?;
         if read == 0 {
-            return to_host.send(Part::End, &[]).await;
+            return to_host.send(RelayMessage::End, &[]).await;
         }
         // The semaphore is never closed, and one read is never more than a window.
         let bytes = u32::try_from(read).map_err(|_| StreamEnded)?;
         credit.acquire_many(bytes).await.map_err(|_| StreamEnded)?.forget();
-        to_host.send(Part::Data, &buffer[..read]).await?;
+        to_host.send(RelayMessage::Data, &buffer[..read]).await?;
     }
 }
 
@@ -296,7 +296,7 @@ async fn receive_all(
         }
         writer.write_all(&bytes).await.map_err(|_| StreamEnded)?;
         if let Some(bytes) = owed.taken(bytes.len()) {
-            to_host.send(Part::Credit { bytes }, &[]).await?;
+            to_host.send(RelayMessage::Credit { bytes }, &[]).await?;
         }
     }
 }

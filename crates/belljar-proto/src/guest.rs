@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::exec::{Event, ExecSpec, Language};
 use crate::job::{ArchiveFormat, JobReport};
-use crate::relay::Part;
+use crate::relay::RelayMessage;
 use crate::terminal::{TerminalEvent, TerminalInfo, TerminalSize, TerminalSpec};
 
 /// Files that one [`Call::RemoveFiles`] may name.
@@ -317,7 +317,7 @@ pub enum Call {
     Relayed {
         stream: u64,
         #[serde(flatten)]
-        part: Part,
+        part: RelayMessage,
     },
     /// Try to exceed a limit from inside.
     Probe {
@@ -356,7 +356,7 @@ pub enum FromGuest {
     Relayed {
         stream: u64,
         #[serde(flatten)]
-        part: Part,
+        part: RelayMessage,
     },
     /// Sent on connections that watch files.
     Changed(FileChange),
@@ -521,7 +521,7 @@ pub struct Variable {
     pub on_disk: bool,
 }
 
-/// A module that a variable stands for: `import pandas as pd` has the name `pd`.
+/// An imported module and its variable: `import pandas as pd` has the name `pd`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Import {
     pub name: String,
@@ -606,7 +606,7 @@ pub enum RefusalCode {
     NotAFile,
     /// Something on the way to it is no directory: a file, or a link.
     NotADirectory,
-    /// A directory stands where a file should.
+    /// A directory is at the path of a file.
     IsADirectory,
     NotEmpty,
     /// Something else has the name.

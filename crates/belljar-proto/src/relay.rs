@@ -38,7 +38,7 @@ pub const MAX_CARRIED: usize = 128;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "part", rename_all = "snake_case")]
-pub enum Part {
+pub enum RelayMessage {
     /// A new stream, with a number that was never used. Only guests send it.
     Open,
     /// The body is data.

@@ -1,4 +1,4 @@
-//! One example of every message, as it stands on the wire.
+//! One example of every message, as it is on the wire.
 //!
 //! A guest outlives the server that started it, so what is written here is a promise: a change to
 //! an existing line needs a new protocol generation, a new line does not.
@@ -14,7 +14,7 @@ use belljar_proto::guest::{
 use belljar_proto::job::{ArchiveFormat, JobReport};
 use belljar_proto::kernel::{CellStatus, DisplayKind, FromKernel, ToKernel};
 use belljar_proto::quiescence::QuiescenceReport;
-use belljar_proto::relay::Part;
+use belljar_proto::relay::RelayMessage;
 use belljar_proto::snapshot::{SnapshotCall, SnapshotReply};
 use belljar_proto::terminal::{
     TerminalEnd, TerminalEvent, TerminalInfo, TerminalSize, TerminalSpec,
@@ -125,10 +125,10 @@ fn from_host_to_guest() {
         Call::Spill { language, ask: SpillAsk { frame_bytes: 1, array_bytes: 2 } },
         Call::OutliveHost { alone_for_s: 3600 },
         Call::Relay,
-        Call::Relayed { stream: 1, part: Part::Data },
-        Call::Relayed { stream: 1, part: Part::Credit { bytes: 65_536 } },
-        Call::Relayed { stream: 1, part: Part::End },
-        Call::Relayed { stream: 1, part: Part::Reset },
+        Call::Relayed { stream: 1, part: RelayMessage::Data },
+        Call::Relayed { stream: 1, part: RelayMessage::Credit { bytes: 65_536 } },
+        Call::Relayed { stream: 1, part: RelayMessage::End },
+        Call::Relayed { stream: 1, part: RelayMessage::Reset },
         Call::Probe { probe: Probe::Memory { bytes: 1 } },
         Call::Probe { probe: Probe::Processes { count: 1 } },
         Call::Probe { probe: Probe::Cpu { wall_ms: 1 } },
@@ -284,7 +284,13 @@ fn from_guest_to_host() {
         offset: 0,
         event,
     }));
-    let parts = [Part::Open, Part::Data, Part::Credit { bytes: 65_536 }, Part::End, Part::Reset];
+    let parts = [
+        RelayMessage::Open,
+        RelayMessage::Data,
+        RelayMessage::Credit { bytes: 65_536 },
+        RelayMessage::End,
+        RelayMessage::Reset,
+    ];
     messages.extend(parts.map(|part| FromGuest::Relayed { stream: 1, part }));
     let at_a_terminal = [
         TerminalEvent::Output { at: 5 },

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use belljar_proto::frame;
 use belljar_proto::guest::{Call, Request};
-use belljar_proto::relay::{MAX_CARRIED, MAX_DATA, MAX_STREAMS, Owed, Part, WINDOW};
+use belljar_proto::relay::{MAX_CARRIED, MAX_DATA, MAX_STREAMS, Owed, RelayMessage, WINDOW};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream, ReadBuf};
 use tokio::sync::{Notify, Semaphore, mpsc, oneshot};
 
@@ -128,20 +128,20 @@ impl Streams {
     }
 
     /// Handles a message of the guest about one stream.
-    pub(crate) fn receive(self: &Arc<Self>, id: u64, part: &Part, body: &[u8]) {
-        if *part == Part::Open {
+    pub(crate) fn receive(self: &Arc<Self>, id: u64, part: &RelayMessage, body: &[u8]) {
+        if *part == RelayMessage::Open {
             return self.open(id);
         }
         let Some(ends) = self.lock().by_id.get(&id).cloned() else { return };
         match part {
-            Part::Data => ends.receive(body),
-            Part::End => ends.change(|incoming| incoming.ended = true),
-            Part::Credit { bytes } => {
+            RelayMessage::Data => ends.receive(body),
+            RelayMessage::End => ends.change(|incoming| incoming.ended = true),
+            RelayMessage::Credit { bytes } => {
                 let room = WINDOW.saturating_sub(ends.credit.available_permits());
                 ends.credit.add_permits(usize::try_from(*bytes).unwrap_or(room).min(room));
             }
-            Part::Reset => ends.reset(),
-            Part::Open => {}
+            RelayMessage::Reset => ends.reset(),
+            RelayMessage::Open => {}
         }
     }
 
@@ -242,6 +242,20 @@ impl From<io::Error> for StreamEnded {
     }
 }
 
+/// Sends messages about one stream to the guest.
+struct ToGuest {
+    id: u64,
+    outbox: mpsc::Sender<Vec<u8>>,
+}
+
+impl ToGuest {
+    async fn send(&self, part: RelayMessage, body: &[u8]) -> Result<(), StreamEnded> {
+        // It gets no reply, so it needs no id.
+        let request = Request { id: 0, call: Call::Relayed { stream: self.id, part } };
+        self.outbox.send(frame::encode(&request, body)).await.map_err(|_| StreamEnded)
+    }
+}
+
 async fn carry(
     streams: Arc<Streams>,
     id: u64,
@@ -250,46 +264,13 @@ async fn carry(
     ends: Arc<Ends>,
     outbox: mpsc::Sender<Vec<u8>>,
 ) {
-    let send = async |part: Part, body: &[u8]| {
-        // It gets no reply, so it needs no id.
-        let request = Request { id: 0, call: Call::Relayed { stream: id, part } };
-        outbox.send(frame::encode(&request, body)).await.map_err(|_| StreamEnded)
-    };
-    let (mut reader, mut writer) = tokio::io::split(ours);
-    let outgoing = async {
-        let mut buffer = vec![0; MAX_DATA];
-        loop {
-            let read = reader.read(&mut buffer).await?;
-            if read == 0 {
-                return send(Part::End, &[]).await;
-            }
-            let bytes = u32::try_from(read).map_err(|_| StreamEnded)?;
-            ends.credit.acquire_many(bytes).await.map_err(|_| StreamEnded)?.forget();
-            send(Part::Data, &buffer[..read]).await?;
-        }
-    };
-    let incoming = async {
-        let mut owed = Owed::default();
-        loop {
-            let bytes = ends.take().await?;
-            if bytes.is_empty() {
-                return Ok(writer.shutdown().await?);
-            }
-            writer.write_all(&bytes).await?;
-            if let Some(bytes) = owed.taken(bytes.len()) {
-                ends.change(|incoming| {
-                    let given = usize::try_from(bytes).unwrap_or(usize::MAX);
-                    incoming.in_flight = incoming.in_flight.saturating_sub(given);
-                });
-                send(Part::Credit { bytes }, &[]).await?;
-            }
-        }
-    };
+    let to_guest = ToGuest { id, outbox };
+    let (reader, writer) = tokio::io::split(ours);
     // After the stream was dropped, data that was written is still delivered, and nothing more is received.
     let left = Notify::new();
-    let incoming = async {
+    let receiving = async {
         tokio::select! {
-            ended = incoming => ended.map(|()| false),
+            ended = receive_all(&to_guest, &ends, writer) => ended.map(|()| false),
             _ = dropped => {
                 left.notify_one();
                 Ok(true)
@@ -300,12 +281,54 @@ async fn carry(
         left.notified().await;
         tokio::time::sleep(LAST_DATA).await;
     };
+    let sending = send_all(&to_guest, &ends, reader);
     let carried = tokio::select! {
-        carried = async { tokio::try_join!(outgoing, incoming) } => carried,
+        carried = async { tokio::try_join!(sending, receiving) } => carried,
         () = too_late => Err(StreamEnded),
     };
     streams.lock().by_id.remove(&id);
     if !matches!(carried, Ok(((), false))) {
-        let _ = send(Part::Reset, &[]).await;
+        let _ = to_guest.send(RelayMessage::Reset, &[]).await;
+    }
+}
+
+/// Sends what the user of the stream writes, as far as there is credit.
+async fn send_all(
+    to_guest: &ToGuest,
+    ends: &Ends,
+    mut reader: impl AsyncRead + Unpin,
+) -> Result<(), StreamEnded> {
+    let mut buffer = vec![0; MAX_DATA];
+    loop {
+        let read = reader.read(&mut buffer).await?;
+        if read == 0 {
+            return to_guest.send(RelayMessage::End, &[]).await;
+        }
+        let bytes = u32::try_from(read).map_err(|_| StreamEnded)?;
+        ends.credit.acquire_many(bytes).await.map_err(|_| StreamEnded)?.forget();
+        to_guest.send(RelayMessage::Data, &buffer[..read]).await?;
+    }
+}
+
+/// Passes on what the guest sends, and returns credit for it.
+async fn receive_all(
+    to_guest: &ToGuest,
+    ends: &Ends,
+    mut writer: impl AsyncWrite + Unpin,
+) -> Result<(), StreamEnded> {
+    let mut owed = Owed::default();
+    loop {
+        let bytes = ends.take().await?;
+        if bytes.is_empty() {
+            return Ok(writer.shutdown().await?);
+        }
+        writer.write_all(&bytes).await?;
+        if let Some(bytes) = owed.taken(bytes.len()) {
+            ends.change(|incoming| {
+                let given = usize::try_from(bytes).unwrap_or(usize::MAX);
+                incoming.in_flight = incoming.in_flight.saturating_sub(given);
+            });
+            to_guest.send(RelayMessage::Credit { bytes }, &[]).await?;
+        }
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use belljar_fuzz::Parser;
-use belljar_proto::relay::{MAX_DATA, Part, WINDOW};
+use belljar_proto::relay::{MAX_DATA, RelayMessage, WINDOW};
 use tokio::sync::mpsc;
 
 use crate::relay::Streams;
@@ -44,14 +44,14 @@ async fn happen(bytes: &[u8]) {
     for event in bytes.chunks_exact(3) {
         let (id, size) = (u64::from(event[1] % IDS), usize::from(event[2]) * 256);
         match event[0] % 10 {
-            0 | 1 => streams.receive(id, &Part::Open, &[]),
-            2 | 3 => streams.receive(id, &Part::Data, &vec![1; size]),
+            0 | 1 => streams.receive(id, &RelayMessage::Open, &[]),
+            2 | 3 => streams.receive(id, &RelayMessage::Data, &vec![1; size]),
             4 => {
                 let bytes = if size > WINDOW / 8 { u64::MAX } else { size as u64 };
-                streams.receive(id, &Part::Credit { bytes }, &[]);
+                streams.receive(id, &RelayMessage::Credit { bytes }, &[]);
             }
-            5 => streams.receive(id, &Part::End, &[]),
-            6 => streams.receive(id, &Part::Reset, &[]),
+            5 => streams.receive(id, &RelayMessage::End, &[]),
+            6 => streams.receive(id, &RelayMessage::Reset, &[]),
             7 => open.extend(streams.take(id, outbox.clone())),
             8 => drop(open.pop()),
             _ => tokio::task::yield_now().await,

@@ -73,7 +73,7 @@ pub(crate) async fn fetch(
     Ok(copy)
 }
 
-/// What is to be written to a file of the guest, collected in a temporary file first.
+/// Data for a file of the guest, collected in a temporary file first.
 #[derive(Debug)]
 pub(crate) struct Staged {
     pub(crate) number: u64,

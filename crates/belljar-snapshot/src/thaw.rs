@@ -625,7 +625,7 @@ mod tests {
             area(0x7f00_0000, 0x7f00_2000, PROVIDED, raw::PROT_READ, [10, 7]),
         ];
         let runs = [
-            // What all kernels have is mapped, and what is their own lies over it.
+            // The common layer is mapped, and the kernel's own pages are over it.
             run(0x10_0000, 0x4000, COMMON_LAYER, 0x8000, 0),
             run(0x10_4000, 0x1000, 7, 0, 0),
             run(0x10_5000, 0x3000, COMMON_LAYER, 0xd000, 0),

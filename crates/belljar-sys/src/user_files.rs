@@ -81,22 +81,8 @@ pub fn list(path: &[u8], wanted: &Wanted<'_>) -> io::Result<(Vec<Seen>, u64)> {
             Err(_) if depth > 0 => continue,
             entries => entries?,
         };
-        let mut names: Vec<Vec<u8>> = Vec::new();
-        for entry in Dir::read_from(&entries)? {
-            let entry = entry?;
-            let name = entry.file_name().to_bytes();
-            if matches!(name, b"." | b"..") {
-                continue;
-            }
-            examined += 1;
-            if names.len() as u64 >= max.saturating_mul(2) || examined > MAX_EXAMINED {
-                more += 1;
-                continue;
-            }
-            if hidden || !name.starts_with(b".") {
-                names.push(name.to_vec());
-            }
-        }
+        let mut names =
+            names_in(&entries, hidden, max.saturating_mul(2), &mut examined, &mut more)?;
         names.sort();
         for name in names {
             let stat = rustix::fs::statat(&entries, &name[..], AtFlags::SYMLINK_NOFOLLOW);
@@ -121,6 +107,31 @@ pub fn list(path: &[u8], wanted: &Wanted<'_>) -> io::Result<(Vec<Seen>, u64)> {
     }
     found.sort_by(|a, b| a.path.cmp(&b.path));
     Ok((found, more))
+}
+
+/// The names in a directory, at most `most`. Counts those that are examined, and those beyond the limits.
+fn names_in(
+    directory: &OwnedFd,
+    hidden: bool,
+    most: u64,
+    examined: &mut u64,
+    more: &mut u64,
+) -> io::Result<Vec<Vec<u8>>> {
+    let mut names = Vec::new();
+    for entry in Dir::read_from(directory)? {
+        let entry = entry?;
+        let name = entry.file_name().to_bytes();
+        if matches!(name, b"." | b"..") {
+            continue;
+        }
+        *examined += 1;
+        if names.len() as u64 >= most || *examined > MAX_EXAMINED {
+            *more += 1;
+        } else if hidden || !name.starts_with(b".") {
+            names.push(name.to_vec());
+        }
+    }
+    Ok(names)
 }
 
 /// Opens a plain file for appending, and creates it with this mode if there is none. Never blocks.

@@ -35,7 +35,7 @@ pub(crate) enum Carries {
     BytesOnly,
 }
 
-/// Serves a host that has yet to prove that it knows the nonce.
+/// Serves a host that must first prove that it knows the nonce.
 pub(crate) async fn serve(guest: Rc<Guest>, stream: UnixStream, carries: Carries) {
     converse(guest, stream, carries, false).await;
 }
@@ -232,7 +232,7 @@ fn hello(guest: &Guest, is_trusted: bool) -> Result<Reply, Refusal> {
     Ok(Answer::Welcome { protocol: PROTOCOL, version, execs: guest.execs.known() }.into())
 }
 
-/// Opens another connection for a host that has proved who it is, and replies with its end.
+/// Opens another connection for a trusted host, and replies with the host's end.
 fn connect(guest: &Rc<Guest>) -> Result<Reply, Refusal> {
     if guest.presence.connections() >= MAX_CONNECTIONS {
         let message = format!("there are {MAX_CONNECTIONS} connections already");

@@ -1,5 +1,6 @@
 //! Reads a kernel's messages, and detects its death. Messages are not trusted: user code can forge them.
 
+use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -8,6 +9,7 @@ use belljar_proto::kernel::{DisplayKind, FromKernel, ToKernel};
 use belljar_sys::process::{self, Ended};
 use tokio::io::AsyncReadExt;
 use tokio::net::unix::OwnedReadHalf;
+use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use super::{CellDone, Kernel, Phase, Running};
@@ -72,33 +74,38 @@ impl Kernel {
                 // run as long as the cell.
                 kernel.process_ended().await;
             }
-            // A kernel without a connection is of no use.
-            if let Some(pid) = kernel.pid.get() {
-                let _ = process::signal(pid, SIGKILL);
-            }
-            let end = kernel.end.borrow().clone();
-            let has_left = matches!(disconnect, Disconnect::Leave);
-            let reason = match (disconnect, end) {
-                (Disconnect::Failed(why), _) => why,
-                (Disconnect::Leave, _) => "ended because it was not needed".into(),
-                (Disconnect::Closed, Some(end)) => match timeout(KILL_TIMEOUT, end.ended()).await {
-                    Ok(ended) => describe(ended),
-                    Err(_) => "was killed but does not go away".into(),
-                },
-                (Disconnect::Closed, None) => "closed its connection before it was ready".into(),
-            };
-            kernel.output.drain();
-            let unnoticed = matches!(*kernel.phase.borrow(), Phase::Idle { .. });
-            if unnoticed && !has_left {
-                guest.lost_kernel.borrow_mut().insert(kernel.language, reason.clone());
-            }
-            kernel.phase.send_replace(Phase::Dead { reason });
-            *kernel.current.borrow_mut() = None;
-            // Another kernel may have replaced it already.
-            let mut kernels = guest.kernels.borrow_mut();
-            if kernels.get(&kernel.language).is_some_and(|current| Rc::ptr_eq(current, &kernel)) {
-                kernels.remove(&kernel.language);
-            }
+            kernel.record_death(&guest, disconnect).await;
+        }
+    }
+
+    /// Kills what is left of the kernel, and publishes why it died.
+    async fn record_death(self: &Rc<Self>, guest: &Guest, disconnect: Disconnect) {
+        // A kernel without a connection is of no use.
+        if let Some(pid) = self.pid.get() {
+            let _ = process::signal(pid, SIGKILL);
+        }
+        let end = self.end.borrow().clone();
+        let has_left = matches!(disconnect, Disconnect::Leave);
+        let reason = match (disconnect, end) {
+            (Disconnect::Failed(why), _) => why,
+            (Disconnect::Leave, _) => "ended because it was not needed".into(),
+            (Disconnect::Closed, Some(end)) => match timeout(KILL_TIMEOUT, end.ended()).await {
+                Ok(ended) => describe(ended),
+                Err(_) => "was killed but does not go away".into(),
+            },
+            (Disconnect::Closed, None) => "closed its connection before it was ready".into(),
+        };
+        self.output.drain();
+        let unnoticed = matches!(*self.phase.borrow(), Phase::Idle { .. });
+        if unnoticed && !has_left {
+            guest.lost_kernel.borrow_mut().insert(self.language, reason.clone());
+        }
+        self.phase.send_replace(Phase::Dead { reason });
+        *self.current.borrow_mut() = None;
+        // Another kernel may have replaced it already.
+        let mut kernels = guest.kernels.borrow_mut();
+        if kernels.get(&self.language).is_some_and(|current| Rc::ptr_eq(current, self)) {
+            kernels.remove(&self.language);
         }
     }
 
@@ -147,24 +154,16 @@ impl Kernel {
                 return AfterMessage::Fail(format!("could not start: {text}"));
             }
             FromKernel::Display { kind, wait } => {
-                if let Some(Running { exec, .. }) = &*current {
-                    self.output.drain();
-                    let event = match kind {
-                        DisplayKind::Display => Event::Display,
-                        DisplayKind::Result => Event::Result,
-                    };
-                    exec.publish(event, body);
-                }
+                let event = match kind {
+                    DisplayKind::Display => Event::Display,
+                    DisplayKind::Result => Event::Result,
+                };
+                self.publish(current.as_ref(), event, body);
                 if wait {
                     return AfterMessage::Acknowledge;
                 }
             }
-            FromKernel::Error => {
-                if let Some(Running { exec, .. }) = &*current {
-                    self.output.drain();
-                    exec.publish(Event::Error, body);
-                }
-            }
+            FromKernel::Error => self.publish(current.as_ref(), Event::Error, body),
             FromKernel::Input { stream } => {
                 if let Some(Running { exec, asked, streams, .. }) = &*current {
                     self.output.drain();
@@ -178,21 +177,9 @@ impl Kernel {
                     }
                 }
             }
-            FromKernel::State => {
-                if let Some(asker) = self.wants_state.borrow_mut().take() {
-                    let _ = asker.send(body);
-                }
-            }
-            FromKernel::Spilled => {
-                if let Some(asker) = self.wants_spilled.borrow_mut().take() {
-                    let _ = asker.send(body);
-                }
-            }
-            FromKernel::SnapshotSocket => {
-                if let Some(asker) = self.wants_snapshot_socket.borrow_mut().take() {
-                    let _ = asker.send(());
-                }
-            }
+            FromKernel::State => answer(&self.wants_state, body),
+            FromKernel::Spilled => answer(&self.wants_spilled, body),
+            FromKernel::SnapshotSocket => answer(&self.wants_snapshot_socket, ()),
             // User code can forge it, but only for a ping that was sent, and then it harms only its own cell.
             FromKernel::Pong { token } if token <= self.pings.get() => {
                 self.pongs.send_replace(token);
@@ -222,6 +209,14 @@ impl Kernel {
             }
         }
         AfterMessage::Continue
+    }
+
+    /// Adds an event to the execution that runs, after the output that was printed before it.
+    fn publish(&self, current: Option<&Running>, event: Event, body: Vec<u8>) {
+        if let Some(Running { exec, .. }) = current {
+            self.output.drain();
+            exec.publish(event, body);
+        }
     }
 
     fn welcome(&self, guest: &Guest, language_version: String, pid: u32) -> AfterMessage {
@@ -261,6 +256,13 @@ impl Kernel {
             asked.set(false);
         }
         self.say(&ToKernel::Input { exec_id: exec.id.clone() }, &line).await;
+    }
+}
+
+/// Answers the request that waits for this message, if one does.
+fn answer<T>(waiting: &RefCell<Option<oneshot::Sender<T>>>, value: T) {
+    if let Some(sender) = waiting.borrow_mut().take() {
+        let _ = sender.send(value);
     }
 }
 

@@ -29,7 +29,7 @@ pub(super) struct Death {
 
 type Watches = Mutex<HashMap<String, watch::Sender<Option<Death>>>>;
 
-/// The containers whose end is waited for.
+/// The watched containers.
 #[derive(Debug)]
 pub(super) struct Deaths {
     watched: Arc<Watches>,

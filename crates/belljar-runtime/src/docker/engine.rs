@@ -5,6 +5,7 @@ use std::io;
 use std::time::Duration;
 
 use bollard::errors::Error;
+use bollard::models::SystemInfo;
 use bollard::{API_DEFAULT_VERSION, Docker};
 use tokio::time::timeout;
 
@@ -34,6 +35,20 @@ pub(super) fn connect(address: Option<&str>) -> Result<(Docker, String), Contain
         Ok(docker) => Ok((docker, address)),
         Err(error) => Err(unreachable(address, &error)),
     }
+}
+
+/// Connects to the engine. Returns the client, the address, and what the engine reports about itself.
+pub(super) async fn open(
+    address: Option<&str>,
+) -> Result<(Docker, String, SystemInfo), ContainerEngineError> {
+    let (docker, address) = connect(address)?;
+    ping(&docker, &address).await?;
+    let explain = |error| explain(&address, "report its version", error);
+    let asking = docker.clone();
+    let negotiated = answer(&asking, &address, docker.negotiate_version()).await?;
+    let docker = negotiated.map_err(explain)?;
+    let info = answer(&docker, &address, docker.info()).await?.map_err(explain)?;
+    Ok((docker, address, info))
 }
 
 /// Checks that the engine answers, with a short time limit.

@@ -52,7 +52,7 @@ use crate::runtime::{Runtime, ZygoteState};
 use crate::sandbox::{BackendHandle, Handle, Parts, Sandbox};
 use crate::spec::{DataMount, SandboxSpec};
 use crate::user::USER_ID;
-use crate::volume::VolumeKind;
+use crate::volume::{OpenVolume, VolumeKind};
 use deaths::Deaths;
 use handle::ContainerHandle;
 use image::ReadyImage;
@@ -122,13 +122,7 @@ impl DockerRuntime {
         if !config.socket_dir.starts_with(&config.run_dir) {
             private::require(&config.socket_dir)?;
         }
-        let (docker, address) = engine::connect(config.address.as_deref())?;
-        let explain = |error| engine::explain(&address, "tell its version", error);
-        engine::ping(&docker, &address).await?;
-        let asking = docker.clone();
-        let negotiated = engine::answer(&asking, &address, docker.negotiate_version()).await?;
-        let docker = negotiated.map_err(explain)?;
-        let info = engine::answer(&docker, &address, docker.info()).await?.map_err(explain)?;
+        let (docker, address, info) = engine::open(config.address.as_deref()).await?;
         let is_remote_kernel = |system: &String| system.contains("Docker Desktop");
         let shares_kernel = config.runtime.as_deref().is_none_or(|r| SHARED_KERNEL.contains(&r))
             && !info.operating_system.as_ref().is_some_and(is_remote_kernel);
@@ -171,13 +165,7 @@ impl DockerRuntime {
 
     /// The version and address of the engine, and whether it has the image of this configuration. Starts nothing.
     pub async fn look(config: &DockerConfig) -> Result<(String, bool), RuntimeError> {
-        let (docker, address) = engine::connect(config.address.as_deref())?;
-        engine::ping(&docker, &address).await?;
-        let explain = |error| engine::explain(&address, "tell its version", error);
-        let asking = docker.clone();
-        let negotiated = engine::answer(&asking, &address, docker.negotiate_version()).await?;
-        let docker = negotiated.map_err(explain)?;
-        let info = engine::answer(&docker, &address, docker.info()).await?.map_err(explain)?;
+        let (docker, address, info) = engine::open(config.address.as_deref()).await?;
         let version = info.server_version.unwrap_or_default();
         let looking = docker.inspect_image(&config.image);
         let has_image = engine::answer(&docker, &address, looking).await?.is_ok();
@@ -211,19 +199,7 @@ impl DockerRuntime {
         {
             data::check_readable(host_path, user)?;
         }
-        let session = match &spec.session_files {
-            Some(place) if place.kind == VolumeKind::Directory => {
-                if privileges::is_root() {
-                    host_files::give_to(place.plain_files(), user).await?;
-                }
-                Some(host_files::open_session(place).await?)
-            }
-            Some(place) => {
-                place.check_openable()?;
-                Some(host_files::open_session(place).await?)
-            }
-            None => None,
-        };
+        let session = session_files(spec, user).await?;
         // They stay mounted until the container has them.
         let opened = host_files::open_volumes(spec).await?;
         let volumes: Vec<PathBuf> = opened.iter().map(|volume| volume.files.clone()).collect();
@@ -549,6 +525,22 @@ impl Runtime for DockerRuntime {
     }
 
     async fn warmed_up(&self) {}
+}
+
+/// Opens the files of a session that outlive the container. They stay mounted while the result lives.
+async fn session_files(
+    spec: &SandboxSpec,
+    user: (u32, u32),
+) -> Result<Option<OpenVolume>, RuntimeError> {
+    let Some(place) = &spec.session_files else { return Ok(None) };
+    match place.kind {
+        VolumeKind::Directory if privileges::is_root() => {
+            host_files::give_to(place.plain_files(), user).await?;
+        }
+        VolumeKind::Directory => {}
+        VolumeKind::Image => place.check_openable()?,
+    }
+    host_files::open_session(place).await.map(Some)
 }
 
 /// The pid of a container's first process on this machine.

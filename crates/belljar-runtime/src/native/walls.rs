@@ -283,7 +283,7 @@ impl Weakening {
         Weakening { gaps }
     }
 
-    /// A sandbox's plan without what it is to lack.
+    /// A sandbox's plan without the missing wall.
     #[must_use]
     pub fn plan(&self, plan: Plan) -> Plan {
         self.gaps.iter().fold(plan, without)
@@ -313,7 +313,7 @@ impl Weakening {
 
     pub(super) fn outer_ids(&self, map: IdMap) -> IdMap {
         let hosts = self.gaps.contains(&Gap::HostIds);
-        // Behind those of real users, who are not to be harmed.
+        // Above the ids of real users, which must not be affected.
         let first = if hosts { 100_000 } else { map.outside };
         let count = if hosts { 64 * BLOCK_SIZE } else { map.count };
         IdMap { outside: first, outside_group: first, count, ..map }

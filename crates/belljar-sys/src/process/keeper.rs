@@ -142,8 +142,8 @@ fn keep(command: &Command<'_>, failed: OwnedFd, leash: OwnedFd) -> ! {
             exit_now(127);
         }
     };
-    // SAFETY: this copy of the process never returns, so no owner of a descriptor is used again;
-    // `failed` is among them, whose closing is what our parent waits for.
+    // SAFETY: this copy of the process never returns, so no owner of a descriptor is used again.
+    // It closes `failed` too, which our parent waits for.
     unsafe { close_all_but(&[leash.as_raw_fd()]) };
     loop {
         match rustix::process::wait(WaitOptions::empty()) {
