@@ -9,7 +9,7 @@ use crate::artifacts::ArtifactStoreConfig;
 use crate::datasets::source::Sources;
 use crate::error::EngineError;
 use crate::network::Network;
-use crate::record::DiskConfig;
+use crate::session_directory::DiskConfig;
 use crate::snapshots::SnapshotConfig;
 use crate::spec::SessionSpec;
 use crate::volumes::VolumesConfig;

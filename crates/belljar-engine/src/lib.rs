@@ -19,10 +19,10 @@ mod metrics;
 pub mod network;
 pub mod pool;
 mod principal;
-mod record;
 pub mod rules;
 pub mod run;
 pub mod session;
+mod session_directory;
 pub mod shares;
 pub mod size;
 mod snapshots;
@@ -46,7 +46,7 @@ pub use engine::{
 };
 pub use error::{EngineError, in_full};
 pub use principal::{DEFAULT_TENANT, Principal};
-pub use record::DiskConfig;
+pub use session_directory::DiskConfig;
 pub use snapshots::SnapshotConfig;
 
 /// Locks a mutex, also after a panic: nothing here panics half-way through a change.

@@ -28,7 +28,7 @@ use super::{Artifact, Artifacts, RefusedArtifact};
 use crate::DEFAULT_TENANT;
 use crate::clock;
 use crate::error::{EngineError, in_full};
-use crate::record::Record;
+use crate::session_directory::SessionDirectory;
 use crate::store::{ArtifactQuotas, ArtifactRow, ArtifactTotal, Digest};
 use crate::tenant_dir::tenant_dir;
 
@@ -396,9 +396,10 @@ impl ArtifactStore {
     /// The path at which an artifact is linked by name.
     pub(super) fn shown_at(&self, row: &ArtifactRow, place: ArtifactPlace) -> Option<PathBuf> {
         let (directory, root) = match place {
-            ArtifactPlace::Session => {
-                (Record::of(&self.config.sessions_root, &row.session).artifacts(), paths::ARTIFACTS)
-            }
+            ArtifactPlace::Session => (
+                SessionDirectory::of(&self.config.sessions_root, &row.session).artifacts(),
+                paths::ARTIFACTS,
+            ),
             ArtifactPlace::Run => {
                 let outputs = own_directory(&self.config.outputs_dir, &row.tenant);
                 (outputs.join(&row.session), paths::RUN_ARTIFACTS)

@@ -14,7 +14,7 @@ use super::{Engine, Principal, SessionInfo};
 use crate::audit::AuditEntry;
 use crate::clock;
 use crate::error::{EngineError, in_full};
-use crate::record::Record;
+use crate::session_directory::SessionDirectory;
 use crate::state::EngineState;
 use crate::store::SessionRow;
 
@@ -113,7 +113,7 @@ impl Registry {
 impl EngineState {
     /// Removes the row and the files of a session that has ended. To be called with the lock of its key.
     async fn forget_with_files(&self, row: &SessionRow) -> Result<(), EngineError> {
-        let record = Record::of(&self.config.sessions_root, &row.id);
+        let record = SessionDirectory::of(&self.config.sessions_root, &row.id);
         let path = record.directory().to_owned();
         let owner = self.store.owner().to_owned();
         let marked = record.clone();

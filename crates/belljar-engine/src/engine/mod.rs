@@ -62,9 +62,9 @@ use crate::metrics::Snapshot;
 use crate::network::Traffic;
 use crate::pool::Pool;
 use crate::principal::Principal;
-use crate::record::Record;
 use crate::rules::{self, Phase};
 use crate::session::Session;
+use crate::session_directory::SessionDirectory;
 use crate::state::{self, EngineState};
 use crate::store::{SessionRow, Store};
 use registry::Registry;
@@ -148,7 +148,7 @@ impl Engine {
         let root = self.shared.config.sessions_root.clone();
         let removing = tokio::task::spawn_blocking(move || {
             for id in ids {
-                let _ = Record::of(&root, &id).remove();
+                let _ = SessionDirectory::of(&root, &id).remove();
             }
         });
         let _ = removing.await;

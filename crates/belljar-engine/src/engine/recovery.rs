@@ -9,9 +9,9 @@ use super::registry::Registry;
 use super::{Engine, EngineState};
 use crate::clock;
 use crate::error::in_full;
-use crate::record::Record;
 use crate::rules::Phase;
 use crate::session::{DriverStart, Origin, Session};
+use crate::session_directory::SessionDirectory;
 use crate::spec::SessionSpec;
 use crate::store::SessionRow;
 
@@ -109,7 +109,7 @@ impl EngineState {
         let finding = tokio::task::spawn_blocking(move || {
             let Ok(entries) = std::fs::read_dir(&root) else { return Vec::new() };
             let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
-            names.filter(|name| Record::of(&root, name).is_unclaimed_by(&owner)).collect()
+            names.filter(|name| SessionDirectory::of(&root, name).is_unclaimed_by(&owner)).collect()
         });
         finding.await.unwrap_or_default()
     }
@@ -122,7 +122,7 @@ impl EngineState {
         for name in mounted.unwrap_or_default() {
             // Another server may use the same directory.
             if let Ok(Some(_)) = self.store.session(&name).await {
-                let record = Record::of(&self.config.sessions_root, &name);
+                let record = SessionDirectory::of(&self.config.sessions_root, &name);
                 let tidy = move || record.place().inspect(belljar_runtime::VolumePlace::tidy);
                 let _ = tokio::task::spawn_blocking(tidy).await;
             }
@@ -133,7 +133,7 @@ impl EngineState {
     async fn remove_unclaimed(&self, directories: Vec<String>) {
         for name in directories {
             if let Ok(None) = self.store.session(&name).await {
-                let record = Record::of(&self.config.sessions_root, &name);
+                let record = SessionDirectory::of(&self.config.sessions_root, &name);
                 let _ = tokio::task::spawn_blocking(move || record.remove()).await;
             }
         }

@@ -11,9 +11,9 @@ use crate::exec::log::LogEntry;
 use crate::exec::result::ExecResult;
 use crate::exec::transcript::Transcript;
 use crate::exec::{Exec, Stage};
-use crate::record::Record;
 use crate::rules::Phase;
 use crate::session::{Session, View};
+use crate::session_directory::SessionDirectory;
 use crate::spec::{SessionSpec, Storage};
 use crate::store::{ExecRow, SessionFilter, SessionRow};
 
@@ -93,7 +93,7 @@ impl Engine {
 
     pub(super) fn info(&self, session: &Session) -> SessionInfo {
         let mut view = session.view();
-        let place = session.record.as_ref().and_then(Record::place);
+        let place = session.record.as_ref().and_then(SessionDirectory::place);
         if place.is_some_and(|place| place.kind == VolumeKind::Directory) {
             view.warnings.push(self.shared.config.disk.why_not_enforced());
         }
@@ -112,7 +112,7 @@ impl Engine {
     }
 
     pub(super) fn info_of_row(&self, row: SessionRow) -> SessionInfo {
-        let record = Record::of(&self.shared.config.sessions_root, &row.id);
+        let record = SessionDirectory::of(&self.shared.config.sessions_root, &row.id);
         let directory = (row.spec.storage == Storage::Bind).then(|| record.directory().to_owned());
         let is_on_disk = directory.is_some();
         let retention_s = self.shared.config.disk.retention_s.filter(|_| is_on_disk);

@@ -50,7 +50,7 @@ use crate::clock;
 use crate::error::{EngineError, in_full};
 use crate::exec::{Exec, ExecAsk};
 use crate::network::Traffic;
-use crate::record::Record;
+use crate::session_directory::SessionDirectory;
 use crate::snapshots::ForkSource;
 use crate::spec::{SessionSpec, Storage};
 use crate::state::{EngineState, durability};
@@ -96,7 +96,7 @@ pub struct Session {
     pub key: Option<String>,
     pub spec: SessionSpec,
     pub created_ms: i64,
-    pub record: Option<Record>,
+    pub record: Option<SessionDirectory>,
     commands: mpsc::Sender<Command>,
     /// The reason, once a stop is requested. Any caller may set it. It is no command, because the driver must see it in
     /// every phase.
@@ -189,7 +189,8 @@ impl Session {
         let (commands, received) = mpsc::channel(COMMANDS);
         let (publish_view, view) = watch::channel(view);
         let (publish_live, live) = watch::channel(LiveExecs::new());
-        let record = (spec.storage == Storage::Bind).then(|| Record::of(sessions_root, &id));
+        let record =
+            (spec.storage == Storage::Bind).then(|| SessionDirectory::of(sessions_root, &id));
         let session = Arc::new(Session {
             id,
             tenant,

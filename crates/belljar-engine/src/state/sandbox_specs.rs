@@ -7,7 +7,7 @@ use belljar_runtime::{DataMount, SandboxSpec};
 
 use crate::error::EngineError;
 use crate::pool;
-use crate::record::Record;
+use crate::session_directory::SessionDirectory;
 use crate::spec::{Datasets, SessionSpec, Storage};
 use crate::state::EngineState;
 
@@ -40,7 +40,7 @@ impl EngineState {
             Datasets::None | Datasets::Api => None,
         };
         let session_files = (spec.storage == Storage::Bind)
-            .then(|| Record::of(&self.config.sessions_root, id).place())
+            .then(|| SessionDirectory::of(&self.config.sessions_root, id).place())
             .flatten();
         Ok(SandboxSpec {
             limits: spec.limits,
@@ -77,7 +77,7 @@ pub(crate) fn next_warm(state: &Arc<EngineState>) -> pool::Next {
         let id = crate::new_id("ses");
         let defaults = &state.config.defaults;
         if defaults.storage == Storage::Bind {
-            let record = Record::of(&state.config.sessions_root, &id);
+            let record = SessionDirectory::of(&state.config.sessions_root, &id);
             let path = record.directory().to_owned();
             record
                 .prepare_unclaimed(&state.config.disk, state.store.owner())

@@ -10,8 +10,8 @@ use serde_json::json;
 
 use super::{Driver, SandboxLease};
 use crate::clock;
-use crate::record::Record;
 use crate::session::{Session, View};
+use crate::session_directory::SessionDirectory;
 
 /// Executions that the guest is told to drop in one call, unless they are large.
 const FORGET_AT_ONCE: usize = 16;
@@ -66,7 +66,7 @@ impl Driver {
     }
 }
 
-fn write_metadata(session: &Session, record: &Record, view: &View) -> Option<String> {
+fn write_metadata(session: &Session, record: &SessionDirectory, view: &View) -> Option<String> {
     let metadata = json!({
         "session_id": session.id,
         "key": session.key,

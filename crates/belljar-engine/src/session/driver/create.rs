@@ -8,9 +8,9 @@ use super::{Driver, Origin, SandboxLease};
 use crate::error::{EngineError, in_full};
 use crate::network;
 use crate::pool::{self, Pool};
-use crate::record::{DiskConfig, Record};
 use crate::rules::{Happening, Phase};
 use crate::session::too_large_on_disk;
+use crate::session_directory::{DiskConfig, SessionDirectory};
 use crate::spec::Storage;
 use crate::state::durability;
 use crate::store::SessionRow;
@@ -208,7 +208,7 @@ impl Driver {
 
     /// Refuses files on disk whose size is not limited, where the operator wants that; otherwise warns if they are too
     /// large.
-    async fn check_disk(&self, record: &Record) -> Result<(), EngineError> {
+    async fn check_disk(&self, record: &SessionDirectory) -> Result<(), EngineError> {
         let disk = &self.state.config.disk;
         let soft = record.place().filter(|place| place.kind == VolumeKind::Directory);
         let Some(place) = soft else { return Ok(()) };
@@ -226,7 +226,7 @@ impl Driver {
     }
 }
 
-async fn prepare_record(record: &Record, disk: &DiskConfig) -> Result<(), EngineError> {
+async fn prepare_record(record: &SessionDirectory, disk: &DiskConfig) -> Result<(), EngineError> {
     let path = record.directory().to_owned();
     let (record, disk) = (record.clone(), disk.clone());
     tokio::task::spawn_blocking(move || record.prepare(&disk))

@@ -78,14 +78,14 @@ impl DiskConfig {
 }
 
 #[derive(Debug, Clone)]
-pub struct Record {
+pub struct SessionDirectory {
     directory: PathBuf,
 }
 
-impl Record {
+impl SessionDirectory {
     #[must_use]
-    pub fn of(sessions_root: &Path, id: &str) -> Record {
-        Record { directory: sessions_root.join(id) }
+    pub fn of(sessions_root: &Path, id: &str) -> SessionDirectory {
+        SessionDirectory { directory: sessions_root.join(id) }
     }
 
     /// Where the files of `/session` are, if they were ever made.
@@ -359,7 +359,7 @@ mod tests {
         let kind = Some(VolumeKind::Directory);
         let plain = DiskConfig { kind, size: 16 << 20, retention_s: None, strict: false };
         let record = |id: &str, tenant: &str| {
-            let record = Record::of(root.path(), id);
+            let record = SessionDirectory::of(root.path(), id);
             record.prepare(&plain).unwrap();
             record.write_metadata(&json!({"tenant": tenant, "key": "k/1"})).unwrap();
             record.show_by_key(tenant, "k/1").unwrap();
@@ -392,7 +392,7 @@ mod tests {
     #[test]
     fn a_record_is_made_once_and_logged_once() {
         let root = tempfile::tempdir().unwrap();
-        let record = Record::of(root.path(), "ses_1");
+        let record = SessionDirectory::of(root.path(), "ses_1");
         let disk = |kind| DiskConfig { kind, size: 16 << 20, retention_s: None, strict: false };
         let plain = disk(Some(VolumeKind::Directory));
         record.prepare(&plain).unwrap();
@@ -414,7 +414,7 @@ mod tests {
         record.remove().unwrap();
         record.remove().unwrap();
         record.mark_removed("one").unwrap();
-        let half = Record::of(root.path(), "ses_2.removed");
+        let half = SessionDirectory::of(root.path(), "ses_2.removed");
         fs::create_dir_all(half.directory().join("files/left")).unwrap();
         assert!(half.is_unclaimed_by("one"), "also without its mark");
         half.remove().unwrap();
