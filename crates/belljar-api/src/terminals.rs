@@ -130,10 +130,10 @@ async fn attach(
     }
     let attached = app.engine.attach_terminal(who, id, terminal, query.offset).await?;
     if let Some(size) = query.size().filter(|_| attached.info.ended.is_none()) {
-        match attached.control().resize(size).await {
-            Err(error @ EngineError::Invalid(_)) => return Err(error.into()),
-            // The program may have ended meanwhile; the client sees that in a moment.
-            Ok(()) | Err(_) => {}
+        let resized = attached.control().resize(size).await;
+        // Any other error: the program has ended meanwhile, and the client sees that in a moment.
+        if let Err(error @ EngineError::Invalid(_)) = resized {
+            return Err(error.into());
         }
     }
     Ok((attached, false))
