@@ -293,7 +293,27 @@ fn is_loopback(host: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use axum::routing::get;
+    use axum::{Router, middleware};
+    use http_body_util::BodyExt as _;
+    use tower::Service as _;
+
     use super::*;
+
+    #[tokio::test]
+    async fn a_panic_is_answered_with_an_error_in_json() {
+        async fn broken() {
+            panic!("secret of the server");
+        }
+        let mut router = Router::new().route("/", get(broken)).layer(middleware::from_fn(handle));
+        let answer = router.call(Request::default()).await.unwrap();
+        assert_eq!(answer.status(), 500);
+        assert_eq!(answer.headers()[header::CONTENT_TYPE], "application/json");
+        let body = answer.into_body().collect().await.unwrap().to_bytes();
+        let body: serde_json::Value = serde_json::from_slice(&body).unwrap();
+        assert_eq!(body["error"]["code"], "internal");
+        assert!(!body.to_string().contains("secret"), "{body}");
+    }
 
     fn headers(pairs: &[(&'static str, &str)]) -> HeaderMap {
         pairs.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap())).collect()
