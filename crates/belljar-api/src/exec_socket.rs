@@ -58,12 +58,12 @@ pub(crate) struct JoinExec {
 
 /// Execute code or a command over a WebSocket, with input while it runs.
 ///
-/// The first message is text: the body of `POST` to this path. What happens comes as text messages
+/// The first message is text: the body of `POST` to this path. Events come as text messages
 /// `{"event", "id", "data"}`, with the names, ids and data of the events that `POST` streams; after
 /// `done` the server closes the connection. With `"stdin": true` in the first message, binary messages
 /// are standard input, and so is `{"type": "stdin", "data": "text", "close": false}`;
-/// `{"type": "interrupt"}` interrupts. `failed` instead of events says why nothing was executed, and
-/// `refused` what was wrong with a message. A lost connection ends nothing.
+/// `{"type": "interrupt"}` interrupts. `failed` instead of events has the error if nothing was
+/// executed, `refused` the error in a message. A lost connection ends nothing.
 #[utoipa::path(get, path = "/v1/sessions/{id}/exec", tag = "execs", operation_id = "exec_socket",
     params(("id" = String, Path), JoinExec),
     responses((status = 101, description = "A WebSocket"), (status = 404, body = ErrorBody),

@@ -1,4 +1,4 @@
-//! Where requests come in: TCP, TLS or a UNIX socket; and how a server stops taking them.
+//! Accepts connections (TCP, TLS or a UNIX socket), and stops accepting them.
 
 use std::fs;
 use std::io;
@@ -28,15 +28,14 @@ use tower::ServiceExt;
 /// Connections at the same time; more wait to be accepted.
 const MAX_CONNECTIONS: u32 = 16_384;
 
-/// Bytes of a request's line and headers. More are refused with 431, before anybody looks at them;
+/// Bytes of a request's line and headers. More are refused with 431, before they are parsed;
 /// hyper's own bound of 400 KiB would let every connection hold that much.
 const MAX_HEAD: usize = 64 * 1024;
 
-/// A client that takes longer to say what it wants, or to shake hands, is not serious.
+/// Time limit for the headers of a request, and for a TLS handshake.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How long a client may take nothing of what is sent to it, or send too little of what it began,
-/// unless told otherwise.
+/// Default for how long a client may read nothing of an answer, or send too little of a body.
 pub const STALL: Duration = Duration::from_secs(60);
 
 /// Bytes that the kernel keeps of what a client has not asked for yet. Without it that would be some
@@ -44,7 +43,7 @@ pub const STALL: Duration = Duration::from_secs(60);
 /// room again only when a third of them is read, would look as if it read nothing.
 const UNSENT: u32 = 128 * 1024;
 
-/// After a failure to accept, such as too many open files, things need a moment.
+/// Pause after a failure to accept a connection, such as too many open files.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 #[derive(Debug, thiserror::Error)]

@@ -36,7 +36,7 @@ pub(crate) fn events(
     keeping(respond(Events { linked, exec_id, transcript, reader, first }), permit)
 }
 
-/// Adds links to artifacts that are about to be told.
+/// Adds links to artifacts.
 pub(crate) type Linked = Arc<dyn Fn(&mut Artifacts) + Send + Sync>;
 
 struct Events {
@@ -44,7 +44,7 @@ struct Events {
     exec_id: String,
     transcript: Arc<Transcript>,
     reader: Reader,
-    /// Names the execution to whoever did not.
+    /// Names the execution, for clients that did not choose its id.
     first: Option<SseEvent>,
 }
 
@@ -105,14 +105,14 @@ fn artifacts(linked: &Linked, body: &[u8]) -> Value {
     serde_json::to_value(artifacts).unwrap_or(Value::Null)
 }
 
-/// The result without what the events before it have told already.
+/// The result without what the earlier events had.
 pub(crate) fn done(result: ExecResult) -> Value {
     let mut value = serde_json::to_value(result).unwrap_or(Value::Null);
     if let Value::Object(fields) = &mut value {
-        for told in
+        for sent in
             ["stdout", "stderr", "results", "artifacts", "artifact_map", "artifacts_refused"]
         {
-            fields.remove(told);
+            fields.remove(sent);
         }
     }
     value

@@ -1,4 +1,4 @@
-//! Which part of a file a client wants, and how it gets it.
+//! `Range` headers: which part of a file to send.
 
 use axum::body::Body;
 use axum::http::{HeaderValue, StatusCode, header};
@@ -15,7 +15,7 @@ pub(crate) struct Span {
 }
 
 impl Span {
-    /// What a `Range` header asks of a file of this size, or the answer that there is nothing.
+    /// The range that a `Range` header asks for, or the answer 416.
     #[expect(clippy::result_large_err, reason = "it is the answer, and is sent as it is")]
     pub(crate) fn of(range: Option<&str>, size: u64) -> Result<Span, Response> {
         match part(range, size) {

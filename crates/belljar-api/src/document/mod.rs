@@ -1,4 +1,4 @@
-//! The OpenAPI document: what utoipa makes of the handlers, and what no annotation can say.
+//! Completes the OpenAPI document that utoipa generates from the handlers.
 //!
 //! Added here: the errors of every operation ([`errors`]), keys, names of operations, links from one
 //! operation to the next, examples, and what values must be like where a Rust type says less. It does not
@@ -96,7 +96,7 @@ fn add_errors(operation: &mut Value, errors: &[ApiError]) {
     let Some(responses) = operation.get_mut("responses").and_then(Value::as_object_mut) else {
         return;
     };
-    // What handlers say of errors is the description, where they have one; the rest is told here.
+    // The annotation of a handler may describe an error; its codes are added here.
     responses.retain(|status, response| {
         let is_error = response.pointer("/content/application~1json/schema/$ref")
             == Some(&json!("#/components/schemas/ErrorBody"));
@@ -113,7 +113,7 @@ fn add_errors(operation: &mut Value, errors: &[ApiError]) {
         if let Some(headers) = headers_of(status) {
             answer["headers"] = headers;
         }
-        // What is no error besides: `healthz` answers 503 with a body of its own.
+        // `healthz` answers 503 with a body that is no error.
         match responses.get(&status.to_string()) {
             Some(other)
                 if other

@@ -1,4 +1,4 @@
-//! What values must be like, where the Rust type that they are read into says less; and examples.
+//! Constraints on values that the Rust types do not express, and examples.
 
 use belljar_engine::exec::USER_NAME;
 use belljar_engine::session::rules::Phase;
@@ -110,7 +110,7 @@ fn refine_schema(name: &str, schema: &mut Value) {
                 }
             }
         }
-        // Told, or not at all.
+        // Present, or absent as a whole.
         "HealthBody" => {
             schema["allOf"][0] = json!({"anyOf": [
                 {"$ref": "#/components/schemas/HealthDetail"}, {"type": "object"},
@@ -251,7 +251,7 @@ fn refine_answers(path: &str, method: &str, operation: &mut Value) {
     }
     if path == "/artifacts/{id}" {
         for status in ["200", "206"] {
-            // Whatever kind of file the artifact is.
+            // The media type is that of the artifact.
             answers[status]["content"] = json!({"*/*": {}});
         }
     }
