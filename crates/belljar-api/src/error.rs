@@ -216,8 +216,8 @@ fn from_snapshot(error: &EngineError, message: String) -> Answered {
             .retry_after(1)
             .hint("wait for it, or go on without what cannot be kept: \"force\": true"),
         EngineError::NotKept { .. } => conflict("not_kept").hint(LOSES_VARIABLES),
-        EngineError::TenantPicturesFull { .. } => full("snapshots_full"),
-        EngineError::PicturesFull => {
+        EngineError::TenantSnapshotsFull { .. } => full("snapshots_full"),
+        EngineError::SnapshotsFull => {
             tracing::error!("BELLJAR_FROZEN_SIZE is used up: {message}");
             full("out_of_space")
         }

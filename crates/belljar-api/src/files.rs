@@ -15,7 +15,7 @@ use axum::{Extension, Json};
 use belljar_engine::{ArchiveDownload, Principal, Watching, clock, in_full};
 use belljar_proto::guest::{ChangeKind, EntryKind, FileEntry};
 use belljar_proto::job::{ArchiveFormat, JobReport};
-use belljar_runtime::Wanted;
+use belljar_runtime::{OpenedFile, Wanted};
 use futures_util::StreamExt as _;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -140,26 +140,36 @@ pub(crate) async fn read(
         return Ok(keeping(send_archive(archive, format).await?, permit));
     }
     let opened = app.engine.open_file(&who, &id, &path).await?;
-    let is_head = method == Method::HEAD;
+    send_content(opened, &share, method == Method::HEAD, &headers).await
+}
+
+async fn send_content(
+    opened: OpenedFile,
+    share: &Share,
+    is_head: bool,
+    headers: &HeaderMap,
+) -> Result<Response, ApiError> {
     let range = headers.get(header::RANGE).and_then(|value| value.to_str().ok());
-    let size = opened.size;
-    let span = match Span::of(range.filter(|_| !is_head), size) {
+    let span = match Span::of(range.filter(|_| !is_head), opened.size) {
         Ok(span) => span,
         Err(nothing_there) => return Ok(nothing_there),
     };
     let permit = share.reserve(memory(span.from, span.to)).await?;
-    let file = opened.file;
     let body = match is_head {
         true => RawBody::empty(),
-        false => stream(move |to, at| file.read_exact_at(to, at), span.from, span.to),
+        false => stream(opened.file, span.from, span.to),
     };
     let mut response = keeping(span.respond(body), permit);
+    attachment(&mut response, "application/octet-stream");
+    Ok(response)
+}
+
+/// Headers of content that browsers save and never show: it comes from a sandbox.
+fn attachment(response: &mut Response, kind: &'static str) {
     let headers = response.headers_mut();
-    let binary = HeaderValue::from_static("application/octet-stream");
-    headers.insert(header::CONTENT_TYPE, binary);
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     headers.insert(header::CONTENT_DISPOSITION, HeaderValue::from_static("attachment"));
-    Ok(response)
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
@@ -262,10 +272,7 @@ async fn send_archive(
         ArchiveFormat::TarGz => "application/gzip",
         ArchiveFormat::Zip => "application/zip",
     };
-    let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
-    headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-    headers.insert(header::CONTENT_DISPOSITION, HeaderValue::from_static("attachment"));
+    attachment(&mut response, kind);
     Ok(response)
 }
 
