@@ -42,7 +42,7 @@ pub enum EngineError {
     ListDatasets(#[source] RuntimeError),
     #[error("the content has the SHA-256 {found}, not {promised}")]
     OtherContent { promised: Digest, found: Digest },
-    #[error("failed to fetch the dataset")]
+    #[error("the dataset could not be fetched")]
     Source(#[source] SourceError),
     #[error("the session has no room for {0} bytes more")]
     NoRoomInside(u64),
