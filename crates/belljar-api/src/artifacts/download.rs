@@ -1,6 +1,6 @@
 //! `/artifacts/{id}`: content, for clients with a link.
 //!
-//! Nobody is asked for a key here: the token is what opens it. Whatever is wrong with a token, the
+//! No key is needed here, only the token in the link. Whatever is wrong with a token, the
 //! answer is the same and takes the same time, and nothing of the artifact is looked at before.
 
 use std::io;
