@@ -18,7 +18,7 @@ use utoipa::{IntoParams, ToSchema};
 
 use crate::App;
 use crate::error::{ApiError, ErrorBody};
-use crate::input::{JsonBody, Path, Pieces, Query, Stall};
+use crate::input::{BodyPieces, JsonBody, Path, Query, Stall};
 
 /// How much of an unneeded body is read, and for how long: most clients read the answer only when they
 /// have sent the whole body, and lose it if the connection is closed before.
@@ -88,7 +88,7 @@ pub(crate) async fn put(
     headers: HeaderMap,
     body: RawBody,
 ) -> Result<Json<DatasetInfo>, ApiError> {
-    let mut pieces = Pieces::new(body, stall);
+    let mut pieces = BodyPieces::new(body, stall);
     let asks_first = headers
         .get(header::EXPECT)
         .is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"));
@@ -106,7 +106,7 @@ async fn take(
     dataset: &str,
     query: PutDataset,
     asks_first: bool,
-    pieces: &mut Pieces,
+    pieces: &mut BodyPieces,
 ) -> Result<DatasetInfo, ApiError> {
     let name = parse_name(dataset)?;
     // A request without a body has the length 0, stated or not.

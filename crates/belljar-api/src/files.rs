@@ -24,7 +24,7 @@ use utoipa::{IntoParams, ToSchema};
 use crate::App;
 use crate::artifacts::{Span, memory, stream};
 use crate::error::{ApiError, ErrorBody};
-use crate::input::{JsonBody, Path, Pieces, Query, Stall};
+use crate::input::{BodyPieces, JsonBody, Path, Query, Stall};
 use crate::stream::KEEP_ALIVE;
 use crate::tenants::{Share, keeping};
 
@@ -293,7 +293,7 @@ pub(crate) async fn write(
     Extension(stall): Extension<Stall>,
     body: RawBody,
 ) -> Result<Response, ApiError> {
-    let mut pieces = Pieces::new(body, stall);
+    let mut pieces = BodyPieces::new(body, stall);
     let mode = query.mode()?;
     let (mkdir, append) = (is_on(query.mkdir.as_ref()), is_on(query.append.as_ref()));
     if usize::from(mkdir) + usize::from(append) + usize::from(query.archive.is_some()) > 1 {

@@ -51,7 +51,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for JsonBody<T> {
         let limit = request.extensions().get().map_or(usize::MAX, |BodyLimit(limit)| *limit);
         let stall = request.extensions().get().copied();
         let share = request.extensions().get::<Share>().cloned();
-        let pieces = Pieces::new(request.into_body(), stall.unwrap_or(Stall(BODY_TIMEOUT)));
+        let pieces = BodyPieces::new(request.into_body(), stall.unwrap_or(Stall(BODY_TIMEOUT)));
         let reading = read(pieces, limit, share.as_ref());
         // The memory for the body is reserved until it is parsed.
         let (bytes, _permit) =
@@ -175,7 +175,7 @@ fn plain_type(wanted: &str) -> &str {
 /// The whole body. A body that is too large is read to its end, within limits: a client that is still
 /// sending when the connection is closed never reads the answer.
 async fn read(
-    mut pieces: Pieces,
+    mut pieces: BodyPieces,
     limit: usize,
     share: Option<&Share>,
 ) -> Result<(Vec<u8>, SharePermit), ApiError> {
@@ -215,7 +215,7 @@ async fn read(
 /// The body of a request, piece by piece, from a client that goes on sending: within the time that
 /// it may stall, it sends at least what [`LEAST_RATE`] makes of that time. Only time is counted in which
 /// we wait for the client, and none in which it waits for us.
-pub(crate) struct Pieces {
+pub(crate) struct BodyPieces {
     pub(crate) body: axum::body::Body,
     stall: Duration,
     /// Since it has last sent enough.
@@ -223,9 +223,9 @@ pub(crate) struct Pieces {
     came: u64,
 }
 
-impl Pieces {
-    pub(crate) fn new(body: axum::body::Body, Stall(stall): Stall) -> Pieces {
-        Pieces { body, stall, waited: Duration::ZERO, came: 0 }
+impl BodyPieces {
+    pub(crate) fn new(body: axum::body::Body, Stall(stall): Stall) -> BodyPieces {
+        BodyPieces { body, stall, waited: Duration::ZERO, came: 0 }
     }
 
     /// The next bytes; `None` at the end.
@@ -300,14 +300,14 @@ mod tests {
     #[expect(dead_code, reason = "only read from JSON")]
     struct Outer {
         number: Option<u64>,
-        inner: Option<Inner>,
+        inner: Option<Nested>,
         list: Option<Vec<f64>>,
     }
 
     #[derive(Debug, Deserialize)]
     #[serde(deny_unknown_fields)]
     #[expect(dead_code, reason = "only read from JSON")]
-    struct Inner {
+    struct Nested {
         word: Option<String>,
     }
 
@@ -359,7 +359,7 @@ mod tests {
     const STALL: Stall = Stall(Duration::from_secs(60));
 
     /// A body of pieces of this length, one after each pause.
-    fn dripping(pause: Duration, length: usize, pieces: usize) -> Pieces {
+    fn dripping(pause: Duration, length: usize, pieces: usize) -> BodyPieces {
         let pieces = stream::unfold(0, move |sent| async move {
             if sent == pieces {
                 return None;
@@ -367,10 +367,10 @@ mod tests {
             tokio::time::sleep(pause).await;
             Some((Ok::<_, std::io::Error>(Bytes::from(vec![b'x'; length])), sent + 1))
         });
-        Pieces::new(axum::body::Body::from_stream(pieces), STALL)
+        BodyPieces::new(axum::body::Body::from_stream(pieces), STALL)
     }
 
-    async fn all(mut pieces: Pieces) -> Result<usize, ApiError> {
+    async fn all(mut pieces: BodyPieces) -> Result<usize, ApiError> {
         let mut length = 0;
         while let Some(piece) = pieces.next().await? {
             length += piece.len();

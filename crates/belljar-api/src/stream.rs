@@ -1,7 +1,7 @@
 //! Server-sent events: an execution as it happens.
 //!
 //! Every event's id is the position after it, so a client that was cut off asks for the rest with
-//! that number. Events are pulled from the transcript as fast as the client reads: one that does
+//! that number. EventStream are pulled from the transcript as fast as the client reads: one that does
 //! not read holds up nothing but itself.
 
 use std::convert::Infallible;
@@ -33,13 +33,13 @@ pub(crate) fn events(
     let reader = transcript.read_from(offset);
     let first = (offset == 0)
         .then(|| SseEvent::default().event("exec").data(json!({"exec_id": exec_id}).to_string()));
-    keeping(respond(Events { linked, exec_id, transcript, reader, first }), permit)
+    keeping(respond(EventStream { linked, exec_id, transcript, reader, first }), permit)
 }
 
 /// Adds links to artifacts.
 pub(crate) type Linked = Arc<dyn Fn(&mut Artifacts) + Send + Sync>;
 
-struct Events {
+struct EventStream {
     linked: Linked,
     exec_id: String,
     transcript: Arc<Transcript>,
@@ -48,12 +48,12 @@ struct Events {
     first: Option<SseEvent>,
 }
 
-fn respond(events: Events) -> Response {
+fn respond(events: EventStream) -> Response {
     let keep_alive = KeepAlive::new().interval(KEEP_ALIVE);
     Sse::new(into_stream(events)).keep_alive(keep_alive).into_response()
 }
 
-fn into_stream(events: Events) -> impl Stream<Item = Result<SseEvent, Infallible>> {
+fn into_stream(events: EventStream) -> impl Stream<Item = Result<SseEvent, Infallible>> {
     stream::unfold(events, |mut events| async move {
         let event = match events.first.take() {
             Some(first) => first,
