@@ -58,7 +58,7 @@ pub(crate) struct JoinExec {
 
 /// Execute code or a command over a WebSocket, with input while it runs.
 ///
-/// The first message is text: the body of `POST` to this path. ExecEvents come as text messages
+/// The first message is text: the body of `POST` to this path. Events come as text messages
 /// `{"event", "id", "data"}`, with the names, ids and data of the events that `POST` streams; after
 /// `done` the server closes the connection. With `"stdin": true` in the first message, binary messages
 /// are standard input, and so is `{"type": "stdin", "data": "text", "close": false}`;

@@ -1,7 +1,7 @@
 //! Server-sent events: an execution as it happens.
 //!
 //! Every event's id is the position after it, so a client that was cut off asks for the rest with
-//! that number. EventStream are pulled from the transcript as fast as the client reads: one that does
+//! that number. Events are pulled from the transcript as fast as the client reads: one that does
 //! not read holds up nothing but itself.
 
 use std::convert::Infallible;
