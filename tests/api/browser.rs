@@ -217,6 +217,9 @@ async fn a_picture_is_an_artifact_and_the_answer() {
     let (first, second) =
         (act(&session, "screenshot", body.clone()).await, act(&session, "screenshot", body).await);
     assert_eq!(first["artifacts"][0]["id"], second["artifacts"][0]["id"]);
+    assert_eq!(first["duration_ms"], second["duration_ms"]);
+    let other = json!({"html": "another", "exec_id": "picture-1"});
+    ask(&session, "screenshot", other).await.error(409, "exec_differs");
     let execs = session.client.get(&session.path("/execs?limit=1")).await.json(200);
     assert_eq!(execs["execs"][0]["language"], "browser");
     let path = session.path("/browser/screenshot");

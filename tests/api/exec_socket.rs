@@ -194,6 +194,27 @@ fn refusal(refused: Option<Refused>) -> (u16, String) {
 }
 
 #[tokio::test]
+async fn a_repeated_id_replays_and_a_different_request_is_refused() {
+    let server = Server::start().await;
+    let session = server.session().await;
+    session.python("count = 0").await;
+    let ask = json!({"exec_id": "once", "code": "count += 1\nprint(count)"});
+    let mut all = Vec::new();
+    for _ in 0..2 {
+        let (events, closed) = Follower::begin(&server, &session, ask.clone()).await.rest().await;
+        assert_eq!(closed, 1000);
+        all.push(events);
+    }
+    assert_eq!(all[0], all[1]);
+    assert_eq!(session.printed("print(count)").await, "1\n");
+    let other = json!({"exec_id": "once", "code": "count += 2"});
+    let (events, closed) = Follower::begin(&server, &session, other).await.rest().await;
+    assert_eq!((events.len(), closed), (1, 1008), "{events:#?}");
+    assert_eq!(events[0]["data"]["status"], 409);
+    assert_eq!(events[0]["data"]["error"]["code"], "exec_differs");
+}
+
+#[tokio::test]
 async fn what_cannot_be_is_refused_before_or_after_the_upgrade() {
     let server = Server::start().await;
     let session = server.session().await;

@@ -247,6 +247,6 @@ async fn one_that_cannot_be_woken_is_its_owners_affair() {
     }
     let fork = session.client.post(&session.path("/fork"), json!({})).await;
     let message = fork.error(409, "not_woken");
-    assert!(message.contains("failed to bring the kernel back"), "{message}");
+    assert!(message.contains("failed to restore the kernel"), "{message}");
     assert_eq!(session.show().await["state"], "hibernated");
 }

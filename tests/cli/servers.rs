@@ -120,7 +120,7 @@ fn a_server_with_keys_wants_one() {
     exit 125
     --- stdout
     --- stderr
-    belljar: this server wants an API key; send `Authorization: Bearer KEY` or `X-API-Key: KEY`; `belljar key create` makes one
+    belljar: this server needs an API key; send `Authorization: Bearer KEY` or `X-API-Key: KEY`; `belljar key create` makes one
     ");
     let with_key = |key: &str| {
         let mut command = served.context().belljar(["session", "show", &id]);

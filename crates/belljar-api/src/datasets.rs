@@ -1,4 +1,4 @@
-//! `/v1/sessions/{id}/datasets`: what code in a session works on.
+//! `/v1/sessions/{id}/datasets`: listing, uploading, staging and exporting datasets.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,13 +18,13 @@ use utoipa::{IntoParams, ToSchema};
 
 use crate::App;
 use crate::error::{ApiError, ErrorBody};
-use crate::input::{JsonBody, Path, Pieces, Query, Stall};
+use crate::input::{BodyPieces, JsonBody, Path, Query, Stall};
 
-/// How much of a body that nobody wants is read, and how long: most clients listen when they have
-/// sent all of it, and lose the answer if the connection is closed before.
-const HEARD_OUT: u64 = 64 << 20;
-const HEARING: Duration = Duration::from_secs(5);
-/// Whoever is silent for this long waits for the answer.
+/// How much of an unneeded body is read, and for how long: most clients read the answer only when they
+/// have sent the whole body, and lose it if the connection is closed before.
+const MAX_DISCARDED: u64 = 64 << 20;
+const DISCARD_TIME: Duration = Duration::from_secs(5);
+/// A client that pauses for this long waits for the answer.
 const PAUSE: Duration = Duration::from_millis(200);
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -35,14 +35,13 @@ pub(crate) struct DatasetsBody {
     /// name, path, status, size, modified, format, columns, rows, ...
     #[schema(value_type = Vec<Object>)]
     pub datasets: Vec<DatasetInfo>,
-    /// How many more things are there that are not listed: files beyond the bound, and links, pipes
-    /// and the like.
+    /// How many entries are not listed: files beyond the limit, links, pipes and other special files.
     pub more: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message: Option<&'static str>,
 }
 
-/// What datasets a session has.
+/// List the datasets of a session.
 #[utoipa::path(get, path = "/v1/sessions/{id}/datasets", tag = "datasets",
     params(("id" = String, Path)),
     responses((status = 200, body = DatasetsBody), (status = 404, body = ErrorBody),
@@ -89,13 +88,13 @@ pub(crate) async fn put(
     headers: HeaderMap,
     body: RawBody,
 ) -> Result<Json<DatasetInfo>, ApiError> {
-    let mut pieces = Pieces::new(body, stall);
+    let mut pieces = BodyPieces::new(body, stall);
     let asks_first = headers
         .get(header::EXPECT)
         .is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"));
     let taken = take(&app, &who, &id, &dataset, query, asks_first, &mut pieces).await;
     if taken.is_err() && !asks_first {
-        let _ = tokio::time::timeout(HEARING, hear_out(&mut pieces.body)).await;
+        let _ = tokio::time::timeout(DISCARD_TIME, hear_out(&mut pieces.body)).await;
     }
     taken.map(Json)
 }
@@ -107,14 +106,14 @@ async fn take(
     dataset: &str,
     query: PutDataset,
     asks_first: bool,
-    pieces: &mut Pieces,
+    pieces: &mut BodyPieces,
 ) -> Result<DatasetInfo, ApiError> {
     let name = parse_name(dataset)?;
-    // Also 0 of a request without a body, which need not say so.
+    // A request without a body has the length 0, stated or not.
     let length = pieces.body.size_hint().exact();
     let promised = query.sha256.map(|text| text.parse::<Digest>()).transpose();
     let promised = promised.map_err(|error| ApiError::invalid(format!("sha256: {error}")))?;
-    // Whoever sends the content without asking is heard to the end: it would not hear us before.
+    // A client that sends the content at once does not read the answer before it has sent everything.
     if let Some(sha256) = promised
         && (length == Some(0) || asks_first)
     {
@@ -126,7 +125,7 @@ async fn take(
         }
     }
     let mut upload = app.engine.upload(who, id, name, length, promised).await?;
-    // Dropped on the way, the upload has failed and says so.
+    // An upload that is dropped before its end is recorded as failed.
     while let Some(bytes) = pieces.next().await? {
         upload.write(bytes).await?;
     }
@@ -141,7 +140,7 @@ pub(crate) fn content_unknown() -> ApiError {
 /// Reads what is still coming, within bounds.
 async fn hear_out(body: &mut RawBody) {
     let mut heard = 0;
-    while heard < HEARD_OUT
+    while heard < MAX_DISCARDED
         && let Ok(Some(Ok(frame))) = tokio::time::timeout(PAUSE, body.frame()).await
     {
         heard += frame.data_ref().map_or(0, |bytes| bytes.len() as u64);
@@ -177,7 +176,7 @@ pub(crate) struct StageBody {
     /// Ask the source again, even if it is there.
     #[serde(default)]
     pub refresh: bool,
-    /// `false`: do not wait for it if it must be fetched; `GET .../datasets` tells what became of
+    /// `false`: do not wait for it if it must be fetched; `GET .../datasets` has the state of
     /// it.
     pub wait: Option<bool>,
 }
@@ -196,13 +195,13 @@ pub(crate) async fn stage(
     JsonBody(body): JsonBody<StageBody>,
 ) -> Result<(StatusCode, Json<DatasetInfo>), ApiError> {
     parse_name(&body.dataset)?;
-    // It goes on when the caller has gone: others may want it.
+    // It continues when the client has gone: other sessions may want the dataset.
     let engine = Arc::clone(&app.engine);
     let (tell, begun) = oneshot::channel();
     let staging = tokio::spawn(async move {
         engine.stage_from_source(&who, &id, &body.dataset, body.refresh, tell).await
     });
-    // Where nothing has begun, it is there already, or never comes.
+    // If no transfer has begun, the dataset is there already, or staging failed.
     if body.wait == Some(false)
         && let Ok(pending) = begun.await
     {
@@ -215,7 +214,7 @@ pub(crate) async fn stage(
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ExportBody {
-    /// Names below `/session/data`; all there are, unless told.
+    /// Names below `/session/data`. Default: all.
     pub datasets: Option<Vec<String>>,
 }
 

@@ -1,5 +1,5 @@
-//! What a caller is told when something cannot be done: a status, a stable code, a sentence, and
-//! what to do about it. The one place where the engine's errors meet HTTP.
+//! Errors as clients get them: a status, a stable code, a message, and a hint what to do. The only
+//! place where the engine's errors get an HTTP status.
 
 use std::io::ErrorKind;
 
@@ -17,7 +17,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use utoipa::ToSchema;
 
-/// Seconds after which it makes sense to ask again for room.
+/// Seconds after which there may be room again.
 const RETRY_FOR_ROOM: u32 = 5;
 
 /// The advice where a Python kernel cannot be written to files.
@@ -118,196 +118,208 @@ impl From<EngineError> for ApiError {
     fn from(error: EngineError) -> ApiError {
         let message = in_full(&error);
         match &error {
-            EngineError::NoSession(_) => {
-                ApiError::new(StatusCode::NOT_FOUND, "session_not_found", message)
-            }
-            EngineError::NoExec(_) => {
-                ApiError::new(StatusCode::NOT_FOUND, "exec_not_found", message)
-            }
-            EngineError::NoArtifact(_) => {
-                ApiError::new(StatusCode::NOT_FOUND, "artifact_not_found", message)
-            }
-            EngineError::NoImage(_) | EngineError::Create(RuntimeError::NoImage(_)) => {
-                ApiError::new(StatusCode::NOT_FOUND, "image_not_found", message)
-            }
-            EngineError::NoVolume(_)
-            | EngineError::VolumeExists(_)
-            | EngineError::VolumeInUse { .. }
-            | EngineError::VolumeQuota(_)
-            | EngineError::VolumeNotEnforced(_)
-            | EngineError::VolumeFull { .. }
-            | EngineError::Volume(_)
-            | EngineError::Create(RuntimeError::Volume { .. }) => from_volume(&error, message),
-            EngineError::WorkspaceRefused(_) | EngineError::Create(RuntimeError::Workspace(_)) => {
-                ApiError::new(StatusCode::FORBIDDEN, "workspace_not_allowed", message)
-            }
-            EngineError::NotNow { refusal, .. } => not_now(*refusal, message),
-            EngineError::Full(full) => {
-                ApiError::new(StatusCode::TOO_MANY_REQUESTS, "no_room", message)
-                    .retry_after(RETRY_FOR_ROOM)
-                    .hint(if full.whose == "this server's" {
-                        "stop sessions that are not needed, or raise BELLJAR_MAX_SESSIONS, \
-                         BELLJAR_MAX_MEMORY or BELLJAR_MAX_PIDS"
-                    } else {
-                        "stop sessions that are not needed, or ask for a key with a larger quota"
-                    })
-            }
-            EngineError::NotAtRest { .. } => {
-                ApiError::new(StatusCode::CONFLICT, "not_quiescent", message)
-                    .retry_after(1)
-                    .hint("wait for it, or go on without what cannot be kept: \"force\": true")
-            }
-            EngineError::NotKept { .. } => {
-                ApiError::new(StatusCode::CONFLICT, "not_kept", message).hint(LOSES_VARIABLES)
-            }
-            EngineError::NoCheckpoint(_) => {
-                ApiError::new(StatusCode::NOT_FOUND, "checkpoint_not_found", message).hint(
-                    "GET /v1/sessions/{id}/checkpoints lists them; create a session with \
-                     \"checkpoints\": true to have some",
-                )
-            }
-            EngineError::TenantSnapshotsFull { .. } => {
-                ApiError::new(StatusCode::INSUFFICIENT_STORAGE, "snapshots_full", message)
-                    .hint("stop sleeping sessions, or keep fewer checkpoints")
-            }
-            EngineError::SnapshotsFull => {
-                tracing::error!("BELLJAR_FROZEN_SIZE is used up: {message}");
-                ApiError::new(StatusCode::INSUFFICIENT_STORAGE, "out_of_space", message)
-                    .hint("stop sleeping sessions, or keep fewer checkpoints")
-            }
-            // What a kernel makes of itself is its own affair, and that of its owner.
-            EngineError::Freeze(cause) if is_of_the_kernel(cause) => {
-                let hint = match cause {
-                    RuntimeError::MemorySnapshot(_) => LOSES_VARIABLES,
-                    _ => "the session goes on as it was; try again",
-                };
-                ApiError::new(StatusCode::CONFLICT, "not_kept", message).hint(hint)
-            }
-            EngineError::Thaw(cause) if is_of_the_kernel(cause) => ApiError::new(
-                StatusCode::CONFLICT,
-                "not_woken",
-                message,
-            )
-            .hint(
-                "what was kept of the session cannot be brought back: stop it, or go back to an \
-                     earlier checkpoint",
-            ),
-            EngineError::KeepSnapshot(cause) if is_out_of_space(cause) => out_of_space(message),
-            EngineError::QueueFull(_) => {
-                ApiError::new(StatusCode::TOO_MANY_REQUESTS, "queue_full", message)
-                    .retry_after(1)
-                    .hint("wait for earlier executions to end, or interrupt them")
-            }
-            EngineError::Files(RuntimeError::Refused(refusal))
-                if refusal.code == RefusalCode::TooMany =>
-            {
-                ApiError::new(StatusCode::TOO_MANY_REQUESTS, "too_many_watches", message)
-                    .hint("watch a directory above them with `recursive`")
-            }
-            EngineError::TooManyAttached(_) => too_many_terminals(message),
-            EngineError::TooManyUploads { .. } => {
-                ApiError::new(StatusCode::TOO_MANY_REQUESTS, "too_many_uploads", message)
-                    .retry_after(RETRY_FOR_ROOM)
-                    .hint("go on with those, or send many files as one archive (`?archive=tar`)")
-            }
-            EngineError::Terminal(RuntimeError::OldGuest)
-            | EngineError::Files(RuntimeError::OldGuest) => {
-                ApiError::new(StatusCode::CONFLICT, "session_too_old", message)
-                    .hint("create a new session")
-            }
-            EngineError::DuplicateExec(_) => {
-                ApiError::new(StatusCode::CONFLICT, "exec_exists", message)
-            }
-            EngineError::ExecDiffers(_) => {
-                ApiError::new(StatusCode::CONFLICT, "exec_differs", message)
-                    .hint("an exec_id stands for one piece of code; choose another")
-            }
-            EngineError::Different { .. } => {
-                ApiError::new(StatusCode::CONFLICT, "session_differs", message).hint(
-                    "leave these out to use the session as it is, or stop it first: one with \
-                     storage BIND then goes on with its files and what is asked for",
-                )
-            }
-            EngineError::Create(RuntimeError::DataClosed(_)) => {
-                tracing::error!("{message}");
-                ApiError::new(StatusCode::CONFLICT, "data_not_readable", message)
-            }
-            EngineError::DiskNotEnforced(_) => {
-                ApiError::new(StatusCode::CONFLICT, "disk_not_enforced", message)
-            }
-            EngineError::RemoveFiles { .. } => {
-                internal(message).hint("the next start of the server tries to remove them again")
-            }
-            // Of what code inside, or the owner of the data, did to the directory.
-            EngineError::ListDatasets(RuntimeError::Refused(_)) => {
-                ApiError::new(StatusCode::CONFLICT, "data_not_readable", message)
-            }
-            EngineError::KeyTaken { .. } => {
-                ApiError::new(StatusCode::CONFLICT, "key_taken", message)
-                    .hint("stop that one first")
-            }
             EngineError::Invalid(_) => ApiError::invalid(message),
-            EngineError::Network(
-                NetworkError::NotAllowed { .. } | NetworkError::NoSecret { .. },
-            ) => ApiError::new(StatusCode::FORBIDDEN, "network_not_allowed", message),
-            EngineError::TooLarge(_) => {
-                ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", message)
-            }
-            EngineError::KeepDataset(cause) if cause.kind() == ErrorKind::FileTooLarge => {
-                ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", message)
-            }
-            EngineError::OtherContent { .. } => {
-                ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, "sha256_mismatch", message)
-            }
-            EngineError::NoStaging(_) => ApiError::new(StatusCode::CONFLICT, "no_staging", message),
-            EngineError::NoRoomInside(_) | EngineError::FullInside => {
-                ApiError::new(StatusCode::INSUFFICIENT_STORAGE, "no_room_inside", message).hint(
-                    "remove files in it, or ask for a session with a larger tmpfs limit or with \
-                         storage BIND, whose size is BELLJAR_SESSION_SIZE",
-                )
-            }
-            EngineError::Stage(RuntimeError::Refused(refusal)) => no_place(refusal.code, message),
-            EngineError::Stage(RuntimeError::Open { .. }) => {
-                no_place(RefusalCode::NotAFile, message)
-            }
-            EngineError::Source(source) => from_source(source, message),
+            EngineError::NotNow { refusal, .. } => not_now(*refusal, message),
             EngineError::Stopping => {
                 ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "stopping", message).retry_after(2)
             }
             EngineError::Store(store) if store.is_full() => out_of_space(message),
             EngineError::Store(store) if store.is_busy() => database_locked(message),
+            EngineError::Source(source) => from_source(source, message),
+            EngineError::RemoveFiles { .. } => {
+                internal(message).hint("the next start of the server tries to remove them again")
+            }
             EngineError::Directory { cause, .. }
             | EngineError::KeepDataset(cause)
             | EngineError::KeepArtifacts(cause)
+            | EngineError::KeepSnapshot(cause)
             | EngineError::Create(RuntimeError::Prepare { cause, .. })
                 if is_out_of_space(cause) =>
             {
                 out_of_space(message)
             }
-            EngineError::Files(RuntimeError::Gone)
-            | EngineError::Terminal(RuntimeError::Gone)
-            | EngineError::Stdin(RuntimeError::Gone)
-            | EngineError::State(RuntimeError::Gone)
-            | EngineError::Stage(RuntimeError::Gone)
-            | EngineError::ListDatasets(RuntimeError::Gone)
-            | EngineError::ListArtifacts(RuntimeError::Gone)
-            | EngineError::Exec(RuntimeError::Gone) => not_now(Refusal::Ended, message),
-            EngineError::NoInterpreter { .. } => {
-                ApiError::new(StatusCode::CONFLICT, "no_interpreter", message)
-                    .hint("commands and whatever else the image has work; ask for another image")
-            }
-            EngineError::Create(RuntimeError::Engine(engine)) => from_engine(engine, message),
-            EngineError::Stdin(RuntimeError::Refused(refusal))
-            | EngineError::Files(RuntimeError::Refused(refusal))
-            | EngineError::Terminal(RuntimeError::Refused(refusal))
-            | EngineError::State(RuntimeError::Refused(refusal))
-            | EngineError::Exec(RuntimeError::Refused(refusal)) => refused(refusal.code, message),
-            _ => internal(message),
+            _ => from_not_found(&error, message)
+                .or_else(|message| from_limit(&error, message))
+                .or_else(|message| from_volume(&error, message))
+                .or_else(|message| from_snapshot(&error, message))
+                .or_else(|message| from_conflict(&error, message))
+                .or_else(|message| from_data(&error, message))
+                .or_else(|message| from_sandbox(&error, message))
+                .unwrap_or_else(internal),
         }
     }
 }
 
-/// A dataset that another server did not give us.
+/// Each of these functions answers for some errors, and gives the message of all others back.
+type Answered = Result<ApiError, String>;
+
+fn from_not_found(error: &EngineError, message: String) -> Answered {
+    let code = match error {
+        EngineError::NoSession(_) => "session_not_found",
+        EngineError::NoExec(_) => "exec_not_found",
+        EngineError::NoArtifact(_) => "artifact_not_found",
+        EngineError::NoImage(_) | EngineError::Create(RuntimeError::NoImage(_)) => {
+            "image_not_found"
+        }
+        EngineError::NoVolume(_) => "volume_not_found",
+        EngineError::NoCheckpoint(_) => "checkpoint_not_found",
+        _ => return Err(message),
+    };
+    let not_found = ApiError::new(StatusCode::NOT_FOUND, code, message);
+    Ok(match error {
+        EngineError::NoCheckpoint(_) => not_found.hint(
+            "GET /v1/sessions/{id}/checkpoints lists them; create a session with \
+             \"checkpoints\": true to have some",
+        ),
+        _ => not_found,
+    })
+}
+
+/// A limit on how much can be asked for at the same time.
+fn from_limit(error: &EngineError, message: String) -> Answered {
+    let too_many = |code| ApiError::new(StatusCode::TOO_MANY_REQUESTS, code, message.clone());
+    Ok(match error {
+        EngineError::Full(full) => {
+            too_many("no_room").retry_after(RETRY_FOR_ROOM).hint(match full.whose {
+                "this server's" => {
+                    "stop sessions that are not needed, or raise BELLJAR_MAX_SESSIONS, \
+                     BELLJAR_MAX_MEMORY or BELLJAR_MAX_PIDS"
+                }
+                _ => "stop sessions that are not needed, or ask for a key with a larger quota",
+            })
+        }
+        EngineError::QueueFull(_) => too_many("queue_full")
+            .retry_after(1)
+            .hint("wait for earlier executions to end, or interrupt them"),
+        EngineError::Files(RuntimeError::Refused(refusal))
+            if refusal.code == RefusalCode::TooMany =>
+        {
+            too_many("too_many_watches").hint("watch a directory above them with `recursive`")
+        }
+        EngineError::TooManyAttached(_) => too_many_terminals(message),
+        EngineError::TooManyUploads { .. } => too_many("too_many_uploads")
+            .retry_after(RETRY_FOR_ROOM)
+            .hint("wait for those, or send many files as one archive (`?archive=tar`)"),
+        _ => return Err(message),
+    })
+}
+
+/// Sleeping, forking and going back.
+fn from_snapshot(error: &EngineError, message: String) -> Answered {
+    let conflict = |code| ApiError::new(StatusCode::CONFLICT, code, message.clone());
+    let full = |code| {
+        ApiError::new(StatusCode::INSUFFICIENT_STORAGE, code, message.clone())
+            .hint("stop sleeping sessions, or keep fewer checkpoints")
+    };
+    Ok(match error {
+        EngineError::NotAtRest { .. } => conflict("not_quiescent")
+            .retry_after(1)
+            .hint("wait for it, or go on without what cannot be kept: \"force\": true"),
+        EngineError::NotKept { .. } => conflict("not_kept").hint(LOSES_VARIABLES),
+        EngineError::TenantSnapshotsFull { .. } => full("snapshots_full"),
+        EngineError::SnapshotsFull => {
+            tracing::error!("BELLJAR_FROZEN_SIZE is used up: {message}");
+            full("out_of_space")
+        }
+        // A kernel that cannot be captured or brought back is not a failure of the server.
+        EngineError::Freeze(cause) if is_of_the_kernel(cause) => {
+            conflict("not_kept").hint(match cause {
+                RuntimeError::MemorySnapshot(_) => LOSES_VARIABLES,
+                _ => "the session goes on as it was; try again",
+            })
+        }
+        EngineError::Thaw(cause) if is_of_the_kernel(cause) => conflict("not_woken").hint(
+            "what was kept of the session cannot be brought back: stop it, or go back to an \
+             earlier checkpoint",
+        ),
+        _ => return Err(message),
+    })
+}
+
+/// The request does not fit what there is, or what is allowed.
+fn from_conflict(error: &EngineError, message: String) -> Answered {
+    let conflict = |code| ApiError::new(StatusCode::CONFLICT, code, message.clone());
+    Ok(match error {
+        EngineError::DuplicateExec(_) => conflict("exec_exists"),
+        EngineError::ExecDiffers(_) => conflict("exec_differs")
+            .hint("the same exec_id must come with the same request; choose another id"),
+        EngineError::Different { .. } => conflict("session_differs").hint(
+            "leave these out to use the session as it is, or stop it first: a session with \
+             storage BIND then continues with its files and the new values",
+        ),
+        EngineError::KeyTaken { .. } => conflict("key_taken").hint("stop that session first"),
+        EngineError::DiskNotEnforced(_) => conflict("disk_not_enforced"),
+        EngineError::NoInterpreter { .. } => conflict("no_interpreter")
+            .hint("use commands or a language that the image has, or ask for another image"),
+        EngineError::Terminal(RuntimeError::OldGuest)
+        | EngineError::Files(RuntimeError::OldGuest) => {
+            conflict("session_too_old").hint("create a new session")
+        }
+        EngineError::WorkspaceRefused(_) | EngineError::Create(RuntimeError::Workspace(_)) => {
+            ApiError::forbidden("workspace_not_allowed", message)
+        }
+        EngineError::Network(NetworkError::NotAllowed { .. } | NetworkError::NoSecret { .. }) => {
+            ApiError::forbidden("network_not_allowed", message)
+        }
+        _ => return Err(message),
+    })
+}
+
+/// Datasets, and files that are too large.
+fn from_data(error: &EngineError, message: String) -> Answered {
+    Ok(match error {
+        EngineError::Create(RuntimeError::DataClosed(_)) => {
+            tracing::error!("{message}");
+            ApiError::new(StatusCode::CONFLICT, "data_not_readable", message)
+        }
+        // Code in the session, or the owner of the data, changed the directory.
+        EngineError::ListDatasets(RuntimeError::Refused(_)) => {
+            ApiError::new(StatusCode::CONFLICT, "data_not_readable", message)
+        }
+        EngineError::TooLarge(_) => {
+            ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", message)
+        }
+        EngineError::KeepDataset(cause) if cause.kind() == ErrorKind::FileTooLarge => {
+            ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", message)
+        }
+        EngineError::OtherContent { .. } => {
+            ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, "sha256_mismatch", message)
+        }
+        EngineError::NoStaging(_) => ApiError::new(StatusCode::CONFLICT, "no_staging", message),
+        EngineError::NoRoomInside(_) | EngineError::FullInside => {
+            ApiError::new(StatusCode::INSUFFICIENT_STORAGE, "no_room_inside", message).hint(
+                "remove files in it, or ask for a session with a larger tmpfs limit or with \
+                 storage BIND, whose size is BELLJAR_SESSION_SIZE",
+            )
+        }
+        EngineError::Stage(RuntimeError::Refused(refusal)) => no_place(refusal.code, message),
+        EngineError::Stage(RuntimeError::Open { .. }) => no_place(RefusalCode::NotAFile, message),
+        _ => return Err(message),
+    })
+}
+
+/// A sandbox that ended, that refused a call, or that could not be made.
+fn from_sandbox(error: &EngineError, message: String) -> Answered {
+    Ok(match error {
+        EngineError::Files(RuntimeError::Gone)
+        | EngineError::Terminal(RuntimeError::Gone)
+        | EngineError::Stdin(RuntimeError::Gone)
+        | EngineError::State(RuntimeError::Gone)
+        | EngineError::Stage(RuntimeError::Gone)
+        | EngineError::ListDatasets(RuntimeError::Gone)
+        | EngineError::ListArtifacts(RuntimeError::Gone)
+        | EngineError::Exec(RuntimeError::Gone) => not_now(Refusal::Ended, message),
+        EngineError::Create(RuntimeError::Engine(engine)) => from_engine(engine, message),
+        EngineError::Stdin(RuntimeError::Refused(refusal))
+        | EngineError::Files(RuntimeError::Refused(refusal))
+        | EngineError::Terminal(RuntimeError::Refused(refusal))
+        | EngineError::State(RuntimeError::Refused(refusal))
+        | EngineError::Exec(RuntimeError::Refused(refusal)) => refused(refusal.code, message),
+        _ => return Err(message),
+    })
+}
+
+/// A dataset that could not be fetched from its source.
 fn from_source(error: &SourceError, message: String) -> ApiError {
     let status = match error {
         SourceError::NoSource { .. } => StatusCode::NOT_FOUND,
@@ -319,7 +331,7 @@ fn from_source(error: &SourceError, message: String) -> ApiError {
     ApiError::new(status, error.code(), message)
 }
 
-/// A sandbox that a container engine did not make. The message says what to do.
+/// A sandbox that the container engine did not make. The message says what to do.
 fn from_engine(error: &ContainerError, message: String) -> ApiError {
     match error {
         ContainerError::NoSpace => return out_of_space(message),
@@ -356,21 +368,18 @@ fn not_now(refusal: Refusal, message: String) -> ApiError {
     }
 }
 
-fn from_volume(error: &EngineError, message: String) -> ApiError {
-    let conflict = |code, message| ApiError::new(StatusCode::CONFLICT, code, message);
-    match error {
-        EngineError::NoVolume(_) => {
-            ApiError::new(StatusCode::NOT_FOUND, "volume_not_found", message)
-        }
-        EngineError::VolumeExists(_) => conflict("volume_exists", message),
+fn from_volume(error: &EngineError, message: String) -> Answered {
+    let conflict = |code| ApiError::new(StatusCode::CONFLICT, code, message.clone());
+    Ok(match error {
+        EngineError::VolumeExists(_) => conflict("volume_exists"),
         EngineError::VolumeInUse { .. } => {
-            conflict("volume_in_use", message).hint("stop what uses it first")
+            conflict("volume_in_use").hint("stop what uses it first")
         }
-        EngineError::VolumeQuota(_) => conflict("volume_quota", message).hint(
+        EngineError::VolumeQuota(_) => conflict("volume_quota").hint(
             "remove volumes that are not needed, or raise BELLJAR_TENANT_VOLUMES or \
              BELLJAR_TENANT_VOLUME_BYTES",
         ),
-        EngineError::VolumeNotEnforced(_) => conflict("volume_not_enforced", message),
+        EngineError::VolumeNotEnforced(_) => conflict("volume_not_enforced"),
         EngineError::VolumeFull { .. } => {
             ApiError::new(StatusCode::INSUFFICIENT_STORAGE, "volume_full", message)
                 .hint("ask for it with `ro`, or make a larger one and copy what is needed")
@@ -381,8 +390,8 @@ fn from_volume(error: &EngineError, message: String) -> ApiError {
         {
             out_of_space(message)
         }
-        _ => internal(message),
-    }
+        _ => return Err(message),
+    })
 }
 
 fn refused(code: RefusalCode, message: String) -> ApiError {
@@ -424,7 +433,7 @@ fn too_many_terminals(message: String) -> ApiError {
         .hint("attach to one of GET /v1/sessions/{id}/terminals, or close one with DELETE")
 }
 
-/// Code in the session has made something else of the place where its datasets go.
+/// Code in the session replaced the directory of the datasets with something else.
 fn no_place(code: RefusalCode, message: String) -> ApiError {
     match code {
         RefusalCode::NotFound
@@ -438,7 +447,7 @@ fn no_place(code: RefusalCode, message: String) -> ApiError {
     }
 }
 
-/// Whether it was the kernel that failed, died or did not answer, and not something of ours.
+/// Whether the kernel failed, died or did not answer, and not the server.
 fn is_of_the_kernel(error: &RuntimeError) -> bool {
     matches!(
         error,
@@ -461,7 +470,7 @@ pub(crate) fn database_locked(message: String) -> ApiError {
     tracing::error!("{message}");
     ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "database_locked", message)
         .retry_after(1)
-        .hint("another program holds the server's database; ask again when it is done")
+        .hint("another program has locked the server's database; try again later")
 }
 
 pub(crate) fn out_of_space(message: String) -> ApiError {
@@ -474,4 +483,30 @@ pub(crate) fn out_of_space(message: String) -> ApiError {
 pub(crate) fn internal(message: String) -> ApiError {
     tracing::error!("{message}");
     ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failures_of_the_server_are_500_and_bad_requests_4xx() {
+        let io = || std::io::Error::other("broken");
+        for (error, status, code) in [
+            (EngineError::Internal("broken".into()), 500, "internal"),
+            (EngineError::KeepArtifacts(io()), 500, "internal"),
+            (EngineError::Create(RuntimeError::Gone), 500, "internal"),
+            (EngineError::Volume(RuntimeError::Gone), 500, "internal"),
+            (EngineError::Invalid("ttl: expected 1".into()), 422, "invalid"),
+            (EngineError::ExecDiffers("e".into()), 409, "exec_differs"),
+            (EngineError::NoExec("e".into()), 404, "exec_not_found"),
+        ] {
+            let message = in_full(&error);
+            let answer = ApiError::from(error);
+            assert_eq!((answer.status.as_u16(), answer.code), (status, code), "{message}");
+            assert_eq!(answer.message, message);
+        }
+        let full = std::io::Error::from(ErrorKind::StorageFull);
+        assert_eq!(ApiError::from(EngineError::KeepArtifacts(full)).code, "out_of_space");
+    }
 }

@@ -58,12 +58,12 @@ pub(crate) struct JoinExec {
 
 /// Execute code or a command over a WebSocket, with input while it runs.
 ///
-/// The first message is text: the body of `POST` to this path. What happens comes as text messages
+/// The first message is text: the body of `POST` to this path. Events come as text messages
 /// `{"event", "id", "data"}`, with the names, ids and data of the events that `POST` streams; after
 /// `done` the server closes the connection. With `"stdin": true` in the first message, binary messages
 /// are standard input, and so is `{"type": "stdin", "data": "text", "close": false}`;
-/// `{"type": "interrupt"}` interrupts. `failed` instead of events says why nothing was executed, and
-/// `refused` what was wrong with a message. A lost connection ends nothing.
+/// `{"type": "interrupt"}` interrupts. `failed` instead of events has the error if nothing was
+/// executed, `refused` the error in a message. A lost connection ends nothing.
 #[utoipa::path(get, path = "/v1/sessions/{id}/exec", tag = "execs", operation_id = "exec_socket",
     params(("id" = String, Path), JoinExec),
     responses((status = 101, description = "A WebSocket"), (status = 404, body = ErrorBody),
@@ -164,26 +164,26 @@ async fn serve(caller: Caller, joined: Option<(Followed, u64)>, mut socket: Sock
     // Input waits for the execution to begin. An interrupt must not wait behind it, so input has a
     // task of its own.
     let mut feeding = tokio::spawn(feed(caller.clone(), exec_id, to_feed, socket.remarks()));
-    socket.serve(Events::new(&caller.app, followed, from), messages).await;
+    socket.serve(ExecEvents::new(&caller.app, followed, from), messages).await;
     // What the client had sent before it left still arrives.
     let _ = timeout(SILENCE, &mut feeding).await;
     feeding.abort();
 }
 
 /// The events of the execution.
-struct Events {
+struct ExecEvents {
     linked: Linked,
     reader: Reader,
     followed: Followed,
 }
 
-impl Events {
-    fn new(app: &Arc<App>, followed: Followed, from: u64) -> Events {
-        Events { linked: app.linker(), reader: followed.transcript.read_from(from), followed }
+impl ExecEvents {
+    fn new(app: &Arc<App>, followed: Followed, from: u64) -> ExecEvents {
+        ExecEvents { linked: app.linker(), reader: followed.transcript.read_from(from), followed }
     }
 }
 
-impl Outgoing for Events {
+impl Outgoing for ExecEvents {
     async fn next(&mut self) -> Next {
         let Some(piece) = self.reader.next().await else {
             let reason = "the execution has ended";

@@ -1,4 +1,4 @@
-//! `/v1/sessions/{id}/files/{path}`: what a program inside could do with files, from outside.
+//! `/v1/sessions/{id}/files/{path}`: reading and writing the files of a session.
 //!
 //! A path is relative to `/session`, or absolute: `files//tmp/x` or `files/%2Ftmp/x`.
 
@@ -15,7 +15,7 @@ use axum::{Extension, Json};
 use belljar_engine::{ArchiveDownload, Principal, Watching, clock, in_full};
 use belljar_proto::guest::{ChangeKind, EntryKind, FileEntry};
 use belljar_proto::job::{ArchiveFormat, JobReport};
-use belljar_runtime::Wanted;
+use belljar_runtime::{OpenedFile, Wanted};
 use futures_util::StreamExt as _;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -24,12 +24,11 @@ use utoipa::{IntoParams, ToSchema};
 use crate::App;
 use crate::artifacts::{Span, memory, stream};
 use crate::error::{ApiError, ErrorBody};
-use crate::input::{JsonBody, Path, Pieces, Query, Stall};
+use crate::input::{BodyPieces, JsonBody, Path, Query, Stall};
 use crate::stream::KEEP_ALIVE;
 use crate::tenants::{Share, keeping};
 
-/// What an archive on its way to its client takes of the server: a piece that is sent, and one that
-/// is read.
+/// Memory that an archive takes while it is sent: one piece being sent, one being read.
 const ARCHIVE_MEMORY: u64 = 512 * 1024;
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -64,7 +63,7 @@ impl From<FileEntry> for FileBody {
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct FilesBody {
     pub files: Vec<FileBody>,
-    /// How many more there are, at least.
+    /// How many files are not listed, at least.
     pub more: u64,
 }
 
@@ -79,11 +78,11 @@ pub(crate) struct ReadFile {
     pub glob: Option<String>,
     /// With `list`: `0` leaves out what begins with a dot.
     pub hidden: Option<String>,
-    /// Tell what changes in the directory, as events; with `recursive`, also below it.
+    /// Stream changes in the directory as events; with `recursive`, also below it.
     pub watch: Option<String>,
     /// The directory with everything in it, as an archive: `tar`, `tar.gz` or `zip`.
     pub archive: Option<String>,
-    /// Tell about it instead.
+    /// Describe the file instead: kind, size, mode, time.
     pub stat: Option<String>,
 }
 
@@ -92,8 +91,8 @@ fn is_on(value: Option<&String>) -> bool {
     value.is_some_and(|value| !matches!(value.as_str(), "0" | "false"))
 }
 
-/// Read a file, whole or in ranges; or list a directory (`?list`), tell about it (`?stat`), pack it
-/// (`?archive=`), or tell what changes in it (`?watch`): events `watching`, `change` with `kind`
+/// Read a file, whole or in ranges; or list a directory (`?list`), describe it (`?stat`), pack it
+/// (`?archive=`), or watch it (`?watch`): events `watching`, `change` with `kind`
 /// (`created`, `modified`, `removed`, `lost`), `path` and `directory`, and `gone`.
 #[utoipa::path(method(get, head), path = "/v1/sessions/{id}/files/{path}", tag = "files",
     params(("id" = String, Path), ("path" = String, Path), ReadFile),
@@ -141,36 +140,46 @@ pub(crate) async fn read(
         return Ok(keeping(send_archive(archive, format).await?, permit));
     }
     let opened = app.engine.open_file(&who, &id, &path).await?;
-    let is_head = method == Method::HEAD;
+    send_content(opened, &share, method == Method::HEAD, &headers).await
+}
+
+async fn send_content(
+    opened: OpenedFile,
+    share: &Share,
+    is_head: bool,
+    headers: &HeaderMap,
+) -> Result<Response, ApiError> {
     let range = headers.get(header::RANGE).and_then(|value| value.to_str().ok());
-    let size = opened.size;
-    let span = match Span::of(range.filter(|_| !is_head), size) {
+    let span = match Span::of(range.filter(|_| !is_head), opened.size) {
         Ok(span) => span,
         Err(nothing_there) => return Ok(nothing_there),
     };
     let permit = share.reserve(memory(span.from, span.to)).await?;
-    let file = opened.file;
     let body = match is_head {
         true => RawBody::empty(),
-        false => stream(move |to, at| file.read_exact_at(to, at), span.from, span.to),
+        false => stream(opened.file, span.from, span.to),
     };
     let mut response = keeping(span.respond(body), permit);
+    attachment(&mut response, "application/octet-stream");
+    Ok(response)
+}
+
+/// Headers of content that browsers save and never show: it comes from a sandbox.
+fn attachment(response: &mut Response, kind: &'static str) {
     let headers = response.headers_mut();
-    let binary = HeaderValue::from_static("application/octet-stream");
-    headers.insert(header::CONTENT_TYPE, binary);
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     headers.insert(header::CONTENT_DISPOSITION, HeaderValue::from_static("attachment"));
-    Ok(response)
 }
 
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct WriteFile {
-    /// Make a directory instead, and those above it.
+    /// Create a directory instead, with its parents.
     pub mkdir: Option<String>,
-    /// Write behind what is there; the file is made if there is none.
+    /// Append to the file; it is created if it does not exist.
     pub append: Option<String>,
-    /// Permissions of a file that is made, as `chmod` takes them: `755`.
+    /// Permissions of a new file, as `chmod` takes them: `755`.
     #[param(pattern = "^0?[0-7]{1,3}$")]
     pub mode: Option<String>,
     /// The body is an archive, to be unpacked into this directory: `tar`, `tar.gz` or `zip`. Names in
@@ -242,7 +251,7 @@ async fn send_archive(
     mut archive: ArchiveDownload,
     format: ArchiveFormat,
 ) -> Result<Response, ApiError> {
-    // What cannot be packed at all is said before anything is sent.
+    // If it cannot be packed at all, the answer is an error.
     let first = archive.next().await?;
     let rest = futures_util::stream::unfold(Some(archive), |archive| async move {
         let mut archive = archive?;
@@ -263,15 +272,12 @@ async fn send_archive(
         ArchiveFormat::TarGz => "application/gzip",
         ArchiveFormat::Zip => "application/zip",
     };
-    let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
-    headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-    headers.insert(header::CONTENT_DISPOSITION, HeaderValue::from_static("attachment"));
+    attachment(&mut response, kind);
     Ok(response)
 }
 
-/// Write a file: the body, which appears when all of it has come, over whatever file was there;
-/// its directories are made. Or write behind what is there (`?append`), make a directory
+/// Write a file. The file is replaced when the whole body has arrived;
+/// its directories are created. Or append (`?append`), create a directory
 /// (`?mkdir`), or unpack an archive into one (`?archive=`).
 #[utoipa::path(put, path = "/v1/sessions/{id}/files/{path}", tag = "files",
     params(("id" = String, Path), ("path" = String, Path), WriteFile),
@@ -287,7 +293,7 @@ pub(crate) async fn write(
     Extension(stall): Extension<Stall>,
     body: RawBody,
 ) -> Result<Response, ApiError> {
-    let mut pieces = Pieces::new(body, stall);
+    let mut pieces = BodyPieces::new(body, stall);
     let mode = query.mode()?;
     let (mkdir, append) = (is_on(query.mkdir.as_ref()), is_on(query.append.as_ref()));
     if usize::from(mkdir) + usize::from(append) + usize::from(query.archive.is_some()) > 1 {
@@ -345,14 +351,14 @@ pub(crate) async fn remove(
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct MoveBody {
-    /// Its new path; a file that is there is replaced.
+    /// The new path; an existing file is replaced.
     pub to: String,
-    /// Leave it where it is, too: a directory with everything in it, into one that may be there.
+    /// Copy instead of moving: a directory with everything in it, also into an existing one.
     #[serde(default)]
     pub copy: bool,
 }
 
-/// Give a file or a directory another path, or copy it there.
+/// Move or copy a file or a directory.
 #[utoipa::path(post, path = "/v1/sessions/{id}/files/{path}", tag = "files",
     params(("id" = String, Path), ("path" = String, Path)), request_body = MoveBody,
     responses((status = 200, body = FileBody), (status = 404, body = ErrorBody),

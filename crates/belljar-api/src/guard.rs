@@ -1,9 +1,8 @@
-//! Who may come in: the Host and Origin of a request, the key it shows, how often it comes.
+//! Which requests are served: checks Host, Origin, key and rate.
 //!
-//! A server without keys trusts whoever can reach it, so it only listens where strangers cannot
-//! reach it, and makes sure that a web page the user happens to visit is no way around that: a page
-//! may resolve its own name to 127.0.0.1 (then Host gives it away) or call across sites (then
-//! Origin does).
+//! A server without keys trusts every client that can reach it, so it listens only on the local machine.
+//! It must not serve web pages that the user happens to visit: a page may resolve its own name to
+//! 127.0.0.1, which Host reveals, or call across sites, which Origin reveals.
 
 use std::borrow::Cow;
 use std::net::IpAddr;
@@ -24,29 +23,29 @@ use crate::error::{ApiError, internal};
 use crate::input::{BodyLimit, Stall, malformed};
 use crate::tickets;
 
-/// What a server accepts besides what is always right.
+/// What a server accepts besides local names.
 #[derive(Debug, Clone, Default)]
 pub struct GuardConfig {
     /// Names for this server in the Host header, without port.
     pub hosts: Vec<String>,
     /// Web origins that may call from a browser.
     pub origins: Vec<String>,
-    /// Whether a key is needed even while none exists: the server listens to strangers.
+    /// Whether a key is needed even while none exists: the server can be reached from other machines.
     pub keys_required: bool,
-    /// Whether requests come through a UNIX socket, where Host means nothing.
+    /// Whether requests come through a UNIX socket, where Host has no meaning.
     pub local_socket: bool,
 }
 
-/// Characters of a path or a header that are repeated in an answer or a log.
+/// How many characters of a path or a header an answer or a log repeats.
 const MAX_SHOWN: usize = 100;
 
-/// Paths that machines ask for without a key. They tell more to whoever shows one.
+/// Paths that need no key. With a key the answer has more.
 const OPEN: [&str; 3] = ["/healthz", "/readyz", "/openapi.json"];
 
-/// Paths that a signed token opens, which is checked where they lead.
+/// Paths with a signed token instead of a key; their handler checks it.
 const SIGNED: &str = "/artifacts/";
 
-/// Paths that tell of all tenants.
+/// Paths with data of all tenants.
 const OPERATORS: [&str; 1] = ["/metrics"];
 
 pub(crate) async fn guard(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
@@ -136,14 +135,14 @@ async fn admit(app: &App, uri: &Uri, headers: &HeaderMap) -> Result<Principal, R
         if let Some((ticket, session)) = tickets::ticket_of(headers, path) {
             return Ok(redeem(app, ticket, session).await?);
         }
-        return Err(ApiError::unauthorized("this server wants an API key").into());
+        return Err(ApiError::unauthorized("this server needs an API key").into());
     };
     let principal = match app.keys.recognise(secret) {
         Some(principal) => principal,
-        // Whoever watches over us must not fail because its key has changed.
+        // Monitoring must not fail because its key was revoked.
         None if is_open => return Ok(Principal::default()),
         None => {
-            // It may have been made a moment ago.
+            // The key may have been created a moment ago.
             if let Err(error) = app.keys.refresh().await {
                 tracing::error!("failed to read the keys: {error}");
             }
@@ -169,8 +168,8 @@ async fn admit(app: &App, uri: &Uri, headers: &HeaderMap) -> Result<Principal, R
     }
 }
 
-/// What tells of all tenants is for the operator, whose key opens nothing else: it is in the hands
-/// of a monitoring system, which has no business in anybody's sandbox.
+/// Data of all tenants is for operators only. Their key opens nothing else: a monitoring system has it,
+/// which must not reach sandboxes.
 fn check_role(who: &Principal, path: &str) -> Result<(), ApiError> {
     match (who.limits.operator, OPERATORS.contains(&path)) {
         (false, true) => {
@@ -186,16 +185,16 @@ fn check_role(who: &Principal, path: &str) -> Result<(), ApiError> {
     }
 }
 
-/// Whether the request is meant for this server, and comes from no page that may not call it.
+/// Checks that the request is meant for this server, and that its page may call it.
 fn check_names(app: &App, uri: &Uri, headers: &HeaderMap) -> Result<(), ApiError> {
     let host = host_of(uri, headers)?;
     check_origin(headers, host, &app.guard)?;
     if app.wants_keys() { Ok(()) } else { check_host(host, &app.guard) }
 }
 
-/// The one name by which the request calls us (RFC 9112, sections 3.2 and 3.2.2): that of its
-/// target, if it names one, or of its Host header. What could be read in two ways is refused, since
-/// a proxy in front of us may have read it in the other.
+/// The host that the request names (RFC 9112, sections 3.2 and 3.2.2): in its target, or in its Host
+/// header. An ambiguous request is refused, since a proxy in front of this server may have read it
+/// differently.
 fn host_of<'a>(uri: &'a Uri, headers: &'a HeaderMap) -> Result<&'a str, ApiError> {
     let mut hosts = headers.get_all(header::HOST).into_iter();
     let host = match hosts.next() {
@@ -214,7 +213,7 @@ fn host_of<'a>(uri: &'a Uri, headers: &'a HeaderMap) -> Result<&'a str, ApiError
     }
 }
 
-/// As much of what a caller sent as is worth repeating.
+/// The beginning of text that a client sent.
 fn quoted(text: &str) -> Cow<'_, str> {
     match text.char_indices().nth(MAX_SHOWN) {
         Some((end, _)) => Cow::Owned(format!("{}…", &text[..end])),
@@ -222,7 +221,7 @@ fn quoted(text: &str) -> Cow<'_, str> {
     }
 }
 
-/// Whoever comes with a ticket comes as the one who asked for it, if his key is still good.
+/// The principal that asked for the ticket, if its key is still valid.
 async fn redeem(app: &App, ticket: &str, session: &str) -> Result<Principal, ApiError> {
     let wrong = || ApiError::unauthorized("this ticket is not known here, was used, or is too old");
     let who = app.tickets.redeem(ticket, session, Instant::now()).ok_or_else(wrong)?;
@@ -293,7 +292,27 @@ fn is_loopback(host: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use axum::routing::get;
+    use axum::{Router, middleware};
+    use http_body_util::BodyExt as _;
+    use tower::Service as _;
+
     use super::*;
+
+    #[tokio::test]
+    async fn a_panic_is_answered_with_an_error_in_json() {
+        async fn broken() {
+            panic!("secret of the server");
+        }
+        let mut router = Router::new().route("/", get(broken)).layer(middleware::from_fn(handle));
+        let answer = router.call(Request::default()).await.unwrap();
+        assert_eq!(answer.status(), 500);
+        assert_eq!(answer.headers()[header::CONTENT_TYPE], "application/json");
+        let body = answer.into_body().collect().await.unwrap().to_bytes();
+        let body: serde_json::Value = serde_json::from_slice(&body).unwrap();
+        assert_eq!(body["error"]["code"], "internal");
+        assert!(!body.to_string().contains("secret"), "{body}");
+    }
 
     fn headers(pairs: &[(&'static str, &str)]) -> HeaderMap {
         pairs.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap())).collect()

@@ -26,7 +26,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// more often than this.
 const FRESH: Duration = Duration::from_millis(200);
 
-/// What was found when somebody last asked whether the server is well.
+/// The result of the last health check, which is reused for a while.
 #[derive(Debug, Default)]
 pub(crate) struct Wellness(Mutex<Option<(Instant, Option<Trouble>)>>);
 
@@ -47,7 +47,7 @@ impl Trouble {
 }
 
 impl Wellness {
-    /// What is wrong, if anything. One looks at a time, and the others wait for what they find.
+    /// What is wrong, if anything. One check runs at a time; other callers wait for its result.
     async fn trouble(&self, app: &App) -> Option<Trouble> {
         let mut last = self.0.lock().await;
         match *last {
@@ -92,7 +92,7 @@ async fn look(app: &App) -> Option<Trouble> {
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct HealthBody {
     pub status: &'static str,
-    /// This and what follows is told to whoever shows a key, where keys are needed.
+    /// This and the following fields: only for requests with a key, if the server needs keys.
     #[serde(flatten)]
     pub detail: Option<HealthDetail>,
 }
@@ -106,10 +106,10 @@ pub(crate) struct HealthDetail {
     pub enforced: Option<BTreeMap<String, bool>>,
     /// Whether new kernels are forked from a warm interpreter: warming, warm or failed.
     pub zygote: String,
-    /// Of all tenants: told to operators, and where no keys are needed.
+    /// Of all tenants: only for operators, or if the server needs no keys.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sessions: Option<usize>,
-    /// This and what follows is told as `sessions` is.
+    /// This and the following fields: as `sessions`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -131,7 +131,7 @@ pub(crate) async fn healthz(
 ) -> Response {
     let (status, word) = match app.wellness.trouble(&app).await {
         Some(Trouble::Database) => (StatusCode::SERVICE_UNAVAILABLE, Trouble::Database.describe()),
-        // Whoever starts us again makes no room by that.
+        // A restart of the server would not make room.
         Some(Trouble::FullDisk) | None => (StatusCode::OK, "ok"),
     };
     let is_stranger = app.wants_keys() && who.key_id.is_none();
@@ -190,7 +190,7 @@ pub(crate) async fn readyz(State(app): State<Arc<App>>) -> Response {
     (status, Json(ReadyBody { ready, reason })).into_response()
 }
 
-/// Counters in the text format of Prometheus. They tell of all tenants: where keys are needed, this is
+/// Metrics in the text format of Prometheus. They cover all tenants: if the server needs keys, this is
 /// for an operator's key.
 #[utoipa::path(get, path = "/metrics", tag = "server",
     responses((status = 200, content_type = "application/openmetrics-text", body = String),

@@ -1,4 +1,4 @@
-//! Request bodies and queries, refused with a sentence where they make no sense.
+//! Reads and checks bodies, queries and paths of requests.
 
 use std::time::Duration;
 
@@ -22,20 +22,20 @@ const BODY_TIMEOUT: Duration = Duration::from_secs(300);
 /// Bytes per second that a client must send on average, over the time that it may stall.
 const LEAST_RATE: u64 = 1024;
 
-/// Memory that is asked for at once for a body whose length nobody said.
+/// Memory that is reserved at once for a body of unknown length.
 const STEP: u64 = 1 << 20;
 
-/// A body that is too large anyway is read on for as long as it comes without such a pause.
+/// A body that is too large is read to its end, until the client pauses for this long.
 const DISCARD_PAUSE: Duration = Duration::from_millis(500);
 
-/// Bytes of a body that are read after they are too many.
+/// Bytes of a body that are read and discarded after the limit.
 const MAX_DISCARDED: usize = 256 << 20;
 
-/// The largest body this server accepts; the guard leaves it with every request.
+/// The largest body this server accepts; the guard adds it to every request.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct BodyLimit(pub(crate) usize);
 
-/// How long a client may stall; the guard leaves it with every request.
+/// How long a client may stall; the guard adds it to every request.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Stall(pub(crate) Duration);
 
@@ -51,7 +51,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for JsonBody<T> {
         let limit = request.extensions().get().map_or(usize::MAX, |BodyLimit(limit)| *limit);
         let stall = request.extensions().get().copied();
         let share = request.extensions().get::<Share>().cloned();
-        let pieces = Pieces::new(request.into_body(), stall.unwrap_or(Stall(BODY_TIMEOUT)));
+        let pieces = BodyPieces::new(request.into_body(), stall.unwrap_or(Stall(BODY_TIMEOUT)));
         let reading = read(pieces, limit, share.as_ref());
         // The memory for the body is reserved until it is parsed.
         let (bytes, _permit) =
@@ -75,7 +75,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for JsonBody<T> {
     }
 }
 
-/// The errors of bodies, which the document of the API asks for as well.
+/// The errors of bodies; the OpenAPI document lists them too.
 pub(crate) fn too_slow(message: String) -> ApiError {
     ApiError::new(StatusCode::REQUEST_TIMEOUT, "too_slow", message)
 }
@@ -100,7 +100,7 @@ pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     let not_json =
         |error: &dyn std::fmt::Display| malformed(format!("the body is not JSON: {error}"));
     let text = std::str::from_utf8(bytes).map_err(|error| not_json(&error))?;
-    // Asked on its own: some of what is no error of the notation is reported as if it were one.
+    // Checked separately: serde reports some invalid values as if they were invalid JSON.
     serde_json::from_str::<IgnoredAny>(text).map_err(|error| not_json(&error))?;
     if !text.trim_start().starts_with('{') {
         return Err(ApiError::invalid("the body is not an object"));
@@ -115,7 +115,7 @@ pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     })
 }
 
-/// The same once more, with `7.0` read as `7`: to JSON both are one number.
+/// Parses again with `7.0` read as `7`: in JSON both are the same number.
 fn with_whole_numbers<T: DeserializeOwned>(text: &str) -> Option<T> {
     fn make_whole(value: &mut Value) -> bool {
         match value {
@@ -140,11 +140,11 @@ fn with_whole_numbers<T: DeserializeOwned>(text: &str) -> Option<T> {
     make_whole(&mut value).then(|| serde_json::from_value(value).ok()).flatten()
 }
 
-/// Characters of an error: it repeats the value, which may be as long as the body.
+/// The longest error, in characters: an error repeats the value, which may be as long as the body.
 const MAX_ERROR: usize = 400;
 
-/// What is wrong with a value, without the names of our types and without its line, which nobody
-/// has written.
+/// What is wrong with a value, without the names of Rust types and without the line number: clients do
+/// not write JSON by hand.
 pub(crate) fn in_plain_words(error: &serde_json::Error) -> String {
     let text = error.to_string();
     let text = text.rsplit_once(" at line ").map_or(&text[..], |(text, _)| text);
@@ -158,7 +158,7 @@ pub(crate) fn in_plain_words(error: &serde_json::Error) -> String {
     }
 }
 
-/// What JSON calls what Rust calls so.
+/// The JSON name of a Rust type.
 fn plain_type(wanted: &str) -> &str {
     match wanted.split(' ').next().unwrap_or_default() {
         "u8" | "u16" | "u32" | "u64" | "usize" => "a whole number, not below 0",
@@ -172,10 +172,10 @@ fn plain_type(wanted: &str) -> &str {
     }
 }
 
-/// The whole body, or why not. What is too large is read to its end, within reason: who is still
-/// sending when we hang up would never read our answer.
+/// The whole body. A body that is too large is read to its end, within limits: a client that is still
+/// sending when the connection is closed never reads the answer.
 async fn read(
-    mut pieces: Pieces,
+    mut pieces: BodyPieces,
     limit: usize,
     share: Option<&Share>,
 ) -> Result<(Vec<u8>, SharePermit), ApiError> {
@@ -184,7 +184,7 @@ async fn read(
     let mut reserved = SMALL;
     let mut permit = SharePermit::default();
     loop {
-        // Of what is too large we take what comes, and do not wait for it.
+        // The rest of a body that is too large is read without waiting for it.
         let patience = if length <= limit { Duration::MAX } else { DISCARD_PAUSE };
         let next = tokio::time::timeout(patience, pieces.next()).await;
         let Ok(next) = next else { break };
@@ -215,7 +215,7 @@ async fn read(
 /// The body of a request, piece by piece, from a client that goes on sending: within the time that
 /// it may stall, it sends at least what [`LEAST_RATE`] makes of that time. Only time is counted in which
 /// we wait for the client, and none in which it waits for us.
-pub(crate) struct Pieces {
+pub(crate) struct BodyPieces {
     pub(crate) body: axum::body::Body,
     stall: Duration,
     /// Since it has last sent enough.
@@ -223,9 +223,9 @@ pub(crate) struct Pieces {
     came: u64,
 }
 
-impl Pieces {
-    pub(crate) fn new(body: axum::body::Body, Stall(stall): Stall) -> Pieces {
-        Pieces { body, stall, waited: Duration::ZERO, came: 0 }
+impl BodyPieces {
+    pub(crate) fn new(body: axum::body::Body, Stall(stall): Stall) -> BodyPieces {
+        BodyPieces { body, stall, waited: Duration::ZERO, came: 0 }
     }
 
     /// The next bytes; `None` at the end.
@@ -300,14 +300,14 @@ mod tests {
     #[expect(dead_code, reason = "only read from JSON")]
     struct Outer {
         number: Option<u64>,
-        inner: Option<Inner>,
+        inner: Option<Nested>,
         list: Option<Vec<f64>>,
     }
 
     #[derive(Debug, Deserialize)]
     #[serde(deny_unknown_fields)]
     #[expect(dead_code, reason = "only read from JSON")]
-    struct Inner {
+    struct Nested {
         word: Option<String>,
     }
 
@@ -359,7 +359,7 @@ mod tests {
     const STALL: Stall = Stall(Duration::from_secs(60));
 
     /// A body of pieces of this length, one after each pause.
-    fn dripping(pause: Duration, length: usize, pieces: usize) -> Pieces {
+    fn dripping(pause: Duration, length: usize, pieces: usize) -> BodyPieces {
         let pieces = stream::unfold(0, move |sent| async move {
             if sent == pieces {
                 return None;
@@ -367,10 +367,10 @@ mod tests {
             tokio::time::sleep(pause).await;
             Some((Ok::<_, std::io::Error>(Bytes::from(vec![b'x'; length])), sent + 1))
         });
-        Pieces::new(axum::body::Body::from_stream(pieces), STALL)
+        BodyPieces::new(axum::body::Body::from_stream(pieces), STALL)
     }
 
-    async fn all(mut pieces: Pieces) -> Result<usize, ApiError> {
+    async fn all(mut pieces: BodyPieces) -> Result<usize, ApiError> {
         let mut length = 0;
         while let Some(piece) = pieces.next().await? {
             length += piece.len();

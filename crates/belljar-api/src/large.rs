@@ -1,4 +1,4 @@
-//! Answers in JSON that may hold a lot of text: sent as they are escaped, and not escaped before.
+//! JSON answers with much text: it is escaped piece by piece while it is sent.
 
 use std::convert::Infallible;
 
@@ -24,7 +24,7 @@ pub(crate) fn json(status: StatusCode, value: &impl Serialize, permit: SharePerm
     let body = match parts.held() as u64 <= SMALL {
         true => Body::from(parts.flatten().collect::<Vec<u8>>()),
         false => Body::from_stream(stream::unfold(parts, |mut parts| async move {
-            // Escaping takes the processor: whoever else wants it gets it between two pieces.
+            // Escaping takes processor time: other tasks run between two pieces.
             tokio::task::yield_now().await;
             let piece = parts.next()?;
             Some((Ok::<_, Infallible>(Bytes::from(piece)), parts))

@@ -5,8 +5,8 @@
 //!                                             └──▶ compat (other systems' calls)      ──▶ engine
 //! ```
 //!
-//! Knows nothing of Linux, and keeps nothing: what a handler cannot do with one call of the engine
-//! belongs into the engine. [`error`] is where the engine's errors get their status.
+//! Handlers translate JSON to engine calls and back. They know nothing of Linux, check nothing that the
+//! engine can check, and keep no state. [`error`] gives the engine's errors their HTTP status.
 
 #![forbid(unsafe_code)]
 
@@ -84,11 +84,11 @@ pub struct App {
     browser: OnceLock<BrowserConfig>,
     about: OnceLock<About>,
     draining: watch::Sender<bool>,
-    /// When somebody last asked for something.
+    /// When the last request came.
     asked: Mutex<Instant>,
 }
 
-/// What operators are told of the process that serves, and of the machine's directories.
+/// What operators see about this process and its directories.
 #[derive(Debug, Clone)]
 pub struct About {
     pub started_ms: i64,
@@ -99,7 +99,7 @@ pub struct About {
 }
 
 impl App {
-    /// `public_url` is what links begin with: nothing, where they can only be paths.
+    /// `public_url` is the beginning of links; if it is empty, links are paths.
     #[must_use]
     pub fn new(
         engine: Arc<Engine>,
@@ -127,7 +127,7 @@ impl App {
         })
     }
 
-    /// What the self-test of the limits has found.
+    /// Sets the result of the self-test of the limits.
     pub fn set_enforced(&self, enforced: BTreeMap<String, bool>) {
         let _ = self.enforced.set(enforced);
     }
@@ -146,12 +146,12 @@ impl App {
         void.map(warning).collect()
     }
 
-    /// What the operator says about browsers, once.
+    /// Sets the settings of browsers, once.
     pub fn set_browser(&self, config: BrowserConfig) {
         let _ = self.browser.set(config);
     }
 
-    /// What operators are told of this process, once.
+    /// Sets what operators see about this process, once.
     pub fn set_about(&self, about: About) {
         let _ = self.about.set(about);
     }
@@ -164,7 +164,7 @@ impl App {
         self.browser.get_or_init(BrowserConfig::default)
     }
 
-    /// How long a client may stall before it is cut off, once.
+    /// Sets how long a client may stall before it is disconnected, once.
     pub fn set_stall(&self, stall: Duration) {
         let _ = self.stall.set(stall);
     }
@@ -173,7 +173,7 @@ impl App {
         *self.stall.get_or_init(|| listen::STALL)
     }
 
-    /// Whether callers must show a key.
+    /// Whether clients need a key.
     #[must_use]
     pub fn wants_keys(&self) -> bool {
         self.guard.keys_required || !self.keys.is_empty()
@@ -190,12 +190,12 @@ impl App {
         self.links.linked(self.engine.artifact_store(), result)
     }
 
-    /// Says to whoever asks that this server is about to end.
+    /// Marks the server as stopping: streams end, and health checks say so.
     pub fn drain(&self) {
         self.draining.send_replace(true);
     }
 
-    /// How long nobody has asked for anything, if nothing is alive here.
+    /// Time since the last request, if nothing is alive here.
     #[must_use]
     pub fn idle(&self) -> Option<Duration> {
         let asked = *self.asked.lock().unwrap_or_else(PoisonError::into_inner);
@@ -206,7 +206,7 @@ impl App {
         *self.asked.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
     }
 
-    /// Resolves when this server is about to end.
+    /// Resolves when the server is stopping.
     pub(crate) async fn drained(&self) {
         // The sender is in `self`.
         let _ = self.draining.subscribe().wait_for(|draining| *draining).await;
@@ -216,7 +216,7 @@ impl App {
         *self.draining.borrow()
     }
 
-    /// Keys that others made or revoked.
+    /// Reads keys that were created or revoked by other processes.
     pub async fn refresh_keys(&self) {
         if let Err(error) = self.keys.refresh().await {
             tracing::error!("failed to read the keys: {}", belljar_engine::in_full(&error));
@@ -304,7 +304,7 @@ fn browsing() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(browser::close))
 }
 
-/// Adds calls whose last part may have slashes, which a document of OpenAPI cannot say.
+/// Adds calls whose last parameter may contain slashes, which OpenAPI cannot express.
 fn with_slashes(
     mut router: OpenApiRouter<Arc<App>>,
     path: &str,
@@ -325,7 +325,7 @@ pub fn openapi() -> serde_json::Value {
 /// All routes, guarded.
 pub fn router(app: &Arc<App>) -> Router {
     let (router, described) = described().split_for_parts();
-    // Written once: whoever asks for it shares it, also if they never read it.
+    // Written once, and shared by all requests for it.
     let document = Bytes::from(document::complete(&described).to_string());
     router
         .route(
@@ -344,7 +344,7 @@ pub fn router(app: &Arc<App>) -> Router {
 async fn nothing_here(uri: axum::http::Uri) -> Response {
     let message = format!("there is nothing at `{}`", uri.path());
     ApiError::new(StatusCode::NOT_FOUND, "not_found", message)
-        .hint("GET /openapi.json lists what there is")
+        .hint("GET /openapi.json lists all paths")
         .into_response()
 }
 

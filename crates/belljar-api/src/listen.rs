@@ -1,4 +1,4 @@
-//! Where requests come in: TCP, TLS or a UNIX socket; and how a server stops taking them.
+//! Accepts connections (TCP, TLS or a UNIX socket), and stops accepting them.
 
 use std::fs;
 use std::io;
@@ -28,15 +28,14 @@ use tower::ServiceExt;
 /// Connections at the same time; more wait to be accepted.
 const MAX_CONNECTIONS: u32 = 16_384;
 
-/// Bytes of a request's line and headers. More are refused with 431, before anybody looks at them;
+/// Bytes of a request's line and headers. More are refused with 431, before they are parsed;
 /// hyper's own bound of 400 KiB would let every connection hold that much.
 const MAX_HEAD: usize = 64 * 1024;
 
-/// A client that takes longer to say what it wants, or to shake hands, is not serious.
+/// Time limit for the headers of a request, and for a TLS handshake.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How long a client may take nothing of what is sent to it, or send too little of what it began,
-/// unless told otherwise.
+/// Default for how long a client may read nothing of an answer, or send too little of a body.
 pub const STALL: Duration = Duration::from_secs(60);
 
 /// Bytes that the kernel keeps of what a client has not asked for yet. Without it that would be some
@@ -44,7 +43,7 @@ pub const STALL: Duration = Duration::from_secs(60);
 /// room again only when a third of them is read, would look as if it read nothing.
 const UNSENT: u32 = 128 * 1024;
 
-/// After a failure to accept, such as too many open files, things need a moment.
+/// Pause after a failure to accept a connection, such as too many open files.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 #[derive(Debug, thiserror::Error)]
@@ -144,7 +143,7 @@ impl Listener {
         let failed = |cause| ListenError::Unix { path: path.into(), cause };
         match fs::symlink_metadata(path) {
             Ok(metadata) if metadata.file_type().is_socket() => {
-                // Left by a server that was killed, unless somebody answers.
+                // A server that was killed left it, unless a server answers.
                 if tokio::net::UnixStream::connect(path).await.is_ok() {
                     return Err(ListenError::Taken(path.into()));
                 }
@@ -153,8 +152,8 @@ impl Listener {
             Ok(_) => return Err(failed(io::Error::from(io::ErrorKind::AlreadyExists))),
             Err(_) => {}
         }
-        // Bound under a name nobody knows and made private before it is known: there is no moment
-        // at which others could connect.
+        // Bound under a random name and made private before it is renamed: at no moment could others
+        // connect.
         let hidden = path.with_extension(format!("{}.new", std::process::id()));
         let _ = fs::remove_file(&hidden);
         let listener = UnixListener::bind(&hidden).map_err(failed)?;
@@ -163,7 +162,7 @@ impl Listener {
         Ok(Listener::Unix(listener, SocketFile(path.into())))
     }
 
-    /// The address people can use.
+    /// The address for clients.
     #[must_use]
     pub fn url(&self) -> String {
         match self {
@@ -185,8 +184,8 @@ impl Listener {
     }
 }
 
-/// Serves until `stop` becomes true, then lets requests in progress finish, for at most `drain`. Who
-/// takes nothing for as long as `stall` is cut off.
+/// Serves until `stop` becomes true, then lets requests in progress finish, for at most `drain`. A
+/// client that reads nothing for `stall` is disconnected.
 pub async fn serve(
     listener: Listener,
     router: Router,
@@ -232,7 +231,7 @@ pub async fn serve(
             }
         });
     }
-    // Nobody can connect any more; those who are here may finish.
+    // No new connections; requests in progress may finish.
     drop(listener);
     let _ = tokio::time::timeout(drain, places.acquire_many(MAX_CONNECTIONS)).await;
 }
@@ -280,17 +279,17 @@ async fn converse(
         .with_upgrades();
     let mut connection = pin!(connection);
     tokio::select! {
-        // A client that breaks off is its own business.
+        // A client that closes the connection early is no error of the server.
         _ = connection.as_mut() => return,
         _ = stop.wait_for(|stop| *stop) => {}
     }
-    // What was asked for is answered, and then it is over.
+    // The request in progress is answered; then the connection is closed.
     connection.as_mut().graceful_shutdown();
     let _ = connection.await;
 }
 
-/// A connection whose other end goes on reading: one that takes nothing for too long while there is
-/// something to write is broken off. Where nothing is to be written it may be silent for ever.
+/// A connection that fails when its client reads nothing for too long while there is something to write.
+/// Without something to write it may be silent for any time.
 struct Patient<S> {
     stream: S,
     stall: Duration,
@@ -351,7 +350,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
         self.stream.is_write_vectored()
     }
 
-    // Sockets hold nothing back: all that there is to wait for is in `poll_write`.
+    // Sockets have no buffer of their own to flush: `poll_write` is where a connection waits.
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_flush(context)
     }
@@ -373,7 +372,7 @@ mod tests {
     async fn who_takes_nothing_is_cut_off_and_who_takes_something_is_not() {
         let (near, mut far) = duplex(8);
         let mut near = Patient::new(near, STALL);
-        // Nothing to write: it may be silent for as long as it likes.
+        // Nothing to write: the client may be silent for any time.
         let silent = tokio::time::timeout(10 * STALL, near.read_u8()).await;
         assert!(silent.is_err(), "it is still there");
         let reading = tokio::spawn(async move {

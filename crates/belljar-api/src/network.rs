@@ -1,4 +1,4 @@
-//! `/v1/sessions/{id}/network`: where a session's code went, and where it wanted to.
+//! `/v1/sessions/{id}/network`: which hosts a session's code reached, and which it was refused.
 
 use std::sync::Arc;
 
@@ -15,17 +15,17 @@ use crate::input::Path;
 
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct NetworkBody {
-    /// As it was asked for.
+    /// As requested.
     #[schema(value_type = Object)]
     pub policy: Policy,
-    /// Visits by what became of them, since this server has the session.
+    /// Connections by outcome, since this server has the session.
     pub reached: u64,
     pub refused: u64,
     pub failed: u64,
-    /// Bytes of those that have ended.
+    /// Bytes of connections that have ended.
     pub sent: u64,
     pub received: u64,
-    /// The last of them, the newest first.
+    /// The last connections, the newest first.
     #[schema(value_type = Vec<Object>)]
     pub visits: Vec<VisitBody>,
 }
@@ -37,7 +37,7 @@ pub(crate) struct VisitBody {
     visit: Visit,
 }
 
-/// Where a session's code went: the policy, counts, and the last visits, refused ones included.
+/// Show the network use of a session: its policy, counts, and the last connections, refused ones included.
 #[utoipa::path(get, path = "/v1/sessions/{id}/network", tag = "sessions",
     params(("id" = String, Path)),
     responses((status = 200, body = NetworkBody), (status = 404, body = ErrorBody),

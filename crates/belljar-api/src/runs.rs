@@ -1,4 +1,4 @@
-//! `POST /v1/run`: one call, one sandbox, gone.
+//! `POST /v1/run`: one call, one sandbox, removed afterwards.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -41,15 +41,15 @@ pub(crate) struct RunBody {
     pub env: Option<BTreeMap<String, String>>,
     #[serde(default)]
     pub limits: AskedLimits,
-    /// What it is made from: an image that the server has and allows, or `host`, the server's machine.
+    /// The image: one that the server has and allows, or `host`, the server's own machine.
     pub image: Option<String>,
     /// `NONE` or `LOCAL_RO`.
     #[schema(value_type = Option<String>)]
     pub datasets: Option<Datasets>,
-    /// Where the code may go, as for a session.
+    /// Which hosts the code may reach, as for a session.
     #[schema(value_type = Option<Object>)]
     pub network: Option<serde_json::Value>,
-    /// What it sees below `/volumes`, as for a session.
+    /// Volumes below `/volumes`, as for a session.
     #[schema(value_type = Option<BTreeMap<String, String>>)]
     pub volumes: Option<BTreeMap<String, VolumeMode>>,
     /// Bytes of stdout and of stderr to keep, each.
@@ -76,8 +76,8 @@ impl RunBody {
     }
 }
 
-/// Run code once in a fresh sandbox. Files it leaves in `/work/artifacts` are kept, and shown under
-/// `outputs/<run id>/` on the server. Going away ends it.
+/// Run code once in a new sandbox. Files in `/work/artifacts` are kept, and are in `outputs/<run id>/` on
+/// the server. Closing the connection ends the run.
 #[utoipa::path(post, path = "/v1/run", tag = "runs", request_body = RunBody,
     responses((status = 200, body = Object, description = "The result, or a stream of events"),
         (status = 413, body = ErrorBody), (status = 422, body = ErrorBody),

@@ -1,5 +1,4 @@
-//! `/v1/sessions/{id}/hibernate`, `/fork`, `/checkpoints`, `/restore`: sessions that sleep, branch and
-//! go back.
+//! `/v1/sessions/{id}/hibernate`, `/fork`, `/checkpoints`, `/restore`.
 
 use std::sync::Arc;
 
@@ -18,14 +17,14 @@ use crate::sessions::SessionBody;
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct HibernateSession {
-    /// Also lose what cannot be kept (threads, connections, processes, other kernels than Python's). `lost` in the answer
-    /// lists it. Variables that can be kept are kept, or it is an error, as without.
+    /// Hibernate even if something is lost (threads, connections, processes, kernels other than Python's). `lost` in the
+    /// answer lists it. Variables that can be kept are kept; if that fails it is an error, as without `force`.
     #[serde(default)]
     pub force: bool,
 }
 
-/// Make files of a session. It uses neither memory nor processor, survives the server, and wakes
-/// with its variables and files at the next call that needs it.
+/// Hibernate a session: it becomes files. It uses neither memory nor processor, survives a restart of the
+/// server, and wakes with its variables and files at the next call that needs it.
 #[utoipa::path(post, path = "/v1/sessions/{id}/hibernate", tag = "sessions",
     params(("id" = String, Path)), request_body = HibernateSession,
     responses((status = 200, body = SessionBody), (status = 404, body = ErrorBody),
@@ -43,15 +42,15 @@ pub(crate) async fn hibernate(
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ForkSession {
-    /// How many, 1 unless told.
+    /// How many forks to make. Default: 1.
     #[serde(default = "one")]
     #[schema(default = 1, minimum = 1, maximum = 100)]
     pub count: usize,
-    /// Without what cannot be copied (threads, connections, processes, other kernels than Python's). `lost` in the answer
-    /// lists it.
+    /// Fork without what cannot be copied (threads, connections, processes, kernels other than Python's). `lost` in the
+    /// answer lists it.
     #[serde(default)]
     pub force: bool,
-    /// What it was after this execution, of which there must be a checkpoint.
+    /// Fork the state after this execution; there must be a checkpoint of it.
     pub from: Option<String>,
 }
 
@@ -64,8 +63,8 @@ pub(crate) struct ForkedBody {
     pub sessions: Vec<SessionBody>,
 }
 
-/// Make sessions that are what this one is: the same variables and files, from then on their own. All
-/// that were asked for are made, or none.
+/// Fork a session: the new sessions have the same variables and files, and change independently. Either all
+/// forks are made, or none.
 #[utoipa::path(post, path = "/v1/sessions/{id}/fork", tag = "sessions",
     params(("id" = String, Path)), request_body = ForkSession,
     responses((status = 201, body = ForkedBody),
@@ -89,7 +88,7 @@ pub(crate) async fn fork(
 pub(crate) struct CheckpointBody {
     pub exec_id: String,
     pub created: String,
-    /// What it added to those before it.
+    /// Bytes that it added to the checkpoints before it.
     pub bytes: u64,
 }
 
@@ -98,7 +97,7 @@ pub(crate) struct CheckpointsBody {
     pub checkpoints: Vec<CheckpointBody>,
 }
 
-/// What a session can go back to, the oldest first.
+/// List the checkpoints of a session, the oldest first.
 #[utoipa::path(get, path = "/v1/sessions/{id}/checkpoints", tag = "sessions",
     params(("id" = String, Path)),
     responses((status = 200, body = CheckpointsBody), (status = 404, body = ErrorBody)))]
@@ -122,7 +121,7 @@ pub(crate) struct RestoreSession {
     pub exec_id: String,
 }
 
-/// Take a session back to what it was after an execution. Checkpoints of later ones stay.
+/// Restore a session to its state after an execution. Checkpoints of later executions are kept.
 #[utoipa::path(post, path = "/v1/sessions/{id}/restore", tag = "sessions",
     params(("id" = String, Path)), request_body = RestoreSession,
     responses((status = 200, body = SessionBody),

@@ -33,27 +33,27 @@ pub(crate) fn events(
     let reader = transcript.read_from(offset);
     let first = (offset == 0)
         .then(|| SseEvent::default().event("exec").data(json!({"exec_id": exec_id}).to_string()));
-    keeping(respond(Events { linked, exec_id, transcript, reader, first }), permit)
+    keeping(respond(EventStream { linked, exec_id, transcript, reader, first }), permit)
 }
 
-/// Adds links to artifacts that are about to be told.
+/// Adds links to artifacts.
 pub(crate) type Linked = Arc<dyn Fn(&mut Artifacts) + Send + Sync>;
 
-struct Events {
+struct EventStream {
     linked: Linked,
     exec_id: String,
     transcript: Arc<Transcript>,
     reader: Reader,
-    /// Names the execution to whoever did not.
+    /// Names the execution, for clients that did not choose its id.
     first: Option<SseEvent>,
 }
 
-fn respond(events: Events) -> Response {
+fn respond(events: EventStream) -> Response {
     let keep_alive = KeepAlive::new().interval(KEEP_ALIVE);
     Sse::new(into_stream(events)).keep_alive(keep_alive).into_response()
 }
 
-fn into_stream(events: Events) -> impl Stream<Item = Result<SseEvent, Infallible>> {
+fn into_stream(events: EventStream) -> impl Stream<Item = Result<SseEvent, Infallible>> {
     stream::unfold(events, |mut events| async move {
         let event = match events.first.take() {
             Some(first) => first,
@@ -105,14 +105,14 @@ fn artifacts(linked: &Linked, body: &[u8]) -> Value {
     serde_json::to_value(artifacts).unwrap_or(Value::Null)
 }
 
-/// The result without what the events before it have told already.
+/// The result without what the earlier events had.
 pub(crate) fn done(result: ExecResult) -> Value {
     let mut value = serde_json::to_value(result).unwrap_or(Value::Null);
     if let Value::Object(fields) = &mut value {
-        for told in
+        for sent in
             ["stdout", "stderr", "results", "artifacts", "artifact_map", "artifacts_refused"]
         {
-            fields.remove(told);
+            fields.remove(sent);
         }
     }
     value

@@ -1,8 +1,7 @@
-//! What each tenant may hold of the server while it is served: requests in progress, and memory for
-//! the bodies of requests and answers.
+//! Limits per tenant: requests in progress, and memory for the bodies of requests and answers.
 //!
-//! Somebody who sends slowly, or reads nothing, holds what they were given until they are cut off
-//! (see [`crate::input`] and [`crate::listen`]). Until then it is their own share that they use up.
+//! A client that sends slowly, or reads nothing, keeps its part until it is disconnected (see
+//! [`crate::input`] and [`crate::listen`]). Until then it uses up its own tenant's share only.
 
 use std::any::Any;
 use std::pin::Pin;
@@ -36,7 +35,7 @@ const PAGE: u64 = 4096;
 /// Large answers of one tenant that are read from the database at the same time: half of its readers.
 const LOADS: usize = 2;
 
-/// How long an answer waits for memory. Whoever reads their answers frees it all the time.
+/// How long an answer waits for memory. Clients that read their answers free memory all the time.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
@@ -66,7 +65,7 @@ impl Tenants {
     }
 }
 
-/// What one tenant may hold; the guard leaves it with every request.
+/// The share of one tenant; the guard adds it to every request.
 #[derive(Debug, Clone)]
 pub(crate) struct Share {
     requests: Arc<Semaphore>,
@@ -74,7 +73,7 @@ pub(crate) struct Share {
     loads: Arc<Semaphore>,
 }
 
-/// Part of a share; given back when dropped.
+/// A part of a share; returned when dropped.
 #[derive(Debug, Default)]
 pub(crate) struct SharePermit(Vec<OwnedSemaphorePermit>);
 
@@ -100,7 +99,7 @@ impl Share {
 
     /// The answer, with memory for it if it is all there already. It keeps `entered` until it is sent.
     pub(crate) async fn charge(&self, response: Response, entered: SharePermit) -> Response {
-        // Who streams has reserved what they need, and does not know how long it will be.
+        // A handler that streams has reserved its memory; the length is not known.
         let size = response.body().size_hint().exact().unwrap_or(0);
         match self.reserve(size).await {
             Ok(permit) => keeping(response, entered.and(permit)),
@@ -121,7 +120,7 @@ impl Share {
 }
 
 impl SharePermit {
-    /// This and what `other` holds.
+    /// Both permits together.
     pub(crate) fn and(mut self, other: SharePermit) -> SharePermit {
         self.0.extend(other.0);
         self
@@ -142,7 +141,7 @@ fn pages(bytes: u64) -> u32 {
     u32::try_from(bytes.div_ceil(PAGE)).unwrap_or(u32::MAX)
 }
 
-/// The answer, which keeps something until all of it is sent or its client is gone.
+/// The answer, which keeps a value until it is sent or the client has gone.
 pub(crate) fn keeping(response: Response, kept: impl Any + Send) -> Response {
     response.map(|body| Body::new(Keeping { body, _kept: Box::new(kept) }))
 }

@@ -37,17 +37,17 @@ const MAX_MESSAGE: usize = MAX_TERMINAL_INPUT;
 pub(crate) struct OpenTerminal {
     /// Attach to this one instead of opening a new one.
     pub terminal: Option<String>,
-    /// With `terminal`: the position in its output to go on from; everything that is kept, if
-    /// nothing is said.
+    /// With `terminal`: the position in its output to continue from. Default: all output that is
+    /// kept.
     pub offset: Option<u64>,
     #[param(minimum = 1, maximum = 1000)]
     pub rows: Option<u16>,
     #[param(minimum = 1, maximum = 1000)]
     pub cols: Option<u16>,
-    /// What runs in it, as text for a shell; a shell itself, if nothing is said.
+    /// The command to run, as text for a shell. Default: a shell.
     pub command: Option<String>,
     pub cwd: Option<String>,
-    /// What kind of terminal the client is: `xterm-256color`, if nothing is said.
+    /// The kind of terminal, as `TERM` names it. Default: `xterm-256color`.
     #[param(pattern = "^[A-Za-z0-9_.+-]{1,64}$")]
     pub term: Option<String>,
 }
@@ -71,12 +71,12 @@ impl OpenTerminal {
     }
 }
 
-/// A terminal in the session, over a WebSocket: a new one, or one that there is.
+/// Open a terminal in the session over a WebSocket, or attach to an existing one.
 ///
-/// What is printed comes in binary messages, keys go in binary messages. In text messages the server
-/// says `{"type": "attached", "terminal", "offset", "rows", "cols"}` first, `{"type": "skipped",
+/// Output and keys are binary messages. Text messages of the server are
+/// `{"type": "attached", "terminal", "offset", "rows", "cols"}` first, `{"type": "skipped",
 /// "bytes"}` where output was lost, `{"type": "exit", "exit_code", "signal"}` last, and `{"type":
-/// "error", "code", "message"}`; the client may say `{"type": "resize", "rows", "cols"}` and
+/// "error", "code", "message"}`; text messages of the client are `{"type": "resize", "rows", "cols"}` and
 /// `{"type": "close"}`, which ends everything at the terminal. A lost connection ends nothing.
 #[utoipa::path(get, path = "/v1/sessions/{id}/terminal", tag = "terminals",
     params(("id" = String, Path), OpenTerminal),
@@ -130,10 +130,10 @@ async fn attach(
     }
     let attached = app.engine.attach_terminal(who, id, terminal, query.offset).await?;
     if let Some(size) = query.size().filter(|_| attached.info.ended.is_none()) {
-        match attached.control().resize(size).await {
-            Err(error @ EngineError::Invalid(_)) => return Err(error.into()),
-            // The program may have ended meanwhile; the client sees that in a moment.
-            Ok(()) | Err(_) => {}
+        let resized = attached.control().resize(size).await;
+        // Any other error: the program has ended meanwhile, and the client sees that in a moment.
+        if let Err(error @ EngineError::Invalid(_)) = resized {
+            return Err(error.into());
         }
     }
     Ok((attached, false))
@@ -279,7 +279,7 @@ pub(crate) struct TerminalsBody {
     pub terminals: Vec<TerminalBody>,
 }
 
-/// The terminals of a session, the oldest first; of those whose program has ended, the last few.
+/// List the terminals of a session, the oldest first; of those that have ended, the last few.
 #[utoipa::path(get, path = "/v1/sessions/{id}/terminals", tag = "terminals",
     params(("id" = String, Path)),
     responses((status = 200, body = TerminalsBody), (status = 404, body = ErrorBody),
@@ -293,7 +293,7 @@ pub(crate) async fn list(
     Ok(Json(TerminalsBody { terminals: terminals.into_iter().map(Into::into).collect() }))
 }
 
-/// End everything that was started at a terminal, and forget it.
+/// Close a terminal and end everything that was started in it.
 #[utoipa::path(delete, path = "/v1/sessions/{id}/terminals/{terminal}", tag = "terminals",
     params(("id" = String, Path), ("terminal" = String, Path)),
     responses((status = 204), (status = 404, body = ErrorBody), (status = 410, body = ErrorBody)))]

@@ -13,13 +13,13 @@ use crate::App;
 use crate::error::{ApiError, ErrorBody};
 use crate::input::Query;
 
-/// Days shown unless told otherwise.
+/// How many days are listed by default.
 const DEFAULT_DAYS: i64 = 30;
 
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct UsageSince {
-    /// The first day, as YYYY-MM-DD; 30 days ago unless told.
+    /// The first day, as YYYY-MM-DD. Default: 30 days ago.
     #[param(format = Date)]
     pub since: Option<String>,
 }

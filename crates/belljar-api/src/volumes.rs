@@ -1,4 +1,4 @@
-//! `/v1/volumes`: files that outlive sessions, and are shown to any number of them.
+//! `/v1/volumes`: files that outlive sessions; any number of sessions may use a volume.
 
 use std::sync::Arc;
 
@@ -21,30 +21,30 @@ use crate::input::{JsonBody, Path};
 pub(crate) struct CreateVolume {
     /// 1 to 64 letters, digits, `.`, `_` and `-`; sessions see it at `/volumes/NAME`.
     pub name: String,
-    /// Bytes, or text such as `512M`, that it has room for.
+    /// Its size: bytes, or text such as `512M`.
     pub size: Option<Size>,
 }
 
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct VolumeBody {
     pub name: String,
-    /// Bytes that it has room for.
+    /// Its size in bytes.
     pub size: u64,
     /// `image`, a file system of its own, or `directory`.
     #[schema(value_type = String)]
     pub storage: VolumeKind,
-    /// Whether more than its size is refused; if not, it is only looked at.
+    /// Whether its size is enforced; if not, it is only checked now and then.
     pub enforced: bool,
     pub created: String,
     /// Sessions that have not ended, and runs.
     pub used_by: Vec<VolumeUserBody>,
-    /// Bytes that are taken; told of a single volume only.
+    /// Bytes in use; only in the answer about a single volume.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub used: Option<u64>,
-    /// Files of any kind in it, told where `used` is.
+    /// Files of any kind in it; present if `used` is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub files: Option<u64>,
-    /// There is more in it than was counted.
+    /// Not everything was counted: there is more.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub partial: bool,
 }
@@ -79,10 +79,10 @@ impl VolumeBody {
     }
 }
 
-/// Make a volume.
+/// Create a volume.
 #[utoipa::path(post, path = "/v1/volumes", tag = "volumes", request_body = CreateVolume,
     responses(
-        (status = 201, body = VolumeBody, description = "Made, and empty"),
+        (status = 201, body = VolumeBody, description = "Created"),
         (status = 409, body = ErrorBody, description = "There is one already, or there are too many"),
         (status = 422, body = ErrorBody), (status = 507, body = ErrorBody),
     ))]
@@ -96,7 +96,7 @@ pub(crate) async fn create(
     Ok((StatusCode::CREATED, Json(VolumeBody::of(made))))
 }
 
-/// All volumes of the tenant, by name.
+/// List the volumes of the tenant, by name.
 #[utoipa::path(get, path = "/v1/volumes", tag = "volumes",
     responses((status = 200, body = VolumesBody)))]
 pub(crate) async fn list(
@@ -107,7 +107,7 @@ pub(crate) async fn list(
     Ok(Json(VolumesBody { volumes: volumes.into_iter().map(VolumeBody::of).collect() }))
 }
 
-/// One volume, with how full it is and who uses it.
+/// Show a volume: how full it is, and what uses it.
 #[utoipa::path(get, path = "/v1/volumes/{name}", tag = "volumes", params(("name" = String, Path)),
     responses((status = 200, body = VolumeBody), (status = 404, body = ErrorBody)))]
 pub(crate) async fn show(
@@ -119,11 +119,11 @@ pub(crate) async fn show(
     Ok(Json(VolumeBody::of(found)))
 }
 
-/// Remove a volume with everything in it. One that a session or a run uses stays.
+/// Remove a volume with everything in it, unless a session or a run uses it.
 #[utoipa::path(delete, path = "/v1/volumes/{name}", tag = "volumes",
     params(("name" = String, Path)),
     responses((status = 204), (status = 404, body = ErrorBody),
-        (status = 409, body = ErrorBody, description = "It is used; the message says by whom")))]
+        (status = 409, body = ErrorBody, description = "It is in use; the message says by what")))]
 pub(crate) async fn remove(
     State(app): State<Arc<App>>,
     Extension(who): Extension<Principal>,

@@ -1,4 +1,4 @@
-//! What can go wrong, one sentence each; the cause is the source. Nothing here knows of HTTP.
+//! Errors of the engine: one sentence each, the cause as the source. They know nothing of HTTP.
 
 use std::error::Error;
 use std::fmt::Write as _;
@@ -16,7 +16,7 @@ use crate::volumes::VolumeName;
 
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
-    #[error("failed to make a sandbox")]
+    #[error("failed to create a sandbox")]
     Create(#[source] RuntimeError),
     #[error("failed to start a kernel")]
     StartKernel(#[source] RuntimeError),
@@ -30,17 +30,17 @@ pub enum EngineError {
         #[source]
         cause: std::io::Error,
     },
-    #[error("failed to look for artifacts")]
+    #[error("failed to list the artifacts")]
     ListArtifacts(#[source] RuntimeError),
-    #[error("failed to keep artifacts")]
+    #[error("failed to store artifacts")]
     KeepArtifacts(#[source] std::io::Error),
-    #[error("failed to keep the dataset")]
+    #[error("failed to store the dataset")]
     KeepDataset(#[source] std::io::Error),
-    #[error("failed to bring the dataset into the session")]
+    #[error("failed to copy the dataset into the session")]
     Stage(#[source] RuntimeError),
-    #[error("failed to look for datasets")]
+    #[error("failed to list the datasets")]
     ListDatasets(#[source] RuntimeError),
-    #[error("the content has the SHA-256 {found}, and not {promised} as was said")]
+    #[error("the content has the SHA-256 {found}, not {promised}")]
     OtherContent { promised: Digest, found: Digest },
     #[error("the dataset could not be fetched")]
     Source(#[source] SourceError),
@@ -54,9 +54,9 @@ pub enum EngineError {
     Files(RuntimeError),
     #[error(transparent)]
     Terminal(RuntimeError),
-    #[error("{0} connections follow terminals or files of this session already")]
+    #[error("this session already has {0} connections to terminals and file watches")]
     TooManyAttached(usize),
-    #[error("{most} uploads of this {whose} are under way already")]
+    #[error("{most} uploads of this {whose} are in progress already")]
     TooManyUploads { whose: &'static str, most: usize },
     #[error("the session has no room for this file")]
     FullInside,
@@ -64,9 +64,9 @@ pub enum EngineError {
     WriteInside(#[source] std::io::Error),
     #[error("failed to read from the session")]
     ReadInside(#[source] std::io::Error),
-    #[error("failed to feed the execution")]
+    #[error("failed to send input to the execution")]
     Stdin(#[source] RuntimeError),
-    #[error("failed to look at the kernel's variables")]
+    #[error("failed to list the kernel's variables")]
     State(#[source] RuntimeError),
     #[error("session `{session}` cannot be hibernated, forked or restored now: {}", reasons.join("; "))]
     NotAtRest { session: String, reasons: Vec<String> },
@@ -75,14 +75,14 @@ pub enum EngineError {
     NotKept { session: String, reasons: Vec<String> },
     #[error("there is no checkpoint of execution `{0}` in this session")]
     NoCheckpoint(String),
-    #[error("failed to write the kernel down")]
+    #[error("failed to capture the kernel")]
     Freeze(#[source] RuntimeError),
-    #[error("failed to bring the kernel back")]
+    #[error("failed to restore the kernel")]
     Thaw(#[source] RuntimeError),
-    #[error("failed to keep what is in the session")]
+    #[error("failed to store the snapshot of the session")]
     KeepSnapshot(#[source] std::io::Error),
     #[error(
-        "no room for what is in the session: this tenant's limit of {limit} bytes for sleeping sessions, forks and \
+        "no room for the snapshot: this tenant's limit of {limit} bytes for sleeping sessions, forks and \
          checkpoints is reached ({used} in use)"
     )]
     TenantSnapshotsFull { used: u64, limit: u64 },
@@ -112,7 +112,7 @@ pub enum EngineError {
     NoExec(String),
     #[error("there is no artifact `{0}`")]
     NoArtifact(String),
-    /// Says which, and why.
+    /// The message says which directory, and why.
     #[error("{0}")]
     WorkspaceRefused(String),
     #[error("there is no volume `{0}`")]
@@ -140,11 +140,11 @@ pub enum EngineError {
     },
     #[error("session `{session}` {}{}", state(*refusal), because.as_ref().map(|why| format!(": {why}")).unwrap_or_default())]
     NotNow { session: String, refusal: Refusal, because: Option<String> },
-    #[error("{0} executions wait in this session already")]
+    #[error("{0} executions are waiting in this session already")]
     QueueFull(usize),
-    #[error("execution `{0}` was asked for before")]
+    #[error("execution `{0}` exists already")]
     DuplicateExec(String),
-    #[error("execution `{0}` was asked for before, and was something else")]
+    #[error("execution `{0}` exists already, and is a different request")]
     ExecDiffers(String),
     #[error(
         "the session with this key exists and has another {}",

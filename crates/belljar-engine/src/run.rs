@@ -1,4 +1,4 @@
-//! An ephemeral run: one sandbox for one piece of code, or for the cells of a notebook, gone afterwards.
+//! Runs: one sandbox for one piece of code, or for the cells of a notebook, removed afterwards.
 
 mod leftovers;
 
@@ -31,14 +31,14 @@ pub struct Run {
     pub output_limit: u64,
     /// Artifacts go to a directory below this one, named by the run.
     pub outputs: PathBuf,
-    /// Where its code may go, and how.
+    /// Which hosts its code may reach.
     pub policy: Policy,
     pub network: Arc<Network>,
-    /// What Python code finds in `sys.argv` and `__file__`, if it is to run as a script does.
+    /// `sys.argv` and `__file__` for Python code that runs as a script.
     pub script: Option<Script>,
-    /// Files of the host's to copy into the working directory before the code runs.
+    /// Files of the host to copy into the working directory first.
     pub files: Vec<BroughtFile>,
-    /// The code can read standard input, which [`Run::execute`] is given in pieces.
+    /// Whether the code has standard input; [`Run::execute`] gets it in pieces.
     pub stdin: bool,
 }
 
@@ -168,7 +168,7 @@ async fn promoted(sandbox: &Sandbox, directory: &Path) -> Artifacts {
     promoted.unwrap_or_else(|error| Artifacts::none_taken(&error))
 }
 
-/// Makes a sandbox for as long as `work` takes.
+/// Creates a sandbox, does `work` in it, and removes it.
 async fn within<T>(
     runtime: &Arc<dyn Runtime>,
     spec: &SandboxSpec,

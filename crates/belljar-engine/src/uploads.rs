@@ -74,14 +74,14 @@ mod tests {
             held.push(uploads.place("a", "s1").await.unwrap());
         }
         let refused = uploads.place("a", "s1").await.unwrap_err().to_string();
-        assert_eq!(refused, "16 uploads of this session are under way already");
+        assert_eq!(refused, "16 uploads of this session are in progress already");
         for session in ["s2", "s3", "s4"] {
             for _ in 0..OF_SESSION {
                 held.push(uploads.place("a", session).await.unwrap());
             }
         }
         let refused = uploads.place("a", "s5").await.unwrap_err().to_string();
-        assert_eq!(refused, "64 uploads of this tenant are under way already");
+        assert_eq!(refused, "64 uploads of this tenant are in progress already");
         uploads.place("b", "s6").await.unwrap();
         held.pop();
         uploads.place("a", "s5").await.unwrap();

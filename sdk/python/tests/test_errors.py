@@ -86,7 +86,7 @@ def test_conflicts(client: Client, session: Session) -> None:
 
 def test_keys(keyed: tuple[Server, str], monkeypatch: pytest.MonkeyPatch) -> None:
     server, _ = keyed
-    with pytest.raises(Unauthorized, match=r"wants an API key.*belljar key create"):
+    with pytest.raises(Unauthorized, match=r"needs an API key.*belljar key create"):
         Client(server.url).usage()
     with pytest.raises(Unauthorized, match="not known here") as caught:
         Client(server.url, api_key="bj_wrong").session()

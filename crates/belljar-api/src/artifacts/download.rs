@@ -1,6 +1,6 @@
-//! `/artifacts/{id}`: content, for whoever has a link.
+//! `/artifacts/{id}`: content, for clients with a link.
 //!
-//! Nobody is asked for a key here: the token is what opens it. Whatever is wrong with a token, the
+//! No key is needed here, only the token in the link. Whatever is wrong with a token, the
 //! answer is the same and takes the same time, and nothing of the artifact is looked at before.
 
 use std::io;
@@ -38,11 +38,11 @@ const SHOWN: &str = "script-src 'none'; connect-src 'none'; form-action 'none'; 
 pub(crate) struct Opened {
     /// From the artifact's link.
     pub token: Option<String>,
-    /// `1`: to be saved, not to be shown.
+    /// `1`: as an attachment, which browsers save.
     pub download: Option<String>,
 }
 
-/// The content of an artifact, or a range of it, for whoever has a link.
+/// Download an artifact, or a range of it, with a signed link.
 #[utoipa::path(method(get, head), path = "/artifacts/{id}", tag = "artifacts",
     params(("id" = String, Path), Opened),
     responses(
@@ -94,7 +94,7 @@ async fn answer(
     if asked(header::IF_NONE_MATCH).is_some_and(|known| names(known, &etag)) {
         return Ok(StatusCode::NOT_MODIFIED.into_response());
     }
-    // A range of something else is of no use to whoever has the rest of this.
+    // The client has a part of other content: a range of this one is of no use to it.
     let is_same = asked(header::IF_RANGE).is_none_or(|known| known == etag);
     let range = asked(header::RANGE).filter(|_| is_same && !is_head);
     let span = match Span::of(range, row.size) {

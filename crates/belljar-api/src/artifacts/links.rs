@@ -1,4 +1,4 @@
-//! Links to artifacts: signed, and made anew whenever they are told.
+//! Signed links to artifacts, made anew for every answer.
 
 use belljar_engine::artifacts::{Artifact, ArtifactStore, Artifacts, Method};
 use belljar_engine::exec::result::ExecResult;

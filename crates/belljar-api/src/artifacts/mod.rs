@@ -1,4 +1,4 @@
-//! What sessions and runs have left: lists, links, downloads.
+//! `/v1/artifacts`: listing, links, downloads.
 
 mod content;
 mod download;
@@ -35,17 +35,17 @@ pub(crate) struct ArtifactBody {
     pub mime: String,
     pub sha256: String,
     pub created: String,
-    /// The session, or the run, that left it.
+    /// The session or run that it is from.
     pub session_id: String,
     pub exec_id: String,
-    /// Where anybody can download it, for a while.
+    /// A signed link to download it, valid for a limited time.
     pub url: String,
     /// On the server's machine.
     pub host_path: String,
 }
 
 impl App {
-    /// Artifacts as clients are told of them.
+    /// Artifacts as clients see them.
     async fn artifacts(&self, rows: Vec<ArtifactRow>) -> Vec<ArtifactBody> {
         let paths = self.engine.artifact_store().host_paths(&rows).await;
         let bodies = rows.into_iter().zip(paths).map(|(row, path)| self.artifact(row, &path));
@@ -72,23 +72,23 @@ impl App {
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ListOfSession {
-    /// At most this many (100 unless told, 1000 at most).
+    /// At most this many. Default: 100.
     #[param(minimum = 1, maximum = 1000)]
     pub limit: Option<u32>,
-    /// Only those taken before the one with this id.
+    /// Only artifacts stored before the one with this id.
     pub before: Option<String>,
-    /// Only those that this execution left.
+    /// Only artifacts of this execution.
     pub exec: Option<String>,
 }
 
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct ArtifactsBody {
     pub artifacts: Vec<ArtifactBody>,
-    /// There are older ones: ask again with `before` the id of the last.
+    /// There are older ones: repeat the request with the last id as `before`.
     pub more: bool,
 }
 
-/// What a session has left, the newest first.
+/// List the artifacts of a session, the newest first.
 #[utoipa::path(get, path = "/v1/sessions/{id}/artifacts", tag = "artifacts",
     params(("id" = String, Path), ListOfSession),
     responses((status = 200, body = ArtifactsBody), (status = 404, body = ErrorBody)))]
@@ -105,18 +105,18 @@ pub(crate) async fn list_of_session(
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ListAll {
-    /// At most this many (100 unless told, 1000 at most).
+    /// At most this many. Default: 100.
     #[param(minimum = 1, maximum = 1000)]
     pub limit: Option<u32>,
-    /// Only those taken before the one with this id.
+    /// Only artifacts stored before the one with this id.
     pub before: Option<String>,
-    /// Only those that this session, or run, left.
+    /// Only artifacts of this session or run.
     pub session: Option<String>,
-    /// Only those that this execution left.
+    /// Only artifacts of this execution.
     pub exec: Option<String>,
 }
 
-/// All artifacts of the tenant, the newest first.
+/// List all artifacts of the tenant, the newest first.
 #[utoipa::path(get, path = "/v1/artifacts", tag = "artifacts", params(ListAll),
     responses((status = 200, body = ArtifactsBody), (status = 422, body = ErrorBody)))]
 pub(crate) async fn list(
@@ -145,7 +145,7 @@ async fn page(
     Ok(Json(ArtifactsBody { artifacts: app.artifacts(page.items).await, more: page.more }))
 }
 
-/// One artifact.
+/// Show an artifact.
 #[utoipa::path(get, path = "/v1/artifacts/{id}", tag = "artifacts", params(("id" = String, Path)),
     responses((status = 200, body = ArtifactBody), (status = 404, body = ErrorBody)))]
 pub(crate) async fn show(
@@ -172,7 +172,7 @@ pub(crate) struct Url {
     pub expires: String,
 }
 
-/// A fresh link to an artifact.
+/// Create a new link to an artifact.
 #[utoipa::path(post, path = "/v1/artifacts/{id}/url", tag = "artifacts",
     params(("id" = String, Path)), request_body = UrlBody,
     responses((status = 200, body = Url), (status = 404, body = ErrorBody),
@@ -194,7 +194,7 @@ pub(crate) async fn url(
     Ok(Json(Url { url, expires: clock::rfc3339(expires_ms) }))
 }
 
-/// Forget an artifact.
+/// Delete an artifact.
 #[utoipa::path(delete, path = "/v1/artifacts/{id}", tag = "artifacts",
     params(("id" = String, Path)),
     responses((status = 204), (status = 404, body = ErrorBody)))]

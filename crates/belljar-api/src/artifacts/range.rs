@@ -1,4 +1,4 @@
-//! Which part of a file a client wants, and how it gets it.
+//! `Range` headers: which part of a file to send.
 
 use axum::body::Body;
 use axum::http::{HeaderValue, StatusCode, header};
@@ -15,13 +15,13 @@ pub(crate) struct Span {
 }
 
 impl Span {
-    /// What a `Range` header asks of a file of this size, or the answer that there is nothing.
+    /// The range that a `Range` header asks for, or the answer 416.
     #[expect(clippy::result_large_err, reason = "it is the answer, and is sent as it is")]
     pub(crate) fn of(range: Option<&str>, size: u64) -> Result<Span, Response> {
         match part(range, size) {
-            Part::Whole => Ok(Span { from: 0, to: size, size, is_part: false }),
-            Part::Bytes(from, to) => Ok(Span { from, to, size, is_part: true }),
-            Part::Nothing => {
+            RangePart::Whole => Ok(Span { from: 0, to: size, size, is_part: false }),
+            RangePart::Bytes(from, to) => Ok(Span { from, to, size, is_part: true }),
+            RangePart::Nothing => {
                 let range = [(header::CONTENT_RANGE, format!("bytes */{size}"))];
                 Err((StatusCode::RANGE_NOT_SATISFIABLE, range).into_response())
             }
@@ -46,7 +46,7 @@ impl Span {
 
 /// What to send of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Part {
+enum RangePart {
     Whole,
     /// From the first byte to this one, which is not part of it.
     Bytes(u64, u64),
@@ -56,11 +56,11 @@ enum Part {
 
 /// What a `Range` header asks of a file of this size. Several ranges, and what makes no sense, are
 /// answered with the whole file, as the standard allows.
-fn part(header: Option<&str>, size: u64) -> Part {
+fn part(header: Option<&str>, size: u64) -> RangePart {
     let Some(range) = header.and_then(|text| text.trim().strip_prefix("bytes=")) else {
-        return Part::Whole;
+        return RangePart::Whole;
     };
-    let Some((first, last)) = range.trim().split_once('-') else { return Part::Whole };
+    let Some((first, last)) = range.trim().split_once('-') else { return RangePart::Whole };
     let number = |text: &str| {
         let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
         // Too large to be a number is beyond every end.
@@ -68,17 +68,19 @@ fn part(header: Option<&str>, size: u64) -> Part {
     };
     match (number(first.trim()), last.trim()) {
         (None, last) if first.trim().is_empty() => match number(last) {
-            Some(0) => Part::Nothing,
-            Some(_) if size == 0 => Part::Nothing,
-            Some(count) => Part::Bytes(size.saturating_sub(count), size),
-            None => Part::Whole,
+            Some(0) => RangePart::Nothing,
+            Some(_) if size == 0 => RangePart::Nothing,
+            Some(count) => RangePart::Bytes(size.saturating_sub(count), size),
+            None => RangePart::Whole,
         },
-        (None, _) => Part::Whole,
-        (Some(first), _) if first >= size => Part::Nothing,
-        (Some(first), "") => Part::Bytes(first, size),
+        (None, _) => RangePart::Whole,
+        (Some(first), _) if first >= size => RangePart::Nothing,
+        (Some(first), "") => RangePart::Bytes(first, size),
         (Some(first), last) => match number(last) {
-            Some(last) if last >= first => Part::Bytes(first, last.saturating_add(1).min(size)),
-            _ => Part::Whole,
+            Some(last) if last >= first => {
+                RangePart::Bytes(first, last.saturating_add(1).min(size))
+            }
+            _ => RangePart::Whole,
         },
     }
 }
@@ -90,27 +92,27 @@ mod tests {
     #[test]
     fn ranges_are_understood_as_the_standard_has_them() {
         for (header, expected) in [
-            ("bytes=0-0", Part::Bytes(0, 1)),
-            ("bytes=2-5", Part::Bytes(2, 6)),
-            ("bytes=2-", Part::Bytes(2, 10)),
-            ("bytes=-3", Part::Bytes(7, 10)),
-            ("bytes=-300", Part::Bytes(0, 10)),
-            ("bytes=5-99999999999999999999999", Part::Bytes(5, 10)),
-            ("bytes=10-", Part::Nothing),
-            ("bytes=-0", Part::Nothing),
-            ("bytes=99999999999999999999999-", Part::Nothing),
-            ("bytes=5-2", Part::Whole),
-            ("bytes=0-1,4-5", Part::Whole),
-            ("bytes=", Part::Whole),
-            ("bytes=-", Part::Whole),
-            ("bytes=a-b", Part::Whole),
-            ("bytes=+1-2", Part::Whole),
-            ("lines=1-2", Part::Whole),
+            ("bytes=0-0", RangePart::Bytes(0, 1)),
+            ("bytes=2-5", RangePart::Bytes(2, 6)),
+            ("bytes=2-", RangePart::Bytes(2, 10)),
+            ("bytes=-3", RangePart::Bytes(7, 10)),
+            ("bytes=-300", RangePart::Bytes(0, 10)),
+            ("bytes=5-99999999999999999999999", RangePart::Bytes(5, 10)),
+            ("bytes=10-", RangePart::Nothing),
+            ("bytes=-0", RangePart::Nothing),
+            ("bytes=99999999999999999999999-", RangePart::Nothing),
+            ("bytes=5-2", RangePart::Whole),
+            ("bytes=0-1,4-5", RangePart::Whole),
+            ("bytes=", RangePart::Whole),
+            ("bytes=-", RangePart::Whole),
+            ("bytes=a-b", RangePart::Whole),
+            ("bytes=+1-2", RangePart::Whole),
+            ("lines=1-2", RangePart::Whole),
         ] {
             assert_eq!(part(Some(header), 10), expected, "{header}");
         }
-        assert_eq!(part(None, 10), Part::Whole);
-        assert_eq!(part(Some("bytes=0-"), 0), Part::Nothing);
-        assert_eq!(part(Some("bytes=-1"), 0), Part::Nothing);
+        assert_eq!(part(None, 10), RangePart::Whole);
+        assert_eq!(part(Some("bytes=0-"), 0), RangePart::Nothing);
+        assert_eq!(part(Some("bytes=-1"), 0), RangePart::Nothing);
     }
 }

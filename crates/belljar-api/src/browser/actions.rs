@@ -43,7 +43,7 @@ macro_rules! actions {
             #[schema(exclusive_minimum = 0, maximum = 31_622_400)]
             #[serde(default, skip_serializing_if = "Option::is_none")]
             pub timeout: Option<f64>,
-            /// Your own id for it: asked twice with the same id, it is done once.
+            /// Your own id: the same id is performed only once, and answered with the same result.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             pub exec_id: Option<String>,
         }
@@ -70,7 +70,7 @@ macro_rules! actions {
     )+ };
 }
 
-/// A body as the driver is told.
+/// The fields of a body, as the driver gets them.
 fn fields(body: &impl Serialize) -> Map<String, Value> {
     match serde_json::to_value(body) {
         Ok(Value::Object(fields)) => fields,
@@ -79,32 +79,32 @@ fn fields(body: &impl Serialize) -> Map<String, Value> {
 }
 
 actions! {
-    /// Open a page. Waits until it has come far enough; one that is to be saved and not to be shown
-    /// is downloaded.
+    /// Open a page, and wait until it is loaded as far as `until` says. A URL whose content is an
+    /// attachment is downloaded.
     goto("goto", "/v1/sessions/{id}/browser/goto") GotoBody {
         needs {
             /// An address; `localhost` is the sandbox itself. A path is a file of the session.
             url: String,
         }
-        /// How far it must have come: `commit`, `domcontentloaded`, `load` (default), `networkidle`
-        /// (nothing was asked for during half a second) or `none`.
+        /// How far to wait: `commit`, `domcontentloaded`, `load` (default), `networkidle` (no requests
+        /// for half a second) or `none`.
         until: String,
-        /// And a CSS selector for which there must be an element.
+        /// Also wait for an element with this CSS selector.
         wait_for: String,
-        /// And milliseconds to wait after all that.
+        /// Milliseconds to wait after that.
         wait_ms: u32,
         /// In a new tab.
         new_tab: bool,
     }
 
-    /// Click an element: by `ref` of a snapshot, CSS `selector`, or the `text` that it says. Waits
+    /// Click an element: by `ref` of a snapshot, CSS `selector`, or its `text`. Waits
     /// until it can be clicked, and for the page that it leads to.
     click("click", "/v1/sessions/{id}/browser/click") ClickBody {
         /// A name of the last snapshot, such as `e12`.
         r#ref: String,
         /// A CSS selector.
         selector: String,
-        /// What the element says.
+        /// The text of the element.
         text: String,
         /// `left` (default), `middle` or `right`.
         button: String,
@@ -123,9 +123,9 @@ actions! {
         r#ref: String,
         /// A CSS selector.
         selector: String,
-        /// What the element says: its label or placeholder.
+        /// The label or placeholder of the element.
         text: String,
-        /// Over what is there (default), or after it.
+        /// Replace the present text (default), or type after it.
         clear: bool,
         /// Press Enter afterwards.
         submit: bool,
@@ -145,13 +145,13 @@ actions! {
         r#ref: String,
         /// A CSS selector.
         selector: String,
-        /// What the element says.
+        /// The text of the element.
         text: String,
         /// `top` or `bottom`.
         to: String,
         /// Pixels to the right.
         x: f64,
-        /// Pixels down; a screen unless told.
+        /// Pixels down. Default: one screen.
         y: f64,
     }
 
@@ -165,7 +165,7 @@ actions! {
         r#ref: String,
         /// A CSS selector.
         selector: String,
-        /// What the element says.
+        /// The text of the element.
         text: String,
     }
 
@@ -197,7 +197,7 @@ actions! {
         wait_ms: u32,
     }
 
-    /// What the page, or an element of it, says.
+    /// Read the text of the page, or of an element.
     text("text", "/v1/sessions/{id}/browser/text") TextBody {
         /// A name of the last snapshot, such as `e12`.
         r#ref: String,
@@ -205,14 +205,14 @@ actions! {
         selector: String,
         /// `text` (default), as a person reads it, or `html`.
         format: String,
-        /// More is cut off and counted (100,000 unless told).
+        /// More is cut off and counted (default 100,000).
         max_chars: u32,
     }
 
     /// The page as its accessibility tree: what it says and offers, with a `ref` for everything
     /// that can be used.
     snapshot("snapshot", "/v1/sessions/{id}/browser/snapshot") SnapshotBody {
-        /// More is cut off and counted (100,000 unless told).
+        /// More is cut off and counted (default 100,000).
         max_chars: u32,
     }
 
@@ -236,11 +236,11 @@ actions! {
         html: String,
         /// All of the page, not only what fits the window.
         full_page: bool,
-        /// Of the window (1280 unless told).
+        /// Of the window (default 1280).
         width: u32,
-        /// Of the window (800 unless told).
+        /// Of the window (default 800).
         height: u32,
-        /// Pixels of the picture per pixel of the page (1 unless told).
+        /// Pixels of the picture per pixel of the page (default 1).
         scale: f64,
         /// Only of this element: a CSS selector.
         selector: String,
@@ -265,14 +265,14 @@ actions! {
         r#ref: String,
         /// A CSS selector.
         selector: String,
-        /// What the element says.
+        /// The text of the element.
         text: String,
         /// What to call it, if it is asked for by `url`.
         name: String,
     }
 
     /// Have a task done, said in natural language. browser-use does it with the session's browser
-    /// and a model that speaks OpenAI's protocol; its steps are told as output, as they happen
+    /// and a model that speaks OpenAI's protocol; its steps are the output, as they happen
     /// (`Accept: text/event-stream`).
     task("task", "/v1/sessions/{id}/browser/task") TaskBody {
         needs {
@@ -285,9 +285,9 @@ actions! {
         /// policy, which can add the key on the way (`network.inject`).
         base_url: String,
         /// The name of a variable of the session (`env`) that has the key, where the proxy does not
-        /// add it. `OPENAI_API_KEY` unless told.
+        /// add it. Default: `OPENAI_API_KEY`.
         key_from: String,
-        /// 25 unless told, 200 at most.
+        /// Default 25, at most 200.
         max_steps: u32,
         /// Show pictures of the pages to the model.
         vision: bool,

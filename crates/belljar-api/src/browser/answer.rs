@@ -1,4 +1,4 @@
-//! What came of an action. The driver's words come from a sandbox: they are put into a known shape,
+//! The answer to an action. The driver's answer comes from a sandbox: it is put into a known shape,
 //! and what does not fit is not passed on.
 
 use std::sync::Arc;
@@ -23,15 +23,15 @@ pub(crate) struct BrowserAnswer {
     pub exec_id: String,
     pub duration_ms: f64,
     #[serde(flatten)]
-    pub told: Told,
+    pub driver: DriverAnswer,
     #[serde(flatten)]
     #[schema(value_type = Object)]
     pub artifacts: Artifacts,
 }
 
-/// What the driver says.
+/// The answer of the driver in the sandbox.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
-pub(crate) struct Told {
+pub(crate) struct DriverAnswer {
     /// What became of earlier pages: `kept`; `started` (the first); `restored` (it had been stopped
     /// while idle: cookies are there, pages were loaded again); `lost` (it had crashed, and `note`
     /// says how); `stopped` (it does not run).
@@ -79,14 +79,14 @@ pub(crate) struct FileBody {
     url: String,
 }
 
-/// The answer to whoever asked, or why there is none.
+/// The answer to the client.
 pub(super) async fn of(
     app: &Arc<App>,
     result: ExecResult,
     as_picture: bool,
 ) -> Result<Response, ApiError> {
-    let told = understood(&result)?;
-    let picture = told.result.get("path").and_then(Value::as_str).map(str::to_owned);
+    let driver = understood(&result)?;
+    let picture = driver.result.get("path").and_then(Value::as_str).map(str::to_owned);
     if as_picture {
         return bytes(app, &result, picture.as_deref().unwrap_or_default()).await;
     }
@@ -95,19 +95,19 @@ pub(super) async fn of(
     }
     let result = app.linked(result);
     let ExecResult { exec_id, duration_ms, artifacts, .. } = result;
-    Ok(Json(BrowserAnswer { exec_id, duration_ms, told, artifacts }).into_response())
+    Ok(Json(BrowserAnswer { exec_id, duration_ms, driver, artifacts }).into_response())
 }
 
-fn understood(result: &ExecResult) -> Result<Told, ApiError> {
+fn understood(result: &ExecResult) -> Result<DriverAnswer, ApiError> {
     let out_of_memory =
         result.reason.as_deref().is_some_and(|why| why.ends_with(KILLED_FOR_MEMORY));
     match (result.status, &result.error) {
         (Status::Ok, _) => {
             let bundle = result.results.iter().rfind(|one| one.kind == Some(BundleKind::Result));
-            let told = bundle.and_then(|one| one.data.get("application/json").cloned());
-            let told = told.and_then(|told| serde_json::from_value(told).ok());
-            told.ok_or_else(|| {
-                failed("browser_failed", "what the browser answered makes no sense".into())
+            let json = bundle.and_then(|one| one.data.get("application/json").cloned());
+            let answer = json.and_then(|json| serde_json::from_value(json).ok());
+            answer.ok_or_else(|| {
+                failed("browser_failed", "the answer of the browser is not valid".into())
             })
         }
         (Status::Oom, _) => Err(memory("the browser was ended: the memory limit was reached")),

@@ -2,7 +2,7 @@
 //!
 //! An action is an execution like any other: it has an id and a record, waits its turn, can be
 //! followed as a stream and interrupted. What drives Chromium is inside (`kernels/browser`); here
-//! its requests are checked and its answers, which nobody believes, are put into a known shape.
+//! its requests are checked, and its answers, which are not trusted, are put into a known shape.
 
 mod actions;
 mod answer;
@@ -26,7 +26,7 @@ use crate::error::{ApiError, ErrorBody};
 use crate::execs::{Followed, wants_stream};
 use crate::input::Path;
 
-/// What the operator says about browsers.
+/// Settings of browsers.
 #[derive(Debug, Clone)]
 pub struct BrowserConfig {
     /// Seconds without use after which one is stopped.
@@ -42,15 +42,15 @@ impl Default for BrowserConfig {
     }
 }
 
-/// How long an action may take unless told, in seconds.
+/// Default time limits, in seconds.
 const DEFAULT_TIMEOUT_S: f64 = 30.0;
 const DEFAULT_TASK_TIMEOUT_S: f64 = 600.0;
 
-/// The driver keeps to the time itself, and says what it waited for; this much later it is
-/// interrupted. Starting Chromium, on a busy machine, is not counted.
+/// The driver enforces the time limit itself, and reports what it waited for; this much later it is
+/// interrupted. The start of Chromium on a busy machine does not count.
 const SLACK_MS: u64 = 40_000;
 
-/// By which the driver is told when to stop.
+/// The variable with the idle time after which the driver stops Chromium.
 const IDLE_VARIABLE: &str = "BELLJAR_BROWSER_IDLE";
 
 /// Whether the browser runs, and what its tabs show. Starts nothing.

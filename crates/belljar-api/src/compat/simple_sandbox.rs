@@ -1,4 +1,4 @@
-//! Three calls: make a session, run bash commands in it that remember each other, clean up.
+//! Three calls: create a session, run bash commands in it that share their state, clean up.
 
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ pub(crate) struct SessionCreated {
     pub status: &'static str,
 }
 
-/// Make a session.
+/// Create a session.
 #[utoipa::path(post, path = "/create_session", tag = "simple sandbox",
     responses((status = 200, body = SessionCreated), (status = 429, body = ErrorBody)))]
 pub(crate) async fn create_session(
@@ -42,7 +42,7 @@ pub(crate) async fn create_session(
 #[derive(Debug, Deserialize, ToSchema)]
 pub(crate) struct Execute {
     pub session_id: String,
-    /// For bash; directory, variables and files stay for the next.
+    /// A command for bash; its working directory, variables and files are kept for the next command.
     pub command: String,
     /// Seconds.
     #[schema(exclusive_minimum = 0, maximum = 31_622_400)]

@@ -38,7 +38,7 @@ pub(super) enum BodyKind {
 }
 
 impl Operation<'_> {
-    /// Without a key, for anybody: probes, and downloads with a signed link.
+    /// Whether it needs no key: health checks, and downloads with a signed link.
     pub(super) fn is_open(&self) -> bool {
         matches!(self.path, "/healthz" | "/readyz") || self.path.starts_with("/artifacts/")
     }

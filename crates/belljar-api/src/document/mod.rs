@@ -1,4 +1,4 @@
-//! The OpenAPI document: what utoipa makes of the handlers, and what no annotation can say.
+//! Completes the OpenAPI document that utoipa generates from the handlers.
 //!
 //! Added here: the errors of every operation ([`errors`]), keys, names of operations, links from one
 //! operation to the next, examples, and what values must be like where a Rust type says less. It does not
@@ -96,32 +96,17 @@ fn add_errors(operation: &mut Value, errors: &[ApiError]) {
     let Some(responses) = operation.get_mut("responses").and_then(Value::as_object_mut) else {
         return;
     };
-    // What handlers say of errors is the description, where they have one; the rest is told here.
+    // The annotation of a handler may describe an error; its codes are added here.
     responses.retain(|status, response| {
-        let is_error = response.pointer("/content/application~1json/schema/$ref")
-            == Some(&json!("#/components/schemas/ErrorBody"));
+        let is_error = schema_of(response) == Some(ERROR_SCHEMA);
         !is_error || status.parse().is_ok_and(|status: u16| codes.contains_key(&status))
     });
     for (status, codes) in codes {
-        let own = responses.get(&status.to_string()).and_then(|own| own["description"].as_str());
-        let list: Vec<String> = codes.into_iter().map(|code| format!("`{code}`")).collect();
-        let own = own.map(|own| format!("{own}. ")).unwrap_or_default();
-        let mut answer = json!({
-            "description": format!("{own}Codes: {}", list.join(", ")),
-            "content": {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBody"}}},
-        });
-        if let Some(headers) = headers_of(status) {
-            answer["headers"] = headers;
-        }
-        // What is no error besides: `healthz` answers 503 with a body of its own.
-        match responses.get(&status.to_string()) {
-            Some(other)
-                if other
-                    .pointer("/content/application~1json/schema/$ref")
-                    .is_some_and(|schema| *schema != json!("#/components/schemas/ErrorBody")) => {}
-            _ => {
-                responses.insert(status.to_string(), answer);
-            }
+        let present = responses.get(&status.to_string());
+        // `healthz` answers 503 with a body that is no error.
+        if present.and_then(schema_of).is_none_or(|schema| schema == ERROR_SCHEMA) {
+            let answer = error_answer(status, codes, present);
+            responses.insert(status.to_string(), answer);
         }
     }
     for (status, response) in responses {
@@ -131,6 +116,28 @@ fn add_errors(operation: &mut Value, errors: &[ApiError]) {
             response["description"] = json!(reason);
         }
     }
+}
+
+const ERROR_SCHEMA: &str = "#/components/schemas/ErrorBody";
+
+/// The name of the schema of a JSON answer.
+fn schema_of(response: &Value) -> Option<&str> {
+    response.pointer("/content/application~1json/schema/$ref")?.as_str()
+}
+
+/// The answer with this status: what the handler's annotation says, and the codes.
+fn error_answer(status: u16, codes: BTreeSet<&str>, present: Option<&Value>) -> Value {
+    let own = present.and_then(|present| present["description"].as_str());
+    let own = own.map(|own| format!("{own}. ")).unwrap_or_default();
+    let list: Vec<String> = codes.into_iter().map(|code| format!("`{code}`")).collect();
+    let mut answer = json!({
+        "description": format!("{own}Codes: {}", list.join(", ")),
+        "content": {"application/json": {"schema": {"$ref": ERROR_SCHEMA}}},
+    });
+    if let Some(headers) = headers_of(status) {
+        answer["headers"] = headers;
+    }
+    answer
 }
 
 fn headers_of(status: u16) -> Option<Value> {

@@ -1,4 +1,4 @@
-//! What values must be like, where the Rust type that they are read into says less; and examples.
+//! Constraints on values that the Rust types do not express, and examples.
 
 use belljar_engine::exec::USER_NAME;
 use belljar_engine::session::rules::Phase;
@@ -12,7 +12,7 @@ const VARIABLE_VALUE: &str = "^[^\\u0000]*$";
 const VOLUME_NAME: &str = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$";
 const DATASET_NAME: &str = r"^[^./\\\x00-\x1f\x7f-\x9f][^/\\\x00-\x1f\x7f-\x9f]{0,199}(/[^./\\\x00-\x1f\x7f-\x9f][^/\\\x00-\x1f\x7f-\x9f]{0,199}){0,7}$";
 const EXEC_ID: &str = "^[A-Za-z0-9_.-]{1,64}$";
-const SIZE: &str = "^[0-9]+([bB]|[kKmMgG]([iI]?[bB])?)?$";
+const SIZE: &str = "^[0-9]+([bB]|[kKmMgGtT]([iI]?[bB])?)?$";
 
 /// Puts what schemas and parameters leave out into the document of the handlers.
 pub(super) fn refine(document: &mut Value) {
@@ -57,48 +57,9 @@ fn walk(value: &mut Value) {
 }
 
 fn refine_schema(name: &str, schema: &mut Value) {
-    // Fields of the same name mean the same wherever they are.
     if let Some(fields) = schema.get_mut("properties").and_then(Value::as_object_mut) {
         for (field, described) in fields {
-            match field.as_str() {
-                "env" => {
-                    described["propertyNames"] = json!({"pattern": VARIABLE_NAME});
-                    described["additionalProperties"]["pattern"] = json!(VARIABLE_VALUE);
-                }
-                "volumes" => {
-                    described["propertyNames"] = json!({"pattern": VOLUME_NAME});
-                    described["additionalProperties"]["enum"] = json!(["rw", "ro"]);
-                    described["maxProperties"] = json!(16);
-                }
-                "exec_id" => described["pattern"] = json!(EXEC_ID),
-                "language" if matches!(name, "ExecBody" | "RunBody") => {
-                    let names = languages::all_names().into_iter().map(Value::from);
-                    described["enum"] = names.chain([Value::Null]).collect();
-                }
-                "command" if name == "Execute" => described["pattern"] = json!(VARIABLE_VALUE),
-                "dataset" if name == "StageBody" => described["pattern"] = json!(DATASET_NAME),
-                "datasets" if name == "ExportBody" => {
-                    described["items"]["pattern"] = json!(DATASET_NAME);
-                }
-                "count" if name == "ClickBody" => described["maximum"] = json!(u8::MAX),
-                "method" if name == "UrlBody" => described["enum"] = json!(["GET", "HEAD", null]),
-                "network" | "policy" => {
-                    let is_optional = described["type"].as_array().is_some();
-                    let policy = json!({"$ref": "#/components/schemas/Network"});
-                    let text = described["description"].clone();
-                    *described = match is_optional {
-                        true => json!({"anyOf": [policy, {"type": "null"}], "description": text}),
-                        false => json!({"allOf": [policy], "description": text}),
-                    };
-                }
-                "storage" if described["example"] == "TMPFS" => {
-                    described["enum"] = json!(["TMPFS", "BIND", null]);
-                }
-                "datasets" if described["type"] == json!(["string", "null"]) => {
-                    described["enum"] = json!(["NONE", "LOCAL_RO", "API", "API_TMPFS", null]);
-                }
-                _ => {}
-            }
+            refine_field(name, field, described);
         }
     }
     match name {
@@ -110,7 +71,7 @@ fn refine_schema(name: &str, schema: &mut Value) {
                 }
             }
         }
-        // Told, or not at all.
+        // Present, or absent as a whole.
         "HealthBody" => {
             schema["allOf"][0] = json!({"anyOf": [
                 {"$ref": "#/components/schemas/HealthDetail"}, {"type": "object"},
@@ -132,6 +93,49 @@ fn refine_schema(name: &str, schema: &mut Value) {
                 {"required": ["command"], "properties": {"code": {"type": "null"},
                     "command": {"not": {"type": "null"}}}},
             ]);
+        }
+        _ => {}
+    }
+}
+
+/// Fields of the same name have the same meaning in all schemas.
+fn refine_field(schema: &str, field: &str, described: &mut Value) {
+    match field {
+        "env" => {
+            described["propertyNames"] = json!({"pattern": VARIABLE_NAME});
+            described["additionalProperties"]["pattern"] = json!(VARIABLE_VALUE);
+        }
+        "volumes" => {
+            described["propertyNames"] = json!({"pattern": VOLUME_NAME});
+            described["additionalProperties"]["enum"] = json!(["rw", "ro"]);
+            described["maxProperties"] = json!(16);
+        }
+        "exec_id" => described["pattern"] = json!(EXEC_ID),
+        "language" if matches!(schema, "ExecBody" | "RunBody") => {
+            let names = languages::all_names().into_iter().map(Value::from);
+            described["enum"] = names.chain([Value::Null]).collect();
+        }
+        "command" if schema == "Execute" => described["pattern"] = json!(VARIABLE_VALUE),
+        "dataset" if schema == "StageBody" => described["pattern"] = json!(DATASET_NAME),
+        "datasets" if schema == "ExportBody" => {
+            described["items"]["pattern"] = json!(DATASET_NAME);
+        }
+        "count" if schema == "ClickBody" => described["maximum"] = json!(u8::MAX),
+        "method" if schema == "UrlBody" => described["enum"] = json!(["GET", "HEAD", null]),
+        "network" | "policy" => {
+            let is_optional = described["type"].as_array().is_some();
+            let policy = json!({"$ref": "#/components/schemas/Network"});
+            let text = described["description"].clone();
+            *described = match is_optional {
+                true => json!({"anyOf": [policy, {"type": "null"}], "description": text}),
+                false => json!({"allOf": [policy], "description": text}),
+            };
+        }
+        "storage" if described["example"] == "TMPFS" => {
+            described["enum"] = json!(["TMPFS", "BIND", null]);
+        }
+        "datasets" if described["type"] == json!(["string", "null"]) => {
+            described["enum"] = json!(["NONE", "LOCAL_RO", "API", "API_TMPFS", null]);
         }
         _ => {}
     }
@@ -251,7 +255,7 @@ fn refine_answers(path: &str, method: &str, operation: &mut Value) {
     }
     if path == "/artifacts/{id}" {
         for status in ["200", "206"] {
-            // Whatever kind of file the artifact is.
+            // The media type is that of the artifact.
             answers[status]["content"] = json!({"*/*": {}});
         }
     }

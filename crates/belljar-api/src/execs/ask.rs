@@ -12,29 +12,29 @@ use crate::fields::Size;
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ExecBody {
-    /// `python` (default), `bash`, `javascript`, `typescript` or another that the image has; each
-    /// has a kernel that remembers, and JavaScript and TypeScript share one.
+    /// `python` (default), `bash`, `javascript`, `typescript` or another language of the image. Each has
+    /// a kernel that keeps its variables; JavaScript and TypeScript share one.
     pub language: Option<String>,
     /// Code for the kernel of that language.
     pub code: Option<String>,
-    /// Instead of code: one command in a process of its own, as text for a shell or as a list.
+    /// Instead of `code`: a command in a process of its own, as text for a shell or as a list.
     pub command: Option<CommandLine>,
     /// Seconds it may run.
     #[schema(exclusive_minimum = 0, maximum = 31_622_400)]
     pub timeout: Option<f64>,
     pub env: Option<BTreeMap<String, String>>,
-    /// Where a command runs.
+    /// Working directory of a command.
     pub cwd: Option<String>,
-    /// Do not wait: it runs beside everything else, in a process of its own.
+    /// Answer at once; it runs in a process of its own, beside everything else.
     #[serde(default)]
     pub background: bool,
-    /// Of a command, what it reads, as text; or, of anything, `true` to keep standard input open and
-    /// feed it with `POST .../stdin`. Without either nothing can be read, and nobody waits for it.
+    /// Standard input: text, for a command; or `true` to keep it open and send input with
+    /// `POST .../stdin`. By default it is empty.
     #[serde(default)]
     pub stdin: Stdin,
-    /// Who runs it: the sandbox's own user, `belljar` or `1000`. There is no other.
+    /// The user: `belljar` or `1000`, the only one in a sandbox.
     pub user: Option<User>,
-    /// Your own id for it: asked twice with the same id, it is executed once.
+    /// Your own id: the same id is executed only once, and answered with the same result.
     pub exec_id: Option<String>,
     /// Bytes of stdout and of stderr to keep, each.
     pub max_output: Option<Size>,

@@ -36,7 +36,7 @@ pub(crate) struct ExecStateBody {
     pub ended: Option<String>,
     /// queued, running or finished.
     pub state: &'static str,
-    /// How many are ahead of it, while it waits.
+    /// How many executions are ahead of it in the queue.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub position: Option<usize>,
     /// Once it has finished: status, exit_code, stdout, stderr, results, error, ...
@@ -105,22 +105,22 @@ pub(crate) async fn exec(
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ListExecs {
-    /// At most this many (100 unless told, 1000 at most).
+    /// At most this many. Default: 100.
     #[param(minimum = 1, maximum = 1000)]
     pub limit: Option<u32>,
-    /// Only those accepted before the one with this number.
+    /// Only executions accepted before the one with this number.
     pub before: Option<u64>,
 }
 
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct ExecsBody {
     pub execs: Vec<ExecStateBody>,
-    /// There are older ones: ask again with `before` the number of the last. A page ends early
-    /// when its executions have said much.
+    /// There are older ones: repeat the request with the last number as `before`. A page may be
+    /// shorter than `limit` when its executions have much output.
     pub more: bool,
 }
 
-/// Executions of a session, the newest first.
+/// List the executions of a session, the newest first.
 #[utoipa::path(get, path = "/v1/sessions/{id}/execs", tag = "execs",
     params(("id" = String, Path), ListExecs),
     responses((status = 200, body = ExecsBody), (status = 404, body = ErrorBody)))]
@@ -139,7 +139,7 @@ pub(crate) async fn list(
     Ok(large::json(StatusCode::OK, &ExecsBody { execs, more: page.more }, permit))
 }
 
-/// One execution, ended or not.
+/// Show an execution, running or ended.
 #[utoipa::path(get, path = "/v1/sessions/{id}/execs/{exec}", tag = "execs",
     params(("id" = String, Path), ("exec" = String, Path)),
     responses((status = 200, body = ExecStateBody), (status = 404, body = ErrorBody)))]
@@ -158,11 +158,12 @@ pub(crate) async fn show(
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ReadEvents {
-    /// Where to begin: the id of the last event that was seen. A `Last-Event-ID` header does too.
+    /// The id of the last event that the client has; the events after it follow. A `Last-Event-ID`
+    /// header has the same effect.
     pub offset: Option<u64>,
 }
 
-/// What an execution says, from any point on, as it happens.
+/// Stream the events of an execution, from any position on, as they happen.
 #[utoipa::path(get, path = "/v1/sessions/{id}/execs/{exec}/events", tag = "execs",
     params(("id" = String, Path), ("exec" = String, Path), ReadEvents),
     responses((status = 200, content_type = "text/event-stream", body = String),
@@ -182,7 +183,7 @@ pub(crate) async fn events(
 
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct InterruptedBody {
-    /// How many executions were interrupted; none if they were over already.
+    /// How many executions were interrupted; 0 if they had ended already.
     pub interrupted: usize,
 }
 
@@ -215,15 +216,15 @@ pub(crate) async fn interrupt_all(
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct StdinBody {
-    /// What to feed; a line of input ends with a newline.
+    /// The input; a line ends with a newline.
     #[serde(default)]
     pub data: String,
-    /// Nothing follows.
+    /// Close standard input afterwards.
     #[serde(default)]
     pub close: bool,
 }
 
-/// Feed an execution that was started with `stdin`.
+/// Send input to an execution that was started with `stdin`.
 #[utoipa::path(post, path = "/v1/sessions/{id}/execs/{exec}/stdin", tag = "execs",
     params(("id" = String, Path), ("exec" = String, Path)), request_body = StdinBody,
     responses((status = 204), (status = 404, body = ErrorBody), (status = 409, body = ErrorBody),

@@ -15,12 +15,12 @@ use crate::fields::{Size, parse_network, parse_volumes};
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct CreateSession {
-    /// Your own name for it: a conversation, a thread, a user. The same key finds the same session.
+    /// Your own name: of a conversation, a thread, a user. The same key finds the same session.
     #[schema(min_length = 1, max_length = 512, pattern = r"^[^\u0000-\u001f\u007f-\u009f]+$")]
     pub key: Option<String>,
-    /// What it is made from: an image that the server has and allows, or `host`, the server's machine.
+    /// The image: one that the server has and allows, or `host`, the server's own machine.
     pub image: Option<String>,
-    /// Where `/session` lives: `TMPFS` (memory) or `BIND` (disk, outlives the session).
+    /// Where the files of `/session` are: `TMPFS` (in memory) or `BIND` (on disk; they outlive the session).
     #[schema(value_type = Option<String>, example = "TMPFS")]
     pub storage: Option<Storage>,
     /// `NONE`, `LOCAL_RO` (the server's datasets at `/data`) or `API` (staged on demand).
@@ -28,32 +28,32 @@ pub(crate) struct CreateSession {
     pub datasets: Option<Datasets>,
     #[serde(default)]
     pub limits: AskedLimits,
-    /// Where its code may go: `"none"`, `"open"` (every public address), or
+    /// Which hosts its code may reach: `"none"`, `"open"` (every public address), or
     /// `{"allow": ["example.org", "*.example.com:443"], "inject": [...]}`.
     #[schema(value_type = Option<Object>)]
     pub network: Option<serde_json::Value>,
-    /// What it sees below `/volumes`, by name: `rw`, or `ro` to read only.
+    /// Volumes below `/volumes`, by name: `rw`, or `ro` for read-only.
     #[schema(value_type = Option<BTreeMap<String, String>>, example = json!({"models": "ro"}))]
     pub volumes: Option<BTreeMap<String, VolumeMode>>,
-    /// A directory of the server's machine to have at `/workspace`, to read and to write, where the operator
-    /// allows that (`BELLJAR_WORKSPACES`); code then starts there.
+    /// A directory of the server's machine to mount at `/workspace`, writable, if the operator allows it
+    /// (`BELLJAR_WORKSPACES`). Code then starts there.
     #[schema(value_type = Option<String>, example = "/srv/projects/sales")]
     pub workspace: Option<PathBuf>,
-    /// Seconds it lives on after its last use, at most `BELLJAR_MAX_TTL` of the server.
+    /// Seconds to live after its last use, at most `BELLJAR_MAX_TTL` of the server.
     #[schema(minimum = 1)]
     pub ttl: Option<u64>,
-    /// Seconds without use after which it ends earlier.
+    /// Seconds without use after which it ends before `ttl`.
     #[schema(minimum = 1)]
     pub idle_timeout: Option<u64>,
-    /// Seconds without use after which large values of its Python go to disk, to be back before code runs
-    /// again; 0: never. As the server says, if left out.
+    /// Seconds without use after which large values of its Python kernel are moved to disk; they are back
+    /// before code runs again. 0: never. Default: a setting of the server.
     pub idle_hibernate_sec: Option<u64>,
-    /// For everything that runs in it.
+    /// Environment variables of everything that runs in it.
     pub env: Option<BTreeMap<String, String>>,
-    /// Leave a point to go back to after every execution: `true`, or
+    /// Take a checkpoint after every execution: `true`, or
     /// `{"max": 20, "max_bytes": "256M"}`.
     pub checkpoints: Option<AskedCheckpoints>,
-    /// Your own notes.
+    /// Your own data; the server does not read it.
     #[schema(value_type = Option<Object>)]
     pub metadata: Option<serde_json::Map<String, serde_json::Value>>,
 }
@@ -69,8 +69,8 @@ pub(crate) struct AskedLimits {
     /// Processes and threads.
     #[schema(minimum = 4, maximum = 100_000)]
     pub pids: Option<u64>,
-    /// Bytes of files in memory. They are part of `memory` and may take three quarters of it: where
-    /// only this is given, `memory` is raised as needed; with too little `memory` it is refused.
+    /// Bytes of files in memory. They count as `memory` and may take three quarters of it. If only this is
+    /// given, `memory` is raised as needed; too little `memory` is an error.
     pub tmpfs: Option<Size>,
 }
 
@@ -112,10 +112,10 @@ impl AskedLimits {
     }
 }
 
-/// Checkpoints that a session may ask for; each is a few files.
+/// The most checkpoints of a session; each is a few files.
 const MAX_CHECKPOINTS: u64 = 1000;
 
-/// How a session is to be asked for checkpoints: `true`, `"on"`, or bounds.
+/// `true`, `"on"`, or bounds; `false` or `"off"` for none.
 #[derive(Debug, Clone, Deserialize, ToSchema)]
 #[serde(untagged, expecting = "expected true or false, or {\"max\": ..., \"max_bytes\": ...}")]
 pub(crate) enum AskedCheckpoints {
@@ -127,10 +127,10 @@ pub(crate) enum AskedCheckpoints {
 #[derive(Debug, Clone, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct CheckpointBounds {
-    /// How many are kept; the oldest go first (20 unless told).
+    /// How many are kept; the oldest are removed first. Default: 20.
     #[schema(minimum = 1, maximum = 1000)]
     pub max: Option<u64>,
-    /// How much of them: bytes, or text such as `256M` (which it is unless told).
+    /// How many bytes of them are kept: a number, or text such as `256M`. Default: `256M`.
     pub max_bytes: Option<Size>,
 }
 

@@ -25,10 +25,10 @@ pub(crate) struct SessionBody {
     #[schema(value_type = String)]
     pub datasets: Datasets,
     pub limits: LimitsBody,
-    /// Which limits this machine was seen to enforce.
+    /// Which limits this machine enforces, as tested at the start of the server.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub enforced: Option<BTreeMap<String, bool>>,
-    /// As it was asked for.
+    /// As requested.
     #[schema(value_type = Object)]
     pub network: Policy,
     /// By name: `rw` or `ro`.
@@ -42,10 +42,10 @@ pub(crate) struct SessionBody {
     pub ttl: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub idle_timeout: Option<u64>,
-    /// Where it was asked for.
+    /// If requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub idle_hibernate_sec: Option<u64>,
-    /// How many checkpoints are kept, and bytes of them, where they are asked for.
+    /// How many checkpoints are kept, and how many bytes, if requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Object>)]
     pub checkpoints: Option<Checkpoints>,
@@ -56,31 +56,31 @@ pub(crate) struct SessionBody {
     pub ended: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ended_because: Option<String>,
-    /// Executions that run now, wait, and were accepted in all.
+    /// Executions: running, waiting, and accepted in all.
     pub running: usize,
     pub queued: usize,
     pub execs: u64,
-    /// The execution after which it is what it is: the last to end in the foreground, or that which it
-    /// was taken back to.
+    /// The execution whose end state the session has now: the last foreground execution to end, or the
+    /// one that the session was restored to.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub at: Option<String>,
-    /// Bytes that it holds, without copies of files on disk, which go when somebody needs the room.
+    /// Bytes of memory in use, without the page cache of files on disk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_used: Option<u64>,
-    /// Where its files are on the server, with storage BIND.
+    /// The directory of its files on the server, with storage BIND.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub directory: Option<String>,
     #[schema(value_type = Object)]
     pub metadata: serde_json::Map<String, serde_json::Value>,
-    /// When it is removed with its files, if it has ended and nobody starts it again
+    /// When an ended session is removed with its files, unless it is started again
     /// (`BELLJAR_SESSION_RETENTION`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kept_until: Option<String>,
-    /// What went wrong without ending anything, and limits that the server's machine does not enforce.
+    /// Problems that did not end the session, and limits that the server's machine does not enforce.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
-    /// What could not be kept and is gone, in the answer to `hibernate` and `fork`. Without `force` nothing is, but for
-    /// variables of kernels that had died before.
+    /// What was lost, in the answer to `hibernate` and `fork`. Without `force` nothing is lost except the variables of
+    /// kernels that had died before.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub lost: Vec<String>,
 }
@@ -95,9 +95,9 @@ pub(crate) struct LimitsBody {
 
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct CreatedBody {
-    /// created, found, or restarted on the files it left.
+    /// created, found, or restarted with its files.
     pub how: &'static str,
-    /// The session that had this key before and is gone, with everything in it.
+    /// The earlier session with this key, which has ended and is lost with everything in it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub replaced: Option<ReplacedBody>,
     #[serde(flatten)]

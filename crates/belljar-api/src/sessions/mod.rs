@@ -27,13 +27,13 @@ use crate::input::{JsonBody, Path, Query};
 use crate::large;
 use crate::tenants::Share;
 
-/// Make a session, or find the one with this key.
+/// Create a session, or find the one with this key.
 #[utoipa::path(post, path = "/v1/sessions", tag = "sessions", request_body = CreateSession,
     responses(
-        (status = 201, body = CreatedBody, description = "Made"),
+        (status = 201, body = CreatedBody, description = "Created"),
         (status = 200, body = CreatedBody, description = "Found by its key, or restarted"),
         (status = 409, body = ErrorBody,
-            description = "The session with this key is alive and different"),
+            description = "The live session with this key has other settings"),
         (status = 422, body = ErrorBody), (status = 429, body = ErrorBody, description = "No room"),
     ))]
 pub(crate) async fn create(
@@ -56,26 +56,26 @@ pub(crate) async fn create(
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ListSessions {
-    /// Only those in this state.
+    /// Only sessions in this state.
     pub state: Option<String>,
-    /// Only those with this key.
+    /// Only sessions with this key.
     pub key: Option<String>,
-    /// At most this many (100 unless told, 1000 at most).
+    /// At most this many. Default: 100.
     #[param(minimum = 1, maximum = 1000)]
     pub limit: Option<u32>,
-    /// Only those made before the session with this id: the last of the page before.
+    /// Only sessions created before this one: the `next` of the page before.
     pub before: Option<String>,
 }
 
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct SessionsBody {
     pub sessions: Vec<SessionBody>,
-    /// For `before`, where there may be more.
+    /// The `before` of the next page, if there may be one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next: Option<String>,
 }
 
-/// Sessions, the newest first; also those that have ended.
+/// List sessions, the newest first, ended ones included.
 #[utoipa::path(get, path = "/v1/sessions", tag = "sessions", params(ListSessions),
     responses((status = 200, body = SessionsBody), (status = 422, body = ErrorBody)))]
 pub(crate) async fn list(
@@ -99,7 +99,7 @@ pub(crate) async fn list(
     Ok(Json(SessionsBody { sessions, next }))
 }
 
-/// One session, alive or not.
+/// Show a session, live or ended.
 #[utoipa::path(get, path = "/v1/sessions/{id}", tag = "sessions", params(("id" = String, Path)),
     responses((status = 200, body = SessionBody), (status = 404, body = ErrorBody)))]
 pub(crate) async fn show(
@@ -113,12 +113,12 @@ pub(crate) async fn show(
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ExtendSession {
-    /// Seconds from now that it is to live at least, at most `BELLJAR_MAX_TTL` of the server.
+    /// Seconds to live from now, at most `BELLJAR_MAX_TTL` of the server.
     #[schema(minimum = 1)]
     pub ttl: u64,
 }
 
-/// Let a session live longer; never shorter than it would have.
+/// Extend the life of a session. It never becomes shorter.
 #[utoipa::path(patch, path = "/v1/sessions/{id}", tag = "sessions", params(("id" = String, Path)),
     request_body = ExtendSession,
     responses((status = 200, body = SessionBody), (status = 404, body = ErrorBody),
@@ -135,17 +135,17 @@ pub(crate) async fn extend(
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct StopSession {
-    /// Forget the session as well, with its files, snapshots, executions and log, also one that has
-    /// ended already. Its artifacts stay.
+    /// Also delete the session with its files, snapshots, executions and log, even if it has ended
+    /// already. Its artifacts are kept.
     pub purge: Option<String>,
 }
 
-/// Stop a session. What runs in it is ended, and says so in its result. With `?purge` it is
-/// forgotten with its files.
+/// Stop a session. Running executions are interrupted. With `?purge` the session is deleted with its
+/// files.
 #[utoipa::path(delete, path = "/v1/sessions/{id}", tag = "sessions",
     params(("id" = String, Path), StopSession),
     responses(
-        (status = 200, body = SessionBody, description = "Stopped; with `purge`, what it was"),
+        (status = 200, body = SessionBody, description = "The session, which is stopped, or with `purge` deleted"),
         (status = 404, body = ErrorBody), (status = 422, body = ErrorBody)))]
 pub(crate) async fn stop(
     State(app): State<Arc<App>>,
@@ -165,7 +165,7 @@ pub(crate) async fn stop(
     Ok(Json(app.session_body(info)))
 }
 
-/// Start a session again that has ended and whose files are on disk. Its variables are gone.
+/// Start an ended session again, with its files on disk. Its variables are lost.
 #[utoipa::path(post, path = "/v1/sessions/{id}/start", tag = "sessions",
     params(("id" = String, Path)),
     responses((status = 200, body = SessionBody), (status = 404, body = ErrorBody),
@@ -181,11 +181,11 @@ pub(crate) async fn start(
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct StateOf {
-    /// `python` unless told.
+    /// Default: `python`.
     pub language: Option<String>,
 }
 
-/// The variables of a kernel: name, type, size, shape, preview.
+/// List the variables of a kernel: name, type, size, shape, preview.
 #[utoipa::path(get, path = "/v1/sessions/{id}/state", tag = "sessions",
     params(("id" = String, Path), StateOf),
     responses((status = 200, body = Object), (status = 404, body = ErrorBody),
@@ -203,7 +203,7 @@ pub(crate) async fn state(
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ReadLog {
-    /// At most this many entries (100 unless told); the last ones, unless `after` is given.
+    /// At most this many entries. Default: 100. Without `after`, the last ones.
     #[param(minimum = 1, maximum = 1000)]
     pub limit: Option<u32>,
     /// Only entries after the execution with this number.
@@ -214,12 +214,12 @@ pub(crate) struct ReadLog {
 pub(crate) struct LogBody {
     #[schema(value_type = Vec<Object>)]
     pub entries: Vec<LogEntry>,
-    /// There are others: newer ones if `after` was given, older ones otherwise. A page ends early
-    /// when its executions have said much.
+    /// There are more: newer entries if `after` was given, older ones otherwise. A page may be shorter
+    /// than `limit` when its executions have much output.
     pub more: bool,
 }
 
-/// What was executed in a session, with code and output, the oldest first.
+/// Read the log of a session: executions with code and output, the oldest first.
 #[utoipa::path(get, path = "/v1/sessions/{id}/log", tag = "sessions",
     params(("id" = String, Path), ReadLog),
     responses((status = 200, body = LogBody), (status = 404, body = ErrorBody)))]

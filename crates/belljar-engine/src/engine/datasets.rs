@@ -85,7 +85,7 @@ impl Upload {
             Some(arrival) => arrival.finish().await.err().map(EngineError::KeepDataset),
             None => None,
         };
-        let error = error.unwrap_or_else(|| EngineError::Invalid(BROKEN_OFF.into()));
+        let error = error.unwrap_or_else(|| EngineError::Internal(BROKEN_OFF.into()));
         Err(self.fail(error).await)
     }
 
@@ -96,7 +96,7 @@ impl Upload {
 
     async fn complete(mut self) -> Result<DatasetInfo, EngineError> {
         let Some(arrival) = self.arriving.take() else {
-            return Err(EngineError::Invalid(BROKEN_OFF.into()));
+            return Err(EngineError::Internal(BROKEN_OFF.into()));
         };
         let staged = async {
             let arrived = arrival.finish().await.map_err(EngineError::KeepDataset)?;

@@ -1,11 +1,11 @@
-//! Everything an execution has said so far, for any number of readers.
+//! The events of an execution so far, for any number of readers.
 //!
 //! A position in a transcript is one number: bytes of output count one each, every other event
 //! counts one. It does not depend on how the output was cut into pieces on its way, so a reader
 //! that knows its position finds it again after the connection, or the server, was lost: the
 //! successor gets the same events from the guest and counts the same.
 //!
-//! Readers pull at their own pace. A slow one holds up nobody and costs nothing; what a transcript
+//! Readers pull at their own pace. A slow reader delays no other and costs nothing; what a transcript
 //! may hold is bounded by the execution's output limit.
 
 use std::sync::{Arc, Mutex, MutexGuard};

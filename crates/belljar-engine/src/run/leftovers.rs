@@ -1,5 +1,5 @@
-//! Files that a run brings along, and files that it leaves outside of the artifacts, which are gone with the
-//! sandbox.
+//! Files that are copied into the sandbox of a run, and files that are lost with it: those outside of the
+//! artifacts.
 
 use std::fs::File;
 use std::io;
@@ -11,13 +11,13 @@ use serde::Serialize;
 
 use crate::EngineError;
 
-/// Files that are counted; a working directory with more is said to have more.
+/// The most files that are counted.
 const LIMITS: TreeLimits = TreeLimits { files: 10_000, depth: 32 };
 
-/// Files that are named.
+/// The most files that are named.
 const NAMED: usize = 20;
 
-/// A file of the host's that the code finds in its working directory.
+/// A file of the host to copy into the working directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BroughtFile {
     /// Below the working directory.
@@ -25,7 +25,7 @@ pub struct BroughtFile {
     pub content: PathBuf,
 }
 
-/// What code left in its working directory, artifacts not counted.
+/// What the code left in its working directory, without artifacts.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Leftovers {
     /// The first few names, relative to the working directory.
@@ -41,7 +41,7 @@ impl Leftovers {
     }
 }
 
-/// Copies files into the working directory; what is there then, to tell it from what the code writes.
+/// Copies files into the working directory, and returns them, so that [`look`] can leave them out.
 pub(super) async fn bring(
     sandbox: &Sandbox,
     files: &[BroughtFile],
@@ -62,13 +62,13 @@ pub(super) async fn bring(
     Ok(brought)
 }
 
-/// What is in the working directory. Nothing, if the sandbox does not tell.
+/// Lists what the code left. Empty if the sandbox does not answer.
 pub(super) async fn look(sandbox: &Sandbox, brought: &[TreeFile]) -> Leftovers {
     let Ok(tree) = sandbox.list_tree(paths::SESSION, LIMITS).await else {
         return Leftovers::default();
     };
     let mut left = Leftovers::default();
-    // The guest is asked to keep the limit and is not believed to have done so.
+    // The guest is not trusted to respect the limit.
     let most = usize::try_from(LIMITS.files).unwrap_or(usize::MAX);
     for file in tree.files.iter().take(most).filter(|file| counts(file, brought)) {
         left.files += 1;
@@ -80,10 +80,10 @@ pub(super) async fn look(sandbox: &Sandbox, brought: &[TreeFile]) -> Leftovers {
     left
 }
 
-/// Whether the code wrote this file, and meant it to stay.
+/// Whether the code wrote this file, and may want to keep it.
 fn counts(file: &TreeFile, brought: &[TreeFile]) -> bool {
     let mut parts = file.path.split(|byte| *byte == b'/').peekable();
-    // What programs keep for themselves: settings, caches, what `pip` installs.
+    // Private files of programs: settings, caches, packages of `pip`.
     let is_private = |part: &[u8]| part.starts_with(b".") || part == b"__pycache__";
     parts.peek() != Some(&b"artifacts".as_slice())
         && !parts.any(is_private)
