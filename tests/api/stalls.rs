@@ -117,7 +117,7 @@ async fn a_stalled_upload_does_not_hold_up_the_end_of_its_session() {
     };
     eventually("the upload is under way", async || begun().await == 1).await;
     let refused = client.post(&session.path("/hibernate"), json!({})).await;
-    let message = refused.error(409, "not_at_rest");
+    let message = refused.error(409, "not_quiescent");
     assert!(message.contains("a call that uses it is in progress"), "{message}");
     assert_eq!(session.printed("print(1)").await, "1\n", "it goes on");
 
