@@ -34,15 +34,17 @@ pub enum EngineError {
     ListArtifacts(#[source] RuntimeError),
     #[error("failed to keep artifacts")]
     KeepArtifacts(#[source] std::io::Error),
-    #[error("failed to keep the dataset")]
+    #[error("failed to store the dataset")]
     KeepDataset(#[source] std::io::Error),
-    #[error("failed to bring the dataset into the session")]
+    #[error("failed to copy the dataset into the session")]
     Stage(#[source] RuntimeError),
-    #[error("failed to look for datasets")]
+    #[error("failed to list datasets")]
     ListDatasets(#[source] RuntimeError),
-    #[error("the content has the SHA-256 {found}, and not {promised} as was said")]
+    #[error("the content has the SHA-256 {found}, not {promised} as declared")]
     OtherContent { promised: Digest, found: Digest },
-    #[error("the dataset could not be fetched")]
+    #[error("the upload was interrupted")]
+    UploadInterrupted,
+    #[error("failed to fetch the dataset")]
     Source(#[source] SourceError),
     #[error("the session has no room for {0} bytes more")]
     NoRoomInside(u64),
@@ -56,7 +58,7 @@ pub enum EngineError {
     Terminal(RuntimeError),
     #[error("{0} connections follow terminals or files of this session already")]
     TooManyAttached(usize),
-    #[error("{most} uploads of this {whose} are under way already")]
+    #[error("this {whose} has {most} uploads in progress already")]
     TooManyUploads { whose: &'static str, most: usize },
     #[error("the session has no room for this file")]
     FullInside,
@@ -88,7 +90,7 @@ pub enum EngineError {
     TenantSnapshotsFull { used: u64, limit: u64 },
     #[error("this server has no room for more sleeping sessions, forks and checkpoints")]
     SnapshotsFull,
-    #[error("failed to open the sandbox's way out")]
+    #[error("failed to connect the sandbox to the proxy")]
     Relay(#[source] RuntimeError),
     #[error(transparent)]
     Network(#[from] NetworkError),
