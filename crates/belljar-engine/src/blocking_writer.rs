@@ -1,11 +1,10 @@
-//! Bytes that somebody sends, on their way into a file or a hash.
+//! Writes a stream of bytes to a file or a hash on blocking threads.
 //!
 //! ```text
-//!   sender ── pieces ──▶ bounded queue ──▶ task ── a few pieces at a time ──▶ blocking thread, which writes
+//!   sender ── chunks ──▶ bounded queue ──▶ task ── a few chunks at a time ──▶ blocking thread, which writes
 //! ```
 //!
-//! A thread may wait for the disk, and never for the sender: between two pieces an upload holds no
-//! thread, however slow its client is.
+//! A thread waits for the disk and never for the sender: between two chunks, an upload uses no thread.
 
 use std::io;
 
@@ -13,10 +12,10 @@ use bytes::Bytes;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-/// Pieces that wait to be written, and pieces that are written at once.
+/// Chunks in the queue, and chunks that are written in one step.
 const IN_FLIGHT: usize = 8;
 
-/// What comes, on its way into `T`.
+/// Writes bytes to a `T`.
 #[derive(Debug)]
 pub(crate) struct BlockingWriter<T> {
     chunks: mpsc::Sender<Bytes>,
@@ -24,7 +23,7 @@ pub(crate) struct BlockingWriter<T> {
 }
 
 impl<T: Send + 'static> BlockingWriter<T> {
-    /// Begins to write whatever comes to `target`.
+    /// Starts to write to `target`.
     pub(crate) fn begin(
         target: T,
         write: impl Fn(&mut T, &[u8]) -> io::Result<()> + Send + 'static,
@@ -33,18 +32,18 @@ impl<T: Send + 'static> BlockingWriter<T> {
         BlockingWriter { chunks, written: tokio::spawn(write_all(target, write, incoming)) }
     }
 
-    /// Takes the next bytes, as fast as they can be written. False if writing has failed:
-    /// [`BlockingWriter::finish`] tells why.
+    /// Adds bytes, as fast as they can be written. False if writing has failed: [`BlockingWriter::finish`] returns
+    /// the error.
     pub(crate) async fn write(&self, bytes: Bytes) -> bool {
         self.chunks.send(bytes).await.is_ok()
     }
 
-    /// Where another can put bytes too; all have come when nobody holds one any more.
+    /// Another sender of bytes. [`BlockingWriter::finish`] waits until all senders are dropped.
     pub(crate) fn sender(&self) -> mpsc::Sender<Bytes> {
         self.chunks.clone()
     }
 
-    /// What has become of it, when all has come.
+    /// Waits until everything is written.
     pub(crate) async fn finish(self) -> io::Result<T> {
         drop(self.chunks);
         self.written.await.unwrap_or_else(|panic| Err(io::Error::other(panic)))
@@ -58,8 +57,7 @@ async fn write_all<T: Send + 'static>(
 ) -> io::Result<T> {
     let mut batch = Vec::with_capacity(IN_FLIGHT);
     while incoming.recv_many(&mut batch, IN_FLIGHT).await > 0 {
-        // A target that could not be written to is dropped on that thread too: closing a file can
-        // wait for the disk.
+        // After an error, the target is dropped on that thread too: closing a file can wait for the disk.
         let writing = tokio::task::spawn_blocking(move || {
             batch.drain(..).try_for_each(|chunk: Bytes| write(&mut target, &chunk))?;
             Ok::<_, io::Error>((target, write, batch))
@@ -78,9 +76,9 @@ mod tests {
         Ok(())
     }
 
-    /// With one blocking thread in all: an upload that held it would keep the others from it.
+    /// There is one blocking thread: if an upload held it, the others would wait.
     #[test]
-    fn uploads_that_wait_for_their_clients_hold_no_thread() {
+    fn uploads_that_wait_for_their_clients_use_no_thread() {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .max_blocking_threads(1)
             .enable_time()
@@ -104,7 +102,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_cannot_be_written_ends_the_upload_and_is_told() {
+    async fn an_error_of_the_target_ends_the_upload() {
         let upload = BlockingWriter::begin((), |(), chunk| match chunk {
             b"bad" => Err(io::Error::from(io::ErrorKind::StorageFull)),
             _ => Ok(()),

@@ -42,7 +42,9 @@ pub enum EngineError {
     ListDatasets(#[source] RuntimeError),
     #[error("the content has the SHA-256 {found}, not {promised}")]
     OtherContent { promised: Digest, found: Digest },
-    #[error("the dataset could not be fetched")]
+    #[error("the upload was interrupted")]
+    UploadInterrupted,
+    #[error("failed to fetch the dataset")]
     Source(#[source] SourceError),
     #[error("the session has no room for {0} bytes more")]
     NoRoomInside(u64),
@@ -56,7 +58,7 @@ pub enum EngineError {
     Terminal(RuntimeError),
     #[error("this session already has {0} connections to terminals and file watches")]
     TooManyAttached(usize),
-    #[error("{most} uploads of this {whose} are in progress already")]
+    #[error("this {whose} has {most} uploads in progress already")]
     TooManyUploads { whose: &'static str, most: usize },
     #[error("the session has no room for this file")]
     FullInside,
@@ -88,7 +90,7 @@ pub enum EngineError {
     TenantSnapshotsFull { used: u64, limit: u64 },
     #[error("this server has no room for more sleeping sessions, forks and checkpoints")]
     SnapshotsFull,
-    #[error("failed to open the sandbox's way out")]
+    #[error("failed to connect the sandbox to the proxy")]
     Relay(#[source] RuntimeError),
     #[error(transparent)]
     Network(#[from] NetworkError),

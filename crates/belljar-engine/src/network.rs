@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use belljar_network::{Connections, Serving};
 pub use belljar_network::{
-    Dns, Injection, Listener, Network, NetworkError, Outcome, Policy, Secrets, Totals, Traffic,
-    Visit,
+    Dns, Injection, Network, NetworkError, Outcome, Policy, Secrets, Totals, Traffic, Visit,
+    VisitListener,
 };
 use belljar_runtime::link::Link;
 use belljar_runtime::{Relay, RelayStream};

@@ -1,4 +1,4 @@
-//! How many uploads may be under way at the same time, of each session and of each tenant.
+//! Limits the concurrent uploads of each session and of each tenant.
 
 use std::time::Duration;
 
@@ -8,13 +8,12 @@ use tokio::time::timeout;
 use crate::error::EngineError;
 use crate::shares::Shares;
 
-/// Uploads into one session, and of one tenant. Each holds some pieces in memory and a file inside.
-const OF_SESSION: usize = 16;
-const OF_TENANT: usize = 64;
+/// Concurrent uploads. Each holds some chunks in memory and a file in the session.
+const PER_SESSION: usize = 16;
+const PER_TENANT: usize = 64;
 
-/// How long an upload waits for earlier ones to end. One that its client does not go on with is given
-/// up after a while, so waiting longer than a moment helps nobody.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long an upload waits for a permit.
+const WAIT: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
 pub(crate) struct Uploads {
@@ -22,7 +21,7 @@ pub(crate) struct Uploads {
     tenants: Shares,
 }
 
-/// The place that an upload takes until it ends.
+/// Held until an upload ends.
 #[derive(Debug)]
 pub(crate) struct UploadPermit {
     _session: OwnedSemaphorePermit,
@@ -31,31 +30,31 @@ pub(crate) struct UploadPermit {
 
 impl Default for Uploads {
     fn default() -> Self {
-        Uploads { sessions: Shares::new(OF_SESSION), tenants: Shares::new(OF_TENANT) }
+        Uploads { sessions: Shares::new(PER_SESSION), tenants: Shares::new(PER_TENANT) }
     }
 }
 
 impl Uploads {
-    /// A place for one more upload, if there is one soon. A session's is taken before its tenant's, so
-    /// that two who wait never wait for each other.
-    pub(crate) async fn place(
+    /// Permits one more upload. The permit of the session is always taken before that of its tenant, so that two
+    /// uploads cannot wait for each other.
+    pub(crate) async fn permit(
         &self,
         tenant: &str,
         session: &str,
     ) -> Result<UploadPermit, EngineError> {
         Ok(UploadPermit {
-            _session: soon(&self.sessions, session, "session").await?,
-            _tenant: soon(&self.tenants, tenant, "tenant").await?,
+            _session: acquire(&self.sessions, session, "session").await?,
+            _tenant: acquire(&self.tenants, tenant, "tenant").await?,
         })
     }
 }
 
-async fn soon(
+async fn acquire(
     shares: &Shares,
     name: &str,
     whose: &'static str,
 ) -> Result<OwnedSemaphorePermit, EngineError> {
-    let permit = timeout(PATIENCE, shares.of(name).acquire_owned()).await;
+    let permit = timeout(WAIT, shares.of(name).acquire_owned()).await;
     let full = EngineError::TooManyUploads { whose, most: shares.most() };
     // The semaphore is never closed.
     permit.ok().and_then(Result::ok).ok_or(full)
@@ -65,25 +64,25 @@ async fn soon(
 mod tests {
     use super::*;
 
-    /// Time does not pass: it jumps to whatever is waited for.
+    /// Time is paused: it jumps to the next timer.
     #[tokio::test(start_paused = true)]
-    async fn a_tenant_with_many_uploads_waits_and_keeps_nobody_else_waiting() {
+    async fn a_tenant_with_many_uploads_does_not_delay_others() {
         let uploads = Uploads::default();
         let mut held = Vec::new();
-        for _ in 0..OF_SESSION {
-            held.push(uploads.place("a", "s1").await.unwrap());
+        for _ in 0..PER_SESSION {
+            held.push(uploads.permit("a", "s1").await.unwrap());
         }
-        let refused = uploads.place("a", "s1").await.unwrap_err().to_string();
-        assert_eq!(refused, "16 uploads of this session are in progress already");
+        let refused = uploads.permit("a", "s1").await.unwrap_err().to_string();
+        assert_eq!(refused, "this session has 16 uploads in progress already");
         for session in ["s2", "s3", "s4"] {
-            for _ in 0..OF_SESSION {
-                held.push(uploads.place("a", session).await.unwrap());
+            for _ in 0..PER_SESSION {
+                held.push(uploads.permit("a", session).await.unwrap());
             }
         }
-        let refused = uploads.place("a", "s5").await.unwrap_err().to_string();
-        assert_eq!(refused, "64 uploads of this tenant are in progress already");
-        uploads.place("b", "s6").await.unwrap();
+        let refused = uploads.permit("a", "s5").await.unwrap_err().to_string();
+        assert_eq!(refused, "this tenant has 64 uploads in progress already");
+        uploads.permit("b", "s6").await.unwrap();
         held.pop();
-        uploads.place("a", "s5").await.unwrap();
+        uploads.permit("a", "s5").await.unwrap();
     }
 }

@@ -1,5 +1,5 @@
-//! The server's own certificate authority, for hosts whose TLS ends at the proxy, and for refusals that
-//! are told inside of TLS. Sandboxes with a way out believe it, and it is made when there is a first one.
+//! The server's own certificate authority, for hosts whose TLS the proxy terminates and for refusals that are
+//! sent inside TLS. It is created with the first sandbox that has a network, and such sandboxes trust it.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -20,16 +20,16 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use super::host::Host;
 use crate::lock;
 
-/// Years that an authority is good for; it is as old as the server's state.
+/// How long the certificate of an authority is valid; it lives as long as the server's state.
 const YEARS: i32 = 20;
 
-/// Hosts whose certificates are kept; one more begins anew.
-const MAX_KEPT: usize = 256;
+/// Certificates of hosts in the cache; when it is full, it is emptied.
+const MAX_CACHED: usize = 256;
 
 pub(crate) struct Authority {
     issuer: Issuer<'static, KeyPair>,
     certificate: String,
-    kept: Mutex<HashMap<Host, Arc<rustls::ServerConfig>>>,
+    by_host: Mutex<HashMap<Host, Arc<rustls::ServerConfig>>>,
 }
 
 impl std::fmt::Debug for Authority {
@@ -39,29 +39,29 @@ impl std::fmt::Debug for Authority {
 }
 
 impl Authority {
-    /// The authority that is kept at `path`, or a new one; without a path, one for now.
+    /// Loads the authority from `path`, or creates it there; without a path, creates a temporary one.
     pub(crate) fn open(path: Option<&Path>) -> io::Result<Authority> {
-        let Some(path) = path else { return Authority::new().map(|(authority, _)| authority) };
+        let Some(path) = path else { return Authority::create().map(|(authority, _)| authority) };
         match fs::read_to_string(path) {
-            Ok(text) => Authority::restore(&text),
+            Ok(text) => Authority::load(&text),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                let (authority, text) = Authority::new()?;
-                keep(path, &text)?;
+                let (authority, text) = Authority::create()?;
+                store(path, &text)?;
                 Ok(authority)
             }
             Err(error) => Err(error),
         }
     }
 
-    /// A new one, and what to keep of it.
-    fn new() -> io::Result<(Authority, String)> {
+    /// A new authority, and its certificate and key in PEM.
+    fn create() -> io::Result<(Authority, String)> {
         let key = KeyPair::generate().map_err(io::Error::other)?;
         let certificate = own_params()?.self_signed(&key).map_err(io::Error::other)?.pem();
         let text = format!("{certificate}{}", key.serialize_pem());
         Ok((Authority::of(key, certificate)?, text))
     }
 
-    fn restore(text: &str) -> io::Result<Authority> {
+    fn load(text: &str) -> io::Result<Authority> {
         let at = text.find("-----BEGIN PRIVATE KEY").ok_or(io::ErrorKind::InvalidData)?;
         let (certificate, key) = text.split_at(at);
         CertificateDer::from_pem_slice(certificate.as_bytes()).map_err(io::Error::other)?;
@@ -70,25 +70,25 @@ impl Authority {
 
     fn of(key: KeyPair, certificate: String) -> io::Result<Authority> {
         let issuer = Issuer::new(own_params()?, key);
-        Ok(Authority { issuer, certificate, kept: Mutex::default() })
+        Ok(Authority { issuer, certificate, by_host: Mutex::default() })
     }
 
-    /// What must be believed to believe the hosts.
+    /// Its own certificate, in PEM.
     pub(crate) fn certificate(&self) -> &str {
         &self.certificate
     }
 
-    /// TLS as this host, for one side of it.
-    pub(crate) fn as_host(&self, host: &Host) -> io::Result<Arc<rustls::ServerConfig>> {
-        if let Some(kept) = lock(&self.kept).get(host) {
-            return Ok(Arc::clone(kept));
+    /// TLS as a server that has this host's name.
+    pub(crate) fn server_for(&self, host: &Host) -> io::Result<Arc<rustls::ServerConfig>> {
+        if let Some(cached) = lock(&self.by_host).get(host) {
+            return Ok(Arc::clone(cached));
         }
         let made = Arc::new(self.make(host).map_err(io::Error::other)?);
-        let mut kept = lock(&self.kept);
-        if kept.len() >= MAX_KEPT {
-            kept.clear();
+        let mut by_host = lock(&self.by_host);
+        if by_host.len() >= MAX_CACHED {
+            by_host.clear();
         }
-        kept.insert(host.clone(), Arc::clone(&made));
+        by_host.insert(host.clone(), Arc::clone(&made));
         Ok(made)
     }
 
@@ -124,7 +124,7 @@ fn own_params() -> io::Result<CertificateParams> {
     Ok(params)
 }
 
-/// From a year ago, for sandboxes whose clock is not ours.
+/// Valid from a year ago, because the clock of a sandbox may be behind.
 fn date(params: &mut CertificateParams) {
     let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let year = (date_time_ymd(1970, 1, 1) + since_1970).year();
@@ -132,8 +132,8 @@ fn date(params: &mut CertificateParams) {
     params.not_after = date_time_ymd(year + YEARS, 1, 1);
 }
 
-/// Whoever can read it can pretend to be anybody, to those sandboxes.
-fn keep(path: &Path, text: &str) -> io::Result<()> {
+/// Only we may read the file: with the key, a program can impersonate every host to these sandboxes.
+fn store(path: &Path, text: &str) -> io::Result<()> {
     let fresh = path.with_extension(format!("{}.part", belljar_sys::process::random_name()));
     let write = || {
         let mut file = File::options().write(true).create_new(true).mode(0o600).open(&fresh)?;
@@ -156,20 +156,20 @@ mod tests {
     use super::*;
     use crate::outbound;
 
-    async fn shakes_hands(believed: &str, server: &Authority, host: &str) -> bool {
+    async fn connects(trusted: &str, server: &Authority, host: &str) -> bool {
         let mut roots = rustls::RootCertStore::empty();
-        roots.add(CertificateDer::from_pem_slice(believed.as_bytes()).unwrap()).unwrap();
-        let client: TlsConnector = outbound::tls_believing(roots).unwrap();
+        roots.add(CertificateDer::from_pem_slice(trusted.as_bytes()).unwrap()).unwrap();
+        let client: TlsConnector = outbound::trusting(roots).unwrap();
         let (near, far) = tokio::io::duplex(1 << 16);
         let acceptor =
-            TlsAcceptor::from(server.as_host(&Host::parse("api.test").unwrap()).unwrap());
+            TlsAcceptor::from(server.server_for(&Host::parse("api.test").unwrap()).unwrap());
         let name = ServerName::try_from(host.to_owned()).unwrap();
         let (client, _) = tokio::join!(client.connect(name, near), acceptor.accept(far));
         client.is_ok()
     }
 
     #[tokio::test]
-    async fn it_is_kept_and_believed_by_those_who_know_it() {
+    async fn it_is_stored_and_trusted_by_clients_that_have_its_certificate() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("authority.pem");
         let first = Authority::open(Some(&path)).unwrap();
@@ -177,10 +177,10 @@ mod tests {
         assert_eq!(mode & 0o777, 0o600);
         let again = Authority::open(Some(&path)).unwrap();
         assert_eq!(first.certificate().trim(), again.certificate().trim());
-        assert!(shakes_hands(first.certificate(), &again, "api.test").await);
-        assert!(!shakes_hands(first.certificate(), &again, "other.test").await);
+        assert!(connects(first.certificate(), &again, "api.test").await);
+        assert!(!connects(first.certificate(), &again, "other.test").await);
         let stranger = Authority::open(None).unwrap();
-        assert!(!shakes_hands(stranger.certificate(), &again, "api.test").await);
+        assert!(!connects(stranger.certificate(), &again, "api.test").await);
         assert!(!format!("{again:?}").contains("PRIVATE"));
         fs::write(&path, "nonsense").unwrap();
         assert!(Authority::open(Some(&path)).is_err());

@@ -1,34 +1,35 @@
-//! Names of hosts, read strictly: what is compared with a policy must be what is connected to, so
-//! anything that another program might read differently is no name at all.
+//! Parses host names strictly. The host that is compared with a policy must be the host that is connected
+//! to, so every form that another program may read differently is refused. The `url` crate repairs such
+//! forms instead, so it is not used here.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// The longest name that the DNS has, and the longest part of one.
+/// The longest name and the longest label in the DNS.
 const MAX_NAME: usize = 253;
 const MAX_LABEL: usize = 63;
 
-/// A host: an address, or a name in lower case, in ASCII, without the dot of the root.
+/// An address, or a name in lower case, in ASCII, without a dot at the end.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(crate) enum Host {
+pub enum Host {
     Address(IpAddr),
     Name(String),
 }
 
-/// Why something is no host; completes "it ...".
-pub(crate) type Wrong = &'static str;
+/// Why a text is not a host; completes "it ...".
+pub type InvalidHost = &'static str;
 
 impl Host {
-    /// As it stands before the port of an address: an IPv6 address has brackets.
-    pub(crate) fn parse(text: &str) -> Result<Host, Wrong> {
+    /// Parses a host as it is written before a port: an IPv6 address has brackets.
+    pub fn parse(text: &str) -> Result<Host, InvalidHost> {
         if let Some(inside) = text.strip_prefix('[') {
             let address = inside.strip_suffix(']').and_then(|inside| inside.parse().ok());
-            let address: Ipv6Addr = address.ok_or("is no IPv6 address in brackets")?;
-            // The kernel takes a mapped address for the IPv4 one in it, and so do we.
+            let address: Ipv6Addr = address.ok_or("is not an IPv6 address in brackets")?;
+            // The kernel connects to the IPv4 address in a mapped one.
             return Ok(Host::Address(IpAddr::V6(address).to_canonical()));
         }
         let name = ascii(text)?;
-        // One dot at the end is the root, which every name has.
+        // A dot at the end is the DNS root.
         let name = name.strip_suffix('.').unwrap_or(&name);
         if name.is_empty() {
             return Err("is empty");
@@ -39,19 +40,19 @@ impl Host {
         for label in name.split('.') {
             check_label(label)?;
         }
-        // Some programs read `127.1`, `0177.0.0.1`, `0x7f.1` and `2130706433` as addresses, and
-        // others as names.
+        // Some programs read `127.1`, `0177.0.0.1`, `0x7f.1` and `2130706433` as addresses, others as names.
         let last = name.rsplit('.').next().unwrap_or_default();
         if is_number(last) {
             let address: Ipv4Addr =
-                name.parse().map_err(|_| "is no IPv4 address of four plain numbers")?;
+                name.parse().map_err(|_| "is not an IPv4 address of four decimal numbers")?;
             return Ok(Host::Address(IpAddr::V4(address)));
         }
         Ok(Host::Name(name.to_owned()))
     }
 
-    /// As the DNS is asked for it.
-    pub(crate) fn bare(&self) -> String {
+    /// Without brackets, as for the DNS.
+    #[must_use]
+    pub fn bare(&self) -> String {
         match self {
             Host::Address(address) => address.to_string(),
             Host::Name(name) => name.clone(),
@@ -69,27 +70,27 @@ impl fmt::Display for Host {
     }
 }
 
-/// In lower case and with other letters as the DNS writes them.
-fn ascii(text: &str) -> Result<String, Wrong> {
+/// In lower case, with other letters in Punycode.
+fn ascii(text: &str) -> Result<String, InvalidHost> {
     if text.is_ascii() {
         return Ok(text.to_ascii_lowercase());
     }
-    idna::domain_to_ascii_strict(text).map_err(|_| "has letters that no name can have")
+    idna::domain_to_ascii_strict(text).map_err(|_| "has characters that a host name cannot have")
 }
 
-fn check_label(label: &str) -> Result<(), Wrong> {
+fn check_label(label: &str) -> Result<(), InvalidHost> {
     if label.is_empty() {
-        return Err("has nothing before, after or between its dots");
+        return Err("has an empty label between its dots");
     }
     if label.len() > MAX_LABEL {
-        return Err("has a part of more than 63 characters");
+        return Err("has a label of more than 63 characters");
     }
-    // Names with underscores are no host names, but there are hosts that have them.
+    // The standard forbids underscores in host names, but some hosts have them.
     if !label.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b"-_".contains(&b)) {
-        return Err("has a character that no name can have");
+        return Err("has a character that a host name cannot have");
     }
     if label.starts_with('-') || label.ends_with('-') {
-        return Err("has a part that begins or ends with `-`");
+        return Err("has a label that begins or ends with `-`");
     }
     Ok(())
 }
@@ -100,22 +101,22 @@ fn is_number(label: &str) -> bool {
         || hex.is_some_and(|hex| hex.bytes().all(|b| b.is_ascii_hexdigit()))
 }
 
-/// Splits `host:port`, of which the port may be missing.
-pub(crate) fn split_port(text: &str) -> Result<(&str, Option<u16>), Wrong> {
+/// Splits `host:port` or `host`.
+pub fn split_port(text: &str) -> Result<(&str, Option<u16>), InvalidHost> {
     let (host, port) = match text.rsplit_once(':') {
-        // The last colon of an address in brackets is inside of them.
+        // The last colon may be inside the brackets of an address.
         Some((host, port)) if !port.ends_with(']') => (host, Some(port)),
         _ => (text, None),
     };
     Ok((host, port.map(parse_port).transpose()?))
 }
 
-fn parse_port(text: &str) -> Result<u16, Wrong> {
+fn parse_port(text: &str) -> Result<u16, InvalidHost> {
     let plain = !text.starts_with('0') && text.bytes().all(|b| b.is_ascii_digit());
-    text.parse().ok().filter(|_| plain).ok_or("has a port that is no number from 1 to 65535")
+    text.parse().ok().filter(|_| plain).ok_or("has a port that is not a number from 1 to 65535")
 }
 
-/// Where somebody wants to go.
+/// A host and a port to connect to.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Target {
     pub(crate) host: Host,
@@ -123,8 +124,8 @@ pub(crate) struct Target {
 }
 
 impl Target {
-    /// The authority of a request.
-    pub(crate) fn parse(authority: &str, default_port: Option<u16>) -> Result<Target, Wrong> {
+    /// Parses the authority of a request.
+    pub(crate) fn parse(authority: &str, default_port: Option<u16>) -> Result<Target, InvalidHost> {
         let (host, port) = split_port(authority)?;
         let host = Host::parse(host)?;
         let port = port.or(default_port).ok_or("has no port")?;
@@ -172,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_be_read_in_two_ways_is_no_host() {
+    fn ambiguous_hosts_are_refused() {
         for text in [
             "",
             ".",
@@ -237,9 +238,9 @@ mod tests {
     }
 
     proptest! {
-        /// What was understood is written in a form that is understood again, as the same.
+        /// The displayed form parses to the same value.
         #[test]
-        fn forms_are_final(text in "[a-zA-Z0-9.:\\[\\]\\-_xX%@ü\u{0}]{0,24}") {
+        fn displayed_forms_parse_again(text in "[a-zA-Z0-9.:\\[\\]\\-_xX%@ü\u{0}]{0,24}") {
             if let Ok(target) = Target::parse(&text, Some(80)) {
                 prop_assert_eq!(&Target::parse(&target.to_string(), None).unwrap(), &target);
                 let bare = target.host.bare();

@@ -1,11 +1,11 @@
-//! Where code in a sandbox may go: nowhere, to hosts on a list, or to every public one.
+//! Network policies: which hosts code in a sandbox may connect to.
 //!
 //! A rule is a host with or without a port: `example.org`, `*.example.com:443`, `10.0.0.5:8080`,
-//! `[fd00::7]`, `*`. Without a port it means the ports of the web; with `:*` every port but those
-//! of mail. `*.example.com` means what is below it, at any depth, and not itself.
+//! `[fd00::7]`, `*`. Without a port it allows ports 80 and 443; with `:*` every port except those of mail.
+//! `*.example.com` matches subdomains at any depth, and not `example.com` itself.
 //!
-//! Addresses that are near (see [`crate::outbound::address`]) are reached only where a rule names
-//! them as such: neither a star nor a name that leads there is enough.
+//! A near address (see [`crate::outbound::address`]) is allowed only by a rule with this very address, and
+//! not by a `*` or by a name that resolves to it.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -15,41 +15,41 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::host::{Host, Target, split_port};
-use super::secrets::is_ours;
+use super::secrets::is_reserved;
 use crate::outbound::address::{Reach, reach};
 
-/// Rules and injections of one policy.
+/// Limits of one policy.
 const MAX_RULES: usize = 256;
 const MAX_INJECTIONS: usize = 32;
 
-/// What a rule without a port means.
+/// The ports of a rule without a port.
 const WEB: [u16; 2] = [80, 443];
 
-/// Not part of "every port": whoever may send mail from here may send it in your name.
+/// Excluded from "every port", so that sandboxes cannot send spam from this address.
 const MAIL: [u16; 4] = [25, 465, 587, 2525];
 
-/// Where code in a sandbox may go. The default is nowhere.
+/// Which hosts code in a sandbox may connect to; by default, none.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "Value", into = "Written")]
+#[serde(try_from = "Value", into = "PolicyJson")]
 pub struct Policy {
     allow: Vec<Rule>,
     inject: Vec<Injection>,
 }
 
-/// A policy as it is written.
+/// A policy in JSON.
 #[derive(Debug, Clone, Serialize)]
 #[serde(untagged)]
-enum Written {
+enum PolicyJson {
     Word(String),
-    List(WrittenList),
+    List(PolicyListJson),
 }
 
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct WrittenList {
+struct PolicyListJson {
     allow: Vec<String>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    inject: Vec<WrittenInjection>,
+    inject: Vec<InjectionJson>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -60,10 +60,10 @@ struct Rule {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Pattern {
-    /// Every public address and every name.
+    /// `*`: every public address and every name.
     Any,
-    /// Every name that ends so; with its dot.
-    Below(String),
+    /// `*.example.com`, stored as `.example.com`.
+    Subdomains(String),
     Host(Host),
 }
 
@@ -74,21 +74,21 @@ enum Ports {
     One(u16),
 }
 
-/// A header with a secret of the server's, for requests to one host. The sandbox never sees it.
+/// A header whose value is a secret of the server, added to requests for one host. Code in the sandbox never
+/// sees the value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Injection {
     pub(crate) target: Target,
     pub(crate) header: HeaderName,
-    /// The name of the secret.
+    /// The secret's name.
     pub(crate) secret: String,
-    /// The connection is https as far as the host is concerned, and ends at the proxy as far as
-    /// the sandbox is. Otherwise it is plain http.
+    /// The proxy terminates the sandbox's TLS and connects to the host with TLS. Otherwise it is plain http.
     pub(crate) terminate: bool,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct WrittenInjection {
+struct InjectionJson {
     host: String,
     header: String,
     value_from: String,
@@ -97,7 +97,7 @@ struct WrittenInjection {
 }
 
 impl Policy {
-    /// `none`, `open`, hosts separated by spaces or commas, or JSON. The error says what is wrong.
+    /// Parses `none`, `open`, hosts separated by spaces or commas, or JSON.
     pub fn parse(text: &str) -> Result<Policy, String> {
         let text = text.trim();
         if text.starts_with('{') || text.starts_with('"') {
@@ -111,14 +111,14 @@ impl Policy {
             [] | ["none"] => Ok(Policy::default()),
             ["open"] => Ok(Policy::open()),
             _ => {
-                // Beside hosts, `open` is what it stands for: an operator lists near ones there.
+                // An operator can add near addresses to `open`.
                 let words = words.iter().map(|word| if *word == "open" { "*:*" } else { word });
                 Policy::of_rules(words)
             }
         }
     }
 
-    /// Every public address.
+    /// Allows every public address.
     #[must_use]
     pub fn open() -> Policy {
         let everywhere = Rule { host: Pattern::Any, ports: Ports::Every };
@@ -130,14 +130,14 @@ impl Policy {
         self.allow.is_empty()
     }
 
-    /// What either of them allows.
+    /// Allows what either of the two allows.
     #[must_use]
     pub fn and(mut self, other: &Policy) -> Policy {
         self.allow.extend(other.allow.iter().cloned());
         self
     }
 
-    /// Its rules as they are written.
+    /// Its rules as text.
     pub(crate) fn rules(&self) -> impl Iterator<Item = String> {
         self.allow.iter().map(ToString::to_string)
     }
@@ -147,24 +147,24 @@ impl Policy {
         &self.inject
     }
 
-    /// Whether TLS ends at the proxy for some host, so that its authority must be believed inside.
+    /// Whether the proxy terminates TLS for some host, so that sandboxes must trust its certificate authority.
     #[must_use]
     pub fn terminates_tls(&self) -> bool {
         self.inject.iter().any(|injection| injection.terminate)
     }
 
-    /// What of `other` this one does not allow, if anything.
+    /// The first rule of `other` that this policy does not allow.
     pub(crate) fn exceeded_by(&self, other: &Policy) -> Option<String> {
         let beyond = |rule: &&Rule| !self.allow.iter().any(|own| own.covers(rule));
         other.allow.iter().find(beyond).map(ToString::to_string)
     }
 
-    /// Whether somebody may ask for this host and port. Its addresses are another question.
+    /// Whether this host and port are allowed. The addresses that the host resolves to are checked separately.
     pub(crate) fn permits(&self, target: &Target) -> bool {
         self.allow.iter().any(|rule| rule.permits(target))
     }
 
-    /// Whether this address is named, for those that are near.
+    /// Whether a rule has this very address, as near addresses need.
     pub(crate) fn names(&self, address: IpAddr, port: u16) -> bool {
         let host = Host::Address(address.to_canonical());
         self.allow.iter().any(|rule| {
@@ -172,7 +172,7 @@ impl Policy {
         })
     }
 
-    /// Whether this address is named with any port.
+    /// The same with any port.
     pub(crate) fn names_any_port(&self, address: IpAddr) -> bool {
         let host = Host::Address(address.to_canonical());
         self.allow.iter().any(|rule| matches!(&rule.host, Pattern::Host(named) if *named == host))
@@ -187,7 +187,7 @@ impl Policy {
                 allow.push(rule);
             }
             if allow.len() > MAX_RULES {
-                return Err(format!("more than {MAX_RULES} hosts"));
+                return Err(format!("it has more than {MAX_RULES} hosts"));
             }
         }
         Ok(Policy { allow, inject: Vec::new() })
@@ -198,7 +198,7 @@ impl TryFrom<Value> for Policy {
     type Error = String;
 
     fn try_from(written: Value) -> Result<Policy, String> {
-        let list: WrittenList = match written {
+        let list: PolicyListJson = match written {
             Value::String(word) if word == "none" => return Ok(Policy::default()),
             Value::String(word) if word == "open" => return Ok(Policy::open()),
             Value::Object(_) => serde_json::from_value(written).map_err(|why| why.to_string())?,
@@ -206,15 +206,12 @@ impl TryFrom<Value> for Policy {
         };
         let mut policy = Policy::of_rules(list.allow.iter().map(String::as_str))?;
         if list.inject.len() > MAX_INJECTIONS {
-            return Err(format!("more than {MAX_INJECTIONS} headers to inject"));
+            return Err(format!("it has more than {MAX_INJECTIONS} headers to inject"));
         }
         for written in list.inject {
             let injection = Injection::try_from(written)?;
             if !policy.permits(&injection.target) {
-                return Err(format!(
-                    "inject: `{}` is not among the hosts to allow",
-                    injection.target
-                ));
+                return Err(format!("inject: `{}` is not in `allow`", injection.target));
             }
             policy.inject.push(injection);
         }
@@ -224,27 +221,27 @@ impl TryFrom<Value> for Policy {
 
 const EXPECTED: &str = "expected \"none\", \"open\" or {\"allow\": [\"example.org\", ...]}";
 
-impl From<Policy> for Written {
-    fn from(policy: Policy) -> Written {
+impl From<Policy> for PolicyJson {
+    fn from(policy: Policy) -> PolicyJson {
         if policy.inject.is_empty() {
             if policy.is_none() {
-                return Written::Word("none".into());
+                return PolicyJson::Word("none".into());
             }
             if policy == Policy::open() {
-                return Written::Word("open".into());
+                return PolicyJson::Word("open".into());
             }
         }
-        Written::List(WrittenList {
+        PolicyJson::List(PolicyListJson {
             allow: policy.allow.iter().map(ToString::to_string).collect(),
-            inject: policy.inject.into_iter().map(WrittenInjection::from).collect(),
+            inject: policy.inject.into_iter().map(InjectionJson::from).collect(),
         })
     }
 }
 
-impl TryFrom<WrittenInjection> for Injection {
+impl TryFrom<InjectionJson> for Injection {
     type Error = String;
 
-    fn try_from(written: WrittenInjection) -> Result<Injection, String> {
+    fn try_from(written: InjectionJson) -> Result<Injection, String> {
         let wrong = |what: &str, why: &str| format!("inject: {what} {why}");
         let terminate = match written.tls.as_deref() {
             None => false,
@@ -254,20 +251,22 @@ impl TryFrom<WrittenInjection> for Injection {
         let default_port = if terminate { 443 } else { 80 };
         let target = Target::parse(&written.host, Some(default_port))
             .map_err(|why| wrong(&format!("host `{}`", written.host.escape_debug()), why))?;
-        let header: HeaderName = written
-            .header
-            .parse()
-            .map_err(|_| wrong(&format!("`{}`", written.header.escape_debug()), "is no header"))?;
-        if is_ours(&header) {
-            return Err(wrong(&format!("header `{header}`"), "is the proxy's to set"));
+        let header: HeaderName = written.header.parse().map_err(|_| {
+            wrong(&format!("`{}`", written.header.escape_debug()), "is not a header name")
+        })?;
+        if is_reserved(&header) {
+            return Err(wrong(
+                &format!("header `{header}`"),
+                "cannot be injected: the proxy sets it",
+            ));
         }
         Ok(Injection { target, header, secret: written.value_from, terminate })
     }
 }
 
-impl From<Injection> for WrittenInjection {
-    fn from(injection: Injection) -> WrittenInjection {
-        WrittenInjection {
+impl From<Injection> for InjectionJson {
+    fn from(injection: Injection) -> InjectionJson {
+        InjectionJson {
             host: injection.target.to_string(),
             header: injection.header.to_string(),
             value_from: injection.secret,
@@ -289,8 +288,8 @@ impl Rule {
             Pattern::Any
         } else if let Some(below) = host.strip_prefix("*.") {
             match Host::parse(below)? {
-                Host::Name(name) => Pattern::Below(format!(".{name}")),
-                Host::Address(_) => return Err("has a star before an address"),
+                Host::Name(name) => Pattern::Subdomains(format!(".{name}")),
+                Host::Address(_) => return Err("has a `*` before an address"),
             }
         } else {
             Pattern::Host(Host::parse(host)?)
@@ -301,24 +300,26 @@ impl Rule {
     fn permits(&self, target: &Target) -> bool {
         let host = match (&self.host, &target.host) {
             (Pattern::Any, Host::Name(_)) => true,
-            // A near one is named or not reached.
+            // A near address needs a rule of its own.
             (Pattern::Any, Host::Address(address)) => reach(*address) == Reach::Global,
-            (Pattern::Below(suffix), Host::Name(name)) => name.ends_with(suffix),
-            (Pattern::Below(_), Host::Address(_)) => false,
+            (Pattern::Subdomains(suffix), Host::Name(name)) => name.ends_with(suffix),
+            (Pattern::Subdomains(_), Host::Address(_)) => false,
             (Pattern::Host(own), host) => own == host,
         };
         host && self.ports.permit(target.port)
     }
 
-    /// Whether it allows everything that the other one does.
+    /// Whether it allows everything that `other` allows.
     fn covers(&self, other: &Rule) -> bool {
         let host = match (&self.host, &other.host) {
             (Pattern::Any, Pattern::Host(Host::Address(address))) => {
                 reach(*address) == Reach::Global
             }
             (Pattern::Any, _) => true,
-            (Pattern::Below(suffix), Pattern::Below(other)) => other.ends_with(suffix),
-            (Pattern::Below(suffix), Pattern::Host(Host::Name(name))) => name.ends_with(suffix),
+            (Pattern::Subdomains(suffix), Pattern::Subdomains(other)) => other.ends_with(suffix),
+            (Pattern::Subdomains(suffix), Pattern::Host(Host::Name(name))) => {
+                name.ends_with(suffix)
+            }
             (own, other) => own == other,
         };
         host && self.ports.cover(other.ports)
@@ -329,7 +330,7 @@ impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.host {
             Pattern::Any => write!(f, "*")?,
-            Pattern::Below(suffix) => write!(f, "*{suffix}")?,
+            Pattern::Subdomains(suffix) => write!(f, "*{suffix}")?,
             Pattern::Host(host) => write!(f, "{host}")?,
         }
         match self.ports {
@@ -404,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn open_is_public_and_sends_no_mail() {
+    fn open_allows_public_hosts_except_ports_of_mail() {
         let open = Policy::open();
         assert!(permits(&open, "example.org:8443") && permits(&open, "8.8.8.8:53"));
         for target in ["a.test:25", "a.test:587", "127.0.0.1", "169.254.169.254:80", "[fd00::1]"] {
@@ -416,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ceiling_says_what_is_beyond_it() {
+    fn a_ceiling_names_the_rule_that_exceeds_it() {
         let beyond = |ceiling: &str, asked: &str| policy(ceiling).exceeded_by(&policy(asked));
         for (ceiling, asked) in [
             ("none", "none"),
@@ -446,7 +447,7 @@ mod tests {
     }
 
     #[test]
-    fn json_comes_back_as_it_was() {
+    fn json_is_written_as_it_was_read() {
         for text in [
             r#""none""#,
             r#""open""#,
@@ -464,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said() {
+    fn invalid_policies_are_refused_with_the_reason() {
         for (text, why) in [
             (r#""nothing""#, "expected \"none\""),
             ("{}", "missing field `allow`"),
@@ -472,9 +473,9 @@ mod tests {
             (r#"{"allow": "a.test"}"#, "expected a sequence"),
             (r#"{"allow": ["a b"]}"#, "`a b` has a character"),
             (r#"{"allow": ["http://a/"]}"#, "`http://a/`"),
-            (r#"{"allow": ["127.1"]}"#, "four plain numbers"),
-            (r#"{"allow": ["*.10.0.0.1"]}"#, "star before an address"),
-            (r#"{"allow": ["a*.b"]}"#, "no name can have"),
+            (r#"{"allow": ["127.1"]}"#, "four decimal numbers"),
+            (r#"{"allow": ["*.10.0.0.1"]}"#, "`*` before an address"),
+            (r#"{"allow": ["a*.b"]}"#, "host name cannot have"),
             (r#"{"allow": ["a\u0000b"]}"#, "`a\\0b`"),
             ("example.org,,-x", "`-x`"),
         ] {
@@ -486,9 +487,9 @@ mod tests {
                 .unwrap_err()
         };
         for (injection, why) in [
-            (r#"{"host": "b.test", "header": "A", "value_from": "K"}"#, "not among the hosts"),
-            (r#"{"host": "a.test", "header": "A b", "value_from": "K"}"#, "is no header"),
-            (r#"{"host": "a.test", "header": "Host", "value_from": "K"}"#, "proxy's to set"),
+            (r#"{"host": "b.test", "header": "A", "value_from": "K"}"#, "not in `allow`"),
+            (r#"{"host": "a.test", "header": "A b", "value_from": "K"}"#, "is not a header name"),
+            (r#"{"host": "a.test", "header": "Host", "value_from": "K"}"#, "the proxy sets it"),
             (
                 r#"{"host": "a.test", "header": "A", "value_from": "K", "tls": "x"}"#,
                 "only be `terminate`",
@@ -503,7 +504,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever a covered policy permits, its ceiling permits too.
+        /// A ceiling permits everything that a policy within it permits.
         #[test]
         fn a_ceiling_holds(
             ceiling in "(\\*|\\*\\.b\\.test|a\\.b\\.test|10\\.0\\.0\\.1|8\\.8\\.8\\.8)(:80|:25|:\\*)?",

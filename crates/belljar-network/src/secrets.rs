@@ -1,6 +1,6 @@
-//! Secrets that the proxy adds to requests, so that they never enter a sandbox. The operator says
-//! where each may go (`BELLJAR_NETWORK_SECRETS`); who makes a session can only ask for what is so
-//! allowed, and so can send no secret to a host of their own.
+//! Secrets that the proxy adds to requests, so that they never enter a sandbox. The operator lists the
+//! origins of each secret (`BELLJAR_NETWORK_SECRETS`), so a client that creates sessions cannot have a secret
+//! sent to a host of its own.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -8,13 +8,13 @@ use std::fmt;
 use hyper::header::{self, HeaderName, HeaderValue};
 use serde_json::{Map, Value};
 
-use super::host::Target;
-use super::policy::Injection;
-use crate::NetworkError;
-use crate::outbound::setting;
+use crate::host::Target;
+use crate::outbound::HttpUrl;
+use crate::policy::Injection;
+use crate::{NetworkError, setting};
 
-/// The proxy decides about these, or they would change where a request ends.
-const OURS: &[HeaderName] = &[
+/// Headers that the proxy sets itself, or that change where a request ends.
+const RESERVED: &[HeaderName] = &[
     header::HOST,
     header::CONNECTION,
     header::CONTENT_LENGTH,
@@ -27,12 +27,12 @@ const OURS: &[HeaderName] = &[
     header::PROXY_AUTHORIZATION,
 ];
 
-/// Headers that cannot be injected.
-pub(crate) fn is_ours(header: &HeaderName) -> bool {
-    OURS.contains(header)
+/// Whether this header cannot be injected.
+pub(crate) fn is_reserved(header: &HeaderName) -> bool {
+    RESERVED.contains(header)
 }
 
-/// Every secret of this server, by name; there may be none.
+/// All secrets of this server, by name.
 #[derive(Default, Clone)]
 pub struct Secrets {
     by_name: HashMap<String, Secret>,
@@ -41,7 +41,7 @@ pub struct Secrets {
 #[derive(Clone)]
 struct Secret {
     value: HeaderValue,
-    /// Where it may go: https or not, and to whom.
+    /// Where it may be sent: whether by https, and the host.
     origins: Vec<(bool, Target)>,
 }
 
@@ -54,19 +54,13 @@ impl fmt::Debug for Secrets {
 }
 
 impl Secrets {
-    /// Understands the setting: a JSON object, or `@` and the path of a file with one. The parts
-    /// of values that are written `${NAME}` are asked of `env`. The error shows no value.
+    /// Parses the setting: a JSON object, or `@` and the path of a file with one. Each `${NAME}` in a value is
+    /// looked up in `env`. Errors do not repeat values.
     pub fn parse(text: &str, env: impl Fn(&str) -> Option<String>) -> Result<Secrets, String> {
         if text.trim().is_empty() {
             return Ok(Secrets::default());
         }
-        let text = setting::read(text)?;
-        // What is wrong with it is not repeated: it may be the secret.
-        let value: Value = serde_json::from_str(&text)
-            .map_err(|why| format!("no JSON: line {}, column {}", why.line(), why.column()))?;
-        let Value::Object(entries) = value else {
-            return Err("expected a JSON object with a secret for each name".into());
-        };
+        let entries = setting::entries(text, "a secret for each name")?;
         let secret = |(name, value): (&String, &Value)| {
             let secret = Secret::parse(value, &env).map_err(|why| format!("`{name}`: {why}"))?;
             Ok((name.clone(), secret))
@@ -74,22 +68,21 @@ impl Secrets {
         Ok(Secrets { by_name: entries.iter().map(secret).collect::<Result<_, String>>()? })
     }
 
-    /// These, and those of `others`, which win where the names are the same.
+    /// Adds `others`, which replace secrets with the same names.
     #[must_use]
     pub fn overridden_by(mut self, others: &Secrets) -> Secrets {
         self.by_name.extend(others.by_name.clone());
         self
     }
 
-    /// The value for a header, if there is such a secret and it may go there.
+    /// The value of a header, if the secret exists and may be sent to this host.
     pub(crate) fn value(&self, injection: &Injection) -> Option<&HeaderValue> {
         let secret = self.by_name.get(&injection.secret)?;
         let origin = (injection.terminate, injection.target.clone());
         secret.origins.contains(&origin).then_some(&secret.value)
     }
 
-    /// Refuses what cannot be injected. Whether a secret is not there, or not for this host, is
-    /// the operator's to know.
+    /// Refuses injections that have no value.
     pub(crate) fn check(&self, injections: &[Injection]) -> Result<(), NetworkError> {
         match injections.iter().find(|injection| self.value(injection).is_none()) {
             None => Ok(()),
@@ -112,30 +105,19 @@ impl Secret {
             return Err(format!("`{other}` is neither `value` nor `hosts`"));
         }
         let text = entry.get("value").and_then(Value::as_str).ok_or(SHAPE)?;
-        let text = setting::expand(text, env, &mut Vec::new())
+        let value = setting::header_value(text, env, &mut Vec::new())
             .map_err(|why| format!("its value {why}"))?;
-        let mut value = HeaderValue::try_from(text).map_err(|_| {
-            "its value has a line break or another control character; does one of its variables \
-             end in one?"
-        })?;
-        value.set_sensitive(true);
         Ok(Secret { value, origins: origins(entry)? })
     }
 }
 
 fn origins(entry: &Map<String, Value>) -> Result<Vec<(bool, Target)>, String> {
-    const WHY: &str = "`hosts` is a list of where it may go, such as \
+    const WHY: &str = "`hosts` is the list of origins that it may be sent to, such as \
                        [\"https://api.example.com\", \"http://10.0.0.5:8080\"]";
     let hosts = entry.get("hosts").and_then(Value::as_array).ok_or(WHY)?;
     let origin = |host: &Value| {
-        let (scheme, authority) = host.as_str()?.split_once("://")?;
-        let (https, port) = match scheme {
-            "https" => (true, 443),
-            "http" => (false, 80),
-            _ => return None,
-        };
-        let authority = authority.strip_suffix('/').unwrap_or(authority);
-        Some((https, Target::parse(authority, Some(port)).ok()?))
+        let url = HttpUrl::parse(host.as_str()?).ok().filter(|url| url.path_and_query() == "/")?;
+        Some((url.is_https(), Target { host: url.host().clone(), port: url.port() }))
     };
     let origins: Option<Vec<_>> = hosts.iter().map(origin).collect();
     origins.filter(|origins| !origins.is_empty()).ok_or(WHY.into())
@@ -143,19 +125,15 @@ fn origins(entry: &Map<String, Value>) -> Result<Vec<(bool, Target)>, String> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::policy::Policy;
     use super::*;
+    use crate::Policy;
 
     fn env(name: &str) -> Option<String> {
-        match name {
-            "TOKEN" => Some("hunter2".into()),
-            "BROKEN" => Some("hunter2\n".into()),
-            _ => None,
-        }
+        (name == "TOKEN").then(|| "hunter2".into())
     }
 
     #[test]
-    fn a_secret_goes_where_the_operator_said_and_nowhere_else() {
+    fn a_secret_is_sent_only_to_the_operators_origins() {
         let text = r#"{"API": {"value": "Bearer ${TOKEN}",
             "hosts": ["https://api.test", "http://10.0.0.5:8080/"]}}"#;
         let secrets = Secrets::parse(text, env).unwrap();
@@ -172,7 +150,7 @@ mod tests {
         check("10.0.0.5:8080", "API", "").unwrap();
         for (host, name, tls) in [
             ("evil.test", "API", terminate),
-            // In the clear, though it is for https only.
+            // Without TLS, though it is for https only.
             ("api.test", "API", ""),
             ("10.0.0.5:8080", "API", terminate),
             ("api.test", "OTHER", terminate),
@@ -183,20 +161,21 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said_and_no_value_is() {
+    fn errors_give_the_reason_and_no_value() {
         assert!(Secrets::parse("  ", env).unwrap().by_name.is_empty());
         for (text, why) in [
-            ("hunter2", "no JSON"),
+            ("hunter2", "not valid JSON"),
             (r#"["hunter2"]"#, "JSON object"),
             (r#"{"A": "hunter2"}"#, "`A`: expected"),
-            (r#"{"A": {"value": "hunter2"}}"#, "`hosts` is a list"),
-            (r#"{"A": {"value": "hunter2", "hosts": []}}"#, "`hosts` is a list"),
-            (r#"{"A": {"value": "hunter2", "hosts": ["api.test"]}}"#, "`hosts` is a list"),
-            (r#"{"A": {"value": "hunter2", "hosts": ["https://u@h"]}}"#, "`hosts` is a list"),
+            (r#"{"A": {"value": "hunter2"}}"#, "`hosts` is the list"),
+            (r#"{"A": {"value": "hunter2", "hosts": []}}"#, "`hosts` is the list"),
+            (r#"{"A": {"value": "hunter2", "hosts": ["api.test"]}}"#, "`hosts` is the list"),
+            (r#"{"A": {"value": "hunter2", "hosts": ["https://u@h"]}}"#, "`hosts` is the list"),
+            (r#"{"A": {"value": "hunter2", "hosts": ["https://h/x"]}}"#, "`hosts` is the list"),
+            (r#"{"A": {"value": "hunter2", "hosts": ["https://h?x"]}}"#, "`hosts` is the list"),
+            (r#"{"A": {"value": "hunter2", "hosts": ["https://h#x"]}}"#, "`hosts` is the list"),
             (r#"{"A": {"value": "${MISSING}", "hosts": ["https://h"]}}"#, "MISSING"),
-            (r#"{"A": {"value": "${BROKEN}", "hosts": ["https://h"]}}"#, "line break"),
             (r#"{"A": {"value": "hunter2", "hosts": ["https://h"], "x": 1}}"#, "neither"),
-            ("@/nowhere/at/all.json", "/nowhere/at/all.json"),
         ] {
             let error = Secrets::parse(text, env).unwrap_err();
             assert!(error.contains(why) && !error.contains("hunter2"), "{text}: {error}");

@@ -4,18 +4,23 @@
 mod fuzz;
 
 use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt as _, DuplexStream};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
 use tokio::time::timeout;
-use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls;
 use tokio_rustls::rustls::pki_types::pem::PemObject as _;
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
+use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use super::*;
+use crate::authority::Authority;
 use crate::lock;
+use crate::network::{Egress, Timeouts};
 
 const SOON: Duration = Duration::from_secs(10);
 
@@ -117,7 +122,7 @@ fn proxy(policy: &str) -> Proxy {
     ] {
         resolver = resolver.with_name(name, &addresses);
     }
-    network.patience = Patience {
+    network.timeouts = Timeouts {
         connect: Duration::from_secs(5),
         idle: Duration::from_secs(5),
         head: Duration::from_secs(5),
@@ -225,12 +230,12 @@ async fn who_is_not_listed_is_never_connected_to() {
         ("CONNECT site.test:443 HTTP/1.1".into(), 403, "not allowed"),
         ("CONNECT site.test:25 HTTP/1.1".into(), 403, "not allowed"),
         // Forms that others might read as an address, or another host.
-        (format!("GET http://127.1:{port}/ HTTP/1.1"), 400, "four plain numbers"),
-        (format!("GET http://0177.0.0.1:{port}/ HTTP/1.1"), 400, "four plain numbers"),
-        (format!("GET http://0x7f000001:{port}/ HTTP/1.1"), 400, "four plain numbers"),
-        (format!("GET http://2130706433:{port}/ HTTP/1.1"), 400, "four plain numbers"),
-        (format!("CONNECT 127.0.0.01:{port} HTTP/1.1"), 400, "four plain numbers"),
-        (format!("GET http://site.test@127.0.0.1:{port}/ HTTP/1.1"), 400, "no name can have"),
+        (format!("GET http://127.1:{port}/ HTTP/1.1"), 400, "four decimal numbers"),
+        (format!("GET http://0177.0.0.1:{port}/ HTTP/1.1"), 400, "four decimal numbers"),
+        (format!("GET http://0x7f000001:{port}/ HTTP/1.1"), 400, "four decimal numbers"),
+        (format!("GET http://2130706433:{port}/ HTTP/1.1"), 400, "four decimal numbers"),
+        (format!("CONNECT 127.0.0.01:{port} HTTP/1.1"), 400, "four decimal numbers"),
+        (format!("GET http://site.test@127.0.0.1:{port}/ HTTP/1.1"), 400, "host name cannot have"),
         (format!("CONNECT site.test:{port}@127.0.0.1:{port} HTTP/1.1"), 400, ""),
         (format!("GET http://site.test..:{port}/ HTTP/1.1"), 400, "between its dots"),
         (format!("GET http://site.test\0.evil.test:{port}/ HTTP/1.1"), 400, ""),
@@ -242,10 +247,10 @@ async fn who_is_not_listed_is_never_connected_to() {
         ("GET http://site.test:99999/ HTTP/1.1".into(), 400, ""),
         ("CONNECT site.test HTTP/1.1".into(), 400, ""),
         // Ways that are none.
-        ("GET / HTTP/1.1".into(), 400, "whole URL"),
-        ("OPTIONS * HTTP/1.1".into(), 400, "whole URL"),
+        ("GET / HTTP/1.1".into(), 400, "absolute URL"),
+        ("OPTIONS * HTTP/1.1".into(), 400, "absolute URL"),
         (format!("GET https://site.test:{port}/ HTTP/1.1"), 400, "CONNECT"),
-        (format!("GET ftp://site.test:{port}/ HTTP/1.1"), 400, "no `ftp`"),
+        (format!("GET ftp://site.test:{port}/ HTTP/1.1"), 400, "not `ftp`"),
         ("GET file:///etc/passwd HTTP/1.1".into(), 400, ""),
         (format!("GET http://site.test:{port}/"), 400, ""),
         ("\x16\x03\x01\x02\0\x01\0\x01\u{fc}".into(), 400, ""),
@@ -419,7 +424,7 @@ async fn heads_have_a_size_and_a_time() {
     let site = Site::mirror().await;
     let port = site.port;
     let mut slow = proxy(&format!("site.test:{port} 127.0.0.1:{port}"));
-    slow.network.patience.head = Duration::from_millis(200);
+    slow.network.timeouts.head = Duration::from_millis(200);
     let proxy = slow.start();
     let get = format!("GET http://site.test:{port}/ HTTP/1.1\r\nHost: site.test\r\n");
     let huge = proxy.say(format!("{get}X: {}\r\n\r\n", "x".repeat(1 << 20))).await;
@@ -464,7 +469,7 @@ async fn a_site_that_is_silent_is_given_up() {
     let site = Site::start(|_| String::new()).await;
     let port = site.port;
     let mut hasty = proxy(&format!("site.test:{port} 127.0.0.1:{port}"));
-    hasty.network.patience.idle = Duration::from_millis(200);
+    hasty.network.timeouts.idle = Duration::from_millis(200);
     let proxy = hasty.start();
     let get = format!("GET http://site.test:{port}/ HTTP/1.1\r\nHost: site.test\r\n\r\n");
     let said = proxy.say(&get).await;
@@ -493,7 +498,7 @@ async fn who_cannot_be_reached_is_said_to_be_so() {
     let other = self::proxy(&format!("127.0.0.1:{}", rude.port)).start();
     let get = format!("GET http://127.0.0.1:{}/ HTTP/1.1\r\nHost: x\r\n\r\n", rude.port);
     let said = other.say(get).await;
-    assert!(status(&said) == 502 && said.contains("no HTTP"), "{said}");
+    assert!(status(&said) == 502 && said.contains("did not answer with HTTP"), "{said}");
 }
 
 #[tokio::test]
@@ -600,7 +605,7 @@ async fn site_with_tls(authority: &Authority, asked: Arc<std::sync::Mutex<Vec<St
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
     let host = host::Host::parse("site.test").unwrap();
-    let acceptor = TlsAcceptor::from(authority.as_host(&host).unwrap());
+    let acceptor = TlsAcceptor::from(authority.server_for(&host).unwrap());
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
             let (acceptor, asked) = (acceptor.clone(), Arc::clone(&asked));
@@ -621,10 +626,10 @@ async fn site_with_tls(authority: &Authority, asked: Arc<std::sync::Mutex<Vec<St
     port
 }
 
-fn believing(certificate: &str) -> TlsConnector {
+fn trusting(certificate: &str) -> TlsConnector {
     let mut roots = rustls::RootCertStore::empty();
     roots.add(CertificateDer::from_pem_slice(certificate.as_bytes()).unwrap()).unwrap();
-    outbound::tls_believing(roots).unwrap()
+    outbound::trusting(roots).unwrap()
 }
 
 #[tokio::test]
@@ -636,7 +641,7 @@ async fn a_secret_is_added_inside_of_tls_that_ends_at_the_proxy() {
             "host": "site.test:{port}", "header": "Authorization", "value_from": "KEY"}}]}}"#
     );
     let proxy = with_secret(proxy(&policy), &format!("https://site.test:{port}"));
-    assert!(proxy.network.tls.set(believing(world.certificate())).is_ok());
+    assert!(proxy.network.tls.set(trusting(world.certificate())).is_ok());
     let proxy = proxy.start();
     let own = proxy.egress.network.authority().await.unwrap().certificate().to_owned();
     let bundle = proxy.egress.network.bundle(&proxy.egress.policy).await.unwrap();
@@ -654,7 +659,7 @@ async fn a_secret_is_added_inside_of_tls_that_ends_at_the_proxy() {
         client
     };
     let name = ServerName::try_from("site.test").unwrap();
-    let mut client = believing(&own).connect(name.clone(), tunnel().await).await.unwrap();
+    let mut client = trusting(&own).connect(name.clone(), tunnel().await).await.unwrap();
     let get = |host: &str, more: &str| format!("GET /x HTTP/1.1\r\nHost: {host}\r\n{more}\r\n");
     let two = get(&format!("site.test:{port}"), "Authorization: mine\r\n")
         + &get("evil.test", "Connection: close\r\n");
@@ -673,7 +678,7 @@ async fn a_secret_is_added_inside_of_tls_that_ends_at_the_proxy() {
 
     // Nor does one that would repeat the secret.
     for method in ["TRACE", "track"] {
-        let mut client = believing(&own).connect(name.clone(), tunnel().await).await.unwrap();
+        let mut client = trusting(&own).connect(name.clone(), tunnel().await).await.unwrap();
         let trace = get(&format!("site.test:{port}"), "Connection: close\r\n");
         client.write_all(trace.replacen("GET", method, 1).as_bytes()).await.unwrap();
         let said = heard(&mut client).await;
@@ -682,14 +687,14 @@ async fn a_secret_is_added_inside_of_tls_that_ends_at_the_proxy() {
     assert_eq!(lock(&asked).len(), 1);
 
     // Who believes only the world does not believe us.
-    let refused = believing(world.certificate()).connect(name, tunnel().await).await;
+    let refused = trusting(world.certificate()).connect(name, tunnel().await).await;
     assert!(refused.is_err());
     // And a site that cannot show who it is gets no secret.
     let (liar, untold) = (Authority::open(None).unwrap(), Arc::default());
     let port = site_with_tls(&liar, Arc::clone(&untold)).await;
     let policy = policy_for(port);
     let proxy = with_secret(self::proxy(&policy), &format!("https://site.test:{port}"));
-    assert!(proxy.network.tls.set(believing(world.certificate())).is_ok());
+    assert!(proxy.network.tls.set(trusting(world.certificate())).is_ok());
     let proxy = proxy.start();
     let own = proxy.egress.network.authority().await.unwrap().certificate().to_owned();
     let mut client = proxy.connect();
@@ -700,7 +705,7 @@ async fn a_secret_is_added_inside_of_tls_that_ends_at_the_proxy() {
         head.push(client.read_u8().await.unwrap());
     }
     let name = ServerName::try_from("site.test").unwrap();
-    let mut client = believing(&own).connect(name, client).await.unwrap();
+    let mut client = trusting(&own).connect(name, client).await.unwrap();
     let get = get(&format!("site.test:{port}"), "Connection: close\r\n");
     client.write_all(get.as_bytes()).await.unwrap();
     let said = heard(&mut client).await;
@@ -725,6 +730,6 @@ fn programs_inside_are_told_the_way() {
     let open = environment("open");
     assert_eq!(open["https_proxy"], "http://127.0.0.1:3128");
     assert_eq!(open["NO_PROXY"], "localhost,127.0.0.1,::1");
-    assert_eq!(open["SSL_CERT_FILE"], CERTIFICATES);
+    assert_eq!(open["SSL_CERT_FILE"], belljar_proto::relay::CERTIFICATES);
     assert_eq!(environment("127.0.0.1:80")["no_proxy"], "localhost,::1");
 }

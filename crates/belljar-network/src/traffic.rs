@@ -1,4 +1,4 @@
-//! What went out of a sandbox and what was refused: counted, and the last of it remembered.
+//! Records the traffic of a sandbox: totals, and its last visits, refused ones included.
 
 use std::collections::VecDeque;
 use std::io;
@@ -12,41 +12,41 @@ use serde::Serialize;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Instant;
 
-use super::host::Target;
+use crate::host::Target;
 use crate::lock;
 
-/// Visits that are remembered of one sandbox.
-const REMEMBERED: usize = 256;
+/// Visits that are kept of one sandbox.
+const MAX_VISITS: usize = 256;
 
-/// Lines of one sandbox in the audit log, per minute. What comes on top of them is counted: a
-/// sandbox that knocks in a loop must not push everybody else out of the log.
-const NOTED_PER_MINUTE: u32 = 600;
+/// Lines of one sandbox in the audit log, per minute. More visits are only counted, so that a sandbox that
+/// connects in a loop does not fill the log.
+const LOGGED_PER_MINUTE: u32 = 600;
 
-/// The longest name of a method that is remembered.
+/// Characters of a method's name that are kept.
 const MAX_METHOD: usize = 16;
 
-/// One attempt to reach somebody.
+/// One request, or one tunnel, of code in a sandbox.
 #[derive(Debug, Clone, Serialize)]
 pub struct Visit {
     #[serde(skip)]
     pub begun_ms: i64,
-    /// `CONNECT` for a tunnel, else that of the request.
+    /// `CONNECT` for a tunnel, else the method of the request.
     pub method: String,
-    /// As it was asked for, in its plain form; empty if it could not be understood.
+    /// Normalised; empty if it could not be parsed.
     pub host: String,
     pub port: u16,
     pub outcome: Outcome,
-    /// Why it was refused, or failed.
+    /// Why it was refused, failed or was cut off.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Of the answer, where we see it.
+    /// The HTTP status of the response, unless it is in a tunnel.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub status: Option<u16>,
-    /// Bytes, as the other side counts them.
+    /// Bytes on the connection to the host.
     pub sent: u64,
     pub received: u64,
     pub duration_ms: u64,
-    /// Headers that were added; their values are secret.
+    /// Names of the headers that the proxy added.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub injected: Vec<String>,
 }
@@ -70,7 +70,7 @@ impl Outcome {
     }
 }
 
-/// Everything since the sandbox was made, or taken over by this server.
+/// Totals since this server created or adopted the sandbox.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Totals {
     pub reached: u64,
@@ -80,25 +80,27 @@ pub struct Totals {
     pub received: u64,
 }
 
-/// Who hears of every visit when it is over, and whether it is to be noted or only counted.
-pub type Listener = Box<dyn Fn(&Visit, bool) + Send + Sync>;
+/// Called at the end of every visit, with whether to log it or only to count it.
+pub type VisitListener = Box<dyn Fn(&Visit, bool) + Send + Sync>;
 
 /// The traffic of one sandbox.
 pub struct Traffic {
-    inner: Mutex<Inner>,
-    /// Bytes that may still go in either direction.
+    state: Mutex<TrafficState>,
+    /// Bytes that may still be sent or received.
     left: AtomicU64,
-    listener: Option<Listener>,
+    listener: Option<VisitListener>,
 }
 
 #[derive(Debug, Default)]
-struct Inner {
+struct TrafficState {
     totals: Totals,
     recent: VecDeque<Visit>,
-    /// The current minute, and how many were noted and how many not since it began.
+    /// The current minute, since 1970.
     minute: i64,
-    noted: u32,
-    unnoted: u64,
+    /// Visits in this minute.
+    in_minute: u32,
+    /// Visits that were not logged since the last one that was.
+    unlogged: u64,
 }
 
 impl std::fmt::Debug for Traffic {
@@ -108,23 +110,23 @@ impl std::fmt::Debug for Traffic {
 }
 
 impl Traffic {
-    pub(crate) fn new(max_bytes: u64, listener: Option<Listener>) -> Arc<Traffic> {
-        let (inner, left) = (Mutex::default(), AtomicU64::new(max_bytes));
-        Arc::new(Traffic { inner, left, listener })
+    pub(crate) fn new(max_bytes: u64, listener: Option<VisitListener>) -> Arc<Traffic> {
+        let (state, left) = (Mutex::default(), AtomicU64::new(max_bytes));
+        Arc::new(Traffic { state, left, listener })
     }
 
     #[must_use]
     pub fn totals(&self) -> Totals {
-        lock(&self.inner).totals
+        lock(&self.state).totals
     }
 
     /// The last visits, the newest first.
     #[must_use]
     pub fn recent(&self) -> Vec<Visit> {
-        lock(&self.inner).recent.iter().rev().cloned().collect()
+        lock(&self.state).recent.iter().rev().cloned().collect()
     }
 
-    /// Takes bytes off what is left; false if there are not that many.
+    /// Subtracts bytes from the allowance; false if it has fewer.
     fn spend(&self, bytes: u64) -> bool {
         let spent = self
             .left
@@ -140,54 +142,60 @@ impl Traffic {
     }
 
     fn record(&self, mut visit: Visit) {
-        let minute = visit.begun_ms / 60_000;
-        let noted = {
-            let mut inner = lock(&self.inner);
-            let totals = &mut inner.totals;
-            match visit.outcome {
-                Outcome::Reached => totals.reached += 1,
-                Outcome::Refused => totals.refused += 1,
-                Outcome::Failed => totals.failed += 1,
-            }
-            totals.sent += visit.sent;
-            totals.received += visit.received;
-            if inner.recent.len() >= REMEMBERED {
-                inner.recent.pop_front();
-            }
-            inner.recent.push_back(visit.clone());
-            if inner.minute != minute {
-                (inner.minute, inner.noted) = (minute, 0);
-            }
-            inner.noted += 1;
-            let noted = inner.noted <= NOTED_PER_MINUTE;
-            if noted {
-                let unnoted = std::mem::take(&mut inner.unnoted);
-                if unnoted > 0 {
-                    let reason = visit.reason.take().map(|why| why + "; ").unwrap_or_default();
-                    visit.reason = Some(format!("{reason}{unnoted} before it were not noted"));
-                }
-            } else {
-                inner.unnoted += 1;
-            }
-            noted
-        };
+        let logged = lock(&self.state).add(&mut visit);
         if let Some(listener) = &self.listener {
-            listener(&visit, noted);
+            listener(&visit, logged);
         }
     }
 }
 
-/// A visit while it lasts; recorded when it is dropped.
-pub(crate) struct Trip {
+impl TrafficState {
+    /// Counts a visit and keeps it; returns whether to log it. Its reason then also says how many were not logged.
+    fn add(&mut self, visit: &mut Visit) -> bool {
+        match visit.outcome {
+            Outcome::Reached => self.totals.reached += 1,
+            Outcome::Refused => self.totals.refused += 1,
+            Outcome::Failed => self.totals.failed += 1,
+        }
+        self.totals.sent += visit.sent;
+        self.totals.received += visit.received;
+        if self.recent.len() >= MAX_VISITS {
+            self.recent.pop_front();
+        }
+        self.recent.push_back(visit.clone());
+        let minute = visit.begun_ms / 60_000;
+        if self.minute != minute {
+            (self.minute, self.in_minute) = (minute, 0);
+        }
+        self.in_minute += 1;
+        if self.in_minute > LOGGED_PER_MINUTE {
+            self.unlogged += 1;
+            return false;
+        }
+        let unlogged = std::mem::take(&mut self.unlogged);
+        if unlogged > 0 {
+            let reason = visit.reason.take().map(|why| why + "; ").unwrap_or_default();
+            visit.reason = Some(format!("{reason}{unlogged} visits before it were not logged"));
+        }
+        true
+    }
+}
+
+/// A visit in progress; recorded when it is dropped.
+pub(crate) struct OpenVisit {
     traffic: Arc<Traffic>,
     visit: Visit,
     begun: Instant,
-    pub(crate) meter: Arc<Meter>,
-    forgotten: bool,
+    pub(crate) meter: Arc<VisitMeter>,
+    discarded: bool,
 }
 
-impl Trip {
-    pub(crate) fn begin(traffic: &Arc<Traffic>, method: &str, target: Option<&Target>) -> Trip {
+impl OpenVisit {
+    pub(crate) fn begin(
+        traffic: &Arc<Traffic>,
+        method: &str,
+        target: Option<&Target>,
+    ) -> OpenVisit {
         let visit = Visit {
             begun_ms: now_ms(),
             method: method.chars().take(MAX_METHOD).collect(),
@@ -202,7 +210,7 @@ impl Trip {
             injected: Vec::new(),
         };
         let begun = Instant::now();
-        let meter = Arc::new(Meter {
+        let meter = Arc::new(VisitMeter {
             traffic: Arc::clone(traffic),
             begun,
             moved_ms: AtomicU64::new(0),
@@ -211,20 +219,20 @@ impl Trip {
             status: AtomicU16::new(0),
             idle: AtomicBool::new(false),
         });
-        Trip { traffic: Arc::clone(traffic), visit, begun, meter, forgotten: false }
+        OpenVisit { traffic: Arc::clone(traffic), visit, begun, meter, discarded: false }
     }
 
-    pub(crate) fn ended(&mut self, outcome: Outcome, reason: String) {
+    pub(crate) fn set_outcome(&mut self, outcome: Outcome, reason: String) {
         self.visit.outcome = outcome;
         self.visit.reason = Some(reason);
     }
 
-    /// It is not a visit of its own after all.
-    pub(crate) fn forget(mut self) {
-        self.forgotten = true;
+    /// Does not record it.
+    pub(crate) fn discard(mut self) {
+        self.discarded = true;
     }
 
-    pub(crate) fn injected(&mut self, header: &str) {
+    pub(crate) fn add_injected(&mut self, header: &str) {
         self.visit.injected.push(header.to_owned());
     }
 }
@@ -235,9 +243,9 @@ fn now_ms() -> i64 {
     i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
 }
 
-impl Drop for Trip {
+impl Drop for OpenVisit {
     fn drop(&mut self) {
-        if self.forgotten {
+        if self.discarded {
             return;
         }
         let mut visit = self.visit.clone();
@@ -249,10 +257,10 @@ impl Drop for Trip {
     }
 }
 
-/// Counts what a connection moves, ends it where the sandbox has moved enough, and knows when it
-/// last moved anything.
+/// Counts the bytes of a connection, fails it when the sandbox has used up its allowance, and knows when it was
+/// last active.
 #[derive(Debug)]
-pub(crate) struct Meter {
+pub(crate) struct VisitMeter {
     traffic: Arc<Traffic>,
     begun: Instant,
     moved_ms: AtomicU64,
@@ -262,7 +270,7 @@ pub(crate) struct Meter {
     idle: AtomicBool,
 }
 
-impl Meter {
+impl VisitMeter {
     pub(crate) fn status(&self, status: u16) {
         self.status.store(status, Ordering::Relaxed);
     }
@@ -271,15 +279,15 @@ impl Meter {
         self.idle.load(Ordering::Relaxed)
     }
 
-    /// Resolves when nothing has moved for this long.
-    pub(crate) async fn idle_for(&self, patience: Duration) {
+    /// Returns when no byte was sent or received for this long.
+    pub(crate) async fn idle_for(&self, limit: Duration) {
         loop {
             let moved = self.begun + Duration::from_millis(self.moved_ms.load(Ordering::Relaxed));
-            if moved.elapsed() >= patience {
+            if moved.elapsed() >= limit {
                 self.idle.store(true, Ordering::Relaxed);
                 return;
             }
-            tokio::time::sleep_until(moved + patience).await;
+            tokio::time::sleep_until(moved + limit).await;
         }
     }
 
@@ -293,18 +301,18 @@ impl Meter {
         if self.traffic.spend(bytes as u64) {
             return Ok(());
         }
-        Err(io::Error::other("this sandbox has moved as many bytes as it may"))
+        Err(io::Error::other("this sandbox has used up its network bytes"))
     }
 }
 
-/// A connection to the outside, metered.
+/// A connection to a host, metered.
 pub(crate) struct Metered<S> {
     inner: S,
-    meter: Arc<Meter>,
+    meter: Arc<VisitMeter>,
 }
 
 impl<S> Metered<S> {
-    pub(crate) fn new(inner: S, meter: &Arc<Meter>) -> Metered<S> {
+    pub(crate) fn new(inner: S, meter: &Arc<VisitMeter>) -> Metered<S> {
         Metered { inner, meter: Arc::clone(meter) }
     }
 }
@@ -353,35 +361,35 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sandbox_that_knocks_in_a_loop_is_counted_and_not_repeated() {
-        let heard = Arc::new(AtomicUsize::new(0));
+    fn a_sandbox_that_connects_in_a_loop_is_counted_and_not_logged() {
+        let logged = Arc::new(AtomicUsize::new(0));
         let listener = {
-            let heard = Arc::clone(&heard);
-            move |_: &Visit, noted| {
-                heard.fetch_add(usize::from(noted), Ordering::Relaxed);
+            let count = Arc::clone(&logged);
+            move |_: &Visit, log| {
+                count.fetch_add(usize::from(log), Ordering::Relaxed);
             }
         };
         let traffic = Traffic::new(10, Some(Box::new(listener)));
-        let many = NOTED_PER_MINUTE as usize * 3;
+        let many = LOGGED_PER_MINUTE as usize * 3;
         for _ in 0..many {
-            Trip::begin(&traffic, "GET", None).ended(Outcome::Refused, "no".into());
+            OpenVisit::begin(&traffic, "GET", None).set_outcome(Outcome::Refused, "no".into());
         }
         assert_eq!(traffic.totals().refused, many as u64);
-        assert_eq!(traffic.recent().len(), REMEMBERED);
-        // A minute may have ended meanwhile.
-        assert!(heard.load(Ordering::Relaxed) <= 2 * NOTED_PER_MINUTE as usize);
+        assert_eq!(traffic.recent().len(), MAX_VISITS);
+        // A new minute may have begun.
+        assert!(logged.load(Ordering::Relaxed) <= 2 * LOGGED_PER_MINUTE as usize);
     }
 
     #[tokio::test]
-    async fn bytes_run_out() {
+    async fn an_allowance_of_bytes_is_enforced() {
         use tokio::io::AsyncWriteExt as _;
         let traffic = Traffic::new(10, None);
-        let trip = Trip::begin(&traffic, "GET", None);
-        let mut stream = Metered::new(tokio::io::sink(), &trip.meter);
+        let visit = OpenVisit::begin(&traffic, "GET", None);
+        let mut stream = Metered::new(tokio::io::sink(), &visit.meter);
         stream.write_all(&[0; 10]).await.unwrap();
         assert!(traffic.is_used_up());
         assert!(stream.write_all(&[0; 1]).await.is_err());
-        drop(trip);
+        drop(visit);
         assert_eq!(traffic.totals().sent, 11);
     }
 
@@ -389,8 +397,8 @@ mod tests {
     async fn idleness_is_counted_from_the_last_byte() {
         use tokio::io::AsyncWriteExt as _;
         let traffic = Traffic::new(u64::MAX, None);
-        let trip = Trip::begin(&traffic, "GET", None);
-        let mut stream = Metered::new(tokio::io::sink(), &trip.meter);
+        let visit = OpenVisit::begin(&traffic, "GET", None);
+        let mut stream = Metered::new(tokio::io::sink(), &visit.meter);
         let begun = Instant::now();
         let writing = async {
             for _ in 0..5 {
@@ -398,9 +406,9 @@ mod tests {
                 stream.write_all(b"x").await.unwrap();
             }
         };
-        let idle = trip.meter.idle_for(Duration::from_secs(10));
+        let idle = visit.meter.idle_for(Duration::from_secs(10));
         tokio::join!(writing, idle);
         assert_eq!(begun.elapsed().as_secs(), 50);
-        assert!(trip.meter.was_idle());
+        assert!(visit.meter.was_idle());
     }
 }

@@ -166,7 +166,7 @@ impl Engine {
     ) -> Result<ArchiveUpload, EngineError> {
         let sandbox = self.used_sandbox(who, id).await?;
         let directory = inside(path)?;
-        let place = self.shared.uploads.place(&who.tenant, id).await?;
+        let place = self.shared.uploads.permit(&who.tenant, id).await?;
         let way = match format {
             ArchiveFormat::Tar | ArchiveFormat::TarGz => {
                 let unpacking = sandbox.unpack(&directory, format).await;

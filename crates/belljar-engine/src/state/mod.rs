@@ -17,7 +17,7 @@ use crate::config::EngineConfig;
 use crate::datasets::Cache;
 use crate::error::EngineError;
 use crate::metrics::{ByHow, Metrics, Name};
-use crate::network::{Listener, Traffic, Visit};
+use crate::network::{Traffic, Visit, VisitListener};
 use crate::pool::Pool;
 use crate::principal::Principal;
 use crate::shares::Shares;
@@ -158,7 +158,7 @@ impl EngineState {
             (self.audit.clone(), self.metrics.visits.clone(), self.metrics.network_bytes.clone());
         let who = Principal { tenant: tenant.to_owned(), ..Principal::default() };
         let (session, run) = (session.map(str::to_owned), run.map(str::to_owned));
-        let note: Listener = Box::new(move |visit: &Visit, noted| {
+        let note: VisitListener = Box::new(move |visit: &Visit, noted| {
             visits.get_or_create(&ByHow { how: Name(visit.outcome.name()) }).inc();
             bytes.inc_by(visit.sent + visit.received);
             if !noted {

@@ -1,52 +1,54 @@
-//! Which addresses the server connects to on somebody's behalf. Only what the whole internet can
-//! reach is harmless; anything else may be a neighbour that trusts this machine.
+//! Which addresses the server may connect to for others. Public addresses are allowed. Others may belong
+//! to a service that trusts this machine.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use belljar_sys::route::{self, Nearness};
 
-/// How far away an address is.
+/// From where an address can be reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reach {
+    /// From the whole internet.
     Global,
-    /// Near; good where an operator said so. With its article, for messages.
+    /// From this machine or its network only; connected to where it was allowed explicitly. The kind, with
+    /// its article, for messages: "a private".
     Near(&'static str),
-    /// No place of a server.
+    /// No server can have it. The kind, as above.
     Nowhere(&'static str),
 }
 
-/// Why an address is not connected to.
+/// An address that is not connected to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Refused {
+pub struct RefusedAddress {
     /// With its article: "a private".
     pub kind: &'static str,
-    /// An exception can be made for it.
+    /// Whether it can be allowed explicitly.
     pub can_be_allowed: bool,
 }
 
-/// Refuses a host if any one of its addresses is refused: a name that has a public address beside a
-/// private one is a trick, or will be one at the next try. Near ones are asked about.
+/// Checks all addresses of a host. One refused address refuses the host: a name with a public and a
+/// private address is an attack (DNS rebinding). `near_allowed` decides about [`Reach::Near`].
 pub fn check(
     addresses: &[SocketAddr],
     near_allowed: impl Fn(&SocketAddr) -> bool,
-) -> Result<(), Refused> {
+) -> Result<(), RefusedAddress> {
     for address in addresses {
         let near = match reach(address.ip()) {
-            Reach::Nowhere(kind) => return Err(Refused { kind, can_be_allowed: false }),
+            Reach::Nowhere(kind) => return Err(RefusedAddress { kind, can_be_allowed: false }),
             Reach::Near(kind) => Some(kind),
             Reach::Global => near_by_route(address.ip()),
         };
         if let Some(kind) = near
             && !near_allowed(address)
         {
-            return Err(Refused { kind, can_be_allowed: true });
+            return Err(RefusedAddress { kind, can_be_allowed: true });
         }
     }
     Ok(())
 }
 
-/// Public addresses that this machine has itself, or reaches without a router. What listens there
-/// often believes that only this machine, or its network, can ask.
+/// Finds public addresses that this machine has itself, or reaches without a router. Services there often
+/// trust every client, because only this machine and its network can connect.
 fn near_by_route(address: IpAddr) -> Option<&'static str> {
     let inside = match address {
         IpAddr::V4(_) => Vec::new(),
@@ -58,7 +60,7 @@ fn near_by_route(address: IpAddr) -> Option<&'static str> {
         Ok(Nearness::Own) => Some("the server's own"),
         Ok(Nearness::OnLink) => Some("a neighbouring"),
         Err(error) => {
-            tracing::warn!(%error, "failed to ask the kernel for a route, so an address is refused");
+            tracing::warn!(%error, "failed to get a route from the kernel, so the address is refused");
             Some("an unverifiable")
         }
     })
@@ -71,14 +73,14 @@ pub fn reach(address: IpAddr) -> Reach {
     }
 }
 
-/// After the IANA registry of special-purpose addresses.
+/// Follows the IANA registry of special-purpose addresses.
 fn reach_v4(address: Ipv4Addr) -> Reach {
     match address.octets() {
         // Linux connects 0.0.0.0 to loopback.
         [0, ..] => Reach::Nowhere("an unspecified"),
         [127, ..] => Reach::Near("a loopback"),
         [169, 254, ..] => Reach::Near("a link-local"),
-        // Azure's, in the middle of public addresses. Those of other clouds are link-local, shared
+        // Azure's metadata service, in a public range. Those of other clouds are link-local, shared
         // (100.100.100.200), private (fd00:ec2::254, fd20:ce::254) or reserved (192.0.0.192).
         [168, 63, 129, 16] => Reach::Near("a metadata"),
         [10, ..] | [172, 16..=31, ..] | [192, 168, ..] => Reach::Near("a private"),
@@ -100,7 +102,7 @@ fn reach_v6(address: Ipv6Addr) -> Reach {
     match address.segments() {
         [0, 0, 0, 0, 0, 0, 0, 0] => Reach::Nowhere("an unspecified"),
         [0, 0, 0, 0, 0, 0, 0, 1] => Reach::Near("a loopback"),
-        // NAT64 inside one network, of which only that network knows where it leads.
+        // NAT64 with a prefix of the local network: its target is not known here.
         [0x64, 0xff9b, 1, ..] => Reach::Near("a translated"),
         [0xfc00..=0xfdff, ..] => Reach::Near("a private"),
         [0xfe80..=0xfebf, ..] => Reach::Near("a link-local"),
@@ -108,12 +110,12 @@ fn reach_v6(address: Ipv6Addr) -> Reach {
         [0x2001, 0xdb8, ..] | [0x3fff, 0..=0xfff, ..] => Reach::Nowhere("a documentation"),
         [0x2001, 0..=0x1ff, ..] => Reach::Nowhere("a reserved"),
         [0x2000..=0x3fff, ..] => Reach::Global,
-        // IPv4-compatible, site-local, discard and what nobody has been given yet.
+        // IPv4-compatible, site-local, discard-only and unassigned.
         _ => Reach::Nowhere("a reserved"),
     }
 }
 
-/// The IPv4 addresses that an IPv6 one stands for, or is a way to.
+/// The IPv4 addresses that an IPv6 address maps to or is a tunnel to.
 fn v4_inside(address: Ipv6Addr) -> Vec<Ipv4Addr> {
     let segments = address.segments();
     let v4_at = |segment: usize| {
@@ -122,13 +124,13 @@ fn v4_inside(address: Ipv6Addr) -> Vec<Ipv4Addr> {
         Ipv4Addr::new(a, b, c, d)
     };
     match segments {
-        // The kernel takes a mapped address for the IPv4 one in it.
+        // IPv4-mapped: the kernel connects to the IPv4 address.
         [0, 0, 0, 0, 0, 0xffff, ..] => vec![v4_at(6)],
         // NAT64
         [0x64, 0xff9b, 0, 0, 0, 0, ..] => vec![v4_at(6)],
         // 6to4
         [0x2002, ..] => vec![v4_at(1)],
-        // Teredo tells the address of a server, and that of the client with its bits turned.
+        // Teredo: the address of the server, and that of the client with all bits inverted.
         [0x2001, 0, ..] => vec![v4_at(2), Ipv4Addr::from_bits(!v4_at(6).to_bits())],
         _ => Vec::new(),
     }
@@ -139,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_everybody_can_reach_is_reached() {
+    fn addresses_are_classified() {
         for (kind, addresses) in [
             (
                 "global",
@@ -200,7 +202,7 @@ mod tests {
                     "64:ff9b:1::8.8.8.8",
                     "2002:7f00:1::1",
                     "2002:a9fe:a9fe::",
-                    // Teredo by a private server, and for a loopback client.
+                    // Teredo with a private server, and with a loopback client.
                     "2001:0:a00:1::f7f7:f7f7",
                     "2001:0:808:808::80ff:fffe",
                 ],
@@ -252,11 +254,11 @@ mod tests {
     fn one_refused_address_is_enough() {
         let addresses: Vec<SocketAddr> =
             vec!["8.8.8.8:80".parse().unwrap(), "10.0.0.1:80".parse().unwrap()];
-        let refused = Refused { kind: "a private", can_be_allowed: true };
+        let refused = RefusedAddress { kind: "a private", can_be_allowed: true };
         assert_eq!(check(&addresses, |_| false), Err(refused));
         assert_eq!(check(&addresses, |_| true), Ok(()));
         assert_eq!(check(&addresses[..1], |_| false), Ok(()));
-        // An exception is for neighbours, not for nonsense.
+        // An unspecified address cannot be allowed.
         assert!(check(&["0.0.0.0:80".parse().unwrap()], |_| true).is_err());
     }
 }

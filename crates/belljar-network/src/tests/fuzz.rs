@@ -22,9 +22,9 @@ const PORT: &str = "12345";
 
 fn hasty(port: u16) -> Proxy {
     let mut proxy = proxy(&format!("site.test:{port} 127.0.0.1:{port}"));
-    proxy.network.patience.head = MOMENT;
-    proxy.network.patience.connect = MOMENT;
-    proxy.network.patience.idle = MOMENT;
+    proxy.network.timeouts.head = MOMENT;
+    proxy.network.timeouts.connect = MOMENT;
+    proxy.network.timeouts.idle = MOMENT;
     proxy
 }
 

@@ -1,5 +1,5 @@
-//! What can go wrong with a source, one sentence each. A source is named by its origin alone: paths
-//! and queries may hold secrets, and those of a redirect usually do.
+//! Errors of a source. Messages name its origin only: paths and queries may hold secrets, and those of a redirect
+//! usually do.
 
 use std::io;
 
@@ -8,8 +8,8 @@ use belljar_network::outbound::TlsError;
 #[derive(Debug, thiserror::Error)]
 pub enum SourceError {
     #[error(
-        "there is no source for dataset `{id}`; BELLJAR_DATASET_SOURCES needs an entry with its \
-         name or a prefix of it"
+        "there is no source for dataset `{id}`; add an entry with its name or a prefix of it to \
+         BELLJAR_DATASET_SOURCES"
     )]
     NoSource { id: String },
     #[error("`{id}` cannot be the name of a dataset to fetch: {why}")]
@@ -20,10 +20,10 @@ pub enum SourceError {
         #[source]
         cause: io::Error,
     },
-    /// The address itself is left out: whoever redirects us would learn what our DNS knows.
+    /// Without the address: a server that redirects us must not learn the answers of our DNS.
     #[error(
-        "`{host}` has {kind} address, and datasets are not fetched from there{}",
-        if *can_be_allowed { "; `allow` of the source can make an exception for the name" } else { "" }
+        "`{host}` has {kind} address, and datasets are fetched from public addresses only{}",
+        if *can_be_allowed { "; `allow` of the source can name it as an exception" } else { "" }
     )]
     RefusedAddress { host: String, kind: &'static str, can_be_allowed: bool },
     #[error("failed to connect to {origin}; is it up, and may this machine reach it?")]
@@ -33,7 +33,7 @@ pub enum SourceError {
         cause: io::Error,
     },
     #[error(
-        "{origin} cannot show that it is who it says; add its authority to this machine's \
+        "the certificate of {origin} is not trusted; add its authority to this machine's \
          certificates, or name a file with it in SSL_CERT_FILE"
     )]
     Untrusted {
@@ -41,26 +41,21 @@ pub enum SourceError {
         #[source]
         cause: io::Error,
     },
-    #[error("this machine has no certificates to believe in; SSL_CERT_FILE names a file with some")]
-    NoCertificates {
-        #[source]
-        cause: Option<rustls_native_certs::Error>,
-    },
-    #[error("failed to set up TLS")]
-    Tls(#[source] tokio_rustls::rustls::Error),
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     #[error("the connection to {origin} was lost before it answered; try again")]
     Lost {
         origin: String,
         #[source]
         cause: hyper::Error,
     },
-    #[error("what {origin} answers is not HTTP, or its headers are too large")]
+    #[error("the answer of {origin} is not HTTP, or its headers are too large")]
     NotHttp {
         origin: String,
         #[source]
         cause: hyper::Error,
     },
-    #[error("{origin} broke off after {received}{} bytes; try again", of(*expected))]
+    #[error("{origin} closed the connection after {received}{} bytes; try again", of(*expected))]
     CutOff {
         origin: String,
         received: u64,
@@ -73,7 +68,7 @@ pub enum SourceError {
         size.map(|size| format!(": it has {size}")).unwrap_or_default()
     )]
     TooLarge { limit: u64, size: Option<u64> },
-    #[error("{origin} was not reached within {seconds} seconds; is the address right?")]
+    #[error("failed to connect to {origin} within {seconds} seconds; is the address right?")]
     ConnectTimeout { origin: String, seconds: u64 },
     #[error("{origin} sent nothing for {seconds} seconds; try again")]
     Silent { origin: String, seconds: u64 },
@@ -85,28 +80,24 @@ pub enum SourceError {
     Status {
         origin: String,
         status: u16,
-        /// The first line of what it says, without control characters and without our secrets.
+        /// The first line of its answer, without control characters and our secrets.
         line: String,
     },
-    #[error("{origin} redirects to where we do not follow: {why}")]
+    #[error("a redirect of {origin} cannot be followed: {why}")]
     Redirect { origin: String, why: String },
-    #[error("{origin} sends the dataset encoded as `{encoding}` though it was asked not to")]
+    #[error(
+        "{origin} sends the dataset encoded as `{encoding}`, although the request forbids that"
+    )]
     Encoded { origin: String, encoding: String },
-    #[error("nobody waits for the dataset any more")]
+    /// It answered 304, although the request had no ETag.
+    #[error("{origin} answered 304 to a request without an ETag")]
+    Unconditional304 { origin: String },
+    #[error("the transfer was cancelled")]
     Abandoned,
 }
 
-impl From<TlsError> for SourceError {
-    fn from(error: TlsError) -> SourceError {
-        match error {
-            TlsError::NoCertificates(cause) => SourceError::NoCertificates { cause },
-            TlsError::Tls(cause) => SourceError::Tls(cause),
-        }
-    }
-}
-
 impl SourceError {
-    /// The same for ever, for programs to go by.
+    /// A stable code for programs.
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {
@@ -116,16 +107,14 @@ impl SourceError {
             | SourceError::Connect { .. }
             | SourceError::Lost { .. } => "source_unreachable",
             SourceError::RefusedAddress { .. } => "source_refused_address",
-            SourceError::Untrusted { .. }
-            | SourceError::NoCertificates { .. }
-            | SourceError::Tls(_) => "source_untrusted",
+            SourceError::Untrusted { .. } | SourceError::Tls(_) => "source_untrusted",
             SourceError::NotHttp { .. } | SourceError::Encoded { .. } => "source_protocol",
             SourceError::CutOff { .. } => "source_cut_off",
             SourceError::TooLarge { .. } => "source_too_large",
             SourceError::ConnectTimeout { .. }
             | SourceError::Silent { .. }
             | SourceError::Timeout { .. } => "source_timeout",
-            SourceError::Status { .. } => "source_status",
+            SourceError::Status { .. } | SourceError::Unconditional304 { .. } => "source_status",
             SourceError::Redirect { .. } => "source_redirect",
             SourceError::Abandoned => "source_abandoned",
         }

@@ -1,14 +1,13 @@
-//! What a fetched dataset is called in a sandbox.
+//! The file name of a fetched dataset in a sandbox.
 
-/// The longest extension that is one; longer ones are words with a dot before them.
+/// The longest extension; longer ones are text after a dot.
 const MAX_EXTENSION: usize = 10;
 
-/// Endings that say how an address is served, not what comes from it.
-const OF_PROGRAMS: &[&str] = &["asp", "aspx", "cgi", "do", "jsp", "php"];
+/// Extensions of server programs, which say nothing about the content.
+const PROGRAM_EXTENSIONS: &[&str] = &["asp", "aspx", "cgi", "do", "jsp", "php"];
 
-/// The last part of the id: callers know it before anything is fetched. Where it does not say what
-/// kind of file it is, an extension follows: that of the name the source proposes, that of the
-/// address, or that of the content type.
+/// The last part of the id, which clients know before the transfer. If it has no extension, one is added: that of
+/// the name in `Content-Disposition`, of the URL, or of the content type.
 pub(super) fn file_name(
     id: &str,
     disposition: Option<&str>,
@@ -23,7 +22,7 @@ pub(super) fn file_name(
     let found = proposed
         .as_deref()
         .and_then(extension)
-        .or_else(|| extension(url_path).filter(|ext| !OF_PROGRAMS.contains(&ext.as_str())))
+        .or_else(|| extension(url_path).filter(|ext| !PROGRAM_EXTENSIONS.contains(&ext.as_str())))
         .or_else(|| content_type.and_then(of_content_type).map(str::to_owned));
     match found {
         Some(extension) => format!("{name}.{extension}"),
@@ -31,7 +30,7 @@ pub(super) fn file_name(
     }
 }
 
-/// What follows the last dot, if it looks like an extension: `1.2` is a version.
+/// The text after the last dot, if it has a letter: `1.2` is a version.
 fn extension(name: &str) -> Option<String> {
     let (stem, extension) = name.rsplit('/').next()?.rsplit_once('.')?;
     let is_one = !stem.is_empty()
@@ -41,8 +40,8 @@ fn extension(name: &str) -> Option<String> {
     is_one.then(|| extension.to_ascii_lowercase())
 }
 
-/// The file name in a `Content-Disposition`. Directories in it are dropped; what is left is only
-/// looked at for its extension, so encodings of other letters do not matter.
+/// The file name in a `Content-Disposition`, without directories. Only its extension is used, so percent-encoding
+/// need not be decoded.
 fn proposed_name(disposition: &str) -> Option<String> {
     let lower = disposition.to_ascii_lowercase();
     let at = lower.find("filename*=").map(|at| at + 10);
@@ -91,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_come_from_ids_and_extensions_from_wherever_they_can() {
+    fn names_come_from_ids_and_extensions_from_the_first_that_has_one() {
         let csv = Some("text/csv; charset=utf-8");
         let attached = Some("attachment; filename=\"../Export 7.XLSX\"; size=3");
         for (id, disposition, path, kind, expected) in [

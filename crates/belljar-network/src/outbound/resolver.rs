@@ -1,13 +1,13 @@
-//! Names to addresses, asked of the DNS without a thread for each question.
+//! Resolves names to addresses, without a thread per query.
 //!
 //! ```text
 //!   Dns (one per server): BELLJAR_DNS or /etc/resolv.conf, and /etc/hosts, read again when they change
-//!    └─ Resolver (one per sandbox): a place per question ─▶ hosts file ─▶ DNS ─▶ addresses
+//!    └─ Resolver (one per sandbox): a permit per query ─▶ hosts file ─▶ DNS ─▶ addresses
 //! ```
 //!
-//! `getaddrinfo` would hold a thread of the pool that file work needs, for as long as a DNS server is
-//! silent, and who asks decides which server that is. What is not done here, and the C library
-//! would do: other sources than these two (LDAP, multicast DNS, `nsswitch.conf`).
+//! `getaddrinfo` would block a thread of the pool that file work needs until the DNS server answers, and
+//! code in a sandbox can choose a name whose server never does. Other sources of names (LDAP, multicast
+//! DNS, `nsswitch.conf`) are not supported.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -29,56 +29,56 @@ use tokio::time::{Instant, timeout};
 
 use crate::lock;
 
-/// Questions of one resolver at a time; others wait for a place.
+/// Concurrent queries of one resolver; more wait for a permit.
 const MAX_LOOKUPS: usize = 8;
 
-/// How long one question keeps its place.
+/// Timeout of one query.
 const MAX_LOOKUP: Duration = Duration::from_secs(15);
 
-/// Addresses of one name that are looked at; each is checked and may be tried.
+/// Addresses used of one name; each is checked and may be connected to.
 const MAX_ADDRESSES: usize = 32;
 
-/// Answers that a resolver remembers, for as long as they say.
-const REMEMBERED: u64 = 64;
+/// Responses that a resolver caches, each for its time to live.
+const CACHED: u64 = 64;
 
-/// How often at most the files are looked at for changes, and how much of them is read.
-const LOOK_AGAIN: Duration = Duration::from_secs(2);
+/// The shortest time between two checks of the files for changes, and how much of a file is read.
+const CHECK_INTERVAL: Duration = Duration::from_secs(2);
 const MAX_FILE: u64 = 4 << 20;
 
-/// Servers that can be set.
+/// DNS servers in the setting.
 const MAX_SERVERS: usize = 8;
 
 const RESOLV_CONF: &str = "/etc/resolv.conf";
 const HOSTS: &str = "/etc/hosts";
 
-/// Where this server learns addresses.
+/// The DNS configuration of this server.
 #[derive(Debug, Default)]
 pub struct Dns {
-    /// Instead of those in `/etc/resolv.conf`; empty if they are used.
+    /// Used instead of those in `/etc/resolv.conf`, unless empty.
     servers: Vec<SocketAddr>,
     loaded: Mutex<Option<Loaded>>,
 }
 
 #[derive(Debug)]
 struct Loaded {
-    looked: Instant,
+    checked: Instant,
     stamps: [Option<Stamp>; 2],
-    config: Arc<Config>,
+    config: Arc<DnsConfig>,
 }
 
-/// What changes if a file does: inode, size, seconds and nanoseconds of its last change.
+/// Detects a change of a file: inode, size, seconds and nanoseconds of the last change.
 type Stamp = (u64, u64, i64, i64);
 
 #[derive(Debug)]
-struct Config {
+struct DnsConfig {
     dns: ResolverConfig,
     options: ResolverOpts,
     hosts: Hosts,
 }
 
 impl Dns {
-    /// Addresses of servers, with or without a port, separated by spaces or commas. None means those
-    /// of `/etc/resolv.conf`.
+    /// Parses addresses of servers, with or without a port, separated by spaces or commas. An empty text
+    /// stands for the servers of `/etc/resolv.conf`.
     pub fn parse(text: &str) -> Result<Dns, String> {
         let words = text.split(|c: char| c.is_whitespace() || c == ',');
         let servers: Result<Vec<_>, String> = words
@@ -88,7 +88,7 @@ impl Dns {
                 let address = alone.or_else(|_| word.parse()).ok();
                 address.filter(|address| address.port() > 0).ok_or_else(|| {
                     format!(
-                        "`{}` is no address such as 10.0.0.2 or [fd00::2]:53",
+                        "`{}` is not an address such as 10.0.0.2 or [fd00::2]:53",
                         word.escape_debug()
                     )
                 })
@@ -101,50 +101,50 @@ impl Dns {
         Ok(Dns { servers, loaded: Mutex::default() })
     }
 
-    fn config(&self) -> Arc<Config> {
+    fn config(&self) -> Arc<DnsConfig> {
         let mut loaded = lock(&self.loaded);
         if let Some(loaded) = &*loaded
-            && loaded.looked.elapsed() < LOOK_AGAIN
+            && loaded.checked.elapsed() < CHECK_INTERVAL
         {
             return Arc::clone(&loaded.config);
         }
-        let (looked, stamps) = (Instant::now(), [stamp(RESOLV_CONF), stamp(HOSTS)]);
+        let (checked, stamps) = (Instant::now(), [stamp(RESOLV_CONF), stamp(HOSTS)]);
         let config = match loaded.take() {
             Some(loaded) if loaded.stamps == stamps => loaded.config,
             _ => Arc::new(self.load()),
         };
-        *loaded = Some(Loaded { looked, stamps, config: Arc::clone(&config) });
+        *loaded = Some(Loaded { checked, stamps, config: Arc::clone(&config) });
         config
     }
 
-    fn load(&self) -> Config {
+    fn load(&self) -> DnsConfig {
         let (dns, mut options) = match self.servers[..] {
             [] => from_resolv_conf(&read(RESOLV_CONF)),
-            _ => (asking(self.servers.iter().copied()), ResolverOpts::default()),
+            _ => (with_servers(self.servers.iter().copied()), ResolverOpts::default()),
         };
         options.ip_strategy = LookupIpStrategy::Ipv4AndIpv6;
-        options.cache_size = REMEMBERED;
-        // Asked before the DNS, by us.
+        options.cache_size = CACHED;
+        // `resolve` reads it before it queries the DNS.
         options.use_hosts_file = ResolveHosts::Never;
         let mut hosts = Hosts::default();
         if let Err(error) = hosts.read_hosts_conf(&read(HOSTS)[..]) {
             tracing::warn!(%error, "failed to read all of {HOSTS}");
         }
-        Config { dns, options, hosts }
+        DnsConfig { dns, options, hosts }
     }
 }
 
 fn from_resolv_conf(text: &[u8]) -> (ResolverConfig, ResolverOpts) {
     system_conf::parse_resolv_conf(text).unwrap_or_else(|error| {
-        // resolv.conf(5): without any, it is the one on this machine.
-        tracing::debug!(%error, "{RESOLV_CONF} names no server; this machine itself is asked");
+        // resolv.conf(5): the default is the server on this machine.
+        tracing::debug!(%error, "{RESOLV_CONF} has no server; the one on this machine is used");
         let own = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 53);
-        (asking([own]), ResolverOpts::default())
+        (with_servers([own]), ResolverOpts::default())
     })
 }
 
-/// Servers, and no domains to complete names with.
-fn asking(servers: impl IntoIterator<Item = SocketAddr>) -> ResolverConfig {
+/// A configuration with these servers and no search domains.
+fn with_servers(servers: impl IntoIterator<Item = SocketAddr>) -> ResolverConfig {
     let server = |address: SocketAddr| {
         let mut server = NameServerConfig::udp_and_tcp(address.ip());
         for connection in &mut server.connections {
@@ -160,7 +160,7 @@ fn stamp(path: &str) -> Option<Stamp> {
     Some((metadata.ino(), metadata.size(), metadata.ctime(), metadata.ctime_nsec()))
 }
 
-/// What there is of a file; nothing if it cannot be read.
+/// The content of a file; empty if it cannot be read.
 fn read(path: &str) -> Vec<u8> {
     let mut content = Vec::new();
     if let Ok(file) = File::open(path) {
@@ -169,8 +169,8 @@ fn read(path: &str) -> Vec<u8> {
     content
 }
 
-impl Config {
-    /// What the hosts file says. As with the C library, the DNS is not asked for more.
+impl DnsConfig {
+    /// Addresses in the hosts file. If there are any, the DNS is not queried, as in the C library.
     fn in_hosts_file(&self, name: &Name) -> Vec<IpAddr> {
         let of = |kind| self.hosts.lookup_static_host(&Query::query(name.clone(), kind));
         let found = [RecordType::A, RecordType::AAAA].into_iter().filter_map(of);
@@ -182,13 +182,13 @@ impl Config {
     }
 }
 
-/// Asks on behalf of one sandbox, or of all sources of datasets. Nothing is shared between two of
-/// them but the servers: no place, no connection and no answer.
+/// Resolves names for one sandbox, or for all sources of datasets. Two resolvers share no permits, no
+/// connections and no cache.
 pub struct Resolver {
     dns: Arc<Dns>,
-    places: Semaphore,
-    /// With the configuration that it was made for.
-    client: Mutex<Option<(Arc<Config>, TokioResolver)>>,
+    permits: Semaphore,
+    /// The client, and the configuration that it was made from.
+    client: Mutex<Option<(Arc<DnsConfig>, TokioResolver)>>,
     /// Names that are answered from here, without the hosts file and the DNS.
     names: HashMap<String, Vec<IpAddr>>,
 }
@@ -209,7 +209,7 @@ impl Resolver {
     pub fn new(dns: Arc<Dns>) -> Resolver {
         Resolver {
             dns,
-            places: Semaphore::new(MAX_LOOKUPS),
+            permits: Semaphore::new(MAX_LOOKUPS),
             client: Mutex::default(),
             names: HashMap::new(),
         }
@@ -222,8 +222,8 @@ impl Resolver {
         self
     }
 
-    /// Every address of a host, at least one. The caller bounds the time that it takes, because a
-    /// place may have to be waited for.
+    /// All addresses of a host, at least one. The caller limits the time, which includes waiting for a
+    /// permit.
     pub async fn resolve(&self, host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
         let with_port = |ip: IpAddr| SocketAddr::new(ip, port);
         if let Ok(address) = host.parse() {
@@ -239,7 +239,7 @@ impl Resolver {
         let config = self.dns.config();
         let mut found = config.in_hosts_file(&name);
         if found.is_empty() {
-            found = self.ask(&config, name).await?;
+            found = self.query(&config, name).await?;
         }
         let mut addresses = Vec::new();
         for address in found.into_iter().map(with_port) {
@@ -250,22 +250,22 @@ impl Resolver {
         if addresses.is_empty() { Err(no_address()) } else { Ok(addresses) }
     }
 
-    async fn ask(&self, config: &Arc<Config>, name: Name) -> io::Result<Vec<IpAddr>> {
-        let _place = self.places.acquire().await.map_err(io::Error::other)?;
+    async fn query(&self, config: &Arc<DnsConfig>, name: Name) -> io::Result<Vec<IpAddr>> {
+        let _permit = self.permits.acquire().await.map_err(io::Error::other)?;
         let client = self.client(config)?;
         match timeout(MAX_LOOKUP, client.lookup_ip(name)).await {
             Ok(Ok(found)) => Ok(found.iter().collect()),
             Ok(Err(error)) if error.is_no_records_found() => Err(no_address()),
             Ok(Err(error)) => {
-                // Which servers there are is nobody's business inside.
-                tracing::debug!(%error, "the DNS did not answer a question");
-                Err(io::Error::other("the DNS gave no answer"))
+                // The error names our DNS servers, which code in a sandbox must not learn.
+                tracing::debug!(%error, "a DNS query failed");
+                Err(io::Error::other("the DNS did not answer"))
             }
-            Err(_) => Err(io::Error::other("the DNS gave no answer in time")),
+            Err(_) => Err(io::Error::other("the DNS did not answer in time")),
         }
     }
 
-    fn client(&self, config: &Arc<Config>) -> io::Result<TokioResolver> {
+    fn client(&self, config: &Arc<DnsConfig>) -> io::Result<TokioResolver> {
         let mut client = lock(&self.client);
         if let Some((made_for, client)) = &*client
             && Arc::ptr_eq(made_for, config)
@@ -282,8 +282,8 @@ impl Resolver {
     }
 }
 
-/// No name ends in a number. `127.1` and `0x7f000001` are old ways to write an address, which nobody
-/// needs and the DNS does not know.
+/// Whether this is an address in an old notation, such as `127.1` or `0x7f000001`. The last label of a name is
+/// never a number.
 fn is_number(host: &str) -> bool {
     let last = host.rsplit('.').next().unwrap_or_default();
     let digits = last.strip_prefix("0x").unwrap_or(last);
@@ -304,7 +304,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn servers_are_addresses_with_or_without_a_port() {
+    fn dns_servers_are_addresses_with_or_without_a_port() {
         let servers = |text: &str| {
             let servers = Dns::parse(text).map(|dns| dns.servers);
             servers.map(|all| all.iter().map(ToString::to_string).collect::<Vec<_>>().join(" "))
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_server_this_machine_is_asked() {
+    fn without_a_server_this_machine_is_used() {
         let (config, _) = from_resolv_conf(b"search example.org\n");
         assert_eq!(config.name_servers()[0].ip, IpAddr::from([127, 0, 0, 1]));
         let (config, options) =
@@ -331,8 +331,8 @@ mod tests {
         assert_eq!(config.search().len(), 1);
     }
 
-    /// A DNS server that answers A questions for `*.example` by 9.9.9.9, tells of others that there
-    /// are none, and says nothing to those with `silent` in their name. What it was asked for.
+    /// A DNS server that answers A queries for `*.example` with 9.9.9.9 and others with NXDOMAIN, and does not
+    /// answer for names with `silent` in them. Also returns the names that were queried.
     async fn server() -> (SocketAddr, Arc<Mutex<HashSet<String>>>) {
         let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let address = socket.local_addr().unwrap();
@@ -380,22 +380,22 @@ mod tests {
         let resolver = Resolver::new(Arc::new(Dns::parse(&address.to_string()).unwrap()));
         let found = resolver.resolve("a_b.example", 80).await.unwrap();
         assert_eq!(found, ["9.9.9.9:80".parse().unwrap()]);
-        let missing = resolver.resolve("nobody.test", 80).await.unwrap_err();
+        let missing = resolver.resolve("missing.test", 80).await.unwrap_err();
         assert_eq!(missing.kind(), io::ErrorKind::NotFound);
         let before = lock(&asked).len();
         assert_eq!(before, 2);
-        // Neither of these is a question for the DNS.
+        // None of these is sent to the DNS.
         let found = resolver.resolve("localhost", 80).await.unwrap();
         assert!(found.contains(&"127.0.0.1:80".parse().unwrap()), "{found:?}");
         assert_eq!(resolver.resolve("::1", 80).await.unwrap(), ["[::1]:80".parse().unwrap()]);
-        for nobody in ["nowhere.invalid", "127.1", "2130706433", "0x7f.0x1", ""] {
-            assert!(resolver.resolve(nobody, 80).await.is_err(), "{nobody}");
+        for name in ["nowhere.invalid", "127.1", "2130706433", "0x7f.0x1", ""] {
+            assert!(resolver.resolve(name, 80).await.is_err(), "{name}");
         }
         assert_eq!(lock(&asked).len(), before);
     }
 
     #[tokio::test]
-    async fn a_silent_dns_holds_places_of_its_own_sandbox_only() {
+    async fn a_silent_dns_holds_permits_of_its_own_sandbox_only() {
         let (address, asked) = server().await;
         let dns = Arc::new(Dns::parse(&address.to_string()).unwrap());
         let (patient, other) = (Arc::new(Resolver::new(Arc::clone(&dns))), Resolver::new(dns));
@@ -407,15 +407,15 @@ mod tests {
         while lock(&asked).len() < MAX_LOOKUPS {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        // No others follow while these wait, and somebody else has places of their own.
+        // No more queries are sent while these wait, and another resolver has its own permits.
         let found = timeout(Duration::from_secs(2), other.resolve("a.example", 1)).await;
         assert!(found.unwrap().is_ok());
         let silent = lock(&asked).iter().filter(|name| name.contains("silent")).count();
         assert_eq!(silent, MAX_LOOKUPS);
-        assert_eq!(patient.places.available_permits(), 0);
-        // Whoever leaves gives their place back.
+        assert_eq!(patient.permits.available_permits(), 0);
+        // A cancelled query returns its permit.
         waiting.shutdown().await;
-        assert_eq!(patient.places.available_permits(), MAX_LOOKUPS);
+        assert_eq!(patient.permits.available_permits(), MAX_LOOKUPS);
         let found = timeout(Duration::from_secs(2), patient.resolve("b.example", 1)).await;
         assert!(found.unwrap().is_ok());
     }

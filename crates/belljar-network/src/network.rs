@@ -1,0 +1,220 @@
+//! The network of one server, and the proxies of its sandboxes.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use belljar_proto::relay::MAX_STREAMS;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::OnceCell;
+use tokio::task::JoinSet;
+use tokio_rustls::TlsConnector;
+
+use crate::authority::Authority;
+use crate::outbound::{self, Dns, Resolver};
+use crate::traffic::{Traffic, VisitListener};
+use crate::{NetworkError, Policy, Secrets, proxy};
+
+/// The network that this server gives to sandboxes.
+pub struct Network {
+    /// What no policy may exceed; `None` for runs of the operator.
+    pub(crate) ceiling: Option<Policy>,
+    pub(crate) secrets: Arc<Secrets>,
+    /// Bytes of one sandbox, sent and received together.
+    max_bytes: u64,
+    /// The file of the certificate authority.
+    authority_path: Option<PathBuf>,
+    authority: OnceCell<Arc<Authority>>,
+    /// The certificates that this machine trusts, for the proxy and, in PEM, for sandboxes.
+    pub(crate) tls: OnceCell<TlsConnector>,
+    certificates: OnceCell<String>,
+    dns: Arc<Dns>,
+    pub(crate) timeouts: Timeouts,
+}
+
+impl std::fmt::Debug for Network {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Network")
+            .field("ceiling", &self.ceiling)
+            .field("secrets", &self.secrets)
+            .field("max_bytes", &self.max_bytes)
+            .finish_non_exhaustive()
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Timeouts {
+    /// To connect to a host: name resolution, each connection and TLS.
+    pub(crate) connect: Duration,
+    /// Without a byte in either direction. Some hosts need minutes for a response.
+    pub(crate) idle: Duration,
+    /// For the head of a request, and between two requests.
+    pub(crate) head: Duration,
+}
+
+impl Default for Timeouts {
+    fn default() -> Timeouts {
+        Timeouts {
+            connect: Duration::from_secs(20),
+            idle: Duration::from_secs(600),
+            head: Duration::from_secs(60),
+        }
+    }
+}
+
+impl Default for Network {
+    /// Without a ceiling, for runs of the operator.
+    fn default() -> Network {
+        Network {
+            ceiling: None,
+            secrets: Arc::default(),
+            max_bytes: u64::MAX,
+            authority_path: None,
+            authority: OnceCell::new(),
+            tls: OnceCell::new(),
+            certificates: OnceCell::new(),
+            dns: Arc::default(),
+            timeouts: Timeouts::default(),
+        }
+    }
+}
+
+impl Network {
+    /// Without `authority_path`, the certificate authority is a temporary one.
+    #[must_use]
+    pub fn new(
+        ceiling: Option<Policy>,
+        secrets: Arc<Secrets>,
+        max_bytes: u64,
+        authority_path: Option<PathBuf>,
+        dns: Arc<Dns>,
+    ) -> Network {
+        Network { ceiling, secrets, max_bytes, authority_path, dns, ..Network::default() }
+    }
+
+    /// Refuses a policy that exceeds the ceiling or injects a secret that is not for its host.
+    pub fn check(&self, policy: &Policy) -> Result<(), NetworkError> {
+        if let Some(rule) = self.ceiling.as_ref().and_then(|most| most.exceeded_by(policy)) {
+            return Err(NetworkError::NotAllowed { rule });
+        }
+        self.secrets.check(policy.injections())
+    }
+
+    /// The record of a new sandbox's traffic.
+    #[must_use]
+    pub fn traffic(&self, listener: Option<VisitListener>) -> Arc<Traffic> {
+        Traffic::new(self.max_bytes, listener)
+    }
+
+    /// The certificates that code in a sandbox with this policy trusts, in PEM.
+    pub async fn certificates(&self, policy: &Policy) -> Result<String, NetworkError> {
+        self.bundle(policy).await.map_err(NetworkError::Authority)
+    }
+
+    /// Serves the proxy on the connections of one sandbox, until the result is dropped.
+    pub fn serve(
+        self: &Arc<Self>,
+        policy: &Policy,
+        traffic: &Arc<Traffic>,
+        connections: impl Connections,
+    ) -> Serving {
+        let egress = Arc::new(Egress {
+            network: Arc::clone(self),
+            policy: policy.clone(),
+            traffic: Arc::clone(traffic),
+            resolver: Resolver::new(Arc::clone(&self.dns)),
+        });
+        Serving(tokio::spawn(serve_all(egress, connections)))
+    }
+
+    /// The certificates of this machine and of our own authority.
+    pub(crate) async fn bundle(&self, policy: &Policy) -> io::Result<String> {
+        let known = self.certificates.get_or_init(certificates_in_pem).await;
+        match self.authority().await {
+            Ok(authority) => Ok(format!("{known}{}", authority.certificate())),
+            Err(error) if policy.terminates_tls() => Err(error),
+            Err(_) => Ok(known.clone()),
+        }
+    }
+
+    pub(crate) async fn authority(&self) -> io::Result<&Arc<Authority>> {
+        let open = async || {
+            let path = self.authority_path.clone();
+            let opened =
+                tokio::task::spawn_blocking(move || Authority::open(path.as_deref())).await;
+            opened.map_err(io::Error::other)?.map(Arc::new)
+        };
+        self.authority.get_or_try_init(open).await
+    }
+
+    pub(crate) async fn tls(&self) -> io::Result<&TlsConnector> {
+        self.tls.get_or_try_init(outbound::system_tls).await.map_err(io::Error::other)
+    }
+}
+
+/// The proxy of one sandbox.
+#[derive(Debug)]
+pub(crate) struct Egress {
+    pub(crate) network: Arc<Network>,
+    pub(crate) policy: Policy,
+    pub(crate) traffic: Arc<Traffic>,
+    /// Its own, so that slow names of one sandbox do not delay others.
+    pub(crate) resolver: Resolver,
+}
+
+/// Connections that code in one sandbox opens to the proxy.
+pub trait Connections: Send + 'static {
+    type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
+
+    /// The next connection; `None` when there will be no more.
+    fn next(&mut self) -> impl Future<Output = Option<Self::Stream>> + Send;
+}
+
+/// A running proxy; dropping it closes its connections.
+#[derive(Debug)]
+#[must_use = "dropping it stops the proxy"]
+pub struct Serving(tokio::task::JoinHandle<()>);
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// Connections of one sandbox that are served at the same time. There can be more than are relayed: a client
+/// that disconnects ends its relayed connection at once, and the request to the host later.
+const MAX_SERVED: usize = 4 * MAX_STREAMS;
+
+async fn serve_all(egress: Arc<Egress>, mut connections: impl Connections) {
+    // Dropping the set ends them all.
+    let mut serving = JoinSet::new();
+    loop {
+        tokio::select! {
+            stream = connections.next(), if serving.len() < MAX_SERVED => match stream {
+                Some(stream) => {
+                    serving.spawn(proxy::serve(Arc::clone(&egress), stream));
+                }
+                None => return,
+            },
+            Some(_) = serving.join_next() => {}
+        }
+    }
+}
+
+async fn certificates_in_pem() -> String {
+    const LINE: usize = 64;
+    let mut bundle = String::new();
+    for certificate in outbound::system_certificates().await.certs {
+        bundle.push_str("-----BEGIN CERTIFICATE-----\n");
+        let encoded = STANDARD.encode(&certificate);
+        for line in encoded.as_bytes().chunks(LINE) {
+            bundle.push_str(&String::from_utf8_lossy(line));
+            bundle.push('\n');
+        }
+        bundle.push_str("-----END CERTIFICATE-----\n");
+    }
+    bundle
+}
