@@ -1,9 +1,9 @@
-"""A file larger than memory, up and down, and what the server's memory does meanwhile.
+"""Uploads and downloads a file that is larger than memory, and measures the server's memory.
 
     python3 bench/large_file.py target/release/belljar --gib 5 --storage BIND
 
-Starts a server of its own in a temporary directory. Prints speeds and the most that the server's
-resident memory grew by; fails if that is more than --reach MiB.
+Starts its own server in a temporary directory. Prints the speeds and the largest growth of the server's resident
+memory; fails if that is more than --reach MiB.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def resident(pid: int) -> int:
 
 
 class Peak(threading.Thread):
-    """The most memory that a process had since this was started."""
+    """The maximum resident memory of a process since this was started."""
 
     def __init__(self, pid: int) -> None:
         super().__init__(daemon=True)
@@ -90,7 +90,7 @@ def main() -> int:
 
 
 def measure(server: subprocess.Popen[str], args: argparse.Namespace, size: int) -> int:
-    assert server.stdout is not None  # as it is a pipe
+    assert server.stdout is not None  # it is a pipe
     for line in server.stdout:
         if found := re.search(r"http://([\d.]+):(\d+)", line):
             break

@@ -1,14 +1,14 @@
-"""What the Python package costs, beside doing the same without it.
+"""Measures the overhead of the Python package.
 
     python bench/python_client.py [--rounds 2000] [--sessions 100] [--json]
 
-- an execution through `Client`, beside the same request over `http.client` on a kept connection (the least
-  that HTTP from Python can cost) and over a plain `httpx.Client`, taking turns so that all meet the same noise;
-- `import belljar`, beside `import httpx`, in fresh interpreters;
-- many sessions at once from one process, each made, used three times and stopped.
+- an execution with `Client`, compared with the same request over `http.client` on an open connection (the minimum for
+  HTTP in Python) and over a plain `httpx.Client`, in turns, so that all have the same noise;
+- `import belljar`, compared with `import httpx`, in new interpreters;
+- many sessions at the same time in one process, each created, used three times and stopped.
 
-It starts a server of its own and leaves nothing behind. BELLJAR_BINARY names the program, if not the
-installed one. Absolute times follow the machine; look at the differences and the ratios.
+It starts its own server and removes everything at the end. BELLJAR_BINARY selects another program than the installed
+one. Absolute times depend on the machine; compare the differences and the ratios.
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ def main() -> int:
 
 @contextmanager
 def local_server() -> Iterator[str]:
-    """The server that the package would start, in a corner of its own."""
+    """A local server in its own directory."""
     from belljar import local
 
-    with tempfile.TemporaryDirectory(prefix="bj-", ignore_cleanup_errors=True) as corner:
-        # The packages of sandboxes are where they are; only what this leaves is elsewhere.
+    with tempfile.TemporaryDirectory(prefix="bj-", ignore_cleanup_errors=True) as scratch:
+        # Uses the installed packages of sandboxes; everything else is in the temporary directory.
         home = str(local.manifest_path().parent.parent)
-        os.environ.update(XDG_DATA_HOME=corner, XDG_RUNTIME_DIR=corner, BELLJAR_HOME=home)
+        os.environ.update(XDG_DATA_HOME=scratch, XDG_RUNTIME_DIR=scratch, BELLJAR_HOME=home)
         for name in ("BELLJAR_URL", "SANDBOX_API_URL", "BELLJAR_API_KEY"):
             os.environ.pop(name, None)
         try:

@@ -82,10 +82,10 @@ async def perform(order: dict[str, Any]) -> dict[str, Any]:
 
 async def answer(order: dict[str, Any], answers: int) -> None:
     try:
-        told = await perform(order)
+        result = await perform(order)
     except Exception as error:
-        told = {"error": f"{type(error).__name__}: {error}"}
-    os.write(answers, json.dumps(told).encode())
+        result = {"error": f"{type(error).__name__}: {error}"}
+    os.write(answers, json.dumps(result).encode())
     sys.stdout.flush()
     # Without the clean-up of libraries, which would wait for threads and log errors about the browser.
     os._exit(0)

@@ -152,11 +152,11 @@ function syntaxError(error, code, filename) {
   }
   const { line, column } = error.loc;
   const message = error.message.replace(/ \(\d+:\d+\)$/, '');
-  const told = new SyntaxError(message);
+  const formatted = new SyntaxError(message);
   const text = code.split('\n')[line - 1] ?? '';
-  whole.add(told);
-  told.stack = `${filename}:${line}\n${text}\n${' '.repeat(column)}^\n\nSyntaxError: ${message}`;
-  return told;
+  whole.add(formatted);
+  formatted.stack = `${filename}:${line}\n${text}\n${' '.repeat(column)}^\n\nSyntaxError: ${message}`;
+  return formatted;
 }
 
 /** A value in every form it can be shown in. */

@@ -30,12 +30,12 @@ function snapshot(names) {
 }
 
 function variable(name, value) {
-  const told = { name, type: typeOf(value), preview: preview(value) };
-  if (typeof value === 'string') told.size = Buffer.byteLength(value);
-  else if (util.types.isProxy(value)) return told;
-  else if (Array.isArray(value)) told.shape = [value.length];
-  else if (ArrayBuffer.isView(value)) Object.assign(told, { size: value.byteLength, shape: [value.byteLength] });
-  return told;
+  const described = { name, type: typeOf(value), preview: preview(value) };
+  if (typeof value === 'string') described.size = Buffer.byteLength(value);
+  else if (util.types.isProxy(value)) return described;
+  else if (Array.isArray(value)) described.shape = [value.length];
+  else if (ArrayBuffer.isView(value)) Object.assign(described, { size: value.byteLength, shape: [value.byteLength] });
+  return described;
 }
 
 function accessor(name) {

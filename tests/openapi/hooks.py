@@ -1,4 +1,4 @@
-"""Puts requests into a session that lives, and keeps them short. Right values stay right, wrong ones wrong."""
+"""Sends requests to a live session, and makes them short. Valid values stay valid, invalid ones invalid."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 import schemathesis
 
-# Upper bounds of what is waited for, and lower bounds of what makes things slow or end early.
+# Upper limits for waiting times, and lower limits for values that make sessions slow or short.
 AT_MOST = {"timeout": 3.0, "wait_ms": 50, "max_steps": 2}
 AT_LEAST = {"cpus": 0.5, "pids": 64, "ttl": 600, "idle_timeout": 600}
 
 SESSION = os.environ["BELLJAR_SESSION"]
-# One in so many keeps the session that it was made with: unknown, or ended.
+# Every n-th request keeps its own session id: unknown, or of an ended session.
 ELSEWHERE = 4
 numbers = count()
 

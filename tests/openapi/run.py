@@ -1,7 +1,7 @@
 """Compares a server with its OpenAPI document: `run.py BINARY SCHEMATHESIS [OPTION...]`.
 
-Starts a server of its own with keys, in directories of its own, lets Schemathesis ask it for everything
-that the document describes, and stops it.
+Starts a server with keys in a temporary directory, lets Schemathesis send requests for everything that the document
+describes, and stops the server.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main() -> int:
 
 
 def settings(place: Path) -> dict[str, str]:
-    """Everything that a server writes is below the place."""
+    """The settings of a server that writes only to this directory."""
     names = (
         "BELLJAR_RUN_DIR",
         "BELLJAR_STATE_DIR",
@@ -58,9 +58,9 @@ def settings(place: Path) -> dict[str, str]:
         "BELLJAR_CGROUP_PARENT": f"belljar-openapi-{os.getpid()}",
         "BELLJAR_LISTEN": "127.0.0.1:0",
         "BELLJAR_POOL": "0",
-        # Should this be killed, its sandboxes do not stay for a day.
+        # If this program is killed, its sandboxes end soon.
         "BELLJAR_ALONE": "60",
-        # Nothing to import: the first session is there at once.
+        # No preloading, so that the first session is ready at once.
         "BELLJAR_PRELOAD": "json",
     }
 
@@ -71,7 +71,7 @@ def create_key(binary: str, env: dict[str, str], *options: str) -> str:
 
 
 def create_session(url: str, key: str) -> str:
-    """One that lives as long as the server, with room and datasets."""
+    """A session that lives as long as the server, with datasets and checkpoints."""
     ask = {"key": "openapi", "datasets": "API", "checkpoints": True, "ttl": 86400}
     headers = {"content-type": "application/json", "authorization": f"Bearer {key}"}
     request = urllib.request.Request(f"{url}/v1/sessions", json.dumps(ask).encode(), headers)
@@ -81,7 +81,7 @@ def create_session(url: str, key: str) -> str:
 
 @contextmanager
 def server(binary: str, env: dict[str, str], place: Path) -> Iterator[str]:
-    """A server that is ready; stopped with everything in it."""
+    """A ready server; stopped with its sessions at the end."""
     process = subprocess.Popen(
         [binary, "serve", "--stop-sessions"], env=env, cwd=place, stderr=subprocess.PIPE, text=True
     )
@@ -102,12 +102,12 @@ def server(binary: str, env: dict[str, str], place: Path) -> Iterator[str]:
             process.kill()
             process.wait()
         listener.join()
-        # Errors are what an operator would be woken for.
+        # Prints errors of the server: there should be none.
         print(*(line for line in said if " ERROR " in line or "panicked" in line), sep="", end="", file=sys.stderr)
 
 
 def listen(process: subprocess.Popen[str], said: list[str], address: Queue[str | None]) -> None:
-    """Collects what the server says until it has ended."""
+    """Collects the log of the server until it ends."""
     assert process.stderr is not None
     for line in process.stderr:
         said.append(line)

@@ -79,20 +79,20 @@ def _where(browser: Browser, deadline: float) -> dict[str, Any]:
         return {"tabs": []}
     soon = max(deadline, time.monotonic() + 1.0)
     dialogs = [dialog for tab in browser.tabs() for dialog in tab.take_dialogs()]
-    told: dict[str, Any] = {}
+    info: dict[str, Any] = {}
     tabs = browser.tabs()
     current = browser.current_or_none
     for tab in tabs:
         with contextlib.suppress(Refused, PageTimeout):
             tab.refresh(soon)
     if current is not None and not current.is_closed:
-        told = {"tab": current.number, "url": current.url[:4000], "title": current.title[:1000]}
-    told["tabs"] = [{"tab": tab.number, "url": tab.url[:4000], "title": tab.title[:1000]} for tab in tabs]
+        info = {"tab": current.number, "url": current.url[:4000], "title": current.title[:1000]}
+    info["tabs"] = [{"tab": tab.number, "url": tab.url[:4000], "title": tab.title[:1000]} for tab in tabs]
     if dialogs:
-        told["dialogs"] = dialogs
+        info["dialogs"] = dialogs
     if files := browser.downloads.take():
-        told["downloads"] = files
-    return told
+        info["downloads"] = files
+    return info
 
 
 # Navigation.
@@ -179,12 +179,12 @@ def _until(until: str) -> str:
 
 
 def _document(tab: Tab) -> dict[str, Any]:
-    told: dict[str, Any] = {}
+    info: dict[str, Any] = {}
     if tab.status is not None and tab.status > 0:
-        told["status"] = tab.status
+        info["status"] = tab.status
     if tab.mime:
-        told["mime"] = tab.mime
-    return told
+        info["mime"] = tab.mime
+    return info
 
 
 def _address(url: str) -> str:
@@ -339,8 +339,8 @@ def see(browser: Browser, request: Request, max_chars: int = DEFAULT_CHARS) -> d
     loader = tab.loader
     nodes = tab.call("Accessibility.getFullAXTree", deadline=request.deadline, what="the accessibility tree")["nodes"]
     tab.seen_loader = loader
-    told, left = snapshot.render(nodes, _chars(max_chars))
-    return {"snapshot": told, **({"more_lines": left} if left else {})}
+    text, left = snapshot.render(nodes, _chars(max_chars))
+    return {"snapshot": text, **({"more_lines": left} if left else {})}
 
 
 def _chars(asked: int) -> int:
@@ -395,11 +395,11 @@ def screenshot(
             address = _address(url) if url is not None else _of_file(file or "")
         _go(tab, address, until, wait_for, wait_ms, deadline)
         element = _element_or_none(tab, request, None, selector, None)
-        told = _capture(tab, path, size, full_page, element, deadline)
+        info = _capture(tab, path, size, full_page, element, deadline)
         tab.refresh(deadline)
         # Chromium uses the file name as the title of a page without one.
         title = "" if written is not None and tab.title == os.path.basename(written) else tab.title[:1000]
-        return {**told, **_document(tab), "of": {"url": "" if written is not None else tab.url[:4000], "title": title}}
+        return {**info, **_document(tab), "of": {"url": "" if written is not None else tab.url[:4000], "title": title}}
     except OSError as error:
         raise BrowserError(f"the page cannot be written to /session: {error.strerror}") from None
     finally:

@@ -99,11 +99,11 @@ class Browser:
             begun.pipe.post("Target.setAutoAttach", attach)
             self.downloads.allow(begun.pipe)
         except (BrowserCrashed, PageTimeout, Refused) as error:
-            said = begun.pipe.complaints()
+            stderr = begun.pipe.complaints()
             begun.wait(0.5)
             how = begun.status()
             self._forget_process()
-            last = f": {said.splitlines()[-1][:300]}" if said else ""
+            last = f": {stderr.splitlines()[-1][:300]}" if stderr else ""
             raise NoBrowser(
                 f"Chromium did not start ({error}; {how}){last}",
                 "a session with more memory or processes may help: limits {memory: \"1G\", pids: 512}",

@@ -41,7 +41,7 @@ class Downloads:
                 "url": params["url"],
                 "name": params["suggestedFilename"],
                 "state": "inProgress",
-                "told": False,
+                "reported": False,
             }
         elif method == "Browser.downloadProgress" and (known := self._known.get(params["guid"])):
             known["state"] = params["state"]
@@ -53,14 +53,14 @@ class Downloads:
 
     def begun(self) -> list[dict[str, Any]]:
         """Downloads that were not reported yet."""
-        return [known for known in self._known.values() if not known["told"]]
+        return [known for known in self._known.values() if not known["reported"]]
 
     def take(self) -> list[dict[str, Any]]:
         """Complete downloads that were not reported yet."""
         complete = [known for known in self.begun() if known["state"] != "inProgress"]
         for known in complete:
-            known["told"] = True
-        return [_told(known) for known in complete if known.get("path")]
+            known["reported"] = True
+        return [_info(known) for known in complete if known.get("path")]
 
     def wait(self, pipe: Pipe, deadline: float) -> dict[str, Any]:
         """The next complete download, if one has begun by the deadline."""
@@ -73,11 +73,11 @@ class Downloads:
             if self.begun():
                 raise PageTimeout("the download did not end in time", "give it more time (`timeout`)") from None
             raise DownloadFailed("no download has begun", "if the page shows it, `download` its `url`") from None
-        known["told"] = True
+        known["reported"] = True
         if not known.get("path"):
             what = f"the download of {known['url'][:500]} failed"
             raise DownloadFailed(what, "check that the session has enough space")
-        return _told(known)
+        return _info(known)
 
 
 def fetch(tab: Any, url: str, name: str | None, deadline: float) -> dict[str, Any]:
@@ -90,8 +90,8 @@ def fetch(tab: Any, url: str, name: str | None, deadline: float) -> dict[str, An
     status = answer.get("httpStatusCode")
     handle = answer.get("stream")
     if not answer.get("success") or handle is None:
-        said = f"HTTP status {round(status)}" if status else answer.get("netErrorName", "it could not be loaded")
-        raise DownloadFailed(f"{url}: {said}")
+        reason = f"HTTP status {round(status)}" if status else answer.get("netErrorName", "it could not be loaded")
+        raise DownloadFailed(f"{url}: {reason}")
     headers = {key.lower(): value for key, value in answer.get("headers", {}).items()}
     os.makedirs(_ARRIVING, exist_ok=True)
     arriving = f"{_ARRIVING}/{time.monotonic_ns()}"
@@ -112,10 +112,10 @@ def fetch(tab: Any, url: str, name: str | None, deadline: float) -> dict[str, An
         raise
     finally:
         tab.post("IO.close", {"handle": handle})
-    told = {"url": url, "path": path, "size": _size(path)}
+    info = {"url": url, "path": path, "size": _size(path)}
     if mime := headers.get("content-type"):
-        told["mime"] = mime.split(";")[0].strip()
-    return told
+        info["mime"] = mime.split(";")[0].strip()
+    return info
 
 
 def _arrived(params: dict[str, Any], name: str) -> str:
@@ -131,7 +131,7 @@ def _arrived(params: dict[str, Any], name: str) -> str:
     return there if os.path.isfile(there) else ""
 
 
-def _told(known: dict[str, Any]) -> dict[str, Any]:
+def _info(known: dict[str, Any]) -> dict[str, Any]:
     return {"url": known["url"][:4000], "path": known["path"], "size": known["size"]}
 
 

@@ -60,20 +60,20 @@ def render(nodes: list[dict[str, Any]], max_chars: int) -> tuple[str, int]:
         if depth > MAX_DEPTH:
             return
         role, name = _value(node, "role"), _value(node, "name")[:MAX_NAME]
-        told = parent_name
+        shown = parent_name
         inner = depth
         if not node.get("ignored") and role not in PASSED and not (role == "StaticText" and name in ("", parent_name)):
             if role == "RootWebArea":
-                told = name
+                shown = name
             elif role == "StaticText":
                 if name not in parent_name:
                     lines.append(f"{'  ' * depth}- text: {name}")
             else:
                 lines.append("  " * depth + _line(node, role, name))
-                inner, told = depth + 1, f"{name} {_value(node, 'value')}"
+                inner, shown = depth + 1, f"{name} {_value(node, 'value')}"
         for child in node.get("childIds", []):
             if child in by_id:
-                walk(by_id[child], inner, told)
+                walk(by_id[child], inner, shown)
 
     roots = [node for node in nodes if not node.get("parentId")]
     for root in roots:

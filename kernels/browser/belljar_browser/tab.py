@@ -362,7 +362,7 @@ class Tab:
             self.pipe.until(has_come, deadline, f"`{until}` of {self.url}", self.check)
         except PageTimeout:
             self.post("Page.stopLoading")
-            reached = [name for name, told in UNTIL.items() if told in self._stages] or ["nothing"]
+            reached = [name for name, stage in UNTIL.items() if stage in self._stages] or ["nothing"]
             raise PageTimeout(
                 f"timed out waiting for `{until}` of {self.url}; it has reached {reached[-1]}",
                 "give it more time (`timeout`), or wait for less (`until`)",
@@ -414,8 +414,8 @@ class Tab:
                 # The page has navigated meanwhile.
                 self._world = None
             if time.monotonic() + PACE >= deadline:
-                said = f"no element matches {what!r}" if how == "selector" else f"no element has the text {what!r}"
-                raise NoElement(f"{said} at {self.url}", "`snapshot` shows the elements of the page")
+                message = f"no element matches {what!r}" if how == "selector" else f"no element has the text {what!r}"
+                raise NoElement(f"{message} at {self.url}", "`snapshot` shows the elements of the page")
             self.pipe.settle(PACE)
 
     def _look(self, how: str, what: str, deadline: float) -> str | None:
@@ -564,10 +564,10 @@ def refusal(url: str) -> tuple[str, str]:
         answer = asked.getresponse()
         if answer.status == 200:
             return "", ""
-        said = answer.read(_MAX_REFUSAL).decode("utf-8", "replace").strip().removeprefix("belljar: ")
+        text = answer.read(_MAX_REFUSAL).decode("utf-8", "replace").strip().removeprefix("belljar: ")
     except (OSError, ValueError, http.client.HTTPException):
         return "", ""
-    why, _, hint = said.partition("\n")
+    why, _, hint = text.partition("\n")
     return f" ({why})", hint
 
 

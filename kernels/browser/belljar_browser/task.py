@@ -119,14 +119,14 @@ def _run(
         child.stdin.write(json.dumps(order).encode())
         child.stdin.close()
         os.set_blocking(answers, False)
-        said = _listen(browser, request, child, answers)
+        received = _listen(browser, request, child, answers)
     except BrokenPipeError:
-        said = b""
+        received = b""
     finally:
         _end(child)
         os.close(answers)
     try:
-        answer: dict[str, Any] = json.loads(said)
+        answer: dict[str, Any] = json.loads(received)
     except ValueError:
         raise TaskFailed(f"browser-use ended without an answer (exit status {child.returncode})") from None
     if error := answer.get("error"):
@@ -136,14 +136,14 @@ def _run(
 
 def _listen(browser: Browser, request: Request, child: subprocess.Popen[bytes], answers: int) -> bytes:
     """Waits for the answer of browser-use, and handles Chromium's events meanwhile."""
-    said = b""
+    received = b""
     while True:
         try:
             piece = os.read(answers, 1 << 16)
             if not piece:
-                return said
-            said += piece
-            if len(said) > MAX_ANSWER:
+                return received
+            received += piece
+            if len(received) > MAX_ANSWER:
                 raise TaskFailed("the answer of browser-use is too large")
             continue
         except BlockingIOError:
@@ -153,8 +153,8 @@ def _listen(browser: Browser, request: Request, child: subprocess.Popen[bytes], 
         if child.poll() is not None:
             # A child process may keep the pipe open.
             with contextlib.suppress(BlockingIOError):
-                said += os.read(answers, MAX_ANSWER)
-            return said
+                received += os.read(answers, MAX_ANSWER)
+            return received
         browser.pipe.settle(0.05)
 
 

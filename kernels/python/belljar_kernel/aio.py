@@ -46,7 +46,7 @@ _failed: list[Any] = []
 # Failed tasks that are no longer referenced: their names and exceptions.
 _dropped: list[tuple[str, BaseException]] = []
 # The exception that ended the loop between two cells and was reported at once.
-_told: BaseException | None = None
+_reported: BaseException | None = None
 # When the kernel paused for a snapshot, by the loop's clock.
 _stopped_at = 0.0
 
@@ -145,20 +145,20 @@ def failures(all_of_them: bool) -> list[tuple[str, BaseException]]:
     Tasks that failed during the running cell are left for the next one, which may await them.
     """
     global _dropped, _failed
-    told, _dropped = _dropped, []
+    failed, _dropped = _dropped, []
     for task in _failed_tasks() if all_of_them else _failed:
         if task._log_traceback:
             # Otherwise asyncio logs it too, when the task is collected.
             task._log_traceback = False
-            told.append((_describe(task), task._exception))
+            failed.append((_describe(task), task._exception))
     _failed = []
-    return [(name, error) for name, error in told if error is not _told][:MAX_FAILED]
+    return [(name, error) for name, error in failed if error is not _reported][:MAX_FAILED]
 
 
-def was_told(error: BaseException) -> None:
+def was_reported(error: BaseException) -> None:
     """Marks an exception that `advance` raised as reported, in case it belongs to a task."""
-    global _told
-    _told = error
+    global _reported
+    _reported = error
 
 
 def pending_names() -> list[str]:

@@ -204,7 +204,7 @@ class Kernel:
                 return bool(interrupts.call_background(aio.advance, guest_waits, callback, fd, seconds))
             except (SystemExit, KeyboardInterrupt) as error:
                 # A task raised it; it ends only that task.
-                aio.was_told(error)
+                aio.was_reported(error)
                 self._tell_failure("an asyncio task", error)
             finally:
                 self._streams.flush()

@@ -160,10 +160,16 @@ class Client:
         return self.finish()
 
     def wait_for_stdout(self, text: str) -> None:
+        self._wait_for("stdout", text)
+
+    def wait_for_stderr(self, text: str) -> None:
+        self._wait_for("stderr", text)
+
+    def _wait_for(self, stream: str, text: str) -> None:
         deadline = time.monotonic() + TIMEOUT
         while time.monotonic() < deadline:
             with self._pump_wanted:
-                if text.encode() in self.output["stdout"]:
+                if text.encode() in self.output[stream]:
                     return
             time.sleep(0.002)
         raise AssertionError(f"no {text!r} in {self.output}")

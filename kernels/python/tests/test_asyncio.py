@@ -44,8 +44,10 @@ def gate(tmp_path: Path) -> Any:
 def test_a_task_begun_in_a_cell_without_await_goes_on_between_cells(kernel: KernelProcess) -> None:
     result = kernel.run(TICKER + "task = asyncio.create_task(tick())\nlen(ticks)")
     assert (result.status, result.text) == ("ok", "0")
-    time.sleep(0.3)
-    assert int(kernel.run("len(ticks)").text) > 10
+    deadline = time.monotonic() + TIMEOUT
+    while int(kernel.run("len(ticks)").text) <= 10:
+        assert time.monotonic() < deadline, "the task does not go on"
+        time.sleep(0.05)
     assert kernel.run("task.cancel(); await asyncio.wait([task]); task.cancelled()").text == "True"
 
 
@@ -130,7 +132,7 @@ def test_a_failed_task_is_reported_once_by_the_next_cell(kernel: KernelProcess, 
 
 def test_a_failed_task_that_is_awaited_is_not_reported(kernel: KernelProcess) -> None:
     kernel.run("import asyncio\nasync def broken(): raise ValueError('mine')\nt = asyncio.create_task(broken())")
-    time.sleep(0.1)
+    kernel.wait_until_idle()
     result = kernel.run("try:\n    await t\nexcept ValueError as error:\n    print(error)")
     assert (result.stdout, result.stderr) == ("mine\n", "")
     assert kernel.run("1").stderr == ""
@@ -175,7 +177,6 @@ def test_a_task_that_does_not_let_go_is_interrupted_for_the_next_cell(kernel: Ke
     gate.open()
     kernel.wait_for_stdout("hogging")
     kernel.start("x")
-    time.sleep(0.1)
     # As the guest does when the time of the new cell is up.
     kernel.interrupt()
     result = kernel.finish()
@@ -253,17 +254,18 @@ def test_a_forked_child_has_no_part_in_the_tasks(kernel: KernelProcess) -> None:
 
 
 def test_shutdown_cancels_tasks_and_is_quiet(kernel: KernelProcess) -> None:
-    code = "import asyncio\nasync def stay():\n    try: await asyncio.sleep(1000)\n    finally: print('cleaned up')\nt = asyncio.create_task(stay())"
+    code = "import asyncio\nasync def stay():\n    print('begun', flush=True)\n    try: await asyncio.sleep(1000)\n    finally: print('cleaned up')\nt = asyncio.create_task(stay())"
     kernel.run(code)
-    time.sleep(0.1)
+    kernel.wait_for_stdout("begun")
+    kernel.take_output()
     assert kernel.shutdown() == (0, "cleaned up\n", "")
 
 
 def test_a_handler_of_a_signal_that_raises_between_cells_harms_no_task(kernel: KernelProcess) -> None:
     kernel.run(TICKER + "import signal\ndef late(*_): raise TimeoutError('nobody listens')\nsignal.signal(signal.SIGUSR1, late)\ntask = asyncio.create_task(tick(1000));")
-    time.sleep(0.1)
+    kernel.wait_until_idle()
     os.kill(kernel.process.pid, signal.SIGUSR1)
-    time.sleep(0.1)
+    kernel.wait_for_stderr("TimeoutError")
     result = kernel.run("task.done()")
     assert result.text == "False"
     assert "TimeoutError: nobody listens" in result.stderr

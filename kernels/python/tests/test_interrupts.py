@@ -83,11 +83,10 @@ def test_a_storm_of_interrupts_never_breaks_the_protocol(kernel: KernelProcess) 
 def test_tasks_left_over_are_cancelled_by_an_interrupt(kernel: KernelProcess) -> None:
     kernel.run("import asyncio\nlog = []")
     kernel.start(
-        BUSY + "async def other():\n    try:\n        await asyncio.sleep(60)\n    finally:\n        log.append('cleaned up')\n"
+        BUSY + "async def other():\n    print('begun', flush=True)\n    try:\n        await asyncio.sleep(60)\n    finally:\n        log.append('cleaned up')\n"
         "task = asyncio.create_task(other())\nawait asyncio.sleep(60)"
     )
-    kernel.wait_for_stdout("started")
-    time.sleep(0.1)
+    kernel.wait_for_stdout("begun")
     kernel.interrupt()
     assert kernel.finish().status == "interrupted"
     assert kernel.run("log, task.cancelled()").text == "(['cleaned up'], True)"
@@ -121,9 +120,9 @@ def test_an_alarm_is_for_the_cell_that_set_it(kernel: KernelProcess) -> None:
 
 def test_a_handler_that_raises_while_idle_does_not_end_the_kernel(kernel: KernelProcess) -> None:
     kernel.run("import signal\ndef late(*_): raise TimeoutError('nobody listens')\nsignal.signal(signal.SIGUSR1, late);")
-    time.sleep(0.05)
+    kernel.wait_until_idle()
     os.kill(kernel.process.pid, signal.SIGUSR1)
-    time.sleep(0.05)
+    kernel.wait_for_stderr("TimeoutError")
     result = kernel.run("'alive'")
     assert result.text == "'alive'"
     assert "TimeoutError: nobody listens" in result.stderr

@@ -7,11 +7,12 @@ import os
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import KernelProcess, has, needs_ipython, needs_pandas
+from conftest import TIMEOUT, KernelProcess, has, needs_ipython, needs_pandas
 
 pytestmark = [
     needs_pandas,
@@ -41,6 +42,18 @@ class Spiller(KernelProcess):
 
     def ask(self, **options: Any) -> None:
         self.send({"op": "spill", "frame_bytes": 50_000, "array_bytes": 50_000, **options})
+
+    def wait_until_it_writes(self) -> None:
+        """Waits until the kernel has a file of a value open."""
+        deadline = time.monotonic() + TIMEOUT
+        descriptors = Path(f"/proc/{self.process.pid}/fd")
+        while time.monotonic() < deadline:
+            for descriptor in descriptors.iterdir():
+                with suppress(OSError):
+                    if "/.spilled/" in os.readlink(descriptor):
+                        return
+            time.sleep(0.002)
+        raise AssertionError("no file was opened")
 
     def answer(self) -> Any:
         head, body = self.receive()
@@ -333,8 +346,8 @@ def test_a_cell_that_fails_or_is_interrupted_finds_it_later(kernel: Spiller) -> 
     kernel.spill()
     assert kernel.run("1 / 0").error["name"] == "ZeroDivisionError"
     kernel.spill()
-    kernel.start("import time; time.sleep(1000)")
-    time.sleep(0.5)
+    kernel.start("import time; print('begun', flush=True); time.sleep(1000)")
+    kernel.wait_for_stdout("begun")
     kernel.interrupt()
     assert kernel.finish().status == "interrupted"
     kernel.spill()
@@ -407,7 +420,7 @@ def test_a_kernel_that_works_is_not_idle(kernel: Spiller) -> None:
 def test_an_exec_that_arrives_meanwhile_does_not_wait(kernel: Spiller) -> None:
     kernel.ok("df = pd.DataFrame({str(n): rng.random(500_000) for n in range(40)}); copy = df.copy()")
     kernel.ask()
-    time.sleep(0.2)
+    kernel.wait_until_it_writes()
     start = time.monotonic()
     kernel.start("df.shape")
     report = kernel.answer()
@@ -435,7 +448,7 @@ def test_files_may_be_removed_or_renamed(kernel: Spiller) -> None:
     (folder / "df.parquet").unlink()
     (folder / "x.npy").rename(kernel.directory / "data" / "mine.npy")
     kernel.ok("assert len(df) == 100_000 and x.sum() == total")
-    assert os.listdir(kernel.directory / "data") == [".spilled", "mine.npy"] or sorted(os.listdir(kernel.directory / "data")) == [".spilled", "mine.npy"]
+    assert sorted(os.listdir(kernel.directory / "data")) == [".spilled", "mine.npy"]
 
 
 def test_a_file_that_was_changed_is_noticed(kernel: Spiller) -> None:

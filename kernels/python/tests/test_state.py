@@ -202,7 +202,7 @@ def test_arrow_tables(kernel: KernelProcess) -> None:
 def test_what_takes_long_is_cut_off_and_the_rest_counted(kernel: KernelProcess) -> None:
     code = (
         "import pandas as pd, time\nfirst = 1\nframe = pd.DataFrame({'a': [1]})\nlast = 2\n"
-        "def slow(*_, **__):\n    while True:\n        try: time.sleep(100)\n        except Exception: pass\n"
+        "def slow(*_, **__):\n    print('begun', flush=True)\n    while True:\n        try: time.sleep(100)\n        except Exception: pass\n"
         "pd.DataFrame.to_string = slow"
     )
     kernel.run(code)
@@ -216,9 +216,9 @@ def test_what_takes_long_is_cut_off_and_the_rest_counted(kernel: KernelProcess) 
 
 @needs_pandas
 def test_an_interrupt_ends_it(kernel: KernelProcess) -> None:
-    kernel.run("import pandas as pd, time\nframe = pd.DataFrame({'a': [1]})\ndef slow(*_, **__):\n    while True:\n        try: time.sleep(100)\n        except BaseException as e:\n            if isinstance(e, KeyboardInterrupt): raise\npd.DataFrame.to_string = slow")
+    kernel.run("import pandas as pd, time\nframe = pd.DataFrame({'a': [1]})\ndef slow(*_, **__):\n    print('begun', flush=True)\n    while True:\n        try: time.sleep(100)\n        except BaseException as e:\n            if isinstance(e, KeyboardInterrupt): raise\npd.DataFrame.to_string = slow")
     kernel.send({"op": "state"})
-    time.sleep(0.3)
+    kernel.wait_for_stdout("begun")
     kernel.interrupt()
     head, body = kernel.receive()
     assert (head, body) == ({"op": "state"}, b"")

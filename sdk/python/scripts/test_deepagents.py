@@ -1,11 +1,11 @@
-"""Runs the tests of the deepagents backend over several versions of deepagents, each in its own environment.
+"""Runs the tests of the deepagents backend with several versions of deepagents, each in its own environment.
 
-    python scripts/test_deepagents.py [--in DIRECTORY] [--standard] [VERSION ...]     0.6.12 and the newest unless told
+    python scripts/test_deepagents.py [--in DIRECTORY] [--standard] [VERSION ...]     default: 0.6.12 and the newest
 
-`--standard` is for those of langchain-tests alone.
+`--standard` runs only the tests of langchain-tests.
 
-With 0.6.12 all of langchain-tests' 86 pass. With the newest those fail that deepagents itself fails,
-by name: see tests/deepagents/test_deepagents_standard.py. BELLJAR_BINARY names the server.
+With 0.6.12 all 86 tests of langchain-tests pass. Newer versions of deepagents fail some of them:
+tests/deepagents/test_deepagents_standard.py lists these with reasons. BELLJAR_BINARY is the server to test.
 """
 
 from __future__ import annotations
@@ -49,6 +49,10 @@ def prepare(directory: Path, version: str) -> Path:
     if not python.exists():
         venv.create(directory, with_pip=True)
     wanted = "deepagents" if version == NEWEST else f"deepagents=={version}"
+    # A fixed version is installed once; the newest may have changed.
+    installed = directory / "installed.txt"
+    if version != NEWEST and installed.exists() and installed.read_text().split() == [wanted, *NEEDS]:
+        return python
     install = [
         str(python),
         "-m",
@@ -61,12 +65,13 @@ def prepare(directory: Path, version: str) -> Path:
         *NEEDS,
     ]
     subprocess.run(install, check=True)
+    installed.write_text("\n".join([wanted, *NEEDS]))
     return python
 
 
 def summary(output: str) -> str:
     found = re.findall(r"^=*\s*(\d+ (?:passed|failed|error).* in [\d.]+s)", output, re.MULTILINE)
-    return found[-1] if found else "it did not come to an end"
+    return found[-1] if found else "it did not finish"
 
 
 if __name__ == "__main__":

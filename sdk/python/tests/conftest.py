@@ -11,24 +11,24 @@ from users import User
 
 from belljar import AsyncClient, Client, LimitOptions, Session, SessionManager
 
-# Enough for a kernel, and cheap where there are many.
+# Enough for a kernel, and cheap for many sessions.
 SMALL: LimitOptions = {"memory": "96M", "pids": 32, "tmpfs": "8M"}
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _corner() -> Iterator[None]:
-    """Everything of ours is in one place, and nothing of it is left in the end."""
+def _scratch() -> Iterator[None]:
+    """One directory for everything; fails if something is left at the end."""
     left = Leftovers()
-    # Sockets have no room for the names that pytest gives its directories.
-    before, tempfile.tempdir = tempfile.tempdir, str(left.corner)
+    # The names of pytest's own directories are too long for sockets.
+    before, tempfile.tempdir = tempfile.tempdir, str(left.scratch)
     yield
     tempfile.tempdir = before
     assert left.found() == []
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _environment(_corner: None) -> Iterator[None]:
-    """What the caller's environment says of other servers is not about ours."""
+def _environment(_scratch: None) -> Iterator[None]:
+    """Removes variables of the caller's environment that select another server."""
     with pytest.MonkeyPatch.context() as patch:
         for name in list(os.environ):
             if name in ("BELLJAR_URL", "BELLJAR_API_KEY", "SANDBOX_API_URL"):
@@ -50,7 +50,7 @@ def user() -> Iterator[User]:
 
 
 @pytest.fixture(scope="session")
-def server(_corner: None) -> Iterator[Server]:
+def server(_scratch: None) -> Iterator[Server]:
     started = Server(Path(tempfile.mkdtemp(prefix="s-"))).start()
     yield started
     started.stop()
@@ -65,8 +65,8 @@ def mortal() -> Iterator[Server]:
 
 
 @pytest.fixture(scope="session")
-def keyed(_corner: None) -> Iterator[tuple[Server, str]]:
-    """A server over TCP that wants a key, and one: room for a single session."""
+def keyed(_scratch: None) -> Iterator[tuple[Server, str]]:
+    """A server over TCP that needs a key, and a key with a quota of one session."""
     made = Server(Path(tempfile.mkdtemp(prefix="s-")), tcp=True)
     key = made.command("key", "create", "--name", "test", "--max-sessions", "1")
     made.start()
@@ -94,7 +94,7 @@ def session(client: Client) -> Iterator[Session]:
 
 @pytest.fixture
 def manager(server: Server) -> SessionManager:
-    """Keys of its own, whatever they are called."""
+    """A manager with a unique prefix for its keys."""
     return SessionManager(dataset_access="API", url=server.url, key_prefix=f"{os.urandom(4).hex()}-")
 
 

@@ -1,4 +1,4 @@
-"""A server that speaks as OpenAI's does, and says what it was told to say."""
+"""A server with OpenAI's protocol that returns scripted answers."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 
 
 class FakeModel:
-    """Answers with one of `script` after the other: a string, or a tool's name and its arguments."""
+    """Returns one answer of `script` after another: a string, or a tool's name and its arguments."""
 
     def __init__(self, script: list[Any], *, status: int = 200) -> None:
         self._script = list(script)
         self._status = status
         self._lock = threading.Lock()
-        #: What was asked, in order.
+        #: The requests, in order.
         self.asked: list[dict[str, Any]] = []
-        #: And with which headers.
+        #: The headers of the requests.
         self.heads: list[dict[str, str]] = []
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._server.daemon_threads = True
@@ -36,7 +36,7 @@ class FakeModel:
 
     @property
     def left(self) -> int:
-        """How much of the script was not said."""
+        """How many answers of the script were not used."""
         return len(self._script)
 
     def _next(self, asked: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Servers of our own, each in a corner of its own, and a bad line to them."""
+"""Servers for tests, each in its own directory, and a proxy that cuts connections."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 PATIENCE = 30.0
-#: The control groups of servers that we have started, to see later whether they are gone.
+#: The control groups of servers that the tests have started, to check later that they are removed.
 MADE_GROUPS: set[str] = set()
 
 
@@ -32,37 +32,37 @@ def binary() -> str:
 
 
 def python_path() -> str:
-    """For programs of our own: the package, and whatever we were started with."""
+    """PYTHONPATH for programs of the tests: the package, and our own PYTHONPATH."""
     source = str(REPOSITORY / "sdk" / "python" / "src")
     return os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
 
 
-# Sandboxes whose server was killed wait for another one for some seconds.
+# Seconds that sandboxes may exist after their server was killed: they wait for another one.
 GROUP_PATIENCE = 10.0
 
 
 class Leftovers:
-    """What this run of the tests makes outside of itself: a directory, processes, control groups."""
+    """What this run of the tests creates: a directory, processes, control groups."""
 
     def __init__(self) -> None:
-        self.corner = Path(tempfile.mkdtemp(prefix="bj-"))
+        self.scratch = Path(tempfile.mkdtemp(prefix="bj-"))
         self._groups = _groups()
 
     def found(self) -> list[str]:
-        """What is still there after a while, and removes the directory."""
+        """Waits until everything is removed; returns what is left, and removes the directory."""
         deadline = time.monotonic() + PATIENCE
         while (found := self._now()) and time.monotonic() < deadline:
             time.sleep(0.1)
-        shutil.rmtree(self.corner, ignore_errors=True)
+        shutil.rmtree(self.scratch, ignore_errors=True)
         return found
 
     def _now(self) -> list[str]:
-        # Those of others that use this machine meanwhile are not called like ours.
+        # Control groups of other programs have other names.
         groups = [f"control group {name}" for name in _groups() - self._groups if name in MADE_GROUPS]
         # pytest removes its own, later.
-        paths = [path for path in self.corner.iterdir() if not path.name.startswith("pytest-of-")]
+        paths = [path for path in self.scratch.iterdir() if not path.name.startswith("pytest-of-")]
         directories = [f"directory {path}" for path in paths]
-        return groups + directories + [f"process {line}" for line in _processes(str(self.corner))]
+        return groups + directories + [f"process {line}" for line in _processes(str(self.scratch))]
 
 
 def _groups() -> set[str]:
@@ -71,12 +71,12 @@ def _groups() -> set[str]:
 
 
 def _processes(about: str) -> list[str]:
-    """Processes, other than ours, that were started with this in their arguments or environment."""
+    """Other processes with this text in their arguments or environment."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             arguments = (process / "cmdline").read_bytes()
-            # Whoever has no arguments any more has ended, and waits for its parent.
+            # A process without arguments is a zombie.
             said = arguments + (process / "environ").read_bytes()
             if arguments and about.encode() in said and int(process.name) != os.getpid():
                 found.append(f"{process.name}: {arguments.replace(bytes(1), b' ').decode(errors='replace')}")
@@ -84,7 +84,7 @@ def _processes(about: str) -> list[str]:
 
 
 class Server:
-    """A `belljar serve` that can be killed and started again in the same place."""
+    """A `belljar serve` that can be killed and started again in the same directory."""
 
     def __init__(self, directory: Path, *, tcp: bool = False, **env: str) -> None:
         self.directory = directory
@@ -110,8 +110,7 @@ class Server:
             **inherited,
             **{name: str(directory / place) for name, place in places.items()},
             "BELLJAR_CGROUP_PARENT": self._cgroup,
-            # Nothing to import and nothing kept ready: it starts at once. Should we be killed, its
-            # sandboxes do not stay for a day.
+            # No preloading and no pool, so that it starts at once. If the tests are killed, its sandboxes end soon.
             "BELLJAR_PRELOAD": "json",
             "BELLJAR_POOL": "0",
             "BELLJAR_ALONE": "60",
@@ -121,8 +120,8 @@ class Server:
         self._remember_limits()
 
     def _remember_limits(self) -> None:
-        """The server would try its limits first, which is tested elsewhere and keeps this machine busy.
-        Should it remember them in another way by now, it tries."""
+        """Writes the result of the server's self-test, which takes time and has its own tests. If the format has
+        changed, the server tests its limits again."""
         run_dir = self.directory / "run"
         run_dir.mkdir(mode=0o700)
         version = subprocess.run([binary(), "--version"], capture_output=True, text=True, check=True).stdout.split()[-1]
@@ -159,7 +158,7 @@ class Server:
         said = self._wait_for_announcement(begin)
         if self._tcp:
             self.url = said
-            # The next one is to be found in the same place.
+            # The next server must have the same address.
             self._arguments = ["--listen", said.removeprefix("http://")]
         return self
 
@@ -176,7 +175,7 @@ class Server:
         raise AssertionError("the server did not start")
 
     def kill(self) -> None:
-        """As hard as it gets. Sessions live on."""
+        """Kills the server with SIGKILL. Sessions live on."""
         assert self._process is not None
         os.kill(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -195,7 +194,7 @@ class Server:
 
 
 def remove_groups(name: str) -> None:
-    """Removes what a server leaves of its control groups, as soon as the last of its children has gone."""
+    """Removes the control groups of a server, as soon as the last of its processes has ended."""
     MADE_GROUPS.add(name)
     deadline = time.monotonic() + GROUP_PATIENCE
     while (trees := [*Path("/sys/fs/cgroup").glob(f"*/{name}"), *Path("/sys/fs/cgroup").glob(name)]) != []:
@@ -208,13 +207,13 @@ def remove_groups(name: str) -> None:
         time.sleep(0.02)
 
 
-class BadLine:
-    """Stands between a client and a server, and cuts connections after so many bytes of answers."""
+class CuttingProxy:
+    """A proxy between a client and a server that cuts connections after a number of bytes of the response."""
 
     def __init__(self, server: Server, path: Path) -> None:
         self.url = f"unix:{path}"
         self._server = server
-        #: After how many bytes each of the next connections is cut; those after them are good.
+        #: After how many bytes each of the next connections is cut; later ones are not.
         self.cuts: list[int] = []
         self.connections = 0
         self._listener = socket.socket(socket.AF_UNIX)

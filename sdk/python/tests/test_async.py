@@ -36,15 +36,15 @@ async def test_a_run_and_a_session(aclient: AsyncClient) -> None:
 
 
 async def test_callbacks_may_be_coroutines(aclient: AsyncClient) -> None:
-    heard: list[str] = []
+    received: list[str] = []
 
-    async def hear(event: Stdout | Stderr) -> None:
+    async def receive(event: Stdout | Stderr) -> None:
         await asyncio.sleep(0)
-        heard.append(event.text)
+        received.append(event.text)
 
-    await aclient.run("print(1)", on_output=hear)
-    await aclient.run("print(2)", on_output=lambda event: heard.append(event.text))
-    assert "".join(heard) == "1\n2\n"
+    await aclient.run("print(1)", on_output=receive)
+    await aclient.run("print(2)", on_output=lambda event: received.append(event.text))
+    assert "".join(received) == "1\n2\n"
 
 
 async def test_a_hundred_sessions_at_once(aclient: AsyncClient) -> None:
@@ -56,7 +56,7 @@ async def test_a_hundred_sessions_at_once(aclient: AsyncClient) -> None:
     assert await asyncio.gather(*map(one, range(100))) == [str(number * 2) for number in range(100)]
 
 
-async def test_whoever_is_cancelled_interrupts_the_code(aclient: AsyncClient) -> None:
+async def test_a_cancelled_caller_interrupts_the_code(aclient: AsyncClient) -> None:
     async with aclient.session() as session:
         for on_output in (None, lambda event: None):
             began = time.monotonic()

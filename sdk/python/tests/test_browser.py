@@ -46,11 +46,11 @@ def test_a_page_is_used(shop: Session) -> None:
         browser.goto("http://localhost:8001")
 
 
-def test_a_picture_is_an_artifact(shop: Session) -> None:
-    picture = shop.browser.screenshot(html="<h1>hello</h1>", name="hello", width=320, height=200)
-    assert picture.png.startswith(b"\x89PNG")
-    assert (picture.width, picture.height) == (320, 200)
-    assert shop.artifacts.find("hello.png").sha256 == picture.artifact.sha256
+def test_a_screenshot_is_an_artifact(shop: Session) -> None:
+    screenshot = shop.browser.screenshot(html="<h1>hello</h1>", name="hello", width=320, height=200)
+    assert screenshot.png.startswith(b"\x89PNG")
+    assert (screenshot.width, screenshot.height) == (320, 200)
+    assert shop.artifacts.find("hello.png").sha256 == screenshot.artifact.sha256
 
 
 async def test_the_same_with_await(server: Server) -> None:
@@ -93,14 +93,14 @@ class TestTasks:
 
     def _perform(self, session: Session) -> None:
         session.run_code(SHOP).raise_for_error()
-        heard: list[str] = []
+        received: list[str] = []
 
-        def hear(output: Output) -> None:
-            heard.append(output.text)
+        def receive(output: Output) -> None:
+            received.append(output.text)
 
-        done = session.browser.task("What do pears cost?", on_step=hear)
+        done = session.browser.task("What do pears cost?", on_step=receive)
         assert (done.answer, done.success, done.steps) == ("Pears cost 3.", True, 2)
-        assert done.log == "".join(heard)
+        assert done.log == "".join(received)
         assert "step 1: Open the shop" in done.log
         assert 'navigate {"url": "http://localhost:8000/"' in done.log
         # It is the session's own browser that was used.

@@ -29,9 +29,9 @@ def test_a_run_in_bash_with_an_environment(client: Client) -> None:
 
 
 def test_a_run_that_tells_as_it_goes(client: Client) -> None:
-    heard: list[str] = []
-    result = client.run("for i in range(3): print(i, flush=True)", on_output=lambda event: heard.append(event.text))
-    assert "".join(heard) == result.stdout == "0\n1\n2\n"
+    received: list[str] = []
+    result = client.run("for i in range(3): print(i, flush=True)", on_output=lambda event: received.append(event.text))
+    assert "".join(received) == result.stdout == "0\n1\n2\n"
 
 
 def test_limits_that_are_not_enforced_are_in_warnings() -> None:
@@ -123,12 +123,12 @@ def test_output_comes_as_it_happens(session: Session) -> None:
     times: list[float] = []
     texts: list[str] = []
 
-    def hear(event: Stdout | Stderr) -> None:
+    def receive(event: Stdout | Stderr) -> None:
         times.append(time.monotonic())
         texts.append(event.text)
 
     code = "import time\nfor i in range(3):\n    print(i, flush=True)\n    time.sleep(0.3)"
-    result = session.run_code(code, on_output=hear)
+    result = session.run_code(code, on_output=receive)
     assert "".join(texts) == result.stdout == "0\n1\n2\n"
     assert times[-1] - times[0] > 0.3
 
@@ -137,14 +137,14 @@ def test_big_output(session: Session) -> None:
     result = session.run_code("print('x' * 5_000_000)", max_output="8M")
     assert len(result.stdout) == 5_000_001
     assert not result.dropped
-    heard = 0
+    received = 0
 
     def count(event: Stdout | Stderr) -> None:
-        nonlocal heard
-        heard += len(event.text)
+        nonlocal received
+        received += len(event.text)
 
     assert session.run_code("print('y' * 5_000_000)", max_output="8M", on_output=count).stdout.startswith("yyy")
-    assert heard == 5_000_001
+    assert received == 5_000_001
     cut = session.run_code("print('z' * 3_000_000)")
     assert len(cut.stdout) == 1 << 20
     assert cut.dropped.stdout_bytes == 3_000_001 - (1 << 20)

@@ -23,7 +23,7 @@ PAGES = sorted({*DOCS.rglob("*.md"), REPOSITORY / "README.md", REPOSITORY / "sdk
 
 @pytest.fixture
 def reader(user: User) -> Iterator[User]:
-    """Somebody who follows a page, with the commands of the package at hand."""
+    """A user who follows a page, with the commands of the package on the PATH."""
     commands = user.home / "bin"
     commands.mkdir()
     modules = {name: f"-m belljar.console.{name.replace('-', '_')}" for name in ("langgraph-sandbox", "sandbox-setup")}
@@ -58,7 +58,7 @@ def test_page(reader: User, path: Path) -> None:
     if not any(block.runs for block in page.blocks):
         return
     with FakeModel(page.script) as model:
-        env = {"OPENAI_API_KEY": "sk-nobody", "OPENAI_BASE_URL": model.url}
+        env = {"OPENAI_API_KEY": "sk-none", "OPENAI_BASE_URL": model.url}
         done = reader.run(sys.executable, "-c", page.program(), timeout=180, env=env)
     assert done.returncode == 0, done.stdout + done.stderr
     page.check(done.stdout)
@@ -72,7 +72,7 @@ def test_links_lead_somewhere() -> None:
 
 
 def test_few_blocks_do_not_run() -> None:
-    # Whoever adds one says why, and here.
+    # A new one needs a reason, on the page and here.
     blocks = [(path.name, block) for path in PAGES for block in Page.read(path).blocks]
     assert [name for name, block in blocks if block.not_run] == ["tutorial.md"]
     assert {block.language for _, block in blocks} <= {"python", "sh", "text", "csv", "console", "json"}

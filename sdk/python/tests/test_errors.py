@@ -1,4 +1,4 @@
-"""What is refused, and how one is told."""
+"""Errors of the client and the server."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from servers import BadLine, Server
+from servers import CuttingProxy, Server
 
 from belljar import (
     BelljarError,
@@ -24,7 +24,7 @@ from belljar import (
 )
 
 
-def test_nobody_there_is_told_soon(tmp_path: Path) -> None:
+def test_a_missing_server_is_reported_soon(tmp_path: Path) -> None:
     began = time.monotonic()
     with pytest.raises(ServerUnavailable, match=r"nothing listens at unix:.*BELLJAR_URL"):
         Client(f"unix:{tmp_path}/none").health()
@@ -130,7 +130,7 @@ def test_not_a_belljar(server: Server, short_path: Path) -> None:
 
 
 def test_what_is_not_safe_is_not_repeated(server: Server, short_path: Path) -> None:
-    line = BadLine(server, short_path / "bad")
+    line = CuttingProxy(server, short_path / "bad")
     try:
         with Client(line.url) as client, client.session() as session:
             client.close()

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from servers import BadLine, Server
+from servers import CuttingProxy, Server
 
 from belljar import Artifact, Client, Conflict, Forbidden, IntegrityError, InvalidRequest, NotFound, Session
 
@@ -72,7 +72,7 @@ def test_downloads_show_their_progress(session: Session, left: Artifact, tmp_pat
 
 
 def test_a_download_survives_a_bad_line(server: Server, left: Artifact, short_path: Path, tmp_path: Path) -> None:
-    line = BadLine(server, short_path / "bad")
+    line = CuttingProxy(server, short_path / "bad")
     try:
         with Client(line.url) as client:
             line.cuts = [1_200_000, 700, 1_200_000]
@@ -83,7 +83,7 @@ def test_a_download_survives_a_bad_line(server: Server, left: Artifact, short_pa
 
 
 def test_a_download_is_gone_on_with(server: Server, left: Artifact, short_path: Path, tmp_path: Path) -> None:
-    line = BadLine(server, short_path / "bad")
+    line = CuttingProxy(server, short_path / "bad")
     try:
         with Client(line.url, patience=0) as impatient:
             line.cuts = [1_500_000]
@@ -120,7 +120,7 @@ def test_names_of_artifacts_lead_nowhere(session: Session, left: Artifact, tmp_p
     assert path.read_bytes() == CONTENT
 
 
-def test_links_are_for_everybody(keyed: tuple[Server, str]) -> None:
+def test_links_need_no_key(keyed: tuple[Server, str]) -> None:
     import httpx
 
     server, key = keyed
@@ -192,7 +192,7 @@ def test_content_that_is_known_is_not_sent_again(client: Client, staging: Sessio
 
 
 def test_an_upload_survives_a_bad_line(server: Server, staging: Session, short_path: Path) -> None:
-    line = BadLine(server, short_path / "bad")
+    line = CuttingProxy(server, short_path / "bad")
     try:
         with Client(line.url) as client:
             line.cuts = [0, 0]

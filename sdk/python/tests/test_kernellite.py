@@ -34,7 +34,7 @@ def project(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.fixture(scope="module")
-def allowing(_corner: None) -> Iterator[Server]:
+def allowing(_scratch: None) -> Iterator[Server]:
     """A server that shows directories, as the local one of a user does."""
     started = Server(Path(tempfile.mkdtemp(prefix="s-")), BELLJAR_WORKSPACES="/").start()
     yield started

@@ -57,7 +57,7 @@ print(belljar.run("1 + 1").text, belljar.local._pid_of(belljar.local.LocalServer
     assert belljar.run("2 + 2").text == "4"
     assert local._pid_of(local.LocalServer().socket) == pid
 
-    # Nobody else comes in, and nothing that is not the server's business got there.
+    # Other users have no access, and the server got no other variables.
     place = local.LocalServer()
     assert place.runtime == home / "run" / "belljar-local"
     assert [path.stat().st_mode & 0o077 for path in (place.data, place.runtime, place.log, place.socket)] == [0] * 4
@@ -66,7 +66,7 @@ print(belljar.run("1 + 1").text, belljar.local._pid_of(belljar.local.LocalServer
     assert b"BELLJAR_BINARY" not in environment
     assert "listens on unix:" in local.log_path().read_text()
 
-    # Killed, it is started again by whoever needs it, and its sessions are there.
+    # If it is killed, the next program starts it again, and its sessions are there.
     with Client() as client:
         assert repr(client) == "Client('local')"
         assert client.url == f"unix:{place.socket}"

@@ -1,18 +1,21 @@
-"""What one gets by importing, before any server is there."""
+"""The package without a server: imports, generated files, options."""
 
 from __future__ import annotations
 
 import ast
+import dataclasses
 import pickle
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from servers import python_path
 
 import belljar
+from belljar.manager import ManagerConfig, ManagerOptions, SessionManager
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src"
@@ -50,7 +53,7 @@ def test_who_lacks_langchain_is_told_what_to_install() -> None:
 
 
 def test_synchronous_use_loads_what_it_needs() -> None:
-    # Paid by everybody who makes a client, so worth a look when it grows.
+    # Every program with a client pays for this, so check it when it grows.
     loaded = python("import sys, belljar; belljar.Client('unix:/x'); print(*sys.modules)").split()
     assert "belljar._aio.client" not in loaded
 
@@ -72,7 +75,7 @@ def test_the_version_is_one() -> None:
 
 @pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda path: str(path.relative_to(SOURCE)))
 def test_python_3_10_understands_it(path: Path) -> None:
-    # mypy, which is told that version, knows what the standard library of it has.
+    # mypy checks the code for the standard library of this version.
     text = path.read_text()
     tree = ast.parse(text, feature_version=(3, 10))
     code = [node for node in tree.body if not isinstance(node, ast.Expr)]
@@ -127,3 +130,19 @@ def test_the_environment_names_the_server(monkeypatch: pytest.MonkeyPatch) -> No
     assert belljar.Client().url == "http://one"
     assert belljar.Client("unix:///run/b.sock").url == "unix:///run/b.sock"
     assert belljar.Client("local").url.startswith("unix:")
+
+
+def test_options_of_the_manager_are_the_fields_of_its_configuration() -> None:
+    """They are written twice: a `TypedDict` for keywords cannot be made from a dataclass."""
+    fields = {field.name: field.type for field in dataclasses.fields(ManagerConfig)}
+    assert ManagerOptions.__annotations__.keys() == fields.keys()
+    options = {name: hint.__forward_arg__ for name, hint in ManagerOptions.__annotations__.items()}
+    assert options == fields
+
+
+def test_an_unknown_option_is_a_type_error() -> None:
+    wrong: Any = {"memroy": "1G"}
+    client = belljar.Client("http://127.0.0.1:9", patience=0)
+    for call in (lambda: client.run("1", **wrong), lambda: client.session(**wrong), lambda: SessionManager(**wrong)):
+        with pytest.raises(TypeError, match="memroy"):
+            call()

@@ -51,9 +51,9 @@ def test_names_are_taken_as_they_are(session: Session) -> None:
 def test_what_is_sent(session: Session, tmp_path_factory: pytest.TempPathFactory) -> None:
     local = tmp_path_factory.mktemp("sent") / "large"
     local.write_bytes(bytes(3 << 20))
-    heard: list[tuple[int, int | None]] = []
-    assert session.files.write("large", local, progress=lambda *told: heard.append(told)).size == 3 << 20
-    assert heard[-1] == (3 << 20, 3 << 20)
+    received: list[tuple[int, int | None]] = []
+    assert session.files.write("large", local, progress=lambda *told: received.append(told)).size == 3 << 20
+    assert received[-1] == (3 << 20, 3 << 20)
     assert session.files.write("empty", b"").size == 0
     assert session.files.write("piped", io.BytesIO(b"abc")).size == 3
 

@@ -147,7 +147,7 @@ def test_a_session_that_lives_keeps_what_it_began_with(project: Path, caplog: py
         [told] = caplog.messages
         assert "pids" in told
         assert "until it is stopped" in told
-        # Who asks for something in so many words is told that it cannot be had.
+        # An explicit argument that the server cannot follow raises an error.
         with pytest.raises(belljar.Conflict):
             client.session("k", limits={"pids": 41})
 

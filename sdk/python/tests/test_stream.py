@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from servers import BadLine, Server
+from servers import CuttingProxy, Server
 
 from belljar import (
     ArtifactsEvent,
@@ -56,7 +56,7 @@ open('/session/artifacts/a.txt', 'w').write('left')
 def test_a_stream_can_be_waited_for_until_it_was_accepted(session: Session) -> None:
     stream = session.stream("x = input()\nprint('got', x)", stdin=True)
     exec_id = stream.accepted()
-    # It goes on without anybody listening.
+    # It goes on without a listener.
     assert exec_id == stream.exec_id == stream.accepted()
     assert session.get_exec(exec_id).state != "finished"
     stream.send("it\n")
@@ -93,7 +93,7 @@ def test_a_streamed_result_is_the_same_as_another(session: Session) -> None:
     assert any(isinstance(event, ErrorEvent) for event in session.join("same"))
     fetched = session.get_exec("same").result
     assert fetched is not None
-    # Links are made anew whenever they are told.
+    # Every response has new links.
     leave = {"artifacts": {"__all__": {"url"}}}
     assert streamed.model_dump(exclude=leave) == fetched.model_dump(exclude=leave)
     assert session.join("same", offset=2).result().stdout == "1\n"
@@ -119,7 +119,7 @@ def test_leaving_early_leaves_the_code_alone(session: Session) -> None:
 
 @pytest.mark.parametrize("cuts", [[0], [1], [180, 200, 220], [250] * 8, [400, 0, 0, 300]])
 def test_a_bad_line_changes_nothing(server: Server, short_path: Path, cuts: list[int]) -> None:
-    line = BadLine(server, short_path / "bad")
+    line = CuttingProxy(server, short_path / "bad")
     try:
         with Client(line.url) as client, client.session() as session:
             session.run_code("n = 0")

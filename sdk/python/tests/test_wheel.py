@@ -41,7 +41,7 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def stranger(user: User, python: Path) -> User:
-    """Somebody who has the wheel, and neither our sources nor Rust nor a server."""
+    """A user who has the wheel, but neither our sources nor Rust nor a server."""
     for name in ("PYTHONPATH", "BELLJAR_BINARY", "BELLJAR_PRELOAD", "BELLJAR_POOL"):
         del user.env[name]
     user.env["PATH"] = f"{python.parent}{os.pathsep}{without_rust()}"
@@ -83,7 +83,7 @@ def test_without_setup_it_runs_plain_python_and_says_so(stranger: User, python: 
     assert done.stdout.startswith("2\nNo module named 'pandas'")
     assert done.stderr.count("\n") == 1
     assert "`sandbox-setup` installs those" in done.stderr
-    # Whoever comes later finds a server, and has been told by whoever started it.
+    # Later programs find a server, and the program that started it got the warning.
     again = stranger.run(python, "-c", "import belljar; belljar.run('1')", env=bare)
     assert (again.returncode, again.stderr) == (0, "")
 

@@ -1,4 +1,4 @@
-"""Users of our own, each with a home of their own and the local servers that their programs start."""
+"""Users for tests, each with a home directory and the local servers that their programs start."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from servers import PATIENCE, binary, python_path, remove_groups
 
 from belljar import BelljarError, Client, local
 
-# What the caller's environment says of models, servers and modes is not about these users.
+# Variables of the caller's environment that must not affect these users.
 FOREIGN = (
     "AGENT_MODEL", "ANTHROPIC_API_KEY", "OPENAI_API_KEY", "OPENAI_BASE_URL", "BELLJAR_API_KEY", "BELLJAR_URL",
     "SANDBOX_API_URL", "SESSION_STORAGE", "DATASET_ACCESS", "DATASETS_HOST_RO", "SESSIONS_ROOT", "BLOBSTORE_DIR",
@@ -25,7 +25,7 @@ FOREIGN = (
 
 
 class User:
-    """Somebody with a home, a `project` to be in, and an environment (`env`) that says so."""
+    """A user with a home directory, a current directory (`project`) and an environment (`env`)."""
 
     def __init__(self) -> None:
         self.home = Path(tempfile.mkdtemp(prefix="u-"))
@@ -39,7 +39,7 @@ class User:
             "HOME": str(self.home),
             "PYTHONPATH": python_path(),
             "BELLJAR_BINARY": binary(),
-            # The packages of sandboxes are those of whoever runs the tests.
+            # The packages of sandboxes are those of the user who runs the tests.
             "BELLJAR_HOME": str(local.manifest_path().parent.parent),
             "BELLJAR_PRELOAD": "json",
             "BELLJAR_POOL": "0",
@@ -47,7 +47,7 @@ class User:
         }
 
     def becomes_us(self, patch: pytest.MonkeyPatch) -> None:
-        """For tests whose own process is this user's program."""
+        """Makes the test process a program of this user."""
         for name in FOREIGN:
             patch.delenv(name, raising=False)
         for name, value in self.env.items():
@@ -65,7 +65,7 @@ class User:
         )  # fmt: skip
 
     def python(self, *arguments: str | Path, env: Mapping[str, str] | None = None) -> str:
-        """What a program of theirs says; it has to succeed."""
+        """The output of a Python program, which must succeed."""
         done = self.run(sys.executable, *arguments, env=env)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
@@ -75,7 +75,7 @@ class User:
         return sorted((self.home / "run").glob("belljar-local*/server.sock"))
 
     def leave(self) -> None:
-        """Ends sessions and servers, and removes what is left of them."""
+        """Ends sessions and servers, and removes their files."""
         for socket in self.servers():
             pid = local._pid_of(socket)
             if pid is not None:

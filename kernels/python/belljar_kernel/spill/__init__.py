@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 # How often a plan is made again without the values that could not be written.
 MAX_PLANS = 5
 # How many values a report lists, moved and not moved.
-MAX_TOLD = 100
+MAX_LISTED = 100
 
 DEFAULT_BYTES = 1 << 20
 
@@ -123,12 +123,12 @@ class Spill:
             if away is not None:
                 # From here on everything can be loaded again, whatever happens.
                 self._away = away
-                told = [move.tell() for move in plan.moves]
-                report["spilled"], report["bytes"] = told[:MAX_TOLD], sum(entry["bytes"] for entry in told)
+                moved = [move.describe() for move in plan.moves]
+                report["spilled"], report["bytes"] = moved[:MAX_LISTED], sum(entry["bytes"] for entry in moved)
                 away.take_over()
                 plan.let_go()
                 break
-        report["stayed"] = [{"name": name, "reason": why} for name, why in list(plan.stayed.items())[:MAX_TOLD]]
+        report["stayed"] = [{"name": name, "reason": why} for name, why in list(plan.stayed.items())[:MAX_LISTED]]
 
 
 class Away:

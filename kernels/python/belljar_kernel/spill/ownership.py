@@ -6,8 +6,8 @@
 
 A value may be moved to disk and loaded as another object only if no code can notice. So all references to it must be
 known: from names of the namespace, and from other values that are moved too. The collector returns what an object
-refers to, and the reference count says how many references it has. If the sum is less than the count, there are references
-from outside. In doubt, a part counts as referenced from outside.
+refers to, and the reference count says how many references it has. If the sum is less than the count, there are
+references from outside. In doubt, a part counts as referenced from outside.
 """
 
 from __future__ import annotations

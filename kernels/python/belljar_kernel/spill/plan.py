@@ -46,7 +46,7 @@ class Move:
     def is_array(self) -> bool:
         return type(self.value) is sys.modules["numpy"].ndarray
 
-    def tell(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         return {"name": self.name, "type": state.type_name(type(self.value)), "bytes": self.bytes}
 
 

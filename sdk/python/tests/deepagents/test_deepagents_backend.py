@@ -19,7 +19,7 @@ from belljar.deepagents import BelljarProvider, BelljarSandbox
 
 
 class Scripted(FakeMessagesListChatModel):
-    """Says what it was told to say, whatever tools it has."""
+    """A scripted model."""
 
     def bind_tools(self, tools: Any, **kwargs: Any) -> Any:
         return self
@@ -125,7 +125,7 @@ async def test_without_waiting(backend: BelljarSandbox) -> None:
     assert late.exit_code == 124
 
 
-async def test_who_is_cancelled_interrupts_the_command(backend: BelljarSandbox) -> None:
+async def test_a_cancelled_caller_interrupts_the_command(backend: BelljarSandbox) -> None:
     waiting = asyncio.create_task(backend.aexecute("touch /tmp/begun; sleep 300; touch /tmp/over"))
     while (await backend.aexecute("ls /tmp/begun")).exit_code:
         await asyncio.sleep(0.05)
@@ -167,7 +167,7 @@ def test_every_thread_has_its_own_and_finds_it_again(server: Server) -> None:
     with Client(server.url) as client:
         sessions = [session for key in ("one", "two") for session in client.sessions(key=f"test-threads::{key}")]
         assert len(sessions) == 2
-        # One that has ended is replaced, and the agent is told.
+        # A session that has ended is replaced, and the agent gets a notice.
         sessions[0].stop()
         told = go(one, "cat /session/x")
         assert "is a new one" in told
@@ -219,7 +219,7 @@ def test_a_session_that_ends_is_not_replaced_in_silence(server: Server, client: 
         assert "is a new one" in told.output
         assert told.output.endswith("\nagain\n")
         assert told.exit_code == 0
-        # Nobody reads what `ls` makes of it, so it is said by the next command.
+        # The agent does not see the output of `ls`, so the next command has the notice.
         backend.session().stop()
         backend.ls("/session")
         assert "is a new one" in backend.execute("true").output

@@ -1,4 +1,4 @@
-"""The examples run as they are, with a model that says what it was told to say."""
+"""The examples run without changes, with a scripted model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Agents whose model says what it was told to say."""
+"""Agents with a scripted model."""
 
 from __future__ import annotations
 

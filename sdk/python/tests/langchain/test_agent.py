@@ -183,7 +183,7 @@ def test_a_session_that_is_started_again(server: Server) -> None:
     tool = make_code_sandbox_tool(manager, lambda: "disk")
     invoke(tool, code="x = 1; open('kept.txt', 'w').write('here')")
     manager.stop("disk")
-    # Whoever starts it does not read what it says, so the next who does is told.
+    # `start` does not return the notice, so the next call has it.
     manager.start("disk")
     told = invoke(tool, code="print(open('kept.txt').read())")
     assert "all variables and imports are gone; the files in /session are still there" in told.text
@@ -236,7 +236,7 @@ def test_failures_of_the_sandbox_are_raised(short_path: Path) -> None:
     with pytest.raises(SandboxFailure):
         agent([tool], code("1"), "done").invoke(ASK, thread("broken"))
 
-    # Unless somebody would rather have the model know.
+    # With `handle_tool_error` the model gets the error instead.
     tool.handle_tool_error = True
     assert "the sandbox failed" in invoke(tool, code="1").text
 

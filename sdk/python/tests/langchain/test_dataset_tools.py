@@ -22,7 +22,7 @@ SALES = b"region,units\nnorth,3\n"
 
 
 class Api:
-    """Somebody's own client."""
+    """A user's own client."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []

@@ -1,4 +1,4 @@
-"""What is written down elsewhere works: the examples, and code made for other sandboxes.
+"""The examples work, and code that was written for other sandboxes.
 
 All of it with a local server, as users have it, which is started by the first who needs it.
 """
@@ -25,7 +25,7 @@ EXAMPLES = REPOSITORY / "examples"
 
 
 @pytest.fixture(scope="module")
-def somebody(_corner: None) -> Iterator[User]:
+def reader(_scratch: None) -> Iterator[User]:
     user = User()
     with pytest.MonkeyPatch.context() as patch:
         user.becomes_us(patch)
@@ -34,9 +34,9 @@ def somebody(_corner: None) -> Iterator[User]:
 
 
 @pytest.fixture
-def home(somebody: User) -> Path:
+def home(reader: User) -> Path:
     """The project of a user of our own, to be in."""
-    return somebody.project
+    return reader.project
 
 
 def run_example(name: str) -> str:
@@ -106,9 +106,9 @@ def test_no_agent_of_the_examples_is_forgotten() -> None:
     assert len(agents) >= 7
 
 
-def test_examples_come_with_the_package(home: Path, somebody: User) -> None:
+def test_examples_come_with_the_package(home: Path, reader: User) -> None:
     module = ["-m", "belljar.examples"]
-    listed = somebody.python(*module)
+    listed = reader.python(*module)
     agents = {path.stem: path for path in EXAMPLES.glob("*.py") if "from agents import" in path.read_text()}
     assert {line.split()[0] for line in listed.splitlines() if line} == {*agents, "python"}
     assert "local_datasets    An agent that works on the files of a directory" in listed
@@ -116,16 +116,16 @@ def test_examples_come_with_the_package(home: Path, somebody: User) -> None:
     package = REPOSITORY / "sdk" / "python" / "src" / "belljar" / "examples"
     for path in [*agents.values(), EXAMPLES / "agents.py", *(EXAMPLES / "data").iterdir()]:
         assert (package / path.relative_to(EXAMPLES)).resolve() == path
-    said = somebody.python(*module, "local_datasets")
+    said = reader.python(*module, "local_datasets")
     assert "/data/houses.csv (3.5 KiB, 200 rows" in said
     assert picture_of(said).startswith(b"\x89PNG")
     # As templates, which stay the user's own.
     copies = home / "mine"
-    assert "wrote mine/data/houses.csv" in somebody.python(*module, "--copy", "mine")
+    assert "wrote mine/data/houses.csv" in reader.python(*module, "--copy", "mine")
     (copies / "simple_sandbox.py").write_text("print('changed')")
-    assert "kept mine/simple_sandbox.py" in somebody.python(*module, "--copy", "mine")
-    assert somebody.python("mine/simple_sandbox.py") == "changed\n"
-    told = somebody.run(sys.executable, *module, "nonsense")
+    assert "kept mine/simple_sandbox.py" in reader.python(*module, "--copy", "mine")
+    assert reader.python("mine/simple_sandbox.py") == "changed\n"
+    told = reader.run(sys.executable, *module, "nonsense")
     assert told.returncode == 2
     assert "Traceback" not in told.stderr
 

@@ -71,7 +71,7 @@ def has_image() -> bool:
 
 
 @pytest.fixture(scope="module", params=["native", "docker"])
-def place(request: pytest.FixtureRequest, _corner: None) -> Iterator[Server]:
+def place(request: pytest.FixtureRequest, _scratch: None) -> Iterator[Server]:
     """A server of either kind, with a browser in its sandboxes."""
     if not has_browser_use():
         pytest.skip("no Chromium, or `belljar setup --browser` was not run")
